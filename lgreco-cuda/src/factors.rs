@@ -68,8 +68,9 @@ impl Factors {
     ];
 }
 
-/// A block's part of a product: rows, and terms that it fetches at a time.
+/// A block's part of a product: rows, columns at the most, and terms that its warps fetch at a time together.
 const OUTER: u32 = 64;
+const WIDEST: u32 = 16;
 const DEPTH: u32 = 32;
 /// Most terms of a product that are added in f32, and the blocks that a product is divided among if it has enough terms.
 const CHUNK: u32 = 4096;
@@ -122,9 +123,8 @@ impl Division {
         let tiles = outer.div_ceil(OUTER);
         // Columns must not depend on how many there are, so neither does the division.
         let chunk = inner.div_ceil((SPREAD / tiles.max(1)).max(1)).next_multiple_of(DEPTH).clamp(8 * DEPTH, CHUNK);
-        // Columns of a block's part, `WIDE` of `factors.cu`.
-        let wide = if columns <= 8 { 8 } else { 16 };
-        Division { chunk, chunks: inner.div_ceil(chunk), across: u64::from(tiles) * u64::from(columns.div_ceil(wide)) }
+        let across = u64::from(tiles) * u64::from(columns.div_ceil(WIDEST));
+        Division { chunk, chunks: inner.div_ceil(chunk), across }
     }
 
     fn pieces(&self) -> u64 {

@@ -5,6 +5,13 @@
 //! squares the condition, which f64 bears as long as factors are f32. On columns of exponentially growing dependence
 //! Gram–Schmidt would keep more, but products with random columns have none: rows of fading, rank-deficient,
 //! Hilbert's and Vandermonde's matrices are the core's.
+//!
+//! An encoder with one iteration reads the matrix twice: for `P`, when it finds the largest magnitude too, and for `Q`. `P` is
+//! made of the matrix as it is, since its scale is lost when its columns become orthonormal; where the largest magnitude turns
+//! out beyond 2^±64, the next launch, which has nothing to do otherwise, makes `P` again of the matrix scaled.
+//!
+//! A warp makes four columns of a product, so a matrix costs as many instructions as its rank has fours. Up to 16 columns are
+//! those of one block, whose warps fetch the same values from their multiprocessor's cache.
 
 use crate::Error;
 use crate::device::{Gemm, Part};
@@ -37,6 +44,9 @@ pub(crate) struct Params {
     tiles: u32,
     runs: u32,
     second: u32,
+    fresh: u32,
+    known: u32,
+    again: u32,
     first_rank: u32,
     words: u32,
     seed_low: u32,
@@ -59,6 +69,9 @@ impl Params {
         "tiles",
         "runs",
         "second",
+        "fresh",
+        "known",
+        "again",
         "first_rank",
         "words",
         "seed_low",
@@ -176,8 +189,8 @@ impl Tables {
 }
 
 impl Run {
-    /// Enqueued: the tables, and the start matrices in `q`. The results of the matrices are `words` words of 8 bytes apart.
-    fn start(gpu: &mut Gpu, tables: &Tables, seed: u64, results: Part, words: usize) -> Result<Self, Error> {
+    /// Enqueued: the tables. The results of the matrices, zeros before, are `words` words of 8 bytes apart.
+    fn new(gpu: &mut Gpu, tables: &Tables, seed: u64, results: Part, words: usize) -> Result<Self, Error> {
         let totals = tables.factors.totals;
         let factors = bytemuck::cast_slice::<_, u8>(&tables.factors.matrices);
         let all = [factors, bytemuck::cast_slice(&tables.rows), bytemuck::cast_slice(&tables.sought)];
@@ -204,9 +217,7 @@ impl Run {
             ..Params::default()
         };
         let (p, q) = (gpu.scratch(Scratch::P, 4 * totals.p)?, gpu.scratch(Scratch::Q, 4 * totals.q)?);
-        let run = Run { totals, table, rows, sought, p, q, counters, results, matrix: None, base };
-        run.launch(gpu, "start", &[table, q], columns)?;
-        Ok(run)
+        Ok(Run { totals, table, rows, sought, p, q, counters, results, matrix: None, base })
     }
 
     /// Enqueued: as many pieces of work.
@@ -214,22 +225,29 @@ impl Run {
         gpu.launch(kernel(entry), self.base, parts, looping_pieces(pieces.into()))
     }
 
-    /// Enqueued: power iterations.
+    /// Enqueued: power iterations, from the start matrices on. Unless cuBLAS makes the products, the largest magnitudes are
+    /// found by the first of them.
     fn iterate(&self, gpu: &mut Gpu, iterations: u32) -> Result<(), Error> {
-        for _ in 0..iterations {
-            self.launch(gpu, "scale_columns", &[self.table, self.q], self.base.columns)?;
-            self.multiply(gpu, false)?;
+        for iteration in 0..iterations {
+            let fresh = u32::from(iteration == 0);
+            let params = Params { fresh, ..self.base };
+            gpu.launch(kernel("scale_columns"), params, &[self.table, self.q], looping_pieces(params.columns.into()))?;
+            self.multiply(gpu, "project", Params { known: 1 - fresh, ..self.base })?;
+            if fresh == 1 && self.matrix.is_none() {
+                self.multiply(gpu, "project", Params { known: 1, again: 1, ..self.base })?;
+            }
             self.orthonormalise(gpu)?;
-            self.multiply(gpu, true)?;
+            self.multiply(gpu, "back_project", self.base)?;
         }
         Ok(())
     }
 
     /// Enqueued: has the products of its one matrix made by cuBLAS, if the backend has it and the sizes fit its integers.
-    fn by_cublas(mut self, gpu: &mut Gpu, shape: Shape) -> Result<Self, Error> {
-        let (rows, cols) = (shape.rows() as u32, shape.cols() as u32);
+    fn by_cublas(mut self, gpu: &mut Gpu, layer: &Layer<'_>) -> Result<Self, Error> {
+        let (rows, cols) = (layer.shape.rows() as u32, layer.shape.cols() as u32);
         if gpu.has_cublas() && rows.max(cols) <= i32::MAX as u32 {
-            let elements = shape.elements() as u64;
+            magnitude::largest(gpu, layer.tensor, self.results)?;
+            let elements = layer.shape.elements() as u64;
             let matrix = gpu.scratch(Scratch::Matrix, 4 * elements)?;
             let params = Params { rows, cols, ..self.base };
             let parts = [self.table, self.rows, self.results, matrix];
@@ -240,21 +258,20 @@ impl Run {
         Ok(self)
     }
 
-    /// Enqueued: `product = M' factor`, or `M'ᵀ factor`.
-    fn multiply(&self, gpu: &mut Gpu, transposed: bool) -> Result<(), Error> {
+    /// Enqueued: the product that a kernel makes, of the matrices and `q`, or of the transposed ones and `p`.
+    fn multiply(&self, gpu: &mut Gpu, entry: &'static str, params: Params) -> Result<(), Error> {
+        let transposed = entry == "back_project";
         let (right, product) = if transposed { (self.p, self.q) } else { (self.q, self.p) };
         if let Some(left) = self.matrix {
-            let Params { rows, cols, columns, .. } = self.base;
+            let Params { rows, cols, columns, .. } = params;
             let (rows, terms) = if transposed { (cols, rows) } else { (rows, cols) };
             // Rows that lie one after the other are the columns of the transposed matrix.
             return gpu.multiply(&Gemm { transposed: !transposed, rows, cols: columns, terms, left, right, product });
         }
         let partial = gpu.scratch(Scratch::Chunks, 4 * self.totals.partial)?;
         let parts = [self.table, self.rows, self.results, right, partial, self.counters, product];
-        match transposed {
-            false => self.launch(gpu, "project", &parts, self.base.products),
-            true => self.launch(gpu, "back_project", &parts, self.base.backs),
-        }
+        let pieces = if transposed { params.backs } else { params.products };
+        gpu.launch(kernel(entry), params, &parts, looping_pieces(pieces.into()))
     }
 
     /// Enqueued: makes the columns of `p` orthonormal; those that depend on columns before them become zeros.
@@ -310,8 +327,7 @@ pub(crate) fn measure(
                 break;
             }
         }
-        let run = Run::start(gpu, &tables, first.stream.seed, results, words)?;
-        run.launch(gpu, "magnitudes", &[run.table, run.rows, results], run.base.tiles)?;
+        let run = Run::new(gpu, &tables, first.stream.seed, results, words)?;
         run.iterate(gpu, iterations)?;
         run.measure(gpu, most)?;
         rest = &rest[tables.rows.len()..];
@@ -340,14 +356,14 @@ pub(crate) fn encode(
 ) -> Result<(), Error> {
     let shape = layer.shape;
     check(shape, rank)?;
-    magnitude::largest(gpu, layer.tensor, status)?;
     let (mut tables, rank) = (Tables::default(), effective_rank(shape, rank) as u32);
     tables.add(layer, &[rank])?;
-    let run = Run::start(gpu, &tables, layer.stream.seed, status, 0)?.by_cublas(gpu, shape)?;
-    run.iterate(gpu, iterations)?;
+    let run = Run::new(gpu, &tables, layer.stream.seed, status, 0)?.by_cublas(gpu, layer)?;
     let body = payload.from(HEADER_LEN as u64);
-    gpu.copy(run.p, body)?;
-    let (q, faults) = (body.from(run.p.bytes), status.from(4));
+    let p = body.cut(0, run.p.bytes);
+    let run = Run { p, ..run };
+    run.iterate(gpu, iterations)?;
+    let (q, faults) = (body.from(p.bytes), status.from(4));
     let params = Params { near_overflow: NEAR_OVERFLOW, ..of_one(shape, rank) };
     gpu.launch(kernel("unscale"), params, &[status, run.q, q, faults], looping_blocks(run.q.bytes / 4))?;
     gpu.launch(kernel("check_product"), params, &[status, body, q, faults], looping_pieces(params.tiles.into()))
@@ -393,6 +409,6 @@ pub(crate) fn orthonormalise(gpu: &mut Gpu, factor: Part, rows: u32, columns: u3
     let tensor = Tensor::of_part(factor);
     let mut tables = Tables::default();
     tables.add(&Layer { tensor: &tensor, shape, stream: Stream::default() }, &[columns])?;
-    let run = Run::start(gpu, &tables, 0, factor, 0)?;
+    let run = Run::new(gpu, &tables, 0, factor, 0)?;
     Run { p: factor, ..run }.orthonormalise(gpu)
 }

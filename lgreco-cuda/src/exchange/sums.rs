@@ -117,8 +117,8 @@ impl CudaBackend {
     /// is found on the device: see [`average_exchange`](CudaBackend::average_exchange).
     ///
     /// # Complexity
-    /// One read of gradients and residuals, one write of their sum. O(rows · cols · rank); from rank 17 on matrices are read
-    /// again for every 16 columns.
+    /// One read of gradients and residuals, one write of their sum. O(rows · cols · rank), four columns at a time; from rank 17
+    /// on matrices are read again for every 16 columns.
     ///
     /// # Safety
     /// The gradients are valid memory of all layers' values, one after the other, and `sums` of that many, in the backend's

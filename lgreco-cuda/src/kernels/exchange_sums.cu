@@ -74,6 +74,7 @@ __device__ static inline u32 first_at_fault(const Params& p, const Program& prog
     }
     __syncthreads();
     u32 len = slip_len(p);
+#pragma unroll 1
     for (u32 at = threadIdx.x; at < len * program.world; at += BLOCK) {
         if (!(value(sums, p.reduce_dtype, slips + at) == digit_of(p, well(program), at % len))) {
             atomicMin(&first, at / len);
@@ -100,6 +101,7 @@ __device__ inline u32 judge(const Params& p, const Program& program, const void*
 // Writes this rank's slip behind a sum's values, and zeros in the places of the others'.
 __device__ inline void tell(const Params& p, const Program& program, float code, void* sums, u64 slips) {
     u32 len = slip_len(p);
+#pragma unroll 1
     for (u32 at = threadIdx.x; at < len * program.world; at += BLOCK) {
         send(p, sums, slips + at, at / len == program.rank ? digit_of(p, code, at % len) : 0.0f);
     }
@@ -201,29 +203,39 @@ struct Compensated {
     const float* before;
     float* after;
     u64* fault;
-    u64 values;
-    u32 cols;
     u32 layer;
 
-    __device__ float at(u32 row, u32 col, bool first) const {
-        u64 i = u64(row) * cols + col;
-        float own = value(gradients, dtype, values + i);
-        if (!first) {
-            return before[values + i] + own;
+    template <u32 LINES, u32 EACH>
+    __device__ void read(const u64 (&lines)[LINES], const u32 (&places)[EACH], bool first,
+                         float (&out)[LINES * EACH]) const {
+        float own[LINES * EACH];
+        values_at(gradients, dtype, lines, places, own);
+        values_at(before, 0, lines, places, out);
+#pragma unroll
+        for (u32 k = 0; k < LINES * EACH; k++) {
+            out[k] += own[k];
         }
-        float both = offered(own, before[values + i], fault, layer, i);
-        after[values + i] = both;
-        return both;
+        if (!first) {
+            return;
+        }
+#pragma unroll
+        for (u32 k = 0; k < LINES * EACH; k++) {
+            u64 i = lines[k / EACH] + places[k % EACH];
+            after[i] = out[k];
+            if (!is_finite(out[k])) {
+                note(fault, is_finite(own[k]) ? SUM_LEFT_F32 : NOT_FINITE, layer, i);
+            }
+        }
     }
 };
 
 // The matrix that was kept.
 struct Kept {
     const float* values;
-    u32 cols;
 
-    __device__ float at(u32 row, u32 col, bool) const {
-        return values[u64(row) * cols + col];
+    template <u32 LINES, u32 EACH>
+    __device__ void read(const u64 (&lines)[LINES], const u32 (&places)[EACH], bool, float (&out)[LINES * EACH]) const {
+        values_at(values, 0, lines, places, out);
     }
 };
 
@@ -231,9 +243,9 @@ struct Kept {
 struct Factor {
     const Params& p;
     void* sums;
-    u64 first;
+    const u64& first;
     u64* fault;
-    u32 layer;
+    const u32& layer;
 
     __device__ void put(u64 at, float value) const {
         if (!is_finite(send(p, sums, first + at, value))) {
@@ -259,16 +271,21 @@ __device__ inline Summed columns_of(const Params& p, const Factors& f, const voi
 }
 
 // P = M Q.
-extern "C" __launch_bounds__(BLOCK, 3) __global__ void project(Params p, const Factors* all, Program* program,
+extern "C" __launch_bounds__(BLOCK, 2) __global__ void project(Params p, const Factors* all, Program* program,
                                                                const void* gradients, float* residuals, const float* q,
                                                                float* partial, u32* counters, void* sums) {
     __shared__ Room room;
     for (u64 piece = blockIdx.x; piece < p.products; piece += gridDim.x) {
         const Factors& f = all[owner<&Factors::first_product>(all, p.matrices, piece)];
-        Compensated matrix{gradients,       p.dtype,  before_of(*program, residuals), after_of(*program, residuals),
-                           &program->fault, f.values, f.cols,                         f.layer};
-        multiply<false>(f, u32(piece) - f.first_product, matrix, q + f.q, partial + f.partial,
-                        counters + f.counter + 1, Factor{p, sums, f.sum, &program->fault, f.layer}, room);
+        const void* own = static_cast<const u8*>(gradients) + f.values * (p.dtype == 0 ? 4 : 2);
+        Compensated matrix{own,
+                           p.dtype,
+                           before_of(*program, residuals) + f.values,
+                           after_of(*program, residuals) + f.values,
+                           &program->fault,
+                           f.layer};
+        multiply<false>(f, u32(piece) - f.first_product, matrix, q + f.q, partial, counters,
+                        Factor{p, sums, f.sum, &program->fault, f.layer}, room);
     }
 }
 
@@ -312,7 +329,7 @@ extern "C" __global__ void solve(Params p, const Factors* all, const Program* pr
 }
 
 // Q = the transposed M's product with P.
-extern "C" __launch_bounds__(BLOCK, 2) __global__ void back_project(Params p, const Factors* all, Program* program,
+extern "C" __launch_bounds__(BLOCK, 3) __global__ void back_project(Params p, const Factors* all, Program* program,
                                                                     float* residuals, const void* sums,
                                                                     const float* of_rows, float* partial,
                                                                     u32* counters, void* factors) {
@@ -322,9 +339,9 @@ extern "C" __launch_bounds__(BLOCK, 2) __global__ void back_project(Params p, co
     }
     for (u64 piece = blockIdx.x; piece < p.backs; piece += gridDim.x) {
         const Factors& f = all[owner<&Factors::first_back>(all, p.matrices, piece)];
-        Kept matrix{after_of(*program, residuals) + f.values, f.cols};
-        multiply<true>(f, u32(piece) - f.first_back, matrix, of_rows + f.p, partial + f.partial,
-                       counters + f.counter + 1, Factor{p, factors, f.q, &program->fault, f.layer}, room);
+        Kept matrix{after_of(*program, residuals) + f.values};
+        multiply<true>(f, u32(piece) - f.first_back, matrix, of_rows + f.p, partial, counters,
+                       Factor{p, factors, f.q, &program->fault, f.layer}, room);
     }
 }
 

@@ -15,7 +15,7 @@ struct Factors {
     u32 rows;
     u32 cols;
     u32 columns;      // of the factors
-    u32 chunk;        // terms of a product with the matrix that one block adds up, a multiple of DEPTH
+    u32 chunk;        // terms of a product with the matrix that one block adds up, a multiple of WARPS * DEEP
     u32 chunks;       // of that product
     u32 back_chunk;   // the same for the transposed matrix
     u32 back_chunks;  // likewise
@@ -58,153 +58,213 @@ __device__ inline bool comes_last(u32* counter, u32 blocks, u32& shared) {
     return shared;
 }
 
-// A block's part of a product: OUTER of its rows, at most WIDEST of its columns, DEPTH terms at a time.
+// A block's part of a product: OUTER of its rows, at most WIDEST of its columns, of which a warp makes FEW.
 #define OUTER 64
-#define WIDEST 16
-#define DEPTH 32
-// Parts of DEPTH whose terms have sums of their own, whatever thread adds them up.
-#define GROUPS 4
+#define WIDEST 16u
+#define FEW 4
+// Values of the matrix that a thread reads at a time: of ROWS rows in STEPS columns, or of the transposed matrix's PAIR rows in
+// DEEP columns.
+#define ROWS 4
+#define STEPS 2
+#define PAIR (OUTER / 32)
+#define DEEP 4
 
 struct Room {
-    float tile[DEPTH][OUTER + 1];
-    float slab[DEPTH][WIDEST + 1];
+    float sums[WIDEST][OUTER];
     u32 last;
 };
 
-// Adds up the chunks of an element of a product, which lie `apart`.
-template <class To>
-__device__ inline void add_chunks(const float* partial, u64 apart, u32 chunks, u64 at, const To& to) {
-    double sum = 0.0;
-    for (u32 chunk = 0; chunk < chunks; chunk++) {
-        sum += double(partial[chunk * apart + at]);
+// Values of a tensor: of each line those at these places.
+template <u32 LINES, u32 EACH>
+__device__ inline void values_at(const void* values, u32 dtype, const u64 (&lines)[LINES], const u32 (&places)[EACH],
+                                 float (&out)[LINES * EACH]) {
+    if (dtype == 0) {
+#pragma unroll
+        for (u32 k = 0; k < LINES * EACH; k++) {
+            const float* line = static_cast<const float*>(values) + lines[k / EACH];
+            out[k] = line[places[k % EACH]];
+        }
+        return;
     }
-    to.put(at, float(sum));
+#pragma unroll
+    for (u32 k = 0; k < LINES * EACH; k++) {
+        const u16* line = static_cast<const u16*>(values) + lines[k / EACH];
+        out[k] = widen(line[places[k % EACH]], dtype);
+    }
 }
 
-// A piece of M F, or of the transposed M's product with F, of up to WIDE columns. A thread has four rows in two columns of
-// WIDE / 8 groups. The matrix is read by `from.at(row, col, first)`, for each element once with `first`.
-template <u32 WIDE, bool TRANSPOSED, class From, class To>
-__device__ inline void multiply(const Factors& f, u32 piece, const From& from, const float* factor, float* partial,
+// With each step a lane has half as many sums, of twice as many lanes: in the end that of its own number.
+template <u32 COUNT>
+__device__ inline void fold(float (&sums)[ROWS * FEW]) {
+    bool upper = (threadIdx.x & COUNT) != 0;
+#pragma unroll
+    for (u32 k = 0; k < COUNT; k++) {
+        float kept = upper ? sums[k + COUNT] : sums[k];
+        sums[k] = kept + __shfl_xor_sync(FULL, upper ? sums[k] : sums[k + COUNT], COUNT);
+    }
+    if constexpr (COUNT > 1) {
+        fold<COUNT / 2>(sums);
+    }
+}
+
+// A warp's part of M F, ROWS rows from `row` on and FEW columns, of which lane l has that of row l / FEW and column l % FEW.
+// Lanes read neighbouring values of a row, and each has sums of its own of the terms that it reads.
+template <class From>
+__device__ inline float rows_of_product(const Factors& f, u32 row, u32 start, u32 end, bool first, From& from,
+                                        const float* const (&columns)[FEW]) {
+    // What is beyond the last row is read as that row, and left out at the end.
+    u64 rows[ROWS];
+#pragma unroll
+    for (u32 k = 0; k < ROWS; k++) {
+        rows[k] = u64(min(row + k, f.rows - 1)) * f.cols;
+    }
+    float sums[ROWS * FEW] = {};
+#pragma unroll 1
+    for (u32 j = start + threadIdx.x % 32; j < end; j += 32 * STEPS) {
+        float right[STEPS][FEW];
+        u32 terms[STEPS];
+#pragma unroll
+        for (u32 step = 0; step < STEPS; step++) {
+            terms[step] = min(j + 32 * step, end - 1);
+#pragma unroll
+            for (u32 c = 0; c < FEW; c++) {
+                right[step][c] = j + 32 * step < end ? (columns[c] + j)[32 * step] : 0.0f;
+            }
+        }
+        float left[ROWS * STEPS];
+        from.read(rows, terms, first, left);
+#pragma unroll
+        for (u32 at = 0; at < ROWS * STEPS * FEW; at++) {
+            u32 k = at / FEW;
+            float& sum = sums[k / STEPS * FEW + at % FEW];
+            sum = fmaf(left[k], right[k % STEPS][at % FEW], sum);
+        }
+    }
+    fold<ROWS * FEW / 2>(sums);
+    return sums[0] + __shfl_xor_sync(FULL, sums[0], 16);
+}
+
+// A warp's part of the transposed M's product with F: of rows `start` to `end`, for PAIR columns per lane.
+template <class From>
+__device__ inline void rows_of_transposed(const Factors& f, u32 first_o, u32 start, u32 end, From& from,
+                                          const float* const (&columns)[FEW], float (&sums)[PAIR * FEW]) {
+    u32 own[PAIR];
+#pragma unroll
+    for (u32 k = 0; k < PAIR; k++) {
+        own[k] = min(first_o + threadIdx.x % 32 + 32 * k, f.cols - 1);
+    }
+#pragma unroll 1
+    for (u32 i = start; i < end; i += DEEP) {
+        float right[DEEP][FEW];
+        u64 rows[DEEP];
+#pragma unroll
+        for (u32 step = 0; step < DEEP; step++) {
+            rows[step] = u64(min(i + step, end - 1)) * f.cols;
+#pragma unroll
+            for (u32 c = 0; c < FEW; c++) {
+                right[step][c] = i + step < end ? (columns[c] + i)[step] : 0.0f;
+            }
+        }
+        float left[DEEP * PAIR];
+        from.read(rows, own, false, left);
+#pragma unroll
+        for (u32 at = 0; at < DEEP * PAIR * FEW; at++) {
+            u32 k = at / FEW;
+            float& sum = sums[k % PAIR * FEW + at % FEW];
+            sum = fmaf(left[k], right[k / PAIR][at % FEW], sum);
+        }
+    }
+}
+
+// A piece of M F, or of the transposed M's product with F, of up to WIDEST columns. Warps divide the columns among them and,
+// where there are fewer than WIDEST, the rows or terms: what each column is the sum of does not depend on that. The matrix is
+// read by `from.read(lines, places, first, out)`, for each element once with `first` unless it is transposed.
+template <bool TRANSPOSED, class From, class To>
+__device__ inline void multiply(const Factors& f, u32 piece, From& from, const float* factor, float* partial,
                                 u32* counters, const To& to, Room& room) {
-    const u32 OWN = WIDE / 8;
     u32 outer = TRANSPOSED ? f.cols : f.rows;
     u32 inner = TRANSPOSED ? f.rows : f.cols;
     u32 columns = f.columns;
     u32 chunks = TRANSPOSED ? f.back_chunks : f.chunks;
-    u32 panels = (columns + WIDE - 1) / WIDE;
-    u32 first_column = piece % panels * WIDE;
+    u32 terms = TRANSPOSED ? f.back_chunk : f.chunk;
+    u32 panels = (columns + WIDEST - 1) / WIDEST;
+    u32 first_column = piece % panels * WIDEST;
     u32 chunk = piece / panels % chunks;
     u32 first_o = piece / panels / chunks * OUTER;
-    u64 start = u64(chunk) * (TRANSPOSED ? f.back_chunk : f.chunk);
-    u64 end = min(start + (TRANSPOSED ? f.back_chunk : f.chunk), u64(inner));
-    u32 x = threadIdx.x % 16;
-    u32 y = threadIdx.x / 16 % (WIDE / 2);
-    u32 set = threadIdx.x / (8 * WIDE);
-    float sums[OWN][4][2] = {};
-    for (u64 j0 = start; j0 < end; j0 += DEPTH) {
-#pragma unroll 4
-        for (u32 at = threadIdx.x; at < DEPTH * OUTER; at += BLOCK) {
-            // Neighbouring threads read neighbouring values.
-            u32 o = TRANSPOSED ? at % OUTER : at / DEPTH;
-            u32 j = TRANSPOSED ? at / OUTER : at % DEPTH;
-            bool inside = first_o + o < outer && j0 + j < end;
-            u32 row = TRANSPOSED ? u32(j0) + j : first_o + o;
-            u32 col = TRANSPOSED ? first_o + o : u32(j0) + j;
-            room.tile[j][o] = inside ? from.at(row, col, first_column == 0) : 0.0f;
+    u32 start = chunk * terms;
+    u32 end = min(start + terms, inner);
+    u32 here = min(columns - first_column, WIDEST);
+    u32 sets = here <= FEW ? 1 : here <= 2 * FEW ? 2 : WIDEST / FEW;
+    const u32 GROUPS = TRANSPOSED ? WARPS : OUTER / ROWS;
+    u32 lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (u32 unit = threadIdx.x / 32; unit < sets * GROUPS; unit += WARPS) {
+        u32 group = unit / sets;
+        u32 own = unit % sets * FEW;
+        // Columns beyond the last one are made as that one, and left out at the end.
+        const float* of[FEW];
+#pragma unroll
+        for (u32 c = 0; c < FEW; c++) {
+            of[c] = factor + u64(min(first_column + own + c, columns - 1)) * inner;
         }
+        if (TRANSPOSED) {
+            u32 run = terms / GROUPS;
+            u32 from_term = start + group * run;
+            float sums[PAIR * FEW] = {};
+            rows_of_transposed(f, first_o, from_term, min(from_term + run, end), from, of, sums);
+            // The groups' sums are added up in order.
+            u32 together = WARPS / sets;
+#pragma unroll 1
+            for (u32 turn = group / together * together; turn < (group / together + 1) * together; turn++) {
 #pragma unroll
-        for (u32 at = threadIdx.x; at < DEPTH * WIDE; at += BLOCK) {
-            u32 column = at / DEPTH;
-            u32 j = at % DEPTH;
-            bool inside = first_column + column < columns && j0 + j < end;
-            room.slab[j][column] = inside ? factor[u64(first_column + column) * inner + j0 + j] : 0.0f;
-        }
-        __syncthreads();
-#pragma unroll
-        for (u32 k = 0; k < OWN; k++) {
-            float parts[4][2] = {};
-#pragma unroll 2
-            for (u32 in_group = 0; in_group < DEPTH / GROUPS; in_group++) {
-                u32 j = (set * OWN + k) * (DEPTH / GROUPS) + in_group;
-#pragma unroll
-                for (u32 a = 0; a < 4; a++) {
-                    parts[a][0] = fmaf(room.tile[j][x + 16 * a], room.slab[j][y], parts[a][0]);
-                    parts[a][1] = fmaf(room.tile[j][x + 16 * a], room.slab[j][y + WIDE / 2], parts[a][1]);
+                for (u32 at = 0; at < PAIR * FEW; at++) {
+                    float& sum = room.sums[own + at % FEW][lane + 32 * (at / FEW)];
+                    if (group == turn) {
+                        sum = turn == 0 ? sums[at] : sum + sums[at];
+                    }
                 }
+                __syncthreads();
             }
-#pragma unroll
-            for (u32 a = 0; a < 4; a++) {
-                sums[k][a][0] += parts[a][0];
-                sums[k][a][1] += parts[a][1];
-            }
-        }
-        __syncthreads();
-    }
-    // The sums of the groups that the first threads do not have, one group behind the other.
-    float* all = &room.tile[0][0];
-#pragma unroll
-    for (u32 k = 0; k < OWN; k++) {
-#pragma unroll
-        for (u32 a = 0; a < 8; a++) {
-            u32 own = (y + WIDE / 2 * (a % 2)) * OUTER + x + 16 * (a / 2);
-            if (set > 0) {
-                all[((set - 1) * OWN + k) * WIDE * OUTER + own] = sums[k][a / 2][a % 2];
+        } else {
+            u32 row = group * ROWS;
+            bool first = first_column + own == 0;
+            float sum = rows_of_product(f, first_o + row, start, end, first, from, of);
+            if (lane < ROWS * FEW) {
+                room.sums[own + lane % FEW][row + lane / FEW] = sum;
             }
         }
     }
     __syncthreads();
-    // All groups added up, in order.
-    if (set == 0) {
-#pragma unroll
-        for (u32 a = 0; a < 8; a++) {
-            u32 own = (y + WIDE / 2 * (a % 2)) * OUTER + x + 16 * (a / 2);
-            float sum = sums[0][a / 2][a % 2];
-#pragma unroll
-            for (u32 k = 1; k < GROUPS; k++) {
-                sum += k < OWN ? sums[k < OWN ? k : 0][a / 2][a % 2] : all[(k - OWN) * WIDE * OUTER + own];
-            }
-            all[own] = sum;
-        }
-    }
-    __syncthreads();
+    partial += f.partial;
+    counters += f.counter + 1;
     u64 count = u64(columns) * outer;
+    if (chunks > 1) {
 #pragma unroll 1
-    for (u32 own = threadIdx.x; own < WIDE * OUTER; own += BLOCK) {
-        u32 o = first_o + own % OUTER;
-        u32 column = first_column + own / OUTER;
-        if (o < outer && column < columns) {
-            u64 at = u64(column) * outer + o;
-            if (chunks == 1) {
-                to.put(at, all[own]);
-            } else {
-                partial[chunk * count + at] = all[own];
+        for (u32 at = threadIdx.x; at < here * OUTER; at += BLOCK) {
+            u32 o = first_o + at % OUTER;
+            if (o < outer) {
+                partial[chunk * count + u64(first_column + at / OUTER) * outer + o] = room.sums[at / OUTER][at % OUTER];
             }
         }
     }
-    u32 counter = first_o / OUTER * panels + first_column / WIDE;
-    if (chunks > 1 && comes_last(counters + counter, chunks, room.last)) {
+    u32 counter = first_o / OUTER * panels + first_column / WIDEST;
+    if (chunks == 1 || comes_last(counters + counter, chunks, room.last)) {
 #pragma unroll 1
-        for (u32 own = threadIdx.x; own < WIDE * OUTER; own += BLOCK) {
-            u32 o = first_o + own % OUTER;
-            u32 column = first_column + own / OUTER;
-            if (o < outer && column < columns) {
-                add_chunks(partial, count, chunks, u64(column) * outer + o, to);
+        for (u32 at = threadIdx.x; at < here * OUTER; at += BLOCK) {
+            u32 o = first_o + at % OUTER;
+            u64 place = u64(first_column + at / OUTER) * outer + o;
+            if (o < outer) {
+                double sum = chunks == 1 ? double(room.sums[at / OUTER][at % OUTER]) : 0.0;
+#pragma unroll 1
+                for (u32 of = 0; chunks > 1 && of < chunks; of++) {
+                    sum += double(partial[of * count + place]);
+                }
+                to.put(place, float(sum));
             }
         }
     }
     // The next piece needs the room.
     __syncthreads();
-}
-
-// The same, as wide as the factor needs.
-template <bool TRANSPOSED, class From, class To>
-__device__ inline void multiply(const Factors& f, u32 piece, const From& from, const float* factor, float* partial,
-                                u32* counters, const To& to, Room& room) {
-    if (f.columns <= 8) {
-        multiply<8, TRANSPOSED>(f, piece, from, factor, partial, counters, to, room);
-    } else {
-        multiply<WIDEST, TRANSPOSED>(f, piece, from, factor, partial, counters, to, room);
-    }
 }
 
 // A block's part of the matrix that factors make, and the columns of both fetched at a time.

@@ -16,6 +16,8 @@
 
 // Columns on either side of a block's part of G.
 #define EDGE 16
+// Rows that a block fetches of these columns at a time.
+#define DEPTH 32
 // The most columns whose G lies in shared memory.
 #define MOST_SHARED 64
 // Columns that a thread which substitutes keeps sums of.

@@ -1,7 +1,9 @@
 // PowerSGD: rows and payloads of matrices that all lie in device memory.
 //
-// A matrix is read as M' = M / 2^e, where 2^e brings its largest magnitude into [1, 2), so that nothing overflows. What
-// launches do for many matrices at once has the same bits as for one alone.
+// A matrix stands for M' = M / 2^e, where 2^e brings its largest magnitude into [1, 2), so that nothing overflows. That is
+// known once the first product has read the matrix: it reads M as it is, since the scale of P is lost when P becomes
+// orthonormal, and is made again where magnitudes are extreme. What launches do for many matrices at once has the same bits
+// as for one alone.
 
 struct Params {
     u32 rows;  // of the one matrix that a launch is about
@@ -17,6 +19,9 @@ struct Params {
     u32 tiles;
     u32 runs;
     u32 second;      // whether columns are orthonormalised for the second time
+    u32 fresh;       // whether Q becomes the start matrix
+    u32 known;       // whether largest magnitudes are known, or are found
+    u32 again;       // whether only matrices of extreme magnitudes are multiplied
     u32 first_rank;  // the first of RANKS ranks that are sought
     u32 words;       // of 8 bytes, from one matrix's results to the next one's
     u32 seed_low;
@@ -44,38 +49,52 @@ __device__ inline u32 largest_of(const Params& p, const Factors& f, const u32* r
     return results[2 * u64(p.words) * f.layer];
 }
 
-// The matrix, scaled.
-struct Scaled {
+// The exponent by which a matrix is scaled before P is made. Where it is moderate, the matrix is multiplied as it is.
+__device__ inline int extreme_of(u32 largest) {
+    int e = exponent_of(largest);
+    return e < -64 || e > 64 ? e : 0;
+}
+
+// The values of a matrix times 2^-e, in one step or two, since that may be beyond the range of f32; and the largest magnitude
+// of those that were read.
+struct Matrix {
     const void* values;
     u32 dtype;
-    u32 cols;
     float first;
     float second;
+    u32 found;
 
-    __device__ Scaled(const Factors& f, const Row& row, u32 largest)
-        : values(reinterpret_cast<const void*>(f.values)), dtype(row.dtype), cols(f.cols) {
+    __device__ Matrix(const Factors& f, const Row& row, int e)
+        : values(reinterpret_cast<const void*>(f.values)), dtype(row.dtype), first(power_of_two(-(e / 2))),
+          second(power_of_two(e / 2 - e)), found(0) {
         // An address that comes from memory could be of any kind.
         __builtin_assume(__isGlobal(values));
-        int e = exponent_of(largest);
-        first = power_of_two(-(e / 2));
-        second = power_of_two(e / 2 - e);
     }
 
-    __device__ float at(u32 row, u32 col, bool = false) const {
-        return element(u64(row) * cols + col);
+    // The first step, for a product whose sums are scaled by the second.
+    template <u32 LINES, u32 EACH>
+    __device__ void read(const u64 (&lines)[LINES], const u32 (&places)[EACH], bool, float (&out)[LINES * EACH]) {
+        values_at(values, dtype, lines, places, out);
+#pragma unroll
+        for (u32 k = 0; k < LINES * EACH; k++) {
+            found = max(found, __float_as_uint(out[k]) & MAGNITUDE);
+            out[k] *= first;
+        }
     }
 
-    __device__ float element(u64 i) const {
+    __device__ float scaled(u64 i) const {
         return value(values, dtype, i) * first * second;
     }
 };
 
-// Where a factor goes.
+// Where a factor goes, and what its elements are multiplied by.
 struct Factor {
-    float* to;
+    float* all;
+    const u64& first;
+    float by;
 
     __device__ void put(u64 at, float value) const {
-        to[at] = value;
+        all[first + at] = value * by;
     }
 };
 
@@ -83,50 +102,18 @@ __device__ inline bool finite(float value) {
     return (__float_as_uint(value) & MAGNITUDE) < INFINITE;
 }
 
-// results = at least the bits of each matrix's largest magnitude.
-extern "C" __global__ void magnitudes(Params p, const Factors* all, const Row* rows, u32* results) {
-    __shared__ u32 largest;
-    for (u64 piece = blockIdx.x; piece < p.tiles; piece += gridDim.x) {
-        u32 number = owner<&Factors::first_tile>(all, p.matrices, piece);
-        const Factors& f = all[number];
-        const void* values = reinterpret_cast<const void*>(f.values);
-        __builtin_assume(__isGlobal(values));
-        Tile tile(f, u32(piece) - f.first_tile);
-        u32 found = 0;
-#pragma unroll
-        for (u32 k = 0; k < HIGH / WARPS; k++) {
-            if (tile.is_inside(f, k)) {
-                u64 i = u64(tile.row_of(k)) * f.cols + tile.own_col();
-                found = max(found, __float_as_uint(value(values, rows[number].dtype, i)) & MAGNITUDE);
-            }
-        }
-        found = block_max(found, largest);
-        if (threadIdx.x == 0) {
-            atomicMax(results + 2 * u64(p.words) * f.layer, found);
-        }
-        __syncthreads();
-    }
-}
-
-// The start matrices.
-extern "C" __global__ void start(Params p, const Factors* all, float* factors) {
-    for (u64 piece = blockIdx.x; piece < p.columns; piece += gridDim.x) {
-        const Factors& f = all[owner<&Factors::first_column>(all, p.matrices, piece)];
-        u64 first = u64(u32(piece) - f.first_column) * f.cols;
-        for (u32 i = threadIdx.x; i < f.cols; i += BLOCK) {
-            factors[f.q + first + i] = start_element(first + i, f.id, p.seed_low, p.seed_high);
-        }
-    }
-}
-
-// Multiplies every column of Q by the power of two that brings its largest magnitude into [1, 2).
+// Q, or the start matrix, with every column multiplied by the power of two that brings its largest magnitude into [1, 2).
 extern "C" __global__ void scale_columns(Params p, const Factors* all, float* factors) {
     __shared__ u32 largest;
     for (u64 piece = blockIdx.x; piece < p.columns; piece += gridDim.x) {
         const Factors& f = all[owner<&Factors::first_column>(all, p.matrices, piece)];
-        float* column = factors + f.q + u64(u32(piece) - f.first_column) * f.cols;
+        u64 first = u64(u32(piece) - f.first_column) * f.cols;
+        float* column = factors + f.q + first;
         u32 found = 0;
         for (u32 i = threadIdx.x; i < f.cols; i += BLOCK) {
+            if (p.fresh) {
+                column[i] = start_element(first + i, f.id, p.seed_low, p.seed_high);
+            }
             found = max(found, __float_as_uint(column[i]) & MAGNITUDE);
         }
         found = block_max(found, largest);
@@ -140,39 +127,50 @@ extern "C" __global__ void scale_columns(Params p, const Factors* all, float* fa
 // The matrix in f32, for products by cuBLAS.
 extern "C" __global__ void scale_matrix(Params p, const Factors* all, const Row* rows, const u32* largest,
                                         float* scaled) {
-    Scaled matrix(all[0], rows[0], *largest);
+    Matrix matrix(all[0], rows[0], exponent_of(*largest));
     u64 count = u64(p.rows) * p.cols;
     u64 stride = u64(gridDim.x) * BLOCK;
     for (u64 i = u64(blockIdx.x) * BLOCK + threadIdx.x; i < count; i += stride) {
-        scaled[i] = matrix.element(i);
+        scaled[i] = matrix.scaled(i);
     }
 }
 
-// P = M' Q.
-extern "C" __launch_bounds__(BLOCK, 2) __global__ void project(Params p, const Factors* all, const Row* rows,
-                                                               const u32* results, const float* of_cols,
-                                                               float* partial, u32* counters, float* of_rows) {
+// P = M Q, scaled where magnitudes are extreme; results = at least the bits of each matrix's largest magnitude.
+extern "C" __launch_bounds__(BLOCK, 3) __global__ void project(Params p, const Factors* all, const Row* rows,
+                                                               u32* results, const float* of_cols, float* partial,
+                                                               u32* counters, float* of_rows) {
     __shared__ Room room;
+    __shared__ u32 largest;
     for (u64 piece = blockIdx.x; piece < p.products; piece += gridDim.x) {
         u32 number = owner<&Factors::first_product>(all, p.matrices, piece);
         const Factors& f = all[number];
-        Scaled matrix(f, rows[number], largest_of(p, f, results));
-        multiply<false>(f, u32(piece) - f.first_product, matrix, of_cols + f.q, partial + f.partial,
-                        counters + f.counter + 1, Factor{of_rows + f.p}, room);
+        int e = p.known ? extreme_of(largest_of(p, f, results)) : 0;
+        if (p.again && e == 0) {
+            continue;
+        }
+        Matrix matrix(f, rows[number], e);
+        multiply<false>(f, u32(piece) - f.first_product, matrix, of_cols + f.q, partial, counters,
+                        Factor{of_rows, f.p, matrix.second}, room);
+        if (!p.known) {
+            u32 found = block_max(matrix.found, largest);
+            if (threadIdx.x == 0) {
+                atomicMax(results + 2 * u64(p.words) * f.layer, found);
+            }
+        }
     }
 }
 
 // Q = the transposed M's product with P.
-extern "C" __launch_bounds__(BLOCK, 2) __global__ void back_project(Params p, const Factors* all, const Row* rows,
+extern "C" __launch_bounds__(BLOCK, 3) __global__ void back_project(Params p, const Factors* all, const Row* rows,
                                                                     const u32* results, const float* of_rows,
                                                                     float* partial, u32* counters, float* of_cols) {
     __shared__ Room room;
     for (u64 piece = blockIdx.x; piece < p.backs; piece += gridDim.x) {
         u32 number = owner<&Factors::first_back>(all, p.matrices, piece);
         const Factors& f = all[number];
-        Scaled matrix(f, rows[number], largest_of(p, f, results));
-        multiply<true>(f, u32(piece) - f.first_back, matrix, of_rows + f.p, partial + f.partial,
-                       counters + f.counter + 1, Factor{of_cols + f.q}, room);
+        Matrix matrix(f, rows[number], exponent_of(largest_of(p, f, results)));
+        multiply<true>(f, u32(piece) - f.first_back, matrix, of_rows + f.p, partial, counters,
+                       Factor{of_cols, f.q, matrix.second}, room);
     }
 }
 
@@ -209,7 +207,7 @@ extern "C" __global__ void residuals(Params p, const Factors* all, const Row* ro
         u32 number = owner<&Row::first_run>(rows, p.matrices, piece);
         const Factors& f = all[number];
         const Row& row = rows[number];
-        Scaled matrix(f, row, largest_of(p, f, results));
+        Matrix matrix(f, row, exponent_of(largest_of(p, f, results)));
         u32 tiles = (f.rows + HIGH - 1) / HIGH * ((f.cols + SIDE - 1) / SIDE);
         u32 first = (u32(piece) - row.first_run) * RUN;
         double squares[RANKS] = {};
@@ -218,19 +216,25 @@ extern "C" __global__ void residuals(Params p, const Factors* all, const Row* ro
             float found[HIGH / WARPS];
 #pragma unroll
             for (u32 k = 0; k < HIGH / WARPS; k++) {
-                found[k] = tile.is_inside(f, k) ? matrix.at(tile.row_of(k), tile.own_col()) : 0.0f;
+                u64 i = u64(tile.row_of(k)) * f.cols + tile.own_col();
+                found[k] = tile.is_inside(f, k) ? matrix.scaled(i) : 0.0f;
             }
             u32 done = 0;
+#pragma unroll 1
+            for (u32 r = 0; r < RANKS && p.first_rank + r < row.ranks; r++) {
+                u32 rank = sought[row.sought + p.first_rank + r];
+                tile.add(f, of_rows + f.p, Plain{of_cols + f.q}, done, rank, slabs);
+                done = rank;
+                double sum = 0.0;
 #pragma unroll
-            for (u32 r = 0; r < RANKS; r++) {
-                if (p.first_rank + r < row.ranks) {
-                    u32 rank = sought[row.sought + p.first_rank + r];
-                    tile.add(f, of_rows + f.p, Plain{of_cols + f.q}, done, rank, slabs);
-                    done = rank;
+                for (u32 k = 0; k < HIGH / WARPS; k++) {
+                    double apart = double(found[k]) - double(tile.sums[k]);
+                    sum += apart * apart;
+                }
 #pragma unroll
-                    for (u32 k = 0; k < HIGH / WARPS; k++) {
-                        double apart = double(found[k]) - double(tile.sums[k]);
-                        squares[r] += apart * apart;
+                for (u32 place = 0; place < RANKS; place++) {
+                    if (place == r) {
+                        squares[place] += sum;
                     }
                 }
             }

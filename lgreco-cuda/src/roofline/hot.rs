@@ -57,8 +57,7 @@ pub(super) const HOT: &[Hot] = &[
     hot(Module::Selection, "sample", 256, &["LDG2"], &[("ATOMS", 1.0)]),
     // Two loads for four values; then what is gathered, of which a thread has two of its sixteen values at most, where it is 1.5 %.
     hot(Module::Selection, "offer", 256, NARROW_STORES, &[("LDG16", 2.0), ("ATOMS", 8.0)]),
-    // 64 x 32 elements of the matrix and 16 x 32 of the factor are put into shared memory; every element meets 16 columns, also
-    // where the factor has as few as 9. Up to 8 take half as many.
-    hot(Module::PowerSgd, "project", 256, &["LDG2"], &[("STS4", 4.0 / 5.0), ("FFMA", 1.0 / 16.0)]),
-    hot(Module::PowerSgd, "back_project", 256, &["LDG2"], &[("STS4", 4.0 / 5.0), ("FFMA", 1.0 / 16.0)]),
+    // Every element meets the four columns of a warp. Of ranks above 4 other warps have the rest, and fetch it again.
+    hot(Module::PowerSgd, "project", 256, &["LDG2"], &[("FFMA", 1.0 / 4.0)]),
+    hot(Module::PowerSgd, "back_project", 256, &["LDG2"], &[("FFMA", 1.0 / 4.0)]),
 ];

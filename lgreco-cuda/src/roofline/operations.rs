@@ -161,12 +161,8 @@ pub const OPERATIONS: &[Operation] = &[
         "encode PowerSGD, rank 4",
         4.0,
         13.0,
-        0.1,
-        &[
-            pass("magnitude/largest", 4.0, 128.0),
-            pass("powersgd/project", 4.0, 1024.0),
-            pass("powersgd/back_project", 4.0, 1024.0),
-        ],
+        0.35,
+        &[pass("powersgd/project", 4.0, 256.0), pass("powersgd/back_project", 4.0, 256.0)],
     ),
     operation(
         "exchange: feedback and QSGD, 4 bits",

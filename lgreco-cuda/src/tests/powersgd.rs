@@ -177,10 +177,8 @@ fn row(backend: &mut dyn Backend) -> Result<Vec<f64>, JobError> {
 fn missing_barriers_are_found() {
     for (from, to) in [
         ("    __syncthreads();\n    found = warp_max", "    found = warp_max"),
-        (
-            "        __syncthreads();\n#pragma unroll\n        for (u32 k = 0;",
-            "#pragma unroll\n        for (u32 k = 0;",
-        ),
+        ("                __syncthreads();\n            }\n        } else", "            }\n        } else"),
+        ("    __syncthreads();\n    partial +=", "    partial +="),
         ("    // The next piece needs the room.\n    __syncthreads();\n", ""),
         ("        __syncthreads();\n        for (u32 at", "        for (u32 at"),
         ("        __syncthreads();\n        double part", "        double part"),
@@ -212,7 +210,11 @@ fn wrong_numbers_are_found() {
         ("sum += part;", "sum = part;"),
         ("triangle[at] = k == c ? norms[k] : g[at] * norms[k];", "triangle[at] = k == c ? norms[k] : g[at];"),
         ("k < first; k++", "k + 1 < first; k++"),
-        ("j0 + j < end;\n            u32 row", "j0 + j + 1 < end;\n            u32 row"),
+        ("j + 32 * step < end ?", "j + 32 * step + 1 < end ?"),
+        ("i + step < end ?", "i + step + 1 < end ?"),
+        ("min(row + k, f.rows - 1)", "min(row, f.rows - 1)"),
+        ("u32 own = unit % sets * FEW;", "u32 own = 0;"),
+        ("turn == 0 ? sums[at] : sum + sums[at]", "sums[at]"),
         ("at < min(first + RUN, tiles)", "at + 1 < min(first + RUN, tiles)"),
         ("sum * unit * unit", "sum * unit"),
     ] {
@@ -220,6 +222,70 @@ fn wrong_numbers_are_found() {
         let near = |(found, expected): (&f64, &f64)| (found - expected).abs() <= ROWS * expected;
         let right = row(&mut backend).is_ok_and(|row| row.iter().zip(&expected).all(near));
         assert!(!right, "{from}");
+    }
+}
+
+/// How far a matrix of odd sides is from its payload's, as part of its norm, by a device and by the core, and the payload.
+fn apart(backend: &mut dyn Backend, rank: u32, magnitude: f32) -> Option<([f64; 2], Vec<u8>)> {
+    let (rows, cols) = (301, 77);
+    let values: Vec<f32> = uniform(rows * cols, 12).iter().map(|x| x * magnitude).collect();
+    let tensor = CoreTensor::new(&values, rows, cols);
+    let gradient = tensor.gradients()[0];
+    let payload = encode(backend, rank, &gradient).ok()?;
+    let square = |x: f64| x * x;
+    let norm: f64 = values.iter().map(|&x| square(x.into())).sum();
+    let of = |payload: &[u8]| {
+        let mut decoded = vec![f32::NAN; rows * cols];
+        Portable.decode(payload, &mut decoded).unwrap();
+        values.iter().zip(&decoded).map(|(&x, &y)| square(f64::from(x) - f64::from(y))).sum::<f64>() / norm
+    };
+    Some(([of(&payload), of(&encode(&mut Portable, rank, &gradient).unwrap())], payload))
+}
+
+fn is_near([found, expected]: [f64; 2]) -> bool {
+    (found - expected).abs() <= ROWS * expected
+}
+
+/// However warps divide columns among them, each is the same bits, and payloads lose what the core's lose: at moderate
+/// magnitudes, of which the first product knows none, and where it is made again.
+#[test]
+fn every_width_has_the_columns_of_the_widest() {
+    let Some(mut backend) = backend(flavour(), 1) else { return };
+    let (_, widest) = apart(&mut backend, 40, 1.0).unwrap();
+    let (p, q) = columns(&widest, 301, 77);
+    for rank in [1, 3, 4, 5, 8, 9, 12, 13, 16, 17, 33] {
+        for magnitude in [1.0, 2f32.powi(60), 2f32.powi(-60), 2f32.powi(90), 2f32.powi(-90)] {
+            let (far, payload) = apart(&mut backend, rank, magnitude).unwrap();
+            assert!(is_near(far), "rank {rank}, {magnitude}: {far:?}");
+            let (own_p, own_q) = columns(&payload, 301, 77);
+            assert!(p.starts_with(&own_p), "rank {rank}, {magnitude}");
+            let own_q: Vec<Vec<f32>> =
+                own_q.into_iter().map(|column| column.into_iter().map(|x| x / magnitude).collect()).collect();
+            assert!(q.starts_with(&own_q), "rank {rank}, {magnitude}");
+        }
+    }
+}
+
+/// Magnitudes that the first product cannot bear, or does not find.
+#[test]
+fn wrong_scales_are_found() {
+    let largest = f32::MAX / 1e4;
+    for (from, to, magnitude) in [
+        ("e < -64 || e > 64 ? e : 0", "0", largest),
+        ("if (p.again && e == 0)", "if (p.again)", largest),
+        ("int e = p.known ?", "int e = !p.known ?", largest),
+        ("atomicMax(results + 2", "atomicMin(results + 2", 1.0),
+        ("found = max(found, __float_as_uint(out[k])", "found = min(found, __float_as_uint(out[k])", 1e20),
+        ("out[k] *= first;", "", 1e20),
+        ("all[first + at] = value * by;", "all[first + at] = value;", 1e20),
+    ] {
+        let Some(mut backend) = edited(Flavour::Plain, from, to) else { return };
+        let right = apart(&mut backend, 5, magnitude).is_some_and(|(far, _)| is_near(far));
+        assert!(!right, "{from}");
+    }
+    let Some(mut backend) = backend(Flavour::Plain, 0) else { return };
+    for magnitude in [largest, 1e20, 1.0] {
+        assert!(is_near(apart(&mut backend, 5, magnitude).unwrap().0), "{magnitude}");
     }
 }
 
