@@ -322,29 +322,47 @@ struct AtLeast<'a, T> {
     counts: &'a mut [usize],
 }
 
+/// Writes the numbers of the one bits of `word`, counted from `first` on, and returns how many they are. What is behind them
+/// is of no use.
+#[inline(always)]
+pub fn ones(mut word: u64, first: u32, places: &mut [u32; 64]) -> usize {
+    let count = word.count_ones() as usize;
+    // In fours: the processor then seldom guesses wrongly how many rounds there are.
+    for four in places.as_chunks_mut::<4>().0.iter_mut().take(count.div_ceil(4)) {
+        for place in four {
+            *place = first.wrapping_add(word.trailing_zeros());
+            word &= word.wrapping_sub(1);
+        }
+    }
+    count
+}
+
 /// The positions of the elements of at least `magnitude`, to the front of `indices`; their number.
 #[inline(always)]
 fn positions<T: Element>(values: &[T], magnitude: u32, indices: &mut [u32]) -> usize {
     let (blocks, rest) = values.as_chunks::<LANES>();
-    let mut count = 0;
+    let (mut count, mut word, mut first) = (0, 0, 0);
     for (b, block) in blocks.iter().enumerate() {
         let mut mask = 0u32;
         for (i, &x) in block.iter().enumerate() {
             mask |= ((magnitude_bits(x) >= magnitude) as u32) << i;
         }
-        while mask != 0 {
-            indices[count] = (b * LANES) as u32 + mask.trailing_zeros();
-            count += 1;
-            mask &= mask - 1;
+        word |= (mask as u64) << (b % 4 * LANES);
+        if b % 4 == 3 {
+            // No more are found than have been looked at, so that there is room.
+            if let Some(places) = indices[count..].first_chunk_mut() {
+                count += ones(word, first, places);
+            }
+            (word, first) = (0, ((b + 1) * LANES) as u32);
         }
     }
-    for (i, &x) in rest.iter().enumerate() {
-        if magnitude_bits(x) >= magnitude {
-            indices[count] = (blocks.len() * LANES + i) as u32;
-            count += 1;
-        }
+    for (i, &x) in (blocks.len() % 4 * LANES..).zip(rest) {
+        word |= ((magnitude_bits(x) >= magnitude) as u64) << i;
     }
-    count
+    let mut last = [0; 64];
+    let more = ones(word, first, &mut last);
+    indices[count..count + more].copy_from_slice(&last[..more]);
+    count + more
 }
 
 impl<T: Element> Kernel for AtLeast<'_, T> {

@@ -2,9 +2,12 @@
 //! to read and write as many values once; the same of bf16 without feedback. And encoding with feedback against
 //! encoding without.
 //!
-//! `cargo bench -p lgreco-train --bench exchange [-- ELEMENTS]`; 2^20 and 2^24 unless given.
+//! At last the exchange of a transformer's 76 layers, by TopK in few bits at the bytes of TopK in full.
+//!
+//! `cargo bench -p lgreco-train --bench exchange [-- ELEMENTS|transformer]`; all of it with 2^20 and 2^24 unless given.
 
 use lgreco_train::Error;
+use lgreco_train::compress::quantised_topk::QuantisedTopK;
 use lgreco_train::compress::{Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
 use lgreco_train::controller::{Config, Controller, Feedback, Policy, Tensor};
 use lgreco_train::exchange::threads::{self, ThreadCollective};
@@ -60,16 +63,20 @@ fn meet(worker: &mut ThreadCollective) {
 }
 
 /// One exchange; the seconds of computing in it, without waiting for the other rank.
-fn exchange(controller: &mut Controller, worker: &mut ThreadCollective, values: ValuesMut<'_>) -> Result<f64, Error> {
+fn exchange(
+    controller: &mut Controller,
+    worker: &mut ThreadCollective,
+    values: &mut [ValuesMut<'_>],
+) -> Result<f64, Error> {
     let perform = |worker: &mut ThreadCollective, request: Request<'_>| request.perform(worker);
     controller.begin_step(0.1)?;
     while let Some(request) = controller.control()? {
         perform(worker, request)?;
     }
-    let mut bucket = controller.open(&[0])?;
+    let layers: Vec<usize> = (0..values.len()).collect();
+    let mut bucket = controller.open(&layers)?;
     meet(worker);
     let start = Instant::now();
-    let values = &mut [values];
     bucket.submit(values)?;
     while let Some(request) = bucket.next(values)? {
         perform(worker, request)?;
@@ -82,17 +89,20 @@ fn exchange(controller: &mut Controller, worker: &mut ThreadCollective, values: 
 
 /// Seconds per exchange, with feedback if gradients are f32, and of a pass over as many f32, by the slower of both
 /// ranks.
-fn exchanges(setting: Setting, dtype: Dtype, elements: usize) -> (f64, f64) {
+fn exchanges(layers: &[(Setting, Shape)], dtype: Dtype) -> (f64, f64) {
     let results = threads::run(2, |mut worker| {
         let mut config = Config::new(Search::new(Method::TopK));
-        config.policy = Policy::Fixed(vec![setting]);
+        config.policy = Policy::Fixed(layers.iter().map(|layer| layer.0).collect());
         config.feedback = match dtype {
             Dtype::F32 => Feedback::always(Residual::CLASSIC),
             _ => Feedback { qsgd: None, loco: None, others: None },
         };
         (config.schedule.warmup, config.metrics_every) = (2, 0);
-        let shape = shape(elements);
-        let tensors = vec![Tensor::new("layer", &[shape.rows(), shape.cols()], dtype).expect("a shape")];
+        let elements = layers.iter().map(|layer| layer.1.elements()).sum();
+        let tensor = |(i, (_, shape)): (usize, &(_, Shape))| {
+            Tensor::new(&format!("layer {i}"), &[shape.rows(), shape.cols()], dtype).expect("a shape")
+        };
+        let tensors = layers.iter().enumerate().map(tensor).collect();
         let mut controller = Controller::new(config, tensors, &worker).expect("a configuration");
         let gradient = noise(worker.rank(), elements);
         let narrow: Vec<Bf16> = gradient.iter().map(|&x| Bf16::from_f32(x)).collect();
@@ -101,16 +111,23 @@ fn exchanges(setting: Setting, dtype: Dtype, elements: usize) -> (f64, f64) {
         for step in 0..4 + TIMES {
             values.copy_from_slice(&gradient);
             narrow_values.copy_from_slice(&narrow);
-            let values = match dtype {
-                Dtype::F32 => ValuesMut::F32(&mut values),
-                _ => ValuesMut::Bf16(&mut narrow_values),
-            };
-            let spent = exchange(&mut controller, &mut worker, values).expect("a sound step");
+            let (mut wide, mut narrow) = (&mut values[..], &mut narrow_values[..]);
+            let mut parts = Vec::new();
+            for (_, shape) in layers {
+                let (wide_part, narrow_part);
+                (wide_part, wide) = wide.split_at_mut(shape.elements());
+                (narrow_part, narrow) = narrow.split_at_mut(shape.elements());
+                parts.push(match dtype {
+                    Dtype::F32 => ValuesMut::F32(wide_part),
+                    _ => ValuesMut::Bf16(narrow_part),
+                });
+            }
+            let spent = exchange(&mut controller, &mut worker, &mut parts).expect("a sound step");
             if step >= 4 {
                 seconds = seconds.min(spent);
             }
         }
-        assert_eq!(controller.setting(0), setting);
+        assert!(layers.iter().enumerate().all(|(i, layer)| controller.setting(i) == layer.0));
         let mut pass = f64::INFINITY;
         for _ in 0..TIMES {
             meet(&mut worker);
@@ -155,15 +172,61 @@ fn encoders(setting: Setting, elements: usize) -> (f64, f64) {
     (alone, together)
 }
 
+/// Six blocks of width 320, an embedding of 256 characters and one of 128 places: 7.5 million values.
+fn transformer() -> Vec<Shape> {
+    let block = [[960, 320], [960, 1], [320, 320], [320, 1], [1280, 320], [1280, 1], [320, 1280], [320, 1]];
+    let block = block.into_iter().chain([[320, 1]; 4]);
+    let blocks = std::iter::repeat_n(block, 6).flatten();
+    let shapes = blocks.chain([[256, 320], [128, 320], [320, 1], [320, 1]]);
+    shapes.map(|[rows, cols]| Shape::new(rows, cols).expect("below 2^32")).collect()
+}
+
+/// A row per setting: the exchange of a transformer's layers, each of which keeps the same share, such that there are as
+/// many bytes as of TopK in full.
+fn transformers() {
+    let shapes = transformer();
+    let elements = shapes.iter().map(|shape| shape.elements()).sum::<usize>();
+    let keep = |shape: &Shape, share: f64| ((shape.elements() as f64 * share) as u32).max(1);
+    let full = |share: f64| move |shape: &Shape| Setting::TopK(TopK { keep: keep(shape, share), values: Dtype::F32 });
+    let few = |bits, share: f64| {
+        move |shape: &Shape| Setting::QuantisedTopK(QuantisedTopK { keep: keep(shape, share), bits })
+    };
+    println!("a transformer of {} layers and {elements} elements of f32", shapes.len());
+    println!("| | bytes | kept | exchange, passes | ms | pass, ms |\n|---|--:|--:|--:|--:|--:|");
+    let row = |name: &str, share: f64, setting: &dyn Fn(&Shape) -> Setting| {
+        let layers: Vec<_> = shapes.iter().map(|shape| (setting(shape), *shape)).collect();
+        let (exchange, pass) = exchanges(&layers, Dtype::F32);
+        let (bytes, share, passes) = (bytes(&shapes, setting), 100.0 * share, exchange / pass);
+        println!("| {name} | {bytes} | {share:.1} % | {passes:.1} | {:.2} | {:.2} |", 1e3 * exchange, 1e3 * pass);
+    };
+    for percent in [1, 3, 5] {
+        let share = percent as f64 / 100.0;
+        row(&format!("topk {percent} %"), share, &full(share));
+        let budget = bytes(&shapes, &full(share));
+        for bits in [2, 3, 4] {
+            let shares = (1..=1000).map(|i| i as f64 / 1000.0);
+            let most = shares.filter(|&share| bytes(&shapes, &few(bits, share)) <= budget).fold(0.0, f64::max);
+            row(&format!("{bits} bits"), most, &few(bits, most));
+        }
+    }
+}
+
+fn bytes(shapes: &[Shape], setting: &dyn Fn(&Shape) -> Setting) -> usize {
+    shapes.iter().map(|shape| setting(shape).payload_len(*shape, Dtype::F32).expect("a setting")).sum()
+}
+
 fn main() {
     let given: Vec<usize> = std::env::args().skip(1).filter_map(|argument| argument.parse().ok()).collect();
-    let sizes = if given.is_empty() { vec![1 << 20, 1 << 24] } else { given };
-    for elements in sizes {
+    if std::env::args().any(|argument| argument == "transformer") {
+        return transformers();
+    }
+    let sizes = if given.is_empty() { &[1 << 20, 1 << 24] } else { &given[..] };
+    for &elements in sizes {
         println!("{elements} elements of f32");
         println!("| | exchange, passes | ms | pass, ms | encode, ms | with feedback, ms | ratio |");
         println!("|---|--:|--:|--:|--:|--:|--:|");
         for (name, setting) in settings(elements) {
-            let (exchange, pass) = exchanges(setting, Dtype::F32, elements);
+            let (exchange, pass) = exchanges(&[(setting, shape(elements))], Dtype::F32);
             let (alone, together) = encoders(setting, elements);
             println!(
                 "| {name} | {:.1} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} |",
@@ -178,8 +241,11 @@ fn main() {
         println!("| bf16, no feedback | exchange, passes over f32 | ms | pass, ms |");
         println!("|---|--:|--:|--:|");
         for (name, setting) in settings(elements).into_iter().chain([("dense", Setting::Dense)]) {
-            let (exchange, pass) = exchanges(setting, Dtype::Bf16, elements);
+            let (exchange, pass) = exchanges(&[(setting, shape(elements))], Dtype::Bf16);
             println!("| {name} | {:.1} | {:.2} | {:.2} |", exchange / pass, 1e3 * exchange, 1e3 * pass);
         }
+    }
+    if given.is_empty() {
+        transformers();
     }
 }

@@ -97,6 +97,21 @@ pub fn unpack(width: u8, packed: &[u8], codes: &mut [u8]) {
     with_width!(width, unpack_as(packed, codes))
 }
 
+/// Entries for [`unpack_some`] of so many codes.
+pub const fn some_room(count: usize) -> usize {
+    count.next_multiple_of(8) + 8
+}
+
+/// The `count` codes from code `first` on, which `packed` has, among those around them, for which `codes` has
+/// [`some_room`].
+#[inline(always)]
+pub fn unpack_some<'c>(width: u8, packed: &[u8], first: u64, count: usize, codes: &'c mut [u8]) -> &'c [u8] {
+    let groups = first / 8..(first + count as u64).div_ceil(8);
+    let byte = |group: u64| packed.len().min(group as usize * width as usize);
+    unpack(width, &packed[byte(groups.start)..byte(groups.end)], codes);
+    &codes[(first % 8) as usize..][..count]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,6 +140,11 @@ mod tests {
                 let mut back = [0xff; 40];
                 unpack(width, packed, &mut back);
                 assert_eq!(codes[..count], back[..count]);
+                for first in 0..=count {
+                    let mut room = [0xff; some_room(40)];
+                    let some = unpack_some(width, packed, first as u64, count - first, &mut room);
+                    assert_eq!(codes[first..count], *some);
+                }
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Bins of magnitudes and their means, in integers.
+//! Bins of magnitudes.
 
 /// Most bins: those of 8 bits.
 pub(super) const BINS_MAX: usize = 128;
@@ -21,7 +21,8 @@ impl Bins {
         self.count as usize
     }
 
-    /// The bin of a magnitude that is not above the range.
+    /// The bin of a magnitude that is not above the range, as it is defined; [`Edges`] finds those of many.
+    #[cfg(test)]
     pub(super) fn of(&self, magnitude: u32) -> usize {
         (magnitude.saturating_sub(self.low) as u64 * self.count as u64 / self.span as u64) as usize
     }
@@ -32,69 +33,74 @@ impl Bins {
     }
 }
 
-/// The exponent's bits; those of numbers below the normal ones count as the least normal ones'.
-fn exponent(magnitude: u32) -> u32 {
-    (magnitude >> 23).max(1)
-}
+/// Magnitudes whose bins are found together.
+pub(super) const BLOCK: usize = 64;
+/// So few bins that each magnitude is compared with all of them: those of 4 bits.
+pub(super) const FEW: usize = 8;
 
-/// Sums of the magnitudes in each bin, in units of its largest one's.
-pub(super) struct Sums {
+/// Where the bins end, for finding those of many magnitudes.
+pub(super) struct Edges {
     bins: Bins,
-    exponents: [u32; BINS_MAX],
-    counts: [u32; BINS_MAX],
-    sums: [u64; BINS_MAX],
+    /// Just above each bin.
+    ends: [u32; BINS_MAX],
+    /// Bins per magnitude in units of 2^-32, rounded down.
+    inverse: u64,
 }
 
-impl Sums {
-    /// Sums of nothing, for `magnitudes`, none of which is above the bins.
-    pub(super) fn new(bins: Bins, magnitudes: impl Iterator<Item = u32>) -> Sums {
-        let mut exponents = [0; BINS_MAX];
-        for magnitude in magnitudes {
-            let place = &mut exponents[bins.of(magnitude)];
-            *place = exponent(magnitude).max(*place);
+impl Edges {
+    pub(super) fn new(bins: Bins) -> Edges {
+        let mut ends = [0; BINS_MAX];
+        (1..).zip(&mut ends[..bins.count()]).for_each(|(bin, end)| *end = bins.edge(bin));
+        Edges { bins, ends, inverse: ((bins.count as u64) << 32) / bins.span as u64 }
+    }
+
+    /// The bins of magnitudes that are not above the range.
+    #[inline(always)]
+    pub(super) fn bins_of(&self, magnitudes: &[u32; BLOCK]) -> [u32; BLOCK] {
+        let mut bins = [0; BLOCK];
+        if self.bins.count() <= FEW {
+            for &end in &self.ends[..self.bins.count() - 1] {
+                for i in 0..BLOCK {
+                    bins[i] += (magnitudes[i] >= end) as u32;
+                }
+            }
+            return bins;
         }
-        Sums { bins, exponents, counts: [0; BINS_MAX], sums: [0; BINS_MAX] }
-    }
-
-    /// Adds one of these magnitudes, and returns its bin.
-    pub(super) fn add(&mut self, magnitude: u32) -> usize {
-        let bin = self.bins.of(magnitude);
-        let implied = if magnitude >> 23 > 0 { 1 << 23 } else { 0 };
-        let digits = (magnitude & 0x007f_ffff | implied) << 8;
-        let shift = self.exponents[bin] - exponent(magnitude);
-        self.sums[bin] += digits.checked_shr(shift).unwrap_or(0) as u64;
-        self.counts[bin] += 1;
-        bin
-    }
-
-    /// The means' bits as f32; 0 for empty bins.
-    pub(super) fn means(&self) -> impl Iterator<Item = u32> {
-        (0..self.bins.count()).map(|bin| match self.counts[bin] {
-            0 => 0,
-            count => float((self.sums[bin] / count as u64) as u32, self.exponents[bin]),
-        })
-    }
-}
-
-/// The bits of `digits` · 2^(exponent − 158), rounded down.
-fn float(digits: u32, exponent: u32) -> u32 {
-    if digits == 0 {
-        return 0;
-    }
-    let highest = 31 - digits.leading_zeros();
-    match (exponent + highest).checked_sub(31) {
-        Some(field @ 1..) => {
-            let mantissa = if highest >= 23 { digits >> (highest - 23) } else { digits << (23 - highest) };
-            field << 23 | mantissa & 0x007f_ffff
+        for i in 0..BLOCK {
+            // That of the rounded inverse, or the next.
+            let below = (magnitudes[i].saturating_sub(self.bins.low) as u64 * self.inverse) >> 32;
+            bins[i] = below as u32 + (magnitudes[i] >= self.ends[below as usize % BINS_MAX]) as u32;
         }
-        _ if exponent <= 9 => digits >> (9 - exponent),
-        _ => digits << (exponent - 9),
+        bins
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn many_magnitudes_are_in_the_bins_that_each_is_in() {
+        let stream = crate::rng::Stream::default();
+        for seed in 0..400u32 {
+            let word = |i| stream.word((10_000 * seed + i) as u64);
+            let bits = (1 + seed % 8) as u8;
+            let (a, b) = (word(0) >> (1 + word(1) % 31), word(2) >> (1 + word(3) % 31));
+            let bins = Bins::new(bits, a.min(b), a.max(b));
+            let edges = Edges::new(bins);
+            let within = |magnitude: u32| magnitude.min(bins.edge(bins.count()) - 1);
+            for first in 0..8 {
+                // At edges, beside them, and anywhere; zeros are below the range.
+                let magnitudes = core::array::from_fn(|i| match i % 4 {
+                    0 => within(bins.edge((first * 16 + i / 4) % (bins.count() + 1))),
+                    1 => within(bins.edge((first * 16 + i / 4) % (bins.count() + 1))).saturating_sub(1),
+                    2 => 0,
+                    _ => a.min(b) + ((word(4 + (first * 64 + i) as u32) as u64 * bins.span as u64) >> 32) as u32,
+                });
+                assert_eq!(edges.bins_of(&magnitudes), magnitudes.map(|magnitude| bins.of(magnitude) as u32));
+            }
+        }
+    }
 
     #[test]
     fn edges_are_where_bins_begin() {
@@ -116,38 +122,6 @@ mod tests {
                     let pairs = Bins::new(bits - 1, low, high);
                     assert!((1..pairs.count()).all(|bin| pairs.edge(bin) == bins.edge(2 * bin)));
                 }
-            }
-        }
-    }
-
-    #[test]
-    fn a_mean_of_equal_magnitudes_is_that_magnitude() {
-        let magnitudes = [0, 1, 2, 3, 0x007f_ffff, 0x0080_0000, 0x0080_0001, 0x04ff_ffff, 0x3f80_0001, 0x7f7f_ffff];
-        for magnitude in magnitudes {
-            for bits in 1..=8 {
-                let mut sums = Sums::new(Bins::new(bits, magnitude, magnitude), [magnitude].into_iter());
-                let bins: [usize; 3] = core::array::from_fn(|_| sums.add(magnitude));
-                assert_eq!((bins, sums.means().next()), ([0; 3], Some(magnitude)), "{magnitude:x}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_mean_is_that_of_the_magnitudes() {
-        let stream = crate::rng::Stream::default();
-        for (seed, low, width) in [(0, 0x3f00_0000, 0x0200_0000), (1, 0, 0x0180_0000), (2, 1, 0x0000_0400)] {
-            let bins = Bins::new(3, low, low + width - 1);
-            let magnitudes = (0..1000).map(|i| low + stream.word(1000 * seed + i) % width);
-            let (mut sums, mut exact) = (Sums::new(bins, magnitudes.clone()), [(0u32, 0f64); 4]);
-            for magnitude in magnitudes {
-                let of = &mut exact[sums.add(magnitude)];
-                *of = (of.0 + 1, of.1 + f32::from_bits(magnitude) as f64);
-            }
-            for (bin, (mean, (count, sum))) in sums.means().zip(exact).enumerate() {
-                let (mean, expected) = (f32::from_bits(mean) as f64, sum / count as f64);
-                let unit = f32::from_bits(bins.edge(bin + 1)) as f64 / (1u64 << 30) as f64;
-                let slack = unit + expected / (1 << 23) as f64 + f32::from_bits(1) as f64;
-                assert!(mean <= expected && expected - mean <= slack, "bin {bin}: {mean:e}, not {expected:e}");
             }
         }
     }

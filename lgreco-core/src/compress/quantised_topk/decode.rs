@@ -2,8 +2,9 @@
 
 use super::{Parts, QuantisedTopK};
 use crate::Error;
+use crate::compress::bits;
 use crate::compress::combine::Combine;
-use crate::compress::positions::{self, Layout};
+use crate::compress::positions::{self, BLOCK, Layout};
 use crate::compress::wire::{Header, Method, Payload};
 use crate::error::{expect_len, expect_room};
 
@@ -66,8 +67,11 @@ pub(in crate::compress) fn combine_stretch(
 
 /// Bytes of the body that a header implies.
 pub(in crate::compress) fn stated(header: &Header) -> Result<usize, Error> {
-    let (_, parts) = read(header)?;
-    Ok(usize::try_from(parts.body_len()).unwrap_or(usize::MAX))
+    Ok(body_len(&read(header)?.1))
+}
+
+fn body_len(parts: &Parts) -> usize {
+    usize::try_from(parts.body_len()).unwrap_or(usize::MAX)
 }
 
 /// What a header says.
@@ -102,7 +106,7 @@ pub(super) struct Body<'a> {
 impl<'a> Body<'a> {
     pub(super) fn of(payload: &Payload<'a>) -> Result<Self, Error> {
         let (top, parts) = read(&payload.header)?;
-        let body = payload.body_of_len(stated(&payload.header)?)?;
+        let body = payload.body_of_len(body_len(&parts))?;
         let (means, rest) = body.split_at(parts.means);
         let (codes, positions) = rest.split_at(parts.codes);
         let means = means.as_chunks::<4>().0;
@@ -118,15 +122,21 @@ impl<'a> Body<'a> {
         Ok(Body { top, layout: parts.layout, means, codes, positions })
     }
 
-    /// The value of code `index`.
+    /// What each code stands for.
+    pub(super) fn meanings(&self) -> [f32; 256] {
+        let mut meanings = [0.0; 256];
+        for (sign, meanings) in meanings.chunks_mut(self.means.len()).take(2).enumerate() {
+            for (meaning, &mean) in meanings.iter_mut().zip(self.means) {
+                *meaning = f32::from_bits(u32::from_le_bytes(mean) | (sign as u32) << 31);
+            }
+        }
+        meanings
+    }
+
+    /// The `count` codes from code `first` on.
     #[inline(always)]
-    pub(super) fn value(&self, index: u64) -> f32 {
-        let (bits, at) = (self.top.bits as u32, index * self.top.bits as u64);
-        let byte = (at / 8) as usize;
-        let high = self.codes.get(byte + 1).copied().unwrap_or(0);
-        let code = (u16::from_le_bytes([self.codes[byte], high]) >> (at % 8)) as u32 & ((1 << bits) - 1);
-        let mean = u32::from_le_bytes(self.means[code as usize & (self.means.len() - 1)]);
-        f32::from_bits(mean | code >> (bits - 1) << 31)
+    pub(super) fn codes<'c>(&self, first: u64, count: usize, codes: &'c mut [u8]) -> &'c [u8] {
+        bits::unpack_some(self.top.bits, self.codes, first, count, codes)
     }
 
     fn scatter_all(&self, values: &mut [f32], put: impl Fn(&mut f32, f32)) -> Result<(), Error> {
@@ -135,28 +145,32 @@ impl<'a> Body<'a> {
         self.check_end(&place)
     }
 
-    /// Puts what is kept of the elements from `start` on into `values`; `place` is how many are kept before, and what
-    /// [`positions::for_each_in`] says.
+    /// Puts what is kept of the elements from `start` on into `values`; `place` as in [`positions::for_each_block`].
     #[inline(always)]
     fn scatter(
         &self,
         start: usize,
-        [before, bit]: &mut [u64; 2],
+        place: &mut [u64; 2],
         values: &mut [f32],
         put: impl Fn(&mut f32, f32),
     ) -> Result<(), Error> {
+        let (meanings, mut room) = (self.meanings(), [0; bits::some_room(BLOCK)]);
         let range = start as u64..(start + values.len()) as u64;
-        let mut index = *before;
-        positions::for_each_in(self.layout, self.positions, *before, bit, range, |position| {
-            if index >= self.top.keep as u64 {
-                return Err(Error::PayloadBody { what: "more positions than kept values" });
+        let mut index = place[0];
+        positions::for_each_block(self.layout, self.positions, place, range, |block| {
+            let there = block.len().min((self.top.keep as u64).saturating_sub(index) as usize);
+            let (block, beyond) = block.split_at(there);
+            if !block.is_empty() {
+                for (&position, &code) in block.iter().zip(self.codes(index, there, &mut room)) {
+                    put(&mut values[position as usize - start], meanings[code as usize]);
+                }
             }
-            put(&mut values[position as usize - start], self.value(index));
-            index += 1;
-            Ok(())
-        })?;
-        *before = index;
-        Ok(())
+            index += there as u64;
+            if beyond.is_empty() {
+                return Ok(());
+            }
+            Err(Error::PayloadBody { what: "more positions than kept values" })
+        })
     }
 
     /// `Err` unless all that is kept has found its place.

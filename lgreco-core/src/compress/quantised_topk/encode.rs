@@ -1,7 +1,8 @@
 //! Encoding: select as TopK does, then say of each kept value which bin it is in.
 
 use super::QuantisedTopK;
-use super::bins::{Bins, Sums};
+use super::bins::{BLOCK, Bins};
+use super::sums::Sums;
 use crate::Error;
 use crate::compress::positions::Writer;
 use crate::compress::topk::write_positions;
@@ -10,9 +11,7 @@ use crate::compress::{Compressor, bits};
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Gradient, with_elements};
 use crate::select;
-
-/// Codes that are packed together.
-const BLOCK: usize = 64;
+use crate::simd::{Kernel, dispatch};
 
 pub(super) fn encode(
     top: &QuantisedTopK,
@@ -30,13 +29,13 @@ pub(super) fn encode(
     let (workspace, kept) = workspace.split_at_mut(select::workspace_len(shape.elements()));
     let kept: &mut [u32] = &mut bytemuck::cast_slice_mut(kept)[..top.keep as usize];
     if top.keep > 0 {
-        let mut places = kept.iter_mut();
+        let mut places = &mut *kept;
         let writer = Writer::new(parts.layout, positions);
         with_elements!(gradient.values(), v => {
-            write_positions(v, parts.layout, top.keep, workspace, writer, |_, value| {
-                if let Some(place) = places.next() {
-                    *place = value.to_bits();
-                }
+            write_positions(v, parts.layout, top.keep, workspace, writer, |_, bits| {
+                let (here, rest) = core::mem::take(&mut places).split_at_mut(bits.len());
+                here.copy_from_slice(bits);
+                places = rest;
                 Ok(())
             })
         })?;
@@ -47,19 +46,52 @@ pub(super) fn encode(
 
 /// Writes the means of the bins of `kept`, bits of f32 values, and the codes.
 pub(super) fn quantise(bits: u8, kept: &[u32], means: &mut [u8], codes: &mut [u8]) {
-    let magnitudes = kept.iter().map(|bits| bits & 0x7fff_ffff);
-    let high = magnitudes.clone().max().unwrap_or(0);
-    let low = magnitudes.filter(|&m| m > 0).min().unwrap_or(high);
-    let magnitudes = kept.iter().map(|bits| bits & 0x7fff_ffff);
-    let mut sums = Sums::new(Bins::new(bits, low, high), magnitudes);
-    for (kept, packed) in kept.chunks(BLOCK).zip(codes.chunks_mut(BLOCK / 8 * bits as usize)) {
-        let mut block = [0; BLOCK];
-        for (code, &value) in block.iter_mut().zip(kept) {
-            *code = sums.add(value & 0x7fff_ffff) as u8 | ((value >> 31) as u8) << (bits - 1);
-        }
-        bits::pack(bits, &block, packed);
+    dispatch(Quantise { bits, kept, means, codes });
+}
+
+struct Quantise<'a> {
+    bits: u8,
+    kept: &'a [u32],
+    means: &'a mut [u8],
+    codes: &'a mut [u8],
+}
+
+/// The magnitudes of a block, zeros behind them.
+#[inline(always)]
+fn magnitudes(kept: &[u32]) -> [u32; BLOCK] {
+    let mut magnitudes = [0; BLOCK];
+    for (magnitude, bits) in magnitudes.iter_mut().zip(kept) {
+        *magnitude = bits & 0x7fff_ffff;
     }
-    for (place, mean) in means.chunks_exact_mut(4).zip(sums.means()) {
-        place.copy_from_slice(&mean.to_le_bytes());
+    magnitudes
+}
+
+impl Kernel for Quantise<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Quantise { bits, kept, means, codes } = self;
+        let (mut low, mut high) = (u32::MAX, 0);
+        for bits in kept {
+            let magnitude = bits & 0x7fff_ffff;
+            high = magnitude.max(high);
+            low = if magnitude > 0 { magnitude } else { u32::MAX }.min(low);
+        }
+        let mut sums = Sums::new(Bins::new(bits, low.min(high), high));
+        for kept in kept.chunks(BLOCK) {
+            sums.look(&magnitudes(kept));
+        }
+        for (kept, packed) in kept.chunks(BLOCK).zip(codes.chunks_mut(BLOCK / 8 * bits as usize)) {
+            let bins = sums.add(&magnitudes(kept), kept.len());
+            let mut block = [0; BLOCK];
+            for ((code, &bin), value) in block.iter_mut().zip(&bins).zip(kept) {
+                *code = bin as u8 | ((value >> 31) as u8) << (bits - 1);
+            }
+            bits::pack(bits, &block, packed);
+        }
+        for (place, mean) in means.chunks_exact_mut(4).zip(sums.means()) {
+            place.copy_from_slice(&mean.to_le_bytes());
+        }
     }
 }

@@ -84,12 +84,12 @@ fn sorted<'a>(gradient: &Gradient<'_>, most: u32, workspace: &'a mut [u64]) -> R
     let (kept, room) = rest.split_at_mut((most as usize).div_ceil(2));
     let kept: &mut [u32] = &mut bytemuck::cast_slice_mut(kept)[..most as usize];
     if most > 0 {
-        let mut places = kept.iter_mut();
+        let mut places = &mut *kept;
         let layout = Layout::new(gradient.shape().elements() as u32, most);
-        with_elements!(gradient.values(), v => write_positions(v, layout, most, select, Writer::All, |_, value| {
-            if let Some(place) = places.next() {
-                *place = select::magnitude_bits(value);
-            }
+        with_elements!(gradient.values(), v => write_positions(v, layout, most, select, Writer::All, |_, bits| {
+            let (here, rest) = core::mem::take(&mut places).split_at_mut(bits.len());
+            here.iter_mut().zip(bits).for_each(|(place, bits)| *place = bits & 0x7fff_ffff);
+            places = rest;
             Ok(())
         }))?;
         kept.sort_unstable();

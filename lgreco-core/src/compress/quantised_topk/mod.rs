@@ -29,6 +29,7 @@ mod decode;
 mod encode;
 mod measure;
 mod stat;
+mod sums;
 #[cfg(test)]
 mod tests;
 pub(crate) mod whole;

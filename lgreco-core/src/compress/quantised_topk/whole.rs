@@ -8,9 +8,10 @@ use super::measure::errors_of_sorted;
 use super::stat::Runs;
 use super::{QuantisedTopK, measure_workspace_len};
 use crate::Error;
-use crate::compress::Compressor;
+use crate::compress::positions::BLOCK;
 use crate::compress::topk::{self, TopK};
 use crate::compress::wire::{HEADER_LEN, Header, Payload};
+use crate::compress::{Compressor, bits};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Shape};
 
@@ -83,8 +84,12 @@ pub fn to_topk(payload: &Payload<'_>, whole: &mut [u8]) -> Result<usize, Error> 
     expect_room("payload bytes", len, whole.len())?;
     top.header(shape)?.write(whole)?;
     let (values, positions) = whole[HEADER_LEN..len].split_at_mut(4 * top.keep as usize);
-    for (index, place) in (0..).zip(values.as_chunks_mut::<4>().0) {
-        *place = body.value(index).to_le_bytes();
+    let (meanings, mut room) = (body.meanings(), [0; bits::some_room(BLOCK)]);
+    for (first, values) in (0..).step_by(BLOCK).zip(values.as_chunks_mut::<4>().0.chunks_mut(BLOCK)) {
+        let codes = body.codes(first, values.len(), &mut room);
+        for (place, &code) in values.iter_mut().zip(codes) {
+            *place = meanings[code as usize].to_le_bytes();
+        }
     }
     positions.copy_from_slice(body.positions);
     Ok(len)

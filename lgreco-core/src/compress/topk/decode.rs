@@ -174,7 +174,7 @@ impl<F: Fn(&mut f32, f32) + Copy + Send> Divide for Scatter<'_, F> {
     }
 
     fn start(self) -> Self::Output {
-        self.run() // it has no vector loops
+        self.run() // reading positions, it chooses instructions itself
     }
 }
 
@@ -204,7 +204,7 @@ impl<'a> Body<'a> {
     }
 
     /// Puts what is kept of the elements from `start` on into `values`; `place` is how many are kept before, and what
-    /// [`positions::for_each_in`] says.
+    /// [`positions::for_each_block`] says.
     fn scatter(
         &self,
         start: usize,
@@ -219,27 +219,27 @@ impl<'a> Body<'a> {
     fn scatter_as<V: WireValue>(
         &self,
         start: usize,
-        [before, bit]: &mut [u64; 2],
+        place: &mut [u64; 2],
         values: &mut [f32],
         put: impl Fn(&mut f32, f32),
     ) -> Result<(), Error> {
-        let Some(kept) = self.values.get(*before as usize * size_of::<V>()..) else {
-            return Err(Error::PayloadBody { what: "more positions than kept values" });
-        };
-        let mut kept = kept.chunks_exact(size_of::<V>());
+        let too_many = Error::PayloadBody { what: "more positions than kept values" };
+        let mut kept = self.values.get(place[0] as usize * size_of::<V>()..).ok_or(too_many)?;
         let range = start as u64..(start + values.len()) as u64;
-        let there = kept.len();
-        positions::for_each_in(self.layout, self.positions, *before, bit, range, |position| {
-            let value = kept.next().ok_or(Error::PayloadBody { what: "more positions than kept values" })?;
-            let value = V::get(value);
-            if !value.is_finite() {
-                return Err(Error::PayloadBody { what: "a kept value is not finite" });
+        positions::for_each_block(self.layout, self.positions, place, range, |block| {
+            let (there, rest) = kept.split_at(kept.len().min(block.len() * size_of::<V>()));
+            kept = rest;
+            let there = there.chunks_exact(size_of::<V>());
+            let beyond = block.len() > there.len();
+            for (&position, value) in block.iter().zip(there) {
+                let value = V::get(value);
+                if !value.is_finite() {
+                    return Err(Error::PayloadBody { what: "a kept value is not finite" });
+                }
+                put(&mut values[position as usize - start], value);
             }
-            put(&mut values[position as usize - start], value);
-            Ok(())
-        })?;
-        *before += (there - kept.len()) as u64;
-        Ok(())
+            if beyond { Err(too_many) } else { Ok(()) }
+        })
     }
 
     /// `Err` unless all that is kept has found its place.

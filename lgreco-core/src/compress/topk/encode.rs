@@ -2,7 +2,7 @@
 
 use super::{STRETCH, TopK, check_keep, header, payload_len};
 use crate::Error;
-use crate::compress::positions::{Coding, Layout, Writer};
+use crate::compress::positions::{BLOCK, Coding, Layout, Writer};
 use crate::compress::value::{WireValue, with_wire_type};
 use crate::compress::wire::HEADER_LEN;
 use crate::error::expect_room;
@@ -67,14 +67,15 @@ impl<'a> Body<'a> {
     }
 }
 
-/// Writes the positions of the `keep` largest magnitudes, `keep` at least 1, and hands each with its value to `take`.
+/// Writes the positions of the `keep` largest magnitudes, `keep` at least 1, and hands them with the bits of their values as
+/// f32 to `take`, a block at a time.
 pub(in crate::compress) fn write_positions<T: Element>(
     elements: &[T],
     layout: Layout,
     keep: u32,
     workspace: &mut [u64],
     positions: Writer<'_>,
-    take: impl FnMut(usize, f32) -> Result<(), Error>,
+    take: impl FnMut(&[u32], &[u32]) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let cut = cut(elements, layout, keep, workspace)?;
     choose(elements, cut, bytemuck::cast_slice_mut(workspace), positions, take)
@@ -97,15 +98,19 @@ pub(super) fn write<T: Element, V: WireValue>(
     positions: Writer<'_>,
 ) -> Result<(), Error> {
     let mut slots = values.chunks_exact_mut(size_of::<V>());
-    choose(elements, cut, indices, positions, |index, value| {
-        if V::put(value, slots.next().unwrap_or_default()) {
-            return Ok(());
+    choose(elements, cut, indices, positions, |indices, bits| {
+        for (&index, &bits) in indices.iter().zip(bits) {
+            let (index, value) = (index as usize, f32::from_bits(bits));
+            if !V::put(value, slots.next().unwrap_or_default()) {
+                return Err(Error::ElementOverflow { index, value });
+            }
         }
-        Err(Error::ElementOverflow { index, value })
+        Ok(())
     })
 }
 
-/// Writes the positions of the elements above `cut` and of the first of its ties, and hands each to `take`.
+/// Writes the positions of the elements above `cut` and of the first of its ties, and hands them with the bits of their
+/// values to `take`.
 ///
 /// `indices` has room for one per element, or for [`STRETCH`] at least; more is used to look at more stretches at a time.
 #[inline(always)]
@@ -114,37 +119,57 @@ fn choose<T: Element>(
     cut: Cut,
     indices: &mut [u32],
     mut positions: Writer<'_>,
-    mut take: impl FnMut(usize, f32) -> Result<(), Error>,
+    mut take: impl FnMut(&[u32], &[u32]) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let Cut { magnitude, mut ties } = cut;
-    let mut counts = [0; TOGETHER];
+    let (mut counts, mut gathered) = ([0; TOGETHER], [0; BLOCK]);
     let together = STRETCH * (indices.len() / STRETCH).clamp(1, TOGETHER);
     for (first, some) in (0..).step_by(together).zip(elements.chunks(together)) {
         // When the ties are used up, only larger magnitudes remain to be found.
         select::indices_at_least(some, magnitude + (ties == 0) as u32, STRETCH, indices, &mut counts);
         let stretches = some.chunks(STRETCH).zip(indices.chunks_mut(STRETCH)).zip(&counts);
         for (at, ((stretch, indices), &found)) in (first..).step_by(STRETCH).zip(stretches) {
-            let mut kept = 0;
             let has_values = select::with_values(indices, found).is_some();
-            for i in 0..found {
-                let index = indices[i];
-                let value = match has_values {
-                    true => f32::from_bits(indices[found + i]),
-                    false => stretch[index as usize].to_f32(),
+            let (indices, values) = indices.split_at_mut(found);
+            for (block, indices) in (0..).step_by(BLOCK).zip(indices.chunks_mut(BLOCK)) {
+                let count = indices.len();
+                let bits = if has_values {
+                    &mut values[block..block + count]
+                } else {
+                    let found = gathered.iter_mut().zip(&*indices);
+                    found.for_each(|(bits, &index)| *bits = stretch[index as usize].to_f32().to_bits());
+                    &mut gathered[..count]
                 };
-                if select::magnitude_bits(value) == magnitude {
-                    if ties == 0 {
-                        continue;
-                    }
-                    ties -= 1;
-                }
-                take(at + index as usize, value)?;
-                indices[kept] = at as u32 + index;
-                kept += 1;
+                indices.iter_mut().for_each(|index| *index += at);
+                let kept = without_later_ties(indices, bits, magnitude, &mut ties);
+                take(&indices[..kept], &bits[..kept])?;
+                positions.extend(&indices[..kept]);
             }
-            positions.extend(&indices[..kept]);
         }
     }
     positions.finish();
     Ok(())
+}
+
+/// Moves what has another magnitude, and the first `ties` that have not, to the front; returns their number.
+#[inline(always)]
+fn without_later_ties(indices: &mut [u32], bits: &mut [u32], magnitude: u32, ties: &mut u32) -> usize {
+    let is_tied = |bits: u32| bits & 0x7fff_ffff == magnitude;
+    let tied = bits.iter().map(|&bits| is_tied(bits) as u32).sum::<u32>();
+    if tied <= *ties {
+        *ties -= tied;
+        return bits.len();
+    }
+    let mut kept = 0;
+    for i in 0..bits.len() {
+        if is_tied(bits[i]) {
+            if *ties == 0 {
+                continue;
+            }
+            *ties -= 1;
+        }
+        (indices[kept], bits[kept]) = (indices[i], bits[i]);
+        kept += 1;
+    }
+    kept
 }
