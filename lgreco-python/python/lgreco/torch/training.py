@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -103,6 +104,8 @@ class Training(Reports):
         self._on_plan = on_plan
         self._flights: list[Flight | DeviceFlight] | None = None
         self._in_backward = False
+        self._backward: Callable[[], object] | None = None
+        """Gives None when the backward pass that the step has begun in is over."""
         self._failed: LgrecoError | None = None
         self._refused = False
         self._bytes = [0, 0]
@@ -146,11 +149,16 @@ class Training(Reports):
         self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor], hold_zeros: bool
     ) -> Flight | DeviceFlight:
         """Begins a bucket, and the step with the first."""
+        self._take_back_left_over()
         failure = None
         if self._flights is None:
             failure = self._begin_step()
             self._flights = []
-            self._in_backward = _queue(self._end_backward)
+            end = self._end_backward
+            self._in_backward = _queue(end)
+            # From now on the backward pass alone keeps it.
+            self._backward = weakref.ref(end) if self._in_backward else None
+            del end
         try:
             flight = self._flight(layers, buffer, gradients)
         except (LgrecoError, RuntimeError) as error:
@@ -211,6 +219,7 @@ class Training(Reports):
 
         Every step begins with it; call it before saving states, after ``scaler.update()``.
         """
+        self._take_back_left_over()
         scale, before = 1.0 if self._scale is None else self._scale.now(), self._scaled
         if scale == before:
             return
@@ -238,14 +247,24 @@ class Training(Reports):
     def _abandoned(self, cause: Exception) -> ExchangeError:
         """Takes the step back."""
         error = self._broken(cause)
+        self._take_back(error)
+        return error
+
+    def _take_back_left_over(self) -> None:
+        """Takes a step back whose backward pass has ended by an exception of autograd's, with buckets still on their way."""
+        if self._flights is not None and self._backward is not None and self._backward() is None:
+            self._take_back(LgrecoError("the backward pass has ended before its buckets were exchanged: the step is taken back"))
+
+    def _take_back(self, error: Exception) -> None:
         flights, self._flights, self._failed = self._flights or [], None, None
         for flight in flights:
             flight.give_up(error)
             self._close(flight)
-        self._controller.abandon_step()
+        if not self._refused:
+            self._controller.abandon_step()
+        self._refused = False
         if self._device is not None:
             self._device.abandon()
-        return error
 
     def _broken(self, cause: Exception) -> ExchangeError:
         rank, step = self._group.rank(), self._controller.steps
@@ -358,6 +377,7 @@ class Training(Reports):
 
     def residual(self, name: str) -> torch.Tensor:
         """A copy of a layer's residual on this rank: float32, flat; zeros without one."""
+        self._take_back_left_over()
         self._bring_home()
         values = bytearray(self._controller.residual(self.names.index(name)))
         return torch.frombuffer(values, dtype=torch.float32) if values else torch.empty(0)
@@ -367,6 +387,7 @@ class Training(Reports):
 
         Without the ``window`` the gradients for the next plan are left out, as large as the model, which only rank 0 has.
         """
+        self._take_back_left_over()
         self._bring_home()
         parts = self._controller.save(window)
         layers = {name: _tensor(part) for name, part in parts if name is not None}
@@ -382,6 +403,7 @@ class Training(Reports):
 
         Raises LgrecoError when a state is damaged or of another kind; nothing has changed then.
         """
+        self._take_back_left_over()
         plan = [_bytes(state["run"])] + [_bytes(part) for part in state["layers"].values()]
         taken = [state] if residuals is None else residuals
         residual_parts = [_bytes(part) for other in taken for part in other["layers"].values()]
