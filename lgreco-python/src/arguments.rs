@@ -1,9 +1,10 @@
 //! Names and numbers from Python as the options of a controller.
 
-use crate::error::LgrecoError;
-use lgreco_train::compress::Setting;
+use crate::error::{LgrecoError, named as named_error, of_layer};
+use lgreco_train::CoreError;
+use lgreco_train::compress::{Compressor, Setting};
 use lgreco_train::controller::{
-    Accordion, Budget, Config, Feedback, Legacy, NonFinite, Objective, Policy, RampUp, Schedule,
+    Accordion, Budget, Config, Feedback, Legacy, NonFinite, Objective, Policy, RampUp, Schedule, Tensor,
 };
 use lgreco_train::exchange::Route;
 use lgreco_train::feedback::{Residual, Storage};
@@ -27,6 +28,47 @@ pub(crate) fn named<T: Clone>(what: &str, name: &str, names: &[(&str, T)]) -> Py
 
 pub(crate) fn dtype(name: &str) -> PyResult<Dtype> {
     named("dtype", name, &[("float32", Dtype::F32), ("float16", Dtype::F16), ("bfloat16", Dtype::Bf16)])
+}
+
+/// A layer's.
+pub(crate) fn layer_dtype(py: Python<'_>, layer: &str, name: &str) -> PyResult<Dtype> {
+    dtype(name).map_err(|_| {
+        let text = format!("{layer}: values are {name}; float32, float16 and bfloat16 are known");
+        named_error(py, text, CoreError::UnknownName { what: "", expected: "" }.code(), Some(layer))
+    })
+}
+
+/// What is wrong with a layer.
+pub(crate) fn refused_layer(py: Python<'_>, name: &str, error: impl Into<lgreco_train::Error>) -> PyErr {
+    let error = error.into();
+    named_error(py, of_layer(Some(name), &error.to_string()), error.code(), Some(name))
+}
+
+/// What an option's value may be, where a wrong one is not of its type at all.
+fn expected(name: &str) -> &'static str {
+    match name {
+        "default" | "alpha" => "a number",
+        "method" | "metric" | "policy" | "objective" | "route" => "a word",
+        "budget" => "\"size\", \"error\" or a number of bits",
+        "size" => "\"uniform\" or a number of bits",
+        "candidates" => "three numbers: the first, the last and the step",
+        "widths" => "a list of \"full\" and numbers of bits",
+        "accordion" => "two numbers, or four",
+        "legacy" => "bounds between sizes, a parameter per size for each phase, and steps",
+        "ramp_up" => "a number and steps",
+        "error_feedback" => "True or False",
+        "random_seed" => "a whole number from 0 to 2^64 - 1",
+        _ => "a whole number of at least 0",
+    }
+}
+
+/// An option's value; what is wrong with it is told in the user's words.
+pub(crate) fn option<'py, T: FromPyObjectOwned<'py>>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<T> {
+    let wrong = |_| {
+        let shown = value.repr().map_or_else(|_| "?".into(), |repr| repr.to_string());
+        LgrecoError::new_err(format!("{name} is {shown}, expected {}", expected(name)))
+    };
+    value.extract().map_err(wrong)
 }
 
 pub(crate) fn refused(error: impl std::fmt::Display) -> PyErr {
@@ -77,10 +119,7 @@ pub(crate) struct Options<'a, 'py>(pub(crate) &'a Bound<'py, PyDict>);
 impl<'py> Options<'_, 'py> {
     fn get<T: FromPyObjectOwned<'py>>(&self, name: &str) -> PyResult<Option<T>> {
         match self.0.get_item(name)? {
-            Some(value) if !value.is_none() => value.extract().map(Some).map_err(|error: T::Error| {
-                let error: PyErr = error.into();
-                LgrecoError::new_err(format!("{name}: {}", error.value(self.0.py())))
-            }),
+            Some(value) if !value.is_none() => option(name, &value).map(Some),
             _ => Ok(None),
         }
     }
@@ -90,8 +129,9 @@ impl<'py> Options<'_, 'py> {
             let name: String = name.extract()?;
             if !KNOWN.contains(&name.as_str()) {
                 return Err(LgrecoError::new_err(format!(
-                    "no option is called {name:?}; there are {}",
-                    KNOWN.join(", ")
+                    "no option is called {name:?}; there are {}, {}",
+                    KNOWN.join(", "),
+                    OF_TRAINERS.join(", ")
                 )));
             }
         }
@@ -120,17 +160,28 @@ impl<'py> Options<'_, 'py> {
                 Some(NonZero::new(workers).ok_or_else(|| refused("`workers` is 0: it must be at least 1"))?);
         }
         search.min_elements = self.get("min_elements")?.unwrap_or(search.min_elements);
-        search.seed = self.get("seed")?.unwrap_or(search.seed);
+        search.seed = self.get("random_seed")?.unwrap_or(search.seed);
         if let Some(name) = self.get::<String>("reduce_dtype")? {
             search.reduce_dtype = dtype(&name)?;
         }
         Ok(search)
     }
 
-    fn policy(&self) -> PyResult<Policy> {
-        if let Some(settings) = self.get::<Vec<String>>("settings")? {
-            let settings = settings.iter().map(|text| text.parse::<Setting>().map_err(refused));
-            return Ok(Policy::Fixed(settings.collect::<PyResult<_>>()?));
+    /// Fixed settings, one per layer.
+    fn settings(&self, tensors: &[Tensor], names: &[String]) -> PyResult<Option<Vec<Setting>>> {
+        let Some(settings) = self.get::<Vec<String>>("settings")? else { return Ok(None) };
+        let settings = settings.iter().zip(tensors).zip(names).map(|((text, tensor), name)| {
+            let wrong = |error: CoreError| refused_layer(self.0.py(), name, error);
+            let setting: Setting = text.parse().map_err(wrong)?;
+            setting.payload_len(tensor.shape(), tensor.dtype()).map_err(wrong)?;
+            Ok(setting)
+        });
+        settings.collect::<PyResult<_>>().map(Some)
+    }
+
+    fn policy(&self, tensors: &[Tensor], names: &[String]) -> PyResult<Policy> {
+        if let Some(settings) = self.settings(tensors, names)? {
+            return Ok(Policy::Fixed(settings));
         }
         let accordion = self.get::<Levels>("accordion")?.map(Accordion::from);
         let legacy = self.get("legacy")?.map(|(sizes, levels, steps)| Legacy { sizes, levels, steps });
@@ -172,31 +223,43 @@ impl<'py> Options<'_, 'py> {
         named("objective", &name, &[("bits", Objective::Bits), ("seconds", Objective::MeasuredSeconds)])
     }
 
-    pub(crate) fn config(&self) -> PyResult<Config> {
+    fn schedule(&self, default: Schedule) -> PyResult<Schedule> {
+        let schedule = Schedule {
+            warmup: self.get("start_iter")?.unwrap_or(default.warmup),
+            period: self.get("period")?.unwrap_or(default.period),
+            window: self.get("window")?.unwrap_or(default.window),
+            lead: self.get("lead")?.unwrap_or(default.lead),
+        };
+        let Schedule { warmup, period, lead, .. } = schedule;
+        if warmup < 2 {
+            return Err(refused(format!("start_iter is {warmup}, expected at least 2 steps")));
+        }
+        if lead >= warmup.min(period) && period > 0 {
+            return Err(refused(format!("lead is {lead}, expected fewer steps than start_iter and period")));
+        }
+        Ok(schedule)
+    }
+
+    /// For layers and their names.
+    pub(crate) fn config(&self, loss_scaling: bool, tensors: &[Tensor], names: &[String]) -> PyResult<Config> {
         let mut search = self.search()?;
         if self.get::<Vec<Value>>("widths")?.is_none() {
             // Refused where TopK is not searched.
             search = search.clone().with_widths(&WIDTHS).unwrap_or(search);
         }
         let config = Config::new(search);
-        let Schedule { warmup, period, window, lead } = config.schedule;
         let routes =
             [("all_gather", Route::AllGather), ("scatter_reduce", Route::ScatterReduce), ("sharded", Route::Sharded)];
         let route: String = self.get("route")?.unwrap_or_else(|| "all_gather".into());
         Ok(Config {
-            policy: self.policy()?,
+            policy: self.policy(tensors, names)?,
             budget: self.budget()?,
             alpha: self.get("alpha")?.unwrap_or(config.alpha),
             ramp_up: self.get("ramp_up")?.map(|(first, steps)| RampUp { first, steps }),
-            schedule: Schedule {
-                warmup: self.get("start_iter")?.unwrap_or(warmup),
-                period: self.get("period")?.unwrap_or(period),
-                window: self.get("window")?.unwrap_or(window),
-                lead: self.get("lead")?.unwrap_or(lead),
-            },
+            schedule: self.schedule(config.schedule)?,
             feedback: self.feedback()?,
             objective: self.objective()?,
-            non_finite: match self.get("loss_scaling")?.unwrap_or(false) {
+            non_finite: match loss_scaling {
                 true => NonFinite::PassThrough,
                 false => NonFinite::Error,
             },
@@ -208,7 +271,7 @@ impl<'py> Options<'_, 'py> {
     }
 }
 
-const KNOWN: [&str; 27] = [
+const KNOWN: [&str; 26] = [
     "method",
     "default",
     "candidates",
@@ -216,7 +279,7 @@ const KNOWN: [&str; 27] = [
     "metric",
     "workers",
     "min_elements",
-    "seed",
+    "random_seed",
     "reduce_dtype",
     "settings",
     "policy",
@@ -233,10 +296,12 @@ const KNOWN: [&str; 27] = [
     "period",
     "window",
     "lead",
-    "loss_scaling",
     "route",
     "metrics_every",
 ];
+
+/// Those that `lgreco.torch` keeps to itself.
+const OF_TRAINERS: [&str; 3] = ["grad_scaler", "on_plan", "optimizer"];
 
 /// Seconds since the first call.
 fn clock() -> f64 {

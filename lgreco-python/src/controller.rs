@@ -1,6 +1,6 @@
 //! One rank's controller.
 
-use crate::arguments::{Options, dtype};
+use crate::arguments::{Options, layer_dtype, refused, refused_layer};
 use crate::bucket::Bucket;
 use crate::cores::{detached, on_cores};
 use crate::error::{LgrecoError, raised};
@@ -10,7 +10,7 @@ use crate::request::Request;
 use crate::task::{PlanResult, PlanTask};
 use lgreco_train::Error;
 use lgreco_train::compress::Setting;
-use lgreco_train::controller::{self, Contents, Feedback, Metrics, NonFinite, Tensor};
+use lgreco_train::controller::{self, Budget, Config, Contents, Feedback, Metrics, NonFinite, Policy, Tensor};
 use lgreco_train::exchange::{Collective, CollectiveError};
 use lgreco_train::gradient::{Dtype, Values};
 use pyo3::prelude::*;
@@ -43,6 +43,27 @@ impl Collective for Place {
     fn broadcast(&mut self, _: u32, _: &mut [u8]) -> Result<(), CollectiveError> {
         Err(CollectiveError::UNSUPPORTED)
     }
+}
+
+/// `Err` for a budget in bits that is below what every plan for the model needs.
+fn expect_room<'a>(config: &Config, model: impl Iterator<Item = (&'a str, &'a [usize], Dtype)>) -> PyResult<()> {
+    let (Budget::Bits(bits), Policy::LGreco { .. } | Policy::KMeans { .. }) = (config.budget, &config.policy) else {
+        return Ok(());
+    };
+    let offer = config.search.offer(model).map_err(refused)?;
+    let candidates: usize = offer.rows().map(|row| row.candidates.len()).sum();
+    if candidates == 0 {
+        return Ok(());
+    }
+    let measured = offer.into_measured(&vec![0.0; candidates]).map_err(refused)?;
+    let least: u64 =
+        measured.table.view().iter().filter_map(|layer| layer.iter().map(|option| option.size).min()).sum();
+    if bits < least {
+        return Err(refused(format!(
+            "budget is {bits} bits, expected at least {least}, the size of the smallest plan"
+        )));
+    }
+    Ok(())
 }
 
 /// Which settings layers have, what is remembered of them, and when to decide anew.
@@ -118,25 +139,30 @@ pub(crate) fn parsed(settings: &[String]) -> PyResult<Vec<Setting>> {
 
 #[pymethods]
 impl Controller {
-    /// Of layers (name, dims, dtype, where ranks' shards end), for one rank of a group; options by name.
+    /// Of layers (name, dims, dtype, where ranks' shards end), for one rank of a group, with losses that are scaled or not;
+    /// options by name.
     #[new]
-    #[pyo3(signature = (layers, rank, world_size, **options))]
+    #[pyo3(signature = (layers, rank, world_size, loss_scaling, /, **options))]
     fn new(
         py: Python<'_>,
         layers: Vec<(String, Vec<usize>, String, Vec<u64>)>,
         rank: u32,
         world_size: u32,
+        loss_scaling: bool,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Controller> {
         let none = PyDict::new(py);
-        let config = Options(options.unwrap_or(&none)).config()?;
+        let options = Options(options.unwrap_or(&none));
         let names: Arc<[String]> = layers.iter().map(|(name, ..)| name.clone()).collect();
         let tensors = layers.iter().map(|(name, dims, element, ends)| {
-            Tensor::new(name, dims, dtype(element)?)
+            Tensor::new(name, dims, layer_dtype(py, name, element)?)
                 .map(|tensor| tensor.with_shards(ends))
-                .map_err(|error| LgrecoError::new_err(format!("{name}: {error}")))
+                .map_err(|error| refused_layer(py, name, error))
         });
         let tensors: Vec<Tensor> = tensors.collect::<PyResult<_>>()?;
+        let config = options.config(loss_scaling, &tensors, &names)?;
+        let model = layers.iter().zip(&tensors).map(|((name, dims, ..), tensor)| (&**name, &**dims, tensor.dtype()));
+        expect_room(&config, model)?;
         let (place, seed, feedback) = (Place { rank, world_size }, config.search.seed, config.feedback);
         let (reduce_dtype, non_finite) = (config.search.reduce_dtype, config.non_finite);
         let made = detached(py, || controller::Controller::new(config, tensors.clone(), &place));

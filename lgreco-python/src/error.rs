@@ -12,6 +12,14 @@ pyo3::create_exception!(
      at fault, or None."
 );
 
+/// Adds the exception to the module. Whatever raises it, it has a code and a layer, if only None.
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let error = module.py().get_type::<LgrecoError>();
+    error.setattr("code", module.py().None())?;
+    error.setattr("layer", module.py().None())?;
+    module.add("LgrecoError", error)
+}
+
 /// The exception for an error, with the name of the layer that it is about.
 pub(crate) fn raised(py: Python<'_>, error: Error, names: &[String]) -> PyErr {
     let layer = error.layer().and_then(|layer| names.get(layer)).map(String::as_str);

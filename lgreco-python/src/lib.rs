@@ -25,9 +25,10 @@ fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
 /// Nothing here waits for the interpreter's lock: it is given up around all work.
 #[pymodule(gil_used = false)]
 fn _lgreco(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add("LgrecoError", module.py().get_type::<error::LgrecoError>())?;
+    error::add_to(module)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(plan::make_plan, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::plan_file, module)?)?;
     module.add_function(wrap_pyfunction!(plan::check_plan, module)?)?;
     module.add_function(wrap_pyfunction!(run_command, module)?)?;
     module.add_function(wrap_pyfunction!(cores::after_fork, module)?)?;

@@ -169,6 +169,74 @@ def test_errors_under_fully_shard() -> None:
     assert here.startswith("2: third: ") and "rank 0 failed with error code 101" in elsewhere
 
 
+def _without_first(step: int) -> tuple[str, ...]:
+    """In the step of a plan, among others."""
+    return tuple(SHAPES)[1:] if step in (4, 5, 6) else tuple(SHAPES)
+
+
+def _partly(rank: int, replicated: bool) -> bool:
+    """A parameter that has a gradient in some steps alone: whether sums are whole."""
+    mesh = init_device_mesh("cpu", (2, 1) if replicated else (1, 2), mesh_dim_names=("replicate", "shard"))
+    module = fully_shard(Linear(), mesh=mesh["shard"])
+    group = {"replicate_group": mesh.get_group("replicate")} if replicated else {}
+    state = LGreCoShardedState(module, **group, **OPTIONS, method="topk", default=0.1)
+    found = {name: torch.zeros(SHAPES[name]) for name in SHAPES}
+    expected = {name: torch.zeros(SHAPES[name]) for name in SHAPES}
+    for step in range(STEPS):
+        module.zero_grad()
+        given, before = gradients(rank, step), state.residual("first")
+        module({name: given[name] for name in _without_first(step)}).backward()
+        assert "first" in _without_first(step) or torch.equal(state.residual("first"), before)
+        for name, p in module.named_parameters():
+            assert (p.grad is not None) == (name in _without_first(step))
+            if p.grad is not None:
+                found[name] += p.grad.full_tensor()  # type: ignore[attr-defined]
+                expected[name] += mean(2, step, name)
+    for name, values in found.items():
+        values += residual(state, name, 2)[: values.numel()].reshape(values.shape)
+    return all(torch.allclose(found[name], expected[name], atol=1e-4) for name in SHAPES)
+
+
+@pytest.mark.parametrize("replicated", [False, True])
+def test_parameters_without_gradient_are_left_out(replicated: bool) -> None:
+    assert on_ranks(2, _partly, replicated) == [True, True]
+
+
+def _untold(rank: int) -> str:
+    """By a PyTorch in which FSDP does not tell which parameters have a gradient."""
+    module = fully_shard(Linear(), mesh=init_device_mesh("cpu", (2,)))
+    (group,) = module._get_fsdp_state()._fsdp_param_groups
+    prepare = group.__dict__.pop("_prepare_reduce_scatter_inputs")
+    register(module, **OPTIONS)
+    group._prepare_reduce_scatter_inputs = prepare
+    module(gradients(rank, 0)).backward()
+    module.zero_grad()
+    with pytest.raises(LgrecoError) as raised:
+        module({"third": gradients(rank, 1)["third"]}).backward()
+    return str(raised.value)
+
+
+def test_parameters_without_gradient_are_an_error_where_fsdp_does_not_tell_of_them() -> None:
+    for told in on_ranks(2, _untold):
+        assert "first: the unit's 4 parameters have" in told and "fully_shard those" in told
+
+
+def _unfrozen(rank: int) -> str:
+    module = Linear()
+    module.third.requires_grad_(False)
+    register(fully_shard(module, mesh=init_device_mesh("cpu", (2,))), **OPTIONS)
+    module(gradients(rank, 0)).backward()
+    module.third.requires_grad_(True)
+    with pytest.raises(LgrecoError) as raised:
+        module(gradients(rank, 1)).backward()
+    return f"{raised.value.layer}; {raised.value}"
+
+
+def test_parameters_that_are_trained_later_are_named() -> None:
+    for told in on_ranks(2, _unfrozen):
+        assert told.startswith("third; third: ") and "make another state" in told
+
+
 def _registered(rank: int) -> tuple[bool, str]:
     state = register(DDP(Linear()), **OPTIONS)
     with pytest.raises(LgrecoError) as raised:

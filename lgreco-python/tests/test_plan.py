@@ -89,6 +89,9 @@ def test_plans_are_saved_as_the_command_writes_them(tmp_path: pathlib.Path) -> N
     (tmp_path / "plan.json").write_text('{"version": 1}')
     with pytest.raises(LgrecoError, match="plan.json"):
         lgreco.Plan.load(tmp_path / "plan.json")
+    (tmp_path / "plan.json").write_bytes(bytes(range(256)))
+    with pytest.raises(LgrecoError, match="plan.json: 'utf-8' codec"):
+        lgreco.Plan.load(tmp_path / "plan.json")
 
 
 def test_sizes_may_be_limited() -> None:
@@ -151,15 +154,45 @@ def test_plans_as_pictures(tmp_path: pathlib.Path) -> None:
     assert "fc2.weight" in (tmp_path / "plan.svg").read_text()
 
 
+WRONG: list[tuple[Any, str]] = [
+    ("text", "^x: a str is no array"),
+    (None, "^x: the layer has no gradient: leave it out"),
+    (numpy.zeros((40, 40)), "^x: values are float64"),
+    (numpy.full((40, 40), numpy.nan, "f4"), "^x: element 0 is NaN"),
+    (torch.zeros(40, 40).to_sparse(), "^x: the tensor is of layout torch.sparse_coo"),
+    (torch.eye(40).to_sparse_csr(), "^x: the tensor is of layout torch.sparse_csr"),
+    (torch.zeros(40, 40, device="meta"), "^x: the tensor is on the meta device"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "said"), WRONG)
+def test_the_layer_at_fault_is_named(wrong: Any, said: str) -> None:
+    with pytest.raises(LgrecoError, match=said) as raised:
+        lgreco.plan({**gradients(), "x": wrong})
+    assert raised.value.layer == "x"
+
+
 def test_what_is_wrong_is_named() -> None:
-    for wrong in ({**gradients(), "x": "text"}, {"x": numpy.zeros((40, 40))}, {"x": numpy.full((40, 40), numpy.nan, "f4")}):
-        with pytest.raises(LgrecoError, match="x"):
-            lgreco.plan(wrong)
-    for options in ({"method": "top-k"}, {"solver": "best"}, {"alpha": -1.0}, {"default": 99.0}, {"metric": "l1"}):
-        with pytest.raises(LgrecoError):
-            lgreco.plan(gradients(), **options)  # type: ignore[arg-type]
-    with pytest.raises(LgrecoError):
-        lgreco.plan({})
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"method": "top-k"}, "method"), ({"solver": "best"}, "solver"), ({"alpha": -1.0}, "alpha is -1"), ({"default": 99.0}, "99"),
+        ({"metric": "l1"}, "metric"), ({"size": 1.5}, "size is 1.5, expected"), ({"random_seed": -1}, "random_seed is -1"),
+    ]
+    for options, said in wrong:
+        with pytest.raises(LgrecoError, match=said):
+            lgreco.plan(gradients(), **options)
+    for small in ({}, {"x": torch.ones(4, 4)}, {"x": torch.ones(4096)}):
+        with pytest.raises(LgrecoError, match=f"none of the {len(small)} layers is large enough"):
+            lgreco.plan(small)
+    with pytest.raises(TypeError, match="an array per layer's name, or the path"):
+        lgreco.plan([torch.ones(40, 40)])  # type: ignore[arg-type]
+
+
+def test_files_are_planned_as_the_command_does(tmp_path: pathlib.Path) -> None:
+    safetensors(tmp_path / "gradients.safetensors", gradients())
+    for path in (tmp_path / "gradients.safetensors", str(tmp_path)):
+        assert lgreco.plan(path, method="topk").settings == lgreco.plan(gradients(), method="topk").settings
+    with pytest.raises(LgrecoError, match="none.safetensors: "):
+        lgreco.plan(tmp_path / "none.safetensors")
 
 
 def test_neither_torch_nor_numpy_is_needed() -> None:

@@ -332,10 +332,7 @@ def test_a_callback_that_fails_does_so_out_of_backward() -> None:
 
 def test_callbacks_and_optimizers_are_checked() -> None:
     for failed in on_ranks(2, _no_callback):
-        assert failed == [
-            "TypeError: on_plan is 3, which cannot be called",
-            "TypeError: optimizer is 3, which is no torch.optim.Optimizer",
-        ]
+        assert "on_plan is 3, expected a function" in failed[0] and "optimizer is 3, expected a torch.optim.Optimizer" in failed[1]
 
 
 def _no_callback(rank: int) -> list[str]:

@@ -1,4 +1,7 @@
+mod kind;
+
 use crate::CoreError;
+use kind::Kind;
 use lgreco_core::internal::error::{self as of_core, Number};
 
 /// Everything that can go wrong in training, with the place and the numbers; no strings are built.
@@ -9,7 +12,7 @@ use lgreco_core::internal::error::{self as of_core, Number};
 /// use lgreco_train::{CoreError, Error};
 /// let error = Error::from(CoreError::EmptyTable);
 /// assert_eq!((error.code(), error), (CoreError::EmptyTable.code(), Error::Core(CoreError::EmptyTable)));
-/// assert_eq!(Error::Peer { rank: 2, code: error.code() }.to_string(), "rank 2 failed with error code 20");
+/// assert_eq!(Error::Peer { rank: 2, code: error.code() }.to_string(), "rank 2 failed with error code 20: a table without layers");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -56,7 +59,7 @@ pub enum Error {
         code: i32,
     },
     /// Another worker could not take part.
-    #[error("rank {rank} failed with error code {code}")]
+    #[error("rank {rank} failed with error code {code}{}", Kind(*.code))]
     Peer {
         /// Its rank.
         rank: u32,
@@ -109,7 +112,7 @@ pub enum Error {
     #[error("settings are given to a controller whose policy is not a fixed one, which decides by itself")]
     NotFixed,
     /// What another worker sent cannot be decoded.
-    #[error("the message of rank {rank} cannot be decoded, error code {code}")]
+    #[error("the message of rank {rank} cannot be decoded, error code {code}{}", Kind(*.code))]
     PeerMessage {
         /// Its rank.
         rank: u32,

@@ -4,7 +4,7 @@ import ctypes
 from typing import Any, NamedTuple, TypeAlias
 
 from lgreco._dlpack import read
-from lgreco._lgreco import LgrecoError
+from lgreco._errors import of_layer
 
 Array: TypeAlias = Any
 """A tensor of torch, an array of numpy, or anything with DLPack or with a buffer of f32 or f16 values."""
@@ -25,7 +25,12 @@ _FORMATS = {"f": "float32", "e": "float16"}
 
 def place(name: str, array: Array) -> Place:
     """Finds the values of a layer; copies them where they are not contiguous or not in the host's memory."""
+    if array is None:
+        raise of_layer(name, "the layer has no gradient: leave it out")
     if hasattr(array, "data_ptr"):
+        if array.is_meta or "strided" not in str(array.layout):
+            kind = "on the meta device, without values" if array.is_meta else f"of layout {array.layout}, expected torch.strided"
+            raise of_layer(name, f"the tensor is {kind}")
         tensor = array.detach().cpu().contiguous()
         return Place(list(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.data_ptr(), tensor)
     if hasattr(array, "__array_interface__"):
@@ -38,9 +43,9 @@ def place(name: str, array: Array) -> Place:
     try:
         view = memoryview(array)
     except TypeError:
-        raise LgrecoError(f"{name}: a {type(array).__name__} is no array") from None
+        raise of_layer(name, f"a {type(array).__name__} is no array") from None
     dtype = _FORMATS.get(view.format)
     if dtype is None:
-        raise LgrecoError(f"{name}: values of format {view.format!r}; float32 ('f') and float16 ('e') are known")
+        raise of_layer(name, f"values of format {view.format!r}; float32 ('f') and float16 ('e') are known")
     copied = (ctypes.c_char * view.nbytes).from_buffer_copy(view)
     return Place(list(view.shape or (len(view),)), dtype, ctypes.addressof(copied), copied)

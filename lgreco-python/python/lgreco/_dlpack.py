@@ -4,7 +4,7 @@ import ctypes
 import math
 from typing import Any
 
-from lgreco._lgreco import LgrecoError
+from lgreco._errors import of_layer
 
 _HOSTS = (1, 3)
 """Codes of the processor's memory, page-locked or not."""
@@ -36,14 +36,14 @@ _pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, 
 def read(name: str, array: Any) -> tuple[list[int], str, int, Any]:
     """Dims, type and address of contiguous values, and what keeps them alive; a copy where they are strided."""
     if array.__dlpack_device__()[0] not in _HOSTS:
-        raise LgrecoError(f"{name}: the values are on a device: copy them to the host's memory first")
+        raise of_layer(name, "the values are on a device: copy them to the host's memory first")
     # Whoever does not take a capsule's tensor over leaves it to the capsule.
     capsule = array.__dlpack__()
     tensor = _Tensor.from_address(_pointer_of(capsule, b"dltensor"))
     dtype = _FORMATS.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if dtype is None:
         of = f"code {tensor.code}, {tensor.bits} bits and {tensor.lanes} lanes"
-        raise LgrecoError(f"{name}: values of DLPack's {of}; float32, float16 and bfloat16 are known")
+        raise of_layer(name, f"values of DLPack's {of}; float32, float16 and bfloat16 are known")
     dims = tensor.shape[: tensor.dims]
     address, size = (tensor.data or 0) + tensor.offset, tensor.bits // 8
     strides = tensor.strides[: tensor.dims] if tensor.strides else _contiguous(dims)

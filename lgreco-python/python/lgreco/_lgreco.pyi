@@ -17,6 +17,7 @@ __all__ = [
     "check_plan",
     "make_plan",
     "peer_error",
+    "plan_file",
     "run_command",
 ]
 
@@ -25,7 +26,7 @@ __version__: str
 class LgrecoError(ValueError):
     """Something that lgreco refuses, or that went wrong on some rank."""
 
-    code: int
+    code: int | None
     """The permanent number of the kind of error, shared with the C API. Errors in arguments have none."""
     layer: str | None
     """The name of the layer at fault."""
@@ -41,8 +42,18 @@ def make_plan(
     """Measures layers (name, dims, dtype, address of contiguous values) and plans: the JSON of a plan file.
 
     Options are ``method``, ``default``, ``candidates``, ``widths``, ``metric``, ``workers``, ``min_elements`` and
-    ``seed``.
+    ``random_seed``.
     """
+
+def plan_file(
+    path: str,
+    solver: str,
+    alpha: float | None,
+    budget: float | None,
+    size: str | int | None,
+    **options: Any,
+) -> str:
+    """The same for the layers of a safetensors file, of an index of several or of a folder with them."""
 
 def check_plan(json: str) -> str:
     """The same plan file, once it has been checked."""
@@ -125,11 +136,18 @@ class Controller:
     """Which settings a rank's layers have, what it remembers of them, and when to decide anew.
 
     ``layers`` are (name, dims, dtype, ends): float32, float16 or bfloat16; with ``route="sharded"`` ``ends`` tells at which
-    element each rank's shard ends, else it is empty. Options are those of ``lgreco.torch.LGreCoState``.
+    element each rank's shard ends, else it is empty. With ``loss_scaling`` gradients that are not finite are no error. Options
+    are those of ``lgreco.torch.LGreCoState``.
     """
 
     def __new__(
-        cls, layers: list[tuple[str, list[int], str, list[int]]], rank: int, world_size: int, **options: Any
+        cls,
+        layers: list[tuple[str, list[int], str, list[int]]],
+        rank: int,
+        world_size: int,
+        loss_scaling: bool,
+        /,
+        **options: Any,
     ) -> Controller: ...
     @property
     def steps(self) -> int:

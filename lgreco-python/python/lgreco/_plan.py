@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lgreco._arrays import Array, place
-from lgreco._lgreco import check_plan, make_plan
+from lgreco._lgreco import LgrecoError, check_plan, make_plan, plan_file
 from lgreco._plot import bars
 
 
@@ -76,12 +76,10 @@ class Plan:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Plan":
         """Reads a plan file; LgrecoError names the file and what is wrong."""
-        text = pathlib.Path(path).read_text()
         try:
-            return cls(text)
+            return cls(pathlib.Path(path).read_bytes().decode())
         except ValueError as error:
-            error.args = (f"{os.fspath(path)}: {error}",)
-            raise
+            raise LgrecoError(f"{os.fspath(path)}: {error}") from error
 
     def _rows(self) -> list[tuple[str, str, float, int]]:
         return [(layer["name"], layer["label"], layer["error"], layer["size"]) for layer in self._file["layers"]]
@@ -124,7 +122,7 @@ def _escaped(text: str) -> str:
 
 
 def plan(
-    gradients: Mapping[str, Array],
+    gradients: Mapping[str, Array] | str | os.PathLike[str],
     *,
     method: str = "hybrid",
     default: float | None = None,
@@ -145,7 +143,8 @@ def plan(
     ----------
     gradients
         A float32, float16 or bfloat16 array per layer, by name: tensors of torch, arrays of numpy, whatever has DLPack or a
-        buffer. Matrices keep their rows; other dimensions are columns.
+        buffer. Or the path of a safetensors file, of an index of several or of a folder with them, as for the command. Matrices
+        keep their rows; other dimensions are columns.
     method, default, candidates
         As in ``lgreco.torch.LGreCoState``; ``candidates`` are the first, last and step of the parameters that are offered.
     budget, size, alpha
@@ -171,8 +170,12 @@ def plan(
     >>> made.proven, made.settings
     (True, {'fc1.weight': 'topk 410'})
     """
+    options: dict[str, Any] = {"method": method, "default": default, "candidates": candidates, "metric": metric}
+    options.update(workers=workers, widths=widths, min_elements=min_elements, random_seed=random_seed)
+    if isinstance(gradients, (str, os.PathLike)):
+        return Plan(plan_file(os.fspath(gradients), solver, alpha, budget, size, **options))
+    if not isinstance(gradients, Mapping):
+        raise TypeError(f"gradients are a {type(gradients).__name__}, expected an array per layer's name, or the path of a file")
     with_places = {name: place(name, array) for name, array in gradients.items()}
     layers = [(name, found.dims, found.dtype, found.address) for name, found in with_places.items()]
-    options: dict[str, Any] = {"method": method, "default": default, "candidates": candidates, "metric": metric}
-    options.update(workers=workers, widths=None if widths is None else list(widths))
-    return Plan(make_plan(layers, solver, alpha, budget, size, min_elements=min_elements, seed=random_seed, **options))
+    return Plan(make_plan(layers, solver, alpha, budget, size, **options))

@@ -1,13 +1,14 @@
 """Compressed gradients for fully_shard (FSDP2)."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
+from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
 from lgreco.torch.options import Options
@@ -37,8 +38,36 @@ class _Unit:
         self.layers = list(range(first, first + len(parameters)))
         self.lens = [torch.Size(parameter.shard).numel() for parameter in parameters]
         self.wholes = [torch.Size(parameter.whole).numel() for parameter in parameters]
+        self.present = list(range(len(parameters)))
+        """Which of them have a gradient in this step, in the order of FSDP's buffer."""
+        self.later: str | None = None
+        """A parameter that has one, and was frozen when the state was made."""
         # A module's gradients travel together, as what holds all.
         self.dtype = functools.reduce(torch.promote_types, [parameter.dtype for parameter in parameters])
+
+    def note_present(self, group: Any, indices: Mapping[Any, int], names: Mapping[Any, str]) -> None:
+        """Has FSDP tell which parameters of the unit have a gradient, where it can be asked: it leaves out the others."""
+        prepare = getattr(group, "_prepare_reduce_scatter_inputs", None)
+        if prepare is None:
+            return
+
+        def noted(fsdp_params: list[Any], gradients: list[torch.Tensor], world: int) -> Any:
+            self.present = [indices[p] for p in fsdp_params if p in indices]
+            self.later = next((names[p.sharded_param] for p in fsdp_params if p not in indices), None)
+            return prepare(fsdp_params, gradients, world)
+
+        group._prepare_reduce_scatter_inputs = noted
+
+    def lens_of(self, elements: int) -> list[int]:
+        """How long the shards are of the parameters that have a gradient, of so many elements in all."""
+        lens = [self.lens[index] for index in self.present]
+        if self.later is not None:
+            raise of_layer(self.later, "the parameter was frozen when the state was made: make another state")
+        if sum(lens) != elements:
+            of_unit = f"the unit's {len(lens)} parameters have {sum(lens)} elements, what FSDP reduces has {elements}"
+            way_out = "some are frozen, or were not used in this step: fully_shard those by themselves"
+            raise of_layer(self.parameters[0].name, f"{of_unit}; {way_out}")
+        return lens
 
 
 class LGreCoShardedState(Training):
@@ -96,7 +125,9 @@ class LGreCoShardedState(Training):
                 shards = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
                 found = [_parameter(names[p.sharded_param], group, p) for p in shards]
                 if found:
-                    units.append((part, _Unit(found, sum(len(unit.layers) for _, unit in units))))  # type: ignore[arg-type]
+                    unit = _Unit(found, sum(len(unit.layers) for _, unit in units))
+                    unit.note_present(group, {p: index for index, p in enumerate(shards)}, names)
+                    units.append((part, unit))  # type: ignore[arg-type]
                 groups.add(group._reduce_scatter_process_group)
         if len(groups) != 1:
             raise LgrecoError(f"the module is sharded over {len(groups)} groups: fully_shard it over one")
@@ -118,7 +149,7 @@ class LGreCoShardedState(Training):
     def _exchange(self, unit: _Unit, buffer: torch.Tensor, gradients: Sequence[torch.Tensor]) -> None:
         if buffer.dtype != unit.dtype:
             raise LgrecoError(f"{unit.parameters[0].name}: the gradient is {buffer.dtype}, expected {unit.dtype}")
-        flight = self._begin(unit.layers, buffer, list(gradients), False)
+        flight = self._begin([unit.layers[index] for index in unit.present], buffer, list(gradients), False)
         while flight.is_flying() and self._go_on(flight):
             pass
         flight.deliver()
@@ -131,7 +162,7 @@ class _AllReduce:
         self._state, self._unit = state, unit
 
     def __call__(self, shard: torch.Tensor) -> None:
-        self._state._exchange(self._unit, shard, torch.split(shard, self._unit.lens))
+        self._state._exchange(self._unit, shard, torch.split(shard, self._unit.lens_of(shard.numel())))
 
 
 class _ReduceScatter:
@@ -158,10 +189,11 @@ class _ReduceScatter:
             output_tensor.copy_(input_tensor)
             return
         # From rank by rank to layer by layer.
-        by_rank = torch.split(input_tensor.view(world, -1), self._unit.lens, dim=1)
+        lens = self._unit.lens_of(output_tensor.numel())
+        by_rank = torch.split(input_tensor.view(world, -1), lens, dim=1)
         buffer = torch.cat([part.reshape(-1) for part in by_rank])
-        gradients = torch.split(buffer, [world * length for length in self._unit.lens])
-        wholes = [gradient[:length] for gradient, length in zip(gradients, self._unit.wholes)]
+        gradients = torch.split(buffer, [world * length for length in lens])
+        wholes = [gradient[: self._unit.wholes[index]] for gradient, index in zip(gradients, self._unit.present)]
         self._state._exchange(self._unit, buffer, wholes)
         torch.cat([gradient.view(world, -1)[rank] for gradient in gradients], out=output_tensor)
         if op == dist.ReduceOp.SUM:

@@ -57,6 +57,8 @@ class LGreCoFSDP1State(Training):
     """
 
     def __init__(self, module: FullyShardedDataParallel, **options: "Unpack[Options]") -> None:
+        if not isinstance(module, FullyShardedDataParallel):
+            raise LgrecoError(f"a {type(module).__name__} is not in FullyShardedDataParallel")
         parts = [(prefix, part) for prefix, part in module.named_modules() if _trains(part)]
         strategies = {part.sharding_strategy for _, part in parts}
         sharded = strategies <= {ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP}

@@ -43,7 +43,8 @@ class OuterStep(Reports):
     Parameters
     ----------
     model
-        Its trainable parameters, float32, float16 or bfloat16, are the layers. Those of rank 0 are copied to all ranks.
+        Its trainable parameters, float32, float16 or bfloat16, are the layers. Those of rank 0 are copied to all ranks. Parameters
+        that are frozen and buffers, BatchNorm's running means say, are neither copied nor averaged: each process has its own.
     every
         Inner steps between outer ones, at least 1; 30 in SparseLoCo.
     learning_rate, momentum
@@ -91,28 +92,38 @@ class OuterStep(Reports):
     ) -> None:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         told: Options = {"start_iter": 2, "period": 100, "window": 1, **options}
-        failure = None
-        if not 1 <= fragments <= min(every, max(1, len(named))):
-            failure = ValueError(f"fragments is {fragments}, expected 1 to {min(every, len(named))}: steps and layers there are")
-        if not 0 <= delay < every:
-            failure = ValueError(f"delay is {delay}, expected 0 to {every - 1}: the next outer step begins after {every}")
-        for what, value, holds, expected in (
-            ("learning_rate", learning_rate, 0.0 < learning_rate < math.inf, "above 0 and finite"),
-            ("momentum", momentum, 0.0 <= momentum < 1.0, "from 0 to below 1"),
-            ("feedback_decay", feedback_decay, 0.0 < feedback_decay <= 1.0, "above 0 and at most 1"),
-        ):
-            if not holds:
-                failure = ValueError(f"{what} is {value}, expected {expected}")
+        failure: Exception | None = None
+        if not named:
+            failure = LgrecoError("the model has no trainable parameters")
+        elif not isinstance(every, int) or every < 1:
+            failure = LgrecoError(f"every is {every!r}, expected a whole number of at least 1")
+        elif not isinstance(fragments, int) or not 1 <= fragments <= min(every, len(named)):
+            failure = LgrecoError(f"fragments is {fragments!r}, expected 1 to {min(every, len(named))}: steps and layers there are")
+        elif not isinstance(delay, int) or not 0 <= delay < every:
+            failure = LgrecoError(f"delay is {delay!r}, expected 0 to {every - 1}: the next outer step begins after {every}")
+        ranges: list[tuple[str, float, Callable[[float], bool], str]] = [
+            ("learning_rate", learning_rate, lambda x: 0.0 < x < math.inf, "a number above 0"),
+            ("momentum", momentum, lambda x: 0.0 <= x < 1.0, "a number from 0 to below 1"),
+            ("feedback_decay", feedback_decay, lambda x: 0.0 < x <= 1.0, "a number above 0 and at most 1"),
+        ]
+        for what, value, holds, expected in ranges:
+            if not isinstance(value, (int, float)) or not holds(value):
+                failure = LgrecoError(f"{what} is {value!r}, expected {expected}")
         if "grad_scaler" in options:
-            failure = ValueError("pseudo-gradients are not scaled: leave grad_scaler out")
-        layers = [f"joined.{index}" for index in range(fragments)] if joined else [name for name, _ in named]
-        unknown = [name for name in options.get("settings") or () if name not in layers]
-        if unknown:
-            what = "fragment whose layers are joined" if joined else "trainable parameter of the model"
-            failure = LgrecoError(f"settings for {unknown[0]!r}, which is no {what}")
+            failure = LgrecoError("pseudo-gradients are not scaled: leave grad_scaler out")
+        settings: Any = options.get("settings") or {}
+        if not isinstance(settings, Mapping):
+            failure = LgrecoError(f"settings is {settings!r}, expected a setting per name of a layer")
+        if failure is None:
+            layers = [f"joined.{index}" for index in range(fragments)] if joined else [name for name, _ in named]
+            unknown = [name for name in settings if name not in layers]
+            if unknown:
+                what = "fragment whose layers are joined" if joined else "trainable parameter of the model"
+                failure = LgrecoError(f"settings for {unknown[0]!r}, which is no {what}")
         together = {"every": every, "learning_rate": learning_rate, "momentum": momentum, "feedback_decay": feedback_decay}
         together.update(fragments=fragments, delay=delay, joined=joined, forget_moved=forget_moved)
-        agree(own_group(process_group), together, failure)
+        described = [Layer(name, list(p.shape), p.dtype).described() for name, p in named]
+        agree(own_group(process_group), together, described, failure)
         self.every, self.delay, self.steps = every, delay, 0
         for _, p in named:
             dist.broadcast(p.detach(), group=process_group, group_src=0)
@@ -202,7 +213,10 @@ class OuterStep(Reports):
 
     def residual(self, name: str) -> torch.Tensor:
         """A copy of a layer's residual on this rank: float32, flat; zeros without one. Raises LgrecoError while it is on its way."""
-        return next(fragment.residual_of(name) for fragment in self._fragments if name in fragment.layers)
+        for fragment in self._fragments:
+            if name in fragment.layers:
+                return fragment.residual_of(name)
+        raise LgrecoError(f"no layer is called {name!r}")
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state; every rank saves its own, beside its model and inner optimizer. For ``weights_only=True``.
@@ -219,10 +233,12 @@ class OuterStep(Reports):
         left has remembered by giving that state among ``residuals``, too, or drops it; one that joins gives any rank's state and
         no residuals (``[]``). With ``residuals`` parameters become what the next outer step starts from; without, they stay.
 
-        Raises ValueError for other fragments or shapes, LgrecoError when a state is damaged; nothing has changed then.
+        Raises ValueError for other fragments or shapes, LgrecoError when a state is damaged or none; nothing has changed then.
         """
         taken = [state] if residuals is None else residuals
         for other in (state, *taken):
+            if not isinstance(other, Mapping) or not {"steps", "fragments"} <= other.keys():
+                raise LgrecoError("what is to be loaded is not what state_dict() has returned: it has no 'steps' and 'fragments'")
             if len(other["fragments"]) != len(self._fragments):
                 raise ValueError(f"the state has {len(other['fragments'])} fragments, expected {len(self._fragments)}")
         before = [fragment.state_dict() for fragment in self._fragments]

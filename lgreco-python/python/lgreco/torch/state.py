@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.bucket import GradBucket
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
@@ -155,6 +156,8 @@ class LGreCoState(Training):
         cuda = where_they_stay(cuda, process_group, told)
         super().__init__(process_group, layers, cuda, **told)
         self._layers: dict[torch.Tensor, int] = {p: layer for layer, (_, p) in enumerate(parameters)}
+        self._dtypes = [layer.dtype for layer in layers]
+        self._others: dict[torch.Tensor, str] = {p: name for name, p in _module(model).named_parameters() if p not in self._layers}
         self._process_group = process_group if process_group is not None else dist.group.WORLD
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             self._note_scales(model)
@@ -163,6 +166,9 @@ class LGreCoState(Training):
         """Begins the exchange of a bucket; the future's value is its buffer with the means."""
         if self._uncompressed:
             return self._average(bucket)
+        if bucket.buffer().layout != torch.strided:
+            layer = self._layers[bucket.parameters()[0]]
+            raise of_layer(self.names[layer], "the gradient is sparse, which lgreco does not compress: leave sparse=True out")
         gradients = bucket.gradients()
         layers = [self._layer(parameter, gradient) for parameter, gradient in zip(bucket.parameters(), gradients)]
         flight = self._begin(layers, bucket.buffer(), gradients, self._hold_zeros)
@@ -182,10 +188,13 @@ class LGreCoState(Training):
     def _layer(self, parameter: torch.Tensor, gradient: torch.Tensor) -> int:
         layer = self._layers.get(parameter)
         if layer is None:
-            raise LgrecoError("DDP exchanges a parameter that was not trainable when the state was made")
-        if gradient.dtype != parameter.dtype:
-            name = self.names[layer]
-            raise LgrecoError(f"{name}: the gradient is {gradient.dtype}, the parameter {parameter.dtype}")
+            if name := self._others.get(parameter):
+                raise of_layer(name, "DDP exchanges it, and it was not trainable when the state was made: make the state after that")
+            shape = list(parameter.shape)
+            raise LgrecoError(f"DDP exchanges a parameter of shape {shape} that the model had not when the state was made")
+        if gradient.dtype != self._dtypes[layer]:
+            was = f"the parameter was {self._dtypes[layer]} when the state was made"
+            raise of_layer(self.names[layer], f"the gradient is {gradient.dtype}, and {was}: make the state after that")
         return layer
 
 
@@ -202,7 +211,11 @@ def _group_of(model: torch.nn.Module, group: dist.ProcessGroup | None) -> dist.P
     return group
 
 
+def _module(model: torch.nn.Module) -> torch.nn.Module:
+    return model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
+
+
 def _trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    module = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
+    module = _module(model)
     ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", []))
     return [(name, p) for name, p in module.named_parameters() if p.requires_grad and name not in ignored]

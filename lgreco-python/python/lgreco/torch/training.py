@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from lgreco._errors import of_layer
 from lgreco._lgreco import Controller, LgrecoError, PlanResult, Report
 from lgreco.torch.agreement import agree
 from lgreco.torch.collectives import own_group, start
@@ -22,7 +24,9 @@ from lgreco.torch.scale import Scale
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16", torch.int8: "int8"}
+_OF_LAYERS = (torch.float32, torch.float16, torch.bfloat16)
+_OF_RESIDUALS = (torch.float32, torch.bfloat16, torch.int8)
+_OF_SUMS = (torch.float32, torch.bfloat16)
 _LOG = logging.getLogger("lgreco")
 
 
@@ -34,6 +38,10 @@ class Layer(NamedTuple):
     dtype: torch.dtype
     ends: list[int] = []
     """At which element each rank's shard ends, where ranks want shards."""
+
+    def described(self) -> tuple[str, str]:
+        """Its name and what it is, for other ranks."""
+        return self.name, f"{list(self.shape)} of {self.dtype}"
 
 
 class ExchangeError(RuntimeError):
@@ -98,13 +106,15 @@ class Training(Reports):
         self.names = [layer.name for layer in layers]
         self._group = own_group(group)
         self._scale = None if grad_scaler is None else Scale(grad_scaler)
-        self._scaled = 1.0 if self._scale is None else self._scale.now()
+        self._scaled = 1.0
         """What the gradients that are remembered were multiplied by."""
         self._on_plan = on_plan
         self._switched = False
         """In the step that ends, of which ``on_plan`` has not been told."""
         self._flights: list[Flight | DeviceFlight] | None = None
         self._in_backward = False
+        self._backward: Callable[[], object] | None = None
+        """Gives None when the backward pass that the step has begun in is over."""
         self._failed: LgrecoError | None = None
         self._refused = False
         self._bytes = [0, 0]
@@ -114,35 +124,43 @@ class Training(Reports):
         self.last_report: Report | None = None
         self._rate = 1.0  # of the last step that has begun with its own
         # What ranks must have been told alike; measuring errors is each one's own affair.
-        together = {**told, "settings": settings and sorted(settings.items()), "reduce_dtype": reduce_dtype}
+        together = {**told, "settings": _in_order(settings), "reduce_dtype": reduce_dtype}
         together.update(grad_scaler=grad_scaler is not None, metrics_every=None, gradients="on a GPU" if cuda else "on the host")
         failure: Exception | None = None
         try:
-            if on_plan is not None and not callable(on_plan):
-                raise TypeError(f"on_plan is {on_plan!r}, which cannot be called")
-            if self._optimizer is not None and not isinstance(self._optimizer, torch.optim.Optimizer):
-                raise TypeError(f"optimizer is {self._optimizer!r}, which is no torch.optim.Optimizer")
+            if on_plan is not None:
+                _expect(callable(on_plan), "on_plan", on_plan, "a function of the state")
+            if self._scale is not None:
+                _expect(hasattr(grad_scaler, "get_scale"), "grad_scaler", grad_scaler, "a torch.amp.GradScaler")
+                self._scaled = self._scale.now()
+            if self._optimizer is not None:
+                _expect(hasattr(self._optimizer, "param_groups"), "optimizer", self._optimizer, "a torch.optim.Optimizer")
             if settings is not None:
-                unknown = [name for name in settings if name not in self.names]
-                if unknown:
-                    raise LgrecoError(f"settings for {unknown[0]!r}, which is no trainable parameter of the model")
-                told["settings"] = [settings.get(name, "dense") for name in self.names]
+                told["settings"] = self._settings_of_all(settings)
             self._controller = Controller(
-                [(layer.name, layer.shape, name_of(layer.name, layer.dtype), layer.ends) for layer in layers],
+                [(layer.name, layer.shape, _name_of_layers(layer), layer.ends) for layer in layers],
                 self._group.rank(),
                 self._group.size(),
-                residual_dtype=name_of("residual_dtype", told.pop("residual_dtype", torch.float32)),
-                reduce_dtype=name_of("reduce_dtype", reduce_dtype),
-                loss_scaling=grad_scaler is not None,
-                seed=told.pop("random_seed", 0),
+                grad_scaler is not None,
+                residual_dtype=_name_of("residual_dtype", told.pop("residual_dtype", torch.float32), _OF_RESIDUALS),
+                reduce_dtype=_name_of("reduce_dtype", reduce_dtype, _OF_SUMS),
                 **told,
             )
         except Exception as error:
             failure = error
-        agree(self._group, together, failure)
+        agree(self._group, together, [layer.described() for layer in layers], failure)
         every: int = options.get("metrics_every") or 0
         scaled = self._scale is not None
         self._device = None if cuda is None else Buckets(cuda, self._controller, group, self._group, scaled, self._timed, every)
+
+    def _settings_of_all(self, settings: Mapping[str, str]) -> list[str]:
+        _expect(isinstance(settings, Mapping), "settings", settings, "a setting per name of a layer")
+        for name, setting in settings.items():
+            if name not in self.names:
+                raise LgrecoError(f"settings for {name!r}, which is no trainable parameter of the model")
+            if not isinstance(setting, str):
+                raise of_layer(name, f"the setting is {setting!r}, expected text such as 'topk 786'")
+        return [settings.get(name, "dense") for name in self.names]
 
     def _note_scales(self, module: torch.nn.Module) -> None:
         """Has the scale noted before each of the module's forward passes, where gradients stay on a GPU."""
@@ -154,11 +172,16 @@ class Training(Reports):
         self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor], hold_zeros: bool
     ) -> Flight | DeviceFlight:
         """Begins a bucket, and the step with the first."""
+        self._take_back_left_over()
         failure = None
         if self._flights is None:
             failure = self._begin_step()
             self._flights = []
-            self._in_backward = _queue(self._end_backward)
+            end = self._end_backward
+            self._in_backward = _queue(end)
+            # From now on the backward pass alone keeps it.
+            self._backward = weakref.ref(end) if self._in_backward else None
+            del end
         try:
             flight = self._flight(layers, buffer, gradients)
         except (LgrecoError, RuntimeError) as error:
@@ -225,6 +248,7 @@ class Training(Reports):
 
         Every step begins with it; call it before saving states, after ``scaler.update()``.
         """
+        self._take_back_left_over()
         scale, before = 1.0 if self._scale is None else self._scale.now(), self._scaled
         if scale == before:
             return
@@ -252,14 +276,24 @@ class Training(Reports):
     def _abandoned(self, cause: Exception) -> ExchangeError:
         """Takes the step back."""
         error = self._broken(cause)
+        self._take_back(error)
+        return error
+
+    def _take_back_left_over(self) -> None:
+        """Takes a step back whose backward pass has ended by an exception of autograd's, with buckets still on their way."""
+        if self._flights is not None and self._backward is not None and self._backward() is None:
+            self._take_back(LgrecoError("the backward pass has ended before its buckets were exchanged: the step is taken back"))
+
+    def _take_back(self, error: Exception) -> None:
         flights, self._flights, self._failed = self._flights or [], None, None
         for flight in flights:
             flight.give_up(error)
             self._close(flight)
-        self._controller.abandon_step()
+        if not self._refused:
+            self._controller.abandon_step()
+        self._refused = False
         if self._device is not None:
             self._device.abandon()
-        return error
 
     def _broken(self, cause: Exception) -> ExchangeError:
         rank, step = self._group.rank(), self._controller.steps
@@ -378,7 +412,10 @@ class Training(Reports):
 
     def residual(self, name: str) -> torch.Tensor:
         """A copy of a layer's residual on this rank: float32, flat; zeros without one."""
+        self._take_back_left_over()
         self._bring_home()
+        if name not in self.names:
+            raise LgrecoError(f"no layer is called {name!r}")
         values = bytearray(self._controller.residual(self.names.index(name)))
         return torch.frombuffer(values, dtype=torch.float32) if values else torch.empty(0)
 
@@ -387,6 +424,7 @@ class Training(Reports):
 
         Without the ``window`` the gradients for the next plan are left out, as large as the model, which only rank 0 has.
         """
+        self._take_back_left_over()
         self._bring_home()
         parts = self._controller.save(window)
         layers = {name: _tensor(part) for name, part in parts if name is not None}
@@ -402,8 +440,12 @@ class Training(Reports):
 
         Raises LgrecoError when a state is damaged or of another kind; nothing has changed then.
         """
-        plan = [_bytes(state["run"])] + [_bytes(part) for part in state["layers"].values()]
+        self._take_back_left_over()
         taken = [state] if residuals is None else residuals
+        for other in (state, *taken):
+            if not isinstance(other, Mapping) or not {"run", "layers", "bytes"} <= other.keys():
+                raise LgrecoError("what is to be loaded is not what state_dict() has returned: it has no 'run', 'layers' and 'bytes'")
+        plan = [_bytes(state["run"])] + [_bytes(part) for part in state["layers"].values()]
         residual_parts = [_bytes(part) for other in taken for part in other["layers"].values()]
         (missing, extra, misshaped), step, oldest = self._controller.load(plan, residual_parts)
         if self._device is not None:
@@ -434,12 +476,25 @@ def _queue(callback: Callable[[], None]) -> bool:
     return True
 
 
-def name_of(what: str, dtype: torch.dtype) -> str:
-    """A type's name; LgrecoError for those that are not known, which names what has it."""
-    name = _DTYPES.get(dtype)
-    if name is None:
-        raise LgrecoError(f"{what} is {dtype}: lgreco compresses float32, float16 and bfloat16")
-    return name
+def _expect(holds: bool, option: str, value: object, expected: str) -> None:
+    if not holds:
+        raise LgrecoError(f"{option} is {value!r}, expected {expected}")
+
+
+def _in_order(settings: Any) -> Any:
+    """The same text for the same settings, whatever the order that they are given in."""
+    return sorted(settings.items(), key=repr) if isinstance(settings, Mapping) else settings
+
+
+def _name_of(option: str, dtype: torch.dtype, known: tuple[torch.dtype, ...]) -> str:
+    _expect(dtype in known, option, dtype, ", ".join(map(str, known)))
+    return str(dtype).removeprefix("torch.")
+
+
+def _name_of_layers(layer: Layer) -> str:
+    if layer.dtype not in _OF_LAYERS:
+        raise of_layer(layer.name, f"the parameter is {layer.dtype}: lgreco compresses float32, float16 and bfloat16")
+    return str(layer.dtype).removeprefix("torch.")
 
 
 def _tensor(part: bytes) -> torch.Tensor:

@@ -1,0 +1,180 @@
+"""What is refused is told in the words of whoever asked for it: the option, or the layer."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from linear import SHAPES, Linear, gradients
+from ranks import on_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from lgreco import LgrecoError
+from lgreco.torch import LGreCoFSDP1State, LGreCoShardedState, LGreCoState, OuterStep, lgreco_hook, register
+
+OPTIONS: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 4, "window": 1, "min_elements": 64}
+CPU = torch.device("cpu")
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"start_iter": 0}, "start_iter is 0, expected at least 2"),
+    ({"start_iter": 2.5}, "start_iter is 2.5, expected a whole number"),
+    ({"lead": 500}, "lead is 500, expected fewer steps than start_iter and period"),
+    ({"random_seed": -1}, "random_seed is -1, expected a whole number"),
+    ({"seed": 3}, "no option is called \"seed\"; .*random_seed.*grad_scaler"),
+    ({"loss_scaling": True}, "no option is called \"loss_scaling\""),
+    ({"residual_dtype": torch.float64}, "residual_dtype is torch.float64, expected torch.float32, torch.bfloat16, torch.int8"),
+    ({"residual_dtype": "int8"}, "residual_dtype is 'int8', expected torch.float32"),
+    ({"reduce_dtype": torch.float16}, "reduce_dtype is torch.float16, expected torch.float32, torch.bfloat16"),
+    ({"budget": -1}, "budget is -1, expected \"size\", \"error\" or a number of bits"),
+    ({"budget": 1.5}, "budget is 1.5, expected"),
+    ({"budget": 1}, "budget is 1 bits, expected at least [0-9]{3,}"),
+    ({"policy": "kmeans", "budget": 0}, "budget is 0 bits, expected at least"),
+    ({"accordion": (1,)}, r"accordion is \(1,\), expected two numbers, or four"),
+    ({"default": "1%"}, "default is '1%', expected a number"),
+    ({"error_feedback": "no"}, "error_feedback is 'no', expected True or False"),
+    ({"settings": ["first"]}, r"settings is \['first'\], expected a setting per name"),
+    ({"grad_scaler": True}, "grad_scaler is True, expected a torch.amp.GradScaler"),
+    ({"optimizer": 3}, "optimizer is 3, expected a torch.optim.Optimizer"),
+    ({"settings": {"first": 5}}, "^first: the setting is 5"),
+    ({"settings": {"first": "topk"}}, "^first: setting: found"),
+    ({"settings": {"first": "topk 999999999"}}, "^first: .*999999999"),
+]
+
+
+def _messages(rank: int, attempts: list[Callable[[], Any]]) -> list[tuple[str, str | None, int | None]]:
+    told = []
+    for attempt in attempts:
+        with pytest.raises(LgrecoError) as raised:
+            attempt()
+        told.append((str(raised.value), raised.value.layer, raised.value.code))
+    return told
+
+
+def _options(rank: int) -> list[tuple[str, str | None, int | None]]:
+    model = Linear()
+    return _messages(rank, [lambda options=options: LGreCoState(None, model, **OPTIONS | options) for options, _ in WRONG])
+
+
+def test_options_are_named_with_what_is_expected() -> None:
+    (found,) = on_ranks(1, _options)
+    for (options, expected), (told, layer, code) in zip(WRONG, found, strict=True):
+        assert re.search(expected, told), (options, told)
+        assert layer == ("first" if told.startswith("first: ") else None)
+        assert (code is not None) == ("topk" in str(options.get("settings"))), told
+
+
+def test_errors_have_a_layer_and_a_code_whoever_raises_them() -> None:
+    assert LgrecoError("x").layer is None and LgrecoError("x").code is None
+
+
+OUTER: list[tuple[dict[str, Any], str]] = [
+    ({"learning_rate": -1}, "learning_rate is -1, expected a number above 0"),
+    ({"learning_rate": "1"}, "learning_rate is '1', expected"),
+    ({"every": 0}, "every is 0, expected a whole number of at least 1"),
+    ({"every": 2.5}, "every is 2.5, expected a whole number"),
+    ({"fragments": 0}, "fragments is 0, expected 1 to 4"),
+    ({"delay": 30}, "delay is 30, expected 0 to 29"),
+    ({"settings": ["first"]}, "settings is "),
+    ({"start_iter": 0}, "start_iter is 0, expected at least 2"),
+]
+
+
+def _outer(rank: int) -> list[str]:
+    module = Linear()
+    outer = OuterStep(module, every=2, method="topk")
+    state = LGreCoState(None, module, **OPTIONS)
+    attempts: list[Callable[[], Any]] = [lambda options=options: OuterStep(module, **options) for options, _ in OUTER]
+    attempts += [
+        lambda: OuterStep(torch.nn.Sequential()),
+        lambda: outer.residual("nope"),
+        lambda: state.residual("nope"),
+        lambda: outer.load_state_dict(module.state_dict()),
+        lambda: state.load_state_dict(module.state_dict()),
+        lambda: LGreCoFSDP1State(module),  # type: ignore[arg-type]
+        lambda: LGreCoState(None, Linear(torch.float64)),
+    ]
+    return [told for told, _, _ in _messages(rank, attempts)]
+
+
+def test_outer_steps_and_states_refuse_in_words() -> None:
+    (found,) = on_ranks(1, _outer)
+    expected = [words for _, words in OUTER]
+    expected += ["no trainable parameters", "no layer is called 'nope'", "no layer is called 'nope'"]
+    expected += ["state_dict() has returned", "state_dict() has returned", "Linear is not in FullyShardedDataParallel"]
+    expected += ["first: the parameter is torch.float64"]
+    for words, told in zip(expected, found, strict=True):
+        assert words in told, told
+
+
+def _changed(rank: int) -> list[tuple[str, str | None, int | None]]:
+    """Models that are changed after the state has been made."""
+
+    def after(model: torch.nn.Module, change: Callable[[torch.nn.Module], Any], given: Any) -> None:
+        state = LGreCoState(None, model, **OPTIONS)
+        change(model)
+        ddp = DDP(model)
+        ddp.register_comm_hook(state, lgreco_hook)
+        ddp(given).sum().backward()
+
+    frozen = Linear()
+    frozen.second.requires_grad_(False)
+    sparse = torch.nn.Embedding(40, 40, sparse=True)
+    return _messages(rank, [
+        lambda: after(frozen, lambda model: model.second.requires_grad_(True), gradients(0, 0)),  # type: ignore[union-attr,operator]
+        lambda: after(Linear(), torch.nn.Module.bfloat16, gradients(0, 0)),
+        lambda: after(sparse, lambda _: None, torch.arange(5)),
+    ])
+
+
+def test_what_has_changed_since_the_state_was_made_is_named() -> None:
+    ((frozen, _, _), (other, layer, _), (sparse, of, _)) = on_ranks(1, _changed)[0]
+    assert frozen.startswith("second: ") and "was not trainable when the state was made" in frozen
+    assert layer in SHAPES and "the gradient is torch.bfloat16, and the parameter was torch.float32" in other
+    assert of == "weight" and "sparse" in sparse
+
+
+def _other_models(rank: int) -> list[tuple[str, str | None, int | None]]:
+    mesh = init_device_mesh("cpu", (2,))
+    nodes = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+
+    def renamed() -> Linear:
+        model = Linear()
+        if rank == 1:
+            model.register_parameter("fourth", model._parameters.pop("third"))
+        return model
+
+    def frozen() -> Linear:
+        model = Linear()
+        model.second.requires_grad_(rank == 0)
+        return model
+
+    def reshaped() -> Linear:
+        model = Linear()
+        model.second = torch.nn.Parameter(torch.zeros(64, 40 + rank))
+        return model
+
+    group = nodes.get_group("replicate")
+    return _messages(rank, [
+        lambda: LGreCoState(None, renamed(), **OPTIONS),
+        lambda: register(FSDP(renamed(), device_id=CPU), **OPTIONS),
+        lambda: register(fully_shard(renamed(), mesh=mesh), **OPTIONS),
+        lambda: LGreCoShardedState(fully_shard(renamed(), mesh=nodes["shard"]), replicate_group=group, **OPTIONS),
+        lambda: OuterStep(renamed(), every=2),
+        lambda: LGreCoState(None, reshaped(), **OPTIONS),
+        lambda: OuterStep(reshaped(), every=2),
+        lambda: OuterStep(frozen(), every=2),
+    ])
+
+
+def test_the_first_layer_that_differs_between_ranks_is_named() -> None:
+    elsewhere, here = on_ranks(2, _other_models)
+    assert elsewhere == here
+    for told, layer, _ in here[:5]:
+        assert layer == "third" and "layer 3 is fourth, " in told and "on rank 1, third, " in told
+    for told, layer, _ in here[5:7]:
+        assert layer == "second" and "[64, 41] of torch.float32, on rank 1, second, [64, 40]" in told
+    assert here[7][1] == "second" and "layer 2 is third, " in here[7][0]
