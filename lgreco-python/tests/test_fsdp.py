@@ -237,6 +237,31 @@ def test_parameters_that_are_trained_later_are_named() -> None:
         assert told.startswith("third; third: ") and "make another state" in told
 
 
+def _scaled(rank: int) -> tuple[list[float], bool]:
+    """Under a GradScaler, with a gradient of rank 1 that is not finite: scales, and whether that step has moved anything."""
+    module = fully_shard(Linear(), mesh=init_device_mesh("cpu", (2,)))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100)
+    register(module, **OPTIONS, method="topk", grad_scaler=scaler)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    scales, moved = [], False
+    for step in range(6):
+        given, before = gradients(rank, step), [p.full_tensor().clone() for p in module.parameters()]  # type: ignore[attr-defined]
+        if step == 4 and rank == 1:
+            given["third"][0, 0] = float("inf")
+        optimizer.zero_grad()
+        scaler.scale(module(given)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+        if step == 4:
+            moved = any(not torch.equal(p.full_tensor(), was) for p, was in zip(module.parameters(), before))  # type: ignore[attr-defined]
+    return scales, moved
+
+
+def test_a_scaler_skips_a_step_on_all_ranks() -> None:
+    assert on_ranks(2, _scaled) == 2 * [([8.0, 8.0, 8.0, 8.0, 4.0, 4.0], False)]
+
+
 def _registered(rank: int) -> tuple[bool, str]:
     state = register(DDP(Linear()), **OPTIONS)
     with pytest.raises(LgrecoError) as raised:
