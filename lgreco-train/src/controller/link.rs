@@ -90,7 +90,7 @@ impl Link {
         } else if differ && known.is_none() {
             self.levels.clear();
         } else if moved.is_some() {
-            let ratio = if like_probes.is_some() { now / before } else { 1.0 };
+            let ratio = if like_probes.is_some() && same_probe(before, now) { now / before } else { 1.0 };
             if !(1.0 / LIKE_PROBE..=LIKE_PROBE).contains(&ratio) {
                 self.per_byte = self.per_byte.map(|per_byte| per_byte * ratio);
                 self.probe = self.latest;
@@ -103,6 +103,12 @@ impl Link {
                 self.per_byte = self.latest;
                 self.begin_anew();
             }
+        }
+        // Bytes take no less than the wire needs for them: levels that did are of a faster link, or of the time of the change.
+        let (wire, known) = (before.min(now), self.levels.len());
+        self.levels.retain(|old| old.bytes * wire <= old.seconds);
+        if self.levels.len() < known {
+            self.per_byte = self.latest;
         }
         if self.levels.len() == LEVELS {
             self.levels.remove(0);
@@ -265,6 +271,20 @@ mod tests {
     }
 
     #[test]
+    fn a_level_that_the_wire_cannot_have_is_not_believed() {
+        // Most of the steps were of the faster link when the slower one was found.
+        let mut link = Link::default();
+        link.note_probe(1e-5);
+        link.note(1000.0, 0.2, 0.2);
+        link.note_probe(5e-3);
+        link.note(1000.0, 0.3, 0.3);
+        link.note_probe(5e-3);
+        link.note(100.0, 0.7, 0.7);
+        assert!(link.line().unwrap().per_byte > 1e-3, "{link:?}");
+        assert_eq!(link.levels.len(), 1);
+    }
+
+    #[test]
     fn a_disturbed_probe_changes_nothing() {
         let mut link = after(&[(1000.0, 2.0), (100.0, 1.1)]);
         for probe in [1e-3, 1e-2, 1e-3, 1e-4, 1e-3] {
@@ -285,13 +305,13 @@ mod tests {
         expect(&hidden, 1.5, 5e-3);
         // Steps that do not move may be of the link before, until a second probe has found it. If two have found the one before, they
         // tell that all is hidden; else the first probe may have been wrong, and fewer bytes have to show it.
-        for (confirmed, constant, per_byte) in [(true, 2.0, 0.0), (false, -8.0, 1e-2)] {
+        for (confirmed, constant, per_byte) in [(true, 2.0, 0.0), (false, 0.1, 1.9e-3)] {
             let mut link = Link::default();
             (0..1 + u32::from(confirmed)).for_each(|_| link.note_probe(1e-3));
             for (constant, per_byte) in [(1.0, 1e-3), (1.0, 1e-3), (constant, per_byte)] {
                 link.note(1000.0, 2.0, 2.0);
                 expect(&link, constant, per_byte);
-                link.note_probe(1e-2);
+                link.note_probe(1.9e-3);
             }
             link.note(100.0, 2.0, 2.0);
             expect(&link, 2.0, 0.0);
