@@ -39,7 +39,9 @@ def test_others_hear_of_it_and_go_on(case: Case) -> None:
         return
     assert heard.keys() == set(range(case.world)) - ({VICTIM} if case.kind == "killed" else set())
     for rank, one in heard.items():
-        assert one["step"] == case.at and f"rank {rank}, step {case.at}: a collective has failed" in one["error"]
+        # What a link's shaper has saved up may let a step of few bytes through.
+        assert one["step"] in ([case.at, case.at + 1] if case.kind == "cut" else [case.at])
+        assert f"rank {rank}, step {one['step']}: a collective has failed" in one["error"]
         assert rank == VICTIM or one["seconds"] < 2 * case.timeout, one
     assert found["kept"]
     if case.kind == "killed":

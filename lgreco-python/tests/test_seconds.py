@@ -85,7 +85,7 @@ def test_bits_are_not_logged() -> None:
 
 def _refused(rank: int) -> None:
     ddp = DDP(Linear())
-    for options, said in [({"objective": "time"}, "objective is \"time\", expected one of bits, seconds"), ({"budget": 8}, "budget in bits")]:
+    for options, said in [({"objective": "time"}, "objective is \"time\", expected one of bits, seconds"), ({"budget": 50_000}, "budget in bits")]:
         with pytest.raises(LgrecoError, match=said):
             LGreCoState(None, ddp, **{**OPTIONS, **options})
 

@@ -244,7 +244,7 @@ def _given(rank: int) -> tuple[dict[str, str], list[str]]:
 def test_settings_may_be_given_and_are_checked() -> None:
     (settings, errors), _ = on_ranks(2, _given)
     assert settings == {"first": "topk 7", "bias": "dense", "second": "qsgd 3", "third": "powersgd 2"}
-    for name, error in zip(["fourth", "%", "method", "density", "default", "warm-up", "residual_dtype", "policy"], errors):
+    for name, error in zip(["fourth", "%", "method", "density", "default", "start_iter", "residual_dtype", "policy"], errors):
         assert name in error
 
 
