@@ -206,24 +206,24 @@ struct Compensated {
     u32 layer;
 
     template <u32 LINES, u32 EACH>
-    __device__ void read(const u64 (&lines)[LINES], const u32 (&places)[EACH], bool first,
+    __device__ void read(const u64 (&lines)[LINES], const u32 (&places)[EACH], u32 own,
                          float (&out)[LINES * EACH]) const {
-        float own[LINES * EACH];
-        values_at(gradients, dtype, lines, places, own);
+        float gradient[LINES * EACH];
+        values_at(gradients, dtype, lines, places, gradient);
         values_at(before, 0, lines, places, out);
 #pragma unroll
         for (u32 k = 0; k < LINES * EACH; k++) {
-            out[k] += own[k];
-        }
-        if (!first) {
-            return;
+            out[k] += gradient[k];
         }
 #pragma unroll
         for (u32 k = 0; k < LINES * EACH; k++) {
+            if ((own >> k & 1) == 0) {
+                continue;
+            }
             u64 i = lines[k / EACH] + places[k % EACH];
             after[i] = out[k];
             if (!is_finite(out[k])) {
-                note(fault, is_finite(own[k]) ? SUM_LEFT_F32 : NOT_FINITE, layer, i);
+                note(fault, is_finite(gradient[k]) ? SUM_LEFT_F32 : NOT_FINITE, layer, i);
             }
         }
     }
@@ -234,7 +234,7 @@ struct Kept {
     const float* values;
 
     template <u32 LINES, u32 EACH>
-    __device__ void read(const u64 (&lines)[LINES], const u32 (&places)[EACH], bool, float (&out)[LINES * EACH]) const {
+    __device__ void read(const u64 (&lines)[LINES], const u32 (&places)[EACH], u32, float (&out)[LINES * EACH]) const {
         values_at(values, 0, lines, places, out);
     }
 };

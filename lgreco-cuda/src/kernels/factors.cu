@@ -131,8 +131,14 @@ __device__ inline float rows_of_product(const Factors& f, u32 row, u32 start, u3
                 right[step][c] = j + 32 * step < end ? (columns[c] + j)[32 * step] : 0.0f;
             }
         }
+        // Those that no other lane or warp reads as well.
+        u32 own = 0;
+#pragma unroll
+        for (u32 k = 0; k < ROWS * STEPS; k++) {
+            own |= u32(first && row + k / STEPS < f.rows && j + 32 * (k % STEPS) < end) << k;
+        }
         float left[ROWS * STEPS];
-        from.read(rows, terms, first, left);
+        from.read(rows, terms, own, left);
 #pragma unroll
         for (u32 at = 0; at < ROWS * STEPS * FEW; at++) {
             u32 k = at / FEW;
@@ -166,7 +172,7 @@ __device__ inline void rows_of_transposed(const Factors& f, u32 first_o, u32 sta
             }
         }
         float left[DEEP * PAIR];
-        from.read(rows, own, false, left);
+        from.read(rows, own, 0, left);
 #pragma unroll
         for (u32 at = 0; at < DEEP * PAIR * FEW; at++) {
             u32 k = at / FEW;
@@ -178,7 +184,7 @@ __device__ inline void rows_of_transposed(const Factors& f, u32 first_o, u32 sta
 
 // A piece of M F, or of the transposed M's product with F, of up to WIDEST columns. Warps divide the columns among them and,
 // where there are fewer than WIDEST, the rows or terms: what each column is the sum of does not depend on that. The matrix is
-// read by `from.read(lines, places, first, out)`, for each element once with `first` unless it is transposed.
+// read by `from.read(lines, places, own, out)`, for each element once with its bit of `own` unless it is transposed.
 template <bool TRANSPOSED, class From, class To>
 __device__ inline void multiply(const Factors& f, u32 piece, From& from, const float* factor, float* partial,
                                 u32* counters, const To& to, Room& room) {

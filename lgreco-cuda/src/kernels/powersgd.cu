@@ -73,7 +73,7 @@ struct Matrix {
 
     // The first step, for a product whose sums are scaled by the second.
     template <u32 LINES, u32 EACH>
-    __device__ void read(const u64 (&lines)[LINES], const u32 (&places)[EACH], bool, float (&out)[LINES * EACH]) {
+    __device__ void read(const u64 (&lines)[LINES], const u32 (&places)[EACH], u32, float (&out)[LINES * EACH]) {
         values_at(values, dtype, lines, places, out);
 #pragma unroll
         for (u32 k = 0; k < LINES * EACH; k++) {

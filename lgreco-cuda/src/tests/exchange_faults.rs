@@ -231,7 +231,7 @@ fn no_race_is_found_until_one_is_planted() {
     // Of what exchanges share with rows, the tests of these plant more.
     for (from, to) in [
         ("    // The next piece needs the room.\n    __syncthreads();\n", ""),
-        ("from.at(row, col, first_column == 0)", "from.at(row, col, true)"),
+        ("u32(first && row + k / STEPS < f.rows && ", "u32(first && "),
     ] {
         let edit = Edit { module: Module::ExchangeSums, from, to };
         let found = run(Some(edit)).expect("g++").err().map(|error| error.to_string());

@@ -288,11 +288,10 @@ fn faults_in_the_kernels_are_found() {
             Check::Steps,
         ),
         (Module::ExchangeSums, "bits : narrow_bf16(bits);", "bits : bits >> 16;", Check::Steps),
-        (Module::Selection, "program->half ^= !failed;", "program->half ^= 1;", Check::Failures),
+        (Module::Exchange, "program->half ^= !failed;", "program->half ^= 1;", Check::Failures),
         (Module::Selection, "low <= high && ", "", Check::Damage),
         (Module::Selection, "payload[used / 8] >> used % 8 == 0", "true", Check::Damage),
         (Module::Selection, "atomicMax(&program->broken, ~rank);", "", Check::Damage),
-        (Module::Exchange, "program->half ^= !failed;", "program->half ^= 1;", Check::Damage),
     ] {
         let open = |members: &[Member], _, _| {
             let device = Simt::new(Flavour::Plain, 0, Some(Edit { module, from, to })).expect("g++, as before");

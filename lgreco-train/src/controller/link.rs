@@ -99,14 +99,18 @@ impl Link {
         } else if let Some(old) = known {
             level.seconds = (old.seconds + seconds) / 2.0;
             self.idle = if are_most { self.idle + 1 } else { 0 };
-            if self.idle >= PATIENCE && self.per_byte < self.latest.map(|probe| probe / 2.0) {
+            if !differ
+                && self.idle.is_multiple_of(PATIENCE)
+                && are_most
+                && self.per_byte < self.latest.map(|probe| probe / 2.0)
+            {
                 self.per_byte = self.latest;
                 self.begin_anew();
             }
         }
         // Bytes take no less than the wire needs for them: levels that did are of a faster link, or of the time of the change.
         let (wire, known) = (before.min(now), self.levels.len());
-        self.levels.retain(|old| old.bytes * wire <= old.seconds);
+        self.levels.retain(|old| !self.confirmed || old.bytes * wire <= old.seconds);
         if self.levels.len() < known {
             self.per_byte = self.latest;
         }
@@ -315,6 +319,18 @@ mod tests {
             }
             link.note(100.0, 2.0, 2.0);
             expect(&link, 2.0, 0.0);
+        }
+    }
+
+    #[test]
+    fn a_disturbed_probe_changes_nothing_after_many_decisions_either() {
+        let mut link = after(&[(100.0, 1.1), (1000.0, 2.0)]);
+        link.note_probe(1e-3);
+        (0..PATIENCE).for_each(|_| link.note(1000.0, 2.0, 2.0));
+        for probe in [4e-3, 1e-3, 4e-3, 1e-3] {
+            link.note_probe(probe);
+            link.note(1000.0, 2.0, 2.0);
+            expect(&link, 1.0, 1e-3);
         }
     }
 

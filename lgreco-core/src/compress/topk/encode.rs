@@ -124,7 +124,7 @@ fn choose<T: Element>(
     let Cut { magnitude, mut ties } = cut;
     let (mut counts, mut gathered) = ([0; TOGETHER], [0; BLOCK]);
     let together = STRETCH * (indices.len() / STRETCH).clamp(1, TOGETHER);
-    for (first, some) in (0..).step_by(together).zip(elements.chunks(together)) {
+    for (first, some) in (0usize..).step_by(together).zip(elements.chunks(together)) {
         // When the ties are used up, only larger magnitudes remain to be found.
         select::indices_at_least(some, magnitude + (ties == 0) as u32, STRETCH, indices, &mut counts);
         let stretches = some.chunks(STRETCH).zip(indices.chunks_mut(STRETCH)).zip(&counts);
@@ -140,7 +140,7 @@ fn choose<T: Element>(
                     found.for_each(|(bits, &index)| *bits = stretch[index as usize].to_f32().to_bits());
                     &mut gathered[..count]
                 };
-                indices.iter_mut().for_each(|index| *index += at);
+                indices.iter_mut().for_each(|index| *index += at as u32);
                 let kept = without_later_ties(indices, bits, magnitude, &mut ties);
                 take(&indices[..kept], &bits[..kept])?;
                 positions.extend(&indices[..kept]);

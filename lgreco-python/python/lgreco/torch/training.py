@@ -175,6 +175,7 @@ class Training(Reports):
         self._take_back_left_over()
         failure = None
         if self._flights is None:
+            self._failed = None  # of a pass that has ended otherwise
             failure = self._begin_step()
             self._flights = []
             end = self._end_backward
