@@ -427,7 +427,7 @@ fn planted_faults_are_found() {
         ("atomicAdd(counter, 1u) == blocks - 1", "atomicAdd(counter, 1u) == blocks - 2"),
         ("            atomicExch(counter, 0u);\n", ""),
         ("turn == 0 ? sums[at] : sum + sums[at]", "sums[at]"),
-        ("out[k] += own[k];", "out[k] = own[k];"),
+        ("out[k] += gradient[k];", "out[k] = gradient[k];"),
         ("u32 own = unit % sets * FEW;", "u32 own = 0;"),
         ("bool afresh = found == 0;", "bool afresh = true;"),
         ("f.columns, piece % parts, start", "f.columns, 0, start"),
