@@ -74,6 +74,7 @@ SCHEMES: dict[str, Any] = {
     "lgreco hybrid, 15 Mbit": _ours(method="hybrid", budget=15_000_000, widths=FEW_BITS),
     "lgreco QSGD 4, seconds": _measured(method="qsgd"),
     "lgreco TopK 5 % in few bits, seconds": _measured(method="topk", default=0.05, widths=FEW_BITS),
+    "lgreco PowerSGD 8, bf16, seconds": _measured(method="powersgd", default=8, reduce_dtype=torch.bfloat16),
     "lgreco hybrid, seconds": _measured(method="hybrid", widths=FEW_BITS),
 }
 """By name; sizes are those of uniform settings with values in full, whatever the widths, or of a step."""

@@ -209,7 +209,8 @@ pub enum Objective {
     /// Steps of different sizes, the uncompressed ones of the warm-up and those of the first plan, tell bytes from what does
     /// not depend on them; what the first decision blames on the link although it is hidden behind the backward pass, the
     /// second knows. In the last step of a decision's window ranks gather twice a MiB in all, or as much as the model has, to
-    /// find out whether the link has changed: a hundredth of the time until the next if `period` is some hundred steps.
+    /// find out whether the link has changed. From the second decision on it is less where that would take more than a hundredth
+    /// of the seconds of exchanging until the next one, down to once half a MiB.
     ///
     /// Seconds of buckets that are [exchanged elsewhere](super::Controller::note_exchanged), on a device, whoever exchanges them
     /// [brings](super::Controller::meter_elsewhere).

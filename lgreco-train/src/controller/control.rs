@@ -7,14 +7,18 @@ use super::meter::Meter;
 use super::planner::check_rate;
 use super::planner::{Planner, Turn};
 use super::stage::{BROKEN, Probe, Stage, Taken};
-use super::{Cause, Controller, Decision, agreement};
+use super::{Cause, Controller, Decision, Timing, agreement};
 use crate::Error;
 use crate::checksum::Hash;
 use crate::exchange::{Request, share_of_others};
 use alloc::vec;
 
-/// Words of a probe on all ranks together, at most: more than what shapers and buffers let pass at once.
-const PROBED: u64 = 1 << 17;
+/// Words of a probe on all ranks together, at most, and at least unless a step sends less: more than what shapers and buffers let
+/// pass at once.
+const PROBED: [f64; 2] = [(1u64 << 16) as f64, (1u64 << 17) as f64];
+/// What probes may take of the seconds of exchanging until the next one.
+const PROBING: f64 = 0.01;
+const PROBES: u32 = 2;
 
 impl Controller {
     /// Begins a step. All ranks do, with the same `learning_rate` (only Accordion looks at it). Then come the
@@ -136,7 +140,7 @@ impl Controller {
     fn after_agreement(&mut self) -> Result<Stage, Error> {
         Ok(match self.planner.next(self.planner.rate)? {
             Turn::Nothing if self.probes() && self.planner.meter.as_ref().is_some_and(|meter| !meter.elsewhere) => {
-                self.control.probe = Some(Probe::new(self.probe_words(), self.world));
+                self.control.probe = Some(Probe::new(self.probe_words(), self.probe_times(), self.world));
                 Stage::Probe
             }
             Turn::Nothing => self.opened(),
@@ -156,11 +160,28 @@ impl Controller {
         meter.is_some() && *due == step.checked_add(config.schedule.lead.saturating_add(1))
     }
 
-    /// On all ranks together, and no more than an uncompressed step sends.
+    /// On all ranks together, the same on all: no more than an uncompressed step sends, and as few as the last decision's seconds
+    /// allow, down to a limit.
     pub(super) fn probe_words(&self) -> usize {
         let model = self.planner.tensors.iter().map(|tensor| tensor.bytes() / 8).sum::<u64>();
-        let each = model.min(PROBED) / u64::from(self.world);
+        let [least, most] = PROBED;
+        let allowed = (self.affordable_words() / f64::from(PROBES)).clamp(least, most);
+        let each = model.min(allowed as u64) / u64::from(self.world);
         each.max(2) as usize * self.world as usize
+    }
+
+    /// How often: once where even the fewest words are dear, else twice, of which the faster counts.
+    pub(super) fn probe_times(&self) -> u32 {
+        if self.affordable_words() < self.probe_words() as f64 * f64::from(PROBES) { 1 } else { PROBES }
+    }
+
+    /// How many words probes may have until the next decision, by what the last one, which all ranks know, said of the link.
+    fn affordable_words(&self) -> f64 {
+        let Planner { config, decision, .. } = &self.planner;
+        let known = decision.and_then(|decision| decision.timing).filter(|timing| timing.seconds_per_byte > 0.0);
+        let Some(Timing { plan, seconds_per_byte, .. }) = known else { return f64::INFINITY };
+        let seconds = PROBING * config.schedule.period as f64 * plan;
+        seconds / (8.0 * seconds_per_byte * share_of_others(self.world))
     }
 
     /// The ranks have just agreed, so that none is late.

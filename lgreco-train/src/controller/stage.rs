@@ -62,8 +62,8 @@ pub(super) struct Probe {
 }
 
 impl Probe {
-    pub(super) fn new(words: usize, world: u32) -> Probe {
-        Probe { words: vec![0; words], world: world as usize, left: 4, sent: 0.0, least: [f64::INFINITY; 2] }
+    pub(super) fn new(words: usize, times: u32, world: u32) -> Probe {
+        Probe { words: vec![0; words], world: world as usize, left: 2 * times, sent: 0.0, least: [f64::INFINITY; 2] }
     }
 
     /// What is to be sent now.

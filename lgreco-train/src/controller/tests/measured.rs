@@ -408,6 +408,40 @@ fn shapers_and_late_collectives_do_not_deceive() {
 }
 
 #[test]
+fn a_probe_takes_a_hundredth_of_the_time_or_is_as_small_as_can_be() {
+    const MIB: usize = 1 << 17; // in words
+    let world = World::new(Method::Qsgd, |_, _| f64::NAN);
+    let worker = ThreadCollective::group(2).remove(0);
+    // A step takes a second, of which nothing but half of what all ranks send is this rank's.
+    let sized = |side, decided: Option<f64>| {
+        let tensor = Tensor::new("fc", &[side, side], Dtype::F32).unwrap();
+        let config = Config { schedule: Schedule { period: 100, ..world.config.schedule }, ..world.config.clone() };
+        let mut controller = Controller::new(config, vec![tensor], &worker).unwrap();
+        controller.planner.decision = decided.map(|seconds_per_byte| {
+            let seconds = Timing {
+                measured: 1.0,
+                computing: 0.0,
+                seconds_per_byte,
+                plan: 1.0,
+                plan_computing: 0.0,
+                default: 1.0,
+                uncompressed: 1.0,
+                compressed: 1,
+                layers: 1,
+            };
+            Decision { timing: Some(seconds), ..Decision::without_plan(0, Cause::Schedule) }
+        });
+        (controller.probe_words(), controller.probe_times())
+    };
+    let so_long = |words: usize| 1.0 / (4 * words) as f64; // per byte
+    assert_eq!([None, Some(0.0), Some(so_long(2 * MIB))].map(|decided| sized(1024, decided)), [(MIB, 2); 3]);
+    assert_eq!(sized(1024, Some(so_long(3 * MIB / 2))), (3 * MIB / 4, 2));
+    assert_eq!(sized(1024, Some(so_long(MIB))), (MIB / 2, 2));
+    assert_eq!([MIB - 10, 1].map(|words| sized(1024, Some(so_long(words)))), [(MIB / 2, 1); 2]);
+    assert_eq!([None, Some(so_long(1))].map(|decided| sized(64, decided)), [(2048, 2), (2048, 1)]);
+}
+
+#[test]
 fn what_was_learnt_is_saved() {
     let world = World::new(Method::Qsgd, |_, step| if step < 20 { 1.25e8 } else { 1e13 });
     on_all(2, |mut worker| {
