@@ -48,42 +48,55 @@ pub(super) struct Control {
     pub probe: Option<Probe>,
 }
 
-/// What ranks send each other before a decision: by turns a word each, which is as good as nothing, and more.
+/// What ranks send each other before a decision: a word each, which is as good as nothing, and then by turns more and nothing again,
+/// for which a rank that has got everything early waits until the others have, too.
 pub(super) struct Probe {
     pub words: Vec<u64>,
     /// Words of all ranks' nothing.
     world: usize,
-    /// What is still to be sent; nothing when even.
+    /// What is still to be sent; nothing when odd.
     left: u32,
-    /// When it was.
+    /// When that was sent which is timed.
     sent: f64,
-    /// The shortest time so far of nothing, and of all.
-    least: [f64; 2],
+    /// Seconds of nothing.
+    nothing: Option<f64>,
+    /// Fewest seconds so far of all and the nothing after it.
+    both: f64,
 }
 
 impl Probe {
     pub(super) fn new(words: usize, times: u32, world: u32) -> Probe {
-        Probe { words: vec![0; words], world: world as usize, left: 2 * times, sent: 0.0, least: [f64::INFINITY; 2] }
+        let (words, world, left) = (vec![0; words], world as usize, 2 * times + 1);
+        Probe { words, world, left, sent: 0.0, nothing: None, both: f64::INFINITY }
     }
 
     /// What is to be sent now.
     pub(super) fn send(&mut self, now: f64) -> &mut [u64] {
-        self.sent = now;
-        let len = if self.left.is_multiple_of(2) { self.world } else { self.words.len() };
+        let is_all = self.left.is_multiple_of(2);
+        if is_all || self.nothing.is_none() {
+            self.sent = now;
+        }
+        let len = if is_all { self.words.len() } else { self.world };
         &mut self.words[..len]
     }
 
     /// It has been; whether that was all.
     pub(super) fn done(&mut self, now: f64) -> bool {
-        let least = &mut self.least[self.left as usize % 2];
-        *least = least.min(now - self.sent);
+        let took = now - self.sent;
+        if self.nothing.is_none() {
+            self.nothing = Some(took);
+        } else if !self.left.is_multiple_of(2) {
+            self.both = self.both.min(took);
+        }
         self.left -= 1;
         self.left == 0
     }
 
     /// Seconds per byte of each rank.
     pub(super) fn seconds_per_byte(&self, share_of_others: f64) -> f64 {
-        seconds_per_byte(self.least, 8 * (self.words.len() - self.world), share_of_others)
+        let nothing = self.nothing.unwrap_or_default();
+        let all = self.both - nothing;
+        seconds_per_byte([nothing, all], 8 * (self.words.len() - self.world), share_of_others)
     }
 }
 
