@@ -259,7 +259,7 @@ def _stopped_by_the_user(rank: int, where: str, after: bool) -> tuple[bool, int,
 
 @pytest.mark.parametrize(
     ("where", "after"),
-    [("control", False), ("begin_step", True), ("open", False), ("close", False), ("close", True), ("finish_step", False)],
+    [("control", False), ("begin_step", False), ("begin_step", True), ("open", False), ("close", False), ("close", True), ("finish_step", False)],
 )
 def test_an_interrupt_takes_the_step_back(where: str, after: bool) -> None:
     assert on_ranks(2, _stopped_by_the_user, where, after) == 2 * [(True, 9, True)]
