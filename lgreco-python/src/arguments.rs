@@ -64,9 +64,18 @@ fn expected(name: &str) -> &'static str {
 
 /// An option's value; what is wrong with it is told in the user's words.
 pub(crate) fn option<'py, T: FromPyObjectOwned<'py>>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<T> {
+    extracted(name, value, expected(name))
+}
+
+/// The same of an option that means something else than in training.
+pub(crate) fn extracted<'py, T: FromPyObjectOwned<'py>>(
+    name: &str,
+    value: &Bound<'py, PyAny>,
+    expected: &str,
+) -> PyResult<T> {
     let wrong = |_| {
         let shown = value.repr().map_or_else(|_| "?".into(), |repr| repr.to_string());
-        LgrecoError::new_err(format!("{name} is {shown}, expected {}", expected(name)))
+        LgrecoError::new_err(format!("{name} is {shown}, expected {expected}"))
     };
     value.extract().map_err(wrong)
 }

@@ -21,6 +21,11 @@ pub(crate) struct Bucket {
 
 #[pymethods]
 impl Bucket {
+    #[getter]
+    fn is_closed(&self) -> bool {
+        self.bucket.is_none()
+    }
+
     /// How many collectives there are.
     fn rounds(&self, py: Python<'_>) -> PyResult<usize> {
         let bucket = self.bucket.as_ref().ok_or_else(closed)?;

@@ -1,6 +1,6 @@
 //! Plans for gradients that are there already, as the command makes them.
 
-use crate::arguments::{Options, Value, layer_dtype, named, option, refused, refused_layer};
+use crate::arguments::{Options, Value, extracted, layer_dtype, named, option, refused, refused_layer};
 use crate::cores::detached;
 use crate::error::raised;
 use crate::memory::Gradients;
@@ -28,14 +28,17 @@ struct Asked {
 impl Asked {
     fn new(
         solver: &str,
-        alpha: Option<f64>,
-        budget: Option<f64>,
+        alpha: Option<Bound<'_, PyAny>>,
+        budget: Option<Bound<'_, PyAny>>,
         size: Option<Bound<'_, PyAny>>,
         options: &Bound<'_, PyDict>,
     ) -> PyResult<Asked> {
         let search = Options(options).search()?;
         let solver =
             named("solver", solver, &[("exact", Solver::default()), ("dp", Solver::Dp { levels: dp::LEVELS })])?;
+        let alpha = alpha.map(|alpha| option("alpha", &alpha)).transpose()?;
+        let error = "an error as a number (a size is given as size)";
+        let budget = budget.map(|budget| extracted("budget", &budget, error)).transpose()?;
         let size: Option<Value> = size.map(|size| option("size", &size)).transpose()?;
         if let Some(Value::Word(word)) = &size {
             named("size", word, &[("uniform", ())])?;
@@ -90,8 +93,8 @@ pub(crate) fn make_plan(
     py: Python<'_>,
     layers: Vec<(String, Vec<usize>, String, usize)>,
     solver: &str,
-    alpha: Option<f64>,
-    budget: Option<f64>,
+    alpha: Option<Bound<'_, PyAny>>,
+    budget: Option<Bound<'_, PyAny>>,
     size: Option<Bound<'_, PyAny>>,
     options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<String> {
@@ -122,8 +125,8 @@ pub(crate) fn plan_file(
     py: Python<'_>,
     path: PathBuf,
     solver: &str,
-    alpha: Option<f64>,
-    budget: Option<f64>,
+    alpha: Option<Bound<'_, PyAny>>,
+    budget: Option<Bound<'_, PyAny>>,
     size: Option<Bound<'_, PyAny>>,
     options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<String> {

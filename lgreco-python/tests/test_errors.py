@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from linear import Linear, gradients
 from ranks import TIMEOUT, on_ranks
 from torch.distributed.device_mesh import init_device_mesh
@@ -13,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lgreco import LgrecoError
-from lgreco.torch import ExchangeError, LGreCoState, flight, lgreco_hook, register, training
+from lgreco.torch import ExchangeError, LGreCoState, OuterStep, flight, lgreco_hook, register, training
 
 OPTIONS: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 4, "window": 1, "min_elements": 64}
 STEPS, FAILING = 9, 5
@@ -215,6 +216,87 @@ def test_an_exception_on_one_rank_takes_the_step_back_on_all(monkeypatch: pytest
     assert elsewhere == ("ExchangeError", True, FAILING) and here == ("KeyError", True, FAILING)
 
 
+class Interrupting:
+    """A controller at whose call of one name, or at the return from it, the user interrupts; once."""
+
+    def __init__(self, of: Any, name: str, after: bool) -> None:
+        self.of, self.name, self.after = of, name, after
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self.of, name)
+        if name != self.name:
+            return call
+
+        def interrupted(*arguments: Any) -> Any:
+            self.name = ""
+            if self.after:
+                call(*arguments)
+            raise KeyboardInterrupt
+
+        return interrupted
+
+
+def _stopped_by_the_user(rank: int, where: str, after: bool) -> tuple[bool, int, bool]:
+    """In a step with a plan: whether residuals are as before it, steps taken in all, whether ranks go on alike."""
+    module = wrapped("ddp")
+    state = register(module, **OPTIONS)
+    for at in range(6):
+        step(module, rank, at)
+    before, controller = [state.residual(name) for name in state.names], state._controller
+    assert any(values.any() for values in before)
+    state._controller = Interrupting(controller, where, after)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        step(module, rank, 6)
+    state._controller = controller
+    kept = all(torch.equal(state.residual(name), was) for name, was in zip(state.names, before)) and bool(state.state_dict())
+    module = DDP(module.module, bucket_cap_mb=0.005)
+    module.register_comm_hook(state, lgreco_hook)
+    means = torch.cat([step(module, rank, at) for at in range(6, 9)])
+    least = means.clone()
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    return kept, controller.steps, torch.equal(means, least)
+
+
+@pytest.mark.parametrize(
+    ("where", "after"),
+    [("control", False), ("begin_step", False), ("begin_step", True), ("open", False), ("close", False), ("close", True), ("finish_step", False)],
+)
+def test_an_interrupt_takes_the_step_back(where: str, after: bool) -> None:
+    assert on_ranks(2, _stopped_by_the_user, where, after) == 2 * [(True, 9, True)]
+
+
+def _outer_stopped(rank: int) -> tuple[bool, bool, int]:
+    """The user interrupts an outer step that waits for the others."""
+    model = Linear()
+    outer = OuterStep(model, every=1, method="topk", default=0.1, min_elements=64)
+    for at in range(3):
+        _learn(model, rank, at)
+        outer.step()
+    fragment = outer._fragments[0]
+    before, controller = outer.residual("second"), fragment._controller
+    fragment._controller = Interrupting(controller, "close", False)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        outer.step()
+    fragment._controller = controller
+    kept = torch.equal(outer.residual("second"), before) and bool(before.any()) and bool(outer.state_dict())
+    for at in range(3, 5):
+        _learn(model, rank, at)
+        assert outer.step()
+    least = model.second.detach().clone()  # type: ignore[operator, union-attr]
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    return kept, torch.equal(model.second, least), controller.steps  # type: ignore[arg-type]
+
+
+def _learn(model: torch.nn.Module, rank: int, at: int) -> None:
+    with torch.no_grad():
+        for name, gradient in gradients(rank, at).items():
+            getattr(model, name).sub_(gradient)
+
+
+def test_an_interrupt_takes_the_outer_step_back() -> None:
+    assert on_ranks(2, _outer_stopped) == 2 * [(True, True, 5)]
+
+
 def _unplanned(rank: int) -> tuple[list[str], int]:
     """Of the steps, those that fail: Accordion's levels are not among the plan's options, whose values have two bits."""
     module = wrapped("ddp")
@@ -299,13 +381,17 @@ def _differing(rank: int) -> list[str]:
         {"start_iter": 3}, {"period": 5}, {"policy": "uncompressed"}, {"settings": {"first": "topk 7"}},
         {"reduce_dtype": torch.bfloat16}, {"settings": {"first": "topk 7 %"}}, {"method": "top-k"}, {"default": 99.0},
         {"settings": {"fourth": "dense"}}, {"widths": no_memory}, {"settings": ["first"]}, {"grad_scaler": True},
+        {"hold_zeros": True},
     ]
-    return [str(raised(lambda: LGreCoState(None, ddp, **OPTIONS | (options if rank == 1 else {})))) for options in told]
+    found = [str(raised(lambda: LGreCoState(None, ddp, **OPTIONS | (options if rank == 1 else {})))) for options in told]
+    unused = DDP(Linear(), find_unused_parameters=rank == 1)
+    return found + [str(raised(lambda: LGreCoState(None, unused, **OPTIONS)))]
 
 
 def test_options_that_differ_by_rank_are_named_on_all() -> None:
     elsewhere, here = on_ranks(2, _differing)
     named = ["start_iter", "period", "policy", "settings", "reduce_dtype", "%", "unknown method", "99", "fourth", "widths", "settings", "grad_scaler"]
+    named += ["hold_zeros is True on rank 1, False on rank 0", "find_unused_parameters is True on rank 1, False on rank 0"]
     for name, there, own in zip(named, elsewhere, here, strict=True):
         assert name in own and name in there and "rank 1" in there
 

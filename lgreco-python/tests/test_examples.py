@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import importlib.metadata
 import os
 import pathlib
 import pkgutil
@@ -20,7 +21,7 @@ import lgreco
 import lgreco.torch
 
 MODULES = ["lgreco.torch", *(f"lgreco.torch.{module.name}" for module in pkgutil.iter_modules(lgreco.torch.__path__))]
-WITHOUT = {"agreement", "bucket", "collectives", "cuda", "device", "errors", "flight", "held", "options", "remembered", "reports", "scale", "times"}
+WITHOUT = {"agreement", "bucket", "collectives", "cuda", "device", "errors", "flight", "held", "names", "options", "remembered", "reports", "scale", "times"}
 """Of the package's own use, and what other classes inherit."""
 
 
@@ -37,6 +38,23 @@ def test_examples_do_what_they_show(name: str) -> None:
     for failed, tried in on_ranks(2, _examples, name):
         assert failed == 0
         assert (tried == 0) == (name.rpartition(".")[2] in WITHOUT)
+
+
+def _described(rank: int, text: str) -> float:
+    layers = torch.nn.Linear(64, 64)
+    names: dict[str, Any] = {"model": layers, "DDP": torch.nn.parallel.DistributedDataParallel}
+    exec(text, names)
+    names["model"](torch.ones(1, 64)).sum().backward()
+    return float(names["state"].compression_stats()[0])
+
+
+def test_the_package_indexs_page_needs_no_repository() -> None:
+    """It has no relative links, and its lines train."""
+    page = importlib.metadata.metadata("lgreco").get_payload()  # type: ignore[attr-defined]
+    assert isinstance(page, str) and page.startswith("# lgreco")
+    assert all(link.startswith("https://") for link in re.findall(r"\]\(([^)]*)\)", page)) and "src=" not in page
+    (text,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert on_ranks(2, _described, text) == [1.0, 1.0]
 
 
 def _snippet(rank: int, text: str, folder: str) -> dict[str, str]:

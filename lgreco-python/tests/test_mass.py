@@ -11,7 +11,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lgreco import LgrecoError
-from lgreco.torch import LGreCoState, lgreco_hook
+from lgreco.torch import LGreCoState, OuterStep, lgreco_hook
 
 WORLD, STEPS = 2, 10
 TOPK: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 4, "window": 1}
@@ -196,6 +196,29 @@ def _amp(rank: int) -> tuple[list[float], list[bool], torch.Tensor]:
     return scales, moved, residual / 2 - ddp.module.second.detach()
 
 
+def _without_its_scaler(rank: int, outer: bool) -> str:
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    if outer:
+        model = Linear()
+        steps = OuterStep(model, every=1, method="topk")
+        with torch.no_grad():
+            model.second[0, 0] = float("inf") if rank == 1 else 0.0  # type: ignore[index, operator]
+        with pytest.raises(LgrecoError) as raised:
+            steps.step()
+        return str(raised.value)
+    ddp, _ = make()
+    with pytest.raises(LgrecoError) as raised:
+        scaler.scale(ddp({name: 1e38 * value for name, value in gradients(rank, 0).items()})).backward()
+    assert raised.value.layer is not None and raised.value.code == 101
+    return str(raised.value)
+
+
+def test_an_overflow_under_a_scaler_that_the_state_has_not_got_says_what_to_do() -> None:
+    advice = "; under a GradScaler, whose overflows these may be, make the state with grad_scaler="
+    assert all(told.endswith(advice) for told in on_ranks(WORLD, _without_its_scaler, False))
+    assert not any("GradScaler" in told for told in on_ranks(WORLD, _without_its_scaler, True))
+
+
 def test_torchs_scaler_skips_the_same_steps_on_all_ranks() -> None:
     for scales, moved, found in on_ranks(WORLD, _amp):
         assert moved == [at != 6 for at in range(STEPS)]
@@ -222,6 +245,6 @@ def _not_finite(rank: int) -> tuple[str, str | None, dict[str, torch.Tensor]]:
 
 def test_what_goes_wrong_on_one_rank_is_an_error_on_all() -> None:
     (elsewhere, _, first), (here, layer, second) = on_ranks(WORLD, _not_finite)
-    assert "rank 1 failed with error code 101" in elsewhere
+    assert "rank 1 failed with error code 101" in elsewhere and "make the state with grad_scaler=" in elsewhere
     assert here.startswith("second: ") and "NaN" in here and layer == "second"
     assert all(torch.equal(first[name], second[name]) for name in SHAPES)

@@ -175,6 +175,7 @@ def test_the_layer_at_fault_is_named(wrong: Any, said: str) -> None:
 def test_what_is_wrong_is_named() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"method": "top-k"}, "method"), ({"solver": "best"}, "solver"), ({"alpha": -1.0}, "alpha is -1"), ({"default": 99.0}, "99"),
+        ({"budget": "size"}, r"budget is 'size', expected an error as a number \(a size is given as size\)"), ({"alpha": "2"}, "alpha is '2', expected a number"),
         ({"metric": "l1"}, "metric"), ({"size": 1.5}, "size is 1.5, expected"), ({"random_seed": -1}, "random_seed is -1"),
     ]
     for options, said in wrong:
@@ -183,6 +184,8 @@ def test_what_is_wrong_is_named() -> None:
     for small in ({}, {"x": torch.ones(4, 4)}, {"x": torch.ones(4096)}):
         with pytest.raises(LgrecoError, match=f"none of the {len(small)} layers is large enough"):
             lgreco.plan(small)
+    with pytest.raises(TypeError, match="a layer's name is 1, expected text"):
+        lgreco.plan({1: torch.ones(40, 40)})  # type: ignore[dict-item]
     with pytest.raises(TypeError, match="an array per layer's name, or the path"):
         lgreco.plan([torch.ones(40, 40)])  # type: ignore[arg-type]
 

@@ -180,8 +180,16 @@ def test_others_collectives_between_two_buckets() -> None:
 
 def _many_buckets(rank: int, steps: int) -> torch.Tensor:
     ddp, state = make(method="powersgd", default=1, policy="uniform", min_elements=1)
+    buckets: set[int] = set()
+    exchange = state.exchange
+
+    def noting(bucket: dist.GradBucket) -> Any:
+        buckets.add(bucket.index())
+        return exchange(bucket)
+
+    state.exchange = noting  # type: ignore[method-assign]
     parameters = train(ddp, rank, range(steps))
-    assert state.last_report is not None and state.last_report.step == steps - 1
+    assert state.last_report is not None and state.last_report.step == steps - 1 and len(buckets) >= 3
     return parameters
 
 

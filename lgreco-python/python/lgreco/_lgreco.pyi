@@ -131,6 +131,10 @@ class Bucket:
         Raises LgrecoError on all ranks when something went wrong on one.
         """
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether its controller has the layers back."""
+
 @final
 class Controller:
     """Which settings a rank's layers have, what it remembers of them, and when to decide anew.

@@ -176,6 +176,9 @@ def plan(
         return Plan(plan_file(os.fspath(gradients), solver, alpha, budget, size, **options))
     if not isinstance(gradients, Mapping):
         raise TypeError(f"gradients are a {type(gradients).__name__}, expected an array per layer's name, or the path of a file")
+    for name in gradients:
+        if not isinstance(name, str):
+            raise TypeError(f"a layer's name is {name!r}, expected text")
     with_places = {name: place(name, array) for name, array in gradients.items()}
     layers = [(name, found.dims, found.dtype, found.address) for name, found in with_places.items()]
     return Plan(make_plan(layers, solver, alpha, budget, size, **options))

@@ -173,8 +173,9 @@ def test_what_goes_wrong_on_one_rank_all_hear_of_a_step_later() -> None:
         assert [step for step, *_ in expected] == [5] and [step for step, *_ in told] == [6]
         assert told[0][1:3] == expected[0][1:3]  # the code, and the layer on the rank at fault
         assert not means[5]["second"].any() and means[5]["bias"].any()
-    assert device[0][1][0][3] == host[0][1][0][3] == "rank 1 failed with error code 101: gradients that are not finite"
-    assert device[1][1][0][3] == "second: element 125 is infinite or NaN: gradients must be finite"
+    advice = "; under a GradScaler, whose overflows these may be, make the state with grad_scaler="
+    assert device[0][1][0][3] == host[0][1][0][3] == "rank 1 failed with error code 101: gradients that are not finite" + advice
+    assert device[1][1][0][3] == "second: element 125 is infinite or NaN: gradients must be finite" + advice
     # Step 6 was not begun, and in step 5 this bucket's means were zeros.
     mass_is_kept(device, 2, (6,), {5: "second"})
 

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
+from lgreco.torch.names import plain_name
 from lgreco.torch.options import Options
 from lgreco.torch.training import Layer, Training
 
@@ -112,7 +113,7 @@ class LGreCoShardedState(Training):
         _device_of: Callable[[Iterable[torch.Tensor]], Cuda | None] = device_of,
         **options: "Unpack[Options]",
     ) -> None:
-        names = {parameter: name for name, parameter in module.named_parameters()}
+        names = {parameter: plain_name(name) for name, parameter in module.named_parameters()}
         units: list[tuple[FSDPModule, _Unit]] = []
         groups: set[dist.ProcessGroup] = set()
         for part in module.modules():

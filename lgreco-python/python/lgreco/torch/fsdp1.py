@@ -9,6 +9,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp._common_utils import clean_tensor_name
 
 from lgreco._lgreco import LgrecoError
+from lgreco.torch.names import plain_name
 from lgreco.torch.options import Options
 from lgreco.torch.training import Layer, Training
 
@@ -25,7 +26,7 @@ class _Flat:
         spans = list(zip(starts, starts[1:]))
         padding = flat._is_padding_mask
         self.spans = [span for span, is_padding in zip(spans, padding) if not is_padding]
-        self.names = [clean_tensor_name(f"{prefix}.{name}" if prefix else name) for name in flat._fqns]
+        self.names = [plain_name(clean_tensor_name(f"{prefix}.{name}" if prefix else name)) for name in flat._fqns]
         self.shapes = [list(shape) for shape in flat._shapes]
         self.dtype: torch.dtype = handle._reduce_dtype or flat.dtype
         self.layers = list(range(first, first + len(self.names)))

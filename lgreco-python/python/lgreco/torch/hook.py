@@ -30,4 +30,6 @@ def lgreco_hook(state: LGreCoState, bucket: GradBucket) -> torch.futures.Future[
             f"lgreco_hook was given a {type(bucket).__name__} instead of a GradBucket: torch.compile with "
             "optimize_ddp='python_reducer' calls hooks so; use optimize_ddp='ddp_optimizer' or False"
         )
+    if not isinstance(state, LGreCoState):
+        raise TypeError(f"lgreco_hook was registered with a {type(state).__name__} as its state, expected an LGreCoState")
     return state.exchange(bucket)

@@ -11,9 +11,10 @@ import torch.distributed as dist
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.agreement import agree
 from lgreco.torch.collectives import own_group
+from lgreco.torch.names import plain_name
 from lgreco.torch.options import Options
 from lgreco.torch.reports import Reports
-from lgreco.torch.training import ExchangeError, Layer, Loaded, Training
+from lgreco.torch.training import ExchangeError, Layer, Loaded, Training, expect_module
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -90,7 +91,8 @@ class OuterStep(Reports):
         process_group: dist.ProcessGroup | None = None,
         **options: "Unpack[Options]",
     ) -> None:
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        expect_module(model)
+        named = [(plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad]
         told: Options = {"start_iter": 2, "period": 100, "window": 1, **options}
         failure: Exception | None = None
         if not named:
@@ -258,6 +260,8 @@ class OuterStep(Reports):
 class _Fragment(Training):
     """Layers that are averaged together."""
 
+    _advice = None  # Pseudo-gradients are not scaled.
+
     def __init__(
         self,
         named: list[tuple[str, torch.nn.Parameter]],
@@ -290,6 +294,10 @@ class _Fragment(Training):
     def has_sent(self) -> bool:
         """Whether an outer step is on its way."""
         return self._sent is not None
+
+    def _take_back_left_over(self) -> None:
+        if self._flights is not None and not self.has_sent:
+            self._take_back(LgrecoError("the outer step has been interrupted: it is taken back"))
 
     def send(self) -> None:
         if self.has_sent:

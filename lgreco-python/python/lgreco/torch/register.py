@@ -10,11 +10,12 @@ from lgreco._lgreco import LgrecoError
 from lgreco.torch.fsdp import LGreCoShardedState
 from lgreco.torch.fsdp1 import LGreCoFSDP1State
 from lgreco.torch.hook import lgreco_hook
+from lgreco.torch.names import uncompiled
 from lgreco.torch.state import LGreCoState
 
 
 def register(module: torch.nn.Module, **options: Any) -> LGreCoState | LGreCoShardedState | LGreCoFSDP1State:
-    """Compresses the gradients of a module in DistributedDataParallel or FullyShardedDataParallel, or after ``fully_shard``.
+    """Compresses the gradients of a module in DistributedDataParallel or FullyShardedDataParallel, or after ``fully_shard``, compiled or not.
 
     Options are those of the state that it returns. Raises LgrecoError for other modules.
 
@@ -25,6 +26,7 @@ def register(module: torch.nn.Module, **options: Any) -> LGreCoState | LGreCoSha
     >>> state.settings
     {'weight': 'qsgd 4', 'bias': 'dense'}
     """
+    given, module = module, uncompiled(module)
     if isinstance(module, DistributedDataParallel):
         state = LGreCoState(module.process_group, module, **options)
         module.register_comm_hook(state, lgreco_hook)
@@ -34,4 +36,4 @@ def register(module: torch.nn.Module, **options: Any) -> LGreCoState | LGreCoSha
     if isinstance(module, FullyShardedDataParallel):
         return LGreCoFSDP1State(module, **options)
     kinds = "DistributedDataParallel or FullyShardedDataParallel, and has not been through fully_shard"
-    raise LgrecoError(f"a {type(module).__name__} is not in {kinds}")
+    raise LgrecoError(f"a {type(given).__name__} is not in {kinds}")

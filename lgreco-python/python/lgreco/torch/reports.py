@@ -1,13 +1,17 @@
 """What states tell of themselves: numbers for TensorBoard and a picture."""
 
 import os
-from typing import Any
+from typing import Any, NoReturn
 
 from lgreco._plot import bars
 
 
 class Reports:
     """Made of ``metrics``, ``compression_stats`` and the plans in force."""
+
+    def __reduce__(self) -> NoReturn:
+        kind, instead = type(self).__name__, "save its state_dict(), and copy or pickle a model without its wrapper (model.module)"
+        raise TypeError(f"an {kind} belongs to a process group, and is neither copied nor pickled: {instead}")
 
     def metrics(self) -> dict[str, dict[str, Any]]:
         raise NotImplementedError

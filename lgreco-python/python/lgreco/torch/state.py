@@ -10,8 +10,9 @@ from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.bucket import GradBucket
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
+from lgreco.torch.names import plain_name, uncompiled
 from lgreco.torch.options import Scaler
-from lgreco.torch.training import Layer, Training
+from lgreco.torch.training import Layer, Training, expect_module
 
 
 class LGreCoState(Training):
@@ -40,7 +41,7 @@ class LGreCoState(Training):
         ranks make a state at the same time. What lgreco sends travels in groups of the same ranks, made here: Gloo's, and for
         gradients that stay on a GPU NCCL's.
     model
-        The module, wrapped in DDP or not. Its trainable parameters, float32, float16 or bfloat16, are the layers.
+        The module, wrapped in DDP or not, compiled or not. Its trainable parameters, float32, float16 or bfloat16, are the layers.
     method
         ``"qsgd"`` (bits, default 4), ``"topk"`` (density, default 0.01), ``"powersgd"`` (rank, default 4), or
         ``"hybrid"``: any of them per layer.
@@ -127,9 +128,11 @@ class LGreCoState(Training):
         _device_of: Callable[[Iterable[torch.Tensor]], Cuda | None] = device_of,
         **options: Any,
     ) -> None:
+        expect_module(model)
+        model = uncompiled(model)
         process_group = _group_of(model, process_group)
         parameters = _trainable(model)
-        layers = [Layer(name, list(p.shape), p.dtype) for name, p in parameters]
+        layers = [Layer(name, _stored(p), p.dtype) for name, p in parameters]
         told = dict(
             options,
             method=method,
@@ -151,13 +154,18 @@ class LGreCoState(Training):
             on_plan=on_plan,
         )
         self._uncompressed = policy == "uncompressed" and settings is None and reduce_dtype is None
-        self._hold_zeros = bool(getattr(model, "find_unused_parameters", False)) if hold_zeros is None else hold_zeros
+        if not self._uncompressed:
+            _refuse_sparse(_module(model))
+        finds_unused = bool(getattr(model, "find_unused_parameters", False))
+        self._hold_zeros = finds_unused if hold_zeros is None else bool(hold_zeros)
         cuda = None if self._uncompressed else _device_of(p for _, p in parameters)
         cuda = where_they_stay(cuda, process_group, told)
-        super().__init__(process_group, layers, cuda, **told)
+        besides = {"find_unused_parameters": finds_unused, "hold_zeros": self._hold_zeros}
+        super().__init__(process_group, layers, cuda, besides, **told)
         self._layers: dict[torch.Tensor, int] = {p: layer for layer, (_, p) in enumerate(parameters)}
         self._dtypes = [layer.dtype for layer in layers]
-        self._others: dict[torch.Tensor, str] = {p: name for name, p in _module(model).named_parameters() if p not in self._layers}
+        others = ((plain_name(name), p) for name, p in _module(model).named_parameters())
+        self._others: dict[torch.Tensor, str] = {p: name for name, p in others if p not in self._layers}
         self._process_group = process_group if process_group is not None else dist.group.WORLD
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             self._note_scales(model)
@@ -168,7 +176,7 @@ class LGreCoState(Training):
             return self._average(bucket)
         if bucket.buffer().layout != torch.strided:
             layer = self._layers[bucket.parameters()[0]]
-            raise of_layer(self.names[layer], "the gradient is sparse, which lgreco does not compress: leave sparse=True out")
+            raise of_layer(self.names[layer], _SPARSE)
         gradients = bucket.gradients()
         layers = [self._layer(parameter, gradient) for parameter, gradient in zip(bucket.parameters(), gradients)]
         flight = self._begin(layers, bucket.buffer(), gradients, self._hold_zeros)
@@ -182,7 +190,8 @@ class LGreCoState(Training):
         buffer = bucket.buffer().div_(self._group.size())
         work = dist.all_reduce(buffer, group=self._process_group, async_op=True)
         assert work is not None
-        self._bytes = [sent + buffer.nbytes for sent in self._bytes]
+        sizes = [part.nbytes for part in ((buffer._indices(), buffer._values()) if buffer.is_sparse else (buffer,))]
+        self._bytes = [sent + sum(sizes) for sent in self._bytes]
         return work.get_future().then(lambda done: done.value()[0])
 
     def _layer(self, parameter: torch.Tensor, gradient: torch.Tensor) -> int:
@@ -196,6 +205,16 @@ class LGreCoState(Training):
             was = f"the parameter was {self._dtypes[layer]} when the state was made"
             raise of_layer(self.names[layer], f"the gradient is {gradient.dtype}, and {was}: make the state after that")
         return layer
+
+
+_SPARSE = "the gradient is sparse, which lgreco does not compress: leave sparse=True out"
+
+
+def _refuse_sparse(module: torch.nn.Module) -> None:
+    """Before training rather than in it, where DDP does not go on after an error."""
+    for name, part in module.named_modules():
+        if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse and part.weight.requires_grad:
+            raise of_layer(plain_name(f"{name}.weight" if name else "weight"), _SPARSE)
 
 
 def _group_of(model: torch.nn.Module, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
@@ -215,7 +234,23 @@ def _module(model: torch.nn.Module) -> torch.nn.Module:
     return model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
 
 
+def _stored(parameter: torch.Tensor) -> list[int]:
+    """Its dims from the outermost in memory to the innermost: DDP's buckets have gradients in their parameter's order in memory, so
+    that one stored transposed would be a matrix of other rows."""
+    if parameter.is_contiguous():
+        return list(parameter.shape)
+    strides = parameter.stride()
+    outermost_first = sorted(range(parameter.ndim), key=lambda dim: -strides[dim])
+    stored = parameter.detach().permute(outermost_first)
+    # DDP makes it contiguous where it is not dense.
+    return list(stored.shape if stored.is_contiguous() else parameter.shape)
+
+
 def _trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    """What DDP exchanges."""
     module = _module(model)
-    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", []))
-    return [(name, p) for name, p in module.named_parameters() if p.requires_grad and name not in ignored]
+    of_ddp: Any = model if isinstance(model, torch.nn.parallel.DistributedDataParallel) else None
+    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", []) if of_ddp is None else of_ddp.parameters_to_ignore)
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    # DDP looks for parameters that are the root's own with a dot before their names.
+    return [(plain_name(name), p) for name, p in named if (name if "." in name else f".{name}") not in ignored]

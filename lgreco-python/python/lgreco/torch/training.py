@@ -5,6 +5,7 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 _OF_LAYERS = (torch.float32, torch.float16, torch.bfloat16)
 _OF_RESIDUALS = (torch.float32, torch.bfloat16, torch.int8)
 _OF_SUMS = (torch.float32, torch.bfloat16)
+_NOT_BEGUN = 103
+"""The code of a call that does not fit where the step is."""
+_TOLD_NOT_FINITE = "error code 101"
+"""How other ranks hear of gradients that are not finite."""
 _LOG = logging.getLogger("lgreco")
 
 
@@ -91,9 +96,18 @@ class Training(Reports):
     A step begins with the first bucket of a backward pass, and ends with the last or with the pass.
     """
 
+    _advice: str | None = "under a GradScaler, whose overflows these may be, make the state with grad_scaler="
+
     def __init__(
-        self, group: dist.ProcessGroup | None, layers: Sequence[Layer], cuda: Cuda | None = None, **options: "Unpack[Options]"
+        self,
+        group: dist.ProcessGroup | None,
+        layers: Sequence[Layer],
+        cuda: Cuda | None = None,
+        besides: Mapping[str, Any] = MappingProxyType({}),
+        /,
+        **options: "Unpack[Options]",
     ) -> None:
+        """For ranks that must have been told the same options, and the same ``besides``."""
         told: dict[str, Any] = dict(options)
         reduce_dtype: torch.dtype | None = told.pop("reduce_dtype", None)
         if reduce_dtype is None:
@@ -124,7 +138,7 @@ class Training(Reports):
         self.last_report: Report | None = None
         self._rate = 1.0  # of the last step that has begun with its own
         # What ranks must have been told alike; measuring errors is each one's own affair.
-        together = {**told, "settings": _in_order(settings), "reduce_dtype": reduce_dtype}
+        together = {**told, **besides, "settings": _in_order(settings), "reduce_dtype": reduce_dtype}
         together.update(grad_scaler=grad_scaler is not None, metrics_every=None, gradients="on a GPU" if cuda else "on the host")
         failure: Exception | None = None
         try:
@@ -176,13 +190,14 @@ class Training(Reports):
         failure = None
         if self._flights is None:
             self._failed = None  # of a pass that has ended otherwise
-            failure = self._begin_step()
+            # From here on there is something to be taken back, should the pass end early.
             self._flights = []
             end = self._end_backward
             self._in_backward = _queue(end)
             # From now on the backward pass alone keeps it.
             self._backward = weakref.ref(end) if self._in_backward else None
             del end
+            failure = self._begin_step()
         try:
             flight = self._flight(layers, buffer, gradients)
         except (LgrecoError, RuntimeError) as error:
@@ -210,12 +225,13 @@ class Training(Reports):
         """What has gone wrong on this rank alone, to be told by the first bucket; what goes wrong on all is ``_refused``."""
         failure = None
         try:
-            self.follow_scale()
+            self._follow_scale()
         except LgrecoError as error:
             failure = error
         try:
             fault = self._device.fault() if self._device is not None else None
         except (LgrecoError, RuntimeError) as error:
+            self._flights = None  # nothing has begun
             raise self._broken(error) from error
         if fault is not None:
             self._failed, self._refused = fault, True
@@ -250,6 +266,9 @@ class Training(Reports):
         Every step begins with it; call it before saving states, after ``scaler.update()``.
         """
         self._take_back_left_over()
+        self._follow_scale()
+
+    def _follow_scale(self) -> None:
         scale, before = 1.0 if self._scale is None else self._scale.now(), self._scaled
         if scale == before:
             return
@@ -281,17 +300,21 @@ class Training(Reports):
         return error
 
     def _take_back_left_over(self) -> None:
-        """Takes a step back whose backward pass has ended by an exception of autograd's, with buckets still on their way."""
+        """Takes a step back whose backward pass has ended by an exception of autograd's or an interrupt, before its end."""
         if self._flights is not None and self._backward is not None and self._backward() is None:
             self._take_back(LgrecoError("the backward pass has ended before its buckets were exchanged: the step is taken back"))
 
-    def _take_back(self, error: Exception) -> None:
+    def _take_back(self, why: Exception) -> None:
         flights, self._flights, self._failed = self._flights or [], None, None
         for flight in flights:
-            flight.give_up(error)
+            flight.give_up(why)
             self._close(flight)
         if not self._refused:
-            self._controller.abandon_step()
+            try:
+                self._controller.abandon_step()
+            except LgrecoError as error:
+                if error.code != _NOT_BEGUN:
+                    raise
         self._refused = False
         if self._device is not None:
             self._device.abandon()
@@ -301,7 +324,8 @@ class Training(Reports):
         return ExchangeError(f"rank {rank}, step {step}: a collective has failed, and the step is taken back: {cause}")
 
     def _close(self, flight: Flight | DeviceFlight) -> None:
-        if flight.bucket is not None:
+        """Once, or a second time where the first one's step has been interrupted."""
+        if flight.bucket is not None and not flight.bucket.is_closed:
             self._controller.close(flight.bucket)
 
     def _finish_step(self) -> None:
@@ -311,17 +335,17 @@ class Training(Reports):
         # In the order of buckets, and every bucket's second collective after all first ones: the same on every rank.
         while left:
             left = [flight for flight in left if self._go_on(flight)]
-        flights, self._flights = self._flights, None
-        for flight in flights:
+        for flight in self._flights:
             self._close(flight)
             flight.land()
         if self._device is not None:
             # What is on its way is kept alive by flights, which are gone now.
-            self._device.finish_step(was_copied=any(flight.bucket is not None for flight in flights))
+            self._device.finish_step(was_copied=any(flight.bucket is not None for flight in self._flights))
         if self._refused:
-            self._refused = False
+            self._flights, self._refused = None, False
             return
         report = self._controller.finish_step()
+        self._flights = None
         self._bytes = [self._bytes[0] + report.bytes_in, self._bytes[1] + report.bytes_out]
         self.last_report = report
         if self._device is None:
@@ -365,7 +389,15 @@ class Training(Reports):
                 self._on_plan(self)
         finally:
             if failed is not None:
-                raise failed
+                raise self._with_advice(failed)
+
+    def _with_advice(self, failed: LgrecoError) -> LgrecoError:
+        """The error, where a GradScaler might have made it."""
+        if self._scale is not None or self._advice is None or _TOLD_NOT_FINITE not in f"error code {failed.code}; {failed}":
+            return failed
+        advised = LgrecoError(f"{failed}; {self._advice}")
+        advised.code, advised.layer = failed.code, failed.layer
+        return advised.with_traceback(failed.__traceback__)
 
     def replan(self) -> int | None:
         """Asks for a plan before the next one, because the data or the network have changed; the step at which it is due.
@@ -412,7 +444,7 @@ class Training(Reports):
         return [] if self.plan is None else [self.plan]
 
     def residual(self, name: str) -> torch.Tensor:
-        """A copy of a layer's residual on this rank: float32, flat; zeros without one."""
+        """A copy of a layer's residual on this rank: float32, flat, in its gradient's order in memory; zeros without one."""
         self._take_back_left_over()
         self._bring_home()
         if name not in self.names:
@@ -475,6 +507,12 @@ def _queue(callback: Callable[[], None]) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def expect_module(model: object) -> None:
+    """Raises LgrecoError for what has no parameters to be exchanged."""
+    if not isinstance(model, torch.nn.Module):
+        raise LgrecoError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
 
 
 def _expect(holds: bool, option: str, value: object, expected: str) -> None:

@@ -1,0 +1,18 @@
+"""Names of layers, whatever their modules are wrapped in."""
+
+import torch
+
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+"""What torch.compile and checkpoint_wrapper put into parameters' names."""
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name in the model that was wrapped, so that settings and saved states fit with and without."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
+    """The module that torch.compile has been given, or the model itself."""
+    return getattr(model, "_orig_mod", model)
