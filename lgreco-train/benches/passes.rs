@@ -7,6 +7,7 @@
 
 use lgreco_core::internal::payload::{Combine, STRETCH, combine, combine_stretch};
 use lgreco_core::internal::select::{kth_largest_magnitude, workspace_len};
+use lgreco_core::simd::{Kernel, dispatch};
 use lgreco_train::compress::wire::Payload;
 use lgreco_train::compress::{Compressor, Setting, decode};
 use lgreco_train::feedback::{Memory, Residual, Rule};
@@ -18,6 +19,18 @@ use std::time::Instant;
 mod transformer;
 
 const PASSES: [&str; 6] = ["read and write once", "select", "compensate", "encode", "mean", "take off"];
+
+/// The floor: as fast as memory delivers.
+struct Once<'a>(&'a mut [f32]);
+
+impl Kernel for Once<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        self.0.iter_mut().for_each(|x| *x = *x * 0.5 + 1.0);
+    }
+}
 
 /// One layer on one rank, with the other rank's payload.
 struct Layer {
@@ -46,7 +59,7 @@ impl Layer {
     fn pass(&mut self, pass: usize) {
         let Layer { shape, setting, gradient, residual, compensated, workspace, payloads, mean } = self;
         match pass {
-            0 => mean.iter_mut().for_each(|x| *x = *x * 0.5 + 1.0),
+            0 => dispatch(Once(mean)),
             1 => {
                 let keep = match setting {
                     Setting::TopK(top) => top.keep,
