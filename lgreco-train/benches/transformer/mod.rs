@@ -56,7 +56,7 @@ pub fn rows(shapes: &[Shape], percents: &[usize]) -> Vec<Row> {
                 row(format!("{bits} bits"), share, &setting)
             };
             let shares = (1..=1000).map(|i| i as f64 / 1000.0);
-            rows.extend(shares.map(few).filter(|row| row.bytes <= budget).next_back());
+            rows.extend(shares.map(few).rfind(|row| row.bytes <= budget));
         }
     }
     rows
