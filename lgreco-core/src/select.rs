@@ -2,17 +2,15 @@
 //!
 //! Magnitudes are compared by the bits of |x| as an f32 without its sign, which order as the magnitudes do. A sample
 //! brackets the answer, one vectorised pass collects the few magnitudes inside the bracket and counts those outside,
-//! and a selection among the collected ones is exact. A bracket that turns out wrong costs a second pass with
+//! and a selection among the collected ones, of many in the same way again, is exact. A bracket that turns out wrong costs a second pass with
 //! everything inside; the result never depends on the sample.
 
 use crate::Error;
 use crate::error::expect_room;
 use crate::gradient::Element;
-use crate::simd::{Kernel, dispatch};
+use crate::simd::{Block, Kernel, LANES, LaneKernel, Lanes, dispatch_lanes};
 use crate::spread::{Divide, spread};
 
-/// Elements that are looked at together: one step of the vector loops.
-const LANES: usize = 16;
 /// Below this many elements a sample is not worth its while.
 const SAMPLED_FROM: usize = 1 << 10;
 /// Largest sample: it brackets 1 % of 16 M elements within a tenth.
@@ -61,7 +59,7 @@ impl Bracket {
         }
         let count = (values.len() / 32).clamp(SAMPLED_FROM / 4, SAMPLE_MAX);
         let stride = values.len() / count;
-        let sample = &mut scratch[..count];
+        let (sample, rest) = scratch.split_at_mut(count);
         for (i, slot) in sample.iter_mut().enumerate() {
             *slot = magnitude_bits(values[sampled_position(i, stride)]);
         }
@@ -70,7 +68,7 @@ impl Bracket {
         let margin = (25 * rank as u64 * (count - rank.min(count)) as u64 / count as u64).isqrt() as usize + 8;
         let mut bracket = Bracket::ALL;
         (bracket.bottom, bracket.top) = sample.iter().fold((INFINITY - 1, 0), |(a, b), &x| (a.min(x), b.max(x)));
-        let mut nth_largest = |rank: usize| *sample.select_nth_unstable(count - 1 - rank).1;
+        let mut nth_largest = |rank: usize| cut_of(sample, rank as u32 + 1, rest).magnitude;
         if rank + margin < count {
             bracket.low = nth_largest(rank + margin);
         }
@@ -110,68 +108,77 @@ struct SplitKernel<'a, T, const ENERGY: bool> {
 }
 
 #[derive(Default)]
-struct Lanes {
+struct Counts {
     max: [u32; LANES],
     above: [u32; LANES],
     tied: [u32; LANES],
     energy: [f64; LANES],
 }
 
-impl<T: Element, const ENERGY: bool> Kernel for SplitKernel<'_, T, ENERGY> {
+impl<T: Element, const ENERGY: bool> LaneKernel for SplitKernel<'_, T, ENERGY> {
     type Output = Split;
 
     #[inline(always)]
-    fn run(self) -> Split {
-        let mut lanes = Lanes::default();
+    fn run<L: Lanes>(self, lanes: L) -> Split {
+        let mut counts = Counts::default();
         let mut inside = 0;
-        let (blocks, rest) = self.values.as_chunks::<LANES>();
+        let (blocks, rest) = self.values.as_chunks::<64>();
         for block in blocks {
-            inside += split_block::<T, ENERGY>(block, self.bracket, &mut lanes, &mut self.inside[inside..]);
+            inside += split_block::<_, _, ENERGY>(lanes, block, self.bracket, &mut counts, &mut self.inside[inside..]);
         }
-        let mut last = [T::zeroed(); LANES];
+        let mut last = [T::zeroed(); 64];
         last[..rest.len()].copy_from_slice(rest);
-        inside += split_block::<T, ENERGY>(&last, self.bracket, &mut lanes, &mut self.inside[inside..]);
-        let padding = if self.bracket.low == 0 { LANES - rest.len() } else { 0 };
+        inside += split_block::<_, _, ENERGY>(lanes, &last, self.bracket, &mut counts, &mut self.inside[inside..]);
+        let padding = if self.bracket.low == 0 { last.len() - rest.len() } else { 0 };
         Split {
-            above: lanes.above.iter().sum(),
+            above: counts.above.iter().sum(),
             inside,
-            tied: (lanes.tied.iter().map(|&t| t as u64).sum::<u64>() - padding as u64) as u32,
-            energy_below: lanes.energy.iter().sum(),
-            max: lanes.max.iter().fold(0, |a, &b| a.max(b)),
+            tied: (counts.tied.iter().map(|&t| t as u64).sum::<u64>() - padding as u64) as u32,
+            energy_below: counts.energy.iter().sum(),
+            max: counts.max.iter().fold(0, |a, &b| a.max(b)),
         }
     }
 }
 
 #[inline(always)]
-fn split_block<T: Element, const ENERGY: bool>(
-    block: &[T; LANES],
+fn split_block<T: Element, L: Lanes, const ENERGY: bool>(
+    lanes: L,
+    block: &[T; 64],
     bracket: Bracket,
-    lanes: &mut Lanes,
+    counts: &mut Counts,
     inside: &mut [u32],
 ) -> usize {
     let Bracket { low, high, .. } = bracket;
-    let mut bits = [0u32; LANES];
-    let mut mask = 0u32;
-    for i in 0..LANES {
-        bits[i] = magnitude_bits(block[i]);
-        lanes.max[i] = lanes.max[i].max(bits[i]);
-        lanes.above[i] += (bits[i] > high) as u32;
-        lanes.tied[i] += (bits[i] == low) as u32;
-        if ENERGY {
-            let below = f32::from_bits(if bits[i] < low { bits[i] } else { 0 }) as f64;
-            lanes.energy[i] += below * below;
+    let (mut all, mut mask) = ([0; 64], 0);
+    for (part, (values, bits)) in block.as_chunks::<LANES>().0.iter().zip(all.as_chunks_mut::<LANES>().0).enumerate() {
+        let mut is_inside = [0; LANES];
+        for i in 0..LANES {
+            bits[i] = magnitude_bits(values[i]);
+            counts.max[i] = counts.max[i].max(bits[i]);
+            counts.above[i] += (bits[i] > high) as u32;
+            counts.tied[i] += (bits[i] == low) as u32;
+            if ENERGY {
+                let below = f32::from_bits(if bits[i] < low { bits[i] } else { 0 }) as f64;
+                counts.energy[i] += below * below;
+            }
+            is_inside[i] = (bits[i] > low && bits[i] <= high) as u32;
         }
-        mask |= ((bits[i] > low && bits[i] <= high) as u32) << i;
+        mask |= (lanes.mask(is_inside) as u64) << (LANES * part);
     }
-    if mask == (1 << LANES) - 1 {
-        inside[..LANES].copy_from_slice(&bits);
-        return LANES;
+    put(lanes, &all, mask, inside)
+}
+
+/// Moves the lanes whose bits are set to the front of `places`, and returns their number. There may be room for just as
+/// many, or for too few, which then get nothing.
+#[inline(always)]
+fn put<L: Lanes>(lanes: L, block: &Block, mask: u64, places: &mut [u32]) -> usize {
+    if let Some(places) = places.first_chunk_mut() {
+        return lanes.squeeze(block, mask, places);
     }
-    let mut count = 0;
-    while mask != 0 {
-        inside[count] = bits[mask.trailing_zeros() as usize % LANES];
-        count += 1;
-        mask &= mask - 1;
+    let mut squeezed = [0; 64];
+    let count = lanes.squeeze(block, mask, &mut squeezed);
+    if let Some(places) = places.get_mut(..count) {
+        places.copy_from_slice(&squeezed[..count]);
     }
     count
 }
@@ -185,7 +192,7 @@ pub fn split<T: Element, const ENERGY: bool>(
     bracket: Bracket,
     inside: &mut [u32],
 ) -> Result<Split, Error> {
-    let split = dispatch(SplitKernel::<T, ENERGY> { values, bracket, inside });
+    let split = dispatch_lanes(SplitKernel::<T, ENERGY> { values, bracket, inside });
     if split.max >= INFINITY {
         return Err(first_non_finite(values));
     }
@@ -205,17 +212,26 @@ struct Parts<'a, T> {
     splits: &'a mut [Split],
 }
 
+impl<T: Element> LaneKernel for Parts<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let Parts { values, part, bracket, mut inside, splits } = self;
+        for (values, split) in values.chunks(part).zip(splits) {
+            let own;
+            (own, inside) = inside.split_at_mut(inside.len().min(part));
+            *split = SplitKernel::<T, false> { values, bracket, inside: own }.run(lanes);
+        }
+    }
+}
+
 impl<T: Element> Kernel for Parts<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let Parts { values, part, bracket, mut inside, splits } = self;
-        for (values, split) in values.chunks(part).zip(splits) {
-            let own;
-            (own, inside) = inside.split_at_mut(inside.len().min(part));
-            *split = SplitKernel::<T, false> { values, bracket, inside: own }.run();
-        }
+        dispatch_lanes(self);
     }
 }
 
@@ -237,6 +253,10 @@ impl<T: Element> Divide for Parts<'_, T> {
     }
 
     fn join((): (), (): ()) {}
+
+    fn start(self) {
+        dispatch_lanes(self);
+    }
 }
 
 /// As [`split`] without energies, spread over cores. `inside` has room for one per element, or none where the bracket is
@@ -288,20 +308,38 @@ pub const fn workspace_len(elements: usize) -> usize {
 pub fn kth_largest_magnitude<T: Element>(values: &[T], k: u32, workspace: &mut [u64]) -> Result<Cut, Error> {
     expect_room("workspace words", workspace_len(values.len()), workspace.len())?;
     debug_assert!(k >= 1 && k as usize <= values.len());
-    let buffer: &mut [u32] = bytemuck::cast_slice_mut(workspace);
+    cut(values, k, bytemuck::cast_slice_mut(workspace))
+}
+
+/// The same; `buffer` has room for one number per element.
+fn cut<T: Element>(values: &[T], k: u32, buffer: &mut [u32]) -> Result<Cut, Error> {
     let mut bracket = Bracket::sampled(values, k, buffer);
     let mut found = split_parts(values, bracket, buffer)?;
     if !(found.above..found.above + found.inside as u32 + found.tied).contains(&(k - 1)) {
         bracket = Bracket::ALL;
         found = split_parts(values, bracket, buffer)?;
     }
-    let rank = (k - found.above) as usize;
-    if rank > found.inside {
-        return Ok(Cut { magnitude: bracket.low, ties: (rank - found.inside) as u32 });
+    let rank = k - found.above;
+    match rank.checked_sub(found.inside as u32) {
+        Some(ties @ 1..) => Ok(Cut { magnitude: bracket.low, ties }),
+        _ => {
+            let (inside, rest) = buffer.split_at_mut(found.inside);
+            Ok(cut_of(inside, rank, rest))
+        }
     }
-    let (_, &mut magnitude, larger) = buffer[..found.inside].select_nth_unstable(found.inside - rank);
+}
+
+/// The same of magnitudes, by their bits, in the same way where there are many and `scratch` has room.
+fn cut_of(magnitudes: &mut [u32], k: u32, scratch: &mut [u32]) -> Cut {
+    if magnitudes.len() >= SAMPLED_FROM
+        && scratch.len() >= magnitudes.len()
+        && let Ok(cut) = cut::<f32>(bytemuck::cast_slice(magnitudes), k, scratch)
+    {
+        return cut;
+    }
+    let (_, &mut magnitude, larger) = magnitudes.select_nth_unstable(magnitudes.len() - k as usize);
     let above = larger.iter().filter(|&&bits| bits > magnitude).count();
-    Ok(Cut { magnitude, ties: (rank - above) as u32 })
+    Cut { magnitude, ties: k - above as u32 }
 }
 
 /// The number of elements whose magnitude has at least the bits `magnitude`, which is not 0.
@@ -311,15 +349,6 @@ pub fn kth_largest_magnitude<T: Element>(values: &[T], k: u32, workspace: &mut [
 pub fn count_at_least<T: Element>(values: &[T], magnitude: u32) -> Result<u32, Error> {
     let bracket = Bracket { low: magnitude - 1, high: magnitude - 1, ..Bracket::ALL };
     split_parts(values, bracket, &mut []).map(|split| split.above)
-}
-
-/// One pass: collects positions.
-struct AtLeast<'a, T> {
-    values: &'a [T],
-    magnitude: u32,
-    stretch: usize,
-    indices: &'a mut [u32],
-    counts: &'a mut [usize],
 }
 
 /// Writes the numbers of the one bits of `word`, counted from `first` on, and returns how many they are. What is behind them
@@ -337,32 +366,66 @@ pub fn ones(mut word: u64, first: u32, places: &mut [u32; 64]) -> usize {
     count
 }
 
-/// The positions of the elements of at least `magnitude`, to the front of `indices`; their number.
+/// Marks the elements of at least `magnitude`, a bit each, and puts their values, by their bits as f32, to the front of
+/// `kept`, where there is room for all. Returns their number.
 #[inline(always)]
-fn positions<T: Element>(values: &[T], magnitude: u32, indices: &mut [u32]) -> usize {
-    let (blocks, rest) = values.as_chunks::<LANES>();
-    let (mut count, mut word, mut first) = (0, 0, 0);
-    for (b, block) in blocks.iter().enumerate() {
-        let mut mask = 0u32;
-        for (i, &x) in block.iter().enumerate() {
-            mask |= ((magnitude_bits(x) >= magnitude) as u32) << i;
+fn mark<T: Element, L: Lanes>(lanes: L, values: &[T], magnitude: u32, marks: &mut [u64], kept: &mut [u32]) -> usize {
+    let (blocks, rest) = values.as_chunks::<64>();
+    let mut last = [T::zeroed(); 64];
+    last[..rest.len()].copy_from_slice(rest);
+    let mut count = 0;
+    for (mark, block) in marks.iter_mut().zip(blocks) {
+        *mark = mark_block(lanes, block, magnitude, !0, kept, &mut count);
+    }
+    if let Some(mark) = marks.get_mut(blocks.len()) {
+        *mark = mark_block(lanes, &last, magnitude, !(!0 << rest.len()), kept, &mut count);
+    }
+    count
+}
+
+#[inline(always)]
+fn mark_block<T: Element, L: Lanes>(
+    lanes: L,
+    block: &[T; 64],
+    magnitude: u32,
+    there: u64,
+    kept: &mut [u32],
+    count: &mut usize,
+) -> u64 {
+    let (mut all, mut mask) = ([0; 64], 0);
+    for (part, (values, bits)) in block.as_chunks::<LANES>().0.iter().zip(all.as_chunks_mut::<LANES>().0).enumerate() {
+        let mut reaches = [0; LANES];
+        for i in 0..LANES {
+            bits[i] = values[i].to_f32().to_bits();
+            reaches[i] = (bits[i] & 0x7fff_ffff >= magnitude) as u32;
         }
-        word |= (mask as u64) << (b % 4 * LANES);
-        if b % 4 == 3 {
-            // No more are found than have been looked at, so that there is room.
-            if let Some(places) = indices[count..].first_chunk_mut() {
-                count += ones(word, first, places);
-            }
-            (word, first) = (0, ((b + 1) * LANES) as u32);
+        mask |= (lanes.mask(reaches) as u64) << (LANES * part);
+    }
+    mask &= there;
+    *count += put(lanes, &all, mask, kept.get_mut(*count..).unwrap_or_default());
+    mask
+}
+
+/// One pass: marks elements.
+struct AtLeast<'a, T> {
+    values: &'a [T],
+    magnitude: u32,
+    stretch: usize,
+    room: &'a mut [u64],
+    counts: &'a mut [usize],
+}
+
+impl<T: Element> LaneKernel for AtLeast<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let stretches = self.values.chunks(self.stretch).zip(self.room.chunks_mut(self.stretch / 2));
+        for ((values, room), count) in stretches.zip(self.counts) {
+            let (marks, kept) = marked(room, values.len());
+            *count = mark(lanes, values, self.magnitude, marks, kept);
         }
     }
-    for (i, &x) in (blocks.len() % 4 * LANES..).zip(rest) {
-        word |= ((magnitude_bits(x) >= magnitude) as u64) << i;
-    }
-    let mut last = [0; 64];
-    let more = ones(word, first, &mut last);
-    indices[count..count + more].copy_from_slice(&last[..more]);
-    count + more
 }
 
 impl<T: Element> Kernel for AtLeast<'_, T> {
@@ -370,13 +433,7 @@ impl<T: Element> Kernel for AtLeast<'_, T> {
 
     #[inline(always)]
     fn run(self) {
-        let stretches = self.values.chunks(self.stretch).zip(self.indices.chunks_mut(self.stretch));
-        for ((values, indices), count) in stretches.zip(self.counts) {
-            *count = positions(values, self.magnitude, indices);
-            if let Some((indices, bits)) = with_values(indices, *count) {
-                bits.iter_mut().zip(indices).for_each(|(bits, &mut i)| *bits = values[i as usize].to_f32().to_bits());
-            }
-        }
+        dispatch_lanes(self);
     }
 }
 
@@ -386,37 +443,35 @@ impl<T: Element> Divide for AtLeast<'_, T> {
     }
 
     fn divide(self, at: usize) -> Result<(Self, Self), Self> {
-        let AtLeast { values, magnitude, stretch, indices, counts } = self;
+        let AtLeast { values, magnitude, stretch, room, counts } = self;
         let stretches = at / stretch;
         let (values, others) = values.split_at(stretches * stretch);
-        let (indices, other_indices) = indices.split_at_mut(stretches * stretch);
+        let (room, other_room) = room.split_at_mut(stretches * (stretch / 2));
         let (counts, other_counts) = counts.split_at_mut(stretches);
         Ok((
-            AtLeast { values, magnitude, stretch, indices, counts },
-            AtLeast { values: others, magnitude, stretch, indices: other_indices, counts: other_counts },
+            AtLeast { values, magnitude, stretch, room, counts },
+            AtLeast { values: others, magnitude, stretch, room: other_room, counts: other_counts },
         ))
     }
 
     fn join((): (), (): ()) {}
+
+    fn start(self) {
+        dispatch_lanes(self);
+    }
 }
 
-/// A stretch's positions, and the bits of the values there as f32, where there is room for them.
-pub fn with_values(indices: &mut [u32], count: usize) -> Option<(&mut [u32], &mut [u32])> {
-    let (indices, bits) = indices.split_at_mut_checked(count)?;
-    Some((indices, bits.get_mut(..count)?))
+/// The part of a stretch's room for its marks, and the rest of it for values.
+pub fn marked(room: &mut [u64], elements: usize) -> (&mut [u64], &mut [u32]) {
+    let (marks, kept) = room.split_at_mut(elements.div_ceil(64));
+    (marks, bytemuck::cast_slice_mut(kept))
 }
 
-/// Writes the positions of the elements of at least `magnitude`, ascending, to `indices`, which has room for one per
-/// element: of each stretch of so many elements, counted from its beginning, to the front of its part, and their number to
-/// `counts`. Behind them come their values, if there are [`with_values`]: another core need not fetch them.
-pub fn indices_at_least<T: Element>(
-    values: &[T],
-    magnitude: u32,
-    stretch: usize,
-    indices: &mut [u32],
-    counts: &mut [usize],
-) {
-    spread(AtLeast { values, magnitude, stretch, indices, counts });
+/// Marks the elements of at least `magnitude`. Of each stretch of so many elements, a multiple of 64, the part of `room`
+/// with half as many words gets [marks, and where they fit values](marked), so that no other core need fetch them; `counts`
+/// gets their number.
+pub fn mark_at_least<T: Element>(values: &[T], magnitude: u32, stretch: usize, room: &mut [u64], counts: &mut [usize]) {
+    spread(AtLeast { values, magnitude, stretch, room, counts });
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@
 //! `cargo bench -p lgreco-train --bench exchange [-- ELEMENTS|transformer]`; all of it with 2^20 and 2^24 unless given.
 
 use lgreco_train::Error;
-use lgreco_train::compress::quantised_topk::QuantisedTopK;
 use lgreco_train::compress::{Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
 use lgreco_train::controller::{Config, Controller, Feedback, Policy, Tensor};
 use lgreco_train::exchange::threads::{self, ThreadCollective};
@@ -17,20 +16,12 @@ use lgreco_train::gradient::{Bf16, Dtype, Element, Gradient, Shape, Values, Valu
 use lgreco_train::rng::Stream;
 use lgreco_train::search::{Method, Search};
 use std::time::Instant;
+use transformer::{Row, noise};
+
+mod transformer;
 
 /// Repetitions, of which the fastest counts.
 const TIMES: u32 = 9;
-
-fn noise(rank: u32, len: usize) -> Vec<f32> {
-    let stream = Stream { seed: 3, step: 0, layer: 0, rank };
-    let value = |i: u64| {
-        let word = stream.word(i);
-        // Heavier tails than a uniform's, as gradients have.
-        let x = (word >> 8) as f32 / (1 << 23) as f32 - 1.0;
-        x * x * x
-    };
-    (0..len as u64).map(value).collect()
-}
 
 fn shape(elements: usize) -> Shape {
     let rows = 1 << (elements.ilog2() / 2);
@@ -172,47 +163,19 @@ fn encoders(setting: Setting, elements: usize) -> (f64, f64) {
     (alone, together)
 }
 
-/// Six blocks of width 320, an embedding of 256 characters and one of 128 places: 7.5 million values.
-fn transformer() -> Vec<Shape> {
-    let block = [[960, 320], [960, 1], [320, 320], [320, 1], [1280, 320], [1280, 1], [320, 1280], [320, 1]];
-    let block = block.into_iter().chain([[320, 1]; 4]);
-    let blocks = std::iter::repeat_n(block, 6).flatten();
-    let shapes = blocks.chain([[256, 320], [128, 320], [320, 1], [320, 1]]);
-    shapes.map(|[rows, cols]| Shape::new(rows, cols).expect("below 2^32")).collect()
-}
-
 /// A row per setting: the exchange of a transformer's layers, each of which keeps the same share, such that there are as
 /// many bytes as of TopK in full.
 fn transformers() {
-    let shapes = transformer();
+    let shapes = transformer::shapes();
     let elements = shapes.iter().map(|shape| shape.elements()).sum::<usize>();
-    let keep = |shape: &Shape, share: f64| ((shape.elements() as f64 * share) as u32).max(1);
-    let full = |share: f64| move |shape: &Shape| Setting::TopK(TopK { keep: keep(shape, share), values: Dtype::F32 });
-    let few = |bits, share: f64| {
-        move |shape: &Shape| Setting::QuantisedTopK(QuantisedTopK { keep: keep(shape, share), bits })
-    };
     println!("a transformer of {} layers and {elements} elements of f32", shapes.len());
     println!("| | bytes | kept | exchange, passes | ms | pass, ms |\n|---|--:|--:|--:|--:|--:|");
-    let row = |name: &str, share: f64, setting: &dyn Fn(&Shape) -> Setting| {
-        let layers: Vec<_> = shapes.iter().map(|shape| (setting(shape), *shape)).collect();
+    for Row { name, share, settings, bytes } in transformer::rows(&shapes, &[1, 3, 5]) {
+        let layers: Vec<_> = settings.into_iter().zip(shapes.iter().copied()).collect();
         let (exchange, pass) = exchanges(&layers, Dtype::F32);
-        let (bytes, share, passes) = (bytes(&shapes, setting), 100.0 * share, exchange / pass);
+        let (share, passes) = (100.0 * share, exchange / pass);
         println!("| {name} | {bytes} | {share:.1} % | {passes:.1} | {:.2} | {:.2} |", 1e3 * exchange, 1e3 * pass);
-    };
-    for percent in [1, 3, 5] {
-        let share = percent as f64 / 100.0;
-        row(&format!("topk {percent} %"), share, &full(share));
-        let budget = bytes(&shapes, &full(share));
-        for bits in [2, 3, 4] {
-            let shares = (1..=1000).map(|i| i as f64 / 1000.0);
-            let most = shares.filter(|&share| bytes(&shapes, &few(bits, share)) <= budget).fold(0.0, f64::max);
-            row(&format!("{bits} bits"), most, &few(bits, most));
-        }
     }
-}
-
-fn bytes(shapes: &[Shape], setting: &dyn Fn(&Shape) -> Setting) -> usize {
-    shapes.iter().map(|shape| setting(shape).payload_len(*shape, Dtype::F32).expect("a setting")).sum()
 }
 
 fn main() {

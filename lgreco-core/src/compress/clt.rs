@@ -72,7 +72,7 @@ impl CltK {
             return check_finite(gradient);
         }
         with_elements!(gradient.values(), v => {
-            topk::write_positions(v, layout, self.keep, workspace, writer, |_, _| Ok(()))
+            topk::write_positions(v, layout, self.keep, workspace, writer, |_| ())
         })
     }
 

@@ -13,6 +13,14 @@ pub enum Combine {
 }
 
 impl Combine {
+    /// The zero that changes nothing.
+    pub(super) fn unkept(self) -> f32 {
+        match self {
+            Combine::Add => -0.0,
+            Combine::Subtract => 0.0,
+        }
+    }
+
     /// `place`, combined with a decoded value.
     #[inline(always)]
     pub(super) fn put(self, place: &mut f32, value: f32) {

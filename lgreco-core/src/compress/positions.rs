@@ -4,11 +4,13 @@
 //! payload, and with it this coder of positions and one parser; AdaComp adds only signs. Decoded elements are added
 //! straight into the mean.
 
+mod expand;
 mod read;
 #[cfg(test)]
 mod tests;
 mod write;
 
+pub(super) use expand::{Expand, Fetched};
 pub(super) use read::{BLOCK, for_each, for_each_block};
 pub(super) use write::Writer;
 
@@ -79,6 +81,11 @@ impl Layout {
     /// Bytes it takes.
     pub const fn bytes(self) -> u64 {
         self.low_bytes + self.high_bytes
+    }
+
+    /// How many positions there could be.
+    pub(super) fn elements(self) -> usize {
+        self.elements as usize
     }
 
     /// `Err` when a bit of the low bits' last byte is set that belongs to no position.

@@ -100,6 +100,32 @@ mod tests {
         result
     }
 
+    #[test]
+    fn zeros_keep_their_sign_where_nothing_is_kept() {
+        let elements = 9000;
+        let gradient: Vec<f32> = (1..=elements).map(|i| i as f32 * if i % 2 == 0 { 1.0 } else { -1.0 }).collect();
+        let shape = Shape::new(elements, 1).unwrap();
+        let gradient = Gradient::new(Values::F32(&gradient), shape).unwrap();
+        for setting in settings(elements) {
+            if matches!(setting, Setting::Qsgd(_)) {
+                continue;
+            }
+            let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
+            let mut workspace = vec![0; setting.encode_workspace_len(shape, Dtype::F32)];
+            setting.encode(&gradient, Stream::default(), &mut workspace, &mut payload).unwrap();
+            let mut decoded = vec![f32::NAN; elements];
+            decode_parsed(&Payload::parse(&payload).unwrap(), &mut decoded).unwrap();
+            for (how, sign) in [(Combine::Add, 1.0), (Combine::Subtract, -1.0)] {
+                for zero in [0.0f32, -0.0] {
+                    let mut values = vec![zero; elements];
+                    combine(&Payload::parse(&payload).unwrap(), how, &mut values, &mut []).unwrap();
+                    let expected = decoded.iter().map(|&x| if x == 0.0 { zero } else { sign * x });
+                    assert!(values.iter().map(|x| x.to_bits()).eq(expected.map(f32::to_bits)), "{setting} {how:?}");
+                }
+            }
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
         #[test]

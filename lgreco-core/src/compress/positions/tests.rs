@@ -86,6 +86,13 @@ proptest! {
         let mut writer = Writer::new(layout, &mut bytes);
         positions.chunks(50).for_each(|some| writer.extend(some));
         writer.finish();
+        let mut marks = vec![0u64; elements.div_ceil(64) as usize];
+        positions.iter().for_each(|&at| marks[at as usize / 64] |= 1 << (at % 64));
+        let (mut marked, words) = (vec![0xff; bytes.len()], (step / 64) as usize);
+        let mut writer = Writer::new(layout, &mut marked);
+        (0..).step_by(64 * words).zip(marks.chunks(words)).for_each(|(at, some)| writer.extend_marked(at, some));
+        writer.finish();
+        prop_assert_eq!(&bytes, &marked);
         for (at, with) in damage.iter().filter(|_| layout.bytes() > 0) {
             bytes[at.index(layout.bytes() as usize)] ^= with;
         }

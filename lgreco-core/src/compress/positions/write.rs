@@ -1,6 +1,9 @@
 //! Positions to bytes.
 
+use super::read::BLOCK;
 use super::{Coding, Layout};
+use crate::select::ones;
+use crate::simd::{Kernel, dispatch};
 
 /// Writes positions, which come in ascending order.
 pub(in crate::compress) enum Writer<'a> {
@@ -29,6 +32,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Appends positions.
+    #[inline(always)]
     pub(in crate::compress) fn extend(&mut self, positions: &[u32]) {
         match self {
             Writer::All => {}
@@ -42,6 +46,20 @@ impl<'a> Writer<'a> {
         }
     }
 
+    /// Appends the positions that are ones of `marks`, counted from `first`, a multiple of 64, on.
+    pub(in crate::compress) fn extend_marked(&mut self, first: usize, marks: &[u64]) {
+        match self {
+            Writer::All => {}
+            Writer::Bitmap(ones) => {
+                for (at, &word) in (first as u64 / 64..).zip(marks) {
+                    ones.write(at, word);
+                    (ones.at, ones.word) = (at, word);
+                }
+            }
+            Writer::EliasFano { .. } => dispatch(Marked { writer: self, first, marks }),
+        }
+    }
+
     /// Completes the last bytes.
     pub(in crate::compress) fn finish(self) {
         match self {
@@ -52,6 +70,32 @@ impl<'a> Writer<'a> {
                 high.finish();
             }
         }
+    }
+}
+
+/// The positions of ones, a block at a time.
+struct Marked<'w, 'a> {
+    writer: &'w mut Writer<'a>,
+    first: usize,
+    marks: &'w [u64],
+}
+
+impl Kernel for Marked<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let (mut block, mut count) = ([0; BLOCK], 0);
+        for (first, &word) in (self.first..).step_by(64).zip(self.marks) {
+            if let Some(places) = block[count..].first_chunk_mut() {
+                count += ones(word, first as u32, places);
+            }
+            if count > BLOCK - 64 {
+                self.writer.extend(&block[..count]);
+                count = 0;
+            }
+        }
+        self.writer.extend(&block[..count]);
     }
 }
 

@@ -4,9 +4,10 @@ use super::{Parts, QuantisedTopK};
 use crate::Error;
 use crate::compress::bits;
 use crate::compress::combine::Combine;
-use crate::compress::positions::{self, BLOCK, Layout};
+use crate::compress::positions::{self, BLOCK, Coding, Expand, Fetched, Layout};
 use crate::compress::wire::{Header, Method, Payload};
 use crate::error::{expect_len, expect_room};
+use crate::simd::dispatch_lanes;
 
 /// Writes what a payload of [`QuantisedTopK`] holds to `values`, zeros elsewhere. On an error `values` holds nothing of
 /// use.
@@ -33,12 +34,12 @@ use crate::error::{expect_len, expect_room};
 pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
     let body = body(payload, values.len())?;
     values.fill(0.0);
-    body.scatter_all(values, |place, value| *place = value)
+    body.scatter_all(values, 0.0, |place, value| *place = value)
 }
 
 /// Combines what a payload holds with `values`, in time that grows with what it holds. Same errors as [`decode`].
 pub(in crate::compress) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<(), Error> {
-    body(payload, values.len())?.scatter_all(values, |place, value| how.put(place, value))
+    body(payload, values.len())?.scatter_all(values, how.unkept(), |place, value| how.put(place, value))
 }
 
 /// As TopK's of the same name.
@@ -61,7 +62,7 @@ pub(in crate::compress) fn combine_stretch(
     if replace {
         values.fill(0.0);
     }
-    body.scatter(start, place, values, |place, value| *place += value)?;
+    body.scatter(start, place, values, -0.0, |place, value| *place += value)?;
     if start + values.len() == elements { body.check_end(place) } else { Ok(()) }
 }
 
@@ -139,21 +140,27 @@ impl<'a> Body<'a> {
         bits::unpack_some(self.top.bits, self.codes, first, count, codes)
     }
 
-    fn scatter_all(&self, values: &mut [f32], put: impl Fn(&mut f32, f32)) -> Result<(), Error> {
+    fn scatter_all(&self, values: &mut [f32], unkept: f32, put: impl Fn(&mut f32, f32)) -> Result<(), Error> {
         let mut place = [0; 2];
-        self.scatter(0, &mut place, values, put)?;
+        self.scatter(0, &mut place, values, unkept, put)?;
         self.check_end(&place)
     }
 
-    /// Puts what is kept of the elements from `start` on into `values`; `place` as in [`positions::for_each_block`].
+    /// Puts what is kept of the elements from `start` on into `values`; `place` as in [`positions::for_each_block`]. What is
+    /// not kept may be put too, as `unkept`, a zero with which nothing changes.
     #[inline(always)]
     fn scatter(
         &self,
         start: usize,
         place: &mut [u64; 2],
         values: &mut [f32],
+        unkept: f32,
         put: impl Fn(&mut f32, f32),
     ) -> Result<(), Error> {
+        if self.layout.coding == Coding::Bitmap {
+            place[0] = self.expand(start, place[0], values, unkept, put)?;
+            return Ok(());
+        }
         let (meanings, mut room) = (self.meanings(), [0; bits::some_room(BLOCK)]);
         let range = start as u64..(start + values.len()) as u64;
         let mut index = place[0];
@@ -171,6 +178,28 @@ impl<'a> Body<'a> {
             }
             Err(Error::PayloadBody { what: "more positions than kept values" })
         })
+    }
+
+    /// The same from a bitmap; how many are kept up to the end of `values`.
+    fn expand(
+        &self,
+        start: usize,
+        index: u64,
+        values: &mut [f32],
+        unkept: f32,
+        put: impl Fn(&mut f32, f32),
+    ) -> Result<u64, Error> {
+        let (meanings, mut room) = (self.meanings().map(f32::to_bits), [0; bits::some_room(size_of::<Fetched>() / 4)]);
+        let is_last = start + values.len() == self.layout.elements();
+        let fetch = |first, count: usize, fetched: &mut Fetched| {
+            let codes = if count > 0 { self.codes(first, count, &mut room) } else { &[] };
+            for (place, &code) in fetched.iter_mut().zip(codes) {
+                *place = meanings[code as usize];
+            }
+            Ok(())
+        };
+        let (bitmap, keep) = (self.positions, self.top.keep as u64);
+        dispatch_lanes(Expand { bitmap, is_last, start, values, index, keep, fetch, put, unkept })
     }
 
     /// `Err` unless all that is kept has found its place.

@@ -32,11 +32,10 @@ pub(super) fn encode(
         let mut places = &mut *kept;
         let writer = Writer::new(parts.layout, positions);
         with_elements!(gradient.values(), v => {
-            write_positions(v, parts.layout, top.keep, workspace, writer, |_, bits| {
+            write_positions(v, parts.layout, top.keep, workspace, writer, |bits| {
                 let (here, rest) = core::mem::take(&mut places).split_at_mut(bits.len());
                 here.copy_from_slice(bits);
                 places = rest;
-                Ok(())
             })
         })?;
     }

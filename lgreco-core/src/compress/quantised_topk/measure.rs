@@ -86,11 +86,10 @@ fn sorted<'a>(gradient: &Gradient<'_>, most: u32, workspace: &'a mut [u64]) -> R
     if most > 0 {
         let mut places = &mut *kept;
         let layout = Layout::new(gradient.shape().elements() as u32, most);
-        with_elements!(gradient.values(), v => write_positions(v, layout, most, select, Writer::All, |_, bits| {
+        with_elements!(gradient.values(), v => write_positions(v, layout, most, select, Writer::All, |bits| {
             let (here, rest) = core::mem::take(&mut places).split_at_mut(bits.len());
             here.iter_mut().zip(bits).for_each(|(place, bits)| *place = bits & 0x7fff_ffff);
             places = rest;
-            Ok(())
         }))?;
         kept.sort_unstable();
     }

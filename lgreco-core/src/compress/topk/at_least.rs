@@ -48,7 +48,7 @@ impl AtLeast {
         let cut = Cut { magnitude, ties: u32::MAX };
         let Body { values, positions } = Body::begin(keep, self.values, shape, &mut payload[..len])?;
         with_elements!(gradient.values(), v => {
-            with_wire_type!(self.values, V => write::<_, V>(v, cut, bytemuck::cast_slice_mut(workspace), values, positions)?)
+            with_wire_type!(self.values, V => write::<_, V>(v, cut, workspace, values, positions)?)
         });
         Ok(len)
     }

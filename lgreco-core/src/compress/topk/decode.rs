@@ -3,12 +3,12 @@
 use super::{STRETCH, TopK, body_len, header};
 use crate::Error;
 use crate::compress::combine::Combine;
-use crate::compress::positions::{self, Layout};
+use crate::compress::positions::{self, Coding, Expand, Fetched, Layout};
 use crate::compress::value::{WireValue, with_wire_type};
 use crate::compress::wire::{Header, Method, Payload};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::Dtype;
-use crate::simd::Kernel;
+use crate::simd::{Kernel, dispatch_lanes};
 use crate::spread::{Divide, spread};
 
 /// Writes what a TopK payload holds to `values`, zeros elsewhere. On an error `values` holds nothing of use.
@@ -37,12 +37,12 @@ use crate::spread::{Divide, spread};
 pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
     let body = body(payload, values.len())?;
     values.fill(0.0);
-    body.scatter_all(values, |place, value| *place = value)
+    body.scatter_all(values, 0.0, |place, value| *place = value)
 }
 
 /// Combines what a TopK payload holds with `values`, in time that grows with what it holds. Same errors as [`decode`].
 pub(in crate::compress) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<(), Error> {
-    body(payload, values.len())?.scatter_all(values, move |place, value| how.put(place, value))
+    body(payload, values.len())?.scatter_all(values, how.unkept(), move |place, value| how.put(place, value))
 }
 
 /// Where [`combine_stretch`] begins at `start`, a multiple of [`STRETCH`](super::STRETCH), without having read what comes
@@ -66,7 +66,7 @@ pub(in crate::compress) fn combine_stretch(
     if replace {
         values.fill(0.0);
     }
-    body.scatter(start, place, values, |place, value| *place += value)?;
+    body.scatter(start, place, values, -0.0, |place, value| *place += value)?;
     if start + values.len() == elements { body.check_end(place) } else { Ok(()) }
 }
 
@@ -74,7 +74,7 @@ pub(in crate::compress) fn combine_stretch(
 pub fn decode_body(top: &TopK, body: &[u8], values: &mut [f32]) -> Result<(), Error> {
     let body = Body::new(*top, Layout::new(values.len() as u32, top.keep), body);
     values.fill(0.0);
-    body.scatter_all(values, |place, value| *place = value)
+    body.scatter_all(values, 0.0, |place, value| *place = value)
 }
 
 /// The parts of a TopK payload's body, by its header, whose length has been checked; for decoders elsewhere, on a GPU for
@@ -139,6 +139,7 @@ struct Scatter<'a, F> {
     /// As in [`Body::scatter`].
     place: [u64; 2],
     values: &'a mut [f32],
+    unkept: f32,
     put: F,
 }
 
@@ -147,8 +148,8 @@ impl<F: Fn(&mut f32, f32)> Kernel for Scatter<'_, F> {
 
     #[inline(always)]
     fn run(self) -> Result<[u64; 2], Error> {
-        let Scatter { body, start, mut place, values, put } = self;
-        body.scatter(start, &mut place, values, put).map(|()| place)
+        let Scatter { body, start, mut place, values, unkept, put } = self;
+        body.scatter(start, &mut place, values, unkept, put).map(|()| place)
     }
 }
 
@@ -163,10 +164,10 @@ impl<F: Fn(&mut f32, f32) + Copy + Send> Divide for Scatter<'_, F> {
         let Some(place) = positions::find(self.body.layout, self.body.positions, start as u64) else {
             return Err(self);
         };
-        let Scatter { body, start: first, place: first_place, values, put } = self;
+        let Scatter { body, start: first, place: first_place, values, unkept, put } = self;
         let (values, others) = values.split_at_mut(at);
-        let second = Scatter { body, start, place, values: others, put };
-        Ok((Scatter { body, start: first, place: first_place, values, put }, second))
+        let second = Scatter { body, start, place, values: others, unkept, put };
+        Ok((Scatter { body, start: first, place: first_place, values, unkept, put }, second))
     }
 
     fn join(first: Self::Output, second: Self::Output) -> Self::Output {
@@ -197,22 +198,59 @@ impl<'a> Body<'a> {
         Body { top, layout, values, positions }
     }
 
-    fn scatter_all(&self, values: &mut [f32], put: impl Fn(&mut f32, f32) + Copy + Send) -> Result<(), Error> {
-        let all = Scatter { body: *self, start: 0, place: [0; 2], values, put };
+    fn scatter_all(
+        &self,
+        values: &mut [f32],
+        unkept: f32,
+        put: impl Fn(&mut f32, f32) + Copy + Send,
+    ) -> Result<(), Error> {
+        let all = Scatter { body: *self, start: 0, place: [0; 2], values, unkept, put };
         let place = if self.top.keep < WORTHWHILE { all.run() } else { spread(all) };
         self.check_end(&place?)
     }
 
     /// Puts what is kept of the elements from `start` on into `values`; `place` is how many are kept before, and what
-    /// [`positions::for_each_block`] says.
+    /// [`positions::for_each_block`] says. What is not kept may be put too, as `unkept`, a zero with which nothing changes.
     fn scatter(
         &self,
         start: usize,
         place: &mut [u64; 2],
         values: &mut [f32],
+        unkept: f32,
         put: impl Fn(&mut f32, f32),
     ) -> Result<(), Error> {
+        if self.layout.coding == Coding::Bitmap {
+            let index = place[0];
+            place[0] = with_wire_type!(self.top.values, V => self.expand_as::<V>(start, index, values, unkept, put)?);
+            return Ok(());
+        }
         with_wire_type!(self.top.values, V => self.scatter_as::<V>(start, place, values, put))
+    }
+
+    /// The same from a bitmap; how many are kept up to the end of `values`.
+    fn expand_as<V: WireValue>(
+        &self,
+        start: usize,
+        index: u64,
+        values: &mut [f32],
+        unkept: f32,
+        put: impl Fn(&mut f32, f32),
+    ) -> Result<u64, Error> {
+        let is_last = start + values.len() == self.layout.elements();
+        let fetch = |first: u64, count: usize, fetched: &mut Fetched| {
+            let kept = self.values.get(first as usize * size_of::<V>()..).unwrap_or_default();
+            let mut largest = 0;
+            for (place, value) in fetched[..count].iter_mut().zip(kept.chunks_exact(size_of::<V>())) {
+                *place = V::get(value).to_bits();
+                largest = (*place & 0x7fff_ffff).max(largest);
+            }
+            if f32::from_bits(largest).is_finite() {
+                return Ok(());
+            }
+            Err(Error::PayloadBody { what: "a kept value is not finite" })
+        };
+        let (bitmap, keep) = (self.positions, self.top.keep as u64);
+        dispatch_lanes(Expand { bitmap, is_last, start, values, index, keep, fetch, put, unkept })
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use super::{STRETCH, TopK, check_keep, header, payload_len};
 use crate::Error;
-use crate::compress::positions::{BLOCK, Coding, Layout, Writer};
+use crate::compress::positions::{Coding, Layout, Writer};
 use crate::compress::value::{WireValue, with_wire_type};
 use crate::compress::wire::HEADER_LEN;
 use crate::error::expect_room;
@@ -44,8 +44,7 @@ fn fill<T: Element>(top: &TopK, elements: &[T], workspace: &mut [u64], body: Bod
         return Ok(());
     }
     let cut = cut(elements, Layout::new(elements.len() as u32, top.keep), top.keep, workspace)?;
-    let indices = bytemuck::cast_slice_mut(workspace);
-    with_wire_type!(top.values, V => write::<_, V>(elements, cut, indices, body.values, body.positions))
+    with_wire_type!(top.values, V => write::<_, V>(elements, cut, workspace, body.values, body.positions))
 }
 
 /// Where values and positions of a payload go.
@@ -67,18 +66,21 @@ impl<'a> Body<'a> {
     }
 }
 
-/// Writes the positions of the `keep` largest magnitudes, `keep` at least 1, and hands them with the bits of their values as
-/// f32 to `take`, a block at a time.
+/// Writes the positions of the `keep` largest magnitudes, `keep` at least 1, and hands the bits of their values as f32 to
+/// `take`, some at a time.
 pub(in crate::compress) fn write_positions<T: Element>(
     elements: &[T],
     layout: Layout,
     keep: u32,
     workspace: &mut [u64],
     positions: Writer<'_>,
-    take: impl FnMut(&[u32], &[u32]) -> Result<(), Error>,
+    mut take: impl FnMut(&[u32]),
 ) -> Result<(), Error> {
     let cut = cut(elements, layout, keep, workspace)?;
-    choose(elements, cut, bytemuck::cast_slice_mut(workspace), positions, take)
+    choose(elements, cut, workspace, positions, |bits| {
+        take(bits);
+        Ok(())
+    })
 }
 
 /// Where the kept elements end; `Err` with the first that is not finite.
@@ -89,61 +91,69 @@ fn cut<T: Element>(values: &[T], layout: Layout, keep: u32, workspace: &mut [u64
     }
 }
 
-/// Writes the elements above `cut` and the first of its ties, and their positions.
+/// Writes the elements above `cut` and the first of its ties, and their positions; `workspace` as for [`choose`].
 pub(super) fn write<T: Element, V: WireValue>(
     elements: &[T],
     cut: Cut,
-    indices: &mut [u32],
+    workspace: &mut [u64],
     values: &mut [u8],
     positions: Writer<'_>,
 ) -> Result<(), Error> {
     let mut slots = values.chunks_exact_mut(size_of::<V>());
-    choose(elements, cut, indices, positions, |indices, bits| {
-        for (&index, &bits) in indices.iter().zip(bits) {
-            let (index, value) = (index as usize, f32::from_bits(bits));
-            if !V::put(value, slots.next().unwrap_or_default()) {
-                return Err(Error::ElementOverflow { index, value });
+    choose(elements, cut, workspace, positions, |bits| {
+        for (nth, &bits) in bits.iter().enumerate() {
+            if !V::put(f32::from_bits(bits), slots.next().unwrap_or_default()) {
+                return Err(nth);
             }
         }
         Ok(())
     })
 }
 
-/// Writes the positions of the elements above `cut` and of the first of its ties, and hands them with the bits of their
-/// values to `take`.
+/// Writes the positions of the elements above `cut` and of the first of its ties, and hands the bits of their values to
+/// `take`, which says which of them is too large.
 ///
-/// `indices` has room for one per element, or for [`STRETCH`] at least; more is used to look at more stretches at a time.
+/// `workspace` has room for a word per two elements, or for [`STRETCH`] elements at least; more is used to look at more
+/// stretches at a time.
 #[inline(always)]
 fn choose<T: Element>(
     elements: &[T],
     cut: Cut,
-    indices: &mut [u32],
+    workspace: &mut [u64],
     mut positions: Writer<'_>,
-    mut take: impl FnMut(&[u32], &[u32]) -> Result<(), Error>,
+    mut take: impl FnMut(&[u32]) -> Result<(), usize>,
 ) -> Result<(), Error> {
     let Cut { magnitude, mut ties } = cut;
-    let (mut counts, mut gathered) = ([0; TOGETHER], [0; BLOCK]);
-    let together = STRETCH * (indices.len() / STRETCH).clamp(1, TOGETHER);
-    for (first, some) in (0usize..).step_by(together).zip(elements.chunks(together)) {
+    let mut counts = [0; TOGETHER];
+    let together = STRETCH * (workspace.len() / (STRETCH / 2)).clamp(1, TOGETHER);
+    for (first, some) in (0..).step_by(together).zip(elements.chunks(together)) {
         // When the ties are used up, only larger magnitudes remain to be found.
-        select::indices_at_least(some, magnitude + (ties == 0) as u32, STRETCH, indices, &mut counts);
-        let stretches = some.chunks(STRETCH).zip(indices.chunks_mut(STRETCH)).zip(&counts);
-        for (at, ((stretch, indices), &found)) in (first..).step_by(STRETCH).zip(stretches) {
-            let has_values = select::with_values(indices, found).is_some();
-            let (indices, values) = indices.split_at_mut(found);
-            for (block, indices) in (0..).step_by(BLOCK).zip(indices.chunks_mut(BLOCK)) {
-                let count = indices.len();
-                let bits = if has_values {
-                    &mut values[block..block + count]
-                } else {
-                    let found = gathered.iter_mut().zip(&*indices);
-                    found.for_each(|(bits, &index)| *bits = stretch[index as usize].to_f32().to_bits());
-                    &mut gathered[..count]
-                };
-                indices.iter_mut().for_each(|index| *index += at as u32);
-                let kept = without_later_ties(indices, bits, magnitude, &mut ties);
-                take(&indices[..kept], &bits[..kept])?;
-                positions.extend(&indices[..kept]);
+        select::mark_at_least(some, magnitude + (ties == 0) as u32, STRETCH, workspace, &mut counts);
+        let mut keep = |at: usize, marks: &mut [u64], bits: &mut [u32]| {
+            let kept = without_later_ties(marks, bits, magnitude, &mut ties);
+            let too_large = |nth: usize| {
+                let index = at + nth_one(marks, nth);
+                Error::ElementOverflow { index, value: elements[index].to_f32() }
+            };
+            take(&bits[..kept]).map_err(too_large)?;
+            positions.extend_marked(at, marks);
+            Ok::<(), Error>(())
+        };
+        let stretches = some.chunks(STRETCH).zip(workspace.chunks_mut(STRETCH / 2)).zip(&counts);
+        for (at, ((stretch, room), &found)) in (first..).step_by(STRETCH).zip(stretches) {
+            let (marks, bits) = select::marked(room, stretch.len());
+            if let Some(bits) = bits.get_mut(..found) {
+                keep(at, marks, bits)?;
+                continue;
+            }
+            // Nearly all are kept, and there was no room for their values.
+            for (at, (marks, values)) in (at..).step_by(64).zip(marks.chunks_mut(1).zip(stretch.chunks(64))) {
+                let (mut places, mut bits) = ([0; 64], [0; 64]);
+                let found = select::ones(marks[0], 0, &mut places);
+                for (bits, &place) in bits.iter_mut().zip(&places[..found]) {
+                    *bits = values[place as usize].to_f32().to_bits();
+                }
+                keep(at, marks, &mut bits[..found])?;
             }
         }
     }
@@ -151,25 +161,37 @@ fn choose<T: Element>(
     Ok(())
 }
 
-/// Moves what has another magnitude, and the first `ties` that have not, to the front; returns their number.
+/// Where the `nth` one of these words is, counted from 0.
+fn nth_one(words: &[u64], nth: usize) -> usize {
+    let mut ones = (0..64 * words.len()).filter(|at| words[at / 64] >> (at % 64) & 1 == 1);
+    ones.nth(nth).unwrap_or(0)
+}
+
+/// Moves what has another magnitude, and the first `ties` that have not, to the front, and takes the marks off the others;
+/// returns how many remain.
 #[inline(always)]
-fn without_later_ties(indices: &mut [u32], bits: &mut [u32], magnitude: u32, ties: &mut u32) -> usize {
+fn without_later_ties(marks: &mut [u64], bits: &mut [u32], magnitude: u32, ties: &mut u32) -> usize {
     let is_tied = |bits: u32| bits & 0x7fff_ffff == magnitude;
     let tied = bits.iter().map(|&bits| is_tied(bits) as u32).sum::<u32>();
     if tied <= *ties {
         *ties -= tied;
         return bits.len();
     }
-    let mut kept = 0;
-    for i in 0..bits.len() {
-        if is_tied(bits[i]) {
-            if *ties == 0 {
-                continue;
+    let (mut looked_at, mut kept) = (0, 0);
+    for mark in marks {
+        let mut rest = *mark;
+        while rest != 0 {
+            let value = bits[looked_at];
+            looked_at += 1;
+            if is_tied(value) && *ties == 0 {
+                *mark &= !(rest & rest.wrapping_neg());
+            } else {
+                *ties -= is_tied(value) as u32;
+                bits[kept] = value;
+                kept += 1;
             }
-            *ties -= 1;
+            rest &= rest - 1;
         }
-        (indices[kept], bits[kept]) = (indices[i], bits[i]);
-        kept += 1;
     }
     kept
 }
