@@ -177,6 +177,11 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
             2 * 64 + 15,
         ),
         ("topk total: two levels", 512 + 512 + 256),
+        ("few bits: 64 values in seven steps each, places cleared", 64 * (1 + 7) + 3),
+        (
+            "few bits: eight widths, each a mean in 32 steps, seven sums of 128 bits, two moved, lanes' errors",
+            8 * (32 + 21 + 8 + 7),
+        ),
         ("topk scan: a share of the blocks twice", 2 * blocks.div_ceil(256) + 256),
         ("sums: 64 records of 8", 8 * 64 + 6 * 8),
         ("powersgd: a chunk in tiles of 32, two loads each", 4096 / 32 * (32 + 2 + 1)),
