@@ -40,7 +40,7 @@
 //! | `exchange` | a bucket of layers as the space of a flight: `plan` and `matrices` (what is where), `memory`, `bucket` and `factors` (what is done in it), `image` and `summed` (messages there and back), `faults` and `outcome` (what is found wrong), `space` |
 //! | `positions`, `reconstruct` | TopK's payloads; PowerSGD's payloads read |
 //! | `keep`, `few_bits` | what TopK keeps and how it is sent; rows of what travels in few bits |
-//! | `adapters`, `error`, `methods` | what there is; what went wrong; what has no kernels |
+//! | `adapters`, `error`, `scopes`, `methods` | what there is; what went wrong; what has no kernels |
 //!
 //! In `shaders/`, `float` is f32 arithmetic on bits, `wide` sums with separate exponents, `record` eight of them per
 //! workgroup, `values` f32, f16 and bf16, `tile` a workgroup's values, `tally` its histograms; `lanes` and `lanes_subgroups` are
@@ -74,6 +74,7 @@ mod qsgd;
 mod reconstruct;
 mod rectangles;
 mod rows;
+mod scopes;
 mod sums;
 mod tensor;
 #[cfg(test)]

@@ -96,6 +96,17 @@ fn submissions_are_cut_by_bytes() {
     }
 }
 
+/// Where bindings may be larger than what is submitted together.
+#[test]
+fn no_piece_of_a_tensor_is_longer_than_a_submission() {
+    let (max_buffer_size, max_storage_buffer_binding_size) = (1 << 29, 1 << 29);
+    let limits = wgpu::Limits { max_buffer_size, max_storage_buffer_binding_size, ..wgpu::Limits::default() };
+    let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor { required_limits: limits, ..Default::default() });
+    let mut backend = WgpuBackend::with_device(device, queue).unwrap();
+    let (piece, submission) = (4 * backend.gpu().piece_len() as u64, backend.gpu().submission);
+    assert!(piece <= submission && piece > submission / 2, "{piece} bytes, {submission}");
+}
+
 /// Every kind of call.
 fn everything(backend: &mut WgpuBackend, layers: &[Tensor], buffers: &[wgpu::Buffer; 4]) {
     let stream = Stream::default();
