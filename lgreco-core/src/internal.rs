@@ -42,7 +42,7 @@ pub mod topk {
 /// Payloads of TopK in few bits: of those in full, and what of them goes before their values.
 pub mod quantised_topk {
     pub use crate::compress::quantised_topk::whole::{
-        check, from_topk, header, in_full, measure_from_topk, to_topk, whole_len,
+        Body, from_topk, header, in_full, measure_from_topk, of_payload, to_topk, whole_len,
     };
 }
 

@@ -7,6 +7,7 @@
 use lgreco_core::backend::{Backend, Job, Portable};
 use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::qsgd::Qsgd;
+use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::topk::TopK;
 use lgreco_core::compress::{Candidates, Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
@@ -109,6 +110,7 @@ fn rows(bench: &mut Bench) {
         ("one read (largest magnitude)", Candidates::Qsgd { base: Qsgd::default(), bits: &[] }),
         ("QSGD row, 7 widths", Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 3, 4, 5, 6, 7, 8] }),
         ("TopK row, 100 densities", Candidates::TopK { values: Dtype::F32, keeps: &keeps }),
+        ("TopK row, 100 densities, 6 widths", Candidates::QuantisedTopK { keeps: &keeps, bits: &[8, 6, 5, 4, 3, 2] }),
         ("PowerSGD row, ranks 1 to 8", Candidates::PowerSgd { iterations: 1, ranks: &[1, 2, 3, 4, 5, 6, 7, 8] }),
     ] {
         let (mut found, mut expected) = (vec![0.0; candidates.len()], vec![0.0; candidates.len()]);
@@ -129,6 +131,7 @@ fn payloads(bench: &mut Bench) {
     for (name, setting) in [
         ("QSGD 4 bits", Setting::Qsgd(Qsgd::default())),
         ("TopK 1 %", Setting::TopK(TopK { keep, values: Dtype::F32 })),
+        ("TopK 1 % in 4 bits", Setting::QuantisedTopK(QuantisedTopK { keep, bits: 4 })),
         ("PowerSGD rank 4", Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 })),
     ] {
         let shape = bench.shape;

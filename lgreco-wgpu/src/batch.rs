@@ -7,6 +7,7 @@ use crate::Error;
 use crate::gpu::{Gpu, SLOT, SLOTS};
 use crate::kernels::Kernel;
 use crate::memory::Scratch;
+use crate::scopes::Scopes;
 use bytemuck::Pod;
 use std::num::NonZero;
 use std::sync::{Arc, Mutex};
@@ -19,7 +20,7 @@ pub(crate) struct Batch<'g> {
     parameters: Vec<u8>,
     /// Bytes that the dispatches not submitted yet read or write, about.
     given: u64,
-    scopes: [wgpu::ErrorScopeGuard; 3],
+    scopes: Scopes,
 }
 
 /// Part of a buffer, as a kernel sees it.
@@ -42,10 +43,7 @@ const PER_GROUP: u64 = 64 << 10;
 impl<'g> Batch<'g> {
     pub(crate) fn new(gpu: &'g mut Gpu) -> Result<Self, Error> {
         gpu.check_lost()?;
-        let filters = [wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Internal, wgpu::ErrorFilter::Validation];
-        let mut scopes = filters.map(|filter| gpu.device.push_error_scope(filter));
-        // Scopes end, here and when they are dropped, in the order of the array.
-        scopes.reverse();
+        let scopes = Scopes::new(&gpu.device);
         let encoder = gpu.device.create_command_encoder(&Default::default());
         if std::mem::replace(&mut gpu.unfinished, true) {
             // Buffers of a batch that failed may be invalid, or still mapped.
@@ -212,12 +210,9 @@ impl<'g> Batch<'g> {
     fn end(self, result: Result<(), Error>) -> Result<(), Error> {
         // What the device says of its own accord comes before what follows from it.
         let Batch { gpu, scopes, .. } = self;
-        let errors = scopes.into_iter().map(|scope| pollster::block_on(scope.pop())).collect::<Vec<_>>();
+        let caught = scopes.end();
         gpu.check_lost()?;
-        match errors.into_iter().flatten().next() {
-            Some(error) => return Err(error.into()),
-            None => result?,
-        }
+        caught.and(result)?;
         gpu.memory.give_back();
         gpu.unfinished = false;
         Ok(())

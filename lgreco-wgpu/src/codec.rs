@@ -10,7 +10,7 @@ use lgreco_core::compress::wire::{HEADER_LEN, Method, Payload};
 use lgreco_core::compress::{Compressor, Setting, dense::Dense, powersgd::effective_rank, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Bf16, Dtype, F16, Gradient, Values};
 use lgreco_core::internal::powersgd::NEAR_OVERFLOW;
-use lgreco_core::internal::quantised_topk::{self, to_topk, whole_len};
+use lgreco_core::internal::quantised_topk;
 use lgreco_core::rng::Stream;
 
 /// [`Compressor::encode`], of values on either side.
@@ -137,8 +137,9 @@ impl<'p> Body<'p> {
         Ok(match payload.header.method {
             Method::Qsgd => Some(Body::Qsgd(lgreco_core::compress::qsgd::of_payload(payload)?)),
             Method::TopK => positions::of_payload(payload)?.map(Body::TopK),
+            Method::QuantisedTopK => positions::of_few_bits(payload)?.map(Body::TopK),
             Method::PowerSgd => reconstruct::of_payload(payload)?.map(Body::PowerSgd),
-            Method::Dense | Method::AdaComp | Method::LoCo | Method::QuantisedTopK => None,
+            Method::Dense | Method::AdaComp | Method::LoCo => None,
         })
     }
 }
@@ -146,11 +147,6 @@ impl<'p> Body<'p> {
 /// Decodes into `target`, or into room of its own, whose bytes it returns. `None` when that is left to the core: see
 /// [`Body::of`], and what only the device finds wrong.
 pub(crate) fn decode(gpu: &mut Gpu, payload: &Payload<'_>, target: Option<Tensor>) -> Result<Option<Vec<u8>>, Error> {
-    if payload.header.method == Method::QuantisedTopK {
-        let mut whole = vec![0; whole_len(payload)?];
-        to_topk(payload, &mut whole)?;
-        return decode(gpu, &Payload::parse(&whole)?, target);
-    }
     let Some(body) = Body::of(payload)? else { return Ok(None) };
     let mut batch = Batch::new(gpu)?;
     let results = batch.scratch(Scratch::Results, 16)?;

@@ -3,6 +3,7 @@
 use crate::Error;
 use crate::kernels::Kernels;
 use crate::memory::{Largest, Memory, Scratch};
+use crate::scopes::Scopes;
 use std::sync::{Arc, Mutex};
 use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 
@@ -34,7 +35,7 @@ pub(crate) struct Gpu {
     pub(crate) kernels: Kernels,
     pub(crate) parameters: Buffer,
     pub(crate) memory: Memory,
-    /// Bytes of a tensor, a payload or a factor that one dispatch sees at most: a binding; less in tests.
+    /// Bytes of a tensor, a payload or a factor that one dispatch sees at most: a binding, or a submission; less in tests.
     pub(crate) window: u64,
     /// Bytes after which a batch is submitted.
     pub(crate) submission: u64,
@@ -60,6 +61,7 @@ pub(crate) fn check_limits(limits: &wgpu::Limits) -> Result<(), Error> {
         if found >= needed { Ok(()) } else { Err(Error::Limit { what, needed, found }) }
     };
     let groups = limits.max_compute_workgroups_per_dimension.into();
+    at_least("max_buffer_size", LEAST_BINDING, limits.max_buffer_size)?;
     at_least("max_storage_buffer_binding_size", LEAST_BINDING, limits.max_storage_buffer_binding_size)?;
     at_least("max_compute_workgroups_per_dimension", LEAST_GROUPS, groups)?;
     at_least("max_compute_invocations_per_workgroup", 256, limits.max_compute_invocations_per_workgroup.into())?;
@@ -84,18 +86,21 @@ impl Gpu {
                 *told = Some(message);
             }
         });
+        let scopes = Scopes::new(&device);
         let parameters = device.create_buffer(&BufferDescriptor {
             label: Some("parameters"),
             size: (SLOT * SLOTS) as u64,
             usage: BufferUsages::UNIFORM | BufferUsages::COPY_DST,
             mapped_at_creation: false,
         });
+        scopes.end()?;
+        let submission = match device.adapter_info().device_type {
+            wgpu::DeviceType::DiscreteGpu => SUBMISSION,
+            _ => SHARED_SUBMISSION,
+        };
         Ok(Gpu {
-            window: largest_binding(&limits),
-            submission: match device.adapter_info().device_type {
-                wgpu::DeviceType::DiscreteGpu => SUBMISSION,
-                _ => SHARED_SUBMISSION,
-            },
+            window: largest_binding(&limits).min(submission),
+            submission,
             device,
             queue,
             limits,

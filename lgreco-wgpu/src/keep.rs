@@ -17,11 +17,13 @@ pub(crate) struct Keep {
 impl Keep {
     /// Bytes of a payload before its positions: of its bins' means, and of its values or their codes.
     pub(crate) fn bytes(self) -> [usize; 2] {
-        let keep = self.top.keep as usize;
-        match self.bits {
-            0 => [0, keep * self.top.values.bytes()],
-            bits => [4 << (bits - 1), (keep * usize::from(bits)).div_ceil(8)],
-        }
+        let means = if self.bits == 0 { 0 } else { 4 << (self.bits - 1) };
+        [means, (self.top.keep as usize * self.width()).div_ceil(8)]
+    }
+
+    /// Bits of a value, or of its code.
+    pub(crate) fn width(self) -> usize {
+        if self.bits == 0 { 8 * self.top.values.bytes() } else { self.bits.into() }
     }
 }
 

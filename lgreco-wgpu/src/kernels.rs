@@ -53,7 +53,8 @@ impl Shader {
             Shader::TopK => {
                 let (tables, tally) = (include_str!("shaders/topk.wgsl"), include_str!("shaders/tally.wgsl"));
                 let select = include_str!("shaders/topk_select.wgsl");
-                let energy = include_str!("shaders/topk_energy.wgsl");
+                let energy =
+                    concat!(include_str!("shaders/topk_energy.wgsl"), include_str!("shaders/few_bits_errors.wgsl"));
                 let (encode, decode) =
                     (include_str!("shaders/topk_encode.wgsl"), include_str!("shaders/topk_decode.wgsl"));
                 [FLOAT, WIDE, VALUES, TILE, TOPK_WRITE, lanes, tables, tally, select, energy, encode, decode].concat()

@@ -15,9 +15,7 @@
 //! The defaults of WebGPU are enough. Tensors, payloads and factors of PowerSGD that are larger than a binding, a buffer
 //! or a dispatch are worked on in pieces. A gradient that lies on the device is one buffer, and error feedback takes two
 //! of four bytes per element; what does not fit is [`Error::TooLarge`]. QSGD, TopK and PowerSGD (sides up to 2^22, ranks
-//! up to 1024) have kernels; TopK in few bits has them for payloads and exchanges, while rows come of what is kept, on the
-//! host, which also turns codes into values where a payload is decoded by itself; the core's other methods are refused by name
-//! ([`Error::Method`]).
+//! up to 1024) have kernels, TopK in few bits too; the core's other methods are refused by name ([`Error::Method`]).
 //!
 //! # Memory
 //! Buffers of the device are taken on first use, or beforehand by [`WgpuBackend::reserve`], and kept for calls of like
@@ -41,7 +39,8 @@
 //! | `feedback`, `magnitude`, `sums` | the same |
 //! | `exchange` | a bucket of layers as the space of a flight: `plan` and `matrices` (what is where), `memory`, `bucket` and `factors` (what is done in it), `image` and `summed` (messages there and back), `faults` and `outcome` (what is found wrong), `space` |
 //! | `positions`, `reconstruct` | TopK's payloads; PowerSGD's payloads read |
-//! | `adapters`, `error`, `methods` | what there is; what went wrong; what has no kernels |
+//! | `keep`, `few_bits` | what TopK keeps and how it is sent; rows of what travels in few bits |
+//! | `adapters`, `error`, `scopes`, `methods` | what there is; what went wrong; what has no kernels |
 //!
 //! In `shaders/`, `float` is f32 arithmetic on bits, `wide` sums with separate exponents, `record` eight of them per
 //! workgroup, `values` f32, f16 and bf16, `tile` a workgroup's values, `tally` its histograms; `lanes` and `lanes_subgroups` are
@@ -60,6 +59,7 @@ mod exchange;
 mod factor;
 #[cfg(feature = "train")]
 mod feedback;
+mod few_bits;
 mod gpu;
 mod keep;
 mod kernels;
@@ -74,6 +74,7 @@ mod qsgd;
 mod reconstruct;
 mod rectangles;
 mod rows;
+mod scopes;
 mod sums;
 mod tensor;
 #[cfg(test)]

@@ -21,6 +21,9 @@ pub(crate) enum Scratch {
     State,
     Blocks,
     FewBits,
+    /// Of what TopK in few bits keeps, by the number of the chunk.
+    Kept(usize),
+    BinSums,
     /// Of factors of PowerSGD, by the number of the band.
     P(usize),
     Q(usize),

@@ -11,8 +11,9 @@ use crate::keep::{BINS, Keep};
 use crate::memory::Scratch;
 use crate::tensor::{Piece, Tensor};
 use crate::topk::{Params, kernel, select};
-use lgreco_core::compress::topk::{self, Coding, Layout, TopK};
+use lgreco_core::compress::topk::{self, Coding, Layout};
 use lgreco_core::compress::wire::{HEADER_LEN, Payload};
+use lgreco_core::internal::quantised_topk;
 use std::ops::Range;
 use wgpu::{Buffer, BufferUsages};
 
@@ -63,65 +64,86 @@ pub(crate) fn encode(
 ) -> Result<Tensor, Error> {
     check_reach(payload_len)?;
     let tables = select(batch, tensor, kept.top.values, &[kept.top.keep], false, results, 0)?;
-    let state = &tables.state;
-    let bins = batch.scratch(Scratch::FewBits, BINS)?;
-    batch.clear(&bins, BINS);
     // The magnitude in `Keep`.
-    batch.copy(state, 4 * 5, results, 4, 4);
-    let pieces = tensor.all(batch);
-    let total_blocks: usize = pieces.iter().map(Piece::groups).sum();
-    let blocks = batch.scratch(Scratch::Blocks, 8 * total_blocks as u64)?;
+    batch.copy(&tables.state, 4 * 5, results, 4, 4);
     let payload = Tensor::room(batch, payload_len.div_ceil(4))?;
     let base = Params { dtype: tensor.dtype as u32, ..places(kept, tensor.elements)? };
-    let mut parts = Vec::new();
-    let mut first_block = 0;
-    for piece in pieces {
-        let params = Params {
-            offset: piece.skip,
-            first: piece.first as u32,
-            count: piece.count as u32,
-            first_block: first_block as u32,
-            ..base
-        };
-        first_block += piece.groups();
-        let bindings = [(1, piece.part.clone()), (6, state.into()), (7, (&blocks).into()), (18, (&bins).into())];
-        batch.dispatch(kernel("count_block"), params, &bindings, piece.groups());
-        parts.push((params, piece));
-    }
-    let params = Params { blocks: total_blocks as u32, ..base };
-    batch.dispatch(kernel("scan"), params, &[(7, (&blocks).into())], 1);
-    for entry in if kept.bits > 0 { &["find_exponents", "add_to_bins"][..] } else { &[] } {
-        for (params, piece) in &parts {
-            let bindings = [(1, piece.part.clone()), (6, state.into()), (18, (&bins).into())];
-            batch.dispatch(kernel(entry), *params, &bindings, piece.groups());
+    let blocks = count(batch, tensor, &tables.state, base)?;
+    if kept.bits > 0 {
+        for entry in ["find_exponents", "add_to_bins"] {
+            for (piece, params) in blocks.pieces(base) {
+                let bindings = [(1, piece.part.clone()), (6, (&tables.state).into()), (18, (&blocks.bins).into())];
+                batch.dispatch(kernel(entry), params, &bindings, piece.groups());
+            }
         }
     }
+    write(batch, &blocks, &tables.state, base, &payload);
+    Ok(payload)
+}
+
+/// Blocks of a tensor in which is counted what is kept.
+pub(crate) struct Blocks {
+    pieces: Vec<Piece>,
+    counts: Buffer,
+    /// Of TopK in few bits: the range of what is kept.
+    pub(crate) bins: Buffer,
+}
+
+impl Blocks {
+    fn pieces(&self, base: Params) -> impl Iterator<Item = (&Piece, Params)> {
+        self.pieces.iter().scan(0, move |first_block, piece| {
+            let (offset, first, count) = (piece.skip, piece.first as u32, piece.count as u32);
+            let params = Params { offset, first, count, first_block: *first_block, ..base };
+            *first_block += piece.groups() as u32;
+            Some((piece, params))
+        })
+    }
+}
+
+/// Records the counting of what `first_keep` of `state` keeps; with `bits`, its range too.
+pub(crate) fn count(batch: &mut Batch<'_>, tensor: &Tensor, state: &Buffer, base: Params) -> Result<Blocks, Error> {
+    let pieces = tensor.all(batch);
+    let total: usize = pieces.iter().map(Piece::groups).sum();
+    let counts = batch.scratch(Scratch::Blocks, 8 * total as u64)?;
+    let bins = batch.scratch(Scratch::FewBits, BINS)?;
+    batch.clear(&bins, BINS);
+    let blocks = Blocks { pieces, counts, bins };
+    let of_counts = || (7, Part::from(&blocks.counts));
+    for (piece, params) in blocks.pieces(base) {
+        let bindings = [(1, piece.part.clone()), (6, state.into()), of_counts(), (18, (&blocks.bins).into())];
+        batch.dispatch(kernel("count_block"), params, &bindings, piece.groups());
+    }
+    batch.dispatch(kernel("scan"), Params { blocks: total as u32, ..base }, &[of_counts()], 1);
+    Ok(blocks)
+}
+
+/// Records the writing of what is kept to where `base` says, in zeros.
+pub(crate) fn write(batch: &mut Batch<'_>, blocks: &Blocks, state: &Buffer, base: Params, payload: &Tensor) {
+    let of_bins = || (18, Part::from(&blocks.bins));
     let mut window = 0;
     for part in payload.parts() {
         batch.clear(&part.buffer, part.size);
-        let window_len = (part.size / 4) as u32;
-        if kept.bits > 0 {
-            let params = Params { window, window_len, ..base };
-            let bindings = [(6, state.into()), (8, part.clone()), (18, (&bins).into())];
-            batch.dispatch(kernel("make_means"), params, &bindings, 1);
+        let base = Params { window, window_len: (part.size / 4) as u32, ..base };
+        if base.bits > 0 {
+            batch.dispatch(kernel("make_means"), base, &[(6, state.into()), (8, part.clone()), of_bins()], 1);
         }
-        for (params, piece) in &parts {
-            let params = Params { window, window_len, ..*params };
-            let blocks = (7, (&blocks).into());
-            let bindings =
-                [(1, piece.part.clone()), (6, state.into()), blocks, (8, part.clone()), (18, (&bins).into())];
+        for (piece, params) in blocks.pieces(base) {
+            let counts = (7, (&blocks.counts).into());
+            let bindings = [(1, piece.part.clone()), (6, state.into()), counts, (8, part.clone()), of_bins()];
             batch.dispatch(kernel("write_kept"), params, &bindings, piece.groups());
         }
-        window += window_len;
+        window += base.window_len;
     }
-    Ok(payload)
 }
 
 /// The body of a payload.
 pub(crate) struct Body<'p> {
-    top: TopK,
+    kept: Keep,
     layout: Layout,
-    values: &'p [u8],
+    /// Of bins, in few bits.
+    means: &'p [u8],
+    /// Values, or codes.
+    sent: &'p [u8],
     low: &'p [u8],
     high: &'p [u8],
     /// Ones before each block of `high`, and all.
@@ -131,6 +153,16 @@ pub(crate) struct Body<'p> {
 /// A TopK payload's body, or `None` when it is left to the core: nothing is kept, or positions are not as many as values.
 pub(crate) fn of_payload<'p>(payload: &Payload<'p>) -> Result<Option<Body<'p>>, Error> {
     let topk::Body { top, layout, values, positions } = topk::of_payload(payload)?;
+    Ok(of_parts(top.into(), layout, [&[], values, positions]))
+}
+
+/// The same of one in few bits.
+pub(crate) fn of_few_bits<'p>(payload: &Payload<'p>) -> Result<Option<Body<'p>>, Error> {
+    let quantised_topk::Body { top, layout, means, codes, positions } = quantised_topk::of_payload(payload)?;
+    Ok(of_parts(top.into(), layout, [means.as_flattened(), codes, positions]))
+}
+
+fn of_parts<'p>(kept: Keep, layout: Layout, [means, sent, positions]: [&'p [u8]; 3]) -> Option<Body<'p>> {
     let (low, high) = positions.split_at(layout.low_bytes as usize);
     let mut ones = vec![0];
     let mut sum = 0;
@@ -138,8 +170,9 @@ pub(crate) fn of_payload<'p>(payload: &Payload<'p>) -> Result<Option<Body<'p>>, 
         sum += count_ones(block);
         sum
     }));
-    let sound = top.keep > 0 && (layout.coding == Coding::All || sum == top.keep as usize);
-    Ok(sound.then_some(Body { top, layout, values, low, high, ones }))
+    let keep = kept.top.keep as usize;
+    let sound = keep > 0 && (layout.coding == Coding::All || sum == keep);
+    sound.then_some(Body { kept, layout, means, sent, low, high, ones })
 }
 
 pub(crate) fn count_ones(bytes: &[u8]) -> usize {
@@ -159,7 +192,7 @@ impl Body<'_> {
     fn stretches(&self, most: usize, most_blocks: usize) -> Vec<Stretch> {
         let mut stretches = Vec::new();
         if self.layout.coding == Coding::All {
-            let keep = self.top.keep as usize;
+            let keep = self.kept.top.keep as usize;
             let values = (0..keep).step_by(most).map(|first| first..keep.min(first + most));
             return values.map(|values| Stretch { values, blocks: 0..0 }).collect();
         }
@@ -239,10 +272,14 @@ fn upload(
 ) -> Result<Uploaded, Error> {
     let Layout { coding, low_bits, .. } = body.layout;
     let Stretch { values, blocks } = stretch;
-    let size = body.top.values.bytes();
-    let first_low = values.start * low_bits as usize;
+    let Keep { top, bits } = body.kept;
+    let width = body.kept.width();
+    let (first_sent, first_low) = (values.start * width, values.start * low_bits as usize);
     let params = Params {
-        sent: body.top.values as u32,
+        sent: top.values as u32,
+        bits: bits.into(),
+        codes: (body.means.len() / 4) as u32,
+        code_bit: (first_sent % 8) as u32,
         first: values.start as u32,
         count: values.len() as u32,
         first_block: blocks.start as u32,
@@ -267,7 +304,8 @@ fn upload(
         let bindings = [(9, results.into()), (10, (&positions).into()), (13, low), (14, high), (15, starts)];
         batch.dispatch(kernel("read_positions"), params, &bindings, blocks.len());
     }
-    let sent = batch.upload(&body.values[values.start * size..values.end * size])?;
+    let sent = &body.sent[first_sent / 8..(values.end * width).div_ceil(8)];
+    let sent = if bits == 0 { batch.upload(sent)? } else { batch.upload(&[body.means, sent].concat())? };
     Ok(Uploaded { params, values: sent, positions, range: body.positions(stretch) })
 }
 
@@ -275,6 +313,7 @@ fn upload(
 mod tests {
     use super::*;
     use lgreco_core::compress::Compressor;
+    use lgreco_core::compress::topk::TopK;
     use lgreco_core::gradient::{Dtype, Shape};
 
     #[test]

@@ -8,12 +8,9 @@ use crate::magnitude::{check_finite, overflow};
 use crate::memory::Scratch;
 use crate::sums::RECORD;
 use crate::tensor::{Input, Tensor, Work};
-use crate::{Error, magnitude, methods, powersgd, qsgd, topk};
-use lgreco_core::compress::quantised_topk::measure_workspace_len;
-use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd, topk::TopK};
-use lgreco_core::gradient::Dtype;
+use crate::{Error, few_bits, magnitude, methods, powersgd, qsgd, topk};
+use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
 use lgreco_core::internal::powersgd::NEAR_OVERFLOW;
-use lgreco_core::internal::quantised_topk::measure_from_topk;
 use wgpu::Buffer;
 
 /// Bytes of uploads after which the batch waits for the device, so that memory does not hold a whole model twice.
@@ -23,7 +20,8 @@ const UPLOADS: u64 = 256 << 20;
 fn result_words(work: &Work<'_>) -> usize {
     let words = match work.candidates {
         Candidates::Qsgd { .. } => qsgd::RESULT_WORDS,
-        Candidates::TopK { keeps, .. } | Candidates::QuantisedTopK { keeps, .. } => topk::result_words(keeps.len()),
+        Candidates::TopK { keeps, .. } => topk::result_words(keeps.len()),
+        Candidates::QuantisedTopK { keeps, .. } => few_bits::result_words(keeps.len()),
         Candidates::PowerSgd { ranks, .. } => powersgd::result_words(ranks.len()),
         _ => 0,
     };
@@ -67,27 +65,9 @@ pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Res
 pub(crate) fn reserve(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), BufferJobError> {
     jobs.iter().enumerate().try_for_each(|(index, job)| check(job).map_err(of_job(index)))?;
     gpu.rehearsing = true;
-    let recorded = record(gpu, jobs).map(drop).and_then(|()| record_again(gpu, jobs));
+    let recorded = record(gpu, jobs).map(drop);
     gpu.rehearsing = false;
     recorded
-}
-
-/// What rows are made of beyond [`record`].
-fn record_again(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), BufferJobError> {
-    jobs.iter().enumerate().try_for_each(|(index, job)| match job.candidates {
-        Candidates::QuantisedTopK { keeps, .. } if !keeps.is_empty() => {
-            encode_most(gpu, job, keeps).map(drop).map_err(of_job(index))
-        }
-        _ => Ok(()),
-    })
-}
-
-/// The payload in full of the most of TopK's `keeps`.
-fn encode_most(gpu: &mut Gpu, job: &Work<'_>, keeps: &[u32]) -> Result<Vec<u8>, Error> {
-    let most = TopK { keep: keeps.iter().copied().max().unwrap_or(0), values: Dtype::F32 };
-    let mut whole = vec![0; most.payload_len(job.gradient.shape(), Dtype::F32)?];
-    encode(gpu, &Setting::TopK(most), &job.gradient, job.stream, &mut whole)?;
-    Ok(whole)
 }
 
 /// Runs all jobs and returns the words of their results.
@@ -132,7 +112,7 @@ fn row(batch: &mut Batch<'_>, job: &Work<'_>, tensor: &Tensor, results: &Buffer,
     match job.candidates {
         Candidates::Qsgd { base, bits } => qsgd::measure(batch, tensor, base, bits, results, at),
         Candidates::TopK { values, keeps } => topk::measure(batch, tensor, values, keeps, results, at),
-        Candidates::QuantisedTopK { keeps, .. } => topk::measure(batch, tensor, Dtype::F32, keeps, results, at),
+        Candidates::QuantisedTopK { keeps, .. } => few_bits::measure(batch, tensor, keeps, results, at),
         Candidates::PowerSgd { iterations, ranks } => {
             let shape = job.gradient.shape();
             powersgd::measure(batch, tensor, shape, (iterations, ranks), job.stream, results, at)
@@ -154,14 +134,8 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u32], row: &mut [f64]) -> Re
             }
             topk::errors(keeps, words, row);
         }
-        Candidates::QuantisedTopK { .. } if row.is_empty() => {}
-        Candidates::QuantisedTopK { keeps, bits } => {
-            let mut dropped = vec![0.0; keeps.len()];
-            topk::errors(keeps, words, &mut dropped);
-            let whole = encode_most(gpu, job, keeps)?;
-            let mut workspace = vec![0; measure_workspace_len(job.gradient.shape(), keeps)];
-            measure_from_topk(keeps, bits, &dropped, &whole, &mut workspace, row)?;
-        }
+        Candidates::QuantisedTopK { keeps, bits } if !row.is_empty() => few_bits::errors(keeps, bits, words, row),
+        Candidates::QuantisedTopK { .. } => {}
         Candidates::PowerSgd { iterations, ranks } => {
             let largest = ranks.iter().copied().max().unwrap_or(0);
             if words[0] >= NEAR_OVERFLOW && largest > 0 {

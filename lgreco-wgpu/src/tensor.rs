@@ -3,6 +3,7 @@
 use crate::Error;
 use crate::batch::{Batch, Part};
 use crate::gpu::PER_GROUP;
+use crate::memory::Scratch;
 use lgreco_core::backend::Job;
 use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values};
 use std::ops::Range;
@@ -187,14 +188,30 @@ impl Piece {
 impl Tensor {
     /// Room on the device for `elements` f32 values, or as many words.
     pub(crate) fn room(batch: &mut Batch<'_>, elements: usize) -> Result<Tensor, Error> {
+        let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
+        Tensor::of_chunks(batch, elements, |batch, _, bytes| batch.buffer(bytes, usage))
+    }
+
+    /// The same in scratch buffers, each of the name of its chunk.
+    pub(crate) fn scratch(
+        batch: &mut Batch<'_>,
+        name: impl Fn(usize) -> Scratch,
+        elements: usize,
+    ) -> Result<Tensor, Error> {
+        Tensor::of_chunks(batch, elements, |batch, chunk, bytes| batch.scratch(name(chunk), bytes))
+    }
+
+    fn of_chunks(
+        batch: &mut Batch<'_>,
+        elements: usize,
+        buffer: impl Fn(&mut Batch<'_>, usize, u64) -> Result<Buffer, Error>,
+    ) -> Result<Tensor, Error> {
         let len = batch.gpu.piece_len();
-        let chunk = |first: usize| {
+        let chunk = |(number, first): (usize, usize)| {
             let count = len.min(elements - first);
-            let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
-            let buffer = batch.buffer(4 * count as u64, usage)?;
-            Ok(Chunk { buffer, offset: 0, first, count })
+            Ok(Chunk { buffer: buffer(batch, number, 4 * count as u64)?, offset: 0, first, count })
         };
-        let chunks = (0..elements).step_by(len).map(chunk).collect::<Result<_, Error>>()?;
+        let chunks = (0..elements).step_by(len).enumerate().map(chunk).collect::<Result<_, Error>>()?;
         Ok(Tensor { chunks, dtype: Dtype::F32, elements })
     }
 

@@ -16,7 +16,7 @@ use wgpu::Buffer;
 params! {
     /// `Params` of `topk.wgsl`.
     offset, dtype, first, count, sent, rounds, energies, first_keep, keeps, blocks, first_block,
-    result, elements, placement, low_bits, values_word, bits, codes, bins, low_word, low_bit,
+    result, elements, placement, low_bits, values_word, bits, codes, code_bit, bins, low_word, low_bit,
     high_word, high_bit, window, window_len,
 }
 
@@ -42,7 +42,7 @@ const ENOUGH: usize = 1 << 12;
 const ENOUGH_GROUPS: usize = 256;
 
 /// Workgroups that count a piece's values: few, so that each adds to the device's tables for many values.
-fn tally_groups(piece: &Piece) -> usize {
+pub(crate) fn tally_groups(piece: &Piece) -> usize {
     piece.count.div_ceil(MOST_TALLIED).max(piece.count.div_ceil(ENOUGH).min(ENOUGH_GROUPS))
 }
 
@@ -152,10 +152,15 @@ pub(crate) const fn result_words(keeps: usize) -> usize {
 }
 
 /// The candidates' places in ascending order of k.
-fn order(keeps: &[u32]) -> Vec<usize> {
+pub(crate) fn order(keeps: &[u32]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..keeps.len()).collect();
     order.sort_by_key(|&i| keeps[i]);
     order
+}
+
+/// `keeps` in this order.
+pub(crate) fn ascending(keeps: &[u32]) -> Vec<u32> {
+    order(keeps).into_iter().map(|i| keeps[i]).collect()
 }
 
 /// Records the measurement of `keeps`, all from 1 to the number of elements.
@@ -167,8 +172,7 @@ pub(crate) fn measure(
     results: &Buffer,
     result: usize,
 ) -> Result<(), Error> {
-    let ascending: Vec<u32> = order(keeps).into_iter().map(|i| keeps[i]).collect();
-    select(batch, tensor, sent, &ascending, true, results, result).map(|_| ())
+    select(batch, tensor, sent, &ascending(keeps), true, results, result).map(|_| ())
 }
 
 /// Reads the squared errors from the words that [`measure`] wrote.

@@ -68,7 +68,7 @@ fn check(member: &Member, payload: &Payload, bytes: &[u8]) -> Result<(), CoreErr
     let parsed = wire::Payload::parse(bytes)?;
     match method(member) {
         Method::Qsgd => qsgd::of_payload(&parsed).map(|_| ()),
-        Method::QuantisedTopK => quantised_topk::check(&parsed),
+        Method::QuantisedTopK => quantised_topk::of_payload(&parsed).map(|_| ()),
         _ => topk::of_payload(&parsed).map(|_| ()),
     }
 }

@@ -22,6 +22,7 @@ struct Params {
     values_word: u32, // of values, or in few bits of means
     bits: u32, // of a code; 0 in full
     codes: u32,
+    code_bit: u32, // of the stretch's first code in its word
     bins: u32, // of one layer: 0
     low_word: u32,
     low_bit: u32,
@@ -49,7 +50,7 @@ struct Params {
 // The last position before the stretch's, then those.
 @group(0) @binding(10) var<storage, read_write> positions: array<u32>;
 @group(0) @binding(11) var<storage, read_write> decoded: array<u32>;
-// Of a stretch: values as they were sent, lower bits of positions, blocks of 2048 bits whose ones are positions, and how
+// Of a stretch: values as they were sent (in few bits means, then codes), lower bits of positions, blocks of 2048 bits whose ones are positions, and how
 // many ones there are before each.
 @group(0) @binding(12) var<storage, read> kept_part: array<u32>;
 @group(0) @binding(13) var<storage, read> low_part: array<u32>;

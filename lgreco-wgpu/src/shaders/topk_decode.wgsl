@@ -67,6 +67,15 @@ fn scatter(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_in
 }
 
 fn kept_value(index: u32) -> u32 {
+    if (params.bits != 0u) {
+        let at = field(params.codes, params.code_bit, index, params.bits);
+        var code = kept_part[at.x] >> at.y;
+        if (at.y + params.bits > 32u) {
+            code |= kept_part[at.x + 1u] << (32u - at.y);
+        }
+        let sign = 1u << (params.bits - 1u);
+        return kept_part[code & (sign - 1u)] | select(0u, SIGN, (code & sign) != 0u);
+    }
     if (params.sent == 0u) {
         return kept_part[index];
     }

@@ -2,7 +2,7 @@
 
 @compute @workgroup_size(64)
 fn count_block(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    let cut = state[0].magnitude;
+    let cut = state[params.first_keep].magnitude;
     let end = min((group.x + 1u) * PER_GROUP, params.count);
     var kept = Kept();
     for (var i = group.x * PER_GROUP + lane.index; i < end; i += 64u) {
@@ -20,18 +20,19 @@ fn count_block(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
 // In few bits: what is in each bin, and the means into the payload.
 @compute @workgroup_size(64)
 fn find_exponents(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    find_exponents_from(group.x * PER_GROUP, state[0].magnitude, lane);
+    find_exponents_from(group.x * PER_GROUP, state[params.first_keep].magnitude, lane);
 }
 
 @compute @workgroup_size(64)
 fn add_to_bins(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    add_to_bins_from(group.x * PER_GROUP, state[0].magnitude, lane);
+    add_to_bins_from(group.x * PER_GROUP, state[params.first_keep].magnitude, lane);
 }
 
 @compute @workgroup_size(128)
 fn make_means(@builtin(local_invocation_index) bin: u32) {
     if (bin >> (params.bits - 1u) == 0u) {
-        put(params.values_word + bin, 0u, mean_of_bin(bin, state[0].magnitude, state[0].ties));
+        let cut = state[params.first_keep];
+        put(params.values_word + bin, 0u, mean_of_bin(bin, cut.magnitude, cut.ties));
     }
 }
 
@@ -44,5 +45,6 @@ fn scan(lane: Lane) {
 fn write_kept(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     let first = group.x * PER_GROUP;
     load_tile(first, lane.index);
-    write_tile(first, state[0].magnitude, state[0].ties, blocks[params.first_block + group.x], lane);
+    let cut = state[params.first_keep];
+    write_tile(first, cut.magnitude, cut.ties, blocks[params.first_block + group.x], lane);
 }

@@ -1,16 +1,17 @@
-//! Bins of TopK in few bits, of magnitudes that the suite of all spaces has not, and of single payloads with a fault.
+//! Bins of TopK in few bits, of magnitudes that the suites have not: in buckets, payloads and rows, also with faults in shaders.
 
 use super::buffers::buffer;
 use super::exchange::USAGE;
-use super::{backend, cut};
+use super::{ROWS, backend, cut};
 use crate::batch::{Batch, Part};
 use crate::kernels::Shader;
 use crate::{BufferBucket, BufferGradient, BufferLayer, WgpuBackend};
-use lgreco_core::backend::Backend;
+use lgreco_core::backend::{Backend, Job};
 use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::{Compressor, Setting, decode};
+use lgreco_core::compress::{Candidates, Compressor, Setting, decode};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
+use lgreco_core::testing::backend::{Tensor, check_rows};
 use lgreco_train::exchange::{Agreement, Flight, Moment, Request, Route, Slip};
 
 /// Magnitudes that are zeros, equal, next to each other, next to nothing, far apart, the largest, and sorted; of both signs.
@@ -34,6 +35,20 @@ fn values() -> Vec<Vec<f32>> {
         // The largest come last.
         of(5000, &|i, _| 0x3000_0000 + (i << 16)),
     ]
+}
+
+/// Magnitudes next to each other with few far away, so that their squares all but cancel: within a binade, on both sides of its
+/// end, and where numbers are subnormal.
+fn clusters() -> Vec<Vec<f32>> {
+    let of = |middle: u32, width: u32| -> Vec<f32> {
+        let word = |i: u32| Stream::default().word(u64::from(i + middle));
+        let near = |i: u32| f32::from_bits(middle - width / 2 + word(i) % width);
+        let mut values: Vec<f32> = (0..5000).map(|i| if i % 2 == 0 { near(i) } else { -near(i) }).collect();
+        values.extend([1e-44, 1e-12, -3.0, 1e5, -1e30].map(|far| 3.0 * far));
+        values.extend([0.0; 40]);
+        values
+    };
+    vec![of(0x3f2a_aaaa, 2), of(0x3f2a_aaaa, 40), of(0x3f80_0000, 7), of(0x0000_4000, 3), of(0x0080_0000, 100)]
 }
 
 /// All of them under some settings.
@@ -107,7 +122,27 @@ fn check_payloads(backend: &mut WgpuBackend) {
         let gradient = Gradient::new(Values::F32(&values), Shape::new(values.len(), 1).unwrap()).unwrap();
         let mut payload = vec![0xee; setting.payload_len(gradient.shape(), Dtype::F32).unwrap()];
         backend.encode(&setting, &gradient, Stream::default(), &mut [], &mut payload).unwrap();
-        assert!(payload == of_core(&setting, &values).0, "{setting:?} of {}: another payload", values.len());
+        let (expected, expected_values) = of_core(&setting, &values);
+        assert!(payload == expected, "{setting:?} of {}: another payload", values.len());
+        let (mut found, before) = (vec![f32::NAN; values.len()], backend.gpu().decoded);
+        backend.decode(&payload, &mut found).unwrap();
+        let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert!(bits(&found) == bits(&expected_values), "{setting:?} of {}: another payload's values", values.len());
+        let on_device = usize::from(!values.is_empty());
+        assert_eq!(backend.gpu().decoded - before, on_device, "{setting:?} was left to the core");
+    }
+}
+
+/// Asserts that rows are the core's.
+fn check_all_rows(backend: &mut WgpuBackend) {
+    for values in values().into_iter().chain(clusters()) {
+        let len = values.len();
+        let tensor = Tensor::new(&values, len, 1);
+        let keeps = [len.div_ceil(3), 1, len, len.div_ceil(100), len.max(2) - 1, len.max(60) - 50];
+        let keeps = keeps.map(|keep| keep.min(len) as u32);
+        let candidates = Candidates::QuantisedTopK { keeps: &keeps, bits: &[1, 8, 2, 3, 4, 5, 6, 7] };
+        let of = |gradient| Job { gradient, candidates, stream: Stream::default() };
+        check_rows(backend, &[of(tensor.gradients()[0])], ROWS);
     }
 }
 
@@ -117,26 +152,67 @@ fn payloads_of_any_magnitudes_are_the_cores() {
 }
 
 #[test]
-fn faults_in_payloads_are_found() {
+fn rows_of_any_magnitudes_are_the_cores() {
+    [backend(), cut()].iter_mut().flatten().for_each(check_all_rows);
+}
+
+/// Asserts that each fault in a shader is found, in several workgroups or in several pieces and windows, with such a message.
+fn check_faults(check: fn(&mut WgpuBackend), says: &str, faults: &[(&'static str, &'static str)]) {
     if backend().is_none() {
         return;
     }
-    for (text, fault) in [
-        ("find_exponents_from(group.x * PER_GROUP,", "find_exponents_from(0u,"),
-        ("add_to_bins_from(group.x * PER_GROUP,", "add_to_bins_from(0u,"),
-        ("widen_range(kept.lowest, kept.highest);", "widen_range(0u, kept.highest);"),
-        ("mean_of_bin(bin, state[0].magnitude, state[0].ties)", "mean_of_bin(bin, state[0].magnitude, 0u)"),
-        ("put(params.values_word + bin, 0u,", "put(params.values_word + bin + params.window, 0u,"),
-        ("field(params.codes, 0u, index, params.bits)", "field(params.codes, 0u, index, params.bits - 1u)"),
-    ] {
-        // In several workgroups, and in several pieces and windows.
+    for &(text, fault) in faults {
         let found = [backend(), cut()].into_iter().flatten().find_map(|mut backend| {
             backend.gpu().kernels.edits.push((Shader::TopK, text, fault));
-            let check = std::panic::AssertUnwindSafe(|| check_payloads(&mut backend));
+            let check = std::panic::AssertUnwindSafe(|| check(&mut backend));
             std::panic::catch_unwind(check).err()
         });
         let message = found.unwrap_or_else(|| panic!("not found: {text}"));
         let message = message.downcast_ref::<String>().cloned().unwrap_or_default();
-        assert!(message.contains("another payload"), "{text}: {message}");
+        assert!(message.contains(says) && !message.contains("Device"), "{text}: {message}");
     }
+}
+
+#[test]
+fn faults_in_rows_are_found() {
+    let faults = [
+        ("let low = max(cut, all.low);", "let low = cut;"),
+        ("let low = max(cut, all.low);", "let low = all.low;"),
+        ("+ u32((before.x & 127u) != 0u)", ""),
+        ("if (before + digits < before)", "if (false)"),
+        ("let middle = square.y + u32(low_before + square.x < low_before);", "let middle = square.y;"),
+        ("if (middle_before + middle < middle_before)", "if (false)"),
+        ("atomicLoad(&own_sums[own + 2u]) + u32(before + sum < before)", "atomicLoad(&own_sums[own + 2u])"),
+        ("plus_wide(upper, u32(low_before + low < low_before))", "upper"),
+        ("carried.y + u32(middle_before + carried.x < middle_before)", "carried.y"),
+        ("for (var i = 0u; i < 3u; i++) {\n        carry", "for (var i = 0u; i < 1u; i++) {\n        carry"),
+        (
+            "return plus_128(plus_128(vec4<u32>(mul_wide(a.x, a.x), mul_wide(a.y, a.y)), middle), middle);",
+            "return vec4<u32>(mul_wide(a.x, a.x), mul_wide(a.y, a.y));",
+        ),
+        ("plus_128(down(a.sum, less), b.sum)", "plus_128(a.sum, b.sum)"),
+        ("down(a.squares, 2u * less)", "down(a.squares, less)"),
+        ("own.count += cut.ties;", ""),
+        ("let apart = f32(mean & ((1u << lost) - 1u)) +", "let apart ="),
+        ("max(max(highest - 23, 9 - i32(bin.exponent)), 0)", "max(highest - 23, 0)"),
+        ("let to = params.result + 2u * (8u * group.x", "let to = params.result + 2u * (group.x"),
+    ];
+    check_faults(check_all_rows, "expected", &faults);
+}
+
+#[test]
+fn faults_in_payloads_are_found() {
+    let faults = [
+        ("find_exponents_from(group.x * PER_GROUP,", "find_exponents_from(0u,"),
+        ("add_to_bins_from(group.x * PER_GROUP,", "add_to_bins_from(0u,"),
+        ("widen_range(kept.lowest, kept.highest);", "widen_range(0u, kept.highest);"),
+        ("mean_of_bin(bin, cut.magnitude, cut.ties)", "mean_of_bin(bin, cut.magnitude, 0u)"),
+        ("put(params.values_word + bin, 0u,", "put(params.values_word + bin + params.window, 0u,"),
+        ("field(params.codes, 0u, index, params.bits)", "field(params.codes, 0u, index, params.bits - 1u)"),
+        ("field(params.codes, params.code_bit, index", "field(params.codes, 0u, index"),
+        ("if (at.y + params.bits > 32u) {", "if (false) {"),
+        ("kept_part[code & (sign - 1u)] |", "kept_part[0u] |"),
+        ("select(0u, SIGN, (code & sign) != 0u)", "0u"),
+    ];
+    check_faults(check_payloads, "another payload", &faults);
 }

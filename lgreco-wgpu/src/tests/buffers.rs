@@ -4,6 +4,7 @@ use super::{ROWS, backend};
 use crate::{BufferGradient, BufferJob, Error, WgpuBackend};
 use lgreco_core::backend::{Backend, Portable};
 use lgreco_core::compress::powersgd::PowerSgd;
+use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
@@ -33,11 +34,12 @@ pub(super) fn holding(backend: &WgpuBackend, gradient: &Gradient<'_>, offset: us
     buffer
 }
 
-fn settings() -> [Setting; 4] {
+fn settings() -> [Setting; 5] {
     [
         Setting::Dense,
         Setting::Qsgd(Qsgd::default()),
         Setting::TopK(TopK { keep: 55, values: Dtype::F16 }),
+        Setting::QuantisedTopK(QuantisedTopK { keep: 55, bits: 3 }),
         Setting::PowerSgd(PowerSgd { rank: 3, iterations: 2 }),
     ]
 }
@@ -67,11 +69,12 @@ fn gradients_are_compressed_where_they_are() {
             let jobs = [
                 job(Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] }),
                 job(Candidates::TopK { values: Dtype::F32, keeps: &[9, 99] }),
+                job(Candidates::QuantisedTopK { keeps: &[9, 99], bits: &[5] }),
                 job(Candidates::PowerSgd { iterations: 1, ranks: &[2, 4] }),
             ];
-            let mut rows = [f64::NAN; 6];
+            let mut rows = [f64::NAN; 8];
             backend.measure_buffers(&jobs, &mut rows).unwrap();
-            let mut expected = [0.0; 6];
+            let mut expected = [0.0; 8];
             for (job, row) in jobs.iter().zip(expected.chunks_mut(2)) {
                 let mut workspace = vec![0; job.candidates.measure_workspace_len(gradient.shape(), on_device.dtype)];
                 job.candidates.measure(&gradient, stream, &mut workspace, row).unwrap();

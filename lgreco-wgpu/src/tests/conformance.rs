@@ -5,6 +5,7 @@ use crate::WgpuBackend;
 use crate::kernels::Shader;
 use lgreco_core::backend::{Backend, Job};
 use lgreco_core::compress::powersgd::PowerSgd;
+use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Dtype, Gradient};
 use lgreco_core::rng::Stream;
@@ -74,6 +75,7 @@ fn everything(backend: &mut WgpuBackend, gradient: Gradient<'_>) -> Vec<u64> {
     for candidates in [
         Candidates::Qsgd { base: Qsgd::default(), bits: &[1, 2, 4, 8] },
         Candidates::TopK { values: Dtype::Bf16, keeps: &keeps },
+        Candidates::QuantisedTopK { keeps: &keeps, bits: &[1, 3, 8] },
         Candidates::PowerSgd { iterations: 2, ranks: &[1, 3, 20] },
     ] {
         let mut row = vec![f64::NAN; candidates.len()];
@@ -86,6 +88,7 @@ fn everything(backend: &mut WgpuBackend, gradient: Gradient<'_>) -> Vec<u64> {
         Setting::Qsgd(Qsgd::default()),
         Setting::TopK(TopK { keep: keeps[1], values: Dtype::F32 }),
         Setting::TopK(TopK { keep: keeps[3], values: Dtype::F16 }),
+        Setting::QuantisedTopK(QuantisedTopK { keep: keeps[3], bits: 5 }),
         Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 }),
     ] {
         let mut payload = vec![0; setting.payload_len(shape, dtype).unwrap()];

@@ -83,6 +83,27 @@ fn a_lost_device_is_an_error() {
     assert!(matches!(backend.failure(), Some(Error::Lost(_) | Error::Refused(_))), "{:?}", backend.failure());
 }
 
+/// It is taken, and the first call says so.
+#[test]
+fn a_device_that_is_lost_before_it_is_used_is_an_error() {
+    let Some(backend) = backend() else { return };
+    backend.device().destroy();
+    let mut backend = WgpuBackend::with_device(backend.device().clone(), backend.queue().clone()).unwrap();
+    assert!(rows(&mut backend, &Tensor::new(&uniform(3000, 1), 60, 50)).is_err());
+    assert!(matches!(backend.failure(), Some(Error::Lost(_) | Error::Refused(_))), "{:?}", backend.failure());
+}
+
+/// What no driver here runs out of.
+#[test]
+fn errors_of_all_kinds_keep_their_text() {
+    let of = |text: &'static str| -> Box<dyn std::error::Error + Send + Sync> { text.into() };
+    let refused =
+        |description: &str, found: wgpu::Error| assert_eq!(Error::from(found), Error::Refused(description.into()));
+    assert_eq!(Error::from(wgpu::Error::OutOfMemory { source: of("full") }), Error::OutOfMemory("full".into()));
+    refused("a", wgpu::Error::Validation { source: of("wrong"), description: "a".into() });
+    refused("b", wgpu::Error::Internal { source: of("broken"), description: "b".into() });
+}
+
 /// Of a job that is refused and of one that does not fit; jobs before it are as good as ever.
 #[test]
 fn what_is_wrong_with_a_job_comes_with_its_number() {
@@ -131,6 +152,11 @@ fn a_device_below_what_kernels_need_is_refused() {
     let refused = WgpuBackend::with_device(device, queue).err();
     let expected = Error::Limit { what: "max_compute_workgroup_storage_size", needed: 16384, found: 8192 };
     assert_eq!(refused, Some(expected));
+    let limits = wgpu::Limits { max_buffer_size: 1 << 19, ..wgpu::Limits::default() };
+    let descriptor = wgpu::DeviceDescriptor { required_limits: limits, ..Default::default() };
+    let (device, queue) = wgpu::Device::noop(&descriptor);
+    let refused = WgpuBackend::with_device(device, queue).err();
+    assert_eq!(refused, Some(Error::Limit { what: "max_buffer_size", needed: 2 << 20, found: 1 << 19 }));
 }
 
 /// wgpu's own validation of every kernel, binding and dispatch at WebGPU's default limits, where no driver exists.
@@ -177,6 +203,11 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
             2 * 64 + 15,
         ),
         ("topk total: two levels", 512 + 512 + 256),
+        ("few bits: 64 values in seven steps each, places cleared", 64 * (1 + 7) + 3),
+        (
+            "few bits: eight widths, each a mean in 32 steps, seven sums of 128 bits, two moved, lanes' errors",
+            8 * (32 + 21 + 8 + 7),
+        ),
         ("topk scan: a share of the blocks twice", 2 * blocks.div_ceil(256) + 256),
         ("sums: 64 records of 8", 8 * 64 + 6 * 8),
         ("powersgd: a chunk in tiles of 32, two loads each", 4096 / 32 * (32 + 2 + 1)),

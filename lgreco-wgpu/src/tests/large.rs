@@ -17,6 +17,9 @@ const QSGD: f64 = (32 + 32 + 6 + 2 * (64 + 6) + 10) as f64 * ADDITION;
 /// spread inside bins hides.
 const TOPK: f64 = (70 + 32 + 70 + 48 + 32 + 10) as f64 * ADDITION + 1.0 / (1 << 15) as f64;
 
+/// Of what is sent in few bits: one more term, and seven levels of bins; the statistics are exact.
+const FEW_BITS: f64 = TOPK + (7 + 10) as f64 * ADDITION;
+
 /// Bits that look random; a permutation.
 fn mixed(i: usize) -> u32 {
     let x = (i as u32 ^ 0x5bd1_e995).wrapping_mul(0x9e37_79b1);
@@ -42,6 +45,7 @@ fn check_sent_as(values: Dtype, value: impl Fn(usize) -> f32) {
     for (candidates, bound) in [
         (Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 3, 4, 5, 6, 7, 8] }, QSGD),
         (Candidates::TopK { values, keeps: &keeps }, TOPK),
+        (Candidates::QuantisedTopK { keeps: &[keeps[0], keeps[9], keeps[99]], bits: &[1, 4, 8] }, FEW_BITS),
     ] {
         assert!(bound < super::ROWS);
         let jobs = [Job { gradient, candidates, stream: Stream::default() }];

@@ -8,6 +8,7 @@ fn rubbish(of: &str) -> &'static str {
         "f32" => "bitcast<f32>(0x7fc00bad)",
         "vec2<u32>" => "vec2<u32>(0xdeadbeefu)",
         "vec4<f32>" => "vec4<f32>(bitcast<f32>(0x7fc00bad))",
+        "Among" => "Among(0xdeadbeefu, 0xdeadbeefu, vec4<u32>(0xdeadbeefu), vec4<u32>(0xdeadbeefu))",
         "Wide" => "Wide(bitcast<f32>(0x7fc00bad), -559038737)",
         other => panic!("what rubbish is there of {other}?"),
     }

@@ -7,6 +7,7 @@ use crate::{WgpuBackend, orthonormal};
 use lgreco_core::backend::{Backend, Job, Portable};
 use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::topk::TopK;
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::compress::{Candidates, Compressor, Setting};
@@ -49,6 +50,8 @@ fn three_pieces_do_as_one() {
             let candidates = Candidates::TopK { values, keeps: &keeps };
             check_rows(&mut backend, &[Job { gradient, candidates, stream }], ROWS);
         }
+        let candidates = Candidates::QuantisedTopK { keeps: &keeps, bits: &[2, 5, 8] };
+        check_rows(&mut backend, &[Job { gradient, candidates, stream }], ROWS);
     }
 }
 
@@ -96,6 +99,10 @@ fn positions_of_every_kind_are_read_in_stretches() {
         for keep in [1, 500, 3000, 9000, 20_000, 39_999, 40_000] {
             for values in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
                 let setting = Setting::TopK(TopK { keep, values });
+                check_payload(&mut backend, &setting, &tensor.gradients()[0], Stream::default());
+            }
+            for bits in [1, 3, 7, 8] {
+                let setting = Setting::QuantisedTopK(QuantisedTopK { keep, bits });
                 check_payload(&mut backend, &setting, &tensor.gradients()[0], Stream::default());
             }
         }

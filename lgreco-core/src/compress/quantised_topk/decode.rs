@@ -96,12 +96,17 @@ fn body<'a>(payload: &Payload<'a>, values: usize) -> Result<Body<'a>, Error> {
 }
 
 /// The parts of a payload's body.
-pub(super) struct Body<'a> {
-    pub(super) top: QuantisedTopK,
-    layout: Layout,
-    means: &'a [[u8; 4]],
-    codes: &'a [u8],
-    pub(super) positions: &'a [u8],
+pub struct Body<'a> {
+    /// What it keeps.
+    pub top: QuantisedTopK,
+    /// How positions are coded.
+    pub layout: Layout,
+    /// The bins' means, f32 little-endian, all finite and ≥ 0.
+    pub means: &'a [[u8; 4]],
+    /// Codes in order of position.
+    pub codes: &'a [u8],
+    /// Their positions.
+    pub positions: &'a [u8],
 }
 
 impl<'a> Body<'a> {

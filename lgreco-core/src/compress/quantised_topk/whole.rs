@@ -2,7 +2,7 @@
 //! means are integers, so that the host finishes with the same bytes. And of payloads that the device finishes, what goes before
 //! their values.
 
-use super::decode::Body;
+pub use super::decode::Body;
 use super::encode::quantise;
 use super::measure::errors_of_sorted;
 use super::stat::Runs;
@@ -28,18 +28,18 @@ pub fn header(top: &QuantisedTopK, shape: Shape) -> Result<Header, Error> {
     Ok(top.header(shape, top.parts(shape.elements())?.layout))
 }
 
-/// Finds fault with a payload where [`decode`](super::decode) does without looking at each value.
+/// The parts of a payload's body. Finds fault with it where [`decode`](super::decode) does without looking at each value.
 ///
 /// # Errors
 /// As there, but for the positions.
-pub fn check(payload: &Payload<'_>) -> Result<(), Error> {
-    Body::of(payload).map(|_| ())
+pub fn of_payload<'a>(payload: &Payload<'a>) -> Result<Body<'a>, Error> {
+    Body::of(payload)
 }
 
 /// Bytes of the payload that [`to_topk`] makes.
 ///
 /// # Errors
-/// As [`check`]: what a header says is not allocated before it has been looked at.
+/// As [`of_payload`]: what a header says is not allocated before it has been looked at.
 pub fn whole_len(payload: &Payload<'_>) -> Result<usize, Error> {
     in_full(&Body::of(payload)?.top).payload_len(payload.header.shape, Dtype::F32)
 }

@@ -1,0 +1,23 @@
+//! What a device says of calls that return nothing to say it by.
+
+use crate::Error;
+
+/// Catches all errors of a device from here to its [`end`](Scopes::end).
+pub(crate) struct Scopes([wgpu::ErrorScopeGuard; 3]);
+
+impl Scopes {
+    pub(crate) fn new(device: &wgpu::Device) -> Scopes {
+        let filters = [wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Internal, wgpu::ErrorFilter::Validation];
+        let mut scopes = filters.map(|filter| device.push_error_scope(filter));
+        // They end, here and when they are dropped, in the order of the array.
+        scopes.reverse();
+        Scopes(scopes)
+    }
+
+    /// # Errors
+    /// One of those that were caught.
+    pub(crate) fn end(self) -> Result<(), Error> {
+        let errors = self.0.map(|scope| pollster::block_on(scope.pop()));
+        errors.into_iter().flatten().next().map_or(Ok(()), |error| Err(error.into()))
+    }
+}

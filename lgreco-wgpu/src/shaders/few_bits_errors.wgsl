@@ -1,0 +1,214 @@
+// Rows of TopK in few bits: for each k, what sending means for magnitudes costs, with bins of any number of bits.
+//
+// Bins of fewer bits are unions of those of 8, so that those are filled and then joined in pairs. How many magnitudes are in a
+// bin, their sum and that of their squares are whole numbers, of which nothing is lost where spreads are narrow: with n magnitudes
+// n * (sum of squares) - sum^2 is n times the sum of their squared distances from their mean.
+
+// Words of the sums of a bin of 8 bits: how many, the sum in 64 bits, that of squares in 96.
+const IN_BIN = 6u;
+const IN_BINS = 768u;
+
+// Of each k of this batch.
+@group(0) @binding(16) var<storage, read_write> bin_sums: array<atomic<u32>>;
+
+var<workgroup> own_sums: array<atomic<u32>, 768>;
+
+// The bins of 8 bits of what one k keeps. `range` is that of what the largest k keeps.
+fn range_of(cut: u32) -> Range {
+    let all = range();
+    let low = max(cut, all.low);
+    return Range(low, all.low + all.span - low, 7u);
+}
+
+// The exponent that magnitudes in a bin are in units of: that of the largest that may be there. They lie within two binades, so
+// that no digit is lost.
+fn exponent_in(range: Range, bin: u32) -> u32 {
+    let before = mul_wide(bin + 1u, range.span);
+    let end = (before.y << 25u) + (before.x >> 7u) + u32((before.x & 127u) != 0u);
+    return exponent_of(range.low + end - 1u);
+}
+
+// Adds what is above the cut, for the k of the workgroup's column; what is kept of the cut itself comes at the end.
+@compute @workgroup_size(256)
+fn add_to_sums(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    for (var i = lane; i < IN_BINS; i += 256u) {
+        atomicStore(&own_sums[i], 0u);
+    }
+    workgroupBarrier();
+    let cut = state[params.first_keep + group.x].magnitude;
+    let range = range_of(cut);
+    for (var i = group.y * 256u + lane; i < params.count; i += groups.y * 256u) {
+        let magnitude = value(i) & MAGNITUDE;
+        if (magnitude <= cut) {
+            continue;
+        }
+        let bin = bin_of(range, magnitude);
+        let digits = digits_of(magnitude, exponent_in(range, bin));
+        let square = mul_wide(digits, digits);
+        let at = IN_BIN * bin;
+        atomicAdd(&own_sums[at], 1u);
+        let before = atomicAdd(&own_sums[at + 1u], digits);
+        if (before + digits < before) {
+            atomicAdd(&own_sums[at + 2u], 1u);
+        }
+        let low_before = atomicAdd(&own_sums[at + 3u], square.x);
+        let middle = square.y + u32(low_before + square.x < low_before);
+        let middle_before = atomicAdd(&own_sums[at + 4u], middle);
+        if (middle_before + middle < middle_before) {
+            atomicAdd(&own_sums[at + 5u], 1u);
+        }
+    }
+    workgroupBarrier();
+    if (lane >= MOST_BINS || atomicLoad(&own_sums[IN_BIN * lane]) == 0u) {
+        return;
+    }
+    let own = IN_BIN * lane;
+    let at = IN_BINS * group.x + own;
+    atomicAdd(&bin_sums[at], atomicLoad(&own_sums[own]));
+    let sum = atomicLoad(&own_sums[own + 1u]);
+    let before = atomicAdd(&bin_sums[at + 1u], sum);
+    atomicAdd(&bin_sums[at + 2u], atomicLoad(&own_sums[own + 2u]) + u32(before + sum < before));
+    let low = atomicLoad(&own_sums[own + 3u]);
+    let low_before = atomicAdd(&bin_sums[at + 3u], low);
+    let upper = vec2<u32>(atomicLoad(&own_sums[own + 4u]), atomicLoad(&own_sums[own + 5u]));
+    let carried = plus_wide(upper, u32(low_before + low < low_before));
+    let middle_before = atomicAdd(&bin_sums[at + 4u], carried.x);
+    atomicAdd(&bin_sums[at + 5u], carried.y + u32(middle_before + carried.x < middle_before));
+}
+
+// Sum of 128 bits, the lowest word first.
+fn plus_128(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
+    var sum = a + b;
+    var carry = vec4<u32>(sum < a);
+    for (var i = 0u; i < 3u; i++) {
+        carry = vec4<u32>(0u, carry.xyz);
+        let next = sum + carry;
+        carry = vec4<u32>(next < sum);
+        sum = next;
+    }
+    return sum;
+}
+
+// Product of 96 bits and a word.
+fn times(a: vec4<u32>, b: u32) -> vec4<u32> {
+    let middle = mul_wide(a.y, b);
+    return plus_128(vec4<u32>(mul_wide(a.x, b), mul_wide(a.z, b)), vec4<u32>(0u, middle, 0u));
+}
+
+// Square of 64 bits.
+fn squared(a: vec4<u32>) -> vec4<u32> {
+    let middle = vec4<u32>(0u, mul_wide(a.x, a.y), 0u);
+    return plus_128(plus_128(vec4<u32>(mul_wide(a.x, a.x), mul_wide(a.y, a.y)), middle), middle);
+}
+
+// Bits moved down, what falls out of the lowest word lost.
+fn down(a: vec4<u32>, by: u32) -> vec4<u32> {
+    var words = a;
+    for (var word = min(by, 128u) >> 5u; word > 0u; word--) {
+        words = vec4<u32>(words.yzw, 0u);
+    }
+    let bits = by & 31u;
+    if (bits == 0u) {
+        return words;
+    }
+    return (words >> vec4<u32>(bits)) | (vec4<u32>(words.yzw, 0u) << vec4<u32>(32u - bits));
+}
+
+// Magnitudes in a bin, in units of 2^-31 of the power of two that the exponent is of.
+struct Among {
+    count: u32,
+    exponent: u32,
+    sum: vec4<u32>,
+    squares: vec4<u32>,
+}
+
+var<workgroup> among: array<Among, 128>;
+
+fn joined(a: Among, b: Among) -> Among {
+    if (a.count == 0u) {
+        return b;
+    }
+    if (b.count == 0u) {
+        return a;
+    }
+    // The upper bin's exponent is not less. Digits that the lower one's lose weigh nothing beside how far apart both are.
+    let less = b.exponent - a.exponent;
+    return Among(
+        a.count + b.count,
+        b.exponent,
+        plus_128(down(a.sum, less), b.sum),
+        plus_128(down(a.squares, 2u * less), b.squares),
+    );
+}
+
+fn wide_of(a: vec4<u32>, exponent: i32) -> Wide {
+    let lower = plus(wide(f32(a.x), exponent), wide(f32(a.y), exponent + 32));
+    return plus(lower, plus(wide(f32(a.z), exponent + 64), wide(f32(a.w), exponent + 96)));
+}
+
+// What it costs to send the mean for each, which is rounded down to an f32.
+fn squared_error_of(bin: Among) -> Wide {
+    if (bin.count == 0u) {
+        return Wide(0.0, 0);
+    }
+    let count = f32(bin.count);
+    let unit = 2 * (i32(bin.exponent) - 158);
+    let spread = wide_of(plus_128(times(bin.squares, bin.count), plus_128(~squared(bin.sum), vec4<u32>(1u, 0u, 0u, 0u))), unit);
+    let mean = quotient(bin.sum.xy, bin.count);
+    let highest = 31 - i32(countLeadingZeros(mean | 1u));
+    let lost = u32(max(max(highest - 23, 9 - i32(bin.exponent)), 0));
+    let apart = f32(mean & ((1u << lost) - 1u)) + f32(bin.sum.x - mean * bin.count) / count;
+    return plus(wide(spread.m / count, spread.e), wide(count * (apart * apart), unit));
+}
+
+// The squared errors of each k by the number of bits, without that of what is left out. A workgroup per k.
+@compute @workgroup_size(128)
+fn few_bits_errors(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let cut = state[params.first_keep + group.x];
+    let exponent = exponent_in(range_of(cut.magnitude), lane);
+    let at = IN_BINS * group.x + IN_BIN * lane;
+    var own = Among(atomicLoad(&bin_sums[at]), exponent, vec4<u32>(0u), vec4<u32>(0u));
+    own.sum = vec4<u32>(atomicLoad(&bin_sums[at + 1u]), atomicLoad(&bin_sums[at + 2u]), 0u, 0u);
+    own.squares.x = atomicLoad(&bin_sums[at + 3u]);
+    own.squares.y = atomicLoad(&bin_sums[at + 4u]);
+    own.squares.z = atomicLoad(&bin_sums[at + 5u]);
+    if (lane == 0u) {
+        // The cut is the range's low end, or zero.
+        let digits = digits_of(cut.magnitude, exponent);
+        own.count += cut.ties;
+        own.sum = plus_128(own.sum, vec4<u32>(mul_wide(digits, cut.ties), 0u, 0u));
+        own.squares = plus_128(own.squares, times(vec4<u32>(mul_wide(digits, digits), 0u, 0u), cut.ties));
+    }
+    among[lane] = own;
+    for (var bits = 8u; bits > 0u; bits--) {
+        let bins = 1u << (bits - 1u);
+        if (lane < bins) {
+            errors[lane] = squared_error_of(among[lane]);
+        }
+        workgroupBarrier();
+        for (var reach = bins / 2u; reach > 0u; reach >>= 1u) {
+            if (lane < reach) {
+                errors[lane] = plus(errors[lane], errors[lane + reach]);
+            }
+            workgroupBarrier();
+        }
+        if (lane == 0u) {
+            let to = params.result + 2u * (8u * group.x + bits - 1u);
+            atomicStore(&results[to], bitcast<u32>(errors[0].m));
+            atomicStore(&results[to + 1u], bitcast<u32>(errors[0].e));
+        }
+        var pair = Among();
+        if (lane < bins / 2u) {
+            pair = joined(among[2u * lane], among[2u * lane + 1u]);
+        }
+        workgroupBarrier();
+        if (lane < bins / 2u) {
+            among[lane] = pair;
+        }
+        workgroupBarrier();
+    }
+}
