@@ -283,6 +283,34 @@ def test_where_there_is_no_memory_for_trials_costs_are_guessed() -> None:
     assert any(line.startswith("what topk ") and line.endswith("no memory") for line in lines)
 
 
+def _not_kept(rank: int) -> tuple[list[Any], list[str], bool]:
+    """The planning rank's GPU has no memory to keep gradients in for trials."""
+    from lgreco.torch import times
+
+    class Full:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(torch, name)
+
+        def cat(self, _: Any) -> torch.Tensor:
+            raise torch.OutOfMemoryError("no memory")
+
+    if rank == 0:
+        times.torch = Full()  # type: ignore[attr-defined]
+    log, plans, gpu = Lines(), [], Clocked(1e-9, 1e-12)
+    ddp = DDP(Linear(), bucket_cap_mb=0.005)
+    options = PLANNED | {"method": "topk", "on_plan": lambda state: plans.append(state.plan)}
+    state = gpu.state = LGreCoState(None, ddp, **options, _device_of=lambda _: gpu)
+    ddp.register_comm_hook(state, lgreco_hook)
+    train(ddp, rank, range(STEPS))
+    return plans, log.lines, stayed(state)
+
+
+def test_without_memory_for_gradients_methods_are_not_tried_out() -> None:
+    (plans, lines, stays), (others, _, _) = on_ranks(2, _not_kept)
+    assert stays and plans == others and len(plans) == 3
+    assert any(line.startswith("a bucket is left out where methods are tried out") for line in lines)
+
+
 def test_where_buckets_have_no_memory_the_hosts_clock_counts() -> None:
     (plans, lines, stays), (others, _, _) = on_ranks(2, _full, 0)
     assert not stays and plans == others and len(plans) == 3 and all(plan["measured_seconds"] > 0 for plan in plans)

@@ -188,14 +188,18 @@ class _ReduceScatter:
         if world == 1:  # older PyTorch asks even then
             output_tensor.copy_(input_tensor)
             return
-        # From rank by rank to layer by layer.
+        # From rank by rank to layer by layer, without what shards are padded with.
         lens = self._unit.lens_of(output_tensor.numel())
+        wholes = [self._unit.wholes[index] for index in self._unit.present]
         by_rank = torch.split(input_tensor.view(world, -1), lens, dim=1)
-        buffer = torch.cat([part.reshape(-1) for part in by_rank])
-        gradients = torch.split(buffer, [world * length for length in lens])
-        wholes = [gradient[: self._unit.wholes[index]] for gradient, index in zip(gradients, self._unit.present)]
-        self._state._exchange(self._unit, buffer, wholes)
-        torch.cat([gradient.view(world, -1)[rank] for gradient in gradients], out=output_tensor)
+        buffer = torch.cat([part.reshape(-1)[:whole] for part, whole in zip(by_rank, wholes)])
+        gradients = torch.split(buffer, wholes)
+        self._state._exchange(self._unit, buffer, gradients)
+        padded = []
+        for gradient, length in zip(gradients, lens):
+            shard = gradient[rank * length : (rank + 1) * length]
+            padded += [shard, shard.new_zeros(length - shard.numel())]
+        torch.cat(padded, out=output_tensor)
         if op == dist.ReduceOp.SUM:
             output_tensor.mul_(world)
 
