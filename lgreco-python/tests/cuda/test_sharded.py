@@ -63,8 +63,6 @@ def _fsdp1(rank: int, options: dict[str, Any], dtype: torch.dtype, where: dict[s
     policy = MixedPrecision(reduce_dtype=dtype)
     parts = [FullyShardedDataParallel(part, device_id=torch.device("cpu"), mixed_precision=policy) for part in _parts()]
     model = FullyShardedDataParallel(torch.nn.Sequential(*parts), device_id=torch.device("cpu"), mixed_precision=policy)
-    named = {name.replace("0.0.", "0._fsdp_wrapped_module.0."): setting for name, setting in options.get("settings", {}).items()}
-    assert not named or dtype == torch.float32
     return _steps(model, LGreCoFSDP1State(model, **options, **where), rank, lambda gradient: gradient)
 
 

@@ -76,7 +76,7 @@ class LGreCoShardedState(Training):
     Without ``replicate_group`` gradients are reduced and scattered compressed: each rank gets the mean of its own shard. With it
     they are reduced and scattered as FSDP does, within a node say, and the shards' means over ``replicate_group``, between
     nodes, are made of compressed gradients: HSDP, where ``module`` is sharded over the inner group alone. On an NVIDIA GPU, in a
-    ``replicate_group`` of NCCL's, these then stay in its memory, as under ``LGreCoState``, and nothing waits for the host.
+    group of NCCL's, what is compressed stays in its memory, as under ``LGreCoState``, and nothing waits for the host.
 
     >>> model = torch.nn.Linear(64, 64)
     >>> fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))  # doctest: +ELLIPSIS

@@ -46,7 +46,7 @@ class LGreCoFSDP1State(Training):
 
     ``module`` is the root, with FULL_SHARD or SHARD_GRAD_OP, where each rank gets the mean of its shard, or with NO_SHARD. Other
     parameters are those of ``LGreCoState``. Every flat parameter is a bucket, and the backward pass waits for it; its original
-    parameters are the layers. FullyShardedDataParallel has no hook for HYBRID_SHARD: use ``fully_shard``.
+    parameters are the layers. On an NVIDIA GPU gradients stay there, as under ``LGreCoState``. FullyShardedDataParallel has no hook for HYBRID_SHARD: use ``fully_shard``.
 
     >>> model = FullyShardedDataParallel(torch.nn.Linear(64, 64), device_id=torch.device("cpu"))
     >>> state = LGreCoFSDP1State(model, method="qsgd", policy="uniform", start_iter=2)
