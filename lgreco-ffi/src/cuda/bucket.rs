@@ -45,9 +45,9 @@ impl OnDeviceBucket for DeviceBucket {
     }
 
     unsafe fn next(&mut self, device: &mut dyn OnDevice) -> Result<Option<Collective>, Failure> {
+        let world_size = self.world_size() as usize;
         // SAFETY: passed on.
         let request = unsafe { DeviceBucket::next(self, cuda(device)?) }?;
-        let world_size = self.world_size() as usize;
         let (address, sum, len) = match request {
             None => return Ok(None),
             Some(Request::AllGather { buffer }) => (buffer.address, None, buffer.len / world_size),
