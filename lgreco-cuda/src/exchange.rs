@@ -9,6 +9,10 @@
 #[cfg(feature = "train")]
 mod bucket;
 mod program;
+#[cfg(feature = "train")]
+mod shards;
+#[cfg(feature = "train")]
+mod space;
 mod summed;
 mod sums;
 
@@ -46,8 +50,18 @@ impl DeviceExchange {
     /// The parts that kernels take first: layers, the layers of spans, the program.
     fn parts(&self) -> [Part; 3] {
         let layers = size_of_val(&*self.program.layers) as u64;
-        let rest = self.memory.from(PROGRAM);
+        let [heads, slips] = [self.heads(), self.slips()].map(|part| part.bytes);
+        let rest = self.memory.from(PROGRAM + heads + slips);
         [rest.cut(0, layers), rest.from(layers), self.head()]
+    }
+
+    /// Where messages begin, and where slips do behind what is summed.
+    fn heads(&self) -> Part {
+        self.memory.cut(PROGRAM, size_of_val(&*self.program.heads) as u64)
+    }
+
+    fn slips(&self) -> Part {
+        self.memory.cut(PROGRAM + self.heads().bytes, size_of_val(&*self.program.slips) as u64)
     }
 
     /// The program.
@@ -120,6 +134,8 @@ pub struct ExchangeOutcome {
     /// What was wrong on this rank in the last step, if anything was: its first layer and element. Of a payload that no encoder
     /// wrote all ranks tell the same.
     pub fault: Option<ExchangeFault>,
+    /// By shards: whether this rank alone knows of the fault, which it has found in what it got of its own ones.
+    pub alone: bool,
     /// The address of the residuals that count: f32, layer after layer.
     pub residuals: u64,
     /// The address of PowerSGD's remembered `Q` that count: f32, column after column of layer after layer; zeros at first.
@@ -197,6 +213,8 @@ impl CudaBackend {
         gpu.clear(of.counters)?;
         gpu.clear(of.remembered)?;
         gpu.write(bytemuck::bytes_of(&exchange.program.head), head)?;
+        gpu.write(bytemuck::cast_slice(&exchange.program.heads), exchange.heads())?;
+        gpu.write(bytemuck::cast_slice(&exchange.program.slips), exchange.slips())?;
         gpu.write(bytemuck::cast_slice(&exchange.program.layers), layers)?;
         gpu.write(bytemuck::cast_slice(&exchange.program.layer_of), layer_of)?;
         gpu.clear(residuals)?;
@@ -242,9 +260,18 @@ impl CudaBackend {
         }
         if !program.tops.is_empty() {
             let parts = [head, gradients, exchange.residuals, message];
-            return program.tops.encode(gpu, program.dtype, exchange.of_tops(), parts);
+            program.tops.encode(gpu, program.dtype, exchange.of_tops(), parts)?;
         }
-        gpu.launch_capturable(kernel("announce"), program.params, &[head, message], 1)
+        // TopK's last launch has done it; by shards it is done when more is known.
+        let is_announced = !program.tops.is_empty() || program.head.sharded != 0;
+        if is_announced { Ok(()) } else { self.announce_exchange(exchange, message) }
+    }
+
+    /// Enqueued, in one launch: what this rank tells of itself at the head of its message or, by shards, of the messages for all
+    /// ranks, of which its own begins there.
+    pub(crate) fn announce_exchange(&mut self, exchange: &DeviceExchange, message: Part) -> Result<(), Error> {
+        let parts = [exchange.head(), exchange.heads(), message];
+        self.gpu_mut().launch_capturable(kernel("announce"), exchange.program.params, &parts, 1)
     }
 
     /// Enqueued, in two launches, and with layers under TopK in at most four: the means of all ranks' messages, which lie one
@@ -278,16 +305,16 @@ impl CudaBackend {
         let means = checked(means, program.value_bytes(), program.dtype.bytes() as u64)?;
         let [layers, layer_of, head] = exchange.parts();
         let gpu = self.gpu_mut();
-        let spans = program.head.spans;
+        let spans = program.head.own_spans;
         program.tops.check(gpu, exchange.of_tops(), (spans, [head, messages, layers, layer_of]))?;
-        if !program.tops.is_empty() {
+        if program.tops.has_own() {
             program.tops.average(gpu, program.dtype, exchange.of_tops(), [head, messages, means])?;
             if spans == 0 {
                 return Ok(());
             }
         }
         let parts = [layers, layer_of, head, messages, means];
-        gpu.launch_capturable(kernel("average"), program.params, &parts, exchange.blocks().max(1))
+        gpu.launch_capturable(kernel("average"), program.params, &parts, looping_pieces(spans.into()).max(1))
     }
 
     /// Done: what has become of the exchange's steps so far.
@@ -298,7 +325,7 @@ impl CudaBackend {
         let [_, _, head] = exchange.parts();
         let mut program = Program::zeroed();
         self.gpu_mut().read_into(head, bytemuck::bytes_of_mut(&mut program))?;
-        let Program { step, faults, faulty_rank, told, half, elements, .. } = program;
+        let Program { step, faults, faulty_rank, told, half, elements, sharded, .. } = program;
         let fault = (told != 0).then(|| {
             let key = !told;
             let (layer, index) = ((key >> 32) as usize & 0x1fff_ffff, key as u32 as usize);
@@ -311,10 +338,12 @@ impl CudaBackend {
         });
         // The first layer's rank, as on the host; on the device it is the first rank's.
         let broken = matches!(fault, Some(ExchangeFault::Payload { .. })).then_some(!told as u32);
-        let rank = broken.or((faulty_rank < exchange.program.head.world).then_some(faulty_rank));
+        let is_told = faulty_rank < exchange.program.head.world;
+        let alone = sharded != 0 && fault.is_some() && (broken.is_some() || !is_told);
+        let rank = broken.or(is_told.then_some(faulty_rank));
         let residuals = exchange.residuals.address + 4 * elements * u64::from(half);
         let remembered = exchange.program.places(exchange.memory).remembered;
         let factors = remembered.address + remembered.bytes / 2 * u64::from(half);
-        Ok(ExchangeOutcome { step, failed: faults, rank, fault, residuals, factors })
+        Ok(ExchangeOutcome { step, failed: faults, rank, fault, alone, residuals, factors })
     }
 }

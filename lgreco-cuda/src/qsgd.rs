@@ -45,8 +45,8 @@ pub(crate) struct Params {
 
 impl Params {
     /// What all layers of an exchange have in common; kernels fill in the rest.
-    pub(crate) fn of_exchange(dtype: Dtype, rank: u32, seed: u64) -> Self {
-        Params { dtype: dtype as u32, rank, seed_low: seed as u32, seed_high: (seed >> 32) as u32, ..Params::default() }
+    pub(crate) fn of_exchange(dtype: Dtype, seed: u64) -> Self {
+        Params { dtype: dtype as u32, seed_low: seed as u32, seed_high: (seed >> 32) as u32, ..Params::default() }
     }
 }
 

@@ -67,7 +67,7 @@ pub(crate) struct Top {
     chunks: u32,
     bits: u32,
     few: u32,
-    unused: u32,
+    start: u32,
 }
 
 #[cfg(test)]
@@ -95,7 +95,7 @@ impl Top {
         ("chunks", std::mem::offset_of!(Top, chunks)),
         ("bits", std::mem::offset_of!(Top, bits)),
         ("few", std::mem::offset_of!(Top, few)),
-        ("unused", std::mem::offset_of!(Top, unused)),
+        ("start", std::mem::offset_of!(Top, start)),
     ];
 }
 
@@ -118,10 +118,11 @@ impl From<QuantisedTopK> for Keep {
     }
 }
 
-/// Where a layer's values and its payload begin, and its header.
+/// Where a layer's values and its payload begin, and its header; of a part of a layer also where it begins in that.
 pub(crate) struct Place {
     pub(crate) layer: u32,
     pub(crate) first: u64,
+    pub(crate) start: u32,
     pub(crate) payload: u64,
     pub(crate) header: [u64; 2],
 }
@@ -152,6 +153,7 @@ impl Top {
             end: 8 * (low + layout.bytes()),
             room_size: if wanted <= u64::from(count) / 4 { wanted as u32 } else { 0 },
             layer: place.layer,
+            start: place.start,
             count,
             keep: top.keep,
             sent: top.values as u32,
@@ -179,7 +181,7 @@ pub(crate) const KEPT: u64 = 24;
 const ENTRY: u64 = 8;
 const FEW: u64 = 20 * 128;
 /// Bytes of `Program`.
-pub(crate) const PROGRAM: u64 = 112;
+pub(crate) const PROGRAM: u64 = 120;
 /// Parts begin at multiples of it.
 const ALIGN: u64 = 16;
 
@@ -192,6 +194,11 @@ impl Params {
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Selection, entry }
+}
+
+/// Of so many layers, spans and chunks of an exchange.
+fn params(dtype: Dtype, [layers, spans, chunks]: [u32; 3]) -> Params {
+    Params { dtype: dtype as u32, layers, spans, chunks, remembers: 1 }
 }
 
 /// Enqueued, in five launches: the payloads of layers, of which kernels take first the tables, the program, values, residuals
@@ -216,7 +223,7 @@ fn select(
 /// Enqueued, in five launches with one read of the values: the body of a payload of one layer. The first word of `status`
 /// becomes at least the largest magnitude, the second the k-th largest. `top.keep` is from 1 to the number of elements.
 pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, top: TopK, payload: Part, status: Part) -> Result<(), Error> {
-    let place = Place { layer: 0, first: 0, payload: 0, header: [0; 2] };
+    let place = Place { layer: 0, first: 0, start: 0, payload: 0, header: [0; 2] };
     let layer = Top::new(place, top.into(), tensor.elements)?;
     let table = gpu.upload(Scratch::Layers, bytemuck::bytes_of(&layer))?;
     let state = gpu.scratch(Scratch::Bins, PROGRAM + CUT + 4 * BINS)?;
@@ -259,6 +266,8 @@ pub(crate) struct Tops {
     room: u64,
     /// Layers with codes.
     few: u32,
+    /// How many layers, spans and chunks are of what this rank averages, which come first.
+    own: [u32; 3],
 }
 
 /// Where everything lies.
@@ -280,6 +289,21 @@ struct Parts {
 impl Tops {
     pub(crate) fn is_empty(&self) -> bool {
         self.layers.is_empty()
+    }
+
+    /// Whether this rank averages any.
+    pub(crate) fn has_own(&self) -> bool {
+        self.own[0] > 0
+    }
+
+    /// What has been added so far is all that this rank averages.
+    pub(crate) fn end_own(&mut self) {
+        self.own = self.lens();
+    }
+
+    /// Layers, spans and chunks.
+    fn lens(&self) -> [u32; 3] {
+        [self.layers.len(), self.top_of.len(), self.chunk_of.len()].map(|len| len as u32)
     }
 
     /// Adds a layer of `count` values.
@@ -346,11 +370,6 @@ impl Tops {
         [parts.cuts, parts.bins, parts.few, parts.done].into_iter().try_for_each(|part| gpu.clear(part))
     }
 
-    fn params(&self, dtype: Dtype) -> Params {
-        let [layers, spans, chunks] = [self.layers.len(), self.top_of.len(), self.chunk_of.len()].map(|len| len as u32);
-        Params { dtype: dtype as u32, layers, spans, chunks, remembers: 1 }
-    }
-
     /// Enqueued, in five launches: all payloads, and what is to be remembered; then what the other ranks are told of this one.
     pub(crate) fn encode(
         &self,
@@ -361,7 +380,7 @@ impl Tops {
     ) -> Result<(), Error> {
         let Parts { layers, top_of, cuts, bins, spans, entries, few, .. } = self.parts(world, memory);
         let common = [layers, top_of, program, gradients, residuals, cuts];
-        select(gpu, self.params(dtype), common, [bins, spans, entries, few, message])
+        select(gpu, params(dtype, self.lens()), common, [bins, spans, entries, few, message])
     }
 
     /// Enqueued: whether encoders wrote all payloads, also those of `spans` spans under QSGD, whose tables come last, and where in
@@ -373,13 +392,13 @@ impl Tops {
         (spans, [program, messages, of_layers, layer_of]): (u32, [Part; 4]),
     ) -> Result<(), Error> {
         let Parts { layers, chunk_of, counts, before, done, starts, .. } = self.parts(world, memory);
-        let chunks = self.chunk_of.len() as u64 * u64::from(world);
-        let params = self.params(Dtype::F32);
+        let chunks = u64::from(self.own[2]) * u64::from(world);
+        let params = params(Dtype::F32, self.own);
         let common = [layers, chunk_of, program, messages];
         let parts = [&common[..], &[counts, before, done, of_layers, layer_of]].concat();
         let pieces = chunks.max(u64::from(spans).div_ceil(WARP)).max(1);
         gpu.launch_capturable(CHECK, params, &parts, looping_pieces(pieces))?;
-        if self.is_empty() {
+        if !self.has_own() {
             return Ok(());
         }
         let parts = [&common[..], &[before, starts]].concat();
@@ -395,7 +414,7 @@ impl Tops {
         [program, messages, means]: [Part; 3],
     ) -> Result<(), Error> {
         let Parts { layers, top_of, starts, .. } = self.parts(world, memory);
-        let (params, parts) = (self.params(dtype), [layers, top_of, program, messages, starts, means]);
+        let (params, parts) = (params(dtype, self.own), [layers, top_of, program, messages, starts, means]);
         gpu.launch_capturable(kernel("average_kept"), params, &parts, params.blocks())
     }
 }

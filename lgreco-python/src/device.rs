@@ -8,7 +8,6 @@ use crate::request::Request;
 use lgreco_cuda::{CudaBackend, DeviceBucket, DeviceLayer, ExchangeConfig, ExchangeFault, OnFault};
 use lgreco_train::compress::Setting;
 use lgreco_train::controller::NonFinite;
-use lgreco_train::exchange;
 use lgreco_train::gradient::Dtype;
 use lgreco_train::rng::Stream;
 use lgreco_train::{CoreError, Error};
@@ -75,13 +74,13 @@ fn refused(py: Python<'_>, error: lgreco_cuda::Error, names: &[String]) -> PyErr
 }
 
 /// What a bucket of these layers is made of, under these settings or the controller's.
-fn described(
+fn described<'a>(
     py: Python<'_>,
-    controller: &Controller,
+    controller: &'a Controller,
     layers: &[usize],
     settings: Option<&[String]>,
-) -> PyResult<(Vec<DeviceLayer>, ExchangeConfig)> {
-    let tensors = controller.tensors.clone();
+) -> PyResult<(Vec<DeviceLayer<'a>>, ExchangeConfig)> {
+    let tensors = &controller.tensors;
     let given = settings.map(parsed).transpose()?;
     if given.as_ref().is_some_and(|given| given.len() != layers.len()) {
         return Err(LgrecoError::new_err("one setting per layer"));
@@ -93,7 +92,8 @@ fn described(
             Some(given) => given[place],
             None => controller.with(py, |controller| controller.setting(index)),
         };
-        described.push(DeviceLayer { index: index as u32, shape: tensors[index].shape(), setting });
+        let (shape, shards) = (tensors[index].shape(), tensors[index].shards());
+        described.push(DeviceLayer { index: index as u32, shape, setting, shards });
     }
     let mut dtypes = layers.iter().map(|&layer| tensors[layer].dtype());
     let dtype = dtypes.next().unwrap_or(Dtype::F32);
@@ -213,17 +213,7 @@ impl Device {
     fn next(&mut self, py: Python<'_>, bucket: &mut Bucket) -> PyResult<Option<Request>> {
         // SAFETY: by the contract of `Device.submit` (`_lgreco.pyi`).
         let next = unsafe { bucket.bucket.next(self.inner()) }.map_err(|error| refused(py, error, &bucket.names))?;
-        next.map(|request| match request {
-            exchange::Request::AllGather { buffer } => Ok(Request::on_device("all_gather", buffer.address, buffer.len)),
-            exchange::Request::AllReduceSum { values } => {
-                Ok(Request::on_device("all_reduce", values.address, 4 * values.len))
-            }
-            exchange::Request::AllReduceSumBf16 { values } => {
-                Ok(Request::on_device("all_reduce_bf16", values.address, 2 * values.len))
-            }
-            _ => Err(LgrecoError::new_err("a bucket on a device asks for a collective that it never has")),
-        })
-        .transpose()
+        Ok(next.map(Request::from))
     }
 
     /// After a step that has not failed: forgets what was not sent of layers that are to go without error feedback.
@@ -234,11 +224,12 @@ impl Device {
         forgotten.map_err(|error| refused(py, error, names))
     }
 
-    /// Waits: the first rank at fault in the last step, and the error of this one, or of a payload of that one; None for none.
-    fn fault(&mut self, py: Python<'_>, bucket: &Bucket) -> PyResult<(Option<u32>, Option<Py<PyAny>>)> {
+    /// Waits: the first rank at fault in the last step, and the error of this one, or of a payload of that one; None for none. And
+    /// whether this rank alone knows of it.
+    fn fault(&mut self, py: Python<'_>, bucket: &Bucket) -> PyResult<(Option<u32>, Option<Py<PyAny>>, bool)> {
         let outcome = bucket.bucket.outcome(self.inner()).map_err(|error| refused(py, error, &bucket.names))?;
         let error = outcome.fault.map(|fault| bucket.at_fault(py, outcome.rank, fault).into_value(py).into_any());
-        Ok((outcome.rank, error))
+        Ok((outcome.rank, error, outcome.alone))
     }
 
     /// Waits: residuals as they were before this step, the last one submitted or the next, become the controller's; zeros of

@@ -1,5 +1,6 @@
 //! Collectives that the trainer's engine is to perform.
 
+use lgreco_cuda::DeviceMemory;
 use lgreco_train::exchange;
 use lgreco_train::gradient::Bf16;
 use pyo3::prelude::*;
@@ -20,11 +21,6 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// On a bucket's memory on a device, whose parts are equal or whole.
-    pub(crate) fn on_device(kind: &'static str, address: u64, length: usize) -> Request {
-        Request::plain(kind, (address as usize, length), &[], 0)
-    }
-
     fn plain(kind: &'static str, (address, length): (usize, usize), lens: &[u64], root: u32) -> Request {
         Request {
             kind,
@@ -39,11 +35,26 @@ impl Request {
     }
 }
 
-impl From<exchange::Request<'_>> for Request {
-    fn from(request: exchange::Request<'_>) -> Request {
-        let place = |bytes: &mut [u8]| (bytes.as_mut_ptr().expose_provenance(), bytes.len());
-        let sums = |values: &mut [f32]| (values.as_mut_ptr().expose_provenance(), size_of_val(values));
-        let halves = |values: &mut [Bf16]| (values.as_mut_ptr().expose_provenance(), size_of_val(values));
+/// Memory that a collective works on: its address and bytes. `T` is what it holds.
+trait Memory<T> {
+    fn place(self) -> (usize, usize);
+}
+
+impl<T> Memory<T> for &mut [T] {
+    fn place(self) -> (usize, usize) {
+        (self.as_mut_ptr().expose_provenance(), size_of_val(self))
+    }
+}
+
+impl<T> Memory<T> for DeviceMemory {
+    fn place(self) -> (usize, usize) {
+        (self.address as usize, self.len * size_of::<T>())
+    }
+}
+
+impl<V: Memory<f32>, H: Memory<Bf16>, B: Memory<u8>> From<exchange::Request<'_, V, H, B>> for Request {
+    fn from(request: exchange::Request<'_, V, H, B>) -> Request {
+        let (place, sums, halves) = (B::place, V::place, H::place);
         let plain = Request::plain;
         match request {
             exchange::Request::AllReduceSum { values } => plain("all_reduce", sums(values), &[], 0),

@@ -1,14 +1,16 @@
 //! A bucket that stays in the device's memory, exchanged as lgreco-train's flights say: what is done between collectives is
 //! enqueued, the collectives are the trainer's.
 
+use super::shards::{Kept, described};
+use super::space::{Enqueuing, Wire};
 use super::{DeviceExchange, ExchangeConfig, ExchangeOutcome, ExchangeProgram, program::Program};
 use crate::Error;
 use crate::backend::CudaBackend;
 use crate::device::Part;
 use crate::tensor::checked;
 use lgreco_train::compress::Setting;
-use lgreco_train::exchange::{self, Agreement, Flight, Moment, Op, Request, Route, Space, Spec};
-use lgreco_train::gradient::{Dtype, Shape};
+use lgreco_train::exchange::{Agreement, Flight, Moment, Request};
+use lgreco_train::gradient::Shape;
 
 /// What parts of a bucket's memory begin at multiples of.
 const ALIGN: u64 = 16;
@@ -27,27 +29,32 @@ pub struct DeviceMemory {
     pub len: usize,
 }
 
-/// A collective on the device's memory, to be enqueued on the backend's stream, or after what is in it. Other collectives
-/// than all-gathers and sums over all ranks do not come.
-pub type DeviceRequest = Request<'static, DeviceMemory, DeviceMemory, DeviceMemory>;
+/// A collective on the device's memory, to be enqueued on the backend's stream, or after what is in it: an all-gather or a sum
+/// over all ranks, or, of a bucket with [shards](DeviceLayer::shards), an all-to-all or a reduce-scatter. What of an all-to-all is
+/// received lies before this rank's message to itself, which is as long as each of those that come.
+pub type DeviceRequest<'b> = Request<'b, DeviceMemory, DeviceMemory, DeviceMemory>;
 
 /// A layer of a bucket on the device.
 ///
 /// ```
 /// use lgreco_core::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
 /// use lgreco_cuda::DeviceLayer;
-/// let layer = DeviceLayer { index: 17, shape: Shape::new(512, 512)?, setting: Setting::Qsgd(Qsgd::default()) };
-/// # let _ = layer;
+/// let layer = DeviceLayer { index: 17, shape: Shape::new(512, 512)?, setting: Setting::Qsgd(Qsgd::default()), shards: &[] };
+/// let of_two_ranks = DeviceLayer { shards: &[256 * 512, 512 * 512], ..layer };
+/// # let _ = of_two_ranks;
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct DeviceLayer {
+pub struct DeviceLayer<'a> {
     /// Of the layer in the model; with seed, step and rank it names the random words.
     pub index: u32,
     /// Rows and columns.
     pub shape: Shape,
     /// How it is compressed.
     pub setting: Setting,
+    /// Where each rank's shard ends, as in [`Spec`](lgreco_train::exchange::Spec), if each rank is to get the means of its own
+    /// shards, by [`Route::Sharded`](lgreco_train::exchange::Route); else empty. All layers of a bucket have shards, or none.
+    pub shards: &'a [u64],
 }
 
 /// Layers that are exchanged together, with gradients, residuals and messages in the device's memory.
@@ -64,6 +71,11 @@ pub struct DeviceLayer {
 /// means. [`outcome`](DeviceBucket::outcome) tells it
 /// to the host, whenever that asks.
 ///
+/// Where layers have [shards](DeviceLayer::shards), the means are those of this rank's shards, where these were among the gradients, and
+/// the other gradients stay. What is wrong with what a rank has got of its own shards, a payload that no encoder wrote or a mean that
+/// leaves its type, it [alone](ExchangeOutcome::alone) knows of, and its residuals alone stay as they were; it should tell the others by
+/// [`submit_failure`](DeviceBucket::submit_failure).
+///
 /// ```no_run
 /// use lgreco_core::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
 /// use lgreco_cuda::{CudaBackend, DeviceBucket, DeviceLayer, DeviceMemory, ExchangeConfig};
@@ -76,7 +88,7 @@ pub struct DeviceLayer {
 ///     (all_gather, all_reduce_sum): (impl Fn(DeviceMemory), impl Fn(DeviceMemory)),
 /// ) -> Result<(), Box<dyn std::error::Error>> {
 ///     let (config, setting) = (ExchangeConfig { world: 8, ..ExchangeConfig::default() }, Setting::Qsgd(Qsgd::default()));
-///     let layers = [DeviceLayer { index: 0, shape: Shape::new(64, 64)?, setting }];
+///     let layers = [DeviceLayer { index: 0, shape: Shape::new(64, 64)?, setting, shards: &[] }];
 ///     let memory = allocate(DeviceBucket::bytes(&layers, config)?);
 ///     // SAFETY: all is large enough, and used on the backend's stream alone.
 ///     unsafe {
@@ -87,7 +99,7 @@ pub struct DeviceLayer {
 ///                 match request {
 ///                     Request::AllGather { buffer } => all_gather(buffer),
 ///                     Request::AllReduceSum { values } => all_reduce_sum(values),
-///                     _ => unreachable!("not of a bucket on a device"),
+///                     _ => unreachable!("not without shards"),
 ///                 }
 ///             }
 ///             if step % 100 == 99 {
@@ -100,14 +112,14 @@ pub struct DeviceLayer {
 /// ```
 #[derive(Debug)]
 pub struct DeviceBucket {
-    exchange: DeviceExchange,
-    specs: Vec<Spec<'static>>,
-    moment: Moment,
-    wire: Wire,
-    gradients: u64,
+    pub(super) exchange: DeviceExchange,
+    pub(super) layers: Vec<Kept>,
+    pub(super) moment: Moment,
+    pub(super) wire: Wire,
+    pub(super) gradients: u64,
     flight: Option<Flight>,
     /// What the device has refused of this step, which the others are told of.
-    refused: Option<Error>,
+    pub(super) refused: Option<Error>,
 }
 
 /// What a bucket's memory is divided into, each part at a multiple of 16.
@@ -117,78 +129,59 @@ struct Places {
     wire: Wire,
 }
 
-/// What collectives work on.
-#[derive(Clone, Copy, Debug)]
-struct Wire {
-    /// All ranks' messages.
-    messages: Part,
-    sums: Part,
-    factors: Part,
-}
-
 /// Bytes of the parts, in order.
 fn sizes(program: &ExchangeProgram) -> [u64; 5] {
-    let messages = program.message_bytes() as u64 * u64::from(program.head.world);
+    let messages = program.messages_bytes();
     let [sums, factors] = [program.sum_values(), program.factor_values()].map(|values| program.summed_bytes(values));
     [program.memory_bytes(), program.residual_bytes(), messages, sums, factors]
 }
 
 fn places(program: &ExchangeProgram, memory: Part) -> Places {
     let mut rest = memory;
-    let [program, residuals, messages, sums, factors] = sizes(program).map(|bytes| {
+    let [own, residuals, messages, sums, factors] = sizes(program).map(|bytes| {
         let part = rest.cut(0, bytes);
         rest = rest.from(bytes.next_multiple_of(ALIGN));
         part
     });
-    Places { program, residuals, wire: Wire { messages, sums, factors } }
+    Places { program: own, residuals, wire: Wire::new(program, [messages, sums, factors]) }
 }
 
 fn bytes(program: &ExchangeProgram) -> u64 {
     sizes(program).iter().map(|bytes| bytes.next_multiple_of(ALIGN)).sum()
 }
 
-fn program(layers: &[DeviceLayer], config: ExchangeConfig) -> Result<ExchangeProgram, Error> {
-    ExchangeProgram::of_layers(layers.iter().map(|layer| (layer.index, layer.shape, layer.setting)), config)
-}
-
 impl DeviceBucket {
     /// Bytes of device memory that a bucket of these layers works in: some 8 per element for residuals, and messages.
     ///
     /// # Errors
-    /// Those of [`ExchangeProgram::new`].
-    pub fn bytes(layers: &[DeviceLayer], config: ExchangeConfig) -> Result<u64, Error> {
-        Ok(bytes(&program(layers, config)?))
+    /// Those of [`ExchangeProgram::new`]. With shards also [`Error::Method`] for layers under PowerSGD, and for a bucket without
+    /// elements; [`Parameter`](lgreco_core::Error::Parameter) or [`Length`](lgreco_core::Error::Length) unless the shards of
+    /// each layer are as many as ranks, ascend, and end with it.
+    pub fn bytes(layers: &[DeviceLayer<'_>], config: ExchangeConfig) -> Result<u64, Error> {
+        Ok(bytes(&described(layers, config)?.1))
     }
 
     /// Enqueued: a bucket of these layers, whose residuals are zeros; its gradients follow one another without gaps, in
     /// this order, as in a bucket of DDP. Loads the kernels first, which waits. Of `config.stream` the layer is not looked at.
     ///
     /// # Errors
-    /// Those of [`ExchangeProgram::new`]; [`Error::Memory`] when the address is 0 or no multiple of 16; those of the device.
+    /// Those of [`bytes`](DeviceBucket::bytes); [`Error::Memory`] when the address is 0 or no multiple of 16; those of the device.
     ///
     /// # Safety
     /// Until the bucket is dropped, and until all work enqueued with it is done, `memory` is valid memory of
     /// [`bytes`](DeviceBucket::bytes) in the backend's context, which nothing else uses but the collectives asked for.
     pub unsafe fn new(
         cuda: &mut CudaBackend,
-        layers: &[DeviceLayer],
+        layers: &[DeviceLayer<'_>],
         config: ExchangeConfig,
         memory: u64,
     ) -> Result<DeviceBucket, Error> {
-        let program = program(layers, config)?;
-        let (world_size, stream) = (program.head.world, config.stream);
+        let (moment, program) = described(layers, config)?;
         let Places { program: own, residuals, wire } = places(&program, checked(memory, bytes(&program), ALIGN)?);
-        let spec = |&DeviceLayer { index, shape, setting }: &DeviceLayer| {
-            let dtype = if setting == Setting::Dense { config.dtype } else { Dtype::F32 };
-            Spec { index, setting, shape, dtype, shards: &[] }
-        };
-        let (route, reduce_dtype) = (Route::AllGather, config.reduce_dtype);
-        let (rank, seed, step) = (stream.rank, stream.seed, stream.step);
-        let moment = Moment { rank, world_size, route, reduce_dtype, seed, step, terms: 0 };
         // SAFETY: parts of the memory that the caller promises.
         let exchange = unsafe { cuda.begin_exchange(program, own.address, residuals.address) }?;
-        let specs = layers.iter().map(spec).collect();
-        Ok(DeviceBucket { exchange, specs, moment, wire, gradients: 0, flight: None, refused: None })
+        let layers = layers.iter().map(|layer| Kept::new(layer, config.dtype)).collect();
+        Ok(DeviceBucket { exchange, layers, moment, wire, gradients: 0, flight: None, refused: None })
     }
 
     /// Enqueued: compresses the gradients of a step, with what is remembered. They must stay where they are until
@@ -250,27 +243,20 @@ impl DeviceBucket {
     ///
     /// # Safety
     /// As [`submit`](DeviceBucket::submit); the collective asked for before is enqueued before what is enqueued now.
-    pub unsafe fn next(&mut self, cuda: &mut CudaBackend) -> Result<Option<DeviceRequest>, Error> {
+    pub unsafe fn next(&mut self, cuda: &mut CudaBackend) -> Result<Option<DeviceRequest<'_>>, Error> {
         let Some(mut flight) = self.flight.take() else {
             return Err(order("no step of the bucket is under way", "gradients that have been submitted"));
         };
-        let request = self.enqueue(cuda, |space| {
-            let request = flight.next(space)?;
-            Ok(request.map(|request| match request {
-                Request::AllReduceSum { values } => Request::AllReduceSum { values },
-                Request::AllReduceSumBf16 { values } => Request::AllReduceSumBf16 { values },
-                Request::AllGather { buffer } => Request::AllGather { buffer },
-                _ => unreachable!("no other collective is in a bucket that is gathered whole"),
-            }))
+        let part = self.enqueue(cuda, |space| {
+            flight.next(space)?;
+            Ok(space.asked.take())
         })?;
-        match request {
-            Some(_) => self.flight = Some(flight),
-            None => {
-                self.moment.step = self.moment.step.wrapping_add(1);
-                self.refused.take().map_or(Ok(()), Err)?;
-            }
-        }
-        Ok(request)
+        let Some(part) = part else {
+            self.moment.step = self.moment.step.wrapping_add(1);
+            return self.refused.take().map_or(Ok(None), Err);
+        };
+        self.flight = Some(flight);
+        Ok(Some(self.wire.request(part, self.moment.reduce_dtype)))
     }
 
     /// Calls `work` with the bucket as a flight sees it; errors are in the device's own words.
@@ -279,7 +265,7 @@ impl DeviceBucket {
         cuda: &mut CudaBackend,
         work: impl FnOnce(&mut Enqueuing<'_>) -> Result<T, lgreco_train::Error>,
     ) -> Result<T, Error> {
-        let mut space = Enqueuing { cuda, bucket: self, failure: None };
+        let mut space = Enqueuing { cuda, bucket: self, asked: None, failure: None };
         let outcome = work(&mut space);
         let failure = space.failure;
         outcome.map_err(|error| failure.unwrap_or(error.into()))
@@ -344,9 +330,9 @@ impl DeviceBucket {
     /// # Errors
     /// Those of the device.
     pub fn forget(&mut self, cuda: &mut CudaBackend, layer: usize) -> Result<(), Error> {
-        let Some(spec) = self.specs.get(layer) else { return Ok(()) };
-        let first: usize = self.specs[..layer].iter().map(|spec| spec.shape.elements()).sum();
-        let [start, bytes] = [first, spec.shape.elements()].map(|values| 4 * values as u64);
+        let Some(forgotten) = self.layers.get(layer) else { return Ok(()) };
+        let first: usize = self.layers[..layer].iter().map(Kept::elements).sum();
+        let [start, bytes] = [first, forgotten.elements()].map(|values| 4 * values as u64);
         self.halves().into_iter().try_for_each(|half| cuda.gpu_mut().clear(half.cut(start, bytes)))
     }
 
@@ -375,7 +361,7 @@ impl DeviceBucket {
     /// # Safety
     /// Both buckets were made on this backend.
     pub unsafe fn take_over(&mut self, cuda: &mut CudaBackend, other: &DeviceBucket) -> Result<(), Error> {
-        let elements = |bucket: &DeviceBucket| bucket.specs.iter().map(|spec| spec.shape.elements()).collect();
+        let elements = |bucket: &DeviceBucket| bucket.layers.iter().map(Kept::elements).collect();
         let [own, others]: [Vec<usize>; 2] = [elements(self), elements(other)];
         if own != others {
             let (what, expected, found) = ("elements of the layers", own.iter().sum(), others.iter().sum());
@@ -403,135 +389,4 @@ impl DeviceBucket {
 
 fn order(what: &'static str, expected: &'static str) -> Error {
     lgreco_train::Error::StepOrder { what, expected }.into()
-}
-
-/// A bucket as a flight sees it: a space whose ops are enqueued.
-struct Enqueuing<'b> {
-    cuda: &'b mut CudaBackend,
-    bucket: &'b mut DeviceBucket,
-    /// What the device has refused first, in its own words.
-    failure: Option<Error>,
-}
-
-impl Enqueuing<'_> {
-    /// Where this rank's message is.
-    fn message(&self) -> Part {
-        let apart = self.bucket.exchange.program.head.apart;
-        self.bucket.wire.messages.cut(u64::from(self.bucket.moment.rank) * apart, apart)
-    }
-
-    /// What an op, or all since the last collective, has launches for. What a rank tells of itself is made by them.
-    fn enqueue(&mut self, op: Op) -> Result<(), Error> {
-        let DeviceBucket { exchange, gradients, wire: Wire { messages, sums, factors }, .. } = &*self.bucket;
-        let [messages, sums, factors] = [messages, sums, factors].map(|part| part.address);
-        // SAFETY: the caller of `submit` or `next` promises it of the gradients, that of `new` of the rest.
-        unsafe {
-            match op {
-                Op::Encode => {
-                    let own = self.message().address;
-                    self.cuda.encode_exchange(exchange, *gradients, own)
-                }
-                Op::PutSlip { part: exchange::Part::Sums, .. } => {
-                    self.cuda.project_exchange(exchange, *gradients, sums)
-                }
-                Op::PutSlip { part: exchange::Part::Factors, .. } => {
-                    self.cuda.back_project_exchange(exchange, sums, factors)
-                }
-                Op::Average => self.cuda.average_exchange(exchange, sums, factors, *gradients),
-                Op::SumPayloads => self.cuda.finish_exchange(exchange, messages, *gradients),
-                _ => Ok(()),
-            }
-        }
-    }
-
-    /// Tells the others that the device has refused what this rank's part is made by.
-    fn tell(&mut self, part: exchange::Part, slip: exchange::Slip) -> Result<(), Error> {
-        let (program, rank) = (&self.bucket.exchange.program, self.bucket.moment.rank as usize);
-        let Wire { sums, factors, .. } = self.bucket.wire;
-        let (buffer, values) = match part {
-            exchange::Part::Sums => (sums, program.sum_values()),
-            exchange::Part::Factors => (factors, program.factor_values()),
-            // The first word, of which ranks only ask whether it is 0.
-            _ => {
-                let own = self.message();
-                return self.cuda.gpu_mut().write_words(&[slip.code as u32], own);
-            }
-        };
-        let behind = program.slip_values() * (program.head.world as usize - rank);
-        let at = program.summed_bytes(values - behind);
-        self.cuda.gpu_mut().clear(buffer)?;
-        if program.reduce_dtype == Dtype::F32 {
-            return self.cuda.gpu_mut().write_words(&[slip.to_sum().to_bits()], buffer.cut(at, 4));
-        }
-        // Whole words, around which all is zero; those of the last rank may end in the padding.
-        let [low, middle, high] = slip.to_bf16_sum().map(|digit| u64::from(digit.0));
-        let digits = (low | middle << 16 | high << 32) << (8 * (at % 4));
-        let words = [digits as u32, (digits >> 32) as u32];
-        self.cuda.gpu_mut().write_words(&words, Part { address: buffer.address + at / 4 * 4, bytes: 8 })
-    }
-}
-
-impl Enqueuing<'_> {
-    /// Keeps what the device has said.
-    fn failed(&mut self, error: Error) -> lgreco_train::Error {
-        let core = error.to_core();
-        self.failure.get_or_insert(error);
-        lgreco_train::Error::Core(core)
-    }
-}
-
-impl Space for Enqueuing<'_> {
-    type Values<'a>
-        = DeviceMemory
-    where
-        Self: 'a;
-    type Halves<'a>
-        = DeviceMemory
-    where
-        Self: 'a;
-    type Bytes<'a>
-        = DeviceMemory
-    where
-        Self: 'a;
-
-    fn layers(&self) -> impl Iterator<Item = Spec<'_>> + Clone {
-        self.bucket.specs.iter().copied()
-    }
-
-    /// The memory was made for the layers.
-    fn check(&self, _: &exchange::Program) -> Result<(), lgreco_train::Error> {
-        Ok(())
-    }
-
-    /// What the device refuses of this rank's part is told to the others, and the step goes on to its end all the same: so
-    /// that all ranks make the same collectives and count the same steps.
-    fn run(&mut self, op: Op, program: &exchange::Program) -> Result<(), lgreco_train::Error> {
-        let is_told = self.bucket.refused.is_some() && matches!(op, Op::Encode | Op::PutSlip { .. });
-        if !is_told && let Err(error) = self.enqueue(op) {
-            self.bucket.refused.get_or_insert(error);
-        }
-        let Op::PutSlip { part, .. } = op else { return Ok(()) };
-        let Some(code) = self.bucket.refused.as_ref().map(|error| error.to_core().code().into()) else { return Ok(()) };
-        let slip = exchange::Slip { code, fingerprint: program.fingerprint };
-        self.tell(part, slip).map_err(|error| self.failed(error))
-    }
-
-    fn request(
-        &mut self,
-        part: exchange::Part,
-        program: &exchange::Program,
-    ) -> Result<exchange::RequestOf<'_, Self>, lgreco_train::Error> {
-        let Wire { messages, sums, factors } = self.bucket.wire;
-        let dtype = program.moment.reduce_dtype;
-        let sum = |Part { address, bytes }: Part| {
-            let values = DeviceMemory { address, len: bytes as usize / dtype.bytes() };
-            if dtype == Dtype::F32 { Request::AllReduceSum { values } } else { Request::AllReduceSumBf16 { values } }
-        };
-        let Part { address, bytes } = messages;
-        Ok(match part {
-            exchange::Part::Sums => sum(sums),
-            exchange::Part::Factors => sum(factors),
-            _ => Request::AllGather { buffer: DeviceMemory { address, len: bytes as usize } },
-        })
-    }
 }

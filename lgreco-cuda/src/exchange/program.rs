@@ -1,6 +1,6 @@
 //! What an exchange on the device is told once: its layers, their settings, and where everything lies.
 
-use super::summed::{self, Places, Summed};
+use super::summed::{self, Places, Summed, slip_values};
 use crate::Error;
 use crate::device::Part;
 use crate::powersgd;
@@ -22,12 +22,13 @@ pub(crate) struct Program {
     pub(super) elements: u64,
     pub(super) apart: u64,
     sums: u64,
-    factors: u64,
+    pub(super) factors: u64,
     fault: u64,
     pub(super) told: u64,
     pub(super) step: u32,
     pub(super) half: u32,
     pub(super) spans: u32,
+    pub(super) own_spans: u32,
     pub(super) world: u32,
     rank: u32,
     fingerprint: u32,
@@ -41,6 +42,7 @@ pub(crate) struct Program {
     largest: u32,
     broken: u32,
     done: u32,
+    pub(super) sharded: u32,
 }
 
 #[cfg(test)]
@@ -55,6 +57,7 @@ impl Program {
         ("step", std::mem::offset_of!(Program, step)),
         ("half", std::mem::offset_of!(Program, half)),
         ("spans", std::mem::offset_of!(Program, spans)),
+        ("own_spans", std::mem::offset_of!(Program, own_spans)),
         ("world", std::mem::offset_of!(Program, world)),
         ("rank", std::mem::offset_of!(Program, rank)),
         ("fingerprint", std::mem::offset_of!(Program, fingerprint)),
@@ -68,6 +71,7 @@ impl Program {
         ("largest", std::mem::offset_of!(Program, largest)),
         ("broken", std::mem::offset_of!(Program, broken)),
         ("done", std::mem::offset_of!(Program, done)),
+        ("sharded", std::mem::offset_of!(Program, sharded)),
     ];
 }
 
@@ -89,6 +93,10 @@ pub(crate) struct Layer {
     bits: u32,
     log_levels: u32,
     id: u32,
+    rank: u32,
+    number: u32,
+    start: u32,
+    unused: u32,
 }
 
 #[cfg(test)]
@@ -108,6 +116,10 @@ impl Layer {
         ("bits", std::mem::offset_of!(Layer, bits)),
         ("log_levels", std::mem::offset_of!(Layer, log_levels)),
         ("id", std::mem::offset_of!(Layer, id)),
+        ("rank", std::mem::offset_of!(Layer, rank)),
+        ("number", std::mem::offset_of!(Layer, number)),
+        ("start", std::mem::offset_of!(Layer, start)),
+        ("unused", std::mem::offset_of!(Layer, unused)),
     ];
 }
 
@@ -167,6 +179,22 @@ impl Default for ExchangeConfig {
     }
 }
 
+/// What is compressed apart and goes to one owner, or to everybody: a layer, or a rank's shard of one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    /// Its layer's number in the bucket.
+    pub(super) layer: u32,
+    /// What its random words are named by.
+    pub(super) id: u32,
+    pub(super) rank: u32,
+    /// Its first value among those of all layers.
+    pub(super) first: u64,
+    /// That one's place in the layer.
+    pub(super) start: u32,
+    pub(super) shape: Shape,
+    pub(super) setting: Setting,
+}
+
 /// Which layers a bucket has and how each is compressed: what an exchange needs besides its memory.
 ///
 /// ```
@@ -190,6 +218,11 @@ pub struct ExchangeProgram {
     pub(super) sums_params: summed::Params,
     pub(super) dtype: Dtype,
     pub(super) reduce_dtype: Dtype,
+    /// Bytes of the message for each owner.
+    pub(super) messages: Vec<u64>,
+    /// Where it begins, behind this rank's own; and where slips do behind what is summed for each.
+    pub(super) heads: Vec<u64>,
+    pub(super) slips: Vec<u64>,
 }
 
 impl ExchangeProgram {
@@ -213,6 +246,19 @@ impl ExchangeProgram {
         layers: impl Iterator<Item = (u32, Shape, Setting)>,
         config: ExchangeConfig,
     ) -> Result<Self, Error> {
+        let (rank, mut elements) = (config.stream.rank, 0);
+        let piece = |(layer, (id, shape, setting)): (u32, (u32, Shape, Setting))| {
+            let first = elements;
+            elements += shape.elements() as u64;
+            Piece { layer, id, rank, first, start: 0, shape, setting }
+        };
+        let pieces: Vec<Piece> = (0..).zip(layers).map(piece).collect();
+        Self::of_pieces(&[pieces], elements, config)
+    }
+
+    /// The same of what goes to each owner: to everybody alike if there is one, or to each rank what is of its shards. `elements`
+    /// are those of all layers.
+    pub(super) fn of_pieces(owners: &[Vec<Piece>], elements: u64, config: ExchangeConfig) -> Result<Self, Error> {
         let parameter = |what, value, expected| lgreco_core::Error::Parameter { what, value, expected };
         if !(config.gain > 0.0 && config.gain <= 1.0) {
             return Err(parameter("residual gain", config.gain.into(), "in (0, 1]").into());
@@ -229,81 +275,110 @@ impl ExchangeProgram {
         }
         let (mut table, mut layer_of, mut tops) = (Vec::new(), Vec::new(), Tops::default());
         let mut summed = Summed::default();
-        let (mut first, mut payload) = (0, MESSAGE_HEADER);
-        for ((id, shape, setting), number) in layers.zip(0..) {
-            let (rows, cols) = (shape.rows(), shape.cols());
-            let too_many = |_| Error::from(lgreco_core::Error::TooManyElements { rows, cols });
-            let place = Layer {
-                first,
-                payload,
-                first_span: u32::try_from(layer_of.len()).map_err(too_many)?,
-                count: u32::try_from(shape.elements()).map_err(too_many)?,
-                id,
-                ..Layer::zeroed()
-            };
-            let len = setting.payload_len(shape, config.dtype)? as u64;
-            let layer = layer(place, &setting, shape)?;
-            let header = [layer.header_low, layer.header_high];
-            let top = Place { layer: number, first, payload, header };
-            let gathered = len.next_multiple_of(MESSAGE_HEADER);
-            payload += match setting {
-                Setting::Dense => {
-                    summed.add_dense(layer.count, first, number);
-                    0
-                }
-                Setting::PowerSgd(power) => {
-                    powersgd::check(shape, power.rank)?;
-                    let columns = effective_rank(shape, power.rank) as u32;
-                    summed.add_matrix(shape, columns, first, (number, id))?;
-                    0
-                }
-                Setting::TopK(keep) => {
-                    tops.push(top, keep.into(), layer.count)?;
-                    gathered
-                }
-                Setting::QuantisedTopK(keep) => {
-                    tops.push(top, keep.into(), layer.count)?;
-                    gathered
-                }
-                _ => {
-                    // A layer without elements has a header all the same.
-                    layer_of.extend(std::iter::repeat_n(number, shape.elements().div_ceil(SPAN).max(1)));
-                    gathered
-                }
-            };
-            table.push(layer);
-            first += shape.elements() as u64;
+        // This rank's own come first.
+        let own = if owners.len() > 1 { config.stream.rank as usize } else { 0 };
+        let (mut payload, mut own_spans) = (0, 0);
+        let (mut heads, mut messages, mut slips) =
+            (vec![0; owners.len()], vec![0; owners.len()], vec![0; owners.len()]);
+        let starts = starts(owners, slip_values(config.reduce_dtype) * u64::from(config.world));
+        for owner in std::iter::once(own).chain((0..owners.len()).filter(|&owner| owner != own)) {
+            heads[owner] = payload;
+            payload += MESSAGE_HEADER;
+            summed.begin(starts[owner]);
+            for &Piece { layer: number, id, rank, first, start, shape, setting } in &owners[owner] {
+                let (rows, cols) = (shape.rows(), shape.cols());
+                let too_many = |_| Error::from(lgreco_core::Error::TooManyElements { rows, cols });
+                let place = Layer {
+                    first,
+                    payload,
+                    first_span: u32::try_from(layer_of.len()).map_err(too_many)?,
+                    count: u32::try_from(shape.elements()).map_err(too_many)?,
+                    id,
+                    rank,
+                    number,
+                    start,
+                    ..Layer::zeroed()
+                };
+                let len = setting.payload_len(shape, config.dtype)? as u64;
+                let layer = layer(place, &setting, shape)?;
+                let header = [layer.header_low, layer.header_high];
+                let top = Place { layer: number, first, start, payload, header };
+                let gathered = len.next_multiple_of(MESSAGE_HEADER);
+                payload += match setting {
+                    Setting::Dense => {
+                        summed.add_dense(layer.count, (first, start), number);
+                        0
+                    }
+                    Setting::PowerSgd(power) => {
+                        powersgd::check(shape, power.rank)?;
+                        let columns = effective_rank(shape, power.rank) as u32;
+                        summed.add_matrix(shape, columns, first, (number, id))?;
+                        0
+                    }
+                    Setting::TopK(keep) => {
+                        tops.push(top, keep.into(), layer.count)?;
+                        gathered
+                    }
+                    Setting::QuantisedTopK(keep) => {
+                        tops.push(top, keep.into(), layer.count)?;
+                        gathered
+                    }
+                    _ => {
+                        // A layer without elements has a header all the same.
+                        let spans = shape.elements().div_ceil(SPAN).max(1);
+                        layer_of.extend(std::iter::repeat_n(table.len() as u32, spans));
+                        gathered
+                    }
+                };
+                table.push(layer);
+            }
+            messages[owner] = payload - heads[owner];
+            slips[owner] = summed.end();
+            if owner == own {
+                own_spans = layer_of.len() as u32;
+                tops.end_own();
+            }
         }
         let Stream { seed, step, rank, .. } = config.stream;
         let nan = f32::NAN.to_bits();
-        let [sums, factors] = summed.lens();
-        let tables: [&[u8]; 3] = [
-            bytemuck::cast_slice(&table),
-            bytemuck::cast_slice(&summed.dense),
-            bytemuck::cast_slice(&summed.matrices.matrices),
-        ];
+        let [_, factors] = summed.lens();
         let head = Program {
-            elements: first,
-            apart: payload,
-            sums,
+            elements,
+            apart: messages[own],
+            sums: slips[own],
             factors,
             step,
             spans: layer_of.len() as u32,
+            own_spans,
             world: config.world,
             rank,
-            fingerprint: fingerprint(&tables, config),
+            fingerprint: fingerprint(owners, config),
             judged: config.world,
             faulty_rank: config.world,
             gain: config.gain,
             keep: 1.0 - config.gain,
             fill: if config.on_fault == OnFault::Nan { nan } else { 0 },
+            sharded: u32::from(owners.len() > 1),
             ..Program::zeroed()
         };
-        let params = Params::of_exchange(config.dtype, rank, seed);
-        let ends = layer_of.is_empty() && tops.is_empty() && sums > 0;
+        let params = Params::of_exchange(config.dtype, seed);
+        let ends = layer_of.is_empty() && tops.is_empty() && summed.lens()[0] > 0;
         let ExchangeConfig { dtype, reduce_dtype, .. } = config;
         let sums_params = summed.params([dtype, reduce_dtype], seed, ends)?;
-        Ok(ExchangeProgram { head, layers: table, layer_of, tops, params, summed, sums_params, dtype, reduce_dtype })
+        Ok(ExchangeProgram {
+            head,
+            layers: table,
+            layer_of,
+            tops,
+            params,
+            summed,
+            sums_params,
+            dtype,
+            reduce_dtype,
+            messages,
+            heads,
+            slips,
+        })
     }
 
     /// Bytes of the memory for the program itself, which begins at a multiple of 16. Of a layer under TopK 32 KiB are for
@@ -317,7 +392,8 @@ impl ExchangeProgram {
 
     /// Bytes of the memory before TopK's.
     pub(super) fn table_bytes(&self) -> u64 {
-        let tables = size_of_val(&*self.layers) + size_of_val(&*self.layer_of);
+        let places = size_of_val(&*self.heads) + size_of_val(&*self.slips);
+        let tables = places + size_of_val(&*self.layers) + size_of_val(&*self.layer_of);
         (PROGRAM + tables as u64).next_multiple_of(MESSAGE_HEADER)
     }
 
@@ -331,7 +407,25 @@ impl ExchangeProgram {
         if self.is_gathered() { self.head.apart as usize } else { 0 }
     }
 
-    /// Whether messages are gathered, which end the step.
+    /// Bytes of all messages that a rank has: that of each, or those for it and those for the others.
+    pub(super) fn messages_bytes(&self) -> u64 {
+        let Program { apart, world, .. } = self.head;
+        let sent = self.messages.iter().sum::<u64>() - apart;
+        if self.is_gathered() { apart * u64::from(world) + sent } else { 0 }
+    }
+
+    /// Values of each owner's part of the first buffer, its slips included.
+    pub(super) fn sum_lens(&self) -> Vec<u64> {
+        let ends: Vec<u64> = self.slips.iter().map(|&values| self.with_slips(values) as u64).collect();
+        std::iter::once(0).chain(ends.iter().copied()).zip(&ends).map(|(start, end)| end - start).collect()
+    }
+
+    /// This one's number.
+    pub(super) fn rank(&self) -> u32 {
+        self.head.rank
+    }
+
+    /// Whether messages are exchanged, which end the step.
     pub(super) fn is_gathered(&self) -> bool {
         self.sums_params.ends == 0
     }
@@ -350,6 +444,18 @@ impl ExchangeProgram {
     pub(super) fn value_bytes(&self) -> u64 {
         self.head.elements * self.dtype.bytes() as u64
     }
+}
+
+/// Where the values of each owner begin that are summed, behind each of which are as many as slips take.
+fn starts(owners: &[Vec<Piece>], slips: u64) -> Vec<u64> {
+    let mut next = 0;
+    let start = |pieces: &Vec<Piece>| {
+        let dense = pieces.iter().filter(|piece| piece.setting == Setting::Dense);
+        let start = next;
+        next += dense.map(|piece| piece.shape.elements() as u64).sum::<u64>() + slips;
+        start
+    };
+    owners.iter().map(start).collect()
 }
 
 /// A layer at its place, with what its setting says; one that travels by sums has nothing more here.
@@ -383,9 +489,16 @@ fn layer(place: Layer, setting: &Setting, shape: Shape) -> Result<Layer, Error> 
 }
 
 /// FNV-1a of what ranks have to agree on.
-fn fingerprint(tables: &[&[u8]], config: ExchangeConfig) -> u32 {
+fn fingerprint(owners: &[Vec<Piece>], config: ExchangeConfig) -> u32 {
     let common = [config.dtype as u8, config.reduce_dtype as u8, (config.on_fault == OnFault::Nan) as u8];
-    let seed = config.stream.seed.to_le_bytes();
-    let bytes = tables.iter().copied().flatten().chain(&common).chain(&seed);
-    bytes.fold(0x811c_9dc5, |hash: u32, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+    let mut bytes = [&common[..], &config.stream.seed.to_le_bytes()].concat();
+    for pieces in owners {
+        bytes.extend((pieces.len() as u64).to_le_bytes());
+        for Piece { id, start, shape, setting, .. } in pieces {
+            let numbers = [u64::from(*id), u64::from(*start), shape.rows() as u64, shape.cols() as u64];
+            bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+            bytes.extend(setting.to_string().bytes());
+        }
+    }
+    bytes.iter().fold(0x811c_9dc5, |hash: u32, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }

@@ -60,6 +60,7 @@ impl Params {
 #[repr(C)]
 pub(crate) struct Dense {
     first: u64,
+    start: u64,
     sum: u64,
     first_span: u64,
     count: u32,
@@ -70,6 +71,7 @@ pub(crate) struct Dense {
 impl Dense {
     pub(crate) const FIELDS: &[(&'static str, usize)] = &[
         ("first", std::mem::offset_of!(Dense, first)),
+        ("start", std::mem::offset_of!(Dense, start)),
         ("sum", std::mem::offset_of!(Dense, sum)),
         ("first_span", std::mem::offset_of!(Dense, first_span)),
         ("count", std::mem::offset_of!(Dense, count)),
@@ -83,14 +85,22 @@ pub(crate) const PEER: u32 = 81;
 /// Values of an uncompressed layer that a block works on.
 const SPAN: u64 = 4096;
 
+/// Values of a sum that a rank's slip takes.
+pub(super) fn slip_values(dtype: Dtype) -> u64 {
+    if dtype == Dtype::F32 { 1 } else { 3 }
+}
+
 /// The layers of a bucket that travel by sums.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Summed {
     pub(super) dense: Vec<Dense>,
     pub(super) matrices: Table,
     dense_spans: u64,
-    /// Values of the first sum so far.
-    sums: u64,
+    /// Those of the first owner, which is this rank.
+    own: Option<[u64; 2]>,
+    /// Where the next values of the first sum go, and how many there are.
+    sum: u64,
+    values: u64,
 }
 
 /// Where everything lies in a program's memory.
@@ -110,11 +120,28 @@ pub(super) struct Places {
 }
 
 impl Summed {
-    /// Adds an uncompressed layer whose values begin at `first`.
-    pub(super) fn add_dense(&mut self, count: u32, first: u64, layer: u32) {
-        self.dense.push(Dense { first, sum: self.sums, first_span: self.dense_spans, count, layer });
+    /// What follows is one owner's, whose values begin at `start` of the first sum.
+    pub(super) fn begin(&mut self, start: u64) {
+        self.sum = start;
+    }
+
+    /// Where an owner's values end. The first one's means are this rank's to make.
+    pub(super) fn end(&mut self) -> u64 {
+        self.own.get_or_insert([self.dense.len() as u64, self.dense_spans]);
+        self.sum
+    }
+
+    /// Adds an uncompressed layer, or a shard of one, whose values begin at `first`, and in the layer at `start`.
+    pub(super) fn add_dense(&mut self, count: u32, (first, start): (u64, u32), layer: u32) {
+        let start = start.into();
+        self.dense.push(Dense { first, start, sum: self.sum, first_span: self.dense_spans, count, layer });
         self.dense_spans += u64::from(count).div_ceil(SPAN);
-        self.sums += u64::from(count);
+        self.add(count.into());
+    }
+
+    fn add(&mut self, values: u64) {
+        self.sum += values;
+        self.values += values;
     }
 
     /// Adds a layer under PowerSGD with factors of `columns` columns.
@@ -129,14 +156,21 @@ impl Summed {
         (layer, id): (u32, u32),
     ) -> Result<(), Error> {
         self.matrices.add(shape, columns, first, layer, id)?;
-        self.matrices.place_sum(self.sums);
-        self.sums += shape.rows() as u64 * u64::from(columns);
+        self.matrices.place_sum(self.sum);
+        self.add(shape.rows() as u64 * u64::from(columns));
         Ok(())
     }
 
     /// Values of both sums, without slips.
     pub(super) fn lens(&self) -> [u64; 2] {
-        [self.sums, self.matrices.totals.q]
+        [self.values, self.matrices.totals.q]
+    }
+
+    /// What launches are told of this rank's own values alone, where they are told that of those that it sends.
+    pub(super) fn own(&self, params: Params) -> Params {
+        let [dense, dense_spans] =
+            self.own.map_or([params.dense, params.dense_spans], |own| own.map(|number| number as u32));
+        Params { dense, dense_spans, ..params }
     }
 
     /// What is the same for all launches; `ends` says whether the step ends with what is summed.

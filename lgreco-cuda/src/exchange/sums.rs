@@ -5,14 +5,13 @@
 
 use super::DeviceExchange;
 use super::program::{ExchangeProgram, PROGRAM};
-use super::summed::Params;
+use super::summed::{Params, slip_values};
 use crate::Error;
 use crate::backend::CudaBackend;
 use crate::device::Part;
 use crate::gpu::looping_pieces;
 use crate::kernels::{Kernel, Module};
 use crate::tensor::checked;
-use lgreco_core::gradient::Dtype;
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::ExchangeSums, entry }
@@ -47,21 +46,21 @@ impl ExchangeProgram {
     /// # Ok::<(), lgreco_cuda::Error>(())
     /// ```
     pub fn sum_values(&self) -> usize {
-        self.with_slips(self.summed.lens()[0])
+        if self.summed.lens()[0] == 0 { 0 } else { self.slips.last().map_or(0, |&last| self.with_slips(last)) }
     }
 
     /// Values of the second buffer that all ranks sum, likewise: PowerSGD's `Q`.
     pub fn factor_values(&self) -> usize {
-        self.with_slips(self.summed.lens()[1])
+        if self.summed.lens()[1] == 0 { 0 } else { self.with_slips(self.summed.lens()[1]) }
     }
 
-    fn with_slips(&self, values: u64) -> usize {
-        if values == 0 { 0 } else { values as usize + self.slip_values() * self.head.world as usize }
+    pub(super) fn with_slips(&self, values: u64) -> usize {
+        values as usize + self.slip_values() * self.head.world as usize
     }
 
     /// Values of a buffer that a rank's slip takes.
     pub(super) fn slip_values(&self) -> usize {
-        if self.reduce_dtype == Dtype::F32 { 1 } else { 3 }
+        slip_values(self.reduce_dtype) as usize
     }
 
     /// Bytes of so many values that are summed.
@@ -132,6 +131,7 @@ impl CudaBackend {
     ) -> Result<(), Error> {
         let DeviceExchange { program, memory, residuals } = exchange;
         let params = program.sums_params;
+        let slips = exchange.slips();
         if program.sum_values() == 0 {
             return Ok(());
         }
@@ -150,7 +150,7 @@ impl CudaBackend {
         launch("prepare", &parts, u64::from(params.columns) + u64::from(params.dense_spans))?;
         let parts = [of.matrices, head, gradients, *residuals, of.q, of.partial, of.counters, sums];
         launch("project", &parts, params.products.into())?;
-        launch("tell_sums", &[head, sums], 1)
+        launch("tell_sums", &[head, slips, sums], 1)
     }
 
     /// Enqueued, in seven launches: of the summed `P`, whose columns become orthonormal in f32, this rank's part of the second
@@ -224,16 +224,17 @@ impl CudaBackend {
     ) -> Result<(), Error> {
         let DeviceExchange { program, memory, .. } = exchange;
         let params = program.sums_params;
+        let own = program.summed.own(params);
         if program.sum_values() == 0 {
             return Ok(());
         }
         let [sums, factors] = exchange.buffers(sums, factors)?;
         let means = checked(means, program.value_bytes(), program.dtype.bytes() as u64)?;
         let (head, of) = (memory.cut(0, PROGRAM), program.places(*memory));
-        let pieces = u64::from(params.tiles) + u64::from(params.dense_spans);
+        let pieces = u64::from(own.tiles) + u64::from(own.dense_spans);
         let gpu = self.gpu_mut();
         let parts = [of.dense, of.matrices, head, sums, of.of_rows, factors, of.remembered, means];
-        gpu.launch_capturable(kernel("means"), params, &parts, looping_pieces(pieces))?;
+        gpu.launch_capturable(kernel("means"), own, &parts, looping_pieces(pieces.max(1)))?;
         gpu.launch_capturable(kernel("settle"), params, &[head, sums, factors], 1)
     }
 }

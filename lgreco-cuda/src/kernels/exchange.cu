@@ -13,6 +13,7 @@ __device__ inline Params of_layer(Params p, const Layer& layer, u32 step) {
     p.log_levels = layer.log_levels;
     p.step = step;
     p.layer = layer.id;
+    p.rank = layer.rank;
     return p;
 }
 
@@ -27,6 +28,7 @@ struct Offered {
     const float* residual;
     u64* fault;
     u32 layer;
+    u64 start;
 
     __device__ u32 load(const Params& p, u64 i, float (&four)[4]) const {
         float own[4];
@@ -37,7 +39,7 @@ struct Offered {
         for (u32 k = 0; k < 4; k++) {
             four[k] = before[k] + own[k];
             if (k < here && !is_finite(four[k])) {
-                note(fault, is_finite(own[k]) ? SUM_LEFT_F32 : NOT_FINITE, layer, i + k);
+                note(fault, is_finite(own[k]) ? SUM_LEFT_F32 : NOT_FINITE, layer, start + i + k);
             }
         }
         return here;
@@ -52,13 +54,14 @@ struct Remember {
     float* after;
     u64* fault;
     u32 layer;
+    u64 start;
 
     __device__ void take(u64 i, float offered, const Grid& grid, u32 code) const {
         float sent = decoded(p, code, grid.low, grid.high, step_of(p));
         float stays = program.keep * before[i] + program.gain * (offered - sent);
         after[i] = stays;
         if (!is_finite(stays)) {
-            note(fault, REST_LEFT_F32, layer, i);
+            note(fault, REST_LEFT_F32, layer, start + i);
         }
     }
 };
@@ -72,8 +75,7 @@ extern "C" __global__ void encode(Params p, const Layer* layers, const u32* laye
     const float* before = residuals + program->half * program->elements;
     float* after = residuals + (1 - program->half) * program->elements;
     for (u64 at = blockIdx.x; at < program->spans; at += gridDim.x) {
-        u32 number = layer_of[at];
-        Layer layer = layers[number];
+        Layer layer = layers[layer_of[at]];
         p = of_layer(p, layer, program->step);
         u64 span = at - layer.first_span;
         u8* payload = message + layer.payload;
@@ -82,13 +84,15 @@ extern "C" __global__ void encode(Params p, const Layer* layers, const u32* laye
             reinterpret_cast<u64*>(payload)[1] = layer.header_high;
         }
         const void* gradient = static_cast<const u8*>(gradients) + layer.first * size;
-        hold(p, Offered{gradient, before + layer.first, &program->fault, number}, span, held, &program->largest);
+        Offered offered{gradient, before + layer.first, &program->fault, layer.number, layer.start};
+        hold(p, offered, span, held, &program->largest);
         u32 slot = own_slot(p);
         u64 bucket = (span * SPAN >> Held::log_bucket(p)) + slot;
         if (slot < SLOTS && bucket < p.buckets) {
             send(p, held.grids[slot], bucket, reinterpret_cast<float*>(payload + HEADER));
         }
-        Remember to{p, *program, before + layer.first, after + layer.first, &program->fault, number};
+        Remember to{p,      *program,     before + layer.first, after + layer.first, &program->fault, layer.number,
+                    layer.start};
         u64 tile = span * WARPS + threadIdx.x / 32;
         for (u32 in_tile = threadIdx.x % 32 * PER_CODER; in_tile < TILE; in_tile += 32 * PER_CODER) {
             encode_eight(p, held, held.grids, tile * TILE + in_tile, payload + HEADER + codes_at(p), to);
@@ -98,22 +102,22 @@ extern "C" __global__ void encode(Params p, const Layer* layers, const u32* laye
     }
 }
 
-// What the other ranks are told of this one.
-extern "C" __global__ void announce(Params, Program* program, u32* message) {
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
-        tell(program, message);
+// What the other ranks are told of this one, at each of the heads from `message` on. One block.
+extern "C" __global__ void announce(Params, Program* program, const u64* heads, u8* message) {
+    for (u32 i = threadIdx.x; i < owners(*program); i += BLOCK) {
+        tell(program, reinterpret_cast<u32*>(message + heads[i]));
     }
 }
 
 // The means of a span of codes.
-__device__ inline void average_codes(const Params& p, Program* program, u32 layer, const u8* payloads, u64 span,
-                                     void* means) {
+__device__ inline void average_codes(const Params& p, Program* program, const Layer& layer, const u8* payloads,
+                                     u64 span, void* means) {
     for (u32 in_span = threadIdx.x * PER_CODER; in_span < SPAN; in_span += BLOCK * PER_CODER) {
         u64 first = span * SPAN + in_span;
         u32 here = first >= p.count ? 0 : p.count - first < PER_CODER ? u32(p.count - first) : PER_CODER;
         float sums[PER_CODER] = {};
         for (u32 rank = 0; rank < program->world; rank++) {
-            const u8* payload = payloads + rank * program->apart;
+            const u8* payload = message_of(*program, payloads, rank);
             float values[PER_CODER] = {};
             decode_eight(p, reinterpret_cast<const float*>(payload), payload + codes_at(p), first, values);
 #pragma unroll
@@ -124,7 +128,7 @@ __device__ inline void average_codes(const Params& p, Program* program, u32 laye
 #pragma unroll
         for (u32 k = 0; k < PER_CODER; k++) {
             if (k < here) {
-                give(p.dtype, program, layer, means, first + k, sums[k] / float(program->world));
+                give(p.dtype, program, layer.number, layer.start, means, first + k, sums[k] / float(program->world));
             }
         }
     }
@@ -139,14 +143,13 @@ extern "C" __global__ void average(Params p, const Layer* layers, const u32* lay
         fill(*program, p.dtype, means);
     }
     u64 size = p.dtype == 0 ? 4 : 2;
-    for (u64 at = blockIdx.x; good && at < program->spans; at += gridDim.x) {
-        u32 number = layer_of[at];
-        Layer layer = layers[number];
+    for (u64 at = blockIdx.x; good && at < program->own_spans; at += gridDim.x) {
+        Layer layer = layers[layer_of[at]];
         p = of_layer(p, layer, 0);
         u64 span = at - layer.first_span;
         const u8* payloads = messages + layer.payload + HEADER;
         void* own = static_cast<u8*>(means) + layer.first * size;
-        average_codes(p, program, number, payloads, span, own);
+        average_codes(p, program, layer, payloads, span, own);
     }
     if (is_last(&program->done, 1, gridDim.x) && threadIdx.x == 0) {
         end_step(program, first_faulty(*program, messages));

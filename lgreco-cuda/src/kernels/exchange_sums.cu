@@ -9,7 +9,7 @@
 struct Params {
     u32 dtype;
     u32 reduce_dtype;  // of what is summed: f32 or bf16
-    u32 dense;        // uncompressed layers
+    u32 dense;        // uncompressed layers; by shards their parts, of which this rank's own come first
     u32 dense_spans;  // their values, SPAN at a time
     u32 matrices;
     u32 columns;  // of all factors
@@ -27,9 +27,10 @@ struct Params {
     u32 seed_high;
 };
 
-// An uncompressed layer.
+// An uncompressed layer, or a rank's shard of one.
 struct Dense {
     u64 first;       // its first value
+    u64 start;       // and that one's place in the layer
     u64 sum;         // its place in the sums
     u64 first_span;  // the number of its first span among those of all
     u32 count;
@@ -147,9 +148,9 @@ __device__ inline void send_span(const Params& p, const Dense& layer, u64 span, 
     for (u64 i = span * SPAN + threadIdx.x; i < min(u64(layer.count), (span + 1) * SPAN); i += BLOCK) {
         float before = before_of(*program, residuals)[layer.first + i];
         float own = value(gradients, p.dtype, layer.first + i);
-        float both = offered(own, before, &program->fault, layer.layer, i);
+        float both = offered(own, before, &program->fault, layer.layer, layer.start + i);
         float left = both - send(p, sums, layer.sum + i, both);
-        after_of(*program, residuals)[layer.first + i] = stays(program, before, left, layer.layer, i);
+        after_of(*program, residuals)[layer.first + i] = stays(program, before, left, layer.layer, layer.start + i);
     }
 }
 
@@ -289,9 +290,12 @@ extern "C" __launch_bounds__(BLOCK, 2) __global__ void project(Params p, const F
     }
 }
 
-// What the first sum tells of this rank.
-extern "C" __global__ void tell_sums(Params p, const Program* program, void* sums) {
-    tell(p, *program, own_code(p, *program), sums, program->sums);
+// What the first sum tells of this rank, behind each of its parts. One block.
+extern "C" __global__ void tell_sums(Params p, const Program* program, const u64* slips, void* sums) {
+    float code = own_code(p, *program);
+    for (u32 i = 0; i < owners(*program); i++) {
+        tell(p, *program, code, sums, slips[i]);
+    }
 }
 
 // Inner products of P's columns; the block that comes last for a matrix factors them.
@@ -416,7 +420,7 @@ extern "C" __global__ void means(Params p, const Dense* dense, const Factors* al
             for (u32 k = 0; k < HIGH / WARPS; k++) {
                 if (tile.is_inside(f, k)) {
                     u64 i = u64(tile.row_of(k)) * f.cols + tile.own_col();
-                    give(p.dtype, program, f.layer, own, i, tile.sums[k]);
+                    give(p.dtype, program, f.layer, 0, own, i, tile.sums[k]);
                 }
             }
         } else {
@@ -426,7 +430,7 @@ extern "C" __global__ void means(Params p, const Dense* dense, const Factors* al
             u64 first = (span - layer.first_span) * SPAN;
             for (u64 i = first + threadIdx.x; i < min(u64(layer.count), first + SPAN); i += BLOCK) {
                 float sum = value(sums, p.reduce_dtype, layer.sum + i);
-                give(p.dtype, program, layer.layer, own, i, sum / world);
+                give(p.dtype, program, layer.layer, layer.start, own, i, sum / world);
             }
         }
     }

@@ -81,7 +81,7 @@ extern "C" __global__ void write_kept(Params p, const Top* tops, const u32* top_
                 float stays = offered.stays(program, entry.x, __uint_as_float(entry.y), sent);
                 offered.after[entry.x] = stays;
                 if (!is_finite(stays)) {
-                    note(&program->fault, REST_LEFT_F32, top.layer, entry.x);
+                    note(&program->fault, REST_LEFT_F32, top.layer, u64(top.start) + entry.x);
                 }
             }
             sum = __shfl_sync(FULL, sum, 31);

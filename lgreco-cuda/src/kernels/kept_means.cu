@@ -30,7 +30,7 @@ struct Payload {
     const u32* words;
 
     __device__ Payload(const Top& top, const Program* program, const u8* messages, u32 rank)
-        : top(top), words(reinterpret_cast<const u32*>(messages + rank * program->apart + top.payload)) {}
+        : top(top), words(reinterpret_cast<const u32*>(message_of(*program, messages, rank) + top.payload)) {}
 
     __device__ bool has_header() const {
         return words[0] == u32(top.header_low) && words[1] == u32(top.header_low >> 32) &&
@@ -287,10 +287,10 @@ extern "C" __global__ void average_kept(Params p, const Top* tops, const u32* to
         void* own = static_cast<u8*>(means) + top.first * (p.dtype == 0 ? 4 : 2);
         u64 first = u64(span) * SPAN;
         for (u32 i = threadIdx.x; i < SPAN && first + i < top.count; i += BLOCK) {
-            give(p.dtype, program, top.layer, own, first + i, sums[i] / float(program->world));
+            give(p.dtype, program, top.layer, top.start, own, first + i, sums[i] / float(program->world));
         }
     }
-    if (is_last(&program->done, 1, gridDim.x) && threadIdx.x == 0 && program->spans == 0) {
+    if (is_last(&program->done, 1, gridDim.x) && threadIdx.x == 0 && program->own_spans == 0) {
         end_step(program, first_faulty(*program, messages));
     }
 }

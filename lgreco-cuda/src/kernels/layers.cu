@@ -1,4 +1,5 @@
-// Layers under QSGD of an exchange: what is known of each, and whether an encoder wrote what the ranks have sent of it.
+// Layers under QSGD of an exchange, or the parts of layers that ranks have as shards: what is known of each, and whether an encoder
+// wrote what the ranks have sent of it.
 
 struct Layer {
     u64 first;    // its first value
@@ -14,7 +15,11 @@ struct Layer {
     u32 nearest;
     u32 bits;
     u32 log_levels;
-    u32 id;
+    u32 id;      // by which random words are named,
+    u32 rank;    // and so they are by this
+    u32 number;  // in the bucket
+    u32 start;   // its first value's place in the layer
+    u32 unused;
 };
 
 // Whether the scales of a span's buckets are as an encoder writes them and, with the first span, the header and the bits behind
@@ -41,12 +46,11 @@ __device__ inline bool is_written(const Layer& layer, u64 span, const u8* payloa
 
 // Blames ranks whose payloads no encoder wrote: a block looks at 32 spans of as many ranks as it has warps.
 __device__ inline void check_scales(const Layer* layers, const u32* layer_of, Program* program, const u8* messages) {
-    for (u64 at = blockIdx.x * 32ull + threadIdx.x % 32; at < program->spans; at += gridDim.x * 32ull) {
-        u32 number = layer_of[at];
-        Layer layer = layers[number];
+    for (u64 at = blockIdx.x * 32ull + threadIdx.x % 32; at < program->own_spans; at += gridDim.x * 32ull) {
+        Layer layer = layers[layer_of[at]];
         for (u32 rank = threadIdx.x / 32; rank < program->world; rank += WARPS) {
-            if (!is_written(layer, at - layer.first_span, messages + rank * program->apart + layer.payload)) {
-                blame(program, rank, number);
+            if (!is_written(layer, at - layer.first_span, message_of(*program, messages, rank) + layer.payload)) {
+                blame(program, rank, layer.number);
             }
         }
     }

@@ -5,13 +5,14 @@
 struct Program {
     u64 elements;  // of all layers
     u64 apart;     // bytes from one rank's message to the next
-    u64 sums;      // values that are summed first, before the ranks' slips
+    u64 sums;      // values that are summed first, before the ranks' slips; by shards, up to those behind this rank's own
     u64 factors;   // those that are summed after these, likewise
     u64 fault;     // of this step so far: the complement of kind, layer and index; 0 for none
     u64 told;      // the last step's
     u32 step;
     u32 half;  // which residuals count, and which remembered factors
-    u32 spans;
+    u32 spans;      // under QSGD, of what this rank sends,
+    u32 own_spans;  // and of what it averages, which come first
     u32 world;
     u32 rank;  // this one's number
     u32 fingerprint;
@@ -25,6 +26,7 @@ struct Program {
     u32 largest;
     u32 broken;  // complement of the first rank one of whose payloads no encoder wrote; 0 for none
     u32 done;    // blocks that have been through the launch
+    u32 sharded;  // whether each rank averages its own shard of each layer
 };
 
 // Bytes before the payloads: fault, step, fingerprint, none.
@@ -62,6 +64,17 @@ __device__ inline void put(void* values, u32 dtype, u64 i, u32 bits) {
     }
 }
 
+// Owners that a rank sends shares of its values to, each apart: all ranks by shards, else everybody at once.
+__device__ inline u32 owners(const Program& program) {
+    return program.sharded ? program.world : 1;
+}
+
+// A rank's message among those that this one has: in the order of the ranks, but by shards its own behind those of the others.
+__device__ inline const u8* message_of(const Program& program, const u8* messages, u32 rank) {
+    u32 later = rank == program.rank ? program.world - 1 : rank - 1;
+    return messages + (program.sharded && rank >= program.rank ? later : rank) * program.apart;
+}
+
 // What the other ranks are told of this one, by one thread.
 __device__ inline void tell(Program* program, u32* message) {
     // Other blocks of the launch may have noted it.
@@ -78,7 +91,7 @@ __device__ inline u32 first_failed(const Program& program, const u8* messages) {
         return program.judged;
     }
     for (u32 rank = 0; rank < program.world; rank++) {
-        const u32* words = reinterpret_cast<const u32*>(messages + rank * program.apart);
+        const u32* words = reinterpret_cast<const u32*>(message_of(program, messages, rank));
         if (words[0] != 0 || words[1] != program.step || words[2] != program.fingerprint) {
             return rank;
         }
@@ -107,10 +120,10 @@ __device__ inline void fill(const Program& program, u32 dtype, void* means) {
     }
 }
 
-// Writes a mean; `note`s one that leaves its type.
-__device__ inline void give(u32 dtype, Program* program, u32 layer, void* means, u64 i, float mean) {
+// Writes a mean; `note`s one that leaves its type, by its place in the layer, of which the first is `start`.
+__device__ inline void give(u32 dtype, Program* program, u32 layer, u64 start, void* means, u64 i, float mean) {
     if (!write_mean(means, dtype, i, __float_as_uint(mean))) {
-        note(&program->fault, MEAN_LEFT_ITS_TYPE, layer, i);
+        note(&program->fault, MEAN_LEFT_ITS_TYPE, layer, start + i);
     }
 }
 

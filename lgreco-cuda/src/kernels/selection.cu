@@ -89,7 +89,7 @@ extern "C" __launch_bounds__(BLOCK, 3) __global__ void offer(Params p, const Top
                 least = max(least, magnitude == 0 ? 0 : ~magnitude);
                 if (magnitude >= INFINITE) {
                     bool good = is_finite(value(offered.gradient, offered.gradient_dtype, i));
-                    note(&program->fault, good ? SUM_LEFT_F32 : NOT_FINITE, top.layer, i);
+                    note(&program->fault, good ? SUM_LEFT_F32 : NOT_FINITE, top.layer, top.start + i);
                 }
                 if (to != NOWHERE) {
                     u32 earlier = __popc(mask & ((1u << bit) - (1u << (4 * strip))));

@@ -1,4 +1,4 @@
-// Layers under TopK, of an exchange or one alone: what is known of each, and what kernels of all of them share.
+// Layers under TopK, or the parts of them that ranks have as shards, of an exchange or one alone: what is known of each, and what kernels of all of them share.
 
 struct Params {
     u32 dtype;
@@ -32,7 +32,7 @@ struct Top {
     u32 chunks;
     u32 bits;  // of a code; 0 where values are sent as `sent`
     u32 few;   // number among layers with codes
-    u32 unused;
+    u32 start;  // its first value's place in the layer
 };
 
 // What is known of where a layer's k largest end.

@@ -59,7 +59,7 @@ impl Rank {
     }
 
     fn of(cuda: &mut CudaBackend, layers: &[(Setting, Shape)], config: ExchangeConfig) -> Rank {
-        let layer = |(index, &(setting, shape))| DeviceLayer { index, shape, setting };
+        let layer = |(index, &(setting, shape))| DeviceLayer { index, shape, setting, shards: &[] };
         let layers: Vec<DeviceLayer> = (0..).zip(layers).map(layer).collect();
         let mut memory = Memory::new(DeviceBucket::bytes(&layers, config).unwrap());
         let elements: usize = layers.iter().map(|layer| layer.shape.elements()).sum();
@@ -75,7 +75,7 @@ impl Rank {
         unsafe { self.bucket.submit(cuda, self.gradients.address()) }.unwrap();
     }
 
-    fn next(&mut self, cuda: &mut CudaBackend) -> Option<DeviceRequest> {
+    fn next(&mut self, cuda: &mut CudaBackend) -> Option<DeviceRequest<'_>> {
         // SAFETY: the collective asked for before is done.
         unsafe { self.bucket.next(cuda) }.unwrap()
     }
@@ -107,7 +107,7 @@ pub(super) unsafe fn seen<'a, T>(memory: DeviceMemory) -> &'a mut [T] {
 }
 
 /// Performs all ranks' collective.
-fn perform(cuda: &mut CudaBackend, requests: &[DeviceRequest]) {
+fn perform(cuda: &mut CudaBackend, requests: &[DeviceRequest<'_>]) {
     cuda.synchronise().unwrap();
     match requests[0] {
         Request::AllGather { .. } => {
@@ -158,13 +158,14 @@ fn step(cuda: &mut CudaBackend, ranks: &mut [Rank], gradients: &[Vec<f32>]) -> u
 
 /// What is left of a step whose gradients have been submitted.
 fn finish(cuda: &mut CudaBackend, ranks: &mut [Rank]) -> usize {
+    let world = ranks.len();
     for collectives in 0.. {
         let requests: Vec<_> = ranks.iter_mut().filter_map(|rank| rank.next(cuda)).collect();
         if requests.is_empty() {
             cuda.synchronise().unwrap();
             return collectives;
         }
-        assert_eq!(requests.len(), ranks.len(), "ranks were asked for different collectives");
+        assert_eq!(requests.len(), world, "ranks were asked for different collectives");
         perform(cuda, &requests);
     }
     unreachable!()
@@ -401,8 +402,7 @@ fn a_rank_without_gradients_is_an_error_there_and_known_to_all() {
         unsafe { bucket.submit_failure(&mut cuda, gradients.address(), failure.clone()) }.unwrap();
         loop {
             // SAFETY: the collective asked for before is done.
-            let next = |rank: &mut Rank| unsafe { rank.bucket.next(&mut cuda) };
-            let requests: Vec<_> = ranks.iter_mut().map(next).collect();
+            let requests: Vec<_> = ranks.iter_mut().map(|rank| unsafe { rank.bucket.next(&mut cuda) }).collect();
             if let [Ok(None), own, Ok(None)] = &requests[..] {
                 assert_eq!(own.as_ref().unwrap_err(), &failure);
                 break;

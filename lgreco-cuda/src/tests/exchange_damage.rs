@@ -128,7 +128,7 @@ fn planted_faults_are_found() {
         ("used % 8 == 0 || ", "true || "),
         ("u32 first = u32(span) * buckets;", "u32 first = 0;"),
         ("if (span == 0) {", "if (layer.count > 0 && span == 0) {"),
-        ("blame(program, rank, number);", "blame(program, rank, 0);"),
+        ("blame(program, rank, layer.number);", "blame(program, rank, 0);"),
         ("check_scales(layers, layer_of, program, messages);", ""),
         (
             "    if (first_failed(*program, messages) < program->world) {\n        return;\n    }\n    check",

@@ -30,7 +30,7 @@ pub(super) struct Calls {
     /// Words that were set, by address.
     pub(super) words: Mutex<BTreeMap<u64, u32>>,
     /// Launches; other work that is enqueued; waits.
-    kinds: [AtomicUsize; 3],
+    pub(super) kinds: [AtomicUsize; 3],
     pub(super) prepared: Kernels,
     pub(super) launched: Kernels,
 }

@@ -11,6 +11,7 @@ mod exchange;
 mod exchange_damage;
 mod exchange_faults;
 mod exchange_host;
+mod exchange_shards;
 mod exchange_sums;
 mod exchange_topk;
 mod faults;

@@ -12,8 +12,9 @@ use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Compressor, Setting, powersgd::PowerSgd, topk::TopK};
 use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_train::exchange::{Agreement, Collective, Moment, Request, Slip};
-use lgreco_train::testing::exchange::{Bucket, Member, check_space, check_space_damage, check_space_failures, members};
+use lgreco_train::exchange::{Agreement, Collective, Moment, Request, Route, Slip};
+use lgreco_train::testing::exchange::{Bucket, Member, members, parts, shards};
+use lgreco_train::testing::exchange::{check_space, check_space_damage, check_space_failures};
 use lgreco_train::{CoreError, Error};
 
 /// Bytes of a message before its payloads, each of which begins at a multiple of as many.
@@ -65,13 +66,10 @@ fn damaged() -> Vec<Member> {
     ])
 }
 
-/// Where in a message of the device's a byte of the host's is.
-fn place_of(members: &[Member], byte: usize) -> usize {
+/// Where in a message of the device's, which has these parts, a byte of the host's is.
+fn place_of(parts: &[Member], byte: usize) -> usize {
     let (mut own, mut of_host) = (HEAD, Slip::LEN);
-    for Member { setting, shape, dtype, .. } in members {
-        if matches!(setting, Setting::Dense | Setting::PowerSgd(_)) {
-            continue;
-        }
+    for Member { setting, shape, dtype, .. } in parts {
         let len = setting.payload_len(*shape, *dtype).unwrap();
         if byte < of_host + len {
             return own + byte - of_host;
@@ -82,16 +80,28 @@ fn place_of(members: &[Member], byte: usize) -> usize {
     panic!("byte {byte} of {of_host}")
 }
 
+/// The head of a message that has these parts, and its payloads.
+fn read(parts: &[Member], message: &[u8]) -> (bool, Vec<u8>) {
+    let (mut at, mut payloads) = (HEAD, Vec::new());
+    for Member { setting, shape, dtype, .. } in parts {
+        let len = setting.payload_len(*shape, *dtype).unwrap();
+        payloads.extend_from_slice(&message[at..at + len]);
+        at += len.next_multiple_of(HEAD);
+    }
+    assert_eq!(at, message.len());
+    (message[..4] == [0; 4], payloads)
+}
+
 /// A rank's bucket, which is made when its first step says where it is.
-struct OnDevice {
+struct OnDevice<const SHARDED: bool> {
     cuda: CudaBackend,
     members: Vec<Member>,
     gradients: Memory,
     made: Option<(DeviceBucket, Memory, ExchangeConfig)>,
 }
 
-impl OnDevice {
-    fn new(cuda: CudaBackend, members: &[Member]) -> OnDevice {
+impl<const SHARDED: bool> OnDevice<SHARDED> {
+    fn new(cuda: CudaBackend, members: &[Member]) -> Self {
         let bytes: usize = members.iter().map(|member| member.shape.elements() * member.dtype.bytes()).sum();
         OnDevice { cuda, members: members.to_vec(), gradients: Memory::new(bytes as u64), made: None }
     }
@@ -101,8 +111,9 @@ impl OnDevice {
         let stream = Stream { seed, step, layer: 0, rank };
         let dtype = self.members[0].dtype;
         let config = ExchangeConfig { dtype, reduce_dtype, world: world_size, stream, ..ExchangeConfig::default() };
-        let layer = |&Member { index, shape, setting, .. }: &Member| DeviceLayer { index, shape, setting };
-        let layers: Vec<DeviceLayer> = self.members.iter().map(layer).collect();
+        let shards = shards(&self.members, Self::ROUTE, world_size);
+        let layer = |(&Member { index, shape, setting, .. }, shards)| DeviceLayer { index, shape, setting, shards };
+        let layers: Vec<DeviceLayer> = self.members.iter().zip(shards.iter().map(Vec::as_slice)).map(layer).collect();
         let mut memory = Memory::new(DeviceBucket::bytes(&layers, config).unwrap());
         // SAFETY: the memory lives as long as the bucket, and is large enough.
         let mut bucket = unsafe { DeviceBucket::new(&mut self.cuda, &layers, config, memory.address()) }.unwrap();
@@ -111,6 +122,10 @@ impl OnDevice {
             unsafe { bucket.take_over(&mut self.cuda, before) }.unwrap();
         }
         self.made = Some((bucket, memory, config));
+    }
+
+    fn world(&self) -> u32 {
+        self.made.as_ref().unwrap().2.world
     }
 
     fn outcome(&mut self) -> ExchangeOutcome {
@@ -131,7 +146,8 @@ impl OnDevice {
     }
 }
 
-impl Bucket for OnDevice {
+impl<const SHARDED: bool> Bucket for OnDevice<SHARDED> {
+    const ROUTE: Route = if SHARDED { Route::Sharded } else { Route::AllGather };
     const FORGETS: bool = false;
     const SENDS_AS_HOST: bool = false;
     const TELLS_OF_REST: bool = true;
@@ -164,6 +180,13 @@ impl Bucket for OnDevice {
                     Request::AllGather { buffer } => collective.all_gather(seen(buffer)),
                     Request::AllReduceSum { values } => collective.all_reduce_sum(seen(values)),
                     Request::AllReduceSumBf16 { values } => collective.all_reduce_sum_bf16(seen(values)),
+                    Request::AllToAll { send, send_lens, received, received_lens } => {
+                        collective.all_to_all(seen(send), send_lens, seen(received), received_lens)
+                    }
+                    Request::ReduceScatterSum { lens, values } => collective.reduce_scatter_sum(lens, seen(values)),
+                    Request::ReduceScatterSumBf16 { lens, values } => {
+                        collective.reduce_scatter_sum_bf16(lens, seen(values))
+                    }
                     other => panic!("{other:?}"),
                 }
             };
@@ -171,7 +194,11 @@ impl Bucket for OnDevice {
         }
         let after = self.outcome();
         if after.failed == before.failed {
+            assert!(!after.alone);
             return Ok(());
+        }
+        if after.alone {
+            assert!(SHARDED && after.fault.is_some());
         }
         Err(match (after.fault, after.rank) {
             (Some(ExchangeFault::Payload { layer }), Some(rank)) => {
@@ -190,20 +217,16 @@ impl Bucket for OnDevice {
     }
 
     fn message(&self, message: &[u8]) -> (bool, Vec<u8>) {
-        let (mut at, mut payloads) = (HEAD, Vec::new());
-        for Member { setting, shape, dtype, .. } in &self.members {
-            if !matches!(setting, Setting::Dense | Setting::PowerSgd(_)) {
-                let len = setting.payload_len(*shape, *dtype).unwrap();
-                payloads.extend_from_slice(&message[at..at + len]);
-                at += len.next_multiple_of(HEAD);
-            }
-        }
-        assert_eq!(at, message.len());
-        (message[..4] == [0; 4], payloads)
+        read(&parts(&self.members, Self::ROUTE, self.world(), 0), message)
+    }
+
+    fn message_for(&self, owner: u32, message: &[u8]) -> (bool, Vec<u8>) {
+        read(&parts(&self.members, Self::ROUTE, self.world(), owner), message)
     }
 
     fn place_of(&self, byte: usize) -> usize {
-        place_of(&self.members, byte)
+        // Those of damaged messages are two.
+        place_of(&parts(&self.members, Self::ROUTE, 2, 0), byte)
     }
 
     /// Whose value is too large for what is left unsaid, and so is what is wrong with another rank, of which there is one, unless it
@@ -218,9 +241,16 @@ impl Bucket for OnDevice {
     }
 
     fn means(&mut self) -> Vec<Vec<u8>> {
+        let rank = self.made.as_ref().unwrap().2.stream.rank as usize;
+        let shards = shards(&self.members, Self::ROUTE, self.world());
         let mut rest = self.gradients.bytes();
-        let cut = |member: &Member| rest.split_off(..member.shape.elements() * member.dtype.bytes()).unwrap().to_vec();
-        self.members.iter().map(cut).collect()
+        let cut = |(member, shards): (&Member, &Vec<u64>)| {
+            let (len, bytes) = (member.shape.elements(), member.dtype.bytes());
+            let end = |rank: usize| shards.get(rank).map_or(len, |&end| end as usize);
+            let start = if SHARDED && rank > 0 { end(rank - 1) } else { 0 };
+            rest.split_off(..len * bytes).unwrap()[bytes * start..bytes * end(rank)].to_vec()
+        };
+        self.members.iter().zip(&shards).map(cut).collect()
     }
 
     fn residuals(&mut self) -> Option<Vec<Vec<f32>>> {
@@ -238,7 +268,7 @@ fn is_there() -> bool {
     backend(flavour(), 0).is_some()
 }
 
-fn open(members: &[Member], _: bool, world: u32) -> OnDevice {
+fn open<const SHARDED: bool>(members: &[Member], _: bool, world: u32) -> OnDevice<SHARDED> {
     // Threads of a block run in another order where there are more ranks.
     OnDevice::new(backend(flavour(), world as i32 - 1).expect("g++, as before"), members)
 }
@@ -246,6 +276,15 @@ fn open(members: &[Member], _: bool, world: u32) -> OnDevice {
 #[test]
 fn means_residuals_and_messages_are_the_hosts() {
     if is_there() {
+        let open = open::<false>;
+        [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().for_each(|dtype| check_space(&members_of(dtype), true, open));
+    }
+}
+
+#[test]
+fn so_they_are_by_shards() {
+    if is_there() {
+        let open = open::<true>;
         [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().for_each(|dtype| check_space(&members_of(dtype), true, open));
     }
 }
@@ -253,15 +292,20 @@ fn means_residuals_and_messages_are_the_hosts() {
 #[test]
 fn failures_are_the_hosts() {
     if is_there() {
-        check_space_failures(&members_of(Dtype::F32), open);
+        check_space_failures(&members_of(Dtype::F32), open::<false>);
+        check_space_failures(&members_of(Dtype::F32), open::<true>);
     }
 }
 
 #[test]
 fn damage_is_found_as_by_the_host() {
     if is_there() {
-        check_space_damage(&damaged_qsgd(), 1, 2, open);
-        check_space_damage(&damaged(), 1, 11, open);
+        check_space_damage(&damaged_qsgd(), 1, 2, open::<false>);
+        check_space_damage(&damaged(), 1, 11, open::<false>);
+        check_space_damage(&damaged_qsgd(), 1, 2, open::<true>);
+        let sharded: Vec<Member> =
+            damaged().into_iter().filter(|member| !matches!(member.setting, Setting::PowerSgd(_))).collect();
+        check_space_damage(&sharded, 1, 5, open::<true>);
     }
 }
 
@@ -269,6 +313,7 @@ fn damage_is_found_as_by_the_host() {
 #[derive(Clone, Copy, Debug)]
 enum Check {
     Steps,
+    Shards,
     Failures,
     Damage,
 }
@@ -292,14 +337,20 @@ fn faults_in_the_kernels_are_found() {
         (Module::Selection, "low <= high && ", "", Check::Damage),
         (Module::Selection, "payload[used / 8] >> used % 8 == 0", "true", Check::Damage),
         (Module::Selection, "atomicMax(&program->broken, ~rank);", "", Check::Damage),
+        (Module::Exchange, "p.rank = layer.rank;", "", Check::Shards),
+        (Module::Exchange, "rank >= program.rank ? later : rank", "false ? later : rank", Check::Shards),
+        (Module::Selection, "rank >= program.rank ? later : rank", "false ? later : rank", Check::Shards),
     ] {
-        let open = |members: &[Member], _, _| {
+        let edited = || {
             let device = Simt::new(Flavour::Plain, 0, Some(Edit { module, from, to })).expect("g++, as before");
-            OnDevice::new(CudaBackend::on(Box::new(device)), members)
+            CudaBackend::on(Box::new(device))
         };
+        let open = |members: &[Member], _, _| OnDevice::<false>::new(edited(), members);
+        let sharded = |members: &[Member], _, _| OnDevice::<true>::new(edited(), members);
         let members = members_of(Dtype::F32);
         let found = std::panic::catch_unwind(|| match check {
             Check::Steps => check_space(&members, true, open),
+            Check::Shards => check_space(&members, true, sharded),
             Check::Failures => check_space_failures(&members, open),
             Check::Damage => check_space_damage(&damaged_qsgd(), 1, 2, open),
         });

@@ -7,9 +7,9 @@ use lgreco_train::exchange::Request;
 use lgreco_train::gradient::Dtype;
 use std::any::Any;
 
-fn read(layers: &BucketLayers) -> (Vec<DeviceLayer>, ExchangeConfig) {
+fn read(layers: &BucketLayers) -> (Vec<DeviceLayer<'static>>, ExchangeConfig) {
     let BucketLayers { dtype, reduce_dtype, world_size: world, stream, gain, nan_on_fault, .. } = *layers;
-    let layer = |&(index, shape, setting)| DeviceLayer { index, shape, setting };
+    let layer = |&(index, shape, setting)| DeviceLayer { index, shape, setting, shards: &[] };
     let on_fault = if nan_on_fault { OnFault::Nan } else { OnFault::Zeros };
     let config = ExchangeConfig { dtype, reduce_dtype, world, stream, gain, on_fault };
     (layers.layers.iter().map(layer).collect(), config)
@@ -45,9 +45,9 @@ impl OnDeviceBucket for DeviceBucket {
     }
 
     unsafe fn next(&mut self, device: &mut dyn OnDevice) -> Result<Option<Collective>, Failure> {
+        let world_size = self.world_size() as usize;
         // SAFETY: passed on.
         let request = unsafe { DeviceBucket::next(self, cuda(device)?) }?;
-        let world_size = self.world_size() as usize;
         let (address, sum, len) = match request {
             None => return Ok(None),
             Some(Request::AllGather { buffer }) => (buffer.address, None, buffer.len / world_size),

@@ -69,7 +69,10 @@ def peer_error(rank: int, code: int) -> LgrecoError:
 
 @final
 class Request:
-    """A collective on memory of a bucket or controller, which stays in its place until that is asked to go on."""
+    """A collective on memory of a bucket or controller, which stays in its place until that is asked to go on.
+
+    On a device what comes by an all-to-all lies before this rank's message to itself, which is as long as each of the others'.
+    """
 
     kind: str
     """all_reduce, all_reduce_bf16, all_gather, all_gather_each, broadcast, all_to_all, reduce_scatter or reduce_scatter_bf16."""
@@ -313,8 +316,11 @@ class Device:
     def forget(self, bucket: DeviceBucket) -> None:
         """After a step that has not failed: forgets what was not sent of layers that are to go without error feedback."""
 
-    def fault(self, bucket: DeviceBucket) -> tuple[int | None, LgrecoError | None]:
-        """Waits: the first rank at fault in the last step, and this rank's error, or that of the other's payload."""
+    def fault(self, bucket: DeviceBucket) -> tuple[int | None, LgrecoError | None, bool]:
+        """Waits: the first rank at fault in the last step, and this rank's error, or that of the other's payload.
+
+        And whether this rank alone knows of it: it is about what it has got of its own shards.
+        """
 
     def take_home(self, controller: Controller, bucket: DeviceBucket, before: int, forgotten: list[int] | None = None) -> None:
         """Waits: residuals become the controller's, as they were before this step, the last one submitted or the next.

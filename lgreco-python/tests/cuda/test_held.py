@@ -10,6 +10,7 @@ from test_device import FIXED, ON_DEVICE, PLANNED, STEPS, near, residuals, staye
 from test_scaled import Trained, same
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from lgreco import LgrecoError
 from lgreco.torch import ExchangeError, LGreCoState, lgreco_hook
 
 SETTINGS = {"first": "topk 100", "second": "topk 90", "third": "topk 60 bits 3"}
@@ -91,6 +92,37 @@ def test_what_is_to_go_out_once_waits_for_a_gradient(look: bool) -> None:
 def test_powersgd_is_nearly_that_of_the_host() -> None:
     options = FIXED | {"settings": {"first": "powersgd 2", "second": "powersgd 4", "third": "powersgd 1"}}
     expect_alike(on_ranks(2, _both, options, {}, True, False), near)
+
+
+def _without_memory(rank: int) -> tuple[list[str | None], bool]:
+    """Rank 1's GPU has no memory to hold a residual in step 7."""
+    from lgreco.torch import device
+
+    ddp, state = made(SCHEMES["fixed"] | ON_DEVICE)
+    held, told = device.Held, []
+
+    def refused(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+    for step in range(10):
+        device.Held = refused if (rank, step) == (1, 7) else held  # type: ignore[assignment, misc]
+        before = residuals(state)
+        ddp.zero_grad()
+        try:
+            ddp(gradients(rank, step)).backward()
+            told.append(None)
+        except LgrecoError as error:
+            told.append(str(error))
+        if step == 7:
+            assert torch.equal(residuals(state), before) and before.any()
+    return told, stayed(state)
+
+
+def test_all_ranks_hear_that_one_has_no_memory_to_hold_a_residual() -> None:
+    (others, _), (own, stays) = on_ranks(2, _without_memory)
+    assert stays and [step for step, error in enumerate(own) if error is not None] == [8]
+    assert own[8] == "residuals cannot be held on the GPU: no memory" and "rank 1" in str(others[8])
+    assert [error is None for error in others] == [error is None for error in own]
 
 
 def _scaled(rank: int, look: bool) -> tuple[Any, Any]:

@@ -1,6 +1,5 @@
 """Shards whose means between nodes are made in a GPU's memory, on an imitated driver, against the exchange on the host."""
 
-import logging
 from typing import Any
 
 import pytest
@@ -62,18 +61,3 @@ def test_shards_means_are_those_of_the_host(scheme: str) -> None:
         assert all(alike(found, expected) for found, expected in zip(device[0], host[0], strict=True))
         assert alike(device[1], host[1]) and bool(device[1].any()) == (scheme != "qsgd")
 
-
-def _gathered(rank: int) -> tuple[bool, list[str]]:
-    """Without replicas."""
-    told: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("lgreco").addHandler(handler)
-    module = fully_shard(torch.nn.Linear(40, 40), mesh=init_device_mesh("cpu", (2,)))
-    state = LGreCoShardedState(module, **SCHEMES["topk"], _device_of=imitated)  # type: ignore[arg-type]
-    return state._device is None, told
-
-
-def test_what_is_reduced_and_scattered_compressed_goes_by_the_host_and_says_so() -> None:
-    for rank, (by_host, told) in enumerate(on_ranks(2, _gathered)):
-        assert by_host and told == ["gradients are copied to the host to be compressed, because of route"][rank:]

@@ -1,5 +1,6 @@
 """Errors of what is compressed on an imitated GPU, as measured there and on the host."""
 
+import logging
 from typing import Any
 
 import pytest
@@ -73,3 +74,36 @@ def test_of_a_layer_without_a_gradient_nothing_is_measured() -> None:
     for (host, device), second in on_ranks(2, _held):
         expect_alike(host, device)
         assert second[5] == second[7] != second[3] and device[7]["first"] != device[5]["first"]
+
+
+def _without_memory(rank: int, moment: str) -> tuple[list[float | None], list[str], bool]:
+    """Rank 1's GPU has no memory to measure step 6 by, before or after that."""
+    from lgreco.torch import errors
+
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("lgreco").addHandler(handler)
+    ddp = DDP(Linear(), bucket_cap_mb=0.005)
+    settings = {"first": "topk 100", "second": "topk 90", "third": "qsgd 4"}
+    state = LGreCoState(None, ddp, **FIXED, settings=settings, metrics_every=2, **ON_DEVICE)
+    ddp.register_comm_hook(state, lgreco_hook)
+    own = getattr(errors.Errors, moment)
+
+    def refused(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+    found = []
+    for step in range(9):
+        setattr(errors.Errors, moment, refused if (rank, step) == (1, 6) else own)
+        ddp.zero_grad()
+        ddp(gradients(rank, step)).backward()
+        found.append(state.metrics()["second"]["relative_error"])
+    return found, lines, stayed(state)
+
+
+@pytest.mark.parametrize("moment", ["__init__", "measured"])
+def test_without_memory_a_step_is_not_measured_on_that_rank(moment: str) -> None:
+    (others, _, _), (own, lines, stays) = on_ranks(2, _without_memory, moment)
+    assert stays and own[6] == own[4] != own[8] and others[4] != others[6] != others[8]
+    assert lines and all(line == "the errors of a step are not measured on the GPU: no memory" for line in lines)

@@ -37,7 +37,7 @@ class Clocked(Imitation):
         self.marked = self.known = 0
         self.waits: list[int] = []
         self.state: Any = None
-        gather, reduce = dist.all_gather_into_tensor, dist.all_reduce
+        gather, reduce, exchange = dist.all_gather_into_tensor, dist.all_reduce, dist.all_to_all_single
 
         def gathering(parts: torch.Tensor, *arguments: Any, **options: Any) -> Any:
             self.sent += parts.nbytes * (1 - 1 / dist.get_world_size(options.get("group")))
@@ -47,7 +47,12 @@ class Clocked(Imitation):
             self.sent += 2 * values.nbytes * (1 - 1 / dist.get_world_size(options.get("group")))
             return reduce(values, *arguments, **options)
 
-        dist.all_gather_into_tensor, dist.all_reduce = gathering, reducing
+        def exchanging(to: torch.Tensor, sent: torch.Tensor, to_lens: list[int], lens: list[int], **options: Any) -> Any:
+            others = sum(lens) - lens[dist.get_rank(options.get("group"))]
+            self.sent += others * sent.element_size()
+            return exchange(to, sent, to_lens, lens, **options)
+
+        dist.all_gather_into_tensor, dist.all_reduce, dist.all_to_all_single = gathering, reducing, exchanging
 
     def now(self) -> float:
         return self.launches() * self.launch + self.sent * self.byte
@@ -283,6 +288,34 @@ def test_where_there_is_no_memory_for_trials_costs_are_guessed() -> None:
     assert any(line.startswith("what topk ") and line.endswith("no memory") for line in lines)
 
 
+def _not_kept(rank: int) -> tuple[list[Any], list[str], bool]:
+    """The planning rank's GPU has no memory to keep gradients in for trials."""
+    from lgreco.torch import times
+
+    class Full:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(torch, name)
+
+        def cat(self, _: Any) -> torch.Tensor:
+            raise torch.OutOfMemoryError("no memory")
+
+    if rank == 0:
+        times.torch = Full()  # type: ignore[attr-defined]
+    log, plans, gpu = Lines(), [], Clocked(1e-9, 1e-12)
+    ddp = DDP(Linear(), bucket_cap_mb=0.005)
+    options = PLANNED | {"method": "topk", "on_plan": lambda state: plans.append(state.plan)}
+    state = gpu.state = LGreCoState(None, ddp, **options, _device_of=lambda _: gpu)
+    ddp.register_comm_hook(state, lgreco_hook)
+    train(ddp, rank, range(STEPS))
+    return plans, log.lines, stayed(state)
+
+
+def test_without_memory_for_gradients_methods_are_not_tried_out() -> None:
+    (plans, lines, stays), (others, _, _) = on_ranks(2, _not_kept)
+    assert stays and plans == others and len(plans) == 3
+    assert any(line.startswith("a bucket is left out where methods are tried out") for line in lines)
+
+
 def test_where_buckets_have_no_memory_the_hosts_clock_counts() -> None:
     (plans, lines, stays), (others, _, _) = on_ranks(2, _full, 0)
     assert not stays and plans == others and len(plans) == 3 and all(plan["measured_seconds"] > 0 for plan in plans)
@@ -316,3 +349,31 @@ def test_shards_between_nodes_are_compressed_where_that_pays(clock: tuple[float,
         (plans, stays), (others, _) = found[shard], found[shard + 2]
         assert stays and plans == others and [plan["step"] for plan in plans] == [4, 8, 12]
         assert all(plan["compressed_layers"] == (3 if clock == SLOW_LINK else 0) for plan in plans)
+
+
+def _sharded(rank: int, clock: tuple[float, float], method: str) -> tuple[list[Any], bool, list[str]]:
+    """Gradients that are reduced and scattered compressed."""
+    log, plans, gpu = Lines(), [], Clocked(*clock)
+    mesh = init_device_mesh("cpu", (2,))
+    module = torch.nn.Sequential(*[fully_shard(torch.nn.Linear(40, 40), mesh=mesh) for _ in range(3)])
+    fully_shard(module, mesh=mesh)
+    options = PLANNED | {"method": method, "on_plan": lambda state: plans.append(state.plan)}
+    state = gpu.state = LGreCoShardedState(module, **options, _device_of=lambda _: gpu)  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        x = torch.randn(8, 40, generator=generator)
+        (module(x) - x.flip(1)).square().mean().backward()
+        optimizer.step()
+    return plans, stayed(state), log.lines  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["qsgd", "topk"])
+@pytest.mark.parametrize("clock", [SLOW_LINK, FAST_LINK], ids=["slow link", "slow kernels"])
+def test_shards_are_compressed_where_that_pays(clock: tuple[float, float], method: str) -> None:
+    (plans, stays, lines), (others, *_) = on_ranks(2, _sharded, clock, method)
+    assert stays and plans == others and [plan["step"] for plan in plans] == [4, 8, 12]
+    assert not any("is guessed" in line for line in lines)
+    assert all(plan["compressed_layers"] == (3 if clock == SLOW_LINK else 0) for plan in plans)
+    assert clock != SLOW_LINK or all(plan["seconds_per_byte"] == pytest.approx(clock[1], rel=0.02) for plan in plans)

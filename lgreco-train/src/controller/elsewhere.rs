@@ -79,7 +79,7 @@ impl Controller {
     }
 
     /// Takes note that layers are exchanged elsewhere in the step under way, under their settings and by
-    /// [`Route::AllGather`](crate::exchange::Route): what they send is counted, and no bucket of the step may have them. Where values decide how long
+    /// [`Route::AllGather`](crate::exchange::Route) or [`Route::Sharded`](crate::exchange::Route): what they send is counted, and no bucket of the step may have them. Where values decide how long
     /// a payload is, the longest is counted.
     ///
     /// ```

@@ -49,12 +49,12 @@ class _All:
 
 
 class _ReduceScatter:
-    """A sum of parts that differ in length, which Gloo's own does not allow: parts are sent to their owners, who add them."""
+    """A sum of parts that differ in length, which reduce-scatters do not allow: parts are sent to their owners, who add them."""
 
     def __init__(self, values: torch.Tensor, lens: list[int], group: dist.ProcessGroup) -> None:
         rank, world = group.rank(), group.size()
         self._own = torch.split(values, lens)[rank]
-        self._received = torch.empty(world, lens[rank], dtype=values.dtype)
+        self._received = torch.empty(world, lens[rank], dtype=values.dtype, device=values.device)
         received = [lens[rank]] * world
         work = dist.all_to_all_single(self._received.view(-1), values, received, lens, group=group, async_op=True)
         self._work = _All([work])

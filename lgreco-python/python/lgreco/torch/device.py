@@ -26,6 +26,8 @@ from lgreco.torch.times import Times
 _LOG = logging.getLogger("lgreco")
 _NOT_FINITE = 101
 """The permanent code of a gradient's error."""
+_OUT_OF_MEMORY = 7
+"""That of memory that is not there."""
 
 
 class _Bucket:
@@ -80,6 +82,8 @@ class Buckets:
         """Whether the last step's gradients are to be planned by."""
         self._untold: LgrecoError | None = None
         """What the device has refused when there was no message left to tell the others by."""
+        self._alone: LgrecoError | None = None
+        """What this rank has found wrong with the means of its shards, until it tells the others."""
         self._taken_out: int | None = None
         """Before which step the controller's residuals have become the device's last."""
 
@@ -205,7 +209,7 @@ class Buckets:
             self.bring_home()
             self.forget()
             raise RuntimeError(str(untold))
-        failed, self._failed = self._failed, []
+        failed, self._failed = [bucket for bucket in self._failed if not self._found_alone(bucket)], []
         if not failed:
             return None
         error = self._worst(failed)
@@ -216,17 +220,30 @@ class Buckets:
             self.forget()
         return error
 
+    def _found_alone(self, bucket: _Bucket) -> bool:
+        """Whether what has gone wrong in the last step this rank alone knows of."""
+        _, error, alone = self.device.fault(bucket.bucket)
+        if alone:
+            self._alone = self._alone or bucket.refusal or error
+            bucket.refusal = None
+        return alone
+
+    def alone(self) -> LgrecoError | None:
+        """When a step begins: what this rank has found wrong alone in the last one, to be told by the first bucket."""
+        alone, self._alone = self._alone, None
+        return alone
+
     def _worst(self, failed: list[_Bucket]) -> LgrecoError | None:
         """What has gone wrong first in buckets whose step has failed on some rank; all ranks hear of it.
 
         None for gradients that are not finite where the loss is scaled.
         """
         found = [self.device.fault(bucket.bucket) for bucket in failed]
-        own = [bucket.refusal or error for bucket, (_, error) in zip(failed, found)]
+        own = [bucket.refusal or error for bucket, (_, error, _) in zip(failed, found)]
         codes = torch.zeros(self._host.size() * len(failed), dtype=torch.int64)
         told = torch.tensor([0 if error is None else error.code for error in own])
         dist.all_gather_into_tensor(codes, told, group=self._host)
-        for of_ranks, mine, (first, _) in zip(codes.view(-1, len(failed)).T.tolist(), own, found):
+        for of_ranks, mine, (first, _, _) in zip(codes.view(-1, len(failed)).T.tolist(), own, found):
             at_fault = [rank for rank, code in enumerate(of_ranks) if code != 0]
             worse = [rank for rank in at_fault if of_ranks[rank] != _NOT_FINITE]
             if self._is_scaled and at_fault and not worse:
@@ -291,7 +308,7 @@ class Buckets:
         self._buckets.clear()
         self._failed.clear()
         self._has_observed = False
-        self._untold = self._taken_out = None
+        self._untold = self._alone = self._taken_out = None
         if self.times is not None:
             self.times.forget()
 
@@ -311,24 +328,44 @@ class DeviceFlight:
         self.future = buckets.cuda.future()
         self._buckets = buckets
         self._bucket = bucket
-        self._buffer = buffer
+        self._buffer: torch.Tensor | None = buffer
         self._work: Started | None = None
 
     def submit(self, gradients: list[torch.Tensor], hold_zeros: bool, failure: LgrecoError | None) -> None:
         """Compresses the buffer, whose parts the gradients are. Of a ``failure`` of this rank's all ranks are told instead."""
+        assert self._buffer is not None
         device, own, address = self._buckets.device, self._bucket, self._buffer.data_ptr()
-        with self._buckets.cuda.stream():
+        with self._buckets.cuda.stream(), self._buckets.computing():
             if failure is None:
-                remembered = Remembered(self._buckets.cuda, own.bucket, own.memory, [gradient.numel() for gradient in gradients])
-                with self._buckets.computing():
-                    if hold_zeros:
-                        own.held = Held(remembered, gradients)
-                    if self._is_measured:
-                        own.errors = Errors(remembered, gradients)
-                    device.submit(own.bucket, address)
+                failure = self._keep(gradients, hold_zeros)
+            if failure is None:
+                device.submit(own.bucket, address)
                 return
             device.submit_failure(own.bucket, address)
             own.refusal = failure
+
+    def _keep(self, gradients: list[torch.Tensor], hold_zeros: bool) -> LgrecoError | None:
+        """Keeps what is needed when the means are enqueued; what has kept it from that, where the step cannot do without."""
+        own = self._bucket
+        remembered = Remembered(self._buckets.cuda, own.bucket, own.memory, [gradient.numel() for gradient in gradients])
+        try:
+            if hold_zeros:
+                own.held = Held(remembered, gradients)
+        except (MemoryError, RuntimeError) as error:
+            told = LgrecoError(f"residuals cannot be held on the GPU: {error}")
+            told.code = _OUT_OF_MEMORY
+            return told
+        if self._is_measured:
+            own.errors = self._measuring(lambda: Errors(self._buckets.cuda, remembered, gradients))
+        return None
+
+    def _measuring(self, measure: Callable[[], Errors]) -> Errors | None:
+        """None, which is logged, where the GPU has no memory to measure by: ``metrics()`` goes without."""
+        try:
+            return measure()
+        except (MemoryError, RuntimeError) as error:
+            _LOG.warning("the errors of a step are not measured on the GPU: %s", error)
+            return None
 
     def go_on(self) -> bool:
         """Enqueues what comes before the next collective, and that; False when the means are enqueued."""
@@ -349,7 +386,7 @@ class DeviceFlight:
                 request, own.refusal = None, own.refusal or error
             if request is None:
                 if own.errors is not None:
-                    own.errors.measure(cuda)
+                    own.errors = self._measuring(own.errors.measured)
                 if own.held is not None:
                     own.held.put_back()
                 if times is not None:
@@ -386,10 +423,12 @@ class DeviceFlight:
             self.future.set_exception(error)  # type: ignore[arg-type]
 
     def deliver(self) -> None:
-        """The means are where the gradients were, for what the current stream does from now on."""
+        """The means are where the gradients were, for what the current stream does from now on; the buffer is no longer kept."""
         self._buckets.cuda.rejoin()
+        self._buffer = None
 
     def land(self) -> None:
-        """Hands the means over."""
-        with self._buckets.cuda.stream():
-            self.future.set_result(self._buffer)
+        """Hands the means over, if they have not been delivered."""
+        if self._buffer is not None:
+            with self._buckets.cuda.stream():
+                self.future.set_result(self._buffer)

@@ -12,16 +12,18 @@ from lgreco.torch.remembered import Remembered
 class Errors:
     """The relative squared errors of a bucket's layers in one step."""
 
-    def __init__(self, remembered: Remembered, gradients: list[torch.Tensor]) -> None:
+    def __init__(self, cuda: Cuda, remembered: Remembered, gradients: list[torch.Tensor]) -> None:
         """Before the gradients are compressed, which become means."""
+        self._cuda = cuda
         self._remembered = remembered
         self._offered = remembered.counted().add_(torch.cat([gradient.flatten() for gradient in gradients]))
         self._told: Callable[[], list[float]] | None = None
 
-    def measure(self, cuda: Cuda) -> None:
-        """When the means are enqueued."""
+    def measured(self) -> "Errors":
+        """When the means are enqueued: itself, with what has been sent."""
         norms = [self._norms(values) for values in (self._remembered.counted(), self._offered)]
-        self._told = cuda.later((norms[0] / norms[1]).square())
+        self._told = self._cuda.later((norms[0] / norms[1]).square())
+        return self
 
     def _norms(self, values: torch.Tensor) -> torch.Tensor:
         layers = torch.split(values, self._remembered.lens)

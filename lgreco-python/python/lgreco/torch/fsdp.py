@@ -77,7 +77,7 @@ class LGreCoShardedState(Training):
     Without ``replicate_group`` gradients are reduced and scattered compressed: each rank gets the mean of its own shard. With it
     they are reduced and scattered as FSDP does, within a node say, and the shards' means over ``replicate_group``, between
     nodes, are made of compressed gradients: HSDP, where ``module`` is sharded over the inner group alone. On an NVIDIA GPU, in a
-    ``replicate_group`` of NCCL's, these then stay in its memory, as under ``LGreCoState``, and nothing waits for the host.
+    group of NCCL's, what is compressed stays in its memory, as under ``LGreCoState``, and nothing waits for the host.
 
     >>> model = torch.nn.Linear(64, 64)
     >>> fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))  # doctest: +ELLIPSIS
@@ -189,14 +189,18 @@ class _ReduceScatter:
         if world == 1:  # older PyTorch asks even then
             output_tensor.copy_(input_tensor)
             return
-        # From rank by rank to layer by layer.
+        # From rank by rank to layer by layer, without what shards are padded with.
         lens = self._unit.lens_of(output_tensor.numel())
+        wholes = [self._unit.wholes[index] for index in self._unit.present]
         by_rank = torch.split(input_tensor.view(world, -1), lens, dim=1)
-        buffer = torch.cat([part.reshape(-1) for part in by_rank])
-        gradients = torch.split(buffer, [world * length for length in lens])
-        wholes = [gradient[: self._unit.wholes[index]] for gradient, index in zip(gradients, self._unit.present)]
-        self._state._exchange(self._unit, buffer, wholes)
-        torch.cat([gradient.view(world, -1)[rank] for gradient in gradients], out=output_tensor)
+        buffer = torch.cat([part.reshape(-1)[:whole] for part, whole in zip(by_rank, wholes)])
+        gradients = torch.split(buffer, wholes)
+        self._state._exchange(self._unit, buffer, gradients)
+        padded = []
+        for gradient, length in zip(gradients, lens):
+            shard = gradient[rank * length : (rank + 1) * length]
+            padded += [shard, shard.new_zeros(length - shard.numel())]
+        torch.cat(padded, out=output_tensor)
         if op == dist.ReduceOp.SUM:
             output_tensor.mul_(world)
 

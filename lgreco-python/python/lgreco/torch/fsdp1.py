@@ -1,6 +1,7 @@
 """Compressed gradients for FullyShardedDataParallel (FSDP1)."""
 
 import itertools
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -9,6 +10,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp._common_utils import clean_tensor_name
 
 from lgreco._lgreco import LgrecoError
+from lgreco.torch.cuda import Cuda, device_of, where_they_stay
 from lgreco.torch.names import plain_name
 from lgreco.torch.options import Options
 from lgreco.torch.training import Layer, Training
@@ -45,7 +47,7 @@ class LGreCoFSDP1State(Training):
 
     ``module`` is the root, with FULL_SHARD or SHARD_GRAD_OP, where each rank gets the mean of its shard, or with NO_SHARD. Other
     parameters are those of ``LGreCoState``. Every flat parameter is a bucket, and the backward pass waits for it; its original
-    parameters are the layers. FullyShardedDataParallel has no hook for HYBRID_SHARD: use ``fully_shard``.
+    parameters are the layers. On an NVIDIA GPU gradients stay there, as under ``LGreCoState``. FullyShardedDataParallel has no hook for HYBRID_SHARD: use ``fully_shard``.
 
     >>> model = FullyShardedDataParallel(torch.nn.Linear(64, 64), device_id=torch.device("cpu"))
     >>> state = LGreCoFSDP1State(model, method="qsgd", policy="uniform", start_iter=2)
@@ -57,7 +59,13 @@ class LGreCoFSDP1State(Training):
     Raises LgrecoError for modules that are sharded otherwise, and for options that do not fit.
     """
 
-    def __init__(self, module: FullyShardedDataParallel, **options: "Unpack[Options]") -> None:
+    def __init__(
+        self,
+        module: FullyShardedDataParallel,
+        *,
+        _device_of: Callable[[Iterable[torch.Tensor]], Cuda | None] = device_of,
+        **options: "Unpack[Options]",
+    ) -> None:
         if not isinstance(module, FullyShardedDataParallel):
             raise LgrecoError(f"a {type(module).__name__} is not in FullyShardedDataParallel")
         parts = [(prefix, part) for prefix, part in module.named_modules() if _trains(part)]
@@ -76,7 +84,9 @@ class LGreCoFSDP1State(Training):
             layers.extend(flats[-1].layers_of(shard, world))
         if sharded:
             options.setdefault("route", "sharded")
-        super().__init__(module.process_group, layers, **options)
+        cuda = where_they_stay(_device_of(module.parameters()), module.process_group, options)
+        super().__init__(module.process_group, layers, cuda, **options)
+        self._note_scales(module)
         module.register_comm_hook(None, _hook)
         for (_, part), flat in zip(parts, flats):
             part._comm_hook_state = (self, flat)

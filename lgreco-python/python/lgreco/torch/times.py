@@ -101,7 +101,10 @@ class Times:
 
     def sends(self, request: Request) -> None:
         """A collective is started; an all-reduce sends what a reduce-scatter and an all-gather do."""
-        ways = 1 if request.kind == "all_gather" else 2
+        if request.kind == "all_to_all":
+            self._sent += request.received_length
+            return
+        ways = 2 if request.kind.startswith("all_reduce") else 1
         self._sent += ways * request.length * (1 - 1 / self._group.size())
 
     def end(self) -> None:
@@ -109,14 +112,18 @@ class Times:
         self._ended = self._cuda.mark()
 
     def keep(self, layers: list[int], gradients: list[torch.Tensor]) -> None:
-        """On the rank that plans: keeps a copy of a bucket's gradients, in the step before a plan."""
+        """On the rank that plans: keeps a copy of a bucket's gradients, in the step before a plan, if there is memory for it."""
         if not self._probed:
             return
         kinds = self._controller.trials(layers)
         places = [place for place in range(len(layers)) if any(kind[place] != "dense" for kind in kinds)]
         if not places:
             return
-        values = torch.cat([gradients[place].flatten() for place in places])
+        try:
+            values = torch.cat([gradients[place].flatten() for place in places])
+        except (MemoryError, RuntimeError) as error:
+            _LOG.warning("a bucket is left out where methods are tried out, as the GPU cannot keep it: %s", error)
+            return
         kept = _Kept([layers[place] for place in places], [[kind[place] for place in places] for kind in kinds], values)
         if self._kept is None or kept.worth() > self._kept.worth():
             self._kept = kept
@@ -150,6 +157,12 @@ class Times:
             if request.kind == "all_gather":
                 messages = self._cuda.part(memory, request.address, request.length, torch.uint8).view(self._group.size(), -1)
                 messages.copy_(messages[self._group.rank()].clone())
+            if request.kind == "all_to_all":
+                # Its message to itself is behind those of the others.
+                world = self._group.size()
+                length = request.received_length // (world - 1) * world
+                messages = self._cuda.part(memory, request.received_address, length, torch.uint8).view(world, -1)
+                messages[:-1].copy_(messages[-1])
             start = self._cuda.mark()
 
     def tell(self) -> None:

@@ -236,6 +236,8 @@ class Training(Reports):
         if fault is not None:
             self._failed, self._refused = fault, True
             return None
+        if self._device is not None:
+            failure = failure or self._device.alone()
         self._take_over_plan()
         if self._device is not None:
             self._device.tell_times()

@@ -16,10 +16,12 @@ mod device;
 mod members;
 mod near;
 mod network;
+mod shards;
 mod space;
 
 pub use case::{Case, Outcome};
 pub use members::{Member, damaged_members, members};
+pub use shards::{parts, shards};
 pub use space::{Bucket, check_message, check_space, check_space_damage, check_space_failures};
 #[cfg(test)]
 pub(crate) use space::{OnHost, on_host};

@@ -3,37 +3,64 @@
 use crate::exchange::threads::ThreadCollective;
 use crate::exchange::{Collective, CollectiveError, Slip};
 use crate::gradient::Bf16;
+use alloc::vec;
 use alloc::vec::Vec;
 
 const GATHERED: &str = "all-gather";
 const SUMMED: &str = "all-reduce";
 const SUMMED_BF16: &str = "all-reduce of bf16";
+const SENT_TO_ALL: &str = "all-to-all";
+const SCATTERED: &str = "reduce-scatter";
+const SCATTERED_BF16: &str = "reduce-scatter of bf16";
 
 /// What a rank has brought to a collective.
 #[derive(Clone, Debug)]
 pub(super) struct Sent {
     pub(super) call: &'static str,
     pub(super) bytes: Vec<u8>,
+    /// Of each rank's part of them; empty where all ranks get all.
+    lens: Vec<usize>,
 }
 
 impl Sent {
     /// What it was, and where something else was sent.
     pub(super) fn differs(&self, other: &Sent) -> (&'static str, Option<usize>) {
-        let same = (self.call, self.bytes.len()) == (other.call, other.bytes.len());
+        let same = (self.call, self.bytes.len(), &self.lens) == (other.call, other.bytes.len(), &other.lens);
         let at = self.bytes.iter().zip(&other.bytes).position(|(a, b)| a != b);
         (self.call, if same { at } else { Some(self.bytes.len()) })
     }
 
     /// The same without fingerprints. `message` says whether the head of a gathered message tells that its rank fares well, and
-    /// what payloads it has; behind sums the rank's slip must tell that, and the others' places must be zeros.
-    pub(super) fn content(&self, place: Place, message: impl FnOnce(&[u8]) -> (bool, Vec<u8>)) -> Content {
+    /// what payloads it has, or of the message for one of the ranks; behind sums the rank's slip must tell that, and the others' places
+    /// must be zeros.
+    pub(super) fn content(&self, place: Place, message: impl Fn(Option<u32>, &[u8]) -> (bool, Vec<u8>)) -> Content {
+        let of_sum = |bytes: &[u8]| place.of_sum::<f32, 1>(bytes, |[sum]| Slip::of_sum(sum));
+        let of_bf16_sum = |bytes: &[u8]| place.of_sum::<Bf16, 3>(bytes, Slip::of_bf16_sum);
         let (fares_well, bytes) = match self.call {
-            GATHERED => message(&self.bytes),
-            SUMMED => place.of_sum::<f32, 1>(&self.bytes, |[sum]| Slip::of_sum(sum)),
-            SUMMED_BF16 => place.of_sum::<Bf16, 3>(&self.bytes, Slip::of_bf16_sum),
+            GATHERED => message(None, &self.bytes),
+            SUMMED => of_sum(&self.bytes),
+            SUMMED_BF16 => of_bf16_sum(&self.bytes),
+            SENT_TO_ALL => {
+                self.parts(|owner, bytes| if bytes.is_empty() { (true, vec![]) } else { message(Some(owner), bytes) })
+            }
+            SCATTERED => self.parts(|_, bytes| of_sum(bytes)),
+            SCATTERED_BF16 => self.parts(|_, bytes| of_bf16_sum(bytes)),
             _ => (true, self.bytes.clone()),
         };
         Content { call: self.call, fares_well, bytes }
+    }
+
+    /// What each rank's part tells and holds, one after the other.
+    fn parts(&self, content: impl Fn(u32, &[u8]) -> (bool, Vec<u8>)) -> (bool, Vec<u8>) {
+        let (mut rest, mut fares_well, mut all) = (&self.bytes[..], true, Vec::new());
+        for (owner, &len) in (0..).zip(&self.lens) {
+            let part;
+            (part, rest) = rest.split_at(len);
+            let (well, held) = content(owner, part);
+            fares_well &= well;
+            all.extend(held);
+        }
+        (fares_well, all)
     }
 }
 
@@ -70,7 +97,7 @@ impl Place {
     }
 }
 
-/// A byte of a gathered message that arrives changed, on every rank alike.
+/// A byte of a message that arrives changed, on every rank alike, or on those that are sent messages of their own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Damage {
     /// Whose message.
@@ -99,7 +126,13 @@ impl Network {
     }
 
     fn remember(&mut self, call: &'static str, bytes: &[u8]) {
-        self.sent.push(Sent { call, bytes: bytes.to_vec() });
+        self.sent.push(Sent { call, bytes: bytes.to_vec(), lens: vec![] });
+    }
+
+    /// The same where each rank has a part, of so many elements.
+    fn remember_parts<T: bytemuck::NoUninit>(&mut self, call: &'static str, elements: &[T], lens: &[u64]) {
+        let lens = lens.iter().map(|&len| len as usize * size_of::<T>()).collect();
+        self.sent.push(Sent { call, bytes: bytemuck::cast_slice(elements).to_vec(), lens });
     }
 }
 
@@ -142,6 +175,32 @@ impl Collective for Network {
     fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError> {
         self.remember("broadcast", if root == self.rank() { bytes } else { &[] });
         self.worker.broadcast(root, bytes)
+    }
+
+    fn all_to_all(
+        &mut self,
+        send: &[u8],
+        send_lens: &[u64],
+        received: &mut [u8],
+        received_lens: &[u64],
+    ) -> Result<(), CollectiveError> {
+        self.remember_parts(SENT_TO_ALL, send, send_lens);
+        self.worker.all_to_all(send, send_lens, received, received_lens)?;
+        let lens: Vec<usize> = received_lens.iter().map(|&len| len as usize).collect();
+        if let Some(Damage { rank, at, change }) = self.damage.filter(|damage| damage.at < lens[damage.rank]) {
+            received[lens[..rank].iter().sum::<usize>() + at] ^= change;
+        }
+        Ok(())
+    }
+
+    fn reduce_scatter_sum(&mut self, lens: &[u64], values: &mut [f32]) -> Result<(), CollectiveError> {
+        self.remember_parts(SCATTERED, values, lens);
+        self.worker.reduce_scatter_sum(lens, values)
+    }
+
+    fn reduce_scatter_sum_bf16(&mut self, lens: &[u64], values: &mut [Bf16]) -> Result<(), CollectiveError> {
+        self.remember_parts(SCATTERED_BF16, values, lens);
+        self.worker.reduce_scatter_sum_bf16(lens, values)
     }
 }
 

@@ -5,6 +5,7 @@ use super::STALE;
 use super::members::{Member, damaged_members, factor_lens, is_near};
 use super::near::{near, near_contents, near_sent, widened};
 use super::network::{Content, Damage, Forger, Network, Place, Sent};
+use super::shards::{is_gathered, parts, shards};
 use crate::backend::{Backend, Portable};
 use crate::compress::qsgd::Qsgd;
 use crate::compress::wire::HEADER_LEN;
@@ -20,6 +21,8 @@ use alloc::{format, vec};
 
 /// One rank's memory of one bucket as the suite sees it: residuals stay in it from step to step.
 pub trait Bucket {
+    /// How its payloads travel: by [`Route::AllGather`] or [`Route::Sharded`], with [`shards`](super::shards()).
+    const ROUTE: Route = Route::AllGather;
     /// Whether it can be without residuals.
     const FORGETS: bool = true;
     /// Whether what it sends is what the host sends, byte by byte (but for fingerprints and slips behind sums in buckets with layers
@@ -39,7 +42,12 @@ pub trait Bucket {
         (Slip::read(message).code == 0, message[Slip::LEN..].to_vec())
     }
 
-    /// Where in a message of its own a byte of the payloads in the host's message is.
+    /// The same of a message that is for one rank alone.
+    fn message_for(&self, _owner: u32, message: &[u8]) -> (bool, Vec<u8>) {
+        self.message(message)
+    }
+
+    /// Where in a message of its own, by shards that for rank 0, a byte of the payloads in the host's message is.
     fn place_of(&self, byte: usize) -> usize {
         byte
     }
@@ -63,7 +71,7 @@ pub trait Bucket {
         collective: &mut impl Collective,
     ) -> Result<(), Error>;
 
-    /// The means, as the gradients were.
+    /// The means, as the gradients were; by shards those of this rank's.
     fn means(&mut self) -> Vec<Vec<u8>>;
 
     /// The residuals, by layer; `None` without feedback.
@@ -79,11 +87,6 @@ pub(crate) struct OnHost {
     factors: Vec<Vec<f32>>,
     /// Whether residuals are what payloads leave that were sent, whatever comes back of them.
     as_sent: bool,
-}
-
-/// Whether a layer travels in messages.
-fn is_gathered(member: &Member) -> bool {
-    member.setting != Setting::Dense && !is_near(member)
 }
 
 /// What the payload of a layer leaves of these values.
@@ -156,12 +159,23 @@ impl Bucket for OnHost {
         let sent = offered.clone().filter(|_| self.as_sent);
         let gradients: Vec<Typed> =
             self.members.iter().zip(gradients).map(|(member, bytes)| Typed::new(member.dtype, bytes)).collect();
-        let mut means: Vec<Typed> =
-            gradients.iter().zip(&self.members).map(|(g, m)| Typed::new(m.dtype, &g.bytes())).collect();
+        let shards = shards(&self.members, moment.route, moment.world_size);
+        let specs = self.members.iter().zip(&shards).map(|(m, shards)| Spec {
+            index: m.index,
+            shards,
+            ..Spec::from((m.setting, m.shape, m.dtype))
+        });
+        let wanted = specs.clone().zip(&gradients).map(|(spec, gradient)| {
+            let (wanted, bytes) = (spec.wanted(moment.route, moment.rank), spec.dtype.bytes());
+            Typed::new(spec.dtype, &gradient.bytes()[wanted.start * bytes..wanted.end * bytes])
+        });
+        let mut means: Vec<Typed> = wanted.collect();
         let mut left = offered.iter_mut().flatten();
         let mut layers = Vec::new();
         let buffers = means.iter_mut().zip(&mut self.factors);
-        for ((member, gradient), (mean, factor)) in self.members.iter().zip(&gradients).zip(buffers) {
+        for (((member, gradient), (mean, factor)), shards) in
+            self.members.iter().zip(&gradients).zip(buffers).zip(&shards)
+        {
             let &Member { index, setting, shape, .. } = member;
             let gradient = match left.next() {
                 Some(values) => Input::Compensated { values, shape },
@@ -174,13 +188,12 @@ impl Bucket for OnHost {
                 fresh: None,
                 sent: 0,
                 late: None,
-                shards: &[],
+                shards,
                 mean: mean.values_mut(),
                 own: None,
                 factor,
             });
         }
-        let specs = self.members.iter().map(|m| Spec { index: m.index, ..Spec::from((m.setting, m.shape, m.dtype)) });
         let mut workspace = vec![STALE; workspace_len(specs, moment.route, moment.world_size)?];
         let mut host = Host { layers: &mut layers, workspace: &mut workspace };
         let mut flight = Flight::begin(&mut host, moment, agreement, None)?;
@@ -193,7 +206,9 @@ impl Bucket for OnHost {
         drop(layers);
         self.means = means.iter().map(Typed::bytes).collect();
         let residuals = offered.iter_mut().flatten().zip(sent.iter().flatten()).zip(&self.members);
-        for ((residual, values), member) in residuals.filter(|(_, member)| is_gathered(member)) {
+        // By shards that is what the host does.
+        let gathered = |member: &Member| moment.route == Route::AllGather && is_gathered(member);
+        for ((residual, values), member) in residuals.filter(|(_, member)| gathered(member)) {
             *residual = left_by(member, values, moment.stream(member.index, moment.rank))?;
         }
         if offered.is_some() {
@@ -233,15 +248,18 @@ struct Outcome {
     residuals: Option<Vec<Vec<u32>>>,
 }
 
-fn run<B: Bucket>(open: impl Fn() -> B + Sync, steps: &[Step], reduce_dtype: Dtype) -> Vec<Vec<Outcome>> {
+fn run<B: Bucket>(
+    open: impl Fn() -> B + Sync,
+    steps: &[Step],
+    (route, reduce_dtype): (Route, Dtype),
+) -> Vec<Vec<Outcome>> {
     let world_size = steps[0].gradients.len() as u32;
     threads::run(world_size, |worker| {
         let rank = worker.rank();
         let (mut bucket, mut network) = (open(), Network::new(worker));
         let step = |(number, step): (u32, &Step)| {
             let seed = step.seeds[rank as usize];
-            let moment =
-                Moment { rank, world_size, route: Route::AllGather, reduce_dtype, seed, step: number, terms: 0 };
+            let moment = Moment { rank, world_size, route, reduce_dtype, seed, step: number, terms: 0 };
             network.damage = step.damage.map(|damage| Damage { at: bucket.place_of(damage.at), ..damage });
             let result = bucket.exchange(&step.gradients[rank as usize], moment, step.agreement, &mut network);
             let bits = |values: Vec<f32>| values.iter().map(|x| x.to_bits()).collect();
@@ -249,7 +267,11 @@ fn run<B: Bucket>(open: impl Fn() -> B + Sync, steps: &[Step], reduce_dtype: Dty
             // Means of an exchange that has failed are of no use.
             let means = result.is_ok().then(|| bucket.means());
             let (sent, place) = (network.sent(), Place { rank: rank as usize, world: world_size as usize });
-            let contents = sent.iter().map(|sent| sent.content(place, |message| bucket.message(message))).collect();
+            let message = |owner: Option<u32>, message: &[u8]| match owner {
+                Some(owner) => bucket.message_for(owner, message),
+                None => bucket.message(message),
+            };
+            let contents = sent.iter().map(|sent| sent.content(place, message)).collect();
             Outcome { result, sent, contents, means, residuals }
         };
         (0..).zip(steps).map(step).collect()
@@ -372,9 +394,9 @@ pub fn check_space<B: Bucket>(members: &[Member], halves: bool, open: impl Fn(&[
         let feedback = feedback || !B::FORGETS;
         let agreement = |number| if number == 0 { first_agreement::<B>() } else { Agreement::Reached };
         let steps: Vec<Step> = (0..3).map(|number| sound(members, world, number, agreement(number))).collect();
-        let expected = run(|| on_host(members, feedback, world), &steps, reduce_dtype);
+        let expected = run(|| on_host(members, feedback, world), &steps, (B::ROUTE, reduce_dtype));
         assert!(expected.iter().flatten().all(|outcome| outcome.result == Ok(())));
-        let found = run(|| open(members, feedback, world), &steps, reduce_dtype);
+        let found = run(|| open(members, feedback, world), &steps, (B::ROUTE, reduce_dtype));
         compare::<B>(members, &found, &expected, reduce_dtype);
     }
 }
@@ -386,6 +408,7 @@ pub fn check_space<B: Bucket>(members: &[Member], halves: bool, open: impl Fn(&[
 /// # Panics
 /// When that is not so.
 pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Member], bool, u32) -> B + Sync) {
+    let sums = (B::ROUTE, Dtype::F32);
     let spoil = |layer: usize, element: usize, value: f32| {
         let mut step = sound(members, 2, 1, Agreement::Reached);
         assert_eq!(members[layer].dtype, Dtype::F32);
@@ -415,19 +438,19 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
     if B::TELLS_OF_REST {
         let steps =
             |second| [sound(members, 2, 0, first_agreement::<B>()), second, sound(members, 2, 2, Agreement::Reached)];
-        let mut expected = run(|| on_host(members, true, 2), &steps(spoil(9, 0, f32::NAN)), Dtype::F32);
+        let mut expected = run(|| on_host(members, true, 2), &steps(spoil(9, 0, f32::NAN)), sums);
         expected[1][1].result = Err(Error::Core(CoreError::Overflow { what: "" }));
-        let found = run(|| open(members, true, 2), &steps(late.clone()), Dtype::F32);
+        let found = run(|| open(members, true, 2), &steps(late.clone()), sums);
         compare::<B>(members, &found, &expected, Dtype::F32);
     }
     let mut codes = Vec::new();
     let mut check = |members: &[Member], failing: Step| {
         let steps = [sound(members, 2, 0, first_agreement::<B>()), failing, sound(members, 2, 2, Agreement::Reached)];
         for feedback in [true, false].into_iter().filter(|feedback| *feedback || B::FORGETS) {
-            let expected = run(|| on_host(members, feedback, 2), &steps, Dtype::F32);
+            let expected = run(|| on_host(members, feedback, 2), &steps, sums);
             assert!(expected.iter().all(|rank| rank[2].result.is_ok()));
             codes.extend(expected.iter().filter_map(|rank| rank[1].result.err()).map(|error| error.code()));
-            let found = run(|| open(members, feedback, 2), &steps, Dtype::F32);
+            let found = run(|| open(members, feedback, 2), &steps, sums);
             compare::<B>(members, &found, &expected, Dtype::F32);
         }
     };
@@ -469,7 +492,7 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
 }
 
 /// Asserts that damaged messages end as on the host: named, or decoded to the same means. Every `stride`-th byte of payloads'
-/// bodies is changed, from `first` on, and so are those of their headers. Of damaged headers the host decodes those that say
+/// bodies is changed, from `first` on, and so are those of their headers; by shards of those for rank 0, which alone hears of it. Of damaged headers the host decodes those that say
 /// something else of the same length; another space may name them.
 ///
 /// # Panics
@@ -481,7 +504,10 @@ pub fn check_space_damage<B: Bucket>(
     open: impl Fn(&[Member], bool, u32) -> B + Sync,
 ) {
     let (mut headers, mut bodies, mut at) = (vec![], vec![], Slip::LEN);
-    for member in members.iter().filter(|member| is_gathered(member)) {
+    let sums = (B::ROUTE, Dtype::F32);
+    // By shards, of what rank 0 gets.
+    let of_first = parts(members, B::ROUTE, 2, 0);
+    for member in &of_first {
         let len = member.setting.payload_len(member.shape, member.dtype).expect("a setting for the shape");
         headers.extend((at..at + HEADER_LEN).map(|byte| (byte, at)));
         bodies.extend((at + HEADER_LEN..at + len).map(|byte| (byte, at)));
@@ -503,25 +529,26 @@ pub fn check_space_damage<B: Bucket>(
     };
     let host = |feedback| OnHost { as_sent: !B::READS_ITS_OWN, ..on_host(members, feedback, 2) };
     let (of_bodies, _) = steps(&bodies);
-    let expected = run(|| host(true), &of_bodies, Dtype::F32);
+    let expected = run(|| host(true), &of_bodies, sums);
     let failed = expected[0].iter().filter(|outcome| outcome.result.is_err()).count();
     assert!(failed > 0 && failed + 1 < of_bodies.len(), "{failed} of {} fail", of_bodies.len());
-    compare::<B>(members, &run(|| open(members, true, 2), &of_bodies, Dtype::F32), &expected, Dtype::F32);
+    compare::<B>(members, &run(|| open(members, true, 2), &of_bodies, sums), &expected, Dtype::F32);
 
     let (mut of_headers, begin) = steps(&headers);
     let feedback = !B::FORGETS;
-    let mut found = run(|| open(members, feedback, 2), &of_headers, Dtype::F32);
-    let decoded = run(|| host(feedback), &of_headers, Dtype::F32);
+    let mut found = run(|| open(members, feedback, 2), &of_headers, sums);
+    let decoded = run(|| host(feedback), &of_headers, sums);
     // What the space alone refuses the host is to refuse as well, so that both remember the same.
     let mut refused = vec![];
     for ((number, step), at) in of_headers.iter_mut().enumerate().zip(begin) {
         let is_refused = |rank: &Vec<Outcome>| matches!(rank[number].result, Err(Error::PeerMessage { rank: 1, .. }));
-        if found.iter().all(is_refused) && decoded[0][number].result.is_ok() {
+        let hearing = if B::ROUTE == Route::Sharded { &found[..1] } else { &found[..] };
+        if hearing.iter().all(is_refused) && decoded[0][number].result.is_ok() {
             step.damage = Some(Damage { rank: 1, at, change: 0xff });
             refused.push(number);
         }
     }
-    let expected = run(|| host(feedback), &of_headers, Dtype::F32);
+    let expected = run(|| host(feedback), &of_headers, sums);
     for (found, expected) in found.iter_mut().zip(&expected) {
         refused.iter().for_each(|&number| found[number].result = expected[number].result);
     }

@@ -1,0 +1,267 @@
+//! Buckets whose ranks average shards: what the suite of all spaces (`space`) does not ask for.
+#![allow(unsafe_code)]
+
+use super::backend;
+use super::bucket::seen;
+use super::exchange::Memory;
+use super::launches::{Calls, Counted};
+use super::simt::{Edit, Flavour, Simt, flavour};
+use crate::kernels::Module;
+use crate::{
+    CudaBackend, DeviceBucket, DeviceLayer, DeviceMemory, DeviceRequest, Error, ExchangeConfig, ExchangeFault,
+};
+use lgreco_core::compress::Setting;
+use lgreco_core::compress::powersgd::PowerSgd;
+use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco_core::compress::topk::TopK;
+use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_core::rng::Stream;
+use lgreco_train::exchange::{Request, Slip};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+const WORLD: usize = 3;
+const QSGD: Setting =
+    Setting::Qsgd(Qsgd { bits: 4, bucket: 512, scale: Scale::MaxNorm, rounding: Rounding::Stochastic });
+
+/// A layer of a column, of which ranks have as many elements each.
+fn layer(setting: Setting, elements: usize, shards: &[u64]) -> DeviceLayer<'_> {
+    DeviceLayer { index: elements as u32, shape: Shape::new(elements, 1).unwrap(), setting, shards }
+}
+
+fn config(rank: u32) -> ExchangeConfig {
+    let stream = Stream { seed: 7, rank, ..Stream::default() };
+    ExchangeConfig { world: WORLD as u32, stream, ..ExchangeConfig::default() }
+}
+
+/// A rank's bucket and memory.
+struct Rank {
+    bucket: DeviceBucket,
+    gradients: Memory,
+    memory: Memory,
+}
+
+impl Rank {
+    fn new(cuda: &mut CudaBackend, layers: &[DeviceLayer<'_>], config: ExchangeConfig) -> Rank {
+        let mut memory = Memory::new(DeviceBucket::bytes(layers, config).unwrap());
+        let elements: usize = layers.iter().map(|layer| layer.shape.elements()).sum();
+        // SAFETY: the memory lives as long as the bucket, and is large enough.
+        let bucket = unsafe { DeviceBucket::new(cuda, layers, config, memory.address()) }.unwrap();
+        Rank { bucket, gradients: Memory::new(4 * elements as u64), memory }
+    }
+
+    fn submit(&mut self, cuda: &mut CudaBackend, values: &[f32]) {
+        self.gradients.fill(bytemuck::cast_slice(values));
+        // SAFETY: large enough, and nothing else uses them until the step has ended.
+        unsafe { self.bucket.submit(cuda, self.gradients.address()) }.unwrap();
+    }
+
+    fn values(&self) -> &[f32] {
+        bytemuck::cast_slice(self.gradients.bytes())
+    }
+}
+
+/// A part of each rank's memory.
+fn parts(lens: &[u64]) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
+    let mut start = 0;
+    lens.iter().map(move |&len| {
+        start += len as usize;
+        start - len as usize..start
+    })
+}
+
+/// Performs all ranks' collective.
+fn perform(cuda: &mut CudaBackend, requests: &[DeviceRequest<'_>]) {
+    cuda.synchronise().unwrap();
+    // SAFETY: all is done that is enqueued.
+    let bytes = |memory: DeviceMemory| unsafe { seen::<u8>(memory) };
+    for (own, request) in requests.iter().enumerate() {
+        match request {
+            Request::AllToAll { received, received_lens, .. } => {
+                for ((from, other), to) in requests.iter().enumerate().zip(parts(received_lens)) {
+                    let Request::AllToAll { send, send_lens, .. } = other else { panic!("{other:?}") };
+                    let sent = parts(send_lens).nth(own).unwrap();
+                    assert!(from != own || sent.is_empty() && to.is_empty(), "a message to itself is not sent");
+                    bytes(*received)[to].copy_from_slice(&bytes(*send)[sent]);
+                }
+            }
+            Request::ReduceScatterSum { lens, values } => {
+                let all = requests.iter().map(|request| match request {
+                    // SAFETY: as above.
+                    Request::ReduceScatterSum { values, .. } => unsafe { seen::<f32>(*values) },
+                    other => panic!("{other:?}"),
+                });
+                let all: Vec<&mut [f32]> = all.collect();
+                let range = parts(lens).nth(own).unwrap();
+                let sums: Vec<f32> = range.clone().map(|at| all.iter().map(|values| values[at]).sum()).collect();
+                // SAFETY: as above.
+                let own = unsafe { seen::<f32>(*values) };
+                own[range].copy_from_slice(&sums);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// A step up to its end; what each rank's has ended with.
+fn finish(cuda: &mut CudaBackend, ranks: &mut [Rank]) -> Vec<Option<Error>> {
+    loop {
+        // SAFETY: the collective asked for before is done.
+        let requests: Vec<_> = ranks.iter_mut().map(|rank| unsafe { rank.bucket.next(cuda) }).collect();
+        if requests.iter().all(|request| !matches!(request, Ok(Some(_)))) {
+            return requests.into_iter().map(Result::err).collect();
+        }
+        let requests: Vec<_> = requests.into_iter().map(|request| request.unwrap().unwrap()).collect();
+        perform(cuda, &requests);
+    }
+}
+
+/// A sum that leaves f32 in the last rank's shard: of it alone that rank knows, until it tells the others.
+fn alone(cuda: &mut CudaBackend, setting: Setting) -> Result<(), String> {
+    let layers = [layer(setting, 96, &[32, 64, 96]), layer(Setting::Dense, 5, &[5, 5, 5])];
+    let mut ranks: Vec<Rank> = (0..WORLD as u32).map(|rank| Rank::new(cuda, &layers, config(rank))).collect();
+    let mut large = vec![1.0; 101];
+    large[70] = 3e38;
+    let step = |cuda: &mut CudaBackend, ranks: &mut [Rank], values: &[f32]| {
+        ranks.iter_mut().for_each(|rank| rank.submit(cuda, values));
+        assert!(finish(cuda, ranks).iter().all(Option::is_none));
+    };
+    step(cuda, &mut ranks, &[1.0; 101]);
+    step(cuda, &mut ranks, &large);
+    for (rank, number) in ranks.iter().zip(0..) {
+        let outcome = rank.bucket.outcome(cuda).unwrap();
+        let last = number == WORLD - 1;
+        let overflow = Some(ExchangeFault::Overflow { layer: 0, index: 70 }).filter(|_| last);
+        if (outcome.alone, outcome.fault, outcome.failed) != (last, overflow, u32::from(last)) || outcome.rank.is_some()
+        {
+            return Err(format!("rank {number}: {outcome:?}"));
+        }
+        let own = &rank.values()[32 * number..][..32];
+        if !last && own.iter().any(|&mean| mean != 1.0) {
+            return Err(format!("means of rank {number}: {own:?}"));
+        }
+    }
+    let failure = Error::Core(lgreco_core::Error::Overflow { what: "the mean" });
+    let (last, others) = ranks.split_last_mut().unwrap();
+    others.iter_mut().for_each(|rank| rank.submit(cuda, &[1.0; 101]));
+    // SAFETY: large enough, and nothing else uses them until the step has ended.
+    unsafe { last.bucket.submit_failure(cuda, last.gradients.address(), failure.clone()) }.unwrap();
+    assert_eq!(finish(cuda, &mut ranks), [None, None, Some(failure)]);
+    for rank in &ranks {
+        let outcome = rank.bucket.outcome(cuda).unwrap();
+        if (outcome.rank, outcome.alone) != (Some(2), false) || rank.values().iter().any(|&mean| mean != 0.0) {
+            return Err(format!("told: {outcome:?}"));
+        }
+    }
+    step(cuda, &mut ranks, &[1.0; 101]);
+    let sound = ranks.iter().all(|rank| rank.bucket.outcome(cuda).unwrap().fault.is_none());
+    if sound { Ok(()) } else { Err("the step after".into()) }
+}
+
+#[test]
+fn what_is_wrong_with_a_shard_its_rank_knows_alone_and_tells() {
+    for (setting, order) in [(Setting::Dense, 0), (QSGD, 1)] {
+        let Some(mut cuda) = backend(flavour(), order) else { return };
+        alone(&mut cuda, setting).unwrap();
+    }
+}
+
+#[test]
+fn faults_in_the_kernels_are_found() {
+    for (module, setting, from, to) in [
+        (Module::Exchange, QSGD, "layer.number, layer.start, means", "layer.number, 0, means"),
+        (Module::ExchangeSums, Setting::Dense, "layer.layer, layer.start, own", "layer.layer, 0, own"),
+        (Module::Exchange, QSGD, "i < owners(*program); i += BLOCK", "i < 1; i += BLOCK"),
+        (Module::ExchangeSums, Setting::Dense, "i < owners(*program); i++", "i < 1; i++"),
+    ] {
+        let Some(device) = Simt::new(Flavour::Plain, 0, Some(Edit { module, from, to })) else { return };
+        let mut cuda = CudaBackend::on(Box::new(device));
+        let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| alone(&mut cuda, setting)));
+        assert!(!matches!(found, Ok(Ok(()))), "not found: {to}");
+    }
+}
+
+/// However many layers there are.
+#[test]
+fn a_step_takes_eight_launches_and_with_topk_fourteen() {
+    let of_device = Arc::new(Calls::default());
+    let mut cuda = CudaBackend::on(Box::new(Counted(of_device.clone())));
+    let top = Setting::TopK(TopK { keep: 7, values: Dtype::F32 });
+    let mut launches = |settings: &[Setting], count: usize| {
+        let settings = settings.iter().cycle().take(count);
+        let layers: Vec<_> = settings.map(|&setting| layer(setting, 9000, &[4500, 4600, 9000])).collect();
+        let mut rank = Rank::new(&mut cuda, &layers, config(1));
+        let counted = || [0, 1, 2].map(|kind| of_device.kinds[kind].load(Ordering::Relaxed));
+        let before = counted();
+        let allocations = of_device.allocations.load(Ordering::Relaxed);
+        rank.submit(&mut cuda, &vec![1.0; 9000 * count]);
+        // SAFETY: a device that counts looks at no address.
+        while unsafe { rank.bucket.next(&mut cuda) }.unwrap().is_some() {}
+        let after = counted();
+        assert_eq!(after[1..], before[1..], "nothing else is enqueued, and nothing waits");
+        assert_eq!(of_device.allocations.load(Ordering::Relaxed), allocations);
+        after[0] - before[0]
+    };
+    for count in [6, 150] {
+        assert_eq!(launches(&[QSGD, Setting::Dense], count), 8);
+        assert_eq!(launches(&[QSGD], count), 4);
+        assert_eq!(launches(&[Setting::Dense], count), 4);
+        assert_eq!(launches(&[QSGD, top, Setting::Dense], count), 8 + 5 + 2);
+    }
+}
+
+#[test]
+fn what_cannot_be_sharded_is_refused() {
+    let power = Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 });
+    for shards in [&[3, 2, 6][..], &[1, 2, 5], &[6], &[1, 2, 3, 6]] {
+        let refused = DeviceBucket::bytes(&[layer(QSGD, 6, shards)], config(0));
+        assert!(matches!(refused, Err(Error::Train(_) | Error::Core(_))), "{shards:?}: {refused:?}");
+    }
+    let whole = layer(QSGD, 6, &[]);
+    assert!(DeviceBucket::bytes(&[layer(QSGD, 6, &[1, 2, 6]), whole], config(0)).is_err());
+    for layer in [layer(power, 6, &[1, 2, 6]), layer(QSGD, 0, &[0, 0, 0])] {
+        let refused = DeviceBucket::bytes(&[layer], config(0));
+        assert!(matches!(refused, Err(Error::Method(_))), "{refused:?}");
+    }
+}
+
+/// At the head of each message, and behind each shard that is summed.
+#[test]
+fn what_the_device_refuses_is_told_to_all_owners() {
+    let of_device = Arc::new(Calls::default());
+    let mut cuda = CudaBackend::on(Box::new(Counted(of_device.clone())));
+    let refused = Error::OutOfMemory { bytes: 7 };
+    let layers = [layer(QSGD, 90, &[30, 60, 90]), layer(Setting::Dense, 7, &[2, 2, 7])];
+    let mut rank = Rank::new(&mut cuda, &layers, config(1));
+    *of_device.failing.lock().unwrap() = Some(refused.clone());
+    rank.submit(&mut cuda, &[0.5; 97]);
+    let words = |from: u64, bytes: usize| -> Vec<(u64, u32)> {
+        let words = of_device.words.lock().unwrap();
+        words
+            .iter()
+            .filter(|&(&at, _)| (from..from + bytes as u64).contains(&at))
+            .map(|(&at, &word)| (at - from, word))
+            .collect()
+    };
+    /// The next collective.
+    fn next<'r>(rank: &'r mut Rank, cuda: &mut CudaBackend) -> Result<Option<DeviceRequest<'r>>, Error> {
+        // SAFETY: a device that counts looks at no address.
+        unsafe { rank.bucket.next(cuda) }
+    }
+    let Ok(Some(Request::ReduceScatterSum { lens, values })) = next(&mut rank, &mut cuda) else { panic!("not a sum") };
+    assert_eq!(lens, [2 + 3, 3, 5 + 3]);
+    // Its slip is the second of each shard's.
+    let told: Vec<_> = words(values.address, 4 * values.len);
+    assert_eq!(told.iter().map(|&(at, _)| at).collect::<Vec<_>>(), [4 * 3, 4 * 6, 4 * 14]);
+    let code = u64::from(refused.to_core().code());
+    assert!(told.iter().all(|&(_, word)| Slip::of_sum(f32::from_bits(word)).code == code));
+    let Ok(Some(Request::AllToAll { send, send_lens, received, received_lens })) = next(&mut rank, &mut cuda) else {
+        panic!("no messages")
+    };
+    assert_eq!((send_lens[1], received_lens[1], received.len as u64), (0, 0, 2 * received_lens[0]));
+    assert_eq!(words(send.address, send.len), [(0, code as u32), (send_lens[0], code as u32)]);
+    assert_eq!(words(received.address + received.len as u64, 16), [(0, code as u32)]);
+    let end = send.address + send.len as u64;
+    assert_eq!(next(&mut rank, &mut cuda).unwrap_err(), refused);
+    assert!(end - rank.memory.address() <= rank.memory.bytes().len() as u64);
+}
