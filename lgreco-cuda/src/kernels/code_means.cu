@@ -26,7 +26,7 @@ struct Eight {
     u32 bits;
     const Layer& layer;
 
-    // From `first`, a multiple of 8, on, of which the last `8 - here` are not there. Payloads begin with scales; behind them come codes.
+    // From `first`, a multiple of 8, on, of which the last `8 - here` are not there.
     __device__ Eight(const Layer& layer, const u8* scales, const u8* all, u64 apart, u32 first, u32 here)
         : apart(apart), bits(layer.bits), layer(layer) {
         u32 bucket = first >> (31 - __clz(layer.bucket));
@@ -39,8 +39,8 @@ struct Eight {
         third = bytes > 8;
     }
 
-    // Adds what those of the next RANKS ranks stand for, which are in WORDS words: in 2 those of up to 4 bits. What these ranks have
-    // sent is under way at once.
+    // Adds what those of the next RANKS ranks stand for, which are in WORDS words: in 2 those of up to 4 bits. What these ranks
+    // have sent is under way at once.
     template <u32 RANKS, u32 WORDS, bool SIGNED>
     __device__ void add(const float* parts, float (&sums)[PER_CODER]) {
         u32 words[RANKS][WORDS];

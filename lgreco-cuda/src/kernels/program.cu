@@ -50,10 +50,6 @@ __device__ inline void blame(Program* program, u32 rank, u32 layer) {
     note(&program->fault, BROKEN_PAYLOAD, layer, rank);
 }
 
-__device__ inline bool is_finite(float value) {
-    return (__float_as_uint(value) & MAGNITUDE) < INFINITE;
-}
-
 __device__ inline void put(void* values, u32 dtype, u64 i, u32 bits) {
     if (dtype == 0) {
         static_cast<u32*>(values)[i] = bits;
@@ -137,7 +133,8 @@ struct World {
     }
 };
 
-// Writes the means of eight sums from `first`, a multiple of 8, on, as far as they are `here`; `note`s the first that leaves its type.
+// Writes the means of eight sums from `first`, a multiple of 8, on, as far as they are `here`; `note`s the first that leaves its
+// type.
 __device__ inline void give_eight(u32 dtype, Program* program, u32 layer, const World& world, void* means, u64 first,
                                   u32 here, const float (&sums)[8]) {
     u32 infinite = infinite_of(dtype);
