@@ -324,6 +324,8 @@ fn cut<T: Element>(values: &[T], k: u32, buffer: &mut [u32]) -> Result<Cut, Erro
         Some(ties @ 1..) => Ok(Cut { magnitude: bracket.low, ties }),
         _ => {
             let (inside, rest) = buffer.split_at_mut(found.inside);
+            // Where a sample has told next to nothing, the next one may tell no more.
+            let rest = if found.inside <= values.len() / 2 { rest } else { &mut [] };
             Ok(cut_of(inside, rank, rest))
         }
     }
@@ -497,6 +499,20 @@ mod tests {
             assert_eq!(inside[..split.inside], collected);
             assert_eq!(split.max, bits(5.0));
         }
+    }
+
+    #[test]
+    fn a_sample_that_misses_is_not_taken_again_and_again() {
+        const N: usize = 2048;
+        let mut values: Vec<f32> = (0..N).map(|i| 2.0 + i as f32 / N as f32).collect();
+        (0..N / 8).for_each(|i| values[sampled_position(i, 8)] = 1.0);
+        let mut sorted = values.clone();
+        sorted.sort_unstable_by(|a, b| b.total_cmp(a));
+        // As much room as a buffer of many layers has, and a stack for some samples of samples.
+        let (mut buffer, k) = (vec![0; 4000 * N], N / 2);
+        let small = std::thread::Builder::new().stack_size(1 << 17);
+        let found = small.spawn(move || cut(&values, k as u32, &mut buffer).unwrap()).unwrap().join().unwrap();
+        assert_eq!((found.magnitude, found.ties), (sorted[k - 1].to_bits(), 1));
     }
 
     #[test]

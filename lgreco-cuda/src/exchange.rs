@@ -132,7 +132,7 @@ pub struct ExchangeOutcome {
     /// payload that no encoder wrote.
     pub rank: Option<u32>,
     /// What was wrong on this rank in the last step, if anything was: its first layer and element. Of a payload that no encoder
-    /// wrote all ranks tell the same.
+    /// wrote all ranks tell the same; by shards the rank that has got it does, alone.
     pub fault: Option<ExchangeFault>,
     /// By shards: whether this rank alone knows of the fault, which it has found in what it got of its own ones.
     pub alone: bool,

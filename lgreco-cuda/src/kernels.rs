@@ -73,9 +73,19 @@ impl Module {
             Module::Qsgd => [DEVICE, VALUES, PHILOX, BUCKETS, CODES, file!("qsgd.cu")].concat(),
             #[cfg(feature = "train")]
             Module::Feedback => [DEVICE, VALUES, PHILOX, file!("feedback.cu")].concat(),
-            Module::Exchange => {
-                [DEVICE, VALUES, PHILOX, BUCKETS, CODES, BLOCKS, PROGRAM, LAYERS, file!("exchange.cu")].concat()
-            }
+            Module::Exchange => [
+                DEVICE,
+                VALUES,
+                PHILOX,
+                BUCKETS,
+                CODES,
+                BLOCKS,
+                PROGRAM,
+                LAYERS,
+                file!("code_means.cu"),
+                file!("exchange.cu"),
+            ]
+            .concat(),
             Module::ExchangeSums => {
                 [DEVICE, VALUES, PHILOX, FACTORS, ORTHONORMAL, PROGRAM, file!("exchange_sums.cu")].concat()
             }

@@ -181,6 +181,11 @@ impl Tables {
         self.factors.add(shape, columns, layer.tensor.part.address, number, layer.stream.layer)
     }
 
+    /// Bytes of all matrices' `P`.
+    fn p_bytes(&self) -> u64 {
+        4 * self.factors.totals.p
+    }
+
     /// Bytes of workspace.
     fn bytes(&self) -> u64 {
         let Totals { p, q, partial, gram, triangle, .. } = self.factors.totals;
@@ -189,8 +194,9 @@ impl Tables {
 }
 
 impl Run {
-    /// Enqueued: the tables. The results of the matrices, zeros before, are `words` words of 8 bytes apart.
-    fn new(gpu: &mut Gpu, tables: &Tables, seed: u64, results: Part, words: usize) -> Result<Self, Error> {
+    /// Enqueued: the tables. `p` has [room](Tables::p_bytes) for the factors `P`. The results of the matrices, zeros before, are
+    /// `words` words of 8 bytes apart.
+    fn new(gpu: &mut Gpu, tables: &Tables, seed: u64, p: Part, (results, words): (Part, usize)) -> Result<Self, Error> {
         let totals = tables.factors.totals;
         let factors = bytemuck::cast_slice::<_, u8>(&tables.factors.matrices);
         let all = [factors, bytemuck::cast_slice(&tables.rows), bytemuck::cast_slice(&tables.sought)];
@@ -216,7 +222,7 @@ impl Run {
             seed_high: (seed >> 32) as u32,
             ..Params::default()
         };
-        let (p, q) = (gpu.scratch(Scratch::P, 4 * totals.p)?, gpu.scratch(Scratch::Q, 4 * totals.q)?);
+        let q = gpu.scratch(Scratch::Q, 4 * totals.q)?;
         Ok(Run { totals, table, rows, sought, p, q, counters, results, matrix: None, base })
     }
 
@@ -327,7 +333,8 @@ pub(crate) fn measure(
                 break;
             }
         }
-        let run = Run::new(gpu, &tables, first.stream.seed, results, words)?;
+        let p = gpu.scratch(Scratch::P, tables.p_bytes())?;
+        let run = Run::new(gpu, &tables, first.stream.seed, p, (results, words))?;
         run.iterate(gpu, iterations)?;
         run.measure(gpu, most)?;
         rest = &rest[tables.rows.len()..];
@@ -358,10 +365,10 @@ pub(crate) fn encode(
     check(shape, rank)?;
     let (mut tables, rank) = (Tables::default(), effective_rank(shape, rank) as u32);
     tables.add(layer, &[rank])?;
-    let run = Run::new(gpu, &tables, layer.stream.seed, status, 0)?.by_cublas(gpu, layer)?;
+    // P is made where it is sent.
     let body = payload.from(HEADER_LEN as u64);
-    let p = body.cut(0, run.p.bytes);
-    let run = Run { p, ..run };
+    let p = body.cut(0, tables.p_bytes());
+    let run = Run::new(gpu, &tables, layer.stream.seed, p, (status, 0))?.by_cublas(gpu, layer)?;
     run.iterate(gpu, iterations)?;
     let (q, faults) = (body.from(p.bytes), status.from(4));
     let params = Params { near_overflow: NEAR_OVERFLOW, ..of_one(shape, rank) };
@@ -409,6 +416,5 @@ pub(crate) fn orthonormalise(gpu: &mut Gpu, factor: Part, rows: u32, columns: u3
     let tensor = Tensor::of_part(factor);
     let mut tables = Tables::default();
     tables.add(&Layer { tensor: &tensor, shape, stream: Stream::default() }, &[columns])?;
-    let run = Run::new(gpu, &tables, 0, factor, 0)?;
-    Run { p: factor, ..run }.orthonormalise(gpu)
+    Run::new(gpu, &tables, 0, factor, (factor, 0))?.orthonormalise(gpu)
 }

@@ -90,7 +90,9 @@ fn pieces<'a>(
                 add(shard.start, Shape::new(shard.len(), 1)?, Setting::Dense);
             }
             (Setting::PowerSgd(_), None) => return Err(Error::Method("exchanges by shards under PowerSGD")),
-            _ => {}
+            // This owner's shard is empty.
+            (Setting::Dense | Setting::Qsgd(_) | Setting::TopK(_) | Setting::QuantisedTopK(_), None) => {}
+            _ => return Err(Error::Method("exchanges by shards under this setting")),
         }
         before += spec.shape.elements() as u64;
     }

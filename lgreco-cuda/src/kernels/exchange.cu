@@ -109,47 +109,33 @@ extern "C" __global__ void announce(Params, Program* program, const u64* heads, 
     }
 }
 
-// The means of a span of codes.
-__device__ inline void average_codes(const Params& p, Program* program, const Layer& layer, const u8* payloads,
-                                     u64 span, void* means) {
-    for (u32 in_span = threadIdx.x * PER_CODER; in_span < SPAN; in_span += BLOCK * PER_CODER) {
-        u64 first = span * SPAN + in_span;
-        u32 here = first >= p.count ? 0 : p.count - first < PER_CODER ? u32(p.count - first) : PER_CODER;
-        float sums[PER_CODER] = {};
-        for (u32 rank = 0; rank < program->world; rank++) {
-            const u8* payload = message_of(*program, payloads, rank);
-            float values[PER_CODER] = {};
-            decode_eight(p, reinterpret_cast<const float*>(payload), payload + codes_at(p), first, values);
-#pragma unroll
-            for (u32 k = 0; k < PER_CODER; k++) {
-                sums[k] = rank == 0 ? values[k] : sums[k] + values[k];
-            }
-        }
-#pragma unroll
-        for (u32 k = 0; k < PER_CODER; k++) {
-            if (k < here) {
-                give(p.dtype, program, layer.number, layer.start, means, first + k, sums[k] / float(program->world));
-            }
-        }
-    }
-}
-
 // The means of what all ranks' payloads hold, added up in the order of the ranks; `fill` where a rank is at fault. Then the
 // step's end.
-extern "C" __global__ void average(Params p, const Layer* layers, const u32* layer_of, Program* program,
-                                   const u8* messages, void* means) {
+extern "C" __launch_bounds__(BLOCK, 4) __global__ void average(Params p, const Layer* layers, const u32* layer_of,
+                                                               Program* program, const u8* messages, void* means) {
+    __shared__ float parts[CODES];
+    __shared__ Layer layer;
     bool good = first_faulty(*program, messages) == program->world;
     if (!good) {
         fill(*program, p.dtype, means);
     }
     u64 size = p.dtype == 0 ? 4 : 2;
-    for (u64 at = blockIdx.x; good && at < program->own_spans; at += gridDim.x) {
-        Layer layer = layers[layer_of[at]];
-        p = of_layer(p, layer, 0);
-        u64 span = at - layer.first_span;
+    World world(program->world);
+    u32 held = ~0u;
+    for (u32 at = blockIdx.x; good && at < program->own_spans; at += gridDim.x) {
+        u32 next = layer_of[at];
+        if (next != held) {
+            held = next;
+            __syncthreads();
+            make_parts(layers[held], parts);
+            if (threadIdx.x == 0) {
+                layer = layers[held];
+            }
+            __syncthreads();
+        }
         const u8* payloads = messages + layer.payload + HEADER;
         void* own = static_cast<u8*>(means) + layer.first * size;
-        average_codes(p, program, layer, payloads, span, own);
+        average_codes(layer, parts, p.dtype, program, world, payloads, at - layer.first_span, own);
     }
     if (is_last(&program->done, 1, gridDim.x) && threadIdx.x == 0) {
         end_step(program, first_faulty(*program, messages));

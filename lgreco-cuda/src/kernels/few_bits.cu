@@ -21,6 +21,7 @@ struct CodeBins {
     __device__ CodeBins(const Top& top, const Cut& cut)
         : low(cut.low), span(cut.high - cut.low + 1), log_count(top.bits - 1) {}
 
+    // Zeros, which `low` leaves out, are taken for it: they are in the first bin.
     __device__ u32 of(u32 magnitude) const {
         return u32((u64(magnitude - min(magnitude, low)) << log_count) / span);
     }

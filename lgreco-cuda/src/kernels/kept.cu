@@ -40,7 +40,7 @@ __device__ inline float write_one(const Top& top, const Cut& cut, const Few* few
 }
 
 // The payloads, and what stays. Then what the other ranks are told of this one or, of a layer on its own, which magnitudes
-// are the largest and the k-th largest, in place of residuals.
+// are the largest and the k-th largest (0 for the latter, perhaps, where all are kept), in place of residuals.
 extern "C" __global__ void write_kept(Params p, const Top* tops, const u32* top_of, Program* program,
                                       const void* gradients, float* residuals, const Cut* cuts, const Kept* spans,
                                       const uint2* entries, const Few* few, u8* message) {

@@ -98,10 +98,6 @@ struct Factor {
     }
 };
 
-__device__ inline bool finite(float value) {
-    return (__float_as_uint(value) & MAGNITUDE) < INFINITE;
-}
-
 // Q, or the start matrix, with every column multiplied by the power of two that brings its largest magnitude into [1, 2).
 extern "C" __global__ void scale_columns(Params p, const Factors* all, float* factors) {
     __shared__ u32 largest;
@@ -275,7 +271,7 @@ extern "C" __global__ void unscale(Params p, const u32* largest, const float* fa
     u64 stride = u64(gridDim.x) * BLOCK;
     for (u64 at = u64(blockIdx.x) * BLOCK + threadIdx.x; at < count; at += stride) {
         output[at] = float(double(factor[at]) * power);
-        if (!finite(output[at])) {
+        if (!is_finite(output[at])) {
             atomicOr(faults, 1u);
         }
     }
@@ -301,7 +297,7 @@ extern "C" __global__ void reconstruct(Params p, const float* of_rows, const flo
     for (u32 k = 0; k < HIGH / WARPS; k++) {
         if (tile.is_inside(f, k)) {
             output[u64(tile.row_of(k)) * f.cols + tile.own_col()] = tile.sums[k];
-            if (!finite(tile.sums[k])) {
+            if (!is_finite(tile.sums[k])) {
                 atomicMax(status, 1u);
             }
         }
@@ -322,7 +318,7 @@ extern "C" __global__ void check_product(Params p, const u32* largest, const flo
         tile.add(f, of_rows, Plain{of_cols}, 0, f.columns, slabs);
 #pragma unroll
         for (u32 k = 0; k < HIGH / WARPS; k++) {
-            if (!finite(tile.sums[k])) {
+            if (!is_finite(tile.sums[k])) {
                 atomicOr(faults, 2u);
             }
         }

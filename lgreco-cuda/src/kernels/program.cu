@@ -52,10 +52,6 @@ __device__ inline void blame(Program* program, u32 rank, u32 layer) {
     note(&program->fault, BROKEN_PAYLOAD, layer, rank);
 }
 
-__device__ inline bool is_finite(float value) {
-    return (__float_as_uint(value) & MAGNITUDE) < INFINITE;
-}
-
 __device__ inline void put(void* values, u32 dtype, u64 i, u32 bits) {
     if (dtype == 0) {
         static_cast<u32*>(values)[i] = bits;
@@ -105,10 +101,20 @@ __device__ inline u32 first_faulty(const Program& program, const u8* messages) {
     return failed == program.world && program.broken != 0 ? ~program.broken : failed;
 }
 
+// A mean's bits in its type.
+__device__ inline u32 narrowed(u32 dtype, u32 bits) {
+    return dtype == 0 ? bits : dtype == 1 ? narrow_f16(bits) : narrow_bf16(bits);
+}
+
+// Bits that all are set in what is not finite.
+__device__ inline u32 infinite_of(u32 dtype) {
+    return dtype == 0 ? INFINITE : dtype == 1 ? 0x7c00u : 0x7f80u;
+}
+
 // Returns whether what is written is finite.
 __device__ inline bool write_mean(void* means, u32 dtype, u64 i, u32 bits) {
-    u32 narrow = dtype == 0 ? bits : dtype == 1 ? narrow_f16(bits) : narrow_bf16(bits);
-    u32 infinite = dtype == 0 ? INFINITE : dtype == 1 ? 0x7c00u : 0x7f80u;
+    u32 narrow = narrowed(dtype, bits);
+    u32 infinite = infinite_of(dtype);
     put(means, dtype, i, narrow);
     return (narrow & infinite) != infinite;
 }
@@ -124,6 +130,66 @@ __device__ inline void fill(const Program& program, u32 dtype, void* means) {
 __device__ inline void give(u32 dtype, Program* program, u32 layer, u64 start, void* means, u64 i, float mean) {
     if (!write_mean(means, dtype, i, __float_as_uint(mean))) {
         note(&program->fault, MEAN_LEFT_ITS_TYPE, layer, start + i);
+    }
+}
+
+// What sums are divided by.
+struct World {
+    u32 ranks;
+    float inverse;  // of a power of two: products with it are rounded as quotients are; else 0
+
+    __device__ explicit World(u32 ranks)
+        : ranks(ranks), inverse((ranks & (ranks - 1)) == 0 ? 1.0f / float(ranks) : 0.0f) {}
+
+    __device__ float mean(float sum) const {
+        return inverse != 0.0f ? sum * inverse : sum / float(ranks);
+    }
+};
+
+// Writes the means of eight sums from `first`, a multiple of 8, on, as far as they are `here`; `note`s the first that leaves its
+// type, by its place in the layer.
+__device__ inline void give_eight(u32 dtype, Program* program, u32 layer, u64 start, const World& world, void* means,
+                                  u64 first, u32 here, const float (&sums)[8]) {
+    u32 infinite = infinite_of(dtype);
+    u8* to = static_cast<u8*>(means) + first * (dtype == 0 ? 4 : 2);
+    bool whole = here == 8 && reinterpret_cast<u64>(to) % 16 == 0;
+    u32 bits[8];
+#pragma unroll
+    for (u32 k = 0; k < 8; k++) {
+        bits[k] = __float_as_uint(world.mean(sums[k]));
+    }
+    if (dtype == 0 && whole) {
+        reinterpret_cast<uint4*>(to)[0] = uint4{bits[0], bits[1], bits[2], bits[3]};
+        reinterpret_cast<uint4*>(to)[1] = uint4{bits[4], bits[5], bits[6], bits[7]};
+    } else {
+#pragma unroll
+        for (u32 k = 0; k < 8; k++) {
+            bits[k] = k < here ? narrowed(dtype, bits[k]) : 0;
+        }
+        if (whole) {
+            *reinterpret_cast<uint4*>(to) = uint4{bits[0] | bits[1] << 16, bits[2] | bits[3] << 16,
+                                                  bits[4] | bits[5] << 16, bits[6] | bits[7] << 16};
+        } else {
+#pragma unroll
+            for (u32 k = 0; k < 8; k++) {
+                if (k < here) {
+                    put(means, dtype, first + k, bits[k]);
+                }
+            }
+        }
+    }
+    bool good = true;
+#pragma unroll
+    for (u32 k = 0; k < 8; k++) {
+        good = good && (bits[k] & infinite) != infinite;
+    }
+    if (!good) {
+        u32 lost = 0;
+#pragma unroll
+        for (u32 k = 8; k-- > 0;) {
+            lost = (bits[k] & infinite) == infinite ? k : lost;
+        }
+        note(&program->fault, MEAN_LEFT_ITS_TYPE, layer, start + first + lost);
     }
 }
 

@@ -37,7 +37,7 @@ struct Top {
 
 // What is known of where a layer's k largest end.
 struct Cut {
-    u32 prefix;  // where the bin begins that has the k-th largest magnitude; at last this magnitude
+    u32 prefix;  // where the bin begins that has the k-th largest magnitude; at last this magnitude, or 0 if all are kept, and above it
     u32 rank;    // how many of that bin are among the k largest
     u32 done;    // parts that have been through the launch
     u32 used;    // entries gathered, or that there was no room for

@@ -1,5 +1,9 @@
 // A tensor's values, as the trainer keeps them: f32 (0), f16 (1) or bf16 (2).
 
+__device__ inline bool is_finite(float value) {
+    return (__float_as_uint(value) & MAGNITUDE) < INFINITE;
+}
+
 __device__ inline float widen_f16(u32 half) {
     u32 sign = (half & 0x8000u) << 16;
     u32 magnitude = half & 0x7fffu;

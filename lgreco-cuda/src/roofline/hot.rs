@@ -50,8 +50,14 @@ pub(super) const HOT: &[Hot] = &[
     hot(Module::Feedback, "remember", 256, &["LDG1", "LDG2"], &[("STG4", 1.0)]),
     // Two loads for four values; then codes, which are remembered.
     hot(Module::Exchange, "encode", 256, NARROW_STORES, &[("LDG16", 2.0), ("STG4", 1.0)]),
-    // A rank's codes for eight values, of eight ranks.
-    hot(Module::Exchange, "average", 256, &["LDG1", "LDG2", "STG2", "RED"], &[("STG4", 1.0), ("I2F", 1.0 / 8.0)]),
+    // What a rank's code is part of its scale, of eight ranks, four of them at once, each code with a sign; then means.
+    hot(
+        Module::Exchange,
+        "average",
+        256,
+        &["LDG1", "LDG2", "STG2", "RED", "MUFU"],
+        &[("LDS4", 1.0 / 8.0), ("STG16", 4.0)],
+    ),
     hot(Module::TopK, "count_exact", 1024, RARE, &[("LDG16", 4.0)]),
     // Single values at random.
     hot(Module::Selection, "sample", 256, &["LDG2"], &[("ATOMS", 1.0)]),

@@ -175,7 +175,7 @@ pub const OPERATIONS: &[Operation] = &[
         "exchange: means of 8 ranks",
         4.0 + 8.0 * CODE,
         2.0,
-        0.17,
+        0.66,
         // Scales are read before.
         &[pass("", 8.0 * 4.0 / 512.0, 1.0), pass("exchange/average", 4.0 + 8.0 * CODE, 128.0)],
     ),

@@ -152,7 +152,7 @@ impl Rank {
 
 pub(super) fn ranks(backend: &mut CudaBackend, layers: &[(Shape, Setting)], config: ExchangeConfig) -> Vec<Rank> {
     let rank = |rank| Stream { rank, ..config.stream };
-    (0..WORLD as u32).map(|of| Rank::new(backend, layers, ExchangeConfig { stream: rank(of), ..config })).collect()
+    (0..config.world).map(|of| Rank::new(backend, layers, ExchangeConfig { stream: rank(of), ..config })).collect()
 }
 
 /// All ranks' messages one after another, as an all-gather leaves them.
@@ -205,12 +205,13 @@ pub(super) fn steps_of(
             let mut sum = vec![0.0; shape.elements()];
             // What TopK keeps is added to zeros.
             let begins = !matches!(setting, Setting::TopK(_) | Setting::QuantisedTopK(_));
-            for (payloads, first) in all.iter().zip([begins, false, false]) {
+            for (rank, payloads) in all.iter().enumerate() {
+                let first = begins && rank == 0;
                 let mut decoded = vec![0.0; sum.len()];
                 Portable.decode(&payloads[number], &mut decoded).unwrap();
                 sum.iter_mut().zip(decoded).for_each(|(sum, x)| *sum = if first { x } else { *sum + x });
             }
-            means.extend(sum.into_iter().map(|x| x / WORLD as f32));
+            means.extend(sum.into_iter().map(|x| x / config.world as f32));
         }
         let (means, _) = narrowed(&means, config.dtype);
         for (rank, residuals) in ranks.iter_mut().zip(remembered) {
@@ -243,6 +244,48 @@ fn payloads_residuals_and_means_are_the_cores() {
     for (dtype, gain, order) in [(Dtype::F32, 1.0, 0), (Dtype::Bf16, 0.6, 1), (Dtype::F16, 1.0, 2)] {
         let Some(mut backend) = backend(flavour(), order) else { return };
         assert_eq!(steps(&mut backend, config(dtype, gain), 3), Ok(3 * WORLD * elements), "{dtype:?}, {gain}");
+    }
+}
+
+/// Ranks that are added up four at once and those that are left, codes of all widths, which begin anywhere in a word, and magnitudes
+/// at the end of f32.
+#[test]
+fn means_of_many_ranks_are_the_cores() {
+    let sides = [(9, 119), (3, 7), (65, 64)];
+    let layer = |(bits, (rows, cols))| {
+        let qsgd = Qsgd { bits, bucket: 64, ..Qsgd::default() };
+        (Shape::new(rows, cols).unwrap(), Setting::Qsgd(qsgd))
+    };
+    let mut layers: Vec<_> = (2..=8).flat_map(|bits| sides.map(|side| layer((bits, side)))).collect();
+    layers.push((Shape::new(9, 119).unwrap(), Setting::Qsgd(Qsgd { scale: Scale::MinMax, ..Qsgd::default() })));
+    let elements: usize = layers.iter().map(|(shape, _)| shape.elements()).sum();
+    let tiny = |n, seed| uniform(n, seed).into_iter().map(|x| x * 3e-45).collect();
+    for (dtype, world) in [(Dtype::F32, 4), (Dtype::F32, 7), (Dtype::Bf16, 9)] {
+        let Some(mut backend) = backend(flavour(), 1) else { return };
+        let config = ExchangeConfig { world, ..config(dtype, 1.0) };
+        let compared = world as usize * elements;
+        assert_eq!(steps_of(&mut backend, &layers, config, 1, uniform), Ok(compared), "{dtype:?}, {world}");
+        assert_eq!(steps_of(&mut backend, &layers, config, 1, tiny), Ok(compared), "{dtype:?}, {world}, tiny");
+    }
+}
+
+#[test]
+fn faults_in_the_means_of_many_ranks_are_found() {
+    let edits = [
+        ("layer.sign_magnitude && level != 0 && code > level", "layer.sign_magnitude && code > level"),
+        ("third = bytes > 8;", "third = false;"),
+        ("byte % 4 * 8;", "0;"),
+        ("ranks -= 2;", "ranks = 0;"),
+    ];
+    let of_bits = |bits| Setting::Qsgd(Qsgd { bits, bucket: 64, ..Qsgd::default() });
+    // Of 2 bits there are elements for which all ranks send zero with a sign.
+    let layers = [(Shape::new(9, 119).unwrap(), of_bits(7)), (Shape::new(65, 64).unwrap(), of_bits(2))];
+    let config = ExchangeConfig { world: 5, ..config(Dtype::F32, 1.0) };
+    for (from, to) in edits {
+        let edit = Edit { module: Module::Exchange, from, to };
+        let Some(device) = Simt::new(Flavour::Plain, 0, Some(edit)) else { return };
+        let mut backend = CudaBackend::on(Box::new(device));
+        assert!(steps_of(&mut backend, &layers, config, 1, uniform).is_err(), "{from}");
     }
 }
 
@@ -398,7 +441,7 @@ fn planted_faults_are_found() {
     let edits = [
         ("before[k] + own[k]", "own[k]"),
         ("program.keep * before[i] + ", ""),
-        ("rank == 0 ? values[k] : sums[k] + values[k]", "values[k]"),
+        ("sums[k] += SIGNED ?", "sums[k] = SIGNED ?"),
         ("program->half ^= !failed;", ""),
         ("p.layer = layer.id;", ""),
         ("p.step = step;", ""),
@@ -412,7 +455,7 @@ fn planted_faults_are_found() {
     }
 }
 
-/// Under the race check: spans of buckets that warps share, one after another.
+/// Under the race check: spans of buckets that warps share, one after another; means of layers with a table of parts each.
 #[test]
 fn no_race_is_found_until_one_is_planted() {
     let run = |edit| {
@@ -423,11 +466,19 @@ fn no_race_is_found_until_one_is_planted() {
         let values = uniform(rank.expected.len(), 1);
         rank.gradients.fill(bytemuck::cast_slice(&values));
         // SAFETY: both are large enough, and nothing else uses them.
-        Some(unsafe { backend.encode_exchange(&rank.exchange, rank.gradients.address(), rank.message.address()) })
+        let encoded =
+            unsafe { backend.encode_exchange(&rank.exchange, rank.gradients.address(), rank.message.address()) };
+        let mut messages = gathered(std::slice::from_ref(&rank));
+        // SAFETY: as above.
+        let finish =
+            |()| unsafe { backend.finish_exchange(&rank.exchange, messages.address(), rank.gradients.address()) };
+        Some(encoded.and_then(finish))
     };
     let Some(outcome) = run(None) else { return };
     assert_eq!(outcome, Ok(()));
     let from = "        // The next span's buckets may be shared by other warps.\n        __syncthreads();\n";
-    let edit = Edit { module: Module::Exchange, from, to: "" };
-    assert!(matches!(run(Some(edit)), Some(Err(Error::Driver { .. }))), "the planted race was not found");
+    for (from, to) in [(from, ""), ("number = next;\n            __syncthreads();", "number = next;")] {
+        let edit = Edit { module: Module::Exchange, from, to };
+        assert!(matches!(run(Some(edit)), Some(Err(Error::Driver { .. }))), "the planted race was not found: {from}");
+    }
 }

@@ -219,7 +219,8 @@ fn what_cannot_be_sharded_is_refused() {
     }
     let whole = layer(QSGD, 6, &[]);
     assert!(DeviceBucket::bytes(&[layer(QSGD, 6, &[1, 2, 6]), whole], config(0)).is_err());
-    for layer in [layer(power, 6, &[1, 2, 6]), layer(QSGD, 0, &[0, 0, 0])] {
+    let shared = Setting::CltK(lgreco_core::compress::clt::CltK { keep: 2 });
+    for layer in [layer(power, 6, &[1, 2, 6]), layer(shared, 6, &[1, 2, 6]), layer(QSGD, 0, &[0, 0, 0])] {
         let refused = DeviceBucket::bytes(&[layer], config(0));
         assert!(matches!(refused, Err(Error::Method(_))), "{refused:?}");
     }

@@ -149,6 +149,20 @@ fn what_is_reserved_is_what_calls_take() {
     }
 }
 
+/// Of a tall matrix `P` is what is large: encoders make it where it is sent.
+#[test]
+fn encoders_of_powersgd_hold_no_factor_that_is_sent() {
+    let rows = 1 << 18;
+    let job = job(Candidates::PowerSgd { iterations: 1, ranks: &[4] }, rows, 8, Dtype::F32);
+    let (backend, _) = counted(false);
+    let bytes = |call| backend.workspace_bytes(&[job], &[call]).unwrap();
+    let p = 4 * 4 * rows as u64;
+    assert!(bytes(Call::EncodeToDevice) < p, "{}", bytes(Call::EncodeToDevice));
+    // The payload itself.
+    assert!((p..2 * p).contains(&bytes(Call::Encode)), "{}", bytes(Call::Encode));
+    assert!(bytes(Call::Measure) >= p);
+}
+
 #[test]
 fn reservations_add_to_each_other() {
     each_method(|jobs| {

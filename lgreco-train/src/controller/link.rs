@@ -58,6 +58,8 @@ const SAME_STEP: f64 = 0.05;
 const SAME_PROBE: f64 = 1.5;
 /// Probes that differ by more explain steps that differ likewise.
 const LIKE_PROBE: f64 = 1.15;
+/// How many times as long a byte of a step takes as one of a probe, at most: more is a probe that was wrong.
+const LONGER: f64 = 2.0;
 /// Decisions after which uncompressed steps that seemed not to be slower than compressed ones are compared anew.
 const PATIENCE: u32 = 16;
 const LEVELS: usize = 4;
@@ -84,7 +86,8 @@ impl Link {
             // Of all bytes the steps tell how much of them is hidden, of fewer they do not; nor if the probe before was wrong.
             let trusted = if self.confirmed { known } else { like_probes }.filter(|_| are_most);
             let exposed = trusted.map(|old| (seconds - old.seconds) / (bytes * (now - before)));
-            let scaled = self.per_byte.filter(|&per_byte| !are_most && per_byte > 0.0).map(|old| old * now / before);
+            let known_part = self.per_byte.filter(|&per_byte| !are_most && per_byte > 0.0).map(|old| old / before);
+            let scaled = known_part.map(|part| part.min(LONGER) * now);
             self.per_byte = exposed.map(|part| part.clamp(0.0, 1.0) * now).or(scaled).or(self.latest);
             self.begin_anew();
         } else if differ && known.is_none() {
@@ -295,6 +298,16 @@ mod tests {
             link.note_probe(probe);
             link.note(100.0, 1.1, 1.1);
             expect(&link, 1.0, 1e-3);
+        }
+    }
+
+    #[test]
+    fn a_link_is_not_as_slow_as_a_probe_was_too_fast() {
+        let mut link = after(&[(1000.0, 2.0), (100.0, 1.1)]);
+        for (probe, per_byte) in [(1e-9, 1e-3), (1e-3, 2e-3)] {
+            link.note_probe(probe);
+            (0..2).for_each(|_| link.note(100.0, 1.1, 1.1));
+            assert!(link.line().unwrap().per_byte <= per_byte, "{link:?}");
         }
     }
 

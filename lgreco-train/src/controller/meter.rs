@@ -23,6 +23,8 @@ pub(super) struct Meter {
     pub elsewhere: bool,
     /// Whether the recent steps are of a window.
     in_window: bool,
+    /// Of which decision the costs were asked for last: a task that has been dropped is taken again, but steps tell once.
+    told: Option<u64>,
 }
 
 /// An exchanged step.
@@ -59,6 +61,7 @@ impl Meter {
             present,
             elsewhere: false,
             in_window: false,
+            told: None,
         }
     }
 
@@ -134,10 +137,11 @@ impl Meter {
         self.slowest = Slowest { seconds: over(own.seconds, 32), computing: over(own.computing, 0) };
     }
 
-    /// Learns from the steps since the last switch what the next decision is to go by; `None` before the first step.
+    /// Learns from the steps since the last switch what the next decision, that of step `due`, is to go by; `None` before the first
+    /// step.
     ///
     /// The rank that computes longest waits for nobody, so that the rest of its time is the wire's.
-    pub(super) fn costs(&mut self, config: &Config, tensors: &[Tensor], world: u32) -> Option<Costs> {
+    pub(super) fn costs(&mut self, due: u64, config: &Config, tensors: &[Tensor], world: u32) -> Option<Costs> {
         // Steps before a change count for nothing, and it may have been just now.
         let typical = if self.link.may_have_changed() { self.median(3) } else { self.typical() };
         let payloads = Costs::payloads(config.route, world);
@@ -145,12 +149,14 @@ impl Meter {
         if let Some(Sample { bytes, seconds, computing: own }) = typical {
             computing = own * self.slowest.computing;
             let whole = seconds * self.slowest.seconds;
-            self.link.note(bytes, (whole - computing).max(0.0), whole);
-            let mut works = [0.0; FAMILIES];
-            for (setting, tensor) in self.present.iter().zip(tensors) {
-                works[family(setting)] += work(setting, tensor.shape, payloads);
+            if self.told.replace(due) != Some(due) {
+                self.link.note(bytes, (whole - computing).max(0.0), whole);
+                let mut works = [0.0; FAMILIES];
+                for (setting, tensor) in self.present.iter().zip(tensors) {
+                    works[family(setting)] += work(setting, tensor.shape, payloads);
+                }
+                self.compute.note(works, computing);
             }
-            self.compute.note(works, computing);
         }
         Some(Costs {
             line: self.link.line()?,

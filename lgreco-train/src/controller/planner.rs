@@ -327,7 +327,7 @@ impl Planner {
         }
         let means = self.window.share()?;
         let meter = self.meter.as_mut();
-        let costs = meter.and_then(|meter| meter.costs(&self.config, &self.tensors, self.world));
+        let costs = meter.and_then(|meter| meter.costs(due, &self.config, &self.tensors, self.world));
         Some(PlanTask {
             means,
             costs,

@@ -38,7 +38,10 @@ impl Controller {
     /// # Complexity
     /// O(layers). The window's gradients are shared with the task, not copied.
     pub fn take_plan_task(&mut self) -> Option<PlanTask> {
-        self.planner.take_task().filter(|_| self.planner.config.schedule.lead > 0)
+        if self.planner.config.schedule.lead == 0 {
+            return None;
+        }
+        self.planner.take_task()
     }
 
     /// Takes what became of a plan task; whether anybody still waits for it. Nobody does when a saved state has been

@@ -48,43 +48,43 @@ pub(super) struct Control {
     pub probe: Option<Probe>,
 }
 
-/// What ranks send each other before a decision: a word each, which is as good as nothing, and then by turns more and nothing again,
-/// for which a rank that has got everything early waits until the others have, too.
+/// What ranks send each other before a decision: twice a word each, which is as good as nothing, and then by turns more and nothing
+/// again, for which a rank that has got everything early waits until the others have, too.
 pub(super) struct Probe {
     pub words: Vec<u64>,
     /// Words of all ranks' nothing.
     world: usize,
-    /// What is still to be sent; nothing when odd.
+    /// Messages that are still to be sent, of which the last so many are all and nothing by turns.
     left: u32,
+    turns: u32,
     /// When that was sent which is timed.
     sent: f64,
-    /// Seconds of nothing.
-    nothing: Option<f64>,
-    /// Fewest seconds so far of all and the nothing after it.
+    /// Fewest seconds so far of nothing, and of all and the nothing after it.
+    nothing: f64,
     both: f64,
 }
 
 impl Probe {
     pub(super) fn new(words: usize, times: u32, world: u32) -> Probe {
-        let (words, world, left) = (vec![0; words], world as usize, 2 * times + 1);
-        Probe { words, world, left, sent: 0.0, nothing: None, both: f64::INFINITY }
+        let (words, world, left) = (vec![0; words], world as usize, 2 * times + NOTHINGS);
+        Probe { words, world, left, turns: 2 * times, sent: 0.0, nothing: f64::INFINITY, both: f64::INFINITY }
     }
 
     /// What is to be sent now.
     pub(super) fn send(&mut self, now: f64) -> &mut [u64] {
-        let is_all = self.left.is_multiple_of(2);
-        if is_all || self.nothing.is_none() {
+        let (alone, is_all) = (self.left > self.turns, self.left.is_multiple_of(2));
+        if alone || is_all {
             self.sent = now;
         }
-        let len = if is_all { self.words.len() } else { self.world };
+        let len = if is_all && !alone { self.words.len() } else { self.world };
         &mut self.words[..len]
     }
 
     /// It has been; whether that was all.
     pub(super) fn done(&mut self, now: f64) -> bool {
         let took = now - self.sent;
-        if self.nothing.is_none() {
-            self.nothing = Some(took);
+        if self.left > self.turns {
+            self.nothing = self.nothing.min(took);
         } else if !self.left.is_multiple_of(2) {
             self.both = self.both.min(took);
         }
@@ -94,11 +94,13 @@ impl Probe {
 
     /// Seconds per byte of each rank.
     pub(super) fn seconds_per_byte(&self, share_of_others: f64) -> f64 {
-        let nothing = self.nothing.unwrap_or_default();
-        let all = self.both - nothing;
-        seconds_per_byte([nothing, all], 8 * (self.words.len() - self.world), share_of_others)
+        let all = self.both - self.nothing;
+        seconds_per_byte([self.nothing, all], 8 * (self.words.len() - self.world), share_of_others)
     }
 }
+
+/// How often nothing is sent alone.
+const NOTHINGS: u32 = 2;
 
 /// Of the shortest times of nothing and of so many bytes more. What cannot be told from nothing is little.
 pub(super) fn seconds_per_byte([nothing, all]: [f64; 2], bytes: usize, share_of_others: f64) -> f64 {

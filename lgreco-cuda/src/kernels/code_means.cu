@@ -1,0 +1,139 @@
+// Means of QSGD's codes of all ranks: what is added for a code is its part of the bucket's scale, from a table of the layer's
+// codes, times the scale that a rank has sent.
+
+// Codes of a layer at most.
+#define CODES 256
+
+// What codes are parts of; with a sign, where they have one, but 0. All threads of the block must come.
+__device__ inline void make_parts(const Layer& layer, float* parts) {
+    u32 code = threadIdx.x;
+    if (code < 1u << layer.bits) {
+        u32 levels = (1u << layer.log_levels) - 1;
+        u32 level = code & levels;
+        float part = float(level) * (1.0f / float(levels));
+        parts[code] = layer.sign_magnitude && level != 0 && code > level ? -part : part;
+    }
+}
+
+// Eight codes of one rank after the other, and the scales of their bucket.
+struct Eight {
+    const u32* codes;  // the word in which the first begins
+    const float* sent;
+    u64 apart;   // bytes from one rank's to the next's
+    u32 shift;   // of the first
+    bool second;  // whether there are some in the next word, and in that after it
+    bool third;
+    u32 bits;
+    const Layer& layer;
+
+    // From `first`, a multiple of 8, on, of which the last `8 - here` are not there.
+    __device__ Eight(const Layer& layer, const u8* scales, const u8* all, u64 apart, u32 first, u32 here)
+        : apart(apart), bits(layer.bits), layer(layer) {
+        u32 bucket = first >> (31 - __clz(layer.bucket));
+        u32 byte = first / PER_CODER * bits;
+        sent = reinterpret_cast<const float*>(scales) + (layer.min_max ? 2 * bucket : bucket);
+        codes = reinterpret_cast<const u32*>(all + (byte & ~3u));
+        shift = byte % 4 * 8;
+        u32 bytes = byte % 4 + (here * bits + 7) / 8;
+        second = bytes > 4;
+        third = bytes > 8;
+    }
+
+    // Adds what those of the next RANKS ranks stand for, which are in WORDS words: in 2 those of up to 4 bits. What these ranks
+    // have sent is under way at once.
+    template <u32 RANKS, u32 WORDS, bool SIGNED>
+    __device__ void add(const float* parts, float (&sums)[PER_CODER]) {
+        u32 words[RANKS][WORDS];
+        float low[RANKS];
+        float high[RANKS];
+#pragma unroll
+        for (u32 r = 0; r < RANKS; r++) {
+            words[r][0] = codes[0];
+            words[r][1] = second ? codes[1] : 0;
+            if (WORDS > 2) {
+                words[r][WORDS - 1] = third ? codes[2] : 0;
+            }
+            high[r] = sent[!SIGNED && layer.min_max ? 1 : 0];
+            low[r] = SIGNED ? 0.0f : layer.min_max ? sent[0] : -high[r];
+            codes = reinterpret_cast<const u32*>(reinterpret_cast<const u8*>(codes) + apart);
+            sent = reinterpret_cast<const float*>(reinterpret_cast<const u8*>(sent) + apart);
+        }
+        // Bytes from one entry of `parts` to the next are 4, so codes count in fours.
+        u32 mask = (4u << bits) - 4;
+#pragma unroll
+        for (u32 r = 0; r < RANKS; r++) {
+            u64 two = u64(words[r][1]) << 32 | words[r][0];
+            // That no shift is as long as the word saves instructions.
+            u32 halves[2] = {u32(two >> shift), u32(two >> (shift + 4 * bits) % 64)};
+            if (WORDS > 2) {
+                u64 rest = (u64(words[r][WORDS - 1]) << 32 | words[r][1]) >> shift;
+                halves[1] = u32((rest << 32 | halves[0]) >> 4 * bits);
+            }
+#pragma unroll
+            for (u32 k = 0; k < PER_CODER; k++) {
+                u32 half = halves[k / 4];
+                u32 fours = k % 4 < 2 ? half << 2 >> (k % 4 * bits) : half >> (k % 4 * bits - 2);
+                float part = *reinterpret_cast<const float*>(reinterpret_cast<const u8*>(parts) + (fours & mask));
+                sums[k] += SIGNED ? part * high[r] : low[r] * (1.0f - part) + high[r] * part;
+            }
+        }
+    }
+
+    // Goes on with another message than the next.
+    __device__ void skip(long long messages) {
+        codes = reinterpret_cast<const u32*>(reinterpret_cast<const u8*>(codes) + messages * (long long)apart);
+        sent = reinterpret_cast<const float*>(reinterpret_cast<const u8*>(sent) + messages * (long long)apart);
+    }
+
+    // Those of so many ranks in their order.
+    __device__ void add_all(u32 ranks, bool has_sign, const float* parts, float (&sums)[PER_CODER]) {
+#pragma unroll 1
+        while (ranks > 0) {
+            if (has_sign && bits <= 4 && ranks >= 4) {
+                add<4, 2, true>(parts, sums);
+                ranks -= 4;
+            } else if (has_sign && ranks >= 2) {
+                add<2, 3, true>(parts, sums);
+                ranks -= 2;
+            } else if (has_sign) {
+                add<1, 3, true>(parts, sums);
+                ranks--;
+            } else {
+                add<1, 3, false>(parts, sums);
+                ranks--;
+            }
+        }
+    }
+};
+
+// The means of a span of codes.
+__device__ inline void average_codes(const Layer& layer, const float* parts, u32 dtype, Program* program,
+                                     const World& world, const u8* payloads, u32 span, void* means) {
+    u64 apart = program->apart;
+    // By shards this rank's message is behind the others'.
+    u32 before = program->sharded ? program->rank : world.ranks;
+    const u8* codes = payloads + u64(layer.buckets) * (layer.min_max ? 8 : 4);
+#pragma unroll 1
+    for (u32 in_span = threadIdx.x * PER_CODER; in_span < SPAN; in_span += BLOCK * PER_CODER) {
+        u32 first = span * SPAN + in_span;
+        if (first >= layer.count) {
+            break;
+        }
+        u32 here = min(layer.count - first, u32(PER_CODER));
+        float eight[PER_CODER];
+#pragma unroll
+        for (u32 k = 0; k < PER_CODER; k++) {
+            eight[k] = -0.0f;  // which changes nothing that is added, nor its sign
+        }
+        Eight ranks(layer, payloads, codes, apart, first, here);
+#pragma unroll 1
+        for (u32 part = 0; part < (before == world.ranks ? 1 : 3); part++) {
+            if (part > 0) {
+                ranks.skip(part == 1 ? world.ranks - 1 - before : (long long)before - world.ranks);
+            }
+            u32 together = part == 0 ? before : part == 1 ? 1 : world.ranks - 1 - before;
+            ranks.add_all(together, layer.sign_magnitude, parts, eight);
+        }
+        give_eight(dtype, program, layer.number, layer.start, world, means, first, here, eight);
+    }
+}
