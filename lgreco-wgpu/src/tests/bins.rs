@@ -12,6 +12,7 @@ use lgreco_core::compress::{Candidates, Compressor, Setting, decode};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::{Tensor, check_rows};
+use lgreco_core::testing::powersgd::uniform;
 use lgreco_train::exchange::{Agreement, Flight, Moment, Request, Route, Slip};
 
 /// Magnitudes that are zeros, equal, next to each other, next to nothing, far apart, the largest, and sorted; of both signs.
@@ -154,6 +155,20 @@ fn payloads_of_any_magnitudes_are_the_cores() {
 #[test]
 fn rows_of_any_magnitudes_are_the_cores() {
     [backend(), cut()].iter_mut().flatten().for_each(check_all_rows);
+}
+
+/// More than a dispatch is wide, than workspace is for, and than are selected together.
+#[test]
+fn rows_of_many_candidates_are_the_cores() {
+    let values = uniform(20_000, 3);
+    let tensor = Tensor::new(&values, 200, 100);
+    let keeps: Vec<u32> = (0..600).rev().map(|i| 1 + 33 * i).collect();
+    let candidates = Candidates::QuantisedTopK { keeps: &keeps, bits: &[4, 1] };
+    for mut backend in [backend(), cut()].into_iter().flatten() {
+        for gradient in tensor.gradients() {
+            check_rows(&mut backend, &[Job { gradient, candidates, stream: Stream::default() }], ROWS);
+        }
+    }
 }
 
 /// Asserts that each fault in a shader is found, in several workgroups or in several pieces and windows, with such a message.
