@@ -76,7 +76,8 @@ void acc(const volatile void* pv, size_t n, bool write, bool atomic, void* pc) {
             c.block = blk;
         } else {
             Acc& o = atomic ? c.a : c.r;
-            if (o.ep == a.ep && o.tid != me) {
+            // What comes after this one comes after all that this one comes after.
+            if (!ordered(o, me, warp)) {
                 a.tid = -2;
                 if (o.warp != warp) a.warp = -2;
             }

@@ -167,8 +167,9 @@ impl Top {
     }
 }
 
-/// As in the sources: values of a span, bytes of ones in a chunk, bins of a layer.
+/// As in the sources: values of a span, windows of one, bytes of ones in a chunk, bins of a layer.
 const SPAN: u64 = 4096;
+const WINDOWS: u64 = 4;
 const CHUNK: u64 = 4 * BLOCK as u64;
 const BINS: u64 = 1 << 13;
 /// Blocks that draw a layer's sample.
@@ -341,7 +342,7 @@ impl Tops {
             4 * chunks * world,
             4 * chunks * world,
             4 * layers * world,
-            4 * (spans + layers) * world,
+            4 * (WINDOWS * spans + layers) * world,
         ]
     }
 
@@ -384,7 +385,7 @@ impl Tops {
     }
 
     /// Enqueued: whether encoders wrote all payloads, also those of `spans` spans under QSGD, whose tables come last, and where in
-    /// TopK's each span begins. Comes before any mean is written.
+    /// TopK's each window begins. Comes before any mean is written.
     pub(crate) fn check(
         &self,
         gpu: &mut Gpu,

@@ -1,6 +1,6 @@
 // Whether encoders wrote the payloads of an exchange: QSGD's in one launch, TopK's in two, of which the first counts the ones of
-// bitmaps and bits in unary and the second finds where in them each span of a layer begins. Then the means of TopK's: the sums of
-// each span in the order of the ranks, in shared memory.
+// bitmaps and bits in unary and the second finds where in them each window of a layer begins. Then the means of TopK's: the sums
+// of each window in the order of the ranks, in shared memory.
 //
 // Payloads come from other ranks: whatever they hold, nothing is read or written elsewhere, and what no encoder writes makes
 // its rank faulty before any mean is written.
@@ -8,8 +8,11 @@
 // Bits that a block reads at once, 32 per thread: a chunk. Of layers whose values are all kept, a chunk is as many values
 // as a span.
 #define CHUNK (32 * BLOCK)
-// Bits that a thread reads at once where each costs several reads.
-#define FEW 4
+// Positions whose means a warp makes, and how many of these there are in a span.
+#define WINDOW 1024
+#define WINDOWS (SPAN / WINDOW)
+// Ranks whose values of a window are fetched at once.
+#define RANKS_AT_ONCE 4
 
 // Up to 32 bits from `at` on, zeros from `end` on, which is in the words.
 __device__ inline u32 bits_from(const u32* words, u64 at, u64 end) {
@@ -124,38 +127,38 @@ extern "C" __global__ void check_payloads(Params p, const Top* tops, const u32* 
     }
 }
 
-// A thread's ones, and what is found of the spans on the way: starts[span] becomes how many values are kept before it.
+// A thread's ones, and what is found of the windows on the way: starts[window] becomes how many values are kept before it.
 struct Walk {
     const Payload& payload;
     u32* starts;
     u64 bit;
-    u32 index;  // ones before it
-    u64 span;   // of the positions that come next
-    u64 least;  // that the next position may be
+    u32 index;   // ones before it
+    u64 window;  // of the positions that come next
+    u64 least;   // that the next position may be
     bool good;
 
     __device__ Walk(const Payload& payload, u32* starts, u64 bit, u32 before)
-        : payload(payload), starts(starts), bit(bit), index(before), span(0), least(0), good(true) {
+        : payload(payload), starts(starts), bit(bit), index(before), window(0), least(0), good(true) {
         if (bit == 0) {
             starts[0] = 0;
         } else if (payload.top.placement == 1) {
-            span = span_of(bit - 1);
+            window = window_of(bit - 1);
         } else if (payload.ones(bit - 1, bit) == 0) {
-            span = span_of((bit - index) << payload.top.low_bits);
+            window = window_of((bit - index) << payload.top.low_bits);
         } else if (index > 0 && index <= payload.top.keep) {
             least = payload.position(bit - 1, index - 1) + 1;
-            span = span_of(least - 1);
+            window = window_of(least - 1);
         }
     }
 
-    __device__ u64 span_of(u64 position) const {
-        return min(position / SPAN, u64(payload.top.spans));
+    __device__ u64 window_of(u64 position) const {
+        return min(position / WINDOW, u64(payload.top.spans) * WINDOWS);
     }
 
-    // What is before the spans up to this one is known.
+    // What is before the windows up to this one is known.
     __device__ void reach(u64 next) {
-        for (; span < next; span++) {
-            starts[span + 1] = index;
+        for (; window < next; window++) {
+            starts[window + 1] = index;
         }
     }
 
@@ -166,22 +169,27 @@ struct Walk {
         }
         u64 position = payload.position(bit, index);
         good = good && position >= least && position < payload.top.count && is_finite(payload.kept(index));
-        reach(span_of(position));
+        reach(window_of(position));
         least = position + 1;
         index++;
     }
 
     __device__ void zero() {
-        reach(span_of(payload.top.placement == 1 ? bit : (bit + 1 - index) << payload.top.low_bits));
+        reach(window_of(payload.top.placement == 1 ? bit : (bit + 1 - index) << payload.top.low_bits));
         least = 0;
     }
 
     __device__ void end() {
-        reach(payload.top.spans);
+        reach(u64(payload.top.spans) * WINDOWS);
     }
 };
 
-// Whether an encoder wrote the payloads, and how many values of each are kept before each span.
+// Where the starts of a rank's windows of a layer are, and its end.
+__device__ inline u64 starts_of(const Params& p, const Top& top, u32 rank, u32 number) {
+    return rank * (u64(p.spans) * WINDOWS + p.layers) + u64(top.first_span) * WINDOWS + number;
+}
+
+// Whether an encoder wrote the payloads, and how many values of each are kept before each window.
 extern "C" __global__ void check_kept(Params p, const Top* tops, const u32* top_of, Program* program, const u8* messages,
                                       const u32* before, u32* starts) {
     if (first_failed(*program, messages) < program->world) {
@@ -207,8 +215,7 @@ extern "C" __global__ void check_kept(Params p, const Top* tops, const u32* top_
         if (bit >= payload.high_bits()) {
             continue;
         }
-        u32* own = starts + u64(rank) * (u64(p.spans) + p.layers) + top.first_span + number;
-        Walk walk(payload, own, bit, index);
+        Walk walk(payload, starts + starts_of(p, top, rank, number), bit, index);
         u64 end = min(bit + 32, payload.high_bits());
         for (; walk.bit < end && walk.good; walk.bit++, ones >>= 1) {
             if (ones & 1) {
@@ -226,69 +233,139 @@ extern "C" __global__ void check_kept(Params p, const Top* tops, const u32* top_
     }
 }
 
-// Adds to a span's sums what a payload, which has been checked, holds of it. All threads of the block must come; they
-// wait for each other before they add what may be another's.
-__device__ inline void add_span(const Payload& payload, const u32* starts, u32 span, float* sums) {
-    const Top& top = payload.top;
-    u64 first = u64(span) * SPAN;
+// A rank's values of a window, of payloads that have been checked, one bit for each lane at a time.
+struct Window {
+    u32 bits;   // of the window
+    u32 index;  // ones before these
+    u32 ones;   // of the bits that come next
+    u32 place;  // of this lane's value in the window; WINDOW if it has none
+    float value;
+
+    __device__ static u64 first_bit(const Top& top, u64 first, u32 index) {
+        return top.placement == 2 ? (first >> top.low_bits) + index : first;
+    }
+
+    // `start` and `next` are how many are kept before the window and the one after it.
+    __device__ void begin(const Payload& payload, u32 first, u32 start, u32 next) {
+        index = start;
+        u64 bit = first_bit(payload.top, first, start);
+        bits = u32(first_bit(payload.top, u64(first) + WINDOW, next) - bit);
+        ones = payload.ones(bit, bit + min(bits, 32u));
+    }
+
+    __device__ void fetch(const Payload& payload, u32 first, u64 bit, u32 before) {
+        u32 lane = threadIdx.x % 32;
+        u32 own = before + __popc(ones & ((1u << lane) - 1));
+        place = WINDOW;
+        if ((ones >> lane & 1) != 0 && own < payload.top.keep) {
+            place = u32(min(payload.position(bit + lane, own) - first, u64(WINDOW)));
+            value = payload.kept(own);
+        }
+    }
+
+    __device__ void fetch_first(const Payload& payload, u32 first) {
+        fetch(payload, first, first_bit(payload.top, first, index), index);
+    }
+
+    __device__ void add(float* sums) const {
+        if (place < WINDOW) {
+            sums[place] += value;
+        }
+    }
+
+    // All of them, of which the first are fetched.
+    __device__ void add_all(const Payload& payload, u32 first, float* sums) {
+        add(sums);
+        u64 bit = first_bit(payload.top, first, index);
+#pragma unroll 1
+        for (u32 done = 32; done < bits; done += 32) {
+            index += __popc(ones);
+            ones = payload.ones(bit + done, bit + min(bits, done + 32));
+            fetch(payload, first, bit + done, index);
+            add(sums);
+        }
+    }
+};
+
+// Adds all that ranks have sent of a window, in their order, to its sums. All lanes must come.
+__device__ inline void add_window(const Params& p, const Top& top, u32 number, const Program* program,
+                                  const u8* messages, const u32* starts, u32 window, float* sums) {
+    u32 world = program->world;
+    u32 first = window * WINDOW;
     if (top.placement == 0) {
-        for (u32 i = threadIdx.x; i < min(u64(SPAN), top.count - first); i += BLOCK) {
-            sums[i] += payload.kept(u32(first) + i);
+        for (u32 rank = 0; rank < world; rank++) {
+            Payload payload(top, program, messages, rank);
+            for (u32 i = threadIdx.x % 32; i < min(u32(WINDOW), top.count - first); i += 32) {
+                sums[i] += payload.kept(first + i);
+            }
         }
         return;
     }
-    u32 index = starts[span];
-    u64 begin = first;
-    u64 end = first + SPAN;
-    if (top.placement == 2) {
-        begin = (begin >> top.low_bits) + index;
-        end = (end >> top.low_bits) + starts[span + 1];
-    }
-    for (u64 from = begin; from < end; from += FEW * BLOCK) {
-        u64 bit = from + threadIdx.x * FEW;
-        u32 ones = payload.ones(bit, min(bit + FEW, end));
-        Sums counts = block_scan(__popc(ones));
-        u32 own = index + u32(counts.before);
+#pragma unroll 1
+    for (u32 from = 0; from < world; from += RANKS_AT_ONCE) {
+        Window own[RANKS_AT_ONCE];
 #pragma unroll
-        for (u32 k = 0; k < FEW; k++) {
-            if ((ones >> k & 1) == 0 || own >= top.keep) {
-                continue;
+        for (u32 r = 0; r < RANKS_AT_ONCE; r++) {
+            if (from + r < world) {
+                const u32* start = starts + starts_of(p, top, from + r, number) + window;
+                own[r].begin(Payload(top, program, messages, from + r), first, start[0], start[1]);
             }
-            u64 position = payload.position(bit + k, own);
-            if (position - first < SPAN) {
-                sums[position - first] += payload.kept(own);
-            }
-            own++;
         }
-        index += u32(counts.all);
+#pragma unroll
+        for (u32 r = 0; r < RANKS_AT_ONCE; r++) {
+            if (from + r < world) {
+                own[r].fetch_first(Payload(top, program, messages, from + r), first);
+            }
+        }
+#pragma unroll
+        for (u32 r = 0; r < RANKS_AT_ONCE; r++) {
+            if (from + r < world) {
+                own[r].add_all(Payload(top, program, messages, from + r), first, sums);
+                __syncwarp();
+            }
+        }
     }
 }
 
 // The means, added up in the order of the ranks; `fill` where a rank is at fault. Then the step's end, unless QSGD's means come.
-extern "C" __global__ void average_kept(Params p, const Top* tops, const u32* top_of, Program* program,
-                                        const u8* messages, const u32* starts, void* means) {
-    __shared__ float sums[SPAN];
+extern "C" __launch_bounds__(BLOCK, 3) __global__ void average_kept(Params p, const Top* tops, const u32* top_of,
+                                                                    Program* program, const u8* messages,
+                                                                    const u32* starts, void* means) {
+    __shared__ float all_sums[WARPS][WINDOW];
     bool good = first_faulty(*program, messages) == program->world;
     if (!good) {
         fill(*program, p.dtype, means);
     }
-    for (u32 at = blockIdx.x; good && at < p.spans; at += gridDim.x) {
-        u32 number = top_of[at];
-        Top top = tops[number];
-        u32 span = at - top.first_span;
-        for (u32 i = threadIdx.x; i < SPAN; i += BLOCK) {
-            sums[i] = 0.0f;
+    World world(program->world);
+    float* sums = all_sums[threadIdx.x / 32];
+    u32 lane = threadIdx.x % 32;
+    for (u32 at = blockIdx.x * WARPS + threadIdx.x / 32; good && at < p.spans * WINDOWS; at += gridDim.x * WARPS) {
+        u32 number = top_of[at / WINDOWS];
+        const Top& top = tops[number];
+        u32 window = at - top.first_span * WINDOWS;
+        u32 first = window * WINDOW;
+        if (first >= top.count) {
+            continue;
         }
-        for (u32 rank = 0; rank < program->world; rank++) {
-            const u32* own = starts + u64(rank) * (u64(p.spans) + p.layers) + top.first_span + number;
-            add_span(Payload(top, program, messages, rank), own, span, sums);
+        uint4* quads = reinterpret_cast<uint4*>(sums);
+        for (u32 i = lane; i < WINDOW / 4; i += 32) {
+            quads[i] = uint4{0, 0, 0, 0};
         }
-        __syncthreads();
+        __syncwarp();
+        add_window(p, top, number, program, messages, starts, window, sums);
+        __syncwarp();
         void* own = static_cast<u8*>(means) + top.first * (p.dtype == 0 ? 4 : 2);
-        u64 first = u64(span) * SPAN;
-        for (u32 i = threadIdx.x; i < SPAN && first + i < top.count; i += BLOCK) {
-            give(p.dtype, program, top.layer, top.start, own, first + i, sums[i] / float(program->world));
+#pragma unroll 1
+        for (u32 i = lane * 8; i < min(u32(WINDOW), top.count - first); i += 32 * 8) {
+            float eight[8];
+#pragma unroll
+            for (u32 k = 0; k < 8; k++) {
+                eight[k] = sums[i + k];
+            }
+            give_eight(p.dtype, program, top.layer, top.start, world, own, u64(first) + i, min(top.count - first - i, 8u), eight);
         }
+        // What is next begins with zeros.
+        __syncwarp();
     }
     if (is_last(&program->done, 1, gridDim.x) && threadIdx.x == 0 && program->own_spans == 0) {
         end_step(program, first_faulty(*program, messages));

@@ -142,6 +142,9 @@ const GATHERED: f64 = 0.015 * 8.0;
 /// And of the payload: values and positions, and words of these that are zeroed first.
 const KEPT: f64 = 0.06;
 
+/// Without these words: 4 bytes of a value and 10 bits of a position.
+const SENT: f64 = 0.0525;
+
 /// The operations that there is a prediction for.
 pub const OPERATIONS: &[Operation] = &[
     operation("row of QSGD, 7 widths", 4.0, 0.5, 0.7, &[pass("qsgd/usual_row", 4.0, 128.0)]),
@@ -189,6 +192,17 @@ pub const OPERATIONS: &[Operation] = &[
             sample(64.0),
             pass("selection/offer", 12.0 + GATHERED, 128.0),
             pass("", 3.0 * GATHERED + KEPT + 0.01 * 64.0, 1.0),
+        ],
+    ),
+    operation(
+        "exchange: means of 8 ranks, TopK, 1 %",
+        4.0 + 8.0 * SENT,
+        3.0,
+        0.34,
+        // Positions are read twice before, and values once; where windows begin is written and read.
+        &[
+            pass("", 8.0 * (2.0 * 0.0125 + 0.04 + 8.0 / 1024.0), 1.0),
+            pass("selection/average_kept", 4.0 + 8.0 * SENT, 128.0),
         ],
     ),
     operation(

@@ -243,7 +243,7 @@ fn no_race_is_found_until_one_is_planted() {
     assert_eq!(outcome, Ok(of(&layers())));
     for (from, to) in [
         ("            __syncthreads();\n            u32 to = place;", "            u32 to = place;"),
-        ("        __syncthreads();\n        void* own", "        void* own"),
+        ("                __syncwarp();\n            }\n        }\n    }\n}", "            }\n        }\n    }\n}"),
         ("atomicAdd(&room[bin_of(magnitude, base)], 1u);", "room[bin_of(magnitude, base)] += 1;"),
         ("index + 1 == top.keep && index % 2 == 0", "false"),
     ] {
@@ -260,8 +260,8 @@ fn planted_faults_are_found() {
         ("atomicOr(&words[at / 32 + 1], bits >> (32 - shift));", ""),
         ("u32 size = fits ? positions.all : ", "u32 size = true ? positions.all : "),
         ("goes || kept.start == NOWHERE", "goes"),
-        ("span = span_of((bit - index) << payload.top.low_bits);", ""),
-        ("begin = (begin >> top.low_bits) + index;", "begin = begin >> top.low_bits;"),
+        ("window = window_of((bit - index) << payload.top.low_bits);", ""),
+        ("(first >> top.low_bits) + index", "(first >> top.low_bits)"),
         ("offered.after != nullptr && program->keep != 0.0f && choice.entries", "false && choice.entries"),
         ("count += cut.rank;", ""),
         ("atomicExch(&few->exponents[bin], 0u)", "atomicExch(&few->exponents[bin], 200u)"),
