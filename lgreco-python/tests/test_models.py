@@ -157,24 +157,32 @@ def test_names_are_those_of_the_model_that_was_wrapped() -> None:
         assert [holds for _, holds in found] == [False, True, True, False, None, None, None, None]
 
 
-def _sparse(rank: int) -> tuple[str, str | None, list[torch.Tensor], float]:
-    def model() -> DDP:
+def _sparse(rank: int) -> tuple[str, str | None, list[torch.Tensor], tuple[float, int, int]]:
+    def model(ignored: list[str] = [], sparse: bool = True) -> DDP:
         torch.manual_seed(0)
-        return DDP(torch.nn.Sequential(torch.nn.Embedding(40, 32, sparse=True), torch.nn.Linear(32, 8)))
+        module = torch.nn.Sequential(torch.nn.Embedding(40, 32, sparse=sparse), torch.nn.Linear(32, 8))
+        DDP._set_params_and_buffers_to_ignore_for_model(module, ignored)  # type: ignore[no-untyped-call]
+        return DDP(module)
 
     with pytest.raises(LgrecoError) as raised:
         register(model(), **OPTIONS)
+    with pytest.raises(LgrecoError) as raised_by_one:
+        register(model(sparse=rank == 1), **OPTIONS)
+    assert "sparse=True" in str(raised_by_one.value) and (rank == 1 or str(raised_by_one.value).startswith("rank 1 failed: "))
+    assert register(model(["0.weight"]), **OPTIONS).names == ["1.weight", "1.bias"]
     plain, ddp = model(), model()
     state = register(ddp, policy="uncompressed")
     for module in (plain, ddp):
         module(torch.arange(5) + rank).sum().backward()
     means = [module.module[0].weight.grad.to_dense() for module in (plain, ddp)]
-    return str(raised.value), raised.value.layer, means, state.compression_stats()[0]
+    return str(raised.value), raised.value.layer, means, state.compression_stats()
 
 
 def test_sparse_gradients_are_refused_before_training_or_left_to_ddp() -> None:
-    for told, layer, (expected, found), ratio in on_ranks(2, _sparse):
-        assert "sparse=True" in told and layer == "0.weight" and torch.equal(expected, found) and ratio == 1.0
+    for told, layer, (expected, found), (ratio, _, sent) in on_ranks(2, _sparse):
+        assert "sparse=True" in told and layer == "0.weight" and torch.equal(expected, found)
+        # Five rows of the embedding with their indices, and the linear layer.
+        assert ratio == 1.0 and sent == 5 * (32 * 4 + 8) + (32 * 8 + 8) * 4
 
 
 def _copied(rank: int) -> list[str]:

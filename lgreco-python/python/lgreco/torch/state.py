@@ -12,7 +12,7 @@ from lgreco.torch.bucket import GradBucket
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
 from lgreco.torch.names import plain_name, uncompiled
 from lgreco.torch.options import Scaler
-from lgreco.torch.training import Layer, Training, expect_module
+from lgreco.torch.training import Layer, Training, no_module
 
 
 class LGreCoState(Training):
@@ -128,7 +128,8 @@ class LGreCoState(Training):
         _device_of: Callable[[Iterable[torch.Tensor]], Cuda | None] = device_of,
         **options: Any,
     ) -> None:
-        expect_module(model)
+        if (other := no_module(model)) is not None:
+            raise other
         model = uncompiled(model)
         process_group = _group_of(model, process_group)
         parameters = _trainable(model)
@@ -154,14 +155,13 @@ class LGreCoState(Training):
             on_plan=on_plan,
         )
         self._uncompressed = policy == "uncompressed" and settings is None and reduce_dtype is None
-        if not self._uncompressed:
-            _refuse_sparse(_module(model))
+        refused = None if self._uncompressed else _sparse(_module(model), {p for _, p in parameters})
         finds_unused = bool(getattr(model, "find_unused_parameters", False))
         self._hold_zeros = finds_unused if hold_zeros is None else bool(hold_zeros)
         cuda = None if self._uncompressed else _device_of(p for _, p in parameters)
         cuda = where_they_stay(cuda, process_group, told)
         besides = {"find_unused_parameters": finds_unused, "hold_zeros": self._hold_zeros}
-        super().__init__(process_group, layers, cuda, besides, **told)
+        super().__init__(process_group, layers, cuda, besides, refused, **told)
         self._layers: dict[torch.Tensor, int] = {p: layer for layer, (_, p) in enumerate(parameters)}
         self._dtypes = [layer.dtype for layer in layers]
         others = ((plain_name(name), p) for name, p in _module(model).named_parameters())
@@ -188,9 +188,10 @@ class LGreCoState(Training):
 
     def _average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer().div_(self._group.size())
+        # Before the sum, which puts others' indices into the buffer.
+        sizes = [part.nbytes for part in ((buffer._indices(), buffer._values()) if buffer.is_sparse else (buffer,))]
         work = dist.all_reduce(buffer, group=self._process_group, async_op=True)
         assert work is not None
-        sizes = [part.nbytes for part in ((buffer._indices(), buffer._values()) if buffer.is_sparse else (buffer,))]
         self._bytes = [sent + sum(sizes) for sent in self._bytes]
         return work.get_future().then(lambda done: done.value()[0])
 
@@ -207,14 +208,15 @@ class LGreCoState(Training):
         return layer
 
 
-_SPARSE = "the gradient is sparse, which lgreco does not compress: leave sparse=True out"
+_SPARSE = "the gradient is sparse, which lgreco does not compress: leave sparse=True out, or all to DDP by policy=\"uncompressed\""
 
 
-def _refuse_sparse(module: torch.nn.Module) -> None:
-    """Before training rather than in it, where DDP does not go on after an error."""
+def _sparse(module: torch.nn.Module, exchanged: set[torch.Tensor]) -> LgrecoError | None:
+    """What to raise before training rather than in it, where DDP does not go on after an error."""
     for name, part in module.named_modules():
-        if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse and part.weight.requires_grad:
-            raise of_layer(plain_name(f"{name}.weight" if name else "weight"), _SPARSE)
+        if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse and part.weight in exchanged:
+            return of_layer(plain_name(f"{name}.weight" if name else "weight"), _SPARSE)
+    return None
 
 
 def _group_of(model: torch.nn.Module, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
