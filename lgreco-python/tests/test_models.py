@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lgreco import LgrecoError
 from lgreco.torch import LGreCoState, OuterStep, lgreco_hook, register
+from lgreco.torch.names import plain_name
 
 OPTIONS: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 4, "window": 1, "min_elements": 64}
 STEPS = 9
@@ -78,34 +79,37 @@ def test_nothing_is_lost_of_odd_parameters(options: dict[str, Any], ddp_options:
 
 
 class Stored(torch.nn.Module):
-    """A matrix that is stored transposed, as some libraries' weights are."""
+    """A matrix that is stored transposed, as some libraries' weights are; its columns may be a convolution's channels."""
 
-    def __init__(self) -> None:
+    def __init__(self, dims: list[int]) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(48, 36).t())
+        self.weight = torch.nn.Parameter(torch.zeros(48, 36).t().view(dims))
 
     def forward(self, gradient: torch.Tensor) -> torch.Tensor:
         return (self.weight * gradient).sum()
 
 
-def _of_rank_one(rank: int) -> float:
-    ddp = DDP(Stored())
+def _of_rank_one(rank: int, dims: list[int]) -> float:
+    ddp = DDP(Stored(dims))
     register(ddp, settings={"weight": "powersgd 1"}, start_iter=2)
-    gradient = torch.outer(torch.linspace(1, 2, 36), torch.linspace(-1, 1, 48).sin())
+    gradient = torch.outer(torch.linspace(1, 2, 36), torch.linspace(-1, 1, 48).sin()).view(dims)
     for _ in range(4):
         ddp.zero_grad()
         ddp(gradient).backward()
     return float((ddp.module.weight.grad - gradient).norm() / gradient.norm())
 
 
-def test_a_transposed_matrix_of_rank_one_needs_rank_one() -> None:
-    for error in on_ranks(2, _of_rank_one):
+@pytest.mark.parametrize("dims", [[36, 48], [36, 1, 48]])
+def test_a_transposed_matrix_of_rank_one_needs_rank_one(dims: list[int]) -> None:
+    for error in on_ranks(2, _of_rank_one, dims):
         assert error < 1e-4
 
 
 def _ignored(rank: int) -> list[list[str]]:
-    def names(ignored: list[str], **ddp_options: Any) -> list[str]:
+    def names(ignored: list[str], tied: bool = False, **ddp_options: Any) -> list[str]:
         model = torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Linear(40, 40))
+        if tied:
+            model[1].weight = model[0].weight
         model.register_parameter("own", torch.nn.Parameter(torch.zeros(40)))
         DDP._set_params_and_buffers_to_ignore_for_model(model, ignored)  # type: ignore[no-untyped-call]
         if ddp_options:
@@ -119,13 +123,14 @@ def _ignored(rank: int) -> list[list[str]]:
         assert state.plan is not None
         return state.names
 
-    return [names(["0.weight"]), names([".own"]), names(["own"]), names([], delayed=True)]
+    return [names(["0.weight"]), names([".own"]), names(["own"]), names([], delayed=True), names(["0.weight"], tied=True)]
 
 
 def test_layers_are_what_ddp_exchanges() -> None:
-    """Which calls a parameter of the root itself ".own"."""
+    """Which calls a parameter of the root itself ".own", and a tied one by every name."""
     every = ["own", "0.weight", "0.bias", "1.weight", "1.bias"]
-    for part, without, whole, delayed in on_ranks(2, _ignored):
+    for part, without, whole, delayed, tied in on_ranks(2, _ignored):
+        assert tied == ["own", "0.bias", "1.weight", "1.bias"]
         assert part == delayed == [name for name in every if name != "0.weight"]
         assert without == [name for name in every if name != "own"] and whole == every
 
@@ -148,6 +153,10 @@ def _named(rank: int) -> list[tuple[list[str], Any]]:
     ]
     states = [register(module, **OPTIONS) for module in modules]
     return [(state.names, getattr(state, "_hold_zeros", None)) for state in states] + [(OuterStep(compiled(layers()))._fragments[0].names, None)]
+
+
+def test_names_that_end_like_a_wrappers_stay() -> None:
+    assert plain_name("_orig_mod.my_orig_mod.weight") == "my_orig_mod.weight"
 
 
 def test_names_are_those_of_the_model_that_was_wrapped() -> None:

@@ -242,7 +242,8 @@ def _stored(parameter: torch.Tensor) -> list[int]:
     if parameter.is_contiguous():
         return list(parameter.shape)
     strides = parameter.stride()
-    outermost_first = sorted(range(parameter.ndim), key=lambda dim: -strides[dim])
+    # Of dims of one element, which may have any stride, none becomes the innermost.
+    outermost_first = sorted(range(parameter.ndim), key=lambda dim: (parameter.shape[dim] == 1, -strides[dim]))
     stored = parameter.detach().permute(outermost_first)
     # DDP makes it contiguous where it is not dense.
     return list(stored.shape if stored.is_contiguous() else parameter.shape)
@@ -253,6 +254,10 @@ def _trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     module = _module(model)
     of_ddp: Any = model if isinstance(model, torch.nn.parallel.DistributedDataParallel) else None
     ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", []) if of_ddp is None else of_ddp.parameters_to_ignore)
-    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    # DDP looks for parameters that are the root's own with a dot before their names.
-    return [(plain_name(name), p) for name, p in named if (name if "." in name else f".{name}") not in ignored]
+    exchanged: dict[torch.nn.Parameter, str] = {}
+    for prefix, part in module.named_modules():
+        for name, p in part.named_parameters(recurse=False):
+            # DDP looks for parameters that are the root's own with a dot before their names, for tied ones under each name.
+            if p.requires_grad and f"{prefix}.{name}" not in ignored:
+                exchanged.setdefault(p, plain_name(f"{prefix}.{name}" if prefix else name))
+    return [(name, p) for p, name in exchanged.items()]
