@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lgreco import LgrecoError
 from lgreco._lgreco import Bucket
-from lgreco.torch import ExchangeError, LGreCoState, OuterStep, flight, lgreco_hook, register, training
+from lgreco.torch import ExchangeError, LGreCoState, OuterStep, collectives, flight, lgreco_hook, register, training
 
 OPTIONS: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 4, "window": 1, "min_elements": 64}
 STEPS, FAILING = 9, 5
@@ -296,6 +296,68 @@ def test_an_interrupt_after_the_end_of_a_step_leaves_it_taken() -> None:
     assert on_ranks(2, _stopped_by_the_user, "finish_step", True) == 2 * [(False, 10, True)]
 
 
+def _stopped_at_the_start_of_a_collective(rank: int, outer: bool) -> tuple[list[str], int, bool, bool]:
+    """Which nobody has then that could wait for it: what is said, buckets that are kept, steps after a saved state is loaded."""
+    model, module = Linear(), wrapped("ddp")
+    state: Any = OuterStep(model, every=1, method="topk", default=0.1, min_elements=64) if outer else register(module, **OPTIONS)
+
+    def next_step(at: int) -> torch.Tensor:
+        if not outer:
+            return step(module, rank, at)
+        _learn(model, rank, at)
+        state.step()
+        return model.second.detach().flatten().clone()  # type: ignore[no-any-return, operator, union-attr]
+
+    for at in range(6):
+        next_step(at)
+    saved, start = state.state_dict(), flight.start
+
+    def interrupted(request: Any, group: Any) -> Any:
+        start(request, group).wait()
+        raise KeyboardInterrupt
+
+    flight.start = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        next_step(6)
+    flight.start = start
+    told = [str(raised(state.state_dict)) for _ in range(2)]
+    lost = [not it.bucket.is_closed for it in flight._LOST if it.bucket is not None]
+    state.load_state_dict(saved, [saved])
+    if not outer:
+        module = DDP(module.module, bucket_cap_mb=0.005)
+        module.register_comm_hook(state, lgreco_hook)
+    means = torch.cat([next_step(at) for at in range(6, 9)])
+    least = means.clone()
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    return told, len(lost), all(lost), torch.equal(means, least) and bool(state.state_dict())
+
+
+@pytest.mark.parametrize("outer", [False, True])
+def test_a_bucket_whose_collective_nobody_can_wait_for_is_never_freed(outer: bool) -> None:
+    told = 2 * ["an interrupt has come while a collective was started: load a saved state"]
+    assert on_ranks(2, _stopped_at_the_start_of_a_collective, outer) == 2 * [(told, 1, True, True)]
+
+
+def _controlled(rank: int) -> list[bool]:
+    """Of what ranks say to each other before a step: whether it travels in memory that is not the controller's."""
+    module, start, found = wrapped("ddp"), collectives.start, []
+    register(module, **OPTIONS)
+
+    def noting(request: Any, group: Any, memory: Any) -> Any:
+        found.append(memory(request.address, request.length, torch.uint8).data_ptr() != request.address)
+        return start(request, group, memory)
+
+    collectives.start = noting
+    for at in range(6):
+        step(module, rank, at)
+    return found
+
+
+def test_what_ranks_say_before_a_step_travels_in_memory_that_outlives_an_interrupt() -> None:
+    for found in on_ranks(2, _controlled):
+        assert found and all(found)
+
+
 def _outer_stopped(rank: int) -> tuple[bool, bool, int]:
     """The user interrupts an outer step that waits for the others."""
     model = Linear()
@@ -386,19 +448,23 @@ def _misread(rank: int) -> tuple[list[str], torch.Tensor, bool]:
     """Rank 1 gets a plan that is damaged."""
     module = wrapped("ddp")
     state = register(module, **OPTIONS)
-    start, told = training.start, []
+    start, told = collectives.start, []
 
-    def damaging(request: Any, group: Any) -> Any:
-        started = start(request, group)
+    def damaging(request: Any, group: Any, memory: Any) -> Any:
+        places: list[torch.Tensor] = []
+
+        def noted(*place: Any) -> torch.Tensor:
+            places.append(memory(*place))
+            return places[-1]
+
+        started = start(request, group, noted)
         if rank == 1 and request.kind == "broadcast":
             started.wait()
-            training.start = start
-            from lgreco.torch.collectives import memory
-
-            memory(request.address, request.length, torch.uint8)[::7].bitwise_xor_(0x55)
+            collectives.start = start
+            places[0][::7].bitwise_xor_(0x55)
         return started
 
-    training.start = damaging
+    collectives.start = damaging
     for at in range(6):
         try:
             means = step(module, rank, at)

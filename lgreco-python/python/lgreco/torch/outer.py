@@ -244,13 +244,14 @@ class OuterStep(Reports):
                 raise LgrecoError("what is to be loaded is not what state_dict() has returned: it has no 'steps' and 'fragments'")
             if len(other["fragments"]) != len(self._fragments):
                 raise ValueError(f"the state has {len(other['fragments'])} fragments, expected {len(self._fragments)}")
-        before = [fragment.as_it_is() for fragment in self._fragments]
+        before = [None if fragment._is_lost() else fragment.as_it_is() for fragment in self._fragments]
         for index, fragment in enumerate(self._fragments):
             try:
                 fragment.load_state_dict(state["fragments"][index], [other["fragments"][index] for other in taken])
             except ValueError:
                 for changed, kept in zip(self._fragments[:index], before):
-                    changed.load_state_dict(kept)
+                    if kept is not None:
+                        changed.load_state_dict(kept)
                 raise
         self.steps = state["steps"]
         for fragment in self._fragments:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from lgreco._errors import of_layer
 from lgreco._lgreco import Bucket, Controller, LgrecoError, PlanResult, Report
 from lgreco.torch.agreement import agree
-from lgreco.torch.collectives import own_group, start
+from lgreco.torch.collectives import complete, own_group
 from lgreco.torch.cuda import Cuda
 from lgreco.torch.device import Buckets, DeviceFlight
 from lgreco.torch.flight import Flight
@@ -257,7 +257,7 @@ class Training(Reports):
             self._controller.begin_step(self._rate)
         try:
             while (request := self._controller.control()) is not None:
-                start(request, self._group).wait()
+                complete(request, self._group)
             if self._device is not None:
                 self._device.begin_step()
         except LgrecoError as error:
@@ -314,7 +314,10 @@ class Training(Reports):
     def _take_back(self, why: Exception) -> None:
         for flight in self._flights or []:
             flight.give_up(why)
-            self._close(flight)
+            if not flight.is_lost:
+                self._close(flight)
+        if self._is_lost():
+            raise LgrecoError("an interrupt has come while a collective was started: load a saved state")
         if not self._refused:
             try:
                 self._controller.abandon_step()
@@ -325,6 +328,10 @@ class Training(Reports):
             self._device.abandon()
         # At last: a second interrupt leaves the step to be taken back.
         self._flights, self._failed, self._refused = None, None, False
+
+    def _is_lost(self) -> bool:
+        """Whether the step under way cannot be taken back."""
+        return any(flight.is_lost for flight in self._flights or [])
 
     def _broken(self, cause: Exception) -> ExchangeError:
         rank, step = self._group.rank(), self._controller.steps
@@ -480,7 +487,11 @@ class Training(Reports):
 
         Raises LgrecoError when a state is damaged or of another kind; nothing has changed then.
         """
-        self._take_back_left_over()
+        try:
+            self._take_back_left_over()
+        except LgrecoError:
+            if not self._is_lost():
+                raise
         taken = [state] if residuals is None else residuals
         for other in (state, *taken):
             if not isinstance(other, Mapping) or not {"run", "layers", "bytes"} <= other.keys():
