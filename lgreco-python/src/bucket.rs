@@ -9,10 +9,10 @@ use lgreco_train::{CoreError, Error};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// A bucket on its way: `submit`, then `next` until it says None.
+/// A bucket on its way: `open`, `submit`, then `next` until it says None.
 #[pyclass(module = "lgreco._lgreco")]
 pub(crate) struct Bucket {
-    /// None once it is closed.
+    /// None before it is opened and once it is closed.
     pub(crate) bucket: Option<controller::Bucket>,
     pub(crate) tensors: Arc<[Tensor]>,
     pub(crate) names: Arc<[String]>,
@@ -21,6 +21,13 @@ pub(crate) struct Bucket {
 
 #[pymethods]
 impl Bucket {
+    /// Of no layers, until the controller opens it: whoever is interrupted meanwhile has it, and what has been lent with it.
+    #[new]
+    fn new() -> Bucket {
+        let (tensors, names) = (Arc::from([]), Arc::from([]));
+        Bucket { bucket: None, tensors, names, gradients: Gradients::default() }
+    }
+
     #[getter]
     fn is_closed(&self) -> bool {
         self.bucket.is_none()

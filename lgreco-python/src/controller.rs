@@ -181,11 +181,15 @@ impl Controller {
         self.on_cores(py, |controller| controller.control().map(|request| request.map(Request::from)))
     }
 
-    /// Lends these layers.
-    fn open(&self, py: Python<'_>, layers: Vec<usize>) -> PyResult<Bucket> {
-        let bucket = self.attempt(py, |controller| controller.open(&layers))?;
+    /// Lends these layers to a bucket that has none.
+    fn open(&self, py: Python<'_>, layers: Vec<usize>, bucket: &mut Bucket) -> PyResult<()> {
+        if bucket.bucket.is_some() {
+            return Err(LgrecoError::new_err("the bucket is open: it has the layers of another exchange"));
+        }
+        let opened = self.attempt(py, |controller| controller.open(&layers))?;
         let (tensors, names) = (self.tensors.clone(), self.names.clone());
-        Ok(Bucket { bucket: Some(bucket), tensors, names, gradients: Gradients::default() })
+        *bucket = Bucket { bucket: Some(opened), tensors, names, gradients: Gradients::default() };
+        Ok(())
     }
 
     /// Takes them back.

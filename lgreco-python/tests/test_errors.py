@@ -1,7 +1,8 @@
 """Whatever goes wrong on one rank is the same exception on all, well within the group's timeout, and training can go on."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lgreco import LgrecoError
-from lgreco.torch import ExchangeError, LGreCoState, OuterStep, flight, lgreco_hook, register, training
+from lgreco._lgreco import Bucket
+from lgreco.torch import ExchangeError, LGreCoState, OuterStep, collectives, flight, lgreco_hook, register, training
 
 OPTIONS: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 4, "window": 1, "min_elements": 64}
 STEPS, FAILING = 9, 5
@@ -54,6 +56,40 @@ class Without:
         return no_memory if name == self.name else getattr(self.of, name)
 
 
+class Scant:
+    """A bucket whose methods of some names have no memory, once it is opened."""
+
+    def __init__(self) -> None:
+        self.of, self.names = Bucket(), [""]
+
+    def __getattr__(self, name: str) -> Any:
+        return no_memory if name in self.names else getattr(self.of, name)
+
+
+class Lending(Without):
+    """A controller that lends to such buckets."""
+
+    def __init__(self, of: Any, names: list[str], fails: Callable[[list[int]], bool]) -> None:
+        super().__init__(of, "")
+        self.names, self.fails = names, fails
+
+    def open(self, layers: list[int], bucket: Scant) -> None:
+        self.of.open(layers, bucket.of)
+        bucket.names = self.names if self.fails(layers) else []
+
+    def close(self, bucket: Scant) -> None:
+        self.of.close(bucket.of)
+
+
+@contextmanager
+def scant(state: Any, names: list[str], fails: Callable[[list[int]], bool] = lambda layers: True) -> Iterator[None]:
+    """No memory for these methods of buckets, of those whose layers ``fails`` holds for."""
+    controller = state._controller
+    state._controller, training.Bucket = Lending(controller, names, fails), Scant  # type: ignore[assignment, misc]
+    yield
+    state._controller, training.Bucket = controller, Bucket  # type: ignore[misc]
+
+
 Told = tuple[type[Exception], str, str, list[torch.Tensor], list[torch.Tensor]]
 
 
@@ -67,26 +103,14 @@ def _without_memory(rank: int, kind: str, first: bool) -> Told:
             means.append(step(module, rank, at))
             continue
         before = [state.residual(name) for name in state.names]
-        controller, opened = state._controller, []
+        opened: list[list[int]] = []
 
-        class Opening(Without):
-            def open(self, layers: list[int]) -> Any:
-                opened.append(layers)
-                fails = len(opened) == 1 if first else state.names.index("first") in layers
-                bucket = controller.open(layers)
-                return Bucket(bucket) if fails else bucket
+        def fails(layers: list[int]) -> bool:
+            opened.append(layers)
+            return rank == 1 and (len(opened) == 1 if first else state.names.index("first") in layers)
 
-            def close(self, bucket: Any) -> None:
-                controller.close(bucket.of if isinstance(bucket, Bucket) else bucket)
-
-        class Bucket(Without):
-            def __init__(self, of: Any) -> None:
-                super().__init__(of, "submit")
-
-        if rank == 1:
-            state._controller = Opening(controller, "")  # type: ignore[assignment]
-        found = raised(lambda: step(module, rank, at))
-        state._controller = controller
+        with scant(state, ["submit"], fails):
+            found = raised(lambda: step(module, rank, at))
         kept = [torch.equal(state.residual(name), was) for name, was in zip(state.names, before)]
     assert found is not None and any(kept)
     return type(found), str(found), repr(found.__cause__), means, [state.residual(name) for name in state.names]
@@ -110,22 +134,13 @@ def _cut_off(rank: int, told: bool) -> tuple[str, bool]:
     for at in range(FAILING):
         step(module, rank, at)
     before = [state.residual(name) for name in state.names]
-    start, controller = flight.start, state._controller
-
-    class Opening(Without):
-        def open(self, layers: list[int]) -> Any:
-            return Without(Without(controller.open(layers), "submit"), "submit_failure")
-
-        def close(self, bucket: Any) -> None:
-            controller.close(bucket.of.of)
-
+    start = flight.start
     if rank == 1 and told:
         flight.start = no_memory
-    elif rank == 1:
-        state._controller = Opening(controller, "")  # type: ignore[assignment]
-    with pytest.raises(ExchangeError) as found:
-        step(module, rank, FAILING)
-    flight.start, state._controller = start, controller
+    with scant(state, ["submit", "submit_failure"] if rank == 1 and not told else []):
+        with pytest.raises(ExchangeError) as found:
+            step(module, rank, FAILING)
+    flight.start = start
     return str(found.value), all(torch.equal(state.residual(name), was) for name, was in zip(state.names, before))
 
 
@@ -236,8 +251,8 @@ class Interrupting:
         return interrupted
 
 
-def _stopped_by_the_user(rank: int, where: str, after: bool) -> tuple[bool, int, bool]:
-    """In a step with a plan: whether residuals are as before it, steps taken in all, whether ranks go on alike."""
+def _stopped_by_the_user(rank: int, where: str, after: bool, again: str | None = None) -> tuple[bool, int, bool]:
+    """In a step with a plan, and ``again`` while it is taken back: whether residuals are as before it, steps taken in all, whether ranks go on alike."""
     module = wrapped("ddp")
     state = register(module, **OPTIONS)
     for at in range(6):
@@ -247,6 +262,10 @@ def _stopped_by_the_user(rank: int, where: str, after: bool) -> tuple[bool, int,
     state._controller = Interrupting(controller, where, after)  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         step(module, rank, 6)
+    if again is not None:
+        state._controller = Interrupting(controller, again, after)  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            state.state_dict()
     state._controller = controller
     kept = all(torch.equal(state.residual(name), was) for name, was in zip(state.names, before)) and bool(state.state_dict())
     module = DDP(module.module, bucket_cap_mb=0.005)
@@ -259,10 +278,84 @@ def _stopped_by_the_user(rank: int, where: str, after: bool) -> tuple[bool, int,
 
 @pytest.mark.parametrize(
     ("where", "after"),
-    [("control", False), ("begin_step", False), ("begin_step", True), ("open", False), ("close", False), ("close", True), ("finish_step", False)],
+    [
+        ("control", False), ("begin_step", False), ("begin_step", True), ("open", False), ("open", True), ("close", False), ("close", True),
+        ("finish_step", False),
+    ],
 )
 def test_an_interrupt_takes_the_step_back(where: str, after: bool) -> None:
     assert on_ranks(2, _stopped_by_the_user, where, after) == 2 * [(True, 9, True)]
+
+
+@pytest.mark.parametrize(("after", "again"), [(False, "close"), (True, "close"), (True, "abandon_step")])
+def test_an_interrupt_while_the_step_is_taken_back_leaves_it_to_be_taken_back(after: bool, again: str) -> None:
+    assert on_ranks(2, _stopped_by_the_user, "close" if not after else "open", after, again) == 2 * [(True, 9, True)]
+
+
+def test_an_interrupt_after_the_end_of_a_step_leaves_it_taken() -> None:
+    assert on_ranks(2, _stopped_by_the_user, "finish_step", True) == 2 * [(False, 10, True)]
+
+
+def _stopped_at_the_start_of_a_collective(rank: int, outer: bool) -> tuple[list[str], int, bool, bool]:
+    """Which nobody has then that could wait for it: what is said, buckets that are kept, steps after a saved state is loaded."""
+    model, module = Linear(), wrapped("ddp")
+    state: Any = OuterStep(model, every=1, method="topk", default=0.1, min_elements=64) if outer else register(module, **OPTIONS)
+
+    def next_step(at: int) -> torch.Tensor:
+        if not outer:
+            return step(module, rank, at)
+        _learn(model, rank, at)
+        state.step()
+        return model.second.detach().flatten().clone()  # type: ignore[no-any-return, operator, union-attr]
+
+    for at in range(6):
+        next_step(at)
+    saved, start = state.state_dict(), flight.start
+
+    def interrupted(request: Any, group: Any) -> Any:
+        start(request, group).wait()
+        raise KeyboardInterrupt
+
+    flight.start = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        next_step(6)
+    flight.start = start
+    told = [str(raised(state.state_dict)) for _ in range(2)]
+    lost = [not it.bucket.is_closed for it in flight._LOST if it.bucket is not None]
+    state.load_state_dict(saved, [saved])
+    if not outer:
+        module = DDP(module.module, bucket_cap_mb=0.005)
+        module.register_comm_hook(state, lgreco_hook)
+    means = torch.cat([next_step(at) for at in range(6, 9)])
+    least = means.clone()
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    return told, len(lost), all(lost), torch.equal(means, least) and bool(state.state_dict())
+
+
+@pytest.mark.parametrize("outer", [False, True])
+def test_a_bucket_whose_collective_nobody_can_wait_for_is_never_freed(outer: bool) -> None:
+    told = 2 * ["an interrupt has come while a collective was started: load a saved state"]
+    assert on_ranks(2, _stopped_at_the_start_of_a_collective, outer) == 2 * [(told, 1, True, True)]
+
+
+def _controlled(rank: int) -> list[bool]:
+    """Of what ranks say to each other before a step: whether it travels in memory that is not the controller's."""
+    module, start, found = wrapped("ddp"), collectives.start, []
+    register(module, **OPTIONS)
+
+    def noting(request: Any, group: Any, memory: Any) -> Any:
+        found.append(memory(request.address, request.length, torch.uint8).data_ptr() != request.address)
+        return start(request, group, memory)
+
+    collectives.start = noting
+    for at in range(6):
+        step(module, rank, at)
+    return found
+
+
+def test_what_ranks_say_before_a_step_travels_in_memory_that_outlives_an_interrupt() -> None:
+    for found in on_ranks(2, _controlled):
+        assert found and all(found)
 
 
 def _outer_stopped(rank: int) -> tuple[bool, bool, int]:
@@ -285,6 +378,41 @@ def _outer_stopped(rank: int) -> tuple[bool, bool, int]:
     least = model.second.detach().clone()  # type: ignore[operator, union-attr]
     dist.all_reduce(least, dist.ReduceOp.MIN)
     return kept, torch.equal(model.second, least), controller.steps  # type: ignore[arg-type]
+
+
+class Torn(list[torch.Tensor]):
+    """After whose first tensor the user interrupts."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield self[0]
+        raise KeyboardInterrupt
+
+
+def _outer_torn(rank: int) -> tuple[list[str], bool]:
+    """The user interrupts an outer step that has moved one layer of four."""
+    model = Linear()
+    outer = OuterStep(model, every=1, method="topk", default=0.1, min_elements=64)
+    for at in range(3):
+        _learn(model, rank, at)
+        outer.step()
+    fragment, saved, told = outer._fragments[0], outer.state_dict(), []
+    whole, fragment._velocities = fragment._velocities, Torn(fragment._velocities)
+    with pytest.raises(KeyboardInterrupt):
+        outer.step()
+    fragment._velocities = whole
+    for work in (outer.state_dict, outer.step):
+        told.append(str(raised(work)))
+    outer.load_state_dict(saved, [saved])
+    for at in range(3, 5):
+        _learn(model, rank, at)
+        assert outer.step()
+    least = model.second.detach().clone()  # type: ignore[operator, union-attr]
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    return told, torch.equal(model.second, least) and bool(outer.state_dict())  # type: ignore[arg-type]
+
+
+def test_an_outer_step_that_is_half_made_needs_a_saved_state() -> None:
+    assert on_ranks(2, _outer_torn) == 2 * [(2 * ["an outer step was interrupted while it was made: load a saved state"], True)]
 
 
 def _learn(model: torch.nn.Module, rank: int, at: int) -> None:
@@ -320,19 +448,23 @@ def _misread(rank: int) -> tuple[list[str], torch.Tensor, bool]:
     """Rank 1 gets a plan that is damaged."""
     module = wrapped("ddp")
     state = register(module, **OPTIONS)
-    start, told = training.start, []
+    start, told = collectives.start, []
 
-    def damaging(request: Any, group: Any) -> Any:
-        started = start(request, group)
+    def damaging(request: Any, group: Any, memory: Any) -> Any:
+        places: list[torch.Tensor] = []
+
+        def noted(*place: Any) -> torch.Tensor:
+            places.append(memory(*place))
+            return places[-1]
+
+        started = start(request, group, noted)
         if rank == 1 and request.kind == "broadcast":
             started.wait()
-            training.start = start
-            from lgreco.torch.collectives import memory
-
-            memory(request.address, request.length, torch.uint8)[::7].bitwise_xor_(0x55)
+            collectives.start = start
+            places[0][::7].bitwise_xor_(0x55)
         return started
 
-    training.start = damaging
+    collectives.start = damaging
     for at in range(6):
         try:
             means = step(module, rank, at)
@@ -385,13 +517,15 @@ def _differing(rank: int) -> list[str]:
     ]
     found = [str(raised(lambda: LGreCoState(None, ddp, **OPTIONS | (options if rank == 1 else {})))) for options in told]
     unused = DDP(Linear(), find_unused_parameters=rank == 1)
-    return found + [str(raised(lambda: LGreCoState(None, unused, **OPTIONS)))]
+    none: Any = None if rank == 1 else Linear()
+    return found + [str(raised(lambda: LGreCoState(None, unused, **OPTIONS))), str(raised(lambda: OuterStep(none)))]
 
 
 def test_options_that_differ_by_rank_are_named_on_all() -> None:
     elsewhere, here = on_ranks(2, _differing)
     named = ["start_iter", "period", "policy", "settings", "reduce_dtype", "%", "unknown method", "99", "fourth", "widths", "settings", "grad_scaler"]
     named += ["hold_zeros is True on rank 1, False on rank 0", "find_unused_parameters is True on rank 1, False on rank 0"]
+    named += ["model is a NoneType"]
     for name, there, own in zip(named, elsewhere, here, strict=True):
         assert name in own and name in there and "rank 1" in there
 

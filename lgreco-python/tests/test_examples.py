@@ -40,12 +40,13 @@ def test_examples_do_what_they_show(name: str) -> None:
         assert (tried == 0) == (name.rpartition(".")[2] in WITHOUT)
 
 
-def _described(rank: int, text: str) -> float:
+def _described(rank: int, text: str) -> tuple[float, int, int]:
     layers = torch.nn.Linear(64, 64)
     names: dict[str, Any] = {"model": layers, "DDP": torch.nn.parallel.DistributedDataParallel}
     exec(text, names)
     names["model"](torch.ones(1, 64)).sum().backward()
-    return float(names["state"].compression_stats()[0])
+    stats: tuple[float, int, int] = names["state"].compression_stats()
+    return stats
 
 
 def test_the_package_indexs_page_needs_no_repository() -> None:
@@ -54,7 +55,8 @@ def test_the_package_indexs_page_needs_no_repository() -> None:
     assert isinstance(page, str) and page.startswith("# lgreco")
     assert all(link.startswith("https://") for link in re.findall(r"\]\(([^)]*)\)", page)) and "src=" not in page
     (text,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert on_ranks(2, _described, text) == [1.0, 1.0]
+    for ratio, _, sent in on_ranks(2, _described, text):
+        assert ratio == 1.0 and sent > 0
 
 
 def _snippet(rank: int, text: str, folder: str) -> dict[str, str]:

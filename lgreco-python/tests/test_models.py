@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lgreco import LgrecoError
 from lgreco.torch import LGreCoState, OuterStep, lgreco_hook, register
+from lgreco.torch.names import plain_name
 
 OPTIONS: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 4, "window": 1, "min_elements": 64}
 STEPS = 9
@@ -78,34 +79,38 @@ def test_nothing_is_lost_of_odd_parameters(options: dict[str, Any], ddp_options:
 
 
 class Stored(torch.nn.Module):
-    """A matrix that is stored transposed, as some libraries' weights are."""
+    """A matrix that is stored transposed, as some libraries' weights are; its columns may be a convolution's channels."""
 
-    def __init__(self) -> None:
+    def __init__(self, dims: list[int]) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(48, 36).t())
+        self.weight = torch.nn.Parameter(torch.zeros(48, 36).t().view(dims))
 
     def forward(self, gradient: torch.Tensor) -> torch.Tensor:
         return (self.weight * gradient).sum()
 
 
-def _of_rank_one(rank: int) -> float:
-    ddp = DDP(Stored())
-    register(ddp, settings={"weight": "powersgd 1"}, start_iter=2)
-    gradient = torch.outer(torch.linspace(1, 2, 36), torch.linspace(-1, 1, 48).sin())
+def _of_rank_one(rank: int, dims: list[int]) -> tuple[float, float]:
+    ddp = DDP(Stored(dims))
+    state = register(ddp, settings={"weight": "powersgd 1"}, start_iter=2)
+    gradient = torch.outer(torch.linspace(1, 2, 36), torch.linspace(-1, 1, 48).sin()).view(dims)
     for _ in range(4):
         ddp.zero_grad()
         ddp(gradient).backward()
-    return float((ddp.module.weight.grad - gradient).norm() / gradient.norm())
+    return float((ddp.module.weight.grad - gradient).norm() / gradient.norm()), state.compression_stats()[0]
 
 
-def test_a_transposed_matrix_of_rank_one_needs_rank_one() -> None:
-    for error in on_ranks(2, _of_rank_one):
-        assert error < 1e-4
+@pytest.mark.parametrize("dims", [[36, 48], [36, 1, 48]])
+def test_a_transposed_matrix_of_rank_one_needs_rank_one(dims: list[int]) -> None:
+    for error, ratio in on_ranks(2, _of_rank_one, dims):
+        # Two of four steps are uncompressed.
+        assert error < 1e-4 and ratio > 1.5
 
 
 def _ignored(rank: int) -> list[list[str]]:
-    def names(ignored: list[str], **ddp_options: Any) -> list[str]:
+    def names(ignored: list[str], tied: bool = False, **ddp_options: Any) -> list[str]:
         model = torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Linear(40, 40))
+        if tied:
+            model[1].weight = model[0].weight
         model.register_parameter("own", torch.nn.Parameter(torch.zeros(40)))
         DDP._set_params_and_buffers_to_ignore_for_model(model, ignored)  # type: ignore[no-untyped-call]
         if ddp_options:
@@ -119,13 +124,14 @@ def _ignored(rank: int) -> list[list[str]]:
         assert state.plan is not None
         return state.names
 
-    return [names(["0.weight"]), names([".own"]), names(["own"]), names([], delayed=True)]
+    return [names(["0.weight"]), names([".own"]), names(["own"]), names([], delayed=True), names(["0.weight"], tied=True)]
 
 
 def test_layers_are_what_ddp_exchanges() -> None:
-    """Which calls a parameter of the root itself ".own"."""
+    """Which calls a parameter of the root itself ".own", and a tied one by every name."""
     every = ["own", "0.weight", "0.bias", "1.weight", "1.bias"]
-    for part, without, whole, delayed in on_ranks(2, _ignored):
+    for part, without, whole, delayed, tied in on_ranks(2, _ignored):
+        assert tied == ["own", "0.bias", "1.weight", "1.bias"]
         assert part == delayed == [name for name in every if name != "0.weight"]
         assert without == [name for name in every if name != "own"] and whole == every
 
@@ -150,6 +156,10 @@ def _named(rank: int) -> list[tuple[list[str], Any]]:
     return [(state.names, getattr(state, "_hold_zeros", None)) for state in states] + [(OuterStep(compiled(layers()))._fragments[0].names, None)]
 
 
+def test_names_that_end_like_a_wrappers_stay() -> None:
+    assert plain_name("_orig_mod.my_orig_mod.weight") == "my_orig_mod.weight"
+
+
 def test_names_are_those_of_the_model_that_was_wrapped() -> None:
     names = ["0.weight", "0.bias", "1.weight", "1.bias"]
     for found in on_ranks(2, _named):
@@ -157,24 +167,32 @@ def test_names_are_those_of_the_model_that_was_wrapped() -> None:
         assert [holds for _, holds in found] == [False, True, True, False, None, None, None, None]
 
 
-def _sparse(rank: int) -> tuple[str, str | None, list[torch.Tensor], float]:
-    def model() -> DDP:
+def _sparse(rank: int) -> tuple[str, str | None, list[torch.Tensor], tuple[float, int, int]]:
+    def model(ignored: list[str] = [], sparse: bool = True) -> DDP:
         torch.manual_seed(0)
-        return DDP(torch.nn.Sequential(torch.nn.Embedding(40, 32, sparse=True), torch.nn.Linear(32, 8)))
+        module = torch.nn.Sequential(torch.nn.Embedding(40, 32, sparse=sparse), torch.nn.Linear(32, 8))
+        DDP._set_params_and_buffers_to_ignore_for_model(module, ignored)  # type: ignore[no-untyped-call]
+        return DDP(module)
 
     with pytest.raises(LgrecoError) as raised:
         register(model(), **OPTIONS)
+    with pytest.raises(LgrecoError) as raised_by_one:
+        register(model(sparse=rank == 1), **OPTIONS)
+    assert "sparse=True" in str(raised_by_one.value) and (rank == 1 or str(raised_by_one.value).startswith("rank 1 failed: "))
+    assert register(model(["0.weight"]), **OPTIONS).names == ["1.weight", "1.bias"]
     plain, ddp = model(), model()
     state = register(ddp, policy="uncompressed")
     for module in (plain, ddp):
         module(torch.arange(5) + rank).sum().backward()
     means = [module.module[0].weight.grad.to_dense() for module in (plain, ddp)]
-    return str(raised.value), raised.value.layer, means, state.compression_stats()[0]
+    return str(raised.value), raised.value.layer, means, state.compression_stats()
 
 
 def test_sparse_gradients_are_refused_before_training_or_left_to_ddp() -> None:
-    for told, layer, (expected, found), ratio in on_ranks(2, _sparse):
-        assert "sparse=True" in told and layer == "0.weight" and torch.equal(expected, found) and ratio == 1.0
+    for told, layer, (expected, found), (ratio, _, sent) in on_ranks(2, _sparse):
+        assert "sparse=True" in told and layer == "0.weight" and torch.equal(expected, found)
+        # Five rows of the embedding with their indices, and the linear layer.
+        assert ratio == 1.0 and sent == 5 * (32 * 4 + 8) + (32 * 8 + 8) * 4
 
 
 def _copied(rank: int) -> list[str]:

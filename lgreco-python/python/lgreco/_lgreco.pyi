@@ -112,8 +112,9 @@ class PlanResult:
 
 @final
 class Bucket:
-    """Layers that are exchanged together in one step."""
+    """Layers that are exchanged together in one step; none before it is opened."""
 
+    def __new__(cls) -> Bucket: ...
     def rounds(self) -> int:
         """How many collectives there will be, at the most."""
 
@@ -136,7 +137,7 @@ class Bucket:
 
     @property
     def is_closed(self) -> bool:
-        """Whether its controller has the layers back."""
+        """Whether its controller has the layers: it is not open yet, or no longer."""
 
 @final
 class Controller:
@@ -166,8 +167,8 @@ class Controller:
     def control(self) -> Request | None:
         """What ranks have to say to each other before the step's buckets; None at once at most steps."""
 
-    def open(self, layers: list[int]) -> Bucket:
-        """Lends layers for an exchange; all ranks open the same in the same order."""
+    def open(self, layers: list[int], bucket: Bucket) -> None:
+        """Lends layers to a bucket that has none, for an exchange; all ranks open the same in the same order."""
 
     def close(self, bucket: Bucket) -> None:
         """Takes them back."""

@@ -103,6 +103,20 @@ def start(request: Request, group: dist.ProcessGroup, memory: Memory = memory) -
     return _All([work])
 
 
+def complete(request: Request, group: dist.ProcessGroup) -> None:
+    """Makes a collective of copies, which it keeps alive itself, should whoever waits for it be interrupted."""
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def copied(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
+        place = memory(address, length, dtype)
+        copies.append((place, place.clone()))
+        return copies[-1][1]
+
+    start(request, group, copied).wait()
+    for place, copy in copies:
+        place.copy_(copy)
+
+
 def gather(parts: torch.Tensor, group: dist.ProcessGroup) -> Started:
     """Starts the all-gather of equal parts, of which this rank's is in its place."""
     own = parts.chunk(group.size())[group.rank()].clone()

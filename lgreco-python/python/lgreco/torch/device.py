@@ -322,6 +322,7 @@ class DeviceFlight:
 
     bucket = None
     """None that the controller has lent."""
+    is_lost = False
 
     def __init__(self, buckets: Buckets, bucket: _Bucket, buffer: torch.Tensor, is_measured: bool) -> None:
         self._is_measured = is_measured

@@ -8,6 +8,9 @@ import torch.distributed as dist
 from lgreco._lgreco import Bucket, LgrecoError, Request
 from lgreco.torch.collectives import Started, start
 
+_LOST: "list[Flight]" = []
+"""Those that are never freed: a collective that nobody can wait for may still write to their memory."""
+
 
 class Flight:
     """The exchange of one bucket: gradients in ``buffer`` become means in ``future``.
@@ -28,6 +31,8 @@ class Flight:
         self._failure: Exception | None = None
         self._work: Started | None = None
         self._rounds = 0
+        self.is_lost = False
+        """Whether an interrupt has come while a collective was started, which may be under way."""
 
     def submit(self, gradients: list[torch.Tensor], hold_zeros: bool, failure: Exception | None) -> None:
         """Compresses the gradients, parts of the buffer. Of a ``failure`` of this rank's all ranks are told instead.
@@ -58,7 +63,13 @@ class Flight:
             self._work = None
             return False
         self._rounds -= 1
-        self._work = start(request, self._group)
+        self.is_lost = True
+        try:
+            self._work = start(request, self._group)
+        except Exception:
+            self.is_lost = False
+            raise
+        self.is_lost = False
         return True
 
     def _next(self) -> Request | None:
@@ -93,6 +104,8 @@ class Flight:
             with contextlib.suppress(RuntimeError):
                 self._work.wait()
             self._work = None
+        if self.is_lost and self not in _LOST:
+            _LOST.append(self)
         if not self.future.done():
             self.future.set_exception(error)  # type: ignore[arg-type]
 

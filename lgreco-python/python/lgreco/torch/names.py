@@ -2,15 +2,13 @@
 
 import torch
 
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 """What torch.compile and checkpoint_wrapper put into parameters' names."""
 
 
 def plain_name(name: str) -> str:
     """A parameter's name in the model that was wrapped, so that settings and saved states fit with and without."""
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def uncompiled(model: torch.nn.Module) -> torch.nn.Module:

@@ -14,7 +14,7 @@ from lgreco.torch.collectives import own_group
 from lgreco.torch.names import plain_name
 from lgreco.torch.options import Options
 from lgreco.torch.reports import Reports
-from lgreco.torch.training import ExchangeError, Layer, Loaded, Training, expect_module
+from lgreco.torch.training import ExchangeError, Layer, Loaded, Training, no_module
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -91,11 +91,12 @@ class OuterStep(Reports):
         process_group: dist.ProcessGroup | None = None,
         **options: "Unpack[Options]",
     ) -> None:
-        expect_module(model)
-        named = [(plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad]
+        failure: Exception | None = no_module(model)
+        named = [(plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad] if failure is None else []
         told: Options = {"start_iter": 2, "period": 100, "window": 1, **options}
-        failure: Exception | None = None
-        if not named:
+        if failure is not None:
+            pass  # All ranks are told.
+        elif not named:
             failure = LgrecoError("the model has no trainable parameters")
         elif not isinstance(every, int) or every < 1:
             failure = LgrecoError(f"every is {every!r}, expected a whole number of at least 1")
@@ -243,15 +244,18 @@ class OuterStep(Reports):
                 raise LgrecoError("what is to be loaded is not what state_dict() has returned: it has no 'steps' and 'fragments'")
             if len(other["fragments"]) != len(self._fragments):
                 raise ValueError(f"the state has {len(other['fragments'])} fragments, expected {len(self._fragments)}")
-        before = [fragment.state_dict() for fragment in self._fragments]
+        before = [None if fragment._is_lost() else fragment.as_it_is() for fragment in self._fragments]
         for index, fragment in enumerate(self._fragments):
             try:
                 fragment.load_state_dict(state["fragments"][index], [other["fragments"][index] for other in taken])
             except ValueError:
                 for changed, kept in zip(self._fragments[:index], before):
-                    changed.load_state_dict(kept)
+                    if kept is not None:
+                        changed.load_state_dict(kept)
                 raise
         self.steps = state["steps"]
+        for fragment in self._fragments:
+            fragment.is_torn = False
         if residuals is not None:
             for fragment in self._fragments:
                 fragment.start_anew()
@@ -289,6 +293,8 @@ class _Fragment(Training):
         self._sent: tuple[list[torch.Tensor], torch.Tensor] | None = None
         """Parameters, and what becomes the mean of their pseudo-gradients."""
         self._has_planned = False
+        self.is_torn = False
+        """Whether some parameters, starts and velocities have made an outer step that others have not."""
 
     @property
     def has_sent(self) -> bool:
@@ -302,6 +308,7 @@ class _Fragment(Training):
     def send(self) -> None:
         if self.has_sent:
             return  # by a step that is taken again, because another fragment's turn has failed
+        self._expect_whole()
         sent = [p.detach().clone() for p in self._parameters]
         buffer = torch.cat([(start - p).reshape(-1).to(self._dtype) for start, p in zip(self._starts, sent)])
         exchanged = self._exchanged(buffer)
@@ -314,15 +321,15 @@ class _Fragment(Training):
             try:
                 while flight.is_done() and self._go_on(flight):
                     pass
-            except ExchangeError:
+            except BaseException:  # an interrupt, too: what has been sent is taken back
                 self._sent = None
                 raise
 
     def give_up(self, error: ExchangeError) -> None:
         """Takes back what is on its way, as the network has failed."""
         if self.has_sent:
-            self._abandoned(error)
             self._sent = None
+            self._abandoned(error)
 
     def receive(self) -> None:
         """Waits for the means, and makes the outer step."""
@@ -348,12 +355,18 @@ class _Fragment(Training):
             self._controller.forget_moved([mean.data_ptr() for mean in on_host])
         if self._decay != 1.0:
             self._controller.rescale_residuals(self._decay)
+        self.is_torn = True
         for p, before, start, velocity, mean in zip(self._parameters, sent, self._starts, self._velocities, means):
             learned_since = p - before
             mean = mean.view_as(p)
             velocity.mul_(self._momentum).add_(mean)
             start.sub_(mean + self._momentum * velocity, alpha=self._learning_rate)
             p.copy_(start + learned_since)
+        self.is_torn = False
+
+    def _expect_whole(self) -> None:
+        if self.is_torn:
+            raise LgrecoError("an outer step was interrupted while it was made: load a saved state")
 
     def _parts(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         return list(torch.split(buffer, [p.numel() for p in self._parameters]))
@@ -374,6 +387,11 @@ class _Fragment(Training):
             p.copy_(start)
 
     def state_dict(self, *, window: bool = True) -> dict[str, Any]:
+        self._expect_whole()
+        return self.as_it_is(window=window)
+
+    def as_it_is(self, *, window: bool = True) -> dict[str, Any]:
+        """Its state, whole or not."""
         if self.has_sent:
             raise LgrecoError("an outer step is on its way: finish() it before states are saved or loaded")
         outer = {"starts": self._starts, "velocities": self._velocities}

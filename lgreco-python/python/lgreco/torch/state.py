@@ -12,7 +12,7 @@ from lgreco.torch.bucket import GradBucket
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
 from lgreco.torch.names import plain_name, uncompiled
 from lgreco.torch.options import Scaler
-from lgreco.torch.training import Layer, Training, expect_module
+from lgreco.torch.training import Layer, Training, no_module
 
 
 class LGreCoState(Training):
@@ -128,7 +128,8 @@ class LGreCoState(Training):
         _device_of: Callable[[Iterable[torch.Tensor]], Cuda | None] = device_of,
         **options: Any,
     ) -> None:
-        expect_module(model)
+        if (other := no_module(model)) is not None:
+            raise other
         model = uncompiled(model)
         process_group = _group_of(model, process_group)
         parameters = _trainable(model)
@@ -154,14 +155,13 @@ class LGreCoState(Training):
             on_plan=on_plan,
         )
         self._uncompressed = policy == "uncompressed" and settings is None and reduce_dtype is None
-        if not self._uncompressed:
-            _refuse_sparse(_module(model))
+        refused = None if self._uncompressed else _sparse(_module(model), {p for _, p in parameters})
         finds_unused = bool(getattr(model, "find_unused_parameters", False))
         self._hold_zeros = finds_unused if hold_zeros is None else bool(hold_zeros)
         cuda = None if self._uncompressed else _device_of(p for _, p in parameters)
         cuda = where_they_stay(cuda, process_group, told)
         besides = {"find_unused_parameters": finds_unused, "hold_zeros": self._hold_zeros}
-        super().__init__(process_group, layers, cuda, besides, **told)
+        super().__init__(process_group, layers, cuda, besides, refused, **told)
         self._layers: dict[torch.Tensor, int] = {p: layer for layer, (_, p) in enumerate(parameters)}
         self._dtypes = [layer.dtype for layer in layers]
         others = ((plain_name(name), p) for name, p in _module(model).named_parameters())
@@ -188,9 +188,10 @@ class LGreCoState(Training):
 
     def _average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer().div_(self._group.size())
+        # Before the sum, which puts others' indices into the buffer.
+        sizes = [part.nbytes for part in ((buffer._indices(), buffer._values()) if buffer.is_sparse else (buffer,))]
         work = dist.all_reduce(buffer, group=self._process_group, async_op=True)
         assert work is not None
-        sizes = [part.nbytes for part in ((buffer._indices(), buffer._values()) if buffer.is_sparse else (buffer,))]
         self._bytes = [sent + sum(sizes) for sent in self._bytes]
         return work.get_future().then(lambda done: done.value()[0])
 
@@ -207,14 +208,15 @@ class LGreCoState(Training):
         return layer
 
 
-_SPARSE = "the gradient is sparse, which lgreco does not compress: leave sparse=True out"
+_SPARSE = "the gradient is sparse, which lgreco does not compress: leave sparse=True out, or all to DDP by policy=\"uncompressed\""
 
 
-def _refuse_sparse(module: torch.nn.Module) -> None:
-    """Before training rather than in it, where DDP does not go on after an error."""
+def _sparse(module: torch.nn.Module, exchanged: set[torch.Tensor]) -> LgrecoError | None:
+    """What to raise before training rather than in it, where DDP does not go on after an error."""
     for name, part in module.named_modules():
-        if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse and part.weight.requires_grad:
-            raise of_layer(plain_name(f"{name}.weight" if name else "weight"), _SPARSE)
+        if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse and part.weight in exchanged:
+            return of_layer(plain_name(f"{name}.weight" if name else "weight"), _SPARSE)
+    return None
 
 
 def _group_of(model: torch.nn.Module, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
@@ -240,7 +242,8 @@ def _stored(parameter: torch.Tensor) -> list[int]:
     if parameter.is_contiguous():
         return list(parameter.shape)
     strides = parameter.stride()
-    outermost_first = sorted(range(parameter.ndim), key=lambda dim: -strides[dim])
+    # Of dims of one element, which may have any stride, none becomes the innermost.
+    outermost_first = sorted(range(parameter.ndim), key=lambda dim: (parameter.shape[dim] == 1, -strides[dim]))
     stored = parameter.detach().permute(outermost_first)
     # DDP makes it contiguous where it is not dense.
     return list(stored.shape if stored.is_contiguous() else parameter.shape)
@@ -251,6 +254,10 @@ def _trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     module = _module(model)
     of_ddp: Any = model if isinstance(model, torch.nn.parallel.DistributedDataParallel) else None
     ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", []) if of_ddp is None else of_ddp.parameters_to_ignore)
-    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    # DDP looks for parameters that are the root's own with a dot before their names.
-    return [(plain_name(name), p) for name, p in named if (name if "." in name else f".{name}") not in ignored]
+    exchanged: dict[torch.nn.Parameter, str] = {}
+    for prefix, part in module.named_modules():
+        for name, p in part.named_parameters(recurse=False):
+            # DDP looks for parameters that are the root's own with a dot before their names, for tied ones under each name.
+            if p.requires_grad and f"{prefix}.{name}" not in ignored:
+                exchanged.setdefault(p, plain_name(f"{prefix}.{name}" if prefix else name))
+    return [(name, p) for p, name in exchanged.items()]

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from lgreco._errors import of_layer
-from lgreco._lgreco import Controller, LgrecoError, PlanResult, Report
+from lgreco._lgreco import Bucket, Controller, LgrecoError, PlanResult, Report
 from lgreco.torch.agreement import agree
-from lgreco.torch.collectives import own_group, start
+from lgreco.torch.collectives import complete, own_group
 from lgreco.torch.cuda import Cuda
 from lgreco.torch.device import Buckets, DeviceFlight
 from lgreco.torch.flight import Flight
@@ -104,10 +104,11 @@ class Training(Reports):
         layers: Sequence[Layer],
         cuda: Cuda | None = None,
         besides: Mapping[str, Any] = MappingProxyType({}),
+        refused: LgrecoError | None = None,
         /,
         **options: "Unpack[Options]",
     ) -> None:
-        """For ranks that must have been told the same options, and the same ``besides``."""
+        """For ranks that must have been told the same options, and the same ``besides``; what this one's model is ``refused`` for."""
         told: dict[str, Any] = dict(options)
         reduce_dtype: torch.dtype | None = told.pop("reduce_dtype", None)
         if reduce_dtype is None:
@@ -142,6 +143,8 @@ class Training(Reports):
         together.update(grad_scaler=grad_scaler is not None, metrics_every=None, gradients="on a GPU" if cuda else "on the host")
         failure: Exception | None = None
         try:
+            if refused is not None:
+                raise refused
             if on_plan is not None:
                 _expect(callable(on_plan), "on_plan", on_plan, "a function of the state")
             if self._scale is not None:
@@ -200,9 +203,12 @@ class Training(Reports):
             failure = self._begin_step()
         try:
             flight = self._flight(layers, buffer, gradients)
+            self._flights.append(flight)
+            if flight.bucket is not None:
+                # Lent to what is kept already: an interrupt may come before a call's result is anybody's.
+                self._controller.open(layers, flight.bucket)
         except (LgrecoError, RuntimeError) as error:
             raise self._abandoned(error) from error
-        self._flights.append(flight)
         try:
             flight.submit(gradients, hold_zeros, failure)
         except Exception as error:
@@ -218,8 +224,7 @@ class Training(Reports):
             on_device = self._device.flight(layers, buffer, gradients)
             if on_device is not None:
                 return on_device
-        bucket = None if self._refused else self._controller.open(layers)
-        return Flight(bucket, buffer, self._group)
+        return Flight(None if self._refused else Bucket(), buffer, self._group)
 
     def _begin_step(self) -> LgrecoError | None:
         """What has gone wrong on this rank alone, to be told by the first bucket; what goes wrong on all is ``_refused``."""
@@ -252,7 +257,7 @@ class Training(Reports):
             self._controller.begin_step(self._rate)
         try:
             while (request := self._controller.control()) is not None:
-                start(request, self._group).wait()
+                complete(request, self._group)
             if self._device is not None:
                 self._device.begin_step()
         except LgrecoError as error:
@@ -307,26 +312,33 @@ class Training(Reports):
             self._take_back(LgrecoError("the backward pass has ended before its buckets were exchanged: the step is taken back"))
 
     def _take_back(self, why: Exception) -> None:
-        flights, self._flights, self._failed = self._flights or [], None, None
-        for flight in flights:
+        for flight in self._flights or []:
             flight.give_up(why)
-            self._close(flight)
+            if not flight.is_lost:
+                self._close(flight)
+        if self._is_lost():
+            raise LgrecoError("an interrupt has come while a collective was started: load a saved state")
         if not self._refused:
             try:
                 self._controller.abandon_step()
             except LgrecoError as error:
                 if error.code != _NOT_BEGUN:
                     raise
-        self._refused = False
         if self._device is not None:
             self._device.abandon()
+        # At last: a second interrupt leaves the step to be taken back.
+        self._flights, self._failed, self._refused = None, None, False
+
+    def _is_lost(self) -> bool:
+        """Whether the step under way cannot be taken back."""
+        return any(flight.is_lost for flight in self._flights or [])
 
     def _broken(self, cause: Exception) -> ExchangeError:
         rank, step = self._group.rank(), self._controller.steps
         return ExchangeError(f"rank {rank}, step {step}: a collective has failed, and the step is taken back: {cause}")
 
     def _close(self, flight: Flight | DeviceFlight) -> None:
-        """Once, or a second time where the first one's step has been interrupted."""
+        """Once, or again where that has been interrupted; not where it has not been opened."""
         if flight.bucket is not None and not flight.bucket.is_closed:
             self._controller.close(flight.bucket)
 
@@ -475,7 +487,11 @@ class Training(Reports):
 
         Raises LgrecoError when a state is damaged or of another kind; nothing has changed then.
         """
-        self._take_back_left_over()
+        try:
+            self._take_back_left_over()
+        except LgrecoError:
+            if not self._is_lost():
+                raise
         taken = [state] if residuals is None else residuals
         for other in (state, *taken):
             if not isinstance(other, Mapping) or not {"run", "layers", "bytes"} <= other.keys():
@@ -511,10 +527,11 @@ def _queue(callback: Callable[[], None]) -> bool:
     return True
 
 
-def expect_module(model: object) -> None:
-    """Raises LgrecoError for what has no parameters to be exchanged."""
-    if not isinstance(model, torch.nn.Module):
-        raise LgrecoError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
+def no_module(model: object) -> LgrecoError | None:
+    """What to raise for what has no parameters to be exchanged."""
+    if isinstance(model, torch.nn.Module):
+        return None
+    return LgrecoError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
 
 
 def _expect(holds: bool, option: str, value: object, expected: str) -> None:
