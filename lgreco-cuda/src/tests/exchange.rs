@@ -477,7 +477,7 @@ fn no_race_is_found_until_one_is_planted() {
     let Some(outcome) = run(None) else { return };
     assert_eq!(outcome, Ok(()));
     let from = "        // The next span's buckets may be shared by other warps.\n        __syncthreads();\n";
-    for (from, to) in [(from, ""), ("number = next;\n            __syncthreads();", "number = next;")] {
+    for (from, to) in [(from, ""), ("held = next;\n            __syncthreads();", "held = next;")] {
         let edit = Edit { module: Module::Exchange, from, to };
         assert!(matches!(run(Some(edit)), Some(Err(Error::Driver { .. }))), "the planted race was not found: {from}");
     }
