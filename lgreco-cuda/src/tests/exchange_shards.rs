@@ -169,7 +169,7 @@ fn what_is_wrong_with_a_shard_its_rank_knows_alone_and_tells() {
 #[test]
 fn faults_in_the_kernels_are_found() {
     for (module, setting, from, to) in [
-        (Module::Exchange, QSGD, "layer.number, layer.start, means", "layer.number, 0, means"),
+        (Module::Exchange, QSGD, "layer.number, layer.start, world", "layer.number, 0, world"),
         (Module::ExchangeSums, Setting::Dense, "layer.layer, layer.start, own", "layer.layer, 0, own"),
         (Module::Exchange, QSGD, "i < owners(*program); i += BLOCK", "i < 1; i += BLOCK"),
         (Module::ExchangeSums, Setting::Dense, "i < owners(*program); i++", "i < 1; i++"),

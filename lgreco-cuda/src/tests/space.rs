@@ -338,7 +338,7 @@ fn faults_in_the_kernels_are_found() {
         (Module::Selection, "payload[used / 8] >> used % 8 == 0", "true", Check::Damage),
         (Module::Selection, "atomicMax(&program->broken, ~rank);", "", Check::Damage),
         (Module::Exchange, "p.rank = layer.rank;", "", Check::Shards),
-        (Module::Exchange, "rank >= program.rank ? later : rank", "false ? later : rank", Check::Shards),
+        (Module::Exchange, "program->sharded ? program->rank : world.ranks", "world.ranks", Check::Shards),
         (Module::Selection, "rank >= program.rank ? later : rank", "false ? later : rank", Check::Shards),
     ] {
         let edited = || {
