@@ -219,6 +219,7 @@ pub struct ExchangeProgram {
     pub(super) dtype: Dtype,
     pub(super) reduce_dtype: Dtype,
     /// Bytes of the message for each owner.
+    #[cfg(feature = "train")]
     pub(super) messages: Vec<u64>,
     /// Where it begins, behind this rank's own; and where slips do behind what is summed for each.
     pub(super) heads: Vec<u64>,
@@ -375,6 +376,7 @@ impl ExchangeProgram {
             sums_params,
             dtype,
             reduce_dtype,
+            #[cfg(feature = "train")]
             messages,
             heads,
             slips,
@@ -408,6 +410,7 @@ impl ExchangeProgram {
     }
 
     /// Bytes of all messages that a rank has: that of each, or those for it and those for the others.
+    #[cfg(feature = "train")]
     pub(super) fn messages_bytes(&self) -> u64 {
         let Program { apart, world, .. } = self.head;
         let sent = self.messages.iter().sum::<u64>() - apart;
@@ -415,12 +418,14 @@ impl ExchangeProgram {
     }
 
     /// Values of each owner's part of the first buffer, its slips included.
+    #[cfg(feature = "train")]
     pub(super) fn sum_lens(&self) -> Vec<u64> {
         let ends: Vec<u64> = self.slips.iter().map(|&values| self.with_slips(values) as u64).collect();
         std::iter::once(0).chain(ends.iter().copied()).zip(&ends).map(|(start, end)| end - start).collect()
     }
 
     /// This one's number.
+    #[cfg(feature = "train")]
     pub(super) fn rank(&self) -> u32 {
         self.head.rank
     }
