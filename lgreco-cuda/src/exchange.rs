@@ -9,10 +9,6 @@
 #[cfg(feature = "train")]
 mod bucket;
 mod program;
-#[cfg(feature = "train")]
-mod shards;
-#[cfg(feature = "train")]
-mod space;
 mod summed;
 mod sums;
 

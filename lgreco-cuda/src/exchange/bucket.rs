@@ -1,8 +1,11 @@
 //! A bucket that stays in the device's memory, exchanged as lgreco-train's flights say: what is done between collectives is
 //! enqueued, the collectives are the trainer's.
 
-use super::shards::{Kept, described};
-use super::space::{Enqueuing, Wire};
+mod shards;
+mod space;
+
+use self::shards::{Kept, described};
+use self::space::{Enqueuing, Wire};
 use super::{DeviceExchange, ExchangeConfig, ExchangeOutcome, ExchangeProgram, program::Program};
 use crate::Error;
 use crate::backend::CudaBackend;
@@ -113,9 +116,9 @@ pub struct DeviceLayer<'a> {
 #[derive(Debug)]
 pub struct DeviceBucket {
     pub(super) exchange: DeviceExchange,
-    pub(super) layers: Vec<Kept>,
+    layers: Vec<Kept>,
     pub(super) moment: Moment,
-    pub(super) wire: Wire,
+    wire: Wire,
     pub(super) gradients: u64,
     flight: Option<Flight>,
     /// What the device has refused of this step, which the others are told of.

@@ -1,8 +1,8 @@
 //! What of a bucket's layers goes to whom: all of them to everybody or, by shards, to each rank what it averages.
 
 use super::DeviceLayer;
-use super::program::{ExchangeConfig, ExchangeProgram, Piece};
 use crate::Error;
+use crate::exchange::program::{ExchangeConfig, ExchangeProgram, Piece};
 use lgreco_train::compress::Setting;
 use lgreco_train::exchange::{Agreement, Moment, Program, Route, Spec};
 use lgreco_train::gradient::{Dtype, Shape};

@@ -1,12 +1,12 @@
 //! A bucket as a flight sees it: a space whose ops are enqueued.
 
 use super::DeviceBucket;
-use super::bucket::{DeviceMemory, DeviceRequest};
-use super::program::ExchangeProgram;
 use super::shards::Kept;
+use super::{DeviceMemory, DeviceRequest};
 use crate::Error;
 use crate::backend::CudaBackend;
 use crate::device::Part;
+use crate::exchange::program::ExchangeProgram;
 use crate::gpu::Gpu;
 use lgreco_train::exchange::{self, Op, Program, Request, RequestOf, Slip, Space, Spec};
 use lgreco_train::gradient::Dtype;
