@@ -7,6 +7,7 @@ use crate::compress::value::{WireValue, with_wire_type};
 use crate::compress::wire::HEADER_LEN;
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
+use crate::select::mark::{mark_at_least, marked};
 use crate::select::{self, Cut};
 
 /// Stretches that are looked at together; more by several cores, which wait for each other at the end.
@@ -128,7 +129,7 @@ fn choose<T: Element>(
     let together = STRETCH * (workspace.len() / (STRETCH / 2)).clamp(1, TOGETHER);
     for (first, some) in (0..).step_by(together).zip(elements.chunks(together)) {
         // When the ties are used up, only larger magnitudes remain to be found.
-        select::mark_at_least(some, magnitude + (ties == 0) as u32, STRETCH, workspace, &mut counts);
+        mark_at_least(some, magnitude + (ties == 0) as u32, STRETCH, workspace, &mut counts);
         let mut keep = |at: usize, marks: &mut [u64], bits: &mut [u32]| {
             let kept = without_later_ties(marks, bits, magnitude, &mut ties);
             let too_large = |nth: usize| {
@@ -141,7 +142,7 @@ fn choose<T: Element>(
         };
         let stretches = some.chunks(STRETCH).zip(workspace.chunks_mut(STRETCH / 2)).zip(&counts);
         for (at, ((stretch, room), &found)) in (first..).step_by(STRETCH).zip(stretches) {
-            let (marks, bits) = select::marked(room, stretch.len());
+            let (marks, bits) = marked(room, stretch.len());
             if let Some(bits) = bits.get_mut(..found) {
                 keep(at, marks, bits)?;
                 continue;
