@@ -329,6 +329,7 @@ impl Tops {
     /// Bytes of each part, in order.
     fn sizes(&self, world: u32) -> [u64; 12] {
         let [layers, spans, chunks] = [self.layers.len(), self.top_of.len(), self.chunk_of.len()].map(|len| len as u64);
+        let [own_layers, own_spans, own_chunks] = self.own.map(u64::from);
         let world = u64::from(world);
         [
             size_of_val(&*self.layers) as u64,
@@ -339,10 +340,10 @@ impl Tops {
             KEPT * spans,
             ENTRY * self.room,
             FEW * u64::from(self.few),
-            4 * chunks * world,
-            4 * chunks * world,
-            4 * layers * world,
-            4 * (WINDOWS * spans + layers) * world,
+            4 * own_chunks * world,
+            4 * own_chunks * world,
+            4 * own_layers * world,
+            4 * (WINDOWS * own_spans + own_layers) * world,
         ]
     }
 

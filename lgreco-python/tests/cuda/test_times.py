@@ -322,6 +322,31 @@ def test_where_buckets_have_no_memory_the_hosts_clock_counts() -> None:
     assert any("is copied to the host" in line for line in lines)
 
 
+def _tried(rank: int, options: dict[str, Any]) -> list[tuple[int | None, str]]:
+    """What has gone wrong in each exchange that a method was tried out by."""
+    ddp, state, _ = made(SLOW_LINK, options)
+    assert state._device is not None and state._device.times is not None
+    found, times = [], state._device.times
+    alone = times._alone
+
+    def looked_at(device: Any, bucket: Any, *arguments: Any) -> Any:
+        spans = alone(device, bucket, *arguments)
+        at_fault, error, _ = device.fault(bucket)
+        found.append((at_fault, str(error)))
+        return spans
+
+    times._alone = looked_at  # type: ignore[method-assign]
+    train(ddp, rank, range(5))
+    return found
+
+
+@pytest.mark.parametrize("reduce_dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("method", ["qsgd", "powersgd", "hybrid"])
+def test_what_is_timed_is_an_exchange_that_does_not_fail(method: str, reduce_dtype: torch.dtype) -> None:
+    planning, _ = on_ranks(2, _tried, {"method": method, "reduce_dtype": reduce_dtype})
+    assert len(planning) > 0 and set(planning) == {(None, "None")}
+
+
 def _nodes(rank: int, clock: tuple[float, float]) -> tuple[list[Any], bool]:
     """Two nodes of two ranks, whose shards are averaged between nodes."""
     plans, gpu = [], Clocked(*clock)

@@ -85,10 +85,13 @@ class Times:
             self._begun = self._cuda.mark()
 
     def _probe(self, length: int) -> None:
-        """By turns a word of each rank, which is as good as nothing, and all; the first absorbs that ranks do not begin together."""
-        memory = self._cuda.allocate(length)
+        """Twice a word of each rank, which is as good as nothing, and by turns all and nothing again, which waits for the slowest rank.
+
+        The first absorbs that ranks do not begin together.
+        """
+        memory, nothing = self._cuda.allocate(length), 8 * self._group.size()
         self._probed = [self._cuda.mark()]
-        for probe in 2 * [8 * self._group.size(), length]:
+        for probe in [nothing, nothing] + 2 * [length, nothing]:
             gather(self._cuda.part(memory, memory.data_ptr(), probe, torch.uint8), self._group).wait()
             self._probed.append(self._cuda.mark())
 
@@ -163,7 +166,18 @@ class Times:
                 length = request.received_length // (world - 1) * world
                 messages = self._cuda.part(memory, request.received_address, length, torch.uint8).view(world, -1)
                 messages[:-1].copy_(messages[-1])
+            if request.kind.startswith(("all_reduce", "reduce_scatter")):
+                self._tell_for_all(memory, request)
             start = self._cuda.mark()
+
+    def _tell_for_all(self, memory: torch.Tensor, request: Request) -> None:
+        """Has all ranks' slips, behind this one's part of what is summed, say what its own does: that it fares well."""
+        is_half = request.kind.endswith("bf16")
+        values = self._cuda.part(memory, request.address, request.length, torch.bfloat16 if is_half else torch.float32)
+        world, rank = self._group.size(), self._group.rank()
+        own = torch.split(values, request.lens)[rank] if request.lens else values
+        slips = own[len(own) - world * (3 if is_half else 1) :].view(world, -1)
+        slips.copy_(slips[rank].clone().expand_as(slips))
 
     def tell(self) -> None:
         """When the outcome of the last step is known, before the next one: tells the controller."""
@@ -172,7 +186,8 @@ class Times:
             self._controller.record_exchange(self._sent, seconds, self._sum(self._computing))
         if self._probed:
             took = [self._cuda.seconds(*span) for span in zip(self._probed, self._probed[1:])]
-            self._controller.record_probe(min(took[0::2]), min(took[1::2]))
+            nothing, both = min(took[:2]), min(map(sum, zip(took[2::2], took[3::2])))
+            self._controller.record_probe(nothing, max(both - nothing, 0.0))
         for trial in self._trials:
             self._controller.record_trial(trial.layers, trial.settings, min(self._sum(run) for run in trial.runs))
         self.forget()
