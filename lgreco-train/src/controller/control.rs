@@ -18,6 +18,8 @@ use alloc::vec;
 const PROBED: [f64; 2] = [(1u64 << 16) as f64, (1u64 << 17) as f64];
 /// What probes may take of the seconds of exchanging until the next one.
 const PROBING: f64 = 0.01;
+/// How much longer the first may take, before which nothing is known: of a busy machine's messages one in five is interrupted.
+const FIRST: f64 = 5.0;
 const PROBES: u32 = 2;
 
 impl Controller {
@@ -140,7 +142,8 @@ impl Controller {
     fn after_agreement(&mut self) -> Result<Stage, Error> {
         Ok(match self.planner.next(self.planner.rate)? {
             Turn::Nothing if self.probes() && self.planner.meter.as_ref().is_some_and(|meter| !meter.elsewhere) => {
-                self.control.probe = Some(Probe::new(self.probe_words(), self.probe_times(), self.world));
+                let (words, least, allowed) = (self.probe_words(), self.probe_times(), self.probe_seconds());
+                self.control.probe = Some(Probe::new(words, [self.rank, self.world], least, allowed));
                 Stage::Probe
             }
             Turn::Nothing => self.opened(),
@@ -170,9 +173,17 @@ impl Controller {
         each.max(2) as usize * self.world as usize
     }
 
-    /// How often: once where even the fewest words are dear, else twice, of which the faster counts.
+    /// How often at least: once where even the fewest words are dear, else twice, of which the faster counts.
     pub(super) fn probe_times(&self) -> u32 {
         if self.affordable_words() < self.probe_words() as f64 * f64::from(PROBES) { 1 } else { PROBES }
+    }
+
+    /// How long it may take on this rank that more follow, by what steps have taken here.
+    fn probe_seconds(&self) -> f64 {
+        let Planner { config, decision, meter, .. } = &self.planner;
+        let seconds = meter.as_ref().and_then(Meter::seconds).unwrap_or_default();
+        let part = if decision.is_none() { FIRST * PROBING } else { PROBING };
+        part * config.schedule.period as f64 * seconds
     }
 
     /// How many words probes may have until the next decision, by what the last one, which all ranks know, said of the link.

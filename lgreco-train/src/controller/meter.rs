@@ -102,6 +102,11 @@ impl Meter {
         self.median(RECENT)
     }
 
+    /// What a step's exchange takes on this rank; `None` before the first.
+    pub(super) fn seconds(&self) -> Option<f64> {
+        self.typical().map(|typical| typical.seconds)
+    }
+
     /// The medians of so many last steps.
     fn median(&self, steps: usize) -> Option<Sample> {
         // The oldest is where the ring goes on, once it is full.

@@ -49,47 +49,69 @@ pub(super) struct Control {
 }
 
 /// What ranks send each other before a decision: twice a word each, which is as good as nothing, and then by turns more and nothing
-/// again, for which a rank that has got everything early waits until the others have, too.
+/// again, for which a rank that has got everything early waits until the others have, too. In that nothing they tell each other how
+/// much of the allowed time has gone by, so that all go on as long as the slowest may: what interrupts a rank makes a turn longer,
+/// never shorter, and of many the shortest is the link's.
 pub(super) struct Probe {
     pub words: Vec<u64>,
-    /// Words of all ranks' nothing.
+    /// Words of all ranks' nothing, and which of them is this one's.
     world: usize,
-    /// Messages that are still to be sent, of which the last so many are all and nothing by turns.
-    left: u32,
-    turns: u32,
-    /// When that was sent which is timed.
-    sent: f64,
+    rank: usize,
+    /// Seconds that turns may take together, and how many there are at least.
+    allowed: f64,
+    least: u32,
+    /// Messages so far.
+    sent: u32,
+    /// When the newest of them was, and how long those of turns took.
+    began: f64,
+    spent: f64,
     /// Fewest seconds so far of nothing, and of all and the nothing after it.
     nothing: f64,
     both: f64,
 }
 
 impl Probe {
-    pub(super) fn new(words: usize, times: u32, world: u32) -> Probe {
-        let (words, world, left) = (vec![0; words], world as usize, 2 * times + NOTHINGS);
-        Probe { words, world, left, turns: 2 * times, sent: 0.0, nothing: f64::INFINITY, both: f64::INFINITY }
+    pub(super) fn new(words: usize, [rank, world]: [u32; 2], least: u32, allowed: f64) -> Probe {
+        let (words, [rank, world]) = (vec![0; words], [rank, world].map(|ranks| ranks as usize));
+        let (nothing, both) = (f64::INFINITY, f64::INFINITY);
+        Probe { words, world, rank, allowed, least, sent: 0, began: 0.0, spent: 0.0, nothing, both }
+    }
+
+    /// The turns whose messages have all been sent, and whether the next message is a turn's first.
+    fn turns(&self) -> Option<(u32, bool)> {
+        let messages = self.sent.checked_sub(NOTHINGS)?;
+        Some((messages / 2, messages.is_multiple_of(2)))
     }
 
     /// What is to be sent now.
     pub(super) fn send(&mut self, now: f64) -> &mut [u64] {
-        let (alone, is_all) = (self.left > self.turns, self.left.is_multiple_of(2));
-        if alone || is_all {
-            self.sent = now;
+        let is_all = self.turns().is_some_and(|(_, is_first)| is_first);
+        if self.turns().is_none_or(|(_, is_first)| is_first) {
+            self.began = now;
         }
-        let len = if is_all && !alone { self.words.len() } else { self.world };
+        let part = (self.spent + now - self.began) / self.allowed;
+        self.words[self.rank] = part.to_bits();
+        let len = if is_all { self.words.len() } else { self.world };
         &mut self.words[..len]
     }
 
     /// It has been; whether that was all.
     pub(super) fn done(&mut self, now: f64) -> bool {
-        let took = now - self.sent;
-        if self.left > self.turns {
-            self.nothing = self.nothing.min(took);
-        } else if !self.left.is_multiple_of(2) {
-            self.both = self.both.min(took);
+        let (before, took) = (self.turns(), now - self.began);
+        self.sent += 1;
+        match before {
+            None => self.nothing = self.nothing.min(took),
+            Some((_, true)) => {}
+            Some((turns, false)) => {
+                (self.both, self.spent) = (self.both.min(took), self.spent + took);
+                let turns = turns + 1;
+                // All ranks hear the same, so that they stop together. What is not a number stops them.
+                let mut gone = self.words[..self.world].iter().map(|&word| f64::from_bits(word));
+                let may = gone.all(|part| part * f64::from(turns + 1) <= f64::from(turns));
+                return turns >= MOST_TURNS || (turns >= self.least && !may);
+            }
         }
-        self.left -= 1;
-        self.left == 0
+        false
     }
 
     /// Seconds per byte of each rank.
@@ -99,8 +121,9 @@ impl Probe {
     }
 }
 
-/// How often nothing is sent alone.
+/// How often nothing is sent alone, and how often all and nothing are at most.
 const NOTHINGS: u32 = 2;
+const MOST_TURNS: u32 = 8;
 
 /// Of the shortest times of nothing and of so many bytes more. What cannot be told from nothing is little.
 pub(super) fn seconds_per_byte([nothing, all]: [f64; 2], bytes: usize, share_of_others: f64) -> f64 {
@@ -185,5 +208,53 @@ impl Control {
     pub(super) fn cancel(&mut self) {
         self.stage = Stage::Idle;
         self.switches = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    /// What two ranks find, whose turns take so long, and after how many turns; a rank may be `allowed` so many seconds.
+    fn probed(least: u32, allowed: [f64; 2], took: impl Fn(u32, usize) -> f64) -> (Vec<f64>, u32) {
+        let mut ranks = [0, 1].map(|rank| Probe::new(1002, [rank as u32, 2], least, allowed[rank]));
+        let mut now = [0.0; 2];
+        for message in 0.. {
+            let turn = (message as u32).saturating_sub(NOTHINGS) / 2;
+            let sent: Vec<Vec<u64>> = ranks.iter_mut().zip(now).map(|(rank, now)| rank.send(now).to_vec()).collect();
+            assert_eq!(sent[0].len(), sent[1].len());
+            let each = sent[0].len() / 2;
+            let is_all = sent[0].len() > 2;
+            for rank in [0, 1] {
+                now[rank] += if is_all { took(turn, rank) } else { 0.001 };
+                let all = sent[0][..each].iter().chain(&sent[1][each..]);
+                ranks[rank].words.iter_mut().zip(all).for_each(|(word, &heard)| *word = heard);
+            }
+            let done = [0, 1].map(|rank| ranks[rank].done(now[rank]));
+            assert_eq!(done[0], done[1]);
+            if done[0] {
+                return (ranks.iter().map(|rank| rank.seconds_per_byte(0.5)).collect(), turn + 1);
+            }
+        }
+        unreachable!()
+    }
+
+    #[test]
+    fn ranks_stop_together_when_the_slowest_may_not_go_on() {
+        let turns = |least, allowed| probed(least, allowed, |_, _| 0.039).1;
+        assert_eq!([1, 2].map(|least| turns(least, [0.0; 2])), [1, 2]);
+        assert_eq!(turns(1, [0.2, 10.0]), 5);
+        assert_eq!(turns(1, [10.0, 0.2]), 5);
+        assert_eq!(turns(1, [10.0, 10.0]), MOST_TURNS);
+        assert_eq!(turns(1, [f64::NAN, 10.0]), 1);
+    }
+
+    #[test]
+    fn an_interrupted_turn_is_not_believed_where_there_is_time_for_others() {
+        let interrupted = |turn, rank| if turn < 3 && rank == 1 { 0.4 } else { 0.04 };
+        let (found, _) = probed(2, [10.0; 2], interrupted);
+        let (right, _) = probed(2, [10.0; 2], |_, _| 0.04);
+        assert!(found.iter().zip(&right).all(|(found, right)| (found - right).abs() < 1e-12), "{found:?}");
     }
 }

@@ -28,6 +28,9 @@ _LOG = logging.getLogger("lgreco")
 _MOST = 2**23
 """Elements of the bucket that methods are tried out on, at most, if there is one so small: those of DDP's have fewer."""
 
+_PROBED = 2**20
+"""Bytes of a probe, at most, where a word of each rank is not more."""
+
 _Span = tuple[torch.cuda.Event, torch.cuda.Event]
 
 
@@ -60,6 +63,8 @@ class Times:
         self._cuda = cuda
         self._controller = controller
         self._group = group
+        # Made before others wait for it: a rank that found no memory later would leave them waiting.
+        self._memory = cuda.allocate(max(_PROBED, 16 * group.size()))
         self.forget()
 
     def forget(self) -> None:
@@ -89,10 +94,10 @@ class Times:
 
         The first absorbs that ranks do not begin together.
         """
-        memory, nothing = self._cuda.allocate(length), 8 * self._group.size()
+        nothing = 8 * self._group.size()
         self._probed = [self._cuda.mark()]
         for probe in [nothing, nothing] + 2 * [length, nothing]:
-            gather(self._cuda.part(memory, memory.data_ptr(), probe, torch.uint8), self._group).wait()
+            gather(self._memory[:probe], self._group).wait()
             self._probed.append(self._cuda.mark())
 
     @contextmanager
