@@ -1,14 +1,14 @@
 //! Batches of rows: enqueued together, read back at once.
 
-use crate::codec::{encode, encode_in_full};
+use crate::codec::encode;
 use crate::device::Part;
 use crate::error::{DeviceJobError, of_job};
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{check_finite, overflow};
 use crate::tensor::{Input, Tensor, Work};
 use crate::{Error, magnitude, powersgd, qsgd, topk};
-use lgreco_core::compress::quantised_topk::{QuantisedTopK, measure_workspace_len};
-use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
+use lgreco_core::compress::quantised_topk::measure_workspace_len;
+use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd, topk::TopK};
 use lgreco_core::gradient::Dtype;
 use lgreco_core::internal::powersgd::NEAR_OVERFLOW;
 use lgreco_core::internal::quantised_topk::measure_from_topk;
@@ -160,7 +160,10 @@ fn try_largest(gpu: &mut Gpu, job: &Work<'_>) -> Result<(), Error> {
 /// Done: the payload in full of the most of TopK's `keeps`.
 fn encode_most(gpu: &mut Gpu, job: &Work<'_>, keeps: &[u32]) -> Result<Vec<u8>, Error> {
     let keep = keeps.iter().copied().max().unwrap_or(0);
-    encode_in_full(gpu, QuantisedTopK { keep, bits: 2 }, &job.gradient, job.stream)
+    let full = Setting::TopK(TopK { keep, values: Dtype::F32 });
+    let mut whole = vec![0; full.payload_len(job.gradient.shape(), Dtype::F32)?];
+    encode(gpu, &full, &job.gradient, job.stream, &mut whole)?;
+    Ok(whole)
 }
 
 /// All that [`measure`] may do with any values; the device must be one that does nothing.

@@ -106,6 +106,22 @@ pub(crate) struct Keep {
     pub(crate) bits: u8,
 }
 
+impl Keep {
+    /// Bytes of a payload's values, or of its means and codes.
+    pub(crate) fn bytes(self) -> u64 {
+        let keep = u64::from(self.top.keep);
+        match self.bits {
+            0 => keep * self.top.values.bytes() as u64,
+            bits => means_bytes(bits) + (keep * u64::from(bits)).div_ceil(8),
+        }
+    }
+}
+
+/// Bytes of the means that codes of `bits` bits stand for.
+fn means_bytes(bits: u8) -> u64 {
+    4 << (bits - 1)
+}
+
 impl From<TopK> for Keep {
     fn from(top: TopK) -> Keep {
         Keep { top, bits: 0 }
@@ -129,14 +145,11 @@ pub(crate) struct Place {
 
 impl Top {
     /// The first of layers.
-    fn new(place: Place, Keep { top, bits }: Keep, count: u32) -> Result<Top, Error> {
+    fn new(place: Place, keep: Keep, count: u32) -> Result<Top, Error> {
+        let Keep { top, bits } = keep;
         let layout = top.layout(count)?;
-        let (header, keep) = (HEADER_LEN as u64, u64::from(top.keep));
-        let low = header
-            + match bits {
-                0 => keep * top.values.bytes() as u64,
-                bits => (4 << (bits - 1)) + (keep * u64::from(bits)).div_ceil(8),
-            };
+        let header = HEADER_LEN as u64;
+        let low = header + keep.bytes();
         let chunks = match layout.coding {
             Coding::All => u64::from(count).div_ceil(SPAN),
             _ => layout.high_bytes.div_ceil(CHUNK),
@@ -147,7 +160,7 @@ impl Top {
             payload: place.payload,
             header_low: place.header[0],
             header_high: place.header[1],
-            bits_at: 8 * if bits == 0 { low } else { header + (4 << (bits - 1)) },
+            bits_at: 8 * if bits == 0 { low } else { header + means_bytes(bits) },
             low_at: 8 * low,
             high_at: 8 * (low + layout.low_bytes),
             end: 8 * (low + layout.bytes()),
@@ -222,22 +235,23 @@ fn select(
 }
 
 /// Enqueued, in five launches with one read of the values: the body of a payload of one layer. The first word of `status`
-/// becomes at least the largest magnitude, the second the k-th largest. `top.keep` is from 1 to the number of elements.
-pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, top: TopK, payload: Part, status: Part) -> Result<(), Error> {
+/// becomes at least the largest magnitude, the second the k-th largest. From 1 to all of the elements are kept.
+pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, payload: Part, status: Part) -> Result<(), Error> {
     let place = Place { layer: 0, first: 0, start: 0, payload: 0, header: [0; 2] };
-    let layer = Top::new(place, top.into(), tensor.elements)?;
+    let layer = Top::new(place, keep, tensor.elements)?;
     let table = gpu.upload(Scratch::Layers, bytemuck::bytes_of(&layer))?;
-    let state = gpu.scratch(Scratch::Bins, PROGRAM + CUT + 4 * BINS)?;
+    let sizes = [PROGRAM, FEW, CUT, 4 * BINS];
+    let state = gpu.scratch(Scratch::Bins, sizes.iter().sum())?;
     gpu.clear(state)?;
-    let (program, cut, bins) = (state.cut(0, PROGRAM), state.cut(PROGRAM, CUT), state.from(PROGRAM + CUT));
+    let [program, few, cut, bins] = state.split(sizes);
     let spans = gpu.scratch(Scratch::Records, KEPT * u64::from(layer.spans))?;
     let entries = gpu.scratch(Scratch::Entries, ENTRY * u64::from(layer.room_size))?;
     // Bits are set in whole words, which payloads do not end with.
     let words = gpu.scratch(Scratch::Bits, payload.bytes.next_multiple_of(4))?;
     let params = Params { dtype: tensor.dtype as u32, layers: 1, spans: layer.spans, chunks: 0, remembers: 0 };
-    // Neither is there a table of spans, nor are there residuals, nor codes.
+    // Neither is there a table of spans, nor are there residuals.
     let common = [table, table, program, tensor.part, status, cut];
-    select(gpu, params, common, [bins, spans, entries, table, words])?;
+    select(gpu, params, common, [bins, spans, entries, few, words])?;
     let (body, len) = (HEADER_LEN as u64, payload.bytes);
     gpu.copy(words.cut(body, len - body), payload.from(body))
 }

@@ -132,15 +132,6 @@ impl Zeros {
     }
 }
 
-/// Consecutive parts of these sizes.
-fn cut<const N: usize>(mut part: Part, sizes: [u64; N]) -> [Part; N] {
-    sizes.map(|bytes| {
-        let own = part.cut(0, bytes);
-        part = part.from(bytes);
-        own
-    })
-}
-
 /// Enqueued: the measurement of each tensor's keeps, of which there are some, all from 1 to the number of elements; results
 /// follow one another. Sending [`rounds`] the values of all tensors, or of none.
 pub(crate) fn measure(gpu: &mut Gpu, jobs: &[(Tensor, &[u32])], sent: Dtype, results: Part) -> Result<(), Error> {
@@ -189,12 +180,13 @@ fn measure_group(
         words += result_words(own.len()) as u64;
     }
     let tables: [&[u8]; 3] = [bytemuck::cast_slice(&rows), bytemuck::cast_slice(&row_of), bytemuck::cast_slice(&keeps)];
-    let [rows, row_of, all_keeps] = cut(gpu.upload(Scratch::Layers, &tables.concat())?, tables.map(|t| t.len() as u64));
+    let [rows, row_of, all_keeps] =
+        gpu.upload(Scratch::Layers, &tables.concat())?.split(tables.map(|t| t.len() as u64));
     let (layers, chunks) = (jobs.len() as u64, tables[1].len() as u64 / 4);
     let zeros = Zeros::new(layers, keeps.len() as u64, rounds);
     let part = gpu.scratch(Scratch::Bins, zeros.bytes())?;
     gpu.clear(part)?;
-    let [lows, errors, fine_errors, counts, slots, fine_counts, wanted, done] = cut(part, zeros.sizes());
+    let [lows, errors, fine_errors, counts, slots, fine_counts, wanted, done] = part.split(zeros.sizes());
     let cuts = gpu.scratch(Scratch::Cuts, CUT * keeps.len() as u64)?;
     let params = Params { sent: sent as u32, rounds: rounds.into(), chunks: chunks as u32 };
     let mut launch = |entry, parts: &[Part], blocks| gpu.launch_of(kernel(entry), params, parts, blocks, READERS);
