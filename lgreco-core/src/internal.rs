@@ -39,9 +39,9 @@ pub mod topk {
     pub use crate::compress::topk::encode::encode_body;
 }
 
-/// Payloads of TopK in few bits: what goes before their values, and rows of those in full.
+/// Payloads of TopK in few bits: what goes before their values.
 pub mod quantised_topk {
-    pub use crate::compress::quantised_topk::whole::{Body, header, in_full, measure_from_topk, of_payload};
+    pub use crate::compress::quantised_topk::whole::{Body, header, in_full, of_payload};
 }
 
 /// Loops on several cores.

@@ -105,6 +105,7 @@ impl Module {
                 file!("selection.cu"),
                 file!("kept.cu"),
                 file!("kept_means.cu"),
+                file!("kept_errors.cu"),
             ]
             .concat(),
             Module::TopK => [DEVICE, VALUES, BLOCKS, file!("bins.cu"), file!("topk.cu")].concat(),

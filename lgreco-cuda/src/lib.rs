@@ -50,7 +50,7 @@
 //! | `nvrtc`, `cublas`, `libraries` | NVRTC's functions; cuBLAS's product; where both libraries may be |
 //! | `qsgd`, `topk`, `powersgd` | what the `.cu` file of the same name is asked to do, and `orthonormal.cu` |
 //! | `selection` | TopK's payloads, of one layer or of all of an exchange, and their means: `sample.cu`, `selection.cu`, `kept.cu`, `kept_means.cu` |
-//! | `positions` | TopK's payloads back to values; `topk` has its rows |
+//! | `positions` | TopK's payloads back to values; `topk` has its rows, `few_bits` those in few bits: `kept_errors.cu` |
 //! | `staging` | page-locked memory through which bytes of the host go to the device |
 //! | `inventory` | what devices there are, or what is missing |
 //! | `roofline` | what kernels cost by their machine code: a gate, and a prediction for two GPUs |
@@ -102,6 +102,7 @@ mod factors;
 #[cfg(feature = "train")]
 #[allow(unsafe_code)]
 mod feedback;
+mod few_bits;
 mod gpu;
 mod inventory;
 mod kept;

@@ -41,6 +41,13 @@ impl Params {
     pub(crate) const FIELDS: &[&'static str] = &["dtype", "layers", "spans", "chunks", "remembers"];
 }
 
+impl Params {
+    /// Of as many k and spans, whose f32 values are measured.
+    pub(crate) fn of_rows([layers, spans]: [u32; 2]) -> Params {
+        Params { dtype: Dtype::F32 as u32, layers, spans, chunks: 0, remembers: 0 }
+    }
+}
+
 /// `Top` of `tops.cu`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
@@ -144,6 +151,17 @@ pub(crate) struct Place {
 }
 
 impl Top {
+    /// Of values that are measured: nothing of them is gathered, and there is no payload.
+    pub(crate) fn of_row(keep: u32, bits: u32, count: u32, first_span: u32) -> Top {
+        let spans = u64::from(count).div_ceil(SPAN) as u32;
+        Top { keep, bits, count, first_span, spans, ..Top::zeroed() }
+    }
+
+    /// How many there are.
+    pub(crate) fn spans(&self) -> usize {
+        self.spans as usize
+    }
+
     /// The first of layers.
     fn new(place: Place, keep: Keep, count: u32) -> Result<Top, Error> {
         let Keep { top, bits } = keep;
@@ -184,7 +202,7 @@ impl Top {
 const SPAN: u64 = 4096;
 const WINDOWS: u64 = 4;
 const CHUNK: u64 = 4 * BLOCK as u64;
-const BINS: u64 = 1 << 13;
+pub(crate) const BINS: u64 = 1 << 13;
 /// Blocks that draw a layer's sample.
 const DRAWS: u64 = 64;
 /// Spans under QSGD that a block looks at together.
@@ -215,13 +233,13 @@ fn params(dtype: Dtype, [layers, spans, chunks]: [u32; 3]) -> Params {
     Params { dtype: dtype as u32, layers, spans, chunks, remembers: 1 }
 }
 
-/// Enqueued, in five launches: the payloads of layers, of which kernels take first the tables, the program, values, residuals
+/// Enqueued, in three launches: where the k largest of layers end, of which kernels take first the tables, the program, values, residuals
 /// and cuts.
-fn select(
+pub(crate) fn find_cuts(
     gpu: &mut Gpu,
     params: Params,
     common: [Part; 6],
-    [bins, spans, entries, few, message]: [Part; 5],
+    [bins, spans, entries, message]: [Part; 4],
 ) -> Result<(), Error> {
     let sampling = looping_blocks(u64::from(params.layers) * DRAWS * u64::from(BLOCK));
     gpu.launch_capturable(kernel("sample"), params, &[&common[..], &[bins]].concat(), sampling)?;
@@ -229,14 +247,39 @@ fn select(
         gpu.launch_capturable(kernel(entry), params, &[&common, parts].concat(), params.blocks())
     };
     launch("offer", &[bins, spans, entries])?;
-    launch("refine", &[bins, spans, entries, message])?;
+    launch("refine", &[bins, spans, entries, message])
+}
+
+/// Enqueued, in five launches: the payloads of layers.
+fn select(
+    gpu: &mut Gpu,
+    params: Params,
+    common: [Part; 6],
+    [bins, spans, entries, few, message]: [Part; 5],
+) -> Result<(), Error> {
+    find_cuts(gpu, params, common, [bins, spans, entries, message])?;
+    let mut launch = |entry: &'static str, parts: &[Part]| {
+        gpu.launch_capturable(kernel(entry), params, &[&common, parts].concat(), params.blocks())
+    };
     launch("count_kept", &[spans, entries, few, message])?;
     launch("write_kept", &[spans, entries, few, message])
 }
 
-/// Enqueued, in five launches with one read of the values: the body of a payload of one layer. The first word of `status`
-/// becomes at least the largest magnitude, the second the k-th largest. From 1 to all of the elements are kept.
+/// Enqueued: the errors of each k and width, whose cuts are known.
+pub(crate) fn measure_kept(gpu: &mut Gpu, params: Params, parts: [Part; 6]) -> Result<(), Error> {
+    gpu.launch(kernel("measure_kept"), params, &parts, params.blocks())
+}
+
+/// Enqueued: the body of a payload of one layer, which [`make`] makes.
 pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, payload: Part, status: Part) -> Result<(), Error> {
+    let made = make(gpu, tensor, keep, status)?;
+    let (body, len) = (HEADER_LEN as u64, payload.bytes);
+    gpu.copy(made.cut(body, len - body), payload.from(body))
+}
+
+/// Enqueued, in five launches with one read of the values: a payload of one layer without its header, in the workspace. The first
+/// word of `status` becomes at least the largest magnitude, the second the k-th largest. From 1 to all of the elements are kept.
+pub(crate) fn make(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, status: Part) -> Result<Part, Error> {
     let place = Place { layer: 0, first: 0, start: 0, payload: 0, header: [0; 2] };
     let layer = Top::new(place, keep, tensor.elements)?;
     let table = gpu.upload(Scratch::Layers, bytemuck::bytes_of(&layer))?;
@@ -247,13 +290,12 @@ pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, payload: Part, 
     let spans = gpu.scratch(Scratch::Records, KEPT * u64::from(layer.spans))?;
     let entries = gpu.scratch(Scratch::Entries, ENTRY * u64::from(layer.room_size))?;
     // Bits are set in whole words, which payloads do not end with.
-    let words = gpu.scratch(Scratch::Bits, payload.bytes.next_multiple_of(4))?;
+    let words = gpu.scratch(Scratch::Bits, layer.end.div_ceil(32) * 4)?;
     let params = Params { dtype: tensor.dtype as u32, layers: 1, spans: layer.spans, chunks: 0, remembers: 0 };
     // Neither is there a table of spans, nor are there residuals.
     let common = [table, table, program, tensor.part, status, cut];
     select(gpu, params, common, [bins, spans, entries, few, words])?;
-    let (body, len) = (HEADER_LEN as u64, payload.bytes);
-    gpu.copy(words.cut(body, len - body), payload.from(body))
+    Ok(words)
 }
 
 /// What looks at the payloads of all exchanges, whether they have layers under TopK or not.

@@ -1,17 +1,18 @@
 //! TopK in few bits of one layer, from and to device memory, for which the processor's stands, against the core.
 #![allow(unsafe_code)]
 
-use super::backend;
 use super::memory::Held;
 use super::sample::KINDS;
 use super::simt::{Edit, Flavour, Simt, flavour};
+use super::{ROWS, backend};
 use crate::CudaBackend;
 use crate::kernels::Module;
+use lgreco_core::backend::Job;
 use lgreco_core::compress::wire::HEADER_LEN;
-use lgreco_core::compress::{Compressor, Setting, decode, quantised_topk::QuantisedTopK, topk::TopK};
+use lgreco_core::compress::{Candidates, Compressor, Setting, decode, quantised_topk::QuantisedTopK, topk::TopK};
 use lgreco_core::gradient::{Dtype, Gradient, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::Tensor;
+use lgreco_core::testing::backend::{Tensor, check_rows};
 use lgreco_core::testing::powersgd::uniform;
 
 fn few(keep: u32, bits: u8) -> Setting {
@@ -206,4 +207,66 @@ fn no_kernel_has_a_data_race() {
             check(&mut backend, &few(keep, bits), gradient);
         }
     }
+}
+
+/// More k than share launches, in no order.
+const KEEPS: [u32; 7] = [50, 5000, 1, 700, 4999, 701, 2];
+
+fn values_of(kind: fn(usize, f32) -> f32) -> Vec<f32> {
+    uniform(5000, 9).into_iter().enumerate().map(|(i, x)| kind(i, x)).collect()
+}
+
+fn check_row(backend: &mut CudaBackend, gradient: Gradient<'_>) {
+    // Where nothing is left out, what sending means costs is all there is, and known better.
+    for (keeps, relative) in [(&KEEPS[..], ROWS), (&KEEPS[1..2], 1e-7)] {
+        let candidates = Candidates::QuantisedTopK { keeps, bits: &[3, 8, 1, 2, 7, 4, 6, 5] };
+        check_rows(backend, &[Job { gradient, candidates, stream: Stream::default() }], relative);
+    }
+}
+
+/// Neighbours in one bin.
+fn neighbours(i: usize, _: f32) -> f32 {
+    if i == 7 { 1.0078125 } else { 1.0 + (i % 3) as f32 * f32::EPSILON }
+}
+
+#[test]
+fn rows_of_magnitudes_of_all_kinds_are_the_cores() {
+    for (number, kind) in KINDS.into_iter().chain([neighbours as _]).enumerate() {
+        let Some(mut backend) = backend(flavour(), number as i32 % 3) else { return };
+        for gradient in Tensor::new(&values_of(kind), 50, 100).gradients() {
+            check_row(&mut backend, gradient);
+        }
+    }
+}
+
+#[test]
+fn planted_faults_in_rows_are_found() {
+    for (from, to) in [
+        (" - double(rest) * part;", ";"),
+        ("u64 less = whole * (sum + rest);", "u64 less = whole * sum;"),
+        ("upper -= __umul64hi(whole, sum + rest) + (lower < less);", "upper -= (lower < less);"),
+        ("high += low >> 32;", ""),
+        (" + (lower < less);", ";"),
+        ("low += (square & 0xffffffffu) * cut.rank;", ""),
+        ("sum += digits * cut.rank;", ""),
+        (" + spread.count * off * off", ""),
+        (" + apart * apart * a.count * share", ""),
+        ("atomicAdd(&highs[bin], square >> 32);", ""),
+        ("digits_of(magnitude, units.least_exponent(bin + 1))", "digits_of(magnitude, units.least_exponent(bin))"),
+        ("errors + u64(number) * MOST_BITS", "errors"),
+    ] {
+        let Some(mut backend) = edited(Module::Selection, from, to) else { return };
+        let rows = || {
+            for kind in [KINDS[0], KINDS[6], KINDS[7], neighbours] {
+                check_row(&mut backend, Tensor::new(&values_of(kind), 50, 100).gradients()[0]);
+            }
+        };
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(rows)).is_err(), "{from}");
+    }
+}
+
+#[test]
+fn no_row_has_a_data_race() {
+    let Some(mut backend) = backend(Flavour::Races, 0) else { return };
+    check_row(&mut backend, Tensor::new(&values_of(KINDS[7]), 50, 100).gradients()[1]);
 }

@@ -154,6 +154,15 @@ fn topks_layers_share_three_launches() {
     }
 }
 
+/// What is kept is found in five launches for each layer, and its bins are filled in four for three k, each with an upload and a
+/// clearing.
+#[test]
+fn rows_of_topk_in_few_bits_wait_once() {
+    let few = |keeps| calls(Candidates::QuantisedTopK { keeps, bits: &[2, 4, 8] });
+    assert_eq!(few(&[100, 3000, 50]), [2 * 3 + 150 * (5 + 4), 2 * 2 + 150 * (2 + 2) + 1, 1]);
+    assert_eq!(few(&[100, 3000, 50, 7])[0], 2 * 3 + 150 * (5 + 2 * 4));
+}
+
 /// Layers share launches, as long as they share 256 MiB of workspace.
 #[test]
 fn powersgds_layers_share_launches() {

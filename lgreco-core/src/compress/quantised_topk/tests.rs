@@ -1,7 +1,6 @@
 use super::QuantisedTopK;
 use crate::Error;
 use crate::backend::Portable;
-use crate::compress::wire::Payload;
 use crate::compress::{Candidates, Compressor, Setting, decode, stated_len};
 use crate::gradient::{Dtype, Gradient, Shape, Values};
 use crate::rng::Stream;
