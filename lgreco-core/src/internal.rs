@@ -39,11 +39,9 @@ pub mod topk {
     pub use crate::compress::topk::encode::encode_body;
 }
 
-/// Payloads of TopK in few bits: of those in full, and what of them goes before their values.
+/// Payloads of TopK in few bits: what goes before their values.
 pub mod quantised_topk {
-    pub use crate::compress::quantised_topk::whole::{
-        Body, from_topk, header, in_full, measure_from_topk, of_payload, to_topk, whole_len,
-    };
+    pub use crate::compress::quantised_topk::whole::{Body, header, in_full, of_payload};
 }
 
 /// Loops on several cores.

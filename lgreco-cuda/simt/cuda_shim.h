@@ -457,6 +457,9 @@ SHIM_NOSAN inline T atomicCAS(T* p, std::common_type_t<T> c, std::common_type_t<
 }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
+inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
+    return static_cast<unsigned long long>(static_cast<unsigned __int128>(x) * y >> 64);
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }

@@ -103,10 +103,9 @@ impl CudaBackend {
         self.gpu.keep_code_in(folder.into());
     }
 
-    /// Whether rows and payloads of such gradients are made by this backend: under QSGD, TopK, TopK in few bits (bins and
-    /// codes of what is kept by the host: payloads that stay on the device are refused), and PowerSGD of ranks up
-    /// to 1024, or whatever rank where a matrix has no more rows or columns, and sides up to 2^31. Others are
-    /// [`Error::Method`].
+    /// Whether rows and payloads of such gradients are made by this backend: under QSGD, TopK, also in few bits, and
+    /// PowerSGD of ranks up to 1024, or whatever rank where a matrix has no more rows or columns, and sides up to 2^31.
+    /// Others are [`Error::Method`].
     ///
     /// ```
     /// use lgreco_core::compress::{Setting, powersgd::PowerSgd};

@@ -9,11 +9,10 @@ use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
 use lgreco_core::compress::{
     Compressor, Setting,
     powersgd::{PowerSgd, effective_rank},
-    quantised_topk::QuantisedTopK,
     topk::TopK,
 };
-use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::internal::quantised_topk::{from_topk, in_full, to_topk, whole_len};
+use lgreco_core::gradient::Shape;
+use lgreco_core::internal::quantised_topk;
 use lgreco_core::rng::Stream;
 
 /// Bytes of a status: two words, the first the bits of the largest magnitude (or 0 where it is known to be finite), the
@@ -21,10 +20,6 @@ use lgreco_core::rng::Stream;
 pub(crate) const STATUS: u64 = 8;
 
 const NO_ENCODER: Error = Error::Method("this setting");
-
-/// Half of this method's work is the host's.
-const NOT_FROM_DEVICE: Error = Error::Method("decoding TopK in few bits from device memory");
-const NOT_TO_DEVICE: Error = Error::Method("encoding TopK in few bits to device memory");
 
 /// A payload's header.
 pub(crate) fn header(setting: &Setting, input: &Input<'_>) -> Result<Header, Error> {
@@ -34,7 +29,7 @@ pub(crate) fn header(setting: &Setting, input: &Input<'_>) -> Result<Header, Err
         Setting::Qsgd(c) => c.header(shape)?,
         Setting::TopK(c) => c.header(shape)?,
         Setting::PowerSgd(c) => c.header(shape)?,
-        Setting::QuantisedTopK(_) => return Err(NOT_TO_DEVICE),
+        Setting::QuantisedTopK(c) => quantised_topk::header(&c, shape)?,
         _ => return Err(NO_ENCODER),
     })
 }
@@ -60,7 +55,8 @@ pub(crate) fn enqueue(
 ) -> Result<(), Error> {
     gpu.clear(status)?;
     if input.shape().elements() == 0 {
-        return Ok(());
+        // There may be means of nothing.
+        return gpu.clear(payload.from(HEADER_LEN as u64));
     }
     let tensor = input.tensor(gpu)?;
     match *setting {
@@ -69,12 +65,12 @@ pub(crate) fn enqueue(
             gpu.copy(tensor.part, payload.from(HEADER_LEN as u64))
         }
         Setting::Qsgd(c) => qsgd::encode(gpu, &tensor, c, stream, payload, status),
-        Setting::TopK(c) => selection::encode(gpu, &tensor, c, payload, status),
+        Setting::TopK(c) => selection::encode(gpu, &tensor, c.into(), payload, status),
+        Setting::QuantisedTopK(c) => selection::encode(gpu, &tensor, c.into(), payload, status),
         Setting::PowerSgd(c) => {
             let layer = powersgd::Layer { tensor: &tensor, shape: input.shape(), stream };
             powersgd::encode(gpu, &layer, (c.rank, c.iterations), payload, status)
         }
-        Setting::QuantisedTopK(_) => Err(NOT_TO_DEVICE),
         _ => Err(NO_ENCODER),
     }
 }
@@ -91,13 +87,13 @@ pub(crate) fn enqueue_decoding(
 ) -> Result<Option<[u32; 2]>, Error> {
     match *setting {
         Setting::Qsgd(c) => qsgd::decode(gpu, c, payload, target).map(|()| None),
-        Setting::TopK(c) => positions::decode(gpu, c, payload, target, status).map(|ones| Some([0, ones])),
+        Setting::TopK(c) => positions::decode(gpu, c.into(), payload, target, status).map(Some),
+        Setting::QuantisedTopK(c) => positions::decode(gpu, c.into(), payload, target, status).map(Some),
         Setting::PowerSgd(c) => {
             powersgd::check_sides(shape)?;
             let rank = effective_rank(shape, c.rank) as u32;
             powersgd::decode(gpu, rank, payload, shape, target.part, status).map(|()| Some([0, 0]))
         }
-        Setting::QuantisedTopK(_) => Err(NOT_FROM_DEVICE),
         _ => Err(Error::Method("decoding this setting's payloads")),
     }
 }
@@ -169,10 +165,6 @@ pub(crate) fn encode(
     payload: &mut [u8],
 ) -> Result<usize, Error> {
     let len = checked_len(setting, input, payload.len())?;
-    if let Setting::QuantisedTopK(top) = *setting {
-        let whole = encode_in_full(gpu, top, input, stream)?;
-        return Ok(from_topk(&top, &whole, &mut vec![0; top.keep as usize], payload)?);
-    }
     let header = header(setting, input)?;
     let part = gpu.scratch(Scratch::Payload, len as u64)?;
     let status = gpu.scratch(Scratch::Results, STATUS)?;
@@ -184,28 +176,9 @@ pub(crate) fn encode(
     Ok(len)
 }
 
-/// Done: the payload of TopK in full of what `top` keeps: the device selects and places that, and the core's own functions make
-/// bins, means and codes of that little on the host, so that the bytes are the core's.
-pub(crate) fn encode_in_full(
-    gpu: &mut Gpu,
-    top: QuantisedTopK,
-    input: &Input<'_>,
-    stream: Stream,
-) -> Result<Vec<u8>, Error> {
-    let full = in_full(&top);
-    let mut whole = vec![0; full.payload_len(input.shape(), Dtype::F32)?];
-    encode(gpu, &Setting::TopK(full), input, stream, &mut whole)?;
-    Ok(whole)
-}
-
 /// Decodes `bytes`, parsed as `payload`, into the f32 values of `target`: enqueued for QSGD, done for the others. `false`,
 /// and done, when that is left to the core: dense payloads, those that hold nothing, and those that no encoder writes.
 pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target: Part) -> Result<bool, Error> {
-    if payload.header.method == Method::QuantisedTopK {
-        let mut whole = vec![0; whole_len(payload)?];
-        to_topk(payload, &mut whole)?;
-        return decode(gpu, &whole, &Payload::parse(&whole)?, target);
-    }
     let Some(setting) = setting_of(payload)? else { return Ok(false) };
     let bytes = gpu.upload(Scratch::Payload, bytes)?;
     let status = gpu.scratch(Scratch::Results, STATUS)?;
@@ -221,14 +194,6 @@ pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target:
     Ok(good)
 }
 
-/// All that decoding such payloads asks of the device.
-pub(crate) fn rehearse_decoding(gpu: &mut Gpu, top: QuantisedTopK, shape: Shape, target: &Tensor) -> Result<(), Error> {
-    let full = Setting::TopK(in_full(&top));
-    let payload = gpu.scratch(Scratch::Payload, full.payload_len(shape, Dtype::F32)? as u64)?;
-    let status = gpu.scratch(Scratch::Results, STATUS)?;
-    enqueue_decoding(gpu, &full, shape, payload, target, status).map(drop)
-}
-
 /// A setting whose payloads are decoded as this one is, or `None` when the core has to do that.
 fn setting_of(payload: &Payload<'_>) -> Result<Option<Setting>, Error> {
     Ok(match payload.header.method {
@@ -236,6 +201,10 @@ fn setting_of(payload: &Payload<'_>) -> Result<Option<Setting>, Error> {
         Method::TopK => {
             let top = lgreco_core::compress::topk::of_payload(payload)?.top;
             (top.keep > 0).then_some(Setting::TopK(top))
+        }
+        Method::QuantisedTopK => {
+            let few = quantised_topk::of_payload(payload)?.top;
+            (few.keep > 0).then_some(Setting::QuantisedTopK(few))
         }
         Method::PowerSgd => {
             let rank = lgreco_core::compress::powersgd::of_payload(payload)?.rank;

@@ -23,6 +23,16 @@ impl Part {
     pub(crate) fn from(self, at: u64) -> Part {
         self.cut(at, self.bytes - at)
     }
+
+    /// Consecutive parts of these sizes, the first at the part's begin.
+    pub(crate) fn split<const N: usize>(self, sizes: [u64; N]) -> [Part; N] {
+        let mut rest = self;
+        sizes.map(|bytes| {
+            let own = rest.cut(0, bytes);
+            rest = rest.from(bytes);
+            own
+        })
+    }
 }
 
 /// Threads of a block, `BLOCK` in `device.cu`.

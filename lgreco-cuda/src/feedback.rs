@@ -2,10 +2,7 @@
 
 use crate::Error;
 use crate::backend::CudaBackend;
-use crate::codec::{
-    STATUS, check, check_decoded, checked_len, decode, encode, encode_in_full, enqueue, enqueue_decoding, header,
-    rehearse_decoding,
-};
+use crate::codec::{STATUS, check, check_decoded, checked_len, encode, enqueue, enqueue_decoding, header};
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch, looping_blocks};
 use crate::kernels::{Kernel, Module};
@@ -13,7 +10,7 @@ use crate::magnitude::{INFINITY, check_finite};
 use crate::tensor::{DeviceGradient, Input, Tensor, checked};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::Setting;
-use lgreco_core::compress::wire::{HEADER_LEN, Header, Payload};
+use lgreco_core::compress::wire::{HEADER_LEN, Header};
 use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
 use lgreco_train::feedback::{GROUP, Storage, payload_stream};
@@ -110,8 +107,8 @@ impl CudaBackend {
     ///
     /// # Complexity
     /// Encode, decode and, for bf16 and int8, three passes, else two and a copy; they find the largest magnitudes on
-    /// their way. Waits twice: for what is known of the sums, and for the payload; under TopK in few bits, of which the
-    /// host does half, four times. Keeps eight bytes per element of workspace.
+    /// their way. Waits twice: for what is known of the sums, and for the payload. Keeps eight bytes per element of
+    /// workspace.
     ///
     /// # Safety
     /// The residual is valid memory of [`Storage::bytes`] in the backend's context, apart from the gradient's, which
@@ -151,9 +148,6 @@ fn step(
     if gradient.shape().elements() == 0 {
         return encode(gpu, setting, &Input::Device(*gradient), stream, payload);
     }
-    if let Setting::QuantisedTopK(_) = setting {
-        return step_by_host(gpu, setting, gradient, memory, stream, payload);
-    }
     let step = Step::enqueue(gpu, setting, gradient, memory, stream, payload.len())?;
     step.check(gpu, setting, gradient, memory.storage)?;
     step.finish(gpu, memory, payload)
@@ -172,15 +166,8 @@ pub(crate) fn rehearse_step(
     if gradient.shape().elements() == 0 {
         return Ok(());
     }
-    let Setting::QuantisedTopK(top) = *setting else {
-        let step = Step::enqueue(gpu, setting, gradient, memory, stream, payload.len())?;
-        return step.finish(gpu, memory, payload).map(drop);
-    };
-    let sum = Sum::enqueue(gpu, gradient, memory, stream)?;
-    encode_in_full(gpu, top, &Input::Device(sum.whole), stream)?;
-    rehearse_decoding(gpu, top, gradient.shape(), &sum.next)?;
-    sum.remember(gpu, memory)?;
-    sum.store(gpu, memory)
+    let step = Step::enqueue(gpu, setting, gradient, memory, stream, payload.len())?;
+    step.finish(gpu, memory, payload).map(drop)
 }
 
 /// What is wrong whatever the values.
@@ -265,29 +252,6 @@ impl Sum {
 /// Whether the memory's format holds what is to be remembered, by its largest magnitude.
 fn check_fits(storage: Storage, largest: u32) -> Result<(), Error> {
     if largest > storage.largest().to_bits() { Err(overflow("what is to be remembered")) } else { Ok(()) }
-}
-
-/// Done: [`step`] of a method of which the host does half.
-fn step_by_host(
-    gpu: &mut Gpu,
-    setting: &Setting,
-    gradient: &DeviceGradient,
-    memory: &Memory,
-    stream: Stream,
-    payload: &mut [u8],
-) -> Result<usize, Error> {
-    let sum = Sum::enqueue(gpu, gradient, memory, stream)?;
-    let words = gpu.read::<u32>(sum.known.cut(0, 8))?;
-    sum.check(gpu, gradient, &words)?;
-    let len = encode(gpu, setting, &Input::Device(sum.whole), payload_stream(setting, stream), payload)?;
-    let sent = &payload[..len];
-    if !decode(gpu, sent, &Payload::parse(sent)?, sum.next.part)? {
-        return Err(lgreco_core::Error::PayloadBody { what: "it is not what an encoder writes" }.into());
-    }
-    sum.remember(gpu, memory)?;
-    check_fits(memory.storage, gpu.read::<u32>(sum.known.cut(8, 4))?[0])?;
-    sum.store(gpu, memory)?;
-    Ok(len)
 }
 
 /// What has been enqueued of a step, which has changed nothing yet.

@@ -59,6 +59,7 @@ impl Module {
     pub(crate) fn source(self) -> String {
         const DEVICE: &str = file!("device.cu");
         const VALUES: &str = file!("values.cu");
+        const MEANINGS: &str = file!("meanings.cu");
         const PHILOX: &str = file!("philox.cu");
         const BUCKETS: &str = file!("buckets.cu");
         const CODES: &str = file!("codes.cu");
@@ -97,16 +98,18 @@ impl Module {
                 file!("tops.cu"),
                 LAYERS,
                 file!("few_bits.cu"),
+                MEANINGS,
                 file!("counts.cu"),
                 file!("sample.cu"),
                 file!("strips.cu"),
                 file!("selection.cu"),
                 file!("kept.cu"),
                 file!("kept_means.cu"),
+                file!("kept_errors.cu"),
             ]
             .concat(),
             Module::TopK => [DEVICE, VALUES, BLOCKS, file!("bins.cu"), file!("topk.cu")].concat(),
-            Module::Positions => [DEVICE, VALUES, file!("positions.cu")].concat(),
+            Module::Positions => [DEVICE, VALUES, MEANINGS, file!("positions.cu")].concat(),
             Module::PowerSgd => [DEVICE, VALUES, PHILOX, FACTORS, ORTHONORMAL, file!("powersgd.cu")].concat(),
         }
     }

@@ -50,7 +50,7 @@
 //! | `nvrtc`, `cublas`, `libraries` | NVRTC's functions; cuBLAS's product; where both libraries may be |
 //! | `qsgd`, `topk`, `powersgd` | what the `.cu` file of the same name is asked to do, and `orthonormal.cu` |
 //! | `selection` | TopK's payloads, of one layer or of all of an exchange, and their means: `sample.cu`, `selection.cu`, `kept.cu`, `kept_means.cu` |
-//! | `positions` | TopK's payloads back to values; `topk` has its rows |
+//! | `positions` | TopK's payloads back to values; `topk` has its rows, `few_bits` those in few bits: `kept_errors.cu` |
 //! | `staging` | page-locked memory through which bytes of the host go to the device |
 //! | `inventory` | what devices there are, or what is missing |
 //! | `roofline` | what kernels cost by their machine code: a gate, and a prediction for two GPUs |
@@ -66,7 +66,7 @@
 //! * `Module` in `kernels.rs`: name, and the files its source is put together from (`device.cu` has block sums and maxima,
 //!   `values.cu` the three element types, `philox.cu` the random words, `buckets.cu` QSGD's grids, `codes.cu` its codes,
 //!   `blocks.cu` the last block of a launch, `program.cu` what exchanges have in common, `tops.cu` layers under TopK,
-//!   `few_bits.cu` their codes, `counts.cu` magnitudes in bins, `strips.cu` a block's values and where those that are gathered
+//!   `few_bits.cu` their codes, `meanings.cu` what these stand for, `counts.cu` magnitudes in bins, `strips.cu` a block's values and where those that are gathered
 //!   go, `bins.cu` the bins of TopK's rows, `factors.cu` products with PowerSGD's factors, `orthonormal.cu` their orthonormal
 //!   columns).
 //! * `NAME.rs`: a `#[repr(C)]` struct `Params` of 4-byte fields, in the order of the source's, and their `FIELDS` for a
@@ -102,6 +102,7 @@ mod factors;
 #[cfg(feature = "train")]
 #[allow(unsafe_code)]
 mod feedback;
+mod few_bits;
 mod gpu;
 mod inventory;
 mod kept;

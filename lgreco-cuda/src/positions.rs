@@ -4,9 +4,10 @@ use crate::Error;
 use crate::device::{BLOCK, Part};
 use crate::gpu::{Gpu, Scratch, blocks};
 use crate::kernels::{Kernel, Module};
+use crate::selection::Keep;
 use crate::tensor::Tensor;
 use bytemuck::{Pod, Zeroable};
-use lgreco_core::compress::topk::{Coding, Layout, TopK};
+use lgreco_core::compress::topk::{Coding, Layout};
 use lgreco_core::compress::wire::HEADER_LEN;
 
 /// `Params` of `positions.cu`.
@@ -15,6 +16,7 @@ use lgreco_core::compress::wire::HEADER_LEN;
 pub(crate) struct Params {
     count: u32,
     sent: u32,
+    bits: u32,
     keep: u32,
     placement: u32,
     low_bits: u32,
@@ -26,7 +28,7 @@ pub(crate) struct Params {
 #[cfg(test)]
 impl Params {
     pub(crate) const FIELDS: &[&'static str] =
-        &["count", "sent", "keep", "placement", "low_bits", "low_bytes", "high_bytes", "records"];
+        &["count", "sent", "bits", "keep", "placement", "low_bits", "low_bytes", "high_bytes", "records"];
 }
 
 /// Bytes of ones that a block goes through.
@@ -40,27 +42,25 @@ const fn kernel(entry: &'static str) -> Kernel {
 
 /// A payload's body in parts.
 struct Body {
+    /// Or means and codes.
     values: Part,
     low: Part,
     high: Part,
 }
 
 impl Body {
-    fn of(payload: Part, top: TopK, layout: Layout) -> Body {
-        let (values, low) = (HEADER_LEN as u64, u64::from(top.keep) * top.values.bytes() as u64);
-        let (low, high) = (values + low, layout.low_bytes);
-        Body {
-            values: payload.cut(values, low - values),
-            low: payload.cut(low, high),
-            high: payload.cut(low + high, layout.high_bytes),
-        }
+    fn of(payload: Part, keep: Keep, layout: Layout) -> Body {
+        let sizes = [HEADER_LEN as u64, keep.bytes(), layout.low_bytes, layout.high_bytes];
+        let [_, values, low, high] = payload.split(sizes);
+        Body { values, low, high }
     }
 }
 
-fn params(top: TopK, elements: u32, layout: Layout) -> Params {
+fn params(Keep { top, bits }: Keep, elements: u32, layout: Layout) -> Params {
     Params {
         count: elements,
         sent: top.values as u32,
+        bits: bits.into(),
         keep: top.keep,
         placement: layout.coding as u32,
         low_bits: layout.low_bits,
@@ -70,13 +70,20 @@ fn params(top: TopK, elements: u32, layout: Layout) -> Params {
     }
 }
 
-/// Enqueued: decodes a payload whose header has been checked into `target`. Afterwards the two words of `status` must be 0
-/// and what is returned: else no encoder wrote the payload.
-pub(crate) fn decode(gpu: &mut Gpu, top: TopK, payload: Part, target: &Tensor, status: Part) -> Result<u32, Error> {
+/// Enqueued: decodes a payload whose header has been checked into `target`. Afterwards `status` must be what is returned: else no
+/// encoder wrote the payload.
+pub(crate) fn decode(
+    gpu: &mut Gpu,
+    keep: Keep,
+    payload: Part,
+    target: &Tensor,
+    status: Part,
+) -> Result<[u32; 2], Error> {
+    let top = keep.top;
     let layout = top.layout(target.elements)?;
-    let body = Body::of(payload, top, layout);
+    let body = Body::of(payload, keep, layout);
     let of_ones = layout.high_bytes.div_ceil(ONES);
-    let params = Params { records: of_ones as u32, ..params(top, target.elements, layout) };
+    let params = Params { records: of_ones as u32, ..params(keep, target.elements, layout) };
     gpu.clear(status)?;
     gpu.clear(target.part)?;
     let positions = gpu.scratch(Scratch::Positions, 4 * u64::from(top.keep))?;
@@ -88,7 +95,7 @@ pub(crate) fn decode(gpu: &mut Gpu, top: TopK, payload: Part, target: &Tensor, s
         gpu.launch(kernel("read_positions"), params, &parts, of_ones)?;
     }
     let blocks = blocks(u64::from(top.keep));
-    gpu.launch(kernel("check_kept"), params, &[body.values, positions, status], blocks)?;
+    gpu.launch(kernel("check_kept"), params, &[body.values, body.low, positions, status], blocks)?;
     gpu.launch(kernel("scatter"), params, &[body.values, positions, status, target.part], blocks)?;
-    Ok(if layout.coding == Coding::All { 0 } else { top.keep })
+    Ok([0, if layout.coding == Coding::All { 0 } else { top.keep }])
 }

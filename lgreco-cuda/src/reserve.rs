@@ -4,7 +4,7 @@
 
 use crate::Error;
 use crate::backend::CudaBackend;
-use crate::codec::{STATUS, encode, encode_in_full, enqueue_decoding, enqueue_told, rehearse_decoding};
+use crate::codec::{STATUS, encode, enqueue_decoding, enqueue_told};
 use crate::counting::{Counting, Kernels};
 use crate::device::Part;
 use crate::error::{DeviceJobError, of_job};
@@ -133,9 +133,6 @@ fn rehearse_setting(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>, setting: &Se
     match call {
         Call::Measure => Ok(()),
         Call::Encode => {
-            if let Setting::QuantisedTopK(top) = *setting {
-                return encode_in_full(gpu, top, &input, job.stream).map(drop);
-            }
             let mut payload = vec![0; len(job.gradient.dtype())?];
             encode(gpu, setting, &input, job.stream, &mut payload).map(drop)
         }
@@ -153,9 +150,6 @@ fn rehearse_setting(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>, setting: &Se
             enqueue_told(gpu, setting, &input, job.stream, payload, status)
         }
         Call::Decode | Call::DecodeOnDevice => {
-            if let (Call::Decode, Setting::QuantisedTopK(top)) = (call, *setting) {
-                return rehearse_decoding(gpu, top, shape, &values);
-            }
             let len = len(Dtype::F32)? as u64;
             let (payload, status) = match call {
                 Call::Decode => (gpu.scratch(Scratch::Payload, len)?, gpu.scratch(Scratch::Results, STATUS)?),

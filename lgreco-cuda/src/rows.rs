@@ -1,17 +1,15 @@
 //! Batches of rows: enqueued together, read back at once.
 
-use crate::codec::{encode, encode_in_full};
+use crate::codec::encode;
 use crate::device::Part;
 use crate::error::{DeviceJobError, of_job};
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{check_finite, overflow};
 use crate::tensor::{Input, Tensor, Work};
-use crate::{Error, magnitude, powersgd, qsgd, topk};
-use lgreco_core::compress::quantised_topk::{QuantisedTopK, measure_workspace_len};
+use crate::{Error, few_bits, magnitude, powersgd, qsgd, topk};
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
 use lgreco_core::gradient::Dtype;
 use lgreco_core::internal::powersgd::NEAR_OVERFLOW;
-use lgreco_core::internal::quantised_topk::measure_from_topk;
 
 /// What is said of methods without kernels.
 const NO_ROW: Error = Error::Method("this method's row");
@@ -20,7 +18,8 @@ const NO_ROW: Error = Error::Method("this method's row");
 fn result_words(work: &Work<'_>) -> usize {
     match work.candidates {
         Candidates::Qsgd { .. } => qsgd::RESULT_WORDS,
-        Candidates::TopK { keeps, .. } | Candidates::QuantisedTopK { keeps, .. } => topk::result_words(keeps.len()),
+        Candidates::TopK { keeps, .. } => topk::result_words(keeps.len()),
+        Candidates::QuantisedTopK { keeps, .. } => few_bits::result_words(keeps.len()),
         Candidates::PowerSgd { ranks, .. } => powersgd::result_words(ranks.len()),
         _ => 1,
     }
@@ -139,11 +138,22 @@ fn row(gpu: &mut Gpu, alike: &[Work<'_>], tensors: &[Tensor], results: Part) -> 
         }
         candidates => {
             let sent = sent_by(&candidates).ok_or(NO_ROW)?;
-            let keeps = alike.iter().filter_map(|job| match job.candidates {
-                Candidates::TopK { keeps, .. } | Candidates::QuantisedTopK { keeps, .. } => Some(keeps),
+            let layers = alike.iter().zip(tensors).filter_map(|(job, &tensor)| match job.candidates {
+                Candidates::TopK { keeps, .. } | Candidates::QuantisedTopK { keeps, .. } => {
+                    Some(topk::Layer { tensor, keeps, words: result_words(job) })
+                }
                 _ => None,
             });
-            topk::measure(gpu, &tensors.iter().copied().zip(keeps).collect::<Vec<_>>(), sent, results)
+            topk::measure(gpu, &layers.collect::<Vec<_>>(), sent, results)?;
+            let mut rest = results;
+            for (job, tensor) in alike.iter().zip(tensors) {
+                let own = rest.cut(0, 8 * result_words(job) as u64);
+                rest = rest.from(own.bytes);
+                if let Candidates::QuantisedTopK { keeps, .. } = job.candidates {
+                    few_bits::measure(gpu, tensor, keeps, own)?;
+                }
+            }
+            Ok(())
         }
     }
 }
@@ -157,23 +167,12 @@ fn try_largest(gpu: &mut Gpu, job: &Work<'_>) -> Result<(), Error> {
     gpu.without_cublas(|gpu| encode(gpu, &setting, &job.gradient, job.stream, &mut payload)).map(drop)
 }
 
-/// Done: the payload in full of the most of TopK's `keeps`.
-fn encode_most(gpu: &mut Gpu, job: &Work<'_>, keeps: &[u32]) -> Result<Vec<u8>, Error> {
-    let keep = keeps.iter().copied().max().unwrap_or(0);
-    encode_in_full(gpu, QuantisedTopK { keep, bits: 2 }, &job.gradient, job.stream)
-}
-
 /// All that [`measure`] may do with any values; the device must be one that does nothing.
 pub(crate) fn rehearse(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), DeviceJobError> {
     jobs.iter().enumerate().try_for_each(|(index, job)| check(job).map_err(of_job(index)))?;
     enqueue(gpu, jobs)?;
     for (index, job) in jobs.iter().enumerate() {
-        let again = match job.candidates {
-            _ if job.candidates.is_empty() => Ok(()),
-            Candidates::QuantisedTopK { keeps, .. } => encode_most(gpu, job, keeps).map(drop),
-            _ => try_largest(gpu, job),
-        };
-        again.map_err(of_job(index))?;
+        try_largest(gpu, job).map_err(of_job(index))?;
     }
     Ok(())
 }
@@ -192,12 +191,7 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u64], row: &mut [f64]) -> Re
             row.iter_mut().zip(topk::errors(words)).for_each(|(place, error)| *place = error);
         }
         Candidates::QuantisedTopK { .. } if row.is_empty() => {}
-        Candidates::QuantisedTopK { keeps, bits } => {
-            let dropped: Vec<f64> = topk::errors(words).collect();
-            let whole = encode_most(gpu, job, keeps)?;
-            let mut workspace = vec![0; measure_workspace_len(job.gradient.shape(), keeps)];
-            measure_from_topk(keeps, bits, &dropped, &whole, &mut workspace, row)?;
-        }
+        Candidates::QuantisedTopK { keeps, bits } => few_bits::read(keeps.len(), bits, words, row),
         Candidates::PowerSgd { ranks, .. } => {
             if words[0] as u32 >= NEAR_OVERFLOW {
                 try_largest(gpu, job)?;

@@ -41,6 +41,13 @@ impl Params {
     pub(crate) const FIELDS: &[&'static str] = &["dtype", "layers", "spans", "chunks", "remembers"];
 }
 
+impl Params {
+    /// Of as many k and spans, whose f32 values are measured.
+    pub(crate) fn of_rows([layers, spans]: [u32; 2]) -> Params {
+        Params { dtype: Dtype::F32 as u32, layers, spans, chunks: 0, remembers: 0 }
+    }
+}
+
 /// `Top` of `tops.cu`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
@@ -106,6 +113,22 @@ pub(crate) struct Keep {
     pub(crate) bits: u8,
 }
 
+impl Keep {
+    /// Bytes of a payload's values, or of its means and codes.
+    pub(crate) fn bytes(self) -> u64 {
+        let keep = u64::from(self.top.keep);
+        match self.bits {
+            0 => keep * self.top.values.bytes() as u64,
+            bits => means_bytes(bits) + (keep * u64::from(bits)).div_ceil(8),
+        }
+    }
+}
+
+/// Bytes of the means that codes of `bits` bits stand for.
+fn means_bytes(bits: u8) -> u64 {
+    4 << (bits - 1)
+}
+
 impl From<TopK> for Keep {
     fn from(top: TopK) -> Keep {
         Keep { top, bits: 0 }
@@ -128,15 +151,23 @@ pub(crate) struct Place {
 }
 
 impl Top {
+    /// Of values that are measured: nothing of them is gathered, and there is no payload.
+    pub(crate) fn of_row(keep: u32, bits: u32, count: u32, first_span: u32) -> Top {
+        let spans = u64::from(count).div_ceil(SPAN) as u32;
+        Top { keep, bits, count, first_span, spans, ..Top::zeroed() }
+    }
+
+    /// How many there are.
+    pub(crate) fn spans(&self) -> usize {
+        self.spans as usize
+    }
+
     /// The first of layers.
-    fn new(place: Place, Keep { top, bits }: Keep, count: u32) -> Result<Top, Error> {
+    fn new(place: Place, keep: Keep, count: u32) -> Result<Top, Error> {
+        let Keep { top, bits } = keep;
         let layout = top.layout(count)?;
-        let (header, keep) = (HEADER_LEN as u64, u64::from(top.keep));
-        let low = header
-            + match bits {
-                0 => keep * top.values.bytes() as u64,
-                bits => (4 << (bits - 1)) + (keep * u64::from(bits)).div_ceil(8),
-            };
+        let header = HEADER_LEN as u64;
+        let low = header + keep.bytes();
         let chunks = match layout.coding {
             Coding::All => u64::from(count).div_ceil(SPAN),
             _ => layout.high_bytes.div_ceil(CHUNK),
@@ -147,7 +178,7 @@ impl Top {
             payload: place.payload,
             header_low: place.header[0],
             header_high: place.header[1],
-            bits_at: 8 * if bits == 0 { low } else { header + (4 << (bits - 1)) },
+            bits_at: 8 * if bits == 0 { low } else { header + means_bytes(bits) },
             low_at: 8 * low,
             high_at: 8 * (low + layout.low_bytes),
             end: 8 * (low + layout.bytes()),
@@ -171,7 +202,7 @@ impl Top {
 const SPAN: u64 = 4096;
 const WINDOWS: u64 = 4;
 const CHUNK: u64 = 4 * BLOCK as u64;
-const BINS: u64 = 1 << 13;
+pub(crate) const BINS: u64 = 1 << 13;
 /// Blocks that draw a layer's sample.
 const DRAWS: u64 = 64;
 /// Spans under QSGD that a block looks at together.
@@ -202,13 +233,13 @@ fn params(dtype: Dtype, [layers, spans, chunks]: [u32; 3]) -> Params {
     Params { dtype: dtype as u32, layers, spans, chunks, remembers: 1 }
 }
 
-/// Enqueued, in five launches: the payloads of layers, of which kernels take first the tables, the program, values, residuals
+/// Enqueued, in three launches: where the k largest of layers end, of which kernels take first the tables, the program, values, residuals
 /// and cuts.
-fn select(
+pub(crate) fn find_cuts(
     gpu: &mut Gpu,
     params: Params,
     common: [Part; 6],
-    [bins, spans, entries, few, message]: [Part; 5],
+    [bins, spans, entries, message]: [Part; 4],
 ) -> Result<(), Error> {
     let sampling = looping_blocks(u64::from(params.layers) * DRAWS * u64::from(BLOCK));
     gpu.launch_capturable(kernel("sample"), params, &[&common[..], &[bins]].concat(), sampling)?;
@@ -216,30 +247,55 @@ fn select(
         gpu.launch_capturable(kernel(entry), params, &[&common, parts].concat(), params.blocks())
     };
     launch("offer", &[bins, spans, entries])?;
-    launch("refine", &[bins, spans, entries, message])?;
+    launch("refine", &[bins, spans, entries, message])
+}
+
+/// Enqueued, in five launches: the payloads of layers.
+fn select(
+    gpu: &mut Gpu,
+    params: Params,
+    common: [Part; 6],
+    [bins, spans, entries, few, message]: [Part; 5],
+) -> Result<(), Error> {
+    find_cuts(gpu, params, common, [bins, spans, entries, message])?;
+    let mut launch = |entry: &'static str, parts: &[Part]| {
+        gpu.launch_capturable(kernel(entry), params, &[&common, parts].concat(), params.blocks())
+    };
     launch("count_kept", &[spans, entries, few, message])?;
     launch("write_kept", &[spans, entries, few, message])
 }
 
-/// Enqueued, in five launches with one read of the values: the body of a payload of one layer. The first word of `status`
-/// becomes at least the largest magnitude, the second the k-th largest. `top.keep` is from 1 to the number of elements.
-pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, top: TopK, payload: Part, status: Part) -> Result<(), Error> {
+/// Enqueued: the errors of each k and width, whose cuts are known.
+pub(crate) fn measure_kept(gpu: &mut Gpu, params: Params, parts: [Part; 6]) -> Result<(), Error> {
+    gpu.launch(kernel("measure_kept"), params, &parts, params.blocks())
+}
+
+/// Enqueued: the body of a payload of one layer, which [`make`] makes.
+pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, payload: Part, status: Part) -> Result<(), Error> {
+    let made = make(gpu, tensor, keep, status)?;
+    let (body, len) = (HEADER_LEN as u64, payload.bytes);
+    gpu.copy(made.cut(body, len - body), payload.from(body))
+}
+
+/// Enqueued, in five launches with one read of the values: a payload of one layer without its header, in the workspace. The first
+/// word of `status` becomes at least the largest magnitude, the second the k-th largest. From 1 to all of the elements are kept.
+pub(crate) fn make(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, status: Part) -> Result<Part, Error> {
     let place = Place { layer: 0, first: 0, start: 0, payload: 0, header: [0; 2] };
-    let layer = Top::new(place, top.into(), tensor.elements)?;
+    let layer = Top::new(place, keep, tensor.elements)?;
     let table = gpu.upload(Scratch::Layers, bytemuck::bytes_of(&layer))?;
-    let state = gpu.scratch(Scratch::Bins, PROGRAM + CUT + 4 * BINS)?;
+    let sizes = [PROGRAM, FEW, CUT, 4 * BINS];
+    let state = gpu.scratch(Scratch::Bins, sizes.iter().sum())?;
     gpu.clear(state)?;
-    let (program, cut, bins) = (state.cut(0, PROGRAM), state.cut(PROGRAM, CUT), state.from(PROGRAM + CUT));
+    let [program, few, cut, bins] = state.split(sizes);
     let spans = gpu.scratch(Scratch::Records, KEPT * u64::from(layer.spans))?;
     let entries = gpu.scratch(Scratch::Entries, ENTRY * u64::from(layer.room_size))?;
     // Bits are set in whole words, which payloads do not end with.
-    let words = gpu.scratch(Scratch::Bits, payload.bytes.next_multiple_of(4))?;
+    let words = gpu.scratch(Scratch::Bits, layer.end.div_ceil(32) * 4)?;
     let params = Params { dtype: tensor.dtype as u32, layers: 1, spans: layer.spans, chunks: 0, remembers: 0 };
-    // Neither is there a table of spans, nor are there residuals, nor codes.
+    // Neither is there a table of spans, nor are there residuals.
     let common = [table, table, program, tensor.part, status, cut];
-    select(gpu, params, common, [bins, spans, entries, table, words])?;
-    let (body, len) = (HEADER_LEN as u64, payload.bytes);
-    gpu.copy(words.cut(body, len - body), payload.from(body))
+    select(gpu, params, common, [bins, spans, entries, few, words])?;
+    Ok(words)
 }
 
 /// What looks at the payloads of all exchanges, whether they have layers under TopK or not.

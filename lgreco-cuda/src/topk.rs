@@ -132,47 +132,47 @@ impl Zeros {
     }
 }
 
-/// Consecutive parts of these sizes.
-fn cut<const N: usize>(mut part: Part, sizes: [u64; N]) -> [Part; N] {
-    sizes.map(|bytes| {
-        let own = part.cut(0, bytes);
-        part = part.from(bytes);
-        own
-    })
+/// A layer that is measured.
+pub(crate) struct Layer<'a> {
+    pub(crate) tensor: Tensor,
+    /// Of which there are some, all from 1 to the number of elements.
+    pub(crate) keeps: &'a [u32],
+    /// Of its results, which begin with those of [`measure`].
+    pub(crate) words: usize,
 }
 
-/// Enqueued: the measurement of each tensor's keeps, of which there are some, all from 1 to the number of elements; results
-/// follow one another. Sending [`rounds`] the values of all tensors, or of none.
-pub(crate) fn measure(gpu: &mut Gpu, jobs: &[(Tensor, &[u32])], sent: Dtype, results: Part) -> Result<(), Error> {
-    let (mut rest, mut results) = (jobs, results);
-    while let Some((tensor, _)) = rest.first() {
+/// Enqueued: the measurement of all layers, whose results follow one another. Sending [`rounds`] the values of all tensors, or of
+/// none.
+pub(crate) fn measure(gpu: &mut Gpu, layers: &[Layer<'_>], sent: Dtype, results: Part) -> Result<(), Error> {
+    let (mut rest, mut results) = (layers, results);
+    while let Some(Layer { tensor, .. }) = rest.first() {
         let rounds = rounds(tensor.dtype, sent);
         let (group, others) = rest.split_at(together(rest, rounds));
         measure_group(gpu, group, (sent, rounds), results)?;
-        let words: usize = group.iter().map(|(_, keeps)| result_words(keeps.len())).sum();
+        let words: usize = group.iter().map(|layer| layer.words).sum();
         (rest, results) = (others, results.from(8 * words as u64));
     }
     Ok(())
 }
 
 /// How many from the first on share launches.
-fn together(jobs: &[(Tensor, &[u32])], rounds: bool) -> usize {
+fn together(layers: &[Layer<'_>], rounds: bool) -> usize {
     let mut all_keeps = 0;
-    let fits = |&(index, (_, keeps)): &(usize, &(Tensor, &[u32]))| {
-        all_keeps += keeps.len() as u64;
+    let fits = |&(index, layer): &(usize, &Layer<'_>)| {
+        all_keeps += layer.keeps.len() as u64;
         index == 0 || Zeros::new(index as u64 + 1, all_keeps, rounds).bytes() <= TOGETHER
     };
-    jobs.iter().enumerate().take_while(fits).count()
+    layers.iter().enumerate().take_while(fits).count()
 }
 
 fn measure_group(
     gpu: &mut Gpu,
-    jobs: &[(Tensor, &[u32])],
+    layers: &[Layer<'_>],
     (sent, rounds): (Dtype, bool),
     results: Part,
 ) -> Result<(), Error> {
     let (mut rows, mut row_of, mut keeps, mut words) = (Vec::new(), Vec::new(), Vec::new(), 0);
-    for ((tensor, own), number) in jobs.iter().zip(0u32..) {
+    for (&Layer { tensor, keeps: own, words: own_words }, number) in layers.iter().zip(0u32..) {
         let chunks = u64::from(tensor.elements).div_ceil(CHUNK) as u32;
         rows.push(Row {
             values: tensor.part.address,
@@ -186,15 +186,16 @@ fn measure_group(
         });
         row_of.extend(std::iter::repeat_n(number, chunks as usize));
         keeps.extend_from_slice(own);
-        words += result_words(own.len()) as u64;
+        words += own_words as u64;
     }
     let tables: [&[u8]; 3] = [bytemuck::cast_slice(&rows), bytemuck::cast_slice(&row_of), bytemuck::cast_slice(&keeps)];
-    let [rows, row_of, all_keeps] = cut(gpu.upload(Scratch::Layers, &tables.concat())?, tables.map(|t| t.len() as u64));
-    let (layers, chunks) = (jobs.len() as u64, tables[1].len() as u64 / 4);
+    let [rows, row_of, all_keeps] =
+        gpu.upload(Scratch::Layers, &tables.concat())?.split(tables.map(|t| t.len() as u64));
+    let (layers, chunks) = (layers.len() as u64, tables[1].len() as u64 / 4);
     let zeros = Zeros::new(layers, keeps.len() as u64, rounds);
     let part = gpu.scratch(Scratch::Bins, zeros.bytes())?;
     gpu.clear(part)?;
-    let [lows, errors, fine_errors, counts, slots, fine_counts, wanted, done] = cut(part, zeros.sizes());
+    let [lows, errors, fine_errors, counts, slots, fine_counts, wanted, done] = part.split(zeros.sizes());
     let cuts = gpu.scratch(Scratch::Cuts, CUT * keeps.len() as u64)?;
     let params = Params { sent: sent as u32, rounds: rounds.into(), chunks: chunks as u32 };
     let mut launch = |entry, parts: &[Part], blocks| gpu.launch_of(kernel(entry), params, parts, blocks, READERS);

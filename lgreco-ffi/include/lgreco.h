@@ -1107,7 +1107,7 @@ typedef struct lgreco_cuda_outcome {
 // 4 bits per element, to nearest (LoCo): `group`.
 #define LGRECO_METHOD_LOCO 5
 
-// TopK whose kept values travel in a few bits: `keep`, `bits` (1 to 8, the sign among them). Made on the host.
+// TopK whose kept values travel in a few bits: `keep`, `bits` (1 to 8, the sign among them).
 #define LGRECO_METHOD_QUANTISED_TOPK 6
 
 // TopK at positions that one worker, in turn, chooses for all (CLT-k of ScaleCom): `keep`. TopK's payload.

@@ -21,9 +21,11 @@ struct CodeBins {
     __device__ CodeBins(const Top& top, const Cut& cut)
         : low(cut.low), span(cut.high - cut.low + 1), log_count(top.bits - 1) {}
 
-    // Zeros, which `low` leaves out, are taken for it: they are in the first bin.
+    // Zeros, which `low` leaves out, are taken for it: they are in the first bin. Above the range are only values that were
+    // written to meanwhile.
     __device__ u32 of(u32 magnitude) const {
-        return u32((u64(magnitude - min(magnitude, low)) << log_count) / span);
+        u64 bin = (u64(magnitude - min(magnitude, low)) << log_count) / span;
+        return u32(min(bin, (1ull << log_count) - 1));
     }
 };
 

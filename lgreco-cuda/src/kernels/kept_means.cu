@@ -65,9 +65,7 @@ struct Payload {
     __device__ float kept(u32 index) const {
         if (top.bits != 0) {
             u64 at = top.bits_at + u64(index) * top.bits;
-            u32 code = bits_from(words, at, at + top.bits);
-            u32 sign = code >> (top.bits - 1);
-            return __uint_as_float(words[HEADER / 4 + (code ^ sign << (top.bits - 1))] | sign << 31);
+            return meaning_of(words + HEADER / 4, bits_from(words, at, at + top.bits), top.bits);
         }
         return value(words + HEADER / 4, top.sent, index);
     }

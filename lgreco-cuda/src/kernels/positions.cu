@@ -1,9 +1,10 @@
-// What TopK's payloads hold: the kept values in order of position, and their positions as a bitmap or in Elias-Fano's code.
-// The formats are those of lgreco_core::compress::topk.
+// What TopK's payloads hold: the kept values in order of position, or means and codes of them, and their positions as a bitmap or
+// in Elias-Fano's code. The formats are those of lgreco_core::compress::topk and quantised_topk.
 
 struct Params {
     u32 count;
     u32 sent;     // type of the values in the payload
+    u32 bits;     // of a code; 0 where values are sent as `sent`
     u32 keep;
     u32 placement;  // 0: no positions, 1: bitmap, 2: Elias-Fano
     u32 low_bits;
@@ -118,23 +119,50 @@ extern "C" __global__ void read_positions(Params p, const u8* low, const u8* hig
     }
 }
 
-// status[0] becomes 1 when positions do not ascend or a value is not finite.
-extern "C" __global__ void check_kept(Params p, const void* kept, const u32* positions, u32* status) {
-    u64 index = u64(blockIdx.x) * BLOCK + threadIdx.x;
-    if (index >= p.keep) {
-        return;
+// Means of a payload with codes.
+__device__ inline u32 means_of(const Params& p) {
+    return p.bits != 0 ? 1u << (p.bits - 1) : 0;
+}
+
+// A value that is kept, from the first of them or of their means on.
+__device__ inline float kept_value(const Params& p, const u8* kept, u64 index) {
+    if (p.bits == 0) {
+        return value(kept, p.sent, index);
     }
-    bool ascends = p.placement == 0 || index == 0 || positions[index] > positions[index - 1];
-    if (!ascends || (__float_as_uint(value(kept, p.sent, index)) & MAGNITUDE) >= INFINITE) {
+    const u8* codes = kept + 4 * means_of(p) + index * p.bits / 8;
+    u32 shift = u32(index * p.bits % 8);
+    u32 bytes = codes[0] | (shift + p.bits > 8 ? u32(codes[1]) << 8 : 0);
+    return meaning_of(reinterpret_cast<const u32*>(kept), bytes >> shift & ((1u << p.bits) - 1), p.bits);
+}
+
+// Whether the last byte of `end` bits ends with zeros.
+__device__ inline bool is_padded(const u8* bytes, u64 end) {
+    return end % 8 == 0 || bytes[end / 8] >> (end % 8) == 0;
+}
+
+// status[0] becomes 1 when positions do not ascend, a value or mean is not finite, a mean is negative, or there is something in
+// bits behind the last code or packed bits. There are at least as many threads as means.
+extern "C" __global__ void check_kept(Params p, const u8* kept, const u8* low, const u32* positions, u32* status) {
+    u64 index = u64(blockIdx.x) * BLOCK + threadIdx.x;
+    bool good = index >= means_of(p) || reinterpret_cast<const u32*>(kept)[index] < INFINITE;
+    if (index < p.keep) {
+        bool ascends = p.placement == 0 || index == 0 || positions[index] > positions[index - 1];
+        good = good && ascends && is_finite(kept_value(p, kept, index));
+    }
+    if (index == 0) {
+        good = good && is_padded(kept + 4 * means_of(p), u64(p.keep) * p.bits) &&
+               (p.placement != 2 || is_padded(low, u64(p.keep) * p.low_bits));
+    }
+    if (!good) {
         atomicMax(status, 1u);
     }
 }
 
 // Puts the kept values in their places, if there is nothing wrong with them; status[1] is the number of positions.
-extern "C" __global__ void scatter(Params p, const void* kept, const u32* positions, const u32* status, float* output) {
+extern "C" __global__ void scatter(Params p, const u8* kept, const u32* positions, const u32* status, float* output) {
     u64 index = u64(blockIdx.x) * BLOCK + threadIdx.x;
     if (index >= p.keep || status[0] != 0 || (p.placement != 0 && status[1] != p.keep)) {
         return;
     }
-    output[p.placement == 0 ? index : positions[index]] = value(kept, p.sent, index);
+    output[p.placement == 0 ? index : positions[index]] = kept_value(p, kept, index);
 }

@@ -7,6 +7,7 @@ use super::nvrtc;
 use crate::{CudaBackend, DeviceExchange, DeviceGradient, Error, ExchangeConfig, ExchangeProgram};
 use cudarc::driver::sys;
 use lgreco_core::backend::{Backend, Portable};
+use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
@@ -21,9 +22,9 @@ fn qsgd(bits: u8) -> Setting {
     Setting::Qsgd(Qsgd { bits, ..Qsgd::default() })
 }
 
-fn settings() -> [Setting; 3] {
-    let top = TopK { keep: 500, values: Dtype::F32 };
-    [qsgd(4), Setting::TopK(top), Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 })]
+fn settings() -> [Setting; 4] {
+    let (top, few) = (TopK { keep: 500, values: Dtype::F32 }, QuantisedTopK { keep: 500, bits: 3 });
+    [qsgd(4), Setting::TopK(top), Setting::QuantisedTopK(few), Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 })]
 }
 
 fn with_the_fake(test: &str, variables: &[(&str, &str)]) {

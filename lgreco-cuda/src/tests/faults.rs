@@ -50,6 +50,7 @@ fn the_suite_passes_under_the_sanitizers() {
         "tests::exchange_topk::damaged",
         "tests::memory",
         "tests::feedback",
+        "tests::few_bits",
         "tests::qsgd::layers",
         "tests::cublas::the_scaled",
         "tests::orthonormal::more",

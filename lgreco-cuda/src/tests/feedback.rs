@@ -8,7 +8,7 @@ use super::simt::{Edit, Flavour, Simt, flavour};
 use crate::kernels::Module;
 use crate::{CudaBackend, DeviceResidual, Error};
 use lgreco_core::backend::Backend;
-use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd, topk::TopK};
+use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd, quantised_topk::QuantisedTopK, topk::TopK};
 use lgreco_core::gradient::{Dtype, Gradient};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::Tensor;
@@ -104,14 +104,15 @@ fn a_payload_that_does_not_decode_is_not_remembered() {
     let tensor = Tensor::new(&uniform(61 * 47, 1), 61, 47);
     let gradient = tensor.gradients()[0];
     let (held, mut kept) = (Held::new(&gradient, 0), backend.zeros(Storage::F32, 61 * 47));
-    let setting = Setting::TopK(TopK { keep: 55, values: Dtype::F32 });
-    let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32).unwrap()];
-    let (on_device, residual) = (held.gradient(&gradient), kept.residual());
-    // SAFETY: the residual is of the gradient's size.
-    let failed =
-        unsafe { backend.encode_with_feedback(&setting, &on_device, residual, 1.0, Stream::default(), &mut payload) };
-    assert!(matches!(failed, Err(Error::Core(lgreco_core::Error::PayloadBody { .. }))), "{failed:?}");
-    assert!(backend.bytes(&kept).iter().all(|&byte| byte == 0), "the residual has changed");
+    let in_full = Setting::TopK(TopK { keep: 55, values: Dtype::F32 });
+    for setting in [in_full, Setting::QuantisedTopK(QuantisedTopK { keep: 55, bits: 4 })] {
+        let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32).unwrap()];
+        let (on_device, residual, stream) = (held.gradient(&gradient), kept.residual(), Stream::default());
+        // SAFETY: the residual is of the gradient's size.
+        let failed = unsafe { backend.encode_with_feedback(&setting, &on_device, residual, 1.0, stream, &mut payload) };
+        assert!(matches!(failed, Err(Error::Core(lgreco_core::Error::PayloadBody { .. }))), "{failed:?}");
+        assert!(backend.bytes(&kept).iter().all(|&byte| byte == 0), "the residual has changed");
+    }
 }
 
 #[test]

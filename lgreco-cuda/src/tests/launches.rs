@@ -154,6 +154,15 @@ fn topks_layers_share_three_launches() {
     }
 }
 
+/// What is kept is found in five launches for each layer, and its bins are filled in four for three k, each with an upload and a
+/// clearing.
+#[test]
+fn rows_of_topk_in_few_bits_wait_once() {
+    let few = |keeps| calls(Candidates::QuantisedTopK { keeps, bits: &[2, 4, 8] });
+    assert_eq!(few(&[100, 3000, 50]), [2 * 3 + 150 * (5 + 4), 2 * 2 + 150 * (2 + 2) + 1, 1]);
+    assert_eq!(few(&[100, 3000, 50, 7])[0], 2 * 3 + 150 * (5 + 2 * 4));
+}
+
 /// Layers share launches, as long as they share 256 MiB of workspace.
 #[test]
 fn powersgds_layers_share_launches() {
@@ -222,22 +231,25 @@ fn payloads_for_the_device_need_next_to_nothing_of_the_hosts_memory() {
     assert_eq!(uploads(Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 })), 1);
     // The number of elements to keep.
     assert_eq!(uploads(Setting::TopK(TopK { keep: 40, values: Dtype::F32 })), 1);
+    assert_eq!(uploads(Setting::QuantisedTopK(QuantisedTopK { keep: 40, bits: 4 })), 1);
 }
 
 /// Five that encode, and one that would note a fault; besides a header of four words, an upload, two clearings and a
 /// copy.
 #[test]
 fn a_layer_under_topk_takes_six_launches() {
-    let of_device = Arc::new(Calls::default());
-    let mut backend = CudaBackend::on(Box::new(Counted(of_device.clone())));
     let shape = Shape::new(640, 64).unwrap();
     let gradient = DeviceGradient::of_part(Part { address: 256, bytes: 4 * 640 * 64 }, Dtype::F32, shape);
-    let top = Setting::TopK(TopK { keep: 40, values: Dtype::F32 });
-    // SAFETY: a device that counts looks at no address.
-    unsafe { backend.encode_to_device(&top, &gradient, Stream::default(), 256) }.unwrap();
-    let entries: Vec<&str> = of_device.launched.get().iter().map(|kernel| kernel.entry).collect();
-    assert_eq!(entries, ["sample", "offer", "refine", "count_kept", "write_kept", "fault"]);
-    assert_eq!([0, 1, 2].map(|kind| of_device.kinds[kind].load(Ordering::Relaxed)), [6, 4 + 1 + 2 + 1, 0]);
+    let in_full = Setting::TopK(TopK { keep: 40, values: Dtype::F32 });
+    for top in [in_full, Setting::QuantisedTopK(QuantisedTopK { keep: 40, bits: 4 })] {
+        let of_device = Arc::new(Calls::default());
+        let mut backend = CudaBackend::on(Box::new(Counted(of_device.clone())));
+        // SAFETY: a device that counts looks at no address.
+        unsafe { backend.encode_to_device(&top, &gradient, Stream::default(), 256) }.unwrap();
+        let entries: Vec<&str> = of_device.launched.get().iter().map(|kernel| kernel.entry).collect();
+        assert_eq!(entries, ["sample", "offer", "refine", "count_kept", "write_kept", "fault"]);
+        assert_eq!([0, 1, 2].map(|kind| of_device.kinds[kind].load(Ordering::Relaxed)), [6, 4 + 1 + 2 + 1, 0]);
+    }
 }
 
 /// However many layers there are, and however mixed.
@@ -299,18 +311,26 @@ fn failures_of_the_device_name_no_job() {
     }
 }
 
-/// Magnitudes are found by the passes of a step: none is for them alone.
+/// Magnitudes are found by the passes of a step: none is for them alone. It waits twice under every method.
 #[test]
 fn a_step_of_feedback_adds_two_passes_and_a_copy() {
     let of_device = Arc::new(Calls::default());
     let mut backend = CudaBackend::on(Box::new(Counted(of_device.clone())));
     let shape = Shape::new(64, 64).unwrap();
     let gradient = DeviceGradient::of_part(Part { address: 256, bytes: 4 * 64 * 64 }, Dtype::F32, shape);
-    let setting = Setting::Qsgd(Qsgd::default());
-    let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
-    // SAFETY: a device that counts looks at no address.
-    unsafe { backend.encode_with_feedback(&setting, &gradient, 256, 1.0, Stream::default(), &mut payload) }.unwrap();
+    let mut waits = |setting: Setting, kept: u32| {
+        let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
+        of_device.ones.store(kept, Ordering::Relaxed);
+        let before = of_device.kinds[2].load(Ordering::Relaxed);
+        // SAFETY: a device that counts looks at no address.
+        unsafe { backend.encode_with_feedback(&setting, &gradient, 256, 1.0, Stream::default(), &mut payload) }
+            .unwrap();
+        of_device.kinds[2].load(Ordering::Relaxed) - before
+    };
+    assert_eq!(waits(Setting::Qsgd(Qsgd::default()), 0), 2);
     let entries: Vec<&str> = of_device.launched.get().iter().map(|kernel| kernel.entry).collect();
     assert_eq!(entries, ["offer", "usual_encode", "decode", "remember"]);
     assert_eq!([0, 1, 2].map(|kind| of_device.kinds[kind].load(Ordering::Relaxed)), [4, 3, 2]);
+    assert_eq!(waits(Setting::TopK(TopK { keep: 40, values: Dtype::F32 }), 40), 2);
+    assert_eq!(waits(Setting::QuantisedTopK(QuantisedTopK { keep: 40, bits: 4 }), 40), 2);
 }

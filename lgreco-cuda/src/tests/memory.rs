@@ -5,7 +5,9 @@ use super::simt::flavour;
 use super::{ROWS, backend};
 use crate::{CudaBackend, DeviceGradient, DeviceJob, Error};
 use lgreco_core::backend::{Backend, Job, Portable};
-use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
+use lgreco_core::compress::{
+    Candidates, Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, quantised_topk::QuantisedTopK, topk::TopK,
+};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::Tensor;
@@ -36,9 +38,10 @@ impl Held {
     }
 }
 
-fn settings() -> [Setting; 4] {
+fn settings() -> [Setting; 5] {
     [
         Setting::TopK(TopK { keep: 55, values: Dtype::F16 }),
+        Setting::QuantisedTopK(QuantisedTopK { keep: 57, bits: 5 }),
         Setting::Dense,
         Setting::Qsgd(Qsgd::default()),
         Setting::Qsgd(Qsgd { bits: 3, bucket: 100, ..Qsgd::default() }),
@@ -109,6 +112,7 @@ fn payloads_stay_on_the_device() {
     for setting in [
         Setting::Qsgd(Qsgd { bits: 5, bucket: 100, ..Qsgd::default() }),
         Setting::TopK(TopK { keep: 70, values: Dtype::F32 }),
+        Setting::QuantisedTopK(QuantisedTopK { keep: 71, bits: 3 }),
         Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 }),
     ] {
         stay_on_the_device(&mut backend, &uniform(61 * 47, 1), setting);
@@ -175,6 +179,7 @@ fn payloads_of_several_ranks_lie_one_after_another() {
     for setting in [
         Setting::Qsgd(Qsgd { bits: 7, bucket: 100, ..Qsgd::default() }),
         Setting::TopK(TopK { keep: 71, values: Dtype::F16 }),
+        Setting::QuantisedTopK(QuantisedTopK { keep: 71, bits: 5 }),
     ] {
         let len = setting.payload_len(shape, Dtype::F32).unwrap();
         assert!(!len.is_multiple_of(4), "{setting:?}: {len} bytes");
@@ -218,6 +223,7 @@ fn what_is_enqueued_next_may_overwrite_a_gradient_at_fault() {
         Setting::Qsgd(Qsgd { bucket: 5, ..Qsgd::default() }),
         Setting::TopK(TopK { keep: 3, values: Dtype::F16 }),
         Setting::TopK(TopK { keep: 3, values: Dtype::F32 }),
+        Setting::QuantisedTopK(QuantisedTopK { keep: 3, bits: 2 }),
         Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 }),
     ];
     let spoiled = [[f32::NAN, 1e9], [1e9, f32::NEG_INFINITY], [-3e38, 3e38], [1e5, -1e6], [-65520.0, 2.0], [1.0, 2.0]];

@@ -16,6 +16,7 @@ mod exchange_sums;
 mod exchange_topk;
 mod faults;
 mod feedback;
+mod few_bits;
 mod hostile;
 mod large;
 mod launches;

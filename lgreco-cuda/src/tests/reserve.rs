@@ -8,7 +8,7 @@ use crate::tensor::Input;
 use crate::{Call, CudaBackend, DeviceGradient, DeviceJob, DeviceResidual};
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::compress::{Candidates, Compressor, Setting};
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
 use lgreco_train::feedback::Storage;
 use std::sync::Arc;
@@ -40,11 +40,6 @@ fn each_method(mut check: impl FnMut(&[DeviceJob<'_>])) {
     }
     check(&jobs(Candidates::QuantisedTopK { keeps: &[7, 300, 1], bits: &[2, 4] }));
     check(&jobs(Candidates::PowerSgd { iterations: 2, ranks: &[1, 40, 4] }));
-}
-
-/// The calls that there are for the method of `jobs`.
-fn calls_of(jobs: &[DeviceJob<'_>]) -> &'static [Call] {
-    if matches!(jobs[0].candidates, Candidates::QuantisedTopK { .. }) { &CALLS[..4] } else { &CALLS }
 }
 
 /// Makes a call for all jobs and candidates. What comes of it depends on what the device answers, and does not matter.
@@ -86,14 +81,7 @@ fn make_one(backend: &mut CudaBackend, call: Call, job: &DeviceJob<'_>, setting:
                 })
             }
             Call::Decode => {
-                if let Setting::QuantisedTopK(_) = setting {
-                    let zeros = vec![0.0; shape.elements()];
-                    let gradient = Gradient::new(Values::F32(&zeros), shape).unwrap();
-                    let mut workspace = vec![0; setting.encode_workspace_len(shape, Dtype::F32)];
-                    setting.encode(&gradient, stream, &mut workspace, &mut payload).unwrap();
-                } else {
-                    header(setting, &Input::Device(job.gradient)).unwrap().write(&mut payload).unwrap();
-                }
+                header(setting, &Input::Device(job.gradient)).unwrap().write(&mut payload).unwrap();
                 backend.decode_to_device(&payload, 256).map(|()| 0)
             }
             Call::EncodeToDevice => backend.encode_to_device(setting, &job.gradient, stream, 256),
@@ -125,9 +113,6 @@ fn counted(cublas: bool) -> (CudaBackend, Arc<Calls>) {
 fn what_is_reserved_is_what_calls_take() {
     for (cublas, call) in [false, true].into_iter().flat_map(|cublas| CALLS.map(|call| (cublas, call))) {
         each_method(|jobs| {
-            if !calls_of(jobs).contains(&call) {
-                return;
-            }
             let (mut backend, of_device) = counted(cublas);
             let bytes = backend.workspace_bytes(jobs, &[call]).unwrap();
             backend.reserve(jobs, &[call]).unwrap();
@@ -166,13 +151,13 @@ fn encoders_of_powersgd_hold_no_factor_that_is_sent() {
 #[test]
 fn reservations_add_to_each_other() {
     each_method(|jobs| {
-        let (calls, (mut backend, of_device)) = (calls_of(jobs), counted(false));
-        backend.reserve(&jobs[..1], &calls[..3]).unwrap();
-        backend.reserve(jobs, calls).unwrap();
-        assert_eq!(backend.held_bytes(), backend.workspace_bytes(jobs, calls).unwrap());
+        let (mut backend, of_device) = counted(false);
+        backend.reserve(&jobs[..1], &CALLS[..3]).unwrap();
+        backend.reserve(jobs, &CALLS).unwrap();
+        assert_eq!(backend.held_bytes(), backend.workspace_bytes(jobs, &CALLS).unwrap());
         let allocations = of_device.allocations.load(Ordering::Relaxed);
-        backend.reserve(&jobs[1..], &calls[2..]).unwrap();
-        calls.iter().for_each(|&call| make_all(&mut backend, &of_device, call, jobs));
+        backend.reserve(&jobs[1..], &CALLS[2..]).unwrap();
+        CALLS.iter().for_each(|&call| make_all(&mut backend, &of_device, call, jobs));
         assert_eq!(of_device.allocations.load(Ordering::Relaxed), allocations);
     });
 }
@@ -200,18 +185,5 @@ fn candidates_that_do_not_fit_are_named_with_their_job() {
             let failed = backend.workspace_bytes(&jobs, &[call]).unwrap_err();
             assert!(failed.job == Some(1) && failed.to_string().contains(expected), "{call:?}: {failed}");
         }
-    }
-}
-
-#[test]
-fn what_the_host_does_half_of_does_not_stay_on_the_device() {
-    let (backend, _) = counted(false);
-    let few_bits = jobs(Candidates::QuantisedTopK { keeps: &[64], bits: &[4] });
-    for (call, expected) in [
-        (Call::EncodeToDevice, "encoding TopK in few bits to device memory does not run on CUDA devices"),
-        (Call::DecodeOnDevice, "decoding TopK in few bits from device memory does not run on CUDA devices"),
-    ] {
-        let failed = backend.workspace_bytes(&few_bits, &[call]).unwrap_err();
-        assert_eq!(failed.error.to_string(), expected);
     }
 }

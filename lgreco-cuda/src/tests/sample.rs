@@ -33,7 +33,7 @@ const ELSEWHERE: [(&str, &str); 4] = [
 ];
 
 /// Values of each kind, by their index and by uniform ones.
-const KINDS: [fn(usize, f32) -> f32; 8] = [
+pub(super) const KINDS: [fn(usize, f32) -> f32; 8] = [
     |_, x| x,
     |_, _| 0.0,
     |_, _| -0.25,

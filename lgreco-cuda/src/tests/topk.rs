@@ -172,7 +172,7 @@ fn wrong_numbers_are_found() {
         (Module::TopK, "(part + 0.5) * (WIDTH / PARTS)", "0.0"),
         (Module::TopK, "other < exponent ? exponents.energies", "other <= 1 ? exponents.energies"),
         (Module::TopK, "up ? unit - part : part", "part"),
-        (Module::Positions, "= value(kept, p.sent, index);", "= value(kept, p.sent, 0);"),
+        (Module::Positions, "= kept_value(p, kept, index);", "= kept_value(p, kept, 0);"),
     ] {
         let Some(mut backend) = edited(Flavour::Plain, module, from, to) else { return };
         let rows =

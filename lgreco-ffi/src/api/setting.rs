@@ -30,7 +30,7 @@ pub const LGRECO_METHOD_POWERSGD: lgreco_method = 3;
 pub const LGRECO_METHOD_ADACOMP: lgreco_method = 4;
 /// 4 bits per element, to nearest (LoCo): `group`.
 pub const LGRECO_METHOD_LOCO: lgreco_method = 5;
-/// TopK whose kept values travel in a few bits: `keep`, `bits` (1 to 8, the sign among them). Made on the host.
+/// TopK whose kept values travel in a few bits: `keep`, `bits` (1 to 8, the sign among them).
 pub const LGRECO_METHOD_QUANTISED_TOPK: lgreco_method = 6;
 /// TopK at positions that one worker, in turn, chooses for all (CLT-k of ScaleCom): `keep`. TopK's payload.
 pub const LGRECO_METHOD_CLT_K: lgreco_method = 32;

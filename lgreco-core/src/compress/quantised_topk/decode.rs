@@ -129,7 +129,7 @@ impl<'a> Body<'a> {
     }
 
     /// What each code stands for.
-    pub(super) fn meanings(&self) -> [f32; 256] {
+    fn meanings(&self) -> [f32; 256] {
         let mut meanings = [0.0; 256];
         for (sign, meanings) in meanings.chunks_mut(self.means.len()).take(2).enumerate() {
             for (meaning, &mean) in meanings.iter_mut().zip(self.means) {
@@ -141,7 +141,7 @@ impl<'a> Body<'a> {
 
     /// The `count` codes from code `first` on.
     #[inline(always)]
-    pub(super) fn codes<'c>(&self, first: u64, count: usize, codes: &'c mut [u8]) -> &'c [u8] {
+    fn codes<'c>(&self, first: u64, count: usize, codes: &'c mut [u8]) -> &'c [u8] {
         bits::unpack_some(self.top.bits, self.codes, first, count, codes)
     }
 

@@ -44,7 +44,7 @@ pub(super) fn encode(
 }
 
 /// Writes the means of the bins of `kept`, bits of f32 values, and the codes.
-pub(super) fn quantise(bits: u8, kept: &[u32], means: &mut [u8], codes: &mut [u8]) {
+fn quantise(bits: u8, kept: &[u32], means: &mut [u8], codes: &mut [u8]) {
     dispatch(Quantise { bits, kept, means, codes });
 }
 

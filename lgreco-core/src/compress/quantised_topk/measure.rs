@@ -63,13 +63,7 @@ pub fn measure(
 }
 
 /// The row, of the largest magnitudes that any candidate keeps and of the errors of leaving out the others.
-pub(super) fn errors_of_sorted(
-    kept: &Runs<'_>,
-    keeps: &[u32],
-    bits: &[u8],
-    dropped: &[f64],
-    squared_errors: &mut [f64],
-) {
+fn errors_of_sorted(kept: &Runs<'_>, keeps: &[u32], bits: &[u8], dropped: &[f64], squared_errors: &mut [f64]) {
     for ((&keep, &dropped), errors) in keeps.iter().zip(dropped).zip(squared_errors.chunks_mut(bits.len().max(1))) {
         let quantised = quantised(kept, keep as usize);
         for (&bits, error) in bits.iter().zip(errors) {

@@ -1,8 +1,6 @@
 use super::QuantisedTopK;
-use super::whole::{in_full, whole_len};
 use crate::Error;
 use crate::backend::Portable;
-use crate::compress::wire::Payload;
 use crate::compress::{Candidates, Compressor, Setting, decode, stated_len};
 use crate::gradient::{Dtype, Gradient, Shape, Values};
 use crate::rng::Stream;
@@ -145,16 +143,6 @@ fn what_no_encoder_writes_is_refused() {
 }
 
 /// Candidates are numbered as they are measured.
-#[test]
-fn room_for_a_payload_in_full_is_not_made_by_what_a_damaged_header_says() {
-    let mut payload = encoded(&[1.0, -2.0, 0.5], QuantisedTopK { keep: 2, bits: 3 }).unwrap();
-    let len = whole_len(&Payload::parse(&payload).unwrap());
-    assert_eq!(len, in_full(&QuantisedTopK { keep: 2, bits: 3 }).payload_len(vector(&[0.0; 3]).shape(), Dtype::F32));
-    payload[4..8].fill(0xff); // elements kept
-    assert_eq!(Payload::parse(&payload).unwrap().header.parameter, u32::MAX);
-    assert!(matches!(whole_len(&Payload::parse(&payload).unwrap()), Err(Error::Parameter { .. })));
-}
-
 #[test]
 fn candidates_are_settings() {
     let candidates = Candidates::QuantisedTopK { keeps: &[3, 1], bits: &[8, 2] };
