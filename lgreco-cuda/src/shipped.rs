@@ -5,14 +5,22 @@ use crate::compiler::{Architecture, sources_hash};
 use crate::kernels::Module;
 use std::sync::OnceLock;
 
-/// Entries one after another, of an architecture each: the length of a name, the name, the length of what follows, and, as LZMA,
-/// such entries of modules, whose code is what follows. What is compressed together is about half as large.
+/// Entries one after another, of [what is compressed together](TOGETHER) each: the length of a name, the name, the length of what
+/// follows, and, as LZMA, such entries of modules, whose code is what follows.
 const ARCHIVE: &[u8] = include_bytes!("../compiled/kernels");
 
 /// What there is machine code for.
 pub(crate) const SASS: [u32; 6] = [70, 75, 80, 90, 100, 120];
 /// What there is code for that drivers compile for all later devices.
 pub(crate) const PTX: u32 = 75;
+
+/// Modules of an architecture are alike, and so are those of its neighbour: two together take five sixths of what they take apart.
+pub(crate) const TOGETHER: [&[Architecture]; 4] = [
+    &[Architecture::Sass(70), Architecture::Sass(75)],
+    &[Architecture::Sass(80), Architecture::Sass(90)],
+    &[Architecture::Sass(100), Architecture::Sass(120)],
+    &[Architecture::Ptx(PTX)],
+];
 
 /// Compute capabilities of systems on a chip, which do not run the machine code of the graphics cards of their kind.
 const ON_A_CHIP: [u32; 4] = [72, 87, 101, 110];
@@ -33,6 +41,12 @@ pub(crate) fn name(module: Module, architecture: Architecture) -> String {
     format!("{} {} {:016x}", module.name(), architecture.name(), sources_hash(&module.source()))
 }
 
+/// What architectures are called together.
+pub(crate) fn names(architectures: &[Architecture]) -> String {
+    let names: Vec<String> = architectures.iter().map(|architecture| architecture.name()).collect();
+    names.join(" ")
+}
+
 /// An entry.
 #[cfg(any(test, all(feature = "testing", feature = "train")))]
 pub(crate) fn entry(name: &str, bytes: &[u8]) -> Vec<u8> {
@@ -45,12 +59,12 @@ pub(crate) fn code(module: Module, architecture: Architecture) -> Option<Vec<u8>
     find(modules(architecture)?, &name(module, architecture)).map(<[u8]>::to_vec)
 }
 
-/// An architecture's entries, which are kept.
+/// An architecture's entries and its neighbour's, which are kept.
 fn modules(architecture: Architecture) -> Option<&'static [u8]> {
-    static OPENED: [OnceLock<Vec<u8>>; SASS.len() + 1] = [const { OnceLock::new() }; SASS.len() + 1];
-    let all = SASS.map(Architecture::Sass).into_iter().chain([Architecture::Ptx(PTX)]);
-    let (_, opened) = all.zip(&OPENED).find(|(known, _)| known.name() == architecture.name())?;
-    Some(opened.get_or_init(|| find(ARCHIVE, &architecture.name()).and_then(decompressed).unwrap_or_default()))
+    static OPENED: [OnceLock<Vec<u8>>; TOGETHER.len()] = [const { OnceLock::new() }; TOGETHER.len()];
+    let has = |together: &[Architecture]| together.iter().any(|known| known.name() == architecture.name());
+    let (together, opened) = TOGETHER.iter().zip(&OPENED).find(|(together, _)| has(together))?;
+    Some(opened.get_or_init(|| find(ARCHIVE, &names(together)).and_then(decompressed).unwrap_or_default()))
 }
 
 fn decompressed(mut bytes: &[u8]) -> Option<Vec<u8>> {
