@@ -27,7 +27,10 @@ pub(super) fn branch(
     best: &mut Best<'_>,
 ) -> u64 {
     arena.clear(EFFORT);
-    tail.aim(best.objective - 1);
+    // No plan of these items has a larger objective, and the multiplier knows none: options may have been left out for a better
+    // one, of whose error too little was seen, and the best plan have them.
+    let largest: u64 = spans.iter().map(|span| items[span.start()].objective).sum();
+    tail.aim(largest.min(best.objective - 1));
     let mut list = arena.start(State::root(0, 0), &tail);
     let mut bound = 0;
     loop {
@@ -52,7 +55,7 @@ pub(super) fn branch(
             return bound.min(best.objective);
         };
         tail.remove(layer);
-        tail.aim(best.objective - 1);
+        tail.aim(largest.min(best.objective - 1));
         let span = spans[layer];
         let Some((next, _)) = arena.extend(list, &items[span.range()], span.start(), &tail, usize::MAX, false) else {
             return bound;

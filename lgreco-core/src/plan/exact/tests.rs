@@ -84,6 +84,18 @@ fn plans_are_proved_at_both_ends_of_the_numbers() {
     assert!(proved > 400, "{proved}");
 }
 
+/// The smallest plan is over the budget by less than is seen of it, and the first best one has an option that another replaced:
+/// 2^50 bits instead of 16.
+#[test]
+fn a_best_plan_larger_than_all_that_is_left_is_not_proved() {
+    let rows = std::vec![std::vec![(3, 1e-36), (0, 0.769)], std::vec![(16, 1e-36), (1 << 50, 5e-324), (0, 1.0)],];
+    let (choices, ends) = table_of(&rows);
+    let table = Table::new(&choices, &ends).unwrap();
+    for states in [DEFAULT.states, 0, 1, 2, 7] {
+        check_against(&table, 1.0, Limits { states }, Some(Limit::Size(16)));
+    }
+}
+
 /// A budget of the largest number, and errors that only together exceed it.
 #[test]
 fn sums_beyond_the_largest_number_are_no_plans() {
