@@ -17,6 +17,20 @@ pub(crate) struct Report {
     exchange_seconds: Option<f64>,
 }
 
+#[pymethods]
+impl Report {
+    fn __repr__(&self) -> String {
+        let Report { step, outcome, switched, bytes_in, bytes_out, planning_seconds, exchange_seconds } = self;
+        let switched = if *switched { "True" } else { "False" };
+        let seconds = |seconds: &Option<f64>| seconds.map_or("None".into(), |seconds| seconds.to_string());
+        let [planning, exchange] = [planning_seconds, exchange_seconds].map(seconds);
+        format!(
+            "Report(step={step}, outcome='{outcome}', switched={switched}, bytes_in={bytes_in}, bytes_out={bytes_out}, \
+             planning_seconds={planning}, exchange_seconds={exchange})"
+        )
+    }
+}
+
 impl From<controller::Report> for Report {
     fn from(report: controller::Report) -> Report {
         Report {

@@ -189,7 +189,10 @@ def _many_buckets(rank: int, steps: int) -> torch.Tensor:
 
     state.exchange = noting  # type: ignore[method-assign]
     parameters = train(ddp, rank, range(steps))
-    assert state.last_report is not None and state.last_report.step == steps - 1 and len(buckets) >= 3
+    report = state.last_report
+    assert report is not None and report.step == steps - 1 and len(buckets) >= 3
+    told = eval(repr(report), {"Report": dict})
+    assert told == {name: getattr(report, name) for name in dir(report) if not name.startswith("_")}
     return parameters
 
 

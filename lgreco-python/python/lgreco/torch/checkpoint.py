@@ -1,11 +1,86 @@
-"""States in PyTorch's distributed checkpoints."""
+"""States in checkpoints: a folder with a file of every rank, or PyTorch's distributed ones."""
 
-from typing import Any
+import os
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from lgreco._lgreco import LgrecoError
+
+T = TypeVar("T")
+"""What loading tells."""
+
+
+class Checkpointed(Generic[T]):
+    """What is saved by all ranks, each its own part."""
+
+    def _ranks(self) -> list[int]:
+        """Those that exchange with each other, by their numbers among all processes."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> T:
+        raise NotImplementedError
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes this rank's ``state_dict`` to ``folder``, as ``rank3.pt`` on the process of rank 3; all ranks do, after the same step.
+
+        The folder is made where it is missing, and a file that is there is replaced whole. Raises OSError where it cannot be written.
+        """
+        folder = pathlib.Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = _path(folder, dist.get_rank())
+        unfinished = path.with_suffix(".unfinished")
+        torch.save({"ranks": self._ranks(), "state": self.state_dict()}, unfinished)
+        unfinished.replace(path)
+
+    def load(self, folder: str | os.PathLike[str]) -> T:
+        """Continues from what all ranks have saved in ``folder``, by ``load_state_dict``; all ranks do, and all must see all files.
+
+        With other ranks than before the residuals of those that are gone go to those that are there, and new ones begin without. Not
+        so where ranks exchange in several groups, as with ``replicate_group``: those must be the same. Files of ranks that are left
+        from an earlier, larger run are not looked at.
+
+        Raises LgrecoError with the folder or the file where one is missing, damaged or of another kind; nothing has changed then.
+        """
+        folder = pathlib.Path(folder)
+        files = {rank: _read(path) for path in folder.glob("rank*.pt") if (rank := _rank_of(path)) is not None}
+        together = {tuple(file["ranks"]) for file in files.values()}
+        whole = [ranks for ranks in together if all(rank in files and tuple(files[rank]["ranks"]) == ranks for rank in ranks)]
+        ranks = self._ranks()
+        if tuple(ranks) in whole:
+            return self.load_state_dict(files[dist.get_rank()]["state"])
+        if len(whole) != 1:
+            saved = ", ".join(f"{list(ranks)}" for ranks in sorted(together)) or "none"
+            raise LgrecoError(f"{folder}: there is no state of ranks {ranks} in it, nor of others that is whole: ranks that have saved there are {saved}")
+        states = [files[rank]["state"] for rank in whole[0]]
+        return self.load_state_dict(states[0], states[ranks.index(dist.get_rank()) :: len(ranks)])
+
+
+def _path(folder: pathlib.Path, rank: int) -> pathlib.Path:
+    return folder / f"rank{rank}.pt"
+
+
+def _rank_of(path: pathlib.Path) -> int | None:
+    found = re.fullmatch(r"rank(\d+)\.pt", path.name)
+    return None if found is None else int(found[1])
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        file = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # Of pickle, zipfile or the system, as the damage may be.
+        raise LgrecoError(f"{path}: {error}") from error
+    if not isinstance(file, dict) or file.keys() != {"ranks", "state"}:
+        raise LgrecoError(f"{path}: it is not what save() has written")
+    return file
 
 
 def empty_state_dict(metadata: Metadata, *path: str) -> dict[str, Any]:

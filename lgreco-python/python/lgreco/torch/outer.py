@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.agreement import agree
+from lgreco.torch.checkpoint import Checkpointed
 from lgreco.torch.collectives import own_group
 from lgreco.torch.names import plain_name
 from lgreco.torch.options import Options
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class OuterStep(Reports):
+class OuterStep(Reports, Checkpointed[None]):
     """Averages models that are trained apart, every so many steps, over compressed pseudo-gradients.
 
     Each process trains by its own optimizer, which this neither takes nor touches. After ``every`` steps the pseudo-gradient of
@@ -227,6 +228,9 @@ class OuterStep(Reports):
         Raises LgrecoError while outer steps are on their way: ``finish`` them first.
         """
         return {"steps": self.steps, "fragments": [fragment.state_dict() for fragment in self._fragments]}
+
+    def _ranks(self) -> list[int]:
+        return self._fragments[0]._ranks()
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> None:
         """Continues from a state, with as many fragments; the model and its optimizer are loaded apart.

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from lgreco._errors import of_layer
 from lgreco._lgreco import Bucket, Controller, LgrecoError, PlanResult, Report
 from lgreco.torch.agreement import agree
+from lgreco.torch.checkpoint import Checkpointed
 from lgreco.torch.collectives import complete, own_group
 from lgreco.torch.cuda import Cuda
 from lgreco.torch.device import Buckets, DeviceFlight
@@ -90,7 +91,7 @@ class Loaded(NamedTuple):
     """The earliest step of a residual: what that rank has not sent since is lost."""
 
 
-class Training(Reports):
+class Training(Reports, Checkpointed[Loaded]):
     """Settings, residuals and plans of one process.
 
     A step begins with the first bucket of a backward pass, and ends with the last or with the pass.
@@ -476,7 +477,10 @@ class Training(Reports):
         parts = self._controller.save(window)
         layers = {name: _tensor(part) for name, part in parts if name is not None}
         run = next(_tensor(part) for name, part in parts if name is None)
-        return {"run": run, "layers": layers, "bytes": list(self._bytes), "scale": self._scaled}
+        return {"run": run, "layers": layers, "bytes": list(self._bytes), "scale": self._scaled, "rank": self._group.rank()}
+
+    def _ranks(self) -> list[int]:
+        return dist.get_process_group_ranks(self._group)
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> Loaded:
         """Continues from a state, between two steps, on all ranks; what it had is also logged where something is lost.
@@ -496,6 +500,11 @@ class Training(Reports):
         for other in (state, *taken):
             if not isinstance(other, Mapping) or not {"run", "layers", "bytes"} <= other.keys():
                 raise LgrecoError("what is to be loaded is not what state_dict() has returned: it has no 'run', 'layers' and 'bytes'")
+        # Older states do not say.
+        rank = self._group.rank()
+        if residuals is None and state.get("rank", rank) != rank:
+            whose = f"this is rank {rank}, and the state is that of rank {state['rank']}, whose residuals that one takes over"
+            raise LgrecoError(f"{whose}: load each rank's own, or say by residuals= whose this one takes over, [] for none")
         plan = [_bytes(state["run"])] + [_bytes(part) for part in state["layers"].values()]
         residual_parts = [_bytes(part) for other in taken for part in other["layers"].values()]
         (missing, extra, misshaped), step, oldest = self._controller.load(plan, residual_parts)

@@ -1,0 +1,162 @@
+"""States in a folder, a file of every rank: resumed by as many ranks and by others."""
+
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from linear import SHAPES, Linear, gradients
+from ranks import on_ranks
+from test_resume import make, own, train
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import lgreco
+from lgreco.torch import LGreCoState, OuterStep, register
+
+OPTIONS: dict[str, Any] = {"method": "topk", "default": 0.05, "start_iter": 2, "period": 4, "window": 1, "min_elements": 64}
+
+
+def _state() -> tuple[torch.nn.Module, LGreCoState]:
+    ddp = DDP(Linear())
+    state = register(ddp, **OPTIONS)
+    assert isinstance(state, LGreCoState)
+    return ddp, state
+
+
+def _all_residuals(state: LGreCoState) -> torch.Tensor:
+    """Of all ranks together."""
+    values = torch.cat([state.residual(name) for name in SHAPES])
+    dist.all_reduce(values)
+    return values
+
+
+def _resumed(rank: int, folder: str, door: str) -> bool:
+    module, state = make(door)
+    train(module, rank, range(5))
+    state.save(folder)
+    parameters = [values.clone() for values in own(module)]
+    train(module, rank, range(5, 9))
+    expected = torch.cat([values.flatten() for values in own(module)])
+    module, again = make(door)
+    for place, values in zip(own(module), parameters, strict=True):
+        place.copy_(values)
+    dist.barrier()
+    assert again.load(folder).step == 5
+    train(module, rank, range(5, 9))
+    return torch.equal(expected, torch.cat([values.flatten() for values in own(module)]))
+
+
+@pytest.mark.parametrize("door, world", [("FSDP2", 3), ("HSDP", 4)])
+def test_a_folder_continues_a_run_bit_for_bit(door: str, world: int, tmp_path: pathlib.Path) -> None:
+    assert all(on_ranks(world, _resumed, str(tmp_path / "new" / "folder"), door))
+    assert {path.name for path in (tmp_path / "new" / "folder").iterdir()} == {f"rank{rank}.pt" for rank in range(world)}
+
+
+def _saved(rank: int, folder: str) -> torch.Tensor:
+    module, state = _state()
+    train(module, rank, range(6))
+    state.save(folder)
+    return _all_residuals(state)
+
+
+def _loaded(rank: int, folder: str) -> tuple[torch.Tensor, dict[str, str], dict[str, str]]:
+    module, state = _state()
+    assert state.load(folder).step == 6
+    found, settings = _all_residuals(state), state.settings
+    train(module, rank, range(6, 8))
+    return found, settings, state.settings
+
+
+@pytest.mark.parametrize("before, after", [(3, 2), (2, 3), (4, 1)])
+def test_other_ranks_take_over_all_that_is_remembered(before: int, after: int, tmp_path: pathlib.Path) -> None:
+    saved = on_ranks(before, _saved, str(tmp_path))[0]
+    assert saved.any()
+    for found, settings, _ in on_ranks(after, _loaded, str(tmp_path)):
+        # What is remembered is of a mean.
+        torch.testing.assert_close(found / after, saved / before)
+        assert any(setting.startswith("topk") for setting in settings.values())
+
+
+def test_files_of_an_earlier_larger_run_are_not_looked_at(tmp_path: pathlib.Path) -> None:
+    on_ranks(4, _saved, str(tmp_path))
+    saved = on_ranks(2, _saved, str(tmp_path))[0]
+    for found, *_ in on_ranks(4, _loaded, str(tmp_path)):
+        torch.testing.assert_close(found / 4, saved / 2)
+
+
+def _error(rank: int, folder: str) -> str:
+    _, state = _state()
+    settings = state.settings
+    try:
+        state.load(folder)
+    except lgreco.LgrecoError as error:
+        assert state.settings == settings
+        return str(error)
+    return "none"
+
+
+def test_what_is_missing_or_damaged_is_named(tmp_path: pathlib.Path) -> None:
+    for said in on_ranks(2, _error, str(tmp_path / "nothing")):
+        assert said.startswith(str(tmp_path / "nothing")) and said.endswith("ranks that have saved there are none")
+    on_ranks(3, _saved, str(tmp_path))
+    (tmp_path / "rank1.pt").rename(tmp_path / "elsewhere.pt")
+    for said in on_ranks(2, _error, str(tmp_path)):
+        assert said.startswith(f"{tmp_path}: there is no state of ranks [0, 1] in it") and said.endswith("are [0, 1, 2]")
+    for content in (b"", b"PK", (tmp_path / "rank0.pt").read_bytes()[:-900]):
+        (tmp_path / "rank1.pt").write_bytes(content)
+        for said in on_ranks(2, _error, str(tmp_path)):
+            assert said.startswith(f"{tmp_path / 'rank1.pt'}: ")
+    torch.save({"model": torch.zeros(1)}, tmp_path / "rank1.pt")
+    for said in on_ranks(2, _error, str(tmp_path)):
+        assert said == f"{tmp_path / 'rank1.pt'}: it is not what save() has written"
+
+
+def _of_another(rank: int) -> tuple[str, int]:
+    module, state = _state()
+    train(module, rank, range(4))
+    both: list[Any] = [None, None]
+    dist.all_gather_object(both, state.state_dict())
+    if rank == 0:
+        return "", state.load_state_dict(both[0]).step
+    with pytest.raises(lgreco.LgrecoError) as raised:
+        state.load_state_dict(both[0])
+    return str(raised.value), state.load_state_dict(both[0], [both[1]]).step
+
+
+def test_another_ranks_residuals_are_not_taken_unasked() -> None:
+    (_, step), (said, other) = on_ranks(2, _of_another)
+    assert said.startswith("this is rank 1, and the state is that of rank 0, whose residuals that one takes over") and step == other == 4
+
+
+def _outer(rank: int, folder: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def made() -> tuple[torch.nn.Module, OuterStep]:
+        module = Linear()
+        return module, OuterStep(module, every=2, method="topk", default=0.05, min_elements=64)
+
+    def go_on(module: torch.nn.Module, outer: OuterStep, steps: range) -> torch.Tensor:
+        optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+        for step in steps:
+            optimizer.zero_grad()
+            module(gradients(rank, step)).backward()
+            optimizer.step()
+            outer.step()
+        return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+    module, outer = made()
+    go_on(module, outer, range(6))
+    outer.save(folder)
+    parameters = [p.detach().clone() for p in module.parameters()]
+    expected = go_on(module, outer, range(6, 12))
+    module, outer = made()
+    with torch.no_grad():
+        for p, values in zip(module.parameters(), parameters, strict=True):
+            p.copy_(values)
+    dist.barrier()
+    outer.load(folder)
+    return expected, go_on(module, outer, range(6, 12))
+
+
+def test_outer_steps_go_on_from_a_folder(tmp_path: pathlib.Path) -> None:
+    for expected, found in on_ranks(2, _outer, str(tmp_path)):
+        assert torch.equal(expected, found)
