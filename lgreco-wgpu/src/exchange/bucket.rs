@@ -113,7 +113,7 @@ impl BufferBucket {
     /// # Complexity
     /// Keeps 8 bytes per element on the device, 4 more with feedback, 4 more where any layer is under TopK or PowerSGD, and 4 more of
     /// what is not compressed; PowerSGD's factors some four times, more for sides beyond 1024; all ranks' messages there and, twice,
-    /// on the host. A step is O(rows · cols · rank) under PowerSGD.
+    /// on the host; 4 bytes for each value that TopK keeps, of all ranks. A step is O(rows · cols · rank) under PowerSGD.
     pub fn new(
         backend: &mut WgpuBackend,
         layers: &[BufferLayer<'_>],
@@ -234,7 +234,7 @@ impl BufferBucket {
             (2, (&on.extremes).into()),
             (5, (&on.layers).into()),
             (6, (&on.of_values).into()),
-            (7, if self.feedback { &on.residual } else { &on.of_kept }.into()),
+            (7, if self.feedback { &on.residual } else { &on.of_blocks }.into()),
             (8, (&on.offered).into()),
             (9, (&on.sums).into()),
             (10, (&on.faults).into()),
@@ -245,53 +245,54 @@ impl BufferBucket {
 
     /// Records the encoding of all payloads into this rank's image.
     pub(super) fn encode(&self, batch: &mut Batch<'_>, moment: &Moment) {
-        let (plan, on) = (&self.plan, &self.device);
+        let plan = &self.plan;
         let params = moment::Params::of(moment, plan, self.feedback);
-        if plan.buckets > 0 {
-            let layers = [(5, Part::from(&on.layers)), (6, (&on.of_values).into())];
-            let grids = [(3, Part::from(&on.grids)), (4, (&on.image).into())];
-            let bindings = [&[(2, (&on.extremes).into())], &grids[..], &layers].concat();
-            batch.dispatch(kernel("make_grids"), params, &bindings, plan.of_values.len());
-            let bindings = [&[(1, (&on.offered).into())], &grids[..], &layers].concat();
-            batch.dispatch(kernel("encode"), params, &bindings, plan.of_values.len());
-        }
         if plan.kept > 0 {
             self.encode_topk(batch, params);
+        } else if plan.buckets > 0 {
+            let bindings = [&self.of_values()[..], &self.of_codes()].concat();
+            batch.dispatch(kernel("encode"), params, &bindings, plan.of_values.len());
         }
     }
 
-    /// The same of TopK's.
+    /// What is offered, and of each workgroup of it the layer.
+    fn of_values(&self) -> [(u32, Part); 3] {
+        let on = &self.device;
+        [(1, (&on.offered).into()), (5, (&on.layers).into()), (6, (&on.of_values).into())]
+    }
+
+    /// What QSGD's codes are made by, and where they go.
+    fn of_codes(&self) -> [(u32, Part); 2] {
+        [(2, (&self.device.extremes).into()), (4, (&self.device.image).into())]
+    }
+
+    /// The same where there are TopK's among them.
     fn encode_topk(&self, batch: &mut Batch<'_>, params: moment::Params) {
         let (plan, on) = (&self.plan, &self.device);
-        let (values, tables) = (plan.of_values.len(), plan.of_tables.len());
-        let of = |buffer: &Buffer| [(5, Part::from(&on.layers)), (6, buffer.into())];
-        let (of_values, of_tables) = (of(&on.of_values), of(&on.of_tables));
-        let (offered, counts) = ((1, Part::from(&on.offered)), (14, Part::from(&on.counts)));
-        let (cuts, blocks) = ((15, Part::from(&on.cuts)), (17, Part::from(&on.blocks)));
-        batch.clear(&on.counts, on.counts.size());
-        for level in 0..3 {
+        let values = plan.of_values.len();
+        let of_values = self.of_values();
+        let [extremes, words] = self.of_codes();
+        let (cuts, blocks, bins) =
+            ((15, Part::from(&on.cuts)), (17, Part::from(&on.blocks)), (18, Part::from(&on.bins)));
+        for level in [1, 2] {
             let params = moment::Params { level, ..params };
-            let bindings = [&[offered.clone(), counts.clone(), cuts.clone()], &of_values[..]].concat();
+            let bindings = [&of_values[..], &[extremes.clone(), cuts.clone()]].concat();
             batch.dispatch(kernel("histogram"), params, &bindings, values);
-            let bindings = [&[counts.clone(), cuts.clone()], &of_tables[..]].concat();
-            batch.dispatch(kernel("choose"), params, &bindings, tables);
         }
-        let bins = (18, Part::from(&on.bins));
         batch.clear(&on.bins, on.bins.size());
-        let bindings = [&[offered.clone(), cuts.clone(), blocks.clone(), bins.clone()], &of_values[..]].concat();
-        batch.dispatch(kernel("count_kept"), params, &bindings, values);
-        let bindings = [std::slice::from_ref(&blocks), &of_tables].concat();
-        batch.dispatch(kernel("scan"), params, &bindings, tables);
-        if plan.few > 0 {
-            let bindings = [&[offered.clone(), cuts.clone(), bins.clone()], &of_values[..]].concat();
-            batch.dispatch(kernel("find_exponents"), params, &bindings, values);
-            batch.dispatch(kernel("add_to_bins"), params, &bindings, values);
-            let bindings = [&[(4, (&on.image).into()), cuts.clone(), bins.clone()], &of_tables[..]].concat();
-            batch.dispatch(kernel("make_means"), params, &bindings, tables);
+        let mut bindings = [&of_values[..], &[extremes, cuts.clone(), blocks.clone(), bins.clone()]].concat();
+        if plan.buckets > 0 {
+            bindings.push(words);
+            batch.dispatch(kernel("encode_and_count"), params, &bindings, values);
+        } else {
+            batch.dispatch(kernel("count_kept"), params, &bindings, values);
         }
-        let (faults, payload) = ((10, (&on.faults).into()), (16, (&on.image).into()));
-        let bindings = [&[offered, cuts, blocks, bins, faults, payload], &of_values[..]].concat();
-        batch.dispatch(kernel("write_kept"), params, &bindings, values);
+        let of_tables = [(1, Part::from(&on.offered)), (5, (&on.layers).into()), (6, (&on.of_tables).into())];
+        let bindings = [&of_tables[..], &[cuts.clone(), blocks.clone(), bins.clone()]].concat();
+        let groups = if plan.few > 0 { plan.of_tables.len() } else { plan.tables };
+        batch.dispatch(kernel("scan"), params, &bindings, groups);
+        let written = [(10, Part::from(&on.faults)), (16, (&on.image).into()), cuts, blocks, bins];
+        batch.dispatch(kernel("write_kept"), params, &[&of_values[..], &written].concat(), values);
     }
 
     /// Records the means of uncompressed layers, of the sums in [`Staging::sums`].
@@ -311,28 +312,13 @@ impl BufferBucket {
         let params = moment::Params::of(moment, plan, self.feedback);
         batch.write(&on.images, 0, bytemuck::cast_slice(&self.host.images));
         if plan.kept > 0 {
-            batch.clear(&on.totals, on.totals.size());
-        }
-        for sender in 0..if plan.kept > 0 { moment.world_size } else { 0 } {
-            let params = moment::Params { sender, ..params };
-            let bindings = [
-                (4, (&on.images).into()),
-                (5, (&on.layers).into()),
-                (6, (&on.of_blocks).into()),
-                (10, (&on.faults).into()),
-                (13, (&on.positions).into()),
-            ];
-            batch.dispatch(kernel("read_positions"), params, &bindings, plan.of_blocks.len());
-            let bindings = [
-                (4, (&on.images).into()),
-                (5, (&on.layers).into()),
-                (6, (&on.of_kept).into()),
-                (8, (&on.offered).into()),
-                (10, (&on.faults).into()),
-                (12, (&on.totals).into()),
-                (13, (&on.positions).into()),
-            ];
-            batch.dispatch(kernel("add_kept"), params, &bindings, plan.of_kept.len());
+            let payloads = [(4, Part::from(&on.images)), (5, (&on.layers).into()), (10, (&on.faults).into())];
+            let positions = (13, Part::from(&on.positions));
+            let bindings = [&payloads[..], &[(6, (&on.of_blocks).into()), positions.clone()]].concat();
+            let groups = [plan.of_blocks.len(), self.world, 1];
+            batch.dispatch_3d(kernel("read_positions"), params, &bindings, groups);
+            let added = [(6, (&on.of_values).into()), (8, (&on.offered).into()), (12, (&on.totals).into()), positions];
+            batch.dispatch(kernel("add_kept"), params, &[&payloads[..], &added].concat(), plan.of_values.len());
         }
         self.means(batch, params, Source::Payloads);
     }

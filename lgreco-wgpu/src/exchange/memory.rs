@@ -11,6 +11,11 @@ use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 pub(super) const USAGES: BufferUsages =
     BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
 
+/// Words of what is counted of a layer under TopK, and of what is known of its cut after each of so many levels.
+const COUNTED: usize = 4098;
+const CUT: usize = 4;
+const LEVELS: usize = 3;
+
 /// Memory of the device.
 #[derive(Debug)]
 pub(super) struct Memory {
@@ -18,22 +23,20 @@ pub(super) struct Memory {
     pub(super) of_values: Buffer,
     pub(super) of_tables: Buffer,
     pub(super) of_blocks: Buffer,
-    pub(super) of_kept: Buffer,
     /// Gradients, and then means, in the layers' types.
     pub(super) values: Buffer,
     /// What is remembered, and what takes its place when the flight has ended.
     pub(super) residual: Buffer,
     pub(super) offered: Buffer,
+    /// Of QSGD's buckets, and by which TopK's largest are found.
     pub(super) extremes: Buffer,
-    pub(super) grids: Buffer,
     pub(super) sums: Buffer,
     pub(super) image: Buffer,
     /// All ranks' images.
     pub(super) images: Buffer,
     pub(super) totals: Buffer,
     pub(super) positions: Buffer,
-    /// By which TopK's largest are found, where they end, and how many there are before each workgroup's values.
-    pub(super) counts: Buffer,
+    /// Where TopK's largest end, and how many there are before each workgroup's values.
     pub(super) cuts: Buffer,
     pub(super) blocks: Buffer,
     /// And, where values travel in few bits, of which magnitudes they are.
@@ -71,19 +74,16 @@ impl Memory {
             of_values: room("a bucket's workgroups", words(plan.of_values.len()))?,
             of_tables: room("a bucket's workgroups", words(plan.of_tables.len()))?,
             of_blocks: room("a bucket's workgroups", words(plan.of_blocks.len()))?,
-            of_kept: room("a bucket's workgroups", words(plan.of_kept.len()))?,
             values: room("a bucket", flat)?,
             residual: room("a bucket", if feedback { flat } else { 0 })?,
             offered: room("a bucket", flat)?,
-            extremes: room("a bucket's extremes", words(3 * plan.buckets))?,
-            grids: room("a bucket's grids", words(7 * plan.buckets))?,
+            extremes: room("a bucket's extremes", words(3 * plan.buckets + COUNTED * plan.tables))?,
             sums: room("a bucket's sums", words(plan.sums))?,
             image: room("a bucket's payloads", words(plan.image))?,
             images: room("all ranks' payloads", words(plan.image * world))?,
             totals: room("a bucket", if plan.has_totals() { flat } else { 0 })?,
-            positions: room("a bucket's positions", words(plan.kept))?,
-            counts: room("a bucket's histograms", words(4096 * plan.of_tables.len()))?,
-            cuts: room("a bucket's cuts", words(2 * plan.of_tables.len()))?,
+            positions: room("all ranks' positions", words(plan.kept * world))?,
+            cuts: room("a bucket's cuts", words(CUT * LEVELS * plan.tables))?,
             blocks: room("a bucket's counts", if topk { words(2 * plan.of_values.len()) } else { 0 })?,
             bins: room("a bucket's bins", BINS * plan.few.max(1) as u64)?,
             faults: room("a bucket's faults", Faults::bytes(plan, world))?,
@@ -99,7 +99,6 @@ impl Memory {
             (&memory.of_values, &plan.of_values),
             (&memory.of_tables, &plan.of_tables),
             (&memory.of_blocks, &plan.of_blocks),
-            (&memory.of_kept, &plan.of_kept),
         ] {
             batch.write(buffer, 0, bytemuck::cast_slice(of));
         }

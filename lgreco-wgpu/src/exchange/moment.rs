@@ -7,8 +7,8 @@ use lgreco_train::gradient::Dtype;
 
 params! {
     /// `Moment` of `exchange.wgsl`.
-    step, rank, seed_low, seed_high, world, image, layers, feedback, halves, source, sender,
-    level,
+    step, rank, seed_low, seed_high, world, image, layers, feedback, halves, source, kept,
+    level, histograms, tables,
 }
 
 impl Params {
@@ -23,6 +23,9 @@ impl Params {
             layers: plan.members.len() as u32,
             feedback: feedback as u32,
             halves: (moment.reduce_dtype == Dtype::Bf16) as u32,
+            kept: plan.kept as u32,
+            histograms: 3 * plan.buckets as u32,
+            tables: plan.tables as u32,
             ..Params::default()
         }
     }

@@ -25,8 +25,7 @@ params! {
     offset, dtype, first, count, bucket, first_bucket, sign_magnitude, min_max, nearest, bits,
     log_levels, inverse_levels, step, layer, rank, seed_low, seed_high, method, number, start,
     sums, scales, codes, values_word, starts, table, bins, keep, sent, largest, placement,
-    low_bits, low_word, low_bit, high_word, high_bit, high_len, first_block, first_kept,
-    positions, window, window_len,
+    low_bits, low_word, low_bit, high_word, high_bit, high_len, first_block, positions, window, window_len,
 }
 
 /// Bytes of a block of bits whose ones are positions.
@@ -104,11 +103,12 @@ impl Member {
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     pub(crate) members: Vec<Member>,
-    /// Of each workgroup its layer: of values, of TopK's tables, of blocks of positions, of kept values.
+    /// Of each workgroup its layer: of values, of TopK's layers and then of values, of blocks of positions.
     pub(crate) of_values: Vec<u32>,
     pub(crate) of_tables: Vec<u32>,
     pub(crate) of_blocks: Vec<u32>,
-    pub(crate) of_kept: Vec<u32>,
+    /// TopK's layers.
+    pub(crate) tables: usize,
     /// Buckets of QSGD.
     pub(crate) buckets: usize,
     /// Of what is not compressed.
@@ -141,6 +141,8 @@ impl Plan {
             plan.message = 0;
         }
         plan.steps = plan.table.steps();
+        plan.tables = plan.of_tables.len();
+        plan.of_tables.extend_from_slice(&plan.of_values);
         Ok(plan)
     }
 
@@ -250,13 +252,11 @@ impl Plan {
             high_bit,
             high_len: (8 * (body - high)) as u32,
             first_block: self.of_blocks.len() as u32,
-            first_kept: self.of_kept.len() as u32,
             positions: self.kept as u32,
             window_len: u32::MAX,
             ..params
         };
         self.of_blocks.extend(std::iter::repeat_n(number, blocks));
-        self.of_kept.extend(std::iter::repeat_n(number, keep.div_ceil(PER_GROUP)));
         // Of a layer without elements nothing is looked for.
         self.of_tables.extend((keep > 0).then_some(number));
         self.kept += keep;

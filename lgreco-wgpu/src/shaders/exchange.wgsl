@@ -46,7 +46,6 @@ struct Params {
     high_bit: u32,
     high_len: u32, // bits
     first_block: u32, // of positions, among those of all layers
-    first_kept: u32, // workgroup of 2048 kept values, likewise
     positions: u32,
     window: u32, // of the image that is written: all of it
     window_len: u32,
@@ -64,8 +63,10 @@ struct Moment {
     feedback: u32, // whether there are residuals
     halves: u32, // whether sums travel as bf16
     source: u32, // what the means that are made come of: payloads, sums or factors
-    sender: u32, // the rank whose positions and values are read
+    kept: u32, // values that TopK keeps of a rank
     level: u32, // of TopK's histograms, from 0 on
+    histograms: u32, // where they begin among `extremes`
+    tables: u32, // layers under TopK
 }
 
 const DENSE = 0u;
@@ -74,8 +75,8 @@ const TOP_K = 2u;
 const POWER_SGD = 3u;
 
 @group(0) @binding(0) var<uniform> moment: Moment;
+// Of QSGD's buckets, and behind them what `exchange_select.wgsl` counts of layers under TopK.
 @group(0) @binding(2) var<storage, read_write> extremes: array<atomic<u32>>;
-@group(0) @binding(3) var<storage, read_write> grids: array<Grid>;
 @group(0) @binding(4) var<storage, read_write> words: array<u32>;
 @group(0) @binding(5) var<storage, read> layers: array<Params>;
 // Of each workgroup the layer.
@@ -109,12 +110,14 @@ fn begin_if(method: u32, group: u32) -> u32 {
     return first;
 }
 
-// offered = residual + gradient, with its extremes; what is not compressed goes into the sums, and of it `offered` keeps what
-// rounding has kept from being sent.
+// offered = residual + gradient, with its extremes, or the first histogram of its magnitudes; what is not compressed goes into the sums,
+// and of it `offered` keeps what rounding has kept from being sent.
 @compute @workgroup_size(64)
 fn offer(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     begin(layer_of[group.x]);
     clear_tops(lane);
+    clear_counts(lane);
+    workgroupBarrier();
     let first = group.x * PER_GROUP - params.start;
     let end = min(PER_GROUP, params.count - first);
     for (var i = lane; i < end; i += 64u) {
@@ -134,6 +137,10 @@ fn offer(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
             sums[params.sums + first + i] = sent;
             x = sum(x, sent ^ SIGN);
         }
+        if (params.method == TOP_K) {
+            count_magnitude(0u, 0u, x & MAGNITUDE);
+            widen_range_by(x & MAGNITUDE);
+        }
         offered[params.start + first + i] = x;
     }
     workgroupBarrier();
@@ -144,41 +151,56 @@ fn offer(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
     if (params.method == QSGD) {
         tell_extremes(first, lane);
     }
-}
-
-// Grids, and what is sent of them, of the buckets that begin among a workgroup's values.
-@compute @workgroup_size(64)
-fn make_grids(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    begin(layer_of[group.x]);
-    if (params.method != QSGD) {
-        return;
-    }
-    let first = group.x * PER_GROUP - params.start;
-    let end = min(first + PER_GROUP, params.count);
-    let last = (end - 1u) / params.bucket;
-    for (var bucket = (first + params.bucket - 1u) / params.bucket + lane; bucket <= last; bucket += 64u) {
-        let at = bucket - params.first_bucket;
-        if (!is_finite(atomicLoad(&extremes[3u * at]))) {
-            continue;
-        }
-        let grid = grid_of(at);
-        grids[at] = grid;
-        if (params.min_max != 0u) {
-            words[params.scales + 2u * bucket] = grid.low;
-            words[params.scales + 2u * bucket + 1u] = grid.high;
-        } else {
-            words[params.scales + bucket] = grid.high;
-        }
+    if (params.method == TOP_K) {
+        give_counts(0u, lane);
+        give_range(lane);
     }
 }
 
-// Codes of QSGD into this rank's image. `values` are what is offered.
-@compute @workgroup_size(64)
-fn encode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let first = begin_if(QSGD, group.x);
+// The grids of the buckets that a workgroup's values lie in, if they are few.
+var<workgroup> held_grids: array<Grid, FEW>;
+var<private> tile_buckets: vec2<u32>;
+
+fn grid_at(bucket: u32) -> Grid {
+    if (tile_buckets.y - tile_buckets.x < FEW) {
+        return held_grids[bucket + params.first_bucket - tile_buckets.x];
+    }
+    return grid_of(bucket);
+}
+
+// The scales of a bucket into this rank's image.
+fn send_scales(bucket: u32, grid: Grid) {
+    if (params.min_max != 0u) {
+        words[params.scales + 2u * bucket] = grid.low;
+        words[params.scales + 2u * bucket + 1u] = grid.high;
+    } else {
+        words[params.scales + bucket] = grid.high;
+    }
+}
+
+// Scales and codes of QSGD into this rank's image. `values` are what is offered. All lanes call it.
+fn encode_codes(group: u32, lane: u32) {
+    let first = begin_if(QSGD, group);
     params.dtype = 0u;
     params.offset = params.start;
     load_tile(first, lane);
+    if (first < params.count) {
+        tile_buckets = buckets_of_tile(first);
+        for (var bucket = tile_buckets.x + lane; bucket <= tile_buckets.y; bucket += 64u) {
+            let at = bucket - params.first_bucket;
+            var grid = Grid();
+            if (is_finite(atomicLoad(&extremes[3u * at]))) {
+                grid = grid_of(at);
+                if (bucket * params.bucket >= first) {
+                    send_scales(bucket, grid);
+                }
+            }
+            if (tile_buckets.y - tile_buckets.x < FEW) {
+                held_grids[bucket - tile_buckets.x] = grid;
+            }
+        }
+    }
+    workgroupBarrier();
     let start = lane * ROW;
     let end = min(start + ROW, params.count - first);
     if (start < end) {
@@ -189,6 +211,11 @@ fn encode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
     for (var i = lane; i < rows * params.bits; i += 64u) {
         words[params.codes + first / ROW * params.bits + i] = coded(i);
     }
+}
+
+@compute @workgroup_size(64)
+fn encode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    encode_codes(group.x, lane);
 }
 
 // The mean of value i, in f32, and this worker's contribution taken off what it has offered.

@@ -1,34 +1,26 @@
-// Bins of the layers under TopK in few bits, of all together.
+// Layers under TopK, in full and in few bits, and the bins of the latter.
 
-// `begin_if` of TopK in few bits. `values` are what is offered.
-fn begin_few(group: u32) -> u32 {
+// `begin_if` of TopK. `values` are what is offered.
+fn begin_few_or_more(group: u32) -> u32 {
     let first = begin_if(TOP_K, group);
     params.dtype = 0u;
     params.offset = params.start;
-    if (params.bits == 0u) {
-        params.count = first;
-    }
     return first;
 }
 
-@compute @workgroup_size(64)
-fn find_exponents(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let first = begin_few(group.x);
-    find_exponents_from(first, cuts[params.table].magnitude, lane);
+// Of layers that are not in few bits a workgroup has no values from now on.
+fn without_full_values(first: u32) {
+    if (params.method != TOP_K || params.bits == 0u) {
+        params.count = first;
+    }
 }
 
-@compute @workgroup_size(64)
-fn add_to_bins(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let first = begin_few(group.x);
-    add_to_bins_from(first, cuts[params.table].magnitude, lane);
-}
-
-// Means into this rank's image; a workgroup per layer under TopK.
-@compute @workgroup_size(128)
-fn make_means(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) bin: u32) {
-    begin(layer_of[group.x]);
-    if (params.bits != 0u && bin >> (params.bits - 1u) == 0u) {
-        let cut = cuts[params.table];
-        words[params.values_word + bin] = mean_of_bin(bin, cut.magnitude, cut.rank);
+// The means of bins into this rank's image, by 64 lanes.
+fn send_means(cut: Cut, lane: u32) {
+    if (params.bits == 0u) {
+        return;
+    }
+    for (var bin = lane; bin >> (params.bits - 1u) == 0u; bin += 64u) {
+        put(params.values_word + bin, 0u, mean_of_bin(bin, cut.magnitude, cut.rank, range_of(cut)));
     }
 }

@@ -1,125 +1,217 @@
 // The k largest of each layer under TopK: histograms of the magnitudes' upper 11 bits, of the next 10 of those at the bin that k
-// divides, and of the last 10; then the payloads.
+// divides, and of the last 10; then the payloads. Which bin that is every workgroup of the next dispatch finds for itself.
 
 // Where the k largest of a layer end, as far as is known: the upper bits of the k-th largest magnitude, and its rank among those
-// with these bits.
+// with these bits; at last also the range of what is kept, zeros aside.
 struct Cut {
     magnitude: u32,
     rank: u32,
+    low: u32,
+    high: u32,
 }
 
-// Per layer under TopK 2048 counts of the first level, and 1024 of each other.
-@group(0) @binding(14) var<storage, read_write> counts: array<atomic<u32>>;
+// Of each layer under TopK what is known after each level.
 @group(0) @binding(15) var<storage, read_write> cuts: array<Cut>;
 @group(0) @binding(16) var<storage, read_write> payload: array<atomic<u32>>;
 // Per workgroup of values: those above the cut and those at it; after `scan`, of all of the layer's before.
 @group(0) @binding(17) var<storage, read_write> blocks: array<vec2<u32>>;
 
-var<workgroup> bins: array<atomic<u32>, 2048>;
+// What is counted of a layer, among `extremes`: 2048 counts of the first level, 1024 of each other, the complement of the smallest
+// magnitude other than 0, and the largest one.
+const COUNTED = 4098u;
+const LOWEST = 4096u;
+const HIGHEST = 4097u;
 
-// Bits of the magnitude below the level's, how many bins the level has, and where they are in `counts`.
-fn below() -> u32 {
-    return 20u - 10u * moment.level;
+// Two counts of a workgroup's 2048 values in each word.
+var<workgroup> pairs: array<atomic<u32>, 1024>;
+
+// Bits of the magnitude below the level's, and how many bins the level has.
+fn below(level: u32) -> u32 {
+    return 20u - 10u * level;
 }
 
-fn level_bins() -> u32 {
-    return select(1024u, 2048u, moment.level == 0u);
+fn level_bins(level: u32) -> u32 {
+    return select(1024u, 2048u, level == 0u);
 }
 
-fn level_start() -> u32 {
-    return 4096u * params.table + select(1024u + 1024u * moment.level, 0u, moment.level == 0u);
+fn counted_of_layer() -> u32 {
+    return moment.histograms + COUNTED * params.table;
 }
 
-@compute @workgroup_size(64)
-fn histogram(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let first = begin_if(TOP_K, group.x);
-    for (var bin = lane; bin < level_bins(); bin += 64u) {
-        atomicStore(&bins[bin], 0u);
+fn level_start(level: u32) -> u32 {
+    return counted_of_layer() + select(1024u + 1024u * level, 0u, level == 0u);
+}
+
+fn clear_counts(lane: u32) {
+    for (var pair = lane; pair < 1024u; pair += 64u) {
+        atomicStore(&pairs[pair], 0u);
     }
-    workgroupBarrier();
-    let cut = cuts[params.table].magnitude;
-    let end = min(first + PER_GROUP, params.count);
-    for (var i = first + lane; i < end; i += 64u) {
-        let magnitude = values[params.start + i] & MAGNITUDE;
-        let bits = magnitude >> below();
-        if (magnitude < INFINITY && (moment.level == 0u || bits / level_bins() == cut)) {
-            atomicAdd(&bins[bits % level_bins()], 1u);
+}
+
+// Counts a magnitude if its upper bits are those of the cut.
+fn count_magnitude(level: u32, cut: u32, magnitude: u32) {
+    let bits = magnitude >> below(level);
+    if (magnitude < INFINITY && (level == 0u || bits / level_bins(level) == cut)) {
+        let bin = bits % level_bins(level);
+        atomicAdd(&pairs[bin >> 1u], 1u << (16u * (bin & 1u)));
+    }
+}
+
+// Brings a workgroup's counts to the layer's.
+fn give_counts(level: u32, lane: u32) {
+    for (var pair = lane; pair < level_bins(level) / 2u; pair += 64u) {
+        let counts = atomicLoad(&pairs[pair]);
+        for (var half = 0u; half < 2u; half++) {
+            let count = (counts >> (16u * half)) & 0xffffu;
+            if (count != 0u) {
+                atomicAdd(&extremes[level_start(level) + 2u * pair + half], count);
+            }
         }
     }
-    workgroupBarrier();
-    for (var bin = lane; bin < level_bins(); bin += 64u) {
-        let count = atomicLoad(&bins[bin]);
-        if (count != 0u) {
-            atomicAdd(&counts[level_start() + bin], count);
-        }
+}
+
+// The range of all magnitudes of a layer in few bits, zeros aside: of a workgroup's in `tops`.
+fn widen_range_by(magnitude: u32) {
+    if (params.bits != 0u && magnitude > 0u) {
+        atomicMax(&tops[0], ~magnitude);
+        atomicMax(&tops[1], magnitude);
     }
 }
 
-// The bin in which the k-th largest lies; a workgroup per layer.
-@compute @workgroup_size(256)
-fn choose(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    begin(layer_of[group.x]);
-    var cut = cuts[params.table];
-    if (moment.level == 0u) {
-        cut = Cut(0u, params.keep);
+fn give_range(lane: u32) {
+    if (params.bits != 0u && lane < 2u) {
+        atomicMax(&extremes[counted_of_layer() + LOWEST + lane], atomicLoad(&tops[lane]));
+    }
+}
+
+var<workgroup> chosen: array<Cut, 1>;
+
+// The bin of a level in which the k-th largest lies; of magnitudes that are not finite nothing is kept. All 64 lanes call it.
+fn choose(level: u32, lane: Lane) -> Cut {
+    var cut = Cut(0u, params.keep, 0u, 0u);
+    if (level > 0u) {
+        cut = cuts[3u * params.table + level - 1u];
     }
     // The largest come first.
-    let share = level_bins() / 256u;
-    let last = level_start() + level_bins() - 1u - place(lane) * share;
+    let share = level_bins(level) / 64u;
+    let last = level_start(level) + level_bins(level) - 1u - place(lane) * share;
     var sum = 0u;
     for (var i = 0u; i < share; i++) {
-        sum += atomicLoad(&counts[last - i]);
+        sum += atomicLoad(&extremes[last - i]);
     }
     var before = sum_before(lane, vec2<u32>(sum, 0u)).x;
-    // All have read the cut before one of them writes it.
-    storageBarrier();
-    if (before >= cut.rank || before + sum < cut.rank) {
-        return;
+    if (lane.index == 0u) {
+        chosen[0] = Cut(INFINITY, 0u, 0u, 0u);
     }
-    for (var i = 0u; i < share; i++) {
-        let count = atomicLoad(&counts[last - i]);
-        if (before + count >= cut.rank) {
-            let bin = last - i - level_start();
-            cuts[params.table] = Cut(cut.magnitude * level_bins() + bin, cut.rank - before);
-            return;
+    workgroupBarrier();
+    if (before < cut.rank && before + sum >= cut.rank) {
+        for (var i = 0u; i < share; i++) {
+            let count = atomicLoad(&extremes[last - i]);
+            if (before + count >= cut.rank) {
+                let bin = last - i - level_start(level);
+                chosen[0] = Cut(cut.magnitude * level_bins(level) + bin, cut.rank - before, 0u, 0u);
+                break;
+            }
+            before += count;
         }
-        before += count;
+    }
+    workgroupBarrier();
+    return chosen[0];
+}
+
+// For the dispatches after this, by the workgroup of the layer's first values.
+fn keep_cut(level: u32, cut: Cut, first: u32, lane: u32) {
+    if (params.method == TOP_K && first == 0u && lane == 0u) {
+        cuts[3u * params.table + level] = cut;
     }
 }
 
-// How many there are above the cut and at it, and of which magnitudes.
+fn last_cut() -> Cut {
+    return cuts[3u * params.table + 2u];
+}
+
+fn range_of(cut: Cut) -> Range {
+    return Range(cut.low, cut.high - cut.low + 1u, params.bits - 1u);
+}
+
+// The cut of the level before, and the histogram of this one.
+@compute @workgroup_size(64)
+fn histogram(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
+    let first = begin_if(TOP_K, group.x);
+    clear_counts(lane.index);
+    let cut = choose(moment.level - 1u, lane);
+    keep_cut(moment.level - 1u, cut, first, lane.index);
+    let end = min(first + PER_GROUP, params.count);
+    for (var i = first + lane.index; i < end; i += 64u) {
+        count_magnitude(moment.level, cut.magnitude, values[params.start + i] & MAGNITUDE);
+    }
+    workgroupBarrier();
+    if (params.method == TOP_K) {
+        give_counts(moment.level, lane.index);
+    }
+}
+
+// How many there are above the cut and at it, and in few bits the largest exponents of bins. All 64 lanes call it.
+fn count_values(group: u32, lane: Lane) {
+    let first = begin_few_or_more(group);
+    var cut = choose(2u, lane);
+    // The k-th largest is the smallest that is kept, but for zeros.
+    cut.high = atomicLoad(&extremes[counted_of_layer() + HIGHEST]);
+    cut.low = min(select(cut.magnitude, ~atomicLoad(&extremes[counted_of_layer() + LOWEST]), cut.magnitude == 0u), cut.high);
+    keep_cut(2u, cut, first, lane.index);
+    let end = min(first + PER_GROUP, params.count);
+    var kept = vec2<u32>(0u, 0u);
+    for (var i = first + lane.index; i < end; i += 64u) {
+        kept += found(values[params.start + i], cut.magnitude);
+    }
+    kept = sum_of(lane, 64u, kept);
+    if (params.method == TOP_K && lane.index == 0u) {
+        blocks[group] = kept;
+    }
+    without_full_values(first);
+    find_exponents_from(first, cut.magnitude, range_of(cut), lane.index);
+}
+
 @compute @workgroup_size(64)
 fn count_kept(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    let first = begin_if(TOP_K, group.x);
-    let cut = cuts[params.table].magnitude;
-    let end = min(first + PER_GROUP, params.count);
-    var kept = Kept();
-    for (var i = first + lane.index; i < end; i += 64u) {
-        add_found(&kept, values[params.start + i], cut);
-    }
-    kept = kept_of(lane, kept);
-    if (lane.index == 0u) {
-        blocks[group.x] = kept.sum;
-        if (params.bits != 0u && params.method == TOP_K) {
-            widen_range(kept.lowest, kept.highest);
-        }
-    }
+    count_values(group.x, lane);
 }
 
+// Where there are layers under QSGD, too.
+@compute @workgroup_size(64)
+fn encode_and_count(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
+    encode_codes(group.x, lane.index);
+    count_values(group.x, lane);
+}
+
+// The counts of all workgroups before each, by a workgroup per layer; the others add up what is above the cut in the bins of layers
+// in few bits.
 @compute @workgroup_size(256)
 fn scan(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    begin(layer_of[group.x]);
-    scan_blocks(params.start / PER_GROUP, (params.count + PER_GROUP - 1u) / PER_GROUP, lane);
+    if (group.x < moment.tables) {
+        begin(layer_of[group.x]);
+        scan_blocks(params.start / PER_GROUP, (params.count + PER_GROUP - 1u) / PER_GROUP, lane);
+    } else {
+        begin(layer_of[group.x]);
+        params.dtype = 0u;
+        params.offset = params.start;
+        let first = (group.x - moment.tables) * PER_GROUP - params.start;
+        without_full_values(first);
+        let cut = last_cut();
+        add_to_bins_from(first, cut.magnitude, range_of(cut), lane.index, 256u);
+    }
 }
 
 // Payloads of TopK into this rank's image. `values` are what is offered.
 @compute @workgroup_size(64)
 fn write_kept(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    let first = begin_if(TOP_K, group.x);
-    params.dtype = 0u;
-    params.offset = params.start;
+    let first = begin_few_or_more(group.x);
     load_tile(first, lane.index);
-    let cut = cuts[params.table];
+    let cut = last_cut();
+    written_range = range_of(cut);
+    if (params.method == TOP_K && first == 0u) {
+        send_means(cut, lane.index);
+    }
     let known = blocks[group.x];
     let end = min(PER_GROUP, params.count - first);
     for (var i = lane.index; i < end; i += 64u) {

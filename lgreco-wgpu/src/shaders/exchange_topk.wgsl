@@ -1,7 +1,10 @@
-// TopK's payloads of one rank after the other, of all layers: positions, then values added in their places.
+// TopK's payloads of all ranks and layers: positions, then values added in their places.
+
+// Whose payload is read.
+var<private> sender: u32;
 
 fn in_image(word: u32) -> u32 {
-    return words[moment.sender * moment.image + word];
+    return words[sender * moment.image + word];
 }
 
 // The 32 bits from a bit of a word on.
@@ -30,19 +33,30 @@ fn ones(word: u32) -> u32 {
 }
 
 fn fault_of_sender() {
-    atomicMax(&faults[FAULTS * moment.layers + moment.sender], ~params.number);
+    atomicMax(&faults[FAULTS * moment.layers + sender], ~params.number);
 }
 
-// A workgroup reads a block of 2048 bits.
+// Whether the one before a one of a word is its neighbour.
+fn follows_a_one(word: u32, bits: u32, bit: u32) -> bool {
+    if (bit > 0u) {
+        return ((bits >> (bit - 1u)) & 1u) != 0u;
+    }
+    return word > 0u && ones(word - 1u) >> 31u != 0u;
+}
+
+// A workgroup reads a block of 2048 bits of a rank's.
 @compute @workgroup_size(64)
 fn read_positions(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     begin(layer_of[group.x]);
+    sender = group.y;
     let block = group.x - params.first_block;
     let word = block * 64u + place(lane);
-    var rest = ones(word);
+    let bits = ones(word);
+    var rest = bits;
     var index = in_image(params.starts + block) + sum_before(lane, vec2<u32>(countOneBits(rest), 0u)).x;
     while (rest != 0u) {
-        var position = word * 32u + countTrailingZeros(rest);
+        let bit = countTrailingZeros(rest);
+        var position = word * 32u + bit;
         rest &= rest - 1u;
         if (params.placement == 2u) {
             let steps = position - index;
@@ -50,11 +64,15 @@ fn read_positions(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
             if (steps > (params.count - 1u) >> params.low_bits) {
                 position = params.count;
             }
+            // Neighbours have the same upper bits.
+            if (index > 0u && follows_a_one(word, bits, bit) && low_bits_of(index - 1u) >= low_bits_of(index)) {
+                fault_of_sender();
+            }
         }
         if (position >= params.count) {
             fault_of_sender();
         }
-        positions[params.positions + index] = position;
+        positions[sender * moment.kept + params.positions + index] = position;
         index += 1u;
     }
 }
@@ -73,31 +91,76 @@ fn kept_value(index: u32) -> u32 {
     return select(half << 16u, widen_f16(half), params.sent == 1u);
 }
 
-// Adds 2048 kept values to the totals and takes this rank's own off what it has offered.
+// Where a rank's kept value lies in its layer.
+fn position_of(index: u32) -> u32 {
+    if (params.placement == 0u) {
+        return index;
+    }
+    return positions[sender * moment.kept + params.positions + index];
+}
+
+// The first of a rank's kept values that lies at a position or behind it; their number for none.
+fn first_from(position: u32) -> u32 {
+    var low = 0u;
+    var high = params.keep;
+    while (low < high) {
+        let middle = low + (high - low) / 2u;
+        if (position_of(middle) < position) {
+            low = middle + 1u;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+// Of 64 ranks at a time.
+var<workgroup> firsts: array<u32, 64>;
+
+// The totals of 2048 values, to which the ranks add one after the other; this rank's own is taken off what it has offered.
 @compute @workgroup_size(64)
 fn add_kept(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    begin(layer_of[group.x]);
-    let first = (group.x - params.first_kept) * PER_GROUP;
-    let end = min(first + PER_GROUP, params.keep);
-    for (var index = first + lane; index < end; index += 64u) {
-        var position = index;
-        if (params.placement != 0u) {
-            position = positions[params.positions + index];
-            if (index > 0u && positions[params.positions + index - 1u] >= position) {
-                fault_of_sender();
+    let first = begin_if(TOP_K, group.x);
+    let end = min(first + PER_GROUP, params.count);
+    for (var i = lane; i < PER_GROUP; i += 64u) {
+        tile[i] = 0u;
+    }
+    for (var ranks = 0u; ranks < moment.world; ranks += 64u) {
+        sender = ranks + lane;
+        if (sender < moment.world && first < end) {
+            firsts[lane] = first_from(first);
+        }
+        workgroupBarrier();
+        for (var rank = ranks; rank < min(ranks + 64u, moment.world); rank++) {
+            sender = rank;
+            if (first < end) {
+                add_from(firsts[rank - ranks], first, end, lane);
             }
+            workgroupBarrier();
+        }
+    }
+    for (var i = first + lane; i < end; i += 64u) {
+        totals[params.start + i] = tile[i - first];
+    }
+}
+
+// Adds what the sender has kept of the values from `first` to `end`, from its value `begins` on.
+fn add_from(begins: u32, first: u32, end: u32, lane: u32) {
+    for (var index = begins + lane; index < params.keep; index += 64u) {
+        let position = position_of(index);
+        if (position >= end) {
+            break;
         }
         let bits = kept_value(index);
         if (!is_finite(bits)) {
             fault_of_sender();
         }
-        if (position >= params.count) {
-            continue;
-        }
-        let at = params.start + position;
-        totals[at] = sum(totals[at], bits);
-        if (moment.sender == moment.rank) {
-            take_off(position, bits);
+        // What is out of order has been found.
+        if (position >= first) {
+            tile[position - first] = sum(tile[position - first], bits);
+            if (sender == moment.rank) {
+                take_off(position, bits);
+            }
         }
     }
 }

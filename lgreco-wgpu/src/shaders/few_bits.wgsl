@@ -32,13 +32,12 @@ fn range() -> Range {
     return Range(low, high - low + 1u, params.bits - 1u);
 }
 
-// Of what is kept of a workgroup's values, from `first` on, finds each bin's largest exponent. All lanes call it.
-fn find_exponents_from(first: u32, cut: u32, lane: u32) {
+// Of what is kept of a workgroup's values, from `first` on, finds each bin's largest exponent. All 64 lanes call it.
+fn find_exponents_from(first: u32, cut: u32, range: Range, lane: u32) {
     for (var bin = lane; bin < MOST_BINS; bin += 64u) {
         atomicStore(&exponents[bin], 0u);
     }
     workgroupBarrier();
-    let range = range();
     let end = min(first + PER_GROUP, params.count);
     for (var i = first + lane; i < end; i += 64u) {
         let magnitude = value(i) & MAGNITUDE;
@@ -55,17 +54,16 @@ fn find_exponents_from(first: u32, cut: u32, lane: u32) {
     }
 }
 
-// Then adds up what is above the cut. All lanes call it.
-fn add_to_bins_from(first: u32, cut: u32, lane: u32) {
-    for (var bin = lane; bin < MOST_BINS; bin += 64u) {
+// Then adds up what is above the cut. All of so many lanes call it.
+fn add_to_bins_from(first: u32, cut: u32, range: Range, lane: u32, lanes: u32) {
+    for (var bin = lane; bin < MOST_BINS; bin += lanes) {
         atomicStore(&counted[bin], 0u);
         atomicStore(&lower_halves[bin], 0u);
         atomicStore(&upper_halves[bin], 0u);
     }
     workgroupBarrier();
-    let range = range();
     let end = min(first + PER_GROUP, params.count);
-    for (var i = first + lane; i < end; i += 64u) {
+    for (var i = first + lane; i < end; i += lanes) {
         let magnitude = value(i) & MAGNITUDE;
         if (magnitude > cut) {
             let bin = bin_of(range, magnitude);
@@ -76,7 +74,7 @@ fn add_to_bins_from(first: u32, cut: u32, lane: u32) {
         }
     }
     workgroupBarrier();
-    for (var bin = lane; bin < MOST_BINS; bin += 64u) {
+    for (var bin = lane; bin < MOST_BINS; bin += lanes) {
         let count = atomicLoad(&counted[bin]);
         if (count != 0u) {
             let upper_half = atomicLoad(&upper_halves[bin]);
@@ -89,11 +87,11 @@ fn add_to_bins_from(first: u32, cut: u32, lane: u32) {
 }
 
 // At last a bin's mean, with those at the cut that are kept.
-fn mean_of_bin(bin: u32, cut: u32, ties: u32) -> u32 {
+fn mean_of_bin(bin: u32, cut: u32, ties: u32, range: Range) -> u32 {
     let exponent = atomicLoad(&bins_of[params.bins].exponents[bin]);
     var count = atomicLoad(&bins_of[params.bins].counts[bin]);
     var sum = vec2<u32>(atomicLoad(&bins_of[params.bins].lower[bin]), atomicLoad(&bins_of[params.bins].upper[bin]));
-    if (bin_of(range(), cut) == bin) {
+    if (bin_of(range, cut) == bin) {
         let tied = mul_wide(digits_of(cut, exponent), ties);
         sum = plus_wide(vec2<u32>(sum.x, sum.y + tied.y), tied.x);
         count += ties;
@@ -104,13 +102,16 @@ fn mean_of_bin(bin: u32, cut: u32, ties: u32) -> u32 {
     return float_of(quotient(sum, count), exponent);
 }
 
+// Of what is written.
+var<private> written_range: Range;
+
 // A kept value as it is sent.
 fn put_kept(index: u32, bits: u32) {
     if (params.bits == 0u) {
         put_in_full(index, bits);
         return;
     }
-    let code = bin_of(range(), bits & MAGNITUDE) | ((bits >> 31u) << (params.bits - 1u));
+    let code = bin_of(written_range, bits & MAGNITUDE) | ((bits >> 31u) << (params.bits - 1u));
     let at = field(params.codes, 0u, index, params.bits);
     put(at.x, at.y, code);
 }

@@ -145,12 +145,12 @@ fn in_levels(position: u32, log_levels: u32) -> u32 {
     return (position << log_levels) - position;
 }
 
-// Puts the codes of a row of the tile in the places of values that it has seen.
+// Puts the codes of a row of the tile in the places of values that it has seen; `grid_at` has the grids of buckets.
 fn encode_row(first: u32, start: u32, end: u32) {
     let position = params.first + first + start;
     var bucket = position / params.bucket - params.first_bucket;
     var left = params.bucket - position % params.bucket;
-    var grid = grids[bucket];
+    var grid = grid_at(bucket);
     var draws: vec4<u32>;
     var pending = 0u;
     var held = 0u;
@@ -161,7 +161,7 @@ fn encode_row(first: u32, start: u32, end: u32) {
             if (left == 0u) {
                 bucket += 1u;
                 left = params.bucket;
-                grid = grids[bucket];
+                grid = grid_at(bucket);
             }
             left -= 1u;
             var addend = 0x00400000u;

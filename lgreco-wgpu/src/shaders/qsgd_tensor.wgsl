@@ -32,6 +32,10 @@ struct Params {
 @group(0) @binding(5) var<storage, read_write> output: array<u32>;
 @group(0) @binding(6) var<storage, read_write> results: array<atomic<u32>>;
 
+fn grid_at(bucket: u32) -> Grid {
+    return grids[bucket];
+}
+
 @compute @workgroup_size(64)
 fn extreme_values(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     clear_tops(lane);

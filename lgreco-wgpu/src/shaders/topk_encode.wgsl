@@ -20,19 +20,19 @@ fn count_block(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
 // In few bits: what is in each bin, and the means into the payload.
 @compute @workgroup_size(64)
 fn find_exponents(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    find_exponents_from(group.x * PER_GROUP, state[params.first_keep].magnitude, lane);
+    find_exponents_from(group.x * PER_GROUP, state[params.first_keep].magnitude, range(), lane);
 }
 
 @compute @workgroup_size(64)
 fn add_to_bins(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    add_to_bins_from(group.x * PER_GROUP, state[params.first_keep].magnitude, lane);
+    add_to_bins_from(group.x * PER_GROUP, state[params.first_keep].magnitude, range(), lane, 64u);
 }
 
 @compute @workgroup_size(128)
 fn make_means(@builtin(local_invocation_index) bin: u32) {
     if (bin >> (params.bits - 1u) == 0u) {
         let cut = state[params.first_keep];
-        put(params.values_word + bin, 0u, mean_of_bin(bin, cut.magnitude, cut.ties));
+        put(params.values_word + bin, 0u, mean_of_bin(bin, cut.magnitude, cut.ties, range()));
     }
 }
 
@@ -46,5 +46,6 @@ fn write_kept(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     let first = group.x * PER_GROUP;
     load_tile(first, lane.index);
     let cut = state[params.first_keep];
+    written_range = range();
     write_tile(first, cut.magnitude, cut.ties, blocks[params.first_block + group.x], lane);
 }

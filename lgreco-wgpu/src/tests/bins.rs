@@ -221,7 +221,7 @@ fn faults_in_payloads_are_found() {
         ("find_exponents_from(group.x * PER_GROUP,", "find_exponents_from(0u,"),
         ("add_to_bins_from(group.x * PER_GROUP,", "add_to_bins_from(0u,"),
         ("widen_range(kept.lowest, kept.highest);", "widen_range(0u, kept.highest);"),
-        ("mean_of_bin(bin, cut.magnitude, cut.ties)", "mean_of_bin(bin, cut.magnitude, 0u)"),
+        ("mean_of_bin(bin, cut.magnitude, cut.ties,", "mean_of_bin(bin, cut.magnitude, 0u,"),
         ("put(params.values_word + bin, 0u,", "put(params.values_word + bin + params.window, 0u,"),
         ("field(params.codes, 0u, index, params.bits)", "field(params.codes, 0u, index, params.bits - 1u)"),
         ("field(params.codes, params.code_bit, index", "field(params.codes, 0u, index"),

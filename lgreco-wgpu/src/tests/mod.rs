@@ -5,6 +5,7 @@ mod buffers;
 mod conformance;
 mod device;
 mod exchange;
+mod exchange_topk;
 mod factors;
 mod feedback;
 mod large;

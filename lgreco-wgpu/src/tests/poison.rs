@@ -9,6 +9,8 @@ fn rubbish(of: &str) -> &'static str {
         "vec2<u32>" => "vec2<u32>(0xdeadbeefu)",
         "vec4<f32>" => "vec4<f32>(bitcast<f32>(0x7fc00bad))",
         "Among" => "Among(0xdeadbeefu, 0xdeadbeefu, vec4<u32>(0xdeadbeefu), vec4<u32>(0xdeadbeefu))",
+        "Cut" => "Cut(0xdeadbeefu, 0xdeadbeefu, 0xdeadbeefu, 0xdeadbeefu)",
+        "Grid" => "Grid(0xdeadbeefu, 1u, 0xdeadbeefu, 1u, 0xdeadbeefu, 1u, 0xdeadbeefu)",
         "Wide" => "Wide(bitcast<f32>(0x7fc00bad), -559038737)",
         other => panic!("what rubbish is there of {other}?"),
     }
@@ -25,7 +27,9 @@ pub(crate) fn poisoned(source: &str) -> String {
             Some(of) => format!("atomicStore(&{name}[i], {});", rubbish(of.trim_end_matches('>'))),
             None => format!("{name}[i] = {};", rubbish(of)),
         };
-        format!("    for (var i = index; i < {len}u; i += size) {{ {set} }}\n")
+        // A number, or a constant's name.
+        let len = if len.ends_with(|last: char| last.is_ascii_digit()) { format!("{len}u") } else { len.to_owned() };
+        format!("    for (var i = index; i < {len}; i += size) {{ {set} }}\n")
     });
     let fill =
         format!("\nfn poison(index: u32, size: u32) {{\n{}    workgroupBarrier();\n}}\n", fills.collect::<String>());
