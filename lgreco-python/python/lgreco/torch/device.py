@@ -296,12 +296,16 @@ class Buckets:
             bucket.is_to_forget = False
 
     def abandon(self) -> None:
-        """After a step that was given up: residuals are the controller's, as they were before it."""
+        """After a step that was given up: residuals are the controller's, as they were before it. An interrupt leaves what is to be done
+        again."""
         try:
-            for bucket in self._buckets.values():
+            for key, bucket in list(self._buckets.items()):
                 self.device.take_home(self._controller, bucket.bucket, self._controller.steps)
-        finally:
+                del self._buckets[key]
+        except Exception:
             self.forget()
+            raise
+        self.forget()
 
     def forget(self) -> None:
         """The next step begins with the controller's residuals."""

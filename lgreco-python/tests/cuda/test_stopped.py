@@ -1,0 +1,45 @@
+"""The user may interrupt a step on a GPU anywhere, and the taking back of it: residuals are those before it, and training goes on."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import on_ranks
+from test_device import ON_DEVICE, PLANNED, residuals, steps_of, stayed, wrapped
+from test_interrupts import Interrupting
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from lgreco.torch import lgreco_hook
+
+OPTIONS = PLANNED | {"method": "topk", "default": 0.1} | ON_DEVICE
+
+
+def _stopped(rank: int, where: str, after: bool, again: bool) -> tuple[bool, int, bool, bool]:
+    """Whether residuals are as before the step, steps taken in all, whether ranks go on alike, and on the device."""
+    ddp, state = wrapped(OPTIONS)
+    steps_of(ddp, rank, range(9))
+    before = residuals(state)
+    assert before.any() and stayed(state) and state._device is not None and len(state._device._buckets) >= 2
+    device = state._device._device
+    state._device._device = Interrupting(device, where, after)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        steps_of(ddp, rank, range(9, 10))
+    if again:
+        # The second bucket's residuals are not the controller's yet, or have just become it.
+        state._device._device = Interrupting(device, "take_home", after)  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            state.state_dict()
+    state._device._device = device
+    kept = torch.equal(residuals(state), before)
+    ddp = DDP(ddp.module, bucket_cap_mb=0.01)
+    ddp.register_comm_hook(state, lgreco_hook)
+    means = torch.cat(steps_of(ddp, rank, range(9, 12)))
+    least = means.clone()
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    return kept, state._controller.steps, torch.equal(means, least), stayed(state)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("where", ["submit", "next"])
+def test_an_interrupt_takes_a_step_on_a_gpu_back(where: str, after: bool, again: bool) -> None:
+    assert on_ranks(2, _stopped, where, after, again) == 2 * [(True, 12, True, True)]
