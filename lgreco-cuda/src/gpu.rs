@@ -270,7 +270,7 @@ impl Drop for Gpu {
 
 /// Blocks of kernels whose threads take more than one share when there would be more of them; enough to fill any
 /// device, and so few in tests that it happens there.
-const MOST: u64 = if cfg!(test) { 3 } else { 2048 };
+pub(crate) const MOST: u64 = if cfg!(test) { 3 } else { 2048 };
 
 /// Blocks of a launch over several layers, if there is more than one.
 pub(crate) const TOGETHER: u64 = 64 * MOST;

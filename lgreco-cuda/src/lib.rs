@@ -59,7 +59,7 @@
 //!
 //! Kernels are checked without a GPU in five ways that fail apart: NVRTC compiles them for every architecture (no spills,
 //! registers counted); nvdisasm tells what their loops cost (`roofline`); g++ compiles the same files against a shim, so that the conformance suite runs through the same
-//! launches, in several thread orders; the shim's race check and the sanitizers watch them; and a stand-in for the driver's
+//! launches, in several orders of threads and of blocks; the shim's race check and the sanitizers watch them; and a stand-in for the driver's
 //! library runs what only `driver.rs` does. Planted faults of each kind are tests.
 //!
 //! A method is a pair of files, `NAME.rs` and `kernels/NAME.cu`, and these entries:

@@ -81,9 +81,9 @@ struct ShimLaunch {
 }
 
 impl Simt {
-    /// Threads of a block run forwards (`order` 0), backwards (1) or at random (from 2 on). An edited module is
-    /// compiled at once, so that no test takes an edit that cannot be made for a fault found. `None`, said aloud, where
-    /// there is no g++.
+    /// Threads of a block, and blocks of a grid, run forwards (`order` 0), backwards (1) or at random, some blocks at a time (from 2
+    /// on, so that block `order - 2` comes last). An edited module is compiled at once, so that no test takes an edit that cannot
+    /// be made for a fault found. `None`, said aloud, where there is no g++.
     pub(crate) fn new(flavour: Flavour, order: c_int, edit: Option<Edit>) -> Option<Self> {
         if let Err(error) = Command::new("g++").arg("--version").output() {
             unavailable(&format!("no g++ to run kernels on the processor: {error}"));

@@ -22,6 +22,7 @@ mod large;
 mod launches;
 mod memory;
 mod nvrtc;
+mod orders;
 mod orthonormal;
 mod powersgd;
 mod qsgd;
