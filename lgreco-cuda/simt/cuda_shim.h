@@ -320,17 +320,17 @@ SHIM_NOSAN inline void change(Block& other) {
     blockIdx = S.at;
 }
 // Which block of a grid comes first, second, and so on. At random each may be the last: whose turn it is the order tells.
-inline std::vector<uint64_t> sequence(uint64_t blocks) {
-    std::vector<uint64_t> all(blocks);
-    for (uint64_t i = 0; i < blocks; ++i) all[i] = S.mode == 1 ? blocks - 1 - i : i;
-    if (S.mode >= 2) {
+inline std::vector<uint64_t> sequence(std::vector<uint64_t> all) {
+    uint64_t blocks = all.size();
+    if (S.mode == 1) std::reverse(all.begin(), all.end());
+    if (S.mode >= 2 && blocks > 0) {
         std::swap(all[(S.mode - 2) % blocks], all[blocks - 1]);
         for (uint64_t i = blocks - 1; i > 1; --i) std::swap(all[i - 1], all[rnd() % i]);
     }
     return all;
 }
-// run one grid; returns "" or what went wrong
-SHIM_NOSAN inline std::string run(dim3 g, dim3 b, size_t dyn, void (*call)(void*), void* ctx) {
+// run a grid, or those of its blocks that are chosen; returns "" or what went wrong
+SHIM_NOSAN inline std::string run(dim3 g, dim3 b, size_t dyn, std::vector<uint64_t> chosen, void (*call)(void*), void* ctx) {
     size_t n = size_t(b.x) * b.y * b.z;
     if (n == 0 || n > 1024) return "block size";
     S.rng = 0x9E3779B97F4A7C15ull * (S.mode + 1) | 1;
@@ -348,7 +348,7 @@ SHIM_NOSAN inline std::string run(dim3 g, dim3 b, size_t dyn, void (*call)(void*
     S.ctx = ctx;
     blockDim = b;
     gridDim = g;
-    std::vector<uint64_t> blocks = sequence(uint64_t(g.x) * g.y * g.z);
+    std::vector<uint64_t> blocks = sequence(std::move(chosen));
     // The check for races knows of one block at a time.
     size_t resident = S.mode >= 2 && !cuda_shim_atomic ? RESIDENT : 1;
     S.aside.clear();
@@ -390,7 +390,8 @@ inline void unpack(void (*k)(A...), void** p, std::index_sequence<I...>) {
 // Like cuLaunchKernel's kernelParams; the first is a struct of `size` bytes, and there are `count` (0 where nobody
 // knows).
 template <class... A>
-inline std::string launch(void (*k)(A...), dim3 g, dim3 b, size_t dyn, void** params, size_t size, size_t count) {
+inline std::string launch(void (*k)(A...), dim3 g, dim3 b, size_t dyn, std::vector<uint64_t> chosen, void** params,
+                          size_t size, size_t count) {
     if (count != 0 && sizeof...(A) != count)
         return "takes " + std::to_string(sizeof...(A)) + " arguments, not " + std::to_string(count);
     size_t first = sizeof(std::tuple_element_t<0, std::tuple<std::decay_t<A>...>>);
@@ -401,7 +402,7 @@ inline std::string launch(void (*k)(A...), dim3 g, dim3 b, size_t dyn, void** pa
         void** p;
     } c{k, params};
     return run(
-        g, b, dyn,
+        g, b, dyn, std::move(chosen),
         [](void* v) {
             C* c = static_cast<C*>(v);
             unpack(c->k, c->p, std::index_sequence_for<A...>{});
@@ -428,12 +429,22 @@ struct cuda_shim_launch {
     int order;
     char* error;
     size_t room;
+    const uint64_t* chosen;  // numbers of the blocks that run; null for all
+    size_t chosen_count;
 };
 template <class... A>
 inline void cuda_shim_arguments(void (*)(A...), size_t* first, size_t* count) {
     *first = sizeof(std::tuple_element_t<0, std::tuple<std::decay_t<A>...>>);
     *count = sizeof...(A);
 }
+namespace cuda_shim {
+inline std::vector<uint64_t> chosen(const cuda_shim_launch* l) {
+    if (l->chosen) return std::vector<uint64_t>(l->chosen, l->chosen + l->chosen_count);
+    std::vector<uint64_t> all(uint64_t(l->grid[0]) * l->grid[1] * l->grid[2]);
+    for (uint64_t i = 0; i < all.size(); ++i) all[i] = i;
+    return all;
+}
+}  // namespace cuda_shim
 // Beside it: bytes of its first argument, and how many there are; the others are pointers.
 #define SHIM_EXPORT(kernel)                                                                                   \
     extern "C" __attribute__((visibility("default"))) void shim_arguments_##kernel(size_t* f, size_t* n) {    \
@@ -443,7 +454,7 @@ inline void cuda_shim_arguments(void (*)(A...), size_t* first, size_t* count) {
         cuda_shim::S.mode = l->order;                                                                         \
         const unsigned *g = l->grid, *b = l->block;                                                           \
         std::string e = cuda_shim::launch(kernel, dim3(g[0], g[1], g[2]), dim3(b[0], b[1], b[2]), l->dynamic, \
-                                          l->params, l->size, l->count);                                      \
+                                          cuda_shim::chosen(l), l->params, l->size, l->count);                \
         snprintf(l->error, l->room, "%s", e.c_str());                                                         \
         return !e.empty();                                                                                    \
     }

@@ -12,7 +12,7 @@
 //! hybrid tables a layer's rows of all methods follow one another, so no launch is shared.
 
 use crate::device::{BLOCK, Part};
-use crate::gpu::{Gpu, Scratch, TOGETHER, blocks, looping_blocks};
+use crate::gpu::{self, Gpu, Scratch, blocks, looping_blocks};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
 use crate::{Error, sums};
@@ -262,7 +262,7 @@ fn together(tensors: &[Tensor]) -> usize {
     let mut blocks = 0;
     let fits = |&(index, tensor): &(usize, &Tensor)| {
         blocks += reading_blocks(tensor.elements);
-        index == 0 || blocks <= TOGETHER
+        index == 0 || blocks <= gpu::together()
     };
     tensors.iter().enumerate().take_while(fits).count()
 }

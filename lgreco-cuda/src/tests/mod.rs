@@ -1,5 +1,6 @@
 //! The kernels on the processor, and through NVRTC.
 
+mod beyond;
 #[cfg(feature = "train")]
 mod bucket;
 mod compiler;

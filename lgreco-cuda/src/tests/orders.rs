@@ -6,7 +6,7 @@ use super::exchange_sums::{self, floats, ranks, step};
 use super::exchange_topk::{layers, of};
 use super::simt::{Edit, Flavour, Simt, flavour};
 use crate::CudaBackend;
-use crate::gpu::MOST;
+use crate::gpu::most;
 use crate::kernels::Module;
 use lgreco_core::backend::{Backend, Job};
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
@@ -19,7 +19,7 @@ use lgreco_core::testing::powersgd::uniform;
 
 /// Forwards, backwards, and at random so that each block of the largest grid in which blocks loop comes last once.
 fn orders() -> std::ops::Range<i32> {
-    0..2 + MOST as i32
+    0..2 + most() as i32
 }
 
 /// Rows of all methods, of many more values than three blocks take at once, and a payload of PowerSGD.
