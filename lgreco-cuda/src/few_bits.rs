@@ -6,9 +6,10 @@
 use crate::Error;
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
-use crate::selection::{self, BINS, CUT, KEPT, PROGRAM, Params, Top, find_cuts};
+use crate::selection::{self, PROGRAM, find_cuts};
 use crate::tensor::Tensor;
 use crate::topk;
+use crate::tops::{BINS, CUT, KEPT, Params, Top};
 use lgreco_core::compress::topk::TopK;
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::gradient::Dtype;

@@ -49,6 +49,7 @@
 //! | `kernels` | sources put together from `kernels/*.cu` |
 //! | `nvrtc`, `cublas`, `libraries` | NVRTC's functions; cuBLAS's product; where both libraries may be |
 //! | `qsgd`, `topk`, `powersgd` | what the `.cu` file of the same name is asked to do, and `orthonormal.cu` |
+//! | `tops` | tables of layers under TopK |
 //! | `selection` | TopK's payloads, of one layer or of all of an exchange, and their means: `sample.cu`, `selection.cu`, `kept.cu`, `kept_means.cu` |
 //! | `positions` | TopK's payloads back to values; `topk` has its rows, `few_bits` those in few bits: `kept_errors.cu` |
 //! | `staging` | page-locked memory through which bytes of the host go to the device |
@@ -137,6 +138,7 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 mod topk;
+mod tops;
 
 pub use backend::CudaBackend;
 pub use error::{DeviceJobError, Error};

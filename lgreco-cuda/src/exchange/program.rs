@@ -5,7 +5,7 @@ use crate::Error;
 use crate::device::Part;
 use crate::powersgd;
 use crate::qsgd::{Params, is_fused, sign_magnitude};
-use crate::selection::{Place, Tops};
+use crate::tops::{Place, Tops};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::powersgd::effective_rank;
 use lgreco_core::compress::qsgd::{Rounding, Scale};
