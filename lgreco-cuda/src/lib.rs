@@ -37,7 +37,7 @@
 //! |---|---|
 //! | `backend` | [`CudaBackend`]: the core's trait, and calls on device memory |
 //! | `device_payloads`, `pending` | payloads that stay on the device; what has been enqueued and not been checked |
-//! | `rows`, `codec`, `tensor`, `feedback`, `magnitude`, `sums`, `error` | as in lgreco-wgpu |
+//! | `rows`, `codec`, `tensor`, `feedback`, `magnitude`, `error` | as in lgreco-wgpu |
 //! | `exchange` | the exchange of a bucket without the host: `bucket`, a space of lgreco-train's flights; its program; what is gathered (QSGD here, TopK by `selection`) and what is summed (`sums`) |
 //! | `factors` | tables of matrices and their factors, for launches over many of them |
 //! | `device` | trait `Device`: memory, copies and launches |
@@ -77,7 +77,6 @@
 //! * `rows.rs`: words of results (the first is the bits of the largest magnitude, where not finite or always), `check`,
 //!   `row` (enqueues) and `take_row` (makes the row of what came back); `codec.rs`: `header`, `enqueue`, `check` and
 //!   `decode`.
-//! * `sums::add` adds up records of f64 partial sums, one record per block, in a fixed order.
 //! * Tests: the method's suite in `tests/conformance.rs`, its `Params` in `tests/sources.rs`. The device of the tests makes
 //!   every part new, of exactly its size and full of rubbish, so that the sanitizers see every mistake.
 #![warn(missing_docs)]
@@ -129,7 +128,6 @@ mod shipped;
 mod simt;
 #[allow(unsafe_code)]
 mod staging;
-mod sums;
 #[allow(unsafe_code)]
 mod tensor;
 #[cfg(any(test, feature = "testing"))]

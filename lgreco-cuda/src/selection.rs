@@ -65,7 +65,7 @@ fn select(
     launch("write_kept", &[spans, entries, few, message])
 }
 
-/// Enqueued: the errors of each k and width, whose cuts are known.
+/// Enqueued: the errors of each k of each layer by width, whose cuts are known.
 pub(crate) fn measure_kept(gpu: &mut Gpu, params: Params, parts: [Part; 6]) -> Result<(), Error> {
     gpu.launch(kernel("measure_kept"), params, &parts, params.blocks())
 }
@@ -114,16 +114,26 @@ pub(crate) const KERNELS: [Kernel; 7] = [
 
 impl Tops {
     /// Enqueued, in five launches: all payloads, and what is to be remembered; then what the other ranks are told of this one.
-    pub(crate) fn encode(
+    pub(crate) fn encode(&self, gpu: &mut Gpu, dtype: Dtype, of: (u32, Part), parts: [Part; 4]) -> Result<(), Error> {
+        self.write(gpu, Params::of_exchange(dtype, self.lens()), of, parts)
+    }
+
+    /// The same where nothing is remembered: where residuals would be are two words for what is known of magnitudes.
+    pub(crate) fn write_down(&self, gpu: &mut Gpu, dtype: Dtype, memory: Part, parts: [Part; 4]) -> Result<(), Error> {
+        let params = Params { remembers: 0, ..Params::of_exchange(dtype, self.lens()) };
+        self.write(gpu, params, (1, memory), parts)
+    }
+
+    fn write(
         &self,
         gpu: &mut Gpu,
-        dtype: Dtype,
+        params: Params,
         (world, memory): (u32, Part),
         [program, gradients, residuals, message]: [Part; 4],
     ) -> Result<(), Error> {
         let Parts { layers, top_of, cuts, bins, spans, entries, few, .. } = self.parts(world, memory);
         let common = [layers, top_of, program, gradients, residuals, cuts];
-        select(gpu, Params::of_exchange(dtype, self.lens()), common, [bins, spans, entries, few, message])
+        select(gpu, params, common, [bins, spans, entries, few, message])
     }
 
     /// Enqueued: whether encoders wrote all payloads, also those of `spans` spans under QSGD, whose tables come last, and where in

@@ -63,7 +63,7 @@ pub(crate) struct Top {
     sent: u32,
     placement: u32,
     low_bits: u32,
-    first_span: u32,
+    pub(crate) first_span: u32,
     pub(crate) spans: u32,
     first_chunk: u32,
     chunks: u32,
@@ -146,10 +146,10 @@ pub(crate) struct Place {
 }
 
 impl Top {
-    /// Of values that are measured: nothing of them is gathered, and there is no payload.
-    pub(crate) fn of_row(keep: u32, bits: u32, count: u32, first_span: u32) -> Top {
+    /// Of values from `first` on that are measured: nothing of them is gathered, and where a payload would be are `errors`.
+    pub(crate) fn of_row(keep: u32, bits: u32, (first, count): (u64, u32), errors: u64) -> Top {
         let spans = u64::from(count).div_ceil(SPAN) as u32;
-        Top { keep, bits, count, first_span, spans, ..Top::zeroed() }
+        Top { keep, bits, first, count, spans, payload: errors, ..Top::zeroed() }
     }
 
     /// How many there are.
@@ -274,6 +274,11 @@ impl Tops {
         self.few += u32::from(layer.bits != 0);
         self.layers.push(layer);
         Ok(())
+    }
+
+    /// Where the last layer's payload ends in a message, in whole words.
+    pub(crate) fn end(&self) -> u64 {
+        self.layers.last().map_or(0, |layer| layer.payload + layer.end.div_ceil(32) * 4)
     }
 
     /// Bytes of each part, in order.

@@ -39,6 +39,8 @@ fn ends(launch: &Launch<'_>) -> Option<Vec<u64>> {
         _ if blocks <= LARGE => None,
         // Chunks are numbered first: of 16, the last one has all rows that are not zeros.
         "back_project" => Some((15..blocks).step_by(16).collect()),
+        // There are few buckets, and a block takes 256.
+        "make_grids" => Some((0..LAST).collect()),
         "project" => Some((blocks - 9..blocks).collect()),
         _ => Some(std::iter::once(0).chain(blocks - LAST..blocks).collect()),
     }

@@ -2,7 +2,7 @@
 
 use super::simt::entries;
 use crate::kernels::Module;
-use crate::{exchange, factors, feedback, magnitude, positions, powersgd, qsgd, selection, sums, topk, tops};
+use crate::{exchange, factors, feedback, magnitude, positions, powersgd, qsgd, selection, topk, tops};
 
 /// The fields of a struct of the source, with their offsets, and its size.
 fn fields<'s>(source: &'s str, name: &str) -> (Vec<(&'s str, usize)>, usize) {
@@ -27,7 +27,6 @@ fn fields<'s>(source: &'s str, name: &str) -> (Vec<(&'s str, usize)>, usize) {
 fn parameters_are_laid_out_as_in_the_sources() {
     let of_module = |module| match module {
         Module::Magnitude => (magnitude::Params::FIELDS, size_of::<magnitude::Params>()),
-        Module::Sums => (sums::Params::FIELDS, size_of::<sums::Params>()),
         Module::Qsgd => (qsgd::Params::FIELDS, size_of::<qsgd::Params>()),
         Module::Feedback => (feedback::Params::FIELDS, size_of::<feedback::Params>()),
         Module::Exchange => (qsgd::Params::FIELDS, size_of::<qsgd::Params>()),
