@@ -36,7 +36,6 @@ pub(crate) enum Scratch {
     P,
     Q,
     Chunks,
-    InnerProducts,
     Triangle,
     Matrices,
     Counters,
