@@ -38,7 +38,7 @@
 //! | `backend` | [`CudaBackend`]: the core's trait, and calls on device memory |
 //! | `device_payloads`, `pending` | payloads that stay on the device; what has been enqueued and not been checked |
 //! | `rows`, `codec`, `tensor`, `feedback`, `magnitude`, `error` | as in lgreco-wgpu |
-//! | `exchange` | the exchange of a bucket without the host: `bucket`, a space of lgreco-train's flights; its program; what is gathered (QSGD here, TopK by `selection`) and what is summed (`sums`) |
+//! | `exchange` | the exchange of a bucket without the host: `bucket`, a space of lgreco-train's flights; its program, and what kernels read of it and of layers (`layer`); what is gathered (QSGD here, TopK by `selection`) and what is summed (`sums`) |
 //! | `factors` | tables of matrices and their factors, for launches over many of them |
 //! | `device` | trait `Device`: memory, copies and launches |
 //! | `driver`, `counting`, `simt` | its implementations: the driver; notes of what is asked for; the processor |
