@@ -1,6 +1,6 @@
-// CUDA kernels on the processor, for tests of their logic: one fiber per CUDA thread, blocks one after another, the
-// threads of a block in turn. Reports instead of hanging; shared memory starts as NaN. Not here: grid-wide barriers,
-// textures, inline PTX, and CUDA's memory model.
+// CUDA kernels on the processor, for tests of their logic: one fiber per CUDA thread, a few blocks at a time, whose threads
+// run in turn. Reports instead of hanging; shared memory starts as NaN. Not here: grid-wide barriers, textures, inline PTX, and
+// CUDA's memory model.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -38,7 +38,7 @@ constexpr int warpSize = 32;
 #define __constant__ static
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
-#define __shared__ static __attribute__((section("cuda_shared")))  // one block at a time: a static is the block's copy
+#define __shared__ static __attribute__((section("cuda_shared")))  // a static is the copy of the block that is running
 #define DYN_SHARED(T, name) T* name = reinterpret_cast<T*>(cuda_shim::S.dyn.data())
 #define SHIM_NOSAN __attribute__((no_sanitize("thread")))
 extern "C" {
@@ -64,22 +64,28 @@ struct Fiber {
     int arg, warp, lane, vote;
 };
 constexpr size_t STACK = 64 << 10;
-struct Sched {
+constexpr size_t RESIDENT = 3;  // blocks that run at a time
+struct Block {
+    uint3 at;
     std::vector<Fiber> f;
     std::vector<int> nwait, order;
-    std::vector<char> dyn;
+    std::vector<char> dyn, shared;  // the latter while another block runs
+    std::vector<uint32_t> warp_epoch;
+    int alive = 0, at_bar = 0;
+};
+struct Sched : Block {  // the block that is running
+    std::vector<Block> aside;
     char* pool = nullptr;
     size_t pool_n = 0;
     Fiber* cur = nullptr;
     void* main_sp = nullptr;
-    int n = 0, alive = 0, at_bar = 0;
+    int n = 0;
     void (*call)(void*) = nullptr;
     void* ctx = nullptr;
     std::string err;
     uint64_t rng = 1;
     int mode = 0;
     uint64_t switches = 0, block_epoch = 0;
-    std::vector<uint32_t> warp_epoch;
     bool yield_on_atomic = false, in_kernel = false;
     uint64_t launch_id = 0;
 };
@@ -144,9 +150,15 @@ SHIM_NOSAN inline void start(Fiber& x) {
     memset(p, 0, 48);
     x.sp = p;
 }
-SHIM_NOSAN __attribute__((no_sanitize("address"))) inline void poison() {
-    if (__start_cuda_shared)
-        for (volatile char* p = __start_cuda_shared; p < __stop_cuda_shared; ++p) *p = char(0xFF);
+// Of memory in which the address sanitizer lets nobody read between variables.
+inline void copy_raw(char* to, const char* from, size_t bytes) {
+    asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes)::"memory");
+}
+inline size_t shared_bytes() { return __start_cuda_shared ? size_t(__stop_cuda_shared - __start_cuda_shared) : 0; }
+inline void poison() {
+    char* to = __start_cuda_shared;
+    size_t bytes = shared_bytes();
+    asm volatile("rep stosb" : "+D"(to), "+c"(bytes) : "a"(0xFF) : "memory");
 }
 SHIM_NOSAN inline void fail(const char* what, int line) {
     if (S.err.empty()) {
@@ -228,98 +240,147 @@ SHIM_NOSAN inline unsigned ballot(uint32_t m, bool p, int line) {
     return unsigned(warp_op(BALLOT, m, line).out);
 }
 SHIM_NOSAN inline int lane() { return S.cur->lane; }
-// run one grid; returns "" or what went wrong
-SHIM_NOSAN inline std::string run(dim3 g, dim3 b, size_t dyn, void (*call)(void*), void* ctx) {
-    size_t n = size_t(b.x) * b.y * b.z;
-    if (n == 0 || n > 1024) return "block size";
-    S.rng = 0x9E3779B97F4A7C15ull * (S.mode + 1) | 1;
-    S.yield_on_atomic = S.mode >= 2;
-    if (S.pool_n < n) {
-        if (S.pool) munmap(S.pool, S.pool_n * STACK);
-        S.pool = static_cast<char*>(
-            mmap(nullptr, n * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-        S.pool_n = n;
-    }
-    S.err.clear();
-    ++S.launch_id;
-    S.n = int(n);
+// A block begins, with stacks from `pool` on.
+SHIM_NOSAN inline void begin(uint3 at, size_t dyn, char* pool) {
+    size_t n = size_t(S.n);
+    dim3 b = blockDim;
+    S.at = at;
     S.f.resize(n);
     S.order.resize(n);
     S.nwait.assign((n + 31) / 32, 0);
     S.warp_epoch.assign((n + 31) / 32, 0);
-    S.dyn.resize(dyn ? dyn : 1);
+    S.dyn.assign(dyn ? dyn : 1, char(0xFF));
     S.dyn.shrink_to_fit();
+    S.alive = int(n);
+    S.at_bar = 0;
+    ++S.block_epoch;
+    poison();  // shared memory starts undefined
+    for (size_t i = 0; i < n; ++i) {
+        Fiber& x = S.f[i];
+        x.stack = pool + i * STACK;
+        x.tid = {unsigned(i % b.x), unsigned(i / b.x % b.y), unsigned(i / b.x / b.y)};
+        x.st = READY;
+        x.warp = int(i / 32);
+        x.lane = int(i % 32);
+        S.order[i] = S.mode == 1 ? int(n - 1 - i) : int(i);
+        start(x);
+    }
+}
+// Every thread of the block runs on that can. Leaves an error where something is wrong.
+SHIM_NOSAN inline void turn() {
+    size_t n = size_t(S.n);
+    if (S.mode >= 2)
+        for (size_t i = n; i > 1; --i) std::swap(S.order[i - 1], S.order[rnd() % i]);
+    bool progress = false;
+    for (size_t i = 0; i < n; ++i) {
+        Fiber& x = S.f[S.order[i]];
+        if (x.st == READY) {
+            progress = true;
+            to_fiber(x);
+            if (!S.err.empty()) return;
+        }
+    }
+    if (S.alive && S.at_bar == S.alive) {
+        int site = -1;
+        for (auto& x : S.f)
+            if (x.st == BLOCK) {
+                if (site < 0)
+                    site = x.arg;
+                else if (x.arg != site) {
+                    threadIdx = x.tid;
+                    return fail("__syncthreads reached at two places", x.line);
+                }
+                x.st = READY;
+            }
+        S.at_bar = 0;
+        ++S.block_epoch;
+        progress = true;
+    }
+    if (!progress)
+        for (auto& x : S.f)
+            if (x.st == WARP && complete(x.warp, x.mask, x.op)) {
+                progress = true;
+                break;
+            }
+    if (!progress)
+        for (auto& x : S.f)
+            if (x.st != DONE) {
+                threadIdx = x.tid;
+                return fail(x.st == BLOCK ? "deadlock: waiting in __syncthreads"
+                                          : "deadlock: waiting in a warp collective",
+                            x.line);
+            }
+}
+// The running block makes way for another.
+SHIM_NOSAN inline void change(Block& other) {
+    S.shared.resize(shared_bytes());
+    copy_raw(S.shared.data(), __start_cuda_shared, S.shared.size());
+    std::swap(static_cast<Block&>(S), other);
+    copy_raw(__start_cuda_shared, S.shared.data(), S.shared.size());
+    blockIdx = S.at;
+}
+// Which block of a grid comes first, second, and so on. At random each may be the last: whose turn it is the order tells.
+inline std::vector<uint64_t> sequence(std::vector<uint64_t> all) {
+    uint64_t blocks = all.size();
+    if (S.mode == 1) std::reverse(all.begin(), all.end());
+    if (S.mode >= 2 && blocks > 0) {
+        std::swap(all[(S.mode - 2) % blocks], all[blocks - 1]);
+        for (uint64_t i = blocks - 1; i > 1; --i) std::swap(all[i - 1], all[rnd() % i]);
+    }
+    return all;
+}
+// run a grid, or those of its blocks that are chosen; returns "" or what went wrong
+SHIM_NOSAN inline std::string run(dim3 g, dim3 b, size_t dyn, std::vector<uint64_t> chosen, void (*call)(void*), void* ctx) {
+    size_t n = size_t(b.x) * b.y * b.z;
+    if (n == 0 || n > 1024) return "block size";
+    S.rng = 0x9E3779B97F4A7C15ull * (S.mode + 1) | 1;
+    S.yield_on_atomic = S.mode >= 2;
+    if (S.pool_n < RESIDENT * n) {
+        if (S.pool) munmap(S.pool, S.pool_n * STACK);
+        S.pool_n = RESIDENT * n;
+        S.pool = static_cast<char*>(
+            mmap(nullptr, S.pool_n * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    }
+    S.err.clear();
+    ++S.launch_id;
+    S.n = int(n);
     S.call = call;
     S.ctx = ctx;
     blockDim = b;
     gridDim = g;
-    for (unsigned bz = 0; bz < g.z; ++bz)
-        for (unsigned by = 0; by < g.y; ++by)
-            for (unsigned bx = 0; bx < g.x; ++bx) {
-                blockIdx = S.mode == 1 ? uint3{g.x - 1 - bx, g.y - 1 - by, g.z - 1 - bz} : uint3{bx, by, bz};
-                S.alive = int(n);
-                S.at_bar = 0;
-                ++S.block_epoch;
-                poison();  // shared memory starts undefined
-                memset(S.dyn.data(), 0xFF, S.dyn.size());
-                std::fill(S.nwait.begin(), S.nwait.end(), 0);
-                for (size_t i = 0; i < n; ++i) {
-                    Fiber& x = S.f[i];
-                    x.stack = S.pool + i * STACK;
-                    x.tid = {unsigned(i % b.x), unsigned(i / b.x % b.y), unsigned(i / b.x / b.y)};
-                    x.st = READY;
-                    x.warp = int(i / 32);
-                    x.lane = int(i % 32);
-                    S.order[i] = S.mode == 1 ? int(n - 1 - i) : int(i);
-                    start(x);
-                }
-                while (S.alive) {
-                    if (S.mode >= 2)
-                        for (size_t i = n; i > 1; --i) std::swap(S.order[i - 1], S.order[rnd() % i]);
-                    bool progress = false;
-                    for (size_t i = 0; i < n; ++i) {
-                        Fiber& x = S.f[S.order[i]];
-                        if (x.st == READY) {
-                            progress = true;
-                            to_fiber(x);
-                            if (!S.err.empty()) return S.err;
-                        }
-                    }
-                    if (S.alive && S.at_bar == S.alive) {
-                        int site = -1;
-                        for (auto& x : S.f)
-                            if (x.st == BLOCK) {
-                                if (site < 0)
-                                    site = x.arg;
-                                else if (x.arg != site) {
-                                    threadIdx = x.tid;
-                                    fail("__syncthreads reached at two places", x.line);
-                                    return S.err;
-                                }
-                                x.st = READY;
-                            }
-                        S.at_bar = 0;
-                        ++S.block_epoch;
-                        progress = true;
-                    }
-                    if (!progress)
-                        for (auto& x : S.f)
-                            if (x.st == WARP && complete(x.warp, x.mask, x.op)) {
-                                progress = true;
-                                break;
-                            }
-                    if (!progress) {
-                        for (auto& x : S.f)
-                            if (x.st != DONE) {
-                                threadIdx = x.tid;
-                                fail(x.st == BLOCK ? "deadlock: waiting in __syncthreads"
-                                                   : "deadlock: waiting in a warp collective",
-                                     x.line);
-                                return S.err;
-                            }
-                    }
-                }
+    std::vector<uint64_t> blocks = sequence(std::move(chosen));
+    // The check for races knows of one block at a time.
+    size_t resident = S.mode >= 2 && !cuda_shim_atomic ? RESIDENT : 1;
+    S.aside.clear();
+    size_t running = 0;
+    std::vector<char*> stacks;
+    for (size_t i = resident; i-- > 0;) stacks.push_back(S.pool + i * n * STACK);
+    for (size_t next = 0; next < blocks.size() || running > 0;) {
+        // The last one begins when all others are done.
+        bool may = next + 1 < blocks.size() ? running < resident : next < blocks.size() && running == 0;
+        if (may) {
+            if (running > 0) {
+                S.aside.emplace_back();
+                change(S.aside.back());
             }
+            uint64_t at = blocks[next++];
+            blockIdx = uint3{unsigned(at % g.x), unsigned(at / g.x % g.y), unsigned(at / g.x / g.y)};
+            begin(blockIdx, dyn, stacks.back());
+            stacks.pop_back();
+            ++running;
+            continue;
+        }
+        if (!S.aside.empty() && rnd() % 2 == 0) change(S.aside[rnd() % S.aside.size()]);
+        turn();
+        if (!S.err.empty()) return S.err;
+        if (S.alive == 0) {
+            stacks.push_back(S.f[0].stack);
+            if (--running > 0) {
+                change(S.aside.back());
+                S.aside.pop_back();
+            }
+        }
+    }
     return "";
 }
 template <class... A, size_t... I>
@@ -329,7 +390,8 @@ inline void unpack(void (*k)(A...), void** p, std::index_sequence<I...>) {
 // Like cuLaunchKernel's kernelParams; the first is a struct of `size` bytes, and there are `count` (0 where nobody
 // knows).
 template <class... A>
-inline std::string launch(void (*k)(A...), dim3 g, dim3 b, size_t dyn, void** params, size_t size, size_t count) {
+inline std::string launch(void (*k)(A...), dim3 g, dim3 b, size_t dyn, std::vector<uint64_t> chosen, void** params,
+                          size_t size, size_t count) {
     if (count != 0 && sizeof...(A) != count)
         return "takes " + std::to_string(sizeof...(A)) + " arguments, not " + std::to_string(count);
     size_t first = sizeof(std::tuple_element_t<0, std::tuple<std::decay_t<A>...>>);
@@ -340,7 +402,7 @@ inline std::string launch(void (*k)(A...), dim3 g, dim3 b, size_t dyn, void** pa
         void** p;
     } c{k, params};
     return run(
-        g, b, dyn,
+        g, b, dyn, std::move(chosen),
         [](void* v) {
             C* c = static_cast<C*>(v);
             unpack(c->k, c->p, std::index_sequence_for<A...>{});
@@ -356,8 +418,9 @@ SHIM_NOSAN inline T rmw(T* p, F f) {
     return o;
 }
 }  // namespace cuda_shim
-// Entry point of a kernel, for dlsym. Threads of a block run forwards (order 0), backwards (1; blocks too) or at random (from 2
-// on, also giving way at atomics). Returns whether it failed, and then why.
+// Entry point of a kernel, for dlsym. The threads of a block, and the blocks of a grid one after another, run forwards (order 0),
+// backwards (1) or at random (from 2 on): then threads also give way at atomics, and a few blocks run at a time, of which block
+// `order - 2` (modulo their number) begins when all others are done. Returns whether it failed, and then why.
 struct cuda_shim_launch {
     unsigned grid[3], block[3];
     size_t dynamic;
@@ -366,12 +429,22 @@ struct cuda_shim_launch {
     int order;
     char* error;
     size_t room;
+    const uint64_t* chosen;  // numbers of the blocks that run; null for all
+    size_t chosen_count;
 };
 template <class... A>
 inline void cuda_shim_arguments(void (*)(A...), size_t* first, size_t* count) {
     *first = sizeof(std::tuple_element_t<0, std::tuple<std::decay_t<A>...>>);
     *count = sizeof...(A);
 }
+namespace cuda_shim {
+inline std::vector<uint64_t> chosen(const cuda_shim_launch* l) {
+    if (l->chosen) return std::vector<uint64_t>(l->chosen, l->chosen + l->chosen_count);
+    std::vector<uint64_t> all(uint64_t(l->grid[0]) * l->grid[1] * l->grid[2]);
+    for (uint64_t i = 0; i < all.size(); ++i) all[i] = i;
+    return all;
+}
+}  // namespace cuda_shim
 // Beside it: bytes of its first argument, and how many there are; the others are pointers.
 #define SHIM_EXPORT(kernel)                                                                                   \
     extern "C" __attribute__((visibility("default"))) void shim_arguments_##kernel(size_t* f, size_t* n) {    \
@@ -381,7 +454,7 @@ inline void cuda_shim_arguments(void (*)(A...), size_t* first, size_t* count) {
         cuda_shim::S.mode = l->order;                                                                         \
         const unsigned *g = l->grid, *b = l->block;                                                           \
         std::string e = cuda_shim::launch(kernel, dim3(g[0], g[1], g[2]), dim3(b[0], b[1], b[2]), l->dynamic, \
-                                          l->params, l->size, l->count);                                      \
+                                          cuda_shim::chosen(l), l->params, l->size, l->count);                \
         snprintf(l->error, l->room, "%s", e.c_str());                                                         \
         return !e.empty();                                                                                    \
     }

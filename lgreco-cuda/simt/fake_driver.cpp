@@ -23,6 +23,8 @@ struct Launch {  // cuda_shim_launch
     int order;
     char* error;
     size_t room;
+    const uint64_t* chosen;
+    size_t chosen_count;
 };
 
 // A function of a module: the kernel, the bytes of its first argument, and how many there are.

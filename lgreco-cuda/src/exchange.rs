@@ -8,6 +8,7 @@
 
 #[cfg(feature = "train")]
 mod bucket;
+mod layer;
 mod program;
 mod summed;
 mod sums;
@@ -23,9 +24,9 @@ use crate::tensor::checked;
 pub use bucket::{DeviceBucket, DeviceLayer, DeviceMemory, DeviceRequest};
 use bytemuck::Zeroable;
 #[cfg(test)]
-pub(crate) use program::Layer;
-use program::PROGRAM;
-pub(crate) use program::Program;
+pub(crate) use layer::Layer;
+use layer::PROGRAM;
+pub(crate) use layer::Program;
 pub use program::{ExchangeConfig, ExchangeProgram, OnFault};
 #[cfg(test)]
 pub(crate) use summed::{Dense, PEER, Params as SumsParams};

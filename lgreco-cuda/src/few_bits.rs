@@ -1,14 +1,16 @@
 //! Rows of TopK in few bits: what `kept_errors.cu` is asked to do.
 //!
 //! What is left out is measured as for TopK in full. What the largest k keeps is written down once, as in a payload; among that the cut
-//! of each k is found, and what it keeps fills the bins of its range. All k share launches.
+//! of each k is found, and what it keeps fills the bins of its range. Layers share these launches, five to write down and four to
+//! measure, and so do all their k: as many as the workspace has room for.
 
 use crate::Error;
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
-use crate::selection::{self, BINS, CUT, KEPT, PROGRAM, Params, Top, find_cuts};
+use crate::selection::{self, PROGRAM, find_cuts};
 use crate::tensor::Tensor;
 use crate::topk;
+use crate::tops::{BINS, CUT, KEPT, Params, Place, Top, Tops};
 use lgreco_core::compress::topk::TopK;
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::gradient::Dtype;
@@ -17,50 +19,96 @@ use lgreco_core::gradient::Dtype;
 const MOST_BITS: usize = 8;
 /// Bytes of `BinSquares`.
 const SQUARES: u64 = 128 * (3 * 8 + 4);
-/// Numbers of values kept that share launches.
-const TOGETHER: usize = if cfg!(test) { 3 } else { 256 };
+/// Two words for what is known of magnitudes, of which rows need nothing.
+const TOLD: u64 = 8;
+/// Bytes of workspace from which on no more layers, and no more k, are measured together.
+pub(crate) const TOGETHER: u64 = 256 << 20;
 
 /// Words of results that a row takes: those of TopK in full, then errors by the number of bits for each k.
 pub(crate) const fn result_words(keeps: usize) -> usize {
     topk::result_words(keeps) + MOST_BITS * keeps
 }
 
-/// Enqueued: what sending means for what each of `keeps` keeps costs, to `results`, behind what TopK's row in full has written there.
-/// There are some, all from 1 to the number of elements.
-pub(crate) fn measure(gpu: &mut Gpu, tensor: &Tensor, keeps: &[u32], results: Part) -> Result<(), Error> {
-    let errors = results.from(8 * topk::result_words(keeps.len()) as u64);
-    let most = keeps.iter().copied().max().unwrap_or(0);
-    let top = TopK { keep: most, values: Dtype::F32 };
-    // What is known of magnitudes goes where errors will be.
-    let payload = selection::make(gpu, tensor, top.into(), errors.cut(0, 8))?;
-    let kept = Tensor::of_part(payload.cut(HEADER_LEN as u64, 4 * u64::from(most)));
-    let mut rest = errors;
-    for keeps in keeps.chunks(TOGETHER) {
-        measure_group(gpu, &kept, keeps, rest)?;
-        rest = rest.from(8 * (MOST_BITS * keeps.len()) as u64);
+/// A layer that is measured.
+#[derive(Clone, Copy)]
+pub(crate) struct Layer<'a> {
+    pub(crate) tensor: Tensor,
+    /// Of which there are some, all from 1 to the number of elements.
+    pub(crate) keeps: &'a [u32],
+    /// Where its words begin among all results.
+    pub(crate) word: usize,
+}
+
+impl Layer<'_> {
+    /// What each k keeps of as many values as the largest does, which are written down in a payload.
+    fn rows(&self, payload: u64, most: u32) -> impl Iterator<Item = Top> {
+        let (kept, errors) = ((payload + HEADER_LEN as u64) / 4, self.word + topk::result_words(self.keeps.len()));
+        let row = move |(number, &keep): (usize, &u32)| {
+            Top::of_row(keep, MOST_BITS as u32, (kept, most), (errors + MOST_BITS * number) as u64)
+        };
+        self.keeps.iter().enumerate().map(row)
+    }
+}
+
+/// Enqueued: what sending means for what each k keeps costs, behind what TopK's row in full has written of each layer. As many share
+/// launches as take `together` bytes of workspace.
+pub(crate) fn measure(gpu: &mut Gpu, layers: &[Layer<'_>], together: u64, results: Part) -> Result<(), Error> {
+    let mut rest = layers;
+    while let Some(Layer { tensor, .. }) = rest.first() {
+        let dtype = tensor.dtype;
+        let alike = || rest.iter().take_while(|layer| layer.tensor.dtype == dtype);
+        // Values are numbered from the lowest address on.
+        let base = alike().map(|layer| layer.tensor.part.address).min().unwrap_or(0);
+        let (mut tops, mut rows, mut count) = (Tops::default(), Vec::new(), 0);
+        for (layer, number) in alike().zip(0u32..) {
+            let keep = layer.keeps.iter().copied().max().unwrap_or(0);
+            let (first, payload) = ((layer.tensor.part.address - base) / dtype.bytes() as u64, tops.end());
+            let place = Place { layer: number, first, start: 0, payload, header: [0; 2] };
+            tops.push(place, TopK { keep, values: Dtype::F32 }.into(), layer.tensor.elements)?;
+            rows.extend(layer.rows(payload, keep));
+            count += 1;
+            if tops.bytes(1) + tops.end() >= together {
+                break;
+            }
+        }
+        let sizes = [PROGRAM + TOLD, tops.bytes(1)];
+        let [state, memory] = gpu.scratch(Scratch::Bins, sizes.iter().sum())?.split(sizes);
+        gpu.clear(state)?;
+        tops.begin(gpu, 1, memory)?;
+        let message = gpu.scratch(Scratch::Bits, tops.end())?;
+        let values = Part { address: base, bytes: 0 };
+        tops.write_down(gpu, dtype, memory, [state, values, state.from(PROGRAM), message])?;
+        measure_rows(gpu, rows, together, message, results)?;
+        rest = &rest[count..];
     }
     Ok(())
 }
 
-fn measure_group(gpu: &mut Gpu, kept: &Tensor, keeps: &[u32], errors: Part) -> Result<(), Error> {
-    let (mut tops, mut top_of) = (Vec::new(), Vec::new());
-    for (&keep, number) in keeps.iter().zip(0u32..) {
-        let top = Top::of_row(keep, MOST_BITS as u32, kept.elements, top_of.len() as u32);
-        top_of.extend(std::iter::repeat_n(number, top.spans()));
-        tops.push(top);
+/// Enqueued: the errors of each k, of what the message holds.
+fn measure_rows(gpu: &mut Gpu, rows: Vec<Top>, together: u64, message: Part, results: Part) -> Result<(), Error> {
+    let mut rest = rows.into_iter().peekable();
+    while rest.peek().is_some() {
+        let (mut tops, mut top_of, mut bytes) = (Vec::new(), Vec::new(), 0);
+        while let Some(mut row) = rest.next_if(|_| bytes < together) {
+            row.first_span = top_of.len() as u32;
+            top_of.extend(std::iter::repeat_n(tops.len() as u32, row.spans()));
+            tops.push(row);
+            bytes = (SQUARES + CUT + 4 * BINS) * tops.len() as u64 + (KEPT + 4) * top_of.len() as u64;
+        }
+        let (layers, spans) = (tops.len() as u64, top_of.len() as u64);
+        let tables: [&[u8]; 2] = [bytemuck::cast_slice(&tops), bytemuck::cast_slice(&top_of)];
+        let [tops, top_of] = gpu.upload(Scratch::Layers, &tables.concat())?.split(tables.map(|t| t.len() as u64));
+        let sizes = [PROGRAM, SQUARES * layers, CUT * layers, 4 * BINS * layers];
+        let state = gpu.scratch(Scratch::Bins, sizes.iter().sum())?;
+        gpu.clear(state)?;
+        let [program, squares, cuts, bins] = state.split(sizes);
+        let of_spans = gpu.scratch(Scratch::Records, KEPT * spans)?;
+        let params = Params::of_rows([layers, spans].map(|count| count as u32));
+        // There are no residuals, nor is anything gathered or sent.
+        find_cuts(gpu, params, [tops, top_of, program, message, message, cuts], [bins, of_spans, tops, tops])?;
+        selection::measure_kept(gpu, params, [tops, top_of, message, cuts, squares, results])?;
     }
-    let (layers, spans) = (keeps.len() as u64, top_of.len() as u64);
-    let tables: [&[u8]; 2] = [bytemuck::cast_slice(&tops), bytemuck::cast_slice(&top_of)];
-    let [tops, top_of] = gpu.upload(Scratch::Layers, &tables.concat())?.split(tables.map(|t| t.len() as u64));
-    let sizes = [PROGRAM, SQUARES * layers, CUT * layers, 4 * BINS * layers];
-    let state = gpu.scratch(Scratch::Bins, sizes.iter().sum())?;
-    gpu.clear(state)?;
-    let [program, squares, cuts, bins] = state.split(sizes);
-    let of_spans = gpu.scratch(Scratch::Records, KEPT * spans)?;
-    let params = Params::of_rows([layers, spans].map(|count| count as u32));
-    // There are no residuals, nor is anything gathered or sent.
-    find_cuts(gpu, params, [tops, top_of, program, kept.part, kept.part, cuts], [bins, of_spans, tops, tops])?;
-    selection::measure_kept(gpu, params, [tops, top_of, kept.part, cuts, squares, errors])
+    Ok(())
 }
 
 /// Makes a row of the words that [`measure`] and TopK's row in full wrote, of so many `keeps`.

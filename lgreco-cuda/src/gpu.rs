@@ -36,7 +36,6 @@ pub(crate) enum Scratch {
     P,
     Q,
     Chunks,
-    InnerProducts,
     Triangle,
     Matrices,
     Counters,
@@ -269,11 +268,27 @@ impl Drop for Gpu {
 }
 
 /// Blocks of kernels whose threads take more than one share when there would be more of them; enough to fill any
-/// device, and so few in tests that it happens there.
-const MOST: u64 = if cfg!(test) { 3 } else { 2048 };
+/// device.
+#[cfg(not(test))]
+pub(crate) const fn most() -> u64 {
+    2048
+}
+
+#[cfg(test)]
+thread_local! {
+    /// So few in tests that it happens there, unless one says otherwise.
+    pub(crate) static MOST: std::cell::Cell<u64> = const { std::cell::Cell::new(3) };
+}
+
+#[cfg(test)]
+pub(crate) fn most() -> u64 {
+    MOST.get()
+}
 
 /// Blocks of a launch over several layers, if there is more than one.
-pub(crate) const TOGETHER: u64 = 64 * MOST;
+pub(crate) fn together() -> u64 {
+    64 * most()
+}
 
 /// Blocks for `threads` threads.
 pub(crate) fn blocks(threads: u64) -> u64 {
@@ -282,10 +297,10 @@ pub(crate) fn blocks(threads: u64) -> u64 {
 
 /// Blocks for at most `threads` threads, which go over their shares in a loop.
 pub(crate) fn looping_blocks(threads: u64) -> u64 {
-    blocks(threads).min(MOST)
+    blocks(threads).min(most())
 }
 
 /// Blocks for pieces of work, each of which takes one; they go over their shares in a loop.
 pub(crate) fn looping_pieces(pieces: u64) -> u64 {
-    pieces.min(MOST)
+    pieces.min(most())
 }

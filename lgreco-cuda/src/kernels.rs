@@ -4,7 +4,6 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Module {
     Magnitude,
-    Sums,
     Qsgd,
     #[cfg(feature = "train")]
     Feedback,
@@ -25,9 +24,8 @@ macro_rules! file {
 
 impl Module {
     #[cfg(all(any(test, feature = "testing"), feature = "train"))]
-    pub(crate) const ALL: [Module; 10] = [
+    pub(crate) const ALL: [Module; 9] = [
         Module::Magnitude,
-        Module::Sums,
         Module::Qsgd,
         Module::Feedback,
         Module::Exchange,
@@ -42,7 +40,6 @@ impl Module {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Module::Magnitude => "magnitude.cu",
-            Module::Sums => "sums.cu",
             Module::Qsgd => "qsgd.cu",
             #[cfg(feature = "train")]
             Module::Feedback => "feedback.cu",
@@ -70,7 +67,6 @@ impl Module {
         const ORTHONORMAL: &str = file!("orthonormal.cu");
         match self {
             Module::Magnitude => [DEVICE, VALUES, file!("magnitude.cu")].concat(),
-            Module::Sums => [DEVICE, file!("sums.cu")].concat(),
             Module::Qsgd => [DEVICE, VALUES, PHILOX, BUCKETS, CODES, file!("qsgd.cu")].concat(),
             #[cfg(feature = "train")]
             Module::Feedback => [DEVICE, VALUES, PHILOX, file!("feedback.cu")].concat(),

@@ -37,8 +37,8 @@
 //! |---|---|
 //! | `backend` | [`CudaBackend`]: the core's trait, and calls on device memory |
 //! | `device_payloads`, `pending` | payloads that stay on the device; what has been enqueued and not been checked |
-//! | `rows`, `codec`, `tensor`, `feedback`, `magnitude`, `sums`, `error` | as in lgreco-wgpu |
-//! | `exchange` | the exchange of a bucket without the host: `bucket`, a space of lgreco-train's flights; its program; what is gathered (QSGD here, TopK by `selection`) and what is summed (`sums`) |
+//! | `rows`, `codec`, `tensor`, `feedback`, `magnitude`, `error` | as in lgreco-wgpu |
+//! | `exchange` | the exchange of a bucket without the host: `bucket`, a space of lgreco-train's flights; its program, and what kernels read of it and of layers (`layer`); what is gathered (QSGD here, TopK by `selection`) and what is summed (`sums`) |
 //! | `factors` | tables of matrices and their factors, for launches over many of them |
 //! | `device` | trait `Device`: memory, copies and launches |
 //! | `driver`, `counting`, `simt` | its implementations: the driver; notes of what is asked for; the processor |
@@ -49,6 +49,7 @@
 //! | `kernels` | sources put together from `kernels/*.cu` |
 //! | `nvrtc`, `cublas`, `libraries` | NVRTC's functions; cuBLAS's product; where both libraries may be |
 //! | `qsgd`, `topk`, `powersgd` | what the `.cu` file of the same name is asked to do, and `orthonormal.cu` |
+//! | `tops` | tables of layers under TopK |
 //! | `selection` | TopK's payloads, of one layer or of all of an exchange, and their means: `sample.cu`, `selection.cu`, `kept.cu`, `kept_means.cu` |
 //! | `positions` | TopK's payloads back to values; `topk` has its rows, `few_bits` those in few bits: `kept_errors.cu` |
 //! | `staging` | page-locked memory through which bytes of the host go to the device |
@@ -59,7 +60,7 @@
 //!
 //! Kernels are checked without a GPU in five ways that fail apart: NVRTC compiles them for every architecture (no spills,
 //! registers counted); nvdisasm tells what their loops cost (`roofline`); g++ compiles the same files against a shim, so that the conformance suite runs through the same
-//! launches, in several thread orders; the shim's race check and the sanitizers watch them; and a stand-in for the driver's
+//! launches, in several orders of threads and of blocks; the shim's race check and the sanitizers watch them; and a stand-in for the driver's
 //! library runs what only `driver.rs` does. Planted faults of each kind are tests.
 //!
 //! A method is a pair of files, `NAME.rs` and `kernels/NAME.cu`, and these entries:
@@ -76,7 +77,6 @@
 //! * `rows.rs`: words of results (the first is the bits of the largest magnitude, where not finite or always), `check`,
 //!   `row` (enqueues) and `take_row` (makes the row of what came back); `codec.rs`: `header`, `enqueue`, `check` and
 //!   `decode`.
-//! * `sums::add` adds up records of f64 partial sums, one record per block, in a fixed order.
 //! * Tests: the method's suite in `tests/conformance.rs`, its `Params` in `tests/sources.rs`. The device of the tests makes
 //!   every part new, of exactly its size and full of rubbish, so that the sanitizers see every mistake.
 #![warn(missing_docs)]
@@ -128,7 +128,6 @@ mod shipped;
 mod simt;
 #[allow(unsafe_code)]
 mod staging;
-mod sums;
 #[allow(unsafe_code)]
 mod tensor;
 #[cfg(any(test, feature = "testing"))]
@@ -137,6 +136,7 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 mod topk;
+mod tops;
 
 pub use backend::CudaBackend;
 pub use error::{DeviceJobError, Error};

@@ -4,8 +4,9 @@ use crate::Error;
 use crate::device::{BLOCK, Part};
 use crate::gpu::{Gpu, Scratch, blocks};
 use crate::kernels::{Kernel, Module};
-use crate::selection::Keep;
+
 use crate::tensor::Tensor;
+use crate::tops::Keep;
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::topk::{Coding, Layout};
 use lgreco_core::compress::wire::HEADER_LEN;

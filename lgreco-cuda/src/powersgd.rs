@@ -189,7 +189,8 @@ impl Tables {
     /// Bytes of workspace.
     fn bytes(&self) -> u64 {
         let Totals { p, q, partial, gram, triangle, .. } = self.factors.totals;
-        4 * (p + q + partial) + 8 * (gram + triangle + RANKS as u64 * self.runs)
+        // Chunks of products and parts of inner products take turns.
+        4 * (p + q) + (4 * partial).max(8 * gram) + 8 * (triangle + RANKS as u64 * self.runs)
     }
 }
 
@@ -282,7 +283,7 @@ impl Run {
 
     /// Enqueued: makes the columns of `p` orthonormal; those that depend on columns before them become zeros.
     fn orthonormalise(&self, gpu: &mut Gpu) -> Result<(), Error> {
-        let partial = gpu.scratch(Scratch::InnerProducts, 8 * self.totals.gram)?;
+        let partial = gpu.scratch(Scratch::Chunks, 8 * self.totals.gram)?;
         let triangle = gpu.scratch(Scratch::Triangle, 8 * self.totals.triangle)?;
         for second in [0, 1] {
             let params = Params { second, ..self.base };

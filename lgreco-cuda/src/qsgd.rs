@@ -8,14 +8,14 @@
 //!
 //! In the usual case (buckets of 512 under max norm with a sign, rounded at random) a warp holds a bucket in registers.
 //!
-//! Consecutive layers of a table share a launch, each with its own blocks, as long as these are not too many in all. In
-//! hybrid tables a layer's rows of all methods follow one another, so no launch is shared.
+//! Consecutive layers of a table share a launch, each with its own blocks, as long as these, and grids in memory, are not too many in
+//! all. In hybrid tables a layer's rows of all methods follow one another, so no launch is shared.
 
+use crate::Error;
 use crate::device::{BLOCK, Part};
-use crate::gpu::{Gpu, Scratch, TOGETHER, blocks, looping_blocks};
+use crate::gpu::{self, Gpu, Scratch, blocks, looping_blocks};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
-use crate::{Error, sums};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::compress::wire::HEADER_LEN;
@@ -80,9 +80,10 @@ const PER_ENCODER: u64 = 16;
 const SPAN: u64 = 4096;
 /// The bucket that a warp holds in registers.
 const TILE: u32 = 512;
-/// Bytes of `Extremes` and of `Grid`.
+/// Bytes of `Extremes` and of `Grid`, and of all of both where layers share launches.
 const EXTREMES: u64 = 12;
 const GRID: u64 = 24;
+const GRIDS: u64 = 64 << 20;
 /// Widths of a record of sums.
 const WIDTHS: u32 = 8;
 
@@ -120,18 +121,6 @@ fn params(tensor: &Tensor, qsgd: Qsgd) -> Params {
     }
 }
 
-/// Enqueued: the grids of all buckets. The first word of `result` becomes at least the largest magnitude where that is not
-/// finite.
-fn grids(gpu: &mut Gpu, tensor: &Tensor, params: Params, result: Part) -> Result<Part, Error> {
-    let buckets = u64::from(params.buckets);
-    let extremes = gpu.scratch(Scratch::Extremes, EXTREMES * buckets)?;
-    gpu.clear(extremes)?;
-    gpu.launch(kernel("extreme_values"), params, &[tensor.part, extremes], reading_blocks(params.count))?;
-    let grids = gpu.scratch(Scratch::Grids, GRID * buckets)?;
-    gpu.launch(kernel("make_grids"), params, &[extremes, grids, result], blocks(buckets))?;
-    Ok(grids)
-}
-
 /// Words of results that [`measure`] writes: the largest magnitude if it is not finite, then a record of sums for the
 /// widths with a sign and one for those without.
 pub(crate) const RESULT_WORDS: usize = 1 + 2 * WIDTHS as usize;
@@ -165,23 +154,8 @@ impl Kind {
     }
 }
 
-/// Enqueued: the records of a kind for every tensor; results follow each other. Their first words as in [`grids`].
+/// Enqueued: the records of a kind for every tensor; results follow each other. Their first words as in [`Table::grids`].
 pub(crate) type Strategy = fn(&mut Gpu, &[Tensor], Kind, Part) -> Result<(), Error>;
-
-/// The [`Strategy`] by way of the grids of all buckets, which reads the values twice.
-pub(crate) fn rows(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<(), Error> {
-    for (index, tensor) in tensors.iter().enumerate() {
-        let results = results.cut(RESULTS * index as u64, RESULTS);
-        let params = kind.params(tensor);
-        let grids = grids(gpu, tensor, params, results)?;
-        let blocks = reading_blocks(tensor.elements);
-        let partials = gpu.scratch(Scratch::Partials, 8 * u64::from(WIDTHS) * blocks)?;
-        let kernel = kind.kernel("row", "row_of_residuals");
-        gpu.launch(kernel, params, &[tensor.part, grids, partials], blocks)?;
-        sums::add(gpu, partials, blocks, WIDTHS, results.from(kind.record))?;
-    }
-    Ok(())
-}
 
 /// `Layer` of `qsgd.cu`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -192,6 +166,8 @@ pub(crate) struct Layer {
     count: u32,
     first_block: u32,
     blocks: u32,
+    first_bucket: u32,
+    buckets: u32,
 }
 
 #[cfg(test)]
@@ -202,51 +178,105 @@ impl Layer {
         ("count", std::mem::offset_of!(Layer, count)),
         ("first_block", std::mem::offset_of!(Layer, first_block)),
         ("blocks", std::mem::offset_of!(Layer, blocks)),
+        ("first_bucket", std::mem::offset_of!(Layer, first_bucket)),
+        ("buckets", std::mem::offset_of!(Layer, buckets)),
     ];
 }
 
-/// The [`Strategy`] of one pass, for buckets that a block holds, and of one launch for many tensors; to the same bits.
-pub(crate) fn fused_rows(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<(), Error> {
-    by_layers(gpu, tensors, kind, results, kind.kernel("fused_row", "fused_row_of_residuals"))
+/// Tables of tensors that share launches.
+struct Table {
+    layers: Part,
+    layer_of: Part,
+    count: u64,
+    blocks: u64,
+    buckets: u64,
 }
 
-/// The same for buckets that a warp holds in registers, under max norm with a sign, rounded at random. At the end of a layer
-/// sums are rounded otherwise.
-fn usual_rows(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<(), Error> {
-    by_layers(gpu, tensors, kind, results, kernel("usual_row"))
-}
-
-fn by_layers(
-    gpu: &mut Gpu,
-    tensors: &[Tensor],
-    kind: Kind,
-    results: Part,
-    kernel_of_rows: Kernel,
-) -> Result<(), Error> {
-    let (mut rest, mut results) = (tensors, results);
-    while let Some(first) = rest.first() {
-        let (group, others) = rest.split_at(together(rest));
-        let (mut layers, mut layer_of) = (Vec::new(), Vec::new());
-        for (number, tensor) in group.iter().enumerate() {
-            let blocks = reading_blocks(tensor.elements);
+impl Table {
+    /// Enqueued: brings the tables to the device.
+    fn new(gpu: &mut Gpu, tensors: &[Tensor], bucket: u32) -> Result<Self, Error> {
+        let (mut layers, mut layer_of, mut all_buckets) = (Vec::new(), Vec::new(), 0);
+        for (tensor, number) in tensors.iter().zip(0u32..) {
+            let (blocks, buckets) = (reading_blocks(tensor.elements), tensor.elements.div_ceil(bucket));
             layers.push(Layer {
                 values: tensor.part.address,
                 dtype: tensor.dtype as u32,
                 count: tensor.elements,
                 first_block: layer_of.len() as u32,
                 blocks: blocks as u32,
+                first_bucket: all_buckets as u32,
+                buckets,
             });
-            layer_of.extend(std::iter::repeat_n(number as u32, blocks as usize));
+            layer_of.extend(std::iter::repeat_n(number, blocks as usize));
+            all_buckets += u64::from(buckets);
         }
-        let (count, blocks) = (layers.len() as u64, layer_of.len() as u64);
-        let partials = gpu.scratch(Scratch::Partials, 8 * u64::from(WIDTHS) * blocks)?;
-        let tables = [bytemuck::cast_slice::<_, u8>(&layers), bytemuck::cast_slice(&layer_of)].concat();
-        let tables = gpu.upload(Scratch::Layers, &tables)?;
-        let (layers, layer_of) =
-            (tables.cut(0, size_of::<Layer>() as u64 * count), tables.from(size_of::<Layer>() as u64 * count));
-        gpu.launch(kernel_of_rows, kind.params(first), &[layers, layer_of, partials, results], blocks)?;
-        gpu.launch(kernel("add_records"), kind.params(first), &[layers, partials, results.from(kind.record)], count)?;
-        (rest, results) = (others, results.from(RESULTS * count));
+        let tables = [bytemuck::cast_slice::<_, u8>(&layers), bytemuck::cast_slice(&layer_of)];
+        let [count, blocks] = [layers.len(), layer_of.len()].map(|len| len as u64);
+        let lens = tables.map(|table| table.len() as u64);
+        let [layers, layer_of] = gpu.upload(Scratch::Layers, &tables.concat())?.split(lens);
+        Ok(Table { layers, layer_of, count, blocks, buckets: all_buckets })
+    }
+
+    /// Enqueued: a launch with these parts behind the tables.
+    fn launch(&self, gpu: &mut Gpu, kernel: Kernel, params: Params, parts: &[Part]) -> Result<(), Error> {
+        gpu.launch(kernel, params, &[&[self.layers, self.layer_of], parts].concat(), self.blocks)
+    }
+
+    /// Enqueued: the grids of all buckets. The first word of each tensor's results becomes at least the largest magnitude where that
+    /// is not finite.
+    fn grids(&self, gpu: &mut Gpu, params: Params, results: Part) -> Result<Part, Error> {
+        let extremes = gpu.scratch(Scratch::Extremes, EXTREMES * self.buckets)?;
+        gpu.clear(extremes)?;
+        self.launch(gpu, kernel("extreme_values"), params, &[extremes, results])?;
+        let grids = gpu.scratch(Scratch::Grids, GRID * self.buckets)?;
+        self.launch(gpu, kernel("make_grids"), params, &[extremes, grids, results])?;
+        Ok(grids)
+    }
+}
+
+/// The [`Strategy`] by way of the grids of all buckets, which reads the values twice.
+pub(crate) fn rows(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<(), Error> {
+    in_groups(gpu, tensors, kind, results, |gpu, table, partials, results| {
+        let params = kind.params(&tensors[0]);
+        let grids = table.grids(gpu, params, results)?;
+        table.launch(gpu, kind.kernel("row", "row_of_residuals"), params, &[grids, partials, results])
+    })
+}
+
+/// The [`Strategy`] of one pass, for buckets that a block holds; to the same bits.
+pub(crate) fn fused_rows(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<(), Error> {
+    in_one_pass(gpu, tensors, kind, results, kind.kernel("fused_row", "fused_row_of_residuals"))
+}
+
+/// The same for buckets that a warp holds in registers, under max norm with a sign, rounded at random. At the end of a layer
+/// sums are rounded otherwise.
+fn usual_rows(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<(), Error> {
+    in_one_pass(gpu, tensors, kind, results, kernel("usual_row"))
+}
+
+fn in_one_pass(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part, rows: Kernel) -> Result<(), Error> {
+    in_groups(gpu, tensors, kind, results, |gpu, table, partials, results| {
+        table.launch(gpu, rows, kind.params(&tensors[0]), &[partials, results])
+    })
+}
+
+/// Enqueued: the records of tensors that share launches, of which `add` makes partial sums, behind their results.
+fn in_groups(
+    gpu: &mut Gpu,
+    tensors: &[Tensor],
+    kind: Kind,
+    results: Part,
+    add: impl Fn(&mut Gpu, &Table, Part, Part) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let (mut rest, mut results) = (tensors, results);
+    while let Some(first) = rest.first() {
+        let (group, others) = rest.split_at(together(rest, kind.qsgd.bucket));
+        let table = Table::new(gpu, group, kind.qsgd.bucket)?;
+        let partials = gpu.scratch(Scratch::Partials, 8 * u64::from(WIDTHS) * table.blocks)?;
+        add(gpu, &table, partials, results)?;
+        let parts = [table.layers, partials, results.from(kind.record)];
+        gpu.launch(kernel("add_records"), kind.params(first), &parts, table.count)?;
+        (rest, results) = (others, results.from(RESULTS * table.count));
     }
     Ok(())
 }
@@ -258,11 +288,12 @@ pub(crate) fn fewest_passes(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, resul
 }
 
 /// How many tensors from the first on one launch works on.
-fn together(tensors: &[Tensor]) -> usize {
-    let mut blocks = 0;
+fn together(tensors: &[Tensor], bucket: u32) -> usize {
+    let (mut blocks, mut buckets) = (0, 0);
     let fits = |&(index, tensor): &(usize, &Tensor)| {
         blocks += reading_blocks(tensor.elements);
-        index == 0 || blocks <= TOGETHER
+        buckets += u64::from(tensor.elements.div_ceil(bucket));
+        index == 0 || (blocks <= gpu::together() && (EXTREMES + GRID) * buckets <= GRIDS)
     };
     tensors.iter().enumerate().take_while(fits).count()
 }
@@ -308,7 +339,7 @@ fn codes_at(qsgd: Qsgd, elements: u32) -> u64 {
     (HEADER_LEN + scales_len(qsgd, elements.div_ceil(qsgd.bucket) as usize)) as u64
 }
 
-/// Enqueued: all of `payload` but the header. The first word of `result` as in [`grids`].
+/// Enqueued: all of `payload` but the header. The first word of `result` as in [`Table::grids`].
 pub(crate) fn encode(
     gpu: &mut Gpu,
     tensor: &Tensor,
@@ -337,7 +368,7 @@ pub(crate) fn encode(
             looping_blocks(u64::from(params.count).div_ceil(PER_ENCODER)),
         );
     }
-    let grids = grids(gpu, tensor, params, result)?;
+    let grids = Table::new(gpu, std::slice::from_ref(tensor), qsgd.bucket)?.grids(gpu, params, result)?;
     gpu.launch(kernel("scales"), params, &[grids, scales], blocks(u64::from(params.buckets)))?;
     let blocks = blocks(u64::from(params.count).div_ceil(PER_CODER));
     gpu.launch(kernel("encode"), params, &[tensor.part, grids, codes], blocks)

@@ -145,15 +145,14 @@ fn row(gpu: &mut Gpu, alike: &[Work<'_>], tensors: &[Tensor], results: Part) -> 
                 _ => None,
             });
             topk::measure(gpu, &layers.collect::<Vec<_>>(), sent, results)?;
-            let mut rest = results;
-            for (job, tensor) in alike.iter().zip(tensors) {
-                let own = rest.cut(0, 8 * result_words(job) as u64);
-                rest = rest.from(own.bytes);
+            let (mut few, mut word) = (Vec::new(), 0);
+            for (job, &tensor) in alike.iter().zip(tensors) {
                 if let Candidates::QuantisedTopK { keeps, .. } = job.candidates {
-                    few_bits::measure(gpu, tensor, keeps, own)?;
+                    few.push(few_bits::Layer { tensor, keeps, word });
                 }
+                word += result_words(job);
             }
-            Ok(())
+            few_bits::measure(gpu, &few, few_bits::TOGETHER, results)
         }
     }
 }

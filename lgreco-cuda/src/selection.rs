@@ -18,219 +18,19 @@ use crate::device::{BLOCK, Part};
 use crate::gpu::{Gpu, Scratch, looping_blocks, looping_pieces};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
-use bytemuck::{Pod, Zeroable};
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::topk::{Coding, TopK};
+use crate::tops::{BINS, CUT, ENTRY, FEW, KEPT, Keep, Params, Parts, Place, Top, Tops};
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::gradient::Dtype;
-use lgreco_core::internal::quantised_topk::in_full;
 
-/// `Params` of `tops.cu`.
-#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct Params {
-    dtype: u32,
-    layers: u32,
-    spans: u32,
-    chunks: u32,
-    remembers: u32,
-}
-
-#[cfg(test)]
-impl Params {
-    pub(crate) const FIELDS: &[&'static str] = &["dtype", "layers", "spans", "chunks", "remembers"];
-}
-
-impl Params {
-    /// Of as many k and spans, whose f32 values are measured.
-    pub(crate) fn of_rows([layers, spans]: [u32; 2]) -> Params {
-        Params { dtype: Dtype::F32 as u32, layers, spans, chunks: 0, remembers: 0 }
-    }
-}
-
-/// `Top` of `tops.cu`.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct Top {
-    first: u64,
-    payload: u64,
-    header_low: u64,
-    header_high: u64,
-    bits_at: u64,
-    low_at: u64,
-    high_at: u64,
-    end: u64,
-    room: u64,
-    room_size: u32,
-    layer: u32,
-    count: u32,
-    keep: u32,
-    sent: u32,
-    placement: u32,
-    low_bits: u32,
-    first_span: u32,
-    spans: u32,
-    first_chunk: u32,
-    chunks: u32,
-    bits: u32,
-    few: u32,
-    start: u32,
-}
-
-#[cfg(test)]
-impl Top {
-    pub(crate) const FIELDS: &[(&'static str, usize)] = &[
-        ("first", std::mem::offset_of!(Top, first)),
-        ("payload", std::mem::offset_of!(Top, payload)),
-        ("header_low", std::mem::offset_of!(Top, header_low)),
-        ("header_high", std::mem::offset_of!(Top, header_high)),
-        ("bits_at", std::mem::offset_of!(Top, bits_at)),
-        ("low_at", std::mem::offset_of!(Top, low_at)),
-        ("high_at", std::mem::offset_of!(Top, high_at)),
-        ("end", std::mem::offset_of!(Top, end)),
-        ("room", std::mem::offset_of!(Top, room)),
-        ("room_size", std::mem::offset_of!(Top, room_size)),
-        ("layer", std::mem::offset_of!(Top, layer)),
-        ("count", std::mem::offset_of!(Top, count)),
-        ("keep", std::mem::offset_of!(Top, keep)),
-        ("sent", std::mem::offset_of!(Top, sent)),
-        ("placement", std::mem::offset_of!(Top, placement)),
-        ("low_bits", std::mem::offset_of!(Top, low_bits)),
-        ("first_span", std::mem::offset_of!(Top, first_span)),
-        ("spans", std::mem::offset_of!(Top, spans)),
-        ("first_chunk", std::mem::offset_of!(Top, first_chunk)),
-        ("chunks", std::mem::offset_of!(Top, chunks)),
-        ("bits", std::mem::offset_of!(Top, bits)),
-        ("few", std::mem::offset_of!(Top, few)),
-        ("start", std::mem::offset_of!(Top, start)),
-    ];
-}
-
-/// What a layer keeps: so many values, in full or in `bits`, which are then not 0.
-#[derive(Clone, Copy)]
-pub(crate) struct Keep {
-    pub(crate) top: TopK,
-    pub(crate) bits: u8,
-}
-
-impl Keep {
-    /// Bytes of a payload's values, or of its means and codes.
-    pub(crate) fn bytes(self) -> u64 {
-        let keep = u64::from(self.top.keep);
-        match self.bits {
-            0 => keep * self.top.values.bytes() as u64,
-            bits => means_bytes(bits) + (keep * u64::from(bits)).div_ceil(8),
-        }
-    }
-}
-
-/// Bytes of the means that codes of `bits` bits stand for.
-fn means_bytes(bits: u8) -> u64 {
-    4 << (bits - 1)
-}
-
-impl From<TopK> for Keep {
-    fn from(top: TopK) -> Keep {
-        Keep { top, bits: 0 }
-    }
-}
-
-impl From<QuantisedTopK> for Keep {
-    fn from(few: QuantisedTopK) -> Keep {
-        Keep { top: in_full(&few), bits: few.bits }
-    }
-}
-
-/// Where a layer's values and its payload begin, and its header; of a part of a layer also where it begins in that.
-pub(crate) struct Place {
-    pub(crate) layer: u32,
-    pub(crate) first: u64,
-    pub(crate) start: u32,
-    pub(crate) payload: u64,
-    pub(crate) header: [u64; 2],
-}
-
-impl Top {
-    /// Of values that are measured: nothing of them is gathered, and there is no payload.
-    pub(crate) fn of_row(keep: u32, bits: u32, count: u32, first_span: u32) -> Top {
-        let spans = u64::from(count).div_ceil(SPAN) as u32;
-        Top { keep, bits, count, first_span, spans, ..Top::zeroed() }
-    }
-
-    /// How many there are.
-    pub(crate) fn spans(&self) -> usize {
-        self.spans as usize
-    }
-
-    /// The first of layers.
-    fn new(place: Place, keep: Keep, count: u32) -> Result<Top, Error> {
-        let Keep { top, bits } = keep;
-        let layout = top.layout(count)?;
-        let header = HEADER_LEN as u64;
-        let low = header + keep.bytes();
-        let chunks = match layout.coding {
-            Coding::All => u64::from(count).div_ceil(SPAN),
-            _ => layout.high_bytes.div_ceil(CHUNK),
-        };
-        let wanted = u64::from(top.keep) + u64::from(count) / 32;
-        Ok(Top {
-            first: place.first,
-            payload: place.payload,
-            header_low: place.header[0],
-            header_high: place.header[1],
-            bits_at: 8 * if bits == 0 { low } else { header + means_bytes(bits) },
-            low_at: 8 * low,
-            high_at: 8 * (low + layout.low_bytes),
-            end: 8 * (low + layout.bytes()),
-            room_size: if wanted <= u64::from(count) / 4 { wanted as u32 } else { 0 },
-            layer: place.layer,
-            start: place.start,
-            count,
-            keep: top.keep,
-            sent: top.values as u32,
-            placement: layout.coding as u32,
-            low_bits: layout.low_bits,
-            spans: u64::from(count).div_ceil(SPAN).max(1) as u32,
-            chunks: chunks.max(1) as u32,
-            bits: bits.into(),
-            ..Top::zeroed()
-        })
-    }
-}
-
-/// As in the sources: values of a span, windows of one, bytes of ones in a chunk, bins of a layer.
-const SPAN: u64 = 4096;
-const WINDOWS: u64 = 4;
-const CHUNK: u64 = 4 * BLOCK as u64;
-pub(crate) const BINS: u64 = 1 << 13;
 /// Blocks that draw a layer's sample.
 const DRAWS: u64 = 64;
 /// Spans under QSGD that a block looks at together.
 const WARP: u64 = 32;
-/// Bytes of `Cut`, of `Kept`, of an entry and of `Few`.
-pub(crate) const CUT: u64 = 48;
-pub(crate) const KEPT: u64 = 24;
-const ENTRY: u64 = 8;
-const FEW: u64 = 20 * 128;
 /// Bytes of `Program`.
 pub(crate) const PROGRAM: u64 = 120;
-/// Parts begin at multiples of it.
-const ALIGN: u64 = 16;
-
-impl Params {
-    /// Blocks that have spans in turn.
-    fn blocks(&self) -> u64 {
-        looping_blocks(u64::from(self.spans) * u64::from(BLOCK))
-    }
-}
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Selection, entry }
-}
-
-/// Of so many layers, spans and chunks of an exchange.
-fn params(dtype: Dtype, [layers, spans, chunks]: [u32; 3]) -> Params {
-    Params { dtype: dtype as u32, layers, spans, chunks, remembers: 1 }
 }
 
 /// Enqueued, in three launches: where the k largest of layers end, of which kernels take first the tables, the program, values, residuals
@@ -265,7 +65,7 @@ fn select(
     launch("write_kept", &[spans, entries, few, message])
 }
 
-/// Enqueued: the errors of each k and width, whose cuts are known.
+/// Enqueued: the errors of each k of each layer by width, whose cuts are known.
 pub(crate) fn measure_kept(gpu: &mut Gpu, params: Params, parts: [Part; 6]) -> Result<(), Error> {
     gpu.launch(kernel("measure_kept"), params, &parts, params.blocks())
 }
@@ -312,133 +112,28 @@ pub(crate) const KERNELS: [Kernel; 7] = [
     kernel("average_kept"),
 ];
 
-/// All layers under TopK.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Tops {
-    layers: Vec<Top>,
-    /// Of each span, and of each chunk.
-    top_of: Vec<u32>,
-    chunk_of: Vec<u32>,
-    /// Entries that there is room for.
-    room: u64,
-    /// Layers with codes.
-    few: u32,
-    /// How many layers, spans and chunks are of what this rank averages, which come first.
-    own: [u32; 3],
-}
-
-/// Where everything lies.
-struct Parts {
-    layers: Part,
-    top_of: Part,
-    chunk_of: Part,
-    cuts: Part,
-    bins: Part,
-    spans: Part,
-    entries: Part,
-    few: Part,
-    counts: Part,
-    before: Part,
-    done: Part,
-    starts: Part,
-}
-
 impl Tops {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.layers.is_empty()
-    }
-
-    /// Whether this rank averages any.
-    pub(crate) fn has_own(&self) -> bool {
-        self.own[0] > 0
-    }
-
-    /// What has been added so far is all that this rank averages.
-    pub(crate) fn end_own(&mut self) {
-        self.own = self.lens();
-    }
-
-    /// Layers, spans and chunks.
-    fn lens(&self) -> [u32; 3] {
-        [self.layers.len(), self.top_of.len(), self.chunk_of.len()].map(|len| len as u32)
-    }
-
-    /// Adds a layer of `count` values.
-    pub(crate) fn push(&mut self, place: Place, keep: Keep, count: u32) -> Result<(), Error> {
-        let too_many = |_| Error::from(lgreco_core::Error::TooManyElements { rows: count as usize, cols: 1 });
-        let number = self.layers.len() as u32;
-        let layer = Top {
-            room: self.room,
-            first_span: u32::try_from(self.top_of.len()).map_err(too_many)?,
-            first_chunk: u32::try_from(self.chunk_of.len()).map_err(too_many)?,
-            few: self.few,
-            ..Top::new(place, keep, count)?
-        };
-        self.top_of.extend(std::iter::repeat_n(number, layer.spans as usize));
-        self.chunk_of.extend(std::iter::repeat_n(number, layer.chunks as usize));
-        self.room += u64::from(layer.room_size);
-        self.few += u32::from(layer.bits != 0);
-        self.layers.push(layer);
-        Ok(())
-    }
-
-    /// Bytes of each part, in order.
-    fn sizes(&self, world: u32) -> [u64; 12] {
-        let [layers, spans, chunks] = [self.layers.len(), self.top_of.len(), self.chunk_of.len()].map(|len| len as u64);
-        let [own_layers, own_spans, own_chunks] = self.own.map(u64::from);
-        let world = u64::from(world);
-        [
-            size_of_val(&*self.layers) as u64,
-            4 * spans,
-            4 * chunks,
-            CUT * layers,
-            4 * BINS * layers,
-            KEPT * spans,
-            ENTRY * self.room,
-            FEW * u64::from(self.few),
-            4 * own_chunks * world,
-            4 * own_chunks * world,
-            4 * own_layers * world,
-            4 * (WINDOWS * own_spans + own_layers) * world,
-        ]
-    }
-
-    /// Bytes of memory that all of it takes.
-    pub(crate) fn bytes(&self, world: u32) -> u64 {
-        self.sizes(world).into_iter().map(|bytes| bytes.next_multiple_of(ALIGN)).sum()
-    }
-
-    fn parts(&self, world: u32, memory: Part) -> Parts {
-        let mut rest = memory;
-        let [layers, top_of, chunk_of, cuts, bins, spans, entries, few, counts, before, done, starts] =
-            self.sizes(world).map(|bytes| {
-                let part = rest.cut(0, bytes);
-                rest = rest.from(bytes.next_multiple_of(ALIGN));
-                part
-            });
-        Parts { layers, top_of, chunk_of, cuts, bins, spans, entries, few, counts, before, done, starts }
-    }
-
-    /// Enqueued: brings the tables to `memory`; counts begin as zeros.
-    pub(crate) fn begin(&self, gpu: &mut Gpu, world: u32, memory: Part) -> Result<(), Error> {
-        let parts = self.parts(world, memory);
-        gpu.write(bytemuck::cast_slice(&self.layers), parts.layers)?;
-        gpu.write(bytemuck::cast_slice(&self.top_of), parts.top_of)?;
-        gpu.write(bytemuck::cast_slice(&self.chunk_of), parts.chunk_of)?;
-        [parts.cuts, parts.bins, parts.few, parts.done].into_iter().try_for_each(|part| gpu.clear(part))
-    }
-
     /// Enqueued, in five launches: all payloads, and what is to be remembered; then what the other ranks are told of this one.
-    pub(crate) fn encode(
+    pub(crate) fn encode(&self, gpu: &mut Gpu, dtype: Dtype, of: (u32, Part), parts: [Part; 4]) -> Result<(), Error> {
+        self.write(gpu, Params::of_exchange(dtype, self.lens()), of, parts)
+    }
+
+    /// The same where nothing is remembered: where residuals would be are two words for what is known of magnitudes.
+    pub(crate) fn write_down(&self, gpu: &mut Gpu, dtype: Dtype, memory: Part, parts: [Part; 4]) -> Result<(), Error> {
+        let params = Params { remembers: 0, ..Params::of_exchange(dtype, self.lens()) };
+        self.write(gpu, params, (1, memory), parts)
+    }
+
+    fn write(
         &self,
         gpu: &mut Gpu,
-        dtype: Dtype,
+        params: Params,
         (world, memory): (u32, Part),
         [program, gradients, residuals, message]: [Part; 4],
     ) -> Result<(), Error> {
         let Parts { layers, top_of, cuts, bins, spans, entries, few, .. } = self.parts(world, memory);
         let common = [layers, top_of, program, gradients, residuals, cuts];
-        select(gpu, params(dtype, self.lens()), common, [bins, spans, entries, few, message])
+        select(gpu, params, common, [bins, spans, entries, few, message])
     }
 
     /// Enqueued: whether encoders wrote all payloads, also those of `spans` spans under QSGD, whose tables come last, and where in
@@ -451,7 +146,7 @@ impl Tops {
     ) -> Result<(), Error> {
         let Parts { layers, chunk_of, counts, before, done, starts, .. } = self.parts(world, memory);
         let chunks = u64::from(self.own[2]) * u64::from(world);
-        let params = params(Dtype::F32, self.own);
+        let params = Params::of_exchange(Dtype::F32, self.own);
         let common = [layers, chunk_of, program, messages];
         let parts = [&common[..], &[counts, before, done, of_layers, layer_of]].concat();
         let pieces = chunks.max(u64::from(spans).div_ceil(WARP)).max(1);
@@ -472,7 +167,8 @@ impl Tops {
         [program, messages, means]: [Part; 3],
     ) -> Result<(), Error> {
         let Parts { layers, top_of, starts, .. } = self.parts(world, memory);
-        let (params, parts) = (params(dtype, self.own), [layers, top_of, program, messages, starts, means]);
+        let (params, parts) =
+            (Params::of_exchange(dtype, self.own), [layers, top_of, program, messages, starts, means]);
         gpu.launch_capturable(kernel("average_kept"), params, &parts, params.blocks())
     }
 }

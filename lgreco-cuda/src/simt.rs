@@ -59,7 +59,9 @@ pub(crate) struct Edit {
 pub(crate) struct Simt {
     flavour: Flavour,
     order: c_int,
-    edit: Option<Edit>,
+    edits: Vec<Edit>,
+    /// Where some blocks are left out, memory is sparse, too.
+    chosen: Option<Chosen>,
     libraries: HashMap<Module, Library>,
 }
 
@@ -78,29 +80,44 @@ struct ShimLaunch {
     order: c_int,
     error: *mut c_char,
     room: usize,
+    chosen: *const u64,
+    chosen_count: usize,
 }
 
+/// Which blocks of a kernel's grid run; all of them if it does not say.
+pub(crate) type Chosen = fn(&Launch<'_>) -> Option<Vec<u64>>;
+
 impl Simt {
-    /// Threads of a block run forwards (`order` 0), backwards (1) or at random (from 2 on). An edited module is
-    /// compiled at once, so that no test takes an edit that cannot be made for a fault found. `None`, said aloud, where
-    /// there is no g++.
+    /// Threads of a block, and blocks of a grid, run forwards (`order` 0), backwards (1) or at random, some blocks at a time (from 2
+    /// on, so that block `order - 2` comes last). An edited module is compiled at once, so that no test takes an edit that cannot
+    /// be made for a fault found. `None`, said aloud, where there is no g++.
     pub(crate) fn new(flavour: Flavour, order: c_int, edit: Option<Edit>) -> Option<Self> {
+        Simt::edited(flavour, order, edit.into_iter().collect())
+    }
+
+    fn edited(flavour: Flavour, order: c_int, edits: Vec<Edit>) -> Option<Self> {
         if let Err(error) = Command::new("g++").arg("--version").output() {
             unavailable(&format!("no g++ to run kernels on the processor: {error}"));
             return None;
         }
-        let mut device = Simt { flavour, order, edit, libraries: HashMap::new() };
-        if let Some(edit) = edit {
+        let mut device = Simt { flavour, order, edits: edits.clone(), chosen: None, libraries: HashMap::new() };
+        for edit in edits {
             device.library(edit.module);
         }
         Some(device)
     }
 
+    /// A device for more values than anybody waits for: only blocks that are chosen run, and memory begins as zeros, which take
+    /// no room until they are written to.
+    pub(crate) fn sparse(edits: Vec<Edit>, chosen: Chosen) -> Option<Self> {
+        Some(Simt { chosen: Some(chosen), ..Simt::edited(Flavour::Plain, 0, edits)? })
+    }
+
     fn library(&mut self, module: Module) -> &Library {
-        let (flavour, edit) = (self.flavour, self.edit);
+        let (flavour, edits) = (self.flavour, &self.edits);
         self.libraries.entry(module).or_insert_with(|| {
             let mut source = module.source();
-            if let Some(edit) = edit.filter(|edit| edit.module == module) {
+            for edit in edits.iter().filter(|edit| edit.module == module) {
                 assert!(source.contains(edit.from), "{edit:?}");
                 source = source.replacen(edit.from, edit.to, 1);
             }
@@ -183,8 +200,61 @@ fn layout(bytes: u64) -> Layout {
     Layout::from_size_align(bytes as usize, 256).expect("a size that fits memory")
 }
 
+/// Zeros that take no room until they are written to.
+pub(crate) struct Sparse(Part);
+
+unsafe extern "C" {
+    fn mmap(at: *mut c_void, bytes: usize, protection: c_int, flags: c_int, file: c_int, offset: i64) -> *mut c_void;
+    fn munmap(at: *mut c_void, bytes: usize) -> c_int;
+    fn madvise(at: *mut c_void, bytes: usize, advice: c_int) -> c_int;
+}
+
+impl Sparse {
+    pub(crate) fn new(bytes: u64) -> Sparse {
+        // SAFETY: new memory, readable and writable (3), private and anonymous without a reserve (0x4022, as Linux has it).
+        let start = unsafe { mmap(std::ptr::null_mut(), bytes as usize, 3, 0x4022, -1, 0) };
+        assert!(start.addr() as isize != -1, "{bytes} bytes");
+        Sparse(Part { address: start.expose_provenance() as u64, bytes })
+    }
+
+    pub(crate) fn part(&self) -> Part {
+        self.0
+    }
+
+    pub(crate) fn values<T: bytemuck::Pod>(&mut self) -> &mut [T] {
+        // SAFETY: memory that is there, begins at a page, and is borrowed as `self` is; any bytes are values.
+        unsafe {
+            let start = pointer(self.0).cast();
+            std::slice::from_raw_parts_mut(start, self.0.bytes as usize / size_of::<T>())
+        }
+    }
+
+    /// Whole pages of a part become zeros again; the bytes before and after them.
+    fn forget(part: Part) -> [Part; 2] {
+        const PAGE: u64 = 4096;
+        let start = (part.address.next_multiple_of(PAGE) - part.address).min(part.bytes);
+        let pages = (part.bytes - start) / PAGE * PAGE;
+        if pages > 0 {
+            // SAFETY: pages of memory that `new` gave, whose content is given up (4, as Linux has it).
+            assert_eq!(unsafe { madvise(pointer(part.from(start)).cast(), pages as usize, 4) }, 0);
+        }
+        [part.cut(0, start), part.from(start + pages)]
+    }
+}
+
+impl Drop for Sparse {
+    fn drop(&mut self) {
+        // SAFETY: `new` gave it.
+        unsafe { munmap(pointer(self.0).cast(), self.0.bytes as usize) };
+    }
+}
+
 impl Device for Simt {
     fn allocate(&mut self, bytes: u64) -> Result<Part, Error> {
+        if self.chosen.is_some() {
+            let memory = Sparse::new(bytes);
+            return Ok(std::mem::ManuallyDrop::new(memory).part());
+        }
         // SAFETY: not of size 0, which no memory has; filled with what a mistake would show in.
         let address = unsafe {
             let start = alloc(layout(bytes));
@@ -196,6 +266,9 @@ impl Device for Simt {
     }
 
     fn free(&mut self, part: Part) {
+        if self.chosen.is_some() {
+            return drop(Sparse(part));
+        }
         // SAFETY: `allocate` gave it, with this layout.
         unsafe { dealloc(std::ptr::with_exposed_provenance_mut(part.address as usize), layout(part.bytes)) }
     }
@@ -221,8 +294,11 @@ impl Device for Simt {
     }
 
     fn clear(&mut self, part: Part) -> Result<(), Error> {
-        // SAFETY: a part is memory that is there.
-        unsafe { pointer(part).write_bytes(0, part.bytes as usize) };
+        let written = if self.chosen.is_some() { Sparse::forget(part).to_vec() } else { vec![part] };
+        for part in written {
+            // SAFETY: a part is memory that is there.
+            unsafe { pointer(part).write_bytes(0, part.bytes as usize) };
+        }
         Ok(())
     }
 
@@ -237,6 +313,7 @@ impl Device for Simt {
         let kernel = launch.kernel;
         let order = self.order;
         let _running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        let chosen_by = self.chosen;
         let library = self.library(kernel.module);
         // SAFETY: the shim's entry points have this type.
         let entry = unsafe {
@@ -246,6 +323,7 @@ impl Device for Simt {
         let mut arguments = Arguments::new(&launch);
         let mut pointers = arguments.pointers();
         let mut error = [0u8; 512];
+        let chosen = chosen_by.and_then(|chosen| chosen(&launch));
         let shim = ShimLaunch {
             grid: launch.grid,
             block: [launch.block, 1, 1],
@@ -256,6 +334,8 @@ impl Device for Simt {
             order,
             error: error.as_mut_ptr().cast(),
             room: error.len(),
+            chosen: chosen.as_ref().map_or(std::ptr::null(), |blocks| blocks.as_ptr()),
+            chosen_count: chosen.as_ref().map_or(0, Vec::len),
         };
         // SAFETY: all of it lives through the call; the shim compares the number of arguments and the parameters' size.
         if unsafe { entry(&shim) } == 0 {

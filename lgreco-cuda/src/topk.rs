@@ -11,7 +11,7 @@
 
 use crate::Error;
 use crate::device::Part;
-use crate::gpu::{Gpu, Scratch};
+use crate::gpu::{Gpu, Scratch, looping_pieces};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
 use bytemuck::{Pod, Zeroable};
@@ -67,8 +67,8 @@ const CUT: u64 = 16;
 /// Threads of a block, and values of a chunk.
 const READERS: u32 = 1024;
 const CHUNK: u64 = 32 * READERS as u64;
-/// Blocks of a launch at most: enough to fill any device, and so few in tests that each has several layers' chunks.
-const MOST: u64 = if cfg!(test) { 5 } else { 512 };
+/// Blocks of a launch at most: enough to fill any device.
+const MOST: u64 = 512;
 /// Bytes of bins of layers that share launches.
 const TOGETHER: u64 = 48 << 20;
 
@@ -199,7 +199,7 @@ fn measure_group(
     let cuts = gpu.scratch(Scratch::Cuts, CUT * keeps.len() as u64)?;
     let params = Params { sent: sent as u32, rounds: rounds.into(), chunks: chunks as u32 };
     let mut launch = |entry, parts: &[Part], blocks| gpu.launch_of(kernel(entry), params, parts, blocks, READERS);
-    let (count, blocks) = (if rounds { "count_rounded" } else { "count_exact" }, chunks.min(MOST));
+    let (count, blocks) = (if rounds { "count_rounded" } else { "count_exact" }, looping_pieces(chunks.min(MOST)));
     launch(count, &[rows, row_of, counts, lows, errors, results], blocks)?;
     launch("choose", &[rows, all_keeps, counts, lows, errors, slots, wanted, cuts, results], layers)?;
     let parts = [rows, row_of, slots, wanted, done, fine_counts, fine_errors, cuts, results];

@@ -6,7 +6,7 @@ mod space;
 
 use self::shards::{Kept, described};
 use self::space::{Enqueuing, Wire};
-use super::{DeviceExchange, ExchangeConfig, ExchangeOutcome, ExchangeProgram, program::Program};
+use super::{DeviceExchange, ExchangeConfig, ExchangeOutcome, ExchangeProgram, Program};
 use crate::Error;
 use crate::backend::CudaBackend;
 use crate::device::Part;

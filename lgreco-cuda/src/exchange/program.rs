@@ -1,135 +1,22 @@
 //! What an exchange on the device is told once: its layers, their settings, and where everything lies.
 
+use super::layer::{Layer, PROGRAM, Program};
 use super::summed::{self, Places, Summed, slip_values};
 use crate::Error;
 use crate::device::Part;
 use crate::powersgd;
-use crate::qsgd::{Params, is_fused, sign_magnitude};
-use crate::selection::{Place, Tops};
-use bytemuck::{Pod, Zeroable};
+use crate::qsgd::Params;
+use crate::tops::{Place, Tops};
+use bytemuck::Zeroable;
 use lgreco_core::compress::powersgd::effective_rank;
-use lgreco_core::compress::qsgd::{Rounding, Scale};
-use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::internal::quantised_topk;
 use lgreco_core::rng::Stream;
 
-/// `Program` of `program.cu`.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct Program {
-    pub(super) elements: u64,
-    pub(super) apart: u64,
-    sums: u64,
-    pub(super) factors: u64,
-    fault: u64,
-    pub(super) told: u64,
-    pub(super) step: u32,
-    pub(super) half: u32,
-    pub(super) spans: u32,
-    pub(super) own_spans: u32,
-    pub(super) world: u32,
-    rank: u32,
-    fingerprint: u32,
-    judged: u32,
-    pub(super) faulty_rank: u32,
-    pub(super) faults: u32,
-    pub(super) found_inf: f32,
-    gain: f32,
-    keep: f32,
-    fill: u32,
-    largest: u32,
-    broken: u32,
-    done: u32,
-    pub(super) sharded: u32,
-}
-
-#[cfg(test)]
-impl Program {
-    pub(crate) const FIELDS: &[(&'static str, usize)] = &[
-        ("elements", std::mem::offset_of!(Program, elements)),
-        ("apart", std::mem::offset_of!(Program, apart)),
-        ("sums", std::mem::offset_of!(Program, sums)),
-        ("factors", std::mem::offset_of!(Program, factors)),
-        ("fault", std::mem::offset_of!(Program, fault)),
-        ("told", std::mem::offset_of!(Program, told)),
-        ("step", std::mem::offset_of!(Program, step)),
-        ("half", std::mem::offset_of!(Program, half)),
-        ("spans", std::mem::offset_of!(Program, spans)),
-        ("own_spans", std::mem::offset_of!(Program, own_spans)),
-        ("world", std::mem::offset_of!(Program, world)),
-        ("rank", std::mem::offset_of!(Program, rank)),
-        ("fingerprint", std::mem::offset_of!(Program, fingerprint)),
-        ("judged", std::mem::offset_of!(Program, judged)),
-        ("faulty_rank", std::mem::offset_of!(Program, faulty_rank)),
-        ("faults", std::mem::offset_of!(Program, faults)),
-        ("found_inf", std::mem::offset_of!(Program, found_inf)),
-        ("gain", std::mem::offset_of!(Program, gain)),
-        ("keep", std::mem::offset_of!(Program, keep)),
-        ("fill", std::mem::offset_of!(Program, fill)),
-        ("largest", std::mem::offset_of!(Program, largest)),
-        ("broken", std::mem::offset_of!(Program, broken)),
-        ("done", std::mem::offset_of!(Program, done)),
-        ("sharded", std::mem::offset_of!(Program, sharded)),
-    ];
-}
-
-/// `Layer` of `exchange.cu`.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct Layer {
-    first: u64,
-    payload: u64,
-    header_low: u64,
-    header_high: u64,
-    first_span: u32,
-    count: u32,
-    bucket: u32,
-    buckets: u32,
-    sign_magnitude: u32,
-    min_max: u32,
-    nearest: u32,
-    bits: u32,
-    log_levels: u32,
-    id: u32,
-    rank: u32,
-    number: u32,
-    start: u32,
-    unused: u32,
-}
-
-#[cfg(test)]
-impl Layer {
-    pub(crate) const FIELDS: &[(&'static str, usize)] = &[
-        ("first", std::mem::offset_of!(Layer, first)),
-        ("payload", std::mem::offset_of!(Layer, payload)),
-        ("header_low", std::mem::offset_of!(Layer, header_low)),
-        ("header_high", std::mem::offset_of!(Layer, header_high)),
-        ("first_span", std::mem::offset_of!(Layer, first_span)),
-        ("count", std::mem::offset_of!(Layer, count)),
-        ("bucket", std::mem::offset_of!(Layer, bucket)),
-        ("buckets", std::mem::offset_of!(Layer, buckets)),
-        ("sign_magnitude", std::mem::offset_of!(Layer, sign_magnitude)),
-        ("min_max", std::mem::offset_of!(Layer, min_max)),
-        ("nearest", std::mem::offset_of!(Layer, nearest)),
-        ("bits", std::mem::offset_of!(Layer, bits)),
-        ("log_levels", std::mem::offset_of!(Layer, log_levels)),
-        ("id", std::mem::offset_of!(Layer, id)),
-        ("rank", std::mem::offset_of!(Layer, rank)),
-        ("number", std::mem::offset_of!(Layer, number)),
-        ("start", std::mem::offset_of!(Layer, start)),
-        ("unused", std::mem::offset_of!(Layer, unused)),
-    ];
-}
-
-/// Bytes of `Program`.
-pub(super) const PROGRAM: u64 = size_of::<Program>() as u64;
 /// Values that a block works on, `SPAN` of `buckets.cu`.
 const SPAN: usize = 4096;
 /// Bytes of a message before its payloads, which begin at multiples of them.
 const MESSAGE_HEADER: u64 = 16;
-const _: () = assert!(HEADER_LEN == 16, "as in exchange.cu");
 
 /// What means become where a rank has failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -301,7 +188,7 @@ impl ExchangeProgram {
                     ..Layer::zeroed()
                 };
                 let len = setting.payload_len(shape, config.dtype)? as u64;
-                let layer = layer(place, &setting, shape)?;
+                let layer = Layer::new(place, &setting, shape)?;
                 let header = [layer.header_low, layer.header_high];
                 let top = Place { layer: number, first, start, payload, header };
                 let gathered = len.next_multiple_of(MESSAGE_HEADER);
@@ -461,36 +348,6 @@ fn starts(owners: &[Vec<Piece>], slips: u64) -> Vec<u64> {
         start
     };
     owners.iter().map(start).collect()
-}
-
-/// A layer at its place, with what its setting says; one that travels by sums has nothing more here.
-fn layer(place: Layer, setting: &Setting, shape: Shape) -> Result<Layer, Error> {
-    let mut bytes = [0; HEADER_LEN];
-    let header = match *setting {
-        Setting::Dense | Setting::PowerSgd(_) => return Ok(place),
-        Setting::Qsgd(qsgd) if is_fused(qsgd.bucket) => qsgd.header(shape)?,
-        Setting::TopK(top) => top.header(shape)?,
-        Setting::QuantisedTopK(few) => quantised_topk::header(&few, shape)?,
-        Setting::Qsgd(_) => {
-            return Err(Error::Method("exchanges of QSGD buckets that are no power of two from 64 to 4096"));
-        }
-        _ => return Err(Error::Method("exchanges under this setting on the device")),
-    };
-    header.write(&mut bytes)?;
-    let [header_low, header_high] = bytemuck::cast::<_, [[u8; 8]; 2]>(bytes).map(u64::from_le_bytes);
-    let place = Layer { header_low, header_high, ..place };
-    let Setting::Qsgd(qsgd) = *setting else { return Ok(place) };
-    let sign_magnitude = u32::from(sign_magnitude(qsgd));
-    Ok(Layer {
-        bucket: qsgd.bucket,
-        buckets: place.count.div_ceil(qsgd.bucket),
-        sign_magnitude,
-        min_max: (qsgd.scale == Scale::MinMax) as u32,
-        nearest: (qsgd.rounding == Rounding::Nearest) as u32,
-        bits: qsgd.bits.into(),
-        log_levels: u32::from(qsgd.bits) - sign_magnitude,
-        ..place
-    })
 }
 
 /// FNV-1a of what ranks have to agree on.

@@ -4,7 +4,8 @@
 //! the first, `Q` in the second, and behind each one f32, or three bf16, per rank, its slip, by which all hear how each fares.
 
 use super::DeviceExchange;
-use super::program::{ExchangeProgram, PROGRAM};
+use super::layer::PROGRAM;
+use super::program::ExchangeProgram;
 use super::summed::{Params, slip_values};
 use crate::Error;
 use crate::backend::CudaBackend;

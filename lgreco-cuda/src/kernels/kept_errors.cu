@@ -130,8 +130,8 @@ __device__ static inline void write_costs(const Cut& cut, const BinUnits& units,
     }
 }
 
-// Of each k the errors by the number of bits, where its cut is known; layers are the k, whose values are the same.
-extern "C" __global__ void measure_kept(Params p, const Top* tops, const u32* top_of, const float* values, Cut* cuts,
+// Of each k of each layer the errors by the number of bits, where its cut is known; they begin where a payload would.
+extern "C" __global__ void measure_kept(Params p, const Top* tops, const u32* top_of, const float* all, Cut* cuts,
                                         BinSquares* squares, double* errors) {
     __shared__ BinSquares own;
     own.clear();
@@ -139,6 +139,7 @@ extern "C" __global__ void measure_kept(Params p, const Top* tops, const u32* to
     for (u32 at = share(p.spans, blockIdx.x); at < end;) {
         u32 number = top_of[at];
         Top top = tops[number];
+        const float* values = all + top.first;
         Cut* cut = &cuts[number];
         u32 prefix = cut->prefix;
         CodeBins bins(top, *cut);
@@ -155,7 +156,7 @@ extern "C" __global__ void measure_kept(Params p, const Top* tops, const u32* to
         }
         own.give(&squares[number]);
         if (is_last(&cut->done, at - begin, top.spans)) {
-            write_costs(*cut, units, &squares[number], errors + u64(number) * MOST_BITS);
+            write_costs(*cut, units, &squares[number], errors + top.payload);
         }
     }
 }

@@ -1,10 +1,51 @@
 // QSGD: rows of the error table, codes and back.
 
-extern "C" __global__ void extreme_values(Params p, const void* values, Extremes* extremes) {
-    u64 warps = u64(gridDim.x) * WARPS;
-    for (u64 tile = u64(blockIdx.x) * WARPS + threadIdx.x / 32; tile * TILE < p.count; tile += warps) {
-        Seen seen(p, extremes, 1, u32(tile * TILE / p.bucket));
-        visit(p, Everywhere{values}, tile, seen);
+// One of the layers of a launch.
+struct Layer {
+    u64 values;  // their address
+    u32 dtype;
+    u32 count;
+    u32 first_block;
+    u32 blocks;  // that work on it
+    u32 first_bucket;  // among all layers'
+    u32 buckets;
+};
+
+// Of 8 bytes, of a layer's results.
+#define RESULT_WORDS 17
+
+// The layer of this block, and where it is.
+struct Share {
+    Params p;
+    const void* values;
+    u64 block;   // among the layer's
+    u64 blocks;
+    u64 first_bucket;
+    u32* result;
+
+    __device__ Share(const Params& all, const Layer* layers, const u32* layer_of, u32* results) : p(all) {
+        u32 number = layer_of[blockIdx.x];
+        Layer layer = layers[number];
+        p.dtype = layer.dtype;
+        p.count = layer.count;
+        p.buckets = layer.buckets;
+        values = reinterpret_cast<const void*>(layer.values);
+        // An address that comes from memory could be of any kind.
+        __builtin_assume(__isGlobal(values));
+        block = blockIdx.x - layer.first_block;
+        blocks = layer.blocks;
+        first_bucket = layer.first_bucket;
+        result = results + u64(number) * (2 * RESULT_WORDS);
+    }
+};
+
+extern "C" __global__ void extreme_values(Params all, const Layer* layers, const u32* layer_of, Extremes* extremes,
+                                          u32* results) {
+    Share share(all, layers, layer_of, results);
+    const Params& p = share.p;
+    for (u64 tile = share.block * WARPS + threadIdx.x / 32; tile * TILE < p.count; tile += share.blocks * WARPS) {
+        Seen seen(p, extremes + share.first_bucket, 1, u32(tile * TILE / p.bucket));
+        visit(p, Everywhere{share.values}, tile, seen);
         if (__all_sync(FULL, seen.bucket == __shfl_sync(FULL, seen.bucket, 0))) {
             seen.sharing = 32;
         }
@@ -12,13 +53,14 @@ extern "C" __global__ void extreme_values(Params p, const void* values, Extremes
     }
 }
 
-// One thread per bucket.
-extern "C" __global__ void make_grids(Params p, const Extremes* extremes, Grid* grids, u32* result) {
-    u32 bucket = blockIdx.x * BLOCK + threadIdx.x;
-    if (bucket >= p.buckets) {
-        return;
+extern "C" __global__ void make_grids(Params all, const Layer* layers, const u32* layer_of, const Extremes* extremes,
+                                      Grid* grids, u32* results) {
+    Share share(all, layers, layer_of, results);
+    u64 first = share.block * BLOCK + threadIdx.x;
+    for (u64 bucket = first; bucket < share.p.buckets; bucket += share.blocks * BLOCK) {
+        u64 at = share.first_bucket + bucket;
+        grids[at] = make_grid(share.p, extremes[at], share.result);
     }
-    grids[bucket] = make_grid(p, extremes[bucket], result);
 }
 
 // The square of 1 / s; a constant once loops are unrolled.
@@ -172,52 +214,18 @@ struct Row {
 
 // The squared error of each width, summed over the values of a block, whose buckets have grids.
 template <bool CLOSED>
-__device__ inline void add_row(const Params& p, const void* values, const Grid* grids, double* partials) {
-    Row<CLOSED> row(p, grids);
-    u64 warps = u64(gridDim.x) * WARPS;
-    for (u64 tile = u64(blockIdx.x) * WARPS + threadIdx.x / 32; tile * TILE < p.count; tile += warps) {
+__device__ inline void add_row(const Share& share, const Grid* grids, double* partials) {
+    const Params& p = share.p;
+    Row<CLOSED> row(p, grids + share.first_bucket);
+    for (u64 tile = share.block * WARPS + threadIdx.x / 32; tile * TILE < p.count; tile += share.blocks * WARPS) {
         row.begin(u32(tile * TILE / p.bucket));
-        visit(p, Everywhere{values}, tile, row);
+        visit(p, Everywhere{share.values}, tile, row);
         row.end();
     }
     row.give(partials);
 }
 
-// One of the layers of a launch.
-struct Layer {
-    u64 values;  // their address
-    u32 dtype;
-    u32 count;
-    u32 first_block;
-    u32 blocks;  // that work on it
-};
-
-// Of 8 bytes, of a layer's results.
-#define RESULT_WORDS 17
-
-// The layer of this block, and where it is.
-struct Share {
-    Params p;
-    const void* values;
-    u64 block;   // among the layer's
-    u64 blocks;
-    u32* result;
-
-    __device__ Share(const Params& all, const Layer* layers, const u32* layer_of, u32* results) : p(all) {
-        u32 number = layer_of[blockIdx.x];
-        Layer layer = layers[number];
-        p.dtype = layer.dtype;
-        p.count = layer.count;
-        values = reinterpret_cast<const void*>(layer.values);
-        // An address that comes from memory could be of any kind.
-        __builtin_assume(__isGlobal(values));
-        block = blockIdx.x - layer.first_block;
-        blocks = layer.blocks;
-        result = results + u64(number) * (2 * RESULT_WORDS);
-    }
-};
-
-// The same, grids and all in one pass, of many layers.
+// The same, grids and all in one pass.
 template <bool CLOSED>
 __device__ inline void add_fused_row(const Params& all, const Layer* layers, const u32* layer_of, Held& held,
                                      double* partials, u32* results) {
@@ -236,15 +244,16 @@ __device__ inline void add_fused_row(const Params& all, const Layer* layers, con
 }
 
 // For stochastic rounding where every interval holds zero.
-extern "C" __launch_bounds__(BLOCK, 2) __global__ void row(Params p, const void* values, const Grid* grids,
-                                                           double* partials) {
-    add_row<true>(p, values, grids, partials);
+extern "C" __launch_bounds__(BLOCK, 2) __global__ void row(Params p, const Layer* layers, const u32* layer_of,
+                                                           const Grid* grids, double* partials, u32* results) {
+    add_row<true>(Share(p, layers, layer_of, results), grids, partials);
 }
 
 // For all else.
-extern "C" __launch_bounds__(BLOCK, 2) __global__ void row_of_residuals(Params p, const void* values,
-                                                                        const Grid* grids, double* partials) {
-    add_row<false>(p, values, grids, partials);
+extern "C" __launch_bounds__(BLOCK, 2) __global__ void row_of_residuals(Params p, const Layer* layers,
+                                                                        const u32* layer_of, const Grid* grids,
+                                                                        double* partials, u32* results) {
+    add_row<false>(Share(p, layers, layer_of, results), grids, partials);
 }
 
 extern "C" __launch_bounds__(BLOCK, 4) __global__ void fused_row(Params p, const Layer* layers, const u32* layer_of,

@@ -11,7 +11,7 @@ struct Params {
 // A layer under TopK.
 struct Top {
     u64 first;    // its first value
-    u64 payload;  // where its payload begins in a message
+    u64 payload;  // where its payload begins in a message, or its row's errors among all
     u64 header_low;
     u64 header_high;
     u64 bits_at;  // bits of the payload before those that begin as 0: the codes, or what follows,

@@ -65,6 +65,9 @@ pub(super) const HOT: &[Hot] = &[
     hot(Module::Selection, "offer", 256, NARROW_STORES, &[("LDG16", 2.0), ("ATOMS", 8.0)]),
     // A window of four of eight ranks, 32 values for a lane, of which no rank keeps more than its first 32 bits tell; then means.
     hot(Module::Selection, "average_kept", 256, &["LDG2", "STG2", "RED", "MUFU"], &[("LDS4", 4.0), ("STG16", 4.0)]),
+    // Values that rows in few bits keep: each adds to its bin a count, and three numbers in loops until no other lane comes between.
+    // Around that is what is done once for a span.
+    hot(Module::Selection, "measure_kept", 256, &["ATOMG", "RED", "DADD"], &[("LDG4", 1.0)]),
     // Every element meets the four columns of a warp. Of ranks above 4 other warps have the rest, and fetch it again.
     hot(Module::PowerSgd, "project", 256, &["LDG2"], &[("FFMA", 1.0 / 4.0)]),
     hot(Module::PowerSgd, "back_project", 256, &["LDG2"], &[("FFMA", 1.0 / 4.0)]),

@@ -32,7 +32,7 @@ const LOOP: &str = "
 ";
 
 fn sample(cold: &'static [&'static str], loops: &'static [(&'static str, f64)]) -> Hot {
-    Hot { module: Module::Sums, entry: "sample", block: 256, cold, loops }
+    Hot { module: Module::Magnitude, entry: "sample", block: 256, cold, loops }
 }
 
 fn of_sample(text: &str, hot: &Hot) -> Result<Counts, String> {
@@ -63,10 +63,10 @@ fn code_without_a_loop_is_counted_whole() {
 fn what_must_not_be_is_said() {
     let hot = sample(&["RED"], &[("LDG8", 2.0)]);
     let said = |from: &str, to: &str| of_sample(&LOOP.replace(from, to), &hot).unwrap_err();
-    assert_eq!(said("FADD R2, R2, R3", "LDL R2, [R1]"), "sums/sample: local memory");
-    assert_eq!(said("LDG.E.64", "LDG.E"), "sums/sample: no LDG8 on the costliest way");
+    assert_eq!(said("FADD R2, R2, R3", "LDL R2, [R1]"), "magnitude/sample: local memory");
+    assert_eq!(said("LDG.E.64", "LDG.E"), "magnitude/sample: no LDG8 on the costliest way");
     let spilt = Facts { frame: 8, ..Facts::default() };
-    assert_eq!(counts(&hot, &kernels(LOOP)["sample"], spilt, 90).unwrap_err(), "sums/sample: local memory");
+    assert_eq!(counts(&hot, &kernels(LOOP)["sample"], spilt, 90).unwrap_err(), "magnitude/sample: local memory");
 }
 
 #[test]

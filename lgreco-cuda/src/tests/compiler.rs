@@ -66,8 +66,8 @@ fn a_compiler_suits_a_driver_and_a_device_or_says_why_not() {
     let old = Compiler::open(&oldest).expect("an NVRTC").unwrap().suits((12, 0), 80).unwrap_err();
     assert_eq!(old.to_string(), "NVRTC is 11.1, at least 11.2 is needed");
     let broken = Compiler::open(&oldest).expect("an NVRTC").unwrap();
-    let failed = broken.compile("sums.cu", &Module::Sums.source(), Architecture::Sass(90), &[]).unwrap_err();
-    assert_eq!(failed.to_string(), "sums.cu does not compile for sm_90: a stand-in");
+    let failed = broken.compile("magnitude.cu", &Module::Magnitude.source(), Architecture::Sass(90), &[]).unwrap_err();
+    assert_eq!(failed.to_string(), "magnitude.cu does not compile for sm_90: a stand-in");
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
@@ -135,6 +135,6 @@ fn modules_are_made_side_by_side() {
             met.unwrap().expect("the other module is made meanwhile");
         })
     };
-    let threads = [meet(Module::Sums, to_second, from_second), meet(Module::Magnitude, to_first, from_first)];
+    let threads = [meet(Module::Positions, to_second, from_second), meet(Module::Magnitude, to_first, from_first)];
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }

@@ -49,7 +49,7 @@ impl Backend for DecodedByKernels {
     }
 }
 
-/// Threads of a block run forwards, backwards and at random; under the sanitizers, at random.
+/// Threads and blocks run forwards, backwards and at random; under the sanitizers, at random.
 fn in_all_orders(check: impl Fn(&mut dyn Backend)) {
     let orders = if flavour() == Flavour::Plain { 0..3 } else { 2..3 };
     for order in orders {

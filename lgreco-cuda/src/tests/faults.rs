@@ -86,7 +86,7 @@ fn rows(backend: &mut CudaBackend) -> Result<[f64; 2], JobError> {
 fn a_missing_barrier_is_found() {
     for (module, barrier, next) in [
         (Module::Qsgd, "    __syncthreads();\n    sum = 0.0;", "    sum = 0.0;"),
-        (Module::Sums, "    __syncthreads();\n    if (threadIdx.x == 0) {", "    if (threadIdx.x == 0) {"),
+        (Module::Qsgd, "    __syncthreads();\n    if (threadIdx.x == 0) {", "    if (threadIdx.x == 0) {"),
     ] {
         let Some(mut backend) = edited(Flavour::Races, module, barrier, next) else { return };
         assert!(rows(&mut backend).is_err());
@@ -126,8 +126,8 @@ fn a_write_out_of_bounds_is_found() {
 #[test]
 #[ignore = "writes where it must not"]
 fn out_of_bounds() {
-    let from = "if (bucket >= p.buckets) {\n        return;\n    }\n    grids";
-    if let Some(mut backend) = edited(flavour(), Module::Qsgd, from, "grids") {
+    let (from, to) = ("bucket < share.p.buckets;", "bucket <= share.p.buckets;");
+    if let Some(mut backend) = edited(flavour(), Module::Qsgd, from, to) {
         rows(&mut backend).ok();
     }
 }

@@ -6,7 +6,11 @@ use super::sample::KINDS;
 use super::simt::{Edit, Flavour, Simt, flavour};
 use super::{ROWS, backend};
 use crate::CudaBackend;
+use crate::device::Part;
+use crate::few_bits::{Layer, measure, result_words};
+use crate::gpu::{Gpu, Scratch};
 use crate::kernels::Module;
+use crate::tensor::Tensor as DeviceTensor;
 use lgreco_core::backend::Job;
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::compress::{Candidates, Compressor, Setting, decode, quantised_topk::QuantisedTopK, topk::TopK};
@@ -209,7 +213,7 @@ fn no_kernel_has_a_data_race() {
     }
 }
 
-/// More k than share launches, in no order.
+/// In no order.
 const KEEPS: [u32; 7] = [50, 5000, 1, 700, 4999, 701, 2];
 
 fn values_of(kind: fn(usize, f32) -> f32) -> Vec<f32> {
@@ -253,7 +257,7 @@ fn planted_faults_in_rows_are_found() {
         (" + apart * apart * a.count * share", ""),
         ("atomicAdd(&highs[bin], square >> 32);", ""),
         ("digits_of(magnitude, units.least_exponent(bin + 1))", "digits_of(magnitude, units.least_exponent(bin))"),
-        ("errors + u64(number) * MOST_BITS", "errors"),
+        ("errors + top.payload", "errors"),
     ] {
         let Some(mut backend) = edited(Module::Selection, from, to) else { return };
         let rows = || {
@@ -262,6 +266,39 @@ fn planted_faults_in_rows_are_found() {
             }
         };
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(rows)).is_err(), "{from}");
+    }
+}
+
+/// What rows of layers of these sizes are made of, where so many bytes of workspace are for all that is measured together.
+fn words_of(values: &[Vec<f32>], together: u64, edit: Option<Edit>) -> Option<Vec<u64>> {
+    let mut gpu = Gpu::new(Box::new(Simt::new(flavour(), 2, edit)?));
+    let mut word = 0;
+    let layer = |values: &Vec<f32>| {
+        let part = Part { address: values.as_ptr().expose_provenance() as u64, bytes: 4 * values.len() as u64 };
+        let layer = Layer { tensor: DeviceTensor::of_part(part), keeps: &[700, 2, 300], word };
+        word += result_words(3);
+        layer
+    };
+    let layers: Vec<Layer<'_>> = values.iter().map(layer).collect();
+    let results = gpu.scratch(Scratch::Results, 8 * word as u64).unwrap();
+    gpu.clear(results).unwrap();
+    measure(&mut gpu, &layers, together, results).unwrap();
+    Some(gpu.read(results).unwrap())
+}
+
+/// Rows of layers, and of k, that are measured together are those of each alone, however many fit the workspace.
+#[test]
+fn rows_do_not_depend_on_other_layers() {
+    let values: Vec<Vec<f32>> =
+        [5000, 700, 9001, 4096].into_iter().zip(1..).map(|(n, seed)| uniform(n, seed)).collect();
+    let Some(all) = words_of(&values, u64::MAX, None) else { return };
+    let alone = values.chunks(1).flat_map(|layer| words_of(layer, u64::MAX, None).unwrap());
+    assert_eq!(all, alone.collect::<Vec<_>>());
+    // One at a time, and two.
+    assert!([1, 80_000].into_iter().all(|together| words_of(&values, together, None).unwrap() == all));
+    for (from, to) in [("all + top.first", "all"), ("errors + top.payload", "errors + number")] {
+        let edit = Edit { module: Module::Selection, from, to };
+        assert!(words_of(&values, u64::MAX, Some(edit)).unwrap() != all, "{from}");
     }
 }
 

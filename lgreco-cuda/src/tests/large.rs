@@ -1,5 +1,5 @@
-//! Layers of more than 2^31 elements. Kernels count elements, spans and bits of positions by 64 bits or, as shapes do, by 32 that
-//! suffice for fewer than 2^32.
+//! Where layers of more than 2^31 elements have their places. Kernels count elements, spans and bits of positions by 64 bits or, as
+//! shapes do, by 32 that suffice for fewer than 2^32; `beyond` runs them.
 
 use super::exchange::{WORLD, config};
 use crate::ExchangeProgram;

@@ -1,5 +1,6 @@
 //! The kernels on the processor, and through NVRTC.
 
+mod beyond;
 #[cfg(feature = "train")]
 mod bucket;
 mod compiler;
@@ -22,6 +23,7 @@ mod large;
 mod launches;
 mod memory;
 mod nvrtc;
+mod orders;
 mod orthonormal;
 mod powersgd;
 mod qsgd;

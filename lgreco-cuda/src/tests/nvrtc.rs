@@ -140,14 +140,14 @@ fn whole(code: &[u8]) -> Result<Vec<u8>, Error> {
 fn compiled_code_is_kept_in_memory_and_on_disk() {
     let Some(compiler) = compiler() else { return };
     let (folder, sass) = (folder("kept"), Architecture::Sass(86));
-    let code = compiler.load(Module::Sums, sass, None, whole).unwrap();
+    let code = compiler.load(Module::Magnitude, sass, None, whole).unwrap();
     assert_eq!(files(&folder).len(), 0);
     // Compiled before there was a folder.
-    compiler.keep(Module::Sums, sass, &folder);
+    compiler.keep(Module::Magnitude, sass, &folder);
     let [kept] = &files(&folder)[..] else { panic!("{:?}", files(&folder)) };
     assert_eq!(kept::read(kept).unwrap(), code);
     std::fs::remove_file(kept).unwrap();
-    assert_eq!(compiler.load(Module::Sums, sass, Some(&folder), whole).unwrap(), code);
+    assert_eq!(compiler.load(Module::Magnitude, sass, Some(&folder), whole).unwrap(), code);
     assert!(files(&folder).contains(kept) && files(&folder).len() == 1);
     std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -2,7 +2,7 @@
 
 use super::simt::entries;
 use crate::kernels::Module;
-use crate::{exchange, factors, feedback, magnitude, positions, powersgd, qsgd, selection, sums, topk};
+use crate::{exchange, factors, feedback, magnitude, positions, powersgd, qsgd, selection, topk, tops};
 
 /// The fields of a struct of the source, with their offsets, and its size.
 fn fields<'s>(source: &'s str, name: &str) -> (Vec<(&'s str, usize)>, usize) {
@@ -27,12 +27,11 @@ fn fields<'s>(source: &'s str, name: &str) -> (Vec<(&'s str, usize)>, usize) {
 fn parameters_are_laid_out_as_in_the_sources() {
     let of_module = |module| match module {
         Module::Magnitude => (magnitude::Params::FIELDS, size_of::<magnitude::Params>()),
-        Module::Sums => (sums::Params::FIELDS, size_of::<sums::Params>()),
         Module::Qsgd => (qsgd::Params::FIELDS, size_of::<qsgd::Params>()),
         Module::Feedback => (feedback::Params::FIELDS, size_of::<feedback::Params>()),
         Module::Exchange => (qsgd::Params::FIELDS, size_of::<qsgd::Params>()),
         Module::ExchangeSums => (exchange::SumsParams::FIELDS, size_of::<exchange::SumsParams>()),
-        Module::Selection => (selection::Params::FIELDS, size_of::<selection::Params>()),
+        Module::Selection => (tops::Params::FIELDS, size_of::<tops::Params>()),
         Module::TopK => (topk::Params::FIELDS, size_of::<topk::Params>()),
         Module::Positions => (positions::Params::FIELDS, size_of::<positions::Params>()),
         Module::PowerSgd => (powersgd::Params::FIELDS, size_of::<powersgd::Params>()),
@@ -50,11 +49,8 @@ fn parameters_are_laid_out_as_in_the_sources() {
     assert_eq!(fields(&source, "Layer"), (exchange::Layer::FIELDS.to_vec(), size_of::<exchange::Layer>()));
     assert_eq!(size_of::<exchange::Program>() as u64, selection::PROGRAM);
     let source = Module::Selection.source();
-    assert_eq!(fields(&source, "Top"), (selection::Top::FIELDS.to_vec(), size_of::<selection::Top>()));
-    assert_eq!(
-        (fields(&source, "Cut").1, fields(&source, "Kept").1),
-        (selection::CUT as usize, selection::KEPT as usize)
-    );
+    assert_eq!(fields(&source, "Top"), (tops::Top::FIELDS.to_vec(), size_of::<tops::Top>()));
+    assert_eq!((fields(&source, "Cut").1, fields(&source, "Kept").1), (tops::CUT as usize, tops::KEPT as usize));
     let source = Module::ExchangeSums.source();
     assert_eq!(fields(&source, "Dense"), (exchange::Dense::FIELDS.to_vec(), size_of::<exchange::Dense>()));
     assert_eq!(fields(&source, "Factors"), (factors::Factors::FIELDS.to_vec(), size_of::<factors::Factors>()));

@@ -4,6 +4,7 @@ use super::Choices;
 use crate::backend::Backend;
 use crate::compress::powersgd::PowerSgd;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
+use crate::compress::quantised_topk::QuantisedTopK;
 use crate::compress::topk::TopK;
 use crate::compress::wire::{HEADER_LEN, Method, Payload};
 use crate::compress::{Compressor, Setting, decode};
@@ -12,7 +13,7 @@ use crate::rng::Stream;
 use alloc::{vec, vec::Vec};
 
 /// Settings of the methods that devices decode, for tensors of at least 12 elements.
-const SETTINGS: [Setting; 10] = [
+const SETTINGS: [Setting; 13] = [
     Setting::Qsgd(Qsgd { bits: 1, bucket: 16, scale: Scale::MaxNorm, rounding: Rounding::Nearest }),
     Setting::Qsgd(Qsgd { bits: 3, bucket: 7, scale: Scale::MinMax, rounding: Rounding::Stochastic }),
     Setting::Qsgd(Qsgd { bits: 4, bucket: 512, scale: Scale::MaxNorm, rounding: Rounding::Stochastic }),
@@ -23,6 +24,9 @@ const SETTINGS: [Setting; 10] = [
     Setting::PowerSgd(PowerSgd { rank: 1, iterations: 1 }),
     Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 }),
     Setting::Dense,
+    Setting::QuantisedTopK(QuantisedTopK { keep: 1, bits: 8 }),
+    Setting::QuantisedTopK(QuantisedTopK { keep: 12, bits: 1 }),
+    Setting::QuantisedTopK(QuantisedTopK { keep: 7, bits: 3 }),
 ];
 
 /// Sides of tensors: one column, few elements, more than a word of positions, more than a block of threads.

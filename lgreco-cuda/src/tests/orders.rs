@@ -1,0 +1,147 @@
+//! Blocks of a grid in every order, one after another and a few at a time: the bits are the same, whichever comes last.
+
+use super::backend;
+use super::exchange::{config, steps_of};
+use super::exchange_sums::{self, floats, ranks, step};
+use super::exchange_topk::{layers, of};
+use super::simt::{Edit, Flavour, Simt, flavour};
+use crate::CudaBackend;
+use crate::gpu::most;
+use crate::kernels::Module;
+use lgreco_core::backend::{Backend, Job};
+use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco_core::compress::quantised_topk::QuantisedTopK;
+use lgreco_core::compress::{Candidates, Setting};
+use lgreco_core::gradient::Dtype;
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::backend::{Tensor, check_encode, check_rows};
+use lgreco_core::testing::powersgd::uniform;
+
+/// Forwards, backwards, and at random so that each block of the largest grid in which blocks loop comes last once.
+fn orders() -> std::ops::Range<i32> {
+    0..2 + most() as i32
+}
+
+/// Rows of all methods, of many more values than three blocks take at once, and a payload of PowerSGD.
+fn measured(backend: &mut CudaBackend) -> (Vec<u64>, Vec<u8>) {
+    let (many, few) = (Tensor::new(&uniform(20_003, 1), 20_003, 1), Tensor::new(&uniform(20_100, 2), 300, 67));
+    let qsgd = |base| Candidates::Qsgd { base, bits: &[1, 2, 4, 8] };
+    let base = Qsgd::default();
+    let mut rows = Vec::new();
+    for (tensor, candidates) in [
+        (&many, qsgd(base)),
+        (&many, qsgd(Qsgd { bucket: 100, scale: Scale::MinMax, ..base })),
+        (&many, qsgd(Qsgd { bucket: 9000, rounding: Rounding::Nearest, ..base })),
+        (&many, Candidates::TopK { values: Dtype::F32, keeps: &[1, 40, 9000] }),
+        (&many, Candidates::TopK { values: Dtype::Bf16, keeps: &[1, 40, 9000] }),
+        (&many, Candidates::QuantisedTopK { keeps: &[1, 40, 9000, 20_003], bits: &[1, 3, 8] }),
+        (&few, Candidates::PowerSgd { iterations: 2, ranks: &[1, 6, 20] }),
+    ] {
+        let gradient = tensor.gradients()[0];
+        let mut row = vec![0.0; candidates.len()];
+        backend.measure(&[Job { gradient, candidates, stream: Stream::default() }], &mut [], &mut row).unwrap();
+        rows.extend(row.into_iter().map(f64::to_bits));
+    }
+    let (setting, gradient) = (exchange_sums::power(5), few.gradients()[0]);
+    let mut payload = vec![0; 16 + 4 * 5 * (300 + 67)];
+    backend.encode(&setting, &gradient, Stream::default(), &mut [], &mut payload).unwrap();
+    (rows, payload)
+}
+
+#[test]
+fn rows_and_factors_have_the_same_bits() {
+    let mut first = None;
+    for order in orders() {
+        let Some(mut backend) = backend(flavour(), order) else { return };
+        let found = measured(&mut backend);
+        assert!(*first.get_or_insert_with(|| found.clone()) == found, "order {order}");
+    }
+}
+
+#[test]
+fn what_travels_by_sums_has_the_same_bits() {
+    let (layers, mut first) = (exchange_sums::layers(), None);
+    for order in orders() {
+        let Some(mut backend) = backend(flavour(), order) else { return };
+        let mut ranks = ranks(&mut backend, &layers, exchange_sums::config(Dtype::F32, 0.6));
+        for number in 0..2 {
+            for (rank, seed) in ranks.iter_mut().zip(1..) {
+                let values = uniform(rank.elements, 100 * number + seed);
+                rank.gradients.fill(bytemuck::cast_slice(&values));
+            }
+            step(&mut backend, &mut ranks, |_, _, _| ());
+        }
+        let found: Vec<_> = ranks.iter().map(|rank| (floats(&rank.gradients), rank.remembered(&mut backend))).collect();
+        let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let found: Vec<_> = found.iter().flat_map(|(means, [a, b])| [bits(means), bits(a), bits(b)]).collect();
+        assert!(*first.get_or_insert_with(|| found.clone()) == found, "order {order}");
+    }
+}
+
+/// The host's, too.
+#[test]
+fn what_is_gathered_has_the_same_bits() {
+    let layers = layers();
+    for order in orders() {
+        let Some(mut backend) = backend(flavour(), order) else { return };
+        let compared = steps_of(&mut backend, &layers, config(Dtype::F32, 0.6), 2, uniform);
+        assert_eq!(compared, Ok(2 * of(&layers)), "order {order}");
+    }
+}
+
+/// What a check says with an edited kernel in this order.
+fn fails(order: i32, from: &'static str, to: &'static str, check: fn(&mut CudaBackend)) -> Option<bool> {
+    let edit = Edit { module: Module::Selection, from, to };
+    let mut backend = CudaBackend::on(Box::new(Simt::new(Flavour::Plain, order, Some(edit))?));
+    Some(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(&mut backend))).is_err())
+}
+
+/// A layer all of which is kept, so that no fault writes more; its spans are those of all blocks.
+fn one_layer(backend: &mut CudaBackend) {
+    let tensor = Tensor::new(&uniform(20_003, 1), 20_003, 1);
+    let few = Setting::QuantisedTopK(QuantisedTopK { keep: 20_003, bits: 3 });
+    check_encode(backend, &few, &tensor.gradients()[0], Stream::default());
+}
+
+/// Of what is kept, which is all.
+fn one_row(backend: &mut CudaBackend) {
+    let tensor = Tensor::new(&uniform(20_003, 1), 20_003, 1);
+    let candidates = Candidates::QuantisedTopK { keeps: &[20_003], bits: &[3] };
+    let job = Job { gradient: tensor.gradients()[0], candidates, stream: Stream::default() };
+    check_rows(backend, &[job], 1e-7);
+}
+
+const LAST: &str = "return before + own == all;";
+
+/// Each of these faults is of one block alone, and found where this one comes last.
+#[test]
+fn every_block_comes_last() {
+    for (last, fault) in [
+        "return before + own == all && blockIdx.x != 0;",
+        "return before + own == all && blockIdx.x != 1;",
+        "return before + own == all && blockIdx.x != 2;",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for check in [one_layer, one_row] {
+            let Some(found) = fails(2 + last as i32, LAST, fault, check) else { return };
+            assert!(found, "block {last}");
+        }
+    }
+}
+
+/// What blocks that come in turn do not tell: that the last one need not be at an end of the grid, and that two may be on their
+/// way at once.
+#[test]
+fn faults_that_blocks_in_turn_do_not_tell_are_found() {
+    let at_an_end = "return before + own == all && (blockIdx.x == 0 || blockIdx.x + 1 == gridDim.x);";
+    let torn = "before = atomicAdd(done, 0u);\n        atomicExch(done, before + own);";
+    for (from, to) in [(LAST, at_an_end), ("before = atomicAdd(done, own);", torn)] {
+        for order in 0..2 {
+            let Some(found) = fails(order, from, to, one_layer) else { return };
+            assert!(!found, "order {order} tells: {to}");
+        }
+        assert!((2..12).any(|order| fails(order, from, to, one_layer) == Some(true)), "{to}");
+    }
+}
