@@ -1,10 +1,11 @@
 """States in checkpoints: a folder with a file of every rank, or PyTorch's distributed ones."""
 
+import ctypes
 import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,28 @@ from lgreco._lgreco import LgrecoError
 
 T = TypeVar("T")
 """What loading tells."""
+
+
+class Loaded(NamedTuple):
+    """What a state had.
+
+    >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    >>> state = LGreCoState(None, model, method="topk")
+    >>> longer = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8)))
+    >>> LGreCoState(None, longer, method="topk").load_state_dict(state.state_dict())
+    Loaded(missing=['0.weight', '0.bias', '1.weight', '1.bias'], extra=['weight', 'bias'], misshaped=[], step=0, oldest_residual=0)
+    """
+
+    missing: list[str]
+    """Layers of the model that the state does not have: they start without residual, uncompressed until the next plan."""
+    extra: list[str]
+    """Layers of the state that the model does not have; their residuals are lost."""
+    misshaped: list[str]
+    """Layers with another shape or type in the state: missing and extra at once."""
+    step: int
+    """At which the run continues."""
+    oldest_residual: int
+    """The earliest step of a residual: what that rank has not sent since is lost."""
 
 
 class Checkpointed(Generic[T]):
@@ -129,3 +152,12 @@ def _with_lists(part: Any) -> Any:
         return part
     whole = {key: _with_lists(value) for key, value in part.items()}
     return [whole[number] for number in range(len(whole))] if 0 in whole else whole
+
+
+def to_tensor(part: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(part), dtype=torch.uint8)
+
+
+def to_bytes(part: torch.Tensor) -> bytes:
+    part = part.contiguous().cpu()
+    return ctypes.string_at(part.data_ptr(), part.numel())

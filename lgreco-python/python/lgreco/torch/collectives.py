@@ -10,6 +10,25 @@ import torch.distributed as dist
 from lgreco._lgreco import LgrecoError, Request
 
 
+class ExchangeError(RuntimeError):
+    """A collective has failed: a rank has died or stalled, or the network has.
+
+    The step is taken back: residuals are what they were before it, and ``state_dict()`` saves them. Ranks may have got
+    differently far with it, so those that go on, in a new group, load the state of one of them, each with its own residuals:
+    ``load_state_dict(of_one, [own])``, and whoever takes a dead rank's place that rank's last.
+
+    >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    >>> state = LGreCoState(None, model, method="topk")
+    >>> model.register_comm_hook(state, lgreco_hook)
+    >>> try:
+    ...     model(torch.ones(1, 64)).sum().backward()
+    ... except ExchangeError:  # on all ranks that are left
+    ...     torch.save({"model": model.module.state_dict(), "lgreco": state.state_dict()}, f"rank{dist.get_rank()}.pt")
+    >>> state.last_report.outcome
+    'exchanged'
+    """
+
+
 class Started(Protocol):
     """A collective under way."""
 

@@ -11,9 +11,10 @@ from torch.distributed.fsdp import FSDPModule
 from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
+from lgreco.torch.layers import Layer
 from lgreco.torch.names import plain_name
 from lgreco.torch.options import Options
-from lgreco.torch.training import Layer, Training
+from lgreco.torch.training import Training
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

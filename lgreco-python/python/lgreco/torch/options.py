@@ -5,6 +5,8 @@ from typing import Any, Protocol, TypedDict
 
 import torch
 
+from lgreco._lgreco import LgrecoError
+
 
 class Scaler(Protocol):
     """torch.amp.GradScaler, as far as it matters here."""
@@ -45,3 +47,18 @@ class Options(TypedDict, total=False):
     accordion: tuple[float, float] | tuple[float, float, float, float]
     legacy: tuple[list[int], list[list[float]], int]
     optimizer: torch.optim.Optimizer | None
+
+
+def expect(holds: bool, option: str, value: object, expected: str) -> None:
+    if not holds:
+        raise LgrecoError(f"{option} is {value!r}, expected {expected}")
+
+
+def in_order(settings: Any) -> Any:
+    """The same text for the same settings, whatever the order that they are given in."""
+    return sorted(settings.items(), key=repr) if isinstance(settings, Mapping) else settings
+
+
+def name_of(option: str, dtype: torch.dtype, known: tuple[torch.dtype, ...]) -> str:
+    expect(dtype in known, option, dtype, ", ".join(map(str, known)))
+    return str(dtype).removeprefix("torch.")

@@ -10,12 +10,13 @@ import torch.distributed as dist
 
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.agreement import agree
-from lgreco.torch.checkpoint import Checkpointed
-from lgreco.torch.collectives import own_group
+from lgreco.torch.checkpoint import Checkpointed, Loaded
+from lgreco.torch.collectives import ExchangeError, own_group
+from lgreco.torch.layers import Layer, no_module
 from lgreco.torch.names import plain_name
 from lgreco.torch.options import Options
 from lgreco.torch.reports import Reports
-from lgreco.torch.training import ExchangeError, Layer, Loaded, Training, no_module
+from lgreco.torch.training import Training
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

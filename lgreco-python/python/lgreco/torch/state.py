@@ -10,9 +10,10 @@ from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.bucket import GradBucket
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
+from lgreco.torch.layers import Layer, no_module
 from lgreco.torch.names import plain_name, uncompiled
 from lgreco.torch.options import Scaler
-from lgreco.torch.training import Layer, Training, no_module
+from lgreco.torch.training import Training
 
 
 class LGreCoState(Training):

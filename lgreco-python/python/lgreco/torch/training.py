@@ -1,12 +1,11 @@
 """What all doors to training have in common: steps made of buckets, residuals, plans, saved states."""
 
-import ctypes
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -14,19 +13,19 @@ import torch.distributed as dist
 from lgreco._errors import of_layer
 from lgreco._lgreco import Bucket, Controller, LgrecoError, PlanResult, Report
 from lgreco.torch.agreement import agree
-from lgreco.torch.checkpoint import Checkpointed
-from lgreco.torch.collectives import complete, own_group
+from lgreco.torch.checkpoint import Checkpointed, Loaded, to_bytes, to_tensor
+from lgreco.torch.collectives import ExchangeError, complete, own_group
 from lgreco.torch.cuda import Cuda
 from lgreco.torch.device import Buckets, DeviceFlight
 from lgreco.torch.flight import Flight
-from lgreco.torch.options import Options, Scaler
+from lgreco.torch.layers import Layer
+from lgreco.torch.options import Options, Scaler, expect, in_order, name_of
 from lgreco.torch.reports import Reports
 from lgreco.torch.scale import Scale
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_OF_LAYERS = (torch.float32, torch.float16, torch.bfloat16)
 _OF_RESIDUALS = (torch.float32, torch.bfloat16, torch.int8)
 _OF_SUMS = (torch.float32, torch.bfloat16)
 _NOT_BEGUN = 103
@@ -34,61 +33,6 @@ _NOT_BEGUN = 103
 _TOLD_NOT_FINITE = "error code 101"
 """How other ranks hear of gradients that are not finite."""
 _LOG = logging.getLogger("lgreco")
-
-
-class Layer(NamedTuple):
-    """A tensor whose gradient is exchanged."""
-
-    name: str
-    shape: list[int]
-    dtype: torch.dtype
-    ends: list[int] = []
-    """At which element each rank's shard ends, where ranks want shards."""
-
-    def described(self) -> tuple[str, str]:
-        """Its name and what it is, for other ranks."""
-        return self.name, f"{list(self.shape)} of {self.dtype}"
-
-
-class ExchangeError(RuntimeError):
-    """A collective has failed: a rank has died or stalled, or the network has.
-
-    The step is taken back: residuals are what they were before it, and ``state_dict()`` saves them. Ranks may have got
-    differently far with it, so those that go on, in a new group, load the state of one of them, each with its own residuals:
-    ``load_state_dict(of_one, [own])``, and whoever takes a dead rank's place that rank's last.
-
-    >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
-    >>> state = LGreCoState(None, model, method="topk")
-    >>> model.register_comm_hook(state, lgreco_hook)
-    >>> try:
-    ...     model(torch.ones(1, 64)).sum().backward()
-    ... except ExchangeError:  # on all ranks that are left
-    ...     torch.save({"model": model.module.state_dict(), "lgreco": state.state_dict()}, f"rank{dist.get_rank()}.pt")
-    >>> state.last_report.outcome
-    'exchanged'
-    """
-
-
-class Loaded(NamedTuple):
-    """What a state had.
-
-    >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
-    >>> state = LGreCoState(None, model, method="topk")
-    >>> longer = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8)))
-    >>> LGreCoState(None, longer, method="topk").load_state_dict(state.state_dict())
-    Loaded(missing=['0.weight', '0.bias', '1.weight', '1.bias'], extra=['weight', 'bias'], misshaped=[], step=0, oldest_residual=0)
-    """
-
-    missing: list[str]
-    """Layers of the model that the state does not have: they start without residual, uncompressed until the next plan."""
-    extra: list[str]
-    """Layers of the state that the model does not have; their residuals are lost."""
-    misshaped: list[str]
-    """Layers with another shape or type in the state: missing and extra at once."""
-    step: int
-    """At which the run continues."""
-    oldest_residual: int
-    """The earliest step of a residual: what that rank has not sent since is lost."""
 
 
 class Training(Reports, Checkpointed[Loaded]):
@@ -140,28 +84,28 @@ class Training(Reports, Checkpointed[Loaded]):
         self.last_report: Report | None = None
         self._rate = 1.0  # of the last step that has begun with its own
         # What ranks must have been told alike; measuring errors is each one's own affair.
-        together = {**told, **besides, "settings": _in_order(settings), "reduce_dtype": reduce_dtype}
+        together = {**told, **besides, "settings": in_order(settings), "reduce_dtype": reduce_dtype}
         together.update(grad_scaler=grad_scaler is not None, metrics_every=None, gradients="on a GPU" if cuda else "on the host")
         failure: Exception | None = None
         try:
             if refused is not None:
                 raise refused
             if on_plan is not None:
-                _expect(callable(on_plan), "on_plan", on_plan, "a function of the state")
+                expect(callable(on_plan), "on_plan", on_plan, "a function of the state")
             if self._scale is not None:
-                _expect(hasattr(grad_scaler, "get_scale"), "grad_scaler", grad_scaler, "a torch.amp.GradScaler")
+                expect(hasattr(grad_scaler, "get_scale"), "grad_scaler", grad_scaler, "a torch.amp.GradScaler")
                 self._scaled = self._scale.now()
             if self._optimizer is not None:
-                _expect(hasattr(self._optimizer, "param_groups"), "optimizer", self._optimizer, "a torch.optim.Optimizer")
+                expect(hasattr(self._optimizer, "param_groups"), "optimizer", self._optimizer, "a torch.optim.Optimizer")
             if settings is not None:
                 told["settings"] = self._settings_of_all(settings)
             self._controller = Controller(
-                [(layer.name, layer.shape, _name_of_layers(layer), layer.ends) for layer in layers],
+                [(layer.name, layer.shape, layer.dtype_name(), layer.ends) for layer in layers],
                 self._group.rank(),
                 self._group.size(),
                 grad_scaler is not None,
-                residual_dtype=_name_of("residual_dtype", told.pop("residual_dtype", torch.float32), _OF_RESIDUALS),
-                reduce_dtype=_name_of("reduce_dtype", reduce_dtype, _OF_SUMS),
+                residual_dtype=name_of("residual_dtype", told.pop("residual_dtype", torch.float32), _OF_RESIDUALS),
+                reduce_dtype=name_of("reduce_dtype", reduce_dtype, _OF_SUMS),
                 **told,
             )
         except Exception as error:
@@ -172,7 +116,7 @@ class Training(Reports, Checkpointed[Loaded]):
         self._device = None if cuda is None else Buckets(cuda, self._controller, group, self._group, scaled, self._timed, every)
 
     def _settings_of_all(self, settings: Mapping[str, str]) -> list[str]:
-        _expect(isinstance(settings, Mapping), "settings", settings, "a setting per name of a layer")
+        expect(isinstance(settings, Mapping), "settings", settings, "a setting per name of a layer")
         for name, setting in settings.items():
             if name not in self.names:
                 raise LgrecoError(f"settings for {name!r}, which is no trainable parameter of the model")
@@ -475,8 +419,8 @@ class Training(Reports, Checkpointed[Loaded]):
         self._take_back_left_over()
         self._bring_home()
         parts = self._controller.save(window)
-        layers = {name: _tensor(part) for name, part in parts if name is not None}
-        run = next(_tensor(part) for name, part in parts if name is None)
+        layers = {name: to_tensor(part) for name, part in parts if name is not None}
+        run = next(to_tensor(part) for name, part in parts if name is None)
         return {"run": run, "layers": layers, "bytes": list(self._bytes), "scale": self._scaled, "rank": self._group.rank()}
 
     def _ranks(self) -> list[int]:
@@ -505,8 +449,8 @@ class Training(Reports, Checkpointed[Loaded]):
         if residuals is None and state.get("rank", rank) != rank:
             whose = f"this is rank {rank}, and the state is that of rank {state['rank']}, whose residuals that one takes over"
             raise LgrecoError(f"{whose}: load each rank's own, or say by residuals= whose this one takes over, [] for none")
-        plan = [_bytes(state["run"])] + [_bytes(part) for part in state["layers"].values()]
-        residual_parts = [_bytes(part) for other in taken for part in other["layers"].values()]
+        plan = [to_bytes(state["run"])] + [to_bytes(part) for part in state["layers"].values()]
+        residual_parts = [to_bytes(part) for other in taken for part in other["layers"].values()]
         (missing, extra, misshaped), step, oldest = self._controller.load(plan, residual_parts)
         if self._device is not None:
             self._device.forget()
@@ -534,40 +478,3 @@ def _queue(callback: Callable[[], None]) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def no_module(model: object) -> LgrecoError | None:
-    """What to raise for what has no parameters to be exchanged."""
-    if isinstance(model, torch.nn.Module):
-        return None
-    return LgrecoError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
-
-
-def _expect(holds: bool, option: str, value: object, expected: str) -> None:
-    if not holds:
-        raise LgrecoError(f"{option} is {value!r}, expected {expected}")
-
-
-def _in_order(settings: Any) -> Any:
-    """The same text for the same settings, whatever the order that they are given in."""
-    return sorted(settings.items(), key=repr) if isinstance(settings, Mapping) else settings
-
-
-def _name_of(option: str, dtype: torch.dtype, known: tuple[torch.dtype, ...]) -> str:
-    _expect(dtype in known, option, dtype, ", ".join(map(str, known)))
-    return str(dtype).removeprefix("torch.")
-
-
-def _name_of_layers(layer: Layer) -> str:
-    if layer.dtype not in _OF_LAYERS:
-        raise of_layer(layer.name, f"the parameter is {layer.dtype}: lgreco compresses float32, float16 and bfloat16")
-    return str(layer.dtype).removeprefix("torch.")
-
-
-def _tensor(part: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(part), dtype=torch.uint8)
-
-
-def _bytes(part: torch.Tensor) -> bytes:
-    part = part.contiguous().cpu()
-    return ctypes.string_at(part.data_ptr(), part.numel())
