@@ -251,6 +251,15 @@ struct Window {
         ones = payload.ones(bit, bit + min(bits, 32u));
     }
 
+    // As another lane has begun it. All lanes must come.
+    __device__ Window of(u32 lane) const {
+        Window other;
+        other.bits = __shfl_sync(FULL, bits, lane);
+        other.index = __shfl_sync(FULL, index, lane);
+        other.ones = __shfl_sync(FULL, ones, lane);
+        return other;
+    }
+
     __device__ void fetch(const Payload& payload, u32 first, u64 bit, u32 before) {
         u32 lane = threadIdx.x % 32;
         u32 own = before + __popc(ones & ((1u << lane) - 1));
@@ -299,19 +308,20 @@ __device__ inline void add_window(const Params& p, const Top& top, u32 number, c
         }
         return;
     }
+    Window begun;
 #pragma unroll 1
     for (u32 from = 0; from < world; from += RANKS_AT_ONCE) {
+        if (from % 32 == 0) {
+            // Each lane begins for a rank.
+            u32 rank = min(from + threadIdx.x % 32, world - 1);
+            const u32* start = starts + starts_of(p, top, rank, number) + window;
+            begun.begin(Payload(top, program, messages, rank), first, start[0], start[1]);
+        }
         Window own[RANKS_AT_ONCE];
 #pragma unroll
         for (u32 r = 0; r < RANKS_AT_ONCE; r++) {
             if (from + r < world) {
-                const u32* start = starts + starts_of(p, top, from + r, number) + window;
-                own[r].begin(Payload(top, program, messages, from + r), first, start[0], start[1]);
-            }
-        }
-#pragma unroll
-        for (u32 r = 0; r < RANKS_AT_ONCE; r++) {
-            if (from + r < world) {
+                own[r] = begun.of((from + r) % 32);
                 own[r].fetch_first(Payload(top, program, messages, from + r), first);
             }
         }

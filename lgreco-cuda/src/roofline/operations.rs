@@ -198,7 +198,7 @@ pub const OPERATIONS: &[Operation] = &[
         "exchange: means of 8 ranks, TopK, 1 %",
         4.0 + 8.0 * SENT,
         3.0,
-        0.32,
+        0.38,
         // Positions are read twice before, and values once; where windows begin is written and read.
         &[
             pass("", 8.0 * (2.0 * 0.0125 + 0.04 + 8.0 / 1024.0), 1.0),

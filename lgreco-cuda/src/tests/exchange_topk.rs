@@ -87,6 +87,23 @@ fn so_they_are_of_magnitudes_of_any_kind() {
     }
 }
 
+/// More ranks than a warp has lanes, each of which begins for one, and ranks that are left of those whose values are fetched at once.
+#[test]
+fn means_of_many_ranks_are_the_cores() {
+    let layers = [top(130, 97, 126, Dtype::F32), few(97, 21, 301, 5), top(7, 1, 7, Dtype::F16), few(64, 65, 2001, 2)];
+    let steps = |world: u32, edit| {
+        let mut backend = CudaBackend::on(Box::new(Simt::new(flavour(), 1, edit)?));
+        let config = ExchangeConfig { world, ..config(Dtype::F32, 1.0) };
+        Some(steps_of(&mut backend, &layers, config, 1, uniform))
+    };
+    for world in [1, 5, 32, 35, 65] {
+        let Some(compared) = steps(world, None) else { return };
+        assert_eq!(compared, Ok(of(&layers) / WORLD * world as usize), "{world} ranks");
+    }
+    let edit = Edit { module: Module::Selection, from: "if (from % 32 == 0) {", to: "if (from == 0) {" };
+    assert!(steps(35, Some(edit)).unwrap().is_err());
+}
+
 #[test]
 fn faults_of_one_rank_change_nothing_on_any() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
