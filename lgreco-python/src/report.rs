@@ -22,7 +22,7 @@ impl Report {
     fn __repr__(&self) -> String {
         let Report { step, outcome, switched, bytes_in, bytes_out, planning_seconds, exchange_seconds } = self;
         let switched = if *switched { "True" } else { "False" };
-        let seconds = |seconds: &Option<f64>| seconds.map_or("None".into(), |seconds| seconds.to_string());
+        let seconds = |seconds: &Option<f64>| seconds.map_or("None".into(), |seconds| format!("{seconds:?}"));
         let [planning, exchange] = [planning_seconds, exchange_seconds].map(seconds);
         format!(
             "Report(step={step}, outcome='{outcome}', switched={switched}, bytes_in={bytes_in}, bytes_out={bytes_out}, \
