@@ -12,7 +12,7 @@ pub(super) const USAGES: BufferUsages =
     BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
 
 /// Words of what is counted of a layer under TopK, and of what is known of its cut after each of so many levels.
-const COUNTED: usize = 4098;
+const COUNTED: usize = 4290;
 const CUT: usize = 4;
 const LEVELS: usize = 3;
 

@@ -16,11 +16,12 @@ struct Cut {
 // Per workgroup of values: those above the cut and those at it; after `scan`, of all of the layer's before.
 @group(0) @binding(17) var<storage, read_write> blocks: array<vec2<u32>>;
 
-// What is counted of a layer, among `extremes`: 2048 counts of the first level, 1024 of each other, the complement of the smallest
-// magnitude other than 0, and the largest one.
-const COUNTED = 4098u;
-const LOWEST = 4096u;
-const HIGHEST = 4097u;
+// What is counted of a layer, among `extremes`: 2048 counts of the first level, 1024 of each other, sums of 64 shares of each level's
+// counts, the complement of the smallest magnitude other than 0, and the largest one.
+const COUNTED = 4290u;
+const SHARES = 4096u;
+const LOWEST = 4288u;
+const HIGHEST = 4289u;
 
 // Two counts of a workgroup's 2048 values in each word.
 var<workgroup> pairs: array<atomic<u32>, 1024>;
@@ -42,6 +43,10 @@ fn level_start(level: u32) -> u32 {
     return counted_of_layer() + select(1024u + 1024u * level, 0u, level == 0u);
 }
 
+fn share_at(level: u32, share: u32) -> u32 {
+    return counted_of_layer() + SHARES + 64u * level + share;
+}
+
 fn clear_counts(lane: u32) {
     for (var pair = lane; pair < 1024u; pair += 64u) {
         atomicStore(&pairs[pair], 0u);
@@ -57,16 +62,22 @@ fn count_magnitude(level: u32, cut: u32, magnitude: u32) {
     }
 }
 
-// Brings a workgroup's counts to the layer's.
+// Brings a workgroup's counts to the layer's, of a share by each of 64 lanes.
 fn give_counts(level: u32, lane: u32) {
-    for (var pair = lane; pair < level_bins(level) / 2u; pair += 64u) {
+    let share = level_bins(level) / 128u;
+    var sum = 0u;
+    for (var pair = lane * share; pair < (lane + 1u) * share; pair++) {
         let counts = atomicLoad(&pairs[pair]);
         for (var half = 0u; half < 2u; half++) {
             let count = (counts >> (16u * half)) & 0xffffu;
             if (count != 0u) {
                 atomicAdd(&extremes[level_start(level) + 2u * pair + half], count);
+                sum += count;
             }
         }
+    }
+    if (sum != 0u) {
+        atomicAdd(&extremes[share_at(level, lane)], sum);
     }
 }
 
@@ -93,22 +104,19 @@ fn choose(level: u32, lane: Lane) -> Cut {
         cut = cuts[3u * params.table + level - 1u];
     }
     // The largest come first.
-    let share = level_bins(level) / 64u;
-    let last = level_start(level) + level_bins(level) - 1u - place(lane) * share;
-    var sum = 0u;
-    for (var i = 0u; i < share; i++) {
-        sum += atomicLoad(&extremes[last - i]);
-    }
+    let number = 63u - place(lane);
+    let sum = atomicLoad(&extremes[share_at(level, number)]);
     var before = sum_before(lane, vec2<u32>(sum, 0u)).x;
     if (lane.index == 0u) {
         chosen[0] = Cut(INFINITY, 0u, 0u, 0u);
     }
     workgroupBarrier();
     if (before < cut.rank && before + sum >= cut.rank) {
+        let share = level_bins(level) / 64u;
         for (var i = 0u; i < share; i++) {
-            let count = atomicLoad(&extremes[last - i]);
+            let bin = (number + 1u) * share - 1u - i;
+            let count = atomicLoad(&extremes[level_start(level) + bin]);
             if (before + count >= cut.rank) {
-                let bin = last - i - level_start(level);
                 chosen[0] = Cut(cut.magnitude * level_bins(level) + bin, cut.rank - before, 0u, 0u);
                 break;
             }
