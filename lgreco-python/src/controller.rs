@@ -15,6 +15,7 @@ use lgreco_train::exchange::{Collective, CollectiveError};
 use lgreco_train::gradient::{Dtype, Values};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A place in a group whose collectives `lgreco.torch` performs.
@@ -74,6 +75,8 @@ pub(crate) struct Controller {
     pub(crate) tensors: Arc<[Tensor]>,
     pub(crate) names: Arc<[String]>,
     pub(crate) place: Place,
+    /// Bits of what the gradients that are remembered were multiplied by, f64.
+    scale: AtomicU64,
     /// Of random numbers.
     pub(crate) seed: u64,
     /// What is remembered under each setting.
@@ -168,7 +171,8 @@ impl Controller {
         let made = detached(py, || controller::Controller::new(config, tensors.clone(), &place));
         let controller = made.map_err(|error| raised(py, error, &names))?;
         let (controller, tensors) = (Mutex::new(controller), tensors.into());
-        Ok(Controller { controller, tensors, names, place, seed, feedback, reduce_dtype, non_finite })
+        let scale = AtomicU64::new(1f64.to_bits());
+        Ok(Controller { controller, tensors, names, place, scale, seed, feedback, reduce_dtype, non_finite })
     }
 
     /// Begins a step.
@@ -287,6 +291,24 @@ impl Controller {
     /// Multiplies all residuals.
     fn rescale_residuals(&self, py: Python<'_>, factor: f32) -> PyResult<()> {
         self.on_cores(py, |controller| controller.rescale_residuals(factor))
+    }
+
+    /// What the gradients that are remembered were multiplied by.
+    #[getter]
+    fn scale(&self) -> f64 {
+        f64::from_bits(self.scale.load(Ordering::Relaxed))
+    }
+
+    /// Says what that was.
+    fn note_scale(&self, scale: f64) {
+        self.scale.store(scale.to_bits(), Ordering::Relaxed);
+    }
+
+    /// Multiplies all residuals, because gradients are from now on multiplied by this; an interrupt comes before or after it.
+    fn follow_scale(&self, py: Python<'_>, scale: f64) -> PyResult<()> {
+        self.rescale_residuals(py, (scale / self.scale()) as f32)?;
+        self.note_scale(scale);
+        Ok(())
     }
 
     /// Forgets residuals where f32 means at these addresses, one per layer, are not zero.

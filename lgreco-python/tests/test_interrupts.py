@@ -75,6 +75,37 @@ def test_an_interrupt_while_the_step_is_taken_back_leaves_it_to_be_taken_back(af
     assert on_ranks(2, _stopped_by_the_user, "close" if not after else "open", after, again) == 2 * [(True, 9, True)]
 
 
+class Scaler:
+    """A GradScaler, as far as states ask it."""
+
+    def __init__(self) -> None:
+        self.scale = 4.0
+
+    def get_scale(self) -> float:
+        return self.scale
+
+
+def _rescaled(rank: int, after: bool) -> bool:
+    scaler = Scaler()
+    module = wrapped("ddp")
+    state = register(module, **OPTIONS, grad_scaler=scaler)
+    for at in range(6):
+        step(module, rank, at)
+    before, controller = [state.residual(name) for name in state.names], state._controller
+    scaler.scale = 8.0
+    state._controller = Interrupting(controller, "follow_scale", after)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        state.follow_scale()
+    state._controller = controller
+    state.follow_scale()
+    return any(values.any() for values in before) and all(torch.equal(state.residual(name), 2 * was) for name, was in zip(state.names, before))
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_residuals_follow_a_scale_once(after: bool) -> None:
+    assert on_ranks(2, _rescaled, after) == 2 * [True]
+
+
 def test_an_interrupt_after_the_end_of_a_step_leaves_it_taken() -> None:
     assert on_ranks(2, _stopped_by_the_user, "finish_step", True) == 2 * [(False, 10, True)]
 

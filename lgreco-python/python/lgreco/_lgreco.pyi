@@ -218,6 +218,16 @@ class Controller:
     def rescale_residuals(self, factor: float) -> None:
         """Multiplies all residuals, because gradients are from now on so many times what they were."""
 
+    @property
+    def scale(self) -> float:
+        """What the gradients that are remembered were multiplied by."""
+
+    def note_scale(self, scale: float) -> None:
+        """Says what that was."""
+
+    def follow_scale(self, scale: float) -> None:
+        """Multiplies all residuals, because gradients are from now on multiplied by this; an interrupt comes before or after it."""
+
     def forget_moved(self, addresses: list[int]) -> None:
         """Forgets residuals where means are not zero; ``addresses`` are those of contiguous float32 values, one per layer."""
 

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from ranks import on_ranks
 from test_device import ON_DEVICE, PLANNED, residuals, steps_of, stayed, wrapped
-from test_interrupts import Interrupting
+from test_interrupts import Interrupting, Scaler
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lgreco.torch import lgreco_hook
@@ -43,3 +43,29 @@ def _stopped(rank: int, where: str, after: bool, again: bool) -> tuple[bool, int
 @pytest.mark.parametrize("where", ["submit", "next"])
 def test_an_interrupt_takes_a_step_on_a_gpu_back(where: str, after: bool, again: bool) -> None:
     assert on_ranks(2, _stopped, where, after, again) == 2 * [(True, 12, True, True)]
+
+
+def _rescaled(rank: int, where: str, after: bool) -> bool:
+    scaler = Scaler()
+    ddp, state = wrapped(OPTIONS | {"grad_scaler": scaler})
+    steps_of(ddp, rank, range(9))
+    before = residuals(state)
+    assert before.any() and stayed(state) and state._device is not None and len(state._device._buckets) >= 2
+    scaler.scale, device, controller = 8.0, state._device._device, state._controller
+    if where == "take_out":
+        state._device._device = Interrupting(device, where, after)  # type: ignore[assignment]
+    else:
+        state._controller = Interrupting(controller, where, after)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        state.follow_scale()
+    state._device._device, state._controller = device, controller
+    state.follow_scale()
+    # Those of the device, which brings them home.
+    return torch.equal(residuals(state), 2 * before) and stayed(state)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("where", ["follow_scale", "take_out"])
+def test_residuals_on_a_gpu_follow_a_scale_once(where: str, after: bool) -> None:
+    assert on_ranks(2, _rescaled, where, after) == 2 * [True]
+

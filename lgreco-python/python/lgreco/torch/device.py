@@ -86,6 +86,8 @@ class Buckets:
         """What this rank has found wrong with the means of its shards, until it tells the others."""
         self._taken_out: int | None = None
         """Before which step the controller's residuals have become the device's last."""
+        self.is_behind = False
+        """Whether the controller's residuals are the newer ones, as taking them out is to be done or has been interrupted."""
 
     @property
     def device(self) -> Device:
@@ -129,12 +131,13 @@ class Buckets:
             why = str(error)
         could = torch.tensor(int(made is not None))
         dist.all_reduce(could, dist.ReduceOp.MIN, group=self._host)
-        old = self._buckets.pop(key, None)
+        # The old one counts until the new one does, or the controller has its residuals: an interrupt may come between.
         if made is not None and could.item() == 1:
             self._buckets[key] = made
             return made
-        if old is not None:
+        if (old := self._buckets.get(key)) is not None:
             self.device.take_home(self._controller, old.bucket, old.step)
+            del self._buckets[key]
         self._refused.add(key)
         names = f"{len(key)} layers from number {key[0]} on" if key else "no layers"
         _LOG.warning("a bucket of %s is copied to the host to be compressed: %s", names, why)
@@ -196,6 +199,7 @@ class Buckets:
 
         Raises RuntimeError for what this rank alone knows of.
         """
+        self._catch_up()
         self._settle()
         for bucket in self._buckets.values():
             if bucket.is_to_forget and bucket.held is not None:
@@ -281,6 +285,7 @@ class Buckets:
 
         What was remembered before the last step, where that is ``taken_back``; no step is twice.
         """
+        self._catch_up()
         self._settle()
         taken_back = taken_back and self._taken_out != self._controller.steps
         for bucket in self._buckets.values():
@@ -290,16 +295,21 @@ class Buckets:
 
     def take_out(self) -> None:
         """Between steps: what the controller remembers, the device does too. Waits for the device."""
-        self._taken_out = self._controller.steps
+        self._taken_out, self.is_behind = self._controller.steps, True
         for bucket in self._buckets.values():
             self.device.take_out(self._controller, bucket.bucket)
             bucket.is_to_forget = False
+        self.is_behind = False
+
+    def _catch_up(self) -> None:
+        if self.is_behind:
+            self.take_out()
 
     def abandon(self) -> None:
         """After a step that was given up: residuals are the controller's, as they were before it. An interrupt leaves what is to be done
         again."""
         try:
-            for key, bucket in list(self._buckets.items()):
+            for key, bucket in [] if self.is_behind else list(self._buckets.items()):
                 self.device.take_home(self._controller, bucket.bucket, self._controller.steps)
                 del self._buckets[key]
         except Exception:
@@ -313,6 +323,7 @@ class Buckets:
         self._failed.clear()
         self._has_observed = False
         self._untold = self._alone = self._taken_out = None
+        self.is_behind = False
         if self.times is not None:
             self.times.forget()
 
@@ -356,6 +367,7 @@ class DeviceFlight:
         try:
             if hold_zeros:
                 own.held = Held(remembered, gradients)
+                own.held.put_aside()
         except (MemoryError, RuntimeError) as error:
             told = LgrecoError(f"residuals cannot be held on the GPU: {error}")
             told.code = _OUT_OF_MEMORY

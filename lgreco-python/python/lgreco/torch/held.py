@@ -18,7 +18,10 @@ class Held:
         self._is_zero = [gradient.any().logical_not() for gradient in gradients]
         self._mask = torch.cat([zero.expand(length) for zero, length in zip(self._is_zero, remembered.lens)])
         self._kept = remembered.counted()
-        remembered.both().masked_fill_(self._mask, 0.0)
+
+    def put_aside(self) -> None:
+        """Has zeros exchanged. Whoever calls it can put back already, should an interrupt come."""
+        self._remembered.both().masked_fill_(self._mask, 0.0)
 
     def put_back(self) -> None:
         """When the means are enqueued, or will never be."""

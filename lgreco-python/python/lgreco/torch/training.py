@@ -66,8 +66,6 @@ class Training(Reports, Checkpointed[Loaded]):
         self.names = [layer.name for layer in layers]
         self._group = own_group(group)
         self._scale = None if grad_scaler is None else Scale(grad_scaler)
-        self._scaled = 1.0
-        """What the gradients that are remembered were multiplied by."""
         self._on_plan = on_plan
         self._switched = False
         """In the step that ends, of which ``on_plan`` has not been told."""
@@ -94,7 +92,6 @@ class Training(Reports, Checkpointed[Loaded]):
                 expect(callable(on_plan), "on_plan", on_plan, "a function of the state")
             if self._scale is not None:
                 expect(hasattr(grad_scaler, "get_scale"), "grad_scaler", grad_scaler, "a torch.amp.GradScaler")
-                self._scaled = self._scale.now()
             if self._optimizer is not None:
                 expect(hasattr(self._optimizer, "param_groups"), "optimizer", self._optimizer, "a torch.optim.Optimizer")
             if settings is not None:
@@ -108,6 +105,8 @@ class Training(Reports, Checkpointed[Loaded]):
                 reduce_dtype=name_of("reduce_dtype", reduce_dtype, _OF_SUMS),
                 **told,
             )
+            if self._scale is not None:
+                self._controller.note_scale(self._scale.now())
         except Exception as error:
             failure = error
         agree(self._group, together, [layer.described() for layer in layers], failure)
@@ -221,19 +220,23 @@ class Training(Reports, Checkpointed[Loaded]):
         self._follow_scale()
 
     def _follow_scale(self) -> None:
-        scale, before = 1.0 if self._scale is None else self._scale.now(), self._scaled
+        """An interrupt leaves what is to be done again."""
+        scale, before = 1.0 if self._scale is None else self._scale.now(), self._controller.scale
         if scale == before:
             return
-        if self._device is not None:
-            self._device.bring_home(taken_back=scale < before)
+        if self._device is None:
+            if scale < before:
+                self._controller.roll_back()
+            self._controller.follow_scale(scale)
+            return
+        self._device.bring_home(taken_back=scale < before)
+        self._device.is_behind = True
         if scale < before:
             self._controller.roll_back()
         try:
-            self._controller.rescale_residuals(scale / before)
+            self._controller.follow_scale(scale)
         finally:
-            if self._device is not None:
-                self._device.take_out()
-        self._scaled = scale
+            self._device.take_out()
 
     def _go_on(self, flight: Flight | DeviceFlight) -> bool:
         try:
@@ -421,7 +424,7 @@ class Training(Reports, Checkpointed[Loaded]):
         parts = self._controller.save(window)
         layers = {name: to_tensor(part) for name, part in parts if name is not None}
         run = next(to_tensor(part) for name, part in parts if name is None)
-        return {"run": run, "layers": layers, "bytes": list(self._bytes), "scale": self._scaled, "rank": self._group.rank()}
+        return {"run": run, "layers": layers, "bytes": list(self._bytes), "scale": self._controller.scale, "rank": self._group.rank()}
 
     def _ranks(self) -> list[int]:
         return dist.get_process_group_ranks(self._group)
@@ -457,7 +460,7 @@ class Training(Reports, Checkpointed[Loaded]):
         loaded = Loaded(missing, extra, misshaped, step, oldest)
         self._bytes = list(state["bytes"])
         # Residuals follow the scaler's at the next step, whether that is loaded before or after. Older states have none.
-        self._scaled = state.get("scale", self._scaled)
+        self._controller.note_scale(state.get("scale", self._controller.scale))
         self._flights, self._failed, self._refused = None, None, False
         for what, names in (("missing in", loaded.missing), ("too much in", loaded.extra), ("of another shape in", loaded.misshaped)):
             if names:

@@ -1,0 +1,94 @@
+"""The user interrupts a step on a GPU at every line of what makes its buckets anew, and at every instruction of what holds residuals."""
+
+import sys
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from linear import Linear, gradients
+from ranks import on_ranks
+from test_device import FIXED, ON_DEVICE, residuals
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from lgreco.torch import LGreCoState, device, lgreco_hook
+from lgreco.torch.remembered import Remembered
+
+SETTINGS = [{"first": "topk 100", "second": "topk 90"}, {"first": "topk 101", "second": "topk 91"}]
+
+
+class Interrupt:
+    """Raised at an event in a function, of which `seen` come before."""
+
+    def __init__(self, function: str, by: str, at: int) -> None:
+        self.function, self.by, self.at, self.seen = function, by, at, 0
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename != device.__file__ or frame.f_code.co_name != self.function:
+            return None
+        frame.f_trace_opcodes = self.by == "opcode"
+        return self._inside
+
+    def _inside(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == self.by:
+            self.seen += 1
+            if self.seen > self.at:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self._inside
+
+
+def _step(state: LGreCoState, module: torch.nn.Module, step: int, zero: bool = False) -> None:
+    ddp = DDP(module)
+    ddp.register_comm_hook(state, lgreco_hook)
+    ddp.zero_grad()
+    given = gradients(0, step)
+    if zero:
+        given["first"] = torch.zeros_like(given["first"])
+    ddp(given).backward()
+
+
+def _on_device(state: LGreCoState, module: torch.nn.Module) -> torch.Tensor:
+    """What is remembered there, which the controller does not hear of."""
+    assert state._device is not None and state._device.fault() is None
+    named, parts = dict(module.named_parameters()), {}
+    for key, bucket in state._device._buckets.items():
+        lens = [named[state.names[layer]].numel() for layer in key]
+        of_bucket = Remembered(state._device.cuda, bucket.bucket, bucket.memory, lens).counted()
+        parts.update(zip(key, torch.split(of_bucket, lens)))
+    return torch.cat([parts[layer] for layer in range(len(state.names))])
+
+
+def _everywhere(rank: int, function: str, by: str) -> tuple[int, list[int]]:
+    """How many events there are, and at which of them residuals were lost."""
+    holds = function == "_keep"
+    module = Linear()
+    state = LGreCoState(None, module, **FIXED | ON_DEVICE, settings=SETTINGS[0], hold_zeros=holds, min_elements=64)
+    step, lost = 0, []
+    for at in range(1000):
+        for _ in range(3):
+            _step(state, module, step)
+            step += 1
+        before, steps = _on_device(state, module), state._controller.steps
+        if not holds:
+            settings = SETTINGS[1 - at % 2]
+            state._controller.set_settings([settings.get(name, "dense") for name in state.names])
+        interrupt = Interrupt(function, by, at)
+        sys.settrace(interrupt)
+        try:
+            _step(state, module, step, zero=holds)
+        except KeyboardInterrupt:
+            if state._controller.steps == steps and not torch.equal(residuals(state), before):
+                lost.append(at)
+        else:
+            return at, lost
+        finally:
+            sys.settrace(None)
+        step += 1
+    raise AssertionError("the function has no end")
+
+
+@pytest.mark.parametrize(("function", "by", "least"), [("_renewed", "line", 10), ("_keep", "opcode", 30)])
+def test_no_residual_is_lost(function: str, by: str, least: int) -> None:
+    ((events, lost),) = on_ranks(1, _everywhere, function, by)
+    assert events >= least and not lost
