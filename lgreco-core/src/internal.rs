@@ -41,7 +41,7 @@ pub mod topk {
 
 /// Payloads of TopK in few bits: what goes before their values.
 pub mod quantised_topk {
-    pub use crate::compress::quantised_topk::whole::{Body, header, in_full, of_payload};
+    pub use crate::compress::quantised_topk::whole::{Body, Keep, header, of_payload};
 }
 
 /// Loops on several cores.

@@ -6,10 +6,10 @@ use crate::gpu::{Gpu, Scratch, blocks};
 use crate::kernels::{Kernel, Module};
 
 use crate::tensor::Tensor;
-use crate::tops::Keep;
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::topk::{Coding, Layout};
 use lgreco_core::compress::wire::HEADER_LEN;
+use lgreco_core::internal::quantised_topk::Keep;
 
 /// `Params` of `positions.cu`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -51,7 +51,7 @@ struct Body {
 
 impl Body {
     fn of(payload: Part, keep: Keep, layout: Layout) -> Body {
-        let sizes = [HEADER_LEN as u64, keep.bytes(), layout.low_bytes, layout.high_bytes];
+        let sizes = [HEADER_LEN as u64, keep.bytes().iter().sum(), layout.low_bytes, layout.high_bytes];
         let [_, values, low, high] = payload.split(sizes);
         Body { values, low, high }
     }

@@ -18,9 +18,10 @@ use crate::device::{BLOCK, Part};
 use crate::gpu::{Gpu, Scratch, looping_blocks, looping_pieces};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
-use crate::tops::{BINS, CUT, ENTRY, FEW, KEPT, Keep, Params, Parts, Place, Top, Tops};
+use crate::tops::{BINS, CUT, ENTRY, FEW, KEPT, Params, Parts, Place, Top, Tops};
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::gradient::Dtype;
+use lgreco_core::internal::quantised_topk::Keep;
 
 /// Blocks that draw a layer's sample.
 const DRAWS: u64 = 64;

@@ -4,11 +4,10 @@ use crate::Error;
 use crate::device::{BLOCK, Part};
 use crate::gpu::{Gpu, looping_blocks};
 use bytemuck::{Pod, Zeroable};
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::topk::{Coding, TopK};
+use lgreco_core::compress::topk::Coding;
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::gradient::Dtype;
-use lgreco_core::internal::quantised_topk::in_full;
+use lgreco_core::internal::quantised_topk::Keep;
 
 /// `Params` of `tops.cu`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -101,41 +100,6 @@ impl Top {
     ];
 }
 
-/// What a layer keeps: so many values, in full or in `bits`, which are then not 0.
-#[derive(Clone, Copy)]
-pub(crate) struct Keep {
-    pub(crate) top: TopK,
-    pub(crate) bits: u8,
-}
-
-impl Keep {
-    /// Bytes of a payload's values, or of its means and codes.
-    pub(crate) fn bytes(self) -> u64 {
-        let keep = u64::from(self.top.keep);
-        match self.bits {
-            0 => keep * self.top.values.bytes() as u64,
-            bits => means_bytes(bits) + (keep * u64::from(bits)).div_ceil(8),
-        }
-    }
-}
-
-/// Bytes of the means that codes of `bits` bits stand for.
-fn means_bytes(bits: u8) -> u64 {
-    4 << (bits - 1)
-}
-
-impl From<TopK> for Keep {
-    fn from(top: TopK) -> Keep {
-        Keep { top, bits: 0 }
-    }
-}
-
-impl From<QuantisedTopK> for Keep {
-    fn from(few: QuantisedTopK) -> Keep {
-        Keep { top: in_full(&few), bits: few.bits }
-    }
-}
-
 /// Where a layer's values and its payload begin, and its header; of a part of a layer also where it begins in that.
 pub(crate) struct Place {
     pub(crate) layer: u32,
@@ -162,7 +126,8 @@ impl Top {
         let Keep { top, bits } = keep;
         let layout = top.layout(count)?;
         let header = HEADER_LEN as u64;
-        let low = header + keep.bytes();
+        let [means, values] = keep.bytes();
+        let low = header + means + values;
         let chunks = match layout.coding {
             Coding::All => u64::from(count).div_ceil(SPAN),
             _ => layout.high_bytes.div_ceil(CHUNK),
@@ -173,7 +138,7 @@ impl Top {
             payload: place.payload,
             header_low: place.header[0],
             header_high: place.header[1],
-            bits_at: 8 * if bits == 0 { low } else { header + means_bytes(bits) },
+            bits_at: 8 * if bits == 0 { low } else { header + means },
             low_at: 8 * low,
             high_at: 8 * (low + layout.low_bytes),
             end: 8 * (low + layout.bytes()),

@@ -102,7 +102,7 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: pathlib.Path) -> None:
     on_ranks(3, _saved, str(tmp_path))
     (tmp_path / "rank1.pt").rename(tmp_path / "elsewhere.pt")
     for said in on_ranks(2, _error, str(tmp_path)):
-        assert said.startswith(f"{tmp_path}: there is no state of ranks [0, 1] in it") and said.endswith("are [0, 1, 2]")
+        assert said.startswith(f"{tmp_path}: there is no state of ranks [0, 1] in it") and said.endswith("are [0, 1, 2] at step 6")
     for content in (b"", b"PK", (tmp_path / "rank0.pt").read_bytes()[:-900]):
         (tmp_path / "rank1.pt").write_bytes(content)
         for said in on_ranks(2, _error, str(tmp_path)):
@@ -110,6 +110,21 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: pathlib.Path) -> None:
     torch.save({"model": torch.zeros(1)}, tmp_path / "rank1.pt")
     for said in on_ranks(2, _error, str(tmp_path)):
         assert said == f"{tmp_path / 'rank1.pt'}: it is not what save() has written"
+
+
+def _at_other_steps(rank: int, folder: str) -> str:
+    module, state = _state()
+    for at in (4, 6):
+        train(module, rank, range(at - 2, at))
+        if at == 4 + 2 * rank:
+            state.save(folder)
+    dist.barrier()
+    return _error(rank, folder)
+
+
+def test_files_of_different_steps_are_not_loaded(tmp_path: pathlib.Path) -> None:
+    for said in on_ranks(2, _at_other_steps, str(tmp_path)):
+        assert said.endswith("are [0, 1] at step 2, [0, 1] at step 4")
 
 
 def _of_another(rank: int) -> tuple[str, int]:

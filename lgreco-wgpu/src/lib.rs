@@ -39,7 +39,7 @@
 //! | `feedback`, `magnitude`, `sums` | the same |
 //! | `exchange` | a bucket of layers as the space of a flight: `plan` and `matrices` (what is where), `memory`, `bucket` and `factors` (what is done in it), `image` and `summed` (messages there and back), `faults` and `outcome` (what is found wrong), `space` |
 //! | `positions`, `reconstruct` | TopK's payloads; PowerSGD's payloads read |
-//! | `keep`, `few_bits` | what TopK keeps and how it is sent; rows of what travels in few bits |
+//! | `few_bits` | rows of TopK in few bits |
 //! | `adapters`, `error`, `scopes`, `methods` | what there is; what went wrong; what has no kernels |
 //!
 //! In `shaders/`, `float` is f32 arithmetic on bits, `wide` sums with separate exponents, `record` eight of them per
@@ -61,7 +61,6 @@ mod factor;
 mod feedback;
 mod few_bits;
 mod gpu;
-mod keep;
 mod kernels;
 mod magnitude;
 mod memory;

@@ -7,16 +7,17 @@
 use crate::Error;
 use crate::batch::{Batch, Part};
 use crate::gpu::PER_GROUP;
-use crate::keep::{BINS, Keep};
 use crate::memory::Scratch;
 use crate::tensor::{Piece, Tensor};
 use crate::topk::{Params, kernel, select};
 use lgreco_core::compress::topk::{self, Coding, Layout};
 use lgreco_core::compress::wire::{HEADER_LEN, Payload};
-use lgreco_core::internal::quantised_topk;
+use lgreco_core::internal::quantised_topk::{self, Keep};
 use std::ops::Range;
 use wgpu::{Buffer, BufferUsages};
 
+/// Bytes of `Bins` of `few_bits.wgsl`: what is known of the bins of one layer.
+pub(crate) const BINS: u64 = 4 * (2 + 4 * 128);
 /// Bytes of a block, whose ones are positions.
 const BLOCK: usize = PER_GROUP / 8;
 
@@ -24,7 +25,7 @@ const BLOCK: usize = PER_GROUP / 8;
 fn places(kept: Keep, elements: usize) -> Result<Params, Error> {
     let Keep { top, bits } = kept;
     let layout = top.layout(elements as u32)?;
-    let [means, sent] = kept.bytes();
+    let [means, sent] = kept.bytes().map(|bytes| bytes as usize);
     let low = HEADER_LEN + means + sent;
     let high = low + layout.low_bytes as usize;
     Ok(Params {

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from lgreco.torch import LGreCoState
 from lgreco.torch.collectives import memory
 from lgreco.torch.cuda import Cuda
+from lgreco.torch.remembered import Remembered
 
 
 class Imitation(Cuda):
@@ -78,3 +80,14 @@ class Imitation(Cuda):
 def imitated(_: Iterable[torch.Tensor]) -> Imitation:
     """Whatever tensors they are, they are on that device."""
     return Imitation()
+
+
+def on_device(state: LGreCoState, module: torch.nn.Module) -> torch.Tensor:
+    """What is remembered there, which the controller does not hear of."""
+    assert state._device is not None and state._device.fault() is None
+    named, parts = dict(module.named_parameters()), {}
+    for key, bucket in state._device._buckets.items():
+        lens = [named[state.names[layer]].numel() for layer in key]
+        of_bucket = Remembered(state._device.cuda, bucket.bucket, bucket.memory, lens).counted()
+        parts.update(zip(key, torch.split(of_bucket, lens)))
+    return torch.cat([parts[layer] for layer in range(len(state.names))])

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from imitation import on_device
 from linear import Linear, gradients
 from ranks import on_ranks
 from test_device import FIXED, ON_DEVICE, residuals
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lgreco.torch import LGreCoState, device, lgreco_hook
-from lgreco.torch.remembered import Remembered
 
 SETTINGS = [{"first": "topk 100", "second": "topk 90"}, {"first": "topk 101", "second": "topk 91"}]
 
@@ -48,17 +48,6 @@ def _step(state: LGreCoState, module: torch.nn.Module, step: int, zero: bool = F
     ddp(given).backward()
 
 
-def _on_device(state: LGreCoState, module: torch.nn.Module) -> torch.Tensor:
-    """What is remembered there, which the controller does not hear of."""
-    assert state._device is not None and state._device.fault() is None
-    named, parts = dict(module.named_parameters()), {}
-    for key, bucket in state._device._buckets.items():
-        lens = [named[state.names[layer]].numel() for layer in key]
-        of_bucket = Remembered(state._device.cuda, bucket.bucket, bucket.memory, lens).counted()
-        parts.update(zip(key, torch.split(of_bucket, lens)))
-    return torch.cat([parts[layer] for layer in range(len(state.names))])
-
-
 def _everywhere(rank: int, function: str, by: str) -> tuple[int, list[int]]:
     """How many events there are, and at which of them residuals were lost."""
     holds = function == "_keep"
@@ -69,7 +58,7 @@ def _everywhere(rank: int, function: str, by: str) -> tuple[int, list[int]]:
         for _ in range(3):
             _step(state, module, step)
             step += 1
-        before, steps = _on_device(state, module), state._controller.steps
+        before, steps = on_device(state, module), state._controller.steps
         if not holds:
             settings = SETTINGS[1 - at % 2]
             state._controller.set_settings([settings.get(name, "dense") for name in state.names])

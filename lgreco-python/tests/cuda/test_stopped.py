@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from imitation import on_device
 from ranks import on_ranks
 from test_device import ON_DEVICE, PLANNED, residuals, steps_of, stayed, wrapped
 from test_interrupts import Interrupting, Scaler
@@ -17,14 +18,14 @@ def _stopped(rank: int, where: str, after: bool, again: bool) -> tuple[bool, int
     """Whether residuals are as before the step, steps taken in all, whether ranks go on alike, and on the device."""
     ddp, state = wrapped(OPTIONS)
     steps_of(ddp, rank, range(9))
-    before = residuals(state)
+    before = on_device(state, ddp.module)
     assert before.any() and stayed(state) and state._device is not None and len(state._device._buckets) >= 2
     device = state._device._device
     state._device._device = Interrupting(device, where, after)  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         steps_of(ddp, rank, range(9, 10))
     if again:
-        # The second bucket's residuals are not the controller's yet, or have just become it.
+        # No bucket's residuals are the controller's yet, or the first one's have just become it.
         state._device._device = Interrupting(device, "take_home", after)  # type: ignore[assignment]
         with pytest.raises(KeyboardInterrupt):
             state.state_dict()

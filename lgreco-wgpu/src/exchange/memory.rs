@@ -4,14 +4,15 @@ use super::faults::Faults;
 use super::plan::Plan;
 use crate::Error;
 use crate::batch::Batch;
-use crate::keep::BINS;
+use crate::positions::BINS;
 use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 
 /// Of all buffers that are worked on.
 pub(super) const USAGES: BufferUsages =
     BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
 
-/// Words of what is counted of a layer under TopK, and of what is known of its cut after each of so many levels.
+/// Words of what is counted of a layer under TopK (`COUNTED` of `exchange_select.wgsl`), and of its `Cut` after each of so many
+/// levels.
 const COUNTED: usize = 4290;
 const CUT: usize = 4;
 const LEVELS: usize = 3;

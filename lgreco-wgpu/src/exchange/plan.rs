@@ -7,7 +7,6 @@
 use super::matrices::Table;
 use crate::Error;
 use crate::gpu::PER_GROUP;
-use crate::keep::Keep;
 use crate::methods;
 use crate::params::params;
 use crate::tensor::BufferGradient;
@@ -16,7 +15,7 @@ use lgreco_core::compress::topk::Coding;
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::internal::quantised_topk;
+use lgreco_core::internal::quantised_topk::{self, Keep};
 use lgreco_train::exchange::{Slip, Spec};
 use std::ops::Range;
 
@@ -227,7 +226,7 @@ impl Plan {
         let layout = top.layout(params.count)?;
         let (keep, number) = (top.keep as usize, params.number);
         let words = self.take(body);
-        let [means, sent] = kept.bytes();
+        let [means, sent] = kept.bytes().map(|bytes| bytes as usize);
         let low = means + sent;
         let high = low + layout.low_bytes as usize;
         let blocks = if layout.coding == Coding::All { 0 } else { (body - high).div_ceil(BLOCK) };

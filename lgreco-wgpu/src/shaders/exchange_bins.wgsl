@@ -1,15 +1,15 @@
-// Layers under TopK, in full and in few bits, and the bins of the latter.
+// Bins of the layers under TopK in few bits, of all together.
 
-// `begin_if` of TopK. `values` are what is offered.
-fn begin_few_or_more(group: u32) -> u32 {
+// `begin_if` of TopK, in full or in few bits. `values` are what is offered.
+fn begin_topk(group: u32) -> u32 {
     let first = begin_if(TOP_K, group);
     params.dtype = 0u;
     params.offset = params.start;
     return first;
 }
 
-// Of layers that are not in few bits a workgroup has no values from now on.
-fn without_full_values(first: u32) {
+// Of a layer that is not under TopK in few bits the workgroup has no values from now on.
+fn keep_few_bits_only(first: u32) {
     if (params.method != TOP_K || params.bits == 0u) {
         params.count = first;
     }

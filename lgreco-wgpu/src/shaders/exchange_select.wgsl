@@ -161,7 +161,7 @@ fn histogram(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
 
 // How many there are above the cut and at it, and in few bits the largest exponents of bins. All 64 lanes call it.
 fn count_values(group: u32, lane: Lane) {
-    let first = begin_few_or_more(group);
+    let first = begin_topk(group);
     var cut = choose(2u, lane);
     // The k-th largest is the smallest that is kept, but for zeros.
     cut.high = atomicLoad(&extremes[counted_of_layer() + HIGHEST]);
@@ -176,7 +176,7 @@ fn count_values(group: u32, lane: Lane) {
     if (params.method == TOP_K && lane.index == 0u) {
         blocks[group] = kept;
     }
-    without_full_values(first);
+    keep_few_bits_only(first);
     find_exponents_from(first, cut.magnitude, range_of(cut), lane.index);
 }
 
@@ -204,7 +204,7 @@ fn scan(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
         params.dtype = 0u;
         params.offset = params.start;
         let first = (group.x - moment.tables) * PER_GROUP - params.start;
-        without_full_values(first);
+        keep_few_bits_only(first);
         let cut = last_cut();
         add_to_bins_from(first, cut.magnitude, range_of(cut), lane.index, 256u);
     }
@@ -213,7 +213,7 @@ fn scan(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
 // Payloads of TopK into this rank's image. `values` are what is offered.
 @compute @workgroup_size(64)
 fn write_kept(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    let first = begin_few_or_more(group.x);
+    let first = begin_topk(group.x);
     load_tile(first, lane.index);
     let cut = last_cut();
     written_range = range_of(cut);

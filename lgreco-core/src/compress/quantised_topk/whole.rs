@@ -7,9 +7,38 @@ use crate::compress::topk::TopK;
 use crate::compress::wire::{Header, Payload};
 use crate::gradient::{Dtype, Shape};
 
-/// What selects the same elements.
-pub fn in_full(top: &QuantisedTopK) -> TopK {
-    TopK { keep: top.keep, values: Dtype::F32 }
+/// What TopK keeps: so many values, in full or in `bits`, which are then not 0.
+#[derive(Clone, Copy, Debug)]
+pub struct Keep {
+    /// What selects the same elements; in few bits of f32 values.
+    pub top: TopK,
+    /// 0 where values are sent in full.
+    pub bits: u8,
+}
+
+impl Keep {
+    /// Bytes of a payload before its positions: of its bins' means, and of its values or their codes.
+    pub fn bytes(self) -> [u64; 2] {
+        let means = if self.bits == 0 { 0 } else { 4 << (self.bits - 1) };
+        [means, (u64::from(self.top.keep) * self.width() as u64).div_ceil(8)]
+    }
+
+    /// Bits of a value, or of its code.
+    pub fn width(self) -> usize {
+        if self.bits == 0 { 8 * self.top.values.bytes() } else { self.bits.into() }
+    }
+}
+
+impl From<TopK> for Keep {
+    fn from(top: TopK) -> Keep {
+        Keep { top, bits: 0 }
+    }
+}
+
+impl From<QuantisedTopK> for Keep {
+    fn from(few: QuantisedTopK) -> Keep {
+        Keep { top: TopK { keep: few.keep, values: Dtype::F32 }, bits: few.bits }
+    }
 }
 
 /// The header of a payload.

@@ -13,8 +13,8 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from lgreco._lgreco import LgrecoError
 
-T = TypeVar("T")
-"""What loading tells."""
+Told = TypeVar("Told")
+"""What loading returns."""
 
 
 class Loaded(NamedTuple):
@@ -39,17 +39,21 @@ class Loaded(NamedTuple):
     """The earliest step of a residual: what that rank has not sent since is lost."""
 
 
-class Checkpointed(Generic[T]):
+class Checkpointed(Generic[Told]):
     """What is saved by all ranks, each its own part."""
 
     def _ranks(self) -> list[int]:
         """Those that exchange with each other, by their numbers among all processes."""
         raise NotImplementedError
 
+    def _step(self) -> int:
+        """The next one."""
+        raise NotImplementedError
+
     def state_dict(self) -> dict[str, Any]:
         raise NotImplementedError
 
-    def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> T:
+    def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> Told:
         raise NotImplementedError
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -61,27 +65,28 @@ class Checkpointed(Generic[T]):
         folder.mkdir(parents=True, exist_ok=True)
         path = _path(folder, dist.get_rank())
         unfinished = path.with_suffix(".unfinished")
-        torch.save({"ranks": self._ranks(), "state": self.state_dict()}, unfinished)
+        torch.save({"ranks": self._ranks(), "step": self._step(), "state": self.state_dict()}, unfinished)
         unfinished.replace(path)
 
-    def load(self, folder: str | os.PathLike[str]) -> T:
+    def load(self, folder: str | os.PathLike[str]) -> Told:
         """Continues from what all ranks have saved in ``folder``, by ``load_state_dict``; all ranks do, and all must see all files.
 
         With other ranks than before the residuals of those that are gone go to those that are there, and new ones begin without. Not
         so where ranks exchange in several groups, as with ``replicate_group``: those must be the same. Files of ranks that are left
         from an earlier, larger run are not looked at.
 
-        Raises LgrecoError with the folder or the file where one is missing, damaged or of another kind; nothing has changed then.
+        Raises LgrecoError with the folder or the file where one is missing, damaged, of another kind or of another step than the others;
+        nothing has changed then.
         """
         folder = pathlib.Path(folder)
         files = {rank: _read(path) for path in folder.glob("rank*.pt") if (rank := _rank_of(path)) is not None}
-        together = {tuple(file["ranks"]) for file in files.values()}
-        whole = [ranks for ranks in together if all(rank in files and tuple(files[rank]["ranks"]) == ranks for rank in ranks)]
+        together = {_together(file) for file in files.values()}
+        whole = [ranks for ranks, step in together if all(rank in files and _together(files[rank]) == (ranks, step) for rank in ranks)]
         ranks = self._ranks()
         if tuple(ranks) in whole:
             return self.load_state_dict(files[dist.get_rank()]["state"])
         if len(whole) != 1:
-            saved = ", ".join(f"{list(ranks)}" for ranks in sorted(together)) or "none"
+            saved = ", ".join(f"{list(ranks)} at step {step}" for ranks, step in sorted(together)) or "none"
             raise LgrecoError(f"{folder}: there is no state of ranks {ranks} in it, nor of others that is whole: ranks that have saved there are {saved}")
         states = [files[rank]["state"] for rank in whole[0]]
         return self.load_state_dict(states[0], states[ranks.index(dist.get_rank()) :: len(ranks)])
@@ -96,12 +101,17 @@ def _rank_of(path: pathlib.Path) -> int | None:
     return None if found is None else int(found[1])
 
 
+def _together(file: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
+    """What the files of ranks that have saved together have in common."""
+    return tuple(file["ranks"]), file["step"]
+
+
 def _read(path: pathlib.Path) -> dict[str, Any]:
     try:
         file = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # Of pickle, zipfile or the system, as the damage may be.
         raise LgrecoError(f"{path}: {error}") from error
-    if not isinstance(file, dict) or file.keys() != {"ranks", "state"}:
+    if not isinstance(file, dict) or file.keys() != {"ranks", "step", "state"}:
         raise LgrecoError(f"{path}: it is not what save() has written")
     return file
 
@@ -155,9 +165,11 @@ def _with_lists(part: Any) -> Any:
 
 
 def to_tensor(part: bytes) -> torch.Tensor:
+    """The bytes as uint8, which ``weights_only=True`` loads."""
     return torch.frombuffer(bytearray(part), dtype=torch.uint8)
 
 
 def to_bytes(part: torch.Tensor) -> bytes:
+    """Those of a uint8 tensor, wherever it lies."""
     part = part.contiguous().cpu()
     return ctypes.string_at(part.data_ptr(), part.numel())

@@ -233,6 +233,9 @@ class OuterStep(Reports, Checkpointed[None]):
     def _ranks(self) -> list[int]:
         return self._fragments[0]._ranks()
 
+    def _step(self) -> int:
+        return self.steps
+
     def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> None:
         """Continues from a state, with as many fragments; the model and its optimizer are loaded apart.
 

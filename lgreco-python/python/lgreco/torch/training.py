@@ -429,6 +429,9 @@ class Training(Reports, Checkpointed[Loaded]):
     def _ranks(self) -> list[int]:
         return dist.get_process_group_ranks(self._group)
 
+    def _step(self) -> int:
+        return self._controller.steps
+
     def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> Loaded:
         """Continues from a state, between two steps, on all ranks; what it had is also logged where something is lost.
 
