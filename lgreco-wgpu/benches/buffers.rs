@@ -1,4 +1,4 @@
-//! Rows, payloads, error feedback and exchanges of 2^24 f32 values in a buffer of the device: milliseconds, what share of the
+//! Rows (of one layer, and of 150), payloads, error feedback and exchanges of 2^24 f32 values in a buffer of the device: milliseconds, what share of the
 //! bandwidth of a copy in the same run they reach by the bytes that they have to read and write, and how many times as long the
 //! CPU takes. `LGRECO_BENCH_ELEMENTS` takes the place of 2^24.
 //!
@@ -18,6 +18,9 @@ use lgreco_train::feedback::Storage;
 use lgreco_train::gradient::ValuesMut;
 use lgreco_wgpu::{BufferBucket, BufferGradient, BufferJob, BufferLayer, BufferResidual, WgpuBackend, wgpu};
 use std::time::Instant;
+
+/// Layers that a model is divided into.
+const LAYERS: usize = 150;
 
 /// Seconds of the fastest of some runs.
 fn seconds(mut run: impl FnMut()) -> f64 {
@@ -80,7 +83,7 @@ impl Bench {
     fn line(&self, name: &str, bytes: u64, here: f64, cpu: f64) {
         let rate = bytes as f64 / here;
         let share = 100.0 * rate / self.bandwidth;
-        println!("{name:<40} {:>10.3} {:>10.2} {share:>12.1} % {:>12.2}", 1e3 * here, rate / 1e9, cpu / here);
+        println!("{name:<48} {:>10.3} {:>10.2} {share:>12.1} % {:>12.2}", 1e3 * here, rate / 1e9, cpu / here);
     }
 
     /// The values in a buffer.
@@ -103,26 +106,39 @@ fn buffer(backend: &mut WgpuBackend, size: u64) -> wgpu::Buffer {
     backend.device().create_buffer(&wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
 }
 
-fn rows(bench: &mut Bench) {
-    let thousandth = bench.shape.elements() as u32 / 1000;
-    let keeps: Vec<u32> = (1..=100).map(|i| i * thousandth).collect();
+/// Rows of the gradient, or of as many layers of some of its rows each.
+fn rows(bench: &mut Bench, layers: usize) {
+    let shape = Shape::new(bench.shape.rows() / layers, bench.shape.cols()).expect("a shape");
+    let elements = shape.elements();
+    let mut keeps: Vec<u32> = (1..=100).map(|i| (i * elements / 1000).max(1) as u32).collect();
+    keeps.dedup();
+    let ranks: Vec<u32> = (1..=8).filter(|&rank| (rank as usize) < shape.rows().min(shape.cols())).collect();
     for (name, candidates) in [
         ("one read (largest magnitude)", Candidates::Qsgd { base: Qsgd::default(), bits: &[] }),
         ("QSGD row, 7 widths", Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 3, 4, 5, 6, 7, 8] }),
         ("TopK row, 100 densities", Candidates::TopK { values: Dtype::F32, keeps: &keeps }),
         ("TopK row, 100 densities, 6 widths", Candidates::QuantisedTopK { keeps: &keeps, bits: &[8, 6, 5, 4, 3, 2] }),
-        ("PowerSGD row, ranks 1 to 8", Candidates::PowerSgd { iterations: 1, ranks: &[1, 2, 3, 4, 5, 6, 7, 8] }),
+        ("PowerSGD row, ranks 1 to 8", Candidates::PowerSgd { iterations: 1, ranks: &ranks }),
     ] {
-        let (mut found, mut expected) = (vec![0.0; candidates.len()], vec![0.0; candidates.len()]);
+        let [mut found, mut expected] = [(); 2].map(|()| vec![0.0; layers * candidates.len()]);
         let (stream, held) = (Stream::default(), bench.held.clone());
-        let gradient = BufferGradient { buffer: &held, ..bench.on_device() };
-        let jobs = [BufferJob { gradient, candidates, stream }];
-        let here = seconds(|| bench.backend.measure_buffers(&jobs, &mut found).expect("a row"));
-        let jobs = [Job { gradient: bench.host(), candidates, stream }];
-        let mut workspace = vec![0; Portable.workspace_len(&jobs)];
-        let cpu = seconds(|| Portable.measure(&jobs, &mut workspace, &mut expected).expect("a row"));
-        assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 1e-4 * b), "{found:?}, not {expected:?}");
-        bench.line(name, bench.bytes(), here, cpu);
+        let on_device = (0..layers).map(|layer| {
+            let gradient =
+                BufferGradient { buffer: &held, offset: (4 * layer * elements) as u64, dtype: Dtype::F32, shape };
+            BufferJob { gradient, candidates, stream }
+        });
+        let on_device: Vec<BufferJob<'_>> = on_device.collect();
+        let here = seconds(|| bench.backend.measure_buffers(&on_device, &mut found).expect("rows"));
+        let on_host = bench.values.chunks_exact(elements).take(layers).map(|values| {
+            let gradient = Gradient::new(Values::F32(values), shape).expect("a value per element");
+            Job { gradient, candidates, stream }
+        });
+        let on_host: Vec<Job<'_>> = on_host.collect();
+        let mut workspace = vec![0; Portable.workspace_len(&on_host)];
+        let cpu = seconds(|| Portable.measure(&on_host, &mut workspace, &mut expected).expect("rows"));
+        assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 1e-4 * b), "{name}: not those of the core");
+        let name = if layers == 1 { name.to_owned() } else { format!("{name}, {layers} layers") };
+        bench.line(&name, (4 * layers * elements) as u64, here, cpu);
     }
 }
 
@@ -260,8 +276,10 @@ fn main() {
     let elements = std::env::var("LGRECO_BENCH_ELEMENTS").ok().and_then(|text| text.parse().ok()).unwrap_or(1 << 24);
     let mut bench = Bench::new(backend, Shape::new(elements / 4096, 4096).expect("a matrix"));
     println!("{}, {} values: a copy moves {:.1} GB/s", adapter_name(), elements, bench.bandwidth / 1e9);
-    println!("{:<40} {:>10} {:>10} {:>14} {:>12}", "", "ms", "GB/s", "of the copy", "CPU / this");
-    rows(&mut bench);
+    println!("{:<48} {:>10} {:>10} {:>14} {:>12}", "", "ms", "GB/s", "of the copy", "CPU / this");
+    rows(&mut bench, 1);
+    let layers = LAYERS.min(bench.shape.rows());
+    rows(&mut bench, layers);
     payloads(&mut bench);
     feedback(&mut bench);
     exchanges(&mut bench);

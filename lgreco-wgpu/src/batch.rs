@@ -4,7 +4,7 @@
 //! else. `reserve` finds out about memory in this way, so that no second computation of sizes can go wrong.
 
 use crate::Error;
-use crate::gpu::{Gpu, SLOT, SLOTS};
+use crate::gpu::{Gpu, PARAMETERS, SLOT};
 use crate::kernels::Kernel;
 use crate::memory::Scratch;
 use crate::scopes::Scopes;
@@ -24,7 +24,7 @@ pub(crate) struct Batch<'g> {
 }
 
 /// Part of a buffer, as a kernel sees it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Part {
     pub(crate) buffer: Buffer,
     pub(crate) offset: u64,
@@ -36,6 +36,27 @@ impl From<&Buffer> for Part {
         Part { buffer: buffer.clone(), offset: 0, size: buffer.size() }
     }
 }
+
+/// What a kernel of `tasks.wgsl` does to a piece of a tensor.
+#[derive(Clone, Debug)]
+pub(crate) struct Task<P> {
+    pub(crate) params: P,
+    pub(crate) bindings: Vec<(u32, Part)>,
+    /// Workgroups, in three dimensions.
+    pub(crate) groups: [usize; 3],
+}
+
+impl<P> Task<P> {
+    /// A task of `groups` workgroups in a row.
+    pub(crate) fn new(params: P, bindings: &[(u32, Part)], groups: usize) -> Self {
+        Task { params, bindings: bindings.to_vec(), groups: [groups, 1, 1] }
+    }
+}
+
+/// Words of a task in front of its parameters.
+const TASK: usize = 4;
+/// Bytes of the tasks of a dispatch.
+const TASKS: usize = PARAMETERS / 4;
 
 /// Bytes that a workgroup reads or writes at most, about: tables are bound whole.
 const PER_GROUP: u64 = 64 << 10;
@@ -103,10 +124,12 @@ impl<'g> Batch<'g> {
         }
     }
 
+    /// Records a dispatch of a kernel whose parameters are a uniform.
     pub(crate) fn dispatch<P: Pod>(&mut self, kernel: Kernel, parameters: P, bindings: &[(u32, Part)], groups: usize) {
         self.dispatch_3d(kernel, parameters, bindings, [groups, 1, 1]);
     }
 
+    /// The same of `groups` workgroups in three dimensions.
     pub(crate) fn dispatch_3d<P: Pod>(
         &mut self,
         kernel: Kernel,
@@ -114,27 +137,54 @@ impl<'g> Batch<'g> {
         bindings: &[(u32, Part)],
         groups: [usize; 3],
     ) {
-        if groups.contains(&0) {
-            return;
+        if !groups.contains(&0) {
+            self.record(kernel, bytemuck::bytes_of(&parameters), bindings, groups);
         }
+    }
+
+    /// Records the doing of `tasks`, which do not depend on each other: in one dispatch those that follow each other with
+    /// the same bindings.
+    pub(crate) fn run<P: Pod>(&mut self, kernel: Kernel, tasks: Vec<Task<P>>) {
+        let most = self.gpu.most_groups();
+        let bytes_of_task = 4 * TASK + size_of::<P>();
+        let tasks: Vec<Task<P>> = tasks.into_iter().filter(|task| !task.groups.contains(&0)).collect();
+        for together in tasks.chunk_by(|a, b| a.bindings == b.bindings) {
+            for together in together.chunks(TASKS / bytes_of_task) {
+                let mut bytes = Vec::with_capacity(bytes_of_task * together.len());
+                let mut total = 0;
+                for task in together {
+                    let [across, down, deep] = task.groups;
+                    bytes.extend_from_slice(bytemuck::cast_slice(&[total, across, down, deep].map(|n| n as u32)));
+                    bytes.extend_from_slice(bytemuck::bytes_of(&task.params));
+                    total += across * down * deep;
+                }
+                let across = total.min(most);
+                let down = total.div_ceil(across).min(most);
+                self.record(kernel, &bytes, &together[0].bindings, [across, down, total.div_ceil(across * down)]);
+            }
+        }
+    }
+
+    fn record(&mut self, kernel: Kernel, parameters: &[u8], bindings: &[(u32, Part)], groups: [usize; 3]) {
         if self.gpu.rehearsing {
             self.gpu.kernels.get(&self.gpu.device, kernel);
             return;
         }
         let most = PER_GROUP * groups.iter().product::<usize>() as u64;
         let given = bindings.iter().map(|(_, part)| part.size).sum::<u64>().min(most);
-        if self.parameters.len() == SLOT * SLOTS || (self.given > 0 && self.given + given > self.gpu.submission) {
+        let is_full = self.parameters.len() + parameters.len() > PARAMETERS;
+        if is_full || (self.given > 0 && self.given + given > self.gpu.submission) {
             self.submit();
         }
         self.given += given;
         let at = self.parameters.len();
-        self.parameters.extend_from_slice(bytemuck::bytes_of(&parameters));
-        self.parameters.resize(at + SLOT, 0);
+        self.parameters.extend_from_slice(parameters);
+        self.parameters.resize(self.parameters.len().next_multiple_of(SLOT), 0);
         let pipeline = self.gpu.kernels.get(&self.gpu.device, kernel);
         let bind = |buffer, offset, size| {
             wgpu::BindingResource::Buffer(BufferBinding { buffer, offset, size: NonZero::new(size) })
         };
-        let parameters = bind(&self.gpu.parameters, at as u64, size_of::<P>() as u64);
+        let parameters = bind(&self.gpu.parameters, at as u64, parameters.len() as u64);
         let entries: Vec<_> = [wgpu::BindGroupEntry { binding: 0, resource: parameters }]
             .into_iter()
             .chain(bindings.iter().map(|(binding, part)| wgpu::BindGroupEntry {
@@ -160,6 +210,9 @@ impl<'g> Batch<'g> {
 
     /// Hands over what is recorded.
     pub(crate) fn submit(&mut self) {
+        if self.gpu.rehearsing {
+            return;
+        }
         let next = self.gpu.device.create_command_encoder(&Default::default());
         let commands = std::mem::replace(&mut self.encoder, next).finish();
         if !self.parameters.is_empty() {

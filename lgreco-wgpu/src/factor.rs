@@ -18,9 +18,11 @@ pub(crate) struct Factor {
     height: usize,
 }
 
-/// Rows of a factor, in a buffer of their own.
+/// Rows of a factor, in a buffer of their own or behind others.
 pub(crate) struct Band {
     pub(crate) buffer: Buffer,
+    /// Values before its own.
+    pub(crate) at: usize,
     /// The first row.
     pub(crate) first: usize,
     pub(crate) rows: usize,
@@ -43,9 +45,15 @@ impl Factor {
         let ranges = Cuts { band: height, most: height }.of(0..rows);
         let bands = ranges.enumerate().map(|(number, range)| {
             let buffer = buffer(batch, number, range.clone(), (4 * rank * range.len()) as u64)?;
-            Ok(Band { buffer, first: range.start, rows: range.len() })
+            Ok(Band { buffer, at: 0, first: range.start, rows: range.len() })
         });
         Ok(Factor { bands: bands.collect::<Result<_, Error>>()?, rank, height })
+    }
+
+    /// A factor that lies behind `at` values of a buffer.
+    pub(crate) fn within(buffer: &Buffer, at: usize, rows: usize, rank: usize) -> Factor {
+        let band = Band { buffer: buffer.clone(), at, first: 0, rows };
+        Factor { bands: vec![band], rank, height: rows.next_multiple_of(SIDE) }
     }
 
     /// A factor with the values of `columns`, each of `rows` values.

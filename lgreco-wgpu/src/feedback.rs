@@ -263,9 +263,8 @@ fn store(
 fn largest<const N: usize>(mut batch: Batch<'_>, tensors: [&Tensor; N]) -> Result<[u32; N], Error> {
     let results = batch.scratch(Scratch::Results, 16)?;
     batch.clear(&results, 16);
-    for (index, tensor) in tensors.iter().enumerate() {
-        magnitude::largest(&mut batch, tensor, &results, index);
-    }
+    let tensors: Vec<(&Tensor, usize)> = tensors.into_iter().zip(0..).collect();
+    magnitude::largest(&mut batch, &tensors, &results);
     let words: Vec<u32> =
         bytemuck::pod_collect_to_vec(&batch.read(&[Part { buffer: results, offset: 0, size: 16 }])?);
     Ok(std::array::from_fn(|index| words[index]))

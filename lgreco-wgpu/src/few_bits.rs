@@ -4,12 +4,14 @@
 //! the bins of that k's range: `O(n + k · candidates)`. Their statistics are exact integers, so nothing cancels.
 
 use crate::Error;
-use crate::batch::Batch;
+use crate::batch::{Batch, Task};
+use crate::error::{BufferJobError, of_job};
 use crate::memory::Scratch;
-use crate::positions::{count, write};
+use crate::packing::stretches;
+use crate::positions::{blocks_of, bytes_of, count, write};
 use crate::sums;
-use crate::tensor::Tensor;
-use crate::topk::{self, Params, ascending, kernel, order, select, tally_groups};
+use crate::tensor::{Row, Tensor};
+use crate::topk::{self, Params, Sought, ascending, fit, kernel, order, select, tally_groups};
 use lgreco_core::gradient::Dtype;
 use wgpu::Buffer;
 
@@ -25,39 +27,99 @@ pub(crate) const fn result_words(keeps: usize) -> usize {
     topk::result_words(keeps) + 2 * MOST_BITS * keeps
 }
 
-/// Records the measurement of `keeps`, all from 1 to the number of elements, in 1 to 8 bits.
-pub(crate) fn measure(
-    batch: &mut Batch<'_>,
-    tensor: &Tensor,
-    keeps: &[u32],
-    results: &Buffer,
-    result: usize,
-) -> Result<(), Error> {
-    let keeps = ascending(keeps);
-    let Some((&most, others)) = keeps.split_last() else { return Ok(()) };
-    let state = select(batch, tensor, Dtype::F32, &keeps, true, results, result)?.state;
-    let base = Params { dtype: tensor.dtype as u32, first_keep: others.len() as u32, ..Params::default() };
-    let blocks = count(batch, tensor, &state, Params { bits: MOST_BITS as u32, ..base })?;
-    let kept = Tensor::scratch(batch, Scratch::Kept, most as usize)?;
-    write(batch, &blocks, &state, base, &kept);
-    let together = MOST_KEEPS.min(batch.gpu.most_groups());
-    let sums = batch.scratch(Scratch::BinSums, SUMS * keeps.len().min(together) as u64)?;
-    let behind = result + topk::result_words(keeps.len());
-    for (group, keeps) in keeps.chunks(together).enumerate() {
-        let first_keep = group * together;
-        let at = behind + 2 * MOST_BITS * first_keep;
-        let base = Params { first_keep: first_keep as u32, result: at as u32, ..Params::default() };
-        let of = || [(6, (&state).into()), (16, (&sums).into()), (18, (&blocks.bins).into())];
-        batch.clear(&sums, SUMS * keeps.len() as u64);
-        for piece in kept.all(batch) {
-            let params = Params { offset: piece.skip, count: piece.count as u32, ..base };
-            let bindings = [&[(1, piece.part.clone())][..], &of()].concat();
-            batch.dispatch_3d(kernel("add_to_sums"), params, &bindings, [keeps.len(), tally_groups(&piece), 1]);
-        }
-        let bindings = [&[(9, results.into())][..], &of()].concat();
-        batch.dispatch(kernel("few_bits_errors"), base, &bindings, keeps.len());
+/// Records the measurement of the numbers of values that each row seeks, all from 1 to that of elements, in 1 to 8 bits.
+pub(crate) fn measure(batch: &mut Batch<'_>, rows: &[Row<'_, &[u32]>], results: &Buffer) -> Result<(), BufferJobError> {
+    let keeps: Vec<Vec<u32>> = rows.iter().map(|row| ascending(row.sought)).collect();
+    let sought = rows.iter().zip(&keeps).map(|(row, keeps)| {
+        let sought = Sought { tensor: row.tensor, sent: Dtype::F32, keeps, result: row.result };
+        (row.job, sought)
+    });
+    let sought: Vec<(usize, Sought<'_>)> = sought.collect();
+    let fits = |sought: &[(usize, Sought<'_>)]| {
+        let sought: Vec<Sought<'_>> = sought.iter().map(|&(_, sought)| sought).collect();
+        let blocks = sought.iter().map(|sought| blocks_of(batch, sought.tensor)).sum();
+        let keeps: usize = sought.iter().map(|sought| sought.keeps.len().min(MOST_KEEPS)).sum();
+        let fits = [4 * kept_of(&sought) as u64, bytes_of(blocks), SUMS * keeps as u64];
+        fit(batch, &sought) && fits.iter().all(|&bytes| bytes <= batch.gpu.window)
+    };
+    for together in stretches(&sought, fits) {
+        let (jobs, sought): (Vec<usize>, Vec<Sought<'_>>) = together.iter().copied().unzip();
+        record(batch, &sought, results).map_err(of_job(jobs[0]))?;
     }
     Ok(())
+}
+
+/// Values that are written down of a tensor, and behind them what brings the next one's to where pieces begin.
+fn room_of(sought: &Sought<'_>) -> usize {
+    sought.keeps.last().map_or(0, |&most| (most as usize).next_multiple_of(32))
+}
+
+fn kept_of(sought: &[Sought<'_>]) -> usize {
+    sought.iter().map(room_of).sum()
+}
+
+fn record<'a>(batch: &mut Batch<'_>, sought: &'a [Sought<'a>], results: &Buffer) -> Result<(), Error> {
+    let state = select(batch, sought, true, results)?;
+    let kept = Tensor::scratch(batch, Scratch::Kept, kept_of(sought))?;
+    let (mut layers, mut first_keep, mut first_kept) = (Vec::new(), 0, 0);
+    for sought in sought {
+        layers.push(Layer { sought, first_keep, first_kept });
+        first_keep += sought.keeps.len();
+        first_kept += room_of(sought);
+    }
+    let of_largest = |layer: &Layer<'a>| {
+        let largest = layer.first_keep + layer.sought.keeps.len() - 1;
+        let (first_keep, values_word) = (largest as u32, layer.first_kept as u32);
+        let (dtype, bits) = (layer.sought.tensor.dtype as u32, MOST_BITS as u32);
+        (layer.sought.tensor, Params { dtype, first_keep, values_word, bits, ..Params::default() })
+    };
+    let blocks = count(batch, &state, &layers.iter().map(of_largest).collect::<Vec<_>>())?;
+    let mut window = 0;
+    for part in kept.parts() {
+        batch.clear(&part.buffer, part.size);
+        let window_len = (part.size / 4) as u32;
+        // In full.
+        write(batch, &blocks, &state, &part, |params| Params { bits: 0, window, window_len, ..params });
+        window += window_len;
+    }
+    let together = MOST_KEEPS.min(batch.gpu.most_groups());
+    let most = sought.iter().map(|sought| sought.keeps.len()).max().unwrap_or(0);
+    let of_some =
+        |first: usize| sought.iter().map(move |sought| sought.keeps.len().saturating_sub(first).min(together));
+    let sums = batch.scratch(Scratch::BinSums, SUMS * of_some(0).sum::<usize>() as u64)?;
+    for first in (0..most).step_by(together) {
+        let (mut added, mut told, mut first_sum) = (Vec::new(), Vec::new(), 0);
+        let of = [(6, (&state).into()), (16, (&sums).into()), (18, (&blocks.bins).into())];
+        for ((layer, keeps), bins) in layers.iter().zip(of_some(first)).zip(0..) {
+            let behind = layer.sought.result + topk::result_words(layer.sought.keeps.len());
+            let base = Params {
+                bins,
+                first_sum: first_sum as u32,
+                first_keep: (layer.first_keep + first) as u32,
+                result: (behind + 2 * MOST_BITS * first) as u32,
+                ..Params::default()
+            };
+            first_sum += keeps;
+            let most = layer.sought.keeps.last().map_or(0, |&most| most as usize);
+            for piece in kept.pieces(batch, layer.first_kept..layer.first_kept + most) {
+                let params = Params { offset: piece.skip, count: piece.count as u32, ..base };
+                let bindings = [&[(1, piece.part.clone())], &of[..]].concat();
+                added.push(Task { params, bindings, groups: [keeps, tally_groups(&piece), 1] });
+            }
+            told.push(Task::new(base, &[&[(9, results.into())], &of[..]].concat(), keeps));
+        }
+        batch.clear(&sums, SUMS * first_sum as u64);
+        batch.run(kernel("add_to_sums"), added);
+        batch.run(kernel("few_bits_errors"), told);
+    }
+    Ok(())
+}
+
+/// A tensor, the first of its numbers in `state`, and of its values among those that are written down.
+struct Layer<'a> {
+    sought: &'a Sought<'a>,
+    first_keep: usize,
+    first_kept: usize,
 }
 
 /// Reads the squared errors from the words that [`measure`] wrote: of each of `keeps` with each of `bits`.

@@ -16,10 +16,10 @@ const LEAST_BINDING: u64 = 2 << 20;
 /// Least workgroups per dimension, likewise; the default is 65,535.
 const LEAST_GROUPS: u64 = 64;
 
-/// Bytes of a dispatch's parameters, as uniform bindings must be aligned.
+/// Where parameters of a dispatch begin, as bindings must be aligned.
 pub(crate) const SLOT: usize = 256;
-/// Dispatches in a submission at most.
-pub(crate) const SLOTS: usize = 4096;
+/// Bytes of the parameters of all dispatches in a submission.
+pub(crate) const PARAMETERS: usize = 1 << 20;
 
 /// Bytes that the dispatches of a submission read and write, about, at most, but for the first: long submissions run into the
 /// watchdogs of desktops, and a submission costs some tens of microseconds, in which a GPU reads a few MiB.
@@ -89,8 +89,8 @@ impl Gpu {
         let scopes = Scopes::new(&device);
         let parameters = device.create_buffer(&BufferDescriptor {
             label: Some("parameters"),
-            size: (SLOT * SLOTS) as u64,
-            usage: BufferUsages::UNIFORM | BufferUsages::COPY_DST,
+            size: PARAMETERS as u64,
+            usage: BufferUsages::UNIFORM | BufferUsages::STORAGE | BufferUsages::COPY_DST,
             mapped_at_creation: false,
         });
         scopes.end()?;

@@ -36,6 +36,7 @@ impl Shader {
         const QSGD: &str = include_str!("shaders/qsgd.wgsl");
         const WIDE: &str = include_str!("shaders/wide.wgsl");
         const RECORD: &str = include_str!("shaders/record.wgsl");
+        const TASKS: &str = include_str!("shaders/tasks.wgsl");
         const PHILOX: &str = include_str!("shaders/philox.wgsl");
         const FACTORS: &str = include_str!("shaders/factors.wgsl");
         const ORTHONORMAL: &str = include_str!("shaders/orthonormal.wgsl");
@@ -44,11 +45,11 @@ impl Shader {
         let lanes =
             if subgroups { include_str!("shaders/lanes_subgroups.wgsl") } else { include_str!("shaders/lanes.wgsl") };
         match self {
-            Shader::Magnitude => [FLOAT, VALUES, lanes, include_str!("shaders/magnitude.wgsl")].concat(),
-            Shader::Sums => [FLOAT, WIDE, RECORD, include_str!("shaders/sums.wgsl")].concat(),
+            Shader::Magnitude => [FLOAT, TASKS, VALUES, lanes, include_str!("shaders/magnitude.wgsl")].concat(),
+            Shader::Sums => [FLOAT, TASKS, WIDE, RECORD, include_str!("shaders/sums.wgsl")].concat(),
             Shader::Qsgd => {
                 let tensor = include_str!("shaders/qsgd_tensor.wgsl");
-                [FLOAT, WIDE, RECORD, VALUES, TILE, PHILOX, QSGD, tensor].concat()
+                [FLOAT, TASKS, WIDE, RECORD, VALUES, TILE, PHILOX, QSGD, tensor].concat()
             }
             Shader::TopK => {
                 let (tables, tally) = (include_str!("shaders/topk.wgsl"), include_str!("shaders/tally.wgsl"));
@@ -57,7 +58,8 @@ impl Shader {
                     concat!(include_str!("shaders/topk_energy.wgsl"), include_str!("shaders/few_bits_errors.wgsl"));
                 let (encode, decode) =
                     (include_str!("shaders/topk_encode.wgsl"), include_str!("shaders/topk_decode.wgsl"));
-                [FLOAT, WIDE, VALUES, TILE, TOPK_WRITE, lanes, tables, tally, select, energy, encode, decode].concat()
+                [FLOAT, TASKS, WIDE, VALUES, TILE, TOPK_WRITE, lanes, tables, tally, select, energy, encode, decode]
+                    .concat()
             }
             #[cfg(feature = "train")]
             Shader::Feedback => [FLOAT, VALUES, PHILOX, lanes, include_str!("shaders/feedback.wgsl")].concat(),
@@ -78,7 +80,8 @@ impl Shader {
                 let (factors, multiply) =
                     (include_str!("shaders/powersgd.wgsl"), include_str!("shaders/powersgd_multiply.wgsl"));
                 let residual = include_str!("shaders/powersgd_residual.wgsl");
-                [FLOAT, WIDE, RECORD, VALUES, PHILOX, FACTORS, ORTHONORMAL, lanes, factors, multiply, residual].concat()
+                [FLOAT, TASKS, WIDE, RECORD, VALUES, PHILOX, FACTORS, ORTHONORMAL, lanes, factors, multiply, residual]
+                    .concat()
             }
         }
     }

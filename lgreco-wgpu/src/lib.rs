@@ -30,7 +30,7 @@
 //! | module | holds |
 //! |---|---|
 //! | `backend`, `buffers` | [`WgpuBackend`]: the core's trait; the same calls on buffers of the device |
-//! | `rows`, `codec` | batches of rows; payloads there and back |
+//! | `rows`, `packing`, `codec` | batches of rows, and which layers are worked on together; payloads there and back |
 //! | `gpu`, `memory` | a device; its buffers, kept by name or by size |
 //! | `batch` | dispatches, copies and reads submitted together, their errors caught; or only rehearsed |
 //! | `kernels`, `params` | WGSL modules put together from `shaders/`, compiled on first use; what a dispatch is told |
@@ -39,10 +39,10 @@
 //! | `feedback`, `magnitude`, `sums` | the same |
 //! | `exchange` | a bucket of layers as the space of a flight: `plan` and `matrices` (what is where), `memory`, `bucket` and `factors` (what is done in it), `image` and `summed` (messages there and back), `faults` and `outcome` (what is found wrong), `space` |
 //! | `positions`, `reconstruct` | TopK's payloads; PowerSGD's payloads read |
-//! | `few_bits` | rows of TopK in few bits |
+//! | `few_bits`, `ranks` | rows of TopK in few bits; of PowerSGD |
 //! | `adapters`, `error`, `scopes`, `methods` | what there is; what went wrong; what has no kernels |
 //!
-//! In `shaders/`, `float` is f32 arithmetic on bits, `wide` sums with separate exponents, `record` eight of them per
+//! In `shaders/`, `tasks` is how a dispatch does many tasks, of one tensor or of many, `float` is f32 arithmetic on bits, `wide` sums with separate exponents, `record` eight of them per
 //! workgroup, `values` f32, f16 and bf16, `tile` a workgroup's values, `tally` its histograms; `lanes` and `lanes_subgroups` are
 //! the same sums of whole numbers, without and with subgroups. `qsgd`, `topk_write`, `factors` and `orthonormal` are what one tensor
 //! and a bucket of layers have in common.
@@ -66,10 +66,12 @@ mod magnitude;
 mod memory;
 mod methods;
 mod orthonormal;
+mod packing;
 mod params;
 mod positions;
 mod powersgd;
 mod qsgd;
+mod ranks;
 mod reconstruct;
 mod rectangles;
 mod rows;

@@ -1,7 +1,7 @@
 //! The largest magnitude, and the first element that is too large: `magnitude.wgsl`.
 
 use crate::Error;
-use crate::batch::{Batch, Part};
+use crate::batch::{Batch, Part, Task};
 use crate::gpu::Gpu;
 use crate::kernels::{Kernel, Shader};
 use crate::memory::Scratch;
@@ -17,24 +17,35 @@ params! {
     offset, dtype, first, count, least, result,
 }
 
-fn dispatch(batch: &mut Batch<'_>, tensor: &Tensor, entry: &'static str, least: u32, results: &Buffer, result: usize) {
-    for piece in tensor.all(batch) {
+/// What is done to a tensor's pieces.
+fn tasks(
+    batch: &Batch<'_>,
+    tensor: &Tensor,
+    least: u32,
+    (results, result): (&Buffer, usize),
+) -> impl Iterator<Item = Task<Params>> {
+    let (dtype, results) = (tensor.dtype as u32, Part::from(results));
+    tensor.all(batch).into_iter().map(move |piece| {
         let params = Params {
             offset: piece.skip,
-            dtype: tensor.dtype as u32,
+            dtype,
             first: piece.first as u32,
             count: piece.count as u32,
             least,
             result: result as u32,
         };
-        let bindings = [(1, piece.part.clone()), (2, results.into())];
-        batch.dispatch(Kernel { shader: Shader::Magnitude, entry }, params, &bindings, piece.groups());
-    }
+        Task::new(params, &[(1, piece.part.clone()), (2, results.clone())], piece.groups())
+    })
 }
 
-/// Word `result` becomes at least the bits of the largest magnitude.
-pub(crate) fn largest(batch: &mut Batch<'_>, tensor: &Tensor, results: &Buffer, result: usize) {
-    dispatch(batch, tensor, "largest", 0, results, result);
+const fn kernel(entry: &'static str) -> Kernel {
+    Kernel { shader: Shader::Magnitude, entry }
+}
+
+/// The word of `results` with a tensor's number becomes at least the bits of its largest magnitude.
+pub(crate) fn largest(batch: &mut Batch<'_>, tensors: &[(&Tensor, usize)], results: &Buffer) {
+    let tasks = tensors.iter().flat_map(|&(tensor, result)| tasks(batch, tensor, 0, (results, result))).collect();
+    batch.run(kernel("largest"), tasks);
 }
 
 /// The first element whose magnitude is not below `least`, if there is one, and its f32 value.
@@ -43,7 +54,8 @@ pub(crate) fn first_from(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result
     let tensor = input.tensor(&mut batch)?;
     let results = batch.scratch(Scratch::Results, 4)?;
     batch.clear(&results, 4);
-    dispatch(&mut batch, &tensor, "position", least, &results, 0);
+    let tasks = tasks(&batch, &tensor, least, (&results, 0)).collect();
+    batch.run(kernel("position"), tasks);
     let bytes = batch.read(&[Part { buffer: results, offset: 0, size: 4 }])?;
     let found = !bytemuck::pod_read_unaligned::<u32>(&bytes);
     if found == u32::MAX {

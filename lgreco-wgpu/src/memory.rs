@@ -8,6 +8,8 @@ use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Scratch {
     Results,
+    /// Of layers whose rows are measured together.
+    Gathered,
     Extremes,
     Grids,
     Words,

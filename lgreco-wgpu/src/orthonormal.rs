@@ -12,7 +12,7 @@ const MOST_ITERATIONS: usize = 40_000;
 /// Rows of a factor, in bands of `height`, that one workgroup makes orthonormal: all while there is little to do, else
 /// few.
 pub(crate) fn chunk_rows(rows: usize, height: usize, rank: usize, most_groups: usize) -> usize {
-    const LITTLE: usize = 1 << 16;
+    const LITTLE: usize = 1 << 17;
     let rows = if rows * rank <= LITTLE { rows } else { 512.max(rows.div_ceil(most_groups.min(256))) };
     rows.min(height)
 }

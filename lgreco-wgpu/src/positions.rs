@@ -5,11 +5,11 @@
 //! once and looked at by every piece of the result that its stretch reaches.
 
 use crate::Error;
-use crate::batch::{Batch, Part};
+use crate::batch::{Batch, Part, Task};
 use crate::gpu::PER_GROUP;
 use crate::memory::Scratch;
 use crate::tensor::{Piece, Tensor};
-use crate::topk::{Params, kernel, select};
+use crate::topk::{Params, Sought, kernel, select};
 use lgreco_core::compress::topk::{self, Coding, Layout};
 use lgreco_core::compress::wire::{HEADER_LEN, Payload};
 use lgreco_core::internal::quantised_topk::{self, Keep};
@@ -64,77 +64,100 @@ pub(crate) fn encode(
     results: &Buffer,
 ) -> Result<Tensor, Error> {
     check_reach(payload_len)?;
-    let tables = select(batch, tensor, kept.top.values, &[kept.top.keep], false, results, 0)?;
+    let keeps = &[kept.top.keep];
+    let state = select(batch, &[Sought { tensor, sent: kept.top.values, keeps, result: 0 }], false, results)?;
     // The magnitude in `Keep`.
-    batch.copy(&tables.state, 4 * 5, results, 4, 4);
+    batch.copy(&state, 4 * 5, results, 4, 4);
     let payload = Tensor::room(batch, payload_len.div_ceil(4))?;
     let base = Params { dtype: tensor.dtype as u32, ..places(kept, tensor.elements)? };
-    let blocks = count(batch, tensor, &tables.state, base)?;
+    let blocks = count(batch, &state, &[(tensor, base)])?;
     if kept.bits > 0 {
         for entry in ["find_exponents", "add_to_bins"] {
-            for (piece, params) in blocks.pieces(base) {
-                let bindings = [(1, piece.part.clone()), (6, (&tables.state).into()), (18, (&blocks.bins).into())];
-                batch.dispatch(kernel(entry), params, &bindings, piece.groups());
-            }
+            let bindings = [(6, (&state).into()), (18, (&blocks.bins).into())];
+            batch.run(kernel(entry), blocks.tasks(&bindings, |params| params));
         }
     }
-    write(batch, &blocks, &tables.state, base, &payload);
+    let mut window = 0;
+    for part in payload.parts() {
+        batch.clear(&part.buffer, part.size);
+        let within = |params| Params { window, window_len: (part.size / 4) as u32, ..params };
+        if kept.bits > 0 {
+            let bindings = [(6, (&state).into()), (8, part.clone()), (18, (&blocks.bins).into())];
+            batch.run(kernel("make_means"), vec![Task::new(within(base), &bindings, 1)]);
+        }
+        write(batch, &blocks, &state, &part, within);
+        window += (part.size / 4) as u32;
+    }
     Ok(payload)
 }
 
-/// Blocks of a tensor in which is counted what is kept.
+/// Blocks of tensors in which is counted what is kept.
 pub(crate) struct Blocks {
-    pieces: Vec<Piece>,
+    pieces: Vec<(Piece, Params)>,
     counts: Buffer,
-    /// Of TopK in few bits: the range of what is kept.
+    /// Of TopK in few bits: the range of what is kept, of each tensor.
     pub(crate) bins: Buffer,
 }
 
 impl Blocks {
-    fn pieces(&self, base: Params) -> impl Iterator<Item = (&Piece, Params)> {
-        self.pieces.iter().scan(0, move |first_block, piece| {
-            let (offset, first, count) = (piece.skip, piece.first as u32, piece.count as u32);
-            let params = Params { offset, first, count, first_block: *first_block, ..base };
-            *first_block += piece.groups() as u32;
-            Some((piece, params))
-        })
+    /// What is done to all pieces, with parameters changed so.
+    fn tasks(&self, bindings: &[(u32, Part)], change: impl Fn(Params) -> Params) -> Vec<Task<Params>> {
+        let task = |(piece, params): &(Piece, Params)| {
+            let bindings = [&[(1, piece.part.clone())], bindings].concat();
+            Task::new(change(*params), &bindings, piece.groups())
+        };
+        self.pieces.iter().map(task).collect()
     }
 }
 
-/// Records the counting of what `first_keep` of `state` keeps; with `bits`, its range too.
-pub(crate) fn count(batch: &mut Batch<'_>, tensor: &Tensor, state: &Buffer, base: Params) -> Result<Blocks, Error> {
-    let pieces = tensor.all(batch);
-    let total: usize = pieces.iter().map(Piece::groups).sum();
-    let counts = batch.scratch(Scratch::Blocks, 8 * total as u64)?;
-    let bins = batch.scratch(Scratch::FewBits, BINS)?;
-    batch.clear(&bins, BINS);
-    let blocks = Blocks { pieces, counts, bins };
-    let of_counts = || (7, Part::from(&blocks.counts));
-    for (piece, params) in blocks.pieces(base) {
-        let bindings = [(1, piece.part.clone()), (6, state.into()), of_counts(), (18, (&blocks.bins).into())];
-        batch.dispatch(kernel("count_block"), params, &bindings, piece.groups());
+/// Blocks that [`count`] counts in.
+pub(crate) fn blocks_of(batch: &Batch<'_>, tensor: &Tensor) -> usize {
+    tensor.all(batch).iter().map(Piece::groups).sum()
+}
+
+/// Bytes of what is counted in so many blocks.
+pub(crate) fn bytes_of(blocks: usize) -> u64 {
+    8 * blocks as u64
+}
+
+/// Records the counting of what `first_keep` of `state` keeps of each tensor, by the tensor's parameters; with `bits`, its range
+/// too.
+pub(crate) fn count(batch: &mut Batch<'_>, state: &Buffer, tensors: &[(&Tensor, Params)]) -> Result<Blocks, Error> {
+    let (mut pieces, mut scans, mut total) = (Vec::new(), Vec::new(), 0);
+    for (&(tensor, base), bins) in tensors.iter().zip(0..) {
+        let base = Params { bins, ..base };
+        let blocks = blocks_of(batch, tensor);
+        scans.push(Params { first_block: total as u32, blocks: blocks as u32, ..base });
+        for piece in tensor.all(batch) {
+            let (offset, first, count) = (piece.skip, piece.first as u32, piece.count as u32);
+            let params = Params { offset, first, count, first_block: total as u32, ..base };
+            total += piece.groups();
+            pieces.push((piece, params));
+        }
     }
-    batch.dispatch(kernel("scan"), Params { blocks: total as u32, ..base }, &[of_counts()], 1);
+    let counts = batch.scratch(Scratch::Blocks, bytes_of(total))?;
+    let bins = batch.scratch(Scratch::FewBits, BINS * tensors.len() as u64)?;
+    batch.clear(&bins, BINS * tensors.len() as u64);
+    let blocks = Blocks { pieces, counts, bins };
+    let of_counts = (7, Part::from(&blocks.counts));
+    let bindings = [(6, state.into()), of_counts.clone(), (18, (&blocks.bins).into())];
+    batch.run(kernel("count_block"), blocks.tasks(&bindings, |params| params));
+    let scans = scans.into_iter().map(|params| Task::new(params, std::slice::from_ref(&of_counts), 1));
+    batch.run(kernel("scan"), scans.collect());
     Ok(blocks)
 }
 
-/// Records the writing of what is kept to where `base` says, in zeros.
-pub(crate) fn write(batch: &mut Batch<'_>, blocks: &Blocks, state: &Buffer, base: Params, payload: &Tensor) {
-    let of_bins = || (18, Part::from(&blocks.bins));
-    let mut window = 0;
-    for part in payload.parts() {
-        batch.clear(&part.buffer, part.size);
-        let base = Params { window, window_len: (part.size / 4) as u32, ..base };
-        if base.bits > 0 {
-            batch.dispatch(kernel("make_means"), base, &[(6, state.into()), (8, part.clone()), of_bins()], 1);
-        }
-        for (piece, params) in blocks.pieces(base) {
-            let counts = (7, (&blocks.counts).into());
-            let bindings = [(1, piece.part.clone()), (6, state.into()), counts, (8, part.clone()), of_bins()];
-            batch.dispatch(kernel("write_kept"), params, &bindings, piece.groups());
-        }
-        window += base.window_len;
-    }
+/// Records the writing of what is kept to where the parameters say, in zeros; `within` says which words are bound.
+pub(crate) fn write(
+    batch: &mut Batch<'_>,
+    blocks: &Blocks,
+    state: &Buffer,
+    part: &Part,
+    within: impl Fn(Params) -> Params,
+) {
+    let counts = (7, (&blocks.counts).into());
+    let bindings = [(6, state.into()), counts, (8, part.clone()), (18, (&blocks.bins).into())];
+    batch.run(kernel("write_kept"), blocks.tasks(&bindings, within));
 }
 
 /// The body of a payload.
@@ -255,7 +278,8 @@ pub(crate) fn decode(batch: &mut Batch<'_>, body: &Body<'_>, target: &Tensor, re
                 (11, (&decoded).into()),
                 (12, stretch.values.clone()),
             ];
-            batch.dispatch(kernel("scatter"), params, &bindings, (params.count as usize).div_ceil(PER_GROUP));
+            let groups = (params.count as usize).div_ceil(PER_GROUP);
+            batch.run(kernel("scatter"), vec![Task::new(params, &bindings, groups)]);
         }
         target.take(batch, &decoded, start, len);
     }
@@ -303,7 +327,7 @@ fn upload(
         let high = batch.upload(&body.high[blocks.start * BLOCK..body.high.len().min(blocks.end * BLOCK)])?;
         let low = batch.upload(&body.low[first_low / 8..(values.end * low_bits as usize).div_ceil(8)])?;
         let bindings = [(9, results.into()), (10, (&positions).into()), (13, low), (14, high), (15, starts)];
-        batch.dispatch(kernel("read_positions"), params, &bindings, blocks.len());
+        batch.run(kernel("read_positions"), vec![Task::new(params, &bindings, blocks.len())]);
     }
     let sent = &body.sent[first_sent / 8..(values.end * width).div_ceil(8)];
     let sent = if bits == 0 { batch.upload(sent)? } else { batch.upload(&[body.means, sent].concat())? };

@@ -1,7 +1,7 @@
-//! PowerSGD: what `powersgd.wgsl` is asked to do.
+//! PowerSGD: what `powersgd.wgsl` is asked to do to matrices whose factors lie together.
 
 use crate::Error;
-use crate::batch::{Batch, Part};
+use crate::batch::{Batch, Part, Task};
 use crate::factor::{Band, Factor, SIDE};
 use crate::kernels::{Kernel, Shader};
 use crate::magnitude;
@@ -9,25 +9,21 @@ use crate::memory::Scratch;
 use crate::orthonormal::{self, Tall};
 use crate::params::params;
 use crate::rectangles::{Rectangle, rectangles};
-use crate::sums::{self, RECORD};
 use crate::tensor::Tensor;
-use lgreco_core::compress::powersgd::effective_rank;
 use lgreco_core::gradient::Shape;
-use lgreco_core::internal::powersgd::distinct_ranks;
 use lgreco_core::rng::Stream;
 use wgpu::{Buffer, BufferUsages};
 
 params! {
     /// `Params` of `powersgd.wgsl`.
-    offset, dtype, row, col, rows, cols, stride, transposed, all_rows, all_cols, columns,
-    first_step, last_step, chunks, first_chunk, chunk_rows, groups, largest_only, largest, tiles,
-    ranks, record, exponent, layer, seed_low, seed_high, step, rank,
+    offset, dtype, row, col, rows, cols, stride, transposed, factor, product, partial, inner,
+    output, sought, all_rows, all_cols, columns, first_step, last_step, chunks, first_chunk,
+    chunk_rows, largest_only, largest, tiles, ranks, record, exponent, layer, seed_low, seed_high,
+    step, rank,
 }
 
 /// Terms one workgroup adds up.
 const CHUNK: usize = 4096;
-/// Ranks measured together.
-const RANKS: usize = 8;
 /// Largest side and rank for which no loop becomes too long.
 const LARGEST_SIDE: usize = 1 << 22;
 const LARGEST_RANK: usize = 1024;
@@ -44,21 +40,93 @@ pub(crate) fn check(shape: Shape, rank: usize) -> Result<(), Error> {
     Err(Error::Method("PowerSGD with a side above 4,194,304 or a rank above 1024"))
 }
 
+/// A matrix, the rank that it is compressed to, and the number of its random bits.
+#[derive(Clone, Copy)]
+pub(crate) struct Compressed<'t> {
+    pub(crate) tensor: &'t Tensor,
+    pub(crate) shape: Shape,
+    pub(crate) rank: usize,
+    pub(crate) iterations: u32,
+    pub(crate) stream: Stream,
+    /// The word of results that becomes at least the largest magnitude.
+    pub(crate) largest: usize,
+}
+
+/// Values that lie together with those of other matrices.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Room {
+    p: usize,
+    q: usize,
+    /// Of products in chunks.
+    partial: usize,
+    /// Of what orthonormalisation needs.
+    inner: usize,
+    columns: usize,
+}
+
+impl Compressed<'_> {
+    /// What it takes when it is not cut.
+    pub(crate) fn room(&self, batch: &Batch<'_>) -> Room {
+        let (rows, cols, rank) = (self.shape.rows(), self.shape.cols(), self.rank);
+        let chunk_rows = orthonormal::chunk_rows(rows, rows, rank, batch.gpu.most_groups());
+        Room {
+            p: rows * rank,
+            q: cols * rank,
+            partial: rank * (cols.div_ceil(CHUNK) * rows).max(rows.div_ceil(CHUNK) * cols),
+            inner: inner_len(rows.div_ceil(chunk_rows), rank),
+            columns: rank,
+        }
+    }
+}
+
+fn inner_len(chunks: usize, rank: usize) -> usize {
+    2 * chunks * rank + 2
+}
+
+impl Room {
+    pub(crate) fn plus(self, other: Room) -> Room {
+        Room {
+            p: self.p + other.p,
+            q: self.q + other.q,
+            partial: self.partial + other.partial,
+            inner: self.inner + other.inner,
+            columns: self.columns + other.columns,
+        }
+    }
+
+    /// Whether a binding has room for each.
+    pub(crate) fn fits(self, batch: &Batch<'_>) -> bool {
+        let most = [self.p, self.q, self.partial, self.inner, self.columns].into_iter().max().unwrap_or(0);
+        4 * most as u64 <= batch.gpu.window
+    }
+}
+
 /// A matrix and the factors of its compression.
-struct Run<'t> {
-    tensor: &'t Tensor,
-    shape: Shape,
-    rank: usize,
+pub(crate) struct Matrix<'t> {
+    pub(crate) compressed: Compressed<'t>,
     p: Factor,
     q: Factor,
-    results: Buffer,
-    /// What every dispatch is told.
+    /// Where what else belongs to it begins.
+    at: Room,
+    /// What every kernel is told.
     base: Params,
 }
 
-impl Run<'_> {
-    /// The bands that a rectangle needs, and what a dispatch is told of it and them.
-    fn of(&self, rectangle: &Rectangle) -> (&Band, &Band, Params) {
+/// Which of the factors a product with the matrix is taken with, and which it makes.
+#[derive(Clone, Copy, PartialEq)]
+enum Direction {
+    QToP,
+    PToQ,
+}
+
+impl Matrix<'_> {
+    pub(crate) fn rectangles(&self, batch: &Batch<'_>, most: [usize; 2]) -> Vec<Rectangle> {
+        let cuts = [self.p.cuts(most[0]), self.q.cuts(most[1])];
+        rectangles(batch, self.compressed.tensor, self.compressed.shape, cuts)
+    }
+
+    /// The bands that a rectangle needs, and what kernels are told of it and them.
+    pub(crate) fn of(&self, rectangle: &Rectangle) -> (&Band, &Band, Params) {
         let (p, q) = (self.p.band_of(rectangle.row), self.q.band_of(rectangle.col));
         let params = Params {
             offset: rectangle.offset as u32,
@@ -66,6 +134,8 @@ impl Run<'_> {
             col: (rectangle.col - q.first) as u32,
             rows: rectangle.rows as u32,
             cols: rectangle.cols as u32,
+            factor: p.at as u32,
+            product: q.at as u32,
             all_rows: p.rows as u32,
             all_cols: q.rows as u32,
             ..self.base
@@ -73,203 +143,233 @@ impl Run<'_> {
         (p, q, params)
     }
 
-    /// `product = M' factor`, or `M'ᵀ factor`.
-    fn multiply(&self, batch: &mut Batch<'_>, transposed: bool) -> Result<(), Error> {
-        let (factor, product) = if transposed { (&self.p, &self.q) } else { (&self.q, &self.p) };
-        for band in product.bands() {
-            batch.clear(&band.buffer, (4 * band.rows * self.rank) as u64);
-        }
+    /// The rectangles of a product, few enough chunks of which are added up at once for a binding.
+    fn of_product(&self, batch: &Batch<'_>, direction: Direction) -> Vec<Rectangle> {
+        let (rank, shape) = (self.compressed.rank, self.compressed.shape);
         let most = SIDE * batch.gpu.most_groups();
-        let inner = if transposed { self.shape.rows() } else { self.shape.cols() };
-        let chunks = inner.min(most).min(factor.height()).div_ceil(CHUNK);
-        let fits = batch.gpu.window as usize / (4 * self.rank * chunks) / SIDE * SIDE;
+        let (inner, height) = match direction {
+            Direction::QToP => (shape.cols(), self.q.height()),
+            Direction::PToQ => (shape.rows(), self.p.height()),
+        };
+        let chunks = inner.min(most).min(height).div_ceil(CHUNK);
+        let fits = batch.gpu.window as usize / (4 * rank * chunks) / SIDE * SIDE;
         let outer = most.min(fits.max(SIDE));
-        let (most_rows, most_cols) = if transposed { (most, outer) } else { (outer, most) };
-        let cuts = [self.p.cuts(most_rows), self.q.cuts(most_cols)];
-        for rectangle in rectangles(batch, self.tensor, self.shape, cuts) {
-            let (p, q, params) = self.of(&rectangle);
-            let (factor, product) = if transposed { (p, q) } else { (q, p) };
-            let (outer, inner) =
-                if transposed { (rectangle.cols, rectangle.rows) } else { (rectangle.rows, rectangle.cols) };
-            let chunks = inner.div_ceil(CHUNK);
-            let partial = batch.scratch(Scratch::Partial, (4 * chunks * self.rank * outer) as u64)?;
-            let groups = (self.rank * outer).div_ceil(256).min(batch.gpu.most_groups());
-            let params =
-                Params { transposed: transposed as u32, chunks: chunks as u32, groups: groups as u32, ..params };
-            let size = [outer.div_ceil(SIDE), self.rank.div_ceil(SIDE), chunks];
-            let bindings = [
-                (1, rectangle.part.clone()),
-                (2, (&factor.buffer).into()),
-                (4, (&partial).into()),
-                (6, (&self.results).into()),
-            ];
-            batch.dispatch_3d(kernel("multiply_chunk"), params, &bindings, size);
-            let bindings = [(3, (&product.buffer).into()), (4, (&partial).into())];
-            batch.dispatch(kernel("add_chunks"), params, &bindings, groups);
-        }
-        Ok(())
+        self.rectangles(batch, if direction == Direction::PToQ { [most, outer] } else { [outer, most] })
     }
+}
 
-    /// Scales the columns of a factor by powers of two to magnitudes near 1.
-    fn scale(&self, batch: &mut Batch<'_>, factor: &Factor) -> Result<(), Error> {
-        let groups = self.rank.min(batch.gpu.most_groups());
-        let columns = batch.scratch(Scratch::Columns, 4 * self.rank as u64)?;
-        batch.clear(&columns, 4 * self.rank as u64);
-        let bands = factor.bands();
-        // What is largest in a column of several bands has to be known before any is scaled.
-        let first = if bands.len() > 1 { bands } else { &[] };
-        let passes = first.iter().map(|band| (band, true)).chain(bands.iter().map(|band| (band, false)));
-        for (band, largest_only) in passes {
-            let params = Params {
-                all_rows: band.rows as u32,
-                groups: groups as u32,
-                largest_only: largest_only as u32,
-                ..self.base
+/// Matrices whose factors lie together.
+pub(crate) struct Run<'t> {
+    pub(crate) matrices: Vec<Matrix<'t>>,
+    pub(crate) results: Buffer,
+    /// What is taken for all of them.
+    room: Room,
+}
+
+impl<'t> Run<'t> {
+    /// All matrices with their factors, of which those of one alone may lie in many bands.
+    fn new(batch: &mut Batch<'_>, all: &[Compressed<'t>], results: &Buffer) -> Result<Run<'t>, Error> {
+        let room = all.iter().fold(Room::default(), |room, one| room.plus(one.room(batch)));
+        let together = match all {
+            [_] => None,
+            _ => Some((
+                batch.scratch(Scratch::P(0), 4 * room.p as u64)?,
+                batch.scratch(Scratch::Q(0), 4 * room.q as u64)?,
+            )),
+        };
+        let (mut matrices, mut at) = (Vec::new(), Room::default());
+        for &compressed in all {
+            let Compressed { tensor, shape, rank, stream, largest, .. } = compressed;
+            let (p, q) = match &together {
+                Some((p, q)) => {
+                    (Factor::within(p, at.p, shape.rows(), rank), Factor::within(q, at.q, shape.cols(), rank))
+                }
+                None => (
+                    Factor::new(batch, shape.rows(), rank, |batch, n, _, bytes| batch.scratch(Scratch::P(n), bytes))?,
+                    Factor::new(batch, shape.cols(), rank, |batch, n, _, bytes| batch.scratch(Scratch::Q(n), bytes))?,
+                ),
             };
-            let bindings = [(3, (&band.buffer).into()), (5, (&columns).into())];
-            batch.dispatch(kernel("scale_columns"), params, &bindings, groups);
+            let base = Params {
+                dtype: tensor.dtype as u32,
+                stride: shape.cols() as u32,
+                columns: rank as u32,
+                partial: at.partial as u32,
+                inner: at.inner as u32,
+                output: at.columns as u32,
+                largest: largest as u32,
+                layer: stream.layer,
+                seed_low: stream.seed as u32,
+                seed_high: (stream.seed >> 32) as u32,
+                step: 0,
+                rank: u32::MAX,
+                ..Params::default()
+            };
+            matrices.push(Matrix { compressed, p, q, at, base });
+            at = at.plus(compressed.room(batch));
         }
-        Ok(())
+        Ok(Run { matrices, results: results.clone(), room })
     }
 
-    /// Makes the columns of `p` orthonormal.
-    fn orthonormalise(&self, batch: &mut Batch<'_>) -> Result<(), Error> {
-        let rows = self.shape.rows();
-        let chunk_rows = orthonormal::chunk_rows(rows, self.p.height(), self.rank, batch.gpu.most_groups());
-        let chunks: usize = self.p.bands().iter().map(|band| band.rows.div_ceil(chunk_rows)).sum();
-        let inner = batch.scratch(Scratch::Inner, 4 * (2 * chunks * self.rank + 2) as u64)?;
-        for steps in orthonormal::dispatches(&[Tall { rows, rank: self.rank, chunk_rows }]) {
-            let mut first_chunk = 0;
-            for band in self.p.bands() {
+    /// Makes `Q` the start matrix of each.
+    fn start(&self, batch: &mut Batch<'_>) {
+        let mut tasks = Vec::new();
+        for matrix in &self.matrices {
+            for band in matrix.q.bands() {
+                let groups = (band.rows * matrix.compressed.rank).div_ceil(4 * 256).min(batch.gpu.most_groups());
                 let params = Params {
-                    all_rows: band.rows as u32,
-                    first_step: steps.start as u32,
-                    last_step: steps.end as u32,
-                    chunks: chunks as u32,
-                    first_chunk: first_chunk as u32,
-                    chunk_rows: chunk_rows as u32,
-                    ..self.base
+                    row: band.first as u32,
+                    rows: band.rows as u32,
+                    all_cols: matrix.compressed.shape.cols() as u32,
+                    factor: band.at as u32,
+                    ..matrix.base
                 };
-                let groups = band.rows.div_ceil(chunk_rows);
-                let bindings = [(3, (&band.buffer).into()), (8, (&inner).into())];
-                batch.dispatch(kernel("orthonormalise"), params, &bindings, groups);
-                first_chunk += groups;
+                tasks.push(Task::new(params, &[(2, (&band.buffer).into())], groups));
             }
         }
+        batch.run(kernel("start"), tasks);
+    }
+
+    /// `P = M' Q`, or `Q = M'ᵀ P`.
+    fn multiply(&self, batch: &mut Batch<'_>, direction: Direction) -> Result<(), Error> {
+        let transposed = direction == Direction::PToQ;
+        match &self.matrices[..] {
+            [matrix] => {
+                for band in if transposed { &matrix.q } else { &matrix.p }.bands() {
+                    batch.clear(&band.buffer, (4 * band.rows * matrix.compressed.rank) as u64);
+                }
+            }
+            [matrix, ..] if transposed => batch.clear(&matrix.q.bands()[0].buffer, 4 * self.room.q as u64),
+            [matrix, ..] => batch.clear(&matrix.p.bands()[0].buffer, 4 * self.room.p as u64),
+            [] => {}
+        }
+        let rectangles: Vec<Vec<Rectangle>> =
+            self.matrices.iter().map(|matrix| matrix.of_product(batch, direction)).collect();
+        // Rectangles of a matrix add to the same sums, one after the other.
+        for round in 0..rectangles.iter().map(Vec::len).max().unwrap_or(0) {
+            let of_round =
+                self.matrices.iter().zip(&rectangles).filter_map(|(matrix, of)| Some((matrix, of.get(round)?)));
+            let (mut multiplied, mut added, mut size) = (Vec::new(), Vec::new(), 0);
+            for (matrix, rectangle) in of_round {
+                let rank = matrix.compressed.rank;
+                let (p, q, params) = matrix.of(rectangle);
+                let (factor, product) = if transposed { (p, q) } else { (q, p) };
+                let (outer, inner) =
+                    if transposed { (rectangle.cols, rectangle.rows) } else { (rectangle.rows, rectangle.cols) };
+                let chunks = inner.div_ceil(CHUNK);
+                size = size.max(matrix.at.partial + chunks * rank * outer);
+                let params = Params {
+                    transposed: transposed as u32,
+                    factor: factor.at as u32,
+                    product: product.at as u32,
+                    chunks: chunks as u32,
+                    ..params
+                };
+                let bindings =
+                    vec![(1, rectangle.part.clone()), (2, (&factor.buffer).into()), (6, (&self.results).into())];
+                multiplied.push(Task { params, bindings, groups: [outer.div_ceil(SIDE), rank.div_ceil(SIDE), chunks] });
+                let groups = (rank * outer).div_ceil(256).min(batch.gpu.most_groups());
+                added.push(Task::new(params, &[(3, (&product.buffer).into())], groups));
+            }
+            let partial = batch.scratch(Scratch::Partial, 4 * size as u64)?;
+            for task in multiplied.iter_mut().chain(&mut added) {
+                task.bindings.push((4, (&partial).into()));
+            }
+            batch.run(kernel("multiply_chunk"), multiplied);
+            batch.run(kernel("add_chunks"), added);
+        }
+        Ok(())
+    }
+
+    /// Scales the columns of all `P`, or of all `Q`, by powers of two to magnitudes near 1.
+    fn scale(&self, batch: &mut Batch<'_>, factor: impl for<'m> Fn(&'m Matrix<'t>) -> &'m Factor) -> Result<(), Error> {
+        let columns = batch.scratch(Scratch::Columns, 4 * self.room.columns as u64)?;
+        batch.clear(&columns, 4 * self.room.columns as u64);
+        for largest_only in [true, false] {
+            let mut tasks = Vec::new();
+            for matrix in &self.matrices {
+                let bands = factor(matrix).bands();
+                // What is largest in a column of several bands has to be known before any is scaled.
+                if largest_only && bands.len() == 1 {
+                    continue;
+                }
+                for band in bands {
+                    let params = Params {
+                        all_rows: band.rows as u32,
+                        product: band.at as u32,
+                        largest_only: largest_only as u32,
+                        ..matrix.base
+                    };
+                    let bindings = [(3, (&band.buffer).into()), (5, (&columns).into())];
+                    tasks.push(Task::new(params, &bindings, matrix.compressed.rank.min(batch.gpu.most_groups())));
+                }
+            }
+            batch.run(kernel("scale_columns"), tasks);
+        }
+        Ok(())
+    }
+
+    /// Makes the columns of all `P` orthonormal.
+    fn orthonormalise(&self, batch: &mut Batch<'_>) -> Result<(), Error> {
+        let tall = self.matrices.iter().map(|matrix| {
+            let (rows, rank) = (matrix.compressed.shape.rows(), matrix.compressed.rank);
+            let chunk_rows = orthonormal::chunk_rows(rows, matrix.p.height(), rank, batch.gpu.most_groups());
+            Tall { rows, rank, chunk_rows }
+        });
+        let tall: Vec<Tall> = tall.collect();
+        let chunks_of = |band: &Band, tall: &Tall| band.rows.div_ceil(tall.chunk_rows);
+        let chunks = |(matrix, tall): (&Matrix<'t>, &Tall)| {
+            matrix.p.bands().iter().map(|band| chunks_of(band, tall)).sum::<usize>()
+        };
+        let size = self
+            .matrices
+            .iter()
+            .zip(&tall)
+            .map(|(matrix, tall)| matrix.at.inner + inner_len(chunks((matrix, tall)), tall.rank));
+        let inner = batch.scratch(Scratch::Inner, 4 * size.max().unwrap_or(0) as u64)?;
+        for steps in orthonormal::dispatches(&tall) {
+            let mut tasks = Vec::new();
+            for (matrix, tall) in self.matrices.iter().zip(&tall) {
+                let last_step = steps.end.min(3 * tall.rank + 1);
+                if steps.start >= last_step {
+                    continue;
+                }
+                let mut first_chunk = 0;
+                for band in matrix.p.bands() {
+                    let params = Params {
+                        all_rows: band.rows as u32,
+                        product: band.at as u32,
+                        first_step: steps.start as u32,
+                        last_step: last_step as u32,
+                        chunks: chunks((matrix, tall)) as u32,
+                        first_chunk: first_chunk as u32,
+                        chunk_rows: tall.chunk_rows as u32,
+                        ..matrix.base
+                    };
+                    let bindings = [(3, (&band.buffer).into()), (8, (&inner).into())];
+                    tasks.push(Task::new(params, &bindings, chunks_of(band, tall)));
+                    first_chunk += chunks_of(band, tall);
+                }
+            }
+            batch.run(kernel("orthonormalise"), tasks);
+        }
         Ok(())
     }
 }
 
-/// Records power iterations from the start matrix of `stream`; `results` has the largest magnitude in word `largest`.
-fn iterate<'t>(
-    batch: &mut Batch<'_>,
-    tensor: &'t Tensor,
-    shape: Shape,
-    rank: usize,
-    iterations: u32,
-    stream: Stream,
-    (results, largest): (&Buffer, usize),
-) -> Result<Run<'t>, Error> {
-    check(shape, rank)?;
-    magnitude::largest(batch, tensor, results, largest);
-    let base = Params {
-        dtype: tensor.dtype as u32,
-        stride: shape.cols() as u32,
-        columns: rank as u32,
-        largest: largest as u32,
-        layer: stream.layer,
-        seed_low: stream.seed as u32,
-        seed_high: (stream.seed >> 32) as u32,
-        step: 0,
-        rank: u32::MAX,
-        ..Params::default()
-    };
-    let run = Run {
-        tensor,
-        shape,
-        rank,
-        p: Factor::new(batch, shape.rows(), rank, |batch, n, _, bytes| batch.scratch(Scratch::P(n), bytes))?,
-        q: Factor::new(batch, shape.cols(), rank, |batch, n, _, bytes| batch.scratch(Scratch::Q(n), bytes))?,
-        results: results.clone(),
-        base,
-    };
-    for band in run.q.bands() {
-        let groups = (band.rows * rank).div_ceil(4 * 256).min(batch.gpu.most_groups());
-        let (row, rows) = (band.first as u32, band.rows as u32);
-        let params = Params { row, rows, all_cols: shape.cols() as u32, groups: groups as u32, ..base };
-        batch.dispatch(kernel("start"), params, &[(2, (&band.buffer).into())], groups);
-    }
-    for _ in 0..iterations {
-        run.scale(batch, &run.q)?;
-        run.multiply(batch, false)?;
-        run.scale(batch, &run.p)?;
+/// Records power iterations from the start matrices, as many for each.
+pub(crate) fn iterate<'t>(batch: &mut Batch<'_>, all: &[Compressed<'t>], results: &Buffer) -> Result<Run<'t>, Error> {
+    let tensors: Vec<(&Tensor, usize)> = all.iter().map(|one| (one.tensor, one.largest)).collect();
+    magnitude::largest(batch, &tensors, results);
+    let run = Run::new(batch, all, results)?;
+    run.start(batch);
+    for _ in 0..all[0].iterations {
+        run.scale(batch, |matrix| &matrix.q)?;
+        run.multiply(batch, Direction::QToP)?;
+        run.scale(batch, |matrix| &matrix.p)?;
         run.orthonormalise(batch)?;
-        run.multiply(batch, true)?;
+        run.multiply(batch, Direction::PToQ)?;
     }
     Ok(run)
-}
-
-/// Words of results that [`measure`] writes: the largest magnitude, and a record for every eight ranks.
-pub(crate) const fn result_words(ranks: usize) -> usize {
-    RECORD * (1 + ranks.div_ceil(RANKS))
-}
-
-/// Records the measurement of `ranks`, of which there are some; `result` is a multiple of [`RECORD`].
-pub(crate) fn measure(
-    batch: &mut Batch<'_>,
-    tensor: &Tensor,
-    shape: Shape,
-    (iterations, ranks): (u32, &[u32]),
-    stream: Stream,
-    results: &Buffer,
-    result: usize,
-) -> Result<(), Error> {
-    let distinct = distinct_ranks(shape, ranks);
-    let rank = distinct.last().map_or(0, |&rank| rank as usize);
-    let run = iterate(batch, tensor, shape, rank, iterations, stream, (results, result))?;
-    let most_tiles = (16384 / rank).clamp(1, 32);
-    for (index, ranks) in distinct.chunks(RANKS).enumerate() {
-        let sought = batch.upload(bytemuck::cast_slice(ranks))?;
-        let most = SIDE * batch.gpu.most_groups();
-        let rectangles = rectangles(batch, tensor, shape, [run.p.cuts(most), run.q.cuts(most)]);
-        let tiles = |rectangle: &Rectangle| rectangle.cols.div_ceil(SIDE).min(most_tiles);
-        let size = |rectangle: &Rectangle| {
-            [rectangle.rows.div_ceil(SIDE), rectangle.cols.div_ceil(SIDE * tiles(rectangle)), 1]
-        };
-        let records = rectangles.iter().map(|rectangle| size(rectangle)[0] * size(rectangle)[1]);
-        let totals: usize = records.map(sums::left_of).sum();
-        let totals = batch.scratch(Scratch::Totals, sums::bytes(totals))?;
-        let mut count = 0;
-        for rectangle in rectangles {
-            let size = size(&rectangle);
-            let output = batch.scratch(Scratch::Output, sums::bytes(size[0] * size[1]))?;
-            let (p, q, params) = run.of(&rectangle);
-            let params =
-                Params { groups: size[0] as u32, tiles: tiles(&rectangle) as u32, ranks: ranks.len() as u32, ..params };
-            let bindings = [
-                (1, rectangle.part.clone()),
-                (2, (&p.buffer).into()),
-                (3, (&q.buffer).into()),
-                (5, (&output).into()),
-                (6, results.into()),
-                (7, sought.clone()),
-            ];
-            batch.dispatch_3d(kernel("residuals"), params, &bindings, size);
-            count += sums::add(batch, &output, size[0] * size[1], &totals, count);
-        }
-        sums::finish(batch, totals, count, results, result / RECORD + 1 + index)?;
-    }
-    Ok(())
-}
-
-/// Reads the squared errors from the words that [`measure`] wrote.
-pub(crate) fn errors(shape: Shape, ranks: &[u32], words: &[u32], row: &mut [f64]) {
-    let distinct = distinct_ranks(shape, ranks);
-    for (place, &rank) in row.iter_mut().zip(ranks) {
-        let index = distinct.partition_point(|&other| (other as usize) < effective_rank(shape, rank));
-        let at = RECORD * (1 + index / RANKS) + index % RANKS;
-        *place = sums::value(words[at], words[at + RECORD / 2]);
-    }
 }
 
 /// Records the making of both factors, and returns where they are; word 0 of `results` becomes the largest magnitude.
@@ -281,14 +381,16 @@ pub(crate) fn encode(
     stream: Stream,
     results: &Buffer,
 ) -> Result<Vec<Part>, Error> {
-    let run = iterate(batch, tensor, shape, rank, iterations, stream, (results, 0))?;
+    check(shape, rank)?;
+    let run = iterate(batch, &[Compressed { tensor, shape, rank, iterations, stream, largest: 0 }], results)?;
+    let Matrix { p, q, base, .. } = &run.matrices[0];
     let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC;
     let sent = Factor::new(batch, shape.cols(), rank, |batch, _, _, bytes| batch.buffer(bytes, usage))?;
-    for (band, sent) in run.q.bands().iter().zip(sent.bands()) {
+    for (band, sent) in q.bands().iter().zip(sent.bands()) {
         let groups = (band.rows * rank).div_ceil(256).min(batch.gpu.most_groups());
-        let params = Params { all_cols: band.rows as u32, groups: groups as u32, ..run.base };
+        let params = Params { all_cols: band.rows as u32, ..*base };
         let bindings = [(3, (&band.buffer).into()), (5, (&sent.buffer).into()), (6, results.into())];
-        batch.dispatch(kernel("unscale"), params, &bindings, groups);
+        batch.run(kernel("unscale"), vec![Task::new(params, &bindings, groups)]);
     }
-    Ok([run.p.parts(), sent.parts()].concat())
+    Ok([p.parts(), sent.parts()].concat())
 }

@@ -1,12 +1,15 @@
 //! QSGD: what `qsgd.wgsl` is asked to do.
 
 use crate::Error;
-use crate::batch::Batch;
+use crate::batch::{Batch, Part, Task};
+use crate::error::{BufferJobError, of_job};
+use crate::gpu::PER_GROUP;
 use crate::kernels::{Kernel, Shader};
 use crate::memory::Scratch;
+use crate::packing::stretches;
 use crate::params::params;
-use crate::sums::{self, RECORD};
-use crate::tensor::{Piece, Tensor};
+use crate::sums::{self, RECORD, Segment};
+use crate::tensor::{Piece, Row, Tensor};
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::rng::Stream;
@@ -15,7 +18,7 @@ use wgpu::Buffer;
 
 params! {
     /// `Params` of `qsgd.wgsl`.
-    offset, dtype, first, count, bucket, first_bucket, buckets, sign_magnitude, min_max, nearest,
+    offset, dtype, first, count, bucket, first_bucket, first_grid, buckets, sign_magnitude, min_max, nearest,
     widths, bits, log_levels, inverse_levels, step, layer, rank, seed_low, seed_high, record,
     result,
 }
@@ -34,7 +37,7 @@ fn sign_magnitude(qsgd: Qsgd) -> bool {
     qsgd.scale == Scale::MaxNorm && qsgd.bits > 1
 }
 
-/// Whole buckets that are worked on together, because their grids fit a binding.
+/// Whole buckets of a tensor, whose grids fit a binding.
 struct BucketRange {
     elements: Range<usize>,
     first_bucket: usize,
@@ -46,7 +49,8 @@ fn bucket_ranges(batch: &Batch<'_>, elements: usize, bucket: u32) -> Vec<BucketR
     // Ranges begin where words of codes do.
     let unit = bucket << (PER_INVOCATION.trailing_zeros() - bucket.trailing_zeros().min(5));
     let most = ((batch.gpu.window / GRID) as usize).min(batch.gpu.most_groups() * 64);
-    let len = unit.saturating_mul((most / (unit / bucket)).max(1));
+    let records = (batch.gpu.window / sums::bytes(1)) as usize;
+    let len = unit.saturating_mul((most / (unit / bucket)).min(records.saturating_mul(PER_GROUP) / unit).max(1));
     let starts = (0..elements).step_by(len);
     let range = |start: usize| {
         let end = elements.min(start.saturating_add(len));
@@ -71,45 +75,63 @@ pub(crate) fn of_setting(qsgd: Qsgd) -> Params {
     }
 }
 
-/// The parameters all kernels of a piece share.
-fn params(tensor: &Tensor, piece: &Piece, qsgd: Qsgd, range: &BucketRange) -> Params {
-    Params {
-        offset: piece.skip,
-        dtype: tensor.dtype as u32,
-        first: piece.first as u32,
-        count: piece.count as u32,
-        first_bucket: range.first_bucket as u32,
-        buckets: range.buckets as u32,
-        ..of_setting(qsgd)
+/// Buckets whose grids are found together with others'.
+#[derive(Clone, Copy)]
+struct Grids<'t> {
+    tensor: &'t Tensor,
+    qsgd: Qsgd,
+    range: &'t BucketRange,
+    /// Where they are among all.
+    first: usize,
+    /// The word of results that becomes at least the largest magnitude if it is not finite.
+    status: usize,
+}
+
+impl Grids<'_> {
+    /// The pieces that the buckets lie in, with the parameters that all kernels share.
+    fn pieces(&self, batch: &Batch<'_>) -> impl Iterator<Item = (Piece, Params)> {
+        let pieces = self.tensor.pieces(batch, self.range.elements.clone());
+        pieces.into_iter().map(move |piece| {
+            let params = Params {
+                offset: piece.skip,
+                dtype: self.tensor.dtype as u32,
+                first: piece.first as u32,
+                count: piece.count as u32,
+                first_bucket: (self.range.first_bucket as u32).wrapping_sub(self.first as u32),
+                first_grid: self.first as u32,
+                buckets: self.range.buckets as u32,
+                result: self.status as u32,
+                ..of_setting(self.qsgd)
+            };
+            (piece, params)
+        })
+    }
+
+    /// Workgroups that a record each is left of.
+    fn records(&self, batch: &Batch<'_>) -> usize {
+        self.pieces(batch).map(|(piece, _)| piece.groups()).sum()
     }
 }
 
-/// Finds the grids of a range of buckets.
-fn grids(
-    batch: &mut Batch<'_>,
-    tensor: &Tensor,
-    qsgd: Qsgd,
-    range: &BucketRange,
-    results: &Buffer,
-    status: u32,
-) -> Result<Buffer, Error> {
-    let extremes = batch.scratch(Scratch::Extremes, EXTREMES * range.buckets as u64)?;
-    let grids = batch.scratch(Scratch::Grids, GRID * range.buckets as u64)?;
-    batch.clear(&extremes, EXTREMES * range.buckets as u64);
-    for piece in tensor.pieces(batch, range.elements.clone()) {
-        let params = params(tensor, &piece, qsgd, range);
-        let bindings = [(1, piece.part.clone()), (2, (&extremes).into())];
-        batch.dispatch(kernel("extreme_values"), params, &bindings, piece.groups());
+/// Finds the grids of all buckets.
+fn grids(batch: &mut Batch<'_>, of: &[Grids<'_>], results: &Buffer) -> Result<Buffer, Error> {
+    let buckets = of.iter().map(|of| of.first + of.range.buckets).max().unwrap_or(0);
+    let extremes = batch.scratch(Scratch::Extremes, EXTREMES * buckets as u64)?;
+    let grids = batch.scratch(Scratch::Grids, GRID * buckets as u64)?;
+    batch.clear(&extremes, EXTREMES * buckets as u64);
+    let (mut found, mut made) = (Vec::new(), Vec::new());
+    for of in of {
+        for (piece, params) in of.pieces(batch) {
+            let bindings = [(1, piece.part.clone()), (2, Part::from(&extremes))];
+            found.push(Task::new(params, &bindings, piece.groups()));
+            if piece.first == of.range.elements.start {
+                let bindings = [(2, Part::from(&extremes)), (3, Part::from(&grids)), (6, Part::from(results))];
+                made.push(Task::new(params, &bindings, of.range.buckets.div_ceil(64)));
+            }
+        }
     }
-    let params = Params {
-        buckets: range.buckets as u32,
-        sign_magnitude: sign_magnitude(qsgd) as u32,
-        min_max: (qsgd.scale == Scale::MinMax) as u32,
-        result: status,
-        ..Params::default()
-    };
-    let bindings = [(2, (&extremes).into()), (3, (&grids).into()), (6, results.into())];
-    batch.dispatch(kernel("make_grids"), params, &bindings, range.buckets.div_ceil(64));
+    batch.run(kernel("extreme_values"), found);
+    batch.run(kernel("make_grids"), made);
     Ok(grids)
 }
 
@@ -117,38 +139,92 @@ fn grids(
 /// for those without.
 pub(crate) const RESULT_WORDS: usize = 3 * RECORD;
 
-/// Records the measurement of `bits`, of which there are some; `result` is a multiple of [`RECORD`].
+/// Widths that are sought of a tensor, all with a sign or all without.
+struct Kind<'a> {
+    row: &'a Row<'a, (Qsgd, &'a [u8])>,
+    qsgd: Qsgd,
+    /// Bit `b - 1`: whether width `b` is among them.
+    widths: u32,
+    ranges: Vec<BucketRange>,
+    /// The record of results.
+    record: usize,
+}
+
+impl Kind<'_> {
+    /// Those of a range alone.
+    fn grids<'k>(&'k self, range: &'k BucketRange) -> Grids<'k> {
+        Grids { tensor: self.row.tensor, qsgd: self.qsgd, range, first: 0, status: self.row.result }
+    }
+}
+
+fn kinds<'a>(batch: &Batch<'_>, row: &'a Row<'a, (Qsgd, &'a [u8])>) -> impl Iterator<Item = Kind<'a>> {
+    let (base, bits) = row.sought;
+    [true, false].into_iter().zip(row.result / RECORD + 1..).filter_map(move |(kind, record)| {
+        let of_kind = |&&bits: &&u8| sign_magnitude(Qsgd { bits, ..base }) == kind;
+        let &first = bits.iter().find(of_kind)?;
+        let widths = bits.iter().filter(of_kind).fold(0, |mask, &bits| mask | 1u32 << (bits - 1));
+        let ranges = bucket_ranges(batch, row.tensor.elements, base.bucket);
+        Some(Kind { row, qsgd: Qsgd { bits: first, ..base }, widths, ranges, record })
+    })
+}
+
+/// Records the measurement of the widths that each row seeks; their results are at multiples of [`RECORD`].
 pub(crate) fn measure(
     batch: &mut Batch<'_>,
-    tensor: &Tensor,
-    base: Qsgd,
-    bits: &[u8],
+    rows: &[Row<'_, (Qsgd, &[u8])>],
     results: &Buffer,
-    result: usize,
-) -> Result<(), Error> {
-    for (kind, record) in [(true, result / RECORD + 1), (false, result / RECORD + 2)] {
-        let of_kind = |&&bits: &&u8| sign_magnitude(Qsgd { bits, ..base }) == kind;
-        let Some(&first) = bits.iter().find(of_kind) else { continue };
-        let qsgd = Qsgd { bits: first, ..base };
-        let widths = bits.iter().filter(of_kind).fold(0, |mask, &bits| mask | 1u32 << (bits - 1));
-        let ranges = bucket_ranges(batch, tensor.elements, base.bucket);
-        let pieces = ranges.iter().flat_map(|range| tensor.pieces(batch, range.elements.clone()));
-        let left: usize = pieces.map(|piece| sums::left_of(piece.groups())).sum();
-        let totals = batch.scratch(Scratch::Totals, sums::bytes(left))?;
-        let mut count = 0;
-        for range in ranges {
-            let grids = grids(batch, tensor, qsgd, &range, results, result as u32)?;
-            for piece in tensor.pieces(batch, range.elements.clone()) {
-                let output = batch.scratch(Scratch::Output, sums::bytes(piece.groups()))?;
-                let params = Params { widths, ..params(tensor, &piece, qsgd, &range) };
+) -> Result<(), BufferJobError> {
+    let kinds: Vec<Kind<'_>> = rows.iter().flat_map(|row| kinds(batch, row)).collect();
+    let Some(first) = rows.first() else { return Ok(()) };
+    record(batch, &kinds, results).map_err(of_job(first.job))
+}
+
+fn record(batch: &mut Batch<'_>, kinds: &[Kind<'_>], results: &Buffer) -> Result<(), Error> {
+    let ranges = kinds.iter().flat_map(|kind| kind.ranges.iter().map(move |range| (kind, range)));
+    let ranges: Vec<_> = ranges.map(|(kind, range)| (kind, range, kind.grids(range).records(batch))).collect();
+    let totals: usize = ranges.iter().map(|&(.., records)| sums::left_of(records)).sum();
+    let totals = batch.scratch(Scratch::Totals, sums::bytes(totals))?;
+    let window = batch.gpu.window;
+    let fits = |ranges: &[(&Kind<'_>, &BucketRange, usize)]| {
+        let buckets: usize = ranges.iter().map(|&(_, range, _)| range.buckets).sum();
+        let records: usize = ranges.iter().map(|&(.., records)| records).sum();
+        GRID * buckets as u64 <= window && sums::bytes(records) <= window
+    };
+    let mut target = 0;
+    for together in stretches(&ranges, fits) {
+        let mut first = 0;
+        let placed = together.iter().map(|&(kind, range, _)| {
+            let placed = Grids { first, ..kind.grids(range) };
+            first += range.buckets;
+            placed
+        });
+        let placed: Vec<Grids<'_>> = placed.collect();
+        let grids = grids(batch, &placed, results)?;
+        let records: usize = together.iter().map(|&(.., records)| records).sum();
+        let output = batch.scratch(Scratch::Output, sums::bytes(records))?;
+        let (mut tasks, mut segments, mut record) = (Vec::new(), Vec::new(), 0);
+        for (placed, &(kind, _, count)) in placed.iter().zip(together) {
+            segments.push(Segment { first: record, count, target });
+            target += sums::left_of(count);
+            for (piece, params) in placed.pieces(batch) {
+                let params = Params { widths: kind.widths, record: record as u32, ..params };
                 let bindings = [(1, piece.part.clone()), (3, (&grids).into()), (5, (&output).into())];
-                batch.dispatch(kernel("row"), params, &bindings, piece.groups());
-                count += sums::add(batch, &output, piece.groups(), &totals, count);
+                tasks.push(Task::new(params, &bindings, piece.groups()));
+                record += piece.groups();
             }
         }
-        sums::finish(batch, totals, count, results, record)?;
+        batch.run(kernel("row"), tasks);
+        sums::add(batch, &output, &segments, &totals);
     }
-    Ok(())
+    let mut first = 0;
+    let of_kind = kinds.iter().map(|kind| {
+        let records = kind.ranges.iter().map(|range| sums::left_of(kind.grids(range).records(batch)));
+        let segment = Segment { first, count: records.sum(), target: kind.record };
+        first += segment.count;
+        segment
+    });
+    let of_kind: Vec<Segment> = of_kind.collect();
+    sums::finish(batch, totals, &of_kind, results)
 }
 
 /// The squared errors of `bits` in the words that [`measure`] wrote.
@@ -176,27 +252,28 @@ pub(crate) fn encode(
     let payload = Tensor::room(batch, payload_len.div_ceil(4))?;
     let codes_at = HEADER_LEN + scales_len(qsgd, tensor.elements.div_ceil(qsgd.bucket as usize));
     for range in bucket_ranges(batch, tensor.elements, qsgd.bucket) {
-        let grids = grids(batch, tensor, qsgd, &range, results, 0)?;
+        let of = Grids { tensor, qsgd, range: &range, first: 0, status: 0 };
+        let grids = grids(batch, &[of], results)?;
         let scales = scales_len(qsgd, range.buckets) as u64;
         let words = batch.scratch(Scratch::Words, scales)?;
-        let params_of = |piece: &Piece| Params {
+        let with_stream = |params: Params| Params {
             step: stream.step,
             layer: stream.layer,
             rank: stream.rank,
             seed_low: stream.seed as u32,
             seed_high: (stream.seed >> 32) as u32,
-            ..params(tensor, piece, qsgd, &range)
+            ..params
         };
-        let pieces = tensor.pieces(batch, range.elements.clone());
+        let pieces: Vec<(Piece, Params)> = of.pieces(batch).collect();
         let bindings = [(3, (&grids).into()), (4, (&words).into())];
-        batch.dispatch(kernel("scales"), params_of(&pieces[0]), &bindings, range.buckets.div_ceil(64));
+        batch.run(kernel("scales"), vec![Task::new(pieces[0].1, &bindings, range.buckets.div_ceil(64))]);
         let at = HEADER_LEN + scales_len(qsgd, range.first_bucket);
         payload.take(batch, &words, at / 4, scales as usize / 4);
-        for piece in &pieces {
+        for (piece, params) in &pieces {
             let whole = piece.count.next_multiple_of(PER_INVOCATION) / 8 * qsgd.bits as usize;
             let words = batch.scratch(Scratch::Words, whole as u64)?;
             let bindings = [(1, piece.part.clone()), (3, (&grids).into()), (4, (&words).into())];
-            batch.dispatch(kernel("encode"), params_of(piece), &bindings, piece.groups());
+            batch.run(kernel("encode"), vec![Task::new(with_stream(*params), &bindings, piece.groups())]);
             let codes = (piece.count * qsgd.bits as usize).div_ceil(8);
             let at = codes_at + piece.first / 8 * qsgd.bits as usize;
             payload.take(batch, &words, at / 4, codes.div_ceil(4));
@@ -218,8 +295,13 @@ pub(crate) fn decode(batch: &mut Batch<'_>, qsgd: Qsgd, body: &[u8], target: &Te
             let words = batch.upload(&codes[of_piece])?;
             let output = batch.scratch(Scratch::Output, 4 * count as u64)?;
             let bindings = [(2, extremes.clone()), (4, words.clone()), (5, (&output).into())];
-            let piece = Piece { part: words, skip: 0, first, count };
-            batch.dispatch(kernel("decode"), params(target, &piece, qsgd, &range), &bindings, piece.groups());
+            let params = Params {
+                first: first as u32,
+                count: count as u32,
+                first_bucket: range.first_bucket as u32,
+                ..of_setting(qsgd)
+            };
+            batch.run(kernel("decode"), vec![Task::new(params, &bindings, count.div_ceil(PER_GROUP))]);
             target.take(batch, &output, first, count);
         }
     }

@@ -1,7 +1,7 @@
 //! PowerSGD's payloads read.
 
 use crate::Error;
-use crate::batch::Batch;
+use crate::batch::{Batch, Task};
 use crate::factor::{Factor, SIDE};
 use crate::magnitude;
 use crate::memory::Scratch;
@@ -72,8 +72,8 @@ pub(crate) fn decode(batch: &mut Batch<'_>, factors: &Factors, shape: Shape, tar
                         ..Params::default()
                     };
                     let bindings = [(2, (&of_p.buffer).into()), (3, (&of_q.buffer).into()), (5, (&output).into())];
-                    let size = [y.len().div_ceil(SIDE), x.len().div_ceil(SIDE), 1];
-                    batch.dispatch_3d(kernel("reconstruct"), params, &bindings, size);
+                    let groups = [y.len().div_ceil(SIDE), x.len().div_ceil(SIDE), 1];
+                    batch.run(kernel("reconstruct"), vec![Task { params, bindings: bindings.to_vec(), groups }]);
                 }
             }
             target.take(batch, &output, rows.start * shape.cols() + cols.start, rows.len() * cols.len());

@@ -6,11 +6,15 @@ use crate::error::{BufferJobError, of_job};
 use crate::gpu::Gpu;
 use crate::magnitude::{check_finite, overflow};
 use crate::memory::Scratch;
+use crate::packing::stretches;
+use crate::ranks::LowRank;
 use crate::sums::RECORD;
-use crate::tensor::{Input, Tensor, Work};
-use crate::{Error, few_bits, magnitude, methods, powersgd, qsgd, topk};
+use crate::tensor::{Input, Row, Tensor, Work, together};
+use crate::{Error, few_bits, magnitude, methods, powersgd, qsgd, ranks, topk};
+use lgreco_core::compress::qsgd::Qsgd;
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
-use lgreco_core::internal::powersgd::NEAR_OVERFLOW;
+use lgreco_core::gradient::Dtype;
+use lgreco_core::internal::powersgd::{NEAR_OVERFLOW, distinct_ranks};
 use wgpu::Buffer;
 
 /// Bytes of uploads after which the batch waits for the device, so that memory does not hold a whole model twice.
@@ -22,22 +26,25 @@ fn result_words(work: &Work<'_>) -> usize {
         Candidates::Qsgd { .. } => qsgd::RESULT_WORDS,
         Candidates::TopK { keeps, .. } => topk::result_words(keeps.len()),
         Candidates::QuantisedTopK { keeps, .. } => few_bits::result_words(keeps.len()),
-        Candidates::PowerSgd { ranks, .. } => powersgd::result_words(ranks.len()),
+        Candidates::PowerSgd { ranks, .. } => ranks::result_words(ranks.len()),
         _ => 0,
     };
     words.next_multiple_of(RECORD)
 }
 
-/// What the core says of parameters that do not fit; methods without kernels are refused.
+/// What the core says of parameters that do not fit; what has no kernels is refused.
 fn check(work: &Work<'_>) -> Result<(), Error> {
+    let (shape, dtype) = (work.gradient.shape(), work.gradient.dtype());
     match work.candidates {
-        Candidates::Qsgd { .. }
-        | Candidates::TopK { .. }
-        | Candidates::QuantisedTopK { .. }
-        | Candidates::PowerSgd { .. } => {}
-        _ => return Err(Error::Method(methods::of_candidates(&work.candidates))),
+        Candidates::Qsgd { .. } | Candidates::TopK { .. } | Candidates::QuantisedTopK { .. } => {
+            Ok(work.candidates.check(shape, dtype)?)
+        }
+        Candidates::PowerSgd { ranks, .. } => {
+            work.candidates.check(shape, dtype)?;
+            powersgd::check(shape, distinct_ranks(shape, ranks).last().map_or(0, |&rank| rank as usize))
+        }
+        _ => Err(Error::Method(methods::of_candidates(&work.candidates))),
     }
-    Ok(work.candidates.check(work.gradient.shape(), work.gradient.dtype())?)
 }
 
 /// Measures all jobs and writes their rows one after another.
@@ -70,55 +77,104 @@ pub(crate) fn reserve(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), BufferJobE
     recorded
 }
 
+/// Rows by method: those of a method share dispatches.
+#[derive(Default)]
+struct Rows<'a> {
+    magnitudes: Vec<(&'a Tensor, usize)>,
+    qsgd: Vec<Row<'a, (Qsgd, &'a [u8])>>,
+    topk: Vec<Row<'a, (Dtype, &'a [u32])>>,
+    few_bits: Vec<Row<'a, &'a [u32]>>,
+    powersgd: Vec<Row<'a, LowRank<'a>>>,
+}
+
+impl<'a> Rows<'a> {
+    fn add(&mut self, work: &Work<'a>, (job, tensor, result): (usize, &'a Tensor, usize)) {
+        if tensor.elements == 0 {
+            return;
+        }
+        if work.candidates.is_empty() {
+            self.magnitudes.push((tensor, result));
+            return;
+        }
+        match work.candidates {
+            Candidates::Qsgd { base, bits } => self.qsgd.push(Row { job, tensor, sought: (base, bits), result }),
+            Candidates::TopK { values, keeps } => self.topk.push(Row { job, tensor, sought: (values, keeps), result }),
+            Candidates::QuantisedTopK { keeps, .. } => self.few_bits.push(Row { job, tensor, sought: keeps, result }),
+            Candidates::PowerSgd { iterations, ranks } => {
+                let sought = LowRank { shape: work.gradient.shape(), iterations, ranks, stream: work.stream };
+                self.powersgd.push(Row { job, tensor, sought, result });
+            }
+            _ => {}
+        }
+    }
+
+    fn record(&self, batch: &mut Batch<'_>, results: &Buffer) -> Result<(), BufferJobError> {
+        magnitude::largest(batch, &self.magnitudes, results);
+        qsgd::measure(batch, &self.qsgd, results)?;
+        topk::measure(batch, &self.topk, results)?;
+        few_bits::measure(batch, &self.few_bits, results)?;
+        ranks::measure(batch, &self.powersgd, results)
+    }
+}
+
+/// Jobs one after another with the same gradient.
+struct Layer<'j, 'a> {
+    first: usize,
+    jobs: &'j [Work<'a>],
+}
+
+impl Layer<'_, '_> {
+    fn bytes(&self) -> u64 {
+        self.jobs[0].gradient.bytes()
+    }
+}
+
 /// Runs all jobs and returns the words of their results.
 fn record(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u32>, BufferJobError> {
     let total: usize = jobs.iter().map(result_words).sum();
     let mut batch = Batch::new(gpu)?;
     let results = batch.scratch(Scratch::Results, 4 * total as u64)?;
     batch.clear(&results, 4 * total as u64);
-    let mut last: Option<(Input<'_>, Tensor)> = None;
+    let mut first = 0;
+    let layers = jobs.chunk_by(|a, b| a.gradient.is(&b.gradient)).map(|jobs| {
+        first += jobs.len();
+        Layer { first: first - jobs.len(), jobs }
+    });
+    let layers: Vec<Layer<'_, '_>> = layers.collect();
+    let most = 4 * batch.gpu.piece_len() as u64;
     let (mut result, mut uploaded) = (0, 0);
-    for (index, job) in jobs.iter().enumerate() {
-        let tensor = match last.take() {
-            Some((input, tensor)) if input.is(&job.gradient) => tensor,
-            _ => {
-                if uploaded > UPLOADS {
-                    batch.wait()?;
-                    uploaded = 0;
-                }
-                if matches!(job.gradient, Input::Host(_)) {
-                    uploaded += (job.gradient.shape().elements() * job.gradient.dtype().bytes()) as u64;
-                }
-                job.gradient.tensor(&mut batch).map_err(of_job(index))?
+    for layers in stretches(&layers, |layers| layers.iter().map(Layer::bytes).sum::<u64>() <= most) {
+        if uploaded > UPLOADS {
+            batch.wait()?;
+            uploaded = 0;
+        } else if uploaded > 0 {
+            batch.submit();
+        }
+        if matches!(layers[0].jobs[0].gradient, Input::Host(_)) {
+            uploaded += layers.iter().map(Layer::bytes).sum::<u64>();
+        }
+        let tensors = on_device(&mut batch, layers)?;
+        let mut rows = Rows::default();
+        for (layer, tensor) in layers.iter().zip(&tensors) {
+            for (job, work) in (layer.first..).zip(layer.jobs) {
+                rows.add(work, (job, tensor, result));
+                result += result_words(work);
             }
-        };
-        row(&mut batch, job, &tensor, &results, result).map_err(of_job(index))?;
-        last = Some((job.gradient, tensor));
-        result += result_words(job);
+        }
+        rows.record(&mut batch, &results)?;
     }
     let bytes = batch.read(&[Part { buffer: results, offset: 0, size: 4 * total as u64 }])?;
     Ok(bytemuck::pod_collect_to_vec(&bytes))
 }
 
-/// Records one job.
-fn row(batch: &mut Batch<'_>, job: &Work<'_>, tensor: &Tensor, results: &Buffer, at: usize) -> Result<(), Error> {
-    if tensor.elements == 0 {
-        return Ok(());
-    }
-    if job.candidates.is_empty() {
-        magnitude::largest(batch, tensor, results, at);
-        return Ok(());
-    }
-    match job.candidates {
-        Candidates::Qsgd { base, bits } => qsgd::measure(batch, tensor, base, bits, results, at),
-        Candidates::TopK { values, keeps } => topk::measure(batch, tensor, values, keeps, results, at),
-        Candidates::QuantisedTopK { keeps, .. } => few_bits::measure(batch, tensor, keeps, results, at),
-        Candidates::PowerSgd { iterations, ranks } => {
-            let shape = job.gradient.shape();
-            powersgd::measure(batch, tensor, shape, (iterations, ranks), job.stream, results, at)
-        }
-        _ => Err(Error::Method(methods::of_candidates(&job.candidates))),
-    }
+/// The tensors of some layers: of one in as many bindings as it takes, of many in one.
+fn on_device(batch: &mut Batch<'_>, layers: &[Layer<'_, '_>]) -> Result<Vec<Tensor>, BufferJobError> {
+    let inputs: Vec<Input<'_>> = layers.iter().map(|layer| layer.jobs[0].gradient).collect();
+    let tensors = match &inputs[..] {
+        [input] => input.tensor(batch).map(|tensor| vec![tensor]).map_err(|error| (0, error)),
+        _ => together(batch, &inputs),
+    };
+    tensors.map_err(|(index, error)| of_job(layers[index].first)(error))
 }
 
 /// Makes a row of the words of a job's results, the first of which is the largest magnitude.
@@ -144,7 +200,7 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u32], row: &mut [f64]) -> Re
                 let mut payload = vec![0; setting.payload_len(job.gradient.shape(), job.gradient.dtype())?];
                 encode(gpu, &setting, &job.gradient, job.stream, &mut payload)?;
             }
-            powersgd::errors(job.gradient.shape(), ranks, words, row);
+            ranks::errors(job.gradient.shape(), ranks, words, row);
         }
         _ => return Err(Error::Method(methods::of_candidates(&job.candidates))),
     }

@@ -5,7 +5,7 @@
 //! 2^-23. Only sums of numbers that are not negative occur, so contraction to fused multiply-add does no harm here.
 
 use crate::Error;
-use crate::batch::{Batch, Part};
+use crate::batch::{Batch, Part, Task};
 use crate::kernels::{Kernel, Shader};
 use crate::memory::Scratch;
 use crate::params::params;
@@ -21,7 +21,15 @@ const ADD: Kernel = Kernel { shader: Shader::Sums, entry: "add_records" };
 
 params! {
     /// `Params` of `sums.wgsl`.
-    count, target_record,
+    first, count, target_record,
+}
+
+/// Records that follow each other, and the first of those that they become.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment {
+    pub(crate) first: usize,
+    pub(crate) count: usize,
+    pub(crate) target: usize,
 }
 
 /// Bytes of `records` records.
@@ -34,28 +42,41 @@ pub(crate) fn left_of(count: usize) -> usize {
     count.div_ceil(PER_WORKGROUP)
 }
 
-/// Adds `count` records up to a few, put at record `at` of `totals`; returns their number.
-pub(crate) fn add(batch: &mut Batch<'_>, records: &Buffer, count: usize, totals: &Buffer, at: usize) -> usize {
-    let groups = count.div_ceil(PER_WORKGROUP);
-    let params = Params { count: count as u32, target_record: at as u32 };
-    batch.dispatch(ADD, params, &[(1, Part::from(records)), (2, totals.into())], groups);
-    groups
+/// Adds each of `segments` up to a few, which are put into `totals`.
+pub(crate) fn add(batch: &mut Batch<'_>, records: &Buffer, segments: &[Segment], totals: &Buffer) {
+    let bindings = [(1, Part::from(records)), (2, totals.into())];
+    let task = |segment: &Segment| {
+        let Segment { first, count, target } = *segment;
+        let params = Params { first: first as u32, count: count as u32, target_record: target as u32 };
+        Task::new(params, &bindings, left_of(count))
+    };
+    batch.run(ADD, segments.iter().map(task).collect());
 }
 
-/// Adds `count` records up to one, put at record `at` of `results`.
+/// Adds each of `segments` of `totals` up to one, which is put into `results`.
 pub(crate) fn finish(
     batch: &mut Batch<'_>,
     mut totals: Buffer,
-    mut count: usize,
+    segments: &[Segment],
     results: &Buffer,
-    at: usize,
 ) -> Result<(), Error> {
-    let mut rest = batch.scratch(Scratch::MoreTotals, bytes(count))?;
-    while count > PER_WORKGROUP {
-        count = add(batch, &totals, count, &rest, 0);
+    let mut segments = segments.to_vec();
+    let mut rest = batch.scratch(Scratch::MoreTotals, totals.size())?;
+    while segments.iter().any(|segment| segment.count > PER_WORKGROUP) {
+        let mut left = 0;
+        let fewer = segments.iter().map(|segment| {
+            let own = Segment { target: left, ..*segment };
+            left += left_of(own.count);
+            own
+        });
+        let fewer: Vec<Segment> = fewer.collect();
+        add(batch, &totals, &fewer, &rest);
+        for (segment, fewer) in segments.iter_mut().zip(fewer) {
+            *segment = Segment { first: fewer.target, count: left_of(fewer.count), ..*segment };
+        }
         std::mem::swap(&mut totals, &mut rest);
     }
-    add(batch, &totals, count, results, at);
+    add(batch, &totals, &segments, results);
     Ok(())
 }
 

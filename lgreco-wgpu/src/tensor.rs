@@ -114,40 +114,122 @@ impl Input<'_> {
             && self.dtype() == other.dtype()
     }
 
+    /// Bytes of its values, padded to words.
+    pub(crate) fn bytes(&self) -> u64 {
+        ((self.shape().elements() * self.dtype().bytes()) as u64).next_multiple_of(4)
+    }
+
+    /// `Err` when the buffer that it lies in is none that the gradient fits, or that shaders can read.
+    fn check(&self) -> Result<(), Error> {
+        let Input::Device(gradient) = self else { return Ok(()) };
+        if !gradient.buffer.usage().contains(BufferUsages::STORAGE | BufferUsages::COPY_SRC) {
+            return Err(Error::Buffer { what: "needs the usages STORAGE and COPY_SRC" });
+        }
+        if !gradient.offset.is_multiple_of(4) {
+            return Err(Error::Buffer { what: "holds the gradient at an offset that is no multiple of 4" });
+        }
+        if gradient.offset.checked_add(self.bytes()).is_none_or(|end| end > gradient.buffer.size()) {
+            return Err(Error::Buffer { what: "ends before the gradient does" });
+        }
+        Ok(())
+    }
+
+    /// The byte of a buffer that its values begin at.
+    fn offset(&self) -> u64 {
+        match self {
+            Input::Host(_) => 0,
+            Input::Device(gradient) => gradient.offset,
+        }
+    }
+
+    /// Its values, which begin at a byte of a buffer of which `part` is bound.
+    fn within(&self, part: &Part, offset: u64) -> Tensor {
+        let (elements, dtype) = (self.shape().elements(), self.dtype());
+        let (buffer, shared) = (part.buffer.clone(), Some(part.clone()));
+        Tensor { chunks: vec![Chunk { buffer, offset, first: 0, count: elements, shared }], dtype, elements }
+    }
+
     /// Its values on the device: uploaded, or where they are.
     pub(crate) fn tensor(&self, batch: &mut Batch<'_>) -> Result<Tensor, Error> {
+        self.check()?;
         let elements = self.shape().elements();
         let dtype = self.dtype();
         let chunks = match self {
             Input::Host(gradient) => {
-                let bytes: &[u8] = match gradient.values() {
-                    Values::F32(v) => bytemuck::cast_slice(v),
-                    Values::F16(v) => bytemuck::cast_slice(v),
-                    Values::Bf16(v) => bytemuck::cast_slice(v),
-                };
                 let len = batch.gpu.piece_len();
-                let chunks = bytes.chunks(len * dtype.bytes()).enumerate().map(|(i, bytes)| {
+                let chunks = bytes_of(gradient).chunks(len * dtype.bytes()).enumerate().map(|(i, bytes)| {
                     let count = bytes.len() / dtype.bytes();
-                    Ok(Chunk { buffer: batch.upload(bytes)?.buffer, offset: 0, first: i * len, count })
+                    let buffer = batch.upload(bytes)?.buffer;
+                    Ok(Chunk { buffer, offset: 0, first: i * len, count, shared: None })
                 });
                 chunks.collect::<Result<_, Error>>()?
             }
             Input::Device(gradient) => {
-                let bytes = (elements * dtype.bytes()).next_multiple_of(4) as u64;
-                if !gradient.buffer.usage().contains(BufferUsages::STORAGE | BufferUsages::COPY_SRC) {
-                    return Err(Error::Buffer { what: "needs the usages STORAGE and COPY_SRC" });
-                }
-                if !gradient.offset.is_multiple_of(4) {
-                    return Err(Error::Buffer { what: "holds the gradient at an offset that is no multiple of 4" });
-                }
-                if gradient.offset.checked_add(bytes).is_none_or(|end| end > gradient.buffer.size()) {
-                    return Err(Error::Buffer { what: "ends before the gradient does" });
-                }
-                vec![Chunk { buffer: gradient.buffer.clone(), offset: gradient.offset, first: 0, count: elements }]
+                vec![Chunk {
+                    buffer: gradient.buffer.clone(),
+                    offset: gradient.offset,
+                    first: 0,
+                    count: elements,
+                    shared: None,
+                }]
             }
         };
         Ok(Tensor { chunks, dtype, elements })
     }
+}
+
+fn bytes_of<'a>(gradient: &Gradient<'a>) -> &'a [u8] {
+    match gradient.values() {
+        Values::F32(v) => bytemuck::cast_slice(v),
+        Values::F16(v) => bytemuck::cast_slice(v),
+        Values::Bf16(v) => bytemuck::cast_slice(v),
+    }
+}
+
+/// A row to measure, of a tensor on the device.
+pub(crate) struct Row<'a, C> {
+    /// The number of its job.
+    pub(crate) job: usize,
+    pub(crate) tensor: &'a Tensor,
+    /// What is sought, of which there is some.
+    pub(crate) sought: C,
+    /// Where its words of results begin, at a record.
+    pub(crate) result: usize,
+}
+
+/// The values of `inputs`, which fit a binding, in one: where they are, if one reaches over all of them, or gathered. The latter
+/// is always the same, so that what reads others from there has to be submitted before those of the host are written.
+///
+/// # Errors
+/// The index of an input whose buffer is none that the gradient fits, with the reason; 0 with what else goes wrong.
+pub(crate) fn together(batch: &mut Batch<'_>, inputs: &[Input<'_>]) -> Result<Vec<Tensor>, (usize, Error)> {
+    inputs.iter().enumerate().try_for_each(|(index, input)| input.check().map_err(|error| (index, error)))?;
+    if let Some(part) = reach(inputs, batch.gpu.window) {
+        return Ok(inputs.iter().map(|input| input.within(&part, input.offset())).collect());
+    }
+    let total = inputs.iter().map(Input::bytes).sum();
+    let buffer = batch.scratch(Scratch::Gathered, total).map_err(|error| (0, error))?;
+    let part = Part { buffer: buffer.clone(), offset: 0, size: total };
+    let mut offset = 0;
+    let gathered = inputs.iter().map(|input| {
+        match input {
+            Input::Host(gradient) => batch.write(&buffer, offset, bytes_of(gradient)),
+            Input::Device(gradient) => batch.copy(gradient.buffer, gradient.offset, &buffer, offset, input.bytes()),
+        }
+        offset += input.bytes();
+        input.within(&part, offset - input.bytes())
+    });
+    Ok(gathered.collect())
+}
+
+/// The part of a buffer that all gradients lie in, if there is one of at most so many bytes.
+fn reach(inputs: &[Input<'_>], most: u64) -> Option<Part> {
+    let Input::Device(BufferGradient { buffer, .. }) = inputs.first()? else { return None };
+    let is_there = |input: &Input<'_>| matches!(input, Input::Device(gradient) if gradient.buffer == *buffer);
+    let start = inputs.iter().map(Input::offset).min()? / 256 * 256;
+    let end = inputs.iter().map(|input| input.offset() + input.bytes()).max()?;
+    let part = Part { buffer: (*buffer).clone(), offset: start, size: end - start };
+    (inputs.iter().all(is_there) && part.size <= most).then_some(part)
 }
 
 #[derive(Clone, Debug)]
@@ -156,6 +238,8 @@ struct Chunk {
     offset: u64,
     first: usize,
     count: usize,
+    /// The binding that it shares with others, if it does.
+    shared: Option<Part>,
 }
 
 /// Values on the device.
@@ -192,13 +276,15 @@ impl Tensor {
         Tensor::of_chunks(batch, elements, |batch, _, bytes| batch.buffer(bytes, usage))
     }
 
-    /// The same in scratch buffers, each of the name of its chunk.
+    /// The same in scratch buffers, each of the name of its chunk; all that lies in one has the same binding.
     pub(crate) fn scratch(
         batch: &mut Batch<'_>,
         name: impl Fn(usize) -> Scratch,
         elements: usize,
     ) -> Result<Tensor, Error> {
-        Tensor::of_chunks(batch, elements, |batch, chunk, bytes| batch.scratch(name(chunk), bytes))
+        let tensor = Tensor::of_chunks(batch, elements, |batch, chunk, bytes| batch.scratch(name(chunk), bytes))?;
+        let chunks = tensor.chunks.into_iter().map(|chunk| Chunk { shared: Some((&chunk.buffer).into()), ..chunk });
+        Ok(Tensor { chunks: chunks.collect(), ..tensor })
     }
 
     fn of_chunks(
@@ -209,7 +295,7 @@ impl Tensor {
         let len = batch.gpu.piece_len();
         let chunk = |(number, first): (usize, usize)| {
             let count = len.min(elements - first);
-            Ok(Chunk { buffer: buffer(batch, number, 4 * count as u64)?, offset: 0, first, count })
+            Ok(Chunk { buffer: buffer(batch, number, 4 * count as u64)?, offset: 0, first, count, shared: None })
         };
         let chunks = (0..elements).step_by(len).enumerate().map(chunk).collect::<Result<_, Error>>()?;
         Ok(Tensor { chunks, dtype: Dtype::F32, elements })
@@ -217,7 +303,7 @@ impl Tensor {
 
     /// `elements` f32 values of `buffer`, from byte `offset` on.
     pub(crate) fn of_buffer(buffer: &Buffer, offset: u64, elements: usize) -> Tensor {
-        let chunk = Chunk { buffer: buffer.clone(), offset, first: 0, count: elements };
+        let chunk = Chunk { buffer: buffer.clone(), offset, first: 0, count: elements, shared: None };
         Tensor { chunks: vec![chunk], dtype: Dtype::F32, elements }
     }
 
@@ -253,8 +339,10 @@ impl Tensor {
                 let at = chunk.offset + ((first - chunk.first) * bytes) as u64;
                 let aligned = at / 256 * 256;
                 let size = (at + (count * bytes) as u64 - aligned).next_multiple_of(4);
-                let part = Part { buffer: chunk.buffer.clone(), offset: aligned, size };
-                pieces.push(Piece { part, skip: ((at - aligned) as usize / bytes) as u32, first, count });
+                let own = || Part { buffer: chunk.buffer.clone(), offset: aligned, size };
+                let part = chunk.shared.clone().unwrap_or_else(own);
+                let skip = ((at - part.offset) as usize / bytes) as u32;
+                pieces.push(Piece { part, skip, first, count });
                 first += count;
             }
         }

@@ -4,29 +4,35 @@
 //! their spread inside a bin.
 
 use crate::Error;
-use crate::batch::Batch;
+use crate::batch::{Batch, Part, Task};
+use crate::error::{BufferJobError, of_job};
 use crate::kernels::{Kernel, Shader};
 use crate::memory::Scratch;
+use crate::packing::stretches;
 use crate::params::params;
 use crate::sums;
-use crate::tensor::{Piece, Tensor};
+use crate::tensor::{Piece, Row, Tensor};
 use lgreco_core::gradient::Dtype;
 use wgpu::Buffer;
 
 params! {
     /// `Params` of `topk.wgsl`.
-    offset, dtype, first, count, sent, rounds, energies, first_keep, keeps, blocks, first_block,
-    result, elements, placement, low_bits, values_word, bits, codes, code_bit, bins, low_word, low_bit,
+    offset, dtype, first, count, sent, rounds, energies, table, slots, first_keep, keeps, blocks, first_block,
+    result, elements, placement, low_bits, values_word, bits, codes, code_bit, bins, first_sum, low_word, low_bit,
     high_word, high_bit, window, window_len,
 }
 
-/// Words of a bin of level 1.
+/// Words of a bin of level 1, and of what is known of those above and below it.
 const WORDS: u64 = 6;
-/// Bins of level 1; slots, and bins per slot of levels 2 and 3.
+const PREFIX: u64 = 5;
+/// Bins of level 1; most slots, and bins per slot of levels 2 and 3.
 pub(crate) const BINS: u64 = 17792;
 pub(crate) const SLOTS: u64 = 224;
 pub(crate) const MIDDLES: u64 = 512;
 pub(crate) const LASTS: u64 = 256;
+
+/// Bytes of the tables of layers that are worked on together.
+const TABLES: u64 = 256 << 20;
 
 /// Words of a `Keep`.
 const KEEP: usize = 8;
@@ -60,90 +66,160 @@ pub(crate) fn overflow(dtype: Dtype) -> u32 {
     }
 }
 
-/// The tables of selection.
-pub(crate) struct Tables {
-    bins: Buffer,
-    slots: Buffer,
-    fine: Buffer,
-    prefix: Buffer,
-    pub(crate) state: Buffer,
+/// How many values may be kept of a tensor: numbers in ascending order, of which there are some. From `result` on the words of
+/// results become the largest magnitude and their errors.
+#[derive(Clone, Copy)]
+pub(crate) struct Sought<'a> {
+    pub(crate) tensor: &'a Tensor,
+    pub(crate) sent: Dtype,
+    pub(crate) keeps: &'a [u32],
+    pub(crate) result: usize,
 }
 
-impl Tables {
-    /// Cleared, with `keeps` (ascending) to look for.
-    fn new(batch: &mut Batch<'_>, keeps: &[u32]) -> Result<Tables, Error> {
-        let tables = Tables {
-            bins: batch.scratch(Scratch::Bins, 4 * WORDS * BINS)?,
-            slots: batch.scratch(Scratch::Slots, 4 * (BINS + SLOTS * MIDDLES))?,
-            fine: batch.scratch(Scratch::Fine, 4 * SLOTS * (4 * MIDDLES + LASTS))?,
-            prefix: batch.scratch(Scratch::Prefix, 4 * 5 * BINS)?,
-            state: batch.scratch(Scratch::State, (4 * KEEP * keeps.len()) as u64)?,
-        };
-        let mut state = vec![0u32; KEEP * keeps.len()];
-        state.iter_mut().step_by(KEEP).zip(keeps).for_each(|(slot, &keep)| *slot = keep);
-        let state = batch.upload(bytemuck::cast_slice(&state))?;
-        batch.copy(&state.buffer, 0, &tables.state, 0, (4 * KEEP * keeps.len()) as u64);
-        batch.clear(&tables.bins, 4 * WORDS * BINS);
-        Ok(tables)
+impl Sought<'_> {
+    fn slots(&self) -> u64 {
+        (self.keeps.len() as u64).min(SLOTS)
+    }
+
+    /// What kernels are told, of the tensor whose first number is this one in `state`.
+    fn base(&self, first_keep: usize) -> Params {
+        Params {
+            dtype: self.tensor.dtype as u32,
+            sent: self.sent as u32,
+            rounds: rounds(self.tensor.dtype, self.sent) as u32,
+            first_keep: first_keep as u32,
+            result: self.result as u32,
+            ..Params::default()
+        }
     }
 }
 
-/// Finds where the k largest end for all `keeps`, ascending; with `energies`, the squared errors too.
+/// Bytes of each table of selection.
+struct Sizes {
+    bins: u64,
+    slots: u64,
+    fine: u64,
+    prefix: u64,
+    state: u64,
+}
+
+impl Sizes {
+    fn of(sought: &[Sought<'_>]) -> Sizes {
+        let layers = sought.len() as u64;
+        let slots = slots_of(sought);
+        let keeps: usize = sought.iter().map(|sought| sought.keeps.len()).sum();
+        Sizes {
+            bins: 4 * WORDS * BINS * layers,
+            slots: 4 * (BINS + slots * MIDDLES) * layers,
+            fine: 4 * slots * (4 * MIDDLES + LASTS) * layers,
+            prefix: 4 * PREFIX * BINS * layers,
+            state: (4 * KEEP * keeps) as u64,
+        }
+    }
+
+    fn all(&self) -> [u64; 5] {
+        [self.bins, self.slots, self.fine, self.prefix, self.state]
+    }
+}
+
+/// Slots of each layer.
+fn slots_of(sought: &[Sought<'_>]) -> u64 {
+    sought.iter().map(Sought::slots).max().unwrap_or(0)
+}
+
+/// Whether the tables of some layers may lie together.
+pub(crate) fn fit(batch: &Batch<'_>, sought: &[Sought<'_>]) -> bool {
+    let sizes = Sizes::of(sought).all();
+    sizes.iter().all(|&bytes| bytes <= batch.gpu.window) && sizes.iter().sum::<u64>() <= TABLES
+}
+
+/// Finds where the k largest end for all that is sought, whose tables lie together; with `energies`, the squared errors too.
+/// Returns what `state` of `topk.wgsl` becomes: of one tensor's keeps after the other's.
 pub(crate) fn select(
     batch: &mut Batch<'_>,
-    tensor: &Tensor,
-    sent: Dtype,
-    keeps: &[u32],
+    sought: &[Sought<'_>],
     energies: bool,
     results: &Buffer,
-    result: usize,
-) -> Result<Tables, Error> {
-    let tables = Tables::new(batch, keeps)?;
-    let base = Params {
-        dtype: tensor.dtype as u32,
-        sent: sent as u32,
-        rounds: rounds(tensor.dtype, sent) as u32,
-        energies: energies as u32,
-        result: result as u32,
-        ..Params::default()
-    };
-    let of = |piece: &Piece| Params { offset: piece.skip, count: piece.count as u32, ..base };
-    let Tables { bins, slots, fine, prefix, state } = &tables;
-    let pieces = tensor.all(batch);
-    for piece in &pieces {
-        let bindings = [(1, piece.part.clone()), (2, bins.into()), (9, results.into())];
-        batch.dispatch(kernel("histogram_1"), of(piece), &bindings, tally_groups(piece));
-    }
-    batch.dispatch(kernel("prefixes"), base, &[(2, bins.into()), (5, prefix.into())], 1);
-    for (group, keeps) in keeps.chunks(SLOTS as usize).enumerate() {
-        let first_keep = group * SLOTS as usize;
-        let base = Params {
-            first_keep: first_keep as u32,
-            keeps: keeps.len() as u32,
-            result: (result + 1 + 2 * first_keep) as u32,
-            ..base
+) -> Result<Buffer, Error> {
+    let sizes = Sizes::of(sought);
+    let bins = &batch.scratch(Scratch::Bins, sizes.bins)?;
+    let slots = &batch.scratch(Scratch::Slots, sizes.slots)?;
+    let fine = &batch.scratch(Scratch::Fine, sizes.fine)?;
+    let prefix = &batch.scratch(Scratch::Prefix, sizes.prefix)?;
+    let state = &batch.scratch(Scratch::State, sizes.state)?;
+    let keeps = sought.iter().flat_map(|sought| sought.keeps);
+    let words: Vec<u32> = keeps.flat_map(|&keep| [keep, 0, 0, 0, 0, 0, 0, 0]).collect();
+    let uploaded = batch.upload(bytemuck::cast_slice(&words))?;
+    batch.copy(&uploaded.buffer, 0, state, 0, sizes.state);
+    batch.clear(bins, sizes.bins);
+
+    let mut first_keep = 0;
+    let each = slots_of(sought) as u32;
+    let layers = sought.iter().zip(0..).map(|(sought, table)| {
+        first_keep += sought.keeps.len();
+        let base = sought.base(first_keep - sought.keeps.len());
+        Layer { sought, base: Params { table, slots: each, energies: energies as u32, ..base } }
+    });
+    let layers: Vec<Layer<'_>> = layers.collect();
+    let bindings = [(2, bins.into()), (9, results.into())];
+    let tasks = layers.iter().flat_map(|layer| layer.of_pieces(batch, &bindings)).collect();
+    batch.run(kernel("histogram_1"), tasks);
+    let bindings = [(2, bins.into()), (5, prefix.into())];
+    batch.run(kernel("prefixes"), layers.iter().map(|layer| Task::new(layer.base, &bindings, 1)).collect());
+    let most = sought.iter().map(|sought| sought.keeps.len()).max().unwrap_or(0);
+    for first in (0..most).step_by(SLOTS as usize) {
+        let layers: Vec<Layer<'_>> = layers.iter().filter_map(|layer| layer.keeps_from(first)).collect();
+        let of_each = |bindings: &[(u32, Part)]| {
+            layers.iter().map(|layer| Task::new(layer.base, bindings, 1)).collect::<Vec<_>>()
         };
-        let of = |piece: &Piece| Params { offset: piece.skip, count: piece.count as u32, ..base };
-        batch.clear(slots, slots.size());
-        batch.clear(fine, fine.size());
-        batch.dispatch(kernel("choose_1"), base, &[(3, slots.into()), (5, prefix.into()), (6, state.into())], 1);
+        batch.clear(slots, sizes.slots);
+        batch.clear(fine, sizes.fine);
+        batch.run(kernel("choose_1"), of_each(&[(3, slots.into()), (5, prefix.into()), (6, state.into())]));
         for (histogram, choose) in [("histogram_2", "choose_2"), ("histogram_3", "choose_3")] {
-            for piece in &pieces {
-                let bindings = [(1, piece.part.clone()), (3, slots.into()), (4, fine.into())];
-                batch.dispatch(kernel(histogram), of(piece), &bindings, tally_groups(piece));
-            }
+            let bindings = [(3, slots.into()), (4, fine.into())];
+            let tasks = layers.iter().flat_map(|layer| layer.of_pieces(batch, &bindings)).collect();
+            batch.run(kernel(histogram), tasks);
             let mut bindings = vec![(4, fine.into()), (6, state.into())];
             if choose == "choose_2" {
                 bindings.push((3, slots.into()));
             }
-            batch.dispatch(kernel(choose), base, &bindings, 1);
+            batch.run(kernel(choose), of_each(&bindings));
         }
         if energies {
             let bindings = [(4, fine.into()), (5, prefix.into()), (6, state.into()), (9, results.into())];
-            batch.dispatch(kernel("total"), base, &bindings, 1);
+            batch.run(kernel("total"), of_each(&bindings));
         }
     }
-    Ok(tables)
+    Ok(state.clone())
+}
+
+/// What is sought of a tensor, and what kernels are told of it.
+struct Layer<'a> {
+    sought: &'a Sought<'a>,
+    base: Params,
+}
+
+impl Layer<'_> {
+    /// What is done to the tensor's pieces.
+    fn of_pieces(&self, batch: &Batch<'_>, bindings: &[(u32, Part)]) -> impl Iterator<Item = Task<Params>> {
+        self.sought.tensor.all(batch).into_iter().map(move |piece| {
+            let params = Params { offset: piece.skip, count: piece.count as u32, ..self.base };
+            let bindings = [&[(1, piece.part.clone())], bindings].concat();
+            Task::new(params, &bindings, tally_groups(&piece))
+        })
+    }
+
+    /// As many keeps as there may be slots, from one on, if there are any.
+    fn keeps_from(&self, first: usize) -> Option<Layer<'_>> {
+        let keeps = self.sought.keeps.get(first..).filter(|keeps| !keeps.is_empty())?;
+        let base = Params {
+            first_keep: self.base.first_keep + first as u32,
+            keeps: (keeps.len() as u32).min(SLOTS as u32),
+            result: (self.sought.result + 1 + 2 * first) as u32,
+            ..self.base
+        };
+        Some(Layer { sought: self.sought, base })
+    }
 }
 
 /// Words of results that [`measure`] writes: the largest magnitude, then mantissa and exponent per candidate.
@@ -163,16 +239,25 @@ pub(crate) fn ascending(keeps: &[u32]) -> Vec<u32> {
     order(keeps).into_iter().map(|i| keeps[i]).collect()
 }
 
-/// Records the measurement of `keeps`, all from 1 to the number of elements.
+/// Records the measurement of the numbers of values that each row seeks, all from 1 to that of elements.
 pub(crate) fn measure(
     batch: &mut Batch<'_>,
-    tensor: &Tensor,
-    sent: Dtype,
-    keeps: &[u32],
+    rows: &[Row<'_, (Dtype, &[u32])>],
     results: &Buffer,
-    result: usize,
-) -> Result<(), Error> {
-    select(batch, tensor, sent, &ascending(keeps), true, results, result).map(|_| ())
+) -> Result<(), BufferJobError> {
+    let keeps: Vec<Vec<u32>> = rows.iter().map(|row| ascending(row.sought.1)).collect();
+    let sought = rows.iter().zip(&keeps).map(|(row, keeps)| {
+        let sought = Sought { tensor: row.tensor, sent: row.sought.0, keeps, result: row.result };
+        (row.job, sought)
+    });
+    let sought: Vec<(usize, Sought<'_>)> = sought.collect();
+    let fits =
+        |sought: &[(usize, Sought<'_>)]| fit(batch, &sought.iter().map(|&(_, sought)| sought).collect::<Vec<_>>());
+    for together in stretches(&sought, fits) {
+        let (jobs, sought): (Vec<usize>, Vec<Sought<'_>>) = together.iter().copied().unzip();
+        select(batch, &sought, true, results).map_err(of_job(jobs[0]))?;
+    }
+    Ok(())
 }
 
 /// Reads the squared errors from the words that [`measure`] wrote.

@@ -30,11 +30,10 @@ fn exponent_in(range: Range, bin: u32) -> u32 {
 
 // Adds what is above the cut, for the k of the workgroup's column; what is kept of the cut itself comes at the end.
 @compute @workgroup_size(256)
-fn add_to_sums(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) lane: u32,
-) {
+fn add_to_sums(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch)) {
+        return;
+    }
     for (var i = lane; i < IN_BINS; i += 256u) {
         atomicStore(&own_sums[i], 0u);
     }
@@ -67,7 +66,7 @@ fn add_to_sums(
         return;
     }
     let own = IN_BIN * lane;
-    let at = IN_BINS * group.x + own;
+    let at = IN_BINS * (params.first_sum + group.x) + own;
     atomicAdd(&bin_sums[at], atomicLoad(&own_sums[own]));
     let sum = atomicLoad(&own_sums[own + 1u]);
     let before = atomicAdd(&bin_sums[at + 1u], sum);
@@ -167,10 +166,13 @@ fn squared_error_of(bin: Among) -> Wide {
 
 // The squared errors of each k by the number of bits, without that of what is left out. A workgroup per k.
 @compute @workgroup_size(128)
-fn few_bits_errors(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+fn few_bits_errors(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch)) {
+        return;
+    }
     let cut = state[params.first_keep + group.x];
     let exponent = exponent_in(range_of(cut.magnitude), lane);
-    let at = IN_BINS * group.x + IN_BIN * lane;
+    let at = IN_BINS * (params.first_sum + group.x) + IN_BIN * lane;
     var own = Among(atomicLoad(&bin_sums[at]), exponent, vec4<u32>(0u), vec4<u32>(0u));
     own.sum = vec4<u32>(atomicLoad(&bin_sums[at + 1u]), atomicLoad(&bin_sums[at + 2u]), 0u, 0u);
     own.squares.x = atomicLoad(&bin_sums[at + 3u]);

@@ -9,12 +9,14 @@ struct Params {
     result: u32,
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(2) var<storage, read_write> results: array<atomic<u32>>;
 
 // results[result] becomes at least the bits of the largest magnitude.
 @compute @workgroup_size(64)
-fn largest(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
+fn largest(dispatch: Dispatch, lane: Lane) {
+    if (!begin(dispatch)) {
+        return;
+    }
     var found = 0u;
     for (var j = 0u; j < 32u; j++) {
         let i = group.x * 2048u + j * 64u + lane.index;
@@ -30,7 +32,10 @@ fn largest(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
 
 // results[result] becomes at least the complement of the position of the first magnitude not below `least`.
 @compute @workgroup_size(64)
-fn position(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+fn position(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch)) {
+        return;
+    }
     for (var j = 0u; j < 32u; j++) {
         let i = group.x * 2048u + j * 64u + lane;
         if (i < params.count && (value(i) & MAGNITUDE) >= params.least) {

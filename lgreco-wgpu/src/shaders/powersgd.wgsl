@@ -1,4 +1,4 @@
-// PowerSGD of a tensor: parameters, the scaled matrix, and factors. `powersgd_multiply.wgsl` has the products with the matrix,
+// PowerSGD of tensors: parameters, the scaled matrix, and factors. `powersgd_multiply.wgsl` has the products with the matrix,
 // `powersgd_residual.wgsl` compares the factors' product with it. `factors.wgsl` and `orthonormal.wgsl` are what a bucket of layers
 // has too.
 //
@@ -15,6 +15,13 @@ struct Params {
     cols: u32,
     stride: u32,
     transposed: u32,
+    // Where the bands of the factors, and what else belongs to the matrix, begin in their bindings.
+    factor: u32,
+    product: u32,
+    partial: u32,
+    inner: u32,
+    output: u32,
+    sought: u32,
     // Rows of the factors' bands: those of P, those of Q.
     all_rows: u32,
     all_cols: u32,
@@ -24,7 +31,6 @@ struct Params {
     chunks: u32,
     first_chunk: u32, // of the band, when it is made orthonormal
     chunk_rows: u32, // rows that one workgroup orthonormalises
-    groups: u32, // workgroups dispatched
     largest_only: u32, // whether only the largest magnitudes of a band's columns are found, and nothing is scaled
     largest: u32, // word of `results` with the largest magnitude of M
     tiles: u32,
@@ -38,14 +44,13 @@ struct Params {
     rank: u32,
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
 // The factor a product is taken with, and the one it makes.
 @group(0) @binding(2) var<storage, read_write> factor: array<f32>;
 @group(0) @binding(3) var<storage, read_write> product: array<f32>;
 @group(0) @binding(4) var<storage, read_write> partial: array<f32>;
 @group(0) @binding(5) var<storage, read_write> output: array<u32>;
 @group(0) @binding(6) var<storage, read_write> results: array<u32>;
-// Eight ranks, ascending.
+// Eight ranks of each matrix, ascending.
 @group(0) @binding(7) var<storage, read_write> sought: array<u32>;
 
 const CHUNK = 4096u;
@@ -66,25 +71,27 @@ fn element(row: u32, col: u32) -> f32 {
     return scaled(value(row * params.stride + col), exponent);
 }
 
-// Bands begin where their bindings do.
 fn in_factor(i: u32) -> u32 {
-    return i;
+    return params.factor + i;
 }
 
 fn in_product(i: u32) -> u32 {
-    return i;
+    return params.product + i;
 }
 
 fn in_inner(i: u32) -> u32 {
-    return i;
+    return params.inner + i;
 }
 
 // The start matrix, an odd multiple of 2^-24 per element: `rows` rows of it from `row` on, of `all_cols`.
 @compute @workgroup_size(256)
-fn start(@builtin(global_invocation_id) id: vec3<u32>) {
+fn start(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch)) {
+        return;
+    }
     // Four draws are made together, and the first and the last four of a column may not all lie in the band.
     let fours = (params.rows + 2u) / 4u + 1u;
-    for (var at = id.x; at < fours * params.columns; at += params.groups * 256u) {
+    for (var at = group.x * 256u + lane; at < fours * params.columns; at += groups.x * 256u) {
         let column = at / fours;
         let first = column * params.all_cols + params.row;
         let block = first / 4u + at % fours;
@@ -93,7 +100,7 @@ fn start(@builtin(global_invocation_id) id: vec3<u32>) {
             let i = block * 4u + j - first;
             if (i < params.rows) {
                 let odd = i32(2u * (words[j] >> 8u) + 1u) - 16777216;
-                factor[column * params.rows + i] = f32(odd) * 0x1p-24f;
+                factor[in_factor(column * params.rows + i)] = f32(odd) * 0x1p-24f;
             }
         }
     }
@@ -102,9 +109,12 @@ fn start(@builtin(global_invocation_id) id: vec3<u32>) {
 // Multiplies every column of `product` by the power of two that brings its largest magnitude into [1, 2). One workgroup
 // per column; all_rows is the length of columns. `output` has what was found in other bands.
 @compute @workgroup_size(256)
-fn scale_columns(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    for (var column = group.x; column < params.columns; column += params.groups) {
-        let first = column * params.all_rows;
+fn scale_columns(dispatch: Dispatch, lane: Lane) {
+    if (!begin(dispatch)) {
+        return;
+    }
+    for (var column = group.x; column < params.columns; column += groups.x) {
+        let first = in_product(column * params.all_rows);
         var largest = 0u;
         for (var i = lane.index; i < params.all_rows; i += 256u) {
             largest = max(largest, bitcast<u32>(product[first + i]) & MAGNITUDE);
@@ -112,11 +122,11 @@ fn scale_columns(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
         largest = largest_of(lane, 256u, largest);
         if (params.largest_only != 0u) {
             if (lane.index == 0u) {
-                output[column] = max(largest, output[column]);
+                output[params.output + column] = max(largest, output[params.output + column]);
             }
             continue;
         }
-        largest = max(largest, output[column]);
+        largest = max(largest, output[params.output + column]);
         if (largest != 0u) {
             let e = i32(largest >> 23u) - 127;
             for (var i = lane.index; i < params.all_rows; i += 256u) {
@@ -128,17 +138,23 @@ fn scale_columns(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
 
 // output = `product` * 2^e, in bits; for what is sent. all_cols is the length of columns.
 @compute @workgroup_size(256)
-fn unscale(@builtin(global_invocation_id) id: vec3<u32>) {
+fn unscale(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch)) {
+        return;
+    }
     let e = exponent_of_matrix();
     let power = select(1u << u32(clamp(e + 149, 0, 22)), u32(max(e, -126) + 127) << 23u, e >= -126);
-    for (var at = id.x; at < params.columns * params.all_cols; at += params.groups * 256u) {
-        output[at] = multiply(bitcast<u32>(product[at]), power);
+    for (var at = group.x * 256u + lane; at < params.columns * params.all_cols; at += groups.x * 256u) {
+        output[at] = multiply(bitcast<u32>(product[in_product(at)]), power);
     }
 }
 
 // Steps of a band's rows, in chunks.
 @compute @workgroup_size(256)
-fn orthonormalise(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+fn orthonormalise(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch)) {
+        return;
+    }
     let start = group.x * params.chunk_rows;
     let end = min(start + params.chunk_rows, params.all_rows);
     take_steps(params.first_step, params.last_step, params.first_chunk + group.x, start, end, lane);

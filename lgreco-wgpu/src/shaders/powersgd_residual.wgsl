@@ -3,7 +3,10 @@
 // The squared distance of M' from the product of the first columns of the factors, for each of the sought ranks; M''s
 // exponent is put back. A workgroup goes through `tiles` tiles next to each other.
 @compute @workgroup_size(256)
-fn residuals(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+fn residuals(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch)) {
+        return;
+    }
     exponent = exponent_of_matrix();
     let row = group.x * SIDE + lane / SIDE;
     var sums: array<Wide, 8>;
@@ -21,9 +24,9 @@ fn residuals(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
             load_slabs(c, params.row + group.x * SIDE, params.col + first_col, lane);
             var done = c;
             // Ranks that end in this slab.
-            while (next < params.ranks && sought[next] <= min(c + SIDE, params.columns)) {
-                sum = dot_tile(sum, done, sought[next], lane / SIDE, lane % SIDE);
-                done = sought[next];
+            while (next < params.ranks && sought[params.sought + next] <= min(c + SIDE, params.columns)) {
+                sum = dot_tile(sum, done, sought[params.sought + next], lane / SIDE, lane % SIDE);
+                done = sought[params.sought + next];
                 if (inside) {
                     let left = wide(abs(x - sum), 0);
                     sums[next] = plus(sums[next], wide(left.m * left.m, 2 * left.e));
@@ -50,7 +53,7 @@ fn residuals(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
     add_lanes(lane);
     if (lane == 0u) {
         for (var w = 0u; w < 8u; w++) {
-            let at = (params.record + group.y * params.groups + group.x) * 16u + w;
+            let at = (params.record + group.y * groups.x + group.x) * 16u + w;
             output[at] = bitcast<u32>(mantissas[w * 64u]);
             output[at + 8u] = bitcast<u32>(exponents[w * 64u] + 2 * exponent);
         }
@@ -59,7 +62,10 @@ fn residuals(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
 
 // output[offset + row * stride + col] = bits of the product of the factors times a power of two, for a rectangle.
 @compute @workgroup_size(256)
-fn reconstruct(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+fn reconstruct(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch)) {
+        return;
+    }
     let row = group.x * SIDE + lane / SIDE;
     let col = group.y * SIDE + lane % SIDE;
     let sum = tile_of_product(params.row + group.x * SIDE, params.col + group.y * SIDE, lane);

@@ -1,4 +1,4 @@
-// QSGD of a tensor, a piece at a time: extremes and grids of its buckets, rows of the error table, payloads there and back.
+// QSGD of tensors in pieces: extremes and grids of their buckets, rows of the error table, payloads there and back.
 
 struct Params {
     offset: u32,
@@ -6,7 +6,8 @@ struct Params {
     first: u32, // position of the piece's first value in the tensor
     count: u32, // values in the piece
     bucket: u32,
-    first_bucket: u32, // bucket whose grid comes first in `grids`
+    first_bucket: u32, // wraps, so that buckets have their numbers in `grids`
+    first_grid: u32, // of the tensor's buckets there
     buckets: u32,
     sign_magnitude: u32,
     min_max: u32,
@@ -24,7 +25,6 @@ struct Params {
     result: u32,
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
 // Per bucket: largest magnitude, largest value and complement of the smallest, the latter two by `ordered`.
 @group(0) @binding(2) var<storage, read_write> extremes: array<atomic<u32>>;
 @group(0) @binding(3) var<storage, read_write> grids: array<Grid>;
@@ -37,7 +37,10 @@ fn grid_at(bucket: u32) -> Grid {
 }
 
 @compute @workgroup_size(64)
-fn extreme_values(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+fn extreme_values(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch)) {
+        return;
+    }
     clear_tops(lane);
     load_tile(group.x * PER_GROUP, lane);
     find_extremes(group.x * PER_GROUP, lane);
@@ -47,11 +50,11 @@ fn extreme_values(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoca
 
 // One invocation per bucket. results[result] becomes at least the largest magnitude.
 @compute @workgroup_size(64)
-fn make_grids(@builtin(global_invocation_id) id: vec3<u32>) {
-    let bucket = id.x;
-    if (bucket >= params.buckets) {
+fn make_grids(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch) || group.x * 64u + lane >= params.buckets) {
         return;
     }
+    let bucket = params.first_grid + group.x * 64u + lane;
     let largest = atomicLoad(&extremes[3u * bucket]);
     if (largest >= INFINITY) {
         atomicMax(&results[params.result], largest);
@@ -62,15 +65,17 @@ fn make_grids(@builtin(global_invocation_id) id: vec3<u32>) {
 
 // What is sent of each bucket.
 @compute @workgroup_size(64)
-fn scales(@builtin(global_invocation_id) id: vec3<u32>) {
-    if (id.x >= params.buckets) {
+fn scales(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch) || group.x * 64u + lane >= params.buckets) {
         return;
     }
+    let own = group.x * 64u + lane;
+    let bucket = params.first_grid + own;
     if (params.min_max != 0u) {
-        words[2u * id.x] = grids[id.x].low;
-        words[2u * id.x + 1u] = grids[id.x].high;
+        words[2u * own] = grids[bucket].low;
+        words[2u * own + 1u] = grids[bucket].high;
     } else {
-        words[id.x] = grids[id.x].high;
+        words[own] = grids[bucket].high;
     }
 }
 
@@ -80,7 +85,10 @@ fn levels(log_levels: u32) -> f32 {
 
 // The squared error of each width, summed over the values of a workgroup.
 @compute @workgroup_size(64)
-fn row(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+fn row(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch)) {
+        return;
+    }
     var sums: array<Wide, 8>;
     let first = group.x * PER_GROUP;
     load_tile(first, lane);
@@ -163,7 +171,10 @@ fn errors(grid: Grid, start: u32, stop: u32) -> array<f32, 8> {
 }
 
 @compute @workgroup_size(64)
-fn encode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+fn encode(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch)) {
+        return;
+    }
     let first = group.x * PER_GROUP;
     load_tile(first, lane);
     let start = lane * ROW;
@@ -180,7 +191,10 @@ fn encode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
 
 // The bits of the values that the codes in `words` stand for. `extremes` holds the ends of the grids as they were sent.
 @compute @workgroup_size(64)
-fn decode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+fn decode(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch)) {
+        return;
+    }
     let end = min((group.x + 1u) * PER_GROUP, params.count);
     for (var i = group.x * PER_GROUP + lane; i < end; i += 64u) {
         let bucket = (params.first + i) / params.bucket - params.first_bucket;

@@ -1,21 +1,24 @@
-// Records of eight sums become fewer: every workgroup adds up to 4096 of them.
+// Records of eight sums become fewer: every workgroup adds up to 4096 of a task's.
 
 struct Params {
+    first: u32, // record
     count: u32,
     target_record: u32,
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read_write> records: array<u32>;
 @group(0) @binding(2) var<storage, read_write> totals: array<u32>;
 
 @compute @workgroup_size(64)
-fn add_records(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+fn add_records(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch)) {
+        return;
+    }
     var sums: array<Wide, 8>;
     let end = min((group.x + 1u) * 4096u, params.count);
     for (var record = group.x * 4096u + lane; record < end; record += 64u) {
         for (var w = 0u; w < 8u; w++) {
-            let at = record * 16u + w;
+            let at = (params.first + record) * 16u + w;
             sums[w] = plus(sums[w], Wide(bitcast<f32>(records[at]), bitcast<i32>(records[at + 8u])));
         }
     }

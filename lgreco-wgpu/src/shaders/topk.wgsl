@@ -10,8 +10,10 @@ struct Params {
     sent: u32, // type of the values in the payload
     rounds: u32, // whether that type changes values
     energies: u32, // whether sums are wanted, not only the cut
+    table: u32, // the layer's number among those whose tables lie together
+    slots: u32, // that each of these has, at most MOST_KEEPS
     first_keep: u32, // of this batch in `state`
-    keeps: u32, // in this batch, at most MOST_KEEPS
+    keeps: u32, // in this batch, at most as many as slots
     blocks: u32,
     first_block: u32,
     result: u32,
@@ -23,7 +25,8 @@ struct Params {
     bits: u32, // of a code; 0 in full
     codes: u32,
     code_bit: u32, // of the stretch's first code in its word
-    bins: u32, // of one layer: 0
+    bins: u32, // of the layer, in few bits, among all layers'
+    first_sum: u32, // and of the sums of this batch's first k
     low_word: u32,
     low_bit: u32,
     high_word: u32,
@@ -32,7 +35,6 @@ struct Params {
     window_len: u32,
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
 // Per bin: count, sum of the keys' lower 17 bits in 64 bits, sum of the squared rounding errors of sending it, each less
 // than 2^48, in 96 bits.
 @group(0) @binding(2) var<storage, read_write> bins: array<atomic<u32>>;
@@ -63,7 +65,29 @@ const MIDDLE = 8u; // below one of level 2
 const MIDDLES = 512u;
 const LASTS = 256u;
 const MOST_KEEPS = 224u; // so that `fine` fits a binding of 2 MiB
-const LEVEL_3 = 458752u; // MOST_KEEPS * MIDDLES * 4
+
+// Where the layer's own tables begin.
+fn in_bins(bin: u32) -> u32 {
+    return params.table * 6u * BINS + bin;
+}
+
+fn in_prefix(bin: u32) -> u32 {
+    return params.table * 5u * BINS + bin;
+}
+
+fn in_slots(bin: u32) -> u32 {
+    return params.table * (BINS + params.slots * MIDDLES) + bin;
+}
+
+// Of level 2.
+fn in_fine(bin: u32) -> u32 {
+    return params.table * params.slots * (4u * MIDDLES + LASTS) + 4u * bin;
+}
+
+// Of level 3.
+fn in_last(slot: u32, bin: u32) -> u32 {
+    return in_fine(params.slots * MIDDLES) + slot * LASTS + bin;
+}
 
 // Where the k largest end. First keep, then what is found level by level.
 struct Keep {

@@ -15,7 +15,10 @@ fn low_bits_of(index: u32) -> u32 {
 
 // A workgroup reads a block. results[result] becomes 1 when a position is beyond the tensor.
 @compute @workgroup_size(64)
-fn read_positions(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
+fn read_positions(dispatch: Dispatch, lane: Lane) {
+    if (!begin(dispatch)) {
+        return;
+    }
     let word = group.x * 64u + place(lane);
     var rest = 0u;
     if (word < arrayLength(&high_part)) {
@@ -42,7 +45,10 @@ fn read_positions(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
 
 // Puts values in their places. results[result] becomes 1 when positions do not ascend or a value is not finite.
 @compute @workgroup_size(64)
-fn scatter(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+fn scatter(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch)) {
+        return;
+    }
     for (var j = 0u; j < 32u; j++) {
         let index = group.x * 2048u + j * 64u + lane;
         if (index >= params.count) {

@@ -12,12 +12,12 @@ fn float96(low: u32, middle: u32, high: u32) -> f32 {
 // lies between nothing and that of magnitudes at the ends of the bin alone, and is taken to be half of the latter. Ends
 // are 2^-6 apart, so at most 2^-15 of the energy is lost.
 fn energy(bin: u32) -> Wide {
-    let count = atomicLoad(&bins[bin]);
+    let count = atomicLoad(&bins[in_bins(bin)]);
     if (count == 0u || bin < 64u) {
         return Wide(0.0, 0);
     }
     // Keys' lower bits add up to less than 2^49.
-    let keys = float96(atomicLoad(&bins[BINS + bin]), atomicLoad(&bins[2u * BINS + bin]), 0u);
+    let keys = float96(atomicLoad(&bins[in_bins(BINS + bin)]), atomicLoad(&bins[in_bins(2u * BINS + bin)]), 0u);
     let mean = keys / f32(count) * 0x1p-23f;
     let magnitude = 1.0 + f32(bin & 63u) * 0x1p-6f + mean;
     let spread = 0.5 * mean * max(0x1p-6f - mean, 0.0);
@@ -30,9 +30,9 @@ fn unit_exponent(bin: u32) -> i32 {
 }
 
 fn sent_error(bin: u32) -> Wide {
-    let low = atomicLoad(&bins[3u * BINS + bin]);
-    let middle = atomicLoad(&bins[4u * BINS + bin]);
-    return wide(float96(low, middle, atomicLoad(&bins[5u * BINS + bin])), unit_exponent(bin));
+    let low = atomicLoad(&bins[in_bins(3u * BINS + bin)]);
+    let middle = atomicLoad(&bins[in_bins(4u * BINS + bin)]);
+    return wide(float96(low, middle, atomicLoad(&bins[in_bins(5u * BINS + bin)])), unit_exponent(bin));
 }
 
 var<workgroup> energies: array<Wide, 256>;
@@ -40,7 +40,10 @@ var<workgroup> errors: array<Wide, 256>;
 
 // What lies above and below each bin of level 1.
 @compute @workgroup_size(256)
-fn prefixes(@builtin(local_invocation_index) lane: u32) {
+fn prefixes(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch)) {
+        return;
+    }
     let share = (BINS + 255u) / 256u;
     let start = min(lane * share, BINS);
     let end = min(start + share, BINS);
@@ -48,7 +51,7 @@ fn prefixes(@builtin(local_invocation_index) lane: u32) {
     var below = Wide(0.0, 0);
     var sent = Wide(0.0, 0);
     for (var bin = start; bin < end; bin++) {
-        count += atomicLoad(&bins[bin]);
+        count += atomicLoad(&bins[in_bins(bin)]);
         if (params.energies != 0u) {
             below = plus(below, energy(bin));
             sent = plus(sent, sent_error(bin));
@@ -77,17 +80,17 @@ fn prefixes(@builtin(local_invocation_index) lane: u32) {
         sent = plus(sent, part);
     }
     for (var bin = start; bin < end; bin++) {
-        prefix[BINS + bin] = bitcast<u32>(below.m);
-        prefix[2u * BINS + bin] = bitcast<u32>(below.e);
+        prefix[in_prefix(BINS + bin)] = bitcast<u32>(below.m);
+        prefix[in_prefix(2u * BINS + bin)] = bitcast<u32>(below.e);
         if (params.energies != 0u) {
             below = plus(below, energy(bin));
         }
     }
     for (var bin = end; bin > start; bin--) {
-        prefix[bin - 1u] = count;
-        prefix[3u * BINS + bin - 1u] = bitcast<u32>(sent.m);
-        prefix[4u * BINS + bin - 1u] = bitcast<u32>(sent.e);
-        count += atomicLoad(&bins[bin - 1u]);
+        prefix[in_prefix(bin - 1u)] = count;
+        prefix[in_prefix(3u * BINS + bin - 1u)] = bitcast<u32>(sent.m);
+        prefix[in_prefix(4u * BINS + bin - 1u)] = bitcast<u32>(sent.e);
+        count += atomicLoad(&bins[in_bins(bin - 1u)]);
         if (params.energies != 0u) {
             sent = plus(sent, sent_error(bin - 1u));
         }
@@ -99,7 +102,7 @@ fn middle_energy(slot: u32, base: f32, unit: i32, from_bin: u32, to_bin: u32) ->
     var sum = Wide(0.0, 0);
     for (var middle = from_bin; middle < to_bin; middle++) {
         let magnitude = base + (f32(middle) + 0.5) * 0x1p-15f;
-        let count = f32(atomicLoad(&fine[4u * (slot * MIDDLES + middle)]));
+        let count = f32(atomicLoad(&fine[in_fine(slot * MIDDLES + middle)]));
         sum = plus(sum, wide(count * (magnitude * magnitude), unit + 46));
     }
     return sum;
@@ -108,7 +111,7 @@ fn middle_energy(slot: u32, base: f32, unit: i32, from_bin: u32, to_bin: u32) ->
 fn middle_error(slot: u32, unit: i32, from_bin: u32, to_bin: u32) -> Wide {
     var sum = Wide(0.0, 0);
     for (var middle = from_bin; middle < to_bin; middle++) {
-        let at = 4u * (slot * MIDDLES + middle) + 1u;
+        let at = in_fine(slot * MIDDLES + middle) + 1u;
         let error = float96(atomicLoad(&fine[at]), atomicLoad(&fine[at + 1u]), atomicLoad(&fine[at + 2u]));
         sum = plus(sum, wide(error, unit));
     }
@@ -117,15 +120,15 @@ fn middle_error(slot: u32, unit: i32, from_bin: u32, to_bin: u32) -> Wide {
 
 // The squared error of each k: what lies below its cut, and the rounding errors of what is sent.
 @compute @workgroup_size(256)
-fn total(@builtin(local_invocation_index) lane: u32) {
-    if (lane >= params.keeps) {
+fn total(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch) || lane >= params.keeps) {
         return;
     }
     let keep = state[params.first_keep + lane];
     let bin = keep.bin;
     let unit = unit_exponent(bin);
-    var dropped = Wide(bitcast<f32>(prefix[BINS + bin]), bitcast<i32>(prefix[2u * BINS + bin]));
-    var sent = Wide(bitcast<f32>(prefix[3u * BINS + bin]), bitcast<i32>(prefix[4u * BINS + bin]));
+    var dropped = Wide(bitcast<f32>(prefix[in_prefix(BINS + bin)]), bitcast<i32>(prefix[in_prefix(2u * BINS + bin)]));
+    var sent = Wide(bitcast<f32>(prefix[in_prefix(3u * BINS + bin)]), bitcast<i32>(prefix[in_prefix(4u * BINS + bin)]));
     if (bin >= 64u) {
         let base = 1.0 + f32(bin & 63u) * 0x1p-6f;
         for (var first = 0u; first < keep.middle; first += 32u) {
@@ -138,7 +141,7 @@ fn total(@builtin(local_invocation_index) lane: u32) {
             var dropped_part = Wide(0.0, 0);
             var sent_part = Wide(0.0, 0);
             for (var last = first; last < first + 16u; last++) {
-                let count = atomicLoad(&fine[LEVEL_3 + keep.last_slot * LASTS + last]);
+                let count = atomicLoad(&fine[in_last(keep.last_slot, last)]);
                 if (count == 0u) {
                     continue;
                 }

@@ -29,20 +29,20 @@ fn add_fine(at: u32, x: vec2<u32>) {
 
 // Adds values to a bin of level 1: how many, the sum of their keys' lower bits, and that of squared rounding errors.
 fn add_to_bin(bin: u32, count: u32, keys: u32, errors: vec2<u32>) {
-    atomicAdd(&bins[bin], count);
+    atomicAdd(&bins[in_bins(bin)], count);
     if (params.energies != 0u) {
-        add_bin(BINS + bin, vec2<u32>(keys, 0u));
+        add_bin(in_bins(BINS + bin), vec2<u32>(keys, 0u));
         if (any(errors != vec2<u32>(0u, 0u))) {
-            add_bin(3u * BINS + bin, errors);
+            add_bin(in_bins(3u * BINS + bin), errors);
         }
     }
 }
 
 // The same for a bin of level 2, without keys.
 fn add_to_middle(bin: u32, count: u32, errors: vec2<u32>) {
-    atomicAdd(&fine[4u * bin], count);
+    atomicAdd(&fine[in_fine(bin)], count);
     if (any(errors != vec2<u32>(0u, 0u))) {
-        add_fine(4u * bin + 1u, errors);
+        add_fine(in_fine(bin) + 1u, errors);
     }
 }
 
@@ -55,7 +55,10 @@ fn squared_error(magnitude: u32) -> vec2<u32> {
 }
 
 @compute @workgroup_size(256)
-fn histogram_1(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, lane: Lane) {
+fn histogram_1(dispatch: Dispatch, lane: Lane) {
+    if (!begin(dispatch)) {
+        return;
+    }
     clear_tallies(lane.index);
     var largest = 0u;
     for (var i = group.x * 256u + lane.index; i < params.count; i += groups.x * 256u) {
@@ -101,14 +104,17 @@ fn number(lane: u32) -> u32 {
 
 // The bin of each k, and a slot for each such bin. One invocation per k; k ascends.
 @compute @workgroup_size(256)
-fn choose_1(@builtin(local_invocation_index) lane: u32) {
+fn choose_1(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch)) {
+        return;
+    }
     let at = params.first_keep + min(lane, params.keeps - 1u);
     let keep = state[at].keep;
     var low = 0u;
     var high = BINS - 1u;
     while (low < high) {
         let middle = (low + high) / 2u;
-        if (prefix[middle] < keep) {
+        if (prefix[in_prefix(middle)] < keep) {
             high = middle;
         } else {
             low = middle + 1u;
@@ -118,24 +124,23 @@ fn choose_1(@builtin(local_invocation_index) lane: u32) {
     workgroupBarrier();
     if (lane < params.keeps) {
         let slot = number(lane);
-        slots[low] = slot + 1u;
+        slots[in_slots(low)] = slot + 1u;
         state[at].bin = low;
         state[at].slot = slot;
-        state[at].ties = keep - prefix[low];
+        state[at].ties = keep - prefix[in_prefix(low)];
     }
 }
 
 @compute @workgroup_size(256)
-fn histogram_2(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) lane: u32,
-) {
+fn histogram_2(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch)) {
+        return;
+    }
     clear_tallies(lane);
     for (var i = group.x * 256u + lane; i < params.count; i += groups.x * 256u) {
         let magnitude = value(i) & MAGNITUDE;
         let key = key(magnitude);
-        let slot = slots[min(key >> COARSE, BINS - 1u)];
+        let slot = slots[in_slots(min(key >> COARSE, BINS - 1u))];
         if (slot == 0u) {
             continue;
         }
@@ -158,13 +163,16 @@ fn histogram_2(
 }
 
 @compute @workgroup_size(256)
-fn choose_2(@builtin(local_invocation_index) lane: u32) {
+fn choose_2(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch)) {
+        return;
+    }
     let at = params.first_keep + min(lane, params.keeps - 1u);
     let slot = state[at].slot;
     var rank = state[at].ties;
     var middle = MIDDLES - 1u;
     while (middle > 0u) {
-        let count = atomicLoad(&fine[4u * (slot * MIDDLES + middle)]);
+        let count = atomicLoad(&fine[in_fine(slot * MIDDLES + middle)]);
         if (rank <= count) {
             break;
         }
@@ -175,7 +183,7 @@ fn choose_2(@builtin(local_invocation_index) lane: u32) {
     workgroupBarrier();
     if (lane < params.keeps) {
         let last_slot = number(lane);
-        slots[BINS + slot * MIDDLES + middle] = last_slot + 1u;
+        slots[in_slots(BINS + slot * MIDDLES + middle)] = last_slot + 1u;
         state[at].middle = middle;
         state[at].last_slot = last_slot;
         state[at].ties = rank;
@@ -183,46 +191,45 @@ fn choose_2(@builtin(local_invocation_index) lane: u32) {
 }
 
 @compute @workgroup_size(256)
-fn histogram_3(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) lane: u32,
-) {
+fn histogram_3(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch)) {
+        return;
+    }
     clear_tallies(lane);
     for (var i = group.x * 256u + lane; i < params.count; i += groups.x * 256u) {
         let key = key(value(i) & MAGNITUDE);
-        let slot = slots[min(key >> COARSE, BINS - 1u)];
+        let slot = slots[in_slots(min(key >> COARSE, BINS - 1u))];
         if (slot == 0u) {
             continue;
         }
-        let last_slot = slots[BINS + (slot - 1u) * MIDDLES + ((key >> MIDDLE) & (MIDDLES - 1u))];
+        let last_slot = slots[in_slots(BINS + (slot - 1u) * MIDDLES + ((key >> MIDDLE) & (MIDDLES - 1u)))];
         if (last_slot == 0u) {
             continue;
         }
         let bin = (last_slot - 1u) * LASTS + (key & (LASTS - 1u));
         if (tally(bin) == PLACES) {
-            atomicAdd(&fine[LEVEL_3 + bin], 1u);
+            atomicAdd(&fine[in_last(0u, bin)], 1u);
         }
     }
     workgroupBarrier();
     for (var place = lane; place < PLACES; place += 256u) {
         let tally = tally_at(place);
         if (tally.count != 0u) {
-            atomicAdd(&fine[LEVEL_3 + tally.bin], tally.count);
+            atomicAdd(&fine[in_last(0u, tally.bin)], tally.count);
         }
     }
 }
 
 @compute @workgroup_size(256)
-fn choose_3(@builtin(local_invocation_index) lane: u32) {
-    if (lane >= params.keeps) {
+fn choose_3(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch) || lane >= params.keeps) {
         return;
     }
     let at = params.first_keep + lane;
     var rank = state[at].ties;
     var last = LASTS - 1u;
     while (last > 0u) {
-        let count = atomicLoad(&fine[LEVEL_3 + state[at].last_slot * LASTS + last]);
+        let count = atomicLoad(&fine[in_last(state[at].last_slot, last)]);
         if (rank <= count) {
             break;
         }

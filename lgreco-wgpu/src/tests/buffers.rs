@@ -12,7 +12,8 @@ use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
 use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 
-fn bytes<'a>(gradient: &'a Gradient<'a>) -> &'a [u8] {
+/// The gradient's values.
+pub(super) fn bytes<'a>(gradient: &'a Gradient<'a>) -> &'a [u8] {
     match gradient.values() {
         Values::F32(v) => bytemuck::cast_slice(v),
         Values::F16(v) => bytemuck::cast_slice(v),

@@ -11,6 +11,7 @@ mod feedback;
 mod large;
 mod memory;
 mod poison;
+mod rows;
 mod shaders;
 mod splitting;
 mod tally;

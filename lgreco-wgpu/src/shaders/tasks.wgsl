@@ -1,0 +1,41 @@
+// A dispatch does many tasks, each on a piece of a tensor and with parameters of its own. A workgroup finds its task by its number.
+
+struct Task {
+    first: u32, // of its workgroups among the dispatch's
+    across: u32, // how many they are, in three dimensions
+    down: u32,
+    deep: u32,
+    params: Params,
+}
+
+@group(0) @binding(0) var<storage, read> tasks: array<Task>;
+
+struct Dispatch {
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+}
+
+var<private> params: Params;
+// The workgroup's place among its task's, and how many these are.
+var<private> group: vec3<u32>;
+var<private> groups: vec3<u32>;
+
+// Makes a workgroup's task the one that is done; false behind the last task's workgroups.
+fn begin(dispatch: Dispatch) -> bool {
+    let at = (dispatch.group.z * dispatch.groups.y + dispatch.group.y) * dispatch.groups.x + dispatch.group.x;
+    var low = 0u;
+    var high = arrayLength(&tasks);
+    while (high - low > 1u) {
+        let middle = (low + high) / 2u;
+        if (tasks[middle].first <= at) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    params = tasks[low].params;
+    groups = vec3<u32>(tasks[low].across, tasks[low].down, tasks[low].deep);
+    let own = at - tasks[low].first;
+    group = vec3<u32>(own % groups.x, own / groups.x % groups.y, own / groups.x / groups.y);
+    return group.z < groups.z;
+}

@@ -1,0 +1,251 @@
+//! Rows of many layers, which share dispatches, memory and bindings.
+
+use super::buffers::{buffer, bytes, holding};
+use super::{backend, backend_with, cut, small};
+use crate::kernels::Shader;
+use crate::{BufferGradient, BufferJob, WgpuBackend};
+use lgreco_core::backend::{Backend, Job};
+use lgreco_core::compress::Candidates;
+use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco_core::gradient::{Dtype, Gradient, Shape};
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::backend::Tensor;
+use lgreco_core::testing::powersgd::uniform;
+use wgpu::BufferUsages;
+
+/// What ResNet-50 learns, as matrices: 161 layers of 25,557,032 values.
+fn resnet50() -> Vec<(usize, usize)> {
+    let mut layers = vec![];
+    let mut convolution = |out: usize, fan_in: usize| layers.extend([(out, fan_in), (out, 1), (out, 1)]);
+    convolution(64, 3 * 49);
+    let mut channels = 64;
+    for (width, blocks) in [(64, 3), (128, 4), (256, 6), (512, 3)] {
+        for block in 0..blocks {
+            convolution(width, channels);
+            convolution(width, 9 * width);
+            convolution(4 * width, width);
+            if block == 0 {
+                convolution(4 * width, channels);
+            }
+            channels = 4 * width;
+        }
+    }
+    layers.extend([(1000, 2048), (1000, 1)]);
+    layers
+}
+
+#[test]
+fn a_model_takes_a_handful_of_dispatches() {
+    let shapes = resnet50();
+    let elements: usize = shapes.iter().map(|(rows, cols)| rows * cols).sum();
+    assert_eq!((shapes.len(), elements), (161, 25_557_032));
+    let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
+    let mut backend = WgpuBackend::with_device(device, queue).unwrap();
+    let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC;
+    let of_layer = |&(rows, cols): &(usize, usize)| buffer(&backend, 4 * (rows * cols) as u64, usage);
+    let buffers: Vec<wgpu::Buffer> = shapes.iter().map(of_layer).collect();
+    let keeps: Vec<Vec<u32>> = shapes.iter().map(|(rows, cols)| keeps(rows * cols, 10)).collect();
+    let mut dispatches = |candidates: Vec<Candidates<'_>>| {
+        let job = |((&(rows, cols), buffer), candidates)| {
+            let shape = Shape::new(rows, cols).unwrap();
+            let gradient = BufferGradient { buffer, offset: 0, dtype: Dtype::F32, shape };
+            BufferJob { gradient, candidates, stream: Stream::default() }
+        };
+        let jobs: Vec<BufferJob<'_>> = shapes.iter().zip(&buffers).zip(candidates).map(job).collect();
+        let mut rows = vec![0.0; jobs.iter().map(|job| job.candidates.len()).sum()];
+        let before = backend.gpu().dispatches;
+        backend.measure_buffers(&jobs, &mut rows).unwrap();
+        backend.gpu().dispatches - before
+    };
+    let qsgd = Candidates::Qsgd { base: Qsgd::default(), bits: &[1, 2, 3, 4, 5, 6, 7, 8] };
+    assert_eq!(dispatches(vec![qsgd; 161]), 5);
+    let topk = keeps.iter().map(|keeps| Candidates::TopK { values: Dtype::F32, keeps });
+    assert_eq!(dispatches(topk.collect()), 8);
+    let few_bits = keeps.iter().map(|keeps| Candidates::QuantisedTopK { keeps, bits: &[2, 4, 8] });
+    assert_eq!(dispatches(few_bits.collect()), 13);
+    let powersgd = Candidates::PowerSgd { iterations: 5, ranks: &[1, 2, 4, 8, 16, 32, 64] };
+    let powersgd = dispatches(vec![powersgd; 161]);
+    assert!(powersgd <= 60, "{powersgd}");
+}
+
+/// Numbers of values that are kept, in steps of a thousandth.
+fn keeps(elements: usize, steps: usize) -> Vec<u32> {
+    let mut keeps: Vec<u32> = (1..=steps).map(|step| (elements * step).div_ceil(1000) as u32).collect();
+    keeps.dedup();
+    keeps
+}
+
+/// Layers of all types, some of which are larger than others or empty, each with candidates of some methods.
+struct Model {
+    layers: Vec<(Tensor, usize, Vec<u32>)>,
+}
+
+impl Model {
+    fn new(shapes: &[(usize, usize)]) -> Model {
+        let layer = |(number, &(rows, cols)): (usize, &(usize, usize))| {
+            let values: Vec<f32> = uniform(rows * cols, 7 + number as u64).into_iter().map(|x| x * x * x).collect();
+            // Of the last ones more than there are slots.
+            let steps = if number + 2 < shapes.len() { 30 } else { 300 };
+            let keeps = if rows * cols == 0 { vec![] } else { keeps(rows * cols, steps) };
+            (Tensor::new(&values, rows, cols), number % 3, keeps)
+        };
+        Model { layers: shapes.iter().enumerate().map(layer).collect() }
+    }
+
+    fn jobs(&self) -> Vec<Job<'_>> {
+        let jobs = self.layers.iter().enumerate().flat_map(|(number, (tensor, dtype, keeps))| {
+            let gradient = tensor.gradients()[*dtype];
+            let rounding = if number % 2 == 0 { Rounding::Nearest } else { Rounding::Stochastic };
+            let base = Qsgd { bits: 4, bucket: 90 + 100 * number as u32, scale: Scale::MinMax, rounding };
+            let candidates = [
+                Candidates::Qsgd { base: Qsgd::default(), bits: &[1, 2, 5] },
+                Candidates::PowerSgd { iterations: 2, ranks: &[1, 2, 3, 4, 5, 6, 7, 8, 9, 16] },
+                Candidates::TopK { values: Dtype::F32, keeps },
+                Candidates::TopK { values: Dtype::Bf16, keeps },
+                Candidates::QuantisedTopK { keeps: &keeps[..keeps.len().min(40)], bits: &[1, 3, 8] },
+                Candidates::TopK { values: Dtype::F32, keeps: &[] },
+                Candidates::Qsgd { base, bits: &[3, 6] },
+                Candidates::PowerSgd { iterations: 1, ranks: [&[2][..], &[1, 4], &[3]][number % 3] },
+            ];
+            let stream = Stream { seed: 3, layer: number as u32, ..Stream::default() };
+            candidates.into_iter().map(move |candidates| Job { gradient, candidates, stream })
+        });
+        jobs.filter(|job| job.gradient.shape().elements() > 0 || !matches!(job.candidates, Candidates::PowerSgd { .. }))
+            .collect()
+    }
+}
+
+fn bits(rows: &[f64]) -> Vec<u64> {
+    rows.iter().map(|row| row.to_bits()).collect()
+}
+
+/// The bits of rows of each job alone.
+fn alone(backend: &mut WgpuBackend, jobs: &[Job<'_>]) -> Vec<u64> {
+    jobs.iter().flat_map(|job| together(backend, std::slice::from_ref(job))).collect()
+}
+
+/// And of all together.
+fn together(backend: &mut WgpuBackend, jobs: &[Job<'_>]) -> Vec<u64> {
+    let mut rows = vec![f64::NAN; jobs.iter().map(|job| job.candidates.len()).sum()];
+    backend.measure(jobs, &mut [], &mut rows).unwrap();
+    bits(&rows)
+}
+
+/// The same of gradients in buffers, each in one of its own or all in one, behind others.
+fn in_buffers(backend: &mut WgpuBackend, jobs: &[Job<'_>], in_one: bool) -> Vec<u64> {
+    let at = |job: &Job<'_>| 4 * (job.stream.layer as usize % 5);
+    let mut held: Vec<(wgpu::Buffer, usize)> = Vec::new();
+    if in_one {
+        let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
+        let size = |job: &Job<'_>| 4 * job.gradient.shape().elements() + 2000;
+        let whole = buffer(backend, jobs.iter().map(size).sum::<usize>() as u64, usage);
+        let mut offset = 1000;
+        for job in jobs {
+            backend.queue().write_buffer(&whole, (offset + at(job)) as u64, &padded(&job.gradient));
+            held.push((whole.clone(), offset + at(job)));
+            offset += size(job);
+        }
+    } else {
+        held.extend(jobs.iter().map(|job| (holding(backend, &job.gradient, at(job)), at(job))));
+    }
+    let on_device = jobs.iter().zip(&held).map(|(job, (buffer, offset))| {
+        let (dtype, shape) = (job.gradient.values().dtype(), job.gradient.shape());
+        let gradient = BufferGradient { buffer, offset: *offset as u64, dtype, shape };
+        BufferJob { gradient, candidates: job.candidates, stream: job.stream }
+    });
+    let on_device: Vec<BufferJob<'_>> = on_device.collect();
+    let mut rows = vec![f64::NAN; jobs.iter().map(|job| job.candidates.len()).sum()];
+    backend.measure_buffers(&on_device, &mut rows).unwrap();
+    bits(&rows)
+}
+
+/// The gradient's bytes, and what makes words of them.
+fn padded(gradient: &Gradient<'_>) -> Vec<u8> {
+    let mut padded = bytes(gradient).to_vec();
+    padded.resize(padded.len().next_multiple_of(4), 0xff);
+    padded
+}
+
+/// Asserts that rows are those of each job alone.
+fn check(backend: &mut WgpuBackend, model: &Model) {
+    let jobs = model.jobs();
+    let alone = alone(backend, &jobs);
+    assert!(alone.iter().all(|&bits| f64::from_bits(bits).is_finite()));
+    assert!(together(backend, &jobs) == alone, "rows from host slices are others");
+    assert!(in_buffers(backend, &jobs, false) == alone, "rows from buffers are others");
+    if backend.gpu().limits.max_buffer_size > 2 << 20 {
+        assert!(in_buffers(backend, &jobs, true) == alone, "rows from one buffer are others");
+    }
+}
+
+const SHAPES: [(usize, usize); 9] =
+    [(144, 48), (1, 1), (0, 7), (300, 70), (48, 192), (7, 3), (33, 2070), (3, 5001), (90, 130)];
+
+#[test]
+fn rows_of_layers_together_are_those_of_each_alone() {
+    let model = Model::new(&SHAPES);
+    // Bindings for all, for some and for parts of a layer, and memory that others have left.
+    for backend in [backend(), backend_with(wgpu::Features::empty(), small), cut()] {
+        let Some(mut backend) = backend else { return };
+        check(&mut backend, &model);
+        if backend.gpu().limits.max_storage_buffer_binding_size > 2 << 20 {
+            backend.gpu().window = 300 << 10;
+            check(&mut backend, &model);
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_is_named_by_layer_and_place() {
+    let Some(mut backend) = backend() else { return };
+    let mut values = uniform(60 * 50, 4);
+    let sound = Tensor::new(&values, 60, 50);
+    values[1234] = f32::INFINITY;
+    let damaged = Tensor::new(&values, 60, 50);
+    let tensors = [&sound, &damaged, &sound];
+    for candidates in [
+        Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 3] },
+        Candidates::TopK { values: Dtype::F32, keeps: &[5, 10] },
+        Candidates::TopK { values: Dtype::F32, keeps: &[] },
+        Candidates::QuantisedTopK { keeps: &[5, 10], bits: &[4] },
+        Candidates::PowerSgd { iterations: 1, ranks: &[2] },
+    ] {
+        let jobs = tensors.map(|tensor| Job { gradient: tensor.gradients()[1], candidates, stream: Stream::default() });
+        let mut rows = vec![0.0; 3 * candidates.len()];
+        let failed = backend.measure(&jobs, &mut [], &mut rows).unwrap_err();
+        let expected = lgreco_core::Error::NonFinite { index: 1234, value: f32::INFINITY };
+        assert_eq!((failed.job, failed.error), (Some(1), expected), "{candidates:?}");
+    }
+}
+
+/// Of layers that share tables, each has its own.
+#[test]
+fn faults_in_what_layers_share_are_found() {
+    let Some(mut good) = backend() else { return };
+    // The long ones' columns are made orthonormal by several workgroups, so that others' work lies between their steps.
+    let model = Model::new(&[&SHAPES[3..7], &[(16_500, 8), (16_400, 9), (90, 130)]].concat());
+    let jobs = model.jobs();
+    let alone = alone(&mut good, &jobs);
+    for (shader, text, fault) in [
+        (Shader::Qsgd, "let bucket = params.first_grid + group.x", "let bucket = group.x"),
+        (Shader::Qsgd, "(params.record + group.x) * 16u", "(group.x) * 16u"),
+        (Shader::Sums, "(params.first + record) * 16u", "record * 16u"),
+        (Shader::TopK, "params.table * 6u * BINS", "0u"),
+        (Shader::TopK, "params.table * 5u * BINS", "0u"),
+        (Shader::TopK, "params.table * (BINS + params.slots * MIDDLES)", "0u"),
+        (Shader::TopK, "params.table * params.slots * (4u * MIDDLES + LASTS)", "0u"),
+        (Shader::TopK, "scan_blocks(params.first_block,", "scan_blocks(0u,"),
+        (Shader::TopK, "IN_BINS * (params.first_sum + group.x) + own", "IN_BINS * group.x + own"),
+        (Shader::PowerSgd, "return params.factor + i;", "return i;"),
+        (Shader::PowerSgd, "return params.product + i;", "return i;"),
+        (Shader::PowerSgd, "return params.inner + i;", "return i;"),
+        (Shader::PowerSgd, "partial[params.partial + (group.z", "partial[(group.z"),
+        (Shader::PowerSgd, "params.sought + next", "next"),
+        (Shader::PowerSgd, "tasks[middle].first <= at", "tasks[middle].first < at"),
+        (Shader::TopK, "let own = at - tasks[low].first;", "let own = at;"),
+    ] {
+        let mut backend = backend().expect("the device there was before");
+        backend.gpu().kernels.edits.push((shader, text, fault));
+        assert!(together(&mut backend, &jobs) != alone, "not found: {text}");
+    }
+}
