@@ -4,9 +4,10 @@
 //! else. `reserve` finds out about memory in this way, so that no second computation of sizes can go wrong.
 
 use crate::Error;
-use crate::gpu::{Gpu, PARAMETERS, SLOT};
+use crate::gpu::{Gpu, PARAMETERS, PER_GROUP, SLOT};
 use crate::kernels::Kernel;
 use crate::memory::Scratch;
+use crate::packing::packs;
 use crate::scopes::Scopes;
 use bytemuck::Pod;
 use std::num::NonZero;
@@ -37,7 +38,7 @@ impl From<&Buffer> for Part {
     }
 }
 
-/// What a kernel of `tasks.wgsl` does to a piece of a tensor.
+/// What some workgroups of a kernel do, with parameters of their own: see `tasks.wgsl`.
 #[derive(Clone, Debug)]
 pub(crate) struct Task<P> {
     pub(crate) params: P,
@@ -51,15 +52,21 @@ impl<P> Task<P> {
     pub(crate) fn new(params: P, bindings: &[(u32, Part)], groups: usize) -> Self {
         Task { params, bindings: bindings.to_vec(), groups: [groups, 1, 1] }
     }
+
+    fn workgroups(&self) -> usize {
+        self.groups.iter().product()
+    }
 }
 
 /// Words of a task in front of its parameters.
-const TASK: usize = 4;
-/// Bytes of the tasks of a dispatch.
-const TASKS: usize = PARAMETERS / 4;
+const IN_FRONT: usize = 4;
+/// Bytes of the tasks of a dispatch at most.
+const TASK_BYTES: usize = PARAMETERS / 4;
 
 /// Bytes that a workgroup reads or writes at most, about: tables are bound whole.
-const PER_GROUP: u64 = 64 << 10;
+const GROUP_BYTES: u64 = 64 << 10;
+/// And at least, of a tensor's values.
+const VALUE_BYTES: u64 = 4 * PER_GROUP as u64;
 
 impl<'g> Batch<'g> {
     pub(crate) fn new(gpu: &'g mut Gpu) -> Result<Self, Error> {
@@ -125,11 +132,13 @@ impl<'g> Batch<'g> {
     }
 
     /// Records a dispatch of a kernel whose parameters are a uniform.
+    #[cfg(feature = "train")]
     pub(crate) fn dispatch<P: Pod>(&mut self, kernel: Kernel, parameters: P, bindings: &[(u32, Part)], groups: usize) {
         self.dispatch_3d(kernel, parameters, bindings, [groups, 1, 1]);
     }
 
     /// The same of `groups` workgroups in three dimensions.
+    #[cfg(feature = "train")]
     pub(crate) fn dispatch_3d<P: Pod>(
         &mut self,
         kernel: Kernel,
@@ -142,26 +151,32 @@ impl<'g> Batch<'g> {
         }
     }
 
-    /// Records the doing of `tasks`, which do not depend on each other: in one dispatch those that follow each other with
-    /// the same bindings.
+    /// Records the doing of `tasks`, which do not depend on each other: together those that follow each other with the same
+    /// bindings, as many as parameters and a submission have room for.
     pub(crate) fn run<P: Pod>(&mut self, kernel: Kernel, tasks: Vec<Task<P>>) {
         let most = self.gpu.most_groups();
-        let bytes_of_task = 4 * TASK + size_of::<P>();
+        let bytes_of_task = 4 * IN_FRONT + size_of::<P>();
         let tasks: Vec<Task<P>> = tasks.into_iter().filter(|task| !task.groups.contains(&0)).collect();
-        for together in tasks.chunk_by(|a, b| a.bindings == b.bindings) {
-            for together in together.chunks(TASKS / bytes_of_task) {
-                let mut bytes = Vec::with_capacity(bytes_of_task * together.len());
-                let mut total = 0;
-                for task in together {
-                    let [across, down, deep] = task.groups;
-                    bytes.extend_from_slice(bytemuck::cast_slice(&[total, across, down, deep].map(|n| n as u32)));
-                    bytes.extend_from_slice(bytemuck::bytes_of(&task.params));
-                    total += across * down * deep;
-                }
-                let across = total.min(most);
-                let down = total.div_ceil(across).min(most);
-                self.record(kernel, &bytes, &together[0].bindings, [across, down, total.div_ceil(across * down)]);
+        let groups = |tasks: &[Task<P>]| tasks.iter().map(Task::workgroups).sum::<usize>();
+        let submission = self.gpu.submission;
+        let fits = |tasks: &[Task<P>]| {
+            tasks[0].bindings == tasks[tasks.len() - 1].bindings
+                && bytes_of_task * tasks.len() <= TASK_BYTES
+                && VALUE_BYTES * groups(tasks) as u64 <= submission
+        };
+        for pack in packs(&tasks, fits) {
+            let mut bytes = Vec::with_capacity(bytes_of_task * pack.len());
+            let mut first = 0;
+            for task in pack {
+                let [across, down, deep] = task.groups;
+                bytes.extend_from_slice(bytemuck::cast_slice(&[first, across, down, deep].map(|n| n as u32)));
+                bytes.extend_from_slice(bytemuck::bytes_of(&task.params));
+                first += task.workgroups();
             }
+            let total = groups(pack);
+            let across = total.min(most);
+            let down = total.div_ceil(across).min(most);
+            self.record(kernel, &bytes, &pack[0].bindings, [across, down, total.div_ceil(across * down)]);
         }
     }
 
@@ -170,8 +185,9 @@ impl<'g> Batch<'g> {
             self.gpu.kernels.get(&self.gpu.device, kernel);
             return;
         }
-        let most = PER_GROUP * groups.iter().product::<usize>() as u64;
-        let given = bindings.iter().map(|(_, part)| part.size).sum::<u64>().min(most);
+        let all = groups.iter().product::<usize>() as u64;
+        let bound: u64 = bindings.iter().map(|(_, part)| part.size).sum();
+        let given = bound.max(VALUE_BYTES * all).min(GROUP_BYTES * all);
         let is_full = self.parameters.len() + parameters.len() > PARAMETERS;
         if is_full || (self.given > 0 && self.given + given > self.gpu.submission) {
             self.submit();

@@ -113,3 +113,10 @@ pub type BufferJobError = JobError<Error>;
 pub(crate) fn of_job(index: usize) -> impl Fn(Error) -> BufferJobError {
     move |error| JobError { job: error.is_of_input().then_some(index), error }
 }
+
+/// The failure of the first job that has failed.
+pub(crate) fn first_failure(
+    recorded: impl IntoIterator<Item = Result<(), BufferJobError>>,
+) -> Result<(), BufferJobError> {
+    recorded.into_iter().filter_map(Result::err).min_by_key(|failed| failed.job).map_or(Ok(()), Err)
+}

@@ -7,7 +7,7 @@ use crate::Error;
 use crate::batch::{Batch, Task};
 use crate::error::{BufferJobError, of_job};
 use crate::memory::Scratch;
-use crate::packing::stretches;
+use crate::packing::packs;
 use crate::positions::{blocks_of, bytes_of, count, write};
 use crate::sums;
 use crate::tensor::{Row, Tensor};
@@ -42,8 +42,8 @@ pub(crate) fn measure(batch: &mut Batch<'_>, rows: &[Row<'_, &[u32]>], results: 
         let fits = [4 * kept_of(&sought) as u64, bytes_of(blocks), SUMS * keeps as u64];
         fit(batch, &sought) && fits.iter().all(|&bytes| bytes <= batch.gpu.window)
     };
-    for together in stretches(&sought, fits) {
-        let (jobs, sought): (Vec<usize>, Vec<Sought<'_>>) = together.iter().copied().unzip();
+    for pack in packs(&sought, fits) {
+        let (jobs, sought): (Vec<usize>, Vec<Sought<'_>>) = pack.iter().copied().unzip();
         record(batch, &sought, results).map_err(of_job(jobs[0]))?;
     }
     Ok(())

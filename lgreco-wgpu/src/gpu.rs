@@ -18,7 +18,7 @@ const LEAST_GROUPS: u64 = 64;
 
 /// Where parameters of a dispatch begin, as bindings must be aligned.
 pub(crate) const SLOT: usize = 256;
-/// Bytes of the parameters of all dispatches in a submission.
+/// Bytes of the parameters of all dispatches in a submission at most.
 pub(crate) const PARAMETERS: usize = 1 << 20;
 
 /// Bytes that the dispatches of a submission read and write, about, at most, but for the first: long submissions run into the

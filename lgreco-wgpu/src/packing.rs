@@ -1,27 +1,27 @@
 //! What is worked on together, because all that belongs to it fits.
 
-/// Cuts `items` into stretches that `fits` holds of; what does not fit alone is one of its own.
-pub(crate) fn stretches<T>(items: &[T], fits: impl Fn(&[T]) -> bool) -> Vec<&[T]> {
-    let mut stretches = Vec::new();
+/// Cuts `items` into packs that `fits` holds of; what does not fit alone is one of its own.
+pub(crate) fn packs<T>(items: &[T], fits: impl Fn(&[T]) -> bool) -> Vec<&[T]> {
+    let mut packs = Vec::new();
     let mut start = 0;
     for end in 1..=items.len() {
         if end == items.len() || !fits(&items[start..=end]) {
-            stretches.push(&items[start..end]);
+            packs.push(&items[start..end]);
             start = end;
         }
     }
-    stretches
+    packs
 }
 
 #[cfg(test)]
 mod tests {
-    use super::stretches;
+    use super::packs;
 
     #[test]
     fn what_fits_together_is_together() {
         let fits = |sizes: &[u32]| sizes.iter().sum::<u32>() <= 10;
-        let cut = stretches(&[3, 7, 1, 20, 4, 6, 5], fits);
+        let cut = packs(&[3, 7, 1, 20, 4, 6, 5], fits);
         assert_eq!(cut, [&[3, 7][..], &[1], &[20], &[4, 6], &[5]]);
-        assert!(stretches(&[], fits).is_empty());
+        assert!(packs(&[], fits).is_empty());
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
-use crate::factor::{Band, Factor, SIDE};
+use crate::factor::{Band, Factor, SIDE, height};
 use crate::kernels::{Kernel, Shader};
 use crate::magnitude;
 use crate::memory::Scratch;
@@ -76,6 +76,11 @@ impl Compressed<'_> {
             inner: inner_len(rows.div_ceil(chunk_rows), rank),
             columns: rank,
         }
+    }
+
+    /// Whether neither factor is cut into bands.
+    pub(crate) fn is_whole(&self, batch: &Batch<'_>) -> bool {
+        self.shape.rows().max(self.shape.cols()) <= height(batch.gpu.window, self.rank)
     }
 }
 

@@ -6,7 +6,7 @@ use crate::error::{BufferJobError, of_job};
 use crate::gpu::PER_GROUP;
 use crate::kernels::{Kernel, Shader};
 use crate::memory::Scratch;
-use crate::packing::stretches;
+use crate::packing::packs;
 use crate::params::params;
 use crate::sums::{self, RECORD, Segment};
 use crate::tensor::{Piece, Row, Tensor};
@@ -49,8 +49,7 @@ fn bucket_ranges(batch: &Batch<'_>, elements: usize, bucket: u32) -> Vec<BucketR
     // Ranges begin where words of codes do.
     let unit = bucket << (PER_INVOCATION.trailing_zeros() - bucket.trailing_zeros().min(5));
     let most = ((batch.gpu.window / GRID) as usize).min(batch.gpu.most_groups() * 64);
-    let records = (batch.gpu.window / sums::bytes(1)) as usize;
-    let len = unit.saturating_mul((most / (unit / bucket)).min(records.saturating_mul(PER_GROUP) / unit).max(1));
+    let len = unit.saturating_mul((most / (unit / bucket)).max(1));
     let starts = (0..elements).step_by(len);
     let range = |start: usize| {
         let end = elements.min(start.saturating_add(len));
@@ -105,11 +104,6 @@ impl Grids<'_> {
             };
             (piece, params)
         })
-    }
-
-    /// Workgroups that a record each is left of.
-    fn records(&self, batch: &Batch<'_>) -> usize {
-        self.pieces(batch).map(|(piece, _)| piece.groups()).sum()
     }
 }
 
@@ -175,56 +169,69 @@ pub(crate) fn measure(
     results: &Buffer,
 ) -> Result<(), BufferJobError> {
     let kinds: Vec<Kind<'_>> = rows.iter().flat_map(|row| kinds(batch, row)).collect();
-    let Some(first) = rows.first() else { return Ok(()) };
-    record(batch, &kinds, results).map_err(of_job(first.job))
-}
-
-fn record(batch: &mut Batch<'_>, kinds: &[Kind<'_>], results: &Buffer) -> Result<(), Error> {
-    let ranges = kinds.iter().flat_map(|kind| kind.ranges.iter().map(move |range| (kind, range)));
-    let ranges: Vec<_> = ranges.map(|(kind, range)| (kind, range, kind.grids(range).records(batch))).collect();
-    let totals: usize = ranges.iter().map(|&(.., records)| sums::left_of(records)).sum();
-    let totals = batch.scratch(Scratch::Totals, sums::bytes(totals))?;
-    let window = batch.gpu.window;
-    let fits = |ranges: &[(&Kind<'_>, &BucketRange, usize)]| {
-        let buckets: usize = ranges.iter().map(|&(_, range, _)| range.buckets).sum();
-        let records: usize = ranges.iter().map(|&(.., records)| records).sum();
-        GRID * buckets as u64 <= window && sums::bytes(records) <= window
+    let Some(first) = kinds.first() else { return Ok(()) };
+    let left = |kind: &Kind<'_>| {
+        let pieces = kind.ranges.iter().flat_map(|range| kind.grids(range).pieces(batch).collect::<Vec<_>>());
+        pieces.map(|(piece, _)| sums::left_of(piece.groups())).sum::<usize>()
     };
-    let mut target = 0;
-    for together in stretches(&ranges, fits) {
-        let mut first = 0;
-        let placed = together.iter().map(|&(kind, range, _)| {
-            let placed = Grids { first, ..kind.grids(range) };
-            first += range.buckets;
-            placed
-        });
-        let placed: Vec<Grids<'_>> = placed.collect();
-        let grids = grids(batch, &placed, results)?;
-        let records: usize = together.iter().map(|&(.., records)| records).sum();
-        let output = batch.scratch(Scratch::Output, sums::bytes(records))?;
-        let (mut tasks, mut segments, mut record) = (Vec::new(), Vec::new(), 0);
-        for (placed, &(kind, _, count)) in placed.iter().zip(together) {
-            segments.push(Segment { first: record, count, target });
-            target += sums::left_of(count);
-            for (piece, params) in placed.pieces(batch) {
-                let params = Params { widths: kind.widths, record: record as u32, ..params };
-                let bindings = [(1, piece.part.clone()), (3, (&grids).into()), (5, (&output).into())];
-                tasks.push(Task::new(params, &bindings, piece.groups()));
-                record += piece.groups();
-            }
-        }
-        batch.run(kernel("row"), tasks);
-        sums::add(batch, &output, &segments, &totals);
-    }
-    let mut first = 0;
-    let of_kind = kinds.iter().map(|kind| {
-        let records = kind.ranges.iter().map(|range| sums::left_of(kind.grids(range).records(batch)));
-        let segment = Segment { first, count: records.sum(), target: kind.record };
-        first += segment.count;
+    let mut totals = 0;
+    let of_kinds = kinds.iter().map(|kind| {
+        let segment = Segment { first: totals, count: left(kind), target: kind.record };
+        totals += segment.count;
         segment
     });
-    let of_kind: Vec<Segment> = of_kind.collect();
-    sums::finish(batch, totals, &of_kind, results)
+    let of_kinds: Vec<Segment> = of_kinds.collect();
+    let totals = batch.scratch(Scratch::Totals, sums::bytes(totals)).map_err(of_job(first.row.job))?;
+    let ranges = kinds.iter().flat_map(|kind| kind.ranges.iter().map(move |range| (kind, range)));
+    let ranges: Vec<(&Kind<'_>, &BucketRange)> = ranges.collect();
+    let window = batch.gpu.window;
+    let fits = |ranges: &[(&Kind<'_>, &BucketRange)]| {
+        GRID * ranges.iter().map(|(_, range)| range.buckets as u64).sum::<u64>() <= window
+    };
+    let mut target = 0;
+    for pack in packs(&ranges, fits) {
+        record(batch, pack, (&totals, &mut target), results).map_err(of_job(pack[0].0.row.job))?;
+    }
+    sums::finish(batch, totals, &of_kinds, results).map_err(of_job(first.row.job))
+}
+
+/// Records the measurement of buckets whose grids lie together; the records that are left go to `totals`, from `target` on.
+fn record(
+    batch: &mut Batch<'_>,
+    ranges: &[(&Kind<'_>, &BucketRange)],
+    (totals, target): (&Buffer, &mut usize),
+    results: &Buffer,
+) -> Result<(), Error> {
+    let mut first = 0;
+    let placed = ranges.iter().map(|&(kind, range)| {
+        let placed = Grids { first, ..kind.grids(range) };
+        first += range.buckets;
+        placed
+    });
+    let placed: Vec<Grids<'_>> = placed.collect();
+    let grids = grids(batch, &placed, results)?;
+    let pieces = placed.iter().zip(ranges).flat_map(|(placed, (kind, _))| {
+        let with_widths = |(piece, params)| (piece, Params { widths: kind.widths, ..params });
+        placed.pieces(batch).map(with_widths).collect::<Vec<(Piece, Params)>>()
+    });
+    let pieces: Vec<(Piece, Params)> = pieces.collect();
+    let records = |pieces: &[(Piece, Params)]| sums::bytes(pieces.iter().map(|(piece, _)| piece.groups()).sum());
+    let window = batch.gpu.window;
+    for pack in packs(&pieces, |pieces| records(pieces) <= window) {
+        let output = batch.scratch(Scratch::Output, records(pack))?;
+        let (mut tasks, mut segments, mut record) = (Vec::new(), Vec::new(), 0);
+        for (piece, params) in pack {
+            let groups = piece.groups();
+            let bindings = [(1, piece.part.clone()), (3, (&grids).into()), (5, (&output).into())];
+            tasks.push(Task::new(Params { record: record as u32, ..*params }, &bindings, groups));
+            segments.push(Segment { first: record, count: groups, target: *target });
+            record += groups;
+            *target += sums::left_of(groups);
+        }
+        batch.run(kernel("row"), tasks);
+        sums::add(batch, &output, &segments, totals);
+    }
+    Ok(())
 }
 
 /// The squared errors of `bits` in the words that [`measure`] wrote.

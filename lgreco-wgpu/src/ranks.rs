@@ -2,10 +2,10 @@
 
 use crate::Error;
 use crate::batch::{Batch, Task};
-use crate::error::{BufferJobError, of_job};
+use crate::error::{BufferJobError, first_failure, of_job};
 use crate::factor::SIDE;
 use crate::memory::Scratch;
-use crate::packing::stretches;
+use crate::packing::packs;
 use crate::powersgd::{Compressed, Matrix, Params, Room, Run, iterate, kernel};
 use crate::rectangles::Rectangle;
 use crate::sums::{self, RECORD, Segment};
@@ -59,20 +59,22 @@ pub(crate) fn measure(
     distinct.sort_by_key(|row| row.compressed.iterations);
     let fits = |rows: &[Distinct<'_>]| {
         let room = rows.iter().fold(Room::default(), |room, row| room.plus(row.compressed.room(batch)));
-        room.fits(batch) && rows[0].compressed.iterations == rows[rows.len() - 1].compressed.iterations
+        let are_whole = rows.iter().all(|row| row.compressed.is_whole(batch));
+        are_whole && room.fits(batch) && rows[0].compressed.iterations == rows[rows.len() - 1].compressed.iterations
     };
-    for together in stretches(&distinct, fits) {
-        record(batch, together, results).map_err(of_job(together[0].job))?;
+    let mut recorded = Vec::new();
+    for pack in packs(&distinct, fits) {
+        recorded.push(record(batch, pack, results).map_err(of_job(pack[0].job)));
     }
-    Ok(())
+    first_failure(recorded)
 }
 
 fn record(batch: &mut Batch<'_>, rows: &[Distinct<'_>], results: &Buffer) -> Result<(), Error> {
     let all: Vec<Compressed<'_>> = rows.iter().map(|row| row.compressed).collect();
     let run = iterate(batch, &all, results)?;
     let most = rows.iter().map(|row| row.ranks.len().div_ceil(RANKS)).max().unwrap_or(0);
-    for eighth in 0..most {
-        residuals(batch, &run, rows, eighth)?;
+    for round in 0..most {
+        residuals(batch, &run, rows, round)?;
     }
     Ok(())
 }
@@ -92,9 +94,9 @@ impl Compared<'_, '_> {
     }
 }
 
-/// Records the measurement of eight ranks of each matrix, or as many as are left of it, after as many times eight.
-fn residuals(batch: &mut Batch<'_>, run: &Run<'_>, rows: &[Distinct<'_>], eighth: usize) -> Result<(), Error> {
-    let ranks_of = |row: &Distinct<'_>| row.ranks.iter().copied().skip(RANKS * eighth).take(RANKS).collect();
+/// Records the measurement of the next eight ranks of each matrix, or as many as there are.
+fn residuals(batch: &mut Batch<'_>, run: &Run<'_>, rows: &[Distinct<'_>], round: usize) -> Result<(), Error> {
+    let ranks_of = |row: &Distinct<'_>| row.ranks.iter().copied().skip(RANKS * round).take(RANKS).collect();
     let ranks: Vec<Vec<u32>> = rows.iter().map(ranks_of).collect();
     let most = SIDE * batch.gpu.most_groups();
     let compared =
@@ -116,10 +118,10 @@ fn residuals(batch: &mut Batch<'_>, run: &Run<'_>, rows: &[Distinct<'_>], eighth
     let mut of_rows = vec![Segment { first: 0, count: 0, target: 0 }; rows.len()];
     let window = batch.gpu.window;
     let fits = |compared: &[Compared<'_, '_>]| sums::bytes(compared.iter().map(Compared::records).sum()) <= window;
-    for together in stretches(&compared, fits) {
-        let output = batch.scratch(Scratch::Output, sums::bytes(together.iter().map(Compared::records).sum()))?;
+    for pack in packs(&compared, fits) {
+        let output = batch.scratch(Scratch::Output, sums::bytes(pack.iter().map(Compared::records).sum()))?;
         let (mut tasks, mut segments, mut record) = (Vec::new(), Vec::new(), 0);
-        for compared in together {
+        for compared in pack {
             let (p, q, params) = compared.matrix.of(&compared.rectangle);
             let params = Params {
                 tiles: compared.tiles as u32,
@@ -141,7 +143,7 @@ fn residuals(batch: &mut Batch<'_>, run: &Run<'_>, rows: &[Distinct<'_>], eighth
             record += compared.records();
             let of_row = &mut of_rows[compared.row];
             if of_row.count == 0 {
-                *of_row = Segment { first: target, count: 0, target: rows[compared.row].record + eighth };
+                *of_row = Segment { first: target, count: 0, target: rows[compared.row].record + round };
             }
             of_row.count += sums::left_of(compared.records());
             target += sums::left_of(compared.records());

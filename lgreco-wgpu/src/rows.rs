@@ -2,14 +2,14 @@
 
 use crate::batch::{Batch, Part};
 use crate::codec::encode;
-use crate::error::{BufferJobError, of_job};
+use crate::error::{BufferJobError, first_failure, of_job};
 use crate::gpu::Gpu;
 use crate::magnitude::{check_finite, overflow};
 use crate::memory::Scratch;
-use crate::packing::stretches;
+use crate::packing::packs;
 use crate::ranks::LowRank;
 use crate::sums::RECORD;
-use crate::tensor::{Input, Row, Tensor, Work, together};
+use crate::tensor::{Input, Row, Tensor, Work, in_one_binding};
 use crate::{Error, few_bits, magnitude, methods, powersgd, qsgd, ranks, topk};
 use lgreco_core::compress::qsgd::Qsgd;
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
@@ -19,6 +19,8 @@ use wgpu::Buffer;
 
 /// Bytes of uploads after which the batch waits for the device, so that memory does not hold a whole model twice.
 const UPLOADS: u64 = 256 << 20;
+/// Bytes of layers that are worked on together, which lie on the device twice.
+const TOGETHER: u64 = 128 << 20;
 
 /// Words of results of one row, a multiple of [`RECORD`].
 fn result_words(work: &Work<'_>) -> usize {
@@ -34,6 +36,7 @@ fn result_words(work: &Work<'_>) -> usize {
 
 /// What the core says of parameters that do not fit; what has no kernels is refused.
 fn check(work: &Work<'_>) -> Result<(), Error> {
+    work.gradient.check()?;
     let (shape, dtype) = (work.gradient.shape(), work.gradient.dtype());
     match work.candidates {
         Candidates::Qsgd { .. } | Candidates::TopK { .. } | Candidates::QuantisedTopK { .. } => {
@@ -110,10 +113,13 @@ impl<'a> Rows<'a> {
 
     fn record(&self, batch: &mut Batch<'_>, results: &Buffer) -> Result<(), BufferJobError> {
         magnitude::largest(batch, &self.magnitudes, results);
-        qsgd::measure(batch, &self.qsgd, results)?;
-        topk::measure(batch, &self.topk, results)?;
-        few_bits::measure(batch, &self.few_bits, results)?;
-        ranks::measure(batch, &self.powersgd, results)
+        let recorded = [
+            qsgd::measure(batch, &self.qsgd, results),
+            topk::measure(batch, &self.topk, results),
+            few_bits::measure(batch, &self.few_bits, results),
+            ranks::measure(batch, &self.powersgd, results),
+        ];
+        first_failure(recorded)
     }
 }
 
@@ -141,9 +147,9 @@ fn record(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u32>, BufferJobError> 
         Layer { first: first - jobs.len(), jobs }
     });
     let layers: Vec<Layer<'_, '_>> = layers.collect();
-    let most = 4 * batch.gpu.piece_len() as u64;
+    let most = TOGETHER.min(4 * batch.gpu.piece_len() as u64);
     let (mut result, mut uploaded) = (0, 0);
-    for layers in stretches(&layers, |layers| layers.iter().map(Layer::bytes).sum::<u64>() <= most) {
+    for layers in packs(&layers, |layers| layers.iter().map(Layer::bytes).sum::<u64>() <= most) {
         if uploaded > UPLOADS {
             batch.wait()?;
             uploaded = 0;
@@ -172,7 +178,7 @@ fn on_device(batch: &mut Batch<'_>, layers: &[Layer<'_, '_>]) -> Result<Vec<Tens
     let inputs: Vec<Input<'_>> = layers.iter().map(|layer| layer.jobs[0].gradient).collect();
     let tensors = match &inputs[..] {
         [input] => input.tensor(batch).map(|tensor| vec![tensor]).map_err(|error| (0, error)),
-        _ => together(batch, &inputs),
+        _ => in_one_binding(batch, &inputs),
     };
     tensors.map_err(|(index, error)| of_job(layers[index].first)(error))
 }

@@ -120,7 +120,7 @@ impl Input<'_> {
     }
 
     /// `Err` when the buffer that it lies in is none that the gradient fits, or that shaders can read.
-    fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         let Input::Device(gradient) = self else { return Ok(()) };
         if !gradient.buffer.usage().contains(BufferUsages::STORAGE | BufferUsages::COPY_SRC) {
             return Err(Error::Buffer { what: "needs the usages STORAGE and COPY_SRC" });
@@ -202,7 +202,7 @@ pub(crate) struct Row<'a, C> {
 ///
 /// # Errors
 /// The index of an input whose buffer is none that the gradient fits, with the reason; 0 with what else goes wrong.
-pub(crate) fn together(batch: &mut Batch<'_>, inputs: &[Input<'_>]) -> Result<Vec<Tensor>, (usize, Error)> {
+pub(crate) fn in_one_binding(batch: &mut Batch<'_>, inputs: &[Input<'_>]) -> Result<Vec<Tensor>, (usize, Error)> {
     inputs.iter().enumerate().try_for_each(|(index, input)| input.check().map_err(|error| (index, error)))?;
     if let Some(part) = reach(inputs, batch.gpu.window) {
         return Ok(inputs.iter().map(|input| input.within(&part, input.offset())).collect());

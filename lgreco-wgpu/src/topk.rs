@@ -8,7 +8,7 @@ use crate::batch::{Batch, Part, Task};
 use crate::error::{BufferJobError, of_job};
 use crate::kernels::{Kernel, Shader};
 use crate::memory::Scratch;
-use crate::packing::stretches;
+use crate::packing::packs;
 use crate::params::params;
 use crate::sums;
 use crate::tensor::{Piece, Row, Tensor};
@@ -253,8 +253,8 @@ pub(crate) fn measure(
     let sought: Vec<(usize, Sought<'_>)> = sought.collect();
     let fits =
         |sought: &[(usize, Sought<'_>)]| fit(batch, &sought.iter().map(|&(_, sought)| sought).collect::<Vec<_>>());
-    for together in stretches(&sought, fits) {
-        let (jobs, sought): (Vec<usize>, Vec<Sought<'_>>) = together.iter().copied().unzip();
+    for pack in packs(&sought, fits) {
+        let (jobs, sought): (Vec<usize>, Vec<Sought<'_>>) = pack.iter().copied().unzip();
         select(batch, &sought, true, results).map_err(of_job(jobs[0]))?;
     }
     Ok(())

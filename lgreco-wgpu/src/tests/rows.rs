@@ -1,7 +1,7 @@
 //! Rows of many layers, which share dispatches, memory and bindings.
 
 use super::buffers::{buffer, bytes, holding};
-use super::{backend, backend_with, cut, small};
+use super::{ROWS, backend, backend_with, cut, small};
 use crate::kernels::Shader;
 use crate::{BufferGradient, BufferJob, WgpuBackend};
 use lgreco_core::backend::{Backend, Job};
@@ -9,7 +9,7 @@ use lgreco_core::compress::Candidates;
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::gradient::{Dtype, Gradient, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::Tensor;
+use lgreco_core::testing::backend::{Tensor, check_rows};
 use lgreco_core::testing::powersgd::uniform;
 use wgpu::BufferUsages;
 
@@ -58,7 +58,8 @@ fn a_model_takes_a_handful_of_dispatches() {
         backend.gpu().dispatches - before
     };
     let qsgd = Candidates::Qsgd { base: Qsgd::default(), bits: &[1, 2, 3, 4, 5, 6, 7, 8] };
-    assert_eq!(dispatches(vec![qsgd; 161]), 5);
+    // Those that go once for 1 bit and once for more over all values are cut after 128 MiB.
+    assert_eq!(dispatches(vec![qsgd; 161]), 7);
     let topk = keeps.iter().map(|keeps| Candidates::TopK { values: Dtype::F32, keeps });
     assert_eq!(dispatches(topk.collect()), 8);
     let few_bits = keeps.iter().map(|keeps| Candidates::QuantisedTopK { keeps, bits: &[2, 4, 8] });
@@ -215,6 +216,66 @@ fn what_is_not_finite_is_named_by_layer_and_place() {
         let failed = backend.measure(&jobs, &mut [], &mut rows).unwrap_err();
         let expected = lgreco_core::Error::NonFinite { index: 1234, value: f32::INFINITY };
         assert_eq!((failed.job, failed.error), (Some(1), expected), "{candidates:?}");
+    }
+}
+
+/// Bytes of a device's memory that one call reads again and again count as often, for the watchdogs of desktops.
+#[test]
+fn dispatches_of_many_jobs_are_cut_by_bytes() {
+    let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
+    let mut backend = WgpuBackend::with_device(device, queue).unwrap();
+    let shape = Shape::new(1 << 10, 1 << 10).unwrap();
+    let held = buffer(&backend, 4 << 20, BufferUsages::STORAGE | BufferUsages::COPY_SRC);
+    let gradient = BufferGradient { buffer: &held, offset: 0, dtype: Dtype::F32, shape };
+    let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[] };
+    let jobs = vec![BufferJob { gradient, candidates, stream: Stream::default() }; 100];
+    let before = backend.gpu().submissions;
+    backend.measure_buffers(&jobs, &mut []).unwrap();
+    // 400 MiB in parts of at most 128.
+    assert_eq!((backend.gpu().dispatches, backend.gpu().submissions - before), (4, 4));
+}
+
+/// Jobs are recorded by method; of those that fail the first is told.
+#[test]
+fn the_first_job_that_fails_is_told() {
+    let mut backend = cut_noop();
+    let long = buffer(&backend, 1 << 20, BufferUsages::STORAGE | BufferUsages::COPY_SRC);
+    let unreadable = buffer(&backend, 4 << 10, BufferUsages::COPY_DST);
+    let of = |buffer, rows: usize, cols: usize| {
+        let shape = Shape::new(rows, cols).unwrap();
+        BufferGradient { buffer, offset: 0, dtype: Dtype::F32, shape }
+    };
+    let stream = Stream::default();
+    let keeps: Vec<u32> = (1..=70_000).collect();
+    let too_many = Candidates::TopK { values: Dtype::F32, keeps: &keeps };
+    let too_many = BufferJob { gradient: of(&long, 70_000, 1), candidates: too_many, stream };
+    let qsgd = Candidates::Qsgd { base: Qsgd::default(), bits: &[2] };
+    let wrong = BufferJob { gradient: of(&unreadable, 10, 10), candidates: qsgd, stream };
+    let sound = BufferJob { gradient: of(&long, 10, 10), candidates: qsgd, stream };
+    let mut failed = |jobs: &[BufferJob<'_>]| {
+        let mut rows = vec![0.0; jobs.iter().map(|job| job.candidates.len()).sum()];
+        backend.measure_buffers(jobs, &mut rows).unwrap_err().job
+    };
+    assert_eq!(failed(&[sound, too_many, wrong]), Some(1));
+    assert_eq!(failed(&[sound, wrong, too_many]), Some(1));
+}
+
+/// A device that does nothing, of the least limits.
+fn cut_noop() -> WgpuBackend {
+    let required_limits = small(wgpu::Limits::default());
+    let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor { required_limits, ..Default::default() });
+    WgpuBackend::with_device(device, queue).unwrap()
+}
+
+/// A bucket as long as the tensor, whose sums do not fit a binding, and buckets that end within the pieces of host slices.
+#[test]
+fn rows_of_qsgd_fit_any_binding() {
+    let Some(mut backend) = cut() else { return };
+    let tensor = Tensor::new(&uniform(331_000, 3), 331_000, 1);
+    for bucket in [u32::MAX, 330_000, 1000, 130] {
+        let candidates = Candidates::Qsgd { base: Qsgd { bucket, ..Qsgd::default() }, bits: &[1, 4] };
+        let jobs = [Job { gradient: tensor.gradients()[0], candidates, stream: Stream::default() }; 2];
+        check_rows(&mut backend, &jobs, ROWS);
     }
 }
 
