@@ -185,9 +185,9 @@ impl<'g> Batch<'g> {
             self.gpu.kernels.get(&self.gpu.device, kernel);
             return;
         }
-        let all = groups.iter().product::<usize>() as u64;
+        let workgroups = groups.iter().product::<usize>() as u64;
         let bound: u64 = bindings.iter().map(|(_, part)| part.size).sum();
-        let given = bound.max(VALUE_BYTES * all).min(GROUP_BYTES * all);
+        let given = bound.max(VALUE_BYTES * workgroups).min(GROUP_BYTES * workgroups);
         let is_full = self.parameters.len() + parameters.len() > PARAMETERS;
         if is_full || (self.given > 0 && self.given + given > self.gpu.submission) {
             self.submit();

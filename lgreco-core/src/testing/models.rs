@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use crate::gradient::Shape;
 use crate::rng::Stream;
 use crate::table::{Choice, Table};
 
@@ -217,4 +218,32 @@ impl Model {
     pub fn table(&self) -> Table<'_> {
         Table::new(&self.choices, &self.ends).expect("models are valid tables")
     }
+}
+
+/// The layers of ResNet-50 (He et al., CVPR 2016, table 1) as matrices, output channels by what each sums: 161, of 25.6 M parameters
+/// in all, with those of batch normalisation.
+///
+/// ```
+/// let layers = lgreco_core::testing::models::resnet_50();
+/// let parameters: usize = layers.iter().map(|shape| shape.elements()).sum();
+/// assert_eq!((layers.len(), parameters), (161, 25_557_032));
+/// ```
+pub fn resnet_50() -> Vec<Shape> {
+    let mut sides = Vec::new();
+    let mut convolution = |rows: usize, cols: usize| sides.extend([(rows, cols), (rows, 1), (rows, 1)]);
+    convolution(64, 3 * 49);
+    let mut channels = 64;
+    for (width, blocks) in [(64, 3), (128, 4), (256, 6), (512, 3)] {
+        for block in 0..blocks {
+            convolution(width, channels);
+            convolution(width, 9 * width);
+            convolution(4 * width, width);
+            if block == 0 {
+                convolution(4 * width, channels);
+            }
+            channels = 4 * width;
+        }
+    }
+    sides.extend([(1000, channels), (1000, 1)]);
+    sides.into_iter().map(|(rows, cols)| Shape::new(rows, cols).expect("sides")).collect()
 }

@@ -29,4 +29,4 @@ mod sass;
 #[cfg(test)]
 mod tests;
 
-pub use operations::{Gpu, OPERATIONS, Operation, Prediction, ROWS_OF_MODEL, commands_of_rows, report, resnet_50};
+pub use operations::{Gpu, OPERATIONS, Operation, Prediction, ROWS_OF_MODEL, commands_of_rows, report};

@@ -10,6 +10,7 @@ use lgreco_core::compress::Candidates;
 use lgreco_core::compress::qsgd::Qsgd;
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
+use lgreco_core::testing::models::resnet_50;
 use std::sync::atomic::Ordering;
 
 /// Of the cycles of a scheduler, those in which kernels that wait for nothing else issue.
@@ -250,27 +251,6 @@ const CODES: [u32; 6] = [70, 75, 80, 90, 100, 120];
 fn known(kernel: &str, code: u32) -> (u32, Counts) {
     let hot = HOT.iter().find(|hot| hot.name() == kernel).unwrap_or_else(|| panic!("no hot kernel is called {kernel}"));
     (hot.block, bound(kernel, code).unwrap_or_else(|| panic!("bounds.txt has no {kernel} for sm_{code}")))
-}
-
-/// The layers of ResNet-50 as matrices: 161, of 25.6 M parameters in all.
-pub fn resnet_50() -> Vec<Shape> {
-    let mut sides = Vec::new();
-    let mut convolution = |rows: usize, cols: usize| sides.extend([(rows, cols), (rows, 1), (rows, 1)]);
-    convolution(64, 3 * 49);
-    let mut channels = 64;
-    for (width, blocks) in [(64, 3), (128, 4), (256, 6), (512, 3)] {
-        for block in 0..blocks {
-            convolution(width, channels);
-            convolution(width, 9 * width);
-            convolution(4 * width, width);
-            if block == 0 {
-                convolution(4 * width, channels);
-            }
-            channels = 4 * width;
-        }
-    }
-    sides.extend([(1000, channels), (1000, 1)]);
-    sides.into_iter().map(|(rows, cols)| Shape::new(rows, cols).expect("sides")).collect()
 }
 
 /// Commands that QSGD's rows of a whole model take, widths 2 to 8.

@@ -142,7 +142,7 @@ fn predictions_reach_their_floors() {
     let below: Vec<String> =
         below.map(|(of, found)| format!("{}: {:.3}, not {}", of.name, found.of_copy, of.floor)).collect();
     assert!(below.is_empty(), "{below:?}");
-    let (shapes, of_model) = (super::resnet_50(), &super::ROWS_OF_MODEL);
+    let (shapes, of_model) = (lgreco_core::testing::models::resnet_50(), &super::ROWS_OF_MODEL);
     let values: usize = shapes.iter().map(|shape| shape.elements()).sum();
     // Tests have fewer blocks, and so more commands, than the four that the example counts.
     let found = of_model.predict(&Gpu::ALL[0], values as f64, None);
@@ -159,6 +159,6 @@ fn every_kernel_of_the_table_is_there_once() {
         assert!(super::super::simt::entries(&hot.module.source()).contains(&hot.entry), "{}", hot.name());
         assert!(HOT[..index].iter().all(|other| other.name() != hot.name()));
     }
-    let shapes = super::resnet_50();
+    let shapes = lgreco_core::testing::models::resnet_50();
     assert_eq!((shapes.len(), shapes.iter().map(|shape| shape.elements()).sum::<usize>()), (161, 25_557_032));
 }

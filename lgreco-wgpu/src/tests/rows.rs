@@ -10,44 +10,21 @@ use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::gradient::{Dtype, Gradient, Shape};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::{Tensor, check_rows};
+use lgreco_core::testing::models::resnet_50;
 use lgreco_core::testing::powersgd::uniform;
 use wgpu::BufferUsages;
 
-/// What ResNet-50 learns, as matrices: 161 layers of 25,557,032 values.
-fn resnet50() -> Vec<(usize, usize)> {
-    let mut layers = vec![];
-    let mut convolution = |out: usize, fan_in: usize| layers.extend([(out, fan_in), (out, 1), (out, 1)]);
-    convolution(64, 3 * 49);
-    let mut channels = 64;
-    for (width, blocks) in [(64, 3), (128, 4), (256, 6), (512, 3)] {
-        for block in 0..blocks {
-            convolution(width, channels);
-            convolution(width, 9 * width);
-            convolution(4 * width, width);
-            if block == 0 {
-                convolution(4 * width, channels);
-            }
-            channels = 4 * width;
-        }
-    }
-    layers.extend([(1000, 2048), (1000, 1)]);
-    layers
-}
-
 #[test]
 fn a_model_takes_a_handful_of_dispatches() {
-    let shapes = resnet50();
-    let elements: usize = shapes.iter().map(|(rows, cols)| rows * cols).sum();
-    assert_eq!((shapes.len(), elements), (161, 25_557_032));
+    let shapes = resnet_50();
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
     let mut backend = WgpuBackend::with_device(device, queue).unwrap();
     let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC;
-    let of_layer = |&(rows, cols): &(usize, usize)| buffer(&backend, 4 * (rows * cols) as u64, usage);
+    let of_layer = |shape: &Shape| buffer(&backend, 4 * shape.elements() as u64, usage);
     let buffers: Vec<wgpu::Buffer> = shapes.iter().map(of_layer).collect();
-    let keeps: Vec<Vec<u32>> = shapes.iter().map(|(rows, cols)| keeps(rows * cols, 10)).collect();
+    let keeps: Vec<Vec<u32>> = shapes.iter().map(|shape| keeps(shape.elements(), 10)).collect();
     let mut dispatches = |candidates: Vec<Candidates<'_>>| {
-        let job = |((&(rows, cols), buffer), candidates)| {
-            let shape = Shape::new(rows, cols).unwrap();
+        let job = |((&shape, buffer), candidates)| {
             let gradient = BufferGradient { buffer, offset: 0, dtype: Dtype::F32, shape };
             BufferJob { gradient, candidates, stream: Stream::default() }
         };
@@ -67,6 +44,20 @@ fn a_model_takes_a_handful_of_dispatches() {
     let powersgd = Candidates::PowerSgd { iterations: 5, ranks: &[1, 2, 4, 8, 16, 32, 64] };
     let powersgd = dispatches(vec![powersgd; 161]);
     assert!(powersgd <= 60, "{powersgd}");
+}
+
+/// Several workgroups share the rows of a long `P`, and wait for each other three times per column.
+#[test]
+fn a_long_matrix_takes_dispatches_for_each_column() {
+    let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
+    let mut backend = WgpuBackend::with_device(device, queue).unwrap();
+    let shape = Shape::new(50_257, 256).unwrap();
+    let held = buffer(&backend, 4 * shape.elements() as u64, BufferUsages::STORAGE | BufferUsages::COPY_SRC);
+    let gradient = BufferGradient { buffer: &held, offset: 0, dtype: Dtype::F32, shape };
+    let candidates = Candidates::PowerSgd { iterations: 5, ranks: &[4] };
+    let job = BufferJob { gradient, candidates, stream: Stream::default() };
+    backend.measure_buffers(&[job], &mut [0.0]).unwrap();
+    assert_eq!(backend.gpu().dispatches, 100);
 }
 
 /// Numbers of values that are kept, in steps of a thousandth.
