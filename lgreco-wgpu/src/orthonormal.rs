@@ -1,43 +1,73 @@
-//! How `orthonormal.wgsl` is divided into workgroups and dispatches.
+//! Orthonormal columns: how `orthonormal.wgsl` is divided into chunks of rows, one per workgroup, and into dispatches.
 //!
-//! Gram–Schmidt is a list of steps that begin with the inner products of the step before. A workgroup that has all
-//! rows runs many steps per dispatch, up to 40,000 iterations of its loops; several workgroups take a dispatch per
-//! step. So there is one code path, and at most three dispatches per column.
+//! Gram–Schmidt is a list of steps, of which a workgroup runs many per dispatch, up to 40,000 iterations of its loops. A factor of
+//! many values has several chunks; their triangles are made orthonormal next, by one workgroup, and then a product brings the
+//! chunks together: TSQR (Demmel, Grigori, Hoemmen and Langou, "Communication-optimal parallel and sequential QR and LU
+//! factorizations", SIAM J. Sci. Comput. 2012, section 4.1) with a tree of two levels. So it is three dispatches whatever the
+//! length, until a rank is so high that the steps of a chunk are more than one dispatch may run.
 
+use crate::Error;
+use crate::batch::{Batch, Part, Task};
+use crate::memory::Scratch;
+use crate::powersgd::{Matrix, Params, Run, kernel};
 use std::ops::Range;
 
 /// Iterations of loops in a dispatch; drivers may end loops after 65,535.
 const MOST_ITERATIONS: usize = 40_000;
+/// Values of a factor that one workgroup makes orthonormal in little time.
+const LITTLE: usize = 1 << 17;
 
-/// Rows of a factor, in bands of `height`, that one workgroup makes orthonormal: all while there is little to do, else
-/// few.
-pub(crate) fn chunk_rows(rows: usize, height: usize, rank: usize, most_groups: usize) -> usize {
-    const LITTLE: usize = 1 << 17;
-    let rows = if rows * rank <= LITTLE { rows } else { 512.max(rows.div_ceil(most_groups.min(256))) };
-    rows.min(height)
-}
-
-/// A factor that is made orthonormal, and how many of its rows a workgroup has.
+/// A factor of `rank` columns that is made orthonormal, or the triangles of one, one below the other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tall {
-    pub(crate) rows: usize,
     pub(crate) rank: usize,
+    pub(crate) chunks: usize,
+    /// Rows of a chunk, but of the last in a band.
     pub(crate) chunk_rows: usize,
 }
 
-/// The steps of orthonormalisation that run in one dispatch each, of all factors together: one where several workgroups of a
-/// factor have to wait for each other, else as many as loops are allowed.
+impl Tall {
+    /// A factor in bands of `height`: of one chunk while there is little to do, or where triangles would not be much shorter; else
+    /// of chunks that have about as many rows as all triangles.
+    pub(crate) fn new(rows: usize, height: usize, rank: usize) -> Tall {
+        let height = rows.min(height).max(1);
+        let is_short = rows * rank <= LITTLE || rows <= 4 * rank;
+        let of_band = if is_short { 1 } else { height.div_ceil((rows * rank).isqrt()) };
+        let chunk_rows = height.div_ceil(of_band);
+        let chunks = rows / height * of_band + (rows % height).div_ceil(chunk_rows);
+        Tall { rank, chunks, chunk_rows }
+    }
+
+    /// The triangles, where there are several.
+    pub(crate) fn triangles(self) -> Option<Tall> {
+        (self.chunks > 1).then_some(Tall { rank: self.rank, chunks: 1, chunk_rows: self.chunks * self.rank })
+    }
+
+    /// Values in front of the triangles: what lies between the steps of each chunk.
+    pub(crate) fn states(self) -> usize {
+        self.chunks * (self.rank + 2)
+    }
+
+    /// Values beside the factor: those, and triangles.
+    pub(crate) fn inner(self) -> usize {
+        self.states() + self.triangles().map_or(0, |triangles| triangles.chunk_rows * self.rank)
+    }
+
+    fn steps(self) -> usize {
+        3 * self.rank + 1
+    }
+}
+
+/// The steps that run in one dispatch each, of all factors together: as many as loops are allowed.
 pub(crate) fn dispatches(factors: &[Tall]) -> Vec<Range<usize>> {
-    let takes = |factor: &&Tall, step: usize| step <= 3 * factor.rank;
-    let steps = factors.iter().map(|factor| 3 * factor.rank + 1).max().unwrap_or(0);
+    let steps = factors.iter().map(|factor| factor.steps()).max().unwrap_or(0);
     let mut dispatches: Vec<Range<usize>> = Vec::new();
     let mut left = 0;
     for step in 0..steps {
-        let having = || factors.iter().filter(|factor| takes(factor, step));
-        let waits = having().any(|factor| factor.chunk_rows < factor.rows);
-        let cost = having().map(|factor| iterations(factor.chunk_rows, 1, step / 3)).max().unwrap_or(0);
+        let having = factors.iter().filter(|factor| step < factor.steps());
+        let cost = having.map(|factor| iterations(factor.chunk_rows, step / 3)).max().unwrap_or(0);
         match dispatches.last_mut() {
-            Some(last) if !waits && cost <= left => last.end = step + 1,
+            Some(last) if cost <= left => last.end = step + 1,
             _ => {
                 dispatches.push(step..step + 1);
                 left = MOST_ITERATIONS;
@@ -48,9 +78,80 @@ pub(crate) fn dispatches(factors: &[Tall]) -> Vec<Range<usize>> {
     dispatches
 }
 
-/// Iterations of loops that one step for `column` takes at most, with `chunks` of rows.
-pub(crate) fn iterations(chunk_rows: usize, chunks: usize, column: usize) -> usize {
+/// Iterations of loops that one step for `column` takes at most.
+pub(crate) fn iterations(chunk_rows: usize, column: usize) -> usize {
     let rows = chunk_rows.div_ceil(256);
-    let gather = (column + 1).div_ceil(256) * (1 + chunks);
-    1 + gather + rows * (4 + column / 4) + (column + 1).div_ceil(4) * (1 + rows + 8)
+    let eights = (column + 1).div_ceil(8);
+    // A lane's part of the triangle's column, and of the state.
+    let kept = 4 + 8;
+    1 + kept + rows * (1 + column / 8 + 4) + eights * (1 + rows + 8)
+}
+
+/// A band of a factor, or triangles, as kernels see them.
+struct Piece {
+    tall: Tall,
+    rows: usize,
+    params: Params,
+    bindings: [(u32, Part); 2],
+}
+
+impl Run<'_> {
+    /// Makes the columns of all `P` orthonormal.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] when the triangles of a factor do not fit a binding.
+    pub(crate) fn orthonormalise(&self, batch: &mut Batch<'_>) -> Result<(), Error> {
+        let all: Vec<(&Matrix<'_>, Tall)> = self.matrices.iter().map(|matrix| (matrix, matrix.tall())).collect();
+        let values = |of: fn(&Matrix<'_>, Tall) -> usize| {
+            4 * all.iter().map(|&(matrix, tall)| of(matrix, tall)).max().unwrap_or(0) as u64
+        };
+        let inner = batch.scratch(Scratch::Inner, values(|matrix, tall| matrix.at.inner + tall.inner()))?;
+        // Products in chunks have been added up.
+        let state = batch.scratch(Scratch::Partial, values(|matrix, tall| matrix.at.partial + tall.rank + 2))?;
+        let (mut bands, mut triangles) = (Vec::new(), Vec::new());
+        for &(matrix, tall) in &all {
+            let base = Params { chunks: tall.chunks as u32, chunk_rows: tall.chunk_rows as u32, ..matrix.base };
+            let mut first_chunk = 0;
+            for band in matrix.p.bands() {
+                let params = Params {
+                    all_rows: band.rows as u32,
+                    product: band.at as u32,
+                    first_chunk: first_chunk as u32,
+                    ..base
+                };
+                let bindings = [(3, (&band.buffer).into()), (8, (&inner).into())];
+                bands.push(Piece { tall, rows: band.rows, params, bindings });
+                first_chunk += band.rows.div_ceil(tall.chunk_rows);
+            }
+            triangles.extend(tall.triangles().map(|tall_of| {
+                let rows = tall_of.chunk_rows;
+                let params = Params {
+                    all_rows: rows as u32,
+                    product: (matrix.at.inner + tall.states()) as u32,
+                    inner: matrix.at.partial as u32,
+                    chunks: 1,
+                    chunk_rows: rows as u32,
+                    ..base
+                };
+                Piece { tall: tall_of, rows, params, bindings: [(3, (&inner).into()), (8, (&state).into())] }
+            }));
+        }
+        take_steps(batch, &bands);
+        take_steps(batch, &triangles);
+        let long = bands.iter().filter(|band| band.tall.chunks > 1);
+        let tasks = long.map(|band| Task::new(band.params, &band.bindings, band.rows.div_ceil(256)));
+        batch.run(kernel("multiply_by_triangles"), tasks.collect());
+        Ok(())
+    }
+}
+
+/// Records all steps of the chunks of these pieces.
+fn take_steps(batch: &mut Batch<'_>, pieces: &[Piece]) {
+    for steps in dispatches(&pieces.iter().map(|piece| piece.tall).collect::<Vec<_>>()) {
+        let tasks = pieces.iter().filter(|piece| steps.start < piece.tall.steps()).map(|piece| {
+            let params = Params { first_step: steps.start as u32, last_step: steps.end as u32, ..piece.params };
+            Task::new(params, &piece.bindings, piece.rows.div_ceil(piece.tall.chunk_rows))
+        });
+        batch.run(kernel("orthonormalise"), tasks.collect());
+    }
 }

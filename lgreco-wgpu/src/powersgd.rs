@@ -6,7 +6,7 @@ use crate::factor::{Band, Factor, SIDE, height};
 use crate::kernels::{Kernel, Shader};
 use crate::magnitude;
 use crate::memory::Scratch;
-use crate::orthonormal::{self, Tall};
+use crate::orthonormal::Tall;
 use crate::params::params;
 use crate::rectangles::{Rectangle, rectangles};
 use crate::tensor::Tensor;
@@ -24,9 +24,10 @@ params! {
 
 /// Terms one workgroup adds up.
 const CHUNK: usize = 4096;
-/// Largest side and rank for which no loop becomes too long.
+/// Largest side, rank, and values of a `P`, for which no loop becomes too long.
 const LARGEST_SIDE: usize = 1 << 22;
 const LARGEST_RANK: usize = 1024;
+const LARGEST_P: usize = 1 << 31;
 
 pub(crate) const fn kernel(entry: &'static str) -> Kernel {
     Kernel { shader: Shader::PowerSgd, entry }
@@ -34,10 +35,11 @@ pub(crate) const fn kernel(entry: &'static str) -> Kernel {
 
 /// `Err` when a matrix or a rank is beyond what the kernels are made for.
 pub(crate) fn check(shape: Shape, rank: usize) -> Result<(), Error> {
-    if shape.rows().max(shape.cols()) <= LARGEST_SIDE && rank <= LARGEST_RANK {
+    let is_small = shape.rows().max(shape.cols()) <= LARGEST_SIDE && rank <= LARGEST_RANK;
+    if is_small && shape.rows() * rank <= LARGEST_P {
         return Ok(());
     }
-    Err(Error::Method("PowerSGD with a side above 4,194,304 or a rank above 1024"))
+    Err(Error::Method("PowerSGD with a side above 4,194,304, a rank above 1024, or a P of more than 2^31 values"))
 }
 
 /// A matrix, the rank that it is compressed to, and the number of its random bits.
@@ -58,22 +60,21 @@ pub(crate) struct Room {
     p: usize,
     q: usize,
     /// Of products in chunks.
-    partial: usize,
+    pub(crate) partial: usize,
     /// Of what orthonormalisation needs.
-    inner: usize,
+    pub(crate) inner: usize,
     columns: usize,
 }
 
 impl Compressed<'_> {
     /// What it takes when it is not cut.
-    pub(crate) fn room(&self, batch: &Batch<'_>) -> Room {
+    pub(crate) fn room(&self) -> Room {
         let (rows, cols, rank) = (self.shape.rows(), self.shape.cols(), self.rank);
-        let chunk_rows = orthonormal::chunk_rows(rows, rows, rank, batch.gpu.most_groups());
         Room {
             p: rows * rank,
             q: cols * rank,
             partial: rank * (cols.div_ceil(CHUNK) * rows).max(rows.div_ceil(CHUNK) * cols),
-            inner: inner_len(rows.div_ceil(chunk_rows), rank),
+            inner: Tall::new(rows, rows, rank).inner(),
             columns: rank,
         }
     }
@@ -82,10 +83,6 @@ impl Compressed<'_> {
     pub(crate) fn is_whole(&self, batch: &Batch<'_>) -> bool {
         self.shape.rows().max(self.shape.cols()) <= height(batch.gpu.window, self.rank)
     }
-}
-
-fn inner_len(chunks: usize, rank: usize) -> usize {
-    2 * chunks * rank + 2
 }
 
 impl Room {
@@ -109,12 +106,12 @@ impl Room {
 /// A matrix and the factors of its compression.
 pub(crate) struct Matrix<'t> {
     pub(crate) compressed: Compressed<'t>,
-    p: Factor,
+    pub(crate) p: Factor,
     q: Factor,
     /// Where what else belongs to it begins.
-    at: Room,
+    pub(crate) at: Room,
     /// What every kernel is told.
-    base: Params,
+    pub(crate) base: Params,
 }
 
 /// Which of the factors a product with the matrix is taken with, and which it makes.
@@ -125,6 +122,11 @@ enum Direction {
 }
 
 impl Matrix<'_> {
+    /// How `P` is made orthonormal.
+    pub(crate) fn tall(&self) -> Tall {
+        Tall::new(self.compressed.shape.rows(), self.p.height(), self.compressed.rank)
+    }
+
     pub(crate) fn rectangles(&self, batch: &Batch<'_>, most: [usize; 2]) -> Vec<Rectangle> {
         let cuts = [self.p.cuts(most[0]), self.q.cuts(most[1])];
         rectangles(batch, self.compressed.tensor, self.compressed.shape, cuts)
@@ -174,7 +176,7 @@ pub(crate) struct Run<'t> {
 impl<'t> Run<'t> {
     /// All matrices with their factors, of which those of one alone may lie in many bands.
     fn new(batch: &mut Batch<'_>, all: &[Compressed<'t>], results: &Buffer) -> Result<Run<'t>, Error> {
-        let room = all.iter().fold(Room::default(), |room, one| room.plus(one.room(batch)));
+        let room = all.iter().fold(Room::default(), |room, one| room.plus(one.room()));
         let together = match all {
             [_] => None,
             _ => Some((
@@ -210,7 +212,7 @@ impl<'t> Run<'t> {
                 ..Params::default()
             };
             matrices.push(Matrix { compressed, p, q, at, base });
-            at = at.plus(compressed.room(batch));
+            at = at.plus(compressed.room());
         }
         Ok(Run { matrices, results: results.clone(), room })
     }
@@ -309,53 +311,6 @@ impl<'t> Run<'t> {
                 }
             }
             batch.run(kernel("scale_columns"), tasks);
-        }
-        Ok(())
-    }
-
-    /// Makes the columns of all `P` orthonormal.
-    fn orthonormalise(&self, batch: &mut Batch<'_>) -> Result<(), Error> {
-        let tall = self.matrices.iter().map(|matrix| {
-            let (rows, rank) = (matrix.compressed.shape.rows(), matrix.compressed.rank);
-            let chunk_rows = orthonormal::chunk_rows(rows, matrix.p.height(), rank, batch.gpu.most_groups());
-            Tall { rows, rank, chunk_rows }
-        });
-        let tall: Vec<Tall> = tall.collect();
-        let chunks_of = |band: &Band, tall: &Tall| band.rows.div_ceil(tall.chunk_rows);
-        let chunks = |(matrix, tall): (&Matrix<'t>, &Tall)| {
-            matrix.p.bands().iter().map(|band| chunks_of(band, tall)).sum::<usize>()
-        };
-        let size = self
-            .matrices
-            .iter()
-            .zip(&tall)
-            .map(|(matrix, tall)| matrix.at.inner + inner_len(chunks((matrix, tall)), tall.rank));
-        let inner = batch.scratch(Scratch::Inner, 4 * size.max().unwrap_or(0) as u64)?;
-        for steps in orthonormal::dispatches(&tall) {
-            let mut tasks = Vec::new();
-            for (matrix, tall) in self.matrices.iter().zip(&tall) {
-                let last_step = steps.end.min(3 * tall.rank + 1);
-                if steps.start >= last_step {
-                    continue;
-                }
-                let mut first_chunk = 0;
-                for band in matrix.p.bands() {
-                    let params = Params {
-                        all_rows: band.rows as u32,
-                        product: band.at as u32,
-                        first_step: steps.start as u32,
-                        last_step: last_step as u32,
-                        chunks: chunks((matrix, tall)) as u32,
-                        first_chunk: first_chunk as u32,
-                        chunk_rows: tall.chunk_rows as u32,
-                        ..matrix.base
-                    };
-                    let bindings = [(3, (&band.buffer).into()), (8, (&inner).into())];
-                    tasks.push(Task::new(params, &bindings, chunks_of(band, tall)));
-                    first_chunk += chunks_of(band, tall);
-                }
-            }
-            batch.run(kernel("orthonormalise"), tasks);
         }
         Ok(())
     }

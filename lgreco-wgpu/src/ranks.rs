@@ -58,7 +58,7 @@ pub(crate) fn measure(
     let mut distinct: Vec<Distinct<'_>> = distinct.collect();
     distinct.sort_by_key(|row| row.compressed.iterations);
     let fits = |rows: &[Distinct<'_>]| {
-        let room = rows.iter().fold(Room::default(), |room, row| room.plus(row.compressed.room(batch)));
+        let room = rows.iter().fold(Room::default(), |room, row| room.plus(row.compressed.room()));
         let are_whole = rows.iter().all(|row| row.compressed.is_whole(batch));
         are_whole && room.fits(batch) && rows[0].compressed.iterations == rows[rows.len() - 1].compressed.iterations
     };

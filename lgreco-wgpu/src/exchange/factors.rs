@@ -10,6 +10,7 @@ use crate::params::params;
 use lgreco_train::exchange::Moment;
 use lgreco_train::gradient::Dtype;
 use lgreco_train::{CoreError, Error};
+use std::ops::Range;
 use wgpu::Buffer;
 
 params! {
@@ -43,10 +44,7 @@ impl BufferBucket {
         batch.write(&on.sums, 0, bytemuck::cast_slice(&self.host.sums.values[..self.plan.sums]));
         let job = job(moment, Direction::QToP);
         self.factors(batch, "scale_columns", job, Piece::Column, &[(3, &on.sums)]);
-        for steps in &self.plan.steps {
-            let job = Params { first_step: steps.start as u32, last_step: steps.end as u32, ..job };
-            self.factors(batch, "orthonormalise", job, Piece::Chunk, &[(3, &on.sums), (8, &on.inner)]);
-        }
+        self.orthonormalise(batch, job);
         let job = self::job(moment, Direction::PToQ);
         let bindings = [(1, &on.offered), (2, &on.sums), (4, &on.partial)];
         self.factors(batch, "multiply_chunk", job, Piece::Back, &bindings);
@@ -56,6 +54,22 @@ impl BufferBucket {
             let bindings = [(1, &on.offered), (2, &on.sums), (3, &on.factors), (10, &on.faults)];
             self.factors(batch, "take_off", job, Piece::Tile, &bindings);
         }
+    }
+
+    /// Records what makes the columns of all `P` orthonormal.
+    fn orthonormalise(&self, batch: &mut Batch<'_>, job: Params) {
+        let on = &self.device;
+        let of = |steps: &Range<usize>| Params { first_step: steps.start as u32, last_step: steps.end as u32, ..job };
+        let [chunks, triangles] = &self.plan.steps;
+        let long = [(3, &on.sums), (8, &on.inner)];
+        for steps in chunks {
+            self.factors(batch, "orthonormalise", of(steps), Piece::Chunk, &long);
+        }
+        for steps in triangles {
+            let bindings = [(3, &on.inner), (8, &on.partial)];
+            self.pieces(batch, "orthonormalise", of(steps), Piece::Triangles, (&on.triangles, &bindings));
+        }
+        self.factors(batch, "multiply_by_triangles", job, Piece::Rows, &long);
     }
 
     /// What is wrong with the sum of all ranks' `P`.
@@ -85,7 +99,7 @@ impl BufferBucket {
         self.means(batch, moment::Params::of(moment, &self.plan, self.feedback), Source::Factors);
     }
 
-    /// Records a dispatch that does all pieces of a kind.
+    /// Records a dispatch that does all pieces of a kind, of the layers.
     fn factors(
         &self,
         batch: &mut Batch<'_>,
@@ -94,9 +108,21 @@ impl BufferBucket {
         piece: Piece,
         bindings: &[(u32, &Buffer)],
     ) {
+        self.pieces(batch, entry, job, piece, (&self.device.matrices, bindings));
+    }
+
+    /// The same, of these matrices.
+    fn pieces(
+        &self,
+        batch: &mut Batch<'_>,
+        entry: &'static str,
+        job: Params,
+        piece: Piece,
+        (matrices, bindings): (&Buffer, &[(u32, &Buffer)]),
+    ) {
         let (first, count) = self.plan.table.range(piece);
         let job = Params { first: first as u32, count: count as u32, ..job };
-        let tables = [(5, &self.device.matrices), (6, &self.device.pieces)];
+        let tables = [(5, matrices), (6, &self.device.pieces)];
         let bindings: Vec<(u32, Part)> =
             tables.iter().chain(bindings).map(|&(binding, buffer)| (binding, buffer.into())).collect();
         let across = count.min(batch.gpu.most_groups());

@@ -17,8 +17,6 @@ params! {
 
 /// Terms of a product that one workgroup adds up.
 const CHUNK: usize = 1024;
-/// Workgroups that share the rows of a factor at most.
-const MOST_CHUNKS: usize = 256;
 
 /// What a workgroup works on.
 #[derive(Clone, Copy, Debug)]
@@ -34,16 +32,24 @@ pub(crate) enum Piece {
     BackSum,
     /// Rows of `P` that one workgroup makes orthonormal.
     Chunk,
+    /// Triangles of all chunks, where these are several.
+    Triangles,
+    /// Rows of such a `P`.
+    Rows,
     /// Of the factors' product.
     Tile,
 }
 
-const PIECES: usize = 7;
+const PIECES: usize = 9;
 
 /// The matrices of a bucket.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     pub(crate) matrices: Vec<Params>,
+    /// The triangles of those of them whose `P` has several chunks, as matrices.
+    pub(crate) triangles: Vec<Params>,
+    /// How each of `matrices` is made orthonormal.
+    tall: Vec<Tall>,
     /// Of each kind and workgroup the matrix, and the number of the piece of it.
     pieces: [Vec<[u32; 2]>; PIECES],
     /// Values of all `Q`.
@@ -72,12 +78,11 @@ impl Table {
             return Ok(());
         }
         let (rows, cols) = (shape.rows(), shape.cols());
-        let chunk_rows = orthonormal::chunk_rows(rows, rows, rank, MOST_CHUNKS);
-        let orthonormal_chunks = rows.div_ceil(chunk_rows);
+        let tall = Tall::new(rows, rows, rank);
         let [product, back] = [cols, rows].map(|terms| terms.div_ceil(CHUNK));
         let (tiles, panels) = ([rows, cols].map(|side| side.div_ceil(SIDE)), rank.div_ceil(SIDE));
-        let matrix = self.matrices.len() as u32;
-        self.matrices.push(Params {
+        let (matrix, of_triangles) = (self.matrices.len() as u32, self.triangles.len() as u32);
+        let params = Params {
             number,
             start: start as u32,
             p: p as u32,
@@ -87,25 +92,38 @@ impl Table {
             all_rows: rows as u32,
             all_cols: cols as u32,
             columns: rank as u32,
-            chunks: orthonormal_chunks as u32,
-            chunk_rows: chunk_rows as u32,
+            chunks: tall.chunks as u32,
+            chunk_rows: tall.chunk_rows as u32,
             layer: index,
             ..Params::default()
-        });
+        };
+        self.matrices.push(params);
+        let is_long = tall.triangles().is_some();
+        self.triangles.extend(tall.triangles().map(|triangles| Params {
+            p: (self.inner + tall.states()) as u32,
+            inner: params.partial,
+            all_rows: triangles.chunk_rows as u32,
+            chunks: 1,
+            chunk_rows: triangles.chunk_rows as u32,
+            ..params
+        }));
+        self.tall.push(tall);
         for (piece, count) in [
             (Piece::Column, rank),
             (Piece::Product, tiles[0] * panels * product),
             (Piece::Sum, (rows * rank).div_ceil(256)),
             (Piece::Back, tiles[1] * panels * back),
             (Piece::BackSum, (cols * rank).div_ceil(256)),
-            (Piece::Chunk, orthonormal_chunks),
+            (Piece::Chunk, tall.chunks),
+            (Piece::Rows, if is_long { rows.div_ceil(256) } else { 0 }),
             (Piece::Tile, tiles[0] * tiles[1]),
         ] {
             self.pieces[piece as usize].extend((0..count as u32).map(|own| [matrix, own]));
         }
+        self.pieces[Piece::Triangles as usize].extend(is_long.then_some([of_triangles, 0]));
         self.q += cols * rank;
         self.partial += rank * (product * rows).max(back * cols);
-        self.inner += 2 * orthonormal_chunks * rank + 2;
+        self.inner += tall.inner();
         Ok(())
     }
 
@@ -120,13 +138,9 @@ impl Table {
         (before, self.pieces[piece as usize].len())
     }
 
-    /// The steps that make all `P` orthonormal, by dispatch.
-    pub(crate) fn steps(&self) -> Vec<Range<usize>> {
-        let tall = |matrix: &Params| Tall {
-            rows: matrix.all_rows as usize,
-            rank: matrix.columns as usize,
-            chunk_rows: matrix.chunk_rows as usize,
-        };
-        orthonormal::dispatches(&self.matrices.iter().map(tall).collect::<Vec<_>>())
+    /// The steps that make all chunks of `P` orthonormal, and those for the triangles of several, by dispatch.
+    pub(crate) fn steps(&self) -> [Vec<Range<usize>>; 2] {
+        let triangles: Vec<Tall> = self.tall.iter().filter_map(|tall| tall.triangles()).collect();
+        [&self.tall, &triangles].map(|tall| orthonormal::dispatches(tall))
     }
 }

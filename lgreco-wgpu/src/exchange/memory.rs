@@ -43,8 +43,9 @@ pub(super) struct Memory {
     /// And, where values travel in few bits, of which magnitudes they are.
     pub(super) bins: Buffer,
     pub(super) faults: Buffer,
-    /// PowerSGD's layers, and of each workgroup what it works on.
+    /// PowerSGD's layers, triangles of their `P`, and of each workgroup what it works on.
     pub(super) matrices: Buffer,
+    pub(super) triangles: Buffer,
     pub(super) pieces: Buffer,
     /// The last step's mean `Q`, and this step's, which takes its place when the flight has ended. `P` is among the sums.
     pub(super) remembered: Buffer,
@@ -89,6 +90,7 @@ impl Memory {
             bins: room("a bucket's bins", BINS * plan.few.max(1) as u64)?,
             faults: room("a bucket's faults", Faults::bytes(plan, world))?,
             matrices: room("a bucket's layers", size_of_val(&table.matrices[..]) as u64)?,
+            triangles: room("a bucket's layers", size_of_val(&table.triangles[..]) as u64)?,
             pieces: room("a bucket's workgroups", size_of_val(&pieces[..]) as u64)?,
             remembered: room("a bucket's factors", words(table.q))?,
             factors: room("a bucket's factors", words(table.q))?,
@@ -104,6 +106,7 @@ impl Memory {
             batch.write(buffer, 0, bytemuck::cast_slice(of));
         }
         batch.write(&memory.matrices, 0, bytemuck::cast_slice(&table.matrices));
+        batch.write(&memory.triangles, 0, bytemuck::cast_slice(&table.triangles));
         batch.write(&memory.pieces, 0, bytemuck::cast_slice(&pieces));
         batch.clear(&memory.residual, memory.residual.size());
         batch.clear(&memory.remembered, memory.remembered.size());

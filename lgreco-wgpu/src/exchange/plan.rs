@@ -114,9 +114,9 @@ pub(crate) struct Plan {
     pub(crate) dense: usize,
     /// Values that are summed on the wire first: those, and PowerSGD's `P`.
     pub(crate) sums: usize,
-    /// PowerSGD's layers, and the steps in which each dispatch makes their `P` orthonormal.
+    /// PowerSGD's layers, and the steps in which each dispatch makes the chunks of their `P` orthonormal, and then triangles.
     pub(crate) table: Table,
-    pub(crate) steps: Vec<Range<usize>>,
+    pub(crate) steps: [Vec<Range<usize>>; 2],
     /// Words of an image.
     pub(crate) image: usize,
     /// Values that TopK keeps, and its layers in few bits.

@@ -8,7 +8,7 @@ struct Params {
     p: u32, // where its P begins among what is summed first
     q: u32, // and its Q among factors
     partial: u32, // and the chunks of its products
-    inner: u32, // and the inner products of its columns
+    inner: u32, // and what orthonormalisation keeps
     all_rows: u32,
     all_cols: u32,
     columns: u32,
@@ -212,7 +212,23 @@ fn orthonormalise(
     }
     let start = own * params.chunk_rows;
     let end = min(start + params.chunk_rows, params.all_rows);
-    take_steps(job.first_step, min(job.last_step, 3u * params.columns + 1u), own, start, end, lane);
+    take_steps(job.first_step, job.last_step, own, start, end, lane);
+}
+
+@compute @workgroup_size(256)
+fn multiply_by_triangles(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32
+) {
+    let piece = begin(group, groups);
+    if (piece == NONE) {
+        return;
+    }
+    let row = piece * 256u + lane;
+    if (row < params.all_rows) {
+        multiply_row(row / params.chunk_rows, row);
+    }
 }
 
 // An element of the factors' product.

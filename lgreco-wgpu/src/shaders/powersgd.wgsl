@@ -28,8 +28,8 @@ struct Params {
     columns: u32,
     first_step: u32, // of orthonormalisation
     last_step: u32, // the one after
-    chunks: u32,
-    first_chunk: u32, // of the band, when it is made orthonormal
+    chunks: u32, // of a product; of a factor's rows, when it is made orthonormal
+    first_chunk: u32, // of the band then
     chunk_rows: u32, // rows that one workgroup orthonormalises
     largest_only: u32, // whether only the largest magnitudes of a band's columns are found, and nothing is scaled
     largest: u32, // word of `results` with the largest magnitude of M
@@ -149,7 +149,7 @@ fn unscale(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     }
 }
 
-// Steps of a band's rows, in chunks.
+// Steps of a band's rows, or of triangles, in chunks.
 @compute @workgroup_size(256)
 fn orthonormalise(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {
@@ -158,4 +158,16 @@ fn orthonormalise(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32
     let start = group.x * params.chunk_rows;
     let end = min(start + params.chunk_rows, params.all_rows);
     take_steps(params.first_step, params.last_step, params.first_chunk + group.x, start, end, lane);
+}
+
+// The product of a band's rows and the triangles of their chunks, once these are orthonormal.
+@compute @workgroup_size(256)
+fn multiply_by_triangles(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin(dispatch)) {
+        return;
+    }
+    let row = group.x * 256u + lane;
+    if (row < params.all_rows) {
+        multiply_row(params.first_chunk + row / params.chunk_rows, row);
+    }
 }

@@ -112,7 +112,8 @@ fn what_is_wrong_with_a_job_comes_with_its_number() {
     let tensor = Tensor::new(&uniform(60, 1), 6, 10);
     let long = Tensor::new(&vec![1.0; (1 << 22) + 1], (1 << 22) + 1, 1);
     let low_rank = Candidates::PowerSgd { iterations: 1, ranks: &[1] };
-    let sides = Error::Method("PowerSGD with a side above 4,194,304 or a rank above 1024");
+    let sides =
+        Error::Method("PowerSGD with a side above 4,194,304, a rank above 1024, or a P of more than 2^31 values");
     for (wrong, expected) in
         [(job(&tensor, Candidates::LoCo { groups: &[8] }), Error::Method("LoCo")), (job(&long, low_rank), sides)]
     {
@@ -214,6 +215,7 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
         ("powersgd: tiles by columns, eight sums", tiles * (rank + rank / 16 + 8) + 100),
         ("topk read: ones of a word, a workgroup's words before it", 32 + 64),
         ("powersgd: columns of 2^22 rows, scaled", 2 * (1 << 22) / 256),
+        ("powersgd: a row times a triangle, by fours of columns", (1..=rank / 4).map(|fours| fours + 1 + 4).sum()),
         ("exchange: means of 32 values of QSGD's most ranks", 32 * MOST_RANKS as u64),
         ("exchange: grids of 32 buckets, 25 steps of division each", 32 * (1 + 25)),
         ("exchange: a share of a dispatch's workgroups twice", 2 * 65_535u64.div_ceil(256) + 256),
@@ -225,16 +227,20 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
         assert!(iterations < CUT - 10_000, "{what}: {iterations}");
     }
     let sides = (0..=22).flat_map(|log_rows| (0..=10).map(move |log_rank| (1usize << log_rows, 1 << log_rank)));
-    for (rows, rank) in sides.filter(|(rows, rank)| rank <= rows) {
-        for (window, groups) in [(2 << 20, 64), (2 << 20, 65_535), (128 << 20, 65_535), (1 << 32, 65_535)] {
-            let height = factor::height(window, rank).min(rows);
-            let chunk_rows = orthonormal::chunk_rows(rows, height, rank, groups);
-            let chunks = rows / height * height.div_ceil(chunk_rows) + (rows % height).div_ceil(chunk_rows);
-            for steps in orthonormal::dispatches(&[Tall { rows, rank, chunk_rows }]) {
-                let columns = steps.clone().map(|step| step / 3);
-                let iterations: usize = columns.map(|column| orthonormal::iterations(chunk_rows, chunks, column)).sum();
-                let what = format!("steps {steps:?} of {rows} x {rank} in bands of {height}");
-                assert!((iterations as u64) < CUT - 10_000, "{what}: {iterations}");
+    for (rows, rank) in sides.filter(|(rows, rank)| rank <= rows && rows * rank <= 1 << 31) {
+        for window in [2 << 20, 128 << 20, 1 << 32] {
+            let tall = Tall::new(rows, factor::height(window, rank), rank);
+            if 4 * tall.inner() as u64 > window {
+                continue; // An error.
+            }
+            for tall in [Some(tall), tall.triangles()].into_iter().flatten() {
+                for steps in orthonormal::dispatches(&[tall]) {
+                    let columns = steps.clone().map(|step| step / 3);
+                    let iterations: usize =
+                        columns.map(|column| orthonormal::iterations(tall.chunk_rows, column)).sum();
+                    let what = format!("steps {steps:?} of {tall:?}, {rows} rows, window {window}");
+                    assert!((iterations as u64) < CUT - 10_000, "{what}: {iterations}");
+                }
             }
         }
     }

@@ -156,7 +156,7 @@ fn nothing_is_taken_after_the_first_call() {
 }
 
 /// Steps of an exchange with itself. What each asks of the device: submissions, readbacks, dispatches and buffers.
-fn exchange(backend: &mut WgpuBackend, layers: &[BufferLayer<'_>]) -> [[usize; 4]; 3] {
+pub(super) fn exchange(backend: &mut WgpuBackend, layers: &[BufferLayer<'_>]) -> [[usize; 4]; 3] {
     let mut bucket = BufferBucket::new(backend, layers, true, 1).unwrap();
     [0, 1, 2].map(|step| {
         let asked = |backend: &mut WgpuBackend| {

@@ -10,6 +10,7 @@ mod factors;
 mod feedback;
 mod large;
 mod memory;
+mod orthonormal;
 mod poison;
 mod rows;
 mod shaders;

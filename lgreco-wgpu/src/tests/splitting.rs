@@ -1,9 +1,8 @@
 //! Tensors larger than a binding or a dispatch, at limits made small for it.
 
-use super::{ROWS, backend, backend_with, check_payload, cut, small};
+use super::{ROWS, backend_with, check_payload, cut, small};
+use crate::WgpuBackend;
 use crate::factor::SIDE;
-use crate::orthonormal::Tall;
-use crate::{WgpuBackend, orthonormal};
 use lgreco_core::backend::{Backend, Job, Portable};
 use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
@@ -159,23 +158,4 @@ fn check_bands(backend: &mut WgpuBackend, (rows, cols): (usize, usize), rank: u3
     let candidates = Candidates::PowerSgd { iterations, ranks: &[1, rank.div_ceil(2), rank] };
     check_rows(backend, &[Job { gradient, candidates, stream }], ROWS);
     super::check_low_rank(backend, PowerSgd { rank, iterations }, &gradient, stream);
-}
-
-#[test]
-fn columns_are_orthonormal_whoever_works_on_them() {
-    let Some(mut backend) = backend() else { return };
-    let stream = Stream { seed: 6, ..Stream::default() };
-    // One workgroup with one dispatch, one with several, and several workgroups with a dispatch per step.
-    for (rows, cols, rank, workgroups, dispatches) in
-        [(1000, 30, 5, 1, 1), (500, 130, 120, 1, 2), (33_000, 40, 4, 65, 13), (2030, 70, 65, 4, 196)]
-    {
-        let chunk_rows = orthonormal::chunk_rows(rows, rows, rank, 65_535);
-        assert_eq!(rows.div_ceil(chunk_rows), workgroups);
-        assert_eq!(orthonormal::dispatches(&[Tall { rows, rank, chunk_rows }]).len(), dispatches, "{rows} x {rank}");
-        let tensor = Tensor::new(&uniform(rows * cols, 7), rows, cols);
-        let gradient = tensor.gradients()[0];
-        let candidates = Candidates::PowerSgd { iterations: 2, ranks: &[1, 3, rank as u32] };
-        check_rows(&mut backend, &[Job { gradient, candidates, stream }], ROWS);
-        super::check_low_rank(&mut backend, PowerSgd { rank: rank as u32, iterations: 1 }, &gradient, stream);
-    }
 }

@@ -1,0 +1,163 @@
+//! Orthonormal columns of factors of all lengths, and how many dispatches they take.
+
+use super::buffers::buffer;
+use super::{ROWS, backend, check_low_rank, memory, small};
+use crate::kernels::Shader;
+use crate::orthonormal::{Tall, dispatches};
+use crate::{BufferGradient, BufferJob, BufferLayer, Error, WgpuBackend, powersgd};
+use lgreco_core::backend::{Backend, Job};
+use lgreco_core::compress::powersgd::PowerSgd;
+use lgreco_core::compress::{Candidates, Compressor, Setting};
+use lgreco_core::gradient::{Dtype, Gradient, Shape};
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::backend::{Tensor, check_rows};
+use lgreco_core::testing::powersgd::{check_orthonormal, factors, uniform};
+use wgpu::BufferUsages;
+
+const STREAM: Stream = Stream { seed: 6, step: 0, layer: 0, rank: 0 };
+
+#[test]
+fn columns_are_orthonormal_whoever_works_on_them() {
+    let Some(mut backend) = backend() else { return };
+    // One workgroup with one dispatch, one with several, and several workgroups, each with one dispatch or several.
+    for (rows, cols, rank, workgroups, taken) in [
+        (1000, 30, 5, 1, 1),
+        (500, 130, 120, 1, 2),
+        (33_000, 40, 4, 91, 1),
+        (2030, 70, 65, 6, 1),
+        (2030, 140, 130, 4, 2),
+    ] {
+        let tall = Tall::new(rows, rows, rank);
+        assert_eq!((tall.chunks, dispatches(&[tall]).len()), (workgroups, taken), "{rows} x {rank}");
+        let tensor = Tensor::new(&uniform(rows * cols, 7), rows, cols);
+        let gradient = tensor.gradients()[0];
+        let candidates = Candidates::PowerSgd { iterations: 2, ranks: &[1, 3, rank as u32] };
+        check_rows(&mut backend, &[Job { gradient, candidates, stream: STREAM }], ROWS);
+        check_low_rank(&mut backend, PowerSgd { rank: rank as u32, iterations: 1 }, &gradient, STREAM);
+        check_orthonormal(&p_of(&mut backend, &gradient, rank as u32), rank);
+    }
+}
+
+/// The columns of `P` that the device sends.
+fn p_of(backend: &mut WgpuBackend, gradient: &Gradient<'_>, rank: u32) -> Vec<Vec<f32>> {
+    let setting = Setting::PowerSgd(PowerSgd { rank, iterations: 1 });
+    let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
+    let mut payload = vec![0; setting.payload_len(shape, dtype).unwrap()];
+    let mut workspace = vec![0; setting.encode_workspace_len(shape, dtype)];
+    backend.encode(&setting, gradient, STREAM, &mut workspace, &mut payload).unwrap();
+    factors(&payload, shape).0
+}
+
+const LONG: usize = 33_000;
+const COLS: usize = 12;
+
+/// Long matrices whose columns depend on each other: everywhere, or in some chunks of rows alone; and the columns of `P` that do
+/// not, of eight.
+fn dependent() -> Vec<(&'static str, Vec<f32>, usize)> {
+    let noise = uniform(LONG * COLS, 8);
+    let matrix = |value: &dyn Fn(usize, usize) -> f32| -> Vec<f32> {
+        (0..LONG * COLS).map(|at| value(at / COLS, at % COLS)).collect()
+    };
+    let noise = |row: usize, col: usize| noise[row * COLS + col];
+    vec![
+        ("three columns four times", matrix(&|row, col| (1 << (col / 3)) as f32 * noise(row, col % 3)), 3),
+        ("zeros in most chunks", matrix(&|row, col| if row < 9000 { 0.0 } else { noise(row, col) }), 8),
+        ("one row", matrix(&|row, col| if row == 20_000 { noise(row, col) } else { 0.0 }), 1),
+        ("five rows, each in a chunk", matrix(&|row, col| if row % 7000 == 3 { noise(row, col) } else { 0.0 }), 5),
+        (
+            "each column in chunks of its own",
+            matrix(&|row, col| if row / 2800 == col { noise(row, col) } else { 0.0 }),
+            8,
+        ),
+        ("of rank 1 in all chunks but one", matrix(&|row, col| noise(if row < 32_000 { 5 } else { row }, col)), 8),
+        ("small in most chunks", matrix(&|row, col| if row < 3000 { 1.0 } else { 1e-13 } * noise(row, col)), 8),
+        ("smaller than f32's squares", matrix(&|row, col| if row < 3000 { 1.0 } else { 1e-21 } * noise(row, col)), 8),
+    ]
+}
+
+#[test]
+fn dependent_columns_of_long_factors_are_zeros() {
+    let Some(mut backend) = backend() else { return };
+    assert!(Tall::new(LONG, LONG, 8).chunks > 60);
+    for (what, values, independent) in dependent() {
+        let tensor = Tensor::new(&values, LONG, COLS);
+        let gradient = tensor.gradients()[0];
+        check_low_rank(&mut backend, PowerSgd { rank: 8, iterations: 1 }, &gradient, STREAM);
+        let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            check_orthonormal(&p_of(&mut backend, &gradient, 8), independent);
+        }));
+        assert!(found.is_ok(), "{what}");
+    }
+}
+
+#[test]
+fn faults_in_long_factors_are_found() {
+    if backend().is_none() {
+        return;
+    }
+    let tensor = Tensor::new(&uniform(LONG * COLS, 8), LONG, COLS);
+    let gradient = tensor.gradients()[0];
+    for (text, fault) in [
+        ("row < column);", "false);"),
+        ("inner[at] + coefficient", "coefficient"),
+        ("(column * params.chunks + chunk) * columns", "column * columns"),
+        ("= left * factor;", "= 1.0;"),
+        ("params.first_chunk + row / params.chunk_rows", "0u"),
+        ("last / 4u + 1u; fours > 0u;", "last / 4u; fours > 0u;"),
+        ("min(column + 1u, last)", "column"),
+        ("< min(to_step,", "< min(to_step - 1u,"),
+    ] {
+        let mut backend = backend().expect("the device there was before");
+        backend.gpu().kernels.edits.push((Shader::PowerSgd, text, fault));
+        // Columns of norm 1 that are orthogonal may still be others than they should.
+        let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            check_orthonormal(&p_of(&mut backend, &gradient, 6), 6);
+            check_low_rank(&mut backend, PowerSgd { rank: 6, iterations: 1 }, &gradient, STREAM);
+        }));
+        let message = *checked.expect_err(&format!("not found: {text}")).downcast::<String>().unwrap();
+        assert!(message.contains("columns") || message.contains("apart"), "{text}: {message}");
+    }
+}
+
+fn noop(limits: wgpu::Limits) -> WgpuBackend {
+    let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor { required_limits: limits, ..Default::default() });
+    WgpuBackend::with_device(device, queue).unwrap()
+}
+
+/// Rows of a language model's embedding and its exchange take as few dispatches as those of short layers.
+#[test]
+fn long_factors_take_few_dispatches() {
+    let mut backend = noop(wgpu::Limits::default());
+    let shape = Shape::new(50_257, 256).unwrap();
+    let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
+    let held = buffer(&backend, 4 * shape.elements() as u64, usage);
+    let gradient = BufferGradient { buffer: &held, offset: 0, dtype: Dtype::F32, shape };
+    for rank in [4, 64] {
+        assert!(Tall::new(shape.rows(), shape.rows(), rank as usize).chunks > 20);
+        let candidates = Candidates::PowerSgd { iterations: 5, ranks: &[rank] };
+        let before = backend.gpu().dispatches;
+        backend.measure_buffers(&[BufferJob { gradient, candidates, stream: STREAM }], &mut [0.0]).unwrap();
+        assert_eq!(backend.gpu().dispatches - before, 50, "rows of rank {rank}");
+        let setting = Setting::PowerSgd(PowerSgd { rank, iterations: 1 });
+        let steps = memory::exchange(&mut backend, &[BufferLayer { index: 0, setting, gradient }]);
+        // Twelve, and one that all methods share: residual and gradient, added.
+        assert_eq!(steps.map(|[_, _, dispatches, _]| dispatches), [13; 3], "exchange of rank {rank}");
+    }
+}
+
+#[test]
+fn what_is_too_long_is_an_error() {
+    let too_many = Shape::new(1 << 22, 1000).map(|shape| powersgd::check(shape, 1000));
+    let expected =
+        Error::Method("PowerSGD with a side above 4,194,304, a rank above 1024, or a P of more than 2^31 values");
+    assert_eq!(too_many, Ok(Err(expected)));
+    // Triangles of 1,000 columns take 4 MB each.
+    let mut backend = noop(small(wgpu::Limits::default()));
+    let shape = Shape::new(4100, 1000).unwrap();
+    let tensor = Tensor::new(&uniform(shape.elements(), 1), shape.rows(), shape.cols());
+    let candidates = Candidates::PowerSgd { iterations: 1, ranks: &[1000] };
+    let job = Job { gradient: tensor.gradients()[0], candidates, stream: STREAM };
+    let failed = backend.measure(&[job], &mut [], &mut [0.0]).unwrap_err();
+    assert_eq!(failed.job, Some(0));
+    assert!(matches!(backend.failure(), Some(Error::TooLarge { what: "a table", .. })), "{:?}", backend.failure());
+}
