@@ -3,8 +3,8 @@
 //! Gram–Schmidt is a list of steps, of which a workgroup runs many per dispatch, up to 40,000 iterations of its loops. A factor of
 //! many values has several chunks; their triangles are made orthonormal next, by one workgroup, and then a product brings the
 //! chunks together: TSQR (Demmel, Grigori, Hoemmen and Langou, "Communication-optimal parallel and sequential QR and LU
-//! factorizations", SIAM J. Sci. Comput. 2012, section 4.1) with a tree of two levels. So it is three dispatches whatever the
-//! length, until a rank is so high that the steps of a chunk are more than one dispatch may run.
+//! factorizations", SIAM J. Sci. Comput. 2012, section 4.1) with a tree of two levels. That is three dispatches, and more where rank
+//! and length are such that the steps of a chunk are more than one dispatch may run.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -34,7 +34,7 @@ impl Tall {
         let is_short = rows * rank <= LITTLE || rows <= 4 * rank;
         let of_band = if is_short { 1 } else { height.div_ceil((rows * rank).isqrt()) };
         let chunk_rows = height.div_ceil(of_band);
-        let chunks = rows / height * of_band + (rows % height).div_ceil(chunk_rows);
+        let chunks = rows / height * height.div_ceil(chunk_rows) + (rows % height).div_ceil(chunk_rows);
         Tall { rank, chunks, chunk_rows }
     }
 
@@ -65,7 +65,7 @@ pub(crate) fn dispatches(factors: &[Tall]) -> Vec<Range<usize>> {
     let mut left = 0;
     for step in 0..steps {
         let having = factors.iter().filter(|factor| step < factor.steps());
-        let cost = having.map(|factor| iterations(factor.chunk_rows, step / 3)).max().unwrap_or(0);
+        let cost = having.map(|factor| iterations(factor.chunk_rows, step)).max().unwrap_or(0);
         match dispatches.last_mut() {
             Some(last) if cost <= left => last.end = step + 1,
             _ => {
@@ -78,13 +78,15 @@ pub(crate) fn dispatches(factors: &[Tall]) -> Vec<Range<usize>> {
     dispatches
 }
 
-/// Iterations of loops that one step for `column` takes at most.
-pub(crate) fn iterations(chunk_rows: usize, column: usize) -> usize {
-    let rows = chunk_rows.div_ceil(256);
-    let eights = (column + 1).div_ceil(8);
-    // A lane's part of the triangle's column, and of the state.
+/// Iterations of loops that a step takes.
+pub(crate) fn iterations(chunk_rows: usize, step: usize) -> usize {
+    let (rows, column) = (chunk_rows.div_ceil(256), step / 3);
+    // A lane's part of the triangle's column, and of what lies between dispatches.
     let kept = 4 + 8;
-    1 + kept + rows * (1 + column / 8 + 4) + eights * (1 + rows + 8)
+    let subtracted = 1 + column / 8 + column % 8 / 4 + column % 4;
+    let of_row = if step.is_multiple_of(3) { 1 } else { subtracted };
+    let eights = (column + 1).div_ceil(8);
+    1 + kept + rows * of_row + eights * (1 + rows + 8)
 }
 
 /// A band of a factor, or triangles, as kernels see them.
@@ -102,12 +104,12 @@ impl Run<'_> {
     /// [`Error::TooLarge`] when the triangles of a factor do not fit a binding.
     pub(crate) fn orthonormalise(&self, batch: &mut Batch<'_>) -> Result<(), Error> {
         let all: Vec<(&Matrix<'_>, Tall)> = self.matrices.iter().map(|matrix| (matrix, matrix.tall())).collect();
-        let values = |of: fn(&Matrix<'_>, Tall) -> usize| {
-            4 * all.iter().map(|&(matrix, tall)| of(matrix, tall)).max().unwrap_or(0) as u64
-        };
-        let inner = batch.scratch(Scratch::Inner, values(|matrix, tall| matrix.at.inner + tall.inner()))?;
+        let inner = all.iter().map(|(matrix, tall)| matrix.at.inner + tall.inner()).max().unwrap_or(0);
+        let inner = batch.scratch(Scratch::Inner, 4 * inner as u64)?;
+        let long = all.iter().filter(|(_, tall)| tall.chunks > 1);
+        let state = long.map(|(matrix, tall)| matrix.at.partial + tall.rank + 2).max().unwrap_or(0);
         // Products in chunks have been added up.
-        let state = batch.scratch(Scratch::Partial, values(|matrix, tall| matrix.at.partial + tall.rank + 2))?;
+        let state = batch.scratch(Scratch::Partial, 4 * state as u64)?;
         let (mut bands, mut triangles) = (Vec::new(), Vec::new());
         for &(matrix, tall) in &all {
             let base = Params { chunks: tall.chunks as u32, chunk_rows: tall.chunk_rows as u32, ..matrix.base };
@@ -145,9 +147,18 @@ impl Run<'_> {
     }
 }
 
+/// Submits what has been recorded, before steps that are not the first: where they take several dispatches each may keep a
+/// workgroup busy for milliseconds, and has a submission of its own, for the watchdogs of desktops.
+pub(crate) fn submit_long(batch: &mut Batch<'_>, steps: &Range<usize>) {
+    if steps.start > 0 {
+        batch.submit();
+    }
+}
+
 /// Records all steps of the chunks of these pieces.
 fn take_steps(batch: &mut Batch<'_>, pieces: &[Piece]) {
     for steps in dispatches(&pieces.iter().map(|piece| piece.tall).collect::<Vec<_>>()) {
+        submit_long(batch, &steps);
         let tasks = pieces.iter().filter(|piece| steps.start < piece.tall.steps()).map(|piece| {
             let params = Params { first_step: steps.start as u32, last_step: steps.end as u32, ..piece.params };
             Task::new(params, &piece.bindings, piece.rows.div_ceil(piece.tall.chunk_rows))

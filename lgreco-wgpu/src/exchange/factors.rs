@@ -6,6 +6,7 @@ use super::moment;
 use super::plan::Source;
 use crate::batch::{Batch, Part};
 use crate::kernels::{Kernel, Shader};
+use crate::orthonormal;
 use crate::params::params;
 use lgreco_train::exchange::Moment;
 use lgreco_train::gradient::Dtype;
@@ -61,15 +62,17 @@ impl BufferBucket {
         let on = &self.device;
         let of = |steps: &Range<usize>| Params { first_step: steps.start as u32, last_step: steps.end as u32, ..job };
         let [chunks, triangles] = &self.plan.steps;
-        let long = [(3, &on.sums), (8, &on.inner)];
+        let of_p = [(3, &on.sums), (8, &on.inner)];
         for steps in chunks {
-            self.factors(batch, "orthonormalise", of(steps), Piece::Chunk, &long);
+            orthonormal::submit_long(batch, steps);
+            self.factors(batch, "orthonormalise", of(steps), Piece::Chunk, &of_p);
         }
         for steps in triangles {
+            orthonormal::submit_long(batch, steps);
             let bindings = [(3, &on.inner), (8, &on.partial)];
             self.pieces(batch, "orthonormalise", of(steps), Piece::Triangles, (&on.triangles, &bindings));
         }
-        self.factors(batch, "multiply_by_triangles", job, Piece::Rows, &long);
+        self.factors(batch, "multiply_by_triangles", job, Piece::Rows, &of_p);
     }
 
     /// What is wrong with the sum of all ranks' `P`.
@@ -111,7 +114,7 @@ impl BufferBucket {
         self.pieces(batch, entry, job, piece, (&self.device.matrices, bindings));
     }
 
-    /// The same, of these matrices.
+    /// Records a dispatch that does all pieces of a kind, of what `matrices` holds.
     fn pieces(
         &self,
         batch: &mut Batch<'_>,

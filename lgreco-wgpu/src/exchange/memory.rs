@@ -95,7 +95,7 @@ impl Memory {
             remembered: room("a bucket's factors", words(table.q))?,
             factors: room("a bucket's factors", words(table.q))?,
             partial: room("a bucket's products", words(table.partial))?,
-            inner: room("a bucket's inner products", words(table.inner))?,
+            inner: room("a bucket's triangles", words(table.inner))?,
         };
         batch.write(&memory.layers, 0, bytemuck::cast_slice(&params));
         for (buffer, of) in [

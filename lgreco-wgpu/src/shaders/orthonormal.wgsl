@@ -59,7 +59,8 @@ fn normalise(chunk: u32, column: u32, start: u32, end: u32, lane: u32) {
     for (var i = start + lane; i < end; i += 256u) {
         product[in_product(column * params.all_rows + i)] *= factor;
     }
-    if (params.chunks > 1u && lane == 0u) {
+    // The lane that has made it in the phases before.
+    if (params.chunks > 1u && lane == column % 256u) {
         inner[in_triangle(chunk, column, column)] = left * factor;
     }
 }
@@ -130,8 +131,8 @@ fn inner_products(column: u32, start: u32, end: u32, lane: u32) {
     }
 }
 
-// The steps from .. to of a chunk, as far as there are so many, which has the rows start .. end. All 256 lanes call it. Each lane has rows of its own, so that
-// lanes wait for each other only where they share `products`.
+// Takes the steps from .. to, or up to the last, of a chunk whose rows are start .. end. All 256 lanes call it. Each has rows of its
+// own, so that lanes wait for each other only where they share `products`.
 fn take_steps(from_step: u32, to_step: u32, chunk: u32, start: u32, end: u32, lane: u32) {
     restore_state(chunk, lane);
     for (var step = from_step; step < min(to_step, 3u * params.columns + 1u); step++) {

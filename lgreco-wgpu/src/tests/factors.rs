@@ -1,7 +1,9 @@
 //! Buckets with layers under PowerSGD, beyond what the suite of all spaces has.
 
 use super::exchange::{OnDevice, is_there, open, open_on};
-use super::{backend_with, small};
+use super::{backend, backend_with, small};
+use crate::exchange::matrices::Table;
+use crate::kernels::Shader;
 use lgreco_core::Error as CoreError;
 use lgreco_core::compress::{Setting, powersgd::PowerSgd};
 use lgreco_core::gradient::{Dtype, Element, F16, Shape};
@@ -15,14 +17,69 @@ fn member(index: u32, rank: u32, (rows, cols): (usize, usize), dtype: Dtype) -> 
     Member { index, setting, shape: Shape::new(rows, cols).unwrap(), dtype }
 }
 
-/// Factors that one workgroup makes orthonormal, with one dispatch or several, beside one that several share.
+/// Layers whose factors one workgroup makes orthonormal among some whose factors several share, with one dispatch or several.
+fn of_all_lengths() -> [Member; 4] {
+    let f32 = Dtype::F32;
+    [
+        member(0, 2, (40, 30), f32),
+        member(1, 8, (16_600, 11), f32),
+        member(2, 40, (300, 45), Dtype::Bf16),
+        member(3, 125, (1200, 126), f32),
+    ]
+}
+
 #[test]
 fn factors_of_all_lengths_are_made_orthonormal_together() {
     if is_there() {
-        let f32 = Dtype::F32;
-        let members =
-            [member(0, 8, (16_600, 11), f32), member(1, 2, (40, 30), f32), member(2, 40, (300, 45), Dtype::Bf16)];
-        check_space(&members, false, open);
+        check_space(&of_all_lengths(), false, open);
+    }
+}
+
+/// What lies between dispatches is of so little weight that no value shows when two layers share it.
+#[test]
+fn triangles_and_what_lies_between_their_steps_belong_to_a_layer_alone() {
+    let mut table = Table::default();
+    let shapes = [(40, 30, 2), (16_600, 11, 8), (300, 45, 40), (1200, 126, 125), (19_000, 9, 7)];
+    for (number, (rows, cols, rank)) in (0..).zip(shapes) {
+        table.add(Shape::new(rows, cols).unwrap(), rank, (number, number), (0, 0)).unwrap();
+    }
+    let (mut inner, mut partial) = (0, 0);
+    let mut of_triangles = table.triangles.iter();
+    for matrix in &table.matrices {
+        assert_eq!((matrix.inner, matrix.partial), (inner, partial));
+        inner += matrix.chunks * (matrix.columns + 2);
+        if matrix.chunks > 1 {
+            let triangles = of_triangles.next().unwrap();
+            assert_eq!((triangles.p, triangles.inner), (inner, partial));
+            assert_eq!((triangles.all_rows, triangles.columns), (matrix.chunks * matrix.columns, matrix.columns));
+            inner += triangles.all_rows * triangles.columns;
+        }
+        partial += matrix.columns * matrix.all_rows.max(matrix.all_rows.div_ceil(1024) * matrix.all_cols);
+    }
+    assert_eq!((inner as usize, partial as usize), (table.inner, table.partial));
+    assert_eq!((table.triangles.len(), of_triangles.next().is_none()), (3, true));
+}
+
+#[test]
+fn faults_in_long_factors_are_found() {
+    if !is_there() {
+        return;
+    }
+    for (text, fault) in [
+        ("multiply_row(row / params.chunk_rows, row)", "multiply_row(0u, row)"),
+        ("let row = piece * 256u + lane;", "let row = lane;"),
+        ("return params.inner + i;", "return i;"),
+    ] {
+        let found = std::panic::catch_unwind(|| {
+            check_space(&of_all_lengths(), false, |members, feedback, world| {
+                let mut backend = backend().expect("the device there was before");
+                backend.gpu().kernels.edits.push((Shader::ExchangeFactors, text, fault));
+                open_on(backend, members, feedback, world)
+            });
+        });
+        let message = found.expect_err(&format!("not found: {text}"));
+        let message = message.downcast_ref::<String>().cloned().unwrap_or_default();
+        assert!(message.contains("apart"), "{text}: {message}");
     }
 }
 
