@@ -15,8 +15,9 @@ use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::check_all;
 use lgreco_core::testing::models::resnet_50;
 use lgreco_core::testing::powersgd::uniform;
-use lgreco_cuda::testing::{Gpu, OPERATIONS, Prediction, ROWS_OF_MODEL, commands_of_rows};
+use lgreco_cuda::testing::{Gpu, OF_MODELS, OPERATIONS, Operation};
 use lgreco_cuda::{Call, CudaBackend, DeviceGradient, DeviceJob, ExchangeConfig, ExchangeProgram, devices};
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -94,8 +95,11 @@ struct Bench {
     bandwidth: f64,
     /// Whose predictions are set against the figures.
     gpu: Option<Gpu>,
-    /// Lines that took longer than predicted.
+    /// Lines that took longer than predicted, and those that do not reach what they were to reach.
     missed: Vec<String>,
+    below: Vec<String>,
+    /// The operations that have been measured, of one layer and of models.
+    measured: [BTreeSet<&'static str>; 2],
 }
 
 impl Bench {
@@ -123,8 +127,19 @@ impl Bench {
             Some(gpu) => println!("predictions are for {}, whose copy moves {:.1} GB/s", gpu.name, gpu.copy / 1e9),
             None => println!("there are no predictions for this device"),
         }
-        println!("{:<40} {:>9} {:>9} {:>9} {:>11}", "", "ms", "GB/s", "of copy", "one core, ms");
-        Ok(Bench { backend, shape, values, gradient, other, bandwidth, gpu, missed: Vec::new() })
+        println!("{:<44} {:>9} {:>9} {:>9} {:>11}", "", "ms", "GB/s", "of copy", "one core, ms");
+        Ok(Bench {
+            backend,
+            shape,
+            values,
+            gradient,
+            other,
+            bandwidth,
+            gpu,
+            missed: Vec::new(),
+            below: Vec::new(),
+            measured: Default::default(),
+        })
     }
 
     fn run(mut self) -> Outcome<()> {
@@ -134,27 +149,53 @@ impl Bench {
         self.rows("QSGD, 7 widths", Candidates::Qsgd { base: Qsgd::default(), bits: widths })?;
         self.rows("TopK, 100 densities", Candidates::TopK { values: Dtype::F32, keeps: &keeps })?;
         self.rows("PowerSGD, ranks 1 to 32", Candidates::PowerSgd { iterations: 5, ranks: &[1, 2, 4, 8, 16, 32] })?;
-        self.payloads("QSGD, 4 bits", Setting::Qsgd(Qsgd::default()))?;
-        self.payloads("TopK, 1 %", Setting::TopK(TopK { keep: elements / 100, values: Dtype::F32 }))?;
+        self.payloads("QSGD, 4 bits", qsgd(self.shape))?;
+        self.payloads("TopK, 1 %", top(self.shape))?;
         self.payloads("PowerSGD, rank 4", Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 }))?;
-        self.exchange()?;
+        let shape = [self.shape];
+        self.exchange("", "QSGD, 4 bits", qsgd, &shape)?;
+        self.exchange("", "TopK, 1 %", top, &shape)?;
         self.sums()?;
         self.models()?;
-        match &self.missed[..] {
-            [] => println!("\nno prediction was missed"),
-            missed => println!("\npredicted, and missed by more than a quarter: {}", missed.join("; ")),
+        for (operations, measured) in [OPERATIONS, OF_MODELS].into_iter().zip(&self.measured) {
+            let left = operations.iter().find(|of| !measured.contains(of.name));
+            if let Some(left) = left {
+                return Err(format!("{} has not been measured", left.name).into());
+            }
+        }
+        println!();
+        for (what, lines) in [
+            ("longer than predicted, by more than a quarter", &self.missed),
+            ("below what was to be reached", &self.below),
+        ] {
+            println!("{what}: {}", if lines.is_empty() { "none".into() } else { lines.join("; ") });
         }
         Ok(())
     }
 
-    /// What ends a line: the prediction, if there is one, and whether the time misses it.
-    fn against(&mut self, name: &str, here: f64, prediction: Option<Prediction>) -> String {
-        let Some(Prediction { seconds, .. }) = prediction else { return String::new() };
-        let misses = here > MISSED * seconds;
-        if misses {
-            self.missed.push(name.into());
+    /// What ends a line: the prediction, if there is one, and whether the time misses it, or what was to be reached. `of` is 0 for
+    /// operations on one layer, 1 for those on a model's.
+    fn against(&mut self, of: usize, (model, name): (&str, &str), shapes: &[Shape], here: f64) -> Outcome<String> {
+        let Some(operation) = [OPERATIONS, OF_MODELS][of].iter().find(|operation| operation.name == name) else {
+            return Ok(String::new());
+        };
+        self.measured[of].insert(operation.name);
+        let Operation { bytes, target, .. } = operation;
+        let values: usize = shapes.iter().map(|shape| shape.elements()).sum();
+        let of_copy = bytes * values as f64 / here / self.bandwidth;
+        let mut said = String::new();
+        if let Some(gpu) = self.gpu {
+            let predicted = operation.predict(&gpu, shapes, operation.commands(shapes)?).seconds;
+            said = format!("  predicted {:.3} ms", 1e3 * predicted);
+            if here > MISSED * predicted {
+                self.missed.push(format!("{model}{name}"));
+                said += ", misses";
+            }
         }
-        format!("  predicted {:.3} ms{}", 1e3 * seconds, if misses { ", misses" } else { "" })
+        if let Some(target) = target.filter(|&target| of_copy < target) {
+            self.below.push(format!("{model}{name} ({:.0} %, not {:.0} %)", 100.0 * of_copy, 100.0 * target));
+        }
+        Ok(said)
     }
 
     fn on_device(&self) -> Outcome<DeviceGradient> {
@@ -163,23 +204,23 @@ impl Bench {
     }
 
     /// One line, of a call that reads the gradient at least once.
-    fn line(&mut self, name: &str, here: f64, cpu: f64) {
-        self.line_of(name, 4 * self.values.len(), here, cpu);
+    fn line(&mut self, name: &str, here: f64, cpu: f64) -> Outcome<()> {
+        self.line_of(name, 4 * self.values.len(), here, cpu)
     }
 
     /// One line, of a call that has to read and write so many bytes.
-    fn line_of(&mut self, name: &str, bytes: usize, here: f64, cpu: f64) {
-        let operation = OPERATIONS.iter().find(|operation| operation.name == name);
-        let prediction = self.gpu.zip(operation).map(|(gpu, of)| of.predict(&gpu, self.values.len() as f64, None));
-        let against = self.against(name, here, prediction);
+    fn line_of(&mut self, name: &str, bytes: usize, here: f64, cpu: f64) -> Outcome<()> {
+        let shape = [self.shape];
+        let against = self.against(0, ("", name), &shape, here)?;
         let read = bytes as f64 / here;
         println!(
-            "{name:<40} {:>9.3} {:>9.1} {:>7.0} % {:>11.0}{against}",
+            "{name:<44} {:>9.3} {:>9.1} {:>7.0} % {:>11.0}{against}",
             1e3 * here,
             read / 1e9,
             100.0 * read / self.bandwidth,
             1e3 * cpu
         );
+        Ok(())
     }
 
     fn rows(&mut self, name: &str, candidates: Candidates<'_>) -> Outcome<()> {
@@ -188,8 +229,7 @@ impl Bench {
         let mut rows = vec![f64::NAN; CALLS * candidates.len()];
         let here = seconds(|| Ok(self.backend.measure_device(&jobs, &mut rows)?))?;
         let cpu = self.check_rows(name, self.shape, candidates, &rows)?;
-        self.line(&format!("row of {name}"), here, cpu);
-        Ok(())
+        self.line(&format!("row of {name}"), here, cpu)
     }
 
     /// Asserts that rows of the first values are the CPU's, whose seconds are returned.
@@ -240,7 +280,7 @@ impl Bench {
             }
             _ => assert!(found == expected, "{name}: the payload"),
         }
-        self.line(&format!("encode {name}"), here, cpu);
+        self.line(&format!("encode {name}"), here, cpu)?;
 
         let here = seconds(|| {
             for _ in 0..CALLS {
@@ -256,44 +296,49 @@ impl Bench {
         // SAFETY: as many values.
         unsafe { result::memcpy_dtoh_sync(&mut decoded, self.other) }?;
         assert!(decoded == values, "{name}: the values");
-        self.line(&format!("decode {name}"), here, cpu);
+        self.line(&format!("decode {name}"), here, cpu)?;
         // SAFETY: allocated above, and used no more.
         Ok(unsafe { sys::cuMemFree_v2(payload) }.result()?)
     }
 
-    /// A step of an exchange of [`RANKS`] ranks, which all send what this one does.
-    fn exchange(&mut self) -> Outcome<()> {
-        let (shape, setting) = (self.shape, Setting::Qsgd(Qsgd::default()));
+    /// Steps of an exchange of [`RANKS`] ranks, which all send what this one does: of one layer, or of a model's.
+    fn exchange(&mut self, model: &str, name: &str, setting: fn(Shape) -> Setting, shapes: &[Shape]) -> Outcome<()> {
         let config = ExchangeConfig { world: RANKS as u32, ..ExchangeConfig::default() };
-        let program = ExchangeProgram::new(&[(shape, setting)], config)?;
-        let (message, values) = (program.message_bytes(), self.values.len());
+        let layers: Vec<(Shape, Setting)> = shapes.iter().map(|&shape| (shape, setting(shape))).collect();
+        let program = ExchangeProgram::new(&layers, config)?;
+        let message = program.message_bytes();
         let (table, residuals) = (memory(program.memory_bytes() as usize)?, memory(program.residual_bytes() as usize)?);
         let messages = memory(RANKS * message)?;
         // SAFETY: as large as the program says, and used here alone.
         let exchange = unsafe { self.backend.begin_exchange(program, table, residuals) }?;
         let encode = seconds(|| {
             for _ in 0..CALLS {
-                // SAFETY: the gradient and room for a message. Before a step has ended, residuals stay zeros.
+                // SAFETY: the gradients and room for a message. Before a step has ended, residuals stay zeros.
                 unsafe { self.backend.encode_exchange(&exchange, self.gradient, messages) }?;
             }
             Ok(self.backend.synchronise()?)
         })?;
-        let len = setting.payload_len(shape, Dtype::F32)?;
+        // Of the first layer.
+        let &(shape, setting) = layers.first().ok_or("no layer")?;
+        let (values, len) = (shape.elements(), setting.payload_len(shape, Dtype::F32)?);
         let (mut expected, mut found) = (vec![0; len], vec![0u8; len]);
-        let host = Gradient::new(Values::F32(&self.values), shape)?;
+        let host = Gradient::new(Values::F32(&self.values[..values]), shape)?;
+        let mut workspace = vec![0; setting.encode_workspace_len(shape, Dtype::F32)];
         let start = Instant::now();
-        setting.encode(&host, Stream::default(), &mut [], &mut expected)?;
+        setting.encode(&host, Stream::default(), &mut workspace, &mut expected)?;
         let cpu = start.elapsed().as_secs_f64();
         // SAFETY: the payload is that long, behind the message's 16 bytes.
         unsafe { result::memcpy_dtoh_sync(&mut found, messages + 16) }?;
-        assert!(found == expected, "the exchange's payload");
-        // Gradient and residual read, residual and payload written.
-        self.line_of("exchange: feedback and QSGD, 4 bits", 12 * values + len, encode, cpu);
+        assert!(found == expected, "{model}{name}: the exchange's payload");
+        // Gradients and residuals read, residuals and payloads written.
+        let total: usize = shapes.iter().map(|shape| shape.elements()).sum();
+        let line = format!("exchange: feedback and {name}");
+        self.line_of_exchange(model, &line, shapes, (12 * total + message, encode, cpu))?;
 
         // Every step ends with others' messages of its own number.
         let mut finish = f64::INFINITY;
         for step in 0..6 {
-            // SAFETY: the gradient and room for all messages.
+            // SAFETY: the gradients and room for all messages.
             unsafe {
                 self.backend.encode_exchange(&exchange, self.gradient, messages)?;
                 for rank in 1..RANKS as u64 {
@@ -320,12 +365,30 @@ impl Bench {
         lgreco_core::compress::decode(&payload, &mut decoded)?;
         let cpu = RANKS as f64 * start.elapsed().as_secs_f64();
         let mean = |&x: &f32| (1..RANKS).fold(x, |sum, _| sum + x) / RANKS as f32;
-        assert!(means.iter().zip(&decoded).all(|(found, x)| *found == mean(x)), "the exchange's means");
-        self.line_of(&format!("exchange: means of {RANKS} ranks"), 4 * values + RANKS * len, finish, cpu);
+        assert!(means.iter().zip(&decoded).all(|(found, x)| *found == mean(x)), "{model}{name}: the exchange's means");
+        let line = format!("exchange: means of {RANKS} ranks, {name}");
+        self.line_of_exchange(model, &line, shapes, (4 * total + RANKS * message, finish, cpu))?;
         for address in [table, residuals, messages] {
             // SAFETY: allocated above, and used no more.
             unsafe { sys::cuMemFree_v2(address) }.result()?;
         }
+        Ok(())
+    }
+
+    /// A line of an exchange, of a model if that has a name.
+    fn line_of_exchange(
+        &mut self,
+        model: &str,
+        name: &str,
+        shapes: &[Shape],
+        (bytes, here, cpu): (usize, f64, f64),
+    ) -> Outcome<()> {
+        if model.is_empty() {
+            return self.line_of(name, bytes, here, cpu);
+        }
+        let against = self.against(1, (model, name), shapes, here)?;
+        let of_copy = 100.0 * bytes as f64 / here / self.bandwidth;
+        println!("{name}: {:.3} ms, {of_copy:.0} % of copy{against}", 1e3 * here);
         Ok(())
     }
 
@@ -378,7 +441,7 @@ impl Bench {
         powersgd::take_off(shape, rank, &own_p, &own_q, &mut expected)?;
         powersgd::reconstruct(shape, rank, &own_p, &own_q, &mut expected)?;
         // Gradient and residual, their sum written and read twice, the residual and the mean written.
-        self.line_of("exchange: PowerSGD, rank 4, a whole step", 28 * values, here, start.elapsed().as_secs_f64());
+        self.line_of("exchange: PowerSGD, rank 4, a whole step", 28 * values, here, start.elapsed().as_secs_f64())?;
         for address in [table, residuals, sums, factors] {
             // SAFETY: allocated above, and used no more.
             unsafe { sys::cuMemFree_v2(address) }.result()?;
@@ -438,11 +501,7 @@ impl Bench {
                 self.check_rows(name, shape, jobs[layer].candidates, row)?;
             }
             let workspace = self.backend.workspace_bytes(&jobs, &[Call::Measure])? >> 20;
-            let prediction = match self.gpu.filter(|_| name == "QSGD") {
-                Some(gpu) => Some(ROWS_OF_MODEL.predict(&gpu, total as f64, Some(commands_of_rows(shapes)?))),
-                None => None,
-            };
-            let against = self.against(&format!("{name} rows of {model}"), here, prediction);
+            let against = self.against(1, (&format!("{model}: "), &format!("rows of {name}")), shapes, here)?;
             let of_copy = 100.0 * 4.0 * total as f64 / here / self.bandwidth;
             println!(
                 "{name}: table of {} × {options}: {:.3} ms, {of_copy:.0} % of copy, workspace {workspace} MiB{against}",
@@ -451,8 +510,27 @@ impl Bench {
             );
         }
         // SAFETY: allocated above, and used no more.
-        Ok(unsafe { sys::cuMemFree_v2(memory_of_all) }.result()?)
+        unsafe { sys::cuMemFree_v2(memory_of_all) }.result()?;
+        let fits = total <= self.values.len();
+        // The gradients are the first values, one layer behind the other.
+        for (name, setting) in [("QSGD, 4 bits", qsgd as fn(Shape) -> Setting), ("TopK, 1 %", top)] {
+            if fits {
+                self.exchange(&format!("{model}: "), name, setting, shapes)?;
+            } else {
+                println!("exchange of {name}: left out, it has more than {} values", self.values.len());
+            }
+        }
+        Ok(())
     }
+}
+
+fn qsgd(_: Shape) -> Setting {
+    Setting::Qsgd(Qsgd::default())
+}
+
+/// One in a hundred.
+fn top(shape: Shape) -> Setting {
+    Setting::TopK(TopK { keep: (shape.elements() as u32 / 100).max(1), values: Dtype::F32 })
 }
 
 /// The layers that have as many values at most.

@@ -44,7 +44,7 @@ pub(crate) fn checked_len(setting: &Setting, input: &Input<'_>, room: usize) -> 
     Ok(len)
 }
 
-/// Enqueued: a payload's body at its place in `payload`, and its status.
+/// Enqueued: a payload's body at its place in `payload`, and its status, zeros before.
 pub(crate) fn enqueue(
     gpu: &mut Gpu,
     setting: &Setting,
@@ -53,7 +53,6 @@ pub(crate) fn enqueue(
     payload: Part,
     status: Part,
 ) -> Result<(), Error> {
-    gpu.clear(status)?;
     if input.shape().elements() == 0 {
         // There may be means of nothing.
         return gpu.clear(payload.from(HEADER_LEN as u64));
@@ -76,7 +75,7 @@ pub(crate) fn enqueue(
 }
 
 /// Enqueued: decodes a payload that [`enqueue`] wrote, with any header, of a gradient of this shape. Returns what
-/// `status` must be afterwards, which [`check_decoded`] compares; `None` when any bytes do.
+/// `status`, zeros before, must be afterwards, which [`check_decoded`] compares; `None` when any bytes do.
 pub(crate) fn enqueue_decoding(
     gpu: &mut Gpu,
     setting: &Setting,
@@ -119,7 +118,7 @@ fn limit(setting: &Setting) -> u32 {
     }
 }
 
-/// Enqueued: [`enqueue`], and what is at fault, if anything is, to the second half of `status`, of [`TOLD`] bytes.
+/// Enqueued: [`enqueue`] with the header, and what is at fault, if anything is, to the second half of `status`, of [`TOLD`] bytes.
 pub(crate) fn enqueue_told(
     gpu: &mut Gpu,
     setting: &Setting,
@@ -128,12 +127,15 @@ pub(crate) fn enqueue_told(
     payload: Part,
     status: Part,
 ) -> Result<(), Error> {
+    let mut bytes = [0; HEADER_LEN];
+    header(setting, input)?.write(&mut bytes)?;
+    let header = [0, 1, 2, 3].map(|word| u32::from_le_bytes(bytes.as_chunks::<4>().0[word]));
     enqueue(gpu, setting, input, stream, payload, status)?;
     if input.shape().elements() == 0 {
-        return Ok(());
+        return gpu.write_words(&header, payload);
     }
     let tensor = input.tensor(gpu)?;
-    magnitude::fault(gpu, &tensor, limit(setting), status, status.from(STATUS))
+    magnitude::end_payload(gpu, &tensor, limit(setting), [status, status.from(STATUS)], (header, payload))
 }
 
 /// What a status of [`TOLD`] bytes says of a gradient that may have gone.
@@ -168,6 +170,7 @@ pub(crate) fn encode(
     let header = header(setting, input)?;
     let part = gpu.scratch(Scratch::Payload, len as u64)?;
     let status = gpu.scratch(Scratch::Results, STATUS)?;
+    gpu.clear(status)?;
     enqueue(gpu, setting, input, stream, part, status)?;
     let status = gpu.read::<u32>(status)?;
     check(gpu, setting, input, &status)?;
@@ -182,6 +185,7 @@ pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target:
     let Some(setting) = setting_of(payload)? else { return Ok(false) };
     let bytes = gpu.upload(Scratch::Payload, bytes)?;
     let status = gpu.scratch(Scratch::Results, STATUS)?;
+    gpu.clear(status)?;
     let target = Tensor::of_part(target);
     let good = match enqueue_decoding(gpu, &setting, payload.header.shape, bytes, &target, status)? {
         Some(expected) => gpu.read::<u32>(status)? == expected,

@@ -6,12 +6,11 @@
 
 use crate::Error;
 use crate::backend::CudaBackend;
-use crate::codec::{TOLD, check_decoded, check_told, checked_len, enqueue_decoding, enqueue_told, header};
+use crate::codec::{TOLD, check_decoded, check_told, checked_len, enqueue_decoding, enqueue_told};
 use crate::error::{DeviceJobError, of_job};
 use crate::gpu::Scratch;
 use crate::pending::Enqueued;
 use crate::tensor::{DeviceGradient, Input, Tensor, checked};
-use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
@@ -63,12 +62,8 @@ impl CudaBackend {
         let input = Input::Device(*gradient);
         let len = checked_len(setting, &input, usize::MAX)?;
         let payload = checked(address, len as u64, 4)?;
-        let mut bytes = [0; HEADER_LEN];
-        header(setting, &input)?.write(&mut bytes)?;
-        let words = bytes.as_chunks::<4>().0.iter().map(|&word| u32::from_le_bytes(word));
         let (gpu, pending) = self.gpu_and_pending();
         let status = pending.status(gpu)?;
-        gpu.write_words(&words.collect::<Vec<u32>>(), payload)?;
         enqueue_told(gpu, setting, &input, stream, payload, status)?;
         pending.calls.push(Enqueued::Encoding(*setting));
         Ok(len)
@@ -103,7 +98,7 @@ impl CudaBackend {
         };
         // If that fails, the calls are still to be checked.
         let words = gpu.read::<u32>(statuses.cut(0, TOLD * pending.calls.len() as u64))?;
-        let calls = std::mem::take(&mut pending.calls);
+        let calls = pending.clear(gpu)?;
         for (job, (call, status)) in calls.iter().zip(words.as_chunks::<4>().0).enumerate() {
             let outcome = match call {
                 Enqueued::Encoding(setting) => check_told(setting, *status),

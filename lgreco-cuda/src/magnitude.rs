@@ -17,15 +17,20 @@ pub(crate) struct Params {
     dtype: u32,
     count: u32,
     least: u32,
+    header_0: u32,
+    header_1: u32,
+    header_2: u32,
+    header_3: u32,
 }
 
 #[cfg(test)]
 impl Params {
-    pub(crate) const FIELDS: &[&'static str] = &["dtype", "count", "least"];
+    pub(crate) const FIELDS: &[&'static str] =
+        &["dtype", "count", "least", "header_0", "header_1", "header_2", "header_3"];
 }
 
 fn launch(gpu: &mut Gpu, tensor: &Tensor, entry: &'static str, least: u32, result: Part) -> Result<(), Error> {
-    let params = Params { dtype: tensor.dtype as u32, count: tensor.elements, least };
+    let params = Params { dtype: tensor.dtype as u32, count: tensor.elements, least, ..Params::default() };
     let blocks = looping_blocks(u64::from(tensor.elements).div_ceil(4));
     gpu.launch(Kernel { module: Module::Magnitude, entry }, params, &[tensor.part, result], blocks)
 }
@@ -35,15 +40,23 @@ pub(crate) fn largest(gpu: &mut Gpu, tensor: &Tensor, result: Part) -> Result<()
     launch(gpu, tensor, "largest", 0, result)
 }
 
-/// Enqueued: where the first word of `status`, the largest magnitude, is not below `least`, the eight bytes of `fault`, zeros
-/// before, become what [`told`] reads.
-pub(crate) fn fault(gpu: &mut Gpu, tensor: &Tensor, least: u32, status: Part, fault: Part) -> Result<(), Error> {
-    let params = Params { dtype: tensor.dtype as u32, count: tensor.elements, least };
-    let blocks = looping_blocks(u64::from(tensor.elements));
-    gpu.launch(Kernel { module: Module::Magnitude, entry: "fault" }, params, &[tensor.part, status, fault], blocks)
+/// Enqueued: the header of `payload`; and where the first word of `status`, the largest magnitude, is not below `least`, the eight
+/// bytes of `fault`, zeros before, become what [`told`] reads.
+pub(crate) fn end_payload(
+    gpu: &mut Gpu,
+    tensor: &Tensor,
+    least: u32,
+    [status, fault]: [Part; 2],
+    ([header_0, header_1, header_2, header_3], payload): ([u32; 4], Part),
+) -> Result<(), Error> {
+    let (dtype, count) = (tensor.dtype as u32, tensor.elements);
+    let params = Params { dtype, count, least, header_0, header_1, header_2, header_3 };
+    let (kernel, parts) =
+        (Kernel { module: Module::Magnitude, entry: "end_payload" }, [tensor.part, status, fault, payload]);
+    gpu.launch(kernel, params, &parts, looping_blocks(u64::from(tensor.elements)))
 }
 
-/// The position and the value that [`fault`] has found.
+/// The position and the value that [`end_payload`] has found.
 pub(crate) fn told([low, high]: [u32; 2]) -> (usize, f32) {
     (!high as usize, f32::from_bits(low))
 }

@@ -20,7 +20,10 @@ pub(crate) enum Enqueued {
 #[derive(Default)]
 pub(crate) struct Pending {
     pub(crate) calls: Vec<Enqueued>,
+    /// Zeros but for the first `given`.
     pub(crate) statuses: Option<Part>,
+    /// How many have been given to calls since the last check, those included that failed and are none of `calls`.
+    given: usize,
 }
 
 impl Pending {
@@ -32,13 +35,32 @@ impl Pending {
         Err(Error::Memory { what: "for what is known of enqueued calls is full: they need a check" })
     }
 
-    /// Where the next call's status will be.
+    /// Where the next call's status will be, of zeros.
     pub(crate) fn status(&mut self, gpu: &mut Gpu) -> Result<Part, Error> {
         self.has_room()?;
         let statuses = match self.statuses {
             Some(statuses) => statuses,
-            None => *self.statuses.insert(gpu.scratch(Scratch::Statuses, TOLD * MOST as u64)?),
+            None => {
+                let statuses = gpu.scratch(Scratch::Statuses, TOLD * MOST as u64)?;
+                gpu.clear(statuses)?;
+                *self.statuses.insert(statuses)
+            }
         };
-        Ok(statuses.cut(TOLD * self.calls.len() as u64, TOLD))
+        let status = statuses.cut(TOLD * self.calls.len() as u64, TOLD);
+        if self.calls.len() < self.given {
+            // A call that failed may have written there.
+            gpu.clear(status)?;
+        }
+        self.given = self.calls.len() + 1;
+        Ok(status)
+    }
+
+    /// Enqueued: all statuses are zeros again. The calls that had them.
+    pub(crate) fn clear(&mut self, gpu: &mut Gpu) -> Result<Vec<Enqueued>, Error> {
+        if let Some(statuses) = self.statuses {
+            gpu.clear(statuses.cut(0, TOLD * self.given as u64))?;
+        }
+        self.given = 0;
+        Ok(std::mem::take(&mut self.calls))
     }
 }

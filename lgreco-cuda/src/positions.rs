@@ -71,8 +71,8 @@ fn params(Keep { top, bits }: Keep, elements: u32, layout: Layout) -> Params {
     }
 }
 
-/// Enqueued: decodes a payload whose header has been checked into `target`. Afterwards `status` must be what is returned: else no
-/// encoder wrote the payload.
+/// Enqueued: decodes a payload whose header has been checked into `target`. Afterwards `status`, zeros before, must be what is
+/// returned: else no encoder wrote the payload.
 pub(crate) fn decode(
     gpu: &mut Gpu,
     keep: Keep,
@@ -85,7 +85,6 @@ pub(crate) fn decode(
     let body = Body::of(payload, keep, layout);
     let of_ones = layout.high_bytes.div_ceil(ONES);
     let params = Params { records: of_ones as u32, ..params(keep, target.elements, layout) };
-    gpu.clear(status)?;
     gpu.clear(target.part)?;
     let positions = gpu.scratch(Scratch::Positions, 4 * u64::from(top.keep))?;
     if layout.coding != Coding::All {

@@ -393,8 +393,8 @@ fn of_one(shape: Shape, rank: u32) -> Params {
     Params { rows, cols, rank, tiles: tiles(shape) as u32, ..Params::default() }
 }
 
-/// Enqueued: decodes a payload whose header has been checked into `target`. Afterwards the two words of `status` must be 0:
-/// else a factor or the product is not finite.
+/// Enqueued: decodes a payload whose header has been checked into `target`. Afterwards the two words of `status`, zeros before, must
+/// be 0 still: else a factor or the product is not finite.
 pub(crate) fn decode(
     gpu: &mut Gpu,
     rank: u32,
@@ -406,7 +406,6 @@ pub(crate) fn decode(
     let params = of_one(shape, rank);
     let body = payload.from(HEADER_LEN as u64);
     let factors = [body, body.from(4 * u64::from(rank) * u64::from(params.rows))];
-    gpu.clear(status)?;
     gpu.launch(kernel("reconstruct"), params, &[factors[0], factors[1], target, status], params.tiles.into())
 }
 

@@ -50,64 +50,79 @@ pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Res
     // Jobs before one that cannot be measured may fail first.
     let refused = jobs.iter().enumerate().find_map(|(index, job)| Some((index, check(job).err()?)));
     let measured = &jobs[..refused.as_ref().map_or(jobs.len(), |&(index, _)| index)];
-    let words = enqueue(gpu, measured)?;
-    let (mut rest, mut words) = (&mut rows[..], &words[..]);
-    for (index, job) in measured.iter().enumerate() {
+    let (words, places) = enqueue(gpu, measured)?;
+    let mut rest = &mut rows[..];
+    for (index, (job, place)) in measured.iter().zip(places).enumerate() {
         let (row, next) = rest.split_at_mut(job.candidates.len());
-        let (own, others) = words.split_at(result_words(job));
-        take_row(gpu, job, own, row).map_err(of_job(index))?;
-        (rest, words) = (next, others);
+        take_row(gpu, job, &words[place..][..result_words(job)], row).map_err(of_job(index))?;
+        rest = next;
     }
     refused.map_or(Ok(()), |(index, error)| Err(of_job(index)(error)))
 }
 
-/// Done: runs all jobs and returns the words of their results.
-fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u64>, DeviceJobError> {
+/// Done: runs all jobs and returns the words of their results, and of each job where its own begin.
+fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(Vec<u64>, Vec<usize>), DeviceJobError> {
     let total: u64 = jobs.iter().map(|job| result_words(job) as u64).sum();
     let results = gpu.scratch(Scratch::Results, 8 * total)?;
     gpu.clear(results)?;
     let mut last: Option<(Input<'_>, Tensor)> = None;
-    let (mut index, mut first) = (0, 0);
-    while let Some(job) = jobs.get(index) {
+    let (mut places, mut first) = (vec![0; jobs.len()], 0);
+    for group in groups(jobs) {
+        let index = group[0];
+        let alike: Vec<Work<'_>> = group.iter().map(|&index| jobs[index]).collect();
         let tensor = match last.take() {
-            Some((input, tensor)) if input.is(&job.gradient) => tensor,
-            _ => job.gradient.tensor(gpu).map_err(of_job(index))?,
+            Some((input, tensor)) if input.is(&alike[0].gradient) => tensor,
+            _ => alike[0].gradient.tensor(gpu).map_err(of_job(index))?,
         };
-        let alike = &jobs[index..][..alike(&jobs[index..])];
         let mut tensors = vec![tensor];
-        for (other, job) in alike.iter().enumerate().skip(1) {
-            tensors.push(job.gradient.tensor(gpu).map_err(of_job(index + other))?);
+        for (job, &index) in alike.iter().zip(&group).skip(1) {
+            tensors.push(job.gradient.tensor(gpu).map_err(of_job(index))?);
         }
-        let bytes = alike.iter().map(|job| 8 * result_words(job) as u64).sum();
-        row(gpu, alike, &tensors, results.cut(first, bytes)).map_err(of_job(index))?;
-        last = Some((job.gradient, tensor)).filter(|_| alike.len() == 1);
-        (index, first) = (index + alike.len(), first + bytes);
+        let begin = first;
+        for (job, &index) in alike.iter().zip(&group) {
+            places[index] = first;
+            first += result_words(job);
+        }
+        let results = results.cut(8 * begin as u64, 8 * (first - begin) as u64);
+        row(gpu, &alike, &tensors, results).map_err(of_job(index))?;
+        last = Some((alike[0].gradient, tensor)).filter(|_| alike.len() == 1);
     }
-    if total == 0 { Ok(Vec::new()) } else { Ok(gpu.read(results)?) }
+    Ok((if total == 0 { Vec::new() } else { gpu.read(results)? }, places))
 }
 
-/// How many jobs from the first on can share launches: all in device memory, under QSGD or PowerSGD with the same candidates (and
-/// seed), or under TopK with values sent in the same type, which rounds all of them or none.
-fn alike(jobs: &[Work<'_>]) -> usize {
-    let first = &jobs[0];
-    let is_alike = |job: &&Work<'_>| {
-        let same = match (first.candidates, job.candidates) {
-            (Candidates::Qsgd { base, bits }, Candidates::Qsgd { base: b, bits: w }) => b == base && w == bits,
-            (Candidates::PowerSgd { iterations, ranks }, Candidates::PowerSgd { iterations: i, ranks: r }) => {
-                i == iterations && r == ranks && job.stream.seed == first.stream.seed
-            }
-            (one, other) => match (sent_by(&one), sent_by(&other)) {
-                (Some(sent), Some(as_well)) => {
-                    let rounds = |job: &Work<'_>| topk::rounds(job.gradient.dtype(), sent);
-                    sent == as_well && rounds(first) == rounds(job)
-                }
-                _ => false,
-            },
-        };
-        let some = job.gradient.shape().elements() > 0 && !job.candidates.is_empty();
-        same && some && matches!(job.gradient, Input::Device(_))
+/// The jobs that share launches, by their numbers, whatever lies between them.
+fn groups(jobs: &[Work<'_>]) -> Vec<Vec<usize>> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for (index, job) in jobs.iter().enumerate() {
+        match groups.iter_mut().find(|group| are_alike(&jobs[group[0]], job)) {
+            Some(group) => group.push(index),
+            None => groups.push(vec![index]),
+        }
+    }
+    groups
+}
+
+/// Whether two jobs can share launches: both in device memory, under QSGD or PowerSGD with the same candidates (and seed), or under
+/// TopK with values sent in the same type, which rounds both of them or none.
+fn are_alike(one: &Work<'_>, other: &Work<'_>) -> bool {
+    let some = |job: &Work<'_>| {
+        let is_device = matches!(job.gradient, Input::Device(_));
+        is_device && job.gradient.shape().elements() > 0 && !job.candidates.is_empty()
     };
-    jobs.iter().take_while(is_alike).count().max(1)
+    let same = match (one.candidates, other.candidates) {
+        (Candidates::Qsgd { base, bits }, Candidates::Qsgd { base: b, bits: w }) => b == base && w == bits,
+        (Candidates::PowerSgd { iterations, ranks }, Candidates::PowerSgd { iterations: i, ranks: r }) => {
+            i == iterations && r == ranks && other.stream.seed == one.stream.seed
+        }
+        (as_one, as_other) => match (sent_by(&as_one), sent_by(&as_other)) {
+            (Some(sent), Some(as_well)) => {
+                let rounds = |job: &Work<'_>| topk::rounds(job.gradient.dtype(), sent);
+                sent == as_well && rounds(one) == rounds(other)
+            }
+            _ => false,
+        },
+    };
+    same && some(one) && some(other)
 }
 
 /// The type of values whose row is TopK's.

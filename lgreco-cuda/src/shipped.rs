@@ -25,15 +25,20 @@ pub(crate) const TOGETHER: [&[Architecture]; 4] = [
 /// Compute capabilities of systems on a chip, which do not run the machine code of the graphics cards of their kind.
 const ON_A_CHIP: [u32; 4] = [72, 87, 101, 110];
 
-/// The least major version of the driver that takes it.
-const DRIVER: u32 = 12;
+/// The least driver that takes machine code: of a later minor version than its own, too.
+const DRIVER: (u32, u32) = (12, 0);
+/// And the version of the PTX, with the least driver that reads it.
+#[cfg(test)]
+const PTX_VERSION: &str = ".version 8.8";
+const PTX_DRIVER: (u32, u32) = (12, 9);
 
 /// What there is for a device of compute capability `device`, under a driver of CUDA's version `driver`.
 pub(crate) fn architecture(driver: (u32, u32), device: u32) -> Option<Architecture> {
     let runs = |number: &u32| number / 10 == device / 10 && *number <= device && !ON_A_CHIP.contains(&device);
-    let sass = SASS.into_iter().filter(runs).max().map(Architecture::Sass);
-    let found = sass.or((device > PTX).then_some(Architecture::Ptx(PTX)))?;
-    (driver.0 >= DRIVER).then_some(found)
+    match SASS.into_iter().filter(runs).max() {
+        Some(number) => (driver >= DRIVER).then_some(Architecture::Sass(number)),
+        None => (driver >= PTX_DRIVER && device > PTX).then_some(Architecture::Ptx(PTX)),
+    }
 }
 
 /// What the code of a module is called; the hash is of all that it is made of, so that code of other sources is not found.
@@ -96,7 +101,7 @@ mod tests {
 
     #[test]
     fn devices_get_code_that_they_run() {
-        let of = |device| architecture((12, 4), device).map(Architecture::name);
+        let of = |device| architecture((12, 9), device).map(Architecture::name);
         for (device, expected) in [
             (61, None),
             (70, Some("sm_70")),
@@ -114,7 +119,8 @@ mod tests {
         ] {
             assert_eq!(of(device).as_deref(), expected, "{device}");
         }
-        assert_eq!(architecture((11, 8), 80), None);
+        assert_eq!((architecture((11, 8), 80), architecture((12, 8), 87)), (None, None));
+        assert_eq!(architecture((12, 0), 89), Some(Architecture::Sass(80)));
     }
 
     #[test]
@@ -131,6 +137,7 @@ mod tests {
                     Architecture::Ptx(number) => {
                         let text = String::from_utf8(code).unwrap();
                         assert!(text.contains(&format!(".target sm_{number}")) && text.ends_with('\0'));
+                        assert!(text.contains(PTX_VERSION), "for which drivers is it?");
                     }
                 }
             }

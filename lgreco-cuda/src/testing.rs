@@ -2,7 +2,7 @@
 
 use crate::CudaBackend;
 #[cfg(feature = "train")]
-pub use crate::roofline::{Gpu, OPERATIONS, Operation, Prediction, ROWS_OF_MODEL, commands_of_rows, report};
+pub use crate::roofline::{Gpu, OF_MODELS, OPERATIONS, Operation, Prediction, report};
 use crate::simt::{Flavour, Simt};
 
 /// A backend whose kernels g++ compiles, once, for the processor.

@@ -58,7 +58,11 @@ struct Remember {
 
     __device__ void take(u64 i, float offered, const Grid& grid, u32 code) const {
         float sent = decoded(p, code, grid.low, grid.high, step_of(p));
-        float stays = program.keep * before[i] + program.gain * (offered - sent);
+        float stays = program.gain * (offered - sent);
+        // Times 0, what was remembered is a zero of the sign that the sum has already.
+        if (program.keep != 0.0f) {
+            stays = program.keep * before[i] + stays;
+        }
         after[i] = stays;
         if (!is_finite(stays)) {
             note(fault, REST_LEFT_F32, layer, start + i);

@@ -4,6 +4,10 @@ struct Params {
     u32 dtype;
     u32 count;
     u32 least;
+    u32 header_0;
+    u32 header_1;
+    u32 header_2;
+    u32 header_3;
 };
 
 // result[0] becomes at least the bits of the largest magnitude.
@@ -34,10 +38,16 @@ extern "C" __global__ void position(Params p, const void* values, u32* result) {
     }
 }
 
-// Where status[0], the largest magnitude, is not below `least`, `fault` becomes at least the complement of the position, in its
-// high half, and the bits of the first value that is not finite or, if all are, that is neither below `least` nor below
-// status[1].
-extern "C" __global__ void fault(Params p, const void* values, const u32* status, u64* fault) {
+// Writes a payload's header. Where status[0], the largest magnitude, is not below `least`, `fault` becomes at least the complement
+// of the position, in its high half, and the bits of the first value that is not finite or, if all are, that is neither below
+// `least` nor below status[1].
+extern "C" __global__ void end_payload(Params p, const void* values, const u32* status, u64* fault, u32* payload) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        payload[0] = p.header_0;
+        payload[1] = p.header_1;
+        payload[2] = p.header_2;
+        payload[3] = p.header_3;
+    }
     u32 largest = status[0];
     if (largest < p.least) {
         return;

@@ -27,7 +27,8 @@ pub(super) struct Counts {
     pub(super) special: f64,
     pub(super) double: f64,
     pub(super) shared: f64,
-    /// Of device memory, as if every thread did what one of them may have to.
+    /// That threads ask device memory for, as if every one did what one of them may have to: also of tables that all of a block read,
+    /// which come out of caches.
     pub(super) bytes: f64,
     /// Values of one turn of the first loop.
     pub(super) turn: f64,
@@ -125,7 +126,8 @@ pub(super) fn counts(hot: &Hot, code: &[Instruction], facts: Facts, architecture
             return Err(format!("{entry}: no {anchor} on the costliest way"));
         }
         all.instructions += on_way().count() as f64 / values;
-        all.bytes += on_way().map(|instruction| f64::from(instruction.global_bytes())).sum::<f64>() / values;
+        let executed = on_way().filter(|instruction| !instruction.is_passed_by(hot.cold));
+        all.bytes += executed.map(|instruction| f64::from(instruction.global_bytes())).sum::<f64>() / values;
         if all.turn == 0.0 {
             all.turn = values;
         }

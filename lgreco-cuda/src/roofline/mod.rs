@@ -16,17 +16,24 @@
 //! * turns of loops × the latency of memory / threads that are resident (Little's law, with a turn's loads under way at once);
 //!
 //! and an operation takes the sum of its passes and `COMMAND` for each command that it enqueues: launches, copies, memory
-//! filled. Launches over what TopK has gathered, 1.5 % of the values, count by their bytes alone. What the model leaves out: bank conflicts, atomics that meet, caches (every byte is read from memory), the last wave
+//! filled, as a device counts them that does nothing (`calls`). Launches over what TopK has gathered, 1.5 % of the values, count by their bytes alone. What the model leaves out: bank conflicts, atomics that meet, caches (every byte is read from memory), the last wave
 //! of blocks, and that nothing overlaps perfectly. It has not been compared with any GPU yet.
 
 mod bounds;
+// The backend's calls take addresses.
+#[allow(unsafe_code)]
+mod calls;
 mod cubin;
 mod disassembler;
+mod gpus;
 mod hot;
 mod occupancy;
 mod operations;
+mod report;
 mod sass;
 #[cfg(test)]
 mod tests;
 
-pub use operations::{Gpu, OPERATIONS, Operation, Prediction, ROWS_OF_MODEL, commands_of_rows, report};
+pub use gpus::Gpu;
+pub use operations::{OF_MODELS, OPERATIONS, Operation, Prediction};
+pub use report::report;

@@ -26,6 +26,8 @@ pub(crate) struct Instruction {
     pub(crate) opcode: String,
     /// Whether it is executed in any case, so that nothing comes after a branch that is taken.
     always: bool,
+    /// Whether some threads go by without executing it.
+    is_guarded: bool,
     target: Option<usize>,
 }
 
@@ -63,6 +65,11 @@ impl Instruction {
     /// Bytes of device memory that a thread reads or writes.
     pub(crate) fn global_bytes(&self) -> u32 {
         if matches!(self.stem(), "LDG" | "STG") { width(&self.opcode) } else { 0 }
+    }
+
+    /// Whether it is on a way without being executed there: of a kind that is cold, and only for threads that its predicate names.
+    pub(crate) fn is_passed_by(&self, cold: &[&str]) -> bool {
+        self.is_guarded && cold.contains(&self.kind().as_str())
     }
 
     /// What executes it, and how often as long as its simplest instructions take.
@@ -121,7 +128,7 @@ fn instruction(line: &str, labels: &BTreeMap<&str, usize>) -> Instruction {
         .and_then(|label| labels.get(label).copied());
     // A branch with a predicate among its operands is taken by some.
     let always = predicate.is_empty() && (operands.starts_with('`') || operands.is_empty());
-    Instruction { opcode: opcode.into(), always, target }
+    Instruction { opcode: opcode.into(), always, is_guarded: !predicate.is_empty(), target }
 }
 
 /// Of two ways through code, the greater is followed: that with more of the instructions that tell the loop, then that with

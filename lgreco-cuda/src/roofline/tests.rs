@@ -1,10 +1,14 @@
 use super::bounds::{Counts, bound, counts, measured, of_cubins, written};
 use super::cubin::Facts;
+use super::gpus::Gpu;
 use super::hot::{HOT, Hot};
 use super::occupancy;
-use super::operations::{Gpu, OPERATIONS};
+use super::operations::{OF_MODELS, OPERATIONS, Operation};
 use super::sass::{Code, kernels};
+use crate::gpu::MOST;
 use crate::kernels::Module;
+use lgreco_core::gradient::Shape;
+use lgreco_core::testing::models::resnet_50;
 
 /// A loop over two values a turn, in which values that are not finite take a way of their own, and an inner loop.
 const LOOP: &str = "
@@ -46,6 +50,10 @@ fn the_costliest_way_round_a_loop_is_counted() {
     assert_eq!((found.instructions, found.fma, found.product, found.shared), (4.0, 0.5, 1.0, 0.5));
     assert_eq!((found.bytes, found.turn, found.once), (4.0, 2.0, 4.0));
     assert_eq!(of_sample(LOOP, &sample(&[], &[("LDG8", 2.0)])).unwrap().instructions, 4.5);
+    // What a predicate lets threads go by is no access of theirs, if it is cold; elsewhere it is.
+    let guarded = LOOP.replace("              @P1 BRA `(.L_x_2)", "              @P1 STG.E [R8.64], R2");
+    let bytes = |cold| of_sample(&guarded, &sample(cold, &[("LDG8", 2.0)])).unwrap().bytes;
+    assert_eq!((bytes(&["RED", "STG4"]), bytes(&["RED"])), (4.0, 6.0));
     // The inner loop apart: three turns of it for every two values.
     let found = of_sample(LOOP, &sample(&["RED"], &[("LDG8", 2.0), ("SHFL", 2.0 / 3.0)])).unwrap();
     assert_eq!((found.instructions, found.shared), (3.0 + 3.0, 1.5));
@@ -133,23 +141,42 @@ fn machine_code_stays_within_its_bounds() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// What the targets are made of; `bounds.txt` alone decides, so this needs no tool.
+/// Blocks as many as outside of tests, so that as many layers share launches.
+fn commands(of: &Operation, shapes: &[Shape]) -> f64 {
+    let before = MOST.replace(2048);
+    let commands = of.commands(shapes).unwrap();
+    MOST.set(before);
+    commands
+}
+
+/// What the targets are made of; `bounds.txt` and a device that counts decide, so this needs no tool.
 #[test]
 fn predictions_reach_their_floors() {
-    let of_copy =
-        |gpu: &Gpu| OPERATIONS.iter().map(|of| (of, of.predict(gpu, (1u64 << 26) as f64, None))).collect::<Vec<_>>();
-    let below = of_copy(&Gpu::ALL[0]).into_iter().filter(|(of, found)| found.of_copy < of.floor);
-    let below: Vec<String> =
-        below.map(|(of, found)| format!("{}: {:.3}, not {}", of.name, found.of_copy, of.floor)).collect();
-    assert!(below.is_empty(), "{below:?}");
-    let (shapes, of_model) = (lgreco_core::testing::models::resnet_50(), &super::ROWS_OF_MODEL);
-    let values: usize = shapes.iter().map(|shape| shape.elements()).sum();
-    // Tests have fewer blocks, and so more commands, than the four that the example counts.
-    let found = of_model.predict(&Gpu::ALL[0], values as f64, None);
-    assert!(found.of_copy >= of_model.floor, "{found:?}");
-    // Nothing is faster than memory.
-    for gpu in &Gpu::ALL {
-        assert!(of_copy(gpu).iter().all(|(_, found)| found.of_copy > 0.0 && found.of_copy <= 1.0));
+    let (large, model) = ([Shape::new(1 << 14, 1 << 12).unwrap()], resnet_50());
+    let mut wrong = Vec::new();
+    for (operations, shapes) in [(OPERATIONS, &large[..]), (OF_MODELS, &model)] {
+        for of in operations {
+            let commands = commands(of, shapes);
+            for (gpu, floor) in Gpu::ALL.iter().zip(of.floors) {
+                let found = of.predict(gpu, shapes, commands).of_copy;
+                // Nothing is faster than memory.
+                if found < floor || found > 1.0 {
+                    wrong.push(format!("{}, {}: {found:.3} in {commands} commands, not {floor}", gpu.name, of.name));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn devices_of_like_names_have_no_predictions() {
+    let named = |device| Gpu::named(device).map(|gpu| gpu.name);
+    assert_eq!(named("NVIDIA H200"), Some("H200"));
+    assert_eq!(named("NVIDIA H100 80GB HBM3"), Some("H100"));
+    assert_eq!(named("NVIDIA GeForce RTX 4090"), Some("RTX 4090"));
+    for other in ["NVIDIA GH200 480GB", "NVIDIA H100 PCIe", "NVIDIA GeForce RTX 4090 Laptop GPU", ""] {
+        assert_eq!(named(other), None, "{other}");
     }
 }
 
@@ -159,6 +186,6 @@ fn every_kernel_of_the_table_is_there_once() {
         assert!(super::super::simt::entries(&hot.module.source()).contains(&hot.entry), "{}", hot.name());
         assert!(HOT[..index].iter().all(|other| other.name() != hot.name()));
     }
-    let shapes = lgreco_core::testing::models::resnet_50();
+    let shapes = resnet_50();
     assert_eq!((shapes.len(), shapes.iter().map(|shape| shape.elements()).sum::<usize>()), (161, 25_557_032));
 }

@@ -286,7 +286,8 @@ fn compiled_kernels_need_no_compiler() {
         ("12040", "80", "usable: Ok(\"compiled for sm_80\")"),
         ("13000", "121", "usable: Ok(\"compiled for sm_120\")"),
         ("12040", "70", "usable: Ok(\"compiled for sm_70\")"),
-        ("12000", "110", "usable: Ok(\"compiled for compute_75\")"),
+        ("12090", "110", "usable: Ok(\"compiled for compute_75\")"),
+        ("12080", "110", "usable: Err(\"no compiled kernels for this device and driver, and no NVRTC: "),
         ("12000", "61", "usable: Err(\"the device's compute capability is 6.1, at least 7.0 is needed\")"),
         ("11080", "80", "usable: Err(\"no compiled kernels for this device and driver, and no NVRTC: "),
     ] {

@@ -183,7 +183,7 @@ fn faults_in_the_kernels_are_found() {
 
 /// However many layers there are.
 #[test]
-fn a_step_takes_eight_launches_and_with_topk_fourteen() {
+fn a_step_takes_eight_launches_and_with_topk_fifteen() {
     let of_device = Arc::new(Calls::default());
     let mut cuda = CudaBackend::on(Box::new(Counted(of_device.clone())));
     let top = Setting::TopK(TopK { keep: 7, values: Dtype::F32 });

@@ -81,6 +81,54 @@ fn gradients_are_compressed_where_they_are() {
     }
 }
 
+/// Jobs of a method share launches wherever they are among the others; each row has its place and its bits.
+#[test]
+fn rows_of_mixed_jobs_are_those_of_each_alone() {
+    let Some(mut backend) = backend(flavour(), 0) else { return };
+    let tensors = [(61, 47), (5, 9), (1, 700), (64, 64)]
+        .map(|(rows, cols)| Tensor::new(&uniform(rows * cols, rows as u64), rows, cols));
+    let of_type = |number: usize| tensors.iter().map(move |tensor| tensor.gradients()[number]);
+    let gradients: Vec<Gradient<'_>> = of_type(0).chain(of_type(1)).collect();
+    let held: Vec<Held> = gradients.iter().map(|gradient| Held::new(gradient, 0)).collect();
+    let mut jobs = Vec::new();
+    for (layer, (gradient, held)) in gradients.iter().zip(&held).enumerate() {
+        for candidates in [
+            Candidates::TopK { values: Dtype::F32, keeps: &[1, 40] },
+            Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4, 8] },
+            Candidates::PowerSgd { iterations: 2, ranks: &[1] },
+            Candidates::QuantisedTopK { keeps: &[9, 30], bits: &[3] },
+            Candidates::Qsgd { base: Qsgd::default(), bits: &[5] },
+            Candidates::TopK { values: Dtype::Bf16, keeps: &[7] },
+        ] {
+            let stream = Stream { seed: 3, layer: layer as u32, ..Stream::default() };
+            jobs.push(DeviceJob { gradient: held.gradient(gradient), candidates, stream });
+        }
+    }
+    let mut together = vec![f64::NAN; jobs.iter().map(|job| job.candidates.len()).sum()];
+    backend.measure_device(&jobs, &mut together).unwrap();
+    let mut alone = Vec::new();
+    for job in &jobs {
+        let mut row = vec![f64::NAN; job.candidates.len()];
+        backend.measure_device(&[*job], &mut row).unwrap();
+        alone.extend(row);
+    }
+    assert_eq!(together, alone);
+
+    // The first that fails by number, though others share launches with jobs before it.
+    let mut values = uniform(61 * 47, 1);
+    values[1000] = f32::NAN;
+    let damaged = Tensor::new(&values, 61, 47);
+    let damaged_held = Held::new(&damaged.gradients()[0], 0);
+    for at in [7, 20, 31] {
+        let gradient = damaged_held.gradient(&damaged.gradients()[0]);
+        let mut with_damage = jobs.clone();
+        with_damage[at].gradient = gradient;
+        with_damage[40].gradient = gradient;
+        let failed = backend.measure_device(&with_damage, &mut together).unwrap_err();
+        assert_eq!(failed.job, Some(at));
+    }
+}
+
 /// Decodes a payload into device memory.
 fn decoded(backend: &mut CudaBackend, payload: &[u8], elements: usize) -> Result<Vec<f32>, Error> {
     let mut values = vec![f32::NAN; elements];
