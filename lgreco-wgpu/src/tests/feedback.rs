@@ -1,6 +1,7 @@
 //! Error feedback whose residual stays on the device: the core's suite, and what is refused here alone.
 
 use super::buffers::{buffer, holding};
+use super::poison::pairs;
 use super::{backend, cut};
 use crate::batch::{Batch, Part};
 use crate::{BufferGradient, BufferResidual, Error, WgpuBackend};
@@ -120,6 +121,15 @@ fn check_bytes(backend: &mut WgpuBackend, storage: Storage, elements: usize) {
 fn all_bytes(backend: &mut WgpuBackend, kept: &Kept) -> Vec<u8> {
     let all = Part { buffer: kept.buffer.clone(), offset: 0, size: kept.buffer.size() };
     Batch::new(backend.gpu()).unwrap().read(&[all]).unwrap()
+}
+
+#[test]
+fn no_workgroup_memory_is_read_before_it_is_written() {
+    for [mut filled, _] in pairs() {
+        for storage in STORAGES {
+            check(&mut filled, (61, 147), Setting::Qsgd(Qsgd::default()), 0.7, storage);
+        }
+    }
 }
 
 #[test]

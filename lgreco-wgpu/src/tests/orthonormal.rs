@@ -1,6 +1,7 @@
 //! Orthonormal columns of factors of all lengths, and how many dispatches they take.
 
 use super::buffers::buffer;
+use super::poison::pairs;
 use super::{ROWS, backend, check_low_rank, memory, small};
 use crate::kernels::Shader;
 use crate::orthonormal::{Tall, dispatches};
@@ -46,6 +47,20 @@ fn p_of(backend: &mut WgpuBackend, gradient: &Gradient<'_>, rank: u32) -> Vec<Ve
     let mut workspace = vec![0; setting.encode_workspace_len(shape, dtype)];
     backend.encode(&setting, gradient, STREAM, &mut workspace, &mut payload).unwrap();
     factors(&payload, shape).0
+}
+
+/// Of several chunks of rows, with one dispatch and with several.
+#[test]
+fn no_workgroup_memory_is_read_before_it_is_written() {
+    for [mut filled, mut plain] in pairs() {
+        for (rows, cols, rank) in [(33_000, 12, 4), (2030, 140, 130)] {
+            assert!(Tall::new(rows, rows, rank).chunks > 1);
+            let tensor = Tensor::new(&uniform(rows * cols, 7), rows, cols);
+            let gradient = tensor.gradients()[0];
+            let [found, expected] = [&mut filled, &mut plain].map(|backend| p_of(backend, &gradient, rank as u32));
+            assert!(found == expected, "{:?}, rank {rank}", filled.device().features());
+        }
+    }
 }
 
 const LONG: usize = 33_000;
