@@ -178,6 +178,27 @@ pub(super) fn exchange(backend: &mut WgpuBackend, layers: &[BufferLayer<'_>]) ->
     })
 }
 
+/// Dispatches of an exchange, as the README says: that in which all layers offer what is exchanged, and those for methods.
+const OFFERED: usize = 1;
+const OF_UNCOMPRESSED: usize = 1;
+const OF_POWERSGD: usize = 10;
+
+#[test]
+fn each_method_takes_its_dispatches() {
+    let mut backend = noop();
+    let held = buffer(&backend, 4 * 4096, USAGE);
+    let shape = Shape::new(64, 64).unwrap();
+    for (setting, own) in [
+        (Setting::Dense, OF_UNCOMPRESSED),
+        (Setting::Qsgd(Qsgd::default()), 1 + 1),
+        (Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 }), OF_POWERSGD),
+    ] {
+        let gradient = BufferGradient { buffer: &held, offset: 0, dtype: Dtype::F32, shape };
+        let steps = exchange(&mut backend, &[BufferLayer { index: 0, setting, gradient }]);
+        assert_eq!(steps.map(|[_, _, dispatches, _]| dispatches), [OFFERED + own; 3], "{setting:?}");
+    }
+}
+
 #[test]
 fn an_exchange_asks_as_little_of_the_device_for_many_layers_as_for_few() {
     let shape = |layer: usize| Shape::new(30 + layer, 40).unwrap();
@@ -198,9 +219,8 @@ fn an_exchange_asks_as_little_of_the_device_for_many_layers_as_for_few() {
             BufferLayer { index: layer as u32, setting, gradient }
         };
         let layers: Vec<BufferLayer<'_>> = buffers.iter().enumerate().map(layer).collect();
-        // To make payloads and to add them up: two and one, or six and three where TopK is among the methods.
-        let of_payloads = if is_noop { 2 + 1 } else { 6 + 3 };
-        let (of_powersgd, of_uncompressed) = (10, 1);
+        // Payloads and means of them: more where TopK is among the methods.
+        let of_payloads = if is_noop { 1 + 1 } else { 5 + 3 };
         let few = exchange(&mut backend, &layers[..5]);
         let many = exchange(&mut backend, &layers);
         for step in 0..3 {
@@ -208,7 +228,7 @@ fn an_exchange_asks_as_little_of_the_device_for_many_layers_as_for_few() {
             // Seven ops, three collectives and the end; a readback for each of the latter four.
             assert_eq!((submissions, reads), (11, 4));
             assert_eq!(many[step][..3], few[step][..3]);
-            assert_eq!(dispatches, of_payloads + of_powersgd + of_uncompressed);
+            assert_eq!(dispatches, OFFERED + of_payloads + OF_POWERSGD + OF_UNCOMPRESSED);
             assert!(created == 0 || step == 0, "{created} buffers in step {step}");
         }
     }
