@@ -17,12 +17,10 @@ use wgpu::{Buffer, BufferUsages};
 params! {
     /// `Params` of `feedback.wgsl`.
     offset, dtype, first, count, storage, gain, keep, step, layer, rank, seed_low, seed_high,
+    shift,
 }
 
-/// Elements that share an exponent under [`Storage::Int8`].
-const GROUP: usize = lgreco_train::feedback::GROUP;
-/// Codes of int8 are padded to this, so that the exponents behind them can be bound.
-const ALIGNMENT: u64 = 256;
+const _: () = assert!(lgreco_train::feedback::GROUP == 512, "as in feedback.wgsl");
 const USAGES: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
 
 /// What a worker remembers of one layer, in a buffer of the device: zeros before the first step.
@@ -44,19 +42,15 @@ const USAGES: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC)
 pub struct BufferResidual<'a> {
     /// The buffer, of usages `STORAGE`, `COPY_SRC` and `COPY_DST`.
     pub buffer: &'a Buffer,
-    /// What the residual is kept in: f32 and bf16 in row-major order; int8 as the codes, padded to a multiple of 256
-    /// bytes, then the groups' exponents.
+    /// What the residual is kept in, with the core's bytes: f32 and bf16 in row-major order; int8 as a code per element
+    /// and then, without a gap, the exponents of the groups.
     pub storage: Storage,
 }
 
 impl BufferResidual<'_> {
-    /// Bytes of the buffer for `elements` elements.
+    /// Bytes of the buffer for `elements` elements: those of [`Storage::bytes`], padded to a whole word.
     pub fn bytes(storage: Storage, elements: usize) -> u64 {
-        let bytes = match storage {
-            Storage::F32 | Storage::Bf16 => storage.bytes(elements),
-            Storage::Int8 => (elements as u64).next_multiple_of(ALIGNMENT) + elements.div_ceil(GROUP) as u64,
-        };
-        bytes.next_multiple_of(4)
+        storage.bytes(elements).next_multiple_of(4)
     }
 
     /// Where elements from `first` on lie, without exponents; `first` is a multiple of 2048.
@@ -70,16 +64,10 @@ impl BufferResidual<'_> {
         Part { buffer: self.buffer.clone(), offset, size: size.next_multiple_of(4) }
     }
 
-    /// Where the exponents lie; somewhere else when there are none.
-    fn scales(&self, elements: usize, results: &Buffer) -> Part {
-        match self.storage {
-            Storage::F32 | Storage::Bf16 => results.into(),
-            Storage::Int8 => {
-                let offset = (elements as u64).next_multiple_of(ALIGNMENT);
-                let size = (elements.div_ceil(GROUP) as u64).next_multiple_of(4);
-                Part { buffer: self.buffer.clone(), offset, size }
-            }
-        }
+    /// Of int8, what lies behind the last whole word of codes: up to three codes and the exponents.
+    fn tail(&self, elements: usize) -> Part {
+        let offset = elements as u64 / 4 * 4;
+        Part { buffer: self.buffer.clone(), offset, size: BufferResidual::bytes(self.storage, elements) - offset }
     }
 }
 
@@ -172,6 +160,7 @@ impl WgpuBackend {
             rank: stream.rank,
             seed_low: seed as u32,
             seed_high: (seed >> 32) as u32,
+            shift: (elements % 4) as u32,
             ..Params::default()
         };
 
@@ -202,8 +191,8 @@ impl WgpuBackend {
         let mut batch = Batch::new(self.gpu())?;
         match residual.storage {
             Storage::F32 => batch.copy(&offered, 0, residual.buffer, 0, bytes),
-            Storage::Bf16 => store(&mut batch, "store_bf16", residual, &sums, base)?,
-            Storage::Int8 => store(&mut batch, "store_int8", residual, &sums, base)?,
+            Storage::Bf16 => store(&mut batch, "store_bf16", residual, &sums, base, &[]),
+            Storage::Int8 => store_int8(&mut batch, residual, &sums, base)?,
         }
         batch.read(&[])?;
         Ok(len)
@@ -223,7 +212,16 @@ fn pass(
     offered: &Tensor,
     base: Params,
 ) -> Result<(), Error> {
-    let scales = residual.scales(values.elements, &batch.scratch(Scratch::Results, 16)?);
+    let tail = match residual.storage {
+        // Bound, and not read.
+        Storage::F32 | Storage::Bf16 => (&batch.scratch(Scratch::Results, 16)?).into(),
+        Storage::Int8 => {
+            let there = residual.tail(values.elements);
+            let tail = scratch_tail(batch, &there)?;
+            batch.copy(&there.buffer, there.offset, &tail.buffer, 0, tail.size);
+            tail
+        }
+    };
     for (piece, offered) in values.all(batch).into_iter().zip(offered.all(batch)) {
         let params = Params {
             offset: piece.skip,
@@ -233,30 +231,47 @@ fn pass(
             ..base
         };
         let memory = residual.part(piece.first, piece.count);
-        let bindings = [(1, piece.part.clone()), (2, memory), (3, offered.part), (4, scales.clone())];
+        let bindings = [(1, piece.part.clone()), (2, memory), (3, offered.part), (4, tail.clone())];
         batch.dispatch(kernel(entry), params, &bindings, piece.groups());
     }
     Ok(())
 }
 
-/// Records the rounding of `values` to the residual's format.
+/// A part of a scratch buffer, as large as the tail of the residual that lies `there`: exponents need not begin where a binding may.
+fn scratch_tail(batch: &mut Batch<'_>, there: &Part) -> Result<Part, Error> {
+    let buffer = batch.scratch(Scratch::Exponents, there.size)?;
+    Ok(Part { buffer, offset: 0, size: there.size })
+}
+
+/// Records the rounding of `values` to int8, into the residual.
+fn store_int8(
+    batch: &mut Batch<'_>,
+    residual: &BufferResidual<'_>,
+    values: &Tensor,
+    base: Params,
+) -> Result<(), Error> {
+    let there = residual.tail(values.elements);
+    let tail = scratch_tail(batch, &there)?;
+    batch.clear(&tail.buffer, tail.size);
+    store(batch, "store_int8", residual, values, base, &[(4, tail.clone())]);
+    batch.copy(&tail.buffer, 0, &there.buffer, there.offset, there.size);
+    Ok(())
+}
+
+/// Records the rounding of `values` by this kernel, with more bindings than those of values and residual.
 fn store(
     batch: &mut Batch<'_>,
     entry: &'static str,
     residual: &BufferResidual<'_>,
     values: &Tensor,
     base: Params,
-) -> Result<(), Error> {
-    let scales = residual.scales(values.elements, &batch.scratch(Scratch::Results, 16)?);
+    more: &[(u32, Part)],
+) {
     for piece in values.all(batch) {
         let params = Params { first: piece.first as u32, count: piece.count as u32, ..base };
-        let mut bindings = vec![(2, residual.part(piece.first, piece.count)), (3, piece.part.clone())];
-        if residual.storage == Storage::Int8 {
-            bindings.push((4, scales.clone()));
-        }
-        batch.dispatch(kernel(entry), params, &bindings, piece.groups());
+        let of_piece = [(2, residual.part(piece.first, piece.count)), (3, piece.part.clone())];
+        batch.dispatch(kernel(entry), params, &[&of_piece, more].concat(), piece.groups());
     }
-    Ok(())
 }
 
 /// Runs what is recorded; the bits of the largest magnitude of each tensor.

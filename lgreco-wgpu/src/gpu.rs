@@ -21,11 +21,15 @@ pub(crate) const SLOT: usize = 256;
 /// Bytes of the parameters of all dispatches in a submission at most.
 pub(crate) const PARAMETERS: usize = 1 << 20;
 
-/// Bytes that the dispatches of a submission read and write, about, at most, but for the first: long submissions run into the
-/// watchdogs of desktops, and a submission costs some tens of microseconds, in which a GPU reads a few MiB.
-const SUBMISSION: u64 = 1 << 30;
-/// The same where the GPU shares the processor's memory.
-const SHARED_SUBMISSION: u64 = 128 << 20;
+/// Bytes that the dispatches of a submission read and write together, about, at most; a dispatch of more is submitted alone. Long
+/// submissions run into the watchdogs of desktops; each costs some tens of microseconds, in which a GPU reads a few MiB.
+const fn bytes_of_submission(of: wgpu::DeviceType) -> u64 {
+    match of {
+        wgpu::DeviceType::DiscreteGpu => 256 << 20,
+        // Most of these share the processor's memory, which is slower.
+        _ => 128 << 20,
+    }
+}
 
 /// A device and what is kept on it.
 pub(crate) struct Gpu {
@@ -94,10 +98,7 @@ impl Gpu {
             mapped_at_creation: false,
         });
         scopes.end()?;
-        let submission = match device.adapter_info().device_type {
-            wgpu::DeviceType::DiscreteGpu => SUBMISSION,
-            _ => SHARED_SUBMISSION,
-        };
+        let submission = bytes_of_submission(device.adapter_info().device_type);
         Ok(Gpu {
             window: largest_binding(&limits).min(submission),
             submission,
@@ -156,5 +157,19 @@ impl Gpu {
 
     fn largest(&self) -> Largest {
         Largest { binding: self.largest_binding(), buffer: self.limits.max_buffer_size }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bytes_of_submission;
+    use wgpu::DeviceType;
+
+    #[test]
+    fn submissions_are_of_256_mib_at_most() {
+        assert_eq!(bytes_of_submission(DeviceType::DiscreteGpu), 256 << 20);
+        for of in [DeviceType::IntegratedGpu, DeviceType::VirtualGpu, DeviceType::Cpu, DeviceType::Other] {
+            assert_eq!(bytes_of_submission(of), 128 << 20, "{of:?}");
+        }
     }
 }

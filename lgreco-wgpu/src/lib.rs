@@ -82,6 +82,11 @@ mod tensor;
 mod tests;
 mod topk;
 
+/// The README's example, as a doctest.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;
+
 pub use adapters::{Adapter, adapters};
 pub use backend::WgpuBackend;
 pub use error::{BufferJobError, Error};

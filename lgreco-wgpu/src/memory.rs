@@ -36,6 +36,9 @@ pub(crate) enum Scratch {
     Offered,
     #[cfg(feature = "train")]
     Decoded,
+    /// Of an int8 residual, with the codes that share a word with the first.
+    #[cfg(feature = "train")]
+    Exponents,
 }
 
 /// What a device's buffers may measure.

@@ -14,13 +14,15 @@ struct Params {
     rank: u32,
     seed_low: u32,
     seed_high: u32,
+    shift: u32, // of int8: values of the tensor behind the last whole word of codes
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(2) var<storage, read_write> memory: array<u32>;
 @group(0) @binding(3) var<storage, read_write> offered: array<u32>;
-// Of int8: exponent fields of groups of 512 values of the whole tensor, four to a word.
-@group(0) @binding(4) var<storage, read_write> scales: array<u32>;
+// Of int8: a copy of the memory behind its last whole word of codes. That is `shift` codes, and then a byte for each group of 512
+// values of the whole tensor, its exponent field.
+@group(0) @binding(4) var<storage, read_write> tail: array<atomic<u32>>;
 
 // The bits of value i of the memory as an f32.
 fn remembered(i: u32) -> u32 {
@@ -31,8 +33,8 @@ fn remembered(i: u32) -> u32 {
         return ((memory[i >> 1u] >> (16u * (i & 1u))) & 0xffffu) << 16u;
     }
     let code = i32(memory[i >> 2u] << (24u - 8u * (i & 3u))) >> 24u;
-    let group = (params.first + i) >> 9u;
-    let exponent = (scales[group >> 2u] >> (8u * (group & 3u))) & 0xffu;
+    let at = params.shift + ((params.first + i) >> 9u);
+    let exponent = (atomicLoad(&tail[at >> 2u]) >> (8u * (at & 3u))) & 0xffu;
     if (code == 0 || exponent == 0u) {
         return 0u;
     }
@@ -94,7 +96,8 @@ fn store_bf16(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
     }
 }
 
-// memory = offered as codes of a byte, rounded at random; `scales` get the exponents of a workgroup's four groups.
+// memory = offered as codes of a byte, rounded at random. `tail`, of zeros before, gets the codes that fill no word and the
+// exponents of a workgroup's four groups: words of it may be shared with the next workgroup.
 @compute @workgroup_size(64)
 fn store_int8(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     var exponents = 0u;
@@ -112,13 +115,22 @@ fn store_int8(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
         }
         for (var j = 0u; j < 2u; j++) {
             let i = start + 4u * (j * 64u + lane.index);
-            if (i < params.count) {
+            if (i + 4u <= params.count) {
                 memory[i >> 2u] = codes(i, exponent);
+            } else if (i < params.count) {
+                atomicOr(&tail[0], codes(i, exponent));
             }
         }
     }
     if (lane.index == 0u) {
-        scales[(params.first >> 11u) + group.x] = exponents;
+        let at = params.shift + ((params.first >> 9u) + 4u * group.x);
+        atomicOr(&tail[at >> 2u], exponents << (8u * params.shift));
+        if (params.shift > 0u) {
+            let upper = exponents >> (32u - 8u * params.shift);
+            if (upper != 0u) {
+                atomicOr(&tail[(at >> 2u) + 1u], upper);
+            }
+        }
     }
 }
 

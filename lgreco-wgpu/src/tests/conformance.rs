@@ -1,8 +1,8 @@
 //! The core's conformance suite, at the adapter's limits and at small ones.
 
-use super::{ROWS, backend, backend_with, cut, poisoned, skipped};
+use super::poison::pairs;
+use super::{ROWS, backend, backend_with, cut, skipped};
 use crate::WgpuBackend;
-use crate::kernels::Shader;
 use lgreco_core::backend::{Backend, Job};
 use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::quantised_topk::QuantisedTopK;
@@ -123,20 +123,11 @@ fn subgroups_change_no_bit() {
 /// With subgroups and without.
 #[test]
 fn shaders_read_no_workgroup_memory_before_they_write_it() {
-    let source = Shader::TopK.source(false);
-    let (entries, fills) = (source.matches("@compute").count(), poisoned(&source).matches(" poison(").count());
-    assert_eq!(fills, entries + 1, "one is the function");
-    for features in [Features::SUBGROUP, Features::empty()] {
-        let (Some(mut plain), Some(mut filled)) =
-            (backend_with(features, |adapter| adapter), backend_with(features, |adapter| adapter))
-        else {
-            return;
-        };
-        filled.gpu().kernels.poisoned = true;
+    for [mut filled, mut plain] in pairs() {
         for tensor in tensors() {
             let gradient = tensor.gradients()[0];
             let (found, expected) = (everything(&mut filled, gradient), everything(&mut plain, gradient));
-            assert!(found == expected, "{features:?}, {:?}", gradient.shape());
+            assert!(found == expected, "{:?}, {:?}", filled.device().features(), gradient.shape());
         }
     }
 }

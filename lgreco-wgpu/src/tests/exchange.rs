@@ -1,7 +1,8 @@
 //! Exchanges of buckets on the device: the suite of all spaces, and what is asked of the device.
 
 use super::buffers::buffer;
-use super::factors::check_beyond;
+use super::factors::{check_beyond, of_all_lengths};
+use super::poison::filled;
 use super::{backend, backend_with, small};
 use crate::batch::{Batch, Part};
 use crate::kernels::Shader;
@@ -169,12 +170,11 @@ fn damage_is_found_as_by_the_host() {
 #[test]
 fn no_workgroup_memory_is_read_before_it_is_written() {
     if is_there() {
-        check_space(&few(), false, |members, feedback, world| {
+        let members: Vec<Member> = few().into_iter().chain(of_all_lengths()).collect();
+        check_space(&members, false, |members, feedback, world| {
             // With subgroups, and without.
             let features = if feedback { wgpu::Features::SUBGROUP } else { wgpu::Features::empty() };
-            let mut backend = backend_with(features, |adapter| adapter).expect("the device there was before");
-            backend.gpu().kernels.poisoned = true;
-            open_on(backend, members, feedback, world)
+            open_on(filled(features).expect("the device there was before"), members, feedback, world)
         });
     }
 }

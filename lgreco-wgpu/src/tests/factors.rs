@@ -18,7 +18,7 @@ fn member(index: u32, rank: u32, (rows, cols): (usize, usize), dtype: Dtype) -> 
 }
 
 /// Layers whose factors one workgroup makes orthonormal among some whose factors several share, with one dispatch or several.
-fn of_all_lengths() -> [Member; 4] {
+pub(super) fn of_all_lengths() -> [Member; 4] {
     let f32 = Dtype::F32;
     [
         member(0, 2, (40, 30), f32),

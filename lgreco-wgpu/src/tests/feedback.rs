@@ -1,16 +1,17 @@
 //! Error feedback whose residual stays on the device: the core's suite, and what is refused here alone.
 
 use super::buffers::{buffer, holding};
+use super::poison::pairs;
 use super::{backend, cut};
 use crate::batch::{Batch, Part};
 use crate::{BufferGradient, BufferResidual, Error, WgpuBackend};
 use lgreco_core::backend::Backend;
-use lgreco_core::compress::{Setting, qsgd::Qsgd, topk::TopK};
+use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Dtype, Gradient, Shape};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
-use lgreco_train::feedback::Storage;
+use lgreco_train::feedback::{Memory, Residual, Rule, Storage};
 use lgreco_train::testing::residual::{ResidualDevice, STORAGES, check, check_all, check_limits, check_powersgd};
 use wgpu::{Buffer, BufferUsages};
 
@@ -31,12 +32,8 @@ impl ResidualDevice for WgpuBackend {
     }
 
     fn bytes(&mut self, kept: &Kept) -> Vec<u8> {
-        let all = Part { buffer: kept.buffer.clone(), offset: 0, size: kept.buffer.size() };
-        let mut bytes = Batch::new(self.gpu()).unwrap().read(&[all]).unwrap();
-        if kept.storage == Storage::Int8 {
-            // The codes are padded to whole bindings.
-            bytes.drain(kept.elements..kept.elements.next_multiple_of(256));
-        }
+        let mut bytes = all_bytes(self, kept);
+        // What is left off pads the last word.
         bytes.truncate(kept.storage.bytes(kept.elements) as usize);
         bytes
     }
@@ -82,6 +79,57 @@ fn residuals_are_worked_on_in_pieces() {
     }
     let setting = Setting::TopK(TopK { keep: 5000, values: Dtype::F32 });
     check(&mut backend, (rows, cols), setting, 1.0, Storage::F32);
+}
+
+/// The buffer's bytes themselves, which other backends and files read: with every number of codes in the last word, and with
+/// exponents of one workgroup and of several in one word.
+#[test]
+fn the_buffer_holds_the_cores_bytes() {
+    for mut backend in [backend(), cut()].into_iter().flatten() {
+        for storage in STORAGES {
+            for elements in [1, 2, 3, 4, 513, 2046, 2047, 8192, 8193, 8194, 8195] {
+                check_bytes(&mut backend, storage, elements);
+            }
+        }
+    }
+}
+
+/// Asserts that a buffer has the bytes of the core's memory after some steps.
+fn check_bytes(backend: &mut WgpuBackend, storage: Storage, elements: usize) {
+    let (setting, shape) = (Setting::Qsgd(Qsgd::default()), Shape::new(elements, 1).unwrap());
+    let rule = Rule::Residual(Residual { storage, ..Residual::CLASSIC });
+    let mut words = vec![0; rule.state_len(shape)];
+    let mut kept = backend.zeros(storage, elements);
+    let len = setting.payload_len(shape, Dtype::F32).unwrap();
+    let (mut payload, mut decoded) = (vec![0; len], vec![0.0; elements]);
+    let mut memory = Memory::new(rule, shape, &mut words[..]).unwrap();
+    for step in 0..2 {
+        let tensor = Tensor::new(&uniform(elements, step.into()), elements, 1);
+        let (gradient, stream) = (tensor.gradients()[0], Stream { step, ..Stream::default() });
+        let mut workspace = vec![0; memory.workspace_len(&setting, Dtype::F32).unwrap()];
+        memory.step(&setting, &gradient, stream, &mut workspace, &mut payload, &mut decoded).unwrap();
+        backend.step(&setting, &gradient, &mut kept, 1.0, stream, &mut payload).unwrap();
+    }
+    let found = all_bytes(backend, &kept);
+    // Zeros pad the last word of both.
+    let expected = &bytemuck::cast_slice::<u64, u8>(&words)[..found.len()];
+    let differs = found.iter().zip(expected).position(|(a, b)| a != b);
+    assert_eq!(differs, None, "{storage:?}, {elements} elements");
+    assert!(elements < 5 || found.iter().any(|&byte| byte != 0));
+}
+
+fn all_bytes(backend: &mut WgpuBackend, kept: &Kept) -> Vec<u8> {
+    let all = Part { buffer: kept.buffer.clone(), offset: 0, size: kept.buffer.size() };
+    Batch::new(backend.gpu()).unwrap().read(&[all]).unwrap()
+}
+
+#[test]
+fn no_workgroup_memory_is_read_before_it_is_written() {
+    for [mut filled, _] in pairs() {
+        for storage in STORAGES {
+            check(&mut filled, (61, 147), Setting::Qsgd(Qsgd::default()), 0.7, storage);
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! What a device is asked for: memory once, few submissions, one readback per table.
 
 use super::backend;
+use super::buffers::buffer;
+use super::exchange::USAGE;
+use crate::batch::{Batch, Part};
 use crate::{BufferBucket, BufferGradient, BufferJob, BufferLayer, BufferResidual, Error, WgpuBackend};
 use lgreco_core::backend::{Backend, Job, Portable};
 use lgreco_core::compress::powersgd::PowerSgd;
@@ -175,20 +178,40 @@ pub(super) fn exchange(backend: &mut WgpuBackend, layers: &[BufferLayer<'_>]) ->
     })
 }
 
+/// Dispatches of an exchange, as the README says: that in which all layers offer what is exchanged, and those for methods.
+const OFFERED: usize = 1;
+const OF_UNCOMPRESSED: usize = 1;
+const OF_POWERSGD: usize = 10;
+
+#[test]
+fn each_method_takes_its_dispatches() {
+    let mut backend = noop();
+    let held = buffer(&backend, 4 * 4096, USAGE);
+    let shape = Shape::new(64, 64).unwrap();
+    for (setting, own) in [
+        (Setting::Dense, OF_UNCOMPRESSED),
+        (Setting::Qsgd(Qsgd::default()), 1 + 1),
+        (Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 }), OF_POWERSGD),
+    ] {
+        let gradient = BufferGradient { buffer: &held, offset: 0, dtype: Dtype::F32, shape };
+        let steps = exchange(&mut backend, &[BufferLayer { index: 0, setting, gradient }]);
+        assert_eq!(steps.map(|[_, _, dispatches, _]| dispatches), [OFFERED + own; 3], "{setting:?}");
+    }
+}
+
 #[test]
 fn an_exchange_asks_as_little_of_the_device_for_many_layers_as_for_few() {
     let shape = |layer: usize| Shape::new(30 + layer, 40).unwrap();
     for mut backend in backends() {
         // The device that does nothing makes no payloads of TopK either, which a rank then refuses.
-        let [topk, few] = if backend.device().adapter_info().backend == wgpu::Backend::Noop {
+        let is_noop = backend.device().adapter_info().backend == wgpu::Backend::Noop;
+        let [topk, few] = if is_noop {
             [Setting::Dense; 2]
         } else {
             let few = QuantisedTopK { keep: 56, bits: 3 };
             [Setting::TopK(TopK { keep: 55, values: Dtype::F16 }), Setting::QuantisedTopK(few)]
         };
-        let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
-        let descriptor = wgpu::BufferDescriptor { label: None, size: 4 * 40 * 200, usage, mapped_at_creation: false };
-        let buffers: Vec<wgpu::Buffer> = (0..150).map(|_| backend.device().create_buffer(&descriptor)).collect();
+        let buffers: Vec<wgpu::Buffer> = (0..150).map(|_| buffer(&backend, 4 * 40 * 200, USAGE)).collect();
         let layer = |(layer, buffer)| {
             let gradient = BufferGradient { buffer, offset: 0, dtype: Dtype::F32, shape: shape(layer) };
             let powersgd = Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 });
@@ -196,6 +219,8 @@ fn an_exchange_asks_as_little_of_the_device_for_many_layers_as_for_few() {
             BufferLayer { index: layer as u32, setting, gradient }
         };
         let layers: Vec<BufferLayer<'_>> = buffers.iter().enumerate().map(layer).collect();
+        // Payloads and means of them: more where TopK is among the methods.
+        let of_payloads = if is_noop { 1 + 1 } else { 5 + 3 };
         let few = exchange(&mut backend, &layers[..5]);
         let many = exchange(&mut backend, &layers);
         for step in 0..3 {
@@ -203,9 +228,40 @@ fn an_exchange_asks_as_little_of_the_device_for_many_layers_as_for_few() {
             // Seven ops, three collectives and the end; a readback for each of the latter four.
             assert_eq!((submissions, reads), (11, 4));
             assert_eq!(many[step][..3], few[step][..3]);
-            assert!(dispatches <= 20, "{dispatches} dispatches");
+            assert_eq!(dispatches, OFFERED + of_payloads + OF_POWERSGD + OF_UNCOMPRESSED);
             assert!(created == 0 || step == 0, "{created} buffers in step {step}");
         }
+    }
+}
+
+/// Where all dispatches of an op move more than a submission may, each is submitted by itself; the means are the same.
+#[test]
+fn exchanges_are_cut_by_bytes() {
+    let shape = Shape::new(200, 64).unwrap();
+    let values: Vec<f32> = uniform(shape.elements(), 3);
+    for mut backend in backends() {
+        let held = [(); 3].map(|()| buffer(&backend, 4 * values.len() as u64, USAGE));
+        let powersgd = Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 });
+        let settings = [Setting::Qsgd(Qsgd::default()), Setting::Dense, powersgd];
+        let layers: Vec<BufferLayer<'_>> = (0..)
+            .zip(held.iter().zip(settings))
+            .map(|(index, (buffer, setting))| {
+                let gradient = BufferGradient { buffer, offset: 0, dtype: Dtype::F32, shape };
+                BufferLayer { index, setting, gradient }
+            })
+            .collect();
+        let mut means = |limit: u64, of_an_op: fn(usize) -> usize| {
+            backend.gpu().submission = limit;
+            held.iter().for_each(|held| backend.queue().write_buffer(held, 0, bytemuck::cast_slice(&values)));
+            for [submissions, _, dispatches, _] in exchange(&mut backend, &layers) {
+                // Readbacks of three collectives and of the end are submitted too.
+                assert_eq!(submissions, 4 + of_an_op(dispatches), "at most {limit} bytes");
+            }
+            let parts: Vec<Part> = held.iter().map(Part::from).collect();
+            Batch::new(backend.gpu()).unwrap().read(&parts).unwrap()
+        };
+        let whole = means(1 << 30, |_| 7);
+        assert!(whole == means(1, |dispatches| dispatches));
     }
 }
 

@@ -3,6 +3,7 @@
 mod bins;
 mod buffers;
 mod conformance;
+mod counting;
 mod device;
 mod exchange;
 mod exchange_topk;

@@ -1,10 +1,11 @@
 //! Orthonormal columns of factors of all lengths, and how many dispatches they take.
 
 use super::buffers::buffer;
+use super::poison::pairs;
 use super::{ROWS, backend, check_low_rank, memory, small};
 use crate::kernels::Shader;
 use crate::orthonormal::{Tall, dispatches};
-use crate::{BufferGradient, BufferJob, BufferLayer, Error, WgpuBackend, powersgd};
+use crate::{BufferGradient, BufferJob, BufferLayer, Error, WgpuBackend, factor, powersgd};
 use lgreco_core::backend::{Backend, Job};
 use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::{Candidates, Compressor, Setting};
@@ -46,6 +47,20 @@ fn p_of(backend: &mut WgpuBackend, gradient: &Gradient<'_>, rank: u32) -> Vec<Ve
     let mut workspace = vec![0; setting.encode_workspace_len(shape, dtype)];
     backend.encode(&setting, gradient, STREAM, &mut workspace, &mut payload).unwrap();
     factors(&payload, shape).0
+}
+
+/// Of several chunks of rows, with one dispatch and with several.
+#[test]
+fn no_workgroup_memory_is_read_before_it_is_written() {
+    for [mut filled, mut plain] in pairs() {
+        for (rows, cols, rank) in [(33_000, 12, 4), (2030, 140, 130)] {
+            assert!(Tall::new(rows, rows, rank).chunks > 1);
+            let tensor = Tensor::new(&uniform(rows * cols, 7), rows, cols);
+            let gradient = tensor.gradients()[0];
+            let [found, expected] = [&mut filled, &mut plain].map(|backend| p_of(backend, &gradient, rank as u32));
+            assert!(found == expected, "{:?}, rank {rank}", filled.device().features());
+        }
+    }
 }
 
 const LONG: usize = 33_000;
@@ -143,6 +158,58 @@ fn long_factors_take_few_dispatches() {
         // Twelve, and one that all methods share: residual and gradient, added.
         assert_eq!(steps.map(|[_, _, dispatches, _]| dispatches), [13; 3], "exchange of rank {rank}");
     }
+}
+
+/// Whatever bytes they move, dispatches of orthonormalisation that are not the first begin a submission.
+#[test]
+fn long_dispatches_begin_a_submission() {
+    let mut backend = noop(wgpu::Limits::default());
+    backend.gpu().submission = u64::MAX;
+    let shape = Shape::new(50_257, 85).unwrap();
+    let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
+    let held = buffer(&backend, 4 * shape.elements() as u64, usage);
+    let gradient = BufferGradient { buffer: &held, offset: 0, dtype: Dtype::F32, shape };
+    // Five ops, and readbacks of two collectives and of the end.
+    for (rank, more) in [(64, 0), (82, 1), (85, 2)] {
+        let setting = Setting::PowerSgd(PowerSgd { rank, iterations: 1 });
+        for step in memory::exchange(&mut backend, &[BufferLayer { index: 0, setting, gradient }]) {
+            assert_eq!(step[..3], [8 + more, 3, 13 + more], "rank {rank}");
+        }
+    }
+}
+
+/// How many dispatches a factor takes until its columns are orthonormal: those of its chunks, and of their triangles.
+fn of_steps(rows: usize, rank: usize) -> [usize; 2] {
+    let tall = Tall::new(rows, rows, rank);
+    [dispatches(&[tall]).len(), tall.triangles().map_or(0, |triangles| dispatches(&[triangles]).len())]
+}
+
+/// As the README says.
+#[test]
+fn only_ranks_above_64_take_more_dispatches() {
+    for rank in 1..=64 {
+        for rows in (rank..262_144).step_by(997).chain([262_144]) {
+            let [of_chunks, of_triangles] = of_steps(rows, rank);
+            assert!(of_chunks == 1 && of_triangles <= 1, "{rows} rows of rank {rank}");
+        }
+    }
+    // With nine dispatches of other kinds and the product with triangles these are 13 and 18.
+    assert_eq!([of_steps(50_257, 82), of_steps(128_256, 128)], [[1, 2], [4, 4]]);
+}
+
+/// By WebGPU's defaults, as the README says.
+#[test]
+fn triangles_fit_a_binding_up_to_rank_500_and_up_to_1_9_gib() {
+    let binding = wgpu::Limits::default().max_storage_buffer_binding_size;
+    let fit = |rows, rank| 4 * Tall::new(rows, factor::height(binding, rank), rank).inner() as u64 <= binding;
+    for rank in 1..=1024 {
+        let most_values = if rank <= 500 { 1 << 31 } else { 19 * (1 << 30) / 10 / 4 };
+        let most = (most_values / rank).min(1 << 22);
+        for rows in (rank..most).step_by(9973).chain([most]) {
+            assert!(fit(rows, rank), "{rows} rows of rank {rank}");
+        }
+    }
+    assert!(!fit(508_522, 1024) && !fit(1 << 22, 512));
 }
 
 #[test]

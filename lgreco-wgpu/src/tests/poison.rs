@@ -1,5 +1,12 @@
 //! Workgroup memory that nothing has set holds anything: shaders that fill it with rubbish first.
 
+use super::backend_with;
+use super::shaders::valid;
+use crate::WgpuBackend;
+use crate::kernels::Shader;
+use naga::{AddressSpace, Statement};
+use wgpu::Features;
+
 /// What a word of each type holds.
 fn rubbish(of: &str) -> &'static str {
     match of {
@@ -49,4 +56,42 @@ pub(crate) fn poisoned(source: &str) -> String {
         text += &format!("{begin}\n    poison({index}, {size}u);{body}");
     }
     text + &fill
+}
+
+/// Devices whose shaders do so: one with subgroups, where the adapter has them, and one without; each with one that does not.
+pub(super) fn pairs() -> impl Iterator<Item = [WgpuBackend; 2]> {
+    [Features::SUBGROUP, Features::empty()].into_iter().filter_map(|features| {
+        let plain = backend_with(features, |adapter| adapter)?;
+        Some([filled(features)?, plain])
+    })
+}
+
+/// A device with these features whose shaders do so.
+pub(super) fn filled(features: Features) -> Option<WgpuBackend> {
+    let mut backend = backend_with(features, |adapter| adapter)?;
+    backend.gpu().kernels.poisoned = true;
+    Some(backend)
+}
+
+#[test]
+fn every_entry_point_of_every_shader_fills_all_workgroup_memory_first() {
+    for (shader, subgroups) in Shader::ALL.into_iter().flat_map(|shader| [(shader, false), (shader, true)]) {
+        let source = poisoned(&shader.source(subgroups));
+        let (module, _) = valid(&source, subgroups);
+        let variables = module.global_variables.iter();
+        let variables = variables.filter(|(_, variable)| variable.space == AddressSpace::WorkGroup).count();
+        assert_eq!(source.matches("for (var i = index; i < ").count(), variables, "{shader:?}");
+        let (filling, _) =
+            module.functions.iter().find(|(_, function)| function.name.as_deref() == Some("poison")).unwrap();
+        for entry in &module.entry_points {
+            let mut statements = entry.function.body.iter();
+            let first = statements.find(|statement| !matches!(statement, Statement::Emit(_)));
+            assert!(
+                matches!(first, Some(Statement::Call { function, .. }) if *function == filling),
+                "{shader:?}, {}: {first:?}",
+                entry.name
+            );
+        }
+        assert_eq!(module.entry_points.len(), source.matches("\n    poison(").count());
+    }
 }

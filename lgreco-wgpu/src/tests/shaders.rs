@@ -6,17 +6,20 @@ use crate::{feedback, magnitude, powersgd, qsgd, sums, topk};
 use naga::valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
 
 fn module(shader: Shader, subgroups: bool) -> (naga::Module, naga::valid::ModuleInfo) {
-    let source = shader.source(subgroups);
-    let module = naga::front::wgsl::parse_str(&source)
-        .unwrap_or_else(|error| panic!("{shader:?}: {}", error.emit_to_string(&source)));
+    valid(&shader.source(subgroups), subgroups)
+}
+
+/// The module of a text that is valid.
+pub(super) fn valid(source: &str, subgroups: bool) -> (naga::Module, naga::valid::ModuleInfo) {
+    let module =
+        naga::front::wgsl::parse_str(source).unwrap_or_else(|error| panic!("{}", error.emit_to_string(source)));
     // Without subgroups, what WebGPU has without any feature.
     let capabilities = if subgroups { Capabilities::SUBGROUP } else { Capabilities::empty() };
     let mut validator = Validator::new(ValidationFlags::all(), capabilities);
     if subgroups {
         validator.subgroup_stages(ShaderStages::COMPUTE).subgroup_operations(SubgroupOperationSet::all());
     }
-    let info =
-        validator.validate(&module).unwrap_or_else(|error| panic!("{shader:?}: {}", error.emit_to_string(&source)));
+    let info = validator.validate(&module).unwrap_or_else(|error| panic!("{}", error.emit_to_string(source)));
     (module, info)
 }
 
