@@ -169,6 +169,18 @@ fn predictions_reach_their_floors() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// What is blessed may get worse; this may not.
+#[test]
+fn hot_kernels_hold_a_quarter_of_the_warps_that_there_is_room_for() {
+    for hot in HOT {
+        for architecture in [70, 75, 80, 90, 100, 120] {
+            let bound = bound(&hot.name(), architecture).expect("a line of bounds.txt");
+            let most = f64::from(occupancy::of_code(architecture).warps);
+            assert!(bound.warps >= most / 4.0, "{}, sm_{architecture}: {} of {most} warps", hot.name(), bound.warps);
+        }
+    }
+}
+
 #[test]
 fn devices_of_like_names_have_no_predictions() {
     let named = |device| Gpu::named(device).map(|gpu| gpu.name);
