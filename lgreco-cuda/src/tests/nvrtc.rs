@@ -17,7 +17,7 @@ pub(super) fn venv() -> PathBuf {
 }
 
 /// The compilers there are, one of each version: in `venv`, or the system's.
-fn compilers() -> Vec<Compiler> {
+pub(super) fn compilers() -> Vec<Compiler> {
     let paths = candidates(Library::Nvrtc, 13, |name| (name == "VIRTUAL_ENV").then(venv));
     let mut all: Vec<Compiler> = paths.iter().filter_map(|path| Compiler::open(path)?.ok()).collect();
     all.sort_by_key(|compiler| compiler.version);

@@ -289,6 +289,18 @@ fn so_they_are_by_shards() {
     }
 }
 
+/// Shards of all kinds of layers, and their damage.
+#[test]
+fn no_race_is_found() {
+    if is_there() {
+        let open = |members: &[Member], _, _| {
+            OnDevice::<true>::new(backend(Flavour::Races, 2).expect("g++, as before"), members)
+        };
+        check_space(&members_of(Dtype::F32), true, open);
+        check_space_damage(&damaged_qsgd(), 1, 2, open);
+    }
+}
+
 #[test]
 fn failures_are_the_hosts() {
     if is_there() {
