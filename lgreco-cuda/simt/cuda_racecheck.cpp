@@ -28,7 +28,9 @@ struct Cell {
 struct Page {
     Cell c[4096];
 };
-std::unordered_map<uintptr_t, Page*> pages;
+// Of this launch, and of earlier ones while there are few.
+constexpr size_t FEW_PAGES = 512;
+std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages;
 uintptr_t last_k = ~0ull;
 Page* last_p;
 
@@ -90,6 +92,10 @@ void catch_up() {
         first_ep = ep;
         block_of.clear();
         released.clear();
+        if (pages.size() > FEW_PAGES) {
+            pages.clear();
+            last_k = ~0ull;
+        }
     }
     if (is_new || block != now.block) {
         now = Running{};
@@ -205,10 +211,10 @@ bool is_own(uintptr_t p) {
 Cell& cell(uintptr_t p) {
     uintptr_t k = p >> 12;
     if (k != last_k) {
-        Page*& q = pages[k];
-        if (!q) q = new Page;
+        std::unique_ptr<Page>& q = pages[k];
+        if (!q) q = std::make_unique<Page>();
         last_k = k;
-        last_p = q;
+        last_p = q.get();
     }
     return last_p->c[p & 4095];
 }

@@ -1,12 +1,11 @@
 //! What blocks of one launch tell each other: fences are on both sides of the atomic that says which block is the last one. The
 //! check for races finds each of them left out, and all are in what NVRTC makes.
 
-use super::nvrtc::{compiler, compilers};
+use super::nvrtc::compiler;
 use super::simt::{Edit, Flavour, Simt};
 use super::topk::with_ties;
 use crate::CudaBackend;
-use crate::compiler::{Architecture, Compiler};
-use crate::driver::OLDEST_DEVICE;
+use crate::compiler::Architecture;
 use crate::kernels::Module;
 use lgreco_core::backend::{Backend, Job};
 use lgreco_core::compress::quantised_topk::QuantisedTopK;
@@ -66,6 +65,9 @@ fn run(backend: &mut CudaBackend, gradient: Gradient<'_>, what: What<'_>) -> boo
 const BEFORE: &str = "    __threadfence();\n    __syncthreads();\n";
 const AFTER: &str = "    __syncthreads();\n    __threadfence();\n";
 
+/// How `fresh` reads.
+const FRESH: &str = "return *static_cast<const volatile T*>(&word);";
+
 /// No release, or no acquire.
 const WITHOUT_A_FENCE: [(&str, &str); 2] = [(BEFORE, "    __syncthreads();\n"), (AFTER, "    __syncthreads();\n")];
 
@@ -106,8 +108,7 @@ fn other_ways_that_are_right_are_no_races() {
     let by_one = "    __syncthreads();\n    if (threadIdx.x == 0) {\n        __threadfence();\n        \
                   before = atomicAdd(done, own);\n        __threadfence();\n        if (before + own == all) {\n            \
                   atomicExch(done, 0u);\n        }\n    }\n    __syncthreads();\n";
-    let fresh = "return *static_cast<const volatile T*>(&word);";
-    for (from, to) in [(own, by_one), (fresh, "return word;")] {
+    for (from, to) in [(own, by_one), (FRESH, "return word;")] {
         let Some(said) = race(Module::TopK, from, to) else { return };
         assert_eq!(said, "", "{to}");
     }
@@ -176,11 +177,9 @@ const LAST_BLOCKS: [(Module, &str, bool); 16] = [
     (Module::PowerSgd, "gram", false),
 ];
 
-/// Checks the kernels of a module's source, and says what is wrong.
-fn check(compiler: &Compiler, module: Module, source: &str, architecture: u32) -> Result<(), String> {
-    let (code, _) = compiler.compile(module.name(), source, Architecture::Ptx(architecture), &[]).unwrap();
-    let text = String::from_utf8(code).unwrap();
-    for (entry, body) in text.split(".entry ").skip(1).map(|text| text.split_once('(').expect("parameters")) {
+/// Checks a module's kernels in PTX, and says what is wrong.
+pub(super) fn check(module: Module, ptx: &str) -> Result<(), String> {
+    for (entry, body) in ptx.split(".entry ").skip(1).map(|text| text.split_once('(').expect("parameters")) {
         let known = LAST_BLOCKS.iter().find(|last| (last.0, last.1) == (module, entry));
         let found = counters(body).map_err(|wrong| format!("{module:?}, {entry}: {wrong}"))?;
         if found != usize::from(known.is_some()) {
@@ -194,29 +193,19 @@ fn check(compiler: &Compiler, module: Module, source: &str, architecture: u32) -
     Ok(())
 }
 
-#[test]
-fn fences_are_in_what_is_compiled() {
-    for compiler in compilers() {
-        let numbers = compiler.supported.iter().copied().filter(|&number| number >= OLDEST_DEVICE);
-        for architecture in [numbers.clone().min(), numbers.max()] {
-            for module in Module::ALL {
-                check(&compiler, module, &module.source(), architecture.expect("an architecture")).unwrap();
-            }
-        }
-    }
-}
-
+/// `nvrtc` has what is there looked through.
 #[test]
 fn what_is_missing_in_what_is_compiled_is_found() {
     let Some(compiler) = compiler() else { return };
+    let barriers = [(BEFORE, "    __threadfence();\n"), (AFTER, "    __threadfence();\n")];
     for module in [Module::TopK, Module::PowerSgd] {
-        let edits =
-            WITHOUT_A_FENCE.into_iter().chain([(BEFORE, "    __threadfence();\n"), (AFTER, "    __threadfence();\n")]);
-        let fresh = ("return *static_cast<const volatile T*>(&word);", "return word;");
-        for (from, to) in edits.chain((module == Module::TopK).then_some(fresh)) {
+        let fresh = (module == Module::TopK).then_some((FRESH, "return word;"));
+        for (from, to) in WITHOUT_A_FENCE.into_iter().chain(barriers).chain(fresh) {
             let source = module.source();
             assert!(source.contains(from), "{module:?}: {from}");
-            let found = check(&compiler, module, &source.replacen(from, to, 1), 80);
+            let source = source.replacen(from, to, 1);
+            let (code, _) = compiler.compile(module.name(), &source, Architecture::Ptx(80), &[]).unwrap();
+            let found = check(module, &String::from_utf8(code).unwrap());
             assert!(found.is_err(), "{module:?}: {from} becomes {to}");
         }
     }
