@@ -98,6 +98,17 @@ fn a_fence_that_orders_too_little_is_found() {
     }
 }
 
+/// Blocks read what others write later, which is as wrong as to read what others have written.
+#[test]
+fn a_block_that_does_not_wait_is_found() {
+    for (module, from) in
+        [(Module::TopK, "    return before + own == all;\n"), (Module::PowerSgd, "    return shared;\n")]
+    {
+        let Some(said) = race(module, from, "    return true;\n") else { return };
+        assert!(said.contains("race (read-") && said.contains(" between blocks"), "{module:?}: {said}");
+    }
+}
+
 /// Fences around the atomic, by its thread, do as well. What the fences order may be read by any load: so the check cannot tell
 /// whether `fresh` is one that no compiler leaves out or moves.
 #[test]
