@@ -1,94 +1,260 @@
 // A check for data races in kernels that cuda_shim.h runs: with the kernels compiled by -fsanitize=thread this is
-// linked in libtsan's place, receives every load and store, and reports two of one block that no barrier orders, and
-// writes of two blocks to one byte.
+// linked in libtsan's place and receives every load, store, atomic and fence. It reports two accesses to one byte, not both
+// reads nor both atomics, of one block that no barrier orders, or of two blocks of one launch that no release and acquire
+// order.
+//
+// A release is an atomic in global memory after a fence, an acquire one that finds the release at the same address, with a
+// fence after it. Access, fence and atomic may be different threads' where a barrier of the block lies between. Barriers of
+// warps do not count here. Blocks run one after another.
 #include "cuda_shim.h"
+#include <map>
+#include <memory>
 #include <unordered_map>
 #include <dlfcn.h>
 using cuda_shim::S;
 namespace {
+enum Spread : uint8_t { ONE, WARP_WIDE, BLOCK_WIDE };
+// The last access of its kind by a block, and of whom those are that nothing orders.
 struct Acc {
-    uint64_t ep = 0;
-    uint32_t wep = 0;
-    int16_t tid = -1, warp = -1;
+    uint32_t ep = 0, wep = 0;
+    uint32_t fences = 0;  // that the thread had been through
+    int16_t tid = -1;     // the last thread
+    Spread spread = ONE;
 };
 struct Cell {
-    Acc w, r, a;  // last plain write, plain read, atomic
-    uint64_t launch = 0;
-    uint32_t block = 0;
+    Acc w, r, a;               // last plain write, plain read, atomic
+    Acc earlier_r, earlier_a;  // the last ones of another block than these
 };
 struct Page {
     Cell c[4096];
 };
-std::unordered_map<uintptr_t, Page*> pages;
+// Of this launch, and of earlier ones while there are few.
+constexpr size_t FEW_PAGES = 512;
+std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages;
 uintptr_t last_k = ~0ull;
 Page* last_p;
-bool ordered(const Acc& a, int me, int warp) {  // did access a happen before this one?
-    if (a.ep != S.block_epoch || (a.tid == me)) return true;
-    return a.warp == warp && a.wep < S.warp_epoch[warp];
+
+// What a block has given free: of each thread what it did before so many of its fences, and what all did in epochs before.
+struct Release {
+    std::vector<uint32_t> fences;
+    uint32_t before = 0;
+    bool covers(const Acc& a) const { return a.ep < before || a.fences < fences[size_t(a.tid)]; }
+    bool covers(const Release& other) const {
+        if (other.before > before) return false;
+        for (size_t i = 0; i < fences.size(); ++i)
+            if (other.fences[i] > fences[i]) return false;
+        return true;
+    }
+};
+using Shared = std::shared_ptr<const Release>;
+// A release that an atomic of the running block has found.
+struct Seen {
+    uint32_t block;
+    Shared release;
+    int thread;
+    uint32_t ep, fences;  // when the thread found it
+    bool fenced;          // and a fence and a barrier came after
+};
+struct Thread {
+    uint32_t fences = 0, ep = 0;  // how many, and when the last one was
+};
+struct Running {
+    uint32_t block = 0, ep = 0;
+    std::vector<Thread> threads;
+    bool has_fenced = false;  // since the last barrier
+    Shared release;           // that every thread's atomics make
+    std::vector<Seen> seen;
+} now;
+uint64_t launch = 0;
+uint32_t first_ep = 0;                                            // of the launch
+std::vector<uint32_t> block_of;                                   // of the launch's epochs
+std::unordered_map<uintptr_t, std::map<uint32_t, Shared>> released;  // at an address, by block
+
+void pass_barrier() {
+    if (!now.has_fenced) return;
+    now.has_fenced = false;
+    auto next = std::make_shared<Release>();
+    for (const Thread& t : now.threads) {
+        next->fences.push_back(t.fences);
+        next->before = max(next->before, t.ep);
+    }
+    for (Seen& s : now.seen) s.fenced = s.fenced || s.ep < next->before || s.fences < next->fences[size_t(s.thread)];
+    now.release = next;
+}
+// The running block may be another one, or have passed a barrier.
+void catch_up() {
+    uint32_t ep = uint32_t(S.block_epoch);
+    if (ep == now.ep) return;
+    uint32_t block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    bool is_new = launch != S.launch_id;
+    if (is_new) {
+        launch = S.launch_id;
+        first_ep = ep;
+        block_of.clear();
+        released.clear();
+        if (pages.size() > FEW_PAGES) {
+            pages.clear();
+            last_k = ~0ull;
+        }
+    }
+    if (is_new || block != now.block) {
+        now = Running{};
+        now.block = block;
+        now.threads.resize(S.f.size());
+    } else {
+        pass_barrier();
+    }
+    now.ep = ep;
+    block_of.resize(ep - first_ep + 1, block);
+}
+// What an atomic of this thread releases; null for nothing.
+Shared release_by(int me) {
+    const Thread& t = now.threads[size_t(me)];
+    if (t.ep != now.ep) return now.release;
+    auto own = now.release ? std::make_shared<Release>(*now.release) : std::make_shared<Release>();
+    own->fences.resize(now.threads.size());
+    own->fences[size_t(me)] = t.fences;
+    own->before = now.ep;
+    return own;
+}
+// May this thread rely on it?
+bool is_acquired(const Seen& s, int me) {
+    const Thread& t = now.threads[size_t(me)];
+    return s.fenced || s.ep < t.ep || (s.thread == me && s.fences < t.fences);
+}
+void find(uint32_t block, const Shared& release, int me) {
+    for (const Seen& s : now.seen)
+        if (s.block == block && (s.thread == me || s.fenced) && s.release->covers(*release)) return;
+    now.seen.push_back({block, release, me, now.ep, now.threads[size_t(me)].fences, false});
+}
+void add(std::map<uint32_t, Shared>& all, uint32_t block, const Shared& release) {
+    Shared& old = all[block];
+    if (!old || release->covers(*old)) {
+        old = release;
+    } else if (!old->covers(*release)) {
+        auto both = std::make_shared<Release>(*old);
+        both->before = max(both->before, release->before);
+        for (size_t i = 0; i < both->fences.size(); ++i) both->fences[i] = max(both->fences[i], release->fences[i]);
+        old = both;
+    }
+}
+void acquire_and_release(uintptr_t p, int me) {
+    auto there = released.find(p);
+    if (there != released.end())
+        for (const auto& [block, release] : there->second)
+            if (block != now.block) find(block, release, me);
+    if (Shared own = release_by(me)) add(released[p], now.block, own);
+    for (const Seen& s : now.seen)
+        if (is_acquired(s, me)) add(released[p], s.block, s.release);
+}
+uint32_t block_at(uint32_t ep) { return block_of[ep - first_ep]; }
+bool is_of_another_block(const Acc& a) { return a.ep >= first_ep && block_at(a.ep) != now.block; }
+bool ordered_between_blocks(const Acc& a, int me) {
+    if (!is_of_another_block(a)) return true;
+    for (const Seen& s : now.seen)
+        if (s.block == block_at(a.ep) && is_acquired(s, me) && s.release->covers(a)) return true;
+    return false;
+}
+bool ordered_in_block(const Acc& a, int me, int warp) {
+    if (a.ep != now.ep || (a.spread == ONE && a.tid == me)) return true;
+    return a.spread != BLOCK_WIDE && a.tid / 32 == warp && a.wep < S.warp_epoch[size_t(warp)];
+}
+// Remembers an access as the last one. What comes after it comes after all that it comes after.
+void remember(Acc& last, Acc& earlier, Acc a, int me, int warp) {
+    if (is_of_another_block(last))
+        earlier = last;
+    else if (!ordered_in_block(last, me, warp))
+        a.spread = last.spread == BLOCK_WIDE || last.tid / 32 != warp ? BLOCK_WIDE : WARP_WIDE;
+    last = a;
+}
+// What is wrong about an access, and with which one.
+struct Race {
+    const char* what = nullptr;
+    const char* between = "";
+    Acc with;
+};
+Race race(const Cell& c, bool write, bool atomic, bool shared, int me, int warp) {
+    const char* after_write = atomic ? "write-atomic" : write ? "write-write" : "write-read";
+    const char* after_atomic = write ? "atomic-write" : "atomic-read";
+    const char* after_read = atomic ? "read-atomic" : "read-write";
+    if (!ordered_in_block(c.w, me, warp)) return {after_write, "", c.w};
+    if (!atomic && !ordered_in_block(c.a, me, warp)) return {after_atomic, "", c.a};
+    if (write && !ordered_in_block(c.r, me, warp)) return {after_read, "", c.r};
+    if (shared) return {};
+    const char* blocks = " between blocks";
+    if (!ordered_between_blocks(c.w, me)) return {after_write, blocks, c.w};
+    for (const Acc* a : {&c.a, &c.earlier_a})
+        if (!atomic && !ordered_between_blocks(*a, me)) return {after_atomic, blocks, *a};
+    for (const Acc* r : {&c.r, &c.earlier_r})
+        if (write && !ordered_between_blocks(*r, me)) return {after_read, blocks, *r};
+    return {};
+}
+void report(const Race& found, bool shared, void* pc) {
+    Dl_info d{};
+    dladdr(pc, &d);
+    char b[160];
+    snprintf(b, sizeof b, "race (%s%s, %s memory, with thread %d of block %u) pc +0x%zx", found.what, found.between,
+             shared ? "shared" : "global", found.with.tid, block_at(found.with.ep), (size_t)((char*)pc - (char*)d.dli_fbase));
+    cuda_shim::fail(b, 0);
+}
+bool is_shared(uintptr_t p) {
+    return (p >= (uintptr_t)__start_cuda_shared && p < (uintptr_t)__stop_cuda_shared) ||
+           (p >= (uintptr_t)S.dyn.data() && p < (uintptr_t)S.dyn.data() + S.dyn.size());
+}
+// Neither shared nor global: a thread's own stack, and what the shim keeps.
+bool is_own(uintptr_t p) {
+    uintptr_t pool = (uintptr_t)S.pool, scheduler = (uintptr_t)&S, fibers = (uintptr_t)S.f.data();
+    return (p >= pool && p < pool + S.pool_n * cuda_shim::STACK) || (p >= scheduler && p < scheduler + sizeof S) ||
+           (p >= fibers && p < (uintptr_t)(S.f.data() + S.f.size())) ||
+           (p >= (uintptr_t)&threadIdx && p < (uintptr_t)(&threadIdx + 1));
+}
+Cell& cell(uintptr_t p) {
+    uintptr_t k = p >> 12;
+    if (k != last_k) {
+        std::unique_ptr<Page>& q = pages[k];
+        if (!q) q = std::make_unique<Page>();
+        last_k = k;
+        last_p = q.get();
+    }
+    return last_p->c[p & 4095];
 }
 void acc(const volatile void* pv, size_t n, bool write, bool atomic, void* pc) {
-    if (!S.in_kernel) return;
-    uintptr_t p = (uintptr_t)pv, pool = (uintptr_t)S.pool;
-    if (p >= pool && p < pool + S.pool_n * cuda_shim::STACK) return;  // a thread's own stack
-    uintptr_t rs = (uintptr_t)&S;
-    if (p >= rs && p < rs + sizeof S) return;
-    if ((p >= (uintptr_t)S.f.data() && p < (uintptr_t)(S.f.data() + S.f.size())) || p == (uintptr_t)&threadIdx.x ||
-        (p >= (uintptr_t)&threadIdx && p < (uintptr_t)(&threadIdx + 1)))
-        return;
-    bool shared = (p >= (uintptr_t)__start_cuda_shared && p < (uintptr_t)__stop_cuda_shared) ||
-                  (p >= (uintptr_t)S.dyn.data() && p < (uintptr_t)S.dyn.data() + S.dyn.size());
+    uintptr_t p = (uintptr_t)pv;
+    if (!S.in_kernel || is_own(p)) return;
+    catch_up();
+    bool shared = is_shared(p);
     int me = int(S.cur - S.f.data()), warp = S.cur->warp;
-    uint32_t blk = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    if (atomic && !shared) acquire_and_release(p, me);
+    Acc a;
+    a.ep = now.ep;
+    a.wep = S.warp_epoch[size_t(warp)];
+    a.fences = now.threads[size_t(me)].fences;
+    a.tid = int16_t(me);
     for (size_t i = 0; i < n; ++i, ++p) {
-        uintptr_t k = p >> 12;
-        if (k != last_k) {
-            Page*& q = pages[k];
-            if (!q) q = new Page;
-            last_k = k;
-            last_p = q;
+        Cell& c = cell(p);
+        if (S.err.empty()) {
+            Race found = race(c, write, atomic, shared, me, warp);
+            if (found.what) report(found, shared, pc);
         }
-        Cell& c = last_p->c[p & 4095];
-        const char* what = nullptr;
-        if (!ordered(c.w, me, warp))
-            what = atomic ? "write-atomic" : write ? "write-write" : "write-read";
-        else if (!atomic && !ordered(c.a, me, warp))
-            what = "atomic-plain";
-        else if (write && !ordered(c.r, me, warp))
-            what = "read-write";
-        else if (write && !shared && !atomic && c.launch == S.launch_id && c.block != blk)
-            what = "write-write between blocks";
-        if (what && S.err.empty()) {
-            Dl_info d{};
-            dladdr(pc, &d);
-            char b[160];
-            snprintf(b, sizeof b, "race (%s, %s memory, with thread %d) pc +0x%zx", what, shared ? "shared" : "global",
-                     write && what[0] == 'r' ? c.r.tid : c.w.tid, (size_t)((char*)pc - (char*)d.dli_fbase));
-            cuda_shim::fail(b, 0);
-        }
-        Acc a;
-        a.ep = S.block_epoch;
-        a.wep = S.warp_epoch[warp];
-        a.tid = int16_t(me);
-        a.warp = int16_t(warp);
-        if (write && !atomic) {
+        if (atomic)
+            remember(c.a, c.earlier_a, a, me, warp);
+        else if (write)
             c.w = a;
-            c.launch = S.launch_id;
-            c.block = blk;
-        } else {
-            Acc& o = atomic ? c.a : c.r;
-            // What comes after this one comes after all that this one comes after.
-            if (!ordered(o, me, warp)) {
-                a.tid = -2;
-                if (o.warp != warp) a.warp = -2;
-            }
-            o = a;
-        }
+        else
+            remember(c.r, c.earlier_r, a, me, warp);
     }
 }
 }  // namespace
 #define PC __builtin_return_address(0)
 extern "C" {
 void cuda_shim_atomic(const volatile void* p, size_t n) { acc(p, n, true, true, PC); }
+void cuda_shim_fence() {
+    catch_up();
+    Thread& t = now.threads[size_t(S.cur - S.f.data())];
+    ++t.fences;
+    t.ep = now.ep;
+    now.has_fenced = true;
+}
 #define RW(n)                                                               \
     void __tsan_read##n(void* p) { acc(p, n, false, false, PC); }           \
     void __tsan_write##n(void* p) { acc(p, n, true, false, PC); }           \

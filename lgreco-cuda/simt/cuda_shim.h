@@ -48,7 +48,8 @@ extern char __stop_cuda_shared[] __attribute__((weak));
 
 extern "C" {
 void cuda_shim_atomic(const volatile void*, size_t) __attribute__((weak));
-}  // racecheck hook
+void cuda_shim_fence() __attribute__((weak));
+}  // racecheck hooks
 namespace cuda_shim {
 enum St : uint8_t { READY, BLOCK, WARP, DONE };
 enum Op : uint8_t { SHFL, BALLOT, SYNCWARP };
@@ -528,7 +529,9 @@ template <class T>
 SHIM_NOSAN inline T atomicCAS(T* p, std::common_type_t<T> c, std::common_type_t<T> v) {
     return cuda_shim::rmw(p, [=](T o) { return o == c ? v : o; });
 }
-inline void __threadfence() {}
+SHIM_NOSAN inline void __threadfence() {
+    if (cuda_shim_fence) cuda_shim_fence();
+}
 inline void __threadfence_block() {}
 inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
     return static_cast<unsigned long long>(static_cast<unsigned __int128>(x) * y >> 64);

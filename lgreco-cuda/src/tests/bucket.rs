@@ -4,7 +4,7 @@
 use super::backend;
 use super::exchange::{Memory, narrowed};
 use super::launches::{Calls, Counted};
-use super::simt::flavour;
+use super::simt::{Flavour, flavour};
 use crate::device::Part;
 use crate::{CudaBackend, DeviceBucket, DeviceLayer, DeviceMemory, DeviceRequest, Error, ExchangeConfig, OnFault};
 use lgreco_core::compress::Setting;
@@ -270,6 +270,14 @@ fn means_and_residuals_are_those_of_the_hosts_exchange() {
         let steps = (4, 7, collectives);
         same_as_on_the_host(&mut cuda, &mut ranks, &layers, steps, Dtype::F32, &mut vec![None; WORLD]);
     }
+}
+
+/// Layers of all kinds together, in a step whose residuals are not zero.
+#[test]
+fn no_race_is_found() {
+    let Some(mut cuda) = backend(Flavour::Races, 2) else { return };
+    let mut ranks = ranks(&mut cuda, &settings());
+    same_as_on_the_host(&mut cuda, &mut ranks, &settings(), (4, 6, 3), Dtype::F32, &mut vec![None; WORLD]);
 }
 
 #[test]

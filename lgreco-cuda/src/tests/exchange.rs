@@ -15,6 +15,8 @@ use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Shape};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Ranks, of which one is told apart.
 pub(super) const WORLD: usize = 3;
@@ -455,30 +457,27 @@ fn planted_faults_are_found() {
     }
 }
 
-/// Under the race check: spans of buckets that warps share, one after another; means of layers with a table of parts each.
+/// What a check says, or what it panics with.
+pub(super) fn told(check: impl FnOnce() -> Result<usize, String>) -> Result<usize, String> {
+    let said = |panic: Box<dyn Any + Send>| panic.downcast::<String>().map_or_else(|_| String::new(), |said| *said);
+    catch_unwind(AssertUnwindSafe(check)).unwrap_or_else(|panic| Err(said(panic)))
+}
+
+/// Under the race check: spans of buckets that warps share, one after another; means of layers with a table of parts each, of
+/// three ranks.
 #[test]
 fn no_race_is_found_until_one_is_planted() {
     let run = |edit| {
         let mut backend = CudaBackend::on(Box::new(Simt::new(Flavour::Races, 2, edit)?));
-        let layers = layers();
-        let config = ExchangeConfig { world: 1, ..config(Dtype::F32, 1.0) };
-        let mut rank = Rank::new(&mut backend, &layers, config);
-        let values = uniform(rank.expected.len(), 1);
-        rank.gradients.fill(bytemuck::cast_slice(&values));
-        // SAFETY: both are large enough, and nothing else uses them.
-        let encoded =
-            unsafe { backend.encode_exchange(&rank.exchange, rank.gradients.address(), rank.message.address()) };
-        let mut messages = gathered(std::slice::from_ref(&rank));
-        // SAFETY: as above.
-        let finish =
-            |()| unsafe { backend.finish_exchange(&rank.exchange, messages.address(), rank.gradients.address()) };
-        Some(encoded.and_then(finish))
+        Some(told(|| steps(&mut backend, config(Dtype::F32, 1.0), 1)))
     };
     let Some(outcome) = run(None) else { return };
-    assert_eq!(outcome, Ok(()));
+    let elements: usize = layers().iter().map(|(shape, _)| shape.elements()).sum();
+    assert_eq!(outcome, Ok(WORLD * elements));
     let from = "        // The next span's buckets may be shared by other warps.\n        __syncthreads();\n";
     for (from, to) in [(from, ""), ("held = next;\n            __syncthreads();", "held = next;")] {
         let edit = Edit { module: Module::Exchange, from, to };
-        assert!(matches!(run(Some(edit)), Some(Err(Error::Driver { .. }))), "the planted race was not found: {from}");
+        let found = run(Some(edit)).expect("g++").expect_err("the planted race");
+        assert!(found.contains("race ("), "{from}: {found}");
     }
 }

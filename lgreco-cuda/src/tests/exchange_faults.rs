@@ -238,3 +238,16 @@ fn no_race_is_found_until_one_is_planted() {
         assert!(found.as_ref().is_some_and(|said| said.contains("race (")), "{from}: {found:?}");
     }
 }
+
+/// Sums of three ranks, and payloads beside them: a sound step, and one that a rank spoils.
+#[test]
+fn no_race_is_found_on_three_ranks() {
+    let Some(mut backend) = backend(Flavour::Races, 3) else { return };
+    for reduce_dtype in [Dtype::F32, Dtype::Bf16] {
+        let config = ExchangeConfig { reduce_dtype, ..config(Dtype::F32, 1.0) };
+        let mut ranks = ranks(&mut backend, &layers(), config);
+        let not_finite = (NOT_FINITE, Some(ExchangeFault::NonFinite { layer: 0, index: 123 }));
+        spoiled_step(&mut backend, &mut ranks, (config, 0), (&[], 0, 0.0), (0, None));
+        spoiled_step(&mut backend, &mut ranks, (config, 10), (&[1], 123, f32::NAN), not_finite);
+    }
+}

@@ -167,6 +167,14 @@ fn what_is_wrong_with_a_shard_its_rank_knows_alone_and_tells() {
 }
 
 #[test]
+fn no_race_is_found() {
+    for setting in [Setting::Dense, QSGD] {
+        let Some(mut cuda) = backend(Flavour::Races, 2) else { return };
+        alone(&mut cuda, setting).unwrap();
+    }
+}
+
+#[test]
 fn faults_in_the_kernels_are_found() {
     for (module, setting, from, to) in [
         (Module::Exchange, QSGD, "layer.number, layer.start, world", "layer.number, 0, world"),

@@ -1,7 +1,7 @@
 //! Exchanges of layers under TopK on the device, alone and among others, against the core.
 
 use super::backend;
-use super::exchange::{Memory, Rank, WORLD, bits, config, gathered, ranks, spoiled_step, steps_of};
+use super::exchange::{Memory, Rank, WORLD, bits, config, gathered, ranks, spoiled_step, steps_of, told};
 use super::simt::{Edit, Flavour, Simt, flavour};
 use crate::kernels::Module;
 use crate::{CudaBackend, ExchangeConfig, ExchangeFault, OnFault};
@@ -246,12 +246,7 @@ fn edited(flavour: Flavour, steps: u64, edit: Option<Edit>) -> Option<Result<usi
         values[before..before + 4000].iter_mut().step_by(9).for_each(|x| *x *= 2f32.powi(20));
         values
     };
-    let outcome =
-        std::panic::AssertUnwindSafe(|| steps_of(&mut backend, &layers, config(Dtype::F32, 0.5), steps, values));
-    Some(
-        std::panic::catch_unwind(outcome)
-            .unwrap_or_else(|panic| Err(panic.downcast::<String>().map_or_else(|_| String::new(), |said| *said))),
-    )
+    Some(told(|| steps_of(&mut backend, &layers, config(Dtype::F32, 0.5), steps, values)))
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod exchange_sums;
 mod exchange_topk;
 mod faults;
 mod feedback;
+mod fences;
 mod few_bits;
 mod hostile;
 mod large;

@@ -1,5 +1,6 @@
 //! Every kernel through NVRTC: to PTX, and to machine code for all architectures that matter, without a device.
 
+use super::fences;
 use super::simt::entries;
 use super::unavailable;
 use crate::Error;
@@ -81,6 +82,7 @@ fn check_kernels(compiler: &Compiler, oldest: u32, numbers_of: &[u32]) {
             assert!(text.contains(&format!(".entry {entry}(")) && text.contains(&target), "{entry}: {text}");
         }
         assert!(!text.contains(".ftz") && !text.contains(".approx"), "{module:?}: inexact arithmetic");
+        fences::check(module, &text).unwrap();
         for (entry, body) in text.split(".entry ").skip(1).map(|text| text.split_once('(').expect("parameters")) {
             let generic: Vec<&str> = body.lines().map(str::trim).filter(|line| is_generic(line)).collect();
             // Its matrix is in shared memory where it fits there.

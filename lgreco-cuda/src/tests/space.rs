@@ -289,6 +289,19 @@ fn so_they_are_by_shards() {
     }
 }
 
+/// Shards of all kinds of layers, without the largest ones.
+#[test]
+fn no_race_is_found() {
+    if is_there() {
+        let members: Vec<Member> =
+            members_of(Dtype::F32).into_iter().filter(|member| member.shape.elements() < 3000).collect();
+        let open = |members: &[Member], _, _| {
+            OnDevice::<true>::new(backend(Flavour::Races, 2).expect("g++, as before"), members)
+        };
+        check_space(&members, false, open);
+    }
+}
+
 #[test]
 fn failures_are_the_hosts() {
     if is_there() {

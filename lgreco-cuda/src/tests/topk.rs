@@ -95,11 +95,14 @@ fn edited(flavour: Flavour, module: Module, from: &'static str, to: &'static str
     Some(CudaBackend::on(Box::new(Simt::new(flavour, 0, Some(Edit { module, from, to }))?)))
 }
 
-/// With ties. Every third has more of them, which are not where bins begin.
+/// Of bell-shaped values with ties the one of this number. Every third has more of them, which are not where bins begin.
+pub(super) fn with_ties(index: usize) -> f32 {
+    let rounded = |unit: f32| (bell(index) / unit).round() * unit;
+    if index.is_multiple_of(3) { rounded(1e-3) * 1.003 } else { rounded(1.0 / 8192.0) }
+}
+
 fn tensor() -> Tensor {
-    let rounded = |i: usize, unit: f32| (bell(i) / unit).round() * unit;
-    let value = |i: usize| if i.is_multiple_of(3) { rounded(i, 1e-3) * 1.003 } else { rounded(i, 1.0 / 8192.0) };
-    Tensor::new(&(0..9000).map(value).collect::<Vec<_>>(), 9000, 1)
+    Tensor::new(&(0..9000).map(with_ties).collect::<Vec<_>>(), 9000, 1)
 }
 
 /// Of these, the last leave few values, so that bins are refined.

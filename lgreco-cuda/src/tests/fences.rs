@@ -1,0 +1,223 @@
+//! What blocks of one launch tell each other: fences are on both sides of the atomic that says which block is the last one. The
+//! check for races finds each of them left out, and all are in what NVRTC makes.
+
+use super::nvrtc::compiler;
+use super::simt::{Edit, Flavour, Simt};
+use super::topk::with_ties;
+use crate::CudaBackend;
+use crate::compiler::Architecture;
+use crate::kernels::Module;
+use lgreco_core::backend::{Backend, Job};
+use lgreco_core::compress::quantised_topk::QuantisedTopK;
+use lgreco_core::compress::{Candidates, Compressor, Setting};
+use lgreco_core::gradient::{Dtype, Gradient};
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::backend::Tensor;
+
+/// A row, or one payload.
+#[derive(Clone, Copy)]
+enum What<'a> {
+    Row(Candidates<'a>),
+    Payload(Setting),
+}
+
+/// Work in which the last block reads what others have written, by a module's kernels. Which race is found in an edited one: `None`
+/// without g++, an empty text if there is none.
+fn race(module: Module, from: &'static str, to: &'static str) -> Option<String> {
+    let mut backend = CudaBackend::on(Box::new(Simt::new(Flavour::Races, 0, Some(Edit { module, from, to }))?));
+    let (rows, cols, what) = match module {
+        // More than one chunk. What the last k leave is few values, so that bins are refined.
+        Module::TopK => {
+            (40_000, 1, What::Row(Candidates::TopK { values: Dtype::F32, keeps: &[39_975, 39_900, 39_800, 39_600] }))
+        }
+        // Several spans, all of which is kept.
+        Module::Selection => {
+            (20_003, 1, What::Payload(Setting::QuantisedTopK(QuantisedTopK { keep: 20_003, bits: 3 })))
+        }
+        // Products of several chunks.
+        Module::PowerSgd => (70, 600, What::Row(Candidates::PowerSgd { iterations: 1, ranks: &[3] })),
+        _ => panic!("{module:?}"),
+    };
+    let values: Vec<f32> = (0..rows * cols).map(with_ties).collect();
+    let tensor = Tensor::new(&values, rows, cols);
+    let done = run(&mut backend, tensor.gradients()[0], what);
+    let said = backend.failure().map_or_else(String::new, |failure| failure.to_string());
+    assert!(done != said.contains("race ("), "{module:?}, {to}: {said}");
+    Some(said)
+}
+
+/// Whether it can be done.
+fn run(backend: &mut CudaBackend, gradient: Gradient<'_>, what: What<'_>) -> bool {
+    match what {
+        What::Row(candidates) => {
+            let job = Job { gradient, candidates, stream: Stream::default() };
+            let (mut row, mut workspace) = (vec![0.0; candidates.len()], vec![0; backend.workspace_len(&[job])]);
+            backend.measure(&[job], &mut workspace, &mut row).is_ok()
+        }
+        What::Payload(setting) => {
+            let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32).unwrap()];
+            backend.encode(&setting, &gradient, Stream::default(), &mut [], &mut payload).is_ok()
+        }
+    }
+}
+
+/// As both `is_last` and `comes_last` have them.
+const BEFORE: &str = "    __threadfence();\n    __syncthreads();\n";
+const AFTER: &str = "    __syncthreads();\n    __threadfence();\n";
+
+/// How `fresh` reads.
+const FRESH: &str = "return *static_cast<const volatile T*>(&word);";
+
+/// No release, or no acquire.
+const WITHOUT_A_FENCE: [(&str, &str); 2] = [(BEFORE, "    __syncthreads();\n"), (AFTER, "    __syncthreads();\n")];
+
+/// Fences that are not of all threads that write or read, and no barrier between what they write and the atomic.
+const WITH_TOO_LITTLE: [(&str, &str); 3] = [
+    (BEFORE, "    if (threadIdx.x == 0) {\n        __threadfence();\n    }\n    __syncthreads();\n"),
+    (BEFORE, "    __threadfence();\n"),
+    (AFTER, "    __syncthreads();\n    if (threadIdx.x == 0) {\n        __threadfence();\n    }\n"),
+];
+
+#[test]
+fn a_missing_fence_is_found() {
+    for module in [Module::TopK, Module::Selection, Module::PowerSgd] {
+        for (from, to) in WITHOUT_A_FENCE {
+            let Some(said) = race(module, from, to) else { return };
+            assert!(said.contains(" between blocks, global memory"), "{module:?}, {from} becomes {to}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_fence_that_orders_too_little_is_found() {
+    for module in [Module::TopK, Module::PowerSgd] {
+        for (from, to) in WITH_TOO_LITTLE {
+            let Some(said) = race(module, from, to) else { return };
+            assert!(said.contains(" between blocks, global memory"), "{module:?}, {from} becomes {to}: {said}");
+        }
+    }
+}
+
+/// Blocks read what others write later, which is as wrong as to read what others have written.
+#[test]
+fn a_block_that_does_not_wait_is_found() {
+    for (module, from) in
+        [(Module::TopK, "    return before + own == all;\n"), (Module::PowerSgd, "    return shared;\n")]
+    {
+        let Some(said) = race(module, from, "    return true;\n") else { return };
+        assert!(said.contains("race (read-") && said.contains(" between blocks"), "{module:?}: {said}");
+    }
+}
+
+/// Fences around the atomic, by its thread, do as well. What the fences order may be read by any load: so the check cannot tell
+/// whether `fresh` is one that no compiler leaves out or moves.
+#[test]
+fn other_ways_that_are_right_are_no_races() {
+    let own = "    __threadfence();\n    __syncthreads();\n    if (threadIdx.x == 0) {\n        \
+               before = atomicAdd(done, own);\n        if (before + own == all) {\n            \
+               atomicExch(done, 0u);\n        }\n    }\n    __syncthreads();\n    __threadfence();\n";
+    let by_one = "    __syncthreads();\n    if (threadIdx.x == 0) {\n        __threadfence();\n        \
+                  before = atomicAdd(done, own);\n        __threadfence();\n        if (before + own == all) {\n            \
+                  atomicExch(done, 0u);\n        }\n    }\n    __syncthreads();\n";
+    for (from, to) in [(own, by_one), (FRESH, "return word;")] {
+        let Some(said) = race(Module::TopK, from, to) else { return };
+        assert_eq!(said, "", "{to}");
+    }
+}
+
+/// What a line of PTX does, as far as it is about the order of blocks; of atomics with the register that has the address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event<'p> {
+    Fence,
+    Barrier,
+    Add(&'p str),
+    Reset(&'p str),
+}
+
+fn event(line: &str) -> Option<Event<'_>> {
+    let line = line.trim();
+    let line = if line.starts_with('@') { line.split_once(' ')?.1.trim() } else { line };
+    let (operation, operands) = line.split_at(line.find([' ', '\t', ';'])?);
+    let address = || operands.split_once('[')?.1.split(']').next();
+    match operation.split('.').collect::<Vec<_>>()[..] {
+        ["membar", "gl"] | ["fence", .., "gpu"] => Some(Event::Fence),
+        ["bar", "sync"] | ["barrier", "sync", ..] | ["barrier", "cta", "sync", ..] => Some(Event::Barrier),
+        ["atom", .., "global", "add", _] => Some(Event::Add(address()?)),
+        ["atom", .., "global", "exch", _] if operands.ends_with("], 0;") => Some(Event::Reset(address()?)),
+        _ => None,
+    }
+}
+
+/// How many counters of blocks a kernel has: words that are added to and then become 0. An error if one is not between two fences
+/// with a barrier on either side of it.
+fn counters(body: &str) -> Result<usize, String> {
+    let events: Vec<Event<'_>> = body.lines().filter_map(event).collect();
+    let is_order = |event: &&Event<'_>| matches!(event, Event::Fence | Event::Barrier);
+    let mut found = 0;
+    for (at, event) in events.iter().enumerate() {
+        let Event::Add(counter) = event else { continue };
+        let Some(reset) = events[at..].iter().position(|event| *event == Event::Reset(counter)) else { continue };
+        let before: Vec<_> = events[..at].iter().rev().filter(is_order).take(2).collect();
+        let after: Vec<_> = events[at + reset..].iter().filter(is_order).take(2).collect();
+        let around = [&Event::Barrier, &Event::Fence];
+        if before != around || after != around {
+            return Err(format!("counter {counter}: backwards {before:?}, forwards {after:?}"));
+        }
+        found += 1;
+    }
+    Ok(found)
+}
+
+/// Kernels whose last block goes on with what others have found; whether it reads that by `fresh`.
+const LAST_BLOCKS: [(Module, &str, bool); 16] = [
+    (Module::Exchange, "average", false),
+    (Module::ExchangeSums, "project", false),
+    (Module::ExchangeSums, "gram", false),
+    (Module::ExchangeSums, "back_project", false),
+    (Module::Selection, "sample", true),
+    (Module::Selection, "offer", true),
+    (Module::Selection, "refine", true),
+    (Module::Selection, "count_kept", true),
+    (Module::Selection, "write_kept", false),
+    (Module::Selection, "check_payloads", true),
+    (Module::Selection, "average_kept", false),
+    (Module::Selection, "measure_kept", true),
+    (Module::TopK, "refine", true),
+    (Module::PowerSgd, "project", false),
+    (Module::PowerSgd, "back_project", false),
+    (Module::PowerSgd, "gram", false),
+];
+
+/// Checks a module's kernels in PTX, and says what is wrong.
+pub(super) fn check(module: Module, ptx: &str) -> Result<(), String> {
+    for (entry, body) in ptx.split(".entry ").skip(1).map(|text| text.split_once('(').expect("parameters")) {
+        let known = LAST_BLOCKS.iter().find(|last| (last.0, last.1) == (module, entry));
+        let found = counters(body).map_err(|wrong| format!("{module:?}, {entry}: {wrong}"))?;
+        if found != usize::from(known.is_some()) {
+            return Err(format!("{module:?}, {entry}: {found} counters"));
+        }
+        let reads_fresh = body.contains("ld.volatile.global");
+        if known.is_some_and(|last| last.2 != reads_fresh) || body.contains("ld.global.nc") {
+            return Err(format!("{module:?}, {entry}: reads what other blocks have written as if they had not"));
+        }
+    }
+    Ok(())
+}
+
+/// `nvrtc` has what is there looked through.
+#[test]
+fn what_is_missing_in_what_is_compiled_is_found() {
+    let Some(compiler) = compiler() else { return };
+    let barriers = [(BEFORE, "    __threadfence();\n"), (AFTER, "    __threadfence();\n")];
+    for module in [Module::TopK, Module::PowerSgd] {
+        let fresh = (module == Module::TopK).then_some((FRESH, "return word;"));
+        for (from, to) in WITHOUT_A_FENCE.into_iter().chain(barriers).chain(fresh) {
+            let source = module.source();
+            assert!(source.contains(from), "{module:?}: {from}");
+            let source = source.replacen(from, to, 1);
+            let (code, _) = compiler.compile(module.name(), &source, Architecture::Ptx(80), &[]).unwrap();
+            let found = check(module, &String::from_utf8(code).unwrap());
+            assert!(found.is_err(), "{module:?}: {from} becomes {to}");
+        }
+    }
+}
