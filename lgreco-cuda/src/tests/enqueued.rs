@@ -15,10 +15,10 @@ use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
 use std::ffi::c_void;
 
-const ROWS: usize = 61;
-const COLS: usize = 147;
+pub(super) const ROWS: usize = 61;
+pub(super) const COLS: usize = 147;
 
-fn qsgd(bits: u8) -> Setting {
+pub(super) fn qsgd(bits: u8) -> Setting {
     Setting::Qsgd(Qsgd { bits, ..Qsgd::default() })
 }
 
@@ -63,11 +63,19 @@ fn enqueue(call: extern "C" fn(*mut c_void) -> i32, argument: *mut c_void, strea
     assert_eq!(unsafe { fake::<Enqueue>("fake_cuda_enqueue")(call, argument, stream) }, 0);
 }
 
-fn tensor() -> Tensor {
+/// What is current on this thread.
+pub(super) fn current_context() -> sys::CUcontext {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: a place for a context.
+    unsafe { sys::cuCtxGetCurrent(&mut context).result().unwrap() };
+    context
+}
+
+pub(super) fn tensor() -> Tensor {
     Tensor::new(&uniform(ROWS * COLS, 1), ROWS, COLS)
 }
 
-fn payload(setting: &Setting) -> Vec<u8> {
+pub(super) fn payload(setting: &Setting) -> Vec<u8> {
     let (tensor, shape) = (tensor(), Shape::new(ROWS, COLS).unwrap());
     let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
     let mut workspace = vec![0; setting.encode_workspace_len(shape, Dtype::F32)];
@@ -76,7 +84,7 @@ fn payload(setting: &Setting) -> Vec<u8> {
 }
 
 /// Memory of the device, 256 bytes aligned, for as long as the process.
-fn device(bytes: usize) -> u64 {
+pub(super) fn device(bytes: usize) -> u64 {
     let mut address = 0;
     // SAFETY: a context is current, and the place is one for an address.
     unsafe { sys::cuMemAlloc_v2(&mut address, bytes).result().unwrap() };
@@ -84,7 +92,7 @@ fn device(bytes: usize) -> u64 {
 }
 
 /// The values at an address of the stand-in's, whose memory is the processor's.
-fn values(address: u64, count: usize) -> &'static [f32] {
+pub(super) fn values(address: u64, count: usize) -> &'static [f32] {
     // SAFETY: `device` gave as many, and nothing is enqueued that writes them.
     unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address as usize), count) }
 }
@@ -186,22 +194,35 @@ fn captured() {
 
 #[test]
 fn a_streams_context_is_used_from_any_thread() {
-    with_the_fake("fresh_thread", &[]);
+    with_the_fake("fresh_thread", &[("FAKE_CUDA_DEVICES", "2")]);
 }
 
 #[test]
 #[ignore = "needs the fake driver"]
 fn fresh_thread() {
     let (_, stream) = trainer(0);
-    let stream = stream.expose_provenance();
-    std::thread::spawn(move || {
-        // SAFETY: the stream and its context stay; none is current on this thread.
-        let backend = unsafe { CudaBackend::with_stream(std::ptr::with_exposed_provenance_mut(stream)) };
-        assert_eq!(backend.map(drop), Ok(()));
-    })
-    .join()
-    .unwrap();
-    assert_eq!(state().left, [0, 1, 1, 0, 1, 0], "what is left: the trainer's context and stream");
+    let (stream, target) = (stream.expose_provenance(), device(4 * ROWS * COLS));
+    let decode = move || {
+        let payload = payload(&qsgd(4));
+        let mut expected = vec![0.0; ROWS * COLS];
+        Portable.decode(&payload, &mut expected).unwrap();
+        // SAFETY: the stream and its context stay; the target is as long as the values.
+        unsafe {
+            let mut backend = CudaBackend::with_stream(std::ptr::with_exposed_provenance_mut(stream)).unwrap();
+            backend.decode_to_device(&payload, target).unwrap();
+            backend.synchronise().unwrap();
+        }
+        assert!(values(target, expected.len()) == expected);
+    };
+    // None is current on the first thread, another device's on the second.
+    std::thread::spawn(decode).join().unwrap();
+    let beside_another = move || {
+        let (other, _) = trainer(1);
+        decode();
+        assert_eq!(current_context(), other);
+    };
+    std::thread::spawn(beside_another).join().unwrap();
+    assert_eq!(state().left, [1, 2, 2, 0, 1, 0], "what is left: the trainers', of whose contexts one is current here");
 }
 
 #[test]
