@@ -1,22 +1,23 @@
 // A CUDA driver for tests of what calls one: memory is the processor's, kernels run through cuda_shim.h, and everything
 // is counted. What is enqueued happens when somebody waits, not before: copies read their source then, unless it is
-// pageable, which the driver copies at once, and kernels run then; what fails then fails every later call in its context.
+// pageable, which the driver copies at once, and kernels run then; what fails then fails every later call in its
+// context.
 //
 // Every device has its primary context, and every thread its own stack of contexts. Memory, streams, events and modules
 // belong to the context that was current when they were made: another context's memory gives error 201, another's or a
 // dead handle 400. All calls may be made from any thread; one mutex orders them.
 //
-// Every stream has a queue, and a wait does only what is enqueued there before the point that is waited for, and what that
-// point comes after by an event or by the rules of the null stream: other streams lag behind for as long as they may. With
-// FAKE_CUDA_OTHERS_FIRST they run ahead instead, as far as they may, so that two operations that nothing orders are seen in
-// both orders. A capture is global, as of torch.cuda.graph: calls that synchronise, load or allocate at once give 900 in any
-// thread, and invalidate it.
+// Every stream has a queue, and a wait does only what is enqueued there before the point that is waited for, and what
+// that point comes after by an event or by the rules of the null stream: other streams lag behind for as long as they
+// may. With FAKE_CUDA_OTHERS_FIRST they run ahead instead, as far as they may, so that two operations that nothing
+// orders are seen in both orders. A capture is global, as of torch.cuda.graph: calls that synchronise, load or allocate
+// at once give 900 in any thread, and invalidate it.
 //
 // FAKE_CUDA_MODULES is a list LIBRARY=KERNEL;... of compiled kernels and one that a module's code must hold to be that
 // library's; FAKE_CUDA_FAIL is CALL=CODE, a call that fails and how; FAKE_CUDA_VERSION the version of CUDA;
-// FAKE_CUDA_CAPABILITY the devices' compute capability; FAKE_CUDA_MEMORY the bytes that a device has; FAKE_CUDA_DEVICES how
-// many there are; FAKE_CUDA_EVENT a mistake of whoever waits for an event: `none` waits for nothing, `last` for the event that
-// was recorded last.
+// FAKE_CUDA_CAPABILITY the devices' compute capability; FAKE_CUDA_MEMORY the bytes that a device has; FAKE_CUDA_DEVICES
+// how many there are; FAKE_CUDA_EVENT a mistake of whoever waits for an event: `none` waits for nothing, `last` for the
+// event that was recorded last.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -356,21 +357,20 @@ static bool is_device(int device) { return device >= 0 && device < number("FAKE_
         return 0;                                                           \
     }
 // One that frees in the current context, which does so whatever has failed.
-#define FREEING(name, parameters, ...)                                                             \
-    CALL(name, parameters, Context * here; if (int code = current(&here)) return code; __VA_ARGS__; \
-         return here->failed)
+#define FREEING(name, parameters, ...) \
+    CALL(name, parameters, Context* here; if (int code = current(&here)) return code; __VA_ARGS__; return here->failed)
 // A call that needs a current context.
 #define IN_CONTEXT(name, parameters, ...) FREEING(name, parameters, if (here->failed) return here->failed; __VA_ARGS__)
 // One that must not come while anything is captured.
 #define UNCAPTURED(name, parameters, ...) \
     IN_CONTEXT(name, parameters, if (int code = unless_capturing()) return code; __VA_ARGS__)
 // One that enqueues what comes last.
-#define ENQUEUED(name, parameters, before, ...)                                               \
-    IN_CONTEXT(name, parameters, auto to_stream = stream_of(stream, here);                    \
-               if (!to_stream) return INVALID_HANDLE; Context * owner = to_stream->context;   \
-               last_stream = stream; before return enqueue(to_stream, [=]() mutable -> int { \
-                   __VA_ARGS__;                                                               \
-                   return 0;                                                                  \
+#define ENQUEUED(name, parameters, before, ...)                                                                   \
+    IN_CONTEXT(name, parameters, auto to_stream = stream_of(stream, here); if (!to_stream) return INVALID_HANDLE; \
+               Context* owner = to_stream->context; last_stream = stream;                                         \
+               before return enqueue(to_stream, [=]() mutable -> int {                                            \
+                   __VA_ARGS__;                                                                                   \
+                   return 0;                                                                                      \
                }))
 
 CALL(cuDriverGetVersion, (int* version), *version = number("FAKE_CUDA_VERSION", 12040))
@@ -381,9 +381,11 @@ CALL(cuDeviceGetName, (char* name, int room, int), {
     const char* asked = getenv("FAKE_CUDA_NAME");
     snprintf(name, room, "%s", asked ? asked : "Fake GPU");
 })
-CALL(cuDeviceTotalMem_v2, (size_t * bytes, int), *bytes = size_t(8) << 30)
+CALL(cuDeviceTotalMem_v2, (size_t* bytes, int), *bytes = size_t(8) << 30)
 CALL(cuDeviceGetAttribute, (int* value, int attribute, int), int capability = number("FAKE_CUDA_CAPABILITY", 80);
-     *value = attribute == 115 ? 1 : attribute == 75 ? capability / 10 : capability % 10)
+     *value = attribute == 115  ? 1
+              : attribute == 75 ? capability / 10
+                                : capability % 10)
 CALL(cuDevicePrimaryCtxRetain, (void** out, int device), if (!is_device(device)) return INVALID_DEVICE;
      *out = retain(device))
 CALL(cuDevicePrimaryCtxRelease_v2, (int device), Context& context = contexts[device];
@@ -396,7 +398,7 @@ CALL(cuCtxGetCurrent, (void** context), *context = stack.empty() ? nullptr : sta
 IN_CONTEXT(cuCtxGetDevice, (int* device), *device = here->device)
 IN_CONTEXT(cuStreamCreate, (void** stream, unsigned flags),
            *stream = keep(streams, Stream{here, flags == 0, {}, 0, {}, NONE, {}}))
-CALL(cuStreamGetCtx, (void* stream, void** context), Context * here; int code = current(&here);
+CALL(cuStreamGetCtx, (void* stream, void** context), Context* here; int code = current(&here);
      if (!stream && code) return code; auto found = stream_of(stream, here); if (!found) return INVALID_HANDLE;
      *context = found->context)
 IN_CONTEXT(cuStreamIsCapturing, (void* stream, int* status), auto found = stream_of(stream, here);
@@ -407,7 +409,7 @@ IN_CONTEXT(cuStreamSynchronize, (void* stream), ++synchronised; last_stream = st
            return synchronise(stream_of(stream, here)))
 IN_CONTEXT(cuStreamWaitEvent, (void* stream, void* event, unsigned),
            return come_after(stream_of(stream, here), find(events, event)))
-IN_CONTEXT(cuMemAllocAsync, (uint64_t * address, size_t bytes, void* stream), auto found = stream_of(stream, here);
+IN_CONTEXT(cuMemAllocAsync, (uint64_t* address, size_t bytes, void* stream), auto found = stream_of(stream, here);
            if (!found) return INVALID_HANDLE; return allocate(address, bytes, found->context))
 // The stream's earlier work may still use it.
 FREEING(cuMemFreeAsync, (uint64_t address, void* stream), auto found = stream_of(stream, here);
@@ -417,8 +419,7 @@ UNCAPTURED(cuMemHostAlloc, (void** address, size_t bytes, unsigned), *address = 
            locked[uint64_t(*address)] = {bytes, here})
 FREEING(cuMemFreeHost, (void* address), if (!locked.erase(uint64_t(address))) return INVALID_VALUE; free(address))
 IN_CONTEXT(cuEventCreate, (void** event, unsigned), *event = keep(events, Event{here, {}, false}))
-IN_CONTEXT(cuEventRecord, (void* event, void* stream),
-           return record(find(events, event), stream_of(stream, here)))
+IN_CONTEXT(cuEventRecord, (void* event, void* stream), return record(find(events, event), stream_of(stream, here)))
 IN_CONTEXT(cuEventSynchronize, (void* event), return wait_for(find(events, event)))
 // Every question finds the stream one operation further.
 UNCAPTURED(cuEventQuery, (void* event), auto found = find(events, event); if (!found) return INVALID_HANDLE;
@@ -426,20 +427,28 @@ UNCAPTURED(cuEventQuery, (void* event), auto found = find(events, event); if (!f
            if (!at.stream || at.stream->done >= at.position) return 0; run({at.stream, at.stream->done + 1});
            return NOT_READY)
 FREEING(cuEventDestroy_v2, (void* event), if (int code = forget(events, event)) return code)
-ENQUEUED(cuMemcpyHtoDAsync_v2, (uint64_t to, const void* from, size_t bytes, void* stream),
-         if (int code = writable(to, bytes, owner)) return code; std::string copy;
-         bool now = !block_of(locked, uint64_t(from), bytes);
-         if (now) { copy.assign(static_cast<const char*>(from), bytes); ++pageable; }
-         , memcpy(reinterpret_cast<void*>(to), now ? static_cast<const void*>(copy.data()) : from, bytes))
+ENQUEUED(
+    cuMemcpyHtoDAsync_v2, (uint64_t to, const void* from, size_t bytes, void* stream),
+    if (int code = writable(to, bytes, owner)) return code;
+    std::string copy; bool now = !block_of(locked, uint64_t(from), bytes);
+    if (now) {
+        copy.assign(static_cast<const char*>(from), bytes);
+        ++pageable;
+    },
+    memcpy(reinterpret_cast<void*>(to), now ? static_cast<const void*>(copy.data()) : from, bytes))
 ENQUEUED(cuMemcpyDtoHAsync_v2, (void* to, uint64_t from, size_t bytes, void* stream),
-         if (int code = foreign(from, owner)) return code;, memcpy(to, reinterpret_cast<void*>(from), bytes))
+         if (int code = foreign(from, owner)) return code;
+         , memcpy(to, reinterpret_cast<void*>(from), bytes))
 ENQUEUED(cuMemcpyDtoDAsync_v2, (uint64_t to, uint64_t from, size_t bytes, void* stream),
-         if (int code = writable(to, bytes, owner)) return code; if (int code = foreign(from, owner)) return code;
+         if (int code = writable(to, bytes, owner)) return code;
+         if (int code = foreign(from, owner)) return code;
          , memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes))
 ENQUEUED(cuMemsetD8Async, (uint64_t to, unsigned char value, size_t bytes, void* stream),
-         if (int code = writable(to, bytes, owner)) return code;, memset(reinterpret_cast<void*>(to), value, bytes))
+         if (int code = writable(to, bytes, owner)) return code;
+         , memset(reinterpret_cast<void*>(to), value, bytes))
 ENQUEUED(cuMemsetD32Async, (uint64_t to, unsigned value, size_t words, void* stream),
-         if (int code = writable(to, 4 * words, owner)) return code; if (to % 4 != 0) return ILLEGAL_ADDRESS;
+         if (int code = writable(to, 4 * words, owner)) return code;
+         if (to % 4 != 0) return ILLEGAL_ADDRESS;
          , for (size_t i = 0; i < words; i++) memcpy(reinterpret_cast<void*>(to + 4 * i), &value, 4))
 // What is enqueued may be of the module.
 FREEING(cuModuleUnload, (void* module), auto found = find(modules, module);
@@ -464,7 +473,8 @@ static void* library_of(const char* code) {
     return nullptr;
 }
 
-UNCAPTURED(cuModuleLoadData, (void** module, const char* code), if (memcmp(code, "\177ELF", 4) != 0) return INVALID_IMAGE;
+UNCAPTURED(cuModuleLoadData, (void** module, const char* code),
+           if (memcmp(code, "\177ELF", 4) != 0) return INVALID_IMAGE;
            void* library = library_of(code); if (!library) return INVALID_IMAGE;
            *module = keep(modules, Module{here, library}))
 IN_CONTEXT(cuModuleGetFunction, (void** function, void* module, const char* name), auto found = find(modules, module);
@@ -483,15 +493,15 @@ ENQUEUED(
     if (!called || called->context != here || owner != here) return INVALID_HANDLE; std::vector<std::string> values;
     for (size_t i = 0; i < called->count; i++)
         values.emplace_back(static_cast<char*>(params[i]), i ? sizeof(void*) : called->first);
-    ++launched;
-    , char error[512]; std::vector<void*> places; for (auto& value : values) places.push_back(value.data());
+    ++launched;, char error[512]; std::vector<void*> places; for (auto& value : values) places.push_back(value.data());
     Launch launch = {{gx, gy, gz}, {bx, by, bz}, shared, places.data(), 0, 0, 0, error, sizeof error};
     if (called->kernel(&launch)) {
         fprintf(stderr, "fake driver: %s\n", error);
         return LAUNCH_FAILED;
     })
 
-CALL(cuGetErrorName, (int code, const char** name), *name = code == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR")
+CALL(cuGetErrorName, (int code, const char** name),
+     *name = code == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR")
 // For as long as the thread.
 CALL(cuGetErrorString, (int code, const char** text), static thread_local char words[32];
      snprintf(words, sizeof words, "code %d", code); *text = words)
@@ -500,20 +510,20 @@ CALL(cuGetErrorString, (int code, const char** text), static thread_local char w
 CALL(cuCtxSetCurrent, (void* context), if (context && !known(context)) return INVALID_CONTEXT;
      if (!stack.empty()) stack.pop_back(); if (context) stack.push_back(context))
 UNCAPTURED(cuCtxSynchronize, (), return wait_for_all(here))
-UNCAPTURED(cuMemAlloc_v2, (uint64_t * address, size_t bytes), return allocate(address, bytes, here))
+UNCAPTURED(cuMemAlloc_v2, (uint64_t* address, size_t bytes), return allocate(address, bytes, here))
 // Waits for the device.
 FREEING(cuMemFree_v2, (uint64_t address), if (int code = unless_capturing()) return code; wait_for_all(here);
         if (int code = release(address, here)) return code)
 // In the null stream, which is waited for.
 UNCAPTURED(cuMemcpyHtoD_v2, (uint64_t to, const void* from, size_t bytes),
            if (int code = writable(to, bytes, here)) return code;
-           if (int code = enqueue(here->null_stream, [=] { return memcpy(reinterpret_cast<void*>(to), from, bytes), 0; }))
-               return code;
+           if (int code = enqueue(here->null_stream,
+                                  [=] { return memcpy(reinterpret_cast<void*>(to), from, bytes), 0; })) return code;
            return wait(end_of(here->null_stream)))
 UNCAPTURED(cuMemcpyDtoH_v2, (void* to, uint64_t from, size_t bytes), if (int code = foreign(from, here)) return code;
            if (!block_of(memory, from, bytes)) return ILLEGAL_ADDRESS;
-           if (int code = enqueue(here->null_stream, [=] { return memcpy(to, reinterpret_cast<void*>(from), bytes), 0; }))
-               return code;
+           if (int code = enqueue(here->null_stream,
+                                  [=] { return memcpy(to, reinterpret_cast<void*>(from), bytes), 0; })) return code;
            return wait(end_of(here->null_stream)))
 
 // NVRTC asks for a table of the driver's: one that holds nothing but its own size.
@@ -521,14 +531,15 @@ CALL(cuGetExportTable, (const void** table, const void*), static size_t own = si
 
 #define OWN extern "C" __attribute__((visibility("default")))
 
-// What there is now: allocations, contexts held, streams, modules, contexts on this thread's stack, page-locked blocks and
-// events; waits for streams, launches and uploads of pageable memory so far.
+// What there is now: allocations, contexts held, streams, modules, contexts on this thread's stack, page-locked blocks
+// and events; waits for streams, launches and uploads of pageable memory so far.
 OWN void fake_cuda_state(int* state) {
     std::lock_guard<std::mutex> guard(mutex);
     int retained = 0;
     for (auto& context : contexts) retained += context.second.retained;
-    int now[9] = {int(memory.size()), retained, int(streams.size() - contexts.size()), int(modules.size()),
-                  int(stack.size()),  int(locked.size() + events.size()), synchronised, launched, pageable};
+    int now[9] = {int(memory.size()),  retained,          int(streams.size() - contexts.size()),
+                  int(modules.size()), int(stack.size()), int(locked.size() + events.size()),
+                  synchronised,        launched,          pageable};
     memcpy(state, now, sizeof now);
 }
 // From now on the stream is being captured into a new graph, or not any more: 901 when the capture has become invalid.

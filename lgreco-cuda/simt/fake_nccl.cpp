@@ -1,5 +1,6 @@
-// NCCL for tests: collectives over MPI, enqueued on the imitated driver (fake_driver.cpp), whose memory is the processor's,
-// in the stream that each is given. Those of a communicator come one after another in whatever streams they are.
+// NCCL for tests: collectives over MPI, enqueued on the imitated driver (fake_driver.cpp), whose memory is the
+// processor's, in the stream that each is given. Those of a communicator come one after another in whatever streams
+// they are.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
