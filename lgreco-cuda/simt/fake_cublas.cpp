@@ -91,14 +91,15 @@ static int multiply(Handle* handle, int of_a, int of_b, int m, int n, int k, con
         }
     };
     using Product = decltype(product);
-    auto enqueue = reinterpret_cast<void (*)(int (*)(void*), void*)>(driver("fake_cuda_enqueue"));
-    enqueue(
+    auto enqueue = reinterpret_cast<int (*)(int (*)(void*), void*, void*)>(driver("fake_cuda_enqueue"));
+    int code = enqueue(
         [](void* argument) {
             (*static_cast<Product*>(argument))();
             delete static_cast<Product*>(argument);
             return 0;
         },
-        new Product(product));
+        new Product(product), handle->stream);
+    if (code) return EXECUTION_FAILED;
     ++products;
     last_stream = handle->stream;
     return 0;

@@ -1,9 +1,24 @@
 // A CUDA driver for tests of what calls one: memory is the processor's, kernels run through cuda_shim.h, and everything
 // is counted. What is enqueued happens when somebody waits, not before: copies read their source then, unless it is
-// pageable, which the driver copies at once, and kernels run then; what fails then fails every later call. There is one
-// stream as far as that goes. FAKE_CUDA_MODULES is a list LIBRARY=KERNEL;... of compiled kernels and one that a module's
-// code must hold to be that library's; FAKE_CUDA_FAIL is CALL=CODE, a call that fails and how; FAKE_CUDA_VERSION the
-// version of CUDA; FAKE_CUDA_CAPABILITY the device's compute capability; FAKE_CUDA_MEMORY the bytes the device has.
+// pageable, which the driver copies at once, and kernels run then; what fails then fails every later call in its
+// context.
+//
+// Every device has its primary context, and every thread its own stack of contexts. Memory, streams, events and modules
+// belong to the context that was current when they were made: another context's memory gives error 201, another's or a
+// dead handle 400. All calls may be made from any thread; one mutex orders them.
+//
+// Every stream has a queue, and a wait does only what is enqueued there before the point that is waited for, and what
+// that point comes after by an event or by the rules of the null stream: other streams lag behind for as long as they
+// may. With FAKE_CUDA_OTHERS_FIRST they run ahead instead, as far as they may, so that two operations that nothing
+// orders are seen in both orders. A capture is global, as of torch.cuda.graph: calls that synchronise, load or allocate
+// at once give 900 in any thread, and invalidate it.
+//
+// FAKE_CUDA_MODULES is a list LIBRARY=KERNEL;... of compiled kernels and one that a module's code must hold to be that
+// library's; FAKE_CUDA_FAIL is CALL=CODE, a call that fails and how; FAKE_CUDA_VERSION the version of CUDA;
+// FAKE_CUDA_CAPABILITY the devices' compute capability; FAKE_CUDA_MEMORY the bytes that a device has; FAKE_CUDA_DEVICES
+// how many there are; FAKE_CUDA_EVENT a mistake of whoever waits for an event: `none` waits for nothing, `last` for the
+// event that was recorded last.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +26,8 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 #include <dlfcn.h>
@@ -27,21 +44,104 @@ struct Launch {  // cuda_shim_launch
     size_t chosen_count;
 };
 
+enum {
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200,
+    INVALID_CONTEXT = 201,
+    INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
+    NOT_READY = 600,
+    ILLEGAL_ADDRESS = 700,
+    CONTEXT_IS_DESTROYED = 709,
+    LAUNCH_FAILED = 719,
+    NOT_SUPPORTED = 801,
+    CAPTURE_UNSUPPORTED = 900,
+    CAPTURE_INVALIDATED = 901,
+    CAPTURE_ISOLATION = 905,
+    CAPTURE_IMPLICIT = 906,
+    CAPTURED_EVENT = 907
+};
+
+struct Stream;
+
+// A device's primary context.
+struct Context {
+    int device, retained;
+    // What enqueued work has failed with.
+    int failed;
+    std::shared_ptr<Stream> null_stream;
+};
+
+// Where a stream has done all that was enqueued up to some moment.
+struct Point {
+    std::shared_ptr<Stream> stream;
+    uint64_t position;
+};
+
+struct Operation {
+    std::function<int()> work;
+    // Points of other streams that come before it.
+    std::vector<Point> after;
+};
+
+enum Capture { NONE, ACTIVE, INVALIDATED };  // CUstreamCaptureStatus
+
+struct Stream {
+    Context* context;
+    // Whether it is ordered with the null stream.
+    bool blocking;
+    std::deque<Operation> queue;
+    // Operations done so far.
+    uint64_t done;
+    // Of events that the next operation waits for.
+    std::vector<Point> awaited;
+    Capture capture;
+    std::deque<std::function<int()>> graph;
+};
+
+struct Event {
+    Context* context;
+    // Nothing until it is recorded.
+    Point at;
+    bool captured;
+};
+
+struct Module {
+    Context* context;
+    void* library;
+};
+
 // A function of a module: the kernel, the bytes of its first argument, and how many there are.
 struct Function {
+    Context* context;
     int (*kernel)(const Launch*);
     size_t first, count;
 };
 
-static std::map<uint64_t, size_t> memory, locked;
-static std::vector<void*> stack;
-static std::deque<std::function<int()>> queue, graph;
-static int retained, streams, modules, synchronised, launched, pageable, events;
-// What enqueued work has failed with.
-static int failed;
-static bool capturing;
+struct Block {
+    size_t bytes;
+    Context* context;
+};
+
+using Blocks = std::map<uint64_t, Block>;
+// What the driver has made, in that order.
+template <typename Thing>
+using Made = std::vector<std::shared_ptr<Thing>>;
+
+static std::mutex mutex;
+static Blocks memory, locked;
+static std::map<int, Context> contexts;
+static thread_local std::vector<void*> stack;
+static Made<Stream> streams;  // with the null streams
+static Made<Event> events;
+static Made<Module> modules;
+// Functions live as long as the process, as their libraries do.
+static Made<Function> functions;
+static int synchronised, launched, pageable;
 static void* last_stream;
-static char context, own_stream;
+static std::shared_ptr<Event> last_recorded;
 
 static int outcome(const char* call) {
     const char* fail = getenv("FAKE_CUDA_FAIL");
@@ -54,105 +154,305 @@ static int number(const char* variable, int otherwise) {
     return set ? atoi(set) : otherwise;
 }
 
-#define CALL(name, parameters, ...)                                         \
-    extern "C" __attribute__((visibility("default"))) int name parameters { \
-        if (int code = outcome(#name)) return code;                         \
-        __VA_ARGS__;                                                        \
-        return 0;                                                           \
-    }
-// A call that needs a current context.
-#define IN_CONTEXT(name, parameters, ...) \
-    CALL(name, parameters, if (stack.empty()) return 201; if (failed) return failed; __VA_ARGS__)
-// One that frees, which does so whatever has failed.
-#define FREEING(name, parameters, ...) CALL(name, parameters, if (stack.empty()) return 201; __VA_ARGS__; return failed)
-// One that enqueues what comes last.
-#define ENQUEUED(name, parameters, before, ...)               \
-    IN_CONTEXT(name, parameters, last_stream = stream; before \
-               (capturing ? graph : queue).push_back([=]() mutable -> int { __VA_ARGS__; return 0; }))
-
-static bool within(const std::map<uint64_t, size_t>& blocks, uint64_t address, size_t bytes) {
-    auto after = blocks.upper_bound(address);
-    if (after == blocks.begin()) return false;
-    --after;
-    return address + bytes <= after->first + after->second;
+template <typename Thing>
+static std::shared_ptr<Thing> find(const Made<Thing>& all, const void* handle) {
+    for (auto& thing : all)
+        if (thing.get() == handle) return thing;
+    return nullptr;
 }
 
-static bool inside(uint64_t address, size_t bytes) { return within(memory, address, bytes); }
-
-// Does what is enqueued.
-static int wait() {
-    for (; !queue.empty() && !failed; queue.pop_front()) failed = queue.front()();
-    queue.clear();
-    return failed;
+template <typename Thing>
+static Thing* keep(Made<Thing>& all, Thing made) {
+    all.push_back(std::make_shared<Thing>(std::move(made)));
+    return all.back().get();
 }
 
-static int allocate(uint64_t* address, size_t bytes) {
-    size_t all = bytes;
-    for (auto& block : memory) all += block.second;
-    const char* room = getenv("FAKE_CUDA_MEMORY");
-    if (room && all > strtoull(room, nullptr, 10)) return 2;
-    void* block = aligned_alloc(256, (bytes + 255) / 256 * 256);
-    memset(block, 0xa5, bytes);
-    memory[*address = uint64_t(block)] = bytes;
+template <typename Thing>
+static int forget(Made<Thing>& all, const void* handle) {
+    auto gone = std::remove_if(all.begin(), all.end(), [&](auto& thing) { return thing.get() == handle; });
+    if (gone == all.end()) return INVALID_HANDLE;
+    all.erase(gone, all.end());
     return 0;
 }
 
-static int release(uint64_t address) {
-    if (!memory.erase(address)) return 1;
+static Context* known(const void* handle) {
+    for (auto& own : contexts)
+        if (&own.second == handle) return &own.second;
+    return nullptr;
+}
+
+// The context that is current on this thread.
+static int current(Context** context) {
+    *context = stack.empty() ? nullptr : known(stack.back());
+    if (!*context) return INVALID_CONTEXT;
+    return (*context)->retained ? 0 : CONTEXT_IS_DESTROYED;
+}
+
+// The stream of a handle; the null stream is that of the current context.
+static std::shared_ptr<Stream> stream_of(const void* handle, const Context* here) {
+    return handle ? find(streams, handle) : here->null_stream;
+}
+
+static bool is_null_stream(const std::shared_ptr<Stream>& stream) { return stream->context->null_stream == stream; }
+
+// Whether operations of one wait for those of the other because one of them is the null stream.
+static bool implicitly_ordered(const std::shared_ptr<Stream>& one, const std::shared_ptr<Stream>& other) {
+    return one != other && one->context == other->context && (is_null_stream(one) || is_null_stream(other)) &&
+           one->blocking && other->blocking;
+}
+
+// The block that an address is in; nullptr when there is none.
+static const Block* block_of(const Blocks& blocks, uint64_t address, size_t bytes) {
+    auto after = blocks.upper_bound(address);
+    if (after == blocks.begin()) return nullptr;
+    --after;
+    return address + bytes <= after->first + after->second.bytes ? &after->second : nullptr;
+}
+
+// 201 for memory of another context than this. Any other address may be a test's own.
+static int foreign(uint64_t address, const Context* context) {
+    const Block* block = block_of(memory, address, 1);
+    return block && block->context != context ? INVALID_CONTEXT : 0;
+}
+
+// Whether a context may write there.
+static int writable(uint64_t address, size_t bytes, const Context* context) {
+    if (int code = foreign(address, context)) return code;
+    return block_of(memory, address, bytes) ? 0 : ILLEGAL_ADDRESS;
+}
+
+static Point end_of(const std::shared_ptr<Stream>& stream) { return {stream, stream->done + stream->queue.size()}; }
+
+// Does what comes before a point. What follows a failure in its context is not done.
+static void run(const Point& to) {
+    for (; to.stream->done < to.position; ++to.stream->done) {
+        Operation& next = to.stream->queue.front();
+        for (auto& before : next.after) run(before);
+        int& failed = to.stream->context->failed;
+        if (!failed) failed = next.work();
+        to.stream->queue.pop_front();
+    }
+}
+
+static int wait(const Point& to) {
+    Made<Stream> others;
+    if (getenv("FAKE_CUDA_OTHERS_FIRST")) others = streams;
+    for (auto& other : others)
+        if (other != to.stream) run(end_of(other));
+    run(to);
+    return to.stream->context->failed;
+}
+
+// Waits for all streams of a context, those that were made last first.
+static int wait_for_all(Context* context) {
+    for (auto stream = streams.rbegin(); stream != streams.rend(); ++stream)
+        if ((*stream)->context == context) run(end_of(*stream));
+    return context->failed;
+}
+
+static int enqueue(const std::shared_ptr<Stream>& to, std::function<int()> work) {
+    if (to->capture == INVALIDATED) return CAPTURE_INVALIDATED;
+    if (to->capture) {
+        to->graph.push_back(std::move(work));
+        return 0;
+    }
+    Operation made{std::move(work), to->awaited};
+    for (auto& other : streams) {
+        if (!implicitly_ordered(to, other)) continue;
+        if (other->capture) {
+            other->capture = INVALIDATED;
+            return CAPTURE_IMPLICIT;
+        }
+        made.after.push_back(end_of(other));
+    }
+    to->awaited.clear();
+    to->queue.push_back(std::move(made));
+    return 0;
+}
+
+// 900 while anything is captured, which is then invalid.
+static int unless_capturing() {
+    int code = 0;
+    for (auto& stream : streams)
+        if (stream->capture) {
+            stream->capture = INVALIDATED;
+            code = CAPTURE_UNSUPPORTED;
+        }
+    return code;
+}
+
+static int synchronise(const std::shared_ptr<Stream>& stream) {
+    if (!stream) return INVALID_HANDLE;
+    if (stream->capture) return unless_capturing();
+    return wait(end_of(stream));
+}
+
+static int wait_for(std::shared_ptr<Event> event) {
+    if (!event) return INVALID_HANDLE;
+    if (int code = unless_capturing()) return code;
+    if (event->captured) return CAPTURED_EVENT;
+    const char* mistake = getenv("FAKE_CUDA_EVENT");
+    if (mistake && strcmp(mistake, "none") == 0) return 0;
+    if (mistake) event = last_recorded;
+    return event->at.stream ? wait(event->at) : 0;
+}
+
+static int record(const std::shared_ptr<Event>& event, const std::shared_ptr<Stream>& stream) {
+    if (!event || !stream || event->context != stream->context) return INVALID_HANDLE;
+    event->captured = stream->capture;
+    if (stream->capture) return 0;
+    if (int code = enqueue(stream, [] { return 0; })) return code;
+    event->at = end_of(stream);
+    last_recorded = event;
+    return 0;
+}
+
+// Whatever is enqueued in the stream from now on comes after the event.
+static int come_after(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Event>& event) {
+    if (!event || !stream) return INVALID_HANDLE;
+    if (stream->capture) return event->captured ? 0 : CAPTURE_ISOLATION;
+    // A GPU's driver would capture this stream, too.
+    if (event->captured) return NOT_SUPPORTED;
+    if (event->at.stream) stream->awaited.push_back(event->at);
+    return 0;
+}
+
+static int allocate(uint64_t* address, size_t bytes, Context* context) {
+    size_t all = bytes;
+    for (auto& block : memory)
+        if (block.second.context == context) all += block.second.bytes;
+    const char* room = getenv("FAKE_CUDA_MEMORY");
+    if (room && all > strtoull(room, nullptr, 10)) return OUT_OF_MEMORY;
+    void* block = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    memset(block, 0xa5, bytes);
+    memory[*address = uint64_t(block)] = {bytes, context};
+    return 0;
+}
+
+static int release(uint64_t address, const Context* context) {
+    if (int code = foreign(address, context)) return code;
+    if (!memory.erase(address)) return INVALID_VALUE;
     free(reinterpret_cast<void*>(address));
     return 0;
 }
 
+static Context* retain(int device) {
+    Context& context = contexts[device];
+    if (!context.null_stream) {
+        context.device = device;
+        keep(streams, Stream{&context, true, {}, 0, {}, NONE, {}});
+        context.null_stream = streams.back();
+    }
+    ++context.retained;
+    return &context;
+}
+
+static bool is_device(int device) { return device >= 0 && device < number("FAKE_CUDA_DEVICES", 1); }
+
+#define CALL(name, parameters, ...)                                         \
+    extern "C" __attribute__((visibility("default"))) int name parameters { \
+        std::lock_guard<std::mutex> guard(mutex);                           \
+        if (int code = outcome(#name)) return code;                         \
+        __VA_ARGS__;                                                        \
+        return 0;                                                           \
+    }
+// One that frees in the current context, which does so whatever has failed.
+#define FREEING(name, parameters, ...) \
+    CALL(name, parameters, Context* here; if (int code = current(&here)) return code; __VA_ARGS__; return here->failed)
+// A call that needs a current context.
+#define IN_CONTEXT(name, parameters, ...) FREEING(name, parameters, if (here->failed) return here->failed; __VA_ARGS__)
+// One that must not come while anything is captured.
+#define UNCAPTURED(name, parameters, ...) \
+    IN_CONTEXT(name, parameters, if (int code = unless_capturing()) return code; __VA_ARGS__)
+// One that enqueues what comes last.
+#define ENQUEUED(name, parameters, before, ...)                                                                   \
+    IN_CONTEXT(name, parameters, auto to_stream = stream_of(stream, here); if (!to_stream) return INVALID_HANDLE; \
+               Context* owner = to_stream->context; last_stream = stream;                                         \
+               before return enqueue(to_stream, [=]() mutable -> int {                                            \
+                   __VA_ARGS__;                                                                                   \
+                   return 0;                                                                                      \
+               }))
+
 CALL(cuDriverGetVersion, (int* version), *version = number("FAKE_CUDA_VERSION", 12040))
 CALL(cuInit, (unsigned), )
-CALL(cuDeviceGetCount, (int* count), *count = 1)
-CALL(cuDeviceGet, (int* device, int ordinal), if (ordinal != 0) return 101; *device = 0)
+CALL(cuDeviceGetCount, (int* count), *count = number("FAKE_CUDA_DEVICES", 1))
+CALL(cuDeviceGet, (int* device, int ordinal), if (!is_device(ordinal)) return INVALID_DEVICE; *device = ordinal)
 CALL(cuDeviceGetName, (char* name, int room, int), {
     const char* asked = getenv("FAKE_CUDA_NAME");
     snprintf(name, room, "%s", asked ? asked : "Fake GPU");
 })
-CALL(cuDeviceTotalMem_v2, (size_t * bytes, int), *bytes = size_t(8) << 30)
+CALL(cuDeviceTotalMem_v2, (size_t* bytes, int), *bytes = size_t(8) << 30)
 CALL(cuDeviceGetAttribute, (int* value, int attribute, int), int capability = number("FAKE_CUDA_CAPABILITY", 80);
-     *value = attribute == 115 ? 1 : attribute == 75 ? capability / 10 : capability % 10)
-CALL(cuDevicePrimaryCtxRetain, (void** out, int), ++retained; *out = &context)
-CALL(cuDevicePrimaryCtxRelease_v2, (int), --retained)
-CALL(cuCtxPushCurrent_v2, (void* context), stack.push_back(context))
-CALL(cuCtxPopCurrent_v2, (void** context), if (stack.empty()) return 201; *context = stack.back(); stack.pop_back())
+     *value = attribute == 115  ? 1
+              : attribute == 75 ? capability / 10
+                                : capability % 10)
+CALL(cuDevicePrimaryCtxRetain, (void** out, int device), if (!is_device(device)) return INVALID_DEVICE;
+     *out = retain(device))
+CALL(cuDevicePrimaryCtxRelease_v2, (int device), Context& context = contexts[device];
+     if (!context.retained) return INVALID_CONTEXT; --context.retained)
+CALL(cuCtxPushCurrent_v2, (void* context), Context* pushed = known(context);
+     if (!pushed || !pushed->retained) return INVALID_CONTEXT; stack.push_back(context))
+CALL(cuCtxPopCurrent_v2, (void** context), if (stack.empty()) return INVALID_CONTEXT; *context = stack.back();
+     stack.pop_back())
 CALL(cuCtxGetCurrent, (void** context), *context = stack.empty() ? nullptr : stack.back())
-IN_CONTEXT(cuCtxGetDevice, (int* device), *device = 0)
-IN_CONTEXT(cuStreamCreate, (void** stream, unsigned), ++streams; *stream = &own_stream)
-// A trainer's context is where its stream is.
-CALL(cuStreamGetCtx, (void* stream, void** context), if (!stream && stack.empty()) return 201;
-     *context = stream ? stream : stack.back())
-IN_CONTEXT(cuStreamIsCapturing, (void*, int* status), *status = capturing)
-FREEING(cuStreamDestroy_v2, (void*), --streams)
-IN_CONTEXT(cuStreamSynchronize, (void* stream), ++synchronised; last_stream = stream; return wait())
-IN_CONTEXT(cuMemAllocAsync, (uint64_t * address, size_t bytes, void*), return allocate(address, bytes))
+IN_CONTEXT(cuCtxGetDevice, (int* device), *device = here->device)
+IN_CONTEXT(cuStreamCreate, (void** stream, unsigned flags),
+           *stream = keep(streams, Stream{here, flags == 0, {}, 0, {}, NONE, {}}))
+CALL(cuStreamGetCtx, (void* stream, void** context), Context* here; int code = current(&here);
+     if (!stream && code) return code; auto found = stream_of(stream, here); if (!found) return INVALID_HANDLE;
+     *context = found->context)
+IN_CONTEXT(cuStreamIsCapturing, (void* stream, int* status), auto found = stream_of(stream, here);
+           if (!found) return INVALID_HANDLE; *status = found->capture)
+FREEING(cuStreamDestroy_v2, (void* stream), auto found = find(streams, stream); if (!found) return INVALID_HANDLE;
+        run(end_of(found)); forget(streams, stream))
+IN_CONTEXT(cuStreamSynchronize, (void* stream), ++synchronised; last_stream = stream;
+           return synchronise(stream_of(stream, here)))
+IN_CONTEXT(cuStreamWaitEvent, (void* stream, void* event, unsigned),
+           return come_after(stream_of(stream, here), find(events, event)))
+IN_CONTEXT(cuMemAllocAsync, (uint64_t* address, size_t bytes, void* stream), auto found = stream_of(stream, here);
+           if (!found) return INVALID_HANDLE; return allocate(address, bytes, found->context))
 // The stream's earlier work may still use it.
-FREEING(cuMemFreeAsync, (uint64_t address, void*), wait(); if (int code = release(address)) return code)
-IN_CONTEXT(cuMemHostAlloc, (void** address, size_t bytes, unsigned), *address = aligned_alloc(4096, bytes);
-           locked[uint64_t(*address)] = bytes)
-FREEING(cuMemFreeHost, (void* address), if (!locked.erase(uint64_t(address))) return 1; free(address))
-// An event is the number of what was enqueued before it, which is all done after any wait.
-IN_CONTEXT(cuEventCreate, (void** event, unsigned), *event = &context; ++events)
-IN_CONTEXT(cuEventRecord, (void*, void*), )
-IN_CONTEXT(cuEventSynchronize, (void*), return wait())
-FREEING(cuEventDestroy_v2, (void*), --events)
-ENQUEUED(cuMemcpyHtoDAsync_v2, (uint64_t to, const void* from, size_t bytes, void* stream),
-         if (!inside(to, bytes)) return 700; std::string copy; bool now = !within(locked, uint64_t(from), bytes);
-         if (now) { copy.assign(static_cast<const char*>(from), bytes); ++pageable; }
-         , memcpy(reinterpret_cast<void*>(to), now ? static_cast<const void*>(copy.data()) : from, bytes))
-ENQUEUED(cuMemcpyDtoHAsync_v2, (void* to, uint64_t from, size_t bytes, void* stream), ,
-         memcpy(to, reinterpret_cast<void*>(from), bytes))
+FREEING(cuMemFreeAsync, (uint64_t address, void* stream), auto found = stream_of(stream, here);
+        if (!found) return INVALID_HANDLE; if (found->capture) return INVALID_VALUE; wait(end_of(found));
+        if (int code = release(address, found->context)) return code)
+UNCAPTURED(cuMemHostAlloc, (void** address, size_t bytes, unsigned), *address = aligned_alloc(4096, bytes);
+           locked[uint64_t(*address)] = {bytes, here})
+FREEING(cuMemFreeHost, (void* address), if (!locked.erase(uint64_t(address))) return INVALID_VALUE; free(address))
+IN_CONTEXT(cuEventCreate, (void** event, unsigned), *event = keep(events, Event{here, {}, false}))
+IN_CONTEXT(cuEventRecord, (void* event, void* stream), return record(find(events, event), stream_of(stream, here)))
+IN_CONTEXT(cuEventSynchronize, (void* event), return wait_for(find(events, event)))
+// Every question finds the stream one operation further.
+UNCAPTURED(cuEventQuery, (void* event), auto found = find(events, event); if (!found) return INVALID_HANDLE;
+           if (found->captured) return CAPTURED_EVENT; Point at = found->at;
+           if (!at.stream || at.stream->done >= at.position) return 0; run({at.stream, at.stream->done + 1});
+           return NOT_READY)
+FREEING(cuEventDestroy_v2, (void* event), if (int code = forget(events, event)) return code)
+ENQUEUED(
+    cuMemcpyHtoDAsync_v2, (uint64_t to, const void* from, size_t bytes, void* stream),
+    if (int code = writable(to, bytes, owner)) return code;
+    std::string copy; bool now = !block_of(locked, uint64_t(from), bytes);
+    if (now) {
+        copy.assign(static_cast<const char*>(from), bytes);
+        ++pageable;
+    },
+    memcpy(reinterpret_cast<void*>(to), now ? static_cast<const void*>(copy.data()) : from, bytes))
+ENQUEUED(cuMemcpyDtoHAsync_v2, (void* to, uint64_t from, size_t bytes, void* stream),
+         if (int code = foreign(from, owner)) return code;
+         , memcpy(to, reinterpret_cast<void*>(from), bytes))
 ENQUEUED(cuMemcpyDtoDAsync_v2, (uint64_t to, uint64_t from, size_t bytes, void* stream),
-         if (!inside(to, bytes)) return 700;, memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes))
+         if (int code = writable(to, bytes, owner)) return code;
+         if (int code = foreign(from, owner)) return code;
+         , memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes))
 ENQUEUED(cuMemsetD8Async, (uint64_t to, unsigned char value, size_t bytes, void* stream),
-         if (!inside(to, bytes)) return 700;, memset(reinterpret_cast<void*>(to), value, bytes))
+         if (int code = writable(to, bytes, owner)) return code;
+         , memset(reinterpret_cast<void*>(to), value, bytes))
 ENQUEUED(cuMemsetD32Async, (uint64_t to, unsigned value, size_t words, void* stream),
-         if (!inside(to, 4 * words) || to % 4 != 0) return 700;
+         if (int code = writable(to, 4 * words, owner)) return code;
+         if (to % 4 != 0) return ILLEGAL_ADDRESS;
          , for (size_t i = 0; i < words; i++) memcpy(reinterpret_cast<void*>(to + 4 * i), &value, 4))
 // What is enqueued may be of the module.
-FREEING(cuModuleUnload, (void*), wait(); --modules)
+FREEING(cuModuleUnload, (void* module), auto found = find(modules, module);
+        if (!found || found->context != here) return INVALID_HANDLE; wait_for_all(here); forget(modules, module))
 
 // The library whose kernel the code, an ELF file, names among its sections.
 static void* library_of(const char* code) {
@@ -173,69 +473,108 @@ static void* library_of(const char* code) {
     return nullptr;
 }
 
-IN_CONTEXT(cuModuleLoadData, (void** module, const char* code), if (memcmp(code, "\177ELF", 4) != 0) return 200;
-           *module = library_of(code); if (!*module) return 200; ++modules)
-// Functions live as long as the process, as their libraries do.
-IN_CONTEXT(cuModuleGetFunction, (Function * *function, void* module, const char* name),
-           void* kernel = dlsym(module, (std::string("shim_") + name).c_str());
-           void* arguments = dlsym(module, (std::string("shim_arguments_") + name).c_str());
-           if (!kernel || !arguments) return 500;
-           *function = new Function{reinterpret_cast<int (*)(const Launch*)>(kernel), 0, 0};
-           reinterpret_cast<void (*)(size_t*, size_t*)>(arguments)(&(*function)->first, &(*function)->count))
+UNCAPTURED(cuModuleLoadData, (void** module, const char* code),
+           if (memcmp(code, "\177ELF", 4) != 0) return INVALID_IMAGE;
+           void* library = library_of(code); if (!library) return INVALID_IMAGE;
+           *module = keep(modules, Module{here, library}))
+IN_CONTEXT(cuModuleGetFunction, (void** function, void* module, const char* name), auto found = find(modules, module);
+           if (!found || found->context != here) return INVALID_HANDLE;
+           void* kernel = dlsym(found->library, (std::string("shim_") + name).c_str());
+           void* arguments = dlsym(found->library, (std::string("shim_arguments_") + name).c_str());
+           if (!kernel || !arguments) return NOT_FOUND;
+           Function made{here, reinterpret_cast<int (*)(const Launch*)>(kernel), 0, 0};
+           reinterpret_cast<void (*)(size_t*, size_t*)>(arguments)(&made.first, &made.count);
+           *function = keep(functions, made))
 ENQUEUED(
     cuLaunchKernel,
-    (Function * function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+    (void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
      void* stream, void** params, void**),
-    std::vector<std::string> values; for (size_t i = 0; i < function->count; i++)
-        values.emplace_back(static_cast<char*>(params[i]), i ? sizeof(void*) : function->first);
-    ++launched;
-    , char error[512]; std::vector<void*> places; for (auto& value : values) places.push_back(value.data());
+    auto called = find(functions, function);
+    if (!called || called->context != here || owner != here) return INVALID_HANDLE; std::vector<std::string> values;
+    for (size_t i = 0; i < called->count; i++)
+        values.emplace_back(static_cast<char*>(params[i]), i ? sizeof(void*) : called->first);
+    ++launched;, char error[512]; std::vector<void*> places; for (auto& value : values) places.push_back(value.data());
     Launch launch = {{gx, gy, gz}, {bx, by, bz}, shared, places.data(), 0, 0, 0, error, sizeof error};
-    if (function->kernel(&launch)) {
+    if (called->kernel(&launch)) {
         fprintf(stderr, "fake driver: %s\n", error);
-        return 719;
+        return LAUNCH_FAILED;
     })
 
-CALL(cuGetErrorName, (int code, const char** name), *name = code == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR")
-CALL(cuGetErrorString, (int code, const char** text), static char words[32];
+CALL(cuGetErrorName, (int code, const char** name),
+     *name = code == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR")
+// For as long as the thread.
+CALL(cuGetErrorString, (int code, const char** text), static thread_local char words[32];
      snprintf(words, sizeof words, "code %d", code); *text = words)
 
 // What examples/on_device.rs does on its own.
-CALL(cuCtxSetCurrent, (void* context), stack.assign(1, context))
-IN_CONTEXT(cuCtxSynchronize, (), return wait())
-IN_CONTEXT(cuMemAlloc_v2, (uint64_t * address, size_t bytes), return allocate(address, bytes))
-FREEING(cuMemFree_v2, (uint64_t address), wait(); if (int code = release(address)) return code)
-IN_CONTEXT(cuMemcpyHtoD_v2, (uint64_t to, const void* from, size_t bytes), if (!inside(to, bytes)) return 700;
-           if (int code = wait()) return code; memcpy(reinterpret_cast<void*>(to), from, bytes))
-IN_CONTEXT(cuMemcpyDtoH_v2, (void* to, uint64_t from, size_t bytes), if (!inside(from, bytes)) return 700;
-           if (int code = wait()) return code; memcpy(to, reinterpret_cast<void*>(from), bytes))
+CALL(cuCtxSetCurrent, (void* context), if (context && !known(context)) return INVALID_CONTEXT;
+     if (!stack.empty()) stack.pop_back(); if (context) stack.push_back(context))
+UNCAPTURED(cuCtxSynchronize, (), return wait_for_all(here))
+UNCAPTURED(cuMemAlloc_v2, (uint64_t* address, size_t bytes), return allocate(address, bytes, here))
+// Waits for the device.
+FREEING(cuMemFree_v2, (uint64_t address), if (int code = unless_capturing()) return code; wait_for_all(here);
+        if (int code = release(address, here)) return code)
+// In the null stream, which is waited for.
+UNCAPTURED(cuMemcpyHtoD_v2, (uint64_t to, const void* from, size_t bytes),
+           if (int code = writable(to, bytes, here)) return code;
+           if (int code = enqueue(here->null_stream,
+                                  [=] { return memcpy(reinterpret_cast<void*>(to), from, bytes), 0; })) return code;
+           return wait(end_of(here->null_stream)))
+UNCAPTURED(cuMemcpyDtoH_v2, (void* to, uint64_t from, size_t bytes), if (int code = foreign(from, here)) return code;
+           if (!block_of(memory, from, bytes)) return ILLEGAL_ADDRESS;
+           if (int code = enqueue(here->null_stream,
+                                  [=] { return memcpy(to, reinterpret_cast<void*>(from), bytes), 0; })) return code;
+           return wait(end_of(here->null_stream)))
 
 // NVRTC asks for a table of the driver's: one that holds nothing but its own size.
 CALL(cuGetExportTable, (const void** table, const void*), static size_t own = sizeof own; *table = &own)
 
-// What there is now: allocations, contexts, streams, modules, contexts on the stack, page-locked blocks and events; waits,
-// launches and uploads of pageable memory so far.
-extern "C" __attribute__((visibility("default"))) void fake_cuda_state(int* state) {
-    int now[9] = {int(memory.size()), retained,     streams,  modules, int(stack.size()), int(locked.size()) + events,
-                  synchronised,       launched, pageable};
+#define OWN extern "C" __attribute__((visibility("default")))
+
+// What there is now: allocations, contexts held, streams, modules, contexts on this thread's stack, page-locked blocks
+// and events; waits for streams, launches and uploads of pageable memory so far.
+OWN void fake_cuda_state(int* state) {
+    std::lock_guard<std::mutex> guard(mutex);
+    int retained = 0;
+    for (auto& context : contexts) retained += context.second.retained;
+    int now[9] = {int(memory.size()),  retained,          int(streams.size() - contexts.size()),
+                  int(modules.size()), int(stack.size()), int(locked.size() + events.size()),
+                  synchronised,        launched,          pageable};
     memcpy(state, now, sizeof now);
 }
-// From now on the stream is being captured into a new graph, or not any more.
-extern "C" __attribute__((visibility("default"))) void fake_cuda_capture(bool begun) {
-    if (begun) graph.clear();
-    capturing = begun;
+// From now on the stream is being captured into a new graph, or not any more: 901 when the capture has become invalid.
+OWN int fake_cuda_capture(void* stream, bool begun) {
+    std::lock_guard<std::mutex> guard(mutex);
+    auto found = find(streams, stream);
+    // The null stream cannot be captured.
+    if (!found) return CAPTURE_UNSUPPORTED;
+    bool invalid = found->capture == INVALIDATED;
+    if (begun || invalid) found->graph.clear();
+    found->capture = begun ? ACTIVE : NONE;
+    return invalid ? CAPTURE_INVALIDATED : 0;
 }
-// Enqueues all that the graph holds; how much that is.
-extern "C" __attribute__((visibility("default"))) int fake_cuda_replay() {
-    queue.insert(queue.end(), graph.begin(), graph.end());
-    return int(graph.size());
+// Enqueues all that the stream's graph holds; how much that is.
+OWN int fake_cuda_replay(void* stream) {
+    std::lock_guard<std::mutex> guard(mutex);
+    auto found = find(streams, stream);
+    for (auto& work : found->graph) enqueue(found, work);
+    return int(found->graph.size());
 }
-// Enqueues for fake_cublas.cpp and for tests, into the graph while one is captured.
-extern "C" __attribute__((visibility("default"))) void fake_cuda_enqueue(int (*call)(void*), void* argument) {
-    (capturing ? graph : queue).push_back([=]() { return call(argument); });
+// Enqueues in a stream, for fake_cublas.cpp, fake_nccl.cpp and tests.
+OWN int fake_cuda_enqueue(int (*call)(void*), void* argument, void* stream) {
+    std::lock_guard<std::mutex> guard(mutex);
+    Context* here;
+    if (int code = current(&here)) return code;
+    auto found = stream_of(stream, here);
+    return found ? enqueue(found, [=] { return call(argument); }) : INVALID_HANDLE;
 }
-extern "C" __attribute__((visibility("default"))) void* fake_cuda_last_stream() { return last_stream; }
-// For fake_cublas.cpp.
-extern "C" __attribute__((visibility("default"))) bool fake_cuda_inside(uint64_t address, size_t bytes) {
-    return inside(address, bytes);
+OWN void* fake_cuda_last_stream() {
+    std::lock_guard<std::mutex> guard(mutex);
+    return last_stream;
+}
+// For fake_cublas.cpp: whether that is memory of the current context.
+OWN bool fake_cuda_inside(uint64_t address, size_t bytes) {
+    std::lock_guard<std::mutex> guard(mutex);
+    Context* here;
+    return !current(&here) && !writable(address, bytes, here);
 }

@@ -72,6 +72,11 @@ pub(crate) trait Device: Send {
     /// Keeps compiled kernels in a folder, if it compiles any.
     fn keep_code_in(&mut self, _: PathBuf) {}
 
+    /// `Err` while the device takes no memory back, because its stream is being captured.
+    fn may_free(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Done: memory aligned to 256 bytes, its content undefined.
     fn allocate(&mut self, bytes: u64) -> Result<Part, Error>;
 

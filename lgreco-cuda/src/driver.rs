@@ -177,6 +177,14 @@ impl Drop for Current {
     }
 }
 
+/// `Err` when the stream is being captured. Its context is current.
+fn uncaptured(stream: sys::CUstream) -> Result<(), Error> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: a place for a status; the stream lives.
+    said("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(stream, &mut status) }.result())?;
+    if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE { Ok(()) } else { Err(Error::Captured) }
+}
+
 impl Driver {
     pub(crate) fn new(ordinal: usize) -> Result<Self, Error> {
         let version = start()?;
@@ -209,6 +217,7 @@ impl Driver {
             return Err(none());
         }
         let _current = Current::make(context)?;
+        uncaptured(stream.cast())?;
         let mut device = 0;
         // SAFETY: a place for a device.
         said("cuCtxGetDevice", unsafe { sys::cuCtxGetDevice(&mut device) }.result())?;
@@ -236,14 +245,8 @@ impl Driver {
     /// the bytes of now, so a stream that is being captured is refused.
     fn enter(&self) -> Result<Current, Error> {
         let current = Current::make(self.context)?;
-        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: a place for a status; the stream lives.
-        said("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(self.stream, &mut status) }.result())?;
-        if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
-            Ok(current)
-        } else {
-            Err(Error::Captured)
-        }
+        uncaptured(self.stream)?;
+        Ok(current)
     }
 
     /// A kernel, loaded on first use. The context is current.
@@ -278,6 +281,10 @@ impl Device for Driver {
         self.folder = Some(folder);
     }
 
+    fn may_free(&self) -> Result<(), Error> {
+        self.enter().map(drop)
+    }
+
     fn allocate(&mut self, bytes: u64) -> Result<Part, Error> {
         let _current = self.enter()?;
         // SAFETY: the memory is not read before it is written: that is the kernels' business, and checked by tests; all
@@ -297,7 +304,7 @@ impl Device for Driver {
     }
 
     fn prepare(&mut self, kernel: Kernel) -> Result<(), Error> {
-        let _current = Current::make(self.context)?;
+        let _current = self.enter()?;
         self.function(kernel).map(drop)
     }
 
@@ -344,7 +351,7 @@ impl Device for Driver {
 
     fn use_cublas(&mut self, workspace: Part) -> Result<(), Error> {
         let driver = start()?;
-        let _current = Current::make(self.context)?;
+        let _current = self.enter()?;
         // SAFETY: the stream is the context's; the memory is cuBLAS's alone until `free` has waited for the stream.
         self.cublas = Some(unsafe { Cublas::find(driver.0, self.stream, workspace) }?);
         Ok(())

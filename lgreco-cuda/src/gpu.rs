@@ -136,6 +136,7 @@ impl Gpu {
         if let Some(buffer) = self.buffers.get(&name).filter(|buffer| buffer.bytes >= bytes && self.device.reuses()) {
             return Ok(buffer.cut(0, bytes));
         }
+        self.device.may_free()?;
         if let Some(buffer) = self.buffers.remove(&name) {
             self.device.free(buffer);
         }

@@ -6,7 +6,7 @@ use crate::error::said;
 use cudarc::driver::{result, sys};
 
 /// Bytes of each half.
-const HALF: usize = if cfg!(test) { 4096 } else { 2 << 20 };
+pub(crate) const HALF: usize = if cfg!(test) { 4096 } else { 2 << 20 };
 
 /// Two halves: one is written while the device reads the other. The context is current in all calls.
 pub(crate) struct Staging {

@@ -25,13 +25,15 @@ constexpr int steps = 120;
 struct Scheme {
     const char *name;
     lgreco_method method;  // of weights; biases go uncompressed
+    lgreco_dtype sums;     // what NCCL adds
 };
 
 constexpr Scheme schemes[] = {
-    {"uncompressed", LGRECO_METHOD_DENSE},
-    {"QSGD 4 bits", LGRECO_METHOD_QSGD},
-    {"TopK 10 %", LGRECO_METHOD_TOPK},
-    {"PowerSGD rank 4", LGRECO_METHOD_POWERSGD},
+    {"uncompressed", LGRECO_METHOD_DENSE, LGRECO_DTYPE_F32},
+    {"uncompressed, in bf16", LGRECO_METHOD_DENSE, LGRECO_DTYPE_BF16},
+    {"QSGD 4 bits", LGRECO_METHOD_QSGD, LGRECO_DTYPE_F32},
+    {"TopK 10 %", LGRECO_METHOD_TOPK, LGRECO_DTYPE_F32},
+    {"PowerSGD rank 4", LGRECO_METHOD_POWERSGD, LGRECO_DTYPE_F32},
 };
 
 lgreco_setting setting_of(const Scheme &scheme, const Parameter &parameter) {
@@ -62,6 +64,7 @@ public:
         options.rank = rank;
         options.seed = 1;
         options.indices = indices.data();
+        options.reduce_dtype = scheme.sums;
         const std::uint64_t bytes = cuda_.bucket_bytes(layers, settings, options);
         bucket_ = std::make_unique<lgreco::CudaBucket>(cuda_.bucket(layers, settings, options, driver.allocate(bytes), bytes));
         gradients_ = driver.allocate(elements_ * sizeof(float));

@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use super::compiler::library;
-use super::driver::{run, state};
+use super::driver::{run, state, trainer};
 use super::simt::{Flavour, flavour, target};
 use super::{backend, nvrtc};
 use crate::cublas::WORKSPACE;
@@ -203,13 +203,9 @@ fn a_trainers_stream_and_feedback_use_it() {
 #[test]
 #[ignore = "needs the fakes"]
 fn beside_a_trainer() {
-    let mut trainers = 0u8;
-    let stream: *mut c_void = std::ptr::from_mut(&mut trainers).cast();
-    // SAFETY: the fake is the driver, and takes any handles.
-    let mut backend = unsafe {
-        cudarc::driver::sys::cuCtxPushCurrent_v2(stream.cast()).result().unwrap();
-        CudaBackend::with_stream(stream).unwrap()
-    };
+    let (_, stream) = trainer(0);
+    // SAFETY: the stream and its context stay.
+    let mut backend = unsafe { CudaBackend::with_stream(stream.cast()) }.unwrap();
     backend.use_cublas().unwrap();
     let (values, shape, setting) = (uniform(61 * 47, 1), Shape::new(61, 47).unwrap(), setting(5));
     let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
@@ -225,12 +221,12 @@ fn beside_a_trainer() {
         std::slice::from_raw_parts(residual, 61 * 47)
     };
     assert_eq!(state().waits - waits, 2, "as without");
-    assert_eq!(cublas_state(), ([1, 4], stream));
+    assert_eq!(cublas_state(), ([1, 4], stream.cast()));
     let sent = decoded(&payload, 61 * 47);
     assert!(distance(&values, &sent) < 0.99, "something is sent");
     assert!(values.iter().zip(&sent).zip(residual).all(|((&value, &sent), &left)| value - sent == left));
     drop(backend);
-    assert_eq!((state().left, cublas_state().0[0]), ([1, 0, 0, 0, 1, 0], 0), "what is left: the trainer's");
+    assert_eq!((state().left, cublas_state().0[0]), ([1, 1, 1, 0, 1, 0], 0), "what is left: the trainer's");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use crate::compiler::{Architecture, Compiler};
 use crate::driver::FUNCTIONS;
 use crate::kernels::Module;
 use crate::{Call, CudaBackend, DeviceGradient, DeviceJob, DeviceResidual, Error, devices};
+use cudarc::driver::sys;
 use lgreco_core::compress::{Candidates, Setting, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
@@ -102,6 +103,20 @@ pub(super) fn state() -> State {
     state
 }
 
+/// A trainer, for as long as the process: holds the device's primary context, which becomes current on this thread, and
+/// returns it and a stream of its own.
+pub(super) fn trainer(device: i32) -> (sys::CUcontext, sys::CUstream) {
+    let (mut context, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: places for handles, of a driver that is there.
+    unsafe {
+        sys::cuInit(0).result().unwrap();
+        sys::cuDevicePrimaryCtxRetain(&mut context, device).result().unwrap();
+        sys::cuCtxPushCurrent_v2(context).result().unwrap();
+        sys::cuStreamCreate(&mut stream, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32).result().unwrap();
+    }
+    (context, stream)
+}
+
 /// What is missing is known before cudarc panics, because the imitation has nothing else, and every call succeeds on it.
 #[test]
 fn functions_are_looked_for_before_they_are_called() {
@@ -113,8 +128,11 @@ fn functions_are_looked_for_before_they_are_called() {
     others.sort_unstable();
     let of_the_bench =
         ["cuCtxSetCurrent", "cuCtxSynchronize", "cuMemAlloc_v2", "cuMemFree_v2", "cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2"];
-    let of_programs = ["cuCtxGetCurrent"]; // of tests' and of cuBLAS's imitation
-    assert_eq!(others, [&of_programs, &of_the_bench[..2], &["cuGetExportTable"], &of_the_bench[2..]].concat());
+    // Of tests, of cuBLAS's imitation and of NCCL's.
+    let of_programs = ["cuCtxGetCurrent", "cuEventQuery", "cuStreamWaitEvent"];
+    let mut expected = [&of_programs[..], &of_the_bench, &["cuGetExportTable"]].concat();
+    expected.sort_unstable();
+    assert_eq!(others, expected);
 }
 
 #[test]
@@ -187,14 +205,9 @@ fn a_trainers_stream_is_used_and_waited_for_once() {
 fn beside_a_trainer() {
     // SAFETY: no context is current, which is refused.
     assert!(matches!(unsafe { CudaBackend::with_stream(std::ptr::null_mut()) }, Err(Error::NoDevice { .. })));
-    // The trainer: a context, made current for good, and a stream.
-    let mut trainers = 0u8;
-    let stream: *mut c_void = std::ptr::from_mut(&mut trainers).cast();
-    // SAFETY: the fake is the driver, and takes any handles.
-    let mut backend = unsafe {
-        cudarc::driver::sys::cuCtxPushCurrent_v2(stream.cast()).result().unwrap();
-        CudaBackend::with_stream(stream).unwrap()
-    };
+    let (_, stream) = trainer(0);
+    // SAFETY: the stream and its context stay.
+    let mut backend = unsafe { CudaBackend::with_stream(stream.cast()) }.unwrap();
     let values = vec![1.0f32; 4096];
     let shape = Shape::new(64, 64).unwrap();
     // SAFETY: as many values; the fake's memory is the processor's.
@@ -210,12 +223,12 @@ fn beside_a_trainer() {
     assert_eq!(after.waits - before.waits, 1, "waits");
     let [allocations, contexts, streams, _, on_stack, _] = after.left;
     let own = before.left[0];
-    assert_eq!((allocations, contexts, streams, on_stack), (own, 0, 0, 1), "allocations; nothing of the trainer's");
+    assert_eq!((allocations, contexts, streams, on_stack), (own, 1, 1, 1), "allocations; the rest is the trainer's");
     // SAFETY: the fake is loaded.
     unsafe {
         let fake = libloading::Library::new("libcuda.so.1").unwrap();
         let last = fake.get::<unsafe extern "C" fn() -> *mut c_void>("fake_cuda_last_stream").unwrap();
-        assert_eq!(last(), stream);
+        assert_eq!(last(), stream.cast());
     }
     let mut residual = vec![0u16; 4096];
     let address = residual.as_mut_ptr().expose_provenance() as u64;
@@ -233,7 +246,7 @@ fn beside_a_trainer() {
     assert_eq!(waits(), 2, "for what is known, and for the payload");
     assert_eq!(state().left, after.left, "allocations and modules");
     drop(backend);
-    assert_eq!(state().left, [0, 0, 0, 0, 1, 0], "what is left: the trainer's context on the stack");
+    assert_eq!(state().left, [0, 1, 1, 0, 1, 0], "what is left: the trainer's context and stream");
 }
 
 #[test]

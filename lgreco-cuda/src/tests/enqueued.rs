@@ -2,7 +2,7 @@
 //! when somebody waits and not before.
 #![allow(unsafe_code)]
 
-use super::driver::{State, run, state};
+use super::driver::{State, run, state, trainer};
 use super::nvrtc;
 use crate::{CudaBackend, DeviceExchange, DeviceGradient, Error, ExchangeConfig, ExchangeProgram};
 use cudarc::driver::sys;
@@ -15,10 +15,10 @@ use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
 use std::ffi::c_void;
 
-const ROWS: usize = 61;
-const COLS: usize = 147;
+pub(super) const ROWS: usize = 61;
+pub(super) const COLS: usize = 147;
 
-fn qsgd(bits: u8) -> Setting {
+pub(super) fn qsgd(bits: u8) -> Setting {
     Setting::Qsgd(Qsgd { bits, ..Qsgd::default() })
 }
 
@@ -44,11 +44,38 @@ fn fake<T: Copy>(name: &str) -> T {
     }
 }
 
-fn tensor() -> Tensor {
+/// Begins a capture of the stream, or ends it.
+pub(super) fn capture(stream: sys::CUstream, begun: bool) -> i32 {
+    // SAFETY: the function's type.
+    unsafe { fake::<unsafe extern "C" fn(sys::CUstream, bool) -> i32>("fake_cuda_capture")(stream, begun) }
+}
+
+/// Enqueues the captured graph; how many operations that is.
+fn replay(stream: sys::CUstream) -> i32 {
+    // SAFETY: the function's type.
+    unsafe { fake::<unsafe extern "C" fn(sys::CUstream) -> i32>("fake_cuda_replay")(stream) }
+}
+
+/// Enqueues a call that gives an error's code, 0 for none.
+fn enqueue(call: extern "C" fn(*mut c_void) -> i32, argument: *mut c_void, stream: sys::CUstream) {
+    type Enqueue = unsafe extern "C" fn(extern "C" fn(*mut c_void) -> i32, *mut c_void, sys::CUstream) -> i32;
+    // SAFETY: the function's type; the callers keep what the argument points to.
+    assert_eq!(unsafe { fake::<Enqueue>("fake_cuda_enqueue")(call, argument, stream) }, 0);
+}
+
+/// What is current on this thread.
+pub(super) fn current_context() -> sys::CUcontext {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: a place for a context.
+    unsafe { sys::cuCtxGetCurrent(&mut context).result().unwrap() };
+    context
+}
+
+pub(super) fn tensor() -> Tensor {
     Tensor::new(&uniform(ROWS * COLS, 1), ROWS, COLS)
 }
 
-fn payload(setting: &Setting) -> Vec<u8> {
+pub(super) fn payload(setting: &Setting) -> Vec<u8> {
     let (tensor, shape) = (tensor(), Shape::new(ROWS, COLS).unwrap());
     let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
     let mut workspace = vec![0; setting.encode_workspace_len(shape, Dtype::F32)];
@@ -57,7 +84,7 @@ fn payload(setting: &Setting) -> Vec<u8> {
 }
 
 /// Memory of the device, 256 bytes aligned, for as long as the process.
-fn device(bytes: usize) -> u64 {
+pub(super) fn device(bytes: usize) -> u64 {
     let mut address = 0;
     // SAFETY: a context is current, and the place is one for an address.
     unsafe { sys::cuMemAlloc_v2(&mut address, bytes).result().unwrap() };
@@ -65,19 +92,16 @@ fn device(bytes: usize) -> u64 {
 }
 
 /// The values at an address of the stand-in's, whose memory is the processor's.
-fn values(address: u64, count: usize) -> &'static [f32] {
+pub(super) fn values(address: u64, count: usize) -> &'static [f32] {
     // SAFETY: `device` gave as many, and nothing is enqueued that writes them.
     unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address as usize), count) }
 }
 
-/// Makes a context current for good, as a trainer does, and returns a backend on its stream.
-fn beside_a_trainer() -> CudaBackend {
-    let stream: *mut c_void = Box::into_raw(Box::new(0u8)).cast();
-    // SAFETY: the stand-in is the driver, and takes any handles; this one stays.
-    unsafe {
-        sys::cuCtxPushCurrent_v2(stream.cast()).result().unwrap();
-        CudaBackend::with_stream(stream).unwrap()
-    }
+/// A backend on a trainer's stream.
+fn beside_a_trainer() -> (CudaBackend, sys::CUstream) {
+    let (_, stream) = trainer(0);
+    // SAFETY: the stream and its context stay.
+    (unsafe { CudaBackend::with_stream(stream.cast()) }.unwrap(), stream)
 }
 
 #[test]
@@ -88,7 +112,7 @@ fn payloads_may_go_when_the_call_has_returned() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn payloads_that_go() {
-    let mut backend = beside_a_trainer();
+    let (mut backend, _) = beside_a_trainer();
     for setting in settings() {
         let payload = payload(&setting);
         let mut expected = vec![0.0; ROWS * COLS];
@@ -118,7 +142,7 @@ fn more_uploads_than_are_staged_at_once_arrive() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn many_uploads() {
-    let mut backend = beside_a_trainer();
+    let (mut backend, _) = beside_a_trainer();
     // 61 x 147 values of 8 bits are more than both halves of what is staged in tests.
     let setting = qsgd(8);
     let payload = payload(&setting);
@@ -144,23 +168,22 @@ fn a_stream_that_is_being_captured_is_refused() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn captured() {
-    let mut backend = beside_a_trainer();
+    let (mut backend, stream) = beside_a_trainer();
     let shape = Shape::new(ROWS, COLS).unwrap();
     let (gradient, sent, back) = (device(4 * ROWS * COLS), device(4 * ROWS * COLS), device(4 * ROWS * COLS));
     // SAFETY: as many values.
     let gradient = unsafe { DeviceGradient::new(gradient, Dtype::F32, shape) }.unwrap();
-    let capture: unsafe extern "C" fn(bool) = fake("fake_cuda_capture");
     for setting in settings() {
         for round in 0..2 {
-            // SAFETY: the function's type; memory of payloads and values of the shape.
+            // Before anything is loaded, and after.
+            capture(stream, true);
+            // SAFETY: memory of payloads and values of the shape.
             let (encoded, decoded) = unsafe {
-                // Before anything is loaded, and after.
-                capture(true);
                 let encoded = backend.encode_to_device(&setting, &gradient, Stream::default(), sent);
-                let decoded = backend.decode_on_device(&setting, shape, sent, back);
-                capture(false);
-                (encoded, decoded)
+                (encoded, backend.decode_on_device(&setting, shape, sent, back))
             };
+            assert_eq!(backend.synchronise(), Err(Error::Captured));
+            assert_eq!(capture(stream, false), 0, "the capture is still valid");
             assert_eq!((encoded, decoded), (Err(Error::Captured), Err(Error::Captured)), "{setting:?}, {round}");
             // SAFETY: as before.
             unsafe { backend.encode_to_device(&setting, &gradient, Stream::default(), sent) }.unwrap();
@@ -171,22 +194,35 @@ fn captured() {
 
 #[test]
 fn a_streams_context_is_used_from_any_thread() {
-    with_the_fake("fresh_thread", &[]);
+    with_the_fake("fresh_thread", &[("FAKE_CUDA_DEVICES", "2")]);
 }
 
 #[test]
 #[ignore = "needs the fake driver"]
 fn fresh_thread() {
-    let mut trainers = 0u8;
-    let stream = std::ptr::from_mut(&mut trainers).expose_provenance();
-    std::thread::spawn(move || {
-        // SAFETY: the stand-in takes any handle, and none of this thread's contexts is current.
-        let backend = unsafe { CudaBackend::with_stream(std::ptr::with_exposed_provenance_mut(stream)) };
-        assert_eq!(backend.map(drop), Ok(()));
-    })
-    .join()
-    .unwrap();
-    assert_eq!(state().left, [0; 6]);
+    let (_, stream) = trainer(0);
+    let (stream, target) = (stream.expose_provenance(), device(4 * ROWS * COLS));
+    let decode = move || {
+        let payload = payload(&qsgd(4));
+        let mut expected = vec![0.0; ROWS * COLS];
+        Portable.decode(&payload, &mut expected).unwrap();
+        // SAFETY: the stream and its context stay; the target is as long as the values.
+        unsafe {
+            let mut backend = CudaBackend::with_stream(std::ptr::with_exposed_provenance_mut(stream)).unwrap();
+            backend.decode_to_device(&payload, target).unwrap();
+            backend.synchronise().unwrap();
+        }
+        assert!(values(target, expected.len()) == expected);
+    };
+    // None is current on the first thread, another device's on the second.
+    std::thread::spawn(decode).join().unwrap();
+    let beside_another = move || {
+        let (other, _) = trainer(1);
+        decode();
+        assert_eq!(current_context(), other);
+    };
+    std::thread::spawn(beside_another).join().unwrap();
+    assert_eq!(state().left, [1, 2, 2, 0, 1, 0], "what is left: the trainers', of whose contexts one is current here");
 }
 
 #[test]
@@ -197,7 +233,7 @@ fn what_was_not_checked_is_checked_again() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn failing_check() {
-    let mut backend = beside_a_trainer();
+    let (mut backend, _) = beside_a_trainer();
     let (address, sent) = (device(4 * 64), device(4096));
     // SAFETY: the stand-in's memory is the processor's.
     unsafe {
@@ -229,18 +265,17 @@ fn what_enqueued_work_has_failed_with_is_not_forgotten() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn failing_work() {
-    let mut backend = beside_a_trainer();
-    let enqueue: unsafe extern "C" fn(extern "C" fn(*mut c_void) -> i32, *mut c_void) = fake("fake_cuda_enqueue");
+    let (mut backend, stream) = beside_a_trainer();
     extern "C" fn fail(_: *mut c_void) -> i32 {
         700
     }
     let (address, sent) = (device(4 * 64), device(4096));
-    // SAFETY: the function's type; as many values, and more than a payload.
+    // SAFETY: as many values, and more than a payload.
     unsafe {
         let gradient = DeviceGradient::new(address, Dtype::F32, Shape::new(8, 8).unwrap()).unwrap();
         backend.encode_to_device(&qsgd(4), &gradient, Stream::default(), sent).unwrap();
-        enqueue(fail, std::ptr::null_mut());
     }
+    enqueue(fail, std::ptr::null_mut(), stream);
     for _ in 0..2 {
         let failed = backend.check().unwrap_err();
         assert!(failed.job.is_none() && failed.to_string().contains("700"), "{failed}");
@@ -297,10 +332,8 @@ extern "C" fn all_reduce(argument: *mut c_void) -> i32 {
     0
 }
 
-fn enqueue_all_reduce(buffers: [u64; 2], count: usize) {
-    let enqueue: unsafe extern "C" fn(extern "C" fn(*mut c_void) -> i32, *mut c_void) = fake("fake_cuda_enqueue");
-    // SAFETY: the function's type; the argument stays.
-    unsafe { enqueue(all_reduce, Box::into_raw(Box::new(AllReduce { buffers, count })).cast()) };
+fn enqueue_all_reduce(buffers: [u64; 2], count: usize, stream: sys::CUstream) {
+    enqueue(all_reduce, Box::into_raw(Box::new(AllReduce { buffers, count })).cast(), stream);
 }
 
 /// A rank of an exchange, and the memory that it lends.
@@ -315,7 +348,7 @@ struct Rank {
 #[test]
 #[ignore = "needs the fake driver"]
 fn replayed() {
-    let mut backend = beside_a_trainer();
+    let (mut backend, stream) = beside_a_trainer();
     let power = Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 });
     let top = Setting::TopK(TopK { keep: 40, values: Dtype::Bf16 });
     let layers = [(ROWS, COLS, qsgd(4)), (64, 1, Setting::Dense), (COLS, ROWS, power), (ROWS, COLS, top)]
@@ -339,8 +372,6 @@ fn replayed() {
         values.copy_from_slice(&uniform(elements, 1 + u64::from(rank)));
         Rank { exchange, gradients, sums, factors, means }
     };
-    let capture: unsafe extern "C" fn(bool) = fake("fake_cuda_capture");
-    let replay: unsafe extern "C" fn() -> i32 = fake("fake_cuda_replay");
     let mut all = Vec::new();
     for captured in [false, true] {
         let ranks = [0, 1].map(|rank| begin(&mut backend, rank));
@@ -351,11 +382,11 @@ fn replayed() {
                 backend.encode_exchange(&rank.exchange, rank.gradients, messages + number * message as u64).unwrap();
                 backend.project_exchange(&rank.exchange, rank.gradients, rank.sums).unwrap();
             }
-            enqueue_all_reduce([0, 1].map(|rank| ranks[rank].sums), sums);
+            enqueue_all_reduce([0, 1].map(|rank| ranks[rank].sums), sums, stream);
             ranks
                 .iter()
                 .for_each(|rank| backend.back_project_exchange(&rank.exchange, rank.sums, rank.factors).unwrap());
-            enqueue_all_reduce([0, 1].map(|rank| ranks[rank].factors), factors);
+            enqueue_all_reduce([0, 1].map(|rank| ranks[rank].factors), factors, stream);
             for rank in &ranks {
                 backend.average_exchange(&rank.exchange, rank.sums, rank.factors, rank.means).unwrap();
                 backend.finish_exchange(&rank.exchange, messages, rank.means).unwrap();
@@ -364,18 +395,15 @@ fn replayed() {
         backend.synchronise().unwrap();
         let before = state();
         if captured {
-            // SAFETY: the function's type.
-            unsafe { capture(true) };
+            capture(stream, true);
             step(&mut backend);
-            // SAFETY: the function's type.
-            unsafe { capture(false) };
+            assert_eq!(capture(stream, false), 0);
             assert_eq!(state().launches - before.launches, 2 * 22, "launches of two ranks");
         }
         let mut seen = Vec::new();
         for number in 1u32..=3 {
             if captured {
-                // SAFETY: the function's type.
-                assert_eq!(unsafe { replay() }, 2 * 22 + 2);
+                assert_eq!(replay(stream), 2 * 22 + 2);
             } else {
                 step(&mut backend);
             }

@@ -5,6 +5,7 @@ mod beyond;
 mod bucket;
 mod compiler;
 mod conformance;
+mod contexts;
 mod cublas;
 mod driver;
 mod enqueued;
@@ -33,6 +34,7 @@ mod sample;
 mod sources;
 #[cfg(feature = "train")]
 mod space;
+mod streams;
 mod topk;
 
 use crate::CudaBackend;

@@ -23,9 +23,9 @@ class Imitation(Cuda):
         super().__init__(torch.device("cpu"))
         self._driver = ctypes.CDLL("libcuda.so.1")
         context, stream = ctypes.c_void_p(), ctypes.c_void_p()
-        self._call("cuInit", 0)
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-        self._call("cuCtxSetCurrent", context)
+        assert self._driver.cuInit(0) == 0
+        assert self._driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        self._context = context
         self._call("cuStreamCreate", ctypes.byref(stream), 1)
         self._handle = stream
         self.allocated = 0
@@ -34,6 +34,8 @@ class Imitation(Cuda):
         return None
 
     def _call(self, function: str, *arguments: object) -> None:
+        # On any thread, as torch has the device's context current on every thread that uses it.
+        assert self._driver.cuCtxSetCurrent(self._context) == 0
         assert getattr(self._driver, function)(*arguments) == 0, function
 
     @contextmanager

@@ -1,0 +1,93 @@
+//! Several contexts and threads, through the stand-in for the driver: each device has its context, and each thread its stack.
+#![allow(unsafe_code)]
+
+use super::driver::{run, state, trainer};
+use super::enqueued::{COLS, ROWS, current_context, payload, qsgd, tensor};
+use super::nvrtc;
+use crate::CudaBackend;
+use cudarc::driver::sys::{self, CUresult};
+use lgreco_core::backend::{Backend, Portable};
+use lgreco_core::rng::Stream;
+use std::ptr::null_mut;
+use std::sync::Barrier;
+
+fn with_two_devices(test: &str) {
+    if nvrtc::compiler().is_some() {
+        run("contexts", test, &[("FAKE_CUDA_DEVICES", "2")], None);
+    }
+}
+
+#[test]
+fn two_threads_use_two_devices_at_once() {
+    with_two_devices("two_threads");
+}
+
+/// A backend of its own on a device, which takes turns with another thread's.
+fn encode_and_decode(device: usize, together: &Barrier) {
+    let mut backend = CudaBackend::new(device).unwrap();
+    let tensor = tensor();
+    for bits in [2, 4, 8] {
+        let (setting, expected) = (qsgd(bits), payload(&qsgd(bits)));
+        let (mut sent, mut received) = (vec![0; expected.len()], vec![0.0; ROWS * COLS]);
+        together.wait();
+        backend.encode(&setting, &tensor.gradients()[0], Stream::default(), &mut [], &mut sent).unwrap();
+        backend.decode(&sent, &mut received).unwrap();
+        assert!(sent == expected, "{bits} bits on device {device}");
+        let mut decoded = vec![0.0; ROWS * COLS];
+        Portable.decode(&expected, &mut decoded).unwrap();
+        assert!(received == decoded, "{bits} bits on device {device}");
+        assert!(current_context().is_null(), "device {device}");
+    }
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn two_threads() {
+    let together = Barrier::new(2);
+    std::thread::scope(|scope| {
+        let threads = [0, 1].map(|device| {
+            let together = &together;
+            scope.spawn(move || encode_and_decode(device, together))
+        });
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+    assert_eq!(state().left, [0; 6], "what is left");
+}
+
+#[test]
+fn what_belongs_to_another_context_is_refused() {
+    with_two_devices("another_context");
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn another_context() {
+    let (first, own) = trainer(0);
+    let (second, other) = trainer(1);
+    let (mut memory, mut event) = (0, null_mut());
+    // SAFETY: places for what the stand-in gives, which refuses wrong handles.
+    unsafe {
+        // Of the second context, which is current.
+        sys::cuMemAlloc_v2(&mut memory, 64).result().unwrap();
+        sys::cuEventCreate(&mut event, 0).result().unwrap();
+        assert_eq!(sys::cuEventRecord(event, own), CUresult::CUDA_ERROR_INVALID_HANDLE);
+        assert_eq!(sys::cuEventRecord(event, other), CUresult::CUDA_SUCCESS);
+        assert_eq!(sys::cuMemsetD8Async(memory, 0, 64, own), CUresult::CUDA_ERROR_INVALID_CONTEXT);
+        assert_eq!(sys::cuMemsetD8Async(memory, 0, 64, other), CUresult::CUDA_SUCCESS);
+        let mut popped = null_mut();
+        sys::cuCtxPopCurrent_v2(&mut popped).result().unwrap();
+        assert_eq!((popped, current_context()), (second, first));
+        assert_eq!(sys::cuMemFree_v2(memory), CUresult::CUDA_ERROR_INVALID_CONTEXT);
+        // Waits, and waits for waits, may be for any.
+        assert_eq!(sys::cuStreamWaitEvent(own, event, 0), CUresult::CUDA_SUCCESS);
+        assert_eq!(sys::cuStreamSynchronize(other), CUresult::CUDA_SUCCESS);
+        sys::cuStreamDestroy_v2(other).result().unwrap();
+        assert_eq!(sys::cuStreamSynchronize(other), CUresult::CUDA_ERROR_INVALID_HANDLE);
+        // The device's context is gone when nobody holds it.
+        sys::cuDevicePrimaryCtxRelease_v2(1).result().unwrap();
+        assert_eq!(sys::cuCtxPushCurrent_v2(second), CUresult::CUDA_ERROR_INVALID_CONTEXT);
+        // Nothing is current on another thread.
+        let refused = std::thread::spawn(move || sys::cuMemFree_v2(memory)).join().unwrap();
+        assert_eq!(refused, CUresult::CUDA_ERROR_INVALID_CONTEXT);
+    }
+}

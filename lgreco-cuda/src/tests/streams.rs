@@ -1,0 +1,279 @@
+//! The order of what is enqueued in several streams, and captures of one of them, through the stand-in for the driver. It
+//! does what nothing orders as late as it may, or as early with `FAKE_CUDA_OTHERS_FIRST`.
+#![allow(unsafe_code)]
+
+use super::driver::{run, state, trainer};
+use super::enqueued::{COLS, ROWS, capture, device, payload, qsgd, values};
+use super::nvrtc;
+use crate::kernels::{Kernel, Module};
+use crate::staging::{HALF, Staging};
+use crate::{Call, CudaBackend, DeviceGradient, Error};
+use cudarc::driver::sys::{self, CUresult, CUstream};
+use lgreco_core::backend::{Backend, Portable};
+use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::powersgd::uniform;
+use std::ptr::null_mut;
+
+fn with_the_fake(test: &str, variables: &[(&str, &str)]) -> Option<String> {
+    nvrtc::compiler()?;
+    run("streams", test, variables, None)
+}
+
+/// Has what is enqueued in `later` from now on come after what is in `earlier`.
+fn order(earlier: CUstream, later: CUstream) {
+    let mut event = null_mut();
+    // SAFETY: a place for an event; the streams live.
+    unsafe {
+        sys::cuEventCreate(&mut event, 0).result().unwrap();
+        sys::cuEventRecord(event, earlier).result().unwrap();
+        sys::cuStreamWaitEvent(later, event, 0).result().unwrap();
+    }
+}
+
+/// The gradient that `payload` is of, in the device's memory, and its address.
+fn gradient() -> (DeviceGradient, u64) {
+    let (address, values) = (device(4 * ROWS * COLS), uniform(ROWS * COLS, 1));
+    let shape = Shape::new(ROWS, COLS).unwrap();
+    // SAFETY: as many values.
+    unsafe {
+        sys::cuMemcpyHtoD_v2(address, values.as_ptr().cast(), 4 * ROWS * COLS).result().unwrap();
+        (DeviceGradient::new(address, Dtype::F32, shape).unwrap(), address)
+    }
+}
+
+#[test]
+fn streams_that_no_event_orders_are_found() {
+    with_the_fake("two_streams", &[]);
+    with_the_fake("two_streams", &[("FAKE_CUDA_OTHERS_FIRST", "1")]);
+}
+
+/// Whether one stream's payload is decoded by another that does or does not wait for it.
+fn is_received(backends: &mut [CudaBackend; 2], streams: [CUstream; 2], ordered: bool) -> bool {
+    let mut expected = vec![0.0; ROWS * COLS];
+    Portable.decode(&payload(&qsgd(4)), &mut expected).unwrap();
+    let ((gradient, _), sent, received) = (gradient(), device(4 * ROWS * COLS), device(4 * ROWS * COLS));
+    let [encoder, decoder] = backends;
+    // SAFETY: more than a payload, and as many values.
+    unsafe {
+        encoder.encode_to_device(&qsgd(4), &gradient, Stream::default(), sent).unwrap();
+        if ordered {
+            order(streams[0], streams[1]);
+        }
+        decoder.decode_on_device(&qsgd(4), gradient.shape(), sent, received).unwrap();
+    }
+    let done = decoder.check().is_ok();
+    encoder.check().unwrap();
+    done && values(received, ROWS * COLS) == expected
+}
+
+/// Whether a payload is right although another stream, that does or does not wait for it, clears the gradient afterwards.
+fn is_sent(backends: &mut [CudaBackend; 2], streams: [CUstream; 2], ordered: bool) -> bool {
+    let ((gradient, address), expected) = (gradient(), payload(&qsgd(4)));
+    let mut sent = vec![0; expected.len()];
+    let target = device(4 * ROWS * COLS);
+    // SAFETY: more than a payload; the gradient's own length.
+    unsafe {
+        backends[0].encode_to_device(&qsgd(4), &gradient, Stream::default(), target).unwrap();
+        if ordered {
+            order(streams[0], streams[1]);
+        }
+        sys::cuMemsetD8Async(address, 0, 4 * ROWS * COLS, streams[1]).result().unwrap();
+        let _ = backends[0].check();
+        sys::cuMemcpyDtoH_v2(sent.as_mut_ptr().cast(), target, sent.len()).result().unwrap();
+    }
+    backends[1].synchronise().unwrap();
+    sent == expected
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn two_streams() {
+    let streams = [trainer(0).1, trainer(0).1];
+    // SAFETY: the streams and their context stay.
+    let mut backends = streams.map(|stream| unsafe { CudaBackend::with_stream(stream.cast()) }.unwrap());
+    let others_first = std::env::var_os("FAKE_CUDA_OTHERS_FIRST").is_some();
+    assert!(is_received(&mut backends, streams, true) && is_sent(&mut backends, streams, true));
+    assert_eq!(
+        is_received(&mut backends, streams, false),
+        others_first,
+        "the reader runs before the writer, or after it"
+    );
+    assert_eq!(is_sent(&mut backends, streams, false), !others_first, "the writer runs after the reader, or before it");
+}
+
+#[test]
+fn events_are_places_in_their_streams() {
+    with_the_fake("places", &[]);
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn places() {
+    let stream = trainer(0).1;
+    let (mut event, words) = (null_mut(), device(8));
+    let now = || values(words, 2).to_vec().into_iter().map(f32::to_bits).collect::<Vec<_>>();
+    // SAFETY: two words, and places for handles.
+    unsafe {
+        sys::cuEventCreate(&mut event, 0).result().unwrap();
+        assert_eq!(sys::cuEventQuery(event), CUresult::CUDA_SUCCESS, "never recorded");
+        sys::cuMemsetD32Async(words, 1, 1, stream).result().unwrap();
+        sys::cuEventRecord(event, stream).result().unwrap();
+        sys::cuMemsetD32Async(words, 2, 2, stream).result().unwrap();
+        assert_eq!(sys::cuEventQuery(event), CUresult::CUDA_ERROR_NOT_READY);
+        sys::cuEventSynchronize(event).result().unwrap();
+        assert_eq!(now(), [1, 0xa5a5_a5a5]);
+        assert_eq!(sys::cuEventQuery(event), CUresult::CUDA_SUCCESS);
+        sys::cuStreamSynchronize(stream).result().unwrap();
+        assert_eq!(now(), [2, 2]);
+        sys::cuEventDestroy_v2(event).result().unwrap();
+        assert_eq!(sys::cuEventSynchronize(event), CUresult::CUDA_ERROR_INVALID_HANDLE);
+    }
+}
+
+#[test]
+fn the_null_stream_is_ordered_with_those_that_block() {
+    with_the_fake("null_stream", &[]);
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn null_stream() {
+    let other = trainer(0).1;
+    let (mut blocking, words) = (null_mut(), device(4));
+    // SAFETY: a place for a stream, and a word.
+    unsafe {
+        sys::cuStreamCreate(&mut blocking, 0).result().unwrap();
+        for (stream, ordered) in [(blocking, true), (other, false)] {
+            sys::cuMemsetD32Async(words, 1, 1, stream).result().unwrap();
+            sys::cuMemsetD32Async(words, 2, 1, null_mut()).result().unwrap();
+            sys::cuStreamSynchronize(null_mut()).result().unwrap();
+            sys::cuStreamSynchronize(stream).result().unwrap();
+            assert_eq!(values(words, 1)[0].to_bits() == 2, ordered);
+        }
+    }
+}
+
+/// A half is waited for before it is written again, and no longer than that.
+#[test]
+fn staging_waits_for_the_half_that_it_writes() {
+    for (mistake, expected) in
+        [("", "[true, false, false]"), ("none", "[false, false, false]"), ("last", "[true, true, false]")]
+    {
+        let variables = [("FAKE_CUDA_EVENT", mistake)];
+        let variables = if mistake.is_empty() { &[][..] } else { &variables };
+        let Some(text) = with_the_fake("halves", variables) else { return };
+        assert!(text.contains(&format!("read: {expected}")), "{mistake}: {text}");
+    }
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn halves() {
+    let stream = trainer(0).1;
+    let target = device(3 * HALF);
+    let mut staging = Staging::new().unwrap();
+    // The third is written where the first was.
+    let bytes: Vec<u8> = [1, 2, 3].iter().flat_map(|&value| [value; HALF]).collect();
+    staging.upload(&bytes, target, stream).unwrap();
+    let words = values(target, 3 * HALF / 4);
+    let arrived: Vec<bool> = words.chunks(HALF / 4).map(|half| half[0].to_bits() != 0xa5a5_a5a5).collect();
+    println!("read: {arrived:?}");
+    // SAFETY: the stream lives.
+    unsafe { sys::cuStreamSynchronize(stream).result().unwrap() };
+    staging.all_read();
+    staging.free();
+    let arrived: Vec<u32> =
+        values(target, 3 * HALF / 4).chunks(HALF / 4).map(|half| half[0].to_bits() & 0xff).collect();
+    let waited_for = std::env::var("FAKE_CUDA_EVENT").as_deref() != Ok("none");
+    assert_eq!(arrived, [if waited_for { 1 } else { 3 }, 2, 3]);
+}
+
+#[test]
+fn captures_refuse_what_waits_and_loads() {
+    with_the_fake("refusals", &[]);
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn refusals() {
+    let (stream, other) = (trainer(0).1, trainer(0).1);
+    let (mut event, mut memory, mut module) = (null_mut(), 0, null_mut());
+    let mut word = 0u32;
+    // SAFETY: places for handles, and words.
+    unsafe {
+        sys::cuEventCreate(&mut event, 0).result().unwrap();
+        let words = device(4);
+        let refused: [&mut dyn FnMut() -> CUresult; 7] = [
+            &mut || sys::cuStreamSynchronize(stream),
+            &mut || sys::cuCtxSynchronize(),
+            &mut || sys::cuEventSynchronize(event),
+            &mut || sys::cuEventQuery(event),
+            &mut || sys::cuMemAlloc_v2(&mut memory, 4),
+            &mut || sys::cuMemcpyDtoH_v2((&raw mut word).cast(), words, 4),
+            &mut || sys::cuModuleLoadData(&mut module, c"none".as_ptr().cast()),
+        ];
+        for (number, call) in refused.into_iter().enumerate() {
+            capture(stream, true);
+            assert_eq!(call(), CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "{number}");
+            let enqueued = sys::cuMemsetD32Async(words, 1, 1, stream);
+            assert_eq!(enqueued, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "{number}");
+            assert_eq!(capture(stream, false), enqueued as i32, "{number}");
+        }
+        // Another stream goes on meanwhile.
+        capture(stream, true);
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
+        sys::cuStreamIsCapturing(other, &mut status).result().unwrap();
+        assert_eq!(status, sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE);
+        sys::cuMemsetD32Async(words, 7, 1, other).result().unwrap();
+        sys::cuStreamSynchronize(other).result().unwrap();
+        assert_eq!((values(words, 1)[0].to_bits(), capture(stream, false)), (7, 0));
+    }
+}
+
+/// Where the backend would allocate or load, it says that its stream is being captured, and the capture stays valid.
+#[test]
+fn a_backend_spoils_no_capture() {
+    with_the_fake("spoilt", &[]);
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn spoilt() {
+    let stream = trainer(0).1;
+    // SAFETY: the stream and its context stay.
+    let backend = || unsafe { CudaBackend::with_stream(stream.cast()) };
+    let mut early = backend().unwrap();
+    let kernel = Kernel { module: Module::Qsgd, entry: "usual_encode" };
+    capture(stream, true);
+    assert_eq!(backend().map(drop), Err(Error::Captured));
+    assert_eq!(early.reserve(&[], &[Call::Measure]).map_err(|failed| failed.error), Err(Error::Captured));
+    assert_eq!(early.gpu_mut().prepare(kernel), Err(Error::Captured));
+    assert_eq!(early.use_cublas(), Err(Error::Captured));
+    assert_eq!(early.synchronise(), Err(Error::Captured));
+    assert_eq!(capture(stream, false), 0);
+}
+
+#[test]
+fn workspace_that_would_grow_in_a_capture_is_kept() {
+    with_the_fake("growing", &[]);
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn growing() {
+    let stream = trainer(0).1;
+    let target = device(4 * ROWS * COLS);
+    let own = state().left[0];
+    // SAFETY: the stream and its context stay.
+    let mut backend = unsafe { CudaBackend::with_stream(stream.cast()) }.unwrap();
+    // SAFETY: as many values as the payload's.
+    let mut decode = |bits| unsafe { backend.decode_to_device(&payload(&qsgd(bits)), target) };
+    decode(2).unwrap();
+    capture(stream, true);
+    assert_eq!(decode(8), Err(Error::Captured));
+    assert_eq!(capture(stream, false), 0);
+    decode(2).unwrap();
+    drop(backend);
+    assert_eq!(state().left[0], own, "what is left: the test's own memory");
+}
