@@ -2,7 +2,7 @@
 
 Two parts, least times of several runs:
 * the published method's whole table of a transformer with GPT-2's shapes: one simulation per layer and option;
-* what is closest in PyTorch to the rows and payloads of `lgreco-cuda/examples/on_device.rs`, on as many values: `torch.topk`, a bucketed
+* what is closest in PyTorch to the rows and payloads of `lgreco-cuda/examples/on_device`, on as many values: `torch.topk`, a bucketed
   quantiser of elementwise operations, matrix products and QR, and the step of `powerSGD_hook` in a group of one process.
 
 With `--ours PROGRAM` (the `on_device` that cargo has built) its figures follow. `--device cpu` with few values is a trial of this

@@ -35,7 +35,7 @@ struct Pass {
 
 /// What the backend is asked for.
 pub struct Operation {
-    /// As `examples/on_device.rs` calls it.
+    /// As `examples/on_device` calls it.
     pub name: &'static str,
     /// Bytes per f32 value that have to be read and written whatever is done.
     pub bytes: f64,

@@ -51,7 +51,7 @@ pub(super) fn capture(stream: sys::CUstream, begun: bool) -> i32 {
 }
 
 /// Enqueues the captured graph; how many operations that is.
-fn replay(stream: sys::CUstream) -> i32 {
+pub(super) fn replay(stream: sys::CUstream) -> i32 {
     // SAFETY: the function's type.
     unsafe { fake::<unsafe extern "C" fn(sys::CUstream) -> i32>("fake_cuda_replay")(stream) }
 }
@@ -98,7 +98,7 @@ pub(super) fn values(address: u64, count: usize) -> &'static [f32] {
 }
 
 /// A backend on a trainer's stream.
-fn beside_a_trainer() -> (CudaBackend, sys::CUstream) {
+pub(super) fn beside_a_trainer() -> (CudaBackend, sys::CUstream) {
     let (_, stream) = trainer(0);
     // SAFETY: the stream and its context stay.
     (unsafe { CudaBackend::with_stream(stream.cast()) }.unwrap(), stream)

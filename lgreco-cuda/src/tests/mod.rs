@@ -29,6 +29,7 @@ mod orders;
 mod orthonormal;
 mod powersgd;
 mod qsgd;
+mod replays;
 mod reserve;
 mod sample;
 mod sources;

@@ -1,0 +1,102 @@
+//! Rows and payloads of one layer.
+
+use super::*;
+use cudarc::driver::sys;
+use lgreco_core::backend::{Job, Portable};
+use lgreco_core::compress::Compressor;
+use lgreco_core::gradient::{Gradient, Values};
+use lgreco_core::rng::Stream;
+use lgreco_cuda::DeviceJob;
+
+/// How far apart two matrices are, of the norm of the first.
+fn distance(a: &[f32], b: &[f32]) -> f64 {
+    let norm: f64 = a.iter().map(|&a| f64::from(a).powi(2)).sum();
+    let apart: f64 = a.iter().zip(b).map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2)).sum();
+    (apart / norm).sqrt()
+}
+
+impl Bench {
+    pub(super) fn rows(&mut self, name: &str, candidates: Candidates<'_>) -> Outcome<()> {
+        let (gradient, stream) = (self.on_device()?, Stream::default());
+        let jobs = [DeviceJob { gradient, candidates, stream }; CALLS];
+        let mut rows = vec![f64::NAN; CALLS * candidates.len()];
+        let here = seconds(|| Ok(self.backend.measure_device(&jobs, &mut rows)?))?;
+        let cpu = self.check_rows(name, self.shape, candidates, &rows)?;
+        self.line(&format!("row of {name}"), here, cpu)
+    }
+
+    /// Asserts that rows of the first values are the CPU's, whose seconds are returned.
+    pub(super) fn check_rows(
+        &self,
+        name: &str,
+        shape: Shape,
+        candidates: Candidates<'_>,
+        rows: &[f64],
+    ) -> Outcome<f64> {
+        let gradient = Gradient::new(Values::F32(&self.values[..shape.elements()]), shape)?;
+        let job = Job { gradient, candidates, stream: Stream::default() };
+        let (mut expected, mut workspace) = (vec![f64::NAN; candidates.len()], vec![0; Portable.workspace_len(&[job])]);
+        let start = Instant::now();
+        Portable.measure(&[job], &mut workspace, &mut expected)?;
+        let cpu = start.elapsed().as_secs_f64();
+        // Where a rank is full, only rounding is left.
+        let rounding = 1e-10 * expected[0];
+        for row in rows.chunks(candidates.len()) {
+            let agree = row.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= ROWS * b + rounding);
+            assert!(agree, "{name}: {row:?}, not {expected:?}");
+        }
+        Ok(cpu)
+    }
+
+    pub(super) fn payloads(&mut self, name: &str, setting: Setting) -> Outcome<()> {
+        let gradient = self.on_device()?;
+        let len = setting.payload_len(self.shape, Dtype::F32)?;
+        let payload = memory(len.next_multiple_of(4))?;
+        let here = seconds(|| {
+            for _ in 0..CALLS {
+                // SAFETY: room for a payload.
+                unsafe { self.backend.encode_to_device(&setting, &gradient, Stream::default(), payload) }?;
+            }
+            Ok(self.backend.check()?)
+        })?;
+        let host = Gradient::new(Values::F32(&self.values), self.shape)?;
+        let mut workspace = vec![0; setting.encode_workspace_len(self.shape, Dtype::F32)];
+        let (mut expected, mut found) = (vec![0; len], vec![0u8; len]);
+        let start = Instant::now();
+        setting.encode(&host, Stream::default(), &mut workspace, &mut expected)?;
+        let cpu = start.elapsed().as_secs_f64();
+        // SAFETY: the payload is that long.
+        unsafe { result::memcpy_dtoh_sync(&mut found, payload) }?;
+        let of_core = |payload: &[u8]| -> Outcome<Vec<f32>> {
+            let mut values = vec![0.0f32; self.values.len()];
+            lgreco_core::compress::decode(payload, &mut values)?;
+            Ok(values)
+        };
+        match setting {
+            Setting::PowerSgd(_) => {
+                let apart = distance(&of_core(&expected)?, &of_core(&found)?);
+                assert!(apart <= NORM, "{name}: the payload, by {apart} of the norm");
+            }
+            _ => assert!(found == expected, "{name}: the payload"),
+        }
+        self.line(&format!("encode {name}"), here, cpu)?;
+
+        let here = seconds(|| {
+            for _ in 0..CALLS {
+                // SAFETY: the payload just made, and room for as many values.
+                unsafe { self.backend.decode_on_device(&setting, self.shape, payload, self.other) }?;
+            }
+            Ok(self.backend.synchronise()?)
+        })?;
+        let (mut values, mut decoded) = (vec![0.0f32; self.values.len()], vec![0.0f32; self.values.len()]);
+        let start = Instant::now();
+        lgreco_core::compress::decode(&found, &mut values)?;
+        let cpu = start.elapsed().as_secs_f64();
+        // SAFETY: as many values.
+        unsafe { result::memcpy_dtoh_sync(&mut decoded, self.other) }?;
+        assert!(decoded == values, "{name}: the values");
+        self.line(&format!("decode {name}"), here, cpu)?;
+        // SAFETY: allocated above, and used no more.
+        Ok(unsafe { sys::cuMemFree_v2(payload) }.result()?)
+    }
+}

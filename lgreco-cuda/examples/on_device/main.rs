@@ -1,0 +1,229 @@
+//! What has to be seen on a GPU: the conformance suite, then times of rows and payloads against copying, and against what
+//! the machine code promises where that is known (`src/roofline`). README.md says how to carry it to a machine that has one.
+//! `LGRECO_BENCH_ELEMENTS` takes the place of 2^26 values.
+//!
+//! Every figure's answer is asserted to be the CPU's; of a model's table the rows of two layers.
+
+mod exchanges;
+mod layers;
+mod models;
+
+use cudarc::driver::result;
+use lgreco_core::backend::Backend;
+use lgreco_core::compress::powersgd::PowerSgd;
+use lgreco_core::compress::qsgd::Qsgd;
+use lgreco_core::compress::topk::TopK;
+use lgreco_core::compress::{Candidates, Setting};
+use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_core::testing::backend::check_all;
+use lgreco_core::testing::powersgd::uniform;
+use lgreco_cuda::testing::{Gpu, OF_MODELS, OPERATIONS, Operation};
+use lgreco_cuda::{CudaBackend, DeviceGradient, devices};
+use std::collections::BTreeSet;
+use std::error::Error;
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// Calls that are enqueued before the device is waited for.
+const CALLS: usize = 8;
+/// What rows agree within, and matrices that PowerSGD's payloads decode to, of their norm.
+const ROWS: f64 = 1e-4;
+const NORM: f64 = 1e-4;
+/// Ranks of an exchange.
+const RANKS: usize = 8;
+/// What a measured time may be of its prediction.
+const MISSED: f64 = 1.25;
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+/// Seconds of a call, of which `run` makes [`CALLS`]: the least of some runs.
+fn seconds(mut run: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
+    let mut least = f64::INFINITY;
+    for _ in 0..6 {
+        let start = Instant::now();
+        run()?;
+        least = least.min(start.elapsed().as_secs_f64() / CALLS as f64);
+    }
+    Ok(least)
+}
+
+/// Device memory of the primary context, for as long as the program runs.
+fn memory(bytes: usize) -> Outcome<u64> {
+    // SAFETY: nothing reads it before it is written.
+    Ok(unsafe { result::malloc_sync(bytes) }?)
+}
+
+fn main() -> ExitCode {
+    match check() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn check() -> Outcome<()> {
+    for device in devices()? {
+        println!("{}, compute capability {}, driver for CUDA {}", device.name, device.capability, device.driver);
+        let usable = device.usable.unwrap_or_else(|error| error.to_string());
+        println!("{} MiB, {usable}", device.memory >> 20);
+    }
+    let gpu = devices()?.first().and_then(|device| Gpu::named(&device.name));
+    let mut backend = CudaBackend::new(0)?;
+    let start = Instant::now();
+    check_all(&mut backend, ROWS);
+    println!("the conformance suite passes, {:.1} s, kernels compiled meanwhile\n", start.elapsed().as_secs_f64());
+
+    // SAFETY: the first device is there; its primary context stays current on this thread.
+    unsafe { result::ctx::set_current(result::primary_ctx::retain(result::device::get(0)?)?)? };
+    Bench::new(backend, gpu)?.run()
+}
+
+struct Bench {
+    backend: CudaBackend,
+    shape: Shape,
+    values: Vec<f32>,
+    gradient: u64,
+    other: u64,
+    /// Bytes per second that a copy reads and writes.
+    bandwidth: f64,
+    /// Whose predictions are set against the figures.
+    gpu: Option<Gpu>,
+    /// Lines that took longer than predicted, and those that do not reach what they were to reach.
+    missed: Vec<String>,
+    below: Vec<String>,
+    /// The operations that have been measured, of one layer and of models.
+    measured: [BTreeSet<&'static str>; 2],
+}
+
+impl Bench {
+    fn new(backend: CudaBackend, gpu: Option<Gpu>) -> Outcome<Self> {
+        let elements = match std::env::var("LGRECO_BENCH_ELEMENTS") {
+            Ok(text) => text.parse().map_err(|error| format!("LGRECO_BENCH_ELEMENTS is {text}: {error}"))?,
+            Err(_) => 1usize << 26,
+        };
+        let shape = Shape::new(elements / 4096, 4096)?;
+        let values: Vec<f32> = uniform(shape.elements(), 1).into_iter().map(|x| x * x * x).collect();
+        let bytes = 4 * values.len();
+        let (gradient, other) = (memory(bytes)?, memory(bytes + 4096)?);
+        // SAFETY: both are that long.
+        unsafe { result::memcpy_htod_sync(gradient, &values) }?;
+        let copy = seconds(|| {
+            for _ in 0..CALLS {
+                // SAFETY: both are that long.
+                unsafe { result::memcpy_dtod_async(other, gradient, bytes, std::ptr::null_mut()) }?;
+            }
+            Ok(result::ctx::synchronize()?)
+        })?;
+        let bandwidth = 2.0 * bytes as f64 / copy;
+        println!("{} f32 values; a copy of them moves {:.1} GB/s", values.len(), bandwidth / 1e9);
+        match &gpu {
+            Some(gpu) => println!("predictions are for {}, whose copy moves {:.1} GB/s", gpu.name, gpu.copy / 1e9),
+            None => println!("there are no predictions for this device"),
+        }
+        println!("{:<44} {:>9} {:>9} {:>9} {:>11}", "", "ms", "GB/s", "of copy", "one core, ms");
+        Ok(Bench {
+            backend,
+            shape,
+            values,
+            gradient,
+            other,
+            bandwidth,
+            gpu,
+            missed: Vec::new(),
+            below: Vec::new(),
+            measured: Default::default(),
+        })
+    }
+
+    fn run(mut self) -> Outcome<()> {
+        let elements = self.shape.elements() as u32;
+        let keeps: Vec<u32> = (1..=100).map(|i| (u64::from(elements) * i / 1000) as u32).collect();
+        let widths: &[u8] = &[2, 3, 4, 5, 6, 7, 8];
+        self.rows("QSGD, 7 widths", Candidates::Qsgd { base: Qsgd::default(), bits: widths })?;
+        self.rows("TopK, 100 densities", Candidates::TopK { values: Dtype::F32, keeps: &keeps })?;
+        self.rows("PowerSGD, ranks 1 to 32", Candidates::PowerSgd { iterations: 5, ranks: &[1, 2, 4, 8, 16, 32] })?;
+        self.payloads("QSGD, 4 bits", qsgd(self.shape))?;
+        self.payloads("TopK, 1 %", top(self.shape))?;
+        self.payloads("PowerSGD, rank 4", Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 }))?;
+        let shape = [self.shape];
+        self.exchange("", "QSGD, 4 bits", qsgd, &shape)?;
+        self.exchange("", "TopK, 1 %", top, &shape)?;
+        self.sums()?;
+        self.models()?;
+        for (operations, measured) in [OPERATIONS, OF_MODELS].into_iter().zip(&self.measured) {
+            let left = operations.iter().find(|of| !measured.contains(of.name));
+            if let Some(left) = left {
+                return Err(format!("{} has not been measured", left.name).into());
+            }
+        }
+        println!();
+        for (what, lines) in [
+            ("longer than predicted, by more than a quarter", &self.missed),
+            ("below what was to be reached", &self.below),
+        ] {
+            println!("{what}: {}", if lines.is_empty() { "none".into() } else { lines.join("; ") });
+        }
+        Ok(())
+    }
+
+    /// What ends a line: the prediction, if there is one, and whether the time misses it, or what was to be reached. `of` is 0 for
+    /// operations on one layer, 1 for those on a model's.
+    fn against(&mut self, of: usize, (model, name): (&str, &str), shapes: &[Shape], here: f64) -> Outcome<String> {
+        let Some(operation) = [OPERATIONS, OF_MODELS][of].iter().find(|operation| operation.name == name) else {
+            return Ok(String::new());
+        };
+        self.measured[of].insert(operation.name);
+        let Operation { bytes, target, .. } = operation;
+        let values: usize = shapes.iter().map(|shape| shape.elements()).sum();
+        let of_copy = bytes * values as f64 / here / self.bandwidth;
+        let mut said = String::new();
+        if let Some(gpu) = self.gpu {
+            let predicted = operation.predict(&gpu, shapes, operation.commands(shapes)?).seconds;
+            said = format!("  predicted {:.3} ms", 1e3 * predicted);
+            if here > MISSED * predicted {
+                self.missed.push(format!("{model}{name}"));
+                said += ", misses";
+            }
+        }
+        if let Some(target) = target.filter(|&target| of_copy < target) {
+            self.below.push(format!("{model}{name} ({:.0} %, not {:.0} %)", 100.0 * of_copy, 100.0 * target));
+        }
+        Ok(said)
+    }
+
+    fn on_device(&self) -> Outcome<DeviceGradient> {
+        // SAFETY: as many values, kept as long as the program runs.
+        Ok(unsafe { DeviceGradient::new(self.gradient, Dtype::F32, self.shape) }?)
+    }
+
+    /// One line, of a call that reads the gradient at least once.
+    fn line(&mut self, name: &str, here: f64, cpu: f64) -> Outcome<()> {
+        self.line_of(name, 4 * self.values.len(), here, cpu)
+    }
+
+    /// One line, of a call that has to read and write so many bytes.
+    fn line_of(&mut self, name: &str, bytes: usize, here: f64, cpu: f64) -> Outcome<()> {
+        let shape = [self.shape];
+        let against = self.against(0, ("", name), &shape, here)?;
+        let read = bytes as f64 / here;
+        println!(
+            "{name:<44} {:>9.3} {:>9.1} {:>7.0} % {:>11.0}{against}",
+            1e3 * here,
+            read / 1e9,
+            100.0 * read / self.bandwidth,
+            1e3 * cpu
+        );
+        Ok(())
+    }
+}
+
+fn qsgd(_: Shape) -> Setting {
+    Setting::Qsgd(Qsgd::default())
+}
+
+/// One in a hundred.
+fn top(shape: Shape) -> Setting {
+    Setting::TopK(TopK { keep: (shape.elements() as u32 / 100).max(1), values: Dtype::F32 })
+}
