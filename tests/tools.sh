@@ -58,6 +58,22 @@ need() { # KIND TOOL...
 }
 need_vulkan() { has_vulkan || skip wgpu "no Vulkan driver and none could be installed"; }
 
+# A second Vulkan driver, SwiftShader, which Debian's Chromium brings: 32 MB to download, of which one library is used.
+swiftshader=target/swiftshader
+has_swiftshader() { [ -e "$swiftshader/libvk_swiftshader.so" ]; }
+need_swiftshader() {
+    local folder=$PWD/$swiftshader
+    has_swiftshader || {
+        command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || skip wgpu "no apt-get to get SwiftShader with"
+        mkdir -p "$folder/package"
+        (cd "$folder/package" && rm -f ./*.deb && apt-get download -q chromium-common && dpkg-deb -x ./*.deb .) ||
+            skip wgpu "chromium-common, which has SwiftShader, could not be downloaded"
+        cp "$folder/package/usr/lib/chromium/"{libvk_swiftshader.so,vk_swiftshader_icd.json} "$folder" ||
+            skip wgpu "chromium-common has no SwiftShader"
+        rm -rf "$folder/package"
+    }
+}
+
 # NVIDIA's run-time compiler, from PyPI, compiles CUDA's kernels where there is no GPU.
 cuda_venv=target/cuda/venv
 nvrtc_packages=([12]=nvidia-cuda-nvrtc-cu12==12.9.86 [13]=nvidia-cuda-nvrtc==13.5.37) # 365 MB on disk

@@ -16,6 +16,14 @@ use lgreco_core::testing::hostile::{Products, check_decoding};
 use std::path::Path;
 use wgpu::Features;
 
+/// `LGRECO_ADAPTER` is part of its name, where there are several drivers.
+#[test]
+fn the_adapter_is_the_one_that_was_asked_for() {
+    let (Ok(asked), Some(backend)) = (std::env::var("LGRECO_ADAPTER"), backend()) else { return };
+    let found = backend.device().adapter_info().name;
+    assert!(found.contains(&asked), "{found}, not {asked}");
+}
+
 #[test]
 fn dense() {
     let Some(mut backend) = backend() else { return };
