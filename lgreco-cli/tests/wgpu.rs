@@ -53,8 +53,8 @@ fn what_a_device_cannot_do_is_said_of_the_layer() {
     let (folder, _) = file("g.safetensors", &safetensors(&tensors));
     let args = ["plan", "g.safetensors", "--method", "powersgd", "--backend", "wgpu"];
     let (code, line) = failure_in(folder.path(), &args);
-    let expected = "lgreco: g.safetensors: layer `embedding.weight`: PowerSGD with a side above 4,194,304 or a rank \
-                    above 1024 does not run on wgpu devices";
+    let expected = "lgreco: g.safetensors: layer `embedding.weight`: PowerSGD with a side above 4,194,304, a rank \
+                    above 1024, or a P of more than 2^31 values does not run on wgpu devices";
     assert_eq!((code, line.as_str()), (1, expected));
 }
 

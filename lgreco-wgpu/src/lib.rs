@@ -35,7 +35,7 @@
 //! | `batch` | dispatches, copies and reads submitted together, their errors caught; or only rehearsed |
 //! | `kernels`, `params` | WGSL modules put together from `shaders/`, compiled on first use; what a dispatch is told |
 //! | `tensor`, `rectangles`, `factor` | values, matrices and factors in pieces that fit a binding and a dispatch |
-//! | `qsgd`, `topk`, `powersgd`, `orthonormal` | what the shaders of the same names are asked to do |
+//! | `qsgd`, `topk`, `powersgd`, `orthonormal` | what the shaders of the same names are asked to do, the last by `columns` |
 //! | `feedback`, `magnitude`, `sums` | the same |
 //! | `exchange` | a bucket of layers as the space of a flight: `plan` and `matrices` (what is where), `memory`, `bucket` and `factors` (what is done in it), `image` and `summed` (messages there and back), `faults` and `outcome` (what is found wrong), `space` |
 //! | `positions`, `reconstruct` | TopK's payloads; PowerSGD's payloads read |
@@ -53,6 +53,7 @@ mod backend;
 mod batch;
 mod buffers;
 mod codec;
+mod columns;
 mod error;
 #[cfg(feature = "train")]
 mod exchange;
