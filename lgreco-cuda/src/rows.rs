@@ -109,7 +109,10 @@ fn are_alike(one: &Work<'_>, other: &Work<'_>) -> bool {
         let is_device = matches!(job.gradient, Input::Device(_));
         is_device && job.gradient.shape().elements() > 0 && !job.candidates.is_empty()
     };
-    let same = match (one.candidates, other.candidates) {
+    if !(some(one) && some(other)) {
+        return false;
+    }
+    match (one.candidates, other.candidates) {
         (Candidates::Qsgd { base, bits }, Candidates::Qsgd { base: b, bits: w }) => b == base && w == bits,
         (Candidates::PowerSgd { iterations, ranks }, Candidates::PowerSgd { iterations: i, ranks: r }) => {
             i == iterations && r == ranks && other.stream.seed == one.stream.seed
@@ -121,8 +124,7 @@ fn are_alike(one: &Work<'_>, other: &Work<'_>) -> bool {
             }
             _ => false,
         },
-    };
-    same && some(one) && some(other)
+    }
 }
 
 /// The type of values whose row is TopK's.
