@@ -6,7 +6,7 @@ use crate::cublas::WORKSPACE;
 use crate::device::{BLOCK, Device, Gemm, Launch, Part};
 use crate::kernels::Kernel;
 use bytemuck::Pod;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
 /// Buffers of the workspace, each with one purpose at a time.
@@ -28,6 +28,7 @@ pub(crate) enum Scratch {
     Known,
     Statuses,
     Bins,
+    RowBins,
     Cuts,
     Records,
     Entries,
@@ -46,6 +47,8 @@ pub(crate) enum Scratch {
 pub(crate) struct Gpu {
     device: Box<dyn Device>,
     buffers: HashMap<Scratch, Part>,
+    /// Those that are all zeros once everything enqueued is done.
+    zeros: HashSet<Scratch>,
     has_cublas: bool,
     /// Payloads of the host decoded here, not left to the core.
     #[cfg(test)]
@@ -57,6 +60,7 @@ impl Gpu {
         Gpu {
             device,
             buffers: HashMap::new(),
+            zeros: HashSet::new(),
             has_cublas: false,
             #[cfg(test)]
             decoded: 0,
@@ -137,12 +141,34 @@ impl Gpu {
             return Ok(buffer.cut(0, bytes));
         }
         self.device.may_free()?;
+        self.zeros.remove(&name);
         if let Some(buffer) = self.buffers.remove(&name) {
             self.device.free(buffer);
         }
         let buffer = self.device.allocate(bytes)?;
         self.buffers.insert(name, buffer);
         Ok(buffer)
+    }
+
+    /// Enqueued: as [`scratch`](Gpu::scratch), with zeros. Whoever takes them enqueues what leaves zeros everywhere and then says
+    /// that they [are zeros again](Gpu::are_zeros_again), or the buffer is filled with them anew.
+    pub(crate) fn zeros(&mut self, name: Scratch, bytes: u64) -> Result<Part, Error> {
+        let part = self.scratch(name, bytes)?;
+        if !self.zeros.remove(&name) {
+            self.device.clear(self.buffers[&name])?;
+        }
+        Ok(part)
+    }
+
+    /// All of a buffer that there is.
+    #[cfg(test)]
+    pub(crate) fn whole(&self, name: Scratch) -> Part {
+        self.buffers[&name]
+    }
+
+    /// What was enqueued leaves zeros in all of a buffer.
+    pub(crate) fn are_zeros_again(&mut self, name: Scratch) {
+        self.zeros.insert(name);
     }
 
     /// Enqueued: a buffer with `bytes` in it.

@@ -62,6 +62,7 @@ pub(crate) struct Simt {
     edits: Vec<Edit>,
     /// Where some blocks are left out, memory is sparse, too.
     chosen: Option<Chosen>,
+    reuses: bool,
     libraries: HashMap<Module, Library>,
 }
 
@@ -100,7 +101,8 @@ impl Simt {
             unavailable(&format!("no g++ to run kernels on the processor: {error}"));
             return None;
         }
-        let mut device = Simt { flavour, order, edits: edits.clone(), chosen: None, libraries: HashMap::new() };
+        let (chosen, libraries) = (None, HashMap::new());
+        let mut device = Simt { flavour, order, edits: edits.clone(), chosen, reuses: false, libraries };
         for edit in edits {
             device.library(edit.module);
         }
@@ -111,6 +113,12 @@ impl Simt {
     /// no room until they are written to.
     pub(crate) fn sparse(edits: Vec<Edit>, chosen: Chosen) -> Option<Self> {
         Some(Simt { chosen: Some(chosen), ..Simt::edited(Flavour::Plain, 0, edits)? })
+    }
+
+    /// A device that does not look for what memory of an earlier purpose holds.
+    #[cfg(test)]
+    pub(crate) fn reusing(self) -> Self {
+        Simt { reuses: true, ..self }
     }
 
     fn library(&mut self, module: Module) -> &Library {
@@ -279,7 +287,7 @@ impl Device for Simt {
     }
 
     fn reuses(&self) -> bool {
-        false
+        self.reuses
     }
 
     fn upload(&mut self, bytes: &[u8], to: Part) -> Result<(), Error> {

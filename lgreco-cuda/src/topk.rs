@@ -5,9 +5,10 @@
 //! where that leaves a row uncertain by more than 2^-14 of itself (ties, few values), a second pass divides such bins
 //! further, and otherwise ends at once.
 //!
-//! Consecutive layers share their launches, three of them, as many as the bins of which take 48 MiB: 0.6 MB a layer, 0.9 MB
+//! Layers share their launches, three of them, as many as the bins of which take 128 MiB: 0.6 MB a layer, 0.9 MB
 //! where values are rounded before they are sent, and 1 KiB (3 KiB) for each k. Sums are of integers and rows are made by a
-//! block each, so the number of layers makes no difference to any bit.
+//! block each, so the number of layers makes no difference to any bit. Bins are filled with zeros once: kernels empty those
+//! that they have filled, and look at no others, of which a layer has far more than values, if it is a bias.
 
 use crate::Error;
 use crate::device::Part;
@@ -59,7 +60,8 @@ impl Row {
     ];
 }
 
-const BINS: u64 = 128 * 280;
+/// Numbers of a layer: of bins, and of exponents.
+const PLACES: u64 = (128 + 1) * 280;
 /// Parts of a bin that is refined.
 const PARTS: u64 = 256;
 /// Bytes of a `Cut`.
@@ -70,7 +72,7 @@ const CHUNK: u64 = 32 * READERS as u64;
 /// Blocks of a launch at most: enough to fill any device.
 const MOST: u64 = 512;
 /// Bytes of bins of layers that share launches.
-const TOGETHER: u64 = 48 << 20;
+const TOGETHER: u64 = 128 << 20;
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::TopK, entry }
@@ -95,12 +97,12 @@ pub(crate) const fn result_words(keeps: usize) -> usize {
     1 + keeps
 }
 
-/// Memory that begins as zeros: sums of 8 bytes, then counts of 4.
+/// Memory that is all zeros before and after: sums of 8 bytes, then counts of 4. What is loaded by 16 bytes comes first.
 struct Zeros {
     lows: u64,
     errors: u64,
-    fine_errors: u64,
     counts: u64,
+    fine_errors: u64,
     slots: u64,
     fine_counts: u64,
     wanted: u64,
@@ -111,11 +113,11 @@ impl Zeros {
     fn new(layers: u64, keeps: u64, rounds: bool) -> Zeros {
         let rounded = u64::from(rounds);
         Zeros {
-            lows: 8 * BINS * layers,
-            errors: 8 * BINS * layers * rounded,
+            lows: 8 * PLACES * layers,
+            errors: 8 * PLACES * layers * rounded,
+            counts: 4 * PLACES * layers,
             fine_errors: 8 * PARTS * keeps * rounded,
-            counts: 4 * BINS * layers,
-            slots: 4 * BINS * layers,
+            slots: 4 * PLACES * layers,
             fine_counts: 4 * PARTS * keeps,
             wanted: 4 * layers,
             done: 4 * layers,
@@ -123,8 +125,8 @@ impl Zeros {
     }
 
     fn sizes(&self) -> [u64; 8] {
-        let Zeros { lows, errors, fine_errors, counts, slots, fine_counts, wanted, done } = *self;
-        [lows, errors, fine_errors, counts, slots, fine_counts, wanted, done]
+        let Zeros { lows, errors, counts, fine_errors, slots, fine_counts, wanted, done } = *self;
+        [lows, errors, counts, fine_errors, slots, fine_counts, wanted, done]
     }
 
     fn bytes(&self) -> u64 {
@@ -193,17 +195,19 @@ fn measure_group(
         gpu.upload(Scratch::Layers, &tables.concat())?.split(tables.map(|t| t.len() as u64));
     let (layers, chunks) = (layers.len() as u64, tables[1].len() as u64 / 4);
     let zeros = Zeros::new(layers, keeps.len() as u64, rounds);
-    let part = gpu.scratch(Scratch::Bins, zeros.bytes())?;
-    gpu.clear(part)?;
-    let [lows, errors, fine_errors, counts, slots, fine_counts, wanted, done] = part.split(zeros.sizes());
+    let part = gpu.zeros(Scratch::RowBins, zeros.bytes())?;
+    let [lows, errors, counts, fine_errors, slots, fine_counts, wanted, done] = part.split(zeros.sizes());
     let cuts = gpu.scratch(Scratch::Cuts, CUT * keeps.len() as u64)?;
     let params = Params { sent: sent as u32, rounds: rounds.into(), chunks: chunks as u32 };
-    let mut launch = |entry, parts: &[Part], blocks| gpu.launch_of(kernel(entry), params, parts, blocks, READERS);
-    let (count, blocks) = (if rounds { "count_rounded" } else { "count_exact" }, looping_pieces(chunks.min(MOST)));
-    launch(count, &[rows, row_of, counts, lows, errors, results], blocks)?;
-    launch("choose", &[rows, all_keeps, counts, lows, errors, slots, wanted, cuts, results], layers)?;
+    let blocks = looping_pieces(chunks.min(MOST));
+    let count = kernel(if rounds { "count_rounded" } else { "count_exact" });
+    gpu.launch_of(count, params, &[rows, row_of, counts, lows, errors, results], blocks, READERS)?;
+    let parts = [rows, all_keeps, counts, lows, errors, slots, wanted, cuts, results];
+    gpu.launch(kernel("choose"), params, &parts, layers)?;
     let parts = [rows, row_of, slots, wanted, done, fine_counts, fine_errors, cuts, results];
-    launch("refine", &parts, blocks)
+    gpu.launch_of(kernel("refine"), params, &parts, blocks, READERS)?;
+    gpu.are_zeros_again(Scratch::RowBins);
+    Ok(())
 }
 
 /// The squared errors in the words that [`measure`] wrote of a layer.

@@ -35,7 +35,9 @@ __device__ inline const void* values_of(const Row& row) {
 #define EXPONENTS 280
 #define PER_EXPONENT 128
 #define BINS (EXPONENTS * PER_EXPONENT)
-#define WIDTH (1.0 / PER_EXPONENT)
+// A layer's numbers of each kind: of its bins, then of exponents.
+#define PLACES (BINS + EXPONENTS)
+#define WIDTH (1.0f / PER_EXPONENT)
 // Bits of a key below its bin that are not summed.
 #define UNSUMMED 4
 #define READERS 1024
@@ -101,38 +103,58 @@ __device__ inline double energy_unit(u32 exponent) {
     return exponent == 0 ? 0.0 : power_of_two(2 * (int(exponent) - 150));
 }
 
-// What is known of the values of a layer in each bin; bins of all layers follow one another.
+// What is known of the values of a layer in each bin; that of all layers follows one another.
 struct Bins {
-    u32* counts;
+    u32* counts;  // of bins, and their sums over each exponent
     u64* lows;    // sums of the keys' upper 12 bits below the bin
     u64* errors;  // sums of squared errors, where sending rounds
     u32 first;    // of the layer's
 
-    // How far the mean of a bin, as a significand, is above its lower end.
-    __device__ double mean(u32 bin) const {
-        return double(lows[first + bin]) / double(counts[first + bin]) * (1.0 / (1 << (FRACTION_BITS - UNSUMMED)));
-    }
-
-    // The energy of a bin. The spread about the mean is between 0 and mean * (WIDTH - mean); a third of that is right for
-    // evenly spread values, and for any other off by 2/3 * 2^-16 of the energy at most.
-    __device__ double energy(u32 bin) const {
-        if (counts[first + bin] == 0) {
-            return 0.0;
-        }
-        double above = mean(bin);
-        double x = lower_end(bin) + above;
-        double spread = above * max(WIDTH - above, 0.0) / 3.0;
-        return double(counts[first + bin]) * (x * x + spread) * energy_unit(bin / PER_EXPONENT);
-    }
-
-    __device__ double error(const Params& p, u32 bin) const {
-        return p.rounds ? double(errors[first + bin]) * error_unit(bin / PER_EXPONENT, p.sent) : 0.0;
-    }
-
-    __device__ static double lower_end(u32 bin) {
-        return 1.0 + bin % PER_EXPONENT * WIDTH;
+    __device__ u32* totals() const {
+        return counts + first + BINS;
     }
 };
+
+// 1 / x within 2^-21 of itself, for a count: by Newton's method, without what a division does for numbers that are too large.
+__device__ inline float reciprocal(float x) {
+    float y = __uint_as_float(0x7ef311c3u - __float_as_uint(x));
+#pragma unroll
+    for (u32 step = 0; step < 3; step++) {
+        y *= 2.0f - x * y;
+    }
+    return y;
+}
+
+// How far the mean of a bin, as a significand, is above its lower end.
+__device__ inline float mean_of(u32 count, u64 low) {
+    return float(low) * reciprocal(float(count)) * (1.0f / (1 << (FRACTION_BITS - UNSUMMED)));
+}
+
+__device__ inline float lower_end(u32 bin) {
+    return 1.0f + bin % PER_EXPONENT * WIDTH;
+}
+
+// The energy of a bin. The spread about the mean is between 0 and mean * (WIDTH - mean); a third of that is right for
+// evenly spread values, and for any other off by 2/3 * 2^-16 of the energy at most. That is more than what f32
+// lose, which cost a fraction of what doubles do on most GPUs.
+__device__ inline double energy_of(u32 bin, u32 count, u64 low) {
+    if (count == 0) {
+        return 0.0;
+    }
+    float above = mean_of(count, low);
+    float x = lower_end(bin) + above;
+    float spread = above * max(WIDTH - above, 0.0f) * (1.0f / 3.0f);
+    return double(float(count) * (x * x + spread)) * energy_unit(bin / PER_EXPONENT);
+}
+
+// The sum over a warp, which every lane has.
+template <class T>
+__device__ inline T warp_sum(T value) {
+    for (u32 reach = 16; reach > 0; reach >>= 1) {
+        value += __shfl_xor_sync(FULL, value, reach);
+    }
+    return value;
+}
 
 __device__ inline u32 bits_of(float value) {
     return __float_as_uint(value) & MAGNITUDE;
@@ -178,6 +200,7 @@ struct Window {
         if (key != 0) {
             u64 error = ERRORS ? squared_error(key, p.sent) : 0;
             give<ERRORS>(all, key >> COARSE, 1, low_of(key), error);
+            atomicAdd(&all.totals()[key >> FRACTION_BITS], 1u);
         }
         return key == 0;
     }
@@ -197,11 +220,23 @@ struct Window {
         }
     }
 
+    // By a warp for each exponent.
     __device__ void give_all(const Bins& all) {
-        for (u32 at = threadIdx.x; at < SIZE; at += READERS) {
-            if (room[at] != 0) {
-                u64 error = ERRORS ? u64(room[3 * SIZE + at]) << 32 | room[2 * SIZE + at] : 0;
-                give<ERRORS>(all, bottom + at, room[at], room[SIZE + at], error);
+        u32 lane = threadIdx.x % 32;
+        for (u32 first = threadIdx.x / 32 * PER_EXPONENT; first < SIZE; first += READERS / 32 * PER_EXPONENT) {
+            u32 total = 0;
+#pragma unroll
+            for (u32 part = 0; part < PER_EXPONENT; part += 32) {
+                u32 at = first + part + lane;
+                if (room[at] != 0) {
+                    u64 error = ERRORS ? u64(room[3 * SIZE + at]) << 32 | room[2 * SIZE + at] : 0;
+                    give<ERRORS>(all, bottom + at, room[at], room[SIZE + at], error);
+                    total += room[at];
+                }
+            }
+            total = warp_sum(total);
+            if (lane == 0 && total != 0) {
+                atomicAdd(&all.totals()[(bottom + first) / PER_EXPONENT], total);
             }
         }
     }
@@ -291,6 +326,7 @@ __device__ inline void fill_bins(const Params& p, const Row& row, u32 chunk, u32
         atomicMax(reinterpret_cast<u32*>(results + row.results), shared.largest);
         if (shared.zeros != 0) {
             atomicAdd(&all.counts[all.first], shared.zeros);
+            atomicAdd(&all.totals()[0], shared.zeros);
         }
     }
 }
@@ -303,7 +339,7 @@ __device__ inline void count(const Params& p, const Row* rows, const u32* row_of
     for (u32 chunk = share(p.chunks, blockIdx.x); chunk < end;) {
         u32 number = row_of[chunk];
         const Row& row = rows[number];
-        Bins all = {counts, lows, errors, number * BINS};
+        Bins all = {counts, lows, errors, number * PLACES};
         u32 stop = min(min(end, row.first_chunk + row.chunks), chunk + TURNS);
         fill_bins<ERRORS>(p, row, chunk, stop, all, results, shared);
         // The next bins take the place of these.

@@ -13,45 +13,252 @@ struct Cut {
     double others;
 };
 
-// The sum over a warp in the order of a fixed tree, which every lane has.
-__device__ inline double warp_sum(double value) {
-    for (u32 reach = 16; reach > 0; reach >>= 1) {
-        value += __shfl_xor_sync(FULL, value, reach);
-    }
-    return value;
-}
-
-// What the bins of each exponent add up to.
+// What the bins of each exponent add up to; then energies become those of all lower ones, errors those of all higher ones.
 struct Exponents {
     double energies[EXPONENTS];
     double errors[EXPONENTS];
-    u32 counts[EXPONENTS];
+    u32 reached[EXPONENTS + 1];  // how many values have this exponent or a higher one
+
+    __device__ u32 count(u32 exponent) const {
+        return reached[exponent] - reached[exponent + 1];
+    }
 };
 
-// A warp per exponent, by all READERS threads of a block.
-__device__ inline void add_up(const Params& p, const Bins& all, Exponents& exponents) {
+// How many values reach each exponent. By a warp.
+__device__ inline void add_up_totals(const u32* totals, Exponents& exponents) {
     u32 lane = threadIdx.x % 32;
-    for (u32 exponent = threadIdx.x / 32; exponent < EXPONENTS; exponent += READERS / 32) {
-        u32 count = 0;
-        double energy = 0.0;
-        double error = 0.0;
-        for (u32 b = lane; b < PER_EXPONENT; b += 32) {
-            u32 bin = exponent * PER_EXPONENT + b;
-            count += all.counts[all.first + bin];
-            energy += all.energy(bin);
-            error += all.error(p, bin);
+    u32 higher = 0;
+#pragma unroll 1
+    for (u32 turn = 0; turn < EXPONENTS; turn += 32) {
+        u32 sum = turn + lane < EXPONENTS ? totals[EXPONENTS - 1 - turn - lane] : 0;
+        for (u32 reach = 1; reach < 32; reach <<= 1) {
+            u32 other = __shfl_up_sync(FULL, sum, reach);
+            sum += lane >= reach ? other : 0;
         }
-        if (__any_sync(FULL, count != 0)) {
-            for (u32 reach = 16; reach > 0; reach >>= 1) {
-                count += __shfl_xor_sync(FULL, count, reach);
+        if (turn + lane < EXPONENTS) {
+            exponents.reached[EXPONENTS - 1 - turn - lane] = higher + sum;
+        }
+        higher += __shfl_sync(FULL, sum, 31);
+    }
+    if (lane == 0) {
+        exponents.reached[EXPONENTS] = 0;
+    }
+}
+
+// Replaces each number by the sum of those before it, or after it. By a warp.
+__device__ inline void add_up_others(double* numbers, bool from_last) {
+    u32 lane = threadIdx.x % 32;
+    double before = 0.0;
+#pragma unroll 1
+    for (u32 turn = 0; turn < EXPONENTS; turn += 32) {
+        u32 place = turn + lane;
+        u32 at = from_last ? EXPONENTS - 1 - place : place;
+        double sum = place < EXPONENTS ? numbers[at] : 0.0;
+        for (u32 reach = 1; reach < 32; reach <<= 1) {
+            double other = __shfl_up_sync(FULL, sum, reach);
+            sum += lane >= reach ? other : 0.0;
+        }
+        double own = __shfl_up_sync(FULL, sum, 1);
+        if (place < EXPONENTS) {
+            numbers[at] = before + (lane == 0 ? 0.0 : own);
+        }
+        before += __shfl_sync(FULL, sum, 31);
+    }
+}
+
+// Four numbers of 8 bytes in a row, which begin at a multiple of 16.
+__device__ inline void load_four(const u64* numbers, u64* four) {
+    const uint4* pairs = reinterpret_cast<const uint4*>(numbers);
+#pragma unroll
+    for (u32 pair = 0; pair < 2; pair++) {
+        uint4 both = pairs[pair];
+        four[2 * pair] = u64(both.y) << 32 | both.x;
+        four[2 * pair + 1] = u64(both.w) << 32 | both.z;
+    }
+}
+
+// An exponent's bins, four for each lane of a warp.
+struct Four {
+    u32 first;  // bin
+    u32 counts[4];
+    double energies[4];
+    double errors[4];
+
+    __device__ Four(const Params& p, const Bins& all, u32 exponent) : first(exponent * PER_EXPONENT + threadIdx.x % 32 * 4) {
+        uint4 own = *reinterpret_cast<const uint4*>(all.counts + all.first + first);
+        counts[0] = own.x;
+        counts[1] = own.y;
+        counts[2] = own.z;
+        counts[3] = own.w;
+        u64 lows[4];
+        load_four(all.lows + all.first + first, lows);
+        u64 sums[4] = {0, 0, 0, 0};
+        if (p.rounds) {
+            load_four(all.errors + all.first + first, sums);
+        }
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
+            energies[k] = energy_of(first + k, counts[k], lows[k]);
+            errors[k] = p.rounds ? double(sums[k]) * error_unit(exponent, p.sent) : 0.0;
+        }
+    }
+};
+
+// What the lanes before this one have, or those after it.
+template <class T>
+__device__ inline T of_others(T own, bool of_later) {
+    u32 place = of_later ? 31 - threadIdx.x % 32 : threadIdx.x % 32;
+    T sum = own;
+    for (u32 reach = 1; reach < 32; reach <<= 1) {
+        T other = of_later ? __shfl_down_sync(FULL, sum, reach) : __shfl_up_sync(FULL, sum, reach);
+        sum += place >= reach ? other : T(0);
+    }
+    T others = of_later ? __shfl_down_sync(FULL, sum, 1) : __shfl_up_sync(FULL, sum, 1);
+    return place == 0 ? T(0) : others;
+}
+
+// Of one exponent, of which there are values: what its bins add up to, and the bins of those k that end in it, with what its other
+// bins add to their rows. By a warp.
+__device__ inline void find_cuts(const Params& p, const Bins& all, u32 exponent, const u32* keeps, u32 size,
+                                 Exponents& exponents, Cut* cuts) {
+    u32 lane = threadIdx.x % 32;
+    Four four(p, all, exponent);
+    u32 own = four.counts[0] + four.counts[1] + four.counts[2] + four.counts[3];
+    double energy = (four.energies[0] + four.energies[1]) + (four.energies[2] + four.energies[3]);
+    double error = (four.errors[0] + four.errors[1]) + (four.errors[2] + four.errors[3]);
+    u32 above = of_others(own, true);
+    double lower = of_others(energy, false);
+    double higher = of_others(error, true);
+    if (lane == 31) {
+        exponents.energies[exponent] = lower + energy;
+    }
+    if (lane == 0) {
+        exponents.errors[exponent] = higher + error;
+    }
+    u32 reached = exponents.reached[exponent];
+    u32 beyond = exponents.reached[exponent + 1];
+#pragma unroll 1
+    for (u32 turn = 0; turn < size; turn += 32) {
+        u32 keep = turn + lane < size ? keeps[turn + lane] : 0;
+        for (u32 rest = __ballot_sync(FULL, keep > beyond && keep <= reached); rest != 0; rest &= rest - 1) {
+            u32 which = __ffs(rest) - 1;
+            u32 rank = __shfl_sync(FULL, keep, which) - beyond;
+            if (rank <= above || rank > above + own) {
+                continue;
             }
-            energy = warp_sum(energy);
-            error = warp_sum(error);
+            Cut cut = {PER_EXPONENT * EXPONENTS, rank - above, lower + higher};
+#pragma unroll
+            for (u32 later = 0; later < 4; later++) {
+                u32 k = 3 - later;
+                if (cut.bin < PER_EXPONENT * EXPONENTS) {
+                    cut.others += four.energies[k];
+                } else if (cut.rank <= four.counts[k]) {
+                    cut.bin = four.first + k;
+                } else {
+                    cut.rank -= four.counts[k];
+                    cut.others += four.errors[k];
+                }
+            }
+            cuts[turn + which] = cut;
         }
-        if (lane == 0) {
-            exponents.counts[exponent] = count;
-            exponents.energies[exponent] = energy;
-            exponents.errors[exponent] = error;
+    }
+}
+
+// What the bin that k divides adds to a row, as far as its count and mean tell, and how far that may be off.
+struct Share {
+    double value;
+    double doubt;
+
+    __device__ Share(const Params& p, const Bins& all, u32 bin, u32 rank) {
+        u32 count = all.counts[all.first + bin];
+        u32 exponent = bin / PER_EXPONENT;
+        value = p.rounds ? double(all.errors[all.first + bin]) * error_unit(exponent, p.sent) : 0.0;
+        doubt = 0.0;
+        if (rank == count || exponent == 0) {
+            return;
+        }
+        // The mean of the values dropped lies between `least`, where those kept are at the upper end, and that of all.
+        float kept = float(rank) / float(count);
+        float part = float(count - rank) / float(count);
+        float mean = mean_of(count, all.lows[all.first + bin]);
+        float least = max((mean - kept * WIDTH) / part, 0.0f);
+        float above = min(max(mean * part, least), mean);
+        float x = lower_end(bin) + above;
+        double unit = double(count - rank) * energy_unit(exponent);
+        value = value * double(kept) + double(x * x + above * above * (1.0f / 3.0f)) * unit;
+        doubt = double(2.0f * (lower_end(bin) + WIDTH) * max(mean - above, above - least)) * unit;
+        if (p.rounds && coarser(dropped_bits(exponent, p.sent)) > 0) {
+            // Errors of single values may be as large as the values.
+            doubt = value;
+        }
+    }
+};
+
+// Empties an exponent's bins for the next rows. By a warp.
+__device__ inline void empty(const Params& p, const Bins& all, u32 exponent) {
+    u32 lane = threadIdx.x % 32;
+    u32 first = all.first + exponent * PER_EXPONENT;
+    uint4 zeros = uint4{0, 0, 0, 0};
+    reinterpret_cast<uint4*>(all.counts + first)[lane] = zeros;
+    for (u32 pair = lane; pair < PER_EXPONENT / 2; pair += 32) {
+        reinterpret_cast<uint4*>(all.lows + first)[pair] = zeros;
+        if (p.rounds) {
+            reinterpret_cast<uint4*>(all.errors + first)[pair] = zeros;
+        }
+    }
+    if (lane == 0) {
+        all.totals()[exponent] = 0;
+    }
+}
+
+// The bin of each k, and its error unless that bin is to be refined: a block for each layer, a warp for each exponent. `wanted`
+// becomes 1 when any bin is, and slots[bin] one more than the number of a k in it. Bins of exponents that no value has are not
+// looked at, and all others are empty afterwards.
+extern "C" __launch_bounds__(BLOCK) __global__ void choose(Params p, const Row* rows, const u32* all_keeps, u32* counts,
+                                                           u64* lows, u64* all_errors, u32* all_slots, u32* wanted,
+                                                           Cut* all_cuts, u64* results) {
+    __shared__ Exponents exponents;
+    const Row& row = rows[blockIdx.x];
+    Bins all = {counts, lows, all_errors, blockIdx.x * PLACES};
+    const u32* keeps = all_keeps + row.first_keep;
+    Cut* cuts = all_cuts + row.first_keep;
+    u32 warp = threadIdx.x / 32;
+    if (warp == 0) {
+        add_up_totals(all.totals(), exponents);
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (u32 exponent = warp; exponent < EXPONENTS; exponent += WARPS) {
+        if (exponents.count(exponent) != 0) {
+            find_cuts(p, all, exponent, keeps, row.keeps, exponents, cuts);
+        } else if (threadIdx.x % 32 == 0) {
+            exponents.energies[exponent] = 0.0;
+            exponents.errors[exponent] = 0.0;
+        }
+    }
+    __syncthreads();
+    if (warp < 2) {
+        add_up_others(warp == 0 ? exponents.energies : exponents.errors, warp == 1);
+    }
+    __syncthreads();
+    double* errors = reinterpret_cast<double*>(results + row.results + 1);
+    for (u32 index = threadIdx.x; index < row.keeps; index += BLOCK) {
+        Cut cut = cuts[index];
+        u32 exponent = cut.bin / PER_EXPONENT;
+        cut.others += exponents.energies[exponent] + exponents.errors[exponent];
+        cuts[index].others = cut.others;
+        Share share(p, all, cut.bin, cut.rank);
+        errors[index] = cut.others + share.value;
+        if (share.doubt > TOLERANCE * errors[index]) {
+            atomicMax(&all_slots[all.first + cut.bin], index + 1);
+            atomicMax(&wanted[blockIdx.x], 1u);
+        }
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (u32 exponent = warp; exponent < EXPONENTS; exponent += WARPS) {
+        if (exponents.count(exponent) != 0) {
+            empty(p, all, exponent);
         }
     }
 }
@@ -77,78 +284,6 @@ __device__ inline u32 find(const u32* counts, u32 size, u32& rank) {
     }
 }
 
-// What the bin that k divides adds to a row, as far as its count and mean tell, and how far that may be off.
-struct Share {
-    double value;
-    double doubt;
-
-    __device__ Share(const Params& p, const Bins& all, u32 bin, u32 rank) {
-        u32 count = all.counts[all.first + bin];
-        u32 exponent = bin / PER_EXPONENT;
-        value = all.error(p, bin);
-        doubt = 0.0;
-        if (rank == count || exponent == 0) {
-            return;
-        }
-        // The mean of the values dropped lies between `least`, where those kept are at the upper end, and that of all.
-        double part = double(count - rank) / double(count);
-        double mean = all.mean(bin);
-        double least = max((mean - (1.0 - part) * WIDTH) / part, 0.0);
-        double above = min(max(mean * part, least), mean);
-        double x = Bins::lower_end(bin) + above;
-        double unit = double(count - rank) * energy_unit(exponent);
-        value = value * (1.0 - part) + (x * x + above * above / 3.0) * unit;
-        doubt = 2.0 * (Bins::lower_end(bin) + WIDTH) * max(mean - above, above - least) * unit;
-        if (p.rounds && coarser(dropped_bits(exponent, p.sent)) > 0) {
-            // Errors of single values may be as large as the values.
-            doubt = value;
-        }
-    }
-};
-
-// The bin of each k, and its error unless that bin is to be refined: a block of READERS threads for each layer, a warp for
-// each k. `wanted` becomes 1 when any bin is, and slots[bin] one more than the number of a k in it.
-extern "C" __launch_bounds__(READERS) __global__ void choose(Params p, const Row* rows, const u32* all_keeps, u32* counts,
-                                                             u64* lows, u64* all_errors, u32* all_slots, u32* wanted,
-                                                             Cut* all_cuts, u64* results) {
-    __shared__ Exponents exponents;
-    Row row = rows[blockIdx.x];
-    Bins all = {counts, lows, all_errors, blockIdx.x * BINS};
-    add_up(p, all, exponents);
-    __syncthreads();
-    const u32* keeps = all_keeps + row.first_keep;
-    u32* slots = all_slots + all.first;
-    Cut* cuts = all_cuts + row.first_keep;
-    double* errors = reinterpret_cast<double*>(results + row.results + 1);
-    u32 lane = threadIdx.x % 32;
-    for (u32 index = threadIdx.x / 32; index < row.keeps; index += READERS / 32) {
-        Cut cut = {0, keeps[index], 0.0};
-        u32 exponent = find(exponents.counts, EXPONENTS, cut.rank);
-        cut.bin = exponent * PER_EXPONENT + find(all.counts + all.first + exponent * PER_EXPONENT, PER_EXPONENT, cut.rank);
-        for (u32 other = lane; other < EXPONENTS; other += 32) {
-            if (other != exponent) {
-                cut.others += other < exponent ? exponents.energies[other] : exponents.errors[other];
-            }
-        }
-        for (u32 bin = exponent * PER_EXPONENT + lane; bin < (exponent + 1) * PER_EXPONENT; bin += 32) {
-            if (bin != cut.bin) {
-                cut.others += bin < cut.bin ? all.energy(bin) : all.error(p, bin);
-            }
-        }
-        cut.others = warp_sum(cut.others);
-        if (lane != 0) {
-            continue;
-        }
-        cuts[index] = cut;
-        Share share(p, all, cut.bin, cut.rank);
-        errors[index] = cut.others + share.value;
-        if (share.doubt > TOLERANCE * errors[index]) {
-            atomicMax(&slots[cut.bin], index + 1);
-            atomicMax(&wanted[blockIdx.x], 1u);
-        }
-    }
-}
-
 // The errors of those k of a layer whose bins were refined, by all READERS threads of a block.
 __device__ inline void refined_row(const Params& p, const Row& row, const u32* slots, const u32* fine_counts,
                                    const u64* fine_errors, const Cut* cuts, double* errors) {
@@ -168,7 +303,7 @@ __device__ inline void refined_row(const Params& p, const Row& row, const u32* s
             double count = double(fresh(fine_counts[first + part]));
             double kept = part == found ? double(cut.rank) : part > found ? count : 0.0;
             // The middle of a part, which is at most 2^-15 wide.
-            double x = Bins::lower_end(cut.bin) + (part + 0.5) * (WIDTH / PARTS);
+            double x = double(lower_end(cut.bin)) + (part + 0.5) * (WIDTH / PARTS);
             squares += (count - kept) * (x * x);
             if (p.rounds && count > 0.0) {
                 rounding += double(fresh(fine_errors[first + part])) * (kept / count);
@@ -185,10 +320,29 @@ __device__ inline void refined_row(const Params& p, const Row& row, const u32* s
     }
 }
 
+// Empties what was refined for the next rows, by all READERS threads of a block.
+__device__ inline void forget_refined(const Params& p, const Row& row, u32* slots, u32* fine_counts, u64* fine_errors,
+                                      const Cut* cuts) {
+    u32 lane = threadIdx.x % 32;
+    for (u32 index = threadIdx.x / 32; index < row.keeps; index += READERS / 32) {
+        for (u32 part = lane; slots[cuts[index].bin] == index + 1 && part < PARTS; part += 32) {
+            fine_counts[index * PARTS + part] = 0;
+            if (p.rounds) {
+                fine_errors[index * PARTS + part] = 0;
+            }
+        }
+    }
+    __syncthreads();
+    for (u32 index = threadIdx.x; index < row.keeps; index += READERS) {
+        // Several k may end in a bin.
+        atomicExch(&slots[cuts[index].bin], 0u);
+    }
+}
+
 // Counts the values of the bins that have a slot by the next bits of their keys, in layers where that is wanted; the last
 // block of each makes its row.
 extern "C" __launch_bounds__(READERS) __global__ void refine(Params p, const Row* rows, const u32* row_of,
-                                                             const u32* slots, const u32* wanted, u32* done,
+                                                             u32* slots, u32* wanted, u32* done,
                                                              u32* fine_counts, u64* fine_errors, const Cut* cuts,
                                                              u64* results) {
     for (u32 chunk = blockIdx.x; chunk < p.chunks; chunk += gridDim.x) {
@@ -198,7 +352,7 @@ extern "C" __launch_bounds__(READERS) __global__ void refine(Params p, const Row
         }
         Row row = rows[number];
         const void* values = values_of(row);
-        const u32* own_slots = slots + number * BINS;
+        u32* own_slots = slots + number * PLACES;
         u32* own_counts = fine_counts + u64(row.first_keep) * PARTS;
         u64* own_errors = fine_errors + (p.rounds ? u64(row.first_keep) * PARTS : 0);
         u64 start = u64(chunk - row.first_chunk) * CHUNK;
@@ -226,6 +380,11 @@ extern "C" __launch_bounds__(READERS) __global__ void refine(Params p, const Row
         if (is_last(&done[number], 1, row.chunks)) {
             refined_row(p, row, own_slots, own_counts, own_errors, cuts + row.first_keep,
                         reinterpret_cast<double*>(results + row.results + 1));
+            __syncthreads();
+            forget_refined(p, row, own_slots, own_counts, own_errors, cuts + row.first_keep);
+            if (threadIdx.x == 0) {
+                wanted[number] = 0;
+            }
         }
     }
 }

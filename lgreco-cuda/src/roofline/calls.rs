@@ -80,6 +80,9 @@ pub(super) fn commands(call: Call, method: Method, shapes: &[Shape]) -> Result<f
             });
             let jobs: Vec<DeviceJob<'_>> = jobs.collect();
             let mut rows = vec![0.0; jobs.iter().map(|job| job.candidates.len()).sum()];
+            // What is done once.
+            backend.measure_device(&jobs, &mut rows).map_err(|failed| failed.error)?;
+            counted.store(0, Ordering::Relaxed);
             backend.measure_device(&jobs, &mut rows).map_err(|failed| failed.error)?;
         }
         Call::Encode | Call::Decode => {

@@ -59,6 +59,8 @@ pub(super) const HOT: &[Hot] = &[
         &[("LDS4", 1.0 / 8.0), ("STG16", 4.0)],
     ),
     hot(Module::TopK, "count_exact", 1024, RARE, &[("LDG16", 4.0)]),
+    // Four bins of an exponent, by five loads with those of rounding errors; and they are emptied.
+    hot(Module::TopK, "choose", 256, &[], &[("LDG16", 4.0 / 5.0), ("STG16", 4.0 / 5.0)]),
     // Single values at random.
     hot(Module::Selection, "sample", 256, &["LDG2"], &[("ATOMS", 1.0)]),
     // Two loads for four values; then what is gathered, of which a thread has two of its sixteen values at most, where it is 1.5 %.

@@ -9,6 +9,8 @@ use lgreco_core::gradient::Shape;
 
 /// Seconds of a command (a launch, a copy of a few bytes, memory filled) among others.
 const COMMAND: f64 = 2e-6;
+/// Bins of a layer's values in TopK's rows, which are of 32 powers of two.
+const FILLED: f64 = 32.0 * 128.0;
 /// Values of a layer that TopK's sample has, at most.
 const SAMPLE: usize = 65536;
 
@@ -18,6 +20,8 @@ enum Over {
     Values,
     /// A sample of each layer of more than [`SAMPLE`] values.
     Sample,
+    /// As many bins as a layer fills, or empties.
+    Bins,
 }
 
 /// A pass of an operation.
@@ -57,6 +61,10 @@ const fn moved(bytes: f64, of_layer: f64) -> Pass {
     Pass { kernel: "", over: Over::Values, bytes, of_layer, of_thread: 1.0 }
 }
 
+/// The bins of TopK's rows, of each layer by one block.
+const BINS: Pass =
+    Pass { kernel: "topk/choose", over: Over::Bins, bytes: BIN, of_layer: 0.0, of_thread: FILLED / 256.0 };
+
 /// TopK's sample, with the bytes of one value: those of whole sectors of memory, of 32 bytes, which single values are read in.
 const fn sample(bytes: f64) -> Pass {
     Pass { kernel: "selection/sample", over: Over::Sample, bytes, of_layer: 0.0, of_thread: 4.0 }
@@ -71,8 +79,8 @@ const GATHERED: f64 = 0.015 * 8.0;
 const KEPT: f64 = 0.06;
 /// Without these words: 4 bytes of a value and 10 bits of a position.
 const SENT: f64 = 0.0525;
-/// Bytes of the bins of TopK's rows that are cleared and read, of each layer: of counts, sums and slots, and of the first two.
-const BINS: f64 = 128.0 * 280.0 * (16.0 + 12.0);
+/// Bytes of a bin of TopK's rows: counts and sums are added to, read and emptied.
+const BIN: f64 = 3.0 * 12.0;
 /// Bytes of the bins of TopK's payloads, of each layer: read and cleared.
 const FEW_BINS: f64 = 2.0 * 32768.0;
 const OF_RANKS: f64 = RANKS as f64;
@@ -139,7 +147,7 @@ pub const OPERATIONS: &[Operation] = &[
         target: LARGE,
         call: Call::Rows,
         method: Method::TopK,
-        passes: &[pass("topk/count_exact", 4.0, 128.0), moved(0.0, BINS)],
+        passes: &[pass("topk/count_exact", 4.0, 128.0), BINS],
         floors: [0.7, 0.8, 0.9],
     },
     Operation {
@@ -231,8 +239,8 @@ pub const OF_MODELS: &[Operation] = &[
         target: OF_MODEL,
         call: Call::Rows,
         method: Method::TopK,
-        passes: &[pass("topk/count_exact", 4.0, 48.0), moved(0.0, BINS)],
-        floors: [0.24, 0.27, 0.34],
+        passes: &[pass("topk/count_exact", 4.0, 48.0), BINS],
+        floors: [0.58, 0.62, 0.72],
     },
     Operation {
         name: "exchange: feedback and QSGD, 4 bits",
@@ -304,6 +312,7 @@ impl Pass {
         let total = |of: fn(usize) -> usize| shapes.iter().map(|shape| of(shape.elements())).sum::<usize>() as f64;
         let (values, bytes) = match self.over {
             Over::Values => (total(|elements| elements), self.bytes),
+            Over::Bins => (FILLED * shapes.len() as f64, self.bytes),
             // A layer that is no longer than its sample is read as it lies.
             Over::Sample => {
                 let single = total(|elements| if elements > SAMPLE { SAMPLE } else { 0 });

@@ -3,6 +3,7 @@
 use super::qsgd::part;
 use super::simt::{Edit, Flavour, Simt, flavour};
 use super::{ROWS, backend};
+use crate::gpu::Scratch;
 use crate::kernels::Module;
 use crate::{CudaBackend, DeviceGradient, DeviceJob};
 use lgreco_core::backend::{Backend, Job, JobError, Portable};
@@ -145,7 +146,9 @@ fn missing_barriers_are_found() {
     for (module, from, to) in [
         (Module::TopK, "    __syncthreads();\n    const void* values", "    const void* values"),
         (Module::TopK, "    __syncthreads();\n    window.give_all", "    window.give_all"),
-        (Module::TopK, "    __syncthreads();\n    const u32* keeps", "    const u32* keeps"),
+        (Module::TopK, "exponents);\n    }\n    __syncthreads();", "exponents);\n    }"),
+        (Module::TopK, "    __syncthreads();\n    if (warp < 2)", "    if (warp < 2)"),
+        (Module::TopK, "    __syncthreads();\n    double* errors", "    double* errors"),
         (Module::Positions, "    __syncthreads();\n    u32 index", "    u32 index"),
         (Module::Positions, "    __syncthreads();\n    sum = 0", "    sum = 0"),
     ] {
@@ -168,21 +171,82 @@ fn lost_updates_are_found() {
 #[test]
 fn wrong_numbers_are_found() {
     let expected = decode(&mut Portable).unwrap();
-    let expected_rows = [Dtype::F32, Dtype::F16].map(|sent| row(&mut Portable, sent).unwrap()).concat();
+    // And values of one exponent, of which all are kept, or all but one.
+    let narrow = Tensor::new(&(0..9000).map(|i| 1.5 + uniform(i) / 1.01).collect::<Vec<_>>(), 9000, 1);
+    let all_rows = |backend: &mut dyn Backend| {
+        let of_narrow = |backend: &mut dyn Backend| {
+            let candidates = Candidates::TopK { values: Dtype::F16, keeps: &[9000, 8999, 100] };
+            let job = Job { gradient: narrow.gradients()[0], candidates, stream: Stream::default() };
+            let (mut row, mut workspace) = ([f64::NAN; 3], vec![0; backend.workspace_len(&[job])]);
+            backend.measure(&[job], &mut workspace, &mut row).map(|()| row)
+        };
+        let ties = [Dtype::F32, Dtype::F16].map(|sent| row(backend, sent).unwrap_or([f64::NAN; KEEPS.len()]));
+        [&ties.concat()[..], &of_narrow(backend).unwrap_or([f64::NAN; 3])].concat()
+    };
+    let expected_rows = all_rows(&mut Portable);
     for (module, from, to) in [
-        (Module::TopK, "i < left; i += READERS * 4", "i < left; i += READERS * 8"),
+        (Module::TopK, "window.add(p, all, bits_of(four[k]))", "window.add(p, all, bits_of(four[0]))"),
         (Module::TopK, "i < end; i += READERS * 4", "i < end; i += READERS * 8"),
         (Module::TopK, "(part + 0.5) * (WIDTH / PARTS)", "0.0"),
-        (Module::TopK, "other < exponent ? exponents.energies", "other <= 1 ? exponents.energies"),
+        (Module::TopK, "exponents.errors, warp == 1", "exponents.errors, false"),
+        (Module::TopK, "exponents.energies[exponent] + exponents.errors", "exponents.errors"),
+        (Module::TopK, "lower + higher};", "higher};"),
+        (Module::TopK, "lower + higher};", "lower};"),
+        (Module::TopK, "cut.others += four.energies[k];", ""),
+        (Module::TopK, "cut.others += four.errors[k];", ""),
+        (Module::TopK, "rank - above,", "rank,"),
         (Module::TopK, "up ? unit - part : part", "part"),
         (Module::Positions, "= kept_value(p, kept, index);", "= kept_value(p, kept, 0);"),
     ] {
         let Some(mut backend) = edited(Flavour::Plain, module, from, to) else { return };
-        let rows =
-            [Dtype::F32, Dtype::F16].map(|sent| row(&mut backend, sent).unwrap_or([f64::NAN; KEEPS.len()])).concat();
+        let rows = all_rows(&mut backend);
         let near = rows.iter().zip(&expected_rows).all(|(a, b)| (a - b).abs() <= ROWS * b);
         assert!(decode(&mut backend).as_ref() != Ok(&expected) || !near, "{from}");
     }
+}
+
+/// Whether a row, of which bins are refined, leaves zeros behind, so that the next one needs no others.
+fn leaves_zeros(backend: &mut CudaBackend, sent: Dtype) -> bool {
+    row(backend, sent).unwrap();
+    let all = backend.gpu_mut().whole(Scratch::RowBins);
+    backend.gpu_mut().read::<u8>(all).unwrap().iter().all(|&byte| byte == 0)
+}
+
+#[test]
+fn rows_leave_zeros_behind() {
+    let all = [Dtype::F32, Dtype::F16];
+    let Some(mut backend) = backend(flavour(), 0) else { return };
+    assert!(all.map(|sent| leaves_zeros(&mut backend, sent)) == [true; 2]);
+    for (from, of) in [
+        ("reinterpret_cast<uint4*>(all.counts + first)[lane] = zeros;", all),
+        ("reinterpret_cast<uint4*>(all.lows + first)[pair] = zeros;", all),
+        ("reinterpret_cast<uint4*>(all.errors + first)[pair] = zeros;", [Dtype::F16; 2]),
+        ("all.totals()[exponent] = 0;", all),
+        ("fine_counts[index * PARTS + part] = 0;", all),
+        ("fine_errors[index * PARTS + part] = 0;", [Dtype::F16; 2]),
+        ("atomicExch(&slots[cuts[index].bin], 0u);", all),
+        ("wanted[number] = 0;", all),
+    ] {
+        let Some(mut backend) = edited(Flavour::Plain, Module::TopK, from, ";") else { return };
+        assert!(of.map(|sent| leaves_zeros(&mut backend, sent)) == [false; 2], "{from}");
+    }
+}
+
+#[test]
+fn rows_are_filled_with_zeros_unless_they_are_zeros() {
+    let Some(device) = Simt::new(flavour(), 0, None) else { return };
+    let mut backend = CudaBackend::on(Box::new(device.reusing()));
+    let expected = row(&mut backend, Dtype::F16).unwrap();
+    let all = backend.gpu_mut().whole(Scratch::RowBins);
+    // Sums alone: counts that are wrong would be places of numbers.
+    let spoil = |backend: &mut CudaBackend| backend.gpu_mut().write(&[1; 8 * 129 * 280], all).unwrap();
+    assert_eq!(row(&mut backend, Dtype::F16).unwrap(), expected, "zeros that were left");
+    spoil(&mut backend);
+    assert_ne!(row(&mut backend, Dtype::F16).unwrap(), expected, "it has been filled again");
+    // As a call that fails leaves them: nobody says that they are zeros again.
+    backend.gpu_mut().zeros(Scratch::RowBins, 1).unwrap();
+    spoil(&mut backend);
+    assert_eq!(row(&mut backend, Dtype::F16).unwrap(), expected);
 }
 
 /// Layers of all sizes and types, more than share launches: the bits of each alone, and the core's numbers.
