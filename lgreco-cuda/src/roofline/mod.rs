@@ -29,11 +29,14 @@ mod gpus;
 mod hot;
 mod occupancy;
 mod operations;
+mod passes;
 mod report;
 mod sass;
+mod table;
 #[cfg(test)]
 mod tests;
 
 pub use gpus::Gpu;
-pub use operations::{OF_MODELS, OPERATIONS, Operation, Prediction};
+pub use operations::{Operation, Prediction};
 pub use report::report;
+pub use table::{OF_MODELS, OPERATIONS};
