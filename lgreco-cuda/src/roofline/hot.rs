@@ -137,11 +137,9 @@ pub(super) const HOT: &[Hot] = &[
     // Threads that part have values of a layer's end.
     hot(Module::Selection, "offer", 256, PARTED, &[each("HADD2", 1.0), each("ATOMS", 8.0)]).way("16-bit"),
     // A window of four of eight ranks, 32 values for a lane, of which no rank keeps more than its first 32 bits tell; then means.
+    // The way of codes of few bits is the longer one, so it is that of all.
     hot(Module::Selection, "average_kept", 256, KEPT, &[each("LDS4", 4.0), each("STG16", 4.0)]),
     hot(Module::Selection, "average_kept", 256, KEPT, &[each("LDS4", 4.0), no_more(1, "STG16", 8.0)]).way("16-bit"),
-    // The same of codes, whose means are in the payload.
-    hot(Module::Selection, "average_kept", 256, &["STG2", "RED", "MUFU"], &[each("LDS4", 4.0), each("STG16", 4.0)])
-        .way("codes"),
     // Values that rows in few bits keep: each adds to its bin a count, and three numbers in loops until no other lane comes between.
     // Around that is what is done once for a span.
     hot(Module::Selection, "measure_kept", 256, &["ATOMG", "RED", "DADD"], &[each("LDG4", 1.0)]),

@@ -162,7 +162,7 @@ pub const OPERATIONS: &[Operation] = &[
         4.0 + OF_RANKS * FEW_SENT,
         ExchangeMeans,
         FewBits,
-        &kept_means("selection/average_kept,codes", FEW_SENT, 4.0, 128.0),
+        &kept_means("selection/average_kept", FEW_SENT, 4.0, 128.0),
         [0.35, 0.50, 0.88],
     )
     .reaching(LARGE),
@@ -300,7 +300,7 @@ pub const OF_MODELS: &[Operation] = &[
         4.0 + OF_RANKS * FEW_SENT,
         ExchangeMeans,
         FewBits,
-        &kept_means("selection/average_kept,codes", FEW_SENT, 4.0, 48.0),
+        &kept_means("selection/average_kept", FEW_SENT, 4.0, 48.0),
         [0.31, 0.45, 0.86],
     )
     .reaching(OF_MODEL),
