@@ -84,7 +84,8 @@ impl Module {
             ]
             .concat(),
             Module::ExchangeSums => {
-                [DEVICE, VALUES, PHILOX, FACTORS, ORTHONORMAL, PROGRAM, file!("exchange_sums.cu")].concat()
+                let own = [file!("slips.cu"), file!("exchange_sums.cu")].concat();
+                [DEVICE, VALUES, PHILOX, FACTORS, ORTHONORMAL, PROGRAM, &own].concat()
             }
             Module::Selection => [
                 DEVICE,

@@ -66,7 +66,7 @@
 //! A method is a pair of files, `NAME.rs` and `kernels/NAME.cu`, and these entries:
 //! * `Module` in `kernels.rs`: name, and the files its source is put together from (`device.cu` has block sums and maxima,
 //!   `values.cu` the three element types, `philox.cu` the random words, `buckets.cu` QSGD's grids, `codes.cu` its codes,
-//!   `blocks.cu` the last block of a launch, `program.cu` what exchanges have in common, `tops.cu` layers under TopK,
+//!   `blocks.cu` the last block of a launch, `program.cu` what exchanges have in common, `slips.cu` how sums are sent, `tops.cu` layers under TopK,
 //!   `few_bits.cu` their codes, `meanings.cu` what these stand for, `counts.cu` magnitudes in bins, `strips.cu` a block's values and where those that are gathered
 //!   go, `bins.cu` the bins of TopK's rows, `factors.cu` products with PowerSGD's factors, `orthonormal.cu` their orthonormal
 //!   columns).

@@ -4,7 +4,6 @@ use super::*;
 use cudarc::driver::sys;
 use lgreco_core::backend::{Job, Portable};
 use lgreco_core::compress::Compressor;
-use lgreco_core::gradient::{Gradient, Values};
 use lgreco_core::rng::Stream;
 use lgreco_cuda::DeviceJob;
 
@@ -33,8 +32,7 @@ impl Bench {
         candidates: Candidates<'_>,
         rows: &[f64],
     ) -> Outcome<f64> {
-        let gradient = Gradient::new(Values::F32(&self.values[..shape.elements()]), shape)?;
-        let job = Job { gradient, candidates, stream: Stream::default() };
+        let job = Job { gradient: self.host(shape)?, candidates, stream: Stream::default() };
         let (mut expected, mut workspace) = (vec![f64::NAN; candidates.len()], vec![0; Portable.workspace_len(&[job])]);
         let start = Instant::now();
         Portable.measure(&[job], &mut workspace, &mut expected)?;
@@ -50,7 +48,7 @@ impl Bench {
 
     pub(super) fn payloads(&mut self, name: &str, setting: Setting) -> Outcome<()> {
         let gradient = self.on_device()?;
-        let len = setting.payload_len(self.shape, Dtype::F32)?;
+        let len = setting.payload_len(self.shape, self.dtype)?;
         let payload = memory(len.next_multiple_of(4))?;
         let here = seconds(|| {
             for _ in 0..CALLS {
@@ -59,8 +57,8 @@ impl Bench {
             }
             Ok(self.backend.check()?)
         })?;
-        let host = Gradient::new(Values::F32(&self.values), self.shape)?;
-        let mut workspace = vec![0; setting.encode_workspace_len(self.shape, Dtype::F32)];
+        let host = self.host(self.shape)?;
+        let mut workspace = vec![0; setting.encode_workspace_len(self.shape, self.dtype)];
         let (mut expected, mut found) = (vec![0; len], vec![0u8; len]);
         let start = Instant::now();
         setting.encode(&host, Stream::default(), &mut workspace, &mut expected)?;
@@ -80,6 +78,11 @@ impl Bench {
             _ => assert!(found == expected, "{name}: the payload"),
         }
         self.line(&format!("encode {name}"), here, cpu)?;
+        if self.dtype != Dtype::F32 {
+            // Payloads decode to f32 whatever they were made of.
+            // SAFETY: allocated above, and used no more.
+            return Ok(unsafe { sys::cuMemFree_v2(payload) }.result()?);
+        }
 
         let here = seconds(|| {
             for _ in 0..CALLS {

@@ -7,14 +7,17 @@
 mod exchanges;
 mod layers;
 mod models;
+mod narrow;
+mod sums;
 
 use cudarc::driver::result;
 use lgreco_core::backend::Backend;
 use lgreco_core::compress::powersgd::PowerSgd;
-use lgreco_core::compress::qsgd::Qsgd;
+use lgreco_core::compress::qsgd::{Qsgd, Scale};
+use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::topk::TopK;
 use lgreco_core::compress::{Candidates, Setting};
-use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_core::gradient::{Bf16, Dtype, Shape};
 use lgreco_core::testing::backend::check_all;
 use lgreco_core::testing::powersgd::uniform;
 use lgreco_cuda::testing::{Gpu, OF_MODELS, OPERATIONS, Operation};
@@ -29,6 +32,8 @@ const CALLS: usize = 8;
 /// What rows agree within, and matrices that PowerSGD's payloads decode to, of their norm.
 const ROWS: f64 = 1e-4;
 const NORM: f64 = 1e-4;
+/// What bf16 loses of a number.
+const SENT: f32 = 1.0 / 256.0;
 /// Ranks of an exchange.
 const RANKS: usize = 8;
 /// What a measured time may be of its prediction.
@@ -84,6 +89,9 @@ struct Bench {
     backend: CudaBackend,
     shape: Shape,
     values: Vec<f32>,
+    /// The same, where gradients are bf16.
+    narrow: Vec<Bf16>,
+    dtype: Dtype,
     gradient: u64,
     other: u64,
     /// Bytes per second that a copy reads and writes.
@@ -127,6 +135,8 @@ impl Bench {
             backend,
             shape,
             values,
+            narrow: Vec::new(),
+            dtype: Dtype::F32,
             gradient,
             other,
             bandwidth,
@@ -143,14 +153,17 @@ impl Bench {
         let widths: &[u8] = &[2, 3, 4, 5, 6, 7, 8];
         self.rows("QSGD, 7 widths", Candidates::Qsgd { base: Qsgd::default(), bits: widths })?;
         self.rows("TopK, 100 densities", Candidates::TopK { values: Dtype::F32, keeps: &keeps })?;
-        self.rows("PowerSGD, ranks 1 to 32", Candidates::PowerSgd { iterations: 5, ranks: &[1, 2, 4, 8, 16, 32] })?;
-        self.payloads("QSGD, 4 bits", qsgd(self.shape))?;
-        self.payloads("TopK, 1 %", top(self.shape))?;
-        self.payloads("PowerSGD, rank 4", Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 }))?;
-        let shape = [self.shape];
-        self.exchange("", "QSGD, 4 bits", qsgd, &shape)?;
-        self.exchange("", "TopK, 1 %", top, &shape)?;
-        self.sums()?;
+        let few = [1, 3, 10].map(|part| (elements / 1000 * part).max(1));
+        let few = Candidates::QuantisedTopK { keeps: &few, bits: &[2, 4, 8] };
+        self.rows("TopK in few bits, 3 densities", few)?;
+        let ranks = Candidates::PowerSgd { iterations: 5, ranks: &[1, 2, 4, 8, 16, 32, 64] };
+        self.rows("PowerSGD, ranks 1 to 64", ranks)?;
+        self.step()?;
+        self.models()?;
+        self.narrow()?;
+        self.rows("QSGD, 7 widths", Candidates::Qsgd { base: Qsgd::default(), bits: widths })?;
+        self.rows("PowerSGD, ranks 1 to 64", ranks)?;
+        self.step()?;
         self.models()?;
         for (operations, measured) in [OPERATIONS, OF_MODELS].into_iter().zip(&self.measured) {
             let left = operations.iter().find(|of| !measured.contains(of.name));
@@ -168,9 +181,23 @@ impl Bench {
         Ok(())
     }
 
+    /// Payloads and exchanges, under every method.
+    fn step(&mut self) -> Outcome<()> {
+        let shape = [self.shape];
+        for (name, setting) in METHODS {
+            self.payloads(name, setting(self.shape))?;
+        }
+        for (name, setting) in METHODS.into_iter().filter(|(name, _)| !name.starts_with("PowerSGD")) {
+            self.exchange("", name, setting, &shape)?;
+        }
+        self.sums("", "PowerSGD, rank 4", power, &shape)?;
+        self.sums("", "uncompressed", |_| Setting::Dense, &shape)
+    }
+
     /// What ends a line: the prediction, if there is one, and whether the time misses it, or what was to be reached. `of` is 0 for
     /// operations on one layer, 1 for those on a model's.
     fn against(&mut self, of: usize, (model, name): (&str, &str), shapes: &[Shape], here: f64) -> Outcome<String> {
+        let name = self.named(name);
         let Some(operation) = [OPERATIONS, OF_MODELS][of].iter().find(|operation| operation.name == name) else {
             return Ok(String::new());
         };
@@ -195,19 +222,19 @@ impl Bench {
 
     fn on_device(&self) -> Outcome<DeviceGradient> {
         // SAFETY: as many values, kept as long as the program runs.
-        Ok(unsafe { DeviceGradient::new(self.gradient, Dtype::F32, self.shape) }?)
+        Ok(unsafe { DeviceGradient::new(self.gradient, self.dtype, self.shape) }?)
     }
 
     /// One line, of a call that reads the gradient at least once.
     fn line(&mut self, name: &str, here: f64, cpu: f64) -> Outcome<()> {
-        self.line_of(name, 4 * self.values.len(), here, cpu)
+        self.line_of(name, self.dtype.bytes() * self.values.len(), here, cpu)
     }
 
     /// One line, of a call that has to read and write so many bytes.
     fn line_of(&mut self, name: &str, bytes: usize, here: f64, cpu: f64) -> Outcome<()> {
         let shape = [self.shape];
         let against = self.against(0, ("", name), &shape, here)?;
-        let read = bytes as f64 / here;
+        let (name, read) = (self.named(name), bytes as f64 / here);
         println!(
             "{name:<44} {:>9.3} {:>9.1} {:>7.0} % {:>11.0}{against}",
             1e3 * here,
@@ -221,6 +248,28 @@ impl Bench {
 
 fn qsgd(_: Shape) -> Setting {
     Setting::Qsgd(Qsgd::default())
+}
+
+type SettingOf = fn(Shape) -> Setting;
+
+/// What a single layer is compressed by.
+const METHODS: [(&str, SettingOf); 6] = [
+    ("QSGD, 4 bits", qsgd),
+    ("QSGD, 8 bits", |_| Setting::Qsgd(Qsgd { bits: 8, ..Qsgd::default() })),
+    ("QSGD, 4 bits of an interval", |_| Setting::Qsgd(Qsgd { scale: Scale::MinMax, ..Qsgd::default() })),
+    ("TopK, 1 %", top),
+    ("TopK in 4 bits, 1 %", top_in_few_bits),
+    ("PowerSGD, rank 4", power),
+];
+
+/// Vectors are not compressed.
+fn power(shape: Shape) -> Setting {
+    let is_vector = shape.rows().min(shape.cols()) == 1;
+    if is_vector { Setting::Dense } else { Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 }) }
+}
+
+fn top_in_few_bits(shape: Shape) -> Setting {
+    Setting::QuantisedTopK(QuantisedTopK { keep: (shape.elements() as u32 / 100).max(1), bits: 4 })
 }
 
 /// One in a hundred.

@@ -28,7 +28,8 @@ impl Bench {
         let keeps = |shape: &Shape| (1..=100u32).map(|i| (shape.elements() as u32 / 1000 * i).max(1)).collect();
         let keeps: Vec<Vec<u32>> = shapes.iter().map(keeps).collect();
         let total: usize = shapes.iter().map(|shape| shape.elements()).sum();
-        let memory_of_all = memory(4 * total)?;
+        let size = self.dtype.bytes();
+        let memory_of_all = memory(size * total)?;
         println!("\n{model}: {} layers, {total} values", shapes.len());
         for (name, options) in [("QSGD", 7), ("TopK", 100), ("PowerSGD", 7)] {
             let (mut jobs, mut at) = (Vec::new(), memory_of_all);
@@ -38,11 +39,11 @@ impl Bench {
                     "TopK" => Candidates::TopK { values: Dtype::F32, keeps },
                     _ => Candidates::PowerSgd { iterations: 5, ranks: &[1, 2, 4, 8, 16, 32, 64] },
                 };
-                let bytes = 4 * shape.elements();
+                let bytes = size * shape.elements();
                 // SAFETY: there are as many values, and the layers together are as long as the memory.
                 let gradient = unsafe {
                     result::memcpy_dtod_async(at, self.gradient, bytes, std::ptr::null_mut())?;
-                    DeviceGradient::new(at, Dtype::F32, shape)
+                    DeviceGradient::new(at, self.dtype, shape)
                 }?;
                 jobs.push(DeviceJob { gradient, candidates, stream: Stream::default() });
                 at += bytes as u64;
@@ -60,7 +61,7 @@ impl Bench {
             }
             let workspace = self.backend.workspace_bytes(&jobs, &[Call::Measure])? >> 20;
             let against = self.against(1, (&format!("{model}: "), &format!("rows of {name}")), shapes, here)?;
-            let of_copy = 100.0 * 4.0 * total as f64 / here / self.bandwidth;
+            let of_copy = 100.0 * (size * total) as f64 / here / self.bandwidth;
             println!(
                 "{name}: table of {} × {options}: {:.3} ms, {of_copy:.0} % of copy, workspace {workspace} MiB{against}",
                 jobs.len(),
@@ -70,15 +71,18 @@ impl Bench {
         // SAFETY: allocated above, and used no more.
         unsafe { sys::cuMemFree_v2(memory_of_all) }.result()?;
         let fits = total <= self.values.len();
-        // The gradients are the first values, one layer behind the other.
-        for (name, setting) in [("QSGD, 4 bits", qsgd as fn(Shape) -> Setting), ("TopK, 1 %", top)] {
-            if fits {
-                self.exchange(&format!("{model}: "), name, setting, shapes)?;
-            } else {
-                println!("exchange of {name}: left out, it has more than {} values", self.values.len());
-            }
+        if !fits {
+            println!("exchanges: left out, it has more than {} values", self.values.len());
+            return Ok(());
         }
-        Ok(())
+        // The gradients are the first values, one layer behind the other.
+        let model = format!("{model}: ");
+        let few_bits: (&str, fn(Shape) -> Setting) = ("TopK in 4 bits, 1 %", top_in_few_bits);
+        for (name, setting) in [("QSGD, 4 bits", qsgd as fn(Shape) -> Setting), ("TopK, 1 %", top), few_bits] {
+            self.exchange(&model, name, setting, shapes)?;
+        }
+        self.sums(&model, "PowerSGD, rank 4", power, shapes)?;
+        self.sums(&model, "uncompressed", |_| Setting::Dense, shapes)
     }
 }
 

@@ -232,13 +232,14 @@ struct Bucket {
             }
         } else if (whole && p.dtype != 0 && reinterpret_cast<u64>(all) % 8 == 0) {
             const uint2* quads = static_cast<const uint2*>(all) + first / 4;
+            uint2 four[4];
 #pragma unroll
             for (u32 j = 0; j < 4; j++) {
-                uint2 quad = quads[apart[j] / 4];
-                values[j][0] = widen(quad.x & 0xffffu, p.dtype);
-                values[j][1] = widen(quad.x >> 16, p.dtype);
-                values[j][2] = widen(quad.y & 0xffffu, p.dtype);
-                values[j][3] = widen(quad.y >> 16, p.dtype);
+                four[j] = quads[apart[j] / 4];
+            }
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                widen4(four[j], p.dtype, values[j]);
             }
         } else {
 #pragma unroll

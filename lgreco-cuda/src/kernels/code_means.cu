@@ -87,19 +87,24 @@ struct Eight {
 
     // Those of so many ranks in their order.
     __device__ void add_all(u32 ranks, bool has_sign, const float* parts, float (&sums)[PER_CODER]) {
+        if (!has_sign) {
+#pragma unroll 1
+            for (; ranks > 0; ranks--) {
+                add<1, 3, false>(parts, sums);
+            }
+        } else if (bits <= 4) {
+#pragma unroll 1
+            for (; ranks >= 4; ranks -= 4) {
+                add<4, 2, true>(parts, sums);
+            }
+        }
 #pragma unroll 1
         while (ranks > 0) {
-            if (has_sign && bits <= 4 && ranks >= 4) {
-                add<4, 2, true>(parts, sums);
-                ranks -= 4;
-            } else if (has_sign && ranks >= 2) {
+            if (ranks >= 2) {
                 add<2, 3, true>(parts, sums);
                 ranks -= 2;
-            } else if (has_sign) {
-                add<1, 3, true>(parts, sums);
-                ranks--;
             } else {
-                add<1, 3, false>(parts, sums);
+                add<1, 3, true>(parts, sums);
                 ranks--;
             }
         }

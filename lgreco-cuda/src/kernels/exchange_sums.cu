@@ -6,108 +6,6 @@
 // half that is written holds a matrix with its residual from the first call to the second, so that it is read four times
 // in all: gradient, residual, for Q and for what the worker has left.
 
-struct Params {
-    u32 dtype;
-    u32 reduce_dtype;  // of what is summed: f32 or bf16
-    u32 dense;        // uncompressed layers; by shards their parts, of which this rank's own come first
-    u32 dense_spans;  // their values, SPAN at a time
-    u32 matrices;
-    u32 columns;  // of all factors
-    u32 products;
-    u32 backs;
-    u32 grams;
-    u32 solves;
-    u32 tiles;
-    u32 second;      // whether columns are orthonormalised for the second time
-    u32 ends;        // whether the step ends with what is summed
-    u32 not_finite;  // codes of failures
-    u32 overflow;
-    u32 peer;
-    u32 seed_low;
-    u32 seed_high;
-};
-
-// An uncompressed layer, or a rank's shard of one.
-struct Dense {
-    u64 first;       // its first value
-    u64 start;       // and that one's place in the layer
-    u64 sum;         // its place in the sums
-    u64 first_span;  // the number of its first span among those of all
-    u32 count;
-    u32 layer;
-};
-
-#define SPAN 4096
-// In a sum, numbers below are codes of failures, others tell what ranks must agree on: lgreco_train::exchange::Slip.
-#define FINGERPRINTS 4096u
-#define END (1u << 24)
-
-// The number of a rank that fares well.
-__device__ inline float well(const Program& program) {
-    return float(FINGERPRINTS + u32((u64(program.fingerprint) + program.step) % (END - FINGERPRINTS)));
-}
-
-// Places of a sum that a rank's slip takes: an f32, or three digits of base 256 in bf16.
-__device__ inline u32 slip_len(const Params& p) {
-    return p.reduce_dtype == 0 ? 1 : 3;
-}
-
-// What such a place holds of a rank's number or code.
-__device__ inline float digit_of(const Params& p, float code, u32 place) {
-    return p.reduce_dtype == 0 ? code : float(u32(code) >> (8 * place) & 0xffu);
-}
-
-// Writes a value that is summed; returns what it is for those who read it.
-__device__ inline float send(const Params& p, void* values, u64 i, float value) {
-    u32 bits = __float_as_uint(value);
-    u32 sent = p.reduce_dtype == 0 ? bits : narrow_bf16(bits);
-    put(values, p.reduce_dtype, i, sent);
-    return p.reduce_dtype == 0 ? value : widen(sent, 2);
-}
-
-// The first rank whose slip, of those from place `slips` of a sum on, does not say that it fares well and does the same; their
-// number for none. All threads must come.
-__device__ static inline u32 first_at_fault(const Params& p, const Program& program, const void* sums, u64 slips) {
-    __shared__ u32 first;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        first = program.world;
-    }
-    __syncthreads();
-    u32 len = slip_len(p);
-#pragma unroll 1
-    for (u32 at = threadIdx.x; at < len * program.world; at += BLOCK) {
-        if (!(value(sums, p.reduce_dtype, slips + at) == digit_of(p, well(program), at % len))) {
-            atomicMin(&first, at / len);
-        }
-    }
-    __syncthreads();
-    return first;
-}
-
-// Of the first sum.
-__device__ inline bool sums_fare_well(const Params& p, const Program& program, const void* sums) {
-    return first_at_fault(p, program, sums, program.sums) == program.world;
-}
-
-// Of both sums, as far as there are: the first at fault.
-__device__ inline u32 judge(const Params& p, const Program& program, const void* sums, const void* factors) {
-    u32 faulty = first_at_fault(p, program, sums, program.sums);
-    if (faulty == program.world && program.factors > 0) {
-        faulty = first_at_fault(p, program, factors, program.factors);
-    }
-    return faulty;
-}
-
-// Writes this rank's slip behind a sum's values, and zeros in the places of the others'.
-__device__ inline void tell(const Params& p, const Program& program, float code, void* sums, u64 slips) {
-    u32 len = slip_len(p);
-#pragma unroll 1
-    for (u32 at = threadIdx.x; at < len * program.world; at += BLOCK) {
-        send(p, sums, slips + at, at / len == program.rank ? digit_of(p, code, at % len) : 0.0f);
-    }
-}
-
 // The code of what has gone wrong on this rank, or the number of one that fares well.
 __device__ inline float own_code(const Params& p, const Program& program) {
     if (program.fault == 0) {
@@ -133,24 +31,56 @@ __device__ inline float offered(float own, float before, u64* fault, u32 layer, 
     return both;
 }
 
-// What is to be remembered of a value; notes what is not finite.
-__device__ inline float stays(Program* program, float before, float left, u32 layer, u64 i) {
-    float rest = program->keep == 0.0f ? left : program->keep * before + program->gain * left;
-    if (!is_finite(rest)) {
-        note(&program->fault, REST_LEFT_F32, layer, i);
+// What is to be remembered of values.
+struct Rest {
+    float keep;
+    float gain;
+    u64* fault;
+
+    __device__ explicit Rest(Program* program) : keep(program->keep), gain(program->gain), fault(&program->fault) {}
+
+    // Of one; notes what is not finite. What was remembered of it is read only if some of that stays.
+    __device__ float of(const float* before, float left, u32 layer, u64 i) const {
+        float rest = keep == 0.0f ? left : keep * *before + gain * left;
+        if (!is_finite(rest)) {
+            note(fault, REST_LEFT_F32, layer, i);
+        }
+        return rest;
     }
-    return rest;
+};
+
+// Where values begin, some of which come before.
+__device__ inline const void* from_value(const void* values, u32 dtype, u64 before) {
+    return static_cast<const u8*>(values) + before * (dtype == 0 ? 4 : 2);
 }
 
 // A span's values with their residuals into the sums. Nothing stays of what is sent.
 __device__ inline void send_span(const Params& p, const Dense& layer, u64 span, Program* program,
                                  const void* gradients, float* residuals, void* sums) {
-    for (u64 i = span * SPAN + threadIdx.x; i < min(u64(layer.count), (span + 1) * SPAN); i += BLOCK) {
-        float before = before_of(*program, residuals)[layer.first + i];
-        float own = value(gradients, p.dtype, layer.first + i);
-        float both = offered(own, before, &program->fault, layer.layer, layer.start + i);
-        float left = both - send(p, sums, layer.sum + i, both);
-        after_of(*program, residuals)[layer.first + i] = stays(program, before, left, layer.layer, layer.start + i);
+    const void* own = from_value(gradients, p.dtype, layer.first);
+    const float* before = before_of(*program, residuals) + layer.first;
+    float* after = after_of(*program, residuals) + layer.first;
+    void* to = const_cast<void*>(from_value(sums, p.reduce_dtype, layer.sum));
+    Rest rest(program);
+    u32 count = layer.count;
+    for (u64 i = span * SPAN + threadIdx.x * 4; i < min(u64(count), (span + 1) * SPAN); i += BLOCK * 4) {
+        float gradient[4];
+        float remembered[4];
+        u32 here = load4(own, p.dtype, i, count, gradient);
+        load4(before, 0, i, count, remembered);
+        u32 sent[4];
+        u32 stays[4];
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
+            // Those beyond the last are zeros.
+            u64 place = layer.start + i + k;
+            float both = offered(gradient[k], remembered[k], rest.fault, layer.layer, place);
+            sent[k] = sent_of(p, both);
+            float left = both - read_of(p, sent[k]);
+            stays[k] = __float_as_uint(rest.of(&remembered[k], left, layer.layer, place));
+        }
+        store4(to, p.reduce_dtype, i, here, sent);
+        store4(after, 0, i, here, stays);
     }
 }
 
@@ -362,11 +292,18 @@ extern "C" __global__ void take_off(Params p, const Factors* all, Program* progr
         tile.add(f, of_rows + f.p, Summed{factors, p.reduce_dtype, f.q}, 0, f.columns, slabs);
         const float* before = before_of(*program, residuals) + f.values;
         float* after = after_of(*program, residuals) + f.values;
+        Rest rest(program);
+        float matrix[HIGH / WARPS];
+#pragma unroll
+        for (u32 k = 0; k < HIGH / WARPS; k++) {
+            u64 i = u64(tile.row_of(k)) * f.cols + tile.own_col();
+            matrix[k] = tile.is_inside(f, k) ? after[i] : 0.0f;
+        }
 #pragma unroll
         for (u32 k = 0; k < HIGH / WARPS; k++) {
             if (tile.is_inside(f, k)) {
                 u64 i = u64(tile.row_of(k)) * f.cols + tile.own_col();
-                after[i] = stays(program, before[i], after[i] - tile.sums[k], f.layer, i);
+                after[i] = rest.of(before + i, matrix[k] - tile.sums[k], f.layer, i);
             }
         }
     }
@@ -407,6 +344,7 @@ extern "C" __global__ void means(Params p, const Dense* dense, const Factors* al
         return;
     }
     u64 size = p.dtype == 0 ? 4 : 2;
+    World all_ranks(program->world);
     float world = float(program->world);
     remembered += (1 - program->half) * program->factors;
     for (u64 piece = blockIdx.x; piece < u64(p.tiles) + p.dense_spans; piece += gridDim.x) {
@@ -427,10 +365,22 @@ extern "C" __global__ void means(Params p, const Dense* dense, const Factors* al
             u64 span = piece - p.tiles;
             const Dense& layer = dense[owner<&Dense::first_span>(dense, p.dense, span)];
             void* own = static_cast<u8*>(means) + layer.first * size;
+            const void* of_layer = from_value(sums, p.reduce_dtype, layer.sum);
             u64 first = (span - layer.first_span) * SPAN;
-            for (u64 i = first + threadIdx.x; i < min(u64(layer.count), first + SPAN); i += BLOCK) {
-                float sum = value(sums, p.reduce_dtype, layer.sum + i);
-                give(p.dtype, program, layer.layer, layer.start, own, i, sum / world);
+            u32 count = layer.count;
+            for (u64 i = first + threadIdx.x * 8; i < min(u64(count), first + SPAN); i += BLOCK * 8) {
+                float eight[8] = {};
+                u32 here = 0;
+#pragma unroll
+                for (u32 half = 0; half < 8; half += 4) {
+                    float four[4] = {};
+                    here += i + half < count ? load4(of_layer, p.reduce_dtype, i + half, count, four) : 0;
+#pragma unroll
+                    for (u32 k = 0; k < 4; k++) {
+                        eight[half + k] = four[k];
+                    }
+                }
+                give_eight(p.dtype, program, layer.layer, layer.start, all_ranks, own, i, here, eight);
             }
         }
     }

@@ -86,10 +86,22 @@ __device__ inline void values_at(const void* values, u32 dtype, const u64 (&line
         }
         return;
     }
+    u32 halves[LINES * EACH];
 #pragma unroll
     for (u32 k = 0; k < LINES * EACH; k++) {
         const u16* line = static_cast<const u16*>(values) + lines[k / EACH];
-        out[k] = widen(line[places[k % EACH]], dtype);
+        halves[k] = line[places[k % EACH]];
+    }
+    if (dtype == 2) {
+#pragma unroll
+        for (u32 k = 0; k < LINES * EACH; k++) {
+            out[k] = __uint_as_float(halves[k] << 16);
+        }
+    } else {
+#pragma unroll
+        for (u32 k = 0; k < LINES * EACH; k++) {
+            out[k] = widen_f16(halves[k]);
+        }
     }
 }
 
@@ -312,32 +324,38 @@ struct Tile {
     // All threads must come.
     template <class Q>
     __device__ void add(const Factors& f, const float* of_rows, const Q& of_cols, u32 from, u32 to, Slabs& slabs) {
-        for (u32 c = from; c < to; c++) {
+#pragma unroll 1
+        for (u32 c = from; c < to;) {
             if (c % SLAB == 0) {
                 load(f, of_rows, of_cols, c, slabs);
             }
-            float x = slabs.right[c % SLAB][threadIdx.x % 32];
+            u32 end = min(to, c - c % SLAB + SLAB);
+#pragma unroll 1
+            for (; c < end; c++) {
+                float x = slabs.right[c % SLAB][threadIdx.x % 32];
 #pragma unroll
-            for (u32 k = 0; k < HIGH / WARPS; k++) {
-                sums[k] += slabs.left[c % SLAB][threadIdx.x / 32 + WARPS * k] * x;
+                for (u32 k = 0; k < HIGH / WARPS; k++) {
+                    sums[k] += slabs.left[c % SLAB][threadIdx.x / 32 + WARPS * k] * x;
+                }
             }
         }
     }
 
-    // Fetches SLAB columns of both factors.
+    // Fetches SLAB columns of both factors, or what is left of them.
     template <class Q>
     __device__ void load(const Factors& f, const float* of_rows, const Q& of_cols, u32 first, Slabs& slabs) {
+        u32 here = min(f.columns - first, SLAB);
         __syncthreads();
-        for (u32 at = threadIdx.x; at < SLAB * HIGH; at += BLOCK) {
-            u32 c = first + at / HIGH;
+#pragma unroll 1
+        for (u32 at = threadIdx.x; at < here * HIGH; at += BLOCK) {
             u32 i = row + at % HIGH;
-            slabs.left[at / HIGH][at % HIGH] = c < f.columns && i < f.rows ? of_rows[u64(c) * f.rows + i] : 0.0f;
+            slabs.left[at / HIGH][at % HIGH] = i < f.rows ? of_rows[u64(first + at / HIGH) * f.rows + i] : 0.0f;
         }
-        for (u32 at = threadIdx.x; at < SLAB * SIDE; at += BLOCK) {
-            u32 c = first + at / SIDE;
+#pragma unroll 1
+        for (u32 at = threadIdx.x; at < here * SIDE; at += BLOCK) {
             u32 i = col + at % SIDE;
-            bool known = c < f.columns && i < f.cols;
-            slabs.right[at / SIDE][at % SIDE] = known ? of_cols.at(u64(c) * f.cols + i, row == 0) : 0.0f;
+            u64 place = u64(first + at / SIDE) * f.cols + i;
+            slabs.right[at / SIDE][at % SIDE] = i < f.cols ? of_cols.at(place, row == 0) : 0.0f;
         }
         __syncthreads();
     }

@@ -162,9 +162,16 @@ __device__ inline void give_eight(u32 dtype, Program* program, u32 layer, u64 st
         reinterpret_cast<uint4*>(to)[0] = uint4{bits[0], bits[1], bits[2], bits[3]};
         reinterpret_cast<uint4*>(to)[1] = uint4{bits[4], bits[5], bits[6], bits[7]};
     } else {
+        if (dtype == 1) {
 #pragma unroll
-        for (u32 k = 0; k < 8; k++) {
-            bits[k] = k < here ? narrowed(dtype, bits[k]) : 0;
+            for (u32 k = 0; k < 8; k++) {
+                bits[k] = k < here ? narrow_f16(bits[k]) : 0;
+            }
+        } else {
+#pragma unroll
+            for (u32 k = 0; k < 8; k++) {
+                bits[k] = k < here ? narrowed(dtype, bits[k]) : 0;
+            }
         }
         if (whole) {
             *reinterpret_cast<uint4*>(to) = uint4{bits[0] | bits[1] << 16, bits[2] | bits[3] << 16,

@@ -35,8 +35,8 @@ extern "C" __launch_bounds__(BLOCK, 3) __global__ void offer(Params p, const Top
         u32 base = cut->base;
         float bound = __uint_as_float(cut->bound);
         Offered offered(p, top, program, gradients, residuals);
-        bool is_simple = p.dtype == 0 && has_fours(offered.gradient) && has_fours(offered.before) &&
-                         has_fours(offered.after);
+        bool is_simple = has_fours(offered.gradient, p.dtype) && has_fours(offered.before, 0) &&
+                         has_fours(offered.after, 0);
         u32 count = top.count;
         uint2* own_entries = entries + top.room;
         u32 room_size = top.room_size;

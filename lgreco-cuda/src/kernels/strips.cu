@@ -5,8 +5,8 @@
 #define STRIP 128
 #define STRIPS (OF_WARP / STRIP)
 
-__device__ inline bool has_fours(const void* values) {
-    return reinterpret_cast<u64>(values) % 16 == 0;
+__device__ inline bool has_fours(const void* values, u32 dtype) {
+    return reinterpret_cast<u64>(values) % (dtype == 0 ? 16 : 8) == 0;
 }
 
 // A thread's values of a span, four of each strip: of the gradient or, where something is remembered, their sums, which go where
@@ -15,10 +15,14 @@ struct Strips {
     float values[STRIPS][4];
     u32 there;  // bit 4 * strip + number for each of them that there is
 
-    // Of f32 values from `first` on that are aligned and all there.
+    // Of values from `first` on that are aligned and all there.
     __device__ void load_simple(const Offered& offered, u64 first) {
         there = 0xffffu;
-        read(offered.gradient, first, values);
+        if (offered.gradient_dtype == 0) {
+            read(offered.gradient, first, values);
+        } else {
+            read_narrow(offered.gradient, offered.gradient_dtype, first, values);
+        }
         if (offered.after == nullptr) {
             return;
         }
@@ -46,6 +50,19 @@ struct Strips {
             out[strip][1] = __uint_as_float(four.y);
             out[strip][2] = __uint_as_float(four.z);
             out[strip][3] = __uint_as_float(four.w);
+        }
+    }
+
+    __device__ static void read_narrow(const void* values, u32 dtype, u64 first, float (&out)[STRIPS][4]) {
+        const uint2* from = reinterpret_cast<const uint2*>(static_cast<const u16*>(values) + first);
+        uint2 fours[STRIPS];
+#pragma unroll
+        for (u32 strip = 0; strip < STRIPS; strip++) {
+            fours[strip] = from[strip * (STRIP / 4)];
+        }
+#pragma unroll
+        for (u32 strip = 0; strip < STRIPS; strip++) {
+            widen4(fours[strip], dtype, out[strip]);
         }
     }
 

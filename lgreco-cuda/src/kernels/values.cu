@@ -4,7 +4,13 @@ __device__ inline bool is_finite(float value) {
     return (__float_as_uint(value) & MAGNITUDE) < INFINITE;
 }
 
+// Exact, of any f16 that is a number.
 __device__ inline float widen_f16(u32 half) {
+#ifndef CUDA_SHIM
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(u16(half)));
+    return wide;
+#else
     u32 sign = (half & 0x8000u) << 16;
     u32 magnitude = half & 0x7fffu;
     if (magnitude >= 0x7c00u) {
@@ -13,10 +19,26 @@ __device__ inline float widen_f16(u32 half) {
     // Exponents differ by 112; the product is exact, also for subnormal numbers.
     float scaled = __uint_as_float(magnitude << 13) * __uint_as_float((127u + 112u) << 23);
     return __uint_as_float(sign | __float_as_uint(scaled));
+#endif
 }
 
 __device__ inline float widen(u32 half, u32 dtype) {
     return dtype == 2 ? __uint_as_float(half << 16) : widen_f16(half);
+}
+
+// Four of them, which lie together.
+__device__ inline void widen4(uint2 four, u32 dtype, float (&out)[4]) {
+    if (dtype == 2) {
+        out[0] = __uint_as_float(four.x << 16);
+        out[1] = __uint_as_float(four.x & 0xffff0000u);
+        out[2] = __uint_as_float(four.y << 16);
+        out[3] = __uint_as_float(four.y & 0xffff0000u);
+    } else {
+        out[0] = widen_f16(four.x & 0xffffu);
+        out[1] = widen_f16(four.x >> 16);
+        out[2] = widen_f16(four.y & 0xffffu);
+        out[3] = widen_f16(four.y >> 16);
+    }
 }
 
 __device__ inline float value(const void* values, u32 dtype, u64 i) {
@@ -38,11 +60,7 @@ __device__ inline u32 load4(const void* values, u32 dtype, u64 i, u64 count, flo
             out[2] = __uint_as_float(four.z);
             out[3] = __uint_as_float(four.w);
         } else {
-            uint2 four = static_cast<const uint2*>(values)[i / 4];
-            out[0] = widen(four.x & 0xffffu, dtype);
-            out[1] = widen(four.x >> 16, dtype);
-            out[2] = widen(four.y & 0xffffu, dtype);
-            out[3] = widen(four.y >> 16, dtype);
+            widen4(static_cast<const uint2*>(values)[i / 4], dtype, out);
         }
         return 4;
     }
@@ -52,6 +70,31 @@ __device__ inline u32 load4(const void* values, u32 dtype, u64 i, u64 count, flo
     return here;
 }
 
+// The bits of up to four values from i, a multiple of 4, on: as one store where they are aligned and all there.
+__device__ inline void store4(void* values, u32 dtype, u64 i, u32 here, const u32 (&bits)[4]) {
+    u64 align = dtype == 0 ? 16 : 8;
+    if (here == 4 && reinterpret_cast<u64>(values) % align == 0) {
+        if (dtype == 0) {
+            static_cast<uint4*>(values)[i / 4] = uint4{bits[0], bits[1], bits[2], bits[3]};
+        } else {
+            static_cast<uint2*>(values)[i / 4] = uint2{bits[0] | bits[1] << 16, bits[2] | bits[3] << 16};
+        }
+        return;
+    }
+#pragma unroll
+    for (u32 k = 0; k < 4; k++) {
+        if (k >= here) {
+            break;
+        }
+        if (dtype == 0) {
+            static_cast<u32*>(values)[i + k] = bits[k];
+        } else {
+            static_cast<u16*>(values)[i + k] = u16(bits[k]);
+        }
+    }
+}
+
+#ifdef CUDA_SHIM
 // x >> shift, rounded to nearest even.
 __device__ inline u32 shift_rounded(u32 x, u32 shift) {
     u32 quotient = x >> shift;
@@ -59,10 +102,16 @@ __device__ inline u32 shift_rounded(u32 x, u32 shift) {
     u32 half = 1u << (shift - 1);
     return quotient + (rest > half || (rest == half && (quotient & 1) != 0) ? 1 : 0);
 }
+#endif
 
-// The nearest f16; what is too large becomes infinity.
+// The nearest f16; what is too large, or no number, becomes infinity.
 __device__ inline u32 narrow_f16(u32 bits) {
     u32 sign = (bits & SIGN) >> 16;
+#ifndef CUDA_SHIM
+    u16 half;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(__uint_as_float(bits)));
+    return sign | min(u32(half) & 0x7fffu, 0x7c00u);
+#else
     u32 magnitude = bits & MAGNITUDE;
     u32 exponent = magnitude >> 23;
     if (magnitude >= 0x47800000u) {
@@ -75,8 +124,10 @@ __device__ inline u32 narrow_f16(u32 bits) {
         return sign;
     }
     return sign | shift_rounded((magnitude & 0x007fffffu) | 0x00800000u, 126 - exponent);
+#endif
 }
 
 __device__ inline u32 narrow_bf16(u32 bits) {
-    return ((bits & SIGN) >> 16) | shift_rounded(bits & MAGNITUDE, 16);
+    u32 magnitude = bits & MAGNITUDE;
+    return (bits & SIGN) >> 16 | (magnitude + 0x7fffu + (magnitude >> 16 & 1)) >> 16;
 }

@@ -2,7 +2,7 @@
 
 use super::cubin::{self, Facts};
 use super::disassembler::disassemble;
-use super::hot::{HOT, Hot};
+use super::hot::{HOT, Hot, Loop};
 use super::occupancy;
 use super::sass::{self, Code, Instruction, Pipe};
 use crate::compiler::Architecture;
@@ -117,11 +117,11 @@ pub(super) fn counts(hot: &Hot, code: &[Instruction], facts: Facts, architecture
     }
     let warm = Code::new(code, hot.cold);
     let mut all = Counts { registers, shared_bytes, warps, ..Counts::default() };
-    let anchors: Vec<&str> = hot.loops.iter().map(|&(anchor, _)| anchor).collect();
-    for &(anchor, of_one) in hot.loops {
-        let way = warm.way(anchor, &anchors);
+    let anchors: Vec<&str> = hot.loops.iter().map(|of| of.anchor).collect();
+    for &Loop { anchor, of_one, most } in hot.loops {
+        let way = warm.way((anchor, most), &anchors);
         let on_way = || way.iter().map(|&at| &code[at]);
-        let values = of_one * on_way().filter(|instruction| instruction.kind() == anchor).count() as f64;
+        let values = of_one * on_way().filter(|instruction| instruction.is_anchor((anchor, most))).count() as f64;
         if values == 0.0 {
             return Err(format!("{entry}: no {anchor} on the costliest way"));
         }
@@ -211,12 +211,12 @@ pub(super) fn written(all: impl Iterator<Item = (String, u32, Counts)>) -> Strin
     let mut text =
         String::from("# What hot kernels may need at most (mod.rs says of what); LGRECO_BLESS=1 writes it anew.\n");
     let names = COLUMNS.map(|name| format!("{name:>12}")).concat();
-    writeln!(text, "# {:<24} {:<6}{names}", "kernel", "code").expect("memory");
+    writeln!(text, "# {:<32} {:<6}{names}", "kernel", "code").expect("memory");
     for (entry, architecture, counts) in all {
         let text_of =
             |number: f64| if number.is_nan() { "-".into() } else { ((100.0 * number).round() / 100.0).to_string() };
         let numbers = counts.values().map(|number| format!("{:>12}", text_of(number))).concat();
-        writeln!(text, "{entry:<26} sm_{architecture:<3}{numbers}").expect("memory");
+        writeln!(text, "{entry:<34} sm_{architecture:<3}{numbers}").expect("memory");
     }
     text
 }

@@ -4,7 +4,8 @@ use crate::counting::Counting;
 use crate::device::Part;
 use crate::{CudaBackend, DeviceGradient, DeviceJob, Error, ExchangeConfig, ExchangeProgram};
 use lgreco_core::compress::powersgd::PowerSgd;
-use lgreco_core::compress::qsgd::Qsgd;
+use lgreco_core::compress::qsgd::{Qsgd, Scale};
+use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::topk::TopK;
 use lgreco_core::compress::{Candidates, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
@@ -18,9 +19,19 @@ const ADDRESS: u64 = 256;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Method {
+    /// 4 bits, or widths 2 to 8.
     Qsgd,
+    /// 8 bits.
+    QsgdInBytes,
+    /// 4 bits of the interval that a bucket's values are in.
+    QsgdMinMax,
+    /// 1 %, or 100 densities up to a tenth.
     TopK,
+    /// 1 % in 4 bits, or 3 densities up to that in 3 widths.
+    FewBits,
+    /// Rank 4, or ranks 1 to 32; vectors are not compressed.
     PowerSgd,
+    Dense,
 }
 
 /// A call of the backend, or of an exchange of [`RANKS`] ranks.
@@ -31,28 +42,42 @@ pub(super) enum Call {
     Decode,
     ExchangeEncode,
     ExchangeMeans,
+    /// A whole step of what travels by sums; of 16-bit gradients these are bf16.
+    ExchangeSums,
 }
 
 /// Ranks of an exchange.
 pub(super) const RANKS: u32 = 8;
 
 impl Method {
-    /// 4 bits, 1 % or rank 4.
     fn setting(self, shape: Shape) -> Setting {
         let keep = (shape.elements() as u32 / 100).max(1);
         match self {
             Method::Qsgd => Setting::Qsgd(Qsgd::default()),
+            Method::QsgdInBytes => Setting::Qsgd(Qsgd { bits: 8, ..Qsgd::default() }),
+            Method::QsgdMinMax => Setting::Qsgd(Qsgd { scale: Scale::MinMax, ..Qsgd::default() }),
             Method::TopK => Setting::TopK(TopK { keep, values: Dtype::F32 }),
+            Method::FewBits => Setting::QuantisedTopK(QuantisedTopK { keep, bits: 4 }),
+            Method::PowerSgd if shape.rows().min(shape.cols()) == 1 => Setting::Dense,
             Method::PowerSgd => Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 }),
+            Method::Dense => Setting::Dense,
         }
     }
 
-    /// Widths 2 to 8, or densities up to a tenth.
+    fn keeps(self, shape: Shape) -> Vec<u32> {
+        let of_thousand = |part: u32| (shape.elements() as u32 / 1000 * part).max(1);
+        match self {
+            Method::FewBits => [1, 3, 10].map(of_thousand).to_vec(),
+            _ => (1..=100).map(of_thousand).collect(),
+        }
+    }
+
     fn candidates(self, keeps: &[u32]) -> Candidates<'_> {
         match self {
-            Method::Qsgd => Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 3, 4, 5, 6, 7, 8] },
             Method::TopK => Candidates::TopK { values: Dtype::F32, keeps },
+            Method::FewBits => Candidates::QuantisedTopK { keeps, bits: &[2, 4, 8] },
             Method::PowerSgd => Candidates::PowerSgd { iterations: 5, ranks: &[1, 2, 4, 8, 16, 32] },
+            _ => Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 3, 4, 5, 6, 7, 8] },
         }
     }
 }
@@ -61,18 +86,18 @@ impl Method {
 ///
 /// # Errors
 /// [`Error`] as of the call.
-pub(super) fn commands(call: Call, method: Method, shapes: &[Shape]) -> Result<f64, Error> {
+pub(super) fn commands(call: Call, (method, dtype): (Method, Dtype), shapes: &[Shape]) -> Result<f64, Error> {
     let counting = Counting::default();
     let counted = counting.commands.clone();
     let mut backend = CudaBackend::on(Box::new(counting));
     let (calls, shapes) = if let [shape] = shapes { (CALLS, vec![*shape; CALLS]) } else { (1, shapes.to_vec()) };
     let of = |shape: Shape| {
-        DeviceGradient::of_part(Part { address: ADDRESS, bytes: 4 * shape.elements() as u64 }, Dtype::F32, shape)
+        let bytes = (dtype.bytes() * shape.elements()) as u64;
+        DeviceGradient::of_part(Part { address: ADDRESS, bytes }, dtype, shape)
     };
     match call {
         Call::Rows => {
-            let keeps = |shape: &Shape| (1..=100).map(|i| (shape.elements() as u32 / 1000 * i).max(1)).collect();
-            let keeps: Vec<Vec<u32>> = shapes.iter().map(keeps).collect();
+            let keeps: Vec<Vec<u32>> = shapes.iter().map(|&shape| method.keeps(shape)).collect();
             let jobs = shapes.iter().zip(&keeps).map(|(&shape, keeps)| DeviceJob {
                 gradient: of(shape),
                 candidates: method.candidates(keeps),
@@ -101,10 +126,11 @@ pub(super) fn commands(call: Call, method: Method, shapes: &[Shape]) -> Result<f
             counted.store(0, Ordering::Relaxed);
             shapes.iter().try_for_each(|&shape| enqueue(shape))?;
         }
-        Call::ExchangeEncode | Call::ExchangeMeans => {
+        Call::ExchangeEncode | Call::ExchangeMeans | Call::ExchangeSums => {
             let layers = &shapes[..shapes.len() / calls];
             let layers: Vec<_> = layers.iter().map(|&shape| (shape, method.setting(shape))).collect();
-            let config = ExchangeConfig { world: RANKS, ..ExchangeConfig::default() };
+            let reduce_dtype = if dtype == Dtype::F32 { Dtype::F32 } else { Dtype::Bf16 };
+            let config = ExchangeConfig { world: RANKS, dtype, reduce_dtype, ..ExchangeConfig::default() };
             let program = ExchangeProgram::new(&layers, config)?;
             // SAFETY: as above.
             unsafe {
@@ -113,6 +139,11 @@ pub(super) fn commands(call: Call, method: Method, shapes: &[Shape]) -> Result<f
                 for _ in 0..calls {
                     match call {
                         Call::ExchangeEncode => backend.encode_exchange(&exchange, ADDRESS, ADDRESS)?,
+                        Call::ExchangeSums => {
+                            backend.project_exchange(&exchange, ADDRESS, ADDRESS)?;
+                            backend.back_project_exchange(&exchange, ADDRESS, ADDRESS)?;
+                            backend.average_exchange(&exchange, ADDRESS, ADDRESS, ADDRESS)?;
+                        }
                         _ => backend.finish_exchange(&exchange, ADDRESS, ADDRESS)?,
                     }
                 }

@@ -2,7 +2,8 @@
 //!
 //! `nvdisasm` prints the machine code that the crate ships. Of every kernel that goes over values (`HOT`) the costliest
 //! way round its loop is followed (`sass`), and what is executed on it is divided by the values that it is for. Code
-//! that `HOT` calls cold (for other types of elements, ends of layers, rare values) is left out where there is another way. That
+//! that `HOT` calls cold (for other types of elements, ends of layers, rare values) is left out where there is another way; a kernel
+//! that takes other types as well, or other codes, has entries for their ways. That
 //! gives instructions per value, in all and by the unit that executes them, and bytes of device memory per value; the
 //! cubin tells registers and shared memory (`cubin`), and these how many warps a multiprocessor holds (`occupancy`). `bounds.txt`
 //! has all of it: a test fails where a kernel has come to need more, or to have fewer warps. `LGRECO_BLESS=1` writes it anew. Of
@@ -16,7 +17,7 @@
 //! * turns of loops × the latency of memory / threads that are resident (Little's law, with a turn's loads under way at once);
 //!
 //! and an operation takes the sum of its passes and `COMMAND` for each command that it enqueues: launches, copies, memory
-//! filled, as a device counts them that does nothing (`calls`). Launches over what TopK has gathered, 1.5 % of the values, count by their bytes alone. What the model leaves out: bank conflicts, atomics that meet, caches (every byte is read from memory), the last wave
+//! filled, as a device counts them that does nothing (`calls`). Launches over what TopK has gathered, 1.5 % of the values, count by their bytes alone. What the model leaves out: launches over PowerSGD's factors alone, bank conflicts, atomics that meet, caches (every byte is read from memory), the last wave
 //! of blocks, and that nothing overlaps perfectly. It has not been compared with any GPU yet.
 
 mod bounds;
@@ -29,11 +30,14 @@ mod gpus;
 mod hot;
 mod occupancy;
 mod operations;
+mod passes;
 mod report;
 mod sass;
+mod table;
 #[cfg(test)]
 mod tests;
 
 pub use gpus::Gpu;
-pub use operations::{OF_MODELS, OPERATIONS, Operation, Prediction};
+pub use operations::{Operation, Prediction};
 pub use report::report;
+pub use table::{OF_MODELS, OPERATIONS};

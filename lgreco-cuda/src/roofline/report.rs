@@ -2,7 +2,8 @@
 
 use super::gpus::Gpu;
 use super::hot::HOT;
-use super::operations::{OF_MODELS, OPERATIONS, Operation, known};
+use super::operations::{Operation, known};
+use super::table::{OF_MODELS, OPERATIONS};
 use crate::Error;
 use lgreco_core::gradient::Shape;
 use lgreco_core::testing::models::resnet_50;
@@ -21,20 +22,20 @@ pub fn report() -> Result<String, Error> {
         lines.push(format!("{}: a copy moves {:.0} GB/s", gpu.name, gpu.copy / 1e9));
         operations(&mut lines, &gpu, "2^26 values in one layer", OPERATIONS, &large)?;
         operations(&mut lines, &gpu, &format!("{} layers of ResNet-50", model.len()), OF_MODELS, &model)?;
-        lines.push(format!("\n{:<24} {:>12} {:>9} {:>6}", "", "instructions", "registers", "warps"));
+        lines.push(format!("\n{:<34} {:>12} {:>9} {:>6}", "", "instructions", "registers", "warps"));
         for hot in HOT {
             let (block, counts) = known(&hot.name(), gpu.code);
             let (warps, instructions, registers) =
                 (gpu.resident(block, &counts), counts.instructions, counts.registers);
-            lines.push(format!("{:<24} {instructions:>12.1} {registers:>9} {warps:>6}", hot.name()));
+            lines.push(format!("{:<34} {instructions:>12.1} {registers:>9} {warps:>6}", hot.name()));
         }
         lines.push(String::new());
     }
     let codes = CODES.map(|code| format!("{:>7}", format!("sm_{code}"))).concat();
-    lines.push(format!("{:<24}{codes}", "warps at least, code for"));
+    lines.push(format!("{:<34}{codes}", "warps at least, code for"));
     for hot in HOT {
         let warps = CODES.map(|code| format!("{:>7}", known(&hot.name(), code).1.warps)).concat();
-        lines.push(format!("{:<24}{warps}", hot.name()));
+        lines.push(format!("{:<34}{warps}", hot.name()));
     }
     Ok(lines.join("\n"))
 }
@@ -46,7 +47,7 @@ fn operations(
     operations: &[Operation],
     shapes: &[Shape],
 ) -> Result<(), Error> {
-    lines.push(format!("{what:<44} {:>8} {:>9} {:>9} {:>9}", "commands", "ms", "of copy", "to reach"));
+    lines.push(format!("{what:<48} {:>8} {:>9} {:>9} {:>9}", "commands", "ms", "of copy", "to reach"));
     for of in operations {
         let commands = of.commands(shapes)?;
         let found = of.predict(gpu, shapes, commands);
@@ -54,7 +55,7 @@ fn operations(
             format!("{:>7.0} %{}", 100.0 * target, if found.of_copy < target { ", missed" } else { "" })
         });
         lines.push(format!(
-            "{:<44} {commands:>8} {:>9.3} {:>7.0} % {target}",
+            "{:<48} {commands:>8} {:>9.3} {:>7.0} % {target}",
             of.name,
             1e3 * found.seconds,
             100.0 * found.of_copy

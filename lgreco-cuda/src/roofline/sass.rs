@@ -28,7 +28,7 @@ pub(crate) struct Instruction {
     always: bool,
     /// Whether some threads go by without executing it.
     is_guarded: bool,
-    target: Option<usize>,
+    targets: Vec<usize>,
 }
 
 /// The bytes of an access by its modifiers.
@@ -57,7 +57,7 @@ impl Instruction {
             "REDG" => "RED".into(),
             "I2FP" => "I2F".into(),
             // That is how the assembler jumps far.
-            "CALL" if self.target.is_some() => "BRA".into(),
+            "CALL" if !self.targets.is_empty() => "BRA".into(),
             stem => stem.into(),
         }
     }
@@ -72,13 +72,18 @@ impl Instruction {
         self.is_guarded && cold.contains(&self.kind().as_str())
     }
 
+    /// Whether it tells a loop as an anchor. Where there are `most`, those do not that some threads go by.
+    pub(crate) fn is_anchor(&self, (anchor, most): (&str, usize)) -> bool {
+        self.kind() == anchor && !(self.is_guarded && most < usize::MAX)
+    }
+
     /// What executes it, and how often as long as its simplest instructions take.
     pub(crate) fn pipe(&self) -> (Pipe, u32) {
         let stem = self.stem();
         match stem {
             "IMAD" if self.opcode.contains(".WIDE") || self.opcode.contains(".HI") => (Pipe::Product, 2),
             "IMAD" => (Pipe::Product, 1),
-            "FADD" | "FMUL" | "FFMA" | "HFMA2" => (Pipe::Fma, 1),
+            "FADD" | "FMUL" | "FFMA" | "HFMA2" | "HADD2" => (Pipe::Fma, 1),
             "MUFU" | "F2F" | "F2I" | "I2F" | "I2FP" | "FRND" | "POPC" | "FLO" | "BREV" | "S2R" => (Pipe::Special, 1),
             "DADD" | "DMUL" | "DFMA" | "DSETP" => (Pipe::Double, 1),
             "LDS" | "STS" => (Pipe::Shared, width(&self.opcode).div_ceil(4)),
@@ -122,13 +127,18 @@ fn instruction(line: &str, labels: &BTreeMap<&str, usize>) -> Instruction {
     };
     let rest = rest.trim_start();
     let (opcode, operands) = rest.split_once(' ').unwrap_or((rest, ""));
-    let label = operands.split("`(").nth(1).and_then(|label| label.split(')').next());
-    let target = label
-        .filter(|_| ["BRA", "CALL"].iter().any(|it| opcode.starts_with(it)))
-        .and_then(|label| labels.get(label).copied());
+    let between = |from: &str, to: char| operands.split(from).nth(1).and_then(|rest| rest.split(to).next());
+    let is = |wanted: &str| opcode.split('.').next() == Some(wanted);
+    let named = match () {
+        () if is("BRA") || is("CALL") => between("`(", ')'),
+        // A jump by a table.
+        () if is("BRX") => between("BRANCH_TARGETS ", '"'),
+        () => None,
+    };
+    let targets = named.into_iter().flat_map(|named| named.split(',')).filter_map(|label| labels.get(label).copied());
     // A branch with a predicate among its operands is taken by some.
-    let always = predicate.is_empty() && (operands.starts_with('`') || operands.is_empty());
-    Instruction { opcode: opcode.into(), always, is_guarded: !predicate.is_empty(), target }
+    let always = predicate.is_empty() && (operands.starts_with('`') || operands.is_empty() || is("BRX"));
+    Instruction { opcode: opcode.into(), always, is_guarded: !predicate.is_empty(), targets: targets.collect() }
 }
 
 /// Of two ways through code, the greater is followed: that with more of the instructions that tell the loop, then that with
@@ -170,11 +180,11 @@ impl<'k> Code<'k> {
     fn successors(&self, at: usize) -> Vec<usize> {
         let instruction = &self.all[at];
         let falls_through = match instruction.opcode.split('.').next() {
-            Some("EXIT" | "RET" | "BRA") => !instruction.always,
+            Some("EXIT" | "RET" | "BRA" | "BRX") => !instruction.always,
             _ => true,
         };
         let next = Some(at + 1).filter(|&next| falls_through && next < self.all.len());
-        next.into_iter().chain(instruction.target).collect()
+        next.into_iter().chain(instruction.targets.iter().copied()).collect()
     }
 
     /// From the first instruction on, depth first: finds what is reached and which branches go back.
@@ -217,20 +227,21 @@ impl<'k> Code<'k> {
     }
 
     /// The costliest way round the innermost loop with instructions of the kind `anchor`, or through all of the kernel where
-    /// none is in a loop; without the loops of the `others`, but once through those that nobody names. Of several loops the
-    /// one with the fewest cold instructions.
-    pub(crate) fn way(&self, anchor: &str, others: &[&str]) -> Vec<usize> {
+    /// none is in a loop, that has `most` of them at most; without the loops of the `others`, but once through those that nobody
+    /// names. Of several loops the one with the fewest cold instructions.
+    pub(crate) fn way(&self, (anchor, most): (&str, usize), others: &[&str]) -> Vec<usize> {
         let apart = self.loops_of(others);
-        let ways = self.innermost(anchor).into_iter().map(|head| self.costliest(Some(head), anchor, &apart));
+        let ways = self.innermost(anchor).into_iter().map(|head| self.costliest(Some(head), (anchor, most), &apart));
         let least_cold = |&((anchors, cold, length), _): &(Weight, Vec<usize>)| (cold, anchors, length);
-        ways.max_by_key(least_cold).unwrap_or_else(|| self.costliest(None, anchor, &apart)).1
+        let way = ways.filter(|&((anchors, ..), _)| anchors > 0).max_by_key(least_cold);
+        way.unwrap_or_else(|| self.costliest(None, (anchor, most), &apart)).1
     }
 
     /// Instructions on the costliest way through all of the kernel, without the loops that have these kinds; 0 where there are no
     /// such loops.
     pub(crate) fn once(&self, anchors: &[&str]) -> usize {
         let apart = self.loops_of(anchors);
-        if apart.is_empty() { 0 } else { self.costliest(None, "", &apart).1.len() }
+        if apart.is_empty() { 0 } else { self.costliest(None, ("", 0), &apart).1.len() }
     }
 
     fn loops_of(&self, kinds: &[&str]) -> Vec<usize> {
@@ -248,8 +259,8 @@ impl<'k> Code<'k> {
         heads
     }
 
-    /// Round a loop, by its head, or through the kernel; without the loops `apart` inside.
-    fn costliest(&self, head: Option<usize>, anchor: &str, apart: &[usize]) -> (Weight, Vec<usize>) {
+    /// Round a loop, by its head, or through the kernel, with `most` anchors at most; without the loops `apart` inside.
+    fn costliest(&self, head: Option<usize>, (anchor, most): (&str, usize), apart: &[usize]) -> (Weight, Vec<usize>) {
         let is_inside = |at: usize| head.is_none_or(|head| self.loops[&head][at]);
         let inner: Vec<&Vec<bool>> = apart
             .iter()
@@ -275,11 +286,12 @@ impl<'k> Code<'k> {
             let ways =
                 forward.into_iter().filter_map(|next| best[next].flatten().map(|(weight, _)| (weight, Some(next))));
             let way = ways.max_by_key(|&(weight, _)| weight).or(ends.then_some(((0, 0, 0), None)));
-            best[at] = Some(way.map(|((anchors, cold, length), next)| {
+            let way = way.map(|((anchors, cold, length), next)| {
                 let own = usize::from(counts(at));
-                let is_anchor = own * usize::from(self.all[at].kind() == anchor);
+                let is_anchor = own * usize::from(self.all[at].is_anchor((anchor, most)));
                 ((anchors + is_anchor, cold - (own * usize::from(self.cold[at])) as isize, length + own), next)
-            }));
+            });
+            best[at] = Some(way.filter(|&((anchors, ..), _)| anchors <= most));
         }
         let weight = best[start].flatten().map_or((0, 0, 0), |(weight, _)| weight);
         let ways = std::iter::successors(Some(start), |&at| best[at].flatten().and_then(|(_, next)| next));

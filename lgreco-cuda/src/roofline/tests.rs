@@ -1,10 +1,11 @@
 use super::bounds::{Counts, bound, counts, measured, of_cubins, written};
 use super::cubin::Facts;
 use super::gpus::Gpu;
-use super::hot::{HOT, Hot};
+use super::hot::{HOT, Hot, Loop, each, no_more};
 use super::occupancy;
-use super::operations::{OF_MODELS, OPERATIONS, Operation};
+use super::operations::Operation;
 use super::sass::{Code, kernels};
+use super::table::{OF_MODELS, OPERATIONS};
 use crate::gpu::MOST;
 use crate::kernels::Module;
 use lgreco_core::gradient::Shape;
@@ -35,8 +36,12 @@ const LOOP: &str = "
         /*00f0*/                   BRA `(.L_x_4) ;
 ";
 
-fn sample(cold: &'static [&'static str], loops: &'static [(&'static str, f64)]) -> Hot {
-    Hot { module: Module::Magnitude, entry: "sample", block: 256, cold, loops }
+const PAIRS: &[Loop] = &[each("LDG8", 2.0)];
+const WITH_INNER: &[Loop] = &[each("LDG8", 2.0), each("SHFL", 2.0 / 3.0)];
+const FEW_SUMS: &[Loop] = &[no_more(1, "FADD", 2.0)];
+
+fn sample(cold: &'static [&'static str], loops: &'static [Loop]) -> Hot {
+    Hot { module: Module::Magnitude, entry: "sample", way: "", block: 256, cold, loops }
 }
 
 fn of_sample(text: &str, hot: &Hot) -> Result<Counts, String> {
@@ -45,18 +50,36 @@ fn of_sample(text: &str, hot: &Hot) -> Result<Counts, String> {
 
 #[test]
 fn the_costliest_way_round_a_loop_is_counted() {
-    let found = of_sample(LOOP, &sample(&["RED"], &[("LDG8", 2.0)])).unwrap();
+    let found = of_sample(LOOP, &sample(&["RED"], PAIRS)).unwrap();
     // LDG, BRA, FADD, BRA, SHFL, BRA, IMAD, BRA; the atomic's way only where it is not cold.
     assert_eq!((found.instructions, found.fma, found.product, found.shared), (4.0, 0.5, 1.0, 0.5));
     assert_eq!((found.bytes, found.turn, found.once), (4.0, 2.0, 4.0));
-    assert_eq!(of_sample(LOOP, &sample(&[], &[("LDG8", 2.0)])).unwrap().instructions, 4.5);
+    assert_eq!(of_sample(LOOP, &sample(&[], PAIRS)).unwrap().instructions, 4.5);
     // What a predicate lets threads go by is no access of theirs, if it is cold; elsewhere it is.
     let guarded = LOOP.replace("              @P1 BRA `(.L_x_2)", "              @P1 STG.E [R8.64], R2");
-    let bytes = |cold| of_sample(&guarded, &sample(cold, &[("LDG8", 2.0)])).unwrap().bytes;
+    let bytes = |cold| of_sample(&guarded, &sample(cold, PAIRS)).unwrap().bytes;
     assert_eq!((bytes(&["RED", "STG4"]), bytes(&["RED"])), (4.0, 6.0));
+    // With one sum at most, a value that is not finite is not on the way, cold or not.
+    let found = of_sample(LOOP, &sample(&[], FEW_SUMS)).unwrap();
+    assert_eq!((found.instructions, found.fma), (4.0, 0.5));
+    // What some go by does not count as one.
+    let guarded = LOOP.replace(
+        "                  FADD R2, R2, R3 ;\n        /*0050*/",
+        "              @P1 FADD R2, R2, R3 ;\n        /*0050*/",
+    );
+    assert!(of_sample(&guarded, &sample(&[], FEW_SUMS)).is_err());
     // The inner loop apart: three turns of it for every two values.
-    let found = of_sample(LOOP, &sample(&["RED"], &[("LDG8", 2.0), ("SHFL", 2.0 / 3.0)])).unwrap();
+    let found = of_sample(LOOP, &sample(&["RED"], WITH_INNER)).unwrap();
     assert_eq!((found.instructions, found.shared), (3.0 + 3.0, 1.5));
+}
+
+#[test]
+fn ways_by_a_table_of_jumps_are_followed() {
+    let table = r#"BRX R2 -0x30 (*"BRANCH_TARGETS .L_x_2,.L_x_3"*)"#;
+    let text = LOOP.replace("              @P1 BRA `(.L_x_2)", &format!("                  {table}"));
+    // LDG, BRX, RED and two sums, SHFL, BRA, IMAD, BRA; or none of the sums.
+    assert_eq!(of_sample(&text, &sample(&[], PAIRS)).unwrap().instructions, 4.5);
+    assert_eq!(of_sample(&text, &sample(&["RED"], PAIRS)).unwrap().instructions, 3.0);
 }
 
 #[test]
@@ -64,12 +87,12 @@ fn code_without_a_loop_is_counted_whole() {
     let text = LOOP.replace("@!P3 BRA", "@!P3 NOP");
     let all = kernels(&text);
     let code = Code::new(&all["sample"], &["RED"]);
-    assert_eq!((code.way("LDG8", &["LDG8"]).len(), code.once(&["LDG8"])), (12, 0));
+    assert_eq!((code.way(("LDG8", usize::MAX), &["LDG8"]).len(), code.once(&["LDG8"])), (12, 0));
 }
 
 #[test]
 fn what_must_not_be_is_said() {
-    let hot = sample(&["RED"], &[("LDG8", 2.0)]);
+    let hot = sample(&["RED"], PAIRS);
     let said = |from: &str, to: &str| of_sample(&LOOP.replace(from, to), &hot).unwrap_err();
     assert_eq!(said("FADD R2, R2, R3", "LDL R2, [R1]"), "magnitude/sample: local memory");
     assert_eq!(said("LDG.E.64", "LDG.E"), "magnitude/sample: no LDG8 on the costliest way");

@@ -178,7 +178,7 @@ fn no_race_is_found() {
 fn faults_in_the_kernels_are_found() {
     for (module, setting, from, to) in [
         (Module::Exchange, QSGD, "layer.number, layer.start, world", "layer.number, 0, world"),
-        (Module::ExchangeSums, Setting::Dense, "layer.layer, layer.start, own", "layer.layer, 0, own"),
+        (Module::ExchangeSums, Setting::Dense, "layer.layer, layer.start, all_ranks", "layer.layer, 0, all_ranks"),
         (Module::Exchange, QSGD, "i < owners(*program); i += BLOCK", "i < 1; i += BLOCK"),
         (Module::ExchangeSums, Setting::Dense, "i < owners(*program); i++", "i < 1; i++"),
     ] {

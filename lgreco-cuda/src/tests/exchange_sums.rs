@@ -431,10 +431,14 @@ fn planted_faults_are_found() {
         ("u32 own = unit % sets * FEW;", "u32 own = 0;"),
         ("bool afresh = found == 0;", "bool afresh = true;"),
         ("f.columns, piece % parts, start", "f.columns, 0, start"),
-        ("after[i] - tile.sums[k]", "after[i]"),
-        ("program->keep * before + ", ""),
+        ("matrix[k] - tile.sums[k]", "matrix[k]"),
+        ("keep * *before + ", ""),
         ("remembered += (1 - program->half)", "remembered += program->half"),
-        ("both - send(p, sums, layer.sum + i, both)", "0.0f * send(p, sums, layer.sum + i, both)"),
+        ("both - read_of(p, sent[k])", "0.0f"),
+        ("load4(before, 0, i, count, remembered);", "load4(before, 0, 0, count, remembered);"),
+        ("store4(to, p.reduce_dtype, i, here, sent);", "store4(to, p.reduce_dtype, i, min(here, 3u), sent);"),
+        ("i + half, count, four) : 0;", "i, count, four) : 0;"),
+        ("u32 here = min(f.columns - first, SLAB);", "u32 here = min(f.columns - first, SLAB - 1);"),
         ("bits : narrow_bf16(bits);", "bits : bits >> 16;"),
     ] {
         let edit = Edit { module: Module::ExchangeSums, from, to };

@@ -180,7 +180,7 @@ fn missing_barriers_are_found() {
         ("                __syncthreads();\n            }\n        } else", "            }\n        } else"),
         ("    __syncthreads();\n    partial +=", "    partial +="),
         ("    // The next piece needs the room.\n    __syncthreads();\n", ""),
-        ("        __syncthreads();\n        for (u32 at", "        for (u32 at"),
+        ("        __syncthreads();\n#pragma unroll 1\n        for (u32 at", "        for (u32 at"),
         ("        __syncthreads();\n        double part", "        double part"),
         ("        sum += part;\n        __syncthreads();", "        sum += part;"),
         ("    __syncthreads();\n    double least", "    double least"),

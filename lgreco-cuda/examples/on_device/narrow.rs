@@ -1,0 +1,51 @@
+//! Gradients of bf16: the same values, rounded, in the place of f32.
+
+use super::*;
+use lgreco_core::gradient::{Bf16, Element, Gradient, Values};
+
+impl Bench {
+    /// From here on all gradients are bf16, and so are sums of exchanges.
+    pub(super) fn narrow(&mut self) -> Outcome<()> {
+        self.narrow = self.values.iter().map(|&x| Bf16::from_f32(x)).collect();
+        self.values = self.narrow.iter().map(|x| x.to_f32()).collect();
+        self.dtype = Dtype::Bf16;
+        // SAFETY: there is room for as many f32.
+        unsafe { result::memcpy_htod_sync(self.gradient, &self.narrow) }?;
+        println!("\nof bf16");
+        Ok(())
+    }
+
+    /// What a line is called.
+    pub(super) fn named(&self, name: &str) -> String {
+        if self.dtype == Dtype::F32 { name.into() } else { format!("{name}, bf16") }
+    }
+
+    /// The first values as the device has them.
+    pub(super) fn host(&self, shape: Shape) -> Outcome<Gradient<'_>> {
+        let count = shape.elements();
+        let values = match self.dtype {
+            Dtype::F32 => Values::F32(&self.values[..count]),
+            _ => Values::Bf16(&self.narrow[..count]),
+        };
+        Ok(Gradient::new(values, shape)?)
+    }
+
+    /// What a mean becomes in the gradient's type.
+    pub(super) fn rounded(&self, mean: f32) -> f32 {
+        if self.dtype == Dtype::F32 { mean } else { Bf16::from_f32(mean).to_f32() }
+    }
+
+    /// So many values of the device, which are of the gradient's type.
+    pub(super) fn read(&self, address: u64, count: usize) -> Outcome<Vec<f32>> {
+        if self.dtype == Dtype::F32 {
+            let mut values = vec![0.0; count];
+            // SAFETY: as many are there.
+            unsafe { result::memcpy_dtoh_sync(&mut values, address) }?;
+            return Ok(values);
+        }
+        let mut values = vec![Bf16::from_f32(0.0); count];
+        // SAFETY: likewise.
+        unsafe { result::memcpy_dtoh_sync(&mut values, address) }?;
+        Ok(values.iter().map(|x| x.to_f32()).collect())
+    }
+}

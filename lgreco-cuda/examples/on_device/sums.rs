@@ -1,0 +1,91 @@
+//! Steps of exchanges of what travels by sums, of one layer or of a model's: uncompressed values and PowerSGD's factors.
+
+use super::*;
+use cudarc::driver::sys;
+use lgreco_core::compress::powersgd;
+use lgreco_cuda::{ExchangeConfig, ExchangeProgram};
+
+fn norm(values: impl Iterator<Item = f32>) -> f64 {
+    values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
+}
+
+impl Bench {
+    /// Whole steps with no other rank, so that what is summed stays as it is.
+    pub(super) fn sums(
+        &mut self,
+        model: &str,
+        name: &str,
+        setting: fn(Shape) -> Setting,
+        shapes: &[Shape],
+    ) -> Outcome<()> {
+        let layers: Vec<(Shape, Setting)> = shapes.iter().map(|&shape| (shape, setting(shape))).collect();
+        let config = ExchangeConfig { dtype: self.dtype, reduce_dtype: self.dtype, ..ExchangeConfig::default() };
+        let program = ExchangeProgram::new(&layers, config)?;
+        let (of_rows, of_cols, size) = (program.sum_values(), program.factor_values(), self.dtype.bytes());
+        let (table, residuals) = (memory(program.memory_bytes() as usize)?, memory(program.residual_bytes() as usize)?);
+        let (sums, factors) = (memory(size * of_rows)?, memory((size * of_cols).max(size))?);
+        // SAFETY: as large as the program says, and used here alone.
+        let exchange = unsafe { self.backend.begin_exchange(program, table, residuals) }?;
+        let here = seconds(|| {
+            for _ in 0..CALLS {
+                // SAFETY: the gradients, room for both sums and for the means.
+                unsafe {
+                    self.backend.project_exchange(&exchange, self.gradient, sums)?;
+                    self.backend.back_project_exchange(&exchange, sums, factors)?;
+                    self.backend.average_exchange(&exchange, sums, factors, self.other)?;
+                }
+            }
+            Ok(self.backend.synchronise()?)
+        })?;
+        let outcome = self.backend.exchange_outcome(&exchange)?;
+        assert!((outcome.failed, outcome.fault) == (0, None), "{outcome:?}");
+        // Of the first layer, whose factors come first.
+        let &(shape, setting) = layers.first().ok_or("no layer")?;
+        let values = shape.elements();
+        let means = self.read(self.other, values)?;
+        let (of_p, of_q) = (self.read(sums, of_rows)?, self.read(factors, of_cols)?);
+        let cpu = match setting {
+            Setting::PowerSgd(_) => self.check_factors(shape, [&of_p, &of_q], &means)?,
+            _ => {
+                // Of bf16 steps there stay rests, which later steps send.
+                let is_sent = |(mean, value): (&f32, &f32)| (mean - value).abs() <= SENT * value.abs();
+                assert!(means.iter().zip(&self.values).all(is_sent), "{name}: the exchange's means");
+                0.0
+            }
+        };
+        let total: usize = shapes.iter().map(|shape| shape.elements()).sum();
+        let line = format!("exchange: {name}, a whole step");
+        // Gradient and residual read, the mean and the residual written; of uncompressed values sums are written and read, of others
+        // the residual is their sum, read twice and written anew.
+        let of_value = if matches!(setting, Setting::Dense) { 8 + 4 * size } else { 20 + 2 * size };
+        self.line_of_exchange(model, &line, shapes, (of_value * total, here, cpu))?;
+        for address in [table, residuals, sums, factors] {
+            // SAFETY: allocated above, and used no more.
+            unsafe { sys::cuMemFree_v2(address) }.result()?;
+        }
+        Ok(())
+    }
+
+    /// Asserts that means are those of factors; returns the CPU's seconds for such a step.
+    fn check_factors(&self, shape: Shape, [p, q]: [&[f32]; 2], means: &[f32]) -> Outcome<f64> {
+        let rank = powersgd::effective_rank(shape, 4) as u32;
+        let (p, q) = (&p[..shape.rows() * rank as usize], &q[..shape.cols() * rank as usize]);
+        let mut expected = vec![0.0; shape.elements()];
+        let mut workspace = vec![0; powersgd::steps_workspace_len(shape, rank)];
+        let (mut own_p, mut own_q) = (p.to_vec(), q.to_vec());
+        powersgd::orthonormalise(shape, rank, &mut workspace, &mut own_p)?;
+        powersgd::reconstruct(shape, rank, &own_p, q, &mut expected)?;
+        let apart = norm(means.iter().zip(&expected).map(|(found, expected)| found - expected));
+        // Products are added up in another order, and means of bf16 are rounded.
+        let within = if self.dtype == Dtype::F32 { NORM } else { f64::from(SENT) };
+        assert!(apart <= within * norm(expected.iter().copied()), "the exchange's means of factors");
+        let host = self.host(shape)?;
+        let start = Instant::now();
+        powersgd::project(&host, rank, q, &mut workspace, &mut own_p)?;
+        powersgd::orthonormalise(shape, rank, &mut workspace, &mut own_p)?;
+        powersgd::back_project(&host, rank, &own_p, &mut workspace, &mut own_q)?;
+        powersgd::take_off(shape, rank, &own_p, &own_q, &mut expected)?;
+        powersgd::reconstruct(shape, rank, &own_p, &own_q, &mut expected)?;
+        Ok(start.elapsed().as_secs_f64())
+    }
+}
