@@ -51,6 +51,7 @@ enum {
     INVALID_IMAGE = 200,
     INVALID_CONTEXT = 201,
     INVALID_HANDLE = 400,
+    ILLEGAL_STATE = 401,
     NOT_FOUND = 500,
     NOT_READY = 600,
     ILLEGAL_ADDRESS = 700,
@@ -86,6 +87,9 @@ struct Operation {
     std::vector<Point> after;
 };
 
+// What was captured of a stream, and the same to be launched.
+using Graph = std::vector<std::function<int()>>;
+
 enum Capture { NONE, ACTIVE, INVALIDATED };  // CUstreamCaptureStatus
 
 struct Stream {
@@ -98,7 +102,8 @@ struct Stream {
     // Of events that the next operation waits for.
     std::vector<Point> awaited;
     Capture capture;
-    std::deque<std::function<int()>> graph;
+    // What is captured.
+    Graph graph;
 };
 
 struct Event {
@@ -137,6 +142,7 @@ static thread_local std::vector<void*> stack;
 static Made<Stream> streams;  // with the null streams
 static Made<Event> events;
 static Made<Module> modules;
+static Made<Graph> graphs;
 // Functions live as long as the process, as their libraries do.
 static Made<Function> functions;
 static int synchronised, launched, pageable;
@@ -506,7 +512,7 @@ CALL(cuGetErrorName, (int code, const char** name),
 CALL(cuGetErrorString, (int code, const char** text), static thread_local char words[32];
      snprintf(words, sizeof words, "code %d", code); *text = words)
 
-// What examples/on_device.rs does on its own.
+// What examples/on_device does on its own.
 CALL(cuCtxSetCurrent, (void* context), if (context && !known(context)) return INVALID_CONTEXT;
      if (!stack.empty()) stack.pop_back(); if (context) stack.push_back(context))
 UNCAPTURED(cuCtxSynchronize, (), return wait_for_all(here))
@@ -526,6 +532,23 @@ UNCAPTURED(cuMemcpyDtoH_v2, (void* to, uint64_t from, size_t bytes), if (int cod
                                   [=] { return memcpy(to, reinterpret_cast<void*>(from), bytes), 0; })) return code;
            return wait(end_of(here->null_stream)))
 
+// What trainers do that capture their steps. The null stream cannot be captured.
+IN_CONTEXT(cuStreamBeginCapture_v2, (void* stream, int), auto found = find(streams, stream);
+           if (!found) return CAPTURE_UNSUPPORTED; if (found->capture) return ILLEGAL_STATE; found->graph.clear();
+           found->capture = ACTIVE)
+IN_CONTEXT(cuStreamEndCapture, (void* stream, void** graph), *graph = nullptr; auto found = find(streams, stream);
+           if (!found || !found->capture) return ILLEGAL_STATE; bool invalid = found->capture == INVALIDATED;
+           found->capture = NONE; if (invalid) return CAPTURE_INVALIDATED; *graph = keep(graphs, found->graph))
+CALL(cuGraphGetNodes, (void* graph, void** nodes, size_t* count), auto found = find(graphs, graph);
+     if (!found) return INVALID_VALUE; if (nodes) return NOT_SUPPORTED; *count = found->size())
+CALL(cuGraphInstantiateWithFlags, (void** executable, void* graph, unsigned long long),
+     auto found = find(graphs, graph); if (!found) return INVALID_VALUE; *executable = keep(graphs, Graph(*found)))
+CALL(cuGraphDestroy, (void* graph), return forget(graphs, graph))
+CALL(cuGraphExecDestroy, (void* executable), return forget(graphs, executable))
+IN_CONTEXT(cuGraphLaunch, (void* executable, void* stream), auto found = find(graphs, executable);
+           auto to = stream_of(stream, here); if (!found || !to) return INVALID_HANDLE;
+           for (auto& work : *found) if (int code = enqueue(to, work)) return code)
+
 // NVRTC asks for a table of the driver's: one that holds nothing but its own size.
 CALL(cuGetExportTable, (const void** table, const void*), static size_t own = sizeof own; *table = &own)
 
@@ -541,24 +564,6 @@ OWN void fake_cuda_state(int* state) {
                   int(modules.size()), int(stack.size()), int(locked.size() + events.size()),
                   synchronised,        launched,          pageable};
     memcpy(state, now, sizeof now);
-}
-// From now on the stream is being captured into a new graph, or not any more: 901 when the capture has become invalid.
-OWN int fake_cuda_capture(void* stream, bool begun) {
-    std::lock_guard<std::mutex> guard(mutex);
-    auto found = find(streams, stream);
-    // The null stream cannot be captured.
-    if (!found) return CAPTURE_UNSUPPORTED;
-    bool invalid = found->capture == INVALIDATED;
-    if (begun || invalid) found->graph.clear();
-    found->capture = begun ? ACTIVE : NONE;
-    return invalid ? CAPTURE_INVALIDATED : 0;
-}
-// Enqueues all that the stream's graph holds; how much that is.
-OWN int fake_cuda_replay(void* stream) {
-    std::lock_guard<std::mutex> guard(mutex);
-    auto found = find(streams, stream);
-    for (auto& work : found->graph) enqueue(found, work);
-    return int(found->graph.size());
 }
 // Enqueues in a stream, for fake_cublas.cpp, fake_nccl.cpp and tests.
 OWN int fake_cuda_enqueue(int (*call)(void*), void* argument, void* stream) {

@@ -1,6 +1,6 @@
-//! What has to be seen on a GPU: the conformance suite, then times of rows and payloads against copying, and against what
+//! What has to be seen on a GPU: the conformance suite and those of exchanges, residuals and captured steps, then times of rows and payloads against copying, and against what
 //! the machine code promises where that is known (`src/roofline`). README.md says how to carry it to a machine that has one.
-//! `LGRECO_BENCH_ELEMENTS` takes the place of 2^26 values.
+//! `LGRECO_BENCH_ELEMENTS` takes the place of 2^26 values; where they are fewer than 2^20, the suites of exchanges are shorter.
 //!
 //! Every figure's answer is asserted to be the CPU's; of a model's table the rows of two layers.
 
@@ -8,6 +8,7 @@ mod exchanges;
 mod layers;
 mod models;
 mod narrow;
+mod suites;
 mod sums;
 
 use cudarc::driver::result;
@@ -58,6 +59,14 @@ fn memory(bytes: usize) -> Outcome<u64> {
     Ok(unsafe { result::malloc_sync(bytes) }?)
 }
 
+/// Values of the figures.
+fn elements() -> Outcome<usize> {
+    match std::env::var("LGRECO_BENCH_ELEMENTS") {
+        Ok(text) => Ok(text.parse().map_err(|error| format!("LGRECO_BENCH_ELEMENTS is {text}: {error}"))?),
+        Err(_) => Ok(1 << 26),
+    }
+}
+
 fn main() -> ExitCode {
     match check() {
         Ok(()) => ExitCode::SUCCESS,
@@ -78,11 +87,10 @@ fn check() -> Outcome<()> {
     let mut backend = CudaBackend::new(0)?;
     let start = Instant::now();
     check_all(&mut backend, ROWS);
-    println!("the conformance suite passes, {:.1} s, kernels compiled meanwhile\n", start.elapsed().as_secs_f64());
-
-    // SAFETY: the first device is there; its primary context stays current on this thread.
-    unsafe { result::ctx::set_current(result::primary_ctx::retain(result::device::get(0)?)?)? };
-    Bench::new(backend, gpu)?.run()
+    println!("the conformance suite passes, {:.1} s, kernels compiled meanwhile", start.elapsed().as_secs_f64());
+    let elements = elements()?;
+    suites::run(elements < 1 << 20)?;
+    Bench::new(backend, gpu, elements)?.run()
 }
 
 struct Bench {
@@ -106,11 +114,8 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(backend: CudaBackend, gpu: Option<Gpu>) -> Outcome<Self> {
-        let elements = match std::env::var("LGRECO_BENCH_ELEMENTS") {
-            Ok(text) => text.parse().map_err(|error| format!("LGRECO_BENCH_ELEMENTS is {text}: {error}"))?,
-            Err(_) => 1usize << 26,
-        };
+    /// The device's context is current on this thread.
+    fn new(backend: CudaBackend, gpu: Option<Gpu>, elements: usize) -> Outcome<Self> {
         let shape = Shape::new(elements / 4096, 4096)?;
         let values: Vec<f32> = uniform(shape.elements(), 1).into_iter().map(|x| x * x * x).collect();
         let bytes = 4 * values.len();

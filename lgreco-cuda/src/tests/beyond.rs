@@ -41,6 +41,10 @@ fn ends(launch: &Launch<'_>) -> Option<Vec<u64>> {
         "back_project" => Some((15..blocks).step_by(16).collect()),
         // There are few buckets, and a block takes 256.
         "make_grids" => Some((0..LAST).collect()),
+        // Every block has an element of each 2^28: of the last lap these have the last ones.
+        "offer" | "remember" => Some((4096 - FEW as u64 / 256..4096).collect()),
+        // All tiles of the last 64 rows.
+        "reconstruct" => Some((blocks - 1026..blocks).collect()),
         "project" => Some((blocks - 9..blocks).collect()),
         _ => Some(std::iter::once(0).chain(blocks - LAST..blocks).collect()),
     }
@@ -183,7 +187,10 @@ fn powersgd() {
         let setting = power(4);
         let mut payload = vec![0; setting.payload_len(Shape::new(rows, cols).unwrap(), Dtype::F32).unwrap()];
         backend(&setting, &mut payload);
-        payload[16..].as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect::<Vec<f32>>()
+        payload
+    };
+    let factors = |payload: &[u8]| -> Vec<f32> {
+        payload[16..].as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
     };
     let gradient = DeviceGradient::of_part(values.part(), Dtype::F32, shape);
     let found = payload(
@@ -200,12 +207,48 @@ fn powersgd() {
         },
         64,
     );
+    let (mut decoded, mut product) = (Sparse::new(4 * shape.elements() as u64), vec![0.0; tail.len()]);
+    backend.decode_to_part(&found, decoded.part()).unwrap();
+    Portable.decode(&expected, &mut product).unwrap();
+    let values = decoded.values::<f32>();
+    near("product", &values[values.len() - FEW..], &product[tail.len() - FEW..]).unwrap();
+    let (found, expected) = (factors(&found), factors(&expected));
     let ((p, q), (small_p, small_q)) = (found.split_at(4 * rows), expected.split_at(4 * 64));
     for (found, expected) in p.chunks(rows).zip(small_p.chunks(64)) {
         assert!(found[..rows - 64].iter().all(|&x| x == 0.0));
         near("P", &found[rows - 64..], expected).unwrap();
     }
     near("Q", q, small_q).unwrap();
+}
+
+/// Values at the end that the last blocks have, however few a block has.
+const FEW: usize = 1 << 17;
+
+/// Two steps: what is left of the first is read, and joins the second gradient.
+#[cfg(feature = "train")]
+#[test]
+fn feedback() {
+    use crate::DeviceResidual;
+    use lgreco_train::feedback::Storage;
+    let mut offered = uniform(FEW, 6);
+    let mut values = filled(ALL, &offered);
+    let Some(mut backend) = sparse(None) else { return };
+    let gradient = DeviceGradient::of_part(values.part(), Dtype::F32, Shape::new(ALL, 1).unwrap());
+    let mut residual = Sparse::new(4 * ALL as u64);
+    let kept = DeviceResidual { address: residual.part().address, storage: Storage::F32 };
+    let (setting, tail) = (Setting::Qsgd(FIRST), offered.clone());
+    for step in 0..2 {
+        let stream = Stream { step, ..Stream::default() };
+        let mut found = vec![0; FIRST.payload_len(gradient.shape(), Dtype::F32).unwrap()];
+        // SAFETY: gradient and residual are as large as the shape says.
+        unsafe { backend.encode_with_feedback(&setting, &gradient, kept, 1.0, stream, &mut found) }.unwrap();
+        let decoded = decoded_tail(&found, FIRST, FEW);
+        assert!(decoded.iter().any(|&x| x != 0.0));
+        let left: Vec<f32> = offered.iter().zip(decoded).map(|(x, decoded)| x - decoded).collect();
+        assert!(bits(&residual.values()[ALL - FEW..]) == bits(&left), "step {step}");
+        offered = left.iter().zip(&tail).map(|(left, x)| left + x).collect();
+    }
+    assert!(values.values::<f32>()[ALL - FEW..] == tail);
 }
 
 /// Layers of all methods.

@@ -128,9 +128,18 @@ fn functions_are_looked_for_before_they_are_called() {
     others.sort_unstable();
     let of_the_bench =
         ["cuCtxSetCurrent", "cuCtxSynchronize", "cuMemAlloc_v2", "cuMemFree_v2", "cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2"];
+    let of_graphs = [
+        "cuGraphDestroy",
+        "cuGraphExecDestroy",
+        "cuGraphGetNodes",
+        "cuGraphInstantiateWithFlags",
+        "cuGraphLaunch",
+        "cuStreamBeginCapture_v2",
+        "cuStreamEndCapture",
+    ];
     // Of tests, of cuBLAS's imitation and of NCCL's.
     let of_programs = ["cuCtxGetCurrent", "cuEventQuery", "cuStreamWaitEvent"];
-    let mut expected = [&of_programs[..], &of_the_bench, &["cuGetExportTable"]].concat();
+    let mut expected = [&of_programs[..], &of_the_bench, &of_graphs, &["cuGetExportTable"]].concat();
     expected.sort_unstable();
     assert_eq!(others, expected);
 }

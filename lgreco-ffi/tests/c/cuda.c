@@ -532,6 +532,17 @@ static void buckets(void) {
     OK(lgreco_cuda_bucket_destroy(&bucket));
 }
 
+// A GPU may be without cuBLAS.
+static void products_by_cublas(void) {
+    const lgreco_status status = lgreco_cuda_use_cublas(cuda);
+    if (status == LGRECO_UNAVAILABLE && driver.state == NULL) {
+        fprintf(stderr, "SKIP: products by cuBLAS: %s\n", lgreco_cuda_message(cuda));
+        return;
+    }
+    OK(status);
+    tables(LGRECO_METHOD_POWERSGD);
+}
+
 static void in_the_primary_context(void) {
     STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_create(context, 1000, &cuda));
     TEXT("no CUDA device 1000: ", lgreco_context_message(context));
@@ -578,8 +589,7 @@ int main(int argc, char **argv) {
             feedback(l, &setting, storage);
         }
     }
-    OK(lgreco_cuda_use_cublas(cuda));
-    tables(LGRECO_METHOD_POWERSGD);
+    products_by_cublas();
     arguments();
     not_finite();
     buckets();
