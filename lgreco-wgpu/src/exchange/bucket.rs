@@ -122,7 +122,7 @@ impl BufferBucket {
     ) -> Result<BufferBucket, Error> {
         let plan = Plan::new(layers, feedback)?;
         let world = world_size as usize;
-        let most = if plan.buckets > 0 { MOST_RANKS } else { u16::MAX.into() };
+        let most = if plan.whole + plan.buckets > 0 { MOST_RANKS } else { u16::MAX.into() };
         if world == 0 || world > most {
             let expected = "from 1 to 65,535, to 1,024 for layers under QSGD";
             let value = f64::from(world_size);
@@ -215,7 +215,8 @@ impl BufferBucket {
         BufferGradient { buffer, offset: *offset, dtype: member.dtype, shape: member.shape() }
     }
 
-    /// Records what comes first: the sum of gradients and residuals, of all layers.
+    /// Records what comes first: the sum of gradients and residuals, of all layers. Those under QSGD are encoded at once, if workgroups
+    /// have all values of their buckets.
     pub(super) fn offer(&mut self, batch: &mut Batch<'_>, moment: &Moment) {
         if std::mem::replace(&mut self.offered, true) {
             return;
@@ -229,21 +230,32 @@ impl BufferBucket {
             let bytes = (member.shape().elements() * member.dtype.bytes()) as u64;
             batch.copy(buffer, *offset, &on.values, 4 * u64::from(member.params.start), bytes);
         }
+        let (params, groups) = (moment::Params::of(moment, plan, self.feedback), plan.of_values.len());
         let bindings = [
-            (1, (&on.values).into()),
+            (1, Part::from(&on.values)),
             (2, (&on.extremes).into()),
             (5, (&on.layers).into()),
             (6, (&on.of_values).into()),
             (7, if self.feedback { &on.residual } else { &on.of_blocks }.into()),
             (8, (&on.offered).into()),
-            (9, (&on.sums).into()),
             (10, (&on.faults).into()),
         ];
-        let params = moment::Params::of(moment, plan, self.feedback);
-        batch.dispatch(kernel("offer"), params, &bindings, plan.of_values.len());
+        if plan.has_others {
+            let bindings = [&bindings[..], &[(9, (&on.sums).into())]].concat();
+            batch.dispatch(kernel("offer"), params, &bindings, groups);
+        }
+        if plan.whole > 0 {
+            let bindings = [&bindings[..], &[(4, (&on.image).into())]].concat();
+            batch.dispatch(kernel("offer_codes"), params, &bindings, groups);
+        }
     }
 
-    /// Records the encoding of all payloads into this rank's image.
+    /// Whether all payloads were made when they were offered.
+    pub(super) fn is_encoded(&self) -> bool {
+        self.offered && self.plan.kept == 0 && self.plan.buckets == 0
+    }
+
+    /// Records the encoding into this rank's image of all payloads that are not there yet.
     pub(super) fn encode(&self, batch: &mut Batch<'_>, moment: &Moment) {
         let plan = &self.plan;
         let params = moment::Params::of(moment, plan, self.feedback);

@@ -21,10 +21,18 @@ use std::ops::Range;
 
 params! {
     /// `Params` of `exchange.wgsl`.
-    offset, dtype, first, count, bucket, first_bucket, sign_magnitude, min_max, nearest, bits,
+    offset, dtype, first, count, bucket, first_bucket, whole, sign_magnitude, min_max, nearest, bits,
     log_levels, inverse_levels, step, layer, rank, seed_low, seed_high, method, number, start,
     sums, scales, codes, values_word, starts, table, bins, keep, sent, largest, placement,
     low_bits, low_word, low_bit, high_word, high_bit, high_len, first_block, positions, window, window_len,
+}
+
+/// Buckets whose grids a workgroup holds (`FEW` of `qsgd.wgsl`).
+const FEW: usize = 64;
+
+/// Whether workgroups have all values of each bucket of a layer under QSGD, and few buckets.
+fn is_whole(bucket: usize, elements: usize) -> bool {
+    (PER_GROUP.is_multiple_of(bucket) || elements <= PER_GROUP) && elements.min(PER_GROUP).div_ceil(bucket) <= FEW
 }
 
 /// Bytes of a block of bits whose ones are positions.
@@ -108,8 +116,14 @@ pub(crate) struct Plan {
     pub(crate) of_blocks: Vec<u32>,
     /// TopK's layers.
     pub(crate) tables: usize,
-    /// Buckets of QSGD.
+    /// Whether layers under QSGD are encoded when they are offered. Where there are any under TopK, of which all go over what is
+    /// offered once more, that would be a dispatch more.
+    encodes_at_once: bool,
+    /// QSGD's layers for which that is done, of whose buckets workgroups have all values, and the buckets of its other layers.
+    pub(crate) whole: usize,
     pub(crate) buckets: usize,
+    /// Whether there are any layers but those.
+    pub(crate) has_others: bool,
     /// Of what is not compressed.
     pub(crate) dense: usize,
     /// Values that are summed on the wire first: those, and PowerSGD's `P`.
@@ -132,7 +146,9 @@ impl Plan {
     /// # Errors
     /// [`Error::Method`] for methods that are not exchanged on the device, the core's when a setting does not fit its shape.
     pub(crate) fn new(layers: &[BufferLayer<'_>], feedback: bool) -> Result<Plan, Error> {
-        let mut plan = Plan { message: Slip::LEN, ..Plan::default() };
+        let is_topk = |layer: &BufferLayer<'_>| matches!(layer.setting, Setting::TopK(_) | Setting::QuantisedTopK(_));
+        let encodes_at_once = !layers.iter().any(is_topk);
+        let mut plan = Plan { message: Slip::LEN, encodes_at_once, ..Plan::default() };
         for layer in layers {
             plan.add(layer, feedback)?;
         }
@@ -181,10 +197,12 @@ impl Plan {
                 let scales = self.take(crate::qsgd::scales_len(c, buckets));
                 let codes = self.take(elements.div_ceil(32) * 4 * c.bits as usize);
                 let of_qsgd = crate::qsgd::of_setting(c);
+                let whole = self.encodes_at_once && is_whole(c.bucket as usize, elements);
                 params = Params {
                     method: 1,
                     bucket: c.bucket,
-                    first_bucket: 0u32.wrapping_sub(self.buckets as u32),
+                    first_bucket: if whole { 0 } else { 0u32.wrapping_sub(self.buckets as u32) },
+                    whole: whole.into(),
                     sign_magnitude: of_qsgd.sign_magnitude,
                     min_max: of_qsgd.min_max,
                     nearest: of_qsgd.nearest,
@@ -195,7 +213,11 @@ impl Plan {
                     codes,
                     ..params
                 };
-                self.buckets += buckets;
+                if whole {
+                    self.whole += 1;
+                } else {
+                    self.buckets += buckets;
+                }
             }
             Setting::TopK(c) => {
                 c.header(shape)?.write(&mut header)?;
@@ -208,6 +230,7 @@ impl Plan {
             }
             _ => return Err(Error::Method(methods::of_setting(&setting))),
         }
+        self.has_others |= params.whole == 0 && elements > 0;
         let payload = match setting {
             Setting::Dense | Setting::PowerSgd(_) => None,
             _ => {

@@ -165,6 +165,7 @@ impl Space for BufferSpace<'_> {
                 bucket.offer(batch, &moment);
                 Ok(())
             }),
+            Op::Encode if self.bucket.is_encoded() => Ok(()),
             Op::Encode => self.enqueue(|bucket, batch| {
                 bucket.offer(batch, &moment);
                 bucket.encode(batch, &moment);

@@ -11,7 +11,8 @@ struct Params {
     first: u32,
     count: u32,
     bucket: u32,
-    first_bucket: u32, // wraps, so that buckets have their numbers among those of all layers
+    first_bucket: u32, // wraps, so that buckets have their numbers among those of all layers that are not whole
+    whole: u32, // whether a workgroup has all values of a bucket, and encodes them when it offers them
     sign_magnitude: u32,
     min_max: u32,
     nearest: u32,
@@ -110,7 +111,19 @@ fn begin_if(method: u32, group: u32) -> u32 {
     return first;
 }
 
-// offered = residual + gradient, with its extremes, or the first histogram of its magnitudes; what is not compressed goes into the sums,
+// residual + gradient.
+fn offered_value(i: u32) -> u32 {
+    var x = value(i);
+    if (moment.feedback != 0u) {
+        x = sum(residual[params.start + i], x);
+    }
+    if (!is_finite(x)) {
+        fault(0u, i);
+    }
+    return x;
+}
+
+// What all layers offer, but for those that are whole: with its extremes, or the first histogram of its magnitudes; what is not compressed goes into the sums,
 // and of it `offered` keeps what rounding has kept from being sent.
 @compute @workgroup_size(64)
 fn offer(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
@@ -119,15 +132,9 @@ fn offer(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
     clear_counts(lane);
     workgroupBarrier();
     let first = group.x * PER_GROUP - params.start;
-    let end = min(PER_GROUP, params.count - first);
+    let end = select(min(PER_GROUP, params.count - first), 0u, params.whole != 0u);
     for (var i = lane; i < end; i += 64u) {
-        var x = value(first + i);
-        if (moment.feedback != 0u) {
-            x = sum(residual[params.start + first + i], x);
-        }
-        if (!is_finite(x)) {
-            fault(0u, first + i);
-        }
+        var x = offered_value(first + i);
         tile[in_tile(i)] = x;
         if (params.method == DENSE) {
             var sent = x;
@@ -143,12 +150,13 @@ fn offer(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
         }
         offered[params.start + first + i] = x;
     }
+    let is_shared = params.method == QSGD && params.whole == 0u;
     workgroupBarrier();
-    if (params.method == QSGD) {
+    if (is_shared) {
         find_extremes(first, lane);
     }
     workgroupBarrier();
-    if (params.method == QSGD) {
+    if (is_shared) {
         tell_extremes(first, lane);
     }
     if (params.method == TOP_K) {
@@ -178,9 +186,62 @@ fn send_scales(bucket: u32, grid: Grid) {
     }
 }
 
-// Scales and codes of QSGD into this rank's image. `values` are what is offered. All lanes call it.
+// Codes of the tile into this rank's image, once the grids are held. All lanes call it.
+fn send_codes(first: u32, lane: u32) {
+    workgroupBarrier();
+    let start = lane * ROW;
+    let end = min(start + ROW, params.count - first);
+    if (start < end) {
+        encode_row(first, start, end);
+    }
+    workgroupBarrier();
+    let rows = (min(PER_GROUP, params.count - first) + ROW - 1u) / ROW;
+    for (var i = lane; i < rows * params.bits; i += 64u) {
+        words[params.codes + first / ROW * params.bits + i] = coded(i);
+    }
+}
+
+// What layers offer that are whole, and their scales and codes: gradients and residuals are read once.
+@compute @workgroup_size(64)
+fn offer_codes(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let first = begin_if(QSGD, group.x);
+    if (params.whole == 0u) {
+        params.count = first;
+    }
+    clear_tops(lane);
+    let end = min(PER_GROUP, params.count - first);
+    for (var i = lane; i < end; i += 64u) {
+        let x = offered_value(first + i);
+        tile[in_tile(i)] = x;
+        offered[params.start + first + i] = x;
+    }
+    workgroupBarrier();
+    if (end > 0u) {
+        find_extremes(first, lane);
+    }
+    workgroupBarrier();
+    if (end > 0u) {
+        tile_buckets = buckets_of_tile(first);
+        if (lane <= tile_buckets.y - tile_buckets.x) {
+            let at = 3u * lane;
+            let largest = atomicLoad(&tops[at]);
+            var grid = Grid();
+            if (is_finite(largest)) {
+                grid = grid_from(largest, atomicLoad(&tops[at + 1u]), atomicLoad(&tops[at + 2u]));
+                send_scales(tile_buckets.x + lane, grid);
+            }
+            held_grids[lane] = grid;
+        }
+    }
+    send_codes(first, lane);
+}
+
+// Scales and codes of layers under QSGD that are not whole. `values` are what is offered. All lanes call it.
 fn encode_codes(group: u32, lane: u32) {
     let first = begin_if(QSGD, group);
+    if (params.whole != 0u) {
+        params.count = first;
+    }
     params.dtype = 0u;
     params.offset = params.start;
     load_tile(first, lane);
@@ -200,17 +261,7 @@ fn encode_codes(group: u32, lane: u32) {
             }
         }
     }
-    workgroupBarrier();
-    let start = lane * ROW;
-    let end = min(start + ROW, params.count - first);
-    if (start < end) {
-        encode_row(first, start, end);
-    }
-    workgroupBarrier();
-    let rows = (min(PER_GROUP, params.count - first) + ROW - 1u) / ROW;
-    for (var i = lane; i < rows * params.bits; i += 64u) {
-        words[params.codes + first / ROW * params.bits + i] = coded(i);
-    }
+    send_codes(first, lane);
 }
 
 @compute @workgroup_size(64)

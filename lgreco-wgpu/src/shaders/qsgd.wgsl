@@ -98,12 +98,17 @@ fn raise(bucket: u32, largest: u32, high: u32, low: u32) {
 
 // The grid of a bucket whose largest magnitude is finite, by its number in `extremes`.
 fn grid_of(bucket: u32) -> Grid {
-    let largest = atomicLoad(&extremes[3u * bucket]);
+    let at = 3u * bucket;
+    return grid_from(atomicLoad(&extremes[at]), atomicLoad(&extremes[at + 1u]), atomicLoad(&extremes[at + 2u]));
+}
+
+// The same of its extremes, as they are noted in `tops` and in `extremes`.
+fn grid_from(largest: u32, high: u32, low: u32) -> Grid {
     var grid: Grid;
     if (params.min_max != 0u) {
         // Sends -0 as +0.
-        grid.low = add(from_ordered(~atomicLoad(&extremes[3u * bucket + 2u])), 0u);
-        grid.high = add(from_ordered(atomicLoad(&extremes[3u * bucket + 1u])), 0u);
+        grid.low = add(from_ordered(~low), 0u);
+        grid.high = add(from_ordered(high), 0u);
     } else {
         grid.low = select(largest | SIGN, 0u, params.sign_magnitude != 0u);
         grid.high = largest;

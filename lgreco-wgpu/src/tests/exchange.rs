@@ -36,7 +36,7 @@ pub(super) struct OnDevice {
     is_sound: bool,
     pub(super) bucket: BufferBucket,
     members: Vec<Member>,
-    buffers: Vec<Buffer>,
+    pub(super) buffers: Vec<Buffer>,
 }
 
 pub(super) fn open(members: &[Member], feedback: bool, world: u32) -> OnDevice {
@@ -221,7 +221,7 @@ fn faults_in_the_shaders_are_found() {
         return;
     }
     let in_bucket = [
-        (Check::Steps, "residual[params.start + first + i]", "(residual[params.start + first + i] & SIGN)"),
+        (Check::Steps, "residual[params.start + i]", "(residual[params.start + i] & SIGN)"),
         (Check::Steps, "let image = rank * moment.image;", "let image = (moment.world - 1u - rank) * moment.image;"),
         (Check::Steps, "var upper = means[at] >> 16u;", "var upper = 0u;"),
         (Check::Steps, "in_image(params.starts + block)", "0u"),
@@ -241,7 +241,7 @@ fn faults_in_the_shaders_are_found() {
         (Check::Steps, "digits >> (9u - exponent)", "digits"),
         (Check::Steps, "(bits >> 31u) << (params.bits - 1u)", "0u"),
         (Check::Steps, "bits_from(at.x, at.y);", "bits_from(at.x, 0u);"),
-        (Check::Failures, "fault(0u, first + i);", "fault(0u, i);"),
+        (Check::Failures, "fault(0u, i);", "fault(0u, i & 63u);"),
         (Check::Failures, "max(params.largest, cut.magnitude)", "SIGN"),
         (Check::Failures, "if (!is_finite(left)) {", "if (false) {"),
         (Check::Damage, "low_bits_of(index - 1u) >= low_bits_of(index)", "false"),
@@ -316,7 +316,12 @@ fn means_are_rounded_as_on_the_host() {
 }
 
 /// The flight of a rank that begins with this failure.
-fn fly(on: &mut OnDevice, network: &mut impl Collective, step: u32, failure: Option<Error>) -> Result<(), Error> {
+pub(super) fn fly(
+    on: &mut OnDevice,
+    network: &mut impl Collective,
+    step: u32,
+    failure: Option<Error>,
+) -> Result<(), Error> {
     let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
     let (rank, world_size) = (network.rank(), network.world_size());
     let moment = Moment { rank, world_size, route, reduce_dtype, seed: 7, step, terms: 0 };

@@ -51,17 +51,21 @@ fn step(
 #[test]
 fn any_number_of_layers_and_ranks_takes_six_dispatches_and_three() {
     let (qsgd, few) = (Setting::Qsgd(Qsgd::default()), Setting::QuantisedTopK(QuantisedTopK { keep: 60, bits: 3 }));
+    // Buckets of which no workgroup has all values.
+    let of_thousand = Setting::Qsgd(Qsgd { bucket: 1000, ..Qsgd::default() });
     let values = uniform(5000, 3);
     let many: Vec<Setting> = (0..150).map(|layer| [topk(1 + layer), few, qsgd][layer as usize % 3]).collect();
     let Some(mut backend) = backend() else { return };
     for (settings, expected) in [
-        (&[qsgd][..], [2, 1]),
+        (&[qsgd][..], [1, 1]),
+        (&[qsgd, of_thousand], [3, 1]),
         (&[topk(50)], [6, 3]),
         (&[few], [6, 3]),
         (&[topk(50), few, qsgd], [6, 3]),
         (&[topk(50), few, qsgd, few, few, qsgd, qsgd, topk(1)], [6, 3]),
         (&many, [6, 3]),
-        (&[qsgd; 150], [2, 1]),
+        (&[qsgd; 150], [1, 1]),
+        (&[of_thousand; 150], [2, 1]),
     ] {
         for world in [2, 3, 70] {
             let (dispatches, outcome) = step(&mut backend, settings, &values, world, |_| {});

@@ -1,5 +1,6 @@
 //! Tests that need a device say so when there is none; `LGRECO_REQUIRE=wgpu` makes that a failure.
 
+mod at_once;
 mod bins;
 mod buffers;
 mod conformance;
