@@ -54,7 +54,7 @@
 //! | `positions` | TopK's payloads back to values; `topk` has its rows, `few_bits` those in few bits: `kept_errors.cu` |
 //! | `staging` | page-locked memory through which bytes of the host go to the device |
 //! | `inventory` | what devices there are, or what is missing |
-//! | `roofline` | what kernels cost by their machine code: a gate, and a prediction for two GPUs |
+//! | `roofline` | what kernels cost by their machine code: a gate, and a prediction for three kinds of GPUs |
 //! | `simt/` | `cuda_shim.h`, `cuda_racecheck.cpp`: CUDA C++ on the processor |
 //! | `simt/fake_*.cpp` | driver, compilers and cuBLAS for tests |
 //!
