@@ -42,7 +42,9 @@ fn ends(launch: &Launch<'_>) -> Option<Vec<u64>> {
         // There are few buckets, and a block takes 256.
         "make_grids" => Some((0..LAST).collect()),
         // Every block has an element of each 2^28: of the last lap these have the last ones.
-        "offer" | "remember" => Some((4096 - FEW as u64 / 256..4096).collect()),
+        "offer" | "remember" if matches!(launch.kernel.module, Module::Feedback) => {
+            Some((4096 - FEW as u64 / 256..4096).collect())
+        }
         // All tiles of the last 64 rows.
         "reconstruct" => Some((blocks - 1026..blocks).collect()),
         "project" => Some((blocks - 9..blocks).collect()),
