@@ -4,7 +4,7 @@ use crate::Error;
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
 use lgreco_core::backend::Job;
-use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values};
+use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, with_elements};
 
 /// A gradient that lies in device memory: a trainer's, borrowed.
 ///
@@ -159,11 +159,7 @@ impl<'a> Input<'a> {
 
 /// The values of a gradient of the host.
 fn bytes_of<'a>(gradient: &Gradient<'a>) -> &'a [u8] {
-    match gradient.values() {
-        Values::F32(v) => bytemuck::cast_slice(v),
-        Values::F16(v) => bytemuck::cast_slice(v),
-        Values::Bf16(v) => bytemuck::cast_slice(v),
-    }
+    with_elements!(gradient.values(), values => bytemuck::cast_slice(values))
 }
 
 /// Values on the device.

@@ -5,7 +5,7 @@ use crate::batch::{Batch, Part};
 use crate::gpu::PER_GROUP;
 use crate::memory::Scratch;
 use lgreco_core::backend::Job;
-use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values};
+use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, with_elements};
 use std::ops::Range;
 use wgpu::{Buffer, BufferUsages};
 
@@ -179,11 +179,7 @@ impl Input<'_> {
 }
 
 fn bytes_of<'a>(gradient: &Gradient<'a>) -> &'a [u8] {
-    match gradient.values() {
-        Values::F32(v) => bytemuck::cast_slice(v),
-        Values::F16(v) => bytemuck::cast_slice(v),
-        Values::Bf16(v) => bytemuck::cast_slice(v),
-    }
+    with_elements!(gradient.values(), values => bytemuck::cast_slice(values))
 }
 
 /// A row to measure, of a tensor on the device.

@@ -4,7 +4,7 @@
 use super::Outcome;
 use lgreco_core::backend::Backend as _;
 use lgreco_core::compress::Setting;
-use lgreco_core::gradient::{Dtype, Gradient, Values};
+use lgreco_core::gradient::{Dtype, Gradient, with_elements};
 use lgreco_core::rng::Stream;
 use lgreco_cuda::testing::graphs::check_graphs;
 use lgreco_cuda::testing::memory::{Driven, Memory, enter};
@@ -52,11 +52,7 @@ impl ResidualDevice for Residuals {
         stream: Stream,
         payload: &mut [u8],
     ) -> Result<usize, lgreco_train::Error> {
-        let bytes: &[u8] = match gradient.values() {
-            Values::F32(values) => bytemuck::cast_slice(values),
-            Values::F16(values) => bytemuck::cast_slice(values),
-            Values::Bf16(values) => bytemuck::cast_slice(values),
-        };
+        let bytes: &[u8] = with_elements!(gradient.values(), values => bytemuck::cast_slice(values));
         let mut memory = Driven::new(bytes.len() as u64);
         memory.fill(bytes);
         let residual = DeviceResidual { address: kept.memory.address(), storage: kept.storage };

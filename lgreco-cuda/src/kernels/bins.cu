@@ -147,15 +147,6 @@ __device__ inline double energy_of(u32 bin, u32 count, u64 low) {
     return double(float(count) * (x * x + spread)) * energy_unit(bin / PER_EXPONENT);
 }
 
-// The sum over a warp, which every lane has.
-template <class T>
-__device__ inline T warp_sum(T value) {
-    for (u32 reach = 16; reach > 0; reach >>= 1) {
-        value += __shfl_xor_sync(FULL, value, reach);
-    }
-    return value;
-}
-
 __device__ inline u32 bits_of(float value) {
     return __float_as_uint(value) & MAGNITUDE;
 }

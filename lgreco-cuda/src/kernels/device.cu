@@ -1,4 +1,4 @@
-// What every module begins with: types, constants, sums and maxima over a block.
+// What every module begins with: types, constants, sums and maxima over blocks and warps.
 
 #ifndef CUDA_SHIM
 #define DYN_SHARED(T, name) extern __shared__ T name[]
@@ -46,4 +46,25 @@ __device__ inline u32 warp_max(u32 value) {
     }
     return value;
 #endif
+}
+
+// The sum over a warp, which every lane has, in the order of a fixed tree.
+template <class T>
+__device__ inline T warp_sum(T value) {
+#pragma unroll
+    for (u32 reach = 16; reach > 0; reach >>= 1) {
+        value += __shfl_xor_sync(FULL, value, reach);
+    }
+    return value;
+}
+
+// The sum over the lanes up to this one.
+template <class T>
+__device__ inline T warp_scan(T sum) {
+#pragma unroll
+    for (u32 reach = 1; reach < 32; reach <<= 1) {
+        T other = __shfl_up_sync(FULL, sum, reach);
+        sum += threadIdx.x % 32 >= reach ? other : T(0);
+    }
+    return sum;
 }

@@ -16,22 +16,6 @@ struct Params {
 // Bytes of ones that a block goes through, 8 per thread.
 #define ONES (8 * BLOCK)
 
-__device__ inline u32 warp_total(u32 value) {
-    for (u32 reach = 16; reach > 0; reach >>= 1) {
-        value += __shfl_xor_sync(FULL, value, reach);
-    }
-    return value;
-}
-
-// The sums over the lanes up to this one.
-__device__ inline u32 warp_scan(u32 value) {
-    for (u32 reach = 1; reach < 32; reach <<= 1) {
-        u32 other = __shfl_up_sync(FULL, value, reach);
-        value += threadIdx.x % 32 >= reach ? other : 0;
-    }
-    return value;
-}
-
 // Each record becomes the sum of those before it; total[0] that of all. One block.
 extern "C" __global__ void scan(Params p, u32* records, u32* total) {
     __shared__ u32 stretches[BLOCK];
@@ -70,7 +54,7 @@ __device__ inline u64 word_at(const u8* bytes, u64 size, u64 at) {
 extern "C" __global__ void count_ones(Params p, const u8* high, u32* records) {
     __shared__ u32 totals[WARPS];
     u64 at = u64(blockIdx.x) * ONES + threadIdx.x * 8;
-    u32 total = warp_total(__popcll(word_at(high, p.high_bytes, at)));
+    u32 total = warp_sum(__popcll(word_at(high, p.high_bytes, at)));
     if (threadIdx.x % 32 == 0) {
         totals[threadIdx.x / 32] = total;
     }

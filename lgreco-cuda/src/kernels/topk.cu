@@ -30,11 +30,7 @@ __device__ inline void add_up_totals(const u32* totals, Exponents& exponents) {
     u32 higher = 0;
 #pragma unroll 1
     for (u32 turn = 0; turn < EXPONENTS; turn += 32) {
-        u32 sum = turn + lane < EXPONENTS ? totals[EXPONENTS - 1 - turn - lane] : 0;
-        for (u32 reach = 1; reach < 32; reach <<= 1) {
-            u32 other = __shfl_up_sync(FULL, sum, reach);
-            sum += lane >= reach ? other : 0;
-        }
+        u32 sum = warp_scan(turn + lane < EXPONENTS ? totals[EXPONENTS - 1 - turn - lane] : 0);
         if (turn + lane < EXPONENTS) {
             exponents.reached[EXPONENTS - 1 - turn - lane] = higher + sum;
         }
@@ -53,11 +49,7 @@ __device__ inline void add_up_others(double* numbers, bool from_last) {
     for (u32 turn = 0; turn < EXPONENTS; turn += 32) {
         u32 place = turn + lane;
         u32 at = from_last ? EXPONENTS - 1 - place : place;
-        double sum = place < EXPONENTS ? numbers[at] : 0.0;
-        for (u32 reach = 1; reach < 32; reach <<= 1) {
-            double other = __shfl_up_sync(FULL, sum, reach);
-            sum += lane >= reach ? other : 0.0;
-        }
+        double sum = warp_scan(place < EXPONENTS ? numbers[at] : 0.0);
         double own = __shfl_up_sync(FULL, sum, 1);
         if (place < EXPONENTS) {
             numbers[at] = before + (lane == 0 ? 0.0 : own);
@@ -269,11 +261,7 @@ __device__ inline u32 find(const u32* counts, u32 size, u32& rank) {
     u32 lane = threadIdx.x % 32;
     for (u32 end = size;; end -= 32) {
         u32 own = lane < end ? fresh(counts[end - 1 - lane]) : 0;
-        u32 sum = own;
-        for (u32 reach = 1; reach < 32; reach <<= 1) {
-            u32 other = __shfl_up_sync(FULL, sum, reach);
-            sum += lane >= reach ? other : 0;
-        }
+        u32 sum = warp_scan(own);
         u32 reached = __ballot_sync(FULL, sum >= rank);
         if (reached != 0 || end <= 32) {
             u32 first = min(u32(__ffs(reached)) - 1, end - 1);

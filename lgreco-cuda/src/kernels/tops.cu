@@ -71,16 +71,6 @@ struct Kept {
 // A layer's counts.
 #define BINS (1u << SECOND_BITS)
 
-// The sum over the lanes up to this one.
-__device__ inline u32 warp_scan(u32 sum) {
-#pragma unroll
-    for (u32 reach = 1; reach < 32; reach <<= 1) {
-        u32 other = __shfl_up_sync(FULL, sum, reach);
-        sum += threadIdx.x % 32 >= reach ? other : 0;
-    }
-    return sum;
-}
-
 // What the threads before this one have, and all of the block.
 struct Sums {
     u64 before;
@@ -91,11 +81,7 @@ struct Sums {
 __device__ static inline Sums block_scan(u64 own) {
     __shared__ u64 totals[WARPS];
     u32 warp = threadIdx.x / 32;
-    u64 sum = own;
-    for (u32 reach = 1; reach < 32; reach <<= 1) {
-        u64 other = __shfl_up_sync(FULL, sum, reach);
-        sum += threadIdx.x % 32 >= reach ? other : 0;
-    }
+    u64 sum = warp_scan(own);
     __syncthreads();
     if (threadIdx.x % 32 == 31) {
         totals[warp] = sum;

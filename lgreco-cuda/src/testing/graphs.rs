@@ -6,7 +6,8 @@ use cudarc::driver::result::{self, DriverError, stream::StreamKind};
 use cudarc::driver::sys::{self, CUgraphExec, CUstream};
 use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
-use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Shape};
+use lgreco_core::gradient::{Dtype, Shape, with_elements};
+use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
 
 /// What was captured of a stream.
@@ -60,12 +61,8 @@ impl Drop for Graph {
 
 /// Bytes of as many values of the type.
 fn gradients(elements: usize, dtype: Dtype) -> Vec<u8> {
-    let values = uniform(elements, 5);
-    match dtype {
-        Dtype::F32 => bytemuck::cast_slice(&values).to_vec(),
-        Dtype::F16 => values.iter().flat_map(|&x| bytemuck::bytes_of(&F16::from_f32(x)).to_vec()).collect(),
-        Dtype::Bf16 => values.iter().flat_map(|&x| bytemuck::bytes_of(&Bf16::from_f32(x)).to_vec()).collect(),
-    }
+    let tensor = Tensor::new(&uniform(elements, 5), elements, 1);
+    with_elements!(tensor.gradients()[dtype as usize].values(), values => bytemuck::cast_slice(values).to_vec())
 }
 
 /// Steps of a bucket of one rank, enqueued one by one or as a graph: means and residuals after each.

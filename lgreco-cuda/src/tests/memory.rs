@@ -8,7 +8,7 @@ use lgreco_core::backend::{Backend, Job, Portable};
 use lgreco_core::compress::{
     Candidates, Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, quantised_topk::QuantisedTopK, topk::TopK,
 };
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco_core::gradient::{Dtype, Gradient, Shape, with_elements};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
@@ -21,11 +21,7 @@ pub(super) struct Held {
 
 impl Held {
     pub(super) fn new(gradient: &Gradient<'_>, offset: usize) -> Held {
-        let bytes: &[u8] = match gradient.values() {
-            Values::F32(v) => bytemuck::cast_slice(v),
-            Values::F16(v) => bytemuck::cast_slice(v),
-            Values::Bf16(v) => bytemuck::cast_slice(v),
-        };
+        let bytes: &[u8] = with_elements!(gradient.values(), values => bytemuck::cast_slice(values));
         let mut words = vec![u32::MAX; (offset + bytes.len()).div_ceil(4) + 8];
         bytemuck::cast_slice_mut(&mut words)[offset..offset + bytes.len()].copy_from_slice(bytes);
         Held { words, offset }

@@ -11,7 +11,7 @@ use crate::{CudaBackend, DeviceGradient, DeviceJob, Error};
 use lgreco_core::backend::{Backend, Job, Portable};
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::compress::{Candidates, Setting};
-use lgreco_core::gradient::{Dtype, Gradient, Values};
+use lgreco_core::gradient::{Dtype, Gradient, with_elements};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::{Tensor, check_encode, check_rows};
 use lgreco_core::testing::powersgd::uniform;
@@ -41,11 +41,7 @@ fn tensor(elements: usize) -> Tensor {
 
 /// Where a gradient lies; the device's memory is the processor's.
 pub(super) fn part(gradient: &Gradient<'_>) -> Part {
-    let bytes: &[u8] = match gradient.values() {
-        Values::F32(v) => bytemuck::cast_slice(v),
-        Values::F16(v) => bytemuck::cast_slice(v),
-        Values::Bf16(v) => bytemuck::cast_slice(v),
-    };
+    let bytes: &[u8] = with_elements!(gradient.values(), values => bytemuck::cast_slice(values));
     Part { address: bytes.as_ptr().expose_provenance() as u64, bytes: bytes.len() as u64 }
 }
 

@@ -186,21 +186,6 @@ fn send_scales(bucket: u32, grid: Grid) {
     }
 }
 
-// Codes of the tile into this rank's image, once the grids are held. All lanes call it.
-fn send_codes(first: u32, lane: u32) {
-    workgroupBarrier();
-    let start = lane * ROW;
-    let end = min(start + ROW, params.count - first);
-    if (start < end) {
-        encode_row(first, start, end);
-    }
-    workgroupBarrier();
-    let rows = (min(PER_GROUP, params.count - first) + ROW - 1u) / ROW;
-    for (var i = lane; i < rows * params.bits; i += 64u) {
-        words[params.codes + first / ROW * params.bits + i] = coded(i);
-    }
-}
-
 // What layers offer that are whole, and their scales and codes: gradients and residuals are read once.
 @compute @workgroup_size(64)
 fn offer_codes(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
@@ -233,7 +218,8 @@ fn offer_codes(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocatio
             held_grids[lane] = grid;
         }
     }
-    send_codes(first, lane);
+    workgroupBarrier();
+    write_codes(params.codes, first, lane);
 }
 
 // Scales and codes of layers under QSGD that are not whole. `values` are what is offered. All lanes call it.
@@ -261,7 +247,8 @@ fn encode_codes(group: u32, lane: u32) {
             }
         }
     }
-    send_codes(first, lane);
+    workgroupBarrier();
+    write_codes(params.codes, first, lane);
 }
 
 @compute @workgroup_size(64)

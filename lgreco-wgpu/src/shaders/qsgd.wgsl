@@ -199,6 +199,21 @@ fn coded(i: u32) -> u32 {
     return tile[in_tile(i / params.bits * ROW) + i % params.bits];
 }
 
+// Writes the codes of the tile, of the values from `first` on, into `words`, where a tensor's codes begin with word `to`. All lanes
+// call it, once the tile is filled and there are grids.
+fn write_codes(to: u32, first: u32, lane: u32) {
+    let start = lane * ROW;
+    let end = min(start + ROW, params.count - first);
+    if (start < end) {
+        encode_row(first, start, end);
+    }
+    workgroupBarrier();
+    let rows = (min(PER_GROUP, params.count - first) + ROW - 1u) / ROW;
+    for (var i = lane; i < rows * params.bits; i += 64u) {
+        words[to + first / ROW * params.bits + i] = coded(i);
+    }
+}
+
 // The code of value i in `words`, from a word on.
 fn code_of(start: u32, i: u32) -> u32 {
     let bit = (i % ROW) * params.bits;

@@ -177,16 +177,7 @@ fn encode(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     }
     let first = group.x * PER_GROUP;
     load_tile(first, lane);
-    let start = lane * ROW;
-    let end = min(start + ROW, params.count - first);
-    if (start < end) {
-        encode_row(first, start, end);
-    }
-    workgroupBarrier();
-    let rows = (min(PER_GROUP, params.count - first) + ROW - 1u) / ROW;
-    for (var i = lane; i < rows * params.bits; i += 64u) {
-        words[group.x * 64u * params.bits + i] = coded(i);
-    }
+    write_codes(0u, first, lane);
 }
 
 // The bits of the values that the codes in `words` stand for. `extremes` holds the ends of the grids as they were sent.

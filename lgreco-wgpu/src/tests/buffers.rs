@@ -6,7 +6,7 @@ use lgreco_core::backend::{Backend, Portable};
 use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, topk::TopK};
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco_core::gradient::{Dtype, Gradient, Shape, Values, with_elements};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
@@ -14,11 +14,7 @@ use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 
 /// The gradient's values.
 pub(super) fn bytes<'a>(gradient: &'a Gradient<'a>) -> &'a [u8] {
-    match gradient.values() {
-        Values::F32(v) => bytemuck::cast_slice(v),
-        Values::F16(v) => bytemuck::cast_slice(v),
-        Values::Bf16(v) => bytemuck::cast_slice(v),
-    }
+    with_elements!(gradient.values(), values => bytemuck::cast_slice(values))
 }
 
 pub(super) fn buffer(backend: &WgpuBackend, size: u64, usage: BufferUsages) -> Buffer {
