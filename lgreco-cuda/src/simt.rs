@@ -1,15 +1,19 @@
 //! A device on the processor: the kernels' own sources, compiled by g++ against `simt/cuda_shim.h`.
 
+mod library;
+
 use crate::Error;
 use crate::device::{Device, Gemm, Launch, Part};
 use crate::driver::Arguments;
 use crate::kernels::{Kernel, Module};
 use libloading::Library;
+#[cfg(test)]
+pub(crate) use library::entries;
+pub(crate) use library::{Flavour, build, target};
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
@@ -27,17 +31,6 @@ pub(crate) fn unavailable_of(kind: &str, reason: &str) {
         // Not by `eprintln!`, which libtest keeps to itself.
         writeln!(std::io::stderr(), "SKIP: {reason}").expect("standard error");
     }
-}
-
-/// What the kernels are compiled with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flavour {
-    /// Optimised.
-    Plain,
-    /// With the check for data races.
-    Races,
-    /// With the address and undefined-behaviour sanitizers; the process runs under their library.
-    Sanitized,
 }
 
 /// The flavour that the environment asks for.
@@ -138,70 +131,6 @@ impl Simt {
     fn driver(kernel: Kernel, reason: &str) -> Error {
         Error::Driver { call: kernel.entry, reason: reason.into() }
     }
-}
-
-/// The names of a source's kernels.
-pub(crate) fn entries(source: &str) -> Vec<&str> {
-    let after = source.split("__global__ ").skip(1);
-    after
-        .map(|text| text.split("(Params").next().and_then(|text| text.split(' ').next_back()).expect("a name"))
-        .collect()
-}
-
-/// A folder for what tests compile.
-pub(crate) fn target() -> PathBuf {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| folder.join("../target"), PathBuf::from).join("simt");
-    std::fs::create_dir_all(&target).expect("a folder for compiled kernels");
-    target
-}
-
-/// Compiles a module to a library, unless that is done.
-pub(crate) fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let (shim, check) = (folder.join("simt/cuda_shim.h"), folder.join("simt/cuda_racecheck.cpp"));
-    let target = target();
-    let exports: String = entries(source).iter().map(|entry| format!("SHIM_EXPORT({entry})\n")).collect();
-    let text = format!("#define CUDA_SHIM\n#include {shim:?}\n{source}\n#line 1 \"exports\"\n{exports}");
-    let common = "-std=c++17 -O1 -fPIC -fvisibility=hidden -fno-gnu-unique -fno-strict-aliasing -ffp-contract=off \
-                  -Wno-unknown-pragmas";
-    let own = match flavour {
-        Flavour::Plain => "-g0",
-        Flavour::Races => "-g1 -fsanitize=thread",
-        Flavour::Sanitized => {
-            "-g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fsanitize-sections=cuda_shared"
-        }
-    };
-    let all =
-        [std::fs::read(&shim).unwrap(), std::fs::read(&check).unwrap(), text.clone().into(), common.into(), own.into()];
-    let hash = all
-        .concat()
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325u64, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-    let path = target.join(format!("{}-{hash:016x}.so", module.name()));
-    static BUILDING: Mutex<()> = Mutex::new(());
-    let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
-    if path.exists() {
-        return path;
-    }
-    let unfinished = |ending: &str| target.join(format!("{hash:016x}-{}{ending}", std::process::id()));
-    let (cpp, object, library) = (unfinished(".cpp"), unfinished(".o"), unfinished(".so"));
-    std::fs::write(&cpp, text).unwrap();
-    let run = |arguments: &[&str], files: &[&Path]| {
-        let output = Command::new("g++").args(arguments).args(files).output().expect("g++");
-        assert!(output.status.success(), "{}: {}", module.name(), String::from_utf8_lossy(&output.stderr));
-    };
-    let split = |text: &'static str| text.split(' ').collect::<Vec<_>>();
-    run(&[split(common), split(own), vec!["-c", "-o"]].concat(), &[&object, &cpp]);
-    match flavour {
-        Flavour::Races => run(&[split(common), vec!["-O2", "-shared", "-o"]].concat(), &[&library, &object, &check]),
-        _ => run(&[split(common), split(own), vec!["-shared", "-o"]].concat(), &[&library, &object]),
-    }
-    std::fs::remove_file(&cpp).unwrap();
-    std::fs::remove_file(&object).unwrap();
-    std::fs::rename(&library, &path).unwrap();
-    path
 }
 
 fn layout(bytes: u64) -> Layout {
@@ -320,9 +249,9 @@ impl Device for Simt {
     fn launch(&mut self, launch: Launch<'_>) -> Result<(), Error> {
         let kernel = launch.kernel;
         let order = self.order;
-        let _running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
         let chosen_by = self.chosen;
         let library = self.library(kernel.module);
+        let _running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the shim's entry points have this type.
         let entry = unsafe {
             library.get::<unsafe extern "C" fn(*const ShimLaunch) -> c_int>(format!("shim_{}", kernel.entry))

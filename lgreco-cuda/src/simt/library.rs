@@ -1,0 +1,121 @@
+//! Libraries of kernels for the processor, which g++ compiles.
+
+use crate::kernels::Module;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+
+/// What the kernels are compiled with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flavour {
+    /// Optimised.
+    Plain,
+    /// With the check for data races.
+    Races,
+    /// With the address and undefined-behaviour sanitizers; the process runs under their library.
+    Sanitized,
+}
+
+/// The names of a source's kernels.
+pub(crate) fn entries(source: &str) -> Vec<&str> {
+    let after = source.split("__global__ ").skip(1);
+    after
+        .map(|text| text.split("(Params").next().and_then(|text| text.split(' ').next_back()).expect("a name"))
+        .collect()
+}
+
+/// A folder for what tests compile.
+pub(crate) fn target() -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| folder.join("../target"), PathBuf::from).join("simt");
+    std::fs::create_dir_all(&target).expect("a folder for compiled kernels");
+    target
+}
+
+const COMMON: &str =
+    "-std=c++17 -fPIC -fvisibility=hidden -fno-gnu-unique -fno-strict-aliasing -ffp-contract=off -Wno-unknown-pragmas";
+
+/// What is compiled once for many modules.
+struct Shim {
+    folder: &'static Path,
+    header: Vec<u8>,
+    check: Vec<u8>,
+}
+
+/// Compiles a module to a library, unless that is done. Where its source is edited it is compiled faster, for it runs once.
+pub(crate) fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/simt"));
+    let read = |name| std::fs::read(folder.join(name)).expect("a source of the shim");
+    let shim = Shim { folder, header: read("cuda_shim.h"), check: read("cuda_racecheck.cpp") };
+    let exports: String = entries(source).iter().map(|entry| format!("SHIM_EXPORT({entry})\n")).collect();
+    let text = format!("{source}\n#line 1 \"exports\"\n{exports}");
+    let level = if source == module.source() { "-O1" } else { "-Og" };
+    let own = match flavour {
+        Flavour::Plain => "-g0",
+        Flavour::Races => "-g1 -fsanitize=thread",
+        Flavour::Sanitized => {
+            "-g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fsanitize-sections=cuda_shared"
+        }
+    };
+    let options: Vec<&str> = [COMMON, level, own].into_iter().flat_map(|text| text.split(' ')).collect();
+    static BUILDING: Mutex<()> = Mutex::new(());
+    let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let sources: [&[u8]; 3] = [&shim.header, &shim.check, text.as_bytes()];
+    made(module.name(), ".so", &[&sources[..], &[level.as_bytes(), own.as_bytes()]].concat(), |library| {
+        let (cpp, object) = (library.with_extension("cpp"), library.with_extension("o"));
+        std::fs::write(&cpp, &text).expect("a source");
+        run(&options, &[&"-include", &shim.precompiled(&options), &"-c", &"-o", &object, &cpp]);
+        let mut linked: Vec<&dyn AsRef<OsStr>> = vec![&"-shared", &"-o", &library, &object];
+        let check = (flavour == Flavour::Races).then(|| shim.race_check());
+        linked.extend(check.iter().map(|check| check as &dyn AsRef<OsStr>));
+        // The check takes the place of the sanitizer's own library.
+        run(if check.is_some() { &[] } else { &options }, &linked);
+        [cpp, object].iter().for_each(|file| std::fs::remove_file(file).expect("a file of this function"));
+    })
+}
+
+impl Shim {
+    /// The header as these options understand it, beside which g++ finds it compiled.
+    fn precompiled(&self, options: &[&str]) -> PathBuf {
+        let text = format!("#define CUDA_SHIM\n#include {:?}\n", self.folder.join("cuda_shim.h"));
+        let options_text = options.join(" ");
+        let parts = [&self.header, text.as_bytes(), options_text.as_bytes()];
+        let header = made("cuda_shim", ".h", &parts, |header| std::fs::write(header, &text).expect("a header"));
+        made("cuda_shim", ".h.gch", &parts, |to| {
+            run(options, &[&"-x", &"c++-header", &"-o", &to, &header]);
+        });
+        header
+    }
+
+    /// The check for races, compiled.
+    fn race_check(&self) -> PathBuf {
+        let source = self.folder.join("cuda_racecheck.cpp");
+        made("cuda_racecheck", ".o", &[&self.header, &self.check], |object| {
+            let options: Vec<&str> = COMMON.split(' ').chain(["-O2"]).collect();
+            run(&options, &[&"-c", &"-o", &object, &source]);
+        })
+    }
+}
+
+/// A file made of these parts, by `make` if nobody has made it yet.
+fn made(name: &str, ending: &str, parts: &[&[u8]], make: impl FnOnce(&Path)) -> PathBuf {
+    let hash = parts
+        .concat()
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325u64, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    let path = target().join(format!("{name}-{hash:016x}{ending}"));
+    if !path.exists() {
+        // Other processes may make it, too.
+        let unfinished = target().join(format!("{hash:016x}-{}{ending}", std::process::id()));
+        make(&unfinished);
+        std::fs::rename(&unfinished, &path).expect("a file that was made");
+    }
+    path
+}
+
+fn run(options: &[&str], files: &[&dyn AsRef<OsStr>]) {
+    let output = Command::new("g++").args(options).args(files.iter().map(|file| file.as_ref())).output().expect("g++");
+    assert!(output.status.success(), "{options:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
