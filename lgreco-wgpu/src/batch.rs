@@ -276,6 +276,12 @@ impl<'g> Batch<'g> {
         self.end(Ok(()))
     }
 
+    /// Ends a batch of nothing but writes, which come before what is submitted next.
+    #[cfg(feature = "train")]
+    pub(crate) fn written(self) -> Result<(), Error> {
+        self.end(Ok(()))
+    }
+
     fn end(self, result: Result<(), Error>) -> Result<(), Error> {
         // What the device says of its own accord comes before what follows from it.
         let Batch { gpu, scopes, .. } = self;

@@ -177,6 +177,13 @@ impl BufferBucket {
         Some((&self.device.residual, 4 * u64::from(member.params.start)))
     }
 
+    /// An f32 on the device that is 1 if the last step has failed on some rank, and 0 if it has ended well: what loss scalers call
+    /// `found_inf`. An optimiser's shader, submitted after [`finish`](BufferBucket::finish) or after what a flight has answered
+    /// instead, may bind it, and leave parameters as they are. It is 1 while a step is under way.
+    pub fn found_inf(&self) -> &Buffer {
+        &self.device.found_inf
+    }
+
     /// The place in the bucket's order of the layer in which this rank has found fault, in the last flight or when it was
     /// [finished](BufferBucket::finish): errors have the element alone.
     pub fn faulty_layer(&self) -> Option<usize> {
@@ -203,10 +210,19 @@ impl BufferBucket {
     }
 
     /// Forgets the flight before.
-    pub(super) fn begin(&mut self) {
+    pub(super) fn begin(&mut self, gpu: &mut Gpu) {
         (self.offered, self.status, self.faulty) = (false, None, None);
         let made = [self.plan.sums > 0, self.plan.table.q > 0, self.plan.message > 0];
         self.due = made.map(usize::from).iter().sum();
+        // The others wait for this rank's part all the same.
+        self.status = self.tell(gpu, 1.0).map_err(|error| self.told(error)).err();
+    }
+
+    /// Says to what is submitted from now on whether the step has failed.
+    pub(super) fn tell(&self, gpu: &mut Gpu, failed: f32) -> Result<(), Error> {
+        let mut batch = Batch::new(gpu)?;
+        batch.write(&self.device.found_inf, 0, &failed.to_le_bytes());
+        batch.written()
     }
 
     /// A layer's gradient, or its mean.

@@ -43,6 +43,8 @@ pub(super) struct Memory {
     /// And, where values travel in few bits, of which magnitudes they are.
     pub(super) bins: Buffer,
     pub(super) faults: Buffer,
+    /// An f32: 1 from the beginning of a step until it has ended well, else 0.
+    pub(super) found_inf: Buffer,
     /// PowerSGD's layers, triangles of their `P`, and of each workgroup what it works on.
     pub(super) matrices: Buffer,
     pub(super) triangles: Buffer,
@@ -89,6 +91,7 @@ impl Memory {
             blocks: room("a bucket's counts", if topk { words(2 * plan.of_values.len()) } else { 0 })?,
             bins: room("a bucket's bins", BINS * plan.few.max(1) as u64)?,
             faults: room("a bucket's faults", Faults::bytes(plan, world))?,
+            found_inf: room("whether a step has failed", 4)?,
             matrices: room("a bucket's layers", size_of_val(&table.matrices[..]) as u64)?,
             triangles: room("a bucket's layers", size_of_val(&table.triangles[..]) as u64)?,
             pieces: room("a bucket's workgroups", size_of_val(&pieces[..]) as u64)?,
@@ -108,6 +111,7 @@ impl Memory {
         batch.write(&memory.matrices, 0, bytemuck::cast_slice(&table.matrices));
         batch.write(&memory.triangles, 0, bytemuck::cast_slice(&table.triangles));
         batch.write(&memory.pieces, 0, bytemuck::cast_slice(&pieces));
+        batch.clear(&memory.found_inf, 4);
         batch.clear(&memory.residual, memory.residual.size());
         batch.clear(&memory.remembered, memory.remembered.size());
         Ok(memory)

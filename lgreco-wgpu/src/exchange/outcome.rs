@@ -21,8 +21,8 @@ type Fault = (usize, lgreco_train::Error);
 
 impl BufferBucket {
     /// Ends a step whose flight has ended well: waits for the device; what is left of gradients and residuals then is the
-    /// residuals, this step's mean `Q` of PowerSGD is what the next step starts with, and the means are in the gradients' place,
-    /// in the layers' types.
+    /// residuals, this step's mean `Q` of PowerSGD is what the next step starts with, the means are in the gradients' place,
+    /// in the layers' types, and [`found_inf`](BufferBucket::found_inf) is 0.
     ///
     /// # Errors
     /// What the flight could not tell yet: [`Overflow`](lgreco_core::Error::Overflow) when a sum over the workers, a product of
@@ -50,6 +50,7 @@ impl BufferBucket {
             self.faulty = Some(layer);
             return Err(error);
         }
+        self.tell(backend.gpu(), 0.0).map_err(|error| self.told(error))?;
         if self.feedback {
             std::mem::swap(&mut self.device.residual, &mut self.device.offered);
         }

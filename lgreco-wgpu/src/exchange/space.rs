@@ -158,7 +158,7 @@ impl Space for BufferSpace<'_> {
     fn run(&mut self, op: Op, program: &Program) -> Result<(), lgreco_train::Error> {
         let moment = program.moment;
         if self.bucket.is_new.swap(false, Relaxed) {
-            self.bucket.begin();
+            self.bucket.begin(self.gpu);
         }
         match op {
             Op::Widen => self.enqueue(|bucket, batch| {

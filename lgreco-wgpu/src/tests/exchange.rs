@@ -72,6 +72,12 @@ impl OnDevice {
         self.backend.as_mut().unwrap()
     }
 
+    /// What shaders find of the last step.
+    fn found_inf(&mut self) -> f32 {
+        let found = self.bucket.found_inf().clone();
+        bytemuck::pod_read_unaligned(&self.read(&found, 0, 4))
+    }
+
     fn read(&mut self, buffer: &Buffer, offset: u64, bytes: usize) -> Vec<u8> {
         let part = Part { buffer: buffer.clone(), offset, size: (bytes as u64).next_multiple_of(4) };
         let mut bytes_read = Batch::new(self.backend().gpu()).unwrap().read(&[part]).unwrap();
@@ -342,30 +348,40 @@ fn all_ranks_hear_of_one_that_has_failed_or_lost_its_device() {
         let mut on = open(&few(), true, 2);
         on.is_sound = false;
         let is_last = network.rank() == 1;
-        let sound = fly(&mut on, &mut network, 0, None);
+        let mut fly = |on: &mut OnDevice, step, failure| {
+            let result = fly(on, &mut network, step, failure);
+            (result, if on.bucket.failure().is_none() { on.found_inf() } else { f32::NAN })
+        };
+        assert_eq!(on.found_inf(), 0.0);
+        let sound = fly(&mut on, 0, None);
         // What was wrong in one step is not told in the next.
         let gradient = on.buffers[0].clone();
         let write = |on: &mut OnDevice, value: f32| {
             on.backend().queue().write_buffer(&gradient, OFFSET, &value.to_le_bytes());
         };
         write(&mut on, if is_last { f32::NAN } else { 0.0 });
-        let spoilt = fly(&mut on, &mut network, 1, None);
+        let spoilt = fly(&mut on, 1, None);
         write(&mut on, 0.0);
-        let told = fly(&mut on, &mut network, 1, is_last.then_some(Error::NotFixed));
-        let again = fly(&mut on, &mut network, 1, None);
+        let told = fly(&mut on, 1, is_last.then_some(Error::NotFixed));
+        let again = fly(&mut on, 1, None);
         if is_last {
             on.backend().device().destroy();
         }
-        let lost = fly(&mut on, &mut network, 2, None);
+        let lost = fly(&mut on, 2, None);
         assert_eq!(on.bucket.failure().is_some(), is_last);
         [sound, spoilt, told, again, lost]
     });
     let of_peer = |code| Err(Error::Peer { rank: 1, code });
     let not_finite = lgreco_core::Error::NonFinite { index: 0, value: 0.0 }.code();
-    assert_eq!(results[0], [Ok(()), of_peer(not_finite), of_peer(Error::NotFixed.code()), Ok(()), of_peer(9)]);
-    assert!(results[1][0].is_ok() && results[1][1].is_err(), "{:?}", results[1]);
-    assert_eq!(results[1][2..4], [Err(Error::NotFixed), Ok(())]);
-    assert!(matches!(results[1][4], Err(Error::Core(lgreco_core::Error::Device { .. }))), "{:?}", results[1][4]);
+    let [first, last] = [&results[0], &results[1]].map(|of| of.each_ref().map(|(result, _)| result.clone()));
+    assert_eq!(first, [Ok(()), of_peer(not_finite), of_peer(Error::NotFixed.code()), Ok(()), of_peer(9)]);
+    assert!(last[0].is_ok() && last[1].is_err(), "{last:?}");
+    assert_eq!(last[2..4], [Err(Error::NotFixed), Ok(())]);
+    assert!(matches!(last[4], Err(Error::Core(lgreco_core::Error::Device { .. }))), "{:?}", last[4]);
+    // What shaders find: on a device that is lost nothing.
+    for (steps, found) in [(5, results[0].clone()), (4, results[1].clone())] {
+        assert_eq!(found.map(|(_, found_inf)| found_inf)[..steps], [0.0, 1.0, 1.0, 0.0, 1.0][..steps]);
+    }
 }
 
 #[test]
