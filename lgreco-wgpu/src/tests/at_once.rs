@@ -1,8 +1,8 @@
 //! Buckets without TopK, whose layers under QSGD are encoded when they are offered.
 
-use super::backend;
 use super::exchange::{OFFSET, fly, is_there, open, open_on};
 use super::poison::filled;
+use super::{backend, planted};
 use crate::kernels::Shader;
 use lgreco_core::compress::Setting;
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
@@ -76,7 +76,7 @@ fn faults_in_the_shader_are_found() {
     if !is_there() {
         return;
     }
-    for (text, fault) in [
+    for (text, fault) in planted([
         ("residual[params.start + i]", "(residual[params.start + i] & SIGN)"),
         ("let x = offered_value(first + i);", "let x = offered_value(i);"),
         (
@@ -87,7 +87,7 @@ fn faults_in_the_shader_are_found() {
         ("held_grids[lane] = grid;", "held_grids[0] = grid;"),
         ("atomicLoad(&tops[at + 2u]));\n                send", "0u);\n                send"),
         ("select(min(PER_GROUP, params.count - first), 0u, params.whole != 0u)", "0u"),
-    ] {
+    ]) {
         let open = |members: &[Member], feedback, world| {
             let mut backend = backend().expect("the device there was before");
             backend.gpu().kernels.edits.push((Shader::Exchange, text, fault));

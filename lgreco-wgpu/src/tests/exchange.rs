@@ -3,7 +3,7 @@
 use super::buffers::buffer;
 use super::factors::{check_beyond, of_all_lengths};
 use super::poison::filled;
-use super::{backend, backend_with, small};
+use super::{backend, backend_with, planted, small};
 use crate::batch::{Batch, Part};
 use crate::kernels::Shader;
 use crate::{BufferBucket, BufferGradient, BufferLayer, WgpuBackend};
@@ -267,7 +267,7 @@ fn faults_in_the_shaders_are_found() {
     ];
     let faults = in_bucket.map(|fault| (Shader::Exchange, fault)).into_iter();
     let faults = faults.chain(in_factors.map(|fault| (Shader::ExchangeFactors, fault)));
-    for (shader, (check, text, fault)) in faults {
+    for (shader, (check, text, fault)) in planted(faults) {
         let open = |members: &[Member], feedback, world| {
             let mut backend = backend().expect("the device there was before");
             backend.gpu().kernels.edits.push((shader, text, fault));
@@ -373,13 +373,13 @@ fn all_ranks_hear_of_one_that_has_failed_or_lost_its_device() {
     });
     let of_peer = |code| Err(Error::Peer { rank: 1, code });
     let not_finite = lgreco_core::Error::NonFinite { index: 0, value: 0.0 }.code();
-    let [first, last] = [&results[0], &results[1]].map(|of| of.each_ref().map(|(result, _)| result.clone()));
+    let [first, last] = [&results[0], &results[1]].map(|of| of.map(|(result, _)| result));
     assert_eq!(first, [Ok(()), of_peer(not_finite), of_peer(Error::NotFixed.code()), Ok(()), of_peer(9)]);
     assert!(last[0].is_ok() && last[1].is_err(), "{last:?}");
     assert_eq!(last[2..4], [Err(Error::NotFixed), Ok(())]);
     assert!(matches!(last[4], Err(Error::Core(lgreco_core::Error::Device { .. }))), "{:?}", last[4]);
     // What shaders find: on a device that is lost nothing.
-    for (steps, found) in [(5, results[0].clone()), (4, results[1].clone())] {
+    for (steps, found) in [(5, results[0]), (4, results[1])] {
         assert_eq!(found.map(|(_, found_inf)| found_inf)[..steps], [0.0, 1.0, 1.0, 0.0, 1.0][..steps]);
     }
 }

@@ -20,12 +20,15 @@ mod splitting;
 mod tally;
 
 use crate::WgpuBackend;
+use crate::kernels::Shader;
 use lgreco_core::backend::{Backend, Portable};
 use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::Gradient;
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::check_encode;
+use lgreco_core::testing::every_third;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write as _;
 use std::sync::Once;
 
@@ -37,6 +40,17 @@ const ROWS: f64 = 1e-4;
 /// Says what is not checked here: not by `eprintln!`, which libtest keeps to itself.
 fn skipped(reason: &str) {
     writeln!(std::io::stderr(), "SKIP: {reason}").expect("standard error");
+}
+
+/// A third of the faults that a test plants, for each is compiled: others when any shader changes, and all of them with
+/// `LGRECO_FAULTS=all`.
+fn planted<T>(faults: impl IntoIterator<Item = T>) -> Vec<T> {
+    if std::env::var("LGRECO_FAULTS").is_ok_and(|which| which == "all") {
+        return faults.into_iter().collect();
+    }
+    let mut hasher = DefaultHasher::new();
+    Shader::ALL.iter().for_each(|shader| shader.source(false).hash(&mut hasher));
+    every_third(faults, hasher.finish())
 }
 
 /// A backend, or `None` after saying why there is none.

@@ -2,7 +2,7 @@
 
 use super::buffers::buffer;
 use super::poison::pairs;
-use super::{ROWS, backend, check_low_rank, memory, small};
+use super::{ROWS, backend, check_low_rank, memory, planted, small};
 use crate::kernels::Shader;
 use crate::orthonormal::{Tall, dispatches};
 use crate::{BufferGradient, BufferJob, BufferLayer, Error, WgpuBackend, factor, powersgd};
@@ -112,7 +112,7 @@ fn faults_in_long_factors_are_found() {
     }
     let tensor = Tensor::new(&uniform(LONG * COLS, 8), LONG, COLS);
     let gradient = tensor.gradients()[0];
-    for (text, fault) in [
+    for (text, fault) in planted([
         ("row < column);", "false);"),
         ("inner[at] + coefficient", "coefficient"),
         ("(column * params.chunks + chunk) * columns", "column * columns"),
@@ -121,7 +121,7 @@ fn faults_in_long_factors_are_found() {
         ("last / 4u + 1u; fours > 0u;", "last / 4u; fours > 0u;"),
         ("min(column + 1u, last)", "column"),
         ("< min(to_step,", "< min(to_step - 1u,"),
-    ] {
+    ]) {
         let mut backend = backend().expect("the device there was before");
         backend.gpu().kernels.edits.push((Shader::PowerSgd, text, fault));
         // Columns of norm 1 that are orthogonal may still be others than they should.

@@ -1,7 +1,7 @@
 //! Rows of many layers, which share dispatches, memory and bindings.
 
 use super::buffers::{buffer, bytes, holding};
-use super::{ROWS, backend, backend_with, cut, small};
+use super::{ROWS, backend, backend_with, cut, planted, small};
 use crate::kernels::Shader;
 use crate::{BufferGradient, BufferJob, WgpuBackend};
 use lgreco_core::backend::{Backend, Job};
@@ -263,7 +263,7 @@ fn faults_in_what_layers_share_are_found() {
     let model = Model::new(&[&SHAPES[3..7], &[(16_500, 8), (16_400, 9), (90, 130)]].concat());
     let jobs = model.jobs();
     let alone = alone(&mut good, &jobs);
-    for (shader, text, fault) in [
+    for (shader, text, fault) in planted([
         (Shader::Qsgd, "let bucket = params.first_grid + group.x", "let bucket = group.x"),
         (Shader::Qsgd, "(params.record + group.x) * 16u", "(group.x) * 16u"),
         (Shader::Sums, "(params.first + record) * 16u", "record * 16u"),
@@ -280,7 +280,7 @@ fn faults_in_what_layers_share_are_found() {
         (Shader::PowerSgd, "params.sought + next", "next"),
         (Shader::PowerSgd, "tasks[middle].first <= at", "tasks[middle].first < at"),
         (Shader::TopK, "let own = at - tasks[low].first;", "let own = at;"),
-    ] {
+    ]) {
         let mut backend = backend().expect("the device there was before");
         backend.gpu().kernels.edits.push((shader, text, fault));
         assert!(together(&mut backend, &jobs) != alone, "not found: {text}");

@@ -1,6 +1,6 @@
 //! What workgroups keep in their own memory: histograms, in which bins share a place, and tiles of values; and faults in it.
 
-use super::{ROWS, backend, check_payload};
+use super::{ROWS, backend, check_payload, planted};
 use crate::WgpuBackend;
 use crate::kernels::Shader;
 use lgreco_core::backend::Job;
@@ -62,7 +62,7 @@ fn faults_in_workgroups_memory_are_found() {
         return;
     }
     let tallies: fn(&mut WgpuBackend) = check;
-    for (shader, check, text, fault) in [
+    for (shader, check, text, fault) in planted([
         (Shader::TopK, tallies, "(there >> COUNT_BITS) != bin + 1u", "false"),
         (
             Shader::TopK,
@@ -76,7 +76,7 @@ fn faults_in_workgroups_memory_are_found() {
         (Shader::Qsgd, check_tiles, "atomicMax(&tops[at], largest);", ""),
         (Shader::Qsgd, check_tiles, "* ROW) + i % params.bits", "* ROW)"),
         (Shader::Qsgd, check_tiles, "widened(word >> 16u)", "widened(word & 0xffffu)"),
-    ] {
+    ]) {
         let found = std::panic::catch_unwind(|| {
             let mut backend = backend().expect("the device there was before");
             backend.gpu().kernels.edits.push((shader, text, fault));
