@@ -6,6 +6,8 @@ pub mod adacomp;
 pub mod backend;
 #[cfg(feature = "json")]
 pub mod documents;
+#[cfg(feature = "std")]
+pub mod faults;
 #[cfg(feature = "json")]
 pub mod files;
 pub mod fuzz;
@@ -23,16 +25,6 @@ pub mod settings;
 pub mod sidco;
 pub mod tables;
 pub mod topk;
-
-use alloc::vec::Vec;
-
-/// Every third of the faults that a test plants, and at least one; `seed` says which are the first, so that over several seeds
-/// none is left out.
-pub fn every_third<T>(faults: impl IntoIterator<Item = T>, seed: u64) -> Vec<T> {
-    let faults: Vec<T> = faults.into_iter().collect();
-    let first = seed % faults.len().clamp(1, 3) as u64;
-    faults.into_iter().skip(first as usize).step_by(3).collect()
-}
 
 /// Makes the checksum of a saved state right again, whatever its bytes are: of a controller, a memory, an end of a cut or
 /// a cut's setting, all of which end with it. What is behind the checksum is reached by this alone.

@@ -41,21 +41,13 @@ mod topk;
 use crate::CudaBackend;
 use crate::kernels::Module;
 use crate::simt::{self, Flavour, Simt, unavailable};
-use lgreco_core::testing::every_third;
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// What rows agree within.
 const ROWS: f64 = 1e-4;
 
-/// A third of the faults that a test plants, for each is compiled: others when any kernel changes, and all of them with
-/// `LGRECO_FAULTS=all`.
+/// Some of the faults that a test plants in kernels.
 fn planted<T>(faults: impl IntoIterator<Item = T>) -> Vec<T> {
-    if std::env::var("LGRECO_FAULTS").is_ok_and(|which| which == "all") {
-        return faults.into_iter().collect();
-    }
-    let mut hasher = DefaultHasher::new();
-    Module::ALL.iter().for_each(|module| module.source().hash(&mut hasher));
-    every_third(faults, hasher.finish())
+    lgreco_core::testing::faults::planted(faults, Module::ALL.map(|module| module.source()))
 }
 
 /// The backend with kernels that run on the processor.

@@ -177,8 +177,8 @@ impl BufferBucket {
         Some((&self.device.residual, 4 * u64::from(member.params.start)))
     }
 
-    /// An f32 on the device that is 1 if the last step has failed on some rank, and 0 if it has ended well: what loss scalers call
-    /// `found_inf`. An optimiser's shader, submitted after [`finish`](BufferBucket::finish) or after what a flight has answered
+    /// A buffer whose first word is an f32: 1 if the last step has failed on some rank, and 0 if it has ended well or there was none,
+    /// what loss scalers call `found_inf`. Its usages are `STORAGE`, `COPY_SRC` and `COPY_DST`. An optimiser's shader, submitted after [`finish`](BufferBucket::finish) or after what a flight has answered
     /// instead, may bind it, and leave parameters as they are. It is 1 while a step is under way.
     pub fn found_inf(&self) -> &Buffer {
         &self.device.found_inf

@@ -27,8 +27,6 @@ use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::Gradient;
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::check_encode;
-use lgreco_core::testing::every_third;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write as _;
 use std::sync::Once;
 
@@ -42,15 +40,9 @@ fn skipped(reason: &str) {
     writeln!(std::io::stderr(), "SKIP: {reason}").expect("standard error");
 }
 
-/// A third of the faults that a test plants, for each is compiled: others when any shader changes, and all of them with
-/// `LGRECO_FAULTS=all`.
+/// Some of the faults that a test plants in shaders.
 fn planted<T>(faults: impl IntoIterator<Item = T>) -> Vec<T> {
-    if std::env::var("LGRECO_FAULTS").is_ok_and(|which| which == "all") {
-        return faults.into_iter().collect();
-    }
-    let mut hasher = DefaultHasher::new();
-    Shader::ALL.iter().for_each(|shader| shader.source(false).hash(&mut hasher));
-    every_third(faults, hasher.finish())
+    lgreco_core::testing::faults::planted(faults, Shader::ALL.map(|shader| shader.source(false)))
 }
 
 /// A backend, or `None` after saying why there is none.
