@@ -6,8 +6,6 @@ pub mod adacomp;
 pub mod backend;
 #[cfg(feature = "json")]
 pub mod documents;
-#[cfg(feature = "std")]
-pub mod faults;
 #[cfg(feature = "json")]
 pub mod files;
 pub mod fuzz;

@@ -1,8 +1,8 @@
 //! Exchanges of layers under TopK on the device, alone and among others, against the core.
 
+use super::backend;
 use super::exchange::{Memory, Rank, WORLD, bits, config, gathered, ranks, spoiled_step, steps_of, told};
 use super::simt::{Edit, Flavour, Simt, flavour};
-use super::{backend, planted};
 use crate::kernels::Module;
 use crate::{CudaBackend, ExchangeConfig, ExchangeFault, OnFault};
 use lgreco_core::backend::{Backend, Portable};
@@ -253,12 +253,12 @@ fn edited(flavour: Flavour, steps: u64, edit: Option<Edit>) -> Option<Result<usi
 fn no_race_is_found_until_one_is_planted() {
     let Some(outcome) = edited(Flavour::Races, 1, None) else { return };
     assert_eq!(outcome, Ok(of(&layers())));
-    for (from, to) in planted([
+    for (from, to) in [
         ("            __syncthreads();\n            u32 to = place;", "            u32 to = place;"),
         ("                __syncwarp();\n            }\n        }\n    }\n}", "            }\n        }\n    }\n}"),
         ("atomicAdd(&room[bin_of(magnitude, base)], 1u);", "room[bin_of(magnitude, base)] += 1;"),
         ("index + 1 == top.keep && index % 2 == 0", "false"),
-    ]) {
+    ] {
         let edit = Edit { module: Module::Selection, from, to };
         let Some(Err(said)) = edited(Flavour::Races, 1, Some(edit)) else { panic!("not found: {from}") };
         assert!(said.contains("race ("), "{from}: {said}");
@@ -281,7 +281,7 @@ fn planted_faults_are_found() {
         ("sum << (ROOM - (exponent - least_exponent(bin)))", "sum << ROOM"),
         ("if (!units.at_once()) {", "if (false) {"),
     ];
-    for (from, to) in planted(edits) {
+    for (from, to) in edits {
         let edit = Edit { module: Module::Selection, from, to };
         let Some(outcome) = edited(Flavour::Plain, 2, Some(edit)) else { return };
         assert!(outcome.is_err(), "{from}");

@@ -2,7 +2,6 @@
 //! check for races finds each of them left out, and all are in what NVRTC makes.
 
 use super::nvrtc::compiler;
-use super::planted;
 use super::simt::{Edit, Flavour, Simt};
 use super::topk::with_ties;
 use crate::CudaBackend;
@@ -82,7 +81,7 @@ const WITH_TOO_LITTLE: [(&str, &str); 3] = [
 #[test]
 fn a_missing_fence_is_found() {
     for module in [Module::TopK, Module::Selection, Module::PowerSgd] {
-        for (from, to) in planted(WITHOUT_A_FENCE) {
+        for (from, to) in WITHOUT_A_FENCE {
             let Some(said) = race(module, from, to) else { return };
             assert!(said.contains(" between blocks, global memory"), "{module:?}, {from} becomes {to}: {said}");
         }
@@ -92,7 +91,7 @@ fn a_missing_fence_is_found() {
 #[test]
 fn a_fence_that_orders_too_little_is_found() {
     for module in [Module::TopK, Module::PowerSgd] {
-        for (from, to) in planted(WITH_TOO_LITTLE) {
+        for (from, to) in WITH_TOO_LITTLE {
             let Some(said) = race(module, from, to) else { return };
             assert!(said.contains(" between blocks, global memory"), "{module:?}, {from} becomes {to}: {said}");
         }
@@ -103,10 +102,10 @@ fn a_fence_that_orders_too_little_is_found() {
 /// empties what others read later.
 #[test]
 fn a_block_that_does_not_wait_is_found() {
-    for (module, from, kind) in planted([
+    for (module, from, kind) in [
         (Module::TopK, "    return before + own == all;\n", "race (write-read between blocks"),
         (Module::PowerSgd, "    return shared;\n", "race (read-write between blocks"),
-    ]) {
+    ] {
         let Some(said) = race(module, from, "    return true;\n") else { return };
         assert!(said.contains(kind), "{module:?}: {said}");
     }

@@ -39,16 +39,10 @@ mod streams;
 mod topk;
 
 use crate::CudaBackend;
-use crate::kernels::Module;
 use crate::simt::{self, Flavour, Simt, unavailable};
 
 /// What rows agree within.
 const ROWS: f64 = 1e-4;
-
-/// Some of the faults that a test plants in kernels.
-fn planted<T>(faults: impl IntoIterator<Item = T>) -> Vec<T> {
-    lgreco_core::testing::faults::planted(faults, Module::ALL.map(|module| module.source()))
-}
 
 /// The backend with kernels that run on the processor.
 fn backend(flavour: Flavour, order: i32) -> Option<CudaBackend> {

@@ -1,9 +1,9 @@
 //! Buckets on the device in the suite of all spaces.
 #![allow(unsafe_code)]
 
+use super::backend;
 use super::exchange::Memory;
 use super::simt::{Edit, Flavour, Simt, flavour};
-use super::{backend, planted};
 use crate::CudaBackend;
 use crate::kernels::Module;
 use crate::testing::memory;
@@ -127,7 +127,7 @@ fn faults_in_the_kernels_are_found() {
     if !is_there() {
         return;
     }
-    for (module, from, to, check) in planted([
+    for (module, from, to, check) in [
         (Module::Exchange, "float sent = decoded(", "float sent = 0.0f * decoded(", Check::Steps),
         (Module::Selection, "message[0] = atomicMax(&program->fault, 0ull) != 0;", "message[0] = 7;", Check::Steps),
         (
@@ -144,7 +144,7 @@ fn faults_in_the_kernels_are_found() {
         (Module::Exchange, "p.rank = layer.rank;", "", Check::Shards),
         (Module::Exchange, "program->sharded ? program->rank : world.ranks", "world.ranks", Check::Shards),
         (Module::Selection, "rank >= program.rank ? later : rank", "false ? later : rank", Check::Shards),
-    ]) {
+    ] {
         let edited = || {
             let device = Simt::new(Flavour::Plain, 0, Some(Edit { module, from, to })).expect("g++, as before");
             CudaBackend::on(Box::new(device))

@@ -2,7 +2,7 @@
 
 use super::qsgd::part;
 use super::simt::{Edit, Flavour, Simt, flavour};
-use super::{ROWS, backend, planted};
+use super::{ROWS, backend};
 use crate::gpu::Scratch;
 use crate::kernels::Module;
 use crate::{CudaBackend, DeviceGradient, DeviceJob};
@@ -143,7 +143,7 @@ fn race(module: Module, from: &'static str, to: &'static str) -> Option<String> 
 
 #[test]
 fn missing_barriers_are_found() {
-    for (module, from, to) in planted([
+    for (module, from, to) in [
         (Module::TopK, "    __syncthreads();\n    const void* values", "    const void* values"),
         (Module::TopK, "    __syncthreads();\n    window.give_all", "    window.give_all"),
         (Module::TopK, "exponents);\n    }\n    __syncthreads();", "exponents);\n    }"),
@@ -151,7 +151,7 @@ fn missing_barriers_are_found() {
         (Module::TopK, "    __syncthreads();\n    double* errors", "    double* errors"),
         (Module::Positions, "    __syncthreads();\n    u32 index", "    u32 index"),
         (Module::Positions, "    __syncthreads();\n    sum = 0", "    sum = 0"),
-    ]) {
+    ] {
         let Some(said) = race(module, from, to) else { return };
         assert!(said.contains("race (") && said.contains("shared memory"), "{from}: {said}");
     }
@@ -184,7 +184,7 @@ fn wrong_numbers_are_found() {
         [&ties.concat()[..], &of_narrow(backend).unwrap_or([f64::NAN; 3])].concat()
     };
     let expected_rows = all_rows(&mut Portable);
-    for (module, from, to) in planted([
+    for (module, from, to) in [
         (Module::TopK, "window.add(p, all, bits_of(four[k]))", "window.add(p, all, bits_of(four[0]))"),
         (Module::TopK, "i < end; i += READERS * 4", "i < end; i += READERS * 8"),
         (Module::TopK, "(part + 0.5) * (WIDTH / PARTS)", "0.0"),
@@ -197,7 +197,7 @@ fn wrong_numbers_are_found() {
         (Module::TopK, "rank - above,", "rank,"),
         (Module::TopK, "up ? unit - part : part", "part"),
         (Module::Positions, "= kept_value(p, kept, index);", "= kept_value(p, kept, 0);"),
-    ]) {
+    ] {
         let Some(mut backend) = edited(Flavour::Plain, module, from, to) else { return };
         let rows = all_rows(&mut backend);
         let near = rows.iter().zip(&expected_rows).all(|(a, b)| (a - b).abs() <= ROWS * b);
@@ -217,7 +217,7 @@ fn rows_leave_zeros_behind() {
     let all = [Dtype::F32, Dtype::F16];
     let Some(mut backend) = backend(flavour(), 0) else { return };
     assert!(all.map(|sent| leaves_zeros(&mut backend, sent)) == [true; 2]);
-    for (from, of) in planted([
+    for (from, of) in [
         ("reinterpret_cast<uint4*>(all.counts + first)[lane] = zeros;", all),
         ("reinterpret_cast<uint4*>(all.lows + first)[pair] = zeros;", all),
         ("reinterpret_cast<uint4*>(all.errors + first)[pair] = zeros;", [Dtype::F16; 2]),
@@ -226,7 +226,7 @@ fn rows_leave_zeros_behind() {
         ("fine_errors[index * PARTS + part] = 0;", [Dtype::F16; 2]),
         ("atomicExch(&slots[cuts[index].bin], 0u);", all),
         ("wanted[number] = 0;", all),
-    ]) {
+    ] {
         let Some(mut backend) = edited(Flavour::Plain, Module::TopK, from, ";") else { return };
         assert!(of.map(|sent| leaves_zeros(&mut backend, sent)) == [false; 2], "{from}");
     }

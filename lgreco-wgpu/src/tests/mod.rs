@@ -13,6 +13,7 @@ mod feedback;
 mod large;
 mod memory;
 mod orthonormal;
+mod planted;
 mod poison;
 mod rows;
 mod shaders;
@@ -20,7 +21,6 @@ mod splitting;
 mod tally;
 
 use crate::WgpuBackend;
-use crate::kernels::Shader;
 use lgreco_core::backend::{Backend, Portable};
 use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::{Compressor, Setting};
@@ -30,6 +30,7 @@ use lgreco_core::testing::backend::check_encode;
 use std::io::Write as _;
 use std::sync::Once;
 
+use planted::planted;
 pub(crate) use poison::poisoned;
 
 /// Rows are within this of the core's.
@@ -38,11 +39,6 @@ const ROWS: f64 = 1e-4;
 /// Says what is not checked here: not by `eprintln!`, which libtest keeps to itself.
 fn skipped(reason: &str) {
     writeln!(std::io::stderr(), "SKIP: {reason}").expect("standard error");
-}
-
-/// Some of the faults that a test plants in shaders.
-fn planted<T>(faults: impl IntoIterator<Item = T>) -> Vec<T> {
-    lgreco_core::testing::faults::planted(faults, Shader::ALL.map(|shader| shader.source(false)))
 }
 
 /// A backend, or `None` after saying why there is none.
