@@ -156,7 +156,7 @@ impl CudaBackend {
     }
 
     /// Bytes of device memory held between calls: the workspace, which grows with the largest layer (under PowerSGD also with
-    /// their number, up to 256 MiB and one layer's), and which [`reserve`](CudaBackend::reserve) makes beforehand.
+    /// their number, up to 512 MiB and one layer's), and which [`reserve`](CudaBackend::reserve) makes beforehand.
     pub fn held_bytes(&self) -> u64 {
         self.gpu.held()
     }

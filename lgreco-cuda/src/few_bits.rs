@@ -22,7 +22,7 @@ const SQUARES: u64 = 128 * (3 * 8 + 4);
 /// Two words for what is known of magnitudes, of which rows need nothing.
 const TOLD: u64 = 8;
 /// Bytes of workspace from which on no more layers, and no more k, are measured together.
-pub(crate) const TOGETHER: u64 = 256 << 20;
+pub(crate) const TOGETHER: u64 = 512 << 20;
 
 /// Words of results that a row takes: those of TopK in full, then errors by the number of bits for each k.
 pub(crate) const fn result_words(keeps: usize) -> usize {

@@ -108,7 +108,7 @@ const LARGEST_RANK: usize = 1024;
 /// The largest side: threads go on from row to row in 32 bits.
 const LARGEST_SIDE: u64 = 1 << 31;
 /// Bytes of workspace from which on no more matrices are measured together.
-pub(crate) const TOGETHER: u64 = 256 << 20;
+pub(crate) const TOGETHER: u64 = 512 << 20;
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::PowerSgd, entry }

@@ -27,6 +27,9 @@ const ON_A_CHIP: [u32; 4] = [72, 87, 101, 110];
 
 /// The least driver that takes machine code: of a later minor version than its own, too.
 const DRIVER: (u32, u32) = (12, 0);
+/// The compiler of all of it.
+#[cfg(test)]
+pub(crate) const COMPILER: (u32, u32) = (12, 9);
 /// And the version of the PTX, with the least driver that reads it.
 #[cfg(test)]
 const PTX_VERSION: &str = ".version 8.8";

@@ -89,7 +89,9 @@ __device__ inline u64 squared_error(u32 key, u32 sent) {
     bool up = part > unit / 2 || (part == unit / 2 && (significand & unit) != 0);
     u32 error = up ? unit - part : part;
     u32 shift = coarser(dropped);
-    error = (error + (1u << shift >> 1)) >> shift;
+    if (shift != 0) {
+        error = (error + (1u << shift >> 1)) >> shift;
+    }
     return u64(error) * error;
 }
 

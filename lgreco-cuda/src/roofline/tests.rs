@@ -1,13 +1,15 @@
 use super::bounds::{Counts, bound, counts, measured, of_cubins, written};
-use super::cubin::Facts;
+use super::cubin::{self, Facts};
 use super::gpus::Gpu;
 use super::hot::{HOT, Hot, Loop, each, no_more};
 use super::occupancy;
 use super::operations::Operation;
 use super::sass::{Code, kernels};
 use super::table::{OF_MODELS, OPERATIONS};
+use crate::compiler::Architecture;
 use crate::gpu::MOST;
 use crate::kernels::Module;
+use crate::shipped;
 use lgreco_core::gradient::Shape;
 use lgreco_core::testing::models::resnet_50;
 
@@ -108,6 +110,21 @@ fn registers_and_warps_are_within_their_bounds_where_nothing_disassembles() {
         let bound = bound(&hot.name(), architecture).expect("a line of bounds.txt");
         let beyond = bound.exceeded_by(found.unwrap());
         assert!(beyond.is_empty() && bound.warps > 0.0, "{}, sm_{architecture}: {}", hot.name(), beyond.join(", "));
+    }
+}
+
+/// Of all kernels, also those that no bound is held for.
+#[test]
+fn no_code_that_is_shipped_has_local_memory() {
+    for (module, architecture) in
+        Module::ALL.into_iter().flat_map(|module| shipped::SASS.map(|number| (module, number)))
+    {
+        let cubin = shipped::code(module, Architecture::Sass(architecture)).expect("code of these sources");
+        let kernels = cubin::facts(&cubin).expect("a cubin");
+        assert!(!kernels.is_empty());
+        for (kernel, facts) in kernels {
+            assert!(facts.frame == 0 && (1..=128).contains(&facts.registers), "{kernel}, sm_{architecture}: {facts:?}");
+        }
     }
 }
 

@@ -117,14 +117,20 @@ fn calls(candidates: Candidates<'_>) -> [usize; 3] {
 }
 
 fn calls_of(shapes: &[Shape], candidates: Candidates<'_>) -> [usize; 3] {
+    calls_by(shapes, |_| candidates)
+}
+
+/// The same of layers with candidates of their own.
+fn calls_by<'a>(shapes: &[Shape], candidates: impl Fn(usize) -> Candidates<'a>) -> [usize; 3] {
     let calls = Arc::new(Calls::default());
     let mut backend = CudaBackend::on(Box::new(Counted(calls.clone())));
-    let job = |&shape: &Shape| {
+    let job = |(layer, &shape): (usize, &Shape)| {
         let part = Part { address: 0, bytes: 4 * shape.elements() as u64 };
-        DeviceJob { gradient: DeviceGradient::of_part(part, Dtype::F32, shape), candidates, stream: Stream::default() }
+        let gradient = DeviceGradient::of_part(part, Dtype::F32, shape);
+        DeviceJob { gradient, candidates: candidates(layer), stream: Stream::default() }
     };
-    let jobs: Vec<DeviceJob<'_>> = shapes.iter().map(job).collect();
-    let mut rows = vec![0.0; jobs.len() * candidates.len()];
+    let jobs: Vec<DeviceJob<'_>> = shapes.iter().enumerate().map(job).collect();
+    let mut rows = vec![0.0; jobs.iter().map(|job| job.candidates.len()).sum()];
     backend.measure_device(&jobs, &mut rows).unwrap();
     [0, 1, 2].map(|kind| calls.kinds[kind].load(Ordering::Relaxed))
 }
@@ -203,11 +209,32 @@ fn layers_under_topk_in_few_bits_share_nine_launches() {
     }
 }
 
-/// Layers share launches, as long as they share 256 MiB of workspace.
+/// 37 blocks with GPT-2's shapes between its embeddings: 150 layers of 301 million values.
+fn transformer() -> Vec<Shape> {
+    let block = [(2304, 768), (768, 768), (3072, 768), (768, 3072)];
+    let shapes = [(50_257, 768), (1024, 768)].into_iter().chain(std::iter::repeat_n(block, 37).flatten());
+    shapes.map(|(rows, cols)| Shape::new(rows, cols).unwrap()).collect()
+}
+
+/// All densities of a plan, from a thousandth to a tenth, share two groups of 512 MiB.
+#[test]
+fn a_hundred_densities_in_few_bits_take_sixteen_launches() {
+    let (shapes, bits) = (transformer(), &[2, 4, 8]);
+    let keeps: Vec<Vec<u32>> =
+        shapes.iter().map(|shape| (1..=100).map(|part| shape.elements() as u32 / 1000 * part).collect()).collect();
+    let keeps: Vec<&[u32]> = keeps.iter().map(Vec::as_slice).collect();
+    let of_layer = |layer: usize| Candidates::QuantisedTopK { keeps: keeps[layer], bits };
+    assert_eq!((shapes.len(), calls_by(&shapes, of_layer)[0]), (150, 3 + 5 + 2 * 4));
+}
+
+/// Layers share launches, as long as they share 512 MiB of workspace.
 #[test]
 fn powersgds_layers_share_launches() {
+    let to_64 = &[1, 2, 4, 8, 16, 32, 64];
+    let of_transformer = calls_of(&transformer(), Candidates::PowerSgd { iterations: 5, ranks: to_64 });
+    assert_eq!(of_transformer[0], 38);
     let powersgd = |iterations, ranks| calls(Candidates::PowerSgd { iterations, ranks });
-    for (ranks, groups) in [(&[1][..], 1), (&[1, 2, 4], 1), (&[1, 2, 4, 8, 16, 32, 64], 1), (&[500], 7)] {
+    for (ranks, groups) in [(&[1][..], 1), (&[1, 2, 4], 1), (to_64, 1), (&[500], 4)] {
         // Each with a table, and counters that are cleared.
         assert_eq!(powersgd(1, ranks), [10 * groups, 2 * groups + 1, 1], "{ranks:?}");
         assert_eq!(powersgd(5, ranks), [38 * groups, 2 * groups + 1, 1], "{ranks:?}");

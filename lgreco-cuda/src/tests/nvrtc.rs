@@ -9,6 +9,7 @@ use crate::driver::OLDEST_DEVICE;
 use crate::kept;
 use crate::kernels::Module;
 use crate::libraries::{Library, candidates};
+use crate::shipped;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
@@ -62,6 +63,7 @@ fn check_kernels(compiler: &Compiler, oldest: u32, numbers_of: &[u32]) {
             let architecture = Architecture::of(number, &compiler.supported).unwrap();
             let (code, log) = compiler.compile(module.name(), &source, architecture, &["--ptxas-options=-v"]).unwrap();
             assert!(code.starts_with(b"\x7fELF"), "{module:?}, {architecture:?}: machine code");
+            expect_shipped(compiler, module, architecture, &code);
             let names = log.lines().filter_map(|line| line.split("entry function '").nth(1)?.split('\'').next());
             let names: Vec<&str> = names.collect();
             let registers = numbers(&log, "registers");
@@ -75,13 +77,16 @@ fn check_kernels(compiler: &Compiler, oldest: u32, numbers_of: &[u32]) {
             eprintln!("{} {}, registers: {}", module.name(), architecture.name(), each.join(", "));
             assert!(registers.iter().all(|&count| count <= 128), "{log}");
         }
-        let (code, _) = compiler.compile(module.name(), &source, Architecture::Ptx(oldest), &[]).unwrap();
+        let architecture = Architecture::Ptx(shipped::PTX);
+        let (code, _) = compiler.compile(module.name(), &source, architecture, &[]).unwrap();
+        expect_shipped(compiler, module, architecture, &code);
         let text = String::from_utf8(code).unwrap();
-        let target = format!(".target sm_{oldest}");
+        let target = format!(".target sm_{}", shipped::PTX);
         for entry in entries(&source) {
             assert!(text.contains(&format!(".entry {entry}(")) && text.contains(&target), "{entry}: {text}");
         }
-        assert!(!text.contains(".ftz") && !text.contains(".approx"), "{module:?}: inexact arithmetic");
+        let inexact: Vec<&str> = text.lines().filter(|line| !is_exact(line)).collect();
+        assert!(inexact.is_empty(), "{module:?}: arithmetic that is not rounded once, to nearest: {inexact:?}");
         fences::check(module, &text).unwrap();
         for (entry, body) in text.split(".entry ").skip(1).map(|text| text.split_once('(').expect("parameters")) {
             let generic: Vec<&str> = body.lines().map(str::trim).filter(|line| is_generic(line)).collect();
@@ -89,6 +94,53 @@ fn check_kernels(compiler: &Compiler, oldest: u32, numbers_of: &[u32]) {
             assert!(generic.is_empty() || entry == "cholesky", "{entry}: what kind of memory is unknown: {generic:?}");
         }
     }
+}
+
+/// What the crate ships for an architecture is what its compiler makes, byte for byte.
+fn expect_shipped(compiler: &Compiler, module: Module, architecture: Architecture, code: &[u8]) {
+    if compiler.version != shipped::COMPILER {
+        return;
+    }
+    if let Some(shipped) = shipped::code(module, architecture) {
+        assert!(code == shipped, "{module:?}, {architecture:?}: the crate ships other code");
+    }
+}
+
+/// Whether a line of PTX rounds as IEEE 754 has it, if it rounds at all. What compilers may contract has no `.rn`.
+fn is_exact(line: &str) -> bool {
+    let line = line.trim();
+    let line = if line.starts_with('@') { line.split_once(' ').map_or("", |(_, rest)| rest.trim()) } else { line };
+    let operation = line.split([' ', '\t', ';']).next().unwrap_or_default();
+    let mut parts = operation.split('.');
+    let rounds = ["add", "sub", "mul", "mad", "fma", "div", "rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh"];
+    let is_float = operation.ends_with(".f32") || operation.ends_with(".f64");
+    let rounded = !is_float || !parts.next().is_some_and(|name| rounds.contains(&name)) || parts.next() == Some("rn");
+    rounded && !line.contains(".ftz") && !line.contains(".approx") && !line.contains(".full")
+}
+
+#[test]
+fn arithmetic_that_is_not_rounded_once_is_noticed() {
+    for line in ["add.f32 \t%f1, %f2, %f3;", "@%p1 mul.f64 %fd1, %fd2, %fd3;", "div.full.f32 %f1, %f2, %f3;"] {
+        assert!(!is_exact(line), "{line}");
+    }
+    for line in ["fma.rn.ftz.f32 %f1, %f2, %f3, %f4;", "sqrt.approx.f32 %f1, %f2;", "cvt.ftz.f32.f16 %f1, %rs1;"] {
+        assert!(!is_exact(line), "{line}");
+    }
+    for line in ["add.rn.f32 %f1, %f2, %f3;", "fma.rn.f64 %fd1, %fd2, %fd3, %fd4;", "add.s32 %r1, %r2, 1;", "ret;"] {
+        assert!(is_exact(line), "{line}");
+    }
+}
+
+/// Without the option that forbids it, products and sums are contracted, and that is noticed.
+#[test]
+fn contraction_is_noticed() {
+    let Some(compiler) = compiler() else { return };
+    let source = "extern \"C\" __global__ void sum(float* a) { a[0] = a[1] * a[2] + a[3]; a[4] = a[5] + a[6]; }";
+    let of = |options: &[&str]| {
+        let (code, _) = compiler.compile("sum.cu", source, Architecture::Ptx(80), options).unwrap();
+        String::from_utf8(code).unwrap().lines().all(is_exact)
+    };
+    assert_eq!((of(&[]), of(&["--fmad=true"])), (true, false));
 }
 
 /// Whether a line of PTX reads or writes memory of any kind, which costs every such access a look at its address.
