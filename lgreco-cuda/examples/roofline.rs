@@ -1,4 +1,4 @@
-//! How fast the kernels should be on two GPUs, from their machine code: `cargo run --release -p lgreco-cuda --features
+//! How fast the kernels should be on three GPUs, from their machine code: `cargo run --release -p lgreco-cuda --features
 //! testing --example roofline`. The model of time stands in `src/roofline/mod.rs`; `on_device` sets it against a GPU.
 
 fn main() -> Result<(), lgreco_cuda::Error> {

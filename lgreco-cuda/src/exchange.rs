@@ -230,8 +230,9 @@ impl CudaBackend {
     ///
     /// # Complexity
     /// One read of gradients and residuals, one write of payloads and residuals: 12.5 bytes per f32 value at 4 bits. Under
-    /// TopK, of layers with more than 65,536 values, as many at random more; with a gain below 1 another read and write of the
-    /// next residuals, and another read of the last ones.
+    /// TopK, of layers with more than 65,536 values, as many at random more; of layers that keep more than 7 of 32 values, and
+    /// where there is no room for what was gathered, three reads more, of the next residuals; with a gain below 1 another read
+    /// and write of the next residuals, and another read of the last ones.
     ///
     /// # Safety
     /// The gradients are valid memory of all layers' values, one after the other, and the message of

@@ -6,8 +6,8 @@
 //! how, and how that is chosen, is [`lgreco_core`]'s, whose modules stand here under the same names.
 //!
 //! Training is a crate of its own, so that the core stays what the paper is about and what works without an allocator:
-//! compressors, rows and files know nothing of it. GPU crates need it for residuals alone, so their feature `train` brings
-//! it, and the command does without.
+//! compressors, rows and files know nothing of it. GPU crates need it for residuals and for buckets of layers that
+//! are exchanged, so their feature `train` brings it, and the command does without.
 //!
 //! # Features
 //! The crate is `no_std` and needs an allocator.
