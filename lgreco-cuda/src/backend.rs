@@ -63,7 +63,7 @@ impl CudaBackend {
     /// The embedder's stream (`cudaStream_t` and `CUstream` are the same; null is the default stream), in its context,
     /// from any thread; a default stream's is the one that is current on the calling thread. All work goes to that stream.
     /// While it is being captured into a graph, calls are refused ([`Error::Captured`]): they wait and allocate, and a
-    /// replay would repeat the random words.
+    /// replay would repeat the random words. A backend that is dropped meanwhile leaves its memory and kernels to the context.
     ///
     /// ```no_run
     /// use lgreco_cuda::CudaBackend;

@@ -297,7 +297,8 @@ impl Device for Driver {
     }
 
     fn free(&mut self, part: Part) {
-        let Ok(_current) = Current::make(self.context) else { return };
+        // While the stream is captured it stays, since freeing would spoil the capture.
+        let Ok(_current) = self.enter() else { return };
         // SAFETY: `allocate` gave it, and what uses it has been enqueued before, on the same stream. Nothing can be done
         // about an error.
         let _ = unsafe { result::free_async(part.address, self.stream) };
@@ -386,7 +387,8 @@ impl Device for Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        let Ok(current) = Current::make(self.context) else { return };
+        // While the stream is captured all of it stays, since waiting would spoil the capture.
+        let Ok(current) = self.enter() else { return std::mem::forget(self.cublas.take()) };
         // SAFETY: all handles are this value's own and used no more; what is enqueued is waited for. Nothing can be
         // done about an error.
         unsafe {

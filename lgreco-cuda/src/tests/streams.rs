@@ -244,6 +244,10 @@ fn spoilt() {
     // SAFETY: the stream and its context stay.
     let backend = || unsafe { CudaBackend::with_stream(stream.cast()) };
     let mut early = backend().unwrap();
+    // It has workspace and a module.
+    let mut late = backend().unwrap();
+    // SAFETY: as many values as the payload's.
+    unsafe { late.decode_to_device(&payload(&qsgd(2)), device(4 * ROWS * COLS)) }.unwrap();
     let kernel = Kernel { module: Module::Qsgd, entry: "usual_encode" };
     capture(stream, true);
     assert_eq!(backend().map(drop), Err(Error::Captured));
@@ -251,6 +255,7 @@ fn spoilt() {
     assert_eq!(early.gpu_mut().prepare(kernel), Err(Error::Captured));
     assert_eq!(early.use_cublas(), Err(Error::Captured));
     assert_eq!(early.synchronise(), Err(Error::Captured));
+    drop(late);
     assert_eq!(capture(stream, false), 0);
 }
 
