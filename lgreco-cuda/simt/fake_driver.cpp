@@ -16,8 +16,8 @@
 // FAKE_CUDA_MODULES is a list LIBRARY=KERNEL;... of compiled kernels and one that a module's code must hold to be that
 // library's; FAKE_CUDA_FAIL is CALL=CODE, a call that fails and how; FAKE_CUDA_VERSION the version of CUDA;
 // FAKE_CUDA_CAPABILITY the devices' compute capability; FAKE_CUDA_MEMORY the bytes that a device has; FAKE_CUDA_DEVICES
-// how many there are; FAKE_CUDA_EVENT a mistake of whoever waits for an event: `none` waits for nothing, `last` for the
-// event that was recorded last.
+// how many there are; FAKE_CUDA_POOLS whether they have memory pools (1); FAKE_CUDA_EVENT a mistake of whoever waits for
+// an event: `none` waits for nothing, `last` for the event that was recorded last.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -389,7 +389,7 @@ CALL(cuDeviceGetName, (char* name, int room, int), {
 })
 CALL(cuDeviceTotalMem_v2, (size_t* bytes, int), *bytes = size_t(8) << 30)
 CALL(cuDeviceGetAttribute, (int* value, int attribute, int), int capability = number("FAKE_CUDA_CAPABILITY", 80);
-     *value = attribute == 115  ? 1
+     *value = attribute == 115  ? number("FAKE_CUDA_POOLS", 1)
               : attribute == 75 ? capability / 10
                                 : capability % 10)
 CALL(cuDevicePrimaryCtxRetain, (void** out, int device), if (!is_device(device)) return INVALID_DEVICE;
@@ -416,7 +416,8 @@ IN_CONTEXT(cuStreamSynchronize, (void* stream), ++synchronised; last_stream = st
 IN_CONTEXT(cuStreamWaitEvent, (void* stream, void* event, unsigned),
            return come_after(stream_of(stream, here), find(events, event)))
 IN_CONTEXT(cuMemAllocAsync, (uint64_t* address, size_t bytes, void* stream), auto found = stream_of(stream, here);
-           if (!found) return INVALID_HANDLE; return allocate(address, bytes, found->context))
+           if (!found) return INVALID_HANDLE; if (found->capture) return NOT_SUPPORTED;
+           return allocate(address, bytes, found->context))
 // The stream's earlier work may still use it.
 FREEING(cuMemFreeAsync, (uint64_t address, void* stream), auto found = stream_of(stream, here);
         if (!found) return INVALID_HANDLE; if (found->capture) return INVALID_VALUE; wait(end_of(found));
@@ -515,10 +516,11 @@ CALL(cuGetErrorString, (int code, const char** text), static thread_local char w
 // What examples/on_device does on its own.
 CALL(cuCtxSetCurrent, (void* context), if (context && !known(context)) return INVALID_CONTEXT;
      if (!stack.empty()) stack.pop_back(); if (context) stack.push_back(context))
-UNCAPTURED(cuCtxSynchronize, (), return wait_for_all(here))
+UNCAPTURED(cuCtxSynchronize, (), ++synchronised; return wait_for_all(here))
 UNCAPTURED(cuMemAlloc_v2, (uint64_t* address, size_t bytes), return allocate(address, bytes, here))
 // Waits for the device.
-FREEING(cuMemFree_v2, (uint64_t address), if (int code = unless_capturing()) return code; wait_for_all(here);
+FREEING(cuMemFree_v2, (uint64_t address), if (int code = unless_capturing()) return code; ++synchronised;
+        wait_for_all(here);
         if (int code = release(address, here)) return code)
 // In the null stream, which is waited for.
 UNCAPTURED(cuMemcpyHtoD_v2, (uint64_t to, const void* from, size_t bytes),
@@ -555,7 +557,7 @@ CALL(cuGetExportTable, (const void** table, const void*), static size_t own = si
 #define OWN extern "C" __attribute__((visibility("default")))
 
 // What there is now: allocations, contexts held, streams, modules, contexts on this thread's stack, page-locked blocks
-// and events; waits for streams, launches and uploads of pageable memory so far.
+// and events; waits for streams and devices, launches and uploads of pageable memory so far.
 OWN void fake_cuda_state(int* state) {
     std::lock_guard<std::mutex> guard(mutex);
     int retained = 0;

@@ -54,8 +54,8 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NoDriver`], [`Error::NoCompiler`], [`Error::NoDevice`], [`Error::TooOld`], each with what is missing;
-    /// [`Error::Driver`], also when the device has no memory for a context.
+    /// [`Error::NoDriver`], [`Error::NoCompiler`], [`Error::NoDevice`], [`Error::NoPools`], [`Error::TooOld`], each with what
+    /// is missing; [`Error::Driver`], also when the device has no memory for a context.
     pub fn new(ordinal: usize) -> Result<Self, Error> {
         Ok(Self::on(Box::new(Driver::new(ordinal)?)))
     }

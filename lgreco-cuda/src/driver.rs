@@ -119,15 +119,16 @@ pub(crate) fn name_and_memory(device: sys::CUdevice) -> Result<(String, u64), Er
     Ok((name, memory as u64))
 }
 
+fn attribute(device: sys::CUdevice, attribute: sys::CUdevice_attribute) -> Result<i32, Error> {
+    // SAFETY: the driver gave the device.
+    said("cuDeviceGetAttribute", unsafe { result::device::get_attribute(device, attribute) })
+}
+
 /// A device's compute capability, 80 for 8.0.
 pub(crate) fn compute_capability(device: sys::CUdevice) -> Result<u32, Error> {
     use sys::CUdevice_attribute_enum::*;
-    let get = |attribute| {
-        // SAFETY: the driver gave the device.
-        said("cuDeviceGetAttribute", unsafe { result::device::get_attribute(device, attribute) })
-    };
-    let major = get(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-    Ok((10 * major + get(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?) as u32)
+    let major = attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    Ok((10 * major + attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?) as u32)
 }
 
 /// Where a device's machine code comes from, under a driver of CUDA's version `driver`; `Err` when the device does not do, or
@@ -137,6 +138,9 @@ pub(crate) fn code(device: sys::CUdevice, driver: (u32, u32)) -> Result<Code, Er
     if number < OLDEST_DEVICE {
         let (needed, found) = (capability(OLDEST_DEVICE), capability(number));
         return Err(Error::TooOld { what: "the device's compute capability", needed, found });
+    }
+    if attribute(device, sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? == 0 {
+        return Err(Error::NoPools);
     }
     Code::find(driver, number)
 }

@@ -57,6 +57,9 @@ pub enum Error {
         /// The driver's words.
         reason: String,
     },
+    /// The device cannot allocate in the order of a stream, as is the case of some virtual GPUs.
+    #[error("the device has no memory pools, which the backend allocates from")]
+    NoPools,
     /// The driver or the device is too old, or NVRTC too new for it.
     #[error("{what} is {found}, at least {needed} is needed")]
     TooOld {
@@ -144,6 +147,7 @@ impl Error {
             Error::NoCompiler => "there is no compiler for its kernels",
             Error::NoCublas => "cuBLAS is not there",
             Error::NoDevice { .. } => "it is not there",
+            Error::NoPools => "it has no memory pools",
             Error::TooOld { .. } => "it or its driver is too old",
             Error::OutOfMemory { .. } => "it is out of memory",
             Error::Compile { .. } => "a kernel does not compile",

@@ -328,6 +328,12 @@ fn compiled_kernels_need_no_compiler() {
 }
 
 #[test]
+fn a_device_without_memory_pools_is_not_usable() {
+    let Some(text) = run("driver", "listed", &[("FAKE_CUDA_POOLS", "0")], None) else { return };
+    assert!(text.contains("usable: Err(\"the device has no memory pools"), "{text}");
+}
+
+#[test]
 #[ignore = "needs the fake driver"]
 fn listed() {
     println!("usable: {:?}", devices().unwrap()[0].usable.as_ref().map_err(ToString::to_string));
