@@ -65,11 +65,16 @@ without_progress() {
     grep -vE '^ *(Compiling|Checking|Documenting|Downloading|Downloaded|Fresh|Packaging|Verifying) ' "$1" || true
 }
 
+# What programs of a step say that they have left out: lines of tests in Rust, which may stand behind the test's name, and of pytest.
+left_out() { # NAME
+    sed -nE 's/^(test .* \.\.\. )?SKIP(:|PED( \[[0-9]+\])?) /left out: /p' "$logs/$1.log" | sort -u | paste -sd ';' | sed 's/;left/; left/g'
+}
+
 end_step() { # NAME STATUS CPU
     local name=$1
     seconds[$name]=$((SECONDS - started[$name])) cpu[$name]=$3
     case $2 in
-    0) outcome[$name]=pass ;;
+    0) outcome[$name]=pass reason[$name]=$(left_out "$name") ;;
     "$skipped_status") # which programs may exit with, too
         if [ -s "$logs/$name.reason" ]; then
             outcome[$name]=skip reason[$name]=$(<"$logs/$name.reason")

@@ -288,7 +288,8 @@ fn main() {
     };
     let elements = std::env::var("LGRECO_BENCH_ELEMENTS").ok().and_then(|text| text.parse().ok()).unwrap_or(1 << 26);
     let mut bench = Bench::new(backend, Shape::new(elements / 4096, 4096).expect("a matrix"));
-    println!("{}, {} values: a copy moves {:.1} GB/s", adapter_name(), elements, bench.bandwidth / 1e9);
+    let adapter = bench.backend.device().adapter_info().name;
+    println!("{adapter}, {elements} values: a copy moves {:.1} GB/s", bench.bandwidth / 1e9);
     println!("{:<48} {:>10} {:>10} {:>14} {:>12}", "", "ms", "GB/s", "of the copy", "CPU / this");
     rows(&mut bench, 1);
     let layers = LAYERS.min(bench.shape.rows());
@@ -296,9 +297,4 @@ fn main() {
     payloads(&mut bench);
     feedback(&mut bench);
     exchanges(&mut bench);
-}
-
-/// The adapter that `WgpuBackend::new` takes, if there is only one.
-fn adapter_name() -> String {
-    lgreco_wgpu::adapters().into_iter().map(|adapter| adapter.info.name).collect::<Vec<_>>().join(" or ")
 }

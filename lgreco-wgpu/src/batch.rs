@@ -19,7 +19,7 @@ pub(crate) struct Batch<'g> {
     pub(crate) gpu: &'g mut Gpu,
     encoder: wgpu::CommandEncoder,
     parameters: Vec<u8>,
-    /// Bytes that the dispatches not submitted yet read or write, about.
+    /// Bytes that the commands not submitted yet read or write, about.
     given: u64,
     scopes: Scopes,
 }
@@ -121,14 +121,33 @@ impl<'g> Batch<'g> {
 
     pub(crate) fn clear(&mut self, buffer: &Buffer, bytes: u64) {
         if !self.gpu.rehearsing {
+            self.move_bytes(bytes);
             self.encoder.clear_buffer(buffer, 0, Some(bytes.next_multiple_of(4)));
         }
     }
 
     pub(crate) fn copy(&mut self, from: &Buffer, at: u64, to: &Buffer, to_at: u64, bytes: u64) {
         if bytes > 0 && !self.gpu.rehearsing {
+            self.move_bytes(2 * bytes);
             self.encoder.copy_buffer_to_buffer(from, at, to, to_at, Some(bytes.next_multiple_of(4)));
         }
+    }
+
+    /// Makes room for a copy or a clear that reads and writes `bytes`.
+    fn move_bytes(&mut self, bytes: u64) {
+        self.make_room(bytes);
+        #[cfg(test)]
+        {
+            self.gpu.moves += 1;
+        }
+    }
+
+    /// Submits what is recorded if that and a command of `given` bytes are more than a submission may read and write.
+    fn make_room(&mut self, given: u64) {
+        if self.given > 0 && self.given + given > self.gpu.submission {
+            self.submit();
+        }
+        self.given += given;
     }
 
     /// Records a dispatch of a kernel whose parameters are a uniform.
@@ -188,11 +207,10 @@ impl<'g> Batch<'g> {
         let workgroups = groups.iter().product::<usize>() as u64;
         let bound: u64 = bindings.iter().map(|(_, part)| part.size).sum();
         let given = bound.max(VALUE_BYTES * workgroups).min(GROUP_BYTES * workgroups);
-        let is_full = self.parameters.len() + parameters.len() > PARAMETERS;
-        if is_full || (self.given > 0 && self.given + given > self.gpu.submission) {
+        if self.parameters.len() + parameters.len() > PARAMETERS {
             self.submit();
         }
-        self.given += given;
+        self.make_room(given);
         let at = self.parameters.len();
         self.parameters.extend_from_slice(parameters);
         self.parameters.resize(self.parameters.len().next_multiple_of(SLOT), 0);

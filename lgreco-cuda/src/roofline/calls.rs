@@ -29,7 +29,7 @@ pub(super) enum Method {
     TopK,
     /// 1 % in 4 bits, or 3 densities up to that in 3 widths.
     FewBits,
-    /// Rank 4, or ranks 1 to 32; vectors are not compressed.
+    /// Rank 4, or ranks 1 to 64; vectors are not compressed.
     PowerSgd,
     Dense,
 }
@@ -76,7 +76,7 @@ impl Method {
         match self {
             Method::TopK => Candidates::TopK { values: Dtype::F32, keeps },
             Method::FewBits => Candidates::QuantisedTopK { keeps, bits: &[2, 4, 8] },
-            Method::PowerSgd => Candidates::PowerSgd { iterations: 5, ranks: &[1, 2, 4, 8, 16, 32] },
+            Method::PowerSgd => Candidates::PowerSgd { iterations: 5, ranks: &[1, 2, 4, 8, 16, 32, 64] },
             _ => Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 3, 4, 5, 6, 7, 8] },
         }
     }

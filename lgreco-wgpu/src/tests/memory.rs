@@ -72,7 +72,7 @@ fn a_table_of_150_layers_takes_few_submissions_and_one_readback() {
     assert_eq!(layers.len(), 150);
     let jobs = jobs(&layers, 0);
     for mut backend in backends() {
-        for (method, most) in [(0, 1), (1, 1), (2, 1), (3, 2)] {
+        for (method, most) in [(0, 1), (1, 2), (2, 2), (3, 2)] {
             let jobs: Vec<Job<'_>> = jobs.iter().skip(method).step_by(4).copied().collect();
             let (submissions, reads) = (backend.gpu().submissions, backend.gpu().reads);
             backend.measure(&jobs, &mut [], &mut vec![0.0; row_len(&jobs)]).unwrap();
@@ -158,13 +158,14 @@ fn nothing_is_taken_after_the_first_call() {
     }
 }
 
-/// Steps of an exchange with itself. What each asks of the device: submissions, readbacks, dispatches and buffers.
-pub(super) fn exchange(backend: &mut WgpuBackend, layers: &[BufferLayer<'_>]) -> [[usize; 4]; 3] {
+/// Steps of an exchange with itself. What each asks of the device: submissions, readbacks, dispatches, buffers, and copies and
+/// clears together.
+pub(super) fn exchange(backend: &mut WgpuBackend, layers: &[BufferLayer<'_>]) -> [[usize; 5]; 3] {
     let mut bucket = BufferBucket::new(backend, layers, true, 1).unwrap();
     [0, 1, 2].map(|step| {
         let asked = |backend: &mut WgpuBackend| {
             let gpu = backend.gpu();
-            [gpu.submissions, gpu.reads, gpu.dispatches, gpu.memory.created]
+            [gpu.submissions, gpu.reads, gpu.dispatches, gpu.memory.created, gpu.moves]
         };
         let before = asked(backend);
         let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
@@ -196,7 +197,7 @@ fn each_method_takes_its_dispatches() {
     ] {
         let gradient = BufferGradient { buffer: &held, offset: 0, dtype: Dtype::F32, shape };
         let steps = exchange(&mut backend, &[BufferLayer { index: 0, setting, gradient }]);
-        assert_eq!(steps.map(|[_, _, dispatches, _]| dispatches), [OFFERED + own; 3], "{setting:?}");
+        assert_eq!(steps.map(|[_, _, dispatches, ..]| dispatches), [OFFERED + own; 3], "{setting:?}");
     }
 }
 
@@ -225,7 +226,7 @@ fn an_exchange_asks_as_little_of_the_device_for_many_layers_as_for_few() {
         let few = exchange(&mut backend, &layers[..5]);
         let many = exchange(&mut backend, &layers);
         for step in 0..3 {
-            let [submissions, reads, dispatches, created] = many[step];
+            let [submissions, reads, dispatches, created, _] = many[step];
             // Seven ops, one of which finds its work done where QSGD alone makes payloads, three collectives and the end; a readback for
             // each of the latter four.
             assert_eq!((submissions, reads), (if is_noop { 10 } else { 11 }, 4));
@@ -236,7 +237,7 @@ fn an_exchange_asks_as_little_of_the_device_for_many_layers_as_for_few() {
     }
 }
 
-/// Where all dispatches of an op move more than a submission may, each is submitted by itself; the means are the same.
+/// Where all commands of an op move more than a submission may, each is submitted by itself; the means are the same.
 #[test]
 fn exchanges_are_cut_by_bytes() {
     let shape = Shape::new(200, 64).unwrap();
@@ -252,18 +253,18 @@ fn exchanges_are_cut_by_bytes() {
                 BufferLayer { index, setting, gradient }
             })
             .collect();
-        let mut means = |limit: u64, of_an_op: fn(usize) -> usize| {
+        let mut means = |limit: u64, expected: fn(usize) -> usize| {
             backend.gpu().submission = limit;
             held.iter().for_each(|held| backend.queue().write_buffer(held, 0, bytemuck::cast_slice(&values)));
-            for [submissions, _, dispatches, _] in exchange(&mut backend, &layers) {
-                // Readbacks of three collectives and of the end are submitted too.
-                assert_eq!(submissions, 4 + of_an_op(dispatches), "at most {limit} bytes");
+            for [submissions, _, dispatches, _, moves] in exchange(&mut backend, &layers) {
+                assert_eq!(submissions, expected(dispatches + moves), "at most {limit} bytes");
             }
             let parts: Vec<Part> = held.iter().map(Part::from).collect();
             Batch::new(backend.gpu()).unwrap().read(&parts).unwrap()
         };
-        let whole = means(1 << 30, |_| 6);
-        assert!(whole == means(1, |dispatches| dispatches));
+        // Six ops, and readbacks of three collectives and of the end.
+        let whole = means(1 << 30, |_| 6 + 4);
+        assert!(whole == means(1, |commands| commands));
     }
 }
 
