@@ -67,7 +67,7 @@ without_progress() {
 
 # What programs of a step say that they have left out: lines of tests in Rust, which may stand behind the test's name, and of pytest.
 left_out() { # NAME
-    sed -nE 's/^(test .* \.\.\. )?SKIP(:|PED( \[[0-9]+\])?) /left out: /p' "$logs/$1.log" | sort -u | paste -sd ';' | sed 's/;left/; left/g'
+    sed -nE 's/^(test .* \.\.\. (ok)?)?SKIP(:|PED( \[[0-9]+\])?) /left out: /p' "$logs/$1.log" | sort -u | paste -sd ';' - | sed 's/;left/; left/g'
 }
 
 end_step() { # NAME STATUS CPU

@@ -104,6 +104,7 @@ required() {
     local kinds=${LGRECO_REQUIRE:-}
     ! has_vulkan || kinds+=,wgpu
     [ -n "$(cuda_reason)" ] || kinds+=,cuda
+    ! has_nvrtc 12 || kinds+=,nvrtc-12
     ! has_nvdisasm || kinds+=,nvdisasm
     echo "$kinds"
 }

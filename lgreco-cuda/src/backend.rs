@@ -63,7 +63,8 @@ impl CudaBackend {
     /// The embedder's stream (`cudaStream_t` and `CUstream` are the same; null is the default stream), in its context,
     /// from any thread; a default stream's is the one that is current on the calling thread. All work goes to that stream.
     /// While it is being captured into a graph, calls are refused ([`Error::Captured`]): they wait and allocate, and a
-    /// replay would repeat the random words. A backend that is dropped meanwhile leaves its memory and kernels to the context.
+    /// replay would repeat the random words. A backend that is dropped meanwhile frees nothing: its
+    /// workspace, kernels, page-locked memory and events stay until the context ends.
     ///
     /// ```no_run
     /// use lgreco_cuda::CudaBackend;
@@ -155,8 +156,8 @@ impl CudaBackend {
         self.gpu.use_cublas()
     }
 
-    /// Bytes of device memory held between calls: the workspace, which grows with the largest layer (under PowerSGD also with
-    /// their number, up to 512 MiB and one layer's), and which [`reserve`](CudaBackend::reserve) makes beforehand.
+    /// Bytes of device memory held between calls: the workspace, which grows with the largest layer (under PowerSGD,
+    /// and under TopK in few bits, also with their number, up to 512 MiB and one layer's each), and which [`reserve`](CudaBackend::reserve) makes beforehand.
     pub fn held_bytes(&self) -> u64 {
         self.gpu.held()
     }

@@ -185,7 +185,11 @@ impl Drop for Current {
 fn uncaptured(stream: sys::CUstream) -> Result<(), Error> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: a place for a status; the stream lives.
-    said("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(stream, &mut status) }.result())?;
+    match unsafe { sys::cuStreamIsCapturing(stream, &mut status) }.result() {
+        // Of the default stream, which waits for the one that is.
+        Err(DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)) => return Err(Error::Captured),
+        found => said("cuStreamIsCapturing", found)?,
+    }
     if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE { Ok(()) } else { Err(Error::Captured) }
 }
 
@@ -301,8 +305,11 @@ impl Device for Driver {
     }
 
     fn free(&mut self, part: Part) {
-        // While the stream is captured it stays, since freeing would spoil the capture.
-        let Ok(_current) = self.enter() else { return };
+        let Ok(_current) = Current::make(self.context) else { return };
+        // It stays then, since freeing would spoil the capture.
+        if uncaptured(self.stream) == Err(Error::Captured) {
+            return;
+        }
         // SAFETY: `allocate` gave it, and what uses it has been enqueued before, on the same stream. Nothing can be done
         // about an error.
         let _ = unsafe { result::free_async(part.address, self.stream) };
@@ -391,8 +398,11 @@ impl Device for Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // While the stream is captured all of it stays, since waiting would spoil the capture.
-        let Ok(current) = self.enter() else { return std::mem::forget(self.cublas.take()) };
+        let Ok(current) = Current::make(self.context) else { return };
+        // All of it stays then, since waiting would spoil the capture.
+        if uncaptured(self.stream) == Err(Error::Captured) {
+            return std::mem::forget(self.cublas.take());
+        }
         // SAFETY: all handles are this value's own and used no more; what is enqueued is waited for. Nothing can be
         // done about an error.
         unsafe {

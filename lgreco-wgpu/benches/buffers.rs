@@ -26,6 +26,13 @@ const LAYERS: usize = 150;
 /// Of payloads and exchanges under PowerSGD.
 const RANK: u32 = 4;
 
+/// Values below which times mean nothing, so that one run does.
+const FEW: usize = 1 << 20;
+
+fn elements() -> usize {
+    std::env::var("LGRECO_BENCH_ELEMENTS").ok().and_then(|text| text.parse().ok()).unwrap_or(1 << 26)
+}
+
 /// Seconds of the fastest of some runs.
 fn seconds(mut run: impl FnMut()) -> f64 {
     let mut once = || {
@@ -33,6 +40,9 @@ fn seconds(mut run: impl FnMut()) -> f64 {
         run();
         start.elapsed().as_secs_f64()
     };
+    if elements() < FEW {
+        return once();
+    }
     once();
     (0..5).map(|_| once()).fold(f64::INFINITY, f64::min)
 }
@@ -286,7 +296,7 @@ fn main() {
             return println!("SKIP: {error}");
         }
     };
-    let elements = std::env::var("LGRECO_BENCH_ELEMENTS").ok().and_then(|text| text.parse().ok()).unwrap_or(1 << 26);
+    let elements = elements();
     let mut bench = Bench::new(backend, Shape::new(elements / 4096, 4096).expect("a matrix"));
     let adapter = bench.backend.device().adapter_info().name;
     println!("{adapter}, {elements} values: a copy moves {:.1} GB/s", bench.bandwidth / 1e9);

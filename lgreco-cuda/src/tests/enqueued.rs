@@ -280,12 +280,18 @@ fn failing_work() {
         let gradient = DeviceGradient::new(address, Dtype::F32, Shape::new(8, 8).unwrap()).unwrap();
         backend.encode_to_device(&qsgd(4), &gradient, Stream::default(), sent).unwrap();
     }
+    // Another with a stream of its own, in the same context.
+    let left = state().left;
+    let mut own = CudaBackend::new(0).unwrap();
+    own.decode(&payload(&qsgd(4)), &mut vec![0.0; ROWS * COLS]).unwrap();
     enqueue(fail, std::ptr::null_mut(), stream);
     for _ in 0..2 {
         let failed = backend.check().unwrap_err();
         assert!(failed.job.is_none() && failed.to_string().contains("700"), "{failed}");
     }
-    assert!(backend.synchronise().is_err());
+    assert!(backend.synchronise().is_err() && own.synchronise().is_err());
+    drop(own);
+    assert_eq!(state().left, left, "everything is freed all the same");
 }
 
 #[test]
