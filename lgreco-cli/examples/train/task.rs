@@ -25,10 +25,12 @@ pub struct Task {
     pub optimizer: Kind,
     /// The learning rate after its warm-up, under SGD and under AdamW.
     peaks: [f32; 2],
-    data: Data,
+    /// What is learnt from.
+    pub data: Data,
 }
 
-enum Data {
+/// Data of a task.
+pub enum Data {
     /// `windows` per worker and step.
     Text { text: Text, size: Size, windows: usize },
     /// `images` per worker and step.

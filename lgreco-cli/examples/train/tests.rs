@@ -6,7 +6,7 @@ use crate::report::{Point, Row};
 use crate::results::Results;
 use crate::schemes::{METHODS, NAMES, RAMPED, RATIOS, Scheme};
 use crate::summary::{Mean, groups, table};
-use crate::task::Task;
+use crate::task::{Data, Task};
 use crate::worker::checkpoint::Checkpoint;
 use crate::worker::{Failure, Worker};
 use crate::{Args, drawn, errors, fitted, frontier, picture, prediction, run, schemes, train};
@@ -21,6 +21,9 @@ use lgreco_train::search::{Method, Search};
 /// With a warm-up of 5 steps, and a decision at its end and after every 4 steps.
 fn tiny(mut task: Task, steps: u32) -> Task {
     (task.steps, task.validations) = (steps, 2);
+    if let Data::Digits { images, .. } = &mut task.data {
+        *images = 2;
+    }
     task
 }
 
