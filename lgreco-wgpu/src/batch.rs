@@ -119,26 +119,21 @@ impl<'g> Batch<'g> {
         }
     }
 
+    /// Its bytes count with the dispatches that it is for, which are bound to the buffer.
     pub(crate) fn clear(&mut self, buffer: &Buffer, bytes: u64) {
         if !self.gpu.rehearsing {
-            self.move_bytes(bytes);
             self.encoder.clear_buffer(buffer, 0, Some(bytes.next_multiple_of(4)));
         }
     }
 
     pub(crate) fn copy(&mut self, from: &Buffer, at: u64, to: &Buffer, to_at: u64, bytes: u64) {
         if bytes > 0 && !self.gpu.rehearsing {
-            self.move_bytes(2 * bytes);
+            self.make_room(2 * bytes);
+            #[cfg(test)]
+            {
+                self.gpu.copies += 1;
+            }
             self.encoder.copy_buffer_to_buffer(from, at, to, to_at, Some(bytes.next_multiple_of(4)));
-        }
-    }
-
-    /// Makes room for a copy or a clear that reads and writes `bytes`.
-    fn move_bytes(&mut self, bytes: u64) {
-        self.make_room(bytes);
-        #[cfg(test)]
-        {
-            self.gpu.moves += 1;
         }
     }
 

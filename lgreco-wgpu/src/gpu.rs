@@ -21,7 +21,7 @@ pub(crate) const SLOT: usize = 256;
 /// Bytes of the parameters of all dispatches in a submission at most.
 pub(crate) const PARAMETERS: usize = 1 << 20;
 
-/// Bytes that the commands of a submission read and write together, about, at most; a command of more is submitted alone. Long
+/// Bytes that the dispatches and copies of a submission read and write together, about, at most; one of more is submitted alone. Long
 /// submissions run into the watchdogs of desktops; each costs some tens of microseconds, in which a GPU reads a few MiB.
 const fn bytes_of_submission(of: wgpu::DeviceType) -> u64 {
     match of {
@@ -53,9 +53,8 @@ pub(crate) struct Gpu {
     pub(crate) reads: usize,
     #[cfg(test)]
     pub(crate) dispatches: usize,
-    /// Copies and clears.
     #[cfg(test)]
-    pub(crate) moves: usize,
+    pub(crate) copies: usize,
     /// Payloads decoded here, not left to the core.
     #[cfg(test)]
     pub(crate) decoded: usize,
@@ -120,7 +119,7 @@ impl Gpu {
             #[cfg(test)]
             dispatches: 0,
             #[cfg(test)]
-            moves: 0,
+            copies: 0,
             #[cfg(test)]
             decoded: 0,
             lost,
