@@ -30,6 +30,8 @@ pub(crate) struct Counting {
     pub(crate) kernels: Kernels,
     /// How many commands were enqueued: launches, copies, memory filled.
     pub(crate) commands: Arc<AtomicUsize>,
+    /// Bytes of the host that were brought to the device.
+    pub(crate) uploaded: Arc<AtomicUsize>,
 }
 
 impl Counting {
@@ -55,7 +57,8 @@ impl Device for Counting {
         self.enqueued()
     }
 
-    fn upload(&mut self, _: &[u8], _: Part) -> Result<(), Error> {
+    fn upload(&mut self, bytes: &[u8], _: Part) -> Result<(), Error> {
+        self.uploaded.fetch_add(bytes.len(), Ordering::Relaxed);
         self.enqueued()
     }
 

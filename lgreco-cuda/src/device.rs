@@ -86,6 +86,11 @@ pub(crate) trait Device: Send {
     /// Done: makes a kernel ready, so that its first launch takes no longer than others.
     fn prepare(&mut self, kernel: Kernel) -> Result<(), Error>;
 
+    /// Done: from now on so many bytes can be uploaded one after another without a wait, unless the device has not read those before.
+    fn stage(&mut self, _: usize) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Whether memory may be used for more than one purpose after another. A device that looks for errors says no.
     fn reuses(&self) -> bool {
         true

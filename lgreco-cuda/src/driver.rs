@@ -9,7 +9,7 @@ use crate::device::{Device, Gemm, Launch, Part};
 use crate::error::{said, words};
 use crate::kernels::{Kernel, Module};
 use crate::libraries::fault;
-use crate::staging::Staging;
+use crate::staging::{HALF, Staging};
 use cudarc::driver::{DriverError, result, sys};
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
@@ -245,7 +245,7 @@ impl Driver {
     fn staging(&mut self) -> Result<&mut Staging, Error> {
         match &mut self.staging {
             Some(staging) => Ok(staging),
-            none => Ok(none.insert(Staging::new()?)),
+            none => Ok(none.insert(Staging::new(HALF)?)),
         }
     }
 
@@ -318,6 +318,19 @@ impl Device for Driver {
     fn prepare(&mut self, kernel: Kernel) -> Result<(), Error> {
         let _current = self.enter()?;
         self.function(kernel).map(drop)
+    }
+
+    fn stage(&mut self, bytes: usize) -> Result<(), Error> {
+        let _current = self.enter()?;
+        if bytes <= self.staging()?.half() {
+            return Ok(());
+        }
+        let larger = Staging::new(bytes)?;
+        // SAFETY: the stream lives.
+        let done = said("cuStreamSynchronize", unsafe { result::stream::synchronize(self.stream) });
+        // What has not been read stays.
+        self.staging.replace(larger).filter(|_| done.is_ok()).iter_mut().for_each(Staging::free);
+        done
     }
 
     fn set(&mut self, word_at: Part, word: u32) -> Result<(), Error> {

@@ -9,6 +9,7 @@
 #[cfg(feature = "train")]
 mod bucket;
 mod layer;
+mod outcome;
 mod program;
 mod summed;
 mod sums;
@@ -22,11 +23,11 @@ use crate::selection;
 use crate::tensor::checked;
 #[cfg(feature = "train")]
 pub use bucket::{DeviceBucket, DeviceLayer, DeviceMemory, DeviceRequest};
-use bytemuck::Zeroable;
 #[cfg(test)]
 pub(crate) use layer::Layer;
 use layer::PROGRAM;
 pub(crate) use layer::Program;
+pub use outcome::{ExchangeFault, ExchangeOutcome};
 pub use program::{ExchangeConfig, ExchangeProgram, OnFault};
 #[cfg(test)]
 pub(crate) use summed::{Dense, PEER, Params as SumsParams};
@@ -86,57 +87,6 @@ impl DeviceExchange {
     pub fn found_inf_address(&self) -> u64 {
         self.memory.address + std::mem::offset_of!(Program, found_inf) as u64
     }
-}
-
-/// What was wrong with a value of this rank, or with what it got.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExchangeFault {
-    /// The gradient's element is infinite or NaN.
-    NonFinite {
-        /// Index of the layer in the program.
-        layer: usize,
-        /// The element.
-        index: usize,
-    },
-    /// The gradient with what is remembered, what is sent, what would be remembered, or the mean leaves its type.
-    Overflow {
-        /// Index of the layer in the program.
-        layer: usize,
-        /// The element.
-        index: usize,
-    },
-    /// A factor of PowerSGD, or the sum of all ranks', leaves f32.
-    Factor {
-        /// Index of the layer in the program.
-        layer: usize,
-    },
-    /// No encoder wrote the payload of the [rank](ExchangeOutcome::rank) at fault: its header is not the layer's, a scale is not finite,
-    /// positions are out of order, say. It was damaged on its way, or that rank is not what it says.
-    Payload {
-        /// Index of the layer in the program.
-        layer: usize,
-    },
-}
-
-/// What an exchange knows of itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExchangeOutcome {
-    /// The number of the next step.
-    pub step: u32,
-    /// Steps that failed since the beginning: residuals stayed as they were.
-    pub failed: u32,
-    /// The first rank at fault in the last step, if one was: not finite, at another step, with another program, or with a
-    /// payload that no encoder wrote.
-    pub rank: Option<u32>,
-    /// What was wrong on this rank in the last step, if anything was: its first layer and element. Of a payload that no encoder
-    /// wrote all ranks tell the same; by shards the rank that has got it does, alone.
-    pub fault: Option<ExchangeFault>,
-    /// By shards: whether this rank alone knows of the fault, which it has found in what it got of its own ones.
-    pub alone: bool,
-    /// The address of the residuals that count: f32, layer after layer.
-    pub residuals: u64,
-    /// The address of PowerSGD's remembered `Q` that count: f32, column after column of layer after layer; zeros at first.
-    pub factors: u64,
 }
 
 impl CudaBackend {
@@ -313,35 +263,5 @@ impl CudaBackend {
         }
         let parts = [layers, layer_of, head, messages, means];
         gpu.launch_capturable(kernel("average"), program.params, &parts, looping_pieces(spans.into()).max(1))
-    }
-
-    /// Done: what has become of the exchange's steps so far.
-    ///
-    /// # Errors
-    /// Those of the device.
-    pub fn exchange_outcome(&mut self, exchange: &DeviceExchange) -> Result<ExchangeOutcome, Error> {
-        let [_, _, head] = exchange.parts();
-        let mut program = Program::zeroed();
-        self.gpu_mut().read_into(head, bytemuck::bytes_of_mut(&mut program))?;
-        let Program { step, faults, faulty_rank, told, half, elements, sharded, .. } = program;
-        let fault = (told != 0).then(|| {
-            let key = !told;
-            let (layer, index) = ((key >> 32) as usize & 0x1fff_ffff, key as u32 as usize);
-            match key >> 61 {
-                0 => ExchangeFault::NonFinite { layer, index },
-                2 => ExchangeFault::Factor { layer },
-                5 => ExchangeFault::Payload { layer },
-                _ => ExchangeFault::Overflow { layer, index },
-            }
-        });
-        // The first layer's rank, as on the host; on the device it is the first rank's.
-        let broken = matches!(fault, Some(ExchangeFault::Payload { .. })).then_some(!told as u32);
-        let is_told = faulty_rank < exchange.program.head.world;
-        let alone = sharded != 0 && fault.is_some() && (broken.is_some() || !is_told);
-        let rank = broken.or(is_told.then_some(faulty_rank));
-        let residuals = exchange.residuals.address + 4 * elements * u64::from(half);
-        let remembered = exchange.program.places(exchange.memory).remembered;
-        let factors = remembered.address + remembered.bytes / 2 * u64::from(half);
-        Ok(ExchangeOutcome { step, failed: faults, rank, fault, alone, residuals, factors })
     }
 }

@@ -44,6 +44,9 @@ pub(crate) enum Scratch {
     Cublas,
 }
 
+/// Parts of a workspace begin at multiples of it.
+pub(crate) const ALIGN: u64 = 256;
+
 pub(crate) struct Gpu {
     device: Box<dyn Device>,
     buffers: HashMap<Scratch, Part>,
@@ -126,6 +129,41 @@ impl Gpu {
             }
         }
         Ok(())
+    }
+
+    /// Bytes of memory in which [`within`](Gpu::within) has room for as much as this one holds, but for cuBLAS's.
+    pub(crate) fn room(&self) -> u64 {
+        self.lent().map(|(_, bytes)| bytes.next_multiple_of(ALIGN)).sum()
+    }
+
+    /// What calls are lent, in any order.
+    fn lent(&self) -> impl Iterator<Item = (Scratch, u64)> {
+        let lent = self.buffers.iter().filter(|&(&name, _)| name != Scratch::Cublas);
+        lent.map(|(&name, buffer)| (name, buffer.bytes))
+    }
+
+    /// Runs `call` with a workspace in `memory`, aligned, in place of the own one: with as much as `rehearsed` holds, for
+    /// which there is [`room`](Gpu::room). A device that looks for errors has its own all the same.
+    pub(crate) fn within<T>(&mut self, memory: Part, rehearsed: &Gpu, call: impl FnOnce(&mut Gpu) -> T) -> T {
+        if !self.device.reuses() {
+            return call(self);
+        }
+        let mut rest = memory;
+        let lent = rehearsed.lent().map(|(name, bytes)| {
+            let part = rest.cut(0, bytes);
+            rest = rest.from(bytes.next_multiple_of(ALIGN));
+            (name, part)
+        });
+        let lent = lent.collect();
+        let (buffers, zeros) = (std::mem::replace(&mut self.buffers, lent), std::mem::take(&mut self.zeros));
+        let outcome = call(self);
+        (self.buffers, self.zeros) = (buffers, zeros);
+        outcome
+    }
+
+    /// Done: from now on so many bytes go to the device without a wait.
+    pub(crate) fn stage(&mut self, bytes: usize) -> Result<(), Error> {
+        self.device.stage(bytes)
     }
 
     /// Done: makes a kernel ready.

@@ -13,6 +13,7 @@ pub(crate) enum Module {
     TopK,
     Positions,
     PowerSgd,
+    Window,
 }
 
 /// A file's text, under its own name in messages.
@@ -24,7 +25,7 @@ macro_rules! file {
 
 impl Module {
     #[cfg(all(any(test, feature = "testing"), feature = "train"))]
-    pub(crate) const ALL: [Module; 9] = [
+    pub(crate) const ALL: [Module; 10] = [
         Module::Magnitude,
         Module::Qsgd,
         Module::Feedback,
@@ -34,6 +35,7 @@ impl Module {
         Module::TopK,
         Module::Positions,
         Module::PowerSgd,
+        Module::Window,
     ];
 
     /// The name of its file.
@@ -49,6 +51,7 @@ impl Module {
             Module::TopK => "topk.cu",
             Module::Positions => "positions.cu",
             Module::PowerSgd => "powersgd.cu",
+            Module::Window => "window.cu",
         }
     }
 
@@ -108,6 +111,7 @@ impl Module {
             Module::TopK => [DEVICE, VALUES, BLOCKS, file!("bins.cu"), file!("topk.cu")].concat(),
             Module::Positions => [DEVICE, VALUES, MEANINGS, file!("positions.cu")].concat(),
             Module::PowerSgd => [DEVICE, VALUES, PHILOX, FACTORS, ORTHONORMAL, file!("powersgd.cu")].concat(),
+            Module::Window => [DEVICE, VALUES, file!("window.cu")].concat(),
         }
     }
 }

@@ -37,6 +37,7 @@
 //! |---|---|
 //! | `backend` | [`CudaBackend`]: the core's trait, and calls on device memory |
 //! | `device_payloads`, `pending` | payloads that stay on the device; what has been enqueued and not been checked |
+//! | `device_rows`, `window` | rows whose results stay on the device; the mean of a model's last gradients, of which plans are made |
 //! | `rows`, `codec`, `tensor`, `feedback`, `magnitude`, `error` | as in lgreco-wgpu |
 //! | `exchange` | the exchange of a bucket without the host: `bucket`, a space of lgreco-train's flights; its program, and what kernels read of it and of layers (`layer`); what is gathered (QSGD here, TopK by `selection`) and what is summed (`sums`) |
 //! | `factors` | tables of matrices and their factors, for launches over many of them |
@@ -94,6 +95,8 @@ mod device;
 #[allow(unsafe_code)]
 mod device_payloads;
 #[allow(unsafe_code)]
+mod device_rows;
+#[allow(unsafe_code)]
 mod driver;
 mod error;
 #[allow(unsafe_code)]
@@ -137,8 +140,11 @@ pub mod testing;
 mod tests;
 mod topk;
 mod tops;
+#[allow(unsafe_code)]
+mod window;
 
 pub use backend::CudaBackend;
+pub use device_rows::RowsBytes;
 pub use error::{DeviceJobError, Error};
 #[cfg(feature = "train")]
 pub use exchange::{DeviceBucket, DeviceLayer, DeviceMemory, DeviceRequest};
@@ -148,3 +154,4 @@ pub use feedback::DeviceResidual;
 pub use inventory::{DeviceInfo, devices};
 pub use reserve::Call;
 pub use tensor::{DeviceGradient, DeviceJob};
+pub use window::DeviceWindow;

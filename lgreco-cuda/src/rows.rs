@@ -42,31 +42,53 @@ fn check(work: &Work<'_>) -> Result<(), Error> {
 
 /// Done: measures all jobs and writes their rows one after another.
 pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Result<(), DeviceJobError> {
-    let total: usize = jobs.iter().map(|job| job.candidates.len()).sum();
-    if rows.len() != total {
-        let what = "rows, one place per candidate";
-        return Err(Error::from(lgreco_core::Error::Length { what, expected: total, found: rows.len() }).into());
-    }
+    expect_places(jobs, rows)?;
     // Jobs before one that cannot be measured may fail first.
     let refused = jobs.iter().enumerate().find_map(|(index, job)| Some((index, check(job).err()?)));
     let measured = &jobs[..refused.as_ref().map_or(jobs.len(), |&(index, _)| index)];
-    let (words, places) = enqueue(gpu, measured)?;
-    let mut rest = &mut rows[..];
-    for (index, (job, place)) in measured.iter().zip(places).enumerate() {
-        let (row, next) = rest.split_at_mut(job.candidates.len());
-        take_row(gpu, job, &words[place..][..result_words(job)], row).map_err(of_job(index))?;
-        rest = next;
-    }
+    let results = gpu.scratch(Scratch::Results, results_bytes(measured))?;
+    enqueue(gpu, measured, results)?;
+    let words = if measured.is_empty() { Vec::new() } else { gpu.read(results)? };
+    let count = measured.iter().map(|job| job.candidates.len()).sum();
+    take_rows(gpu, measured, &words, &mut rows[..count])?;
     refused.map_or(Ok(()), |(index, error)| Err(of_job(index)(error)))
 }
 
-/// Done: runs all jobs and returns the words of their results, and of each job where its own begin.
-fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(Vec<u64>, Vec<usize>), DeviceJobError> {
-    let total: u64 = jobs.iter().map(|job| result_words(job) as u64).sum();
-    let results = gpu.scratch(Scratch::Results, 8 * total)?;
+/// `Err` unless `rows` has one place per candidate.
+fn expect_places(jobs: &[Work<'_>], rows: &[f64]) -> Result<(), DeviceJobError> {
+    let total: usize = jobs.iter().map(|job| job.candidates.len()).sum();
+    if rows.len() == total {
+        return Ok(());
+    }
+    let what = "rows, one place per candidate";
+    Err(Error::from(lgreco_core::Error::Length { what, expected: total, found: rows.len() }).into())
+}
+
+/// `Err` with the first of the jobs that cannot be measured.
+pub(crate) fn check_all(jobs: &[Work<'_>]) -> Result<(), DeviceJobError> {
+    jobs.iter().enumerate().try_for_each(|(index, job)| check(job).map_err(of_job(index)))
+}
+
+/// Bytes of the jobs' results.
+pub(crate) fn results_bytes(jobs: &[Work<'_>]) -> u64 {
+    jobs.iter().map(|job| 8 * result_words(job) as u64).sum()
+}
+
+/// Where the words of each job's results begin: jobs that share launches have theirs one after another.
+fn places(jobs: &[Work<'_>]) -> Vec<usize> {
+    let (mut places, mut first) = (vec![0; jobs.len()], 0);
+    for index in groups(jobs).into_iter().flatten() {
+        places[index] = first;
+        first += result_words(&jobs[index]);
+    }
+    places
+}
+
+/// Enqueued, or done for gradients of the host: all jobs, whose results fill `results`.
+pub(crate) fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>], results: Part) -> Result<(), DeviceJobError> {
     gpu.clear(results)?;
     let mut last: Option<(Input<'_>, Tensor)> = None;
-    let (mut places, mut first) = (vec![0; jobs.len()], 0);
+    let mut rest = results;
     for group in groups(jobs) {
         let index = group[0];
         let alike: Vec<Work<'_>> = group.iter().map(|&index| jobs[index]).collect();
@@ -78,16 +100,30 @@ fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(Vec<u64>, Vec<usize>), D
         for (job, &index) in alike.iter().zip(&group).skip(1) {
             tensors.push(job.gradient.tensor(gpu).map_err(of_job(index))?);
         }
-        let begin = first;
-        for (job, &index) in alike.iter().zip(&group) {
-            places[index] = first;
-            first += result_words(job);
-        }
-        let results = results.cut(8 * begin as u64, 8 * (first - begin) as u64);
-        row(gpu, &alike, &tensors, results).map_err(of_job(index))?;
+        let bytes = results_bytes(&alike);
+        row(gpu, &alike, &tensors, rest.cut(0, bytes)).map_err(of_job(index))?;
+        rest = rest.from(bytes);
         last = Some((alike[0].gradient, tensor)).filter(|_| alike.len() == 1);
     }
-    Ok((if total == 0 { Vec::new() } else { gpu.read(results)? }, places))
+    Ok(())
+}
+
+/// Makes rows of the words of all jobs' results. Asks the device only where a gradient is not finite, or nearly too large: it says
+/// what is wrong, and where.
+pub(crate) fn take_rows(
+    gpu: &mut Gpu,
+    jobs: &[Work<'_>],
+    words: &[u64],
+    rows: &mut [f64],
+) -> Result<(), DeviceJobError> {
+    expect_places(jobs, rows)?;
+    let mut rest = rows;
+    for (index, (job, place)) in jobs.iter().zip(places(jobs)).enumerate() {
+        let (row, next) = std::mem::take(&mut rest).split_at_mut(job.candidates.len());
+        take_row(gpu, job, &words[place..][..result_words(job)], row).map_err(of_job(index))?;
+        rest = next;
+    }
+    Ok(())
 }
 
 /// The jobs that share launches, by their numbers, whatever lies between them.
@@ -185,8 +221,9 @@ fn try_largest(gpu: &mut Gpu, job: &Work<'_>) -> Result<(), Error> {
 
 /// All that [`measure`] may do with any values; the device must be one that does nothing.
 pub(crate) fn rehearse(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), DeviceJobError> {
-    jobs.iter().enumerate().try_for_each(|(index, job)| check(job).map_err(of_job(index)))?;
-    enqueue(gpu, jobs)?;
+    check_all(jobs)?;
+    let results = gpu.scratch(Scratch::Results, results_bytes(jobs))?;
+    enqueue(gpu, jobs, results)?;
     for (index, job) in jobs.iter().enumerate() {
         try_largest(gpu, job).map_err(of_job(index))?;
     }

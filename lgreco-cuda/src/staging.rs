@@ -5,12 +5,14 @@ use crate::Error;
 use crate::error::said;
 use cudarc::driver::{result, sys};
 
-/// Bytes of each half.
+/// Bytes of each half, at least.
 pub(crate) const HALF: usize = if cfg!(test) { 4096 } else { 2 << 20 };
 
 /// Two halves: one is written while the device reads the other. The context is current in all calls.
 pub(crate) struct Staging {
     memory: *mut u8,
+    /// Bytes of a half.
+    half: usize,
     /// What marks that the device has read a half.
     read: [sys::CUevent; 2],
     /// Whether the device may still read it.
@@ -20,30 +22,32 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
+    /// With so many bytes in each half.
+    ///
     /// # Errors
     /// [`Error::Driver`].
-    pub(crate) fn new() -> Result<Self, Error> {
+    pub(crate) fn new(half: usize) -> Result<Self, Error> {
         let event = || result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
         let first = said("cuEventCreate", event())?;
         let second = said("cuEventCreate", event()).inspect_err(|_| forget(first))?;
         // SAFETY: the memory is written before it is read.
-        let memory = said("cuMemHostAlloc", unsafe { result::malloc_host(2 * HALF, 0) }).inspect_err(|_| {
+        let memory = said("cuMemHostAlloc", unsafe { result::malloc_host(2 * half, 0) }).inspect_err(|_| {
             forget(first);
             forget(second);
         })?;
-        Ok(Staging { memory: memory.cast(), read: [first, second], busy: [false; 2], current: 0, used: 0 })
+        Ok(Staging { memory: memory.cast(), half, read: [first, second], busy: [false; 2], current: 0, used: 0 })
     }
 
     /// Enqueued, unless both halves are full: `bytes` to device memory that has as many.
     pub(crate) fn upload(&mut self, bytes: &[u8], mut address: u64, stream: sys::CUstream) -> Result<(), Error> {
         let mut rest = bytes;
         while !rest.is_empty() {
-            if self.used == HALF {
+            if self.used == self.half {
                 self.turn(stream)?;
             }
-            let (now, later) = rest.split_at(rest.len().min(HALF - self.used));
-            let at = self.current * HALF + self.used;
-            // SAFETY: `used` and what is added are at most HALF, so that it is inside; the device has read what was there,
+            let (now, later) = rest.split_at(rest.len().min(self.half - self.used));
+            let at = self.current * self.half + self.used;
+            // SAFETY: `used` and what is added are at most a half, so that it is inside; the device has read what was there,
             // as `turn` has waited for, and nobody else writes it until `turn` or `all_read`.
             unsafe {
                 let place = self.memory.add(at);
@@ -71,6 +75,11 @@ impl Staging {
         }
         self.used = 0;
         Ok(())
+    }
+
+    /// Bytes of a half.
+    pub(crate) fn half(&self) -> usize {
+        self.half
     }
 
     /// The stream has been waited for.

@@ -41,7 +41,6 @@ impl DeviceGradient {
     }
 
     /// A gradient of the backend's own.
-    #[cfg(feature = "train")]
     pub(crate) fn of_part(part: Part, dtype: Dtype, shape: Shape) -> Self {
         DeviceGradient { part, dtype, shape }
     }

@@ -106,7 +106,7 @@ pub struct DeviceLayer<'a> {
 ///                 }
 ///             }
 ///             if step % 100 == 99 {
-///                 println!("{:?}", bucket.outcome(cuda)?); // waits
+///                 println!("{:?}", bucket.outcome(cuda)?); // waits; a copy from `outcome_address` does not
 ///             }
 ///         }
 ///     }
@@ -290,6 +290,22 @@ impl DeviceBucket {
     pub fn residual_addresses(&self) -> (u64, u64) {
         let half = self.exchange.head().cut(std::mem::offset_of!(Program, half) as u64, 4);
         (self.exchange.residuals.address, half.address)
+    }
+
+    /// Where in the device's memory is what the bucket knows of its steps, and of how many bytes. A copy of them to page-locked
+    /// memory, enqueued when [`next`](DeviceBucket::next) has returned `None`, has what
+    /// [`outcome_of`](DeviceBucket::outcome_of) reads of that step, whatever has been enqueued since.
+    pub fn outcome_address(&self) -> (u64, usize) {
+        self.exchange.outcome_address()
+    }
+
+    /// What such a copy says; layers are numbered as they were given.
+    ///
+    /// # Errors
+    /// [`Length`](lgreco_core::Error::Length) unless there are as many bytes as [`outcome_address`](DeviceBucket::outcome_address)
+    /// says.
+    pub fn outcome_of(&self, bytes: &[u8]) -> Result<ExchangeOutcome, Error> {
+        self.exchange.outcome_of(bytes)
     }
 
     /// Done: what has become of the bucket's steps so far; layers are numbered as they were given.

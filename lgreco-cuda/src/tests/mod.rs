@@ -22,6 +22,7 @@ mod fences;
 mod few_bits;
 mod hostile;
 mod large;
+mod later;
 mod launches;
 mod memory;
 mod nvrtc;
@@ -37,6 +38,7 @@ mod sources;
 mod space;
 mod streams;
 mod topk;
+mod window;
 
 use crate::CudaBackend;
 use crate::simt::{self, Flavour, Simt, unavailable};

@@ -172,7 +172,7 @@ fn staging_waits_for_the_half_that_it_writes() {
 fn halves() {
     let stream = trainer(0).1;
     let target = device(3 * HALF);
-    let mut staging = Staging::new().unwrap();
+    let mut staging = Staging::new(HALF).unwrap();
     // The third is written where the first was.
     let bytes: Vec<u8> = [1, 2, 3].iter().flat_map(|&value| [value; HALF]).collect();
     staging.upload(&bytes, target, stream).unwrap();

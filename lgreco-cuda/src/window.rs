@@ -1,0 +1,254 @@
+//! The mean of a model's last gradients on the device, of which a plan is made: what `window.cu` is asked to do.
+//!
+//! Means are f32 and have the bits of those that a planner keeps on the host. Closing a window rounds those of 16-bit layers to
+//! their type, as the host does before it measures; rows are then those of f32 values.
+
+use crate::Error;
+use crate::backend::CudaBackend;
+use crate::device::Part;
+use crate::gpu::{Gpu, looping_pieces};
+use crate::kernels::{Kernel, Module};
+use crate::tensor::{DeviceGradient, checked};
+use bytemuck::{Pod, Zeroable};
+use lgreco_core::gradient::{Dtype, Shape};
+
+/// `Params` of `window.cu`.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Params {
+    old: f32,
+    own: f32,
+}
+
+#[cfg(test)]
+impl Params {
+    pub(crate) const FIELDS: &[&'static str] = &["old", "own"];
+}
+
+/// `Observed` of `window.cu`.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Observed {
+    gradient: u64,
+    mean: u64,
+    dtype: u32,
+    count: u32,
+    first_block: u32,
+    blocks: u32,
+}
+
+#[cfg(test)]
+impl Observed {
+    pub(crate) const FIELDS: &[(&'static str, usize)] = &[
+        ("gradient", std::mem::offset_of!(Observed, gradient)),
+        ("mean", std::mem::offset_of!(Observed, mean)),
+        ("dtype", std::mem::offset_of!(Observed, dtype)),
+        ("count", std::mem::offset_of!(Observed, count)),
+        ("first_block", std::mem::offset_of!(Observed, first_block)),
+        ("blocks", std::mem::offset_of!(Observed, blocks)),
+    ];
+}
+
+/// Values a block reads before it is worth another.
+const PER_BLOCK: u64 = 16384;
+/// Parts begin at multiples of it.
+const ALIGN: u64 = 16;
+
+const fn kernel(entry: &'static str) -> Kernel {
+    Kernel { module: Module::Window, entry }
+}
+
+fn blocks(shape: Shape) -> u64 {
+    looping_pieces((shape.elements() as u64).div_ceil(PER_BLOCK))
+}
+
+/// The mean of a model's last gradients in device memory, layer after layer, of which a plan is made: blended with each step's
+/// gradients where these lie ([`observe`](CudaBackend::observe)), then closed ([`close_window`](CudaBackend::close_window)) and
+/// measured ([`enqueue_rows`](CudaBackend::enqueue_rows) of its [gradients](DeviceWindow::gradient)). Nothing of it waits,
+/// allocates or reads back.
+///
+/// ```no_run
+/// use lgreco_core::gradient::{Dtype, Shape};
+/// use lgreco_cuda::{CudaBackend, DeviceWindow, Error};
+/// /// The mean of two steps; `allocate` gives device memory, and `backward` the address of a layer's gradient there.
+/// fn window(cuda: &mut CudaBackend, allocate: impl Fn(u64) -> u64, backward: impl Fn() -> u64) -> Result<DeviceWindow, Error> {
+///     let layers = [(Shape::new(64, 64)?, Dtype::Bf16)];
+///     // SAFETY: the trainer's, as large, and used on the backend's stream alone.
+///     unsafe {
+///         let window = cuda.begin_window(&layers, allocate(DeviceWindow::bytes(&layers)))?;
+///         for step in 1..=2 {
+///             cuda.observe(&window, &[(0, backward())], step)?;
+///         }
+///         cuda.close_window(&window)?; // squared norms are at `window.norms_address()`
+///         Ok(window)
+///     }
+/// }
+/// ```
+#[derive(Debug)]
+pub struct DeviceWindow {
+    layers: Vec<(Shape, Dtype)>,
+    /// Of each layer, f32.
+    means: Vec<Part>,
+    table: Part,
+    partials: Part,
+    norms: Part,
+}
+
+impl DeviceWindow {
+    /// Bytes of device memory that a window of these layers takes: some 4 per element.
+    pub fn bytes(layers: &[(Shape, Dtype)]) -> u64 {
+        let rest: u64 = sizes(layers).iter().map(|bytes| bytes.next_multiple_of(ALIGN)).sum();
+        layers.iter().map(|&(shape, _)| mean_bytes(shape)).sum::<u64>() + rest
+    }
+
+    /// The mean of a layer, in f32; `None` where there is no such layer. To be measured when the window is closed.
+    pub fn gradient(&self, layer: usize) -> Option<DeviceGradient> {
+        let (&part, &(shape, _)) = (self.means.get(layer)?, self.layers.get(layer)?);
+        Some(DeviceGradient::of_part(part, Dtype::F32, shape))
+    }
+
+    /// The address of as many f64 as there are layers: their means' squared norms, once the window is closed.
+    pub fn norms_address(&self) -> u64 {
+        self.norms.address
+    }
+
+    /// The rows of the table of `gradients`, then the layer of each block.
+    fn table(&self, gradients: impl Iterator<Item = (usize, u64)>) -> Result<(Vec<Observed>, Vec<u32>), Error> {
+        let (mut rows, mut layer_of) = (Vec::new(), Vec::new());
+        for (layer, gradient) in gradients {
+            let &(shape, dtype) = self.layers.get(layer).ok_or(no_layer(layer))?;
+            let bytes = (shape.elements() * dtype.bytes()) as u64;
+            let gradient = checked(gradient, bytes, dtype.bytes() as u64)?.address;
+            let (blocks, number) = (blocks(shape), rows.len() as u32);
+            rows.push(Observed {
+                gradient,
+                mean: self.means[layer].address,
+                dtype: dtype as u32,
+                count: shape.elements() as u32,
+                first_block: layer_of.len() as u32,
+                blocks: blocks as u32,
+            });
+            layer_of.extend(std::iter::repeat_n(number, blocks as usize));
+        }
+        Ok((rows, layer_of))
+    }
+
+    /// Enqueued: brings tables to the device.
+    fn upload(&self, gpu: &mut Gpu, rows: &[Observed], layer_of: &[u32]) -> Result<[Part; 2], Error> {
+        let [first, second] = self.table.split([size_of_val(rows) as u64, size_of_val(layer_of) as u64]);
+        gpu.write(bytemuck::cast_slice(rows), first)?;
+        gpu.write(bytemuck::cast_slice(layer_of), second)?;
+        Ok([first, second])
+    }
+}
+
+fn no_layer(layer: usize) -> lgreco_core::Error {
+    lgreco_core::Error::Parameter { what: "layer", value: layer as f64, expected: "one of the window's" }
+}
+
+fn mean_bytes(shape: Shape) -> u64 {
+    (4 * shape.elements() as u64).next_multiple_of(ALIGN)
+}
+
+/// Bytes of the tables, of partial sums and of norms.
+fn sizes(layers: &[(Shape, Dtype)]) -> [u64; 3] {
+    let blocks: u64 = layers.iter().map(|&(shape, _)| blocks(shape)).sum();
+    let count = layers.len() as u64;
+    [size_of::<Observed>() as u64 * count + 4 * blocks, 8 * blocks, 8 * count]
+}
+
+impl CudaBackend {
+    /// Enqueued: a window of these layers in `memory`, whose means are zeros. Loads the kernels first, which waits.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when the address is 0 or no multiple of 16; those of the device.
+    ///
+    /// # Safety
+    /// Until the window and its gradients are dropped, and until all work enqueued with them is done, `memory` is valid memory of
+    /// [`bytes`](DeviceWindow::bytes) in the backend's context, which nothing else writes.
+    pub unsafe fn begin_window(&mut self, layers: &[(Shape, Dtype)], memory: u64) -> Result<DeviceWindow, Error> {
+        let memory = checked(memory, DeviceWindow::bytes(layers), ALIGN)?;
+        let (mut rest, mut means) = (memory, Vec::with_capacity(layers.len()));
+        for &(shape, _) in layers {
+            means.push(rest.cut(0, 4 * shape.elements() as u64));
+            rest = rest.from(mean_bytes(shape));
+        }
+        let gpu = self.gpu_mut();
+        ["blend", "close", "add_squares"].map(kernel).into_iter().try_for_each(|kernel| gpu.prepare(kernel))?;
+        gpu.clear(memory.cut(0, memory.bytes - rest.bytes))?;
+        let [table, partials, norms] = sizes(layers).map(|bytes| {
+            let part = rest.cut(0, bytes);
+            rest = rest.from(bytes.next_multiple_of(ALIGN));
+            part
+        });
+        Ok(DeviceWindow { layers: layers.to_vec(), means, table, partials, norms })
+    }
+
+    /// Enqueued, in one launch: the `steps`-th gradients of the window, of these layers at these addresses, in their layers' types, are
+    /// blended with the means so far, as `mean · (steps - 1) / steps + gradient / steps`. A layer that is not observed in a step counts
+    /// as it did on average before.
+    ///
+    /// # Errors
+    /// [`Parameter`](lgreco_core::Error::Parameter) for a layer that there is not, and when `steps` is 0; [`Error::Memory`] when an
+    /// address is 0 or no multiple of what a value takes; those of the device. Nothing is enqueued then, but by the
+    /// device's.
+    ///
+    /// # Complexity
+    /// One read of gradients and means, one write of means.
+    ///
+    /// # Safety
+    /// The addresses are valid memory of the layers' values in the backend's context, which nothing else writes, other than work
+    /// ordered before or after on the backend's stream. The window was begun in the same context, and all work on it so far is ordered
+    /// before.
+    pub unsafe fn observe(
+        &mut self,
+        window: &DeviceWindow,
+        gradients: &[(usize, u64)],
+        steps: u64,
+    ) -> Result<(), Error> {
+        if steps == 0 {
+            let (what, expected) = ("number of a window's step", "1 or more");
+            return Err(lgreco_core::Error::Parameter { what, value: 0.0, expected }.into());
+        }
+        let (rows, layer_of) = window.table(gradients.iter().copied())?;
+        let gpu = self.gpu_mut();
+        let parts = window.upload(gpu, &rows, &layer_of)?;
+        let steps = steps as f32;
+        let params = Params { old: (steps - 1.0) / steps, own: 1.0 / steps };
+        gpu.launch(kernel("blend"), params, &parts, layer_of.len() as u64)
+    }
+
+    /// Enqueued, in two launches: rounds the means of 16-bit layers to their type, and adds up the squares of all. Of a window that has been
+    /// closed nothing more is observed.
+    ///
+    /// # Errors
+    /// Those of the device.
+    ///
+    /// # Complexity
+    /// One read of the means, and one write of those of 16-bit layers.
+    pub fn close_window(&mut self, window: &DeviceWindow) -> Result<(), Error> {
+        // No gradient is read: the means stand in their place.
+        let means = window.means.iter().map(|mean| mean.address).enumerate();
+        let (rows, layer_of) = window.table(means)?;
+        let gpu = self.gpu_mut();
+        let [layers, layer_of_blocks] = window.upload(gpu, &rows, &layer_of)?;
+        let parts = [layers, layer_of_blocks, window.partials];
+        gpu.launch(kernel("close"), Params::default(), &parts, layer_of.len() as u64)?;
+        let parts = [layers, window.partials, window.norms];
+        gpu.launch(kernel("add_squares"), Params::default(), &parts, rows.len() as u64)
+    }
+
+    /// Done: a layer's mean as it is, in f32.
+    ///
+    /// # Errors
+    /// [`Parameter`](lgreco_core::Error::Parameter) for a layer that there is not, [`Length`](lgreco_core::Error::Length) for another
+    /// number of values than it has; those of the device.
+    pub fn window_mean(&mut self, window: &DeviceWindow, layer: usize, values: &mut [f32]) -> Result<(), Error> {
+        let &mean = window.means.get(layer).ok_or(no_layer(layer))?;
+        let (what, expected, found) = ("values of a mean", (mean.bytes / 4) as usize, values.len());
+        if expected != found {
+            return Err(lgreco_core::Error::Length { what, expected, found }.into());
+        }
+        self.gpu_mut().read_into(mean, bytemuck::cast_slice_mut(values))
+    }
+}
