@@ -207,9 +207,10 @@ impl Controller {
         self.opened()
     }
 
-    /// On the measuring rank, measures and plans unless somebody else has or does; others make room for its plan.
+    /// On the measuring rank, measures and plans unless somebody else has or does, or has the gradients; others make room for its plan.
     fn decide(&mut self) -> Stage {
         if !self.planner.has_result()
+            && !self.planner.window.is_elsewhere()
             && let Some(task) = self.planner.take_task()
         {
             let result = task.run(&mut *self.backend);

@@ -2,6 +2,7 @@
 
 use super::compute::{Compute, family, work};
 use super::link::Line;
+use super::observed::Means;
 use super::window::Typed;
 use super::{Tensor, Timing};
 use crate::Error;
@@ -102,11 +103,12 @@ impl Costs {
     }
 
     /// Encodes and decodes some layer by each family of `options`, which are layers with settings, on the backend that plans.
+    /// Layers whose means are elsewhere are not tried out.
     pub(super) fn try_out<'a>(
         &mut self,
         options: impl Iterator<Item = (usize, &'a Setting)> + Clone,
         tensors: &[Tensor],
-        means: &[Typed<'_>],
+        means: &Means<'_, '_>,
         clock: fn() -> f64,
         backend: &mut dyn Backend,
     ) -> Result<Vec<Trial>, Error> {
@@ -118,12 +120,13 @@ impl Costs {
                 small if small <= TRIAL => (true, small),
                 large => (false, usize::MAX - large),
             };
-            let of_family = options.clone().filter(|(_, setting)| family(setting) == wanted);
+            let is_here = |layer: usize| means.here(layer).is_some();
+            let of_family = options.clone().filter(|&(layer, setting)| family(setting) == wanted && is_here(layer));
             let layer = of_family.clone().map(|(layer, _)| layer).max_by_key(|&layer| order(layer));
-            let Some(layer) = layer else { continue };
+            let Some((layer, mean)) = layer.and_then(|layer| Some((layer, means.here(layer)?))) else { continue };
             let settings: Vec<&Setting> = of_family.filter(|option| option.0 == layer).map(|option| option.1).collect();
             let setting = settings[settings.len() / 2];
-            let seconds = self.trial(setting, layer, &tensors[layer], &means[layer], clock, backend)?;
+            let seconds = self.trial(setting, layer, &tensors[layer], mean, clock, backend)?;
             let work = work(setting, tensors[layer].shape, Costs::payloads(self.route, self.world));
             self.compute.try_out(wanted, work, seconds);
             trials.push(Trial { family: wanted, work, seconds });

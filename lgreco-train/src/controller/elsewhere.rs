@@ -48,6 +48,50 @@ impl Controller {
         self.planner.observe(layer, gradient)
     }
 
+    /// Takes note that layer `layer`'s own gradient is kept elsewhere for the next decision, as
+    /// [`Planner::note_observed`](super::Planner::note_observed) does. [`PlanTask::run_with`](super::PlanTask::run_with) has an
+    /// example.
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] unless a step has begun and its control requests are done; else as
+    /// [`Planner::note_observed`](super::Planner::note_observed).
+    pub fn note_observed(&mut self, layer: usize) -> Result<(), Error> {
+        self.control.expect_open()?;
+        self.planner.note_observed(layer)
+    }
+
+    /// Which of the window's steps the one under way is, from 1 on, where its gradients are to be [observed](Controller::watches);
+    /// else 0.
+    pub fn window_step(&self) -> u64 {
+        if self.watches() { self.planner.window_step() } else { 0 }
+    }
+
+    /// Between two steps: takes a layer's mean of the window so far, which was kept elsewhere, as
+    /// [`Planner::set_observed`](super::Planner::set_observed) does.
+    ///
+    /// ```
+    /// # use lgreco_train::{search::Method, testing::controller::alone_with_lead};
+    /// # let (mut controller, _) = alone_with_lead(Method::TopK, 1)?;
+    /// for _ in 0..2 { // the second is one to plan by
+    ///     controller.begin_step(0.1)?;
+    ///     assert!(controller.control()?.is_none());
+    ///     controller.note_observed(0)?;
+    ///     controller.note_exchanged(&[0, 1])?;
+    ///     controller.finish_step()?;
+    /// }
+    /// assert!(controller.save().is_err());
+    /// controller.set_observed(0, &[1.0; 4096])?; // as the device has it
+    /// assert!(controller.save().is_ok());
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] while a step is under way; else as [`Planner::set_observed`](super::Planner::set_observed).
+    pub fn set_observed(&mut self, layer: usize, mean: &[f32]) -> Result<(), Error> {
+        self.control.expect_idle()?;
+        self.planner.set_observed(layer, mean)
+    }
+
     /// Between two steps: collects gradients for the next decision anew, because the last step, whose gradients were
     /// [observed](Controller::observe), has failed elsewhere. A task that is out is not waited for.
     ///

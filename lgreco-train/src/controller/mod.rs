@@ -130,6 +130,7 @@ mod message;
 mod meter;
 mod metered;
 mod metrics;
+mod observed;
 mod offers;
 #[cfg(feature = "json")]
 mod planned;
@@ -159,6 +160,7 @@ pub use legacy::Legacy;
 #[cfg(feature = "json")]
 pub use line::metrics_line;
 pub use metrics::{Metrics, Outcome, Report, Seconds};
+pub use observed::Observed;
 pub use planner::{Adopted, Planner};
 pub use ramp::RampUp;
 pub use restore::Loaded;

@@ -283,9 +283,8 @@ impl Planner {
     /// [`Error::NonFiniteGradient`] for NaN and infinity: the window then begins anew with the next step.
     pub fn observe(&mut self, layer: usize, gradient: Values<'_>) -> Result<(), Error> {
         self.expect(Stage::Open)?;
-        let layers = self.tensors.len();
-        let missing = Error::LayerMismatch { layer, what: "layers", expected: layers, found: layer };
-        let tensor = self.tensors.get(layer).ok_or(missing)?;
+        self.expect_layer(layer)?;
+        let tensor = &self.tensors[layer];
         check_layer(layer, tensor.shape, tensor.dtype, gradient)?;
         if self.watches() {
             if let Err(CoreError::NonFinite { index, value }) = with_elements!(gradient, v => check_finite(v)) {
@@ -296,6 +295,50 @@ impl Planner {
             window::add(&mut self.window.means_mut()[layer], gradient, steps);
         }
         Ok(())
+    }
+
+    /// Takes note that layer `layer`'s own, uncompressed gradient of this step is kept elsewhere, on a device say, as the mean of the
+    /// window that [`observe`](Planner::observe) would make of it; does nothing where none is [asked for](Planner::watches). The
+    /// next task then needs [`PlanTask::run_with`], and until it has been run no decision is made: also without a
+    /// [lead](super::Schedule::lead) it is there to be taken. What is [observed](Planner::observe) here of that layer in other steps of the
+    /// window is not looked at.
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] unless a step is under way and no decision is due in it that has not been adopted;
+    /// [`Error::LayerMismatch`] when there is no such layer.
+    pub fn note_observed(&mut self, layer: usize) -> Result<(), Error> {
+        self.expect(Stage::Open)?;
+        self.expect_layer(layer)?;
+        if self.watches() {
+            self.window.note_elsewhere(layer);
+        }
+        Ok(())
+    }
+
+    /// Between two steps: takes a layer's mean of the window's steps so far, in f32, which was [kept elsewhere](Planner::note_observed),
+    /// for a saved state, or because the device can no longer measure it. From then on it is here, unless it is observed elsewhere
+    /// again; a task that is out is not told. Does nothing on other ranks than the measuring one.
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] while a step is under way; [`Error::LayerMismatch`] when there is no such layer,
+    /// [`CoreError::Length`] unless there is one value per element.
+    ///
+    /// # Complexity
+    /// A copy.
+    pub fn set_observed(&mut self, layer: usize, mean: &[f32]) -> Result<(), Error> {
+        self.expect(Stage::Idle)?;
+        self.expect_layer(layer)?;
+        expect_len("values of a window's mean", self.tensors[layer].shape.elements(), mean.len())?;
+        if self.measures() {
+            self.window.bring(layer, mean);
+        }
+        Ok(())
+    }
+
+    fn expect_layer(&self, layer: usize) -> Result<(), Error> {
+        let layers = self.tensors.len();
+        let missing = Error::LayerMismatch { layer, what: "layers", expected: layers, found: layer };
+        self.tensors.get(layer).map(drop).ok_or(missing)
     }
 
     /// Other settings for a fixed policy, as [`Controller::set_settings`](super::Controller::set_settings) gives them; the
@@ -331,6 +374,7 @@ impl Planner {
         Some(PlanTask {
             means,
             costs,
+            elsewhere: self.window.elsewhere(),
             config: self.config.clone(),
             tensors: self.tensors.clone(),
             groups: self.groups.clone(),

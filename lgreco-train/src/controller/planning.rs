@@ -21,6 +21,9 @@ impl Controller {
     ///
     /// With Accordion, a learning rate that falls at step `due` or later takes the place of the decision.
     ///
+    /// Where gradients were [observed elsewhere](Controller::note_observed), the task is there without a lead, too, and needs
+    /// [`run_with`](PlanTask::run_with); it is not run during a call.
+    ///
     /// ```
     /// # use lgreco_train::{search::Method, testing::controller::{alone_with_lead, step_alone}};
     /// # let (mut controller, mut worker) = alone_with_lead(Method::TopK, 1)?;
@@ -38,7 +41,7 @@ impl Controller {
     /// # Complexity
     /// O(layers). The window's gradients are shared with the task, not copied.
     pub fn take_plan_task(&mut self) -> Option<PlanTask> {
-        if self.planner.config.schedule.lead == 0 {
+        if self.planner.config.schedule.lead == 0 && !self.planner.window.is_elsewhere() {
             return None;
         }
         self.planner.take_task()

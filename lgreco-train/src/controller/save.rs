@@ -71,7 +71,8 @@ impl Controller {
     ///
     /// # Errors
     /// This rank's overflow of a residual, if that was to be told by the next step; [`Error::InFlight`] while a bucket is
-    /// being exchanged, [`Error::StepOrder`] while a step is under way.
+    /// being exchanged, [`Error::StepOrder`] while a step is under way, and for gradients of the window that were
+    /// [observed elsewhere](Controller::note_observed) and not [brought](Controller::set_observed) since.
     ///
     /// # Complexity
     /// Residuals and factors; on the measuring rank the window's mean too.
@@ -84,7 +85,7 @@ impl Controller {
     /// # Errors
     /// As [`save`](Controller::save).
     pub fn save_only(&self, contents: Contents) -> Result<Vec<u8>, Error> {
-        self.expect_saveable()?;
+        self.expect_saveable(contents)?;
         let mut to = Writer(vec![]);
         self.save_head(MAGIC, &mut to);
         self.save_run(contents, &mut to);
@@ -120,7 +121,7 @@ impl Controller {
         &self,
         contents: Contents,
     ) -> Result<impl ExactSizeIterator<Item = (Option<&str>, Vec<u8>)> + '_, Error> {
-        self.expect_saveable()?;
+        self.expect_saveable(contents)?;
         let tensors = &self.planner.tensors;
         Ok((0..1 + tensors.len()).map(move |index| match index.checked_sub(1) {
             None => (None, self.part(None, contents)),
@@ -136,7 +137,7 @@ impl Controller {
     /// # Panics
     /// When there is no such layer.
     pub fn save_part(&self, layer: Option<usize>, contents: Contents) -> Result<Vec<u8>, Error> {
-        self.expect_saveable()?;
+        self.expect_saveable(contents)?;
         Ok(self.part(layer, contents))
     }
 
@@ -151,8 +152,13 @@ impl Controller {
         to.sealed()
     }
 
-    fn expect_saveable(&self) -> Result<(), Error> {
+    fn expect_saveable(&self, contents: Contents) -> Result<(), Error> {
         self.late.map_or(Ok(()), Err)?;
+        let mut layers = 0..self.states.len();
+        if contents == Contents::Everything && layers.any(|layer| self.planner.window.mean(layer).is_err()) {
+            let (what, expected) = ("gradients of the window are elsewhere", "their means, by `set_observed`");
+            return Err(Error::StepOrder { what, expected });
+        }
         match self.states.iter().position(|state| state.lent != 0) {
             Some(layer) => Err(Error::InFlight { layer }),
             None => self.control.expect_idle(),
@@ -194,9 +200,9 @@ impl Controller {
         let norm = planner.norms.get(layer).copied();
         to.numbers([state.relative_error, norm].map(|number| number.unwrap_or(f64::NAN).to_bits()));
         to.values(&state.factor);
-        let mean = planner.window.means().get(layer).filter(|_| contents == Contents::Everything);
+        let mean = planner.window.mean(layer).ok().flatten().filter(|_| contents == Contents::Everything);
         to.numbers([mean.is_some() as u64]);
-        to.values(mean.map_or(&[], |mean| mean));
+        to.values(mean.unwrap_or_default());
         let len = state.memory.as_ref().map_or(0, Memory::part_len);
         to.numbers([len as u64]);
         if let Some(memory) = &state.memory {

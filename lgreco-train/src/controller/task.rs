@@ -2,20 +2,17 @@
 
 use super::codes::Choice;
 use super::costs::{Costs, Trial};
-use super::decide::{Decided, chosen, norm, refused, uniform};
+use super::decide::{Decided, chosen, refused, uniform};
 use super::groups::Groups;
+use super::observed::{Means, Observed};
 use super::offers::{Offers, PICOSECONDS, k_means};
-use super::window::{Typed, typed};
 use super::{
     Accordion, Budget, Cause, Config, Decision, FitKind, Objective, Policy, Tensor, TimeModel, Uncompressed, accordion,
 };
 use crate::backend::Backend;
 use crate::compress::Setting;
-use crate::feedback::{contraction, contraction_workspace_len, require_contraction};
-use crate::gradient::Gradient;
+use crate::feedback::require_contraction;
 use crate::plan;
-use crate::rng::Stream;
-use crate::search::Layer;
 use crate::table::Table;
 use crate::{CoreError, Error};
 use alloc::sync::Arc;
@@ -49,6 +46,8 @@ pub struct PlanTask {
     pub(super) step: u64,
     /// Its gradients, at least one step of them.
     pub(super) means: Arc<Vec<Vec<f32>>>,
+    /// By layer, whether these are elsewhere.
+    pub(super) elsewhere: Vec<bool>,
     /// Norms of the gradients at the last decision; empty at the first.
     pub(super) norms: Vec<f64>,
     /// Whether the learning rate fell.
@@ -89,23 +88,79 @@ impl PlanResult {
 
 impl PlanTask {
     /// Measures and plans, with the rows of the error table from `backend`. What fails is part of the result, so that all
-    /// ranks are told.
+    /// ranks are told; so does a task of gradients that were [observed elsewhere](super::Planner::note_observed), which needs
+    /// [`run_with`](PlanTask::run_with).
     ///
     /// # Complexity
     /// That of [`Search::measure`](crate::search::Search) and of the solver: seconds for large models. Allocates.
-    pub fn run(mut self, backend: &mut dyn Backend) -> PlanResult {
+    pub fn run(self, backend: &mut dyn Backend) -> PlanResult {
+        self.run_by(None, backend)
+    }
+
+    /// As [`run`](PlanTask::run), with the rows and norms of what was [observed elsewhere](super::Planner::note_observed) from
+    /// `observed`, and those of all else from `backend`.
+    ///
+    /// ```
+    /// use lgreco_train::backend::{Backend, Job, JobError, Portable};
+    /// use lgreco_train::controller::Observed;
+    /// use lgreco_train::gradient::{Gradient, Shape, Values};
+    /// use lgreco_train::search::{Method, OfferedRow};
+    /// # use lgreco_train::testing::controller::alone_with_lead;
+    /// struct Elsewhere(Vec<f32>);
+    /// impl Observed for Elsewhere {
+    ///     fn squared_norms(&mut self, layers: &[usize], norms: &mut [f64]) -> Result<(), lgreco_train::CoreError> {
+    ///         assert_eq!(layers, [0]);
+    ///         norms[0] = self.0.iter().map(|&x| f64::from(x * x)).sum();
+    ///         Ok(())
+    ///     }
+    ///     fn measure(&mut self, rows: &[OfferedRow<'_>], squared_errors: &mut [f64]) -> Result<(), JobError> {
+    ///         let gradient = Gradient::new(Values::F32(&self.0), Shape::new(64, 64)?)?;
+    ///         let jobs: Vec<_> =
+    ///             rows.iter().map(|row| Job { gradient, candidates: row.candidates, stream: row.stream }).collect();
+    ///         Portable.measure(&jobs, &mut vec![0; Portable.workspace_len(&jobs)], squared_errors)
+    ///     }
+    /// }
+    /// let (mut controller, _) = alone_with_lead(Method::TopK, 1)?; // decisions by one gradient
+    /// let gradient: Vec<f32> = (0..4096).map(|i| (i as f32).sin().powi(5)).collect();
+    /// for step in 0..2 {
+    ///     controller.begin_step(0.1)?;
+    ///     assert!(controller.control()?.is_none());
+    ///     controller.note_observed(0)?; // the device has its gradient; the bias was not observed
+    ///     controller.note_exchanged(&[0, 1])?;
+    ///     controller.finish_step()?;
+    /// }
+    /// let task = controller.take_plan_task().unwrap();
+    /// let result = task.run_with(&mut Elsewhere(gradient), &mut Portable);
+    /// assert!(result.decision()?.pays().unwrap());
+    /// assert!(controller.hand_in(result));
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Complexity
+    /// As [`run`](PlanTask::run), but for what is measured elsewhere.
+    pub fn run_with(self, observed: &mut dyn Observed, backend: &mut dyn Backend) -> PlanResult {
+        self.run_by(Some(observed), backend)
+    }
+
+    fn run_by(mut self, observed: Option<&mut dyn Observed>, backend: &mut dyn Backend) -> PlanResult {
         let mut trials = vec![];
         let decided = self.config.at(self.step).and_then(|config| {
             self.config = config;
-            self.decide(backend, &mut trials)
+            let costs = self.costs.take();
+            let mut means = Means::new(&self.means, &self.tensors, &self.elsewhere, observed)?;
+            self.decide(&mut means, backend, costs, &mut trials)
         });
         PlanResult { decided, means: self.means, trials }
     }
 
-    fn decide(&mut self, backend: &mut dyn Backend, trials: &mut Vec<Trial>) -> Result<Decided, Error> {
-        let mut costs = self.costs.take();
-        let means = typed(&self.means, &self.tensors);
-        let norms: Vec<f64> = means.iter().map(norm).collect();
+    fn decide(
+        &self,
+        means: &mut Means<'_, '_>,
+        backend: &mut dyn Backend,
+        mut costs: Option<Costs>,
+        trials: &mut Vec<Trial>,
+    ) -> Result<Decided, Error> {
+        let norms = means.norms.clone();
         let mut decision = Decision::without_plan(self.step, Cause::Schedule);
         let mut relative = vec![None; self.tensors.len()];
         let mut choices = match &self.config.policy {
@@ -122,10 +177,10 @@ impl PlanTask {
                 uniform(&self.config, &self.tensors, Some(&levels))?
             }
             Policy::KMeans { .. } | Policy::LGreco { .. } => {
-                self.plan(backend, &means, &norms, &mut decision, &mut relative, costs.as_mut().zip(Some(trials)))?
+                self.plan(backend, means, &norms, &mut decision, &mut relative, costs.as_mut().zip(Some(trials)))?
             }
         };
-        self.require_contractions(&means, &relative, &mut choices)?;
+        self.require_contractions(means, &relative, &mut choices)?;
         let slower = choices.iter().filter(|choice| choice.uncompressed == Some(Uncompressed::Slower));
         decision.slower = slower.count() as u32;
         decision.not_contractive = refused(&choices);
@@ -148,7 +203,7 @@ impl PlanTask {
     fn plan(
         &self,
         backend: &mut dyn Backend,
-        means: &[Typed<'_>],
+        means: &mut Means<'_, '_>,
         norms: &[f64],
         decision: &mut Decision,
         relative: &mut [Option<f64>],
@@ -158,10 +213,7 @@ impl PlanTask {
         if !self.tensors.iter().any(|tensor| self.config.search.takes(&tensor.dims)) {
             return Ok(choices);
         }
-        let layers = self.tensors.iter().zip(means);
-        let layers = layers.map(|(tensor, mean)| Layer::new(&tensor.name, &tensor.dims, mean.values()));
-        let layers = layers.collect::<Result<Vec<_>, _>>()?;
-        let measured = self.config.search.measure(&layers, backend).map_err(|named| named.error)?;
+        let measured = means.measure(&self.config.search, backend)?;
         let fit = match self.config.objective {
             Objective::Seconds(_) => Some(self.time.fit()),
             Objective::Bits | Objective::MeasuredSeconds => None,
@@ -245,7 +297,7 @@ impl PlanTask {
     /// Replaces settings with which feedback would amplify errors.
     fn require_contractions(
         &self,
-        means: &[Typed<'_>],
+        means: &mut Means<'_, '_>,
         relative: &[Option<f64>],
         choices: &mut [Choice],
     ) -> Result<(), Error> {
@@ -255,15 +307,9 @@ impl PlanTask {
             if bounded || self.config.feedback.of(&choice.setting).is_none() {
                 continue;
             }
-            let Tensor { shape, dtype, .. } = self.tensors[layer];
             let relative = match relative[layer] {
                 Some(relative) => relative,
-                None => {
-                    let gradient = Gradient::new(means[layer].values(), shape)?;
-                    let mut workspace = vec![0; contraction_workspace_len(&choice.setting, shape, dtype)];
-                    let stream = Stream { seed: self.config.search.seed, layer: layer as u32, ..Stream::default() };
-                    contraction(&choice.setting, &gradient, stream, &mut workspace)?
-                }
+                None => means.contraction(&choice.setting, layer, self.config.search.seed)?,
             };
             if require_contraction(relative).is_err() {
                 *choice = Choice::dense(Uncompressed::NotContractive);

@@ -17,6 +17,8 @@ pub(super) struct Window {
     /// Means by layer; empty on ranks that do not measure. Shared with a plan task, while there is one, and then not
     /// added to.
     means: Arc<Vec<Vec<f32>>>,
+    /// Of layers whose means are elsewhere, a copy as they are now, empty where none was brought; by layer, as `means` are.
+    elsewhere: Vec<Option<Vec<f32>>>,
 }
 
 struct Blend<'a, T> {
@@ -52,11 +54,42 @@ impl<T: Element> Divide for Blend<'_, T> {
 impl Window {
     /// No steps yet, of a rank that measures.
     pub(super) fn new(tensors: &[Tensor]) -> Window {
-        Window { steps: 0, means: Arc::new(zeros(tensors)) }
+        Window { steps: 0, means: Arc::new(zeros(tensors)), elsewhere: vec![None; tensors.len()] }
     }
 
-    pub(super) fn means(&self) -> &[Vec<f32>] {
-        &self.means
+    /// Takes note that a layer's mean is elsewhere, and another one than before.
+    pub(super) fn note_elsewhere(&mut self, layer: usize) {
+        self.elsewhere[layer] = Some(vec![]);
+    }
+
+    /// Whether the means of some layers are elsewhere.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        self.elsewhere.iter().any(Option::is_some)
+    }
+
+    /// By layer, whether its mean is elsewhere.
+    pub(super) fn elsewhere(&self) -> Vec<bool> {
+        self.elsewhere.iter().map(Option::is_some).collect()
+    }
+
+    /// Takes a mean that was elsewhere: it is here from now on, or, while a task has the others, also here.
+    pub(super) fn bring(&mut self, layer: usize, mean: &[f32]) {
+        match Arc::get_mut(&mut self.means) {
+            Some(means) => {
+                means[layer].copy_from_slice(mean);
+                self.elsewhere[layer] = None;
+            }
+            None => self.elsewhere[layer] = Some(mean.to_vec()),
+        }
+    }
+
+    /// A layer's mean, to be saved; `None` on ranks that do not measure, `Err` with a layer whose mean has to be brought first.
+    pub(super) fn mean(&self, layer: usize) -> Result<Option<&[f32]>, usize> {
+        match self.elsewhere.get(layer) {
+            Some(Some(mean)) if mean.is_empty() && !self.means[layer].is_empty() => Err(layer),
+            Some(Some(mean)) => Ok(Some(mean)),
+            _ => Ok(self.means.get(layer).map(Vec::as_slice)),
+        }
     }
 
     /// To be added to. Nobody else has them at such times.
@@ -87,27 +120,25 @@ impl Window {
             return;
         }
         match Arc::get_mut(&mut self.means) {
-            Some(means) => means.iter_mut().zip(tensors).for_each(|(mean, tensor)| {
-                mean.fill(0.0);
-                mean.resize(tensor.shape.elements(), 0.0);
-            }),
+            Some(means) => {
+                for ((mean, elsewhere), tensor) in means.iter_mut().zip(&self.elsewhere).zip(tensors) {
+                    if elsewhere.is_some() {
+                        // Zeros of the allocator's, which take no memory unless they are written to.
+                        *mean = vec![0.0; tensor.shape.elements()];
+                        continue;
+                    }
+                    mean.fill(0.0);
+                    mean.resize(tensor.shape.elements(), 0.0);
+                }
+            }
             None => self.means = Arc::new(zeros(tensors)),
         }
+        self.elsewhere.fill(None);
     }
 }
 
 fn zeros(tensors: &[Tensor]) -> Vec<Vec<f32>> {
     tensors.iter().map(|tensor| vec![0.0; tensor.shape.elements()]).collect()
-}
-
-/// The means in the element types of their layers.
-pub(super) fn typed<'a>(means: &'a [Vec<f32>], tensors: &[Tensor]) -> Vec<Typed<'a>> {
-    let typed = means.iter().zip(tensors).map(|(mean, tensor)| match tensor.dtype {
-        Dtype::F32 => Typed::F32(mean),
-        Dtype::F16 => Typed::F16(mean.iter().map(|&x| F16::from_f32(x)).collect()),
-        Dtype::Bf16 => Typed::Bf16(mean.iter().map(|&x| Bf16::from_f32(x)).collect()),
-    });
-    typed.collect()
 }
 
 /// Adds a layer's gradient, the `steps`-th, to its mean; on ranks that do not measure, which is empty, does nothing.
@@ -123,7 +154,16 @@ pub(super) enum Typed<'a> {
     Bf16(Vec<Bf16>),
 }
 
-impl Typed<'_> {
+impl<'a> Typed<'a> {
+    /// A mean in this type.
+    pub(super) fn new(mean: &'a [f32], dtype: Dtype) -> Typed<'a> {
+        match dtype {
+            Dtype::F32 => Typed::F32(mean),
+            Dtype::F16 => Typed::F16(mean.iter().map(|&x| F16::from_f32(x)).collect()),
+            Dtype::Bf16 => Typed::Bf16(mean.iter().map(|&x| Bf16::from_f32(x)).collect()),
+        }
+    }
+
     pub(super) fn values(&self) -> Values<'_> {
         match self {
             Typed::F32(v) => Values::F32(v),

@@ -6,7 +6,7 @@ use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::num::Sum;
 use crate::rng::Stream;
 
-fn with_candidates<R>(setting: &Setting, then: impl FnOnce(Option<Candidates<'_>>) -> R) -> R {
+pub(crate) fn with_candidates<R>(setting: &Setting, then: impl FnOnce(Option<Candidates<'_>>) -> R) -> R {
     match *setting {
         Setting::Dense => then(None),
         Setting::Qsgd(base) => then(Some(Candidates::Qsgd { base, bits: &[base.bits] })),

@@ -72,6 +72,7 @@ mod suits;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use contraction::with_candidates;
 pub use contraction::{contraction, contraction_workspace_len, require_contraction};
 pub use memory::Memory;
 #[cfg(feature = "pipeline")]

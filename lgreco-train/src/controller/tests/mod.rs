@@ -23,6 +23,7 @@ mod elsewhere;
 mod failures;
 mod halves;
 mod measured;
+mod observed;
 #[cfg(feature = "json")]
 mod planned;
 mod planning;

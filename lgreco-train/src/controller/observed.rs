@@ -1,0 +1,150 @@
+//! What a task measures: means that are here, by a backend, and those that are elsewhere, by who has them.
+
+use super::Tensor;
+use super::decide::norm;
+use super::window::Typed;
+use crate::backend::{Backend, Job, JobError};
+use crate::compress::Setting;
+use crate::feedback::{contraction, contraction_workspace_len, with_candidates};
+use crate::gradient::Gradient;
+use crate::num::sqrt;
+use crate::rng::Stream;
+use crate::search::{Measured, OfferedRow, Search};
+use crate::{CoreError, Error};
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// Gradients of a window that were [observed](super::Planner::note_observed) elsewhere, in the memory of a device, say: whoever has them
+/// measures them for [`PlanTask::run_with`](super::PlanTask::run_with). What is measured of each layer is the mean of its gradients in
+/// the window, as [`Planner::observe`](super::Planner::observe) makes it, in the layer's own type.
+///
+/// ```
+/// use lgreco_train::backend::{Backend, Job, JobError, Portable};
+/// use lgreco_train::controller::Observed;
+/// use lgreco_train::gradient::Gradient;
+/// use lgreco_train::search::OfferedRow;
+/// /// Means of f32 layers, elsewhere on the host.
+/// struct Elsewhere<'a>(&'a [Gradient<'a>], &'a [f64]);
+///
+/// impl Observed for Elsewhere<'_> {
+///     fn squared_norms(&mut self, layers: &[usize], norms: &mut [f64]) -> Result<(), lgreco_train::CoreError> {
+///         layers.iter().zip(norms).for_each(|(&layer, norm)| *norm = self.1[layer]);
+///         Ok(())
+///     }
+///
+///     fn measure(&mut self, rows: &[OfferedRow<'_>], squared_errors: &mut [f64]) -> Result<(), JobError> {
+///         let mut jobs = Vec::new();
+///         for row in rows {
+///             jobs.push(Job { gradient: self.0[row.layer], candidates: row.candidates, stream: row.stream });
+///         }
+///         Portable.measure(&jobs, &mut vec![0; Portable.workspace_len(&jobs)], squared_errors)
+///     }
+/// }
+/// ```
+pub trait Observed {
+    /// The squared l2 norms of these layers' means.
+    ///
+    /// # Errors
+    /// What goes wrong on the way: the decision then fails, and all ranks are told.
+    fn squared_norms(&mut self, layers: &[usize], norms: &mut [f64]) -> Result<(), CoreError>;
+
+    /// The squared errors of all candidates of these rows, one after another, as [`Backend::measure`] has them.
+    ///
+    /// # Errors
+    /// As [`Backend::measure`]; the decision then fails, and all ranks are told.
+    fn measure(&mut self, rows: &[OfferedRow<'_>], squared_errors: &mut [f64]) -> Result<(), JobError>;
+}
+
+/// A window's means.
+pub(super) struct Means<'a, 'b> {
+    tensors: &'a [Tensor],
+    /// In their own types; `None` for those elsewhere.
+    here: Vec<Option<Typed<'a>>>,
+    observed: Option<&'b mut dyn Observed>,
+    pub(super) norms: Vec<f64>,
+}
+
+const ELSEWHERE: Error = Error::StepOrder {
+    what: "gradients of the window were observed elsewhere",
+    expected: "a task that is run with what measures them there",
+};
+
+impl<'a, 'b> Means<'a, 'b> {
+    /// # Errors
+    /// [`Error::StepOrder`] when some are elsewhere and nobody measures them; what their norms fail with.
+    pub(super) fn new(
+        means: &'a [Vec<f32>],
+        tensors: &'a [Tensor],
+        elsewhere: &[bool],
+        mut observed: Option<&'b mut dyn Observed>,
+    ) -> Result<Means<'a, 'b>, Error> {
+        let here = means.iter().zip(tensors).zip(elsewhere);
+        let here: Vec<_> =
+            here.map(|((mean, tensor), &elsewhere)| (!elsewhere).then(|| Typed::new(mean, tensor.dtype))).collect();
+        let mut norms: Vec<f64> = here.iter().map(|mean| mean.as_ref().map_or(0.0, norm)).collect();
+        let layers: Vec<usize> = (0..tensors.len()).filter(|&layer| here[layer].is_none()).collect();
+        if !layers.is_empty() {
+            let mut squares = vec![0.0; layers.len()];
+            observed.as_mut().ok_or(ELSEWHERE)?.squared_norms(&layers, &mut squares)?;
+            layers.iter().zip(squares).for_each(|(&layer, square)| norms[layer] = sqrt(square));
+        }
+        Ok(Means { tensors, here, observed, norms })
+    }
+
+    /// A mean that is here.
+    pub(super) fn here(&self, layer: usize) -> Option<&Typed<'a>> {
+        self.here[layer].as_ref()
+    }
+
+    /// The table of all that the search offers.
+    pub(super) fn measure(&mut self, search: &Search, backend: &mut dyn Backend) -> Result<Measured, Error> {
+        let layers = self.tensors.iter().map(|tensor| (&*tensor.name, &*tensor.dims, tensor.dtype));
+        let offer = search.offer(layers).map_err(|named| named.error)?;
+        let (mut jobs, mut rows, mut is_here) = (Vec::new(), Vec::new(), Vec::new());
+        for row in offer.rows() {
+            is_here.push((self.here[row.layer].is_some(), row.candidates.len()));
+            match &self.here[row.layer] {
+                Some(mean) => {
+                    let gradient = Gradient::new(mean.values(), self.tensors[row.layer].shape)?;
+                    jobs.push(Job { gradient, candidates: row.candidates, stream: row.stream });
+                }
+                None => rows.push(row),
+            }
+        }
+        let count = |here: bool| is_here.iter().filter(|row| row.0 == here).map(|row| row.1).sum();
+        let [mut of_here, mut of_elsewhere]: [Vec<f64>; 2] = [true, false].map(|here| vec![0.0; count(here)]);
+        if !jobs.is_empty() {
+            let mut workspace = vec![0; backend.workspace_len(&jobs)];
+            backend.measure(&jobs, &mut workspace, &mut of_here).map_err(|failed| failed.error)?;
+        }
+        if !rows.is_empty() {
+            let observed = self.observed.as_mut().ok_or(ELSEWHERE)?;
+            observed.measure(&rows, &mut of_elsewhere).map_err(|failed| failed.error)?;
+        }
+        let (mut of_here, mut of_elsewhere) = (of_here.into_iter(), of_elsewhere.into_iter());
+        let mut errors = Vec::new();
+        for (here, candidates) in is_here {
+            errors.extend(if here { &mut of_here } else { &mut of_elsewhere }.take(candidates));
+        }
+        offer.into_measured(&errors).map_err(|named| named.error.into())
+    }
+
+    /// The relative squared error of a layer under a setting.
+    pub(super) fn contraction(&mut self, setting: &Setting, layer: usize, seed: u64) -> Result<f64, Error> {
+        let Tensor { shape, dtype, .. } = self.tensors[layer];
+        let stream = Stream { seed, layer: layer as u32, ..Stream::default() };
+        if let Some(mean) = &self.here[layer] {
+            let gradient = Gradient::new(mean.values(), shape)?;
+            let mut workspace = vec![0; contraction_workspace_len(setting, shape, dtype)];
+            return contraction(setting, &gradient, stream, &mut workspace);
+        }
+        let (norm, mut squared) = (self.norms[layer], [0.0]);
+        let observed = self.observed.as_mut().ok_or(ELSEWHERE)?;
+        with_candidates(setting, |candidates| match candidates {
+            Some(candidates) => observed.measure(&[OfferedRow { layer, candidates, stream }], &mut squared),
+            None => Ok(()),
+        })
+        .map_err(|failed| failed.error)?;
+        Ok(if norm > 0.0 { squared[0] / (norm * norm) } else { 0.0 })
+    }
+}
