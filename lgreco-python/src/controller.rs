@@ -231,6 +231,16 @@ impl Controller {
         })
     }
 
+    /// Which of the window's steps the one under way is; 0 where its gradients are not to be observed.
+    fn window_step(&self, py: Python<'_>) -> u64 {
+        self.with(py, |controller| controller.window_step())
+    }
+
+    /// Takes note that the gradients of these layers are kept elsewhere for the next decision.
+    fn note_observed(&self, py: Python<'_>, layers: Vec<usize>) -> PyResult<()> {
+        self.attempt(py, |controller| layers.iter().try_for_each(|&layer| controller.note_observed(layer)))
+    }
+
     /// Collects gradients for the next decision anew, as the last step has failed elsewhere.
     fn forget_observed(&self, py: Python<'_>) -> PyResult<()> {
         self.attempt(py, |controller| controller.forget_observed())

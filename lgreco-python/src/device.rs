@@ -1,10 +1,12 @@
 //! Buckets that stay in the memory of a CUDA device, on a stream of the trainer's. The only unsafe code of this crate
-//! besides `memory`: device memory that is given by address.
+//! besides `memory` and `window`: device memory that is given by address.
 
 use crate::controller::{Controller, parsed};
 use crate::cores::detached;
 use crate::error::{LgrecoError, named, of_layer, raised};
 use crate::request::Request;
+use crate::task::{PlanResult, PlanTask};
+use crate::window::Window;
 use lgreco_cuda::{CudaBackend, DeviceBucket, DeviceLayer, ExchangeConfig, ExchangeFault, OnFault};
 use lgreco_train::compress::Setting;
 use lgreco_train::controller::NonFinite;
@@ -65,7 +67,7 @@ impl Bucket {
     }
 }
 
-fn refused(py: Python<'_>, error: lgreco_cuda::Error, names: &[String]) -> PyErr {
+pub(crate) fn refused(py: Python<'_>, error: lgreco_cuda::Error, names: &[String]) -> PyErr {
     match error {
         lgreco_cuda::Error::Train(error) => raised(py, error, names),
         lgreco_cuda::Error::Core(error) => raised(py, error.into(), names),
@@ -224,14 +226,6 @@ impl Device {
         forgotten.map_err(|error| refused(py, error, names))
     }
 
-    /// Waits: the first rank at fault in the last step, and the error of this one, or of a payload of that one; None for none. And
-    /// whether this rank alone knows of it.
-    fn fault(&mut self, py: Python<'_>, bucket: &Bucket) -> PyResult<(Option<u32>, Option<Py<PyAny>>, bool)> {
-        let outcome = bucket.bucket.outcome(self.inner()).map_err(|error| refused(py, error, &bucket.names))?;
-        let error = outcome.fault.map(|fault| bucket.at_fault(py, outcome.rank, fault).into_value(py).into_any());
-        Ok((outcome.rank, error, outcome.alone))
-    }
-
     /// Waits: residuals as they were before this step, the last one submitted or the next, become the controller's; zeros of
     /// layers in the places `forgotten`.
     #[pyo3(signature = (controller, bucket, before, forgotten = None))]
@@ -261,6 +255,50 @@ impl Device {
         })
     }
 
+    /// Bytes of memory for a window of all layers.
+    fn window_bytes(&self, controller: &Controller) -> u64 {
+        Window::bytes(controller)
+    }
+
+    /// A window in that memory.
+    fn window(&mut self, py: Python<'_>, controller: &Controller, memory: u64) -> PyResult<Window> {
+        Window::new(py, self.inner(), controller, memory)
+    }
+
+    /// Blends the gradients of these layers, by address, with their means, as those of the window's `step`-th step.
+    fn observe(
+        &mut self,
+        py: Python<'_>,
+        window: &Window,
+        layers: Vec<usize>,
+        addresses: Vec<u64>,
+        step: u64,
+    ) -> PyResult<()> {
+        window.observe(py, self.inner(), (layers, addresses), step)
+    }
+
+    /// Waits: the means of these layers become the controller's.
+    fn take_window_home(
+        &mut self,
+        py: Python<'_>,
+        controller: &Controller,
+        window: &Window,
+        layers: Vec<usize>,
+    ) -> PyResult<()> {
+        window.take_home(py, self.inner(), controller, layers)
+    }
+
+    /// Waits: does a task with what was observed in a window, in memory that `allocate` gives.
+    fn plan(
+        &mut self,
+        py: Python<'_>,
+        window: &Window,
+        task: &mut PlanTask,
+        allocate: Py<PyAny>,
+    ) -> PyResult<PlanResult> {
+        window.plan(py, self.inner(), task, allocate)
+    }
+
     /// Waits: the controller's residuals become the bucket's, between two steps.
     fn take_out(&mut self, py: Python<'_>, controller: &Controller, bucket: &mut Bucket) -> PyResult<()> {
         let residuals = remembered(py, controller, &bucket.layers)?;
@@ -271,7 +309,7 @@ impl Device {
 }
 
 impl Device {
-    fn inner(&mut self) -> &mut CudaBackend {
+    pub(crate) fn inner(&mut self) -> &mut CudaBackend {
         self.cuda.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -296,9 +334,17 @@ impl Bucket {
         self.forgetful.clone()
     }
 
-    /// The address of an f32 that is 1 after a step that failed on some rank, else 0.
+    /// Where the device has what it knows of the steps, and how many bytes.
     #[getter]
-    fn found_inf(&self) -> u64 {
-        self.bucket.found_inf_address()
+    fn outcome(&self) -> (u64, usize) {
+        self.bucket.outcome_address()
+    }
+
+    /// What these bytes say: whether the step has failed on some rank, the first rank at fault, and the error of this one, or of a
+    /// payload of that one; None for none. And whether this rank alone knows of it.
+    fn fault(&self, py: Python<'_>, outcome: &[u8]) -> PyResult<(bool, Option<u32>, Option<Py<PyAny>>, bool)> {
+        let outcome = self.bucket.outcome_of(outcome).map_err(|error| refused(py, error, &self.names))?;
+        let error = outcome.fault.map(|fault| self.at_fault(py, outcome.rank, fault).into_value(py).into_any());
+        Ok((outcome.has_failed, outcome.rank, error, outcome.alone))
     }
 }

@@ -12,6 +12,7 @@ mod plan;
 mod report;
 mod request;
 mod task;
+mod window;
 
 use pyo3::prelude::*;
 use std::ffi::OsString;
@@ -39,6 +40,7 @@ fn _lgreco(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<device::Bucket>()?;
     module.add_class::<request::Request>()?;
     module.add_class::<report::Report>()?;
+    module.add_class::<window::Window>()?;
     module.add_class::<task::PlanTask>()?;
     module.add_class::<task::PlanResult>()
 }

@@ -18,7 +18,14 @@ pub(crate) struct PlanResult(pub(crate) Option<controller::PlanResult>);
 impl PlanTask {
     /// Measures and plans; once.
     fn run(&mut self, py: Python<'_>) -> PyResult<PlanResult> {
-        let task = self.0.take().ok_or_else(|| LgrecoError::new_err("the plan task has been run"))?;
+        let task = self.take()?;
         Ok(PlanResult(Some(detached(py, || task.run(&mut Parallel)))))
+    }
+}
+
+impl PlanTask {
+    /// The task, once.
+    pub(crate) fn take(&mut self) -> PyResult<controller::PlanTask> {
+        self.0.take().ok_or_else(|| LgrecoError::new_err("the plan task has been run"))
     }
 }

@@ -1,5 +1,6 @@
 """The extension module: what the crate lgreco-python makes of lgreco-train. lgreco.torch is made of it."""
 
+from collections.abc import Callable
 from typing import Any, final
 
 __all__ = [
@@ -7,6 +8,7 @@ __all__ = [
     "Controller",
     "Device",
     "DeviceBucket",
+    "DeviceWindow",
     "LgrecoError",
     "PlanResult",
     "PlanTask",
@@ -182,6 +184,12 @@ class Controller:
     def observe(self, layers: list[int], addresses: list[int]) -> None:
         """Takes note of the gradients, on the host, of layers that are exchanged elsewhere."""
 
+    def window_step(self) -> int:
+        """Which of the window's steps the one under way is, from 1 on; 0 where its gradients are not to be observed."""
+
+    def note_observed(self, layers: list[int]) -> None:
+        """Takes note that gradients of the step under way are in a ``DeviceWindow``, which the next plan's task then needs."""
+
     def forget_observed(self) -> None:
         """Between two steps: collects gradients for the next plan anew, as the last step has failed elsewhere."""
 
@@ -241,7 +249,8 @@ class Controller:
         """Asks for a decision before the schedule's next; the step at which it is due, None where nothing is left to decide."""
 
     def take_plan_task(self) -> PlanTask | None:
-        """The next decision's work, on the rank that measures, where ``lead`` lets it be done beforehand."""
+        """The next decision's work, on the rank that measures, where ``lead`` lets it be done beforehand or a ``DeviceWindow`` has its
+        gradients."""
 
     def hand_in(self, result: PlanResult) -> bool:
         """Takes what became of a task; whether anybody still waits for it."""
@@ -270,8 +279,15 @@ class DeviceBucket:
     """Layers that are exchanged together in a device's memory, under the settings that their controller had when it was made."""
 
     @property
-    def found_inf(self) -> int:
-        """The address, on the device, of a float32 that is 1 after a step that failed on some rank, else 0."""
+    def outcome(self) -> tuple[int, int]:
+        """Where the device has what it knows of the last step, and how many bytes. A copy, enqueued behind the step, is of that."""
+
+    def fault(self, outcome: bytes) -> tuple[bool, int | None, LgrecoError | None, bool]:
+        """What such a copy says: whether the step has failed on some rank, the first rank at fault, and this rank's error, or that of
+        the other's payload.
+
+        And whether this rank alone knows of it: it is about what it has got of its own shards.
+        """
 
     @property
     def residuals(self) -> tuple[int, int]:
@@ -284,6 +300,10 @@ class DeviceBucket:
 
     def suits(self, controller: Controller) -> bool:
         """Whether its layers still have those settings."""
+
+@final
+class DeviceWindow:
+    """The mean of the gradients of a window's steps, of all layers of a controller, in a device's memory."""
 
 @final
 class Device:
@@ -327,12 +347,6 @@ class Device:
     def forget(self, bucket: DeviceBucket) -> None:
         """After a step that has not failed: forgets what was not sent of layers that are to go without error feedback."""
 
-    def fault(self, bucket: DeviceBucket) -> tuple[int | None, LgrecoError | None, bool]:
-        """Waits: the first rank at fault in the last step, and this rank's error, or that of the other's payload.
-
-        And whether this rank alone knows of it: it is about what it has got of its own shards.
-        """
-
     def take_home(self, controller: Controller, bucket: DeviceBucket, before: int, forgotten: list[int] | None = None) -> None:
         """Waits: residuals become the controller's, as they were before this step, the last one submitted or the next.
 
@@ -341,3 +355,22 @@ class Device:
 
     def take_out(self, controller: Controller, bucket: DeviceBucket) -> None:
         """Waits: the controller's residuals become the bucket's, between two steps."""
+
+    def window_bytes(self, controller: Controller) -> int:
+        """Bytes of memory for a window."""
+
+    def window(self, controller: Controller, memory: int) -> DeviceWindow:
+        """A window without gradients in ``memory``, aligned to 16 bytes, which it has for itself until its work is done."""
+
+    def observe(self, window: DeviceWindow, layers: list[int], addresses: list[int], step: int) -> None:
+        """Blends the gradients of these layers with their means, as those of the window's ``step``-th step."""
+
+    def take_window_home(self, controller: Controller, window: DeviceWindow, layers: list[int]) -> None:
+        """Waits: the means of these layers become the controller's, between two steps."""
+
+    def plan(self, window: DeviceWindow, task: PlanTask, allocate: Callable[[int], int]) -> PlanResult:
+        """Waits: does a task with what was observed in a window, on a stream behind all of that.
+
+        ``allocate`` gives the address of as many bytes as it is asked for, aligned to 256, which stay until then. Raises what goes wrong on
+        the device; the task can be taken again.
+        """

@@ -28,6 +28,9 @@ class Imitation(Cuda):
         self._context = context
         self._call("cuStreamCreate", ctypes.byref(stream), 1)
         self._handle = stream
+        aside = ctypes.c_void_p()
+        self._call("cuStreamCreate", ctypes.byref(aside), 1)
+        self._other = aside
         self.allocated = 0
 
     def lacks(self, group: dist.ProcessGroup | None) -> str | None:
@@ -51,12 +54,19 @@ class Imitation(Cuda):
         self.allocated += 1
         return memory(address.value, length, torch.uint8)
 
+    def aside(self) -> int:
+        self._call("cuStreamSynchronize", self._handle)
+        return self._other.value or 0
+
+    def allocate_aside(self, length: int) -> torch.Tensor:
+        return self.allocate(length)
+
     def part(self, memory: torch.Tensor, address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
         self._call("cuStreamSynchronize", self._handle)
         return super().part(memory, address, length, dtype)
 
-    def later(self, numbers: torch.Tensor) -> Callable[[], list[float]]:
-        values = [float(number) for number in numbers.flatten().tolist()]
+    def later(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
+        values = numbers.clone()
         return lambda: values
 
     def mark(self) -> float:  # type: ignore[override]

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lgreco.torch import LGreCoShardedState, LGreCoState, lgreco_hook
+from lgreco.torch.checkpoint import to_bytes
 
 STEPS = 14
 PLANNED: dict[str, Any] = {"objective": "seconds", "start_iter": 4, "period": 4, "window": 1, "min_elements": 64}
@@ -64,7 +65,7 @@ class Clocked(Imitation):
     def later(self, number: torch.Tensor) -> Any:
         value, marked = super().later(number), self.marked
 
-        def known() -> list[float]:
+        def known() -> torch.Tensor:
             self.known = max(self.known, marked)
             return value()
 
@@ -329,9 +330,9 @@ def _tried(rank: int, options: dict[str, Any]) -> list[tuple[int | None, str]]:
     found, times = [], state._device.times
     alone = times._alone
 
-    def looked_at(device: Any, bucket: Any, *arguments: Any) -> Any:
-        spans = alone(device, bucket, *arguments)
-        at_fault, error, _ = device.fault(bucket)
+    def looked_at(device: Any, bucket: Any, memory: torch.Tensor, *arguments: Any) -> Any:
+        spans = alone(device, bucket, memory, *arguments)
+        _, at_fault, error, _ = bucket.fault(to_bytes(times._cuda.part(memory, *bucket.outcome, torch.uint8)))
         found.append((at_fault, str(error)))
         return spans
 

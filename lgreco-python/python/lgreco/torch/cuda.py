@@ -21,6 +21,7 @@ class Cuda:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream: torch.cuda.Stream | None = None
+        self._aside: torch.cuda.Stream | None = None
 
     def lacks(self, group: dist.ProcessGroup | None) -> str | None:
         """What exchanges on the device need of a process group and this one has not; None if it has all."""
@@ -46,20 +47,32 @@ class Cuda:
         """So many bytes, by torch's caching allocator."""
         return torch.empty(length, dtype=torch.uint8, device=self.device)
 
+    def aside(self) -> int:
+        """The handle of another stream, in which what follows comes after all that is enqueued in the current one."""
+        self._aside = self._aside or torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._aside.wait_stream(torch.cuda.current_stream(self.device))
+        return self._aside.cuda_stream
+
+    def allocate_aside(self, length: int) -> torch.Tensor:
+        """As ``allocate``, for that other stream."""
+        with torch.cuda.stream(self._aside):
+            return self.allocate(length)
+
     def part(self, memory: torch.Tensor, address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
         """A tensor over ``length`` bytes of ``memory``."""
         start = address - memory.data_ptr()
         return memory[start : start + length].view(dtype)
 
-    def later(self, numbers: torch.Tensor) -> Callable[[], list[float]]:
-        """What the numbers are after all that is enqueued: the call that it returns waits for that, and for nothing after it."""
+    def later(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """What the numbers are after all that is enqueued: the call that it returns waits for that, and for nothing after it, and has
+        them on the host."""
         told = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
         told.copy_(numbers, non_blocking=True)
         done = torch.cuda.current_stream(self.device).record_event()
 
-        def values() -> list[float]:
+        def values() -> torch.Tensor:
             done.synchronize()
-            return [float(number) for number in told.flatten().tolist()]
+            return told
 
         return values
 
@@ -103,6 +116,5 @@ def _obstacle(options: Mapping[str, Any]) -> str | None:
     obstacles = {
         "residual_dtype": options.get("residual_dtype", torch.float32) != torch.float32,
         "route": options.get("route", "all_gather") not in ("all_gather", "sharded"),
-        "optimizer": options.get("optimizer") is not None,
     }
     return next((name for name, there in obstacles.items() if there), None)

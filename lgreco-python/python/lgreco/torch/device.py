@@ -1,7 +1,8 @@
 """Buckets that stay in a GPU's memory: compressed, summed and averaged there, between torch.distributed's collectives.
 
 The controller decides as it does for buckets on the host, and keeps residuals while no bucket on the device has them. Nothing of
-a step waits for the device, so that what goes wrong there is found when the next step begins.
+a step waits for the device: what goes wrong there is copied to the host behind the step, and looked at when the next one begins. So
+are the gradients that a plan is made of kept and measured there (``observed.py``).
 
 With a GradScaler gradients that are not finite are no error: on all ranks the means of their bucket are NaN, by which the scaler
 finds them. Where it has changed its scale, which is seldom, residuals come to the host, are taken back and rescaled there, and
@@ -16,10 +17,12 @@ import torch
 import torch.distributed as dist
 
 from lgreco._lgreco import Controller, Device, DeviceBucket, LgrecoError, peer_error
+from lgreco.torch.checkpoint import to_bytes
 from lgreco.torch.collectives import Started, own_group, start
 from lgreco.torch.cuda import Cuda
 from lgreco.torch.errors import Errors
 from lgreco.torch.held import Held
+from lgreco.torch.observed import Observed
 from lgreco.torch.remembered import Remembered
 from lgreco.torch.times import Times
 
@@ -38,8 +41,10 @@ class _Bucket:
         self.memory = memory
         self.step = step
         """The next one that it takes part in."""
-        self.failed: Callable[[], list[float]] | None = None
-        """Tells whether the last step has failed, until that is known."""
+        self.outcome: Callable[[], torch.Tensor] | None = None
+        """What the device knows of the last step, until the host does."""
+        self.fault: tuple[int | None, LgrecoError | None, bool] = (None, None, False)
+        """Of the last step: the first rank at fault, the error, and whether this rank alone knows of it."""
         self.refusal: LgrecoError | None = None
         """What the device has refused in the last step, on this rank."""
         self.is_to_forget = False
@@ -80,6 +85,7 @@ class Buckets:
         self._failed: list[_Bucket] = []
         self._has_observed = False
         """Whether the last step's gradients are to be planned by."""
+        self.observed = Observed(cuda, controller)
         self._untold: LgrecoError | None = None
         """What the device has refused when there was no message left to tell the others by."""
         self._alone: LgrecoError | None = None
@@ -159,15 +165,18 @@ class Buckets:
         return _Bucket(bucket, memory, self._controller.steps)
 
     def _observe(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> None:
-        """Shows the gradients to the controller: they are copied to the host, and that waits for them."""
+        """Keeps the gradients for the next plan. Where the GPU cannot, they are copied to the host, and that waits for them."""
+        places = self.observed.observe(self.device, layers, gradients)
+        if not places:
+            return
         try:
             host = buffer.cpu()
         except (MemoryError, RuntimeError) as error:
             _LOG.warning("gradients are left out of the next plan, as they cannot be copied to the host: %s", error)
             return
-        addresses = [host.data_ptr() + gradient.data_ptr() - buffer.data_ptr() for gradient in gradients]
+        addresses = [host.data_ptr() + gradients[place].data_ptr() - buffer.data_ptr() for place in places]
         try:
-            self._controller.observe(layers, addresses)
+            self._controller.observe([layers[place] for place in places], addresses)
         except LgrecoError as error:
             # What is not finite the device finds too, and tells all ranks.
             if error.code != _NOT_FINITE:
@@ -226,7 +235,7 @@ class Buckets:
 
     def _found_alone(self, bucket: _Bucket) -> bool:
         """Whether what has gone wrong in the last step this rank alone knows of."""
-        _, error, alone = self.device.fault(bucket.bucket)
+        _, error, alone = bucket.fault
         if alone:
             self._alone = self._alone or bucket.refusal or error
             bucket.refusal = None
@@ -242,12 +251,12 @@ class Buckets:
 
         None for gradients that are not finite where the loss is scaled.
         """
-        found = [self.device.fault(bucket.bucket) for bucket in failed]
-        own = [bucket.refusal or error for bucket, (_, error, _) in zip(failed, found)]
+        own = [bucket.refusal or bucket.fault[1] for bucket in failed]
         codes = torch.zeros(self._host.size() * len(failed), dtype=torch.int64)
         told = torch.tensor([0 if error is None else error.code for error in own])
         dist.all_gather_into_tensor(codes, told, group=self._host)
-        for of_ranks, mine, (first, _, _) in zip(codes.view(-1, len(failed)).T.tolist(), own, found):
+        for of_ranks, mine, bucket in zip(codes.view(-1, len(failed)).T.tolist(), own, failed):
+            first = bucket.fault[0]
             at_fault = [rank for rank, code in enumerate(of_ranks) if code != 0]
             worse = [rank for rank in at_fault if of_ranks[rank] != _NOT_FINITE]
             if self._is_scaled and at_fault and not worse:
@@ -259,15 +268,17 @@ class Buckets:
     def _settle(self) -> None:
         """Between steps: takes note of how the last one has ended."""
         for layers, bucket in self._buckets.items():
-            if bucket.failed is None:
+            if bucket.outcome is None:
                 continue
-            failed, bucket.failed = bucket.failed()[0] != 0, None
+            outcome, bucket.outcome = to_bytes(bucket.outcome()), None
+            failed, first, error, alone = bucket.bucket.fault(outcome)
+            bucket.fault = (first, error, alone)
             errors, bucket.errors = bucket.errors, None
             if errors is not None and not failed:
                 # On the host layers that are held are not measured either.
-                for layer, error in zip(layers, errors.told(0.0 if bucket.held is None else None)):
-                    if error is not None:
-                        self._controller.record_error(layer, error)
+                for layer, relative in zip(layers, errors.told(0.0 if bucket.held is None else None)):
+                    if relative is not None:
+                        self._controller.record_error(layer, relative)
             if failed:
                 self._failed.append(bucket)
             elif bucket.refusal is not None:
@@ -278,6 +289,7 @@ class Buckets:
             self.times.forget_step()
         if self._has_observed and self._failed:
             self._controller.forget_observed()
+            self.observed.forget()
         self._has_observed = False
 
     def bring_home(self, taken_back: bool = False) -> None:
@@ -305,9 +317,15 @@ class Buckets:
         if self.is_behind:
             self.take_out()
 
+    def bring_observed_home(self) -> None:
+        """Between steps: the controller has what was observed for the next plan, too. Waits for the device."""
+        if self._device is not None:
+            self.observed.bring_home(self._device)
+
     def abandon(self) -> None:
         """After a step that was given up: residuals are the controller's, as they were before it. An interrupt leaves what is to be done
         again."""
+        self.observed.forget()
         try:
             for key, bucket in [] if self.is_behind else list(self._buckets.items()):
                 self.device.take_home(self._controller, bucket.bucket, self._controller.steps)
@@ -408,7 +426,7 @@ class DeviceFlight:
                     own.held.put_back()
                 if times is not None:
                     times.end()
-                own.failed = cuda.later(part(own.bucket.found_inf, 4, torch.float32))
+                own.outcome = cuda.later(part(*own.bucket.outcome, torch.uint8))
                 return False
             if times is not None:
                 times.sends(request)

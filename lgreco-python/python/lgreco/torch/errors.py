@@ -17,7 +17,7 @@ class Errors:
         self._cuda = cuda
         self._remembered = remembered
         self._offered = remembered.counted().add_(torch.cat([gradient.flatten() for gradient in gradients]))
-        self._told: Callable[[], list[float]] | None = None
+        self._told: Callable[[], torch.Tensor] | None = None
 
     def measured(self) -> "Errors":
         """When the means are enqueued: itself, with what has been sent."""
@@ -31,5 +31,5 @@ class Errors:
 
     def told(self, nothing: float | None) -> list[float | None]:
         """By layer, when the outcome of the step is known; ``nothing`` where there was nothing to compress."""
-        errors = [] if self._told is None else self._told()
+        errors: list[float] = [] if self._told is None else self._told().tolist()
         return [error if math.isfinite(error) else nothing for error in errors]

@@ -13,7 +13,7 @@ class Scale:
 
     def __init__(self, scaler: Scaler) -> None:
         self._scaler = scaler
-        self._noted: tuple[torch.Tensor, int, Callable[[], list[float]]] | None = None
+        self._noted: tuple[torch.Tensor, int, Callable[[], torch.Tensor]] | None = None
 
     def note(self, cuda: Cuda) -> None:
         """Before a forward pass: has the scale copied from the GPU, so that nobody waits for the pass to know it."""
@@ -26,5 +26,5 @@ class Scale:
         if self._noted is not None:
             scale, version, value = self._noted
             if getattr(self._scaler, "_scale", None) is scale and scale._version == version:
-                return value()[0]
+                return float(value())
         return self._scaler.get_scale()

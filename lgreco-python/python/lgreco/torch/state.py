@@ -30,9 +30,9 @@ class LGreCoState(Training):
     torch.Size([4096])
 
     Gradients on an NVIDIA GPU, in a process group of NCCL's, stay there: they are compressed, exchanged and averaged in its memory,
-    with the same means as on the host (of more than two processes sums are rounded in another order). What goes wrong in a step is
+    with the same means as on the host (of more than two processes sums are rounded in another order), and so are plans. What goes wrong in a step is
     then an error at the beginning of the next one, which is not taken. They are copied to the host and back, which is logged once,
-    with another ``residual_dtype`` than float32, ``route="scatter_reduce"`` or ``optimizer``; so is, from then on, a bucket for whose settings there is no kernel, or for which a GPU has no memory. With ``objective="seconds"`` what a
+    with another ``residual_dtype`` than float32 or ``route="scatter_reduce"``; so is, from then on, a bucket for whose settings there is no kernel, or for which a GPU has no memory. With ``objective="seconds"`` what a
     step takes is measured on the GPU, by events in its stream that no step waits for.
 
     Parameters

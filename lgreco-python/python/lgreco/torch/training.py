@@ -3,7 +3,7 @@
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +77,7 @@ class Training(Reports, Checkpointed[Loaded]):
         self._refused = False
         self._bytes = [0, 0]
         self._timed = options.get("objective") == "seconds"
+        self._leads = bool(options.get("lead"))
         self._planner: ThreadPoolExecutor | None = None
         self._planning: Future[PlanResult] | None = None
         self.last_report: Report | None = None
@@ -313,6 +314,8 @@ class Training(Reports, Checkpointed[Loaded]):
         if self._device is None:
             self._plan_aside()
         if report.switched:
+            if self._device is not None:
+                self._device.observed.forget_before(report.step)
             plan = self.plan
             if self._timed and plan is not None and self._group.rank() == 0:
                 _LOG.info("%s", plan["why"])
@@ -323,16 +326,24 @@ class Training(Reports, Checkpointed[Loaded]):
         task = self._controller.take_plan_task() if self._planning is None else None
         if task is not None:
             self._planner = self._planner or ThreadPoolExecutor(1, "lgreco-plan")
-            self._planning = self._planner.submit(task.run)
+            self._planning = self._planner.submit(task.run if self._device is None else self._device.observed.planning(task))
+            del task
+            if not self._leads:
+                # Gradients are on a GPU, and the plan is due now.
+                wait([self._planning])
+                self._take_over_plan()
 
     def _take_over_plan(self) -> None:
         if self._planning is not None and self._planning.done():
-            if (error := self._planning.exception()) is None:
-                self._controller.hand_in(self._planning.result())
-            else:
-                # A task that is dropped is done during the step of its decision, and what fails then all ranks hear of.
-                _LOG.warning("planning aside has failed, and is done again: %r", error)
-            self._planning = None
+            planning, self._planning = self._planning, None
+            if (error := planning.exception()) is None:
+                self._controller.hand_in(planning.result())
+                return
+            # A task that is dropped is done during the step of its decision, and what fails then all ranks hear of.
+            _LOG.warning("planning aside has failed, and is done again: %r", error)
+            del planning, error
+            if self._device is not None:
+                self._device.bring_observed_home()
 
     def _end_backward(self) -> None:
         # Where the last bucket is not known, or does not come: DDP leaves the last ones out where nobody uses their
@@ -421,6 +432,8 @@ class Training(Reports, Checkpointed[Loaded]):
         """
         self._take_back_left_over()
         self._bring_home()
+        if window and self._device is not None:
+            self._device.bring_observed_home()
         parts = self._controller.save(window)
         layers = {name: to_tensor(part) for name, part in parts if name is not None}
         run = next(to_tensor(part) for name, part in parts if name is None)
@@ -460,6 +473,7 @@ class Training(Reports, Checkpointed[Loaded]):
         (missing, extra, misshaped), step, oldest = self._controller.load(plan, residual_parts)
         if self._device is not None:
             self._device.forget()
+            self._device.observed.forget()
         loaded = Loaded(missing, extra, misshaped, step, oldest)
         self._bytes = list(state["bytes"])
         # Residuals follow the scaler's at the next step, whether that is loaded before or after. Older states have none.

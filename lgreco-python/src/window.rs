@@ -1,0 +1,194 @@
+//! Gradients that a plan is made of, in the memory of a CUDA device: kept there, measured there for a plan's task. Unsafe as in `device`:
+//! device memory that is given by address.
+
+use crate::controller::Controller;
+use crate::cores::{detached, on_cores};
+use crate::device::refused;
+use crate::error::LgrecoError;
+use crate::task::{PlanResult, PlanTask};
+use lgreco_cuda::{CudaBackend, DeviceJob, DeviceJobError, DeviceWindow};
+use lgreco_train::CoreError;
+use lgreco_train::backend::{Backend, Job, JobError, Parallel};
+use lgreco_train::compress::Setting;
+use lgreco_train::controller::Observed;
+use lgreco_train::gradient::{Dtype, Gradient, Shape};
+use lgreco_train::rng::Stream;
+use lgreco_train::search::OfferedRow;
+use pyo3::prelude::*;
+use std::sync::Arc;
+
+/// The mean of the gradients of a controller's last steps, of which the next plan is made.
+#[pyclass(name = "DeviceWindow", module = "lgreco._lgreco")]
+pub(crate) struct Window {
+    window: DeviceWindow,
+    names: Arc<[String]>,
+}
+
+fn layers(controller: &Controller) -> Vec<(Shape, Dtype)> {
+    controller.tensors.iter().map(|tensor| (tensor.shape(), tensor.dtype())).collect()
+}
+
+impl Window {
+    /// Bytes of device memory for a window of all layers.
+    pub(crate) fn bytes(controller: &Controller) -> u64 {
+        DeviceWindow::bytes(&layers(controller))
+    }
+
+    /// In that memory, of all layers, without gradients.
+    pub(crate) fn new(
+        py: Python<'_>,
+        cuda: &mut CudaBackend,
+        controller: &Controller,
+        memory: u64,
+    ) -> PyResult<Window> {
+        let layers = layers(controller);
+        // SAFETY: by the contract of `Device.window` (`_lgreco.pyi`).
+        let window = detached(py, || unsafe { cuda.begin_window(&layers, memory) });
+        let window = window.map_err(|error| refused(py, error, &controller.names))?;
+        Ok(Window { window, names: controller.names.clone() })
+    }
+
+    /// Takes the gradients of these layers, by address, as those of the window's `step`-th step.
+    pub(crate) fn observe(
+        &self,
+        py: Python<'_>,
+        cuda: &mut CudaBackend,
+        (layers, addresses): (Vec<usize>, Vec<u64>),
+        step: u64,
+    ) -> PyResult<()> {
+        if layers.len() != addresses.len() {
+            return Err(LgrecoError::new_err("one address per layer"));
+        }
+        let seen: Vec<(usize, u64)> = layers.into_iter().zip(addresses).collect();
+        // SAFETY: by the contract of `Device.observe` (`_lgreco.pyi`).
+        let observed = unsafe { cuda.observe(&self.window, &seen, step) };
+        observed.map_err(|error| refused(py, error, &self.names))
+    }
+
+    /// Waits: the means of these layers become the controller's.
+    pub(crate) fn take_home(
+        &self,
+        py: Python<'_>,
+        cuda: &mut CudaBackend,
+        controller: &Controller,
+        layers: Vec<usize>,
+    ) -> PyResult<()> {
+        for layer in layers {
+            let mut mean = vec![0f32; controller.tensors[controller.check(layer)?].shape().elements()];
+            let read = detached(py, || cuda.window_mean(&self.window, layer, &mut mean));
+            read.map_err(|error| refused(py, error, &self.names))?;
+            controller.attempt(py, |controller| controller.set_observed(layer, &mean))?;
+        }
+        Ok(())
+    }
+
+    /// Waits: does a plan's task with what was observed here, in memory that `allocate` gives the address of.
+    pub(crate) fn plan(
+        &self,
+        py: Python<'_>,
+        cuda: &mut CudaBackend,
+        task: &mut PlanTask,
+        allocate: Py<PyAny>,
+    ) -> PyResult<PlanResult> {
+        let task = task.take()?;
+        let mut observed = OnDevice { cuda, window: &self.window, allocate, failed: None };
+        // Not on the threads for compressors, which would wait for the device, too.
+        let result = py.detach(|| task.run_with(&mut observed, &mut OnCores));
+        match observed.failed {
+            None => Ok(PlanResult(Some(result))),
+            Some(Failed::Python(error)) => Err(error),
+            Some(Failed::Device(error)) => Err(refused(py, error, &self.names)),
+        }
+    }
+}
+
+enum Failed {
+    Python(PyErr),
+    Device(lgreco_cuda::Error),
+}
+
+/// A window that is measured where it is.
+struct OnDevice<'a> {
+    cuda: &'a mut CudaBackend,
+    window: &'a DeviceWindow,
+    allocate: Py<PyAny>,
+    /// Why it could not be measured.
+    failed: Option<Failed>,
+}
+
+impl OnDevice<'_> {
+    fn rows(&mut self, rows: &[OfferedRow<'_>], squared_errors: &mut [f64]) -> Result<(), Failed> {
+        let mut jobs = Vec::with_capacity(rows.len());
+        for row in rows {
+            let gradient = self
+                .window
+                .gradient(row.layer)
+                .ok_or(Failed::Device(lgreco_cuda::Error::Memory { what: "of the window has no such layer" }))?;
+            jobs.push(DeviceJob { gradient, candidates: row.candidates, stream: row.stream });
+        }
+        let bytes = self.cuda.rows_bytes(&jobs).map_err(of_device)?;
+        let [workspace, results] = [bytes.workspace, bytes.results].map(|bytes| {
+            Python::attach(|py| self.allocate.call1(py, (bytes.max(1),))?.extract::<u64>(py)).map_err(Failed::Python)
+        });
+        let (workspace, results) = (workspace?, results?);
+        // SAFETY: by the contract of `Device.plan` (`_lgreco.pyi`) there are as many bytes, which nobody else uses.
+        unsafe { self.cuda.enqueue_rows(&jobs, workspace, results) }.map_err(of_device)?;
+        let mut words = vec![0; (bytes.results / 8) as usize];
+        // SAFETY: as before, and filled when what is enqueued is done.
+        unsafe { self.cuda.fetch_results(results, &mut words) }.map_err(Failed::Device)?;
+        self.cuda.read_rows(&jobs, &words, squared_errors).map_err(of_device)
+    }
+}
+
+fn of_device(failed: DeviceJobError) -> Failed {
+    Failed::Device(failed.error)
+}
+
+const TOLD: CoreError = CoreError::Device { what: "its window cannot be measured" };
+
+impl Observed for OnDevice<'_> {
+    fn squared_norms(&mut self, layers: &[usize], norms: &mut [f64]) -> Result<(), CoreError> {
+        let all = self.cuda.close_window(self.window).and_then(|()| self.cuda.window_norms(self.window));
+        let all = all.map_err(|error| {
+            self.failed = Some(Failed::Device(error));
+            TOLD
+        })?;
+        layers.iter().zip(norms).for_each(|(&layer, norm)| *norm = all[layer]);
+        Ok(())
+    }
+
+    fn measure(&mut self, rows: &[OfferedRow<'_>], squared_errors: &mut [f64]) -> Result<(), JobError> {
+        self.rows(rows, squared_errors).map_err(|failed| {
+            self.failed = Some(failed);
+            JobError { job: None, error: TOLD }
+        })
+    }
+}
+
+/// The backend of all cores, each call on the threads for compressors.
+struct OnCores;
+
+impl Backend for OnCores {
+    fn workspace_len(&self, jobs: &[Job<'_>]) -> usize {
+        on_cores(|| Parallel.workspace_len(jobs))
+    }
+
+    fn measure(&mut self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
+        on_cores(|| Parallel.measure(jobs, workspace, rows))
+    }
+
+    fn encode(
+        &mut self,
+        setting: &Setting,
+        gradient: &Gradient<'_>,
+        stream: Stream,
+        workspace: &mut [u64],
+        payload: &mut [u8],
+    ) -> Result<usize, CoreError> {
+        on_cores(|| Parallel.encode(setting, gradient, stream, workspace, payload))
+    }
+
+    fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<(), CoreError> {
+        on_cores(|| Parallel.decode(payload, values))
+    }
+}

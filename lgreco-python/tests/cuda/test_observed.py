@@ -1,0 +1,161 @@
+"""Plans of gradients that stay in a GPU's memory, on an imitated driver, against those that the host makes."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from imitation import Imitation, imitated
+from ranks import on_ranks
+from test_device import PLANNED, stayed, steps_of, wrapped
+
+from lgreco._lgreco import Device
+from lgreco.torch.observed import Observed
+
+STEPS = 14
+
+PLANS: dict[str, dict[str, Any]] = {
+    "qsgd": {"method": "qsgd"},
+    "qsgd in bfloat16": {"method": "qsgd"},
+    "topk": {"method": "topk", "default": 0.1},
+    "topk in float16": {"method": "topk", "default": 0.1},
+    "topk in full, ahead": {"method": "topk", "default": 0.1, "widths": ["full"], "lead": 2},
+    "powersgd": {"method": "powersgd", "default": 2},
+    "hybrid": {"method": "hybrid"},
+    "uniform": {"method": "topk", "default": 0.1, "policy": "uniform"},
+    "accordion": {"method": "topk", "policy": "accordion", "accordion": (0.2, 0.02), "widths": ["full"]},
+}
+
+Run = tuple[list[dict[str, str]], list[Any], bool, list[str], list[tuple[int, int]]]
+
+
+class Lines(logging.Handler):
+    """What is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        logging.getLogger("lgreco").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def _run(rank: int, options: dict[str, Any], dtype: torch.dtype, gpu: Imitation | None) -> Run:
+    """Settings and plans by step; whether all stayed on the device, what was logged, and how many layers were observed, here and
+    on the host."""
+    lines, seen = Lines(), []
+    where = {} if gpu is None else {"_device_of": lambda _: gpu}
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    accordion = {"optimizer": optimizer} if options.get("policy") == "accordion" else {}
+    ddp, state = wrapped(PLANNED | options | accordion | where, dtype)
+    observe = Observed.observe
+
+    def observed(self: Observed, device: Any, layers: list[int], gradients: list[torch.Tensor]) -> list[int]:
+        left = observe(self, device, layers, gradients)
+        seen.append((len(layers) - len(left), len(left)))
+        return left
+
+    Observed.observe = observed  # type: ignore[method-assign]
+    settings, plans = [], []
+    for step in range(STEPS):
+        optimizer.param_groups[0]["lr"] = 1.0 if step < 9 else 0.1
+        steps_of(ddp, rank, range(step, step + 1))
+        if options.get("lead") and state._planning is not None:
+            state._planning.exception()  # so that a plan is late on no machine
+        settings.append(state.settings)
+        plans.append(state.plan)
+    Observed.observe = observe  # type: ignore[method-assign]
+    return settings, plans, stayed(state), lines.lines, seen
+
+
+def _both(rank: int, options: dict[str, Any], dtype: torch.dtype) -> tuple[Run, Run]:
+    return _run(rank, options, dtype, None), _run(rank, options, dtype, Imitation())
+
+
+def same_plans(found: Any, expected: Any) -> bool:
+    """But for sums in another order."""
+    return all(
+        (one is None) == (other is None)
+        and (one is None or {**one, "error": 0, "why": ""} == {**other, "error": 0, "why": ""})
+        and (one is None or "error" not in one or abs(one["error"] - other["error"]) <= 1e-4 * other["error"])
+        for one, other in zip(found, expected, strict=True)
+    )
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_plans_are_those_of_the_host_without_gradients_there(plan: str) -> None:
+    dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(plan.split()[-1], torch.float32)
+    for rank, (host, device) in enumerate(on_ranks(2, _both, PLANS[plan], dtype)):
+        assert device[2] and not host[2]
+        assert device[0] == host[0] and same_plans(device[1], host[1])
+        assert device[1][-1] is not None and len({tuple(settings.items()) for settings in device[0]}) > 1
+        assert not device[3] and not host[4]
+        # All that was observed is on the device, and only where plans are made.
+        assert bool(device[4]) == (rank == 0) and all(here > 0 and there == 0 for here, there in device[4])
+
+
+class Small(Imitation):
+    """A GPU that has no memory for some things."""
+
+    def __init__(self, lacking: str) -> None:
+        super().__init__()
+        self.lacking = lacking
+
+    def allocate(self, length: int) -> torch.Tensor:
+        # A window has four bytes for each parameter, and next to nothing besides.
+        if self.lacking == "window" and length in self.windows:
+            raise torch.OutOfMemoryError("no memory for a window")
+        return super().allocate(length)
+
+    def allocate_aside(self, length: int) -> torch.Tensor:
+        if self.lacking == "plan":
+            raise torch.OutOfMemoryError("no memory for a plan")
+        return super().allocate_aside(length)
+
+    windows: tuple[int, ...] = ()
+
+
+def _lacking(rank: int, lacking: str, options: dict[str, Any]) -> tuple[Run, Run]:
+    gpu = Small(lacking)
+    _, state = wrapped(PLANNED | options)
+    with gpu.stream() as handle:
+        gpu.windows = (Device(handle).window_bytes(state._controller),)
+    return _run(rank, options, torch.float32, None), _run(rank, options, torch.float32, gpu)
+
+
+@pytest.mark.parametrize("lead", [0, 2])
+@pytest.mark.parametrize("lacking", ["window", "plan"])
+def test_the_host_plans_where_the_gpu_cannot(lacking: str, lead: int) -> None:
+    options = PLANS["topk"] | {"lead": lead}
+    for rank, (host, device) in enumerate(on_ranks(2, _lacking, lacking, options)):
+        # A plan that has failed aside is made when it is due, on the host, of the same gradients.
+        assert device[2] and device[0] == host[0] and device[1] == host[1]
+        told = {"window": "no memory for a window", "plan": "no memory for a plan"}[lacking]
+        assert bool(device[3]) == (rank == 0) and all(told in line for line in device[3])
+        assert all((here == 0) == (lacking == "window") for here, _ in device[4])
+
+
+def _saved(rank: int, first: dict[str, Any], second: dict[str, Any], stop: int) -> tuple[Any, Any]:
+    ddp, state = wrapped(first)
+    steps_of(ddp, rank, range(stop))
+    saved, parameters = state.state_dict(), {name: value.clone() for name, value in ddp.module.state_dict().items()}
+    means = steps_of(ddp, rank, range(stop, STEPS))  # which is none the worse for it
+    ddp, state = wrapped(second)
+    ddp.module.load_state_dict(parameters)
+    state.load_state_dict(saved)
+    again = steps_of(ddp, rank, range(stop, STEPS))
+    assert stayed(state) == ("_device_of" in second)
+    return (torch.cat(means), torch.cat(again)), state.plan
+
+
+@pytest.mark.parametrize("stop", [10, 11], ids=["within", "behind"])
+@pytest.mark.parametrize("second", ["there", "on the host"])
+def test_states_have_what_was_observed(stop: int, second: str) -> None:
+    """Saved within the window of a plan, and when it is there."""
+    options = PLANNED | PLANS["topk"]
+    there = {"_device_of": imitated}
+    expected = on_ranks(2, _saved, options, options, stop)
+    found = on_ranks(2, _saved, options | there, options | (there if second == "there" else {}), stop)
+    for (means, plan), (all_means, expected_plan) in zip(found, expected, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(means, all_means)) and same_plans([plan], [expected_plan])
