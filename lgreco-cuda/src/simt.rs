@@ -137,6 +137,9 @@ fn layout(bytes: u64) -> Layout {
     Layout::from_size_align(bytes as usize, 256).expect("a size that fits memory")
 }
 
+/// Bytes of a page of memory.
+const PAGE: u64 = 4096;
+
 /// Zeros that take no room until they are written to.
 pub(crate) struct Sparse(Part);
 
@@ -166,9 +169,22 @@ impl Sparse {
         }
     }
 
+    /// What of a part takes room, page by page: all else is zeros.
+    pub(crate) fn touched(part: Part) -> impl Iterator<Item = Part> {
+        let (start, end) = (part.address / PAGE * PAGE, part.address + part.bytes);
+        // A word for each page, whose first two bits say whether it is there or swapped out.
+        let mut pages = vec![0; 8 * (end - start).div_ceil(PAGE) as usize];
+        let map = std::fs::File::open("/proc/self/pagemap").expect("Linux");
+        std::os::unix::fs::FileExt::read_exact_at(&map, &mut pages, start / PAGE * 8).expect("a map of pages");
+        let pages = pages.into_iter().skip(7).step_by(8);
+        (start..).step_by(PAGE as usize).zip(pages).filter(|(_, word)| word >> 6 != 0).map(move |(page, _)| {
+            let address = page.max(part.address);
+            Part { address, bytes: end.min(page + PAGE) - address }
+        })
+    }
+
     /// Whole pages of a part become zeros again; the bytes before and after them.
     fn forget(part: Part) -> [Part; 2] {
-        const PAGE: u64 = 4096;
         let start = (part.address.next_multiple_of(PAGE) - part.address).min(part.bytes);
         let pages = (part.bytes - start) / PAGE * PAGE;
         if pages > 0 {
@@ -241,8 +257,16 @@ impl Device for Simt {
 
     fn copy(&mut self, from: Part, to: Part) -> Result<(), Error> {
         assert_eq!(from.bytes, to.bytes);
-        // SAFETY: parts are memory that is there.
-        unsafe { pointer(to).copy_from_nonoverlapping(pointer(from), from.bytes as usize) };
+        let mut copied = vec![from];
+        if self.chosen.is_some() {
+            self.clear(to)?;
+            copied = Sparse::touched(from).collect();
+        }
+        for part in copied {
+            let to = to.cut(part.address - from.address, part.bytes);
+            // SAFETY: parts are memory that is there.
+            unsafe { pointer(to).copy_from_nonoverlapping(pointer(part), part.bytes as usize) };
+        }
         Ok(())
     }
 

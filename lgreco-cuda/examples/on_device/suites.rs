@@ -21,6 +21,9 @@ fn open<const SHARDED: bool>(members: &[Member], _: bool, _: u32) -> OnDevice<Dr
     OnDevice::new(CudaBackend::new(0).expect("the device, as before"), members)
 }
 
+/// Of gradients and their means.
+const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+
 /// A backend that has residuals on the device.
 struct Residuals(CudaBackend);
 
@@ -80,28 +83,26 @@ fn passes(name: &str, suite: impl FnOnce()) {
     println!("{name} pass, {:.1} s", start.elapsed().as_secs_f64());
 }
 
-/// Runs all of them. `few` spares types that share their kernels' ways with others, and most of the damage.
+/// Runs all of them. `few` spares most of the damage.
 pub(super) fn run(few: bool) -> Outcome<()> {
     enter(0)?;
     let apart = if few { 3 } else { 1 };
-    let [gathered, sharded]: [&[Dtype]; 2] = match few {
-        true => [&[Dtype::F32, Dtype::Bf16], &[Dtype::F16]],
-        false => [&[Dtype::F32, Dtype::F16, Dtype::Bf16]; 2],
-    };
     passes("exchanges", || {
-        for &dtype in gathered {
-            let members = if dtype == Dtype::Bf16 { members_of(dtype) } else { all_members_of(dtype) };
-            check_space(&members, true, open::<false>);
+        for dtype in DTYPES {
+            let of_narrow = dtype == Dtype::Bf16;
+            // With sums in bf16 as well, what PowerSGD's factors and means are rounded by may be more than the suite allows.
+            check_space(&all_members_of(dtype), !of_narrow, open::<false>);
+            if of_narrow {
+                check_space(&members_of(dtype), true, open::<false>);
+            }
         }
     });
     passes("exchanges of shards", || {
-        sharded.iter().for_each(|&dtype| check_space(&members_of(dtype), true, open::<true>));
+        DTYPES.into_iter().for_each(|dtype| check_space(&members_of(dtype), true, open::<true>));
     });
     passes("exchanges that fail", || {
         check_space_failures(&members_of(Dtype::F32), open::<false>);
-        if !few {
-            check_space_failures(&members_of(Dtype::F32), open::<true>);
-        }
+        check_space_failures(&members_of(Dtype::F32), open::<true>);
     });
     passes("exchanges of damaged messages", || {
         let of_shards: Vec<Member> =

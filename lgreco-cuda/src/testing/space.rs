@@ -30,8 +30,8 @@ pub fn members_of(dtype: Dtype) -> Vec<Member> {
     split(dtype, false)
 }
 
-/// All the suite's layers in one type. (Not bf16: the two roundings, of factors and of means, may be further apart than the suite
-/// allows.)
+/// All the suite's layers in one type. (In bf16 with sums of f32 alone: the two roundings, of factors and of means, may be further
+/// apart than the suite allows.)
 pub fn all_members_of(dtype: Dtype) -> Vec<Member> {
     [split(dtype, true), split(dtype, false)].concat()
 }

@@ -3,13 +3,13 @@
 //! how many there are.
 #![allow(unsafe_code)]
 
-use super::exchange::{bits, config};
+use super::exchange::{bits, narrowed};
 use super::exchange_sums::{near, power};
-use super::simt::{Edit, Flavour, Simt, Sparse};
+use super::simt::{Edit, Simt, Sparse};
 use crate::device::{Launch, Part};
 use crate::gpu::MOST;
 use crate::kernels::Module;
-use crate::{CudaBackend, DeviceGradient, DeviceJob, ExchangeConfig, ExchangeProgram};
+use crate::{CudaBackend, DeviceGradient, DeviceJob};
 use lgreco_core::backend::{Backend, Job, Portable};
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::compress::quantised_topk::QuantisedTopK;
@@ -21,64 +21,86 @@ use lgreco_core::testing::powersgd::uniform;
 
 const QSGD: Qsgd = Qsgd { bits: 4, bucket: 512, scale: Scale::MaxNorm, rounding: Rounding::Stochastic };
 
+pub(super) const FIRST: Qsgd = Qsgd { bits: 2, ..QSGD };
+
 /// The values that are not zeros, and all of them.
 const TAIL: usize = 1 << 20;
-const ALL: usize = (1 << 31) + TAIL;
+pub(super) const ALL: usize = (1 << 31) + TAIL;
 
 /// Grids that are larger run in part.
 const LARGE: u64 = 3000;
-/// Blocks at a grid's end: all that have to do with the tail.
+/// Blocks at a grid's beginning, where shards that are this rank's own come first, and those that have to do with the tail.
+const FIRST_BLOCKS: u64 = 16;
 const LAST: u64 = 600;
 
 /// The blocks of a grid that run.
 fn ends(launch: &Launch<'_>) -> Option<Vec<u64>> {
     let blocks: u64 = launch.grid.iter().map(|&side| u64::from(side)).product();
+    let of_sums = launch.kernel.module == Module::ExchangeSums;
     match launch.kernel.entry {
         // Blocks go over one stretch each.
         "count_exact" => Some(vec![blocks - 1]),
         _ if blocks <= LARGE => None,
-        // Chunks are numbered first: of 16, the last one has all rows that are not zeros.
+        // Chunks are numbered first: of 16, the last one has all rows that are not zeros; of 512 in an exchange, of which a small
+        // matrix follows.
+        "back_project" if of_sums => Some((511..blocks - 2).step_by(512).chain(blocks - 2..blocks).collect()),
         "back_project" => Some((15..blocks).step_by(16).collect()),
+        // A block takes two spans.
+        "average_kept" => Some((0..FIRST_BLOCKS).chain(blocks / 2 + 8 - LAST..blocks / 2 + 8).collect()),
         // There are few buckets, and a block takes 256.
         "make_grids" => Some((0..LAST).collect()),
         // Every block has an element of each 2^28: of the last lap these have the last ones.
         "offer" | "remember" if matches!(launch.kernel.module, Module::Feedback) => {
             Some((4096 - FEW as u64 / 256..4096).collect())
         }
+        // And every thread has four elements of each 2^30.
+        "store_bf16" => Some((1024 - FEW as u64 / 1024..1024).collect()),
         // All tiles of the last 64 rows.
         "reconstruct" => Some((blocks - 1026..blocks).collect()),
-        "project" => Some((blocks - 9..blocks).collect()),
-        _ => Some(std::iter::once(0).chain(blocks - LAST..blocks).collect()),
+        "project" if !of_sums => Some((blocks - 9..blocks).collect()),
+        _ => Some((0..FIRST_BLOCKS).chain(blocks - LAST..blocks).collect()),
     }
 }
 
 /// Where a last block waits for others that do not run: spans of a layer under TopK, chunks of a transposed product, blocks.
-const WAITS: [(Module, &str, &str); 3] = [
+const WAITS: [(Module, &str, &str); 4] = [
     (
         Module::Selection,
         "before = atomicAdd(done, own);",
-        "before = atomicAdd(done, own) + (all > 3000 ? all - 601 : 0);",
+        "before = atomicAdd(done, own) + (all > 3000 ? all - 616 : 0);",
     ),
     (Module::PowerSgd, "atomicAdd(counter, 1u) ==", "atomicAdd(counter, 1u) + (blocks == 16 ? 15 : 0) =="),
-    (Module::Exchange, "is_last(&program->done, 1, gridDim.x)", "is_last(&program->done, 1, 601)"),
+    (Module::ExchangeSums, "atomicAdd(counter, 1u) ==", "atomicAdd(counter, 1u) + (blocks == 512 ? 511 : 0) =="),
+    (
+        Module::Exchange,
+        "is_last(&program->done, 1, gridDim.x)",
+        "is_last(&program->done, 1, gridDim.x > 3000 ? 616 : gridDim.x)",
+    ),
 ];
 
-/// A backend whose kernels have as many blocks as there is work for, and perhaps a fault.
-fn sparse(fault: Option<(Module, &'static str, &'static str)>) -> Option<CudaBackend> {
+/// A backend whose kernels have as many blocks as there is work for, and perhaps more edits.
+pub(super) fn sparse(more: impl IntoIterator<Item = (Module, &'static str, &'static str)>) -> Option<CudaBackend> {
     MOST.set(1 << 20);
-    let edits = WAITS.into_iter().chain(fault).map(|(module, from, to)| Edit { module, from, to });
+    let edits = WAITS.into_iter().chain(more).map(|(module, from, to)| Edit { module, from, to });
     Some(CudaBackend::on(Box::new(Simt::sparse(edits.collect(), ends)?)))
 }
 
-/// As many zeros, then these values.
-fn filled(elements: usize, tail: &[f32]) -> Sparse {
-    let mut values = Sparse::new(4 * elements as u64);
-    values.values::<f32>()[elements - tail.len()..].copy_from_slice(tail);
+/// As many values, of which the last ones are these and the others zeros.
+pub(super) fn filled(elements: usize, dtype: Dtype, tail: &[f32]) -> Sparse {
+    let (mut values, (tail, _)) = (Sparse::new((elements * dtype.bytes()) as u64), narrowed(tail, dtype));
+    let bytes = values.values::<u8>();
+    let start = bytes.len() - tail.len();
+    bytes[start..].copy_from_slice(&tail);
     values
 }
 
-fn measured<'a>(backend: &mut CudaBackend, part: Part, shape: Shape, candidates: Candidates<'a>) -> Vec<f64> {
-    let gradient = DeviceGradient::of_part(part, Dtype::F32, shape);
+fn measured(
+    backend: &mut CudaBackend,
+    (part, dtype): (Part, Dtype),
+    shape: Shape,
+    candidates: Candidates<'_>,
+) -> Vec<f64> {
+    let gradient = DeviceGradient::of_part(part, dtype, shape);
     let mut row = vec![f64::NAN; candidates.len()];
     backend.measure_device(&[DeviceJob { gradient, candidates, stream: Stream::default() }], &mut row).unwrap();
     row
@@ -93,7 +115,7 @@ fn is_row(found: &[f64], gradient: Gradient<'_>, candidates: Candidates<'_>) -> 
     expected.iter().all(|&error| error > 0.0) && found.iter().zip(&expected).all(near)
 }
 
-fn by_the_core(values: &mut Sparse, setting: &Setting, stream: Stream) -> Vec<u8> {
+pub(super) fn by_the_core(values: &mut Sparse, setting: &Setting, stream: Stream) -> Vec<u8> {
     let shape = Shape::new(ALL, 1).unwrap();
     let gradient = Gradient::new(Values::F32(values.values()), shape).unwrap();
     let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
@@ -114,7 +136,7 @@ fn check_payload(backend: &mut CudaBackend, values: &mut Sparse, setting: Settin
 }
 
 /// What the core decodes of the last values, whose buckets are 512 codes of two bits, as if there were no others.
-fn decoded_tail(payload: &[u8], base: Qsgd, tail: usize) -> Vec<f32> {
+pub(super) fn decoded_tail(payload: &[u8], base: Qsgd, tail: usize) -> Vec<f32> {
     let shape = Shape::new(tail, 1).unwrap();
     let (scales, codes) = payload[16..].split_at(4 * ALL / 512);
     let body = [&scales[scales.len() - tail / 128..], &codes[codes.len() - tail / 4..]].concat();
@@ -130,7 +152,7 @@ fn decoded_tail(payload: &[u8], base: Qsgd, tail: usize) -> Vec<f32> {
 #[test]
 fn qsgd() {
     let tail = uniform(TAIL, 3);
-    let mut values = filled(ALL, &tail);
+    let mut values = filled(ALL, Dtype::F32, &tail);
     let Some(mut backend) = sparse(None) else { return };
     let (tensor, shape) = (Tensor::new(&tail, TAIL, 1), Shape::new(ALL, 1).unwrap());
     let base = FIRST;
@@ -138,7 +160,7 @@ fn qsgd() {
         [base, Qsgd { scale: Scale::MinMax, ..base }, Qsgd { bucket: 1 << 19, rounding: Rounding::Nearest, ..base }]
     {
         let candidates = Candidates::Qsgd { base, bits: &[2, 4] };
-        let found = measured(&mut backend, values.part(), shape, candidates);
+        let found = measured(&mut backend, (values.part(), Dtype::F32), shape, candidates);
         assert!(is_row(&found, tensor.gradients()[0], candidates), "{found:?}");
     }
     let payload = check_payload(&mut backend, &mut values, Setting::Qsgd(base));
@@ -151,14 +173,14 @@ fn qsgd() {
 #[test]
 fn topk() {
     let tail = uniform(TAIL, 4);
-    let mut values = filled(ALL, &tail);
+    let mut values = filled(ALL, Dtype::F32, &tail);
     let Some(mut backend) = sparse(None) else { return };
     let (tensor, shape) = (Tensor::new(&tail, TAIL, 1), Shape::new(ALL, 1).unwrap());
     let keeps = &[100, 5000, 40];
     for candidates in
         [Candidates::TopK { values: Dtype::F32, keeps }, Candidates::QuantisedTopK { keeps, bits: &[1, 3, 8] }]
     {
-        let found = measured(&mut backend, values.part(), shape, candidates);
+        let found = measured(&mut backend, (values.part(), Dtype::F32), shape, candidates);
         assert!(is_row(&found, tensor.gradients()[0], candidates), "{found:?}");
     }
     for (setting, keep) in [
@@ -174,17 +196,59 @@ fn topk() {
     }
 }
 
+/// Rows, and payloads with what they decode to, which are those of the last values alone.
 #[test]
-fn powersgd() {
+fn values_of_16_bits() {
+    let (tail, shape, stream) = (uniform(TAIL, 8), Shape::new(ALL, 1).unwrap(), Stream::default());
+    let tensor = Tensor::new(&tail, TAIL, 1);
+    let nearest = Qsgd { rounding: Rounding::Nearest, ..FIRST };
+    for dtype in [Dtype::F16, Dtype::Bf16] {
+        let values = filled(ALL, dtype, &tail);
+        let Some(mut backend) = sparse(None) else { return };
+        let small = tensor.gradients()[dtype as usize];
+        for candidates in [
+            Candidates::Qsgd { base: FIRST, bits: &[3] },
+            Candidates::TopK { values: Dtype::F32, keeps: &[100, 5000] },
+            Candidates::QuantisedTopK { keeps: &[700], bits: &[3] },
+        ] {
+            let found = measured(&mut backend, (values.part(), dtype), shape, candidates);
+            assert!(is_row(&found, small, candidates), "{dtype:?}: {found:?}");
+        }
+        let gradient = DeviceGradient::of_part(values.part(), dtype, shape);
+        for setting in [
+            Setting::Qsgd(nearest),
+            Setting::TopK(TopK { keep: 100, values: dtype }),
+            Setting::QuantisedTopK(QuantisedTopK { keep: 700, bits: 5 }),
+        ] {
+            let payload = Sparse::new(setting.payload_len(shape, dtype).unwrap() as u64);
+            let mut decoded = Sparse::new(4 * ALL as u64);
+            let [from, to] = [&payload, &decoded].map(|memory| memory.part().address);
+            // SAFETY: as much memory as the payload and its values take.
+            unsafe {
+                backend.encode_to_device(&setting, &gradient, stream, from).unwrap();
+                backend.decode_on_device(&setting, shape, from, to).unwrap();
+            }
+            backend.check().unwrap();
+            let mut expected = vec![0; setting.payload_len(small.shape(), dtype).unwrap()];
+            let mut workspace = vec![0; setting.encode_workspace_len(small.shape(), dtype)];
+            Portable.encode(&setting, &small, stream, &mut workspace, &mut expected).unwrap();
+            let mut values = vec![0.0; TAIL];
+            Portable.decode(&expected, &mut values).unwrap();
+            assert!(bits(&decoded.values()[ALL - TAIL..]) == bits(&values), "{setting}, {dtype:?}");
+        }
+    }
+}
+
+fn check_powersgd(dtype: Dtype) {
     let (rows, cols) = (1 << 16, 32_832);
     let (tail, shape) = (uniform(64 * cols, 5), Shape::new(rows, cols).unwrap());
     assert!(shape.elements() > 1 << 31);
-    let values = filled(shape.elements(), &tail);
+    let values = filled(shape.elements(), dtype, &tail);
     let Some(mut backend) = sparse(None) else { return };
     let candidates = Candidates::PowerSgd { iterations: 1, ranks: &[1, 4] };
-    let found = measured(&mut backend, values.part(), shape, candidates);
+    let found = measured(&mut backend, (values.part(), dtype), shape, candidates);
     let tensor = Tensor::new(&tail, 64, cols);
-    assert!(is_row(&found, tensor.gradients()[0], candidates), "{found:?}");
+    assert!(is_row(&found, tensor.gradients()[dtype as usize], candidates), "{found:?}");
     let payload = |backend: &mut dyn FnMut(&Setting, &mut [u8]), rows| {
         let setting = power(4);
         let mut payload = vec![0; setting.payload_len(Shape::new(rows, cols).unwrap(), Dtype::F32).unwrap()];
@@ -194,14 +258,14 @@ fn powersgd() {
     let factors = |payload: &[u8]| -> Vec<f32> {
         payload[16..].as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
     };
-    let gradient = DeviceGradient::of_part(values.part(), Dtype::F32, shape);
+    let gradient = DeviceGradient::of_part(values.part(), dtype, shape);
     let found = payload(
         &mut |setting, payload| {
             backend.encode_device(setting, &gradient, Stream::default(), payload).unwrap();
         },
         rows,
     );
-    let gradient = tensor.gradients()[0];
+    let gradient = tensor.gradients()[dtype as usize];
     let expected = payload(
         &mut |setting, payload| {
             let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), Dtype::F32)];
@@ -223,145 +287,19 @@ fn powersgd() {
     near("Q", q, small_q).unwrap();
 }
 
+#[test]
+fn powersgd() {
+    [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().for_each(check_powersgd);
+}
+
 /// Values at the end that the last blocks have, however few a block has.
-const FEW: usize = 1 << 17;
-
-/// Two steps: what is left of the first is read, and joins the second gradient.
-#[cfg(feature = "train")]
-#[test]
-fn feedback() {
-    use crate::DeviceResidual;
-    use lgreco_train::feedback::Storage;
-    let mut offered = uniform(FEW, 6);
-    let mut values = filled(ALL, &offered);
-    let Some(mut backend) = sparse(None) else { return };
-    let gradient = DeviceGradient::of_part(values.part(), Dtype::F32, Shape::new(ALL, 1).unwrap());
-    let mut residual = Sparse::new(4 * ALL as u64);
-    let kept = DeviceResidual { address: residual.part().address, storage: Storage::F32 };
-    let (setting, tail) = (Setting::Qsgd(FIRST), offered.clone());
-    for step in 0..2 {
-        let stream = Stream { step, ..Stream::default() };
-        let mut found = vec![0; FIRST.payload_len(gradient.shape(), Dtype::F32).unwrap()];
-        // SAFETY: gradient and residual are as large as the shape says.
-        unsafe { backend.encode_with_feedback(&setting, &gradient, kept, 1.0, stream, &mut found) }.unwrap();
-        let decoded = decoded_tail(&found, FIRST, FEW);
-        assert!(decoded.iter().any(|&x| x != 0.0));
-        let left: Vec<f32> = offered.iter().zip(decoded).map(|(x, decoded)| x - decoded).collect();
-        assert!(bits(&residual.values()[ALL - FEW..]) == bits(&left), "step {step}");
-        offered = left.iter().zip(&tail).map(|(left, x)| left + x).collect();
-    }
-    assert!(values.values::<f32>()[ALL - FEW..] == tail);
-}
-
-/// Layers of all methods.
-fn layers() -> Vec<(Shape, Setting)> {
-    let of = |rows, cols, setting| (Shape::new(rows, cols).unwrap(), setting);
-    vec![
-        of(61, 147, Setting::Qsgd(Qsgd { bits: 3, bucket: 1024, ..Qsgd::default() })),
-        of(130, 97, Setting::TopK(TopK { keep: 126, values: Dtype::F32 })),
-        of(100, 101, Setting::QuantisedTopK(QuantisedTopK { keep: 301, bits: 5 })),
-        of(5001, 1, Setting::Dense),
-        of(72, 75, power(5)),
-    ]
-}
-
-/// What a step of one rank leaves of the last layers: their messages, means and residuals.
-struct Step {
-    message: Vec<u8>,
-    means: Vec<f32>,
-    residuals: Vec<f32>,
-    payload: Vec<u8>,
-}
-
-fn step(backend: &mut CudaBackend, layers: &[(Shape, Setting)], config: ExchangeConfig, values: &[f32]) -> Step {
-    let program = ExchangeProgram::new(layers, config).unwrap();
-    let elements: usize = layers.iter().map(|(shape, _)| shape.elements()).sum();
-    let (mut gradients, residuals) = (filled(elements, values), Sparse::new(program.residual_bytes()));
-    let [memory, mut message, sums, factors] = [
-        program.memory_bytes(),
-        program.message_bytes() as u64,
-        4 * program.sum_values() as u64,
-        4 * program.factor_values() as u64,
-    ]
-    .map(Sparse::new);
-    let [memory, to, sums, factors, residuals_at, own] =
-        [&memory, &message, &sums, &factors, &residuals, &gradients].map(|memory| memory.part().address);
-    // SAFETY: memory of the sizes that the program says, which lives until all is done. There is one rank, whose message is all
-    // there is.
-    let outcome = unsafe {
-        let exchange = backend.begin_exchange(program, memory, residuals_at).unwrap();
-        backend.encode_exchange(&exchange, own, to).unwrap();
-        backend.project_exchange(&exchange, own, sums).unwrap();
-        backend.back_project_exchange(&exchange, sums, factors).unwrap();
-        backend.average_exchange(&exchange, sums, factors, own).unwrap();
-        backend.finish_exchange(&exchange, to, own).unwrap();
-        backend.exchange_outcome(&exchange).unwrap()
-    };
-    assert_eq!((outcome.failed, outcome.rank, outcome.fault), (0, None, None));
-    let mut left = vec![0.0; values.len()];
-    let at = outcome.residuals + 4 * (elements - values.len()) as u64;
-    let part = Part { address: at, bytes: 4 * values.len() as u64 };
-    backend.gpu_mut().read_into(part, bytemuck::cast_slice_mut(&mut left)).unwrap();
-    let lens = layers.iter().map(|(shape, setting)| match setting {
-        Setting::Dense | Setting::PowerSgd(_) => 0,
-        _ => setting.payload_len(*shape, Dtype::F32).unwrap().next_multiple_of(16),
-    });
-    let lens: Vec<usize> = lens.collect();
-    let small: usize = lens[lens.len() - 5..].iter().sum();
-    let bytes = message.values::<u8>();
-    Step {
-        message: bytes[bytes.len() - small..].to_vec(),
-        means: gradients.values()[elements - values.len()..].to_vec(),
-        residuals: left,
-        payload: bytes[16..16 + lens[0]].to_vec(),
-    }
-}
-
-const FIRST: Qsgd = Qsgd { bits: 2, ..QSGD };
-/// Values of the first layer that are no zeros.
-const KNOWN: usize = 3 * 4096;
-
-fn at(layer: u32) -> ExchangeConfig {
-    let config = config(Dtype::F32, 0.6);
-    ExchangeConfig { world: 1, stream: Stream { layer, ..config.stream }, ..config }
-}
-
-/// Layers behind one that has more elements; that one's payload and means, if the others are exchanged as they are alone.
-fn behind(backend: &mut CudaBackend, values: &[f32]) -> Result<Step, &'static str> {
-    let (small, first) = (layers(), (Shape::new(ALL, 1).unwrap(), Setting::Qsgd(FIRST)));
-    let found = step(backend, &[&[first], &small[..]].concat(), at(3), values);
-    let most = MOST.replace(3);
-    let mut usual = super::backend(Flavour::Plain, 0).ok_or("g++")?;
-    let alone = step(&mut usual, &small, at(4), &values[KNOWN..]);
-    MOST.set(most);
-    match () {
-        () if found.message != alone.message => Err("messages"),
-        () if bits(&found.means[KNOWN..]) != bits(&alone.means) => Err("means"),
-        () if bits(&found.residuals[KNOWN..]) != bits(&alone.residuals) => Err("residuals"),
-        () => Ok(found),
-    }
-}
-
-fn gradients() -> Vec<f32> {
-    uniform(KNOWN + layers().iter().map(|(shape, _)| shape.elements()).sum::<usize>(), 9)
-}
-
-#[test]
-fn exchanges() {
-    let values = gradients();
-    let Some(mut backend) = sparse(None) else { return };
-    let Step { payload, means, .. } = behind(&mut backend, &values).unwrap();
-    let mut offered = filled(ALL, &values[..KNOWN]);
-    let expected = by_the_core(&mut offered, &Setting::Qsgd(FIRST), at(3).stream);
-    assert!(payload[..expected.len()] == expected);
-    assert_eq!(means[..KNOWN], decoded_tail(&expected, FIRST, KNOWN));
-}
+pub(super) const FEW: usize = 1 << 17;
 
 /// Places that are counted in 31 bits.
 #[test]
 fn faults_are_found() {
     let tail = uniform(TAIL, 3);
-    let values = filled(ALL, &tail);
+    let values = filled(ALL, Dtype::F32, &tail);
     let of_qsgd = Candidates::Qsgd { base: QSGD, bits: &[2] };
     let of_top = Candidates::TopK { values: Dtype::F32, keeps: &[100] };
     for (module, from, to, candidates) in [
@@ -374,20 +312,7 @@ fn faults_are_found() {
         ),
     ] {
         let Some(mut backend) = sparse(Some((module, from, to))) else { return };
-        let found = measured(&mut backend, values.part(), Shape::new(ALL, 1).unwrap(), candidates);
+        let found = measured(&mut backend, (values.part(), Dtype::F32), Shape::new(ALL, 1).unwrap(), candidates);
         assert!(!is_row(&found, Tensor::new(&tail, TAIL, 1).gradients()[0], candidates), "{from}");
-    }
-    let values = gradients();
-    for (module, from, to) in [
-        (Module::Exchange, "+ layer.first * size;", "+ layer.first % (1u << 31) * size;"),
-        (
-            Module::Exchange,
-            "(1 - program->half) * program->elements;",
-            "(1 - program->half) * program->elements % (1u << 31);",
-        ),
-        (Module::Selection, "+ top.first * (p.dtype", "+ top.first % (1u << 31) * (p.dtype"),
-    ] {
-        let Some(mut backend) = sparse(Some((module, from, to))) else { return };
-        assert!(behind(&mut backend, &values).is_err(), "{from}");
     }
 }

@@ -1,6 +1,11 @@
 //! The kernels on the processor, and through NVRTC.
 
 mod beyond;
+mod beyond_exchange;
+#[cfg(feature = "train")]
+mod beyond_feedback;
+#[cfg(feature = "train")]
+mod beyond_shards;
 #[cfg(feature = "train")]
 mod bucket;
 mod compiler;
