@@ -9,6 +9,9 @@ pub mod memory;
 #[cfg(feature = "train")]
 #[allow(unsafe_code)]
 pub mod space;
+#[cfg(feature = "train")]
+#[allow(unsafe_code)]
+pub mod window;
 
 use crate::CudaBackend;
 #[cfg(feature = "train")]

@@ -9,6 +9,7 @@ use lgreco_core::rng::Stream;
 use lgreco_cuda::testing::graphs::check_graphs;
 use lgreco_cuda::testing::memory::{Driven, Memory, enter};
 use lgreco_cuda::testing::space::{OnDevice, all_members_of, damaged, damaged_qsgd, members_of};
+use lgreco_cuda::testing::window::check_window;
 use lgreco_cuda::{CudaBackend, DeviceGradient, DeviceResidual, Error};
 use lgreco_train::feedback::Storage;
 use lgreco_train::testing::exchange::{Member, check_space, check_space_damage, check_space_failures};
@@ -118,6 +119,7 @@ pub(super) fn run(few: bool) -> Outcome<()> {
         residual::check_powersgd(&mut device, (61, 47), 2);
         residual::check_limits(&mut device);
     });
+    passes("gradients of plans", || check_window::<Driven>(&mut CudaBackend::new(0).expect("the device, as before")));
     passes("steps that are captured into graphs", check_graphs);
     println!();
     Ok(())

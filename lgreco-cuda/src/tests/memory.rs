@@ -27,13 +27,10 @@ impl Held {
         Held { words, offset }
     }
 
-    pub(super) fn address(&self) -> u64 {
-        (self.words.as_ptr().expose_provenance() + self.offset) as u64
-    }
-
     pub(super) fn gradient(&self, like: &Gradient<'_>) -> DeviceGradient {
+        let address = (self.words.as_ptr().expose_provenance() + self.offset) as u64;
         // SAFETY: the words live longer than what is made of them, and hold that many values.
-        unsafe { DeviceGradient::new(self.address(), like.values().dtype(), like.shape()) }.unwrap()
+        unsafe { DeviceGradient::new(address, like.values().dtype(), like.shape()) }.unwrap()
     }
 }
 

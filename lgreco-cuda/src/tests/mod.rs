@@ -6,6 +6,7 @@ mod beyond_exchange;
 mod beyond_feedback;
 #[cfg(feature = "train")]
 mod beyond_shards;
+mod beyond_window;
 #[cfg(feature = "train")]
 mod bucket;
 mod compiler;
