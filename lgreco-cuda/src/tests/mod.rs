@@ -29,6 +29,7 @@ mod orders;
 mod orthonormal;
 mod powersgd;
 mod qsgd;
+mod reads;
 mod replays;
 mod reserve;
 mod sample;
@@ -37,6 +38,7 @@ mod sources;
 mod space;
 mod streams;
 mod topk;
+mod wide;
 
 use crate::CudaBackend;
 use crate::simt::{self, Flavour, Simt, unavailable};
