@@ -5,13 +5,25 @@
 //! step of an exchange) tells a magnitude that at least k values reach but for a chance of less than one in 10^8, and few others: the bound.
 //! What reaches it is gathered, in order, and counted in 4096 bins, of which the narrow ones, of 8192 magnitudes each, span four
 //! powers of two. What is in the k-th largest's bin is counted by magnitude. The rest is done with what was gathered. For that
-//! there is room for k and a 32nd of the layer. What does not fit stays where the sums are and is read there again by each of the
-//! launches that follow; so is the whole of a layer that keeps more than 7 of 32, for which that costs less.
+//! there is room for k and a 32nd of the layer, or for all of one span.
 //!
-//! Whatever the sample, the bits are the same. Where fewer than k values reach the bound, or the k-th largest's bin is not a
-//! narrow one, one block finds the cut: in the first case, or where not everything was gathered, among all values, which it reads
-//! three times, with no help from other multiprocessors. Of large layers that may come to pass where all but a few in ten thousand
-//! are kept, or about as many as are not zero.
+//! Of layers that keep more than 7 of 32 values, and have more than a span, all values are read twice. A sample of a sixteenth of
+//! the layer (up to 65,536 values at random) tells an interval that has the k-th largest magnitude, but for that chance. The first
+//! read gathers what lies within, and counts, span by span, what is above it and what is at either end. That makes the cut known,
+//! and how much each span keeps of what, so the second read writes values, positions and what is to be remembered. Ends are where
+//! the sample's bins end or, where those have too much (zeros, or any two other magnitudes that many values have), magnitudes
+//! of the sample, so there is always room for what lies between. In few bits the second read adds up the bins, too: of a layer
+//! alone while codes are written, since no code depends on the means. Where residuals are kept, which the means are taken off,
+//! it comes before, and codes are written with what is to be remembered by a third read, of the sums.
+//!
+//! What does not fit its room stays where the sums are and is read there again by each of the launches that follow: four reads in
+//! all. That is so of layers that keep at most 7 of 32 where more than a 32nd beyond the k largest are in the bin where the sample's
+//! bound is: where fewer than k values are not zeros, or many are the same; of the others by that small chance only.
+//!
+//! Whatever the sample, the bits are the same. Where the k-th largest is not where the sample has it, or its bin is not a narrow one,
+//! one block finds the cut: in the first case, or where not everything was gathered, among all values, which it reads three
+//! times, with no help from other multiprocessors; else among what was gathered. In few bits one block also reads what is kept once
+//! more where a bin spans seven powers of two or more and no value is in the upper four of them.
 
 use crate::Error;
 use crate::device::{BLOCK, Part};
@@ -43,7 +55,7 @@ pub(crate) fn find_cuts(
     [bins, spans, entries, message]: [Part; 4],
 ) -> Result<(), Error> {
     let sampling = looping_blocks(u64::from(params.layers) * DRAWS * u64::from(BLOCK));
-    gpu.launch_capturable(kernel("sample"), params, &[&common[..], &[bins]].concat(), sampling)?;
+    gpu.launch_capturable(kernel("sample"), params, &[&common[..], &[bins, entries]].concat(), sampling)?;
     let mut launch = |entry: &'static str, parts: &[Part]| {
         gpu.launch_capturable(kernel(entry), params, &[&common, parts].concat(), params.blocks())
     };
@@ -78,7 +90,7 @@ pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, payload: Part, 
     gpu.copy(made.cut(body, len - body), payload.from(body))
 }
 
-/// Enqueued, in five launches with one read of the values: a payload of one layer without its header, in the workspace. The first
+/// Enqueued, in five launches with two reads of the values at most: a payload of one layer without its header, in the workspace. The first
 /// word of `status` becomes at least the largest magnitude, the second the k-th largest. From 1 to all of the elements are kept.
 pub(crate) fn make(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, status: Part) -> Result<Part, Error> {
     let place = Place { layer: 0, first: 0, start: 0, payload: 0, header: [0; 2] };

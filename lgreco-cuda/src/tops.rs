@@ -69,6 +69,8 @@ pub(crate) struct Top {
     bits: u32,
     few: u32,
     start: u32,
+    wide: u32,
+    unused: u32,
 }
 
 #[cfg(test)]
@@ -97,6 +99,8 @@ impl Top {
         ("bits", std::mem::offset_of!(Top, bits)),
         ("few", std::mem::offset_of!(Top, few)),
         ("start", std::mem::offset_of!(Top, start)),
+        ("wide", std::mem::offset_of!(Top, wide)),
+        ("unused", std::mem::offset_of!(Top, unused)),
     ];
 }
 
@@ -132,7 +136,7 @@ impl Top {
             Coding::All => u64::from(count).div_ceil(SPAN),
             _ => layout.high_bytes.div_ceil(CHUNK),
         };
-        let wanted = u64::from(top.keep) + u64::from(count) / 32;
+        let (room_size, is_wide) = room_of(top.keep, count);
         Ok(Top {
             first: place.first,
             payload: place.payload,
@@ -142,7 +146,8 @@ impl Top {
             low_at: 8 * low,
             high_at: 8 * (low + layout.low_bytes),
             end: 8 * (low + layout.bytes()),
-            room_size: if wanted <= u64::from(count) / 4 { wanted as u32 } else { 0 },
+            room_size,
+            wide: is_wide.into(),
             layer: place.layer,
             start: place.start,
             count,
@@ -164,12 +169,26 @@ const WINDOWS: u64 = 4;
 const CHUNK: u64 = 4 * BLOCK as u64;
 pub(crate) const BINS: u64 = 1 << 13;
 /// Bytes of `Cut`, of `Kept`, of an entry and of `Few`.
-pub(crate) const CUT: u64 = 48;
+pub(crate) const CUT: u64 = 52;
 pub(crate) const KEPT: u64 = 24;
 pub(crate) const ENTRY: u64 = 8;
 pub(crate) const FEW: u64 = 20 * 128;
 /// Parts begin at multiples of it.
 const ALIGN: u64 = 16;
+
+/// Entries that there is room for of a layer, and whether it keeps so much that what is gathered has an upper end, too. Then that is
+/// what the sample cannot tell from the k-th largest, of which twelve standard deviations and some are 12 / sqrt(2^16) / 2 = 2.4 %
+/// of a large layer, and 24 / sqrt(n) of one whose sample is a sixteenth.
+fn room_of(keep: u32, count: u32) -> (u32, bool) {
+    let wanted = u64::from(keep) + u64::from(count) / 32;
+    if wanted <= u64::from(count) / 4 {
+        (wanted as u32, false)
+    } else if u64::from(count) <= SPAN {
+        (count, false)
+    } else {
+        (count.min(count / 16 + 48 * count.isqrt()), true)
+    }
+}
 
 /// All layers under TopK.
 #[derive(Clone, Debug, Default)]

@@ -75,6 +75,36 @@ __device__ static inline Picked pick(const u32* bins, u32 all, u32 rank) {
     return own;
 }
 
+// Digits of a magnitude, the highest ones first, by which that of a rank is found.
+struct Digits {
+    u32 shift;
+    u32 bits;
+
+    // Of the lowest `known` bits.
+    __device__ explicit Digits(u32 known) : shift(known), bits(0) {}
+
+    __device__ bool next() {
+        bits = min(shift, u32(SECOND_BITS));
+        shift -= bits;
+        return bits != 0;
+    }
+
+    // Counts a magnitude that begins with these bits, so many times, by its next digit.
+    __device__ void add(u32* room, u32 magnitude, u32 begins, u32 times) const {
+        if (times != 0 && u64(magnitude) >> (shift + bits) == begins) {
+            atomicAdd(&room[magnitude >> shift & ((1u << bits) - 1)], times);
+        }
+    }
+
+    // With the next digit, and the rank among those that have it. The room's counts begin anew. All threads of the block must come.
+    __device__ Picked pick(u32* room, Picked found) const {
+        __syncthreads();
+        Picked digit = ::pick(room, 1u << SECOND_BITS, found.rank);
+        count_nothing<SECOND_BITS>(room);
+        return Picked{found.bin << bits | digit.bin, digit.rank};
+    }
+};
+
 // Narrow bins have 2^SECOND_BITS magnitudes each, from `base` on. The first bin has what is below, the last one all that is
 // above.
 #define LAST_BIN ((1u << FIRST_BITS) - 1)

@@ -9,7 +9,7 @@ __device__ inline void set_bits(u32* words, u64 at, u32 bits) {
     }
 }
 
-// Writes a value that is kept, and its position. Returns what it is for those who read it.
+// Writes a value that is kept, and its position but in a bitmap. Returns what it is for those who read it.
 __device__ inline float write_one(const Top& top, const Cut& cut, const Few* few, u32* words, u32 index, uint2 entry) {
     float sent = __uint_as_float(entry.y);
     if (top.bits != 0) {
@@ -28,9 +28,7 @@ __device__ inline float write_one(const Top& top, const Cut& cut, const Few* few
             reinterpret_cast<u16*>(words)[HEADER / 2 + u64(index)] = u16(half);
         }
     }
-    if (top.placement == 1) {
-        set_bits(words, top.high_at + entry.x, 1);
-    } else if (top.placement == 2) {
+    if (top.placement == 2) {
         if (top.low_bits > 0) {
             set_bits(words, top.low_at + u64(index) * top.low_bits, entry.x & ((1u << top.low_bits) - 1));
         }
@@ -39,16 +37,31 @@ __device__ inline float write_one(const Top& top, const Cut& cut, const Few* few
     return sent;
 }
 
-// The payloads, and what stays. Then what the other ranks are told of this one or, of a layer on its own, which magnitudes
-// are the largest and the k-th largest (0 for the latter, perhaps, where all are kept), in place of residuals.
-extern "C" __global__ void write_kept(Params p, const Top* tops, const u32* top_of, Program* program,
-                                      const void* gradients, float* residuals, const Cut* cuts, const Kept* spans,
-                                      const uint2* entries, const Few* few, u8* message) {
+// Sets the bits of a bitmap for what a warp's lanes have kept. Positions of all values follow each other.
+__device__ inline void mark(u32* words, u64 at, bool in_turn, bool goes, u32 position) {
+    if (!in_turn) {
+        if (goes) {
+            set_bits(words, at + position, 1);
+        }
+        return;
+    }
+    u32 bits = __ballot_sync(FULL, goes);
+    if (threadIdx.x % 32 == 0 && bits != 0) {
+        set_bits(words, at + position, bits);
+    }
+}
+
+// Writes what is kept of a block's spans, and what stays. Where it `ADDS`, which is of a layer on its own, its bins are added up, too.
+template <bool ADDS>
+__device__ inline void write_spans(const Params& p, const Top* tops, const u32* top_of, Program* program,
+                                   const void* gradients, float* residuals, const Cut* cuts, const Kept* spans,
+                                   const uint2* entries, const Few* few, u8* message, BinSums& sums) {
     u32 lane = threadIdx.x % 32;
+    u32 before = (1u << lane) - 1;
     u32 end = share(p.spans, blockIdx.x + 1);
     for (u32 at = share(p.spans, blockIdx.x) + threadIdx.x / 32; at < end; at += WARPS) {
-        u32 number = p.layers == 1 ? 0 : top_of[at];
-        Top top = tops[number];
+        u32 number = ADDS || p.layers == 1 ? 0 : top_of[at];
+        const Top& top = tops[number];
         Cut cut = cuts[number];
         Offered offered(p, top, program, gradients, residuals);
         u32* words = reinterpret_cast<u32*>(message + top.payload);
@@ -58,7 +71,7 @@ extern "C" __global__ void write_kept(Params p, const Top* tops, const u32* top_
         }
         Kept kept = spans[at];
         Choice choice(top, kept, offered, entries, at - top.first_span);
-        if (offered.after != nullptr && program->keep != 0.0f && choice.entries != nullptr) {
+        if (!ADDS && offered.after != nullptr && program->keep != 0.0f && choice.entries != nullptr) {
             // What is not sent stays as part of what was remembered, too.
             u64 stop = min(choice.first + SPAN, u64(top.count));
             for (u64 i = choice.first + lane; i < stop; i += 32) {
@@ -70,26 +83,61 @@ extern "C" __global__ void write_kept(Params p, const Top* tops, const u32* top_
             u32 i = first + lane;
             bool here = i < kept.size;
             uint2 entry = here ? choice.at(i) : uint2{0, 0};
-            u32 own = here ? above_or_tied(entry.y & MAGNITUDE, cut.prefix) : 0;
-            u32 sum = warp_scan(own);
-            u32 tied = kept.tied_before + (sum - own & 0xffffu);
-            u32 index = kept.above_before + (sum - own >> 16) + min(tied, cut.rank);
+            u32 magnitude = entry.y & MAGNITUDE;
+            u32 above = __ballot_sync(FULL, here && magnitude > cut.prefix);
+            u32 ties = __ballot_sync(FULL, here && magnitude == cut.prefix);
+            u32 tied = kept.tied_before + __popc(ties & before);
+            u32 index = kept.above_before + __popc(above & before) + min(tied, cut.rank);
+            bool is_tied = (ties >> lane & 1) != 0 && tied < cut.rank;
             // More than k only when the values were written to meanwhile.
-            bool goes = (own > 1 || (own == 1 && tied < cut.rank)) && index < top.keep;
+            bool goes = ((above >> lane & 1) != 0 || is_tied) && index < top.keep;
             float sent = goes ? write_one(top, cut, few, words, index, entry) : 0.0f;
-            if (here && offered.after != nullptr && (goes || kept.start == NOWHERE)) {
+            if (ADDS && here) {
+                sums.add(BinUnits{CodeBins(top, cut)}, magnitude, cut.prefix);
+            }
+            if (!ADDS && here && offered.after != nullptr && (goes || kept.start == NOWHERE)) {
                 float stays = offered.stays(program, entry.x, __uint_as_float(entry.y), sent);
                 offered.after[entry.x] = stays;
                 if (!is_finite(stays)) {
                     note(&program->fault, REST_LEFT_F32, top.layer, u64(top.start) + entry.x);
                 }
             }
-            sum = __shfl_sync(FULL, sum, 31);
-            kept.above_before += sum >> 16;
-            kept.tied_before += sum & 0xffffu;
+            if (top.placement == 1) {
+                mark(words, top.high_at, kept.start == NOWHERE, goes, entry.x);
+            }
+            kept.above_before += __popc(above);
+            kept.tied_before += __popc(ties);
         }
     }
-    if (!is_last(&program->done, 1, gridDim.x) || threadIdx.x != 0) {
+}
+
+// The payloads, and what stays. Then what the other ranks are told of this one or, of a layer on its own, which magnitudes
+// are the largest and the k-th largest (0 for the latter, perhaps, where all are kept), in place of residuals.
+extern "C" __launch_bounds__(BLOCK, 4) __global__ void write_kept(Params p, const Top* tops, const u32* top_of,
+                                                                  Program* program, const void* gradients,
+                                                                  float* residuals, const Cut* cuts, const Kept* spans,
+                                                                  const uint2* entries, Few* few, u8* message) {
+    __shared__ BinSums sums;
+    // Several layers' are added up before, as is what is taken off what is remembered.
+    bool adds = adds_later(p, tops[0], cuts[0]);
+    if (adds) {
+        sums.clear();
+        write_spans<true>(p, tops, top_of, program, gradients, residuals, cuts, spans, entries, few, message, sums);
+        sums.give(&few[0]);
+    } else {
+        write_spans<false>(p, tops, top_of, program, gradients, residuals, cuts, spans, entries, few, message, sums);
+    }
+    if (!is_last(&program->done, 1, gridDim.x)) {
+        return;
+    }
+    if (adds) {
+        Top top = tops[0];
+        BinUnits units{CodeBins(top, cuts[0])};
+        Offered offered(p, top, program, gradients, residuals);
+        add_missed(top, cuts[0].prefix, units, offered, spans, entries, &few[0], sums);
+        make_means(top, cuts[0], units, &few[0], reinterpret_cast<u32*>(message + top.payload));
+    }
+    if (threadIdx.x != 0) {
         return;
     }
     if (p.remembers) {

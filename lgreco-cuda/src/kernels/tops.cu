@@ -33,6 +33,8 @@ struct Top {
     u32 bits;  // of a code; 0 where values are sent as `sent`
     u32 few;   // number among layers with codes
     u32 start;  // its first value's place in the layer
+    u32 wide;   // whether what is gathered has an upper end
+    u32 unused;
 };
 
 // What is known of where a layer's k largest end.
@@ -47,12 +49,13 @@ struct Cut {
     u32 low;
     u32 bound;  // from which on magnitudes are gathered and counted,
     u32 base;   // and narrow bins begin
-    u32 bin;    // that has the k-th largest; NOWHERE if fewer than k values reach the bound
-    u32 unused;
+    u32 bin;    // that has the k-th largest; NOWHERE if this is not known to be from `bound` to `ceiling`
+    u32 ceiling;  // up to which they are gathered; NOWHERE if all are
+    u32 above;    // how many are larger
 };
 
-// A span: what was gathered of it, which is NOWHERE if there was no room; and how many of that are above and at the cut,
-// here and in the layer's spans before.
+// A span: what was gathered of it, which is NOWHERE if there was no room; and how many are above and at the cut, here and in the
+// layer's spans before. Until the cut is known, of layers that have a ceiling, how many are above it and at the interval's ends.
 struct Kept {
     u32 start;
     u32 size;
@@ -70,6 +73,10 @@ struct Kept {
 #define SECOND_BITS 13
 // A layer's counts.
 #define BINS (1u << SECOND_BITS)
+
+__device__ inline u32 size_of(const Top& top, u32 span) {
+    return u32(min(top.count - u64(span) * SPAN, u64(SPAN)));
+}
 
 // What the threads before this one have, and all of the block.
 struct Sums {
@@ -126,7 +133,9 @@ struct Offered {
     }
 
     __device__ float stays(const Program* program, u64 i, float offered, float sent) const {
-        return program->keep * before[i] + program->gain * (offered - sent);
+        float rest = program->gain * (offered - sent);
+        // Of two zeros at gain 1 both are negative, or neither is.
+        return program->keep != 0.0f ? program->keep * before[i] + rest : rest;
     }
 };
 

@@ -136,8 +136,8 @@ pub(super) const HOT: &[Hot] = &[
     hot(Module::Selection, "sample", 256, &[], &[each("ATOMS", 1.0)]).way("16-bit"),
     // Two loads for four values; then what is gathered, of which a thread has two of its sixteen values at most, where it is 1.5 %.
     hot(Module::Selection, "offer", 256, NARROW_STORES, &[each("LDG16", 2.0), each("ATOMS", 8.0)]),
-    // Threads that part have values of a layer's end.
-    hot(Module::Selection, "offer", 256, PARTED, &[each("HADD2", 1.0), each("ATOMS", 8.0)]).way("16-bit"),
+    // Threads that part have values of a layer's end. Four values of 16 bits are a load.
+    hot(Module::Selection, "offer", 256, PARTED, &[each("LDG8", 4.0), each("ATOMS", 8.0)]).way("16-bit"),
     // A window of four of eight ranks, 32 values for a lane, of which no rank keeps more than its first 32 bits tell; then means.
     // The way of codes of few bits is the longer one, so it is that of all.
     hot(Module::Selection, "average_kept", 256, KEPT, &[each("LDS4", 4.0), each("STG16", 4.0)]),

@@ -13,6 +13,8 @@ pub(crate) enum Flavour {
     Plain,
     /// With the check for data races.
     Races,
+    /// With counts of what is loaded.
+    Reads,
     /// With the address and undefined-behaviour sanitizers; the process runs under their library.
     Sanitized,
 }
@@ -41,14 +43,21 @@ const COMMON: &str =
 struct Shim {
     folder: &'static Path,
     header: Vec<u8>,
-    check: Vec<u8>,
+    /// Of the flavour, what takes the place of the sanitizer's library.
+    check: Option<(&'static str, Vec<u8>)>,
 }
 
 /// Compiles a module to a library, unless that is done. Where its source is edited it is compiled faster, for it runs once.
 pub(crate) fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/simt"));
-    let read = |name| std::fs::read(folder.join(name)).expect("a source of the shim");
-    let shim = Shim { folder, header: read("cuda_shim.h"), check: read("cuda_racecheck.cpp") };
+    let read = |name: &str| std::fs::read(folder.join(name)).expect("a source of the shim");
+    let check = match flavour {
+        Flavour::Races => Some("cuda_racecheck"),
+        Flavour::Reads => Some("cuda_reads"),
+        Flavour::Plain | Flavour::Sanitized => None,
+    };
+    let check = check.map(|name| (name, read(&format!("{name}.cpp"))));
+    let shim = Shim { folder, header: read("cuda_shim.h"), check };
     let exports: String = entries(source).iter().map(|entry| format!("SHIM_EXPORT({entry})\n")).collect();
     let text = format!("{source}\n#line 1 \"exports\"\n{exports}");
     // At -Og not all races are seen.
@@ -57,6 +66,7 @@ pub(crate) fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
     let own = match flavour {
         Flavour::Plain => "-g0",
         Flavour::Races => "-g1 -fsanitize=thread",
+        Flavour::Reads => "-g0 -fsanitize=thread",
         Flavour::Sanitized => {
             "-g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fsanitize-sections=cuda_shared"
         }
@@ -64,13 +74,14 @@ pub(crate) fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
     let options: Vec<&str> = [COMMON, level, own].into_iter().flat_map(|text| text.split(' ')).collect();
     static BUILDING: Mutex<()> = Mutex::new(());
     let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
-    let sources: [&[u8]; 3] = [&shim.header, &shim.check, text.as_bytes()];
+    let of_check = shim.check.as_ref().map_or(&[][..], |(_, source)| source);
+    let sources: [&[u8]; 3] = [&shim.header, of_check, text.as_bytes()];
     made(module.name(), ".so", &[&sources[..], &[level.as_bytes(), own.as_bytes()]].concat(), |library| {
         let (cpp, object) = (library.with_extension("cpp"), library.with_extension("o"));
         std::fs::write(&cpp, &text).expect("a source");
         run(&options, &[&"-include", &shim.precompiled(&options), &"-c", &"-o", &object, &cpp]);
         let mut linked: Vec<&dyn AsRef<OsStr>> = vec![&"-shared", &"-o", &library, &object];
-        let check = (flavour == Flavour::Races).then(|| shim.race_check());
+        let check = shim.compiled_check();
         linked.extend(check.iter().map(|check| check as &dyn AsRef<OsStr>));
         // The check takes the place of the sanitizer's own library.
         run(if check.is_some() { &[] } else { &options }, &linked);
@@ -91,13 +102,14 @@ impl Shim {
         header
     }
 
-    /// The check for races, compiled.
-    fn race_check(&self) -> PathBuf {
-        let source = self.folder.join("cuda_racecheck.cpp");
-        made("cuda_racecheck", ".o", &[&self.header, &self.check], |object| {
+    /// The check, compiled.
+    fn compiled_check(&self) -> Option<PathBuf> {
+        let (name, text) = self.check.as_ref()?;
+        let source = self.folder.join(name).with_extension("cpp");
+        Some(made(name, ".o", &[&self.header, text], |object| {
             let options: Vec<&str> = COMMON.split(' ').chain(["-O2"]).collect();
             run(&options, &[&"-c", &"-o", &object, &source]);
-        })
+        }))
     }
 }
 

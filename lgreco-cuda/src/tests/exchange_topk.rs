@@ -254,7 +254,7 @@ fn no_race_is_found_until_one_is_planted() {
     let Some(outcome) = edited(Flavour::Races, 1, None) else { return };
     assert_eq!(outcome, Ok(of(&layers())));
     for (from, to) in [
-        ("            __syncthreads();\n            u32 to = place;", "            u32 to = place;"),
+        ("        __syncthreads();\n        u32 to = together.place;", "        u32 to = together.place;"),
         ("                __syncwarp();\n            }\n        }\n    }\n}", "            }\n        }\n    }\n}"),
         ("atomicAdd(&room[bin_of(magnitude, base)], 1u);", "room[bin_of(magnitude, base)] += 1;"),
         ("index + 1 == top.keep && index % 2 == 0", "false"),
@@ -279,7 +279,7 @@ fn planted_faults_are_found() {
         ("atomicExch(&few->exponents[bin], 0u)", "atomicExch(&few->exponents[bin], 200u)"),
         ("exponent_of(bins.low + bins.span - 1)", "exponent_of(bins.low)"),
         ("sum << (ROOM - (exponent - least_exponent(bin)))", "sum << ROOM"),
-        ("if (!units.at_once()) {", "if (false) {"),
+        ("if (!misses) {", "if (true) {"),
     ];
     for (from, to) in edits {
         let edit = Edit { module: Module::Selection, from, to };

@@ -180,7 +180,7 @@ const LAST_BLOCKS: [(Module, &str, bool); 16] = [
     (Module::Selection, "offer", true),
     (Module::Selection, "refine", true),
     (Module::Selection, "count_kept", true),
-    (Module::Selection, "write_kept", false),
+    (Module::Selection, "write_kept", true),
     (Module::Selection, "check_payloads", true),
     (Module::Selection, "average_kept", false),
     (Module::Selection, "measure_kept", true),

@@ -36,6 +36,7 @@ mod orders;
 mod orthonormal;
 mod powersgd;
 mod qsgd;
+mod reads;
 mod replays;
 mod reserve;
 mod sample;
@@ -44,6 +45,7 @@ mod sources;
 mod space;
 mod streams;
 mod topk;
+mod wide;
 mod window;
 
 use crate::CudaBackend;

@@ -28,8 +28,8 @@ const ELSEWHERE: [(&str, &str); 4] = [
     // All do, and there is no room for them.
     ("found.bin == NOWHERE ? 0", "true ? 0"),
     // The k-th largest is below the narrow bins, or above them.
-    ("cut->base = rank", "cut->base = INFINITE; cut->unused = rank"),
-    ("cut->base = rank", "cut->base = 0; cut->unused = rank"),
+    ("cut->base = rank", "cut->base = INFINITE; cut->bin = rank"),
+    ("cut->base = rank", "cut->base = 0; cut->bin = rank"),
 ];
 
 /// Values of each kind, by their index and by uniform ones.

@@ -1,0 +1,153 @@
+//! How often an encoder of TopK reads a layer's values: what kernels load of gradients and of sums with residuals is counted, value
+//! by value. Payloads and residuals are the core's.
+#![allow(unsafe_code)]
+
+use super::exchange::{Memory, bits, config, narrowed};
+use super::sample::KINDS;
+use super::simt::{Flavour, Simt, build};
+use crate::device::Part;
+use crate::kernels::Module;
+use crate::{CudaBackend, DeviceGradient, ExchangeConfig, ExchangeProgram};
+use lgreco_core::backend::{Backend, Portable};
+use lgreco_core::compress::quantised_topk::QuantisedTopK;
+use lgreco_core::compress::topk::TopK;
+use lgreco_core::compress::{Compressor, Setting};
+use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::backend::Tensor;
+use lgreco_core::testing::powersgd::uniform;
+use libloading::Library;
+use std::sync::Mutex;
+
+/// What is watched is so by one test at a time.
+static WATCHING: Mutex<()> = Mutex::new(());
+
+/// How often kernels that `run` launches load each byte of this memory.
+fn loads(memory: Part, run: impl FnOnce()) -> Vec<u32> {
+    let mut counts = vec![0u32; memory.bytes as usize];
+    // SAFETY: the library that the backend has, which is loaded once, and whose entry point has this type.
+    let library =
+        unsafe { Library::new(build(Module::Selection, &Module::Selection.source(), Flavour::Reads)) }.unwrap();
+    // SAFETY: as above.
+    let watch = unsafe { library.get::<unsafe extern "C" fn(u64, usize, *mut u32)>("cuda_shim_watch") }.unwrap();
+    // SAFETY: counts are there until nothing is watched.
+    unsafe { watch(memory.address, counts.len(), counts.as_mut_ptr()) };
+    run();
+    // SAFETY: as above.
+    unsafe { watch(memory.address, 0, std::ptr::null_mut()) };
+    counts
+}
+
+/// Loads of a layer's values, of each on average: of gradients, of the last residuals, and of the sums that are the next ones.
+#[derive(Debug)]
+struct Reads {
+    gradients: f64,
+    before: f64,
+    sums: f64,
+}
+
+fn mean(counts: &[u32], bytes: usize) -> f64 {
+    counts.iter().step_by(bytes).map(|&count| f64::from(count)).sum::<f64>() / (counts.len() / bytes) as f64
+}
+
+fn payload_of(setting: Setting, values: &[f32]) -> Vec<u8> {
+    let tensor = Tensor::new(values, values.len(), 1);
+    let gradient = tensor.gradients()[0];
+    let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32).unwrap()];
+    let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), Dtype::F32)];
+    Portable.encode(&setting, &gradient, Stream::default(), &mut workspace, &mut payload).unwrap();
+    payload
+}
+
+/// Of a step of an exchange of this layer among others, which begins with residuals that are zeros.
+fn of_exchange(backend: &mut CudaBackend, setting: Setting, (dtype, gain): (Dtype, f32), values: &[f32]) -> Reads {
+    let (bytes, offered) = narrowed(values, dtype);
+    let layers = [(Shape::new(values.len(), 1).unwrap(), setting)];
+    let program = ExchangeProgram::new(&layers, ExchangeConfig { world: 1, ..config(dtype, gain) }).unwrap();
+    let (own, remembered) = (bytes.len().next_multiple_of(16), program.residual_bytes() as usize);
+    let (mut memory, mut message) = (Memory::new(program.memory_bytes()), Memory::new(program.message_bytes() as u64));
+    let mut watched = Memory::new((own + remembered) as u64);
+    let address = watched.address();
+    // SAFETY: memory of the sizes that the program says, which lives until all is done.
+    let exchange = unsafe { backend.begin_exchange(program, memory.address(), address + own as u64) }.unwrap();
+    watched.fill(&bytes);
+    let part = Part { address, bytes: (own + remembered) as u64 };
+    // SAFETY: as above.
+    let counts = loads(part, || unsafe { backend.encode_exchange(&exchange, address, message.address()) }.unwrap());
+    let expected = payload_of(setting, &offered);
+    assert!(message.bytes()[16..][..expected.len()] == expected, "{setting}, {dtype:?}: payload");
+    let mut decoded = vec![0.0; offered.len()];
+    Portable.decode(&expected, &mut decoded).unwrap();
+    let stays: Vec<f32> = offered.iter().zip(decoded).map(|(x, sent)| (1.0 - gain) * 0.0 + gain * (x - sent)).collect();
+    let after = &watched.bytes()[own + remembered / 2..];
+    assert!(bytemuck::cast_slice::<u8, u32>(after) == bits(&stays), "{setting}, {dtype:?}: residuals");
+    let (of_gradients, of_residuals) = counts.split_at(own);
+    let (before, sums) = of_residuals.split_at(remembered / 2);
+    Reads { gradients: mean(&of_gradients[..bytes.len()], dtype.bytes()), before: mean(before, 4), sums: mean(sums, 4) }
+}
+
+/// Of a payload of this layer alone.
+fn of_payload(backend: &mut CudaBackend, setting: Setting, dtype: Dtype, values: &[f32]) -> Reads {
+    let (bytes, offered) = narrowed(values, dtype);
+    let mut watched = Memory::new(bytes.len() as u64);
+    watched.fill(&bytes);
+    let part = Part { address: watched.address(), bytes: bytes.len() as u64 };
+    let expected = payload_of(setting, &offered);
+    let mut payload = vec![0; expected.len()];
+    let gradient = DeviceGradient::of_part(part, dtype, Shape::new(values.len(), 1).unwrap());
+    let counts = loads(part, || {
+        backend.encode_device(&setting, &gradient, Stream::default(), &mut payload).unwrap();
+    });
+    assert!(payload == expected, "{setting}, {dtype:?}: payload");
+    Reads { gradients: mean(&counts, dtype.bytes()), before: 0.0, sums: 0.0 }
+}
+
+fn counting() -> Option<CudaBackend> {
+    Some(CudaBackend::on(Box::new(Simt::new(Flavour::Reads, 0, None)?)))
+}
+
+const COUNT: usize = 100_003;
+/// Reads of a value beyond those of all: of the sample, and again of what is gathered.
+const FEW: f64 = 1.0 / 16.0 + 0.15;
+
+fn top(keep: usize, values: Dtype) -> Setting {
+    Setting::TopK(TopK { keep: keep as u32, values })
+}
+
+/// At any k, whatever is sent, of values of many kinds; where the sample is right.
+#[test]
+fn values_are_read_twice_at_most() {
+    let _alone = WATCHING.lock();
+    let Some(mut backend) = counting() else { return };
+    let keeps = [COUNT / 4, COUNT / 2, COUNT / 10 * 9, COUNT - 1, COUNT];
+    for (number, keep) in keeps.into_iter().enumerate() {
+        for (dtype, sent) in [(Dtype::F32, Dtype::F32), (Dtype::Bf16, Dtype::F16)] {
+            let kind = [KINDS[0], KINDS[6], KINDS[3]][(number + dtype.bytes()) % 3];
+            let values: Vec<f32> = uniform(COUNT, 7).into_iter().enumerate().map(|(i, x)| kind(i, x)).collect();
+            let reads = of_exchange(&mut backend, top(keep, sent), (dtype, 1.0), &values);
+            assert!(reads.gradients <= 1.0 + FEW && reads.before <= 1.0 + FEW, "{keep}, {dtype:?}: {reads:?}");
+            assert!(reads.gradients + reads.sums <= 2.0 + FEW, "{keep}, {dtype:?}: {reads:?}");
+            let reads = of_payload(&mut backend, top(keep, sent), dtype, &values);
+            assert!(reads.gradients <= 2.0 + FEW, "{keep}, {dtype:?}: {reads:?}");
+        }
+    }
+}
+
+/// In few bits, too; what they stand for is taken off what is remembered when all of it is known, which reads the sums once more.
+#[test]
+fn in_few_bits_what_is_remembered_is_read_once_more() {
+    let _alone = WATCHING.lock();
+    let Some(mut backend) = counting() else { return };
+    for (number, (keep, bits)) in [(COUNT / 2, 4), (COUNT / 10 * 9, 1), (COUNT, 2)].into_iter().enumerate() {
+        let setting = Setting::QuantisedTopK(QuantisedTopK { keep: keep as u32, bits });
+        let kind = [KINDS[0], KINDS[3], KINDS[7]][number];
+        let values: Vec<f32> = uniform(COUNT, 7).into_iter().enumerate().map(|(i, x)| kind(i, x)).collect();
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            let reads = of_payload(&mut backend, setting, dtype, &values);
+            assert!(reads.gradients <= 2.0 + FEW, "{setting}, {dtype:?}: {reads:?}");
+            let reads = of_exchange(&mut backend, setting, (dtype, 1.0), &values);
+            assert!(reads.gradients <= 1.0 + FEW && reads.before <= 1.0 + FEW, "{setting}, {dtype:?}: {reads:?}");
+            assert!(reads.gradients + reads.sums <= 3.0 + FEW, "{setting}, {dtype:?}: {reads:?}");
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Layers under TopK that keep so much that what is gathered has an upper end, too, against the core.
+
+use super::backend;
+use super::exchange::{config, steps_of};
+use super::exchange_topk::of;
+use super::sample::KINDS;
+use super::simt::{Edit, Flavour, Simt, flavour};
+use crate::CudaBackend;
+use crate::kernels::Module;
+use lgreco_core::compress::quantised_topk::QuantisedTopK;
+use lgreco_core::compress::{Setting, topk::TopK};
+use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::backend::{Tensor, check_encode};
+use lgreco_core::testing::powersgd::uniform;
+
+const COUNT: u32 = 9001;
+
+fn top(keep: u32, values: Dtype) -> Setting {
+    Setting::TopK(TopK { keep, values })
+}
+
+fn few(keep: u32, bits: u8) -> Setting {
+    Setting::QuantisedTopK(QuantisedTopK { keep, bits })
+}
+
+/// Around what is gathered without an end, and up to all.
+fn keeps(count: u32) -> [u32; 8] {
+    let most = count / 4 - count / 32;
+    [most - 1, most, most + 1, count / 2, count / 10 * 9, count - 2, count - 1, count]
+}
+
+/// Beside those of samples: two magnitudes, few in 16 bits, such that no sample's bin tells apart, and such that the lower of two bins
+/// has none in the powers of two at its end.
+fn kinds() -> impl Iterator<Item = fn(usize, f32) -> f32> {
+    let more: [fn(usize, f32) -> f32; 4] = [
+        |i, x| if i.is_multiple_of(3) { x.signum() } else { 0.5 },
+        |_, x| f32::from_bits(x.to_bits() & 0xffc0_0000),
+        |i, _| f32::from_bits(0x3f80_0000 + i as u32),
+        |i, x| if i.is_multiple_of(100) { 1.0 } else { x * 2f32.powi(-18) },
+    ];
+    KINDS.into_iter().chain(more)
+}
+
+fn values(kind: fn(usize, f32) -> f32, count: usize, seed: u64) -> Vec<f32> {
+    uniform(count, seed).into_iter().enumerate().map(|(i, x)| kind(i, x)).collect()
+}
+
+fn check(backend: &mut CudaBackend, kind: fn(usize, f32) -> f32, number: usize) {
+    let tensor = Tensor::new(&values(kind, COUNT as usize, 5), COUNT as usize, 1);
+    for (at, keep) in keeps(COUNT).into_iter().enumerate() {
+        let gradient = tensor.gradients()[(number + at) % 3];
+        let sent = [Dtype::F32, Dtype::F16, Dtype::Bf16][at % 3];
+        check_encode(backend, &top(keep, sent), &gradient, Stream::default());
+        check_encode(backend, &few(keep, ((number + at) % 8) as u8 + 1), &gradient, Stream::default());
+    }
+}
+
+#[test]
+fn payloads_are_the_cores_at_any_k() {
+    for (number, kind) in kinds().enumerate() {
+        let Some(mut backend) = backend(flavour(), number as i32 % 4) else { return };
+        check(&mut backend, kind, number);
+    }
+}
+
+/// Nothing but the ends of what is gathered has many values, so no slow way is taken.
+#[test]
+fn ties_take_no_slow_way() {
+    let slow = "settle(top, offered, cut, spans, entries, room);\n            }";
+    let edit = Edit { module: Module::Selection, from: slow, to: "}" };
+    let Some(simt) = Simt::new(Flavour::Plain, 0, Some(edit)) else { return };
+    let mut backend = CudaBackend::on(Box::new(simt));
+    for (number, kind) in kinds().enumerate().filter(|(number, _)| [1, 2, 3, 6, 8, 10].contains(number)) {
+        check(&mut backend, kind, number);
+    }
+}
+
+fn layers() -> Vec<(Shape, Setting)> {
+    let of = |count: u32, setting| (Shape::new(count as usize, 1).unwrap(), setting);
+    let mut layers = vec![
+        of(5000, top(50, Dtype::F32)),
+        of(4096, top(4000, Dtype::F32)),
+        of(4097, few(4097, 4)),
+        of(5000, few(5000, 2)),
+    ];
+    for (number, keep) in keeps(COUNT).into_iter().enumerate().skip(1).step_by(2) {
+        layers.push(of(COUNT, top(keep, [Dtype::F32, Dtype::Bf16][number / 2 % 2])));
+        layers.push(of(COUNT, few(keep, 2 + number as u8 / 2)));
+    }
+    layers
+}
+
+/// Layers that share launches, in every order of blocks, with residuals.
+#[test]
+fn buckets_are_the_cores() {
+    let layers = layers();
+    for (number, kind) in kinds().enumerate().filter(|(number, _)| [0, 3, 7, 8, 11].contains(number)) {
+        let Some(mut backend) = backend(flavour(), 1 + number as i32 % 5) else { return };
+        let config = config([Dtype::F32, Dtype::Bf16][number % 2], [1.0, 0.6][number % 2]);
+        let compared = steps_of(&mut backend, &layers, config, 2, |count, seed| values(kind, count, seed));
+        assert_eq!(compared, Ok(2 * of(&layers)), "{number}");
+    }
+}
+
+#[test]
+fn no_kernel_has_a_data_race() {
+    let Some(mut backend) = backend(Flavour::Races, 0) else { return };
+    for (kind, (keep, bits)) in [(KINDS[0], (4500, 4)), (KINDS[3], (8000, 2)), (KINDS[7], (COUNT, 2))] {
+        let tensor = Tensor::new(&values(kind, COUNT as usize, 5), COUNT as usize, 1);
+        check_encode(&mut backend, &top(keep, Dtype::F16), &tensor.gradients()[0], Stream::default());
+        check_encode(&mut backend, &few(keep, bits), &tensor.gradients()[2], Stream::default());
+    }
+}
+
+#[test]
+fn planted_faults_are_found() {
+    let mut missed = Vec::new();
+    for (from, to) in [
+        ("above += warps[warp] & field;", ""),
+        ("ends.above << 16;", "0;"),
+        ("add(ceiling, ends.upper);", ""),
+        ("add(cut->bound, ends.lower);", ""),
+        ("ends.lower * above_or_tied(bound, prefix)", "0"),
+        ("cut->above = 0;", ""),
+        ("digits_of(magnitude, most - guess)", "digits_of(magnitude, most)"),
+    ] {
+        let edit = Edit { module: Module::Selection, from, to };
+        let Some(simt) = Simt::new(Flavour::Plain, 0, Some(edit)) else { return };
+        let mut backend = CudaBackend::on(Box::new(simt));
+        let layers = layers();
+        let found = kinds().enumerate().filter(|(number, _)| [0, 3, 6, 11].contains(number)).any(|(_, kind)| {
+            let of_kind = |count, seed| values(kind, count, seed);
+            let steps = || steps_of(&mut backend, &layers, config(Dtype::F32, 1.0), 2, of_kind);
+            super::exchange::told(steps).is_err()
+        });
+        missed.extend((!found).then_some(from));
+    }
+    assert!(missed.is_empty(), "{missed:?}");
+}
