@@ -5,7 +5,7 @@
 //! step of an exchange) tells a magnitude that at least k values reach but for a chance of less than one in 10^8, and few others: the bound.
 //! What reaches it is gathered, in order, and counted in 4096 bins, of which the narrow ones, of 8192 magnitudes each, span four
 //! powers of two. What is in the k-th largest's bin is counted by magnitude. The rest is done with what was gathered. For that
-//! there is room for k and a 32nd of the layer, or for all of one span.
+//! there is room for k and a 32nd of the layer, or for all of one span, and always for the magnitudes of the sample.
 //!
 //! Of layers that keep more than 7 of 32 values, and have more than a span, all values are read twice. A sample of a sixteenth of
 //! the layer (up to 65,536 values at random) tells an interval that has the k-th largest magnitude, but for that chance. The first
@@ -16,9 +16,11 @@
 //! alone while codes are written, since no code depends on the means. Where residuals are kept, which the means are taken off,
 //! it comes before, and codes are written with what is to be remembered by a third read, of the sums.
 //!
+//! So are those of other layers whose sample says that there is no room for what reaches the bound, but for a 32nd of it: where
+//! fewer than k values are not zeros, or many are the same.
+//!
 //! What does not fit its room stays where the sums are and is read there again by each of the launches that follow: four reads in
-//! all. That is so of layers that keep at most 7 of 32 where more than a 32nd beyond the k largest are in the bin where the sample's
-//! bound is: where fewer than k values are not zeros, or many are the same; of the others by that small chance only.
+//! all, by that small chance only.
 //!
 //! Whatever the sample, the bits are the same. Where the k-th largest is not where the sample has it, or its bin is not a narrow one,
 //! one block finds the cut: in the first case, or where not everything was gathered, among all values, which it reads three

@@ -89,7 +89,8 @@ impl Simt {
         Simt::edited(flavour, order, edit.into_iter().collect())
     }
 
-    fn edited(flavour: Flavour, order: c_int, edits: Vec<Edit>) -> Option<Self> {
+    /// The same with any number of edits.
+    pub(crate) fn edited(flavour: Flavour, order: c_int, edits: Vec<Edit>) -> Option<Self> {
         if let Err(error) = Command::new("g++").arg("--version").output() {
             unavailable(&format!("no g++ to run kernels on the processor: {error}"));
             return None;

@@ -176,13 +176,17 @@ pub(crate) const FEW: u64 = 20 * 128;
 /// Parts begin at multiples of it.
 const ALIGN: u64 = 16;
 
-/// Entries that there is room for of a layer, and whether it keeps so much that what is gathered has an upper end, too. Then that is
+/// Most values of a sample.
+const SAMPLE: u32 = 65_536;
+
+/// Entries that there is room for of a layer, and for the magnitudes of its sample, two to an entry; and whether it keeps so much that
+/// what is gathered has an upper end, too, whatever the sample says. Then that is
 /// what the sample cannot tell from the k-th largest, of which twelve standard deviations and some are 12 / sqrt(2^16) / 2 = 2.4 %
 /// of a large layer, and 24 / sqrt(n) of one whose sample is a sixteenth.
 fn room_of(keep: u32, count: u32) -> (u32, bool) {
     let wanted = u64::from(keep) + u64::from(count) / 32;
     if wanted <= u64::from(count) / 4 {
-        (wanted as u32, false)
+        ((wanted as u32).max(count.min(SAMPLE).div_ceil(2)), false)
     } else if u64::from(count) <= SPAN {
         (count, false)
     } else {

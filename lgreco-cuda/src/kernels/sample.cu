@@ -28,24 +28,6 @@ __device__ inline u32 sampled(const Top& top, float sign) {
     return u32(max(expected + sign * (6.0f * sqrtf(expected * (1.0f - min(part, 1.0f))) + 10.0f), 0.0f));
 }
 
-// Finds `bound` and `base` in the counts of a sample, by one block.
-__device__ inline void estimate(const Top& top, const u32* bins, Cut* cut) {
-    u32 bound = 0;
-#pragma unroll 1
-    for (float sign = 1.0f; sign >= -1.0f; sign -= 2.0f) {
-        u32 rank = sampled(top, sign);
-        Picked found = pick(bins, 1u << SAMPLE_BITS, rank);
-        if (sign > 0.0f) {
-            bound = found.bin == NOWHERE ? 0 : min(found.bin << SAMPLE_SHIFT, INFINITE);
-        } else if (threadIdx.x == 0) {
-            u32 end = min(found.bin + 1 << SAMPLE_SHIFT, INFINITE);
-            cut->bound = bound;
-            cut->base = rank > 0 && end > bound + NARROW ? end - NARROW : bound;
-            cut->ceiling = NOWHERE;
-        }
-    }
-}
-
 // The magnitude found in a sample's counts, of which the lowest bits are found among all that were drawn. By one block; `room` has
 // zeros.
 __device__ inline u32 magnitude_of(Picked found, const u32* sample, u32 drawn, u32* room) {
@@ -61,20 +43,40 @@ __device__ inline u32 magnitude_of(Picked found, const u32* sample, u32 drawn, u
     return found.bin;
 }
 
-// Finds the interval of a layer that keeps much in the counts of a sample, by one block. Where bins that it ends in have so much
+// Finds what the counts of a sample tell, by one block: the bound and where narrow bins begin or, of a layer that keeps much or has so
+// many ties that there is no room for what reaches the bound, but for a 32nd, an interval. Where bins that this ends in have so much
 // that there might be no room, its ends are magnitudes of the sample, so that but for what is at them no more is in it than
 // is expected of that many magnitudes.
-__device__ inline void estimate_interval(const Top& top, const u32* bins, const u32* sample, u32* room, Cut* cut) {
+__device__ inline void estimate(const Top& top, const u32* bins, const u32* sample, u32* room, Cut* cut) {
     u32 drawn = drawn_of(top);
-    u32 most = sampled(top, 1.0f);
-    u32 least = sampled(top, -1.0f);
-    Picked lower = pick(bins, 1u << SAMPLE_BITS, most);
+    u32 most = 0;
+    u32 least = 0;
+    Picked lower = {0, 0};
+    Picked upper = {0, 0};
+#pragma unroll 1
+    for (u32 end = 0; end < 2; end++) {
+        u32 rank = sampled(top, end == 0 ? 1.0f : -1.0f);
+        Picked found = pick(bins, 1u << SAMPLE_BITS, rank);
+        most = end == 0 ? rank : most;
+        lower = end == 0 ? found : lower;
+        least = rank;
+        upper = found;
+    }
     bool is_open = lower.bin == NOWHERE;
     u32 reach = is_open ? drawn : most - lower.rank + fresh(bins[lower.bin]);
-    Picked upper = pick(bins, 1u << SAMPLE_BITS, least);
+    u32 bound = is_open ? 0 : min(lower.bin << SAMPLE_SHIFT, INFINITE);
+    u32 end = min(upper.bin + 1 << SAMPLE_SHIFT, INFINITE);
+    u64 has_room = u64(drawn) * (top.room_size - top.room_size / 32);
+    if (!top.wide && (top.room_size == 0 || u64(reach) * top.count <= has_room)) {
+        if (threadIdx.x == 0) {
+            cut->bound = bound;
+            cut->base = least > 0 && end > bound + NARROW ? end - NARROW : bound;
+            cut->ceiling = NOWHERE;
+        }
+        return;
+    }
     u32 within = reach - (least - upper.rank);
-    u32 bound = is_open ? 0 : lower.bin << SAMPLE_SHIFT;
-    u32 ceiling = least == 0 ? INFINITE : (upper.bin + 1 << SAMPLE_SHIFT) - 1;
+    u32 ceiling = least == 0 ? INFINITE : min(end - 1, INFINITE);
     if (top.keep == top.count) {
         // All but zeros are above it.
         bound = 0;
@@ -84,13 +86,11 @@ __device__ inline void estimate_interval(const Top& top, const u32* bins, const 
         for (u32 end = 0; end < 2; end++) {
             bool is_known = end == 0 ? is_open : least == 0;
             u32 magnitude = is_known ? 0 : magnitude_of(end == 0 ? lower : upper, sample, drawn, room);
-            bound = end == 0 && !is_known ? magnitude : bound;
-            ceiling = end == 1 && !is_known ? magnitude : ceiling;
+            bound = end == 0 && !is_known ? min(magnitude, INFINITE) : bound;
+            ceiling = end == 1 && !is_known ? min(magnitude, INFINITE) : ceiling;
         }
     }
     if (threadIdx.x == 0) {
-        bound = min(bound, INFINITE);
-        ceiling = min(ceiling, INFINITE);
         cut->bound = bound;
         cut->base = ceiling >= bound + NARROW ? ceiling + 1 - NARROW : bound;
         cut->ceiling = ceiling;
@@ -119,7 +119,7 @@ extern "C" __global__ void sample(Params p, const Top* tops, const u32*, const P
         u32 drawn = drawn_of(top);
         u32 draws = (drawn + DRAWN - 1) / DRAWN;
         u32 count = top.count;
-        bool is_wide = top.wide;
+        bool is_gathered = top.room_size != 0;
         // Where what is gathered will be.
         u32* kept = reinterpret_cast<u32*>(entries + top.room);
         u32 own = min(next, draws) - min(draw, draws);
@@ -134,12 +134,12 @@ extern "C" __global__ void sample(Params p, const Top* tops, const u32*, const P
                 u32 drawing = draw * DRAWN + k * BLOCK + threadIdx.x;
                 u32 i = drawing;
                 if (count > drawn) {
-                    i = u32(u64(mixed(seed ^ mixed(i))) * count >> 32);
+                    i = u32(u64(mixed(seed ^ i)) * count >> 32);
                 }
                 if (drawing < drawn) {
                     u32 magnitude = __float_as_uint(offered.sum(i)) & MAGNITUDE;
                     atomicAdd(&room[magnitude >> SAMPLE_SHIFT], 1u);
-                    if (is_wide) {
+                    if (is_gathered) {
                         kept[drawing] = magnitude;
                     }
                 }
@@ -147,11 +147,7 @@ extern "C" __global__ void sample(Params p, const Top* tops, const u32*, const P
         }
         u32* counts = bins + u64(number) * BINS;
         if (give_counts<SAMPLE_BITS>(room, counts, own, draws, &cuts[number])) {
-            if (top.wide) {
-                estimate_interval(top, counts, kept, room, &cuts[number]);
-            } else {
-                estimate(top, counts, &cuts[number]);
-            }
+            estimate(top, counts, kept, room, &cuts[number]);
             forget_counts(counts);
         }
     }

@@ -232,8 +232,13 @@ pub(super) fn means_of(layers: &[(Shape, Setting)], bytes: &[u8], original: &[u8
 }
 
 /// Steps with an edited kernel.
-fn edited(flavour: Flavour, steps: u64, edit: Option<Edit>) -> Option<Result<usize, String>> {
-    let mut backend = CudaBackend::on(Box::new(Simt::new(flavour, 2, edit)?));
+fn edited(
+    flavour: Flavour,
+    steps: u64,
+    edits: impl IntoIterator<Item = (&'static str, &'static str)>,
+) -> Option<Result<usize, String>> {
+    let edits = edits.into_iter().map(|(from, to)| Edit { module: Module::Selection, from, to });
+    let mut backend = CudaBackend::on(Box::new(Simt::edited(flavour, 2, edits.collect())?));
     let layers = layers();
     // Ties, and more of them than there is room for; in two bits magnitudes that are far apart.
     let two_bits = layers
@@ -251,7 +256,7 @@ fn edited(flavour: Flavour, steps: u64, edit: Option<Edit>) -> Option<Result<usi
 
 #[test]
 fn no_race_is_found_until_one_is_planted() {
-    let Some(outcome) = edited(Flavour::Races, 1, None) else { return };
+    let Some(outcome) = edited(Flavour::Races, 1, []) else { return };
     assert_eq!(outcome, Ok(of(&layers())));
     for (from, to) in [
         ("        __syncthreads();\n        u32 to = together.place;", "        u32 to = together.place;"),
@@ -259,8 +264,7 @@ fn no_race_is_found_until_one_is_planted() {
         ("atomicAdd(&room[bin_of(magnitude, base)], 1u);", "room[bin_of(magnitude, base)] += 1;"),
         ("index + 1 == top.keep && index % 2 == 0", "false"),
     ] {
-        let edit = Edit { module: Module::Selection, from, to };
-        let Some(Err(said)) = edited(Flavour::Races, 1, Some(edit)) else { panic!("not found: {from}") };
+        let Some(Err(said)) = edited(Flavour::Races, 1, [(from, to)]) else { panic!("not found: {from}") };
         assert!(said.contains("race ("), "{from}: {said}");
     }
 }
@@ -282,8 +286,10 @@ fn planted_faults_are_found() {
         ("if (!misses) {", "if (true) {"),
     ];
     for (from, to) in edits {
-        let edit = Edit { module: Module::Selection, from, to };
-        let Some(outcome) = edited(Flavour::Plain, 2, Some(edit)) else { return };
+        // Of what there is no room for, where the sample is wrong.
+        let lower = "max(lower.bin << SAMPLE_SHIFT, 2u << 23) - (2u << 23)";
+        let no_room = from.contains("fits").then_some(("min(lower.bin << SAMPLE_SHIFT, INFINITE)", lower));
+        let Some(outcome) = edited(Flavour::Plain, 2, no_room.into_iter().chain([(from, to)])) else { return };
         assert!(outcome.is_err(), "{from}");
     }
 }

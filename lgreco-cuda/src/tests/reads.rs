@@ -133,6 +133,25 @@ fn values_are_read_twice_at_most() {
     }
 }
 
+/// So are those of layers that keep little, where there is no room for what is gathered: fewer than k are not zeros, or many are the same.
+/// A sixteenth is drawn at random besides.
+#[test]
+fn ties_are_read_twice_at_most() {
+    let _alone = WATCHING.lock();
+    let Some(mut backend) = counting() else { return };
+    let count = (1 << 20) + 3;
+    for (keep, kind, dtype) in
+        [(count / 10, KINDS[3], Dtype::F32), (count / 5, KINDS[2], Dtype::Bf16), (count / 20, KINDS[6], Dtype::F32)]
+    {
+        let values: Vec<f32> = uniform(count, 7).into_iter().enumerate().map(|(i, x)| kind(i, x)).collect();
+        let reads = of_exchange(&mut backend, top(keep, Dtype::F32), (dtype, 1.0), &values);
+        assert!(reads.gradients <= 1.0 + FEW && reads.before <= 1.0 + FEW, "{keep}, {dtype:?}: {reads:?}");
+        assert!(reads.gradients + reads.sums <= 2.0 + FEW, "{keep}, {dtype:?}: {reads:?}");
+        let reads = of_payload(&mut backend, top(keep, Dtype::F32), dtype, &values);
+        assert!(reads.gradients <= 2.0 + FEW, "{keep}, {dtype:?}: {reads:?}");
+    }
+}
+
 /// In few bits, too; what they stand for is taken off what is remembered when all of it is known, which reads the sums once more.
 #[test]
 fn in_few_bits_what_is_remembered_is_read_once_more() {

@@ -26,10 +26,10 @@ const ELSEWHERE: [(&str, &str); 4] = [
     // Fewer than k values reach the bound.
     ("cut->bound = bound;", "cut->bound = INFINITE;"),
     // All do, and there is no room for them.
-    ("found.bin == NOWHERE ? 0", "true ? 0"),
+    ("is_open ? 0 : min", "true ? 0 : min"),
     // The k-th largest is below the narrow bins, or above them.
-    ("cut->base = rank", "cut->base = INFINITE; cut->bin = rank"),
-    ("cut->base = rank", "cut->base = 0; cut->bin = rank"),
+    ("cut->base = least", "cut->base = INFINITE; cut->bin = least"),
+    ("cut->base = least", "cut->base = 0; cut->bin = least"),
 ];
 
 /// Values of each kind, by their index and by uniform ones.

@@ -1,4 +1,4 @@
-//! Layers under TopK that keep so much that what is gathered has an upper end, too, against the core.
+//! Layers under TopK that keep so much, or have so many ties, that what is gathered has an upper end, too, against the core.
 
 use super::backend;
 use super::exchange::{config, steps_of};
@@ -24,10 +24,10 @@ fn few(keep: u32, bits: u8) -> Setting {
     Setting::QuantisedTopK(QuantisedTopK { keep, bits })
 }
 
-/// Around what is gathered without an end, and up to all.
-fn keeps(count: u32) -> [u32; 8] {
+/// What is gathered without an end but for ties, around that, and up to all.
+fn keeps(count: u32) -> [u32; 10] {
     let most = count / 4 - count / 32;
-    [most - 1, most, most + 1, count / 2, count / 10 * 9, count - 2, count - 1, count]
+    [count / 100, count / 10, most - 1, most, most + 1, count / 2, count / 10 * 9, count - 2, count - 1, count]
 }
 
 /// Beside those of samples: two magnitudes, few in 16 bits, such that no sample's bin tells apart, and such that the lower of two bins
