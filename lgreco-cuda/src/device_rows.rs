@@ -104,6 +104,19 @@ impl CudaBackend {
         gpu.within(memory, &rehearsed, |gpu| enqueue(gpu, &jobs, results))
     }
 
+    /// Done: brings as many words as there are from `results` to the host, for who waits on a thread that nobody waits for.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when the address is 0 or no multiple of 8; those of the device.
+    ///
+    /// # Safety
+    /// There are as many words at `results` in the backend's context, which nothing else writes, other than work ordered before or
+    /// after on the backend's stream.
+    pub unsafe fn fetch_results(&mut self, results: u64, words: &mut [u64]) -> Result<(), Error> {
+        let results = checked(results, size_of_val(words) as u64, 8)?;
+        self.gpu_mut().read_into(results, bytemuck::cast_slice_mut(words))
+    }
+
     /// Makes rows, one after another, of the words that [`enqueue_rows`](CudaBackend::enqueue_rows) has left of these jobs. Asks the
     /// device only where a gradient is not finite, or so large that the core would look more closely: then it waits, and the
     /// gradients must still be there.

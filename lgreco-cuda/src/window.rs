@@ -238,6 +238,14 @@ impl CudaBackend {
         gpu.launch(kernel("add_squares"), Params::default(), &parts, rows.len() as u64)
     }
 
+    /// Done: by layer, the squared norms of the means of a window that has been [closed](CudaBackend::close_window).
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn window_norms(&mut self, window: &DeviceWindow) -> Result<Vec<f64>, Error> {
+        self.gpu_mut().read(window.norms)
+    }
+
     /// Done: a layer's mean as it is, in f32.
     ///
     /// # Errors

@@ -45,6 +45,8 @@ pub struct ExchangeOutcome {
     pub step: u32,
     /// Steps that failed since the beginning: residuals stayed as they were.
     pub failed: u32,
+    /// Whether the last step failed on some rank.
+    pub has_failed: bool,
     /// The first rank at fault in the last step, if one was: not finite, at another step, with another program, or with a
     /// payload that no encoder wrote.
     pub rank: Option<u32>,
@@ -85,7 +87,7 @@ impl DeviceExchange {
     }
 
     fn told(&self, program: &Program) -> ExchangeOutcome {
-        let &Program { step, faults, faulty_rank, told, half, elements, sharded, .. } = program;
+        let &Program { step, faults, faulty_rank, told, half, elements, sharded, found_inf, .. } = program;
         let fault = (told != 0).then(|| {
             let key = !told;
             let (layer, index) = ((key >> 32) as usize & 0x1fff_ffff, key as u32 as usize);
@@ -104,7 +106,8 @@ impl DeviceExchange {
         let residuals = self.residuals.address + 4 * elements * u64::from(half);
         let remembered = self.program.places(self.memory).remembered;
         let factors = remembered.address + remembered.bytes / 2 * u64::from(half);
-        ExchangeOutcome { step, failed: faults, rank, fault, alone, residuals, factors }
+        let has_failed = found_inf != 0.0;
+        ExchangeOutcome { step, failed: faults, has_failed, rank, fault, alone, residuals, factors }
     }
 }
 

@@ -94,13 +94,16 @@ fn faults_later() {
     let mut seen = Vec::new();
     for (number, copy) in copies.iter().enumerate() {
         let outcome = exchange.outcome_of(bytemuck::cast_slice(copy.words())).unwrap();
-        seen.push((outcome.step, outcome.failed, outcome.rank, outcome.fault));
+        seen.push((outcome.step, outcome.failed, outcome.has_failed, outcome.rank, outcome.fault));
         // What comes after it has not been waited for.
         let later = copies[number + 1..].iter().all(|copy| copy.words[0] == 0xeeee_eeee_eeee_eeee);
         assert!(later, "step {number}");
     }
     let fault = |layer, index| Some(ExchangeFault::NonFinite { layer, index });
-    assert_eq!(seen, [(1, 1, Some(0), fault(0, 7)), (2, 1, None, None), (3, 2, Some(0), fault(1, 3))]);
+    assert_eq!(
+        seen,
+        [(1, 1, true, Some(0), fault(0, 7)), (2, 1, false, None, None), (3, 2, true, Some(0), fault(1, 3))]
+    );
     assert_eq!(state().waits, before.waits, "nobody has waited for the stream");
     assert_eq!(backend.exchange_outcome(&exchange).unwrap().fault, fault(1, 3));
     assert!(exchange.outcome_of(&[0; 8]).is_err());
