@@ -30,6 +30,7 @@ private:
 };
 
 using Stream = void *;
+using Event = void *;
 
 // A device in its primary context, which stays current on this thread: the devices are dealt to the ranks of a machine.
 class Driver {
@@ -75,6 +76,18 @@ public:
     }
 
     void wait(Stream stream) const { call<Stream>("cuStreamSynchronize", stream); }
+
+    // What marks a moment of a stream.
+    Event event() const {
+        Event made = nullptr;
+        call<Event *, unsigned>("cuEventCreate", &made, 2);  // without the time
+        return made;
+    }
+
+    void record(Event event, Stream stream) const { call<Event, Stream>("cuEventRecord", event, stream); }
+
+    // For what was in the stream before that moment, not for what came after it.
+    void wait_for(Event event) const { call<Event>("cuEventSynchronize", event); }
 
 private:
     template <typename... Arguments> void call(const char *function, Arguments... arguments) const {

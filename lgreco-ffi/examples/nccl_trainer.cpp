@@ -4,8 +4,8 @@
 //
 // Needs lgreco built with the feature `cuda`; the driver and libnccl.so.2 are loaded when it starts. Two buckets of layers
 // are in flight at a time, each on a stream of its own: gradients are compressed, exchanged and averaged in the GPUs'
-// memory, and no step waits for the host before its end. (The network itself is computed on the host, because the example
-// has no kernels of its own.)
+// memory, and no step waits for the host before its end. What has become of a step is read when the next one is enqueued.
+// (The network itself is computed on the host, because the example has no kernels of its own.)
 //
 // Trains under several settings and prints loss and accuracy on images nobody trained on, and the bytes a rank sent per
 // step. Exit code 1 when ranks end with different parameters, when the loss does not fall, or when a step has failed.
@@ -69,6 +69,8 @@ public:
         bucket_ = std::make_unique<lgreco::CudaBucket>(cuda_.bucket(layers, settings, options, driver.allocate(bytes), bytes));
         gradients_ = driver.allocate(elements_ * sizeof(float));
         staged_ = static_cast<float *>(driver.allocate_locked(elements_ * sizeof(float)));
+        outcome_ = bucket_->outcome_place(cuda_);
+        for (Told &told : told_) told = {driver.allocate_locked(outcome_.bytes), driver.event()};
     }
 
     // Enqueues what comes before the first collective.
@@ -80,11 +82,11 @@ public:
         bucket_->submit(cuda_, gradients_);
     }
 
-    // Enqueues the next collective; whether there was one.
+    // Enqueues the next collective; whether there was one. Behind the last one, what has become of the step is told.
     bool advance(const Nccl &nccl, std::uint64_t &sent) {
         const lgreco_request asked = bucket_->next(cuda_);
         switch (asked.kind) {
-        case LGRECO_REQUEST_NONE: return false;
+        case LGRECO_REQUEST_NONE: tell(); return false;
         case LGRECO_REQUEST_ALL_GATHER:
             nccl.all_gather(asked.buffer, asked.length, stream_);
             sent += asked.length;
@@ -111,9 +113,36 @@ public:
         }
     }
 
-    std::uint32_t failed() { return bucket_->outcome(cuda_).failed; }
+    // Steps that have failed, of all that were enqueued.
+    std::uint32_t failed() {
+        if (steps_ > 0) read(told_[(steps_ - 1) % 2]);
+        return failed_;
+    }
 
 private:
+    // A copy of what the bucket knows of a step, in page-locked memory, and what marks that it is there.
+    struct Told {
+        void *copy = nullptr;
+        Event there = nullptr;
+    };
+
+    // Enqueues the copy of this step, and reads that of the step before, whatever the device is at.
+    void tell() {
+        const Told &now = told_[steps_ % 2];
+        driver_.download(now.copy, outcome_.address, outcome_.bytes, stream_);
+        driver_.record(now.there, stream_);
+        if (steps_++ > 0) read(told_[steps_ % 2]);
+    }
+
+    void read(const Told &told) {
+        driver_.wait_for(told.there);
+        const lgreco_cuda_outcome outcome = bucket_->read_outcome(cuda_, told.copy, outcome_.bytes);
+        failed_ = outcome.failed;
+        if (outcome.fault != LGRECO_OK)
+            std::fprintf(stderr, "step %u: layer %s, element %zu: %s\n", outcome.step - 1,
+                         parameters_[outcome.layer]->name.c_str(), outcome.element, lgreco_status_name(outcome.fault));
+    }
+
     const Driver &driver_;
     Stream stream_;
     lgreco::Cuda cuda_;
@@ -122,6 +151,10 @@ private:
     std::unique_ptr<lgreco::CudaBucket> bucket_;
     void *gradients_;
     float *staged_;
+    lgreco::CudaPlace outcome_;
+    Told told_[2];
+    std::size_t steps_ = 0;
+    std::uint32_t failed_ = 0;
 };
 
 bool train(const Scheme &scheme, const Driver &driver, const Nccl &nccl, const MpiCollective &mpi, const Batch &digits) {

@@ -15,7 +15,8 @@
  *     lgreco_compressor_encode, _decode, _receive. examples/compressor.c; in an NVIDIA GPU's memory lgreco_cuda_...
  *   - One whose gradients lie in an NVIDIA GPU's memory, and whose collectives work there (NCCL): a bucket on the device.
  *     lgreco_cuda_bucket_create; every step lgreco_cuda_bucket_submit, then lgreco_cuda_bucket_next and the collective that it
- *     asks for, until that is LGRECO_REQUEST_NONE. examples/nccl_trainer.cpp
+ *     asks for, until that is LGRECO_REQUEST_NONE. What has become of a step, and the table of a later plan, are read when
+ *     they are there: lgreco_cuda_bucket_outcome_place, lgreco_cuda_enqueue_rows. examples/nccl_trainer.cpp
  *   - One that exchanges after the backward pass: the blocking controller. lgreco_controller_create with the network as
  *     callbacks (lgreco_collective), then lgreco_controller_step after every backward pass: measures, plans, switches,
  *     compresses, exchanges and remembers. examples/mpi_trainer.cpp, examples/libtorch
@@ -880,6 +881,10 @@ typedef struct lgreco_cuda_outcome {
     size_t layer;
     // And its element; 0 where a factor of PowerSGD's is, or a payload.
     size_t element;
+    // 1 when the last step failed on some rank, else 0.
+    uint32_t has_failed;
+    // 0.
+    uint32_t reserved;
 } lgreco_cuda_outcome;
 
 // Done.
@@ -2389,6 +2394,48 @@ lgreco_status lgreco_cuda_measure(struct lgreco_cuda *cuda,
                                   const struct lgreco_search_options *options,
                                   struct lgreco_table **table);
 
+// Tells the bytes of device memory that lgreco_cuda_enqueue_rows takes for such layers, whose `values` are not looked at, under
+// these options: to work in, and of results. The device is not asked.
+//
+// As lgreco_cuda_measure, but for the values.
+lgreco_status lgreco_cuda_rows_bytes(struct lgreco_cuda *cuda,
+                                     const struct lgreco_layer *layers,
+                                     size_t layers_len,
+                                     const struct lgreco_search_options *options,
+                                     uint64_t *workspace_bytes,
+                                     uint64_t *results_bytes);
+
+// Enqueued: what lgreco_cuda_measure does before it waits, in `workspace` and `results` on the device, aligned to 256 and to 8, of at
+// least lgreco_cuda_rows_bytes. Nothing is allocated on the device. The first call on a handle loads kernels, and one with more
+// layers or options than those before may make more room for them in page-locked memory: these wait, all others do not. A copy of the results to
+// host memory, behind it on the same stream, is for lgreco_cuda_read_rows. Allocates on the host.
+//
+// As lgreco_cuda_rows_bytes; LGRECO_LENGTH when there is less memory, LGRECO_ALIGNMENT; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE, which name
+// no layer.
+lgreco_status lgreco_cuda_enqueue_rows(struct lgreco_cuda *cuda,
+                                       const struct lgreco_layer *layers,
+                                       size_t layers_len,
+                                       const struct lgreco_search_options *options,
+                                       void *workspace,
+                                       uint64_t workspace_bytes,
+                                       void *results,
+                                       uint64_t results_bytes);
+
+// Makes the table of lgreco_cuda_measure out of a copy of what lgreco_cuda_enqueue_rows has left in `results`, for the same layers and
+// options: when the copy is there, by an event behind it, say. It need not be aligned. The device is asked only where a gradient is
+// not finite, or nearly leaves its type: then the call waits, and looks at the gradients, which must still be what they were
+// (LGRECO_DEVICE if what is wrong is not found). Allocates.
+//
+// As lgreco_cuda_measure; LGRECO_LENGTH unless `copy_bytes` are the bytes of the results. Of a copy of something else the numbers are
+// others, or LGRECO_OPTION_ERROR.
+lgreco_status lgreco_cuda_read_rows(struct lgreco_cuda *cuda,
+                                    const struct lgreco_layer *layers,
+                                    size_t layers_len,
+                                    const struct lgreco_search_options *options,
+                                    const void *copy,
+                                    size_t copy_bytes,
+                                    struct lgreco_table **table);
+
 // Tells the bytes of device memory that `calls` work in on such layers, whose `values` are not looked at, under any
 // setting that `options` offer them: what lgreco_cuda_held_bytes tells when a handle that held none has reserved them.
 // The device is not asked.
@@ -2541,12 +2588,31 @@ lgreco_status lgreco_cuda_bucket_next(struct lgreco_cuda *cuda,
                                       struct lgreco_cuda_bucket *bucket,
                                       struct lgreco_request *request);
 
-// Done: what has become of the bucket's steps so far.
+// Done: what has become of the bucket's steps so far. lgreco_cuda_bucket_outcome_place is for those who do not want to wait.
 //
 // LGRECO_DEVICE.
 lgreco_status lgreco_cuda_bucket_outcome(struct lgreco_cuda *cuda,
                                          struct lgreco_cuda_bucket *bucket,
                                          struct lgreco_cuda_outcome *outcome);
+
+// Tells where in the device's memory is what the bucket knows of its last step, and of how many bytes: the same as long as it lives.
+// A copy to page-locked memory, enqueued on the same stream between lgreco_cuda_bucket_next that says LGRECO_REQUEST_NONE and the next
+// lgreco_cuda_bucket_submit, has what that step came to, whatever is enqueued after it. When it is there, by an event behind it, say,
+// lgreco_cuda_bucket_read_outcome reads it: a trainer hears of faults a step later, and waits for nothing but the copy.
+lgreco_status lgreco_cuda_bucket_outcome_place(struct lgreco_cuda *cuda,
+                                               struct lgreco_cuda_bucket *bucket,
+                                               const void **address,
+                                               size_t *bytes);
+
+// What such a copy, which need not be aligned, says of the bucket's steps up to its own. The device is not asked.
+//
+// LGRECO_LENGTH unless `copy_bytes` are the bytes that lgreco_cuda_bucket_outcome_place tells. Other bytes say something else, of a
+// layer that the bucket does not have, perhaps.
+lgreco_status lgreco_cuda_bucket_read_outcome(struct lgreco_cuda *cuda,
+                                              struct lgreco_cuda_bucket *bucket,
+                                              const void *copy,
+                                              size_t copy_bytes,
+                                              struct lgreco_cuda_outcome *outcome);
 
 // Tells where in the device's memory an f32 is that is 1 after a step that failed on some rank, else 0: `found_inf` of loss scalers.
 lgreco_status lgreco_cuda_bucket_found_inf(struct lgreco_cuda *cuda,
@@ -2584,7 +2650,7 @@ lgreco_status lgreco_cuda_bucket_take_over(struct lgreco_cuda *cuda,
 // Structs as calls expect them: struct_size set, options at their defaults.
 #define LGRECO_CUDA_BUCKET_OPTIONS_INIT                                                                                \
     {sizeof(lgreco_cuda_bucket_options), 0, NULL, 1, 0, 0, 1, LGRECO_ON_FAULT_ZEROS, 0}
-#define LGRECO_CUDA_OUTCOME_INIT {sizeof(lgreco_cuda_outcome), 0, 0, LGRECO_NO_RANK, LGRECO_OK, 0, 0}
+#define LGRECO_CUDA_OUTCOME_INIT {sizeof(lgreco_cuda_outcome), 0, 0, LGRECO_NO_RANK, LGRECO_OK, 0, 0, 0, 0}
 #define LGRECO_CONTEXT_OPTIONS_INIT {sizeof(lgreco_context_options), LGRECO_DEVICE_CPU, 0, NULL, 0}
 #define LGRECO_LAYER_INIT {sizeof(lgreco_layer), NULL, NULL, 0, NULL, LGRECO_DTYPE_F32, 0}
 #define LGRECO_SETTING_INIT                                                                                            \

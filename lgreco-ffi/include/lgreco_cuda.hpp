@@ -12,6 +12,17 @@ inline lgreco_cuda_bucket_options cuda_bucket_options() { return LGRECO_CUDA_BUC
 
 class CudaBucket;
 
+// Bytes of device memory that Cuda::enqueue_rows takes.
+struct CudaRowsBytes {
+    std::uint64_t workspace = 0, results = 0;
+};
+
+// Some bytes of device memory, to be copied.
+struct CudaPlace {
+    const void *address = nullptr;
+    std::size_t bytes = 0;
+};
+
 // A CUDA device with a stream.
 class Cuda {
 public:
@@ -36,6 +47,28 @@ public:
     Table measure(const std::vector<lgreco_layer> &layers, const lgreco_search_options &options = search_options()) {
         lgreco_table *made = nullptr;
         check(lgreco_cuda_measure(get(), layers.data(), layers.size(), &options, &made));
+        return Table(made);
+    }
+
+    CudaRowsBytes rows_bytes(const std::vector<lgreco_layer> &layers,
+                             const lgreco_search_options &options = search_options()) const {
+        CudaRowsBytes bytes;
+        check(lgreco_cuda_rows_bytes(get(), layers.data(), layers.size(), &options, &bytes.workspace, &bytes.results));
+        return bytes;
+    }
+
+    // `measure` without its wait: `workspace` is aligned to 256, a copy of `results` is for read_rows.
+    void enqueue_rows(const std::vector<lgreco_layer> &layers, void *workspace, std::uint64_t workspace_bytes, void *results,
+                      std::uint64_t results_bytes, const lgreco_search_options &options = search_options()) {
+        check(lgreco_cuda_enqueue_rows(get(), layers.data(), layers.size(), &options, workspace, workspace_bytes, results,
+                                       results_bytes));
+    }
+
+    // The table of such a copy in host memory, for the same layers and options. Waits only where a gradient is not finite or very large.
+    Table read_rows(const std::vector<lgreco_layer> &layers, const void *copy, std::size_t copy_bytes,
+                    const lgreco_search_options &options = search_options()) {
+        lgreco_table *made = nullptr;
+        check(lgreco_cuda_read_rows(get(), layers.data(), layers.size(), &options, copy, copy_bytes, &made));
         return Table(made);
     }
 
@@ -154,6 +187,20 @@ public:
     lgreco_cuda_outcome outcome(Cuda &cuda) const {
         lgreco_cuda_outcome outcome = LGRECO_CUDA_OUTCOME_INIT;
         cuda.check(lgreco_cuda_bucket_outcome(cuda.get(), get(), &outcome));
+        return outcome;
+    }
+
+    // What a copy that is enqueued behind a step brings to read_outcome.
+    CudaPlace outcome_place(Cuda &cuda) const {
+        CudaPlace place;
+        cuda.check(lgreco_cuda_bucket_outcome_place(cuda.get(), get(), &place.address, &place.bytes));
+        return place;
+    }
+
+    // Of such a copy in host memory. Waits for nothing.
+    lgreco_cuda_outcome read_outcome(Cuda &cuda, const void *copy, std::size_t copy_bytes) const {
+        lgreco_cuda_outcome outcome = LGRECO_CUDA_OUTCOME_INIT;
+        cuda.check(lgreco_cuda_bucket_read_outcome(cuda.get(), get(), copy, copy_bytes, &outcome));
         return outcome;
     }
 

@@ -31,6 +31,12 @@ pub(crate) struct Row<'a> {
     pub(crate) stream: Stream,
 }
 
+/// What rows take of device memory that are measured without a wait.
+pub(crate) struct RowsBytes {
+    pub(crate) workspace: u64,
+    pub(crate) results: u64,
+}
+
 /// Calls to reserve memory for.
 #[derive(Clone, Copy)]
 pub(crate) enum Call {
@@ -75,6 +81,8 @@ pub(crate) struct Outcome {
     pub(crate) step: u32,
     /// So many failed.
     pub(crate) failed: u32,
+    /// Whether the last one did.
+    pub(crate) has_failed: bool,
     /// The first at fault in the last step.
     pub(crate) rank: Option<u32>,
     /// Of the last step on this rank.
@@ -89,6 +97,10 @@ pub(crate) trait OnDeviceBucket: Any {
     unsafe fn submit(&mut self, device: &mut dyn OnDevice, gradients: u64) -> Result<(), Failure>;
     unsafe fn next(&mut self, device: &mut dyn OnDevice) -> Result<Option<Collective>, Failure>;
     unsafe fn outcome(&self, device: &mut dyn OnDevice) -> Result<Outcome, Failure>;
+    /// Where on the device its outcome is, and of how many bytes.
+    fn outcome_place(&self) -> (u64, usize);
+    /// What a copy of that says.
+    fn outcome_of(&self, copy: &[u8]) -> Result<Outcome, Failure>;
     unsafe fn residuals(&self, device: &mut dyn OnDevice, values: &mut [f32]) -> Result<(), Failure>;
     unsafe fn set_residuals(&mut self, device: &mut dyn OnDevice, values: &[f32]) -> Result<(), Failure>;
     unsafe fn take_over(&mut self, device: &mut dyn OnDevice, other: &dyn OnDeviceBucket) -> Result<(), Failure>;
@@ -107,6 +119,12 @@ pub(crate) trait OnDevice: Any {
     /// Nothing is done with addresses, which may be [`NOWHERE`].
     fn reserve(&mut self, rows: &[Row<'_>], calls: &[Call]) -> Result<(), Failure>;
     unsafe fn measure(&mut self, rows: &[Row<'_>], squared_errors: &mut [f64]) -> Result<(), Failure>;
+    /// Nothing is done with addresses, which may be [`NOWHERE`].
+    fn rows_bytes(&self, rows: &[Row<'_>]) -> Result<RowsBytes, Failure>;
+    unsafe fn enqueue_rows(&mut self, rows: &[Row<'_>], workspace: u64, results: u64) -> Result<(), Failure>;
+    /// `results` is a copy of what was enqueued for these rows, or anything else.
+    unsafe fn read_rows(&mut self, rows: &[Row<'_>], results: &[u8], squared_errors: &mut [f64])
+    -> Result<(), Failure>;
     unsafe fn encode(
         &mut self,
         setting: &Setting,
@@ -175,9 +193,10 @@ mod bucket;
 
 #[cfg(feature = "cuda")]
 mod backend {
-    use super::{BucketLayers, Call, DeviceTensor, OnDevice, OnDeviceBucket, Row, bucket};
+    use super::{BucketLayers, Call, DeviceTensor, OnDevice, OnDeviceBucket, Row, RowsBytes, bucket};
     use crate::status::Failure;
     use lgreco_cuda::{CudaBackend, DeviceGradient, DeviceJob, DeviceJobError, DeviceResidual};
+    use lgreco_train::CoreError;
     use lgreco_train::compress::Setting;
     use lgreco_train::feedback::Storage;
     use lgreco_train::gradient::Shape;
@@ -263,6 +282,38 @@ mod backend {
             // SAFETY: passed on.
             let jobs = unsafe { jobs(rows) }?;
             self.measure_device(&jobs, squared_errors).map_err(of_layer(rows))
+        }
+
+        fn rows_bytes(&self, rows: &[Row<'_>]) -> Result<RowsBytes, Failure> {
+            // SAFETY: nothing is done with the addresses.
+            let jobs = unsafe { jobs(rows) }?;
+            let bytes = CudaBackend::rows_bytes(self, &jobs).map_err(of_layer(rows))?;
+            Ok(RowsBytes { workspace: bytes.workspace, results: bytes.results })
+        }
+
+        unsafe fn enqueue_rows(&mut self, rows: &[Row<'_>], workspace: u64, results: u64) -> Result<(), Failure> {
+            // SAFETY: passed on.
+            unsafe {
+                let jobs = jobs(rows)?;
+                CudaBackend::enqueue_rows(self, &jobs, workspace, results).map_err(of_layer(rows))
+            }
+        }
+
+        unsafe fn read_rows(
+            &mut self,
+            rows: &[Row<'_>],
+            results: &[u8],
+            squared_errors: &mut [f64],
+        ) -> Result<(), Failure> {
+            // SAFETY: passed on.
+            let jobs = unsafe { jobs(rows) }?;
+            let (words, rest) = results.as_chunks();
+            if !rest.is_empty() {
+                let expected = CudaBackend::rows_bytes(self, &jobs).map_err(of_layer(rows))?.results as usize;
+                return Err(CoreError::Length { what: "bytes of results", expected, found: results.len() }.into());
+            }
+            let words: Vec<u64> = words.iter().map(|&word| u64::from_ne_bytes(word)).collect();
+            CudaBackend::read_rows(self, &jobs, &words, squared_errors).map_err(of_layer(rows))
         }
 
         unsafe fn encode(

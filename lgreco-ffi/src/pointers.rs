@@ -57,6 +57,14 @@ pub(crate) fn address<T>(pointer: *const T, len: usize, what: &'static str) -> R
     Ok(pointer.addr() as u64)
 }
 
+/// `Err` when memory of a device has fewer bytes than are needed.
+pub(crate) fn at_least(needed: u64, found: u64, what: &'static str) -> Result<(), Failure> {
+    if found >= needed {
+        return Ok(());
+    }
+    Err(CoreError::Length { what, expected: needed as usize, found: found as usize }.into())
+}
+
 /// The place for one output.
 ///
 /// # Safety
@@ -226,6 +234,11 @@ pub(crate) unsafe fn filled<T: Versioned>(pointer: *mut T) -> Result<Filled<T>, 
 }
 
 impl<T: Versioned> Filled<T> {
+    /// Where it lies.
+    pub(crate) fn range(&self) -> Range {
+        Range::of(self.pointer.cast::<u8>(), self.size, T::WHAT)
+    }
+
     /// Writes all fields but the first that the caller knows; what only the caller knows becomes 0.
     pub(crate) fn fill(self, value: T) {
         let (to, from) = (self.pointer.cast::<u8>(), (&raw const value).cast::<u8>());

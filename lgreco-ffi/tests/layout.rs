@@ -95,7 +95,9 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         rank,
         fault,
         layer,
-        element
+        element,
+        has_failed,
+        reserved
     );
     struct_of!(
         p,

@@ -6,6 +6,7 @@
 use super::{DeviceExchange, Program};
 use crate::Error;
 use crate::backend::CudaBackend;
+use crate::device::Part;
 use bytemuck::Zeroable;
 
 /// What was wrong with a value of this rank, or with what it got.
@@ -71,7 +72,7 @@ impl DeviceExchange {
         (self.head().address, BYTES)
     }
 
-    /// What such a copy says.
+    /// What such a copy says. Other bytes, as many, say something else: layers and addresses that are none of the exchange's, perhaps.
     ///
     /// # Errors
     /// [`Length`](lgreco_core::Error::Length) unless there are as many bytes as [`outcome_address`](DeviceExchange::outcome_address)
@@ -103,9 +104,11 @@ impl DeviceExchange {
         let is_told = faulty_rank < self.program.head.world;
         let alone = sharded != 0 && fault.is_some() && (broken.is_some() || !is_told);
         let rank = broken.or(is_told.then_some(faulty_rank));
-        let residuals = self.residuals.address + 4 * elements * u64::from(half);
+        // What is no such copy says anything, and its addresses are nobody's.
+        let at = |part: Part, half_bytes: u64| part.address.wrapping_add(half_bytes.wrapping_mul(half.into()));
         let remembered = self.program.places(self.memory).remembered;
-        let factors = remembered.address + remembered.bytes / 2 * u64::from(half);
+        let residuals = at(self.residuals, elements.wrapping_mul(4));
+        let factors = at(remembered, remembered.bytes / 2);
         let has_failed = found_inf != 0.0;
         ExchangeOutcome { step, failed: faults, has_failed, rank, fault, alone, residuals, factors }
     }

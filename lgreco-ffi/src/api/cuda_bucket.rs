@@ -6,7 +6,9 @@ use super::request::{
 use super::setting::lgreco_setting;
 use crate::cuda::{BucketLayers, Collective, OnDeviceBucket, Outcome};
 use crate::handle::{self, Kind};
-use crate::pointers::{Versioned, address, filled, place, slice, slice_mut, versioned, versioned_array};
+use crate::pointers::{
+    Range, Versioned, address, at_least, disjoint, filled, place, slice, slice_mut, versioned, versioned_array,
+};
 use crate::status::{Failure, LGRECO_OK, lgreco_status};
 use core::ffi::c_void;
 use lgreco_train::CoreError;
@@ -106,6 +108,10 @@ pub struct lgreco_cuda_outcome {
     pub layer: usize,
     /// And its element; 0 where a factor of PowerSGD's is, or a payload.
     pub element: usize,
+    /// 1 when the last step failed on some rank, else 0.
+    pub has_failed: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 impl Default for lgreco_cuda_outcome {
@@ -118,14 +124,16 @@ impl Default for lgreco_cuda_outcome {
             fault: LGRECO_OK,
             layer: 0,
             element: 0,
+            has_failed: 0,
+            reserved: 0,
         }
     }
 }
 
 impl From<Outcome> for lgreco_cuda_outcome {
-    fn from(Outcome { step, failed, rank, fault, value: (layer, element) }: Outcome) -> Self {
-        let rank = rank.unwrap_or(LGRECO_NO_RANK);
-        lgreco_cuda_outcome { step, failed, rank, fault, layer, element, ..Default::default() }
+    fn from(Outcome { step, failed, has_failed, rank, fault, value: (layer, element) }: Outcome) -> Self {
+        let (rank, has_failed) = (rank.unwrap_or(LGRECO_NO_RANK), has_failed.into());
+        lgreco_cuda_outcome { step, failed, rank, fault, layer, element, has_failed, ..Default::default() }
     }
 }
 
@@ -230,11 +238,7 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_create(
     unsafe {
         handle::create::<_, lgreco_cuda_bucket>(cuda, bucket, |cuda| {
             let layers = read(layers, settings, layers_len, options)?;
-            let needed = cuda.bucket_bytes(&layers)?;
-            if memory_bytes < needed {
-                let (expected, found) = (needed as usize, memory_bytes as usize);
-                return Err(CoreError::Length { what: "bytes of the bucket's memory", expected, found }.into());
-            }
+            at_least(cuda.bucket_bytes(&layers)?, memory_bytes, "bytes of the bucket's memory")?;
             cuda.bucket(&layers, address(memory.cast::<u8>(), memory_bytes as usize, "memory")?)
         })
     }
@@ -290,7 +294,7 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_next(
     }
 }
 
-/// Done: what has become of the bucket's steps so far.
+/// Done: what has become of the bucket's steps so far. lgreco_cuda_bucket_outcome_place is for those who do not want to wait.
 ///
 /// LGRECO_DEVICE.
 #[unsafe(no_mangle)]
@@ -304,6 +308,54 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_outcome(
         handle::call(cuda, |cuda| {
             let outcome = filled(outcome)?;
             outcome.fill(handle::with(bucket, |bucket| bucket.outcome(&mut **cuda))?.into());
+            Ok(())
+        })
+    }
+}
+
+/// Tells where in the device's memory is what the bucket knows of its last step, and of how many bytes: the same as long as it lives.
+/// A copy to page-locked memory, enqueued on the same stream between lgreco_cuda_bucket_next that says LGRECO_REQUEST_NONE and the next
+/// lgreco_cuda_bucket_submit, has what that step came to, whatever is enqueued after it. When it is there, by an event behind it, say,
+/// lgreco_cuda_bucket_read_outcome reads it: a trainer hears of faults a step later, and waits for nothing but the copy.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_bucket_outcome_place(
+    cuda: *mut lgreco_cuda,
+    bucket: *mut lgreco_cuda_bucket,
+    address: *mut *const c_void,
+    bytes: *mut usize,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(cuda, |_| {
+            disjoint(Range::of(address, 1, "address"), &[Range::of(bytes, 1, "bytes")])?;
+            let (address, bytes) = (place(address, "address")?, place(bytes, "bytes")?);
+            let (start, len) = handle::with(bucket, |bucket| Ok(bucket.outcome_place()))?;
+            address.write(core::ptr::with_exposed_provenance(start as usize));
+            bytes.write(len);
+            Ok(())
+        })
+    }
+}
+
+/// What such a copy, which need not be aligned, says of the bucket's steps up to its own. The device is not asked.
+///
+/// LGRECO_LENGTH unless `copy_bytes` are the bytes that lgreco_cuda_bucket_outcome_place tells. Other bytes say something else, of a
+/// layer that the bucket does not have, perhaps.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_bucket_read_outcome(
+    cuda: *mut lgreco_cuda,
+    bucket: *mut lgreco_cuda_bucket,
+    copy: *const c_void,
+    copy_bytes: usize,
+    outcome: *mut lgreco_cuda_outcome,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(cuda, |_| {
+            let outcome = filled(outcome)?;
+            disjoint(outcome.range(), &[Range::of(copy.cast::<u8>(), copy_bytes, "copy")])?;
+            let copy = slice(copy.cast(), copy_bytes, "copy")?;
+            outcome.fill(handle::with(bucket, |bucket| bucket.outcome_of(copy))?.into());
             Ok(())
         })
     }

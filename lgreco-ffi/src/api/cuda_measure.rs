@@ -4,8 +4,10 @@ use super::measure::lgreco_search_options;
 use super::table::{Source, TableState, lgreco_table};
 use crate::cuda::{Call, DeviceTensor, NOWHERE, OnDevice, Row};
 use crate::handle;
-use crate::pointers::{place, versioned_array, versioned_or_default};
+use crate::pointers::{Range, address, at_least, disjoint, place, slice, versioned_array, versioned_or_default};
 use crate::status::{Failure, lgreco_status};
+use core::ffi::c_void;
+use lgreco_train::CoreError;
 use lgreco_train::search::Offer;
 
 /// A model's layers with their names.
@@ -54,6 +56,39 @@ impl<'a> Model<'a> {
         };
         offer.rows().map(row).collect()
     }
+
+    /// The rows of `offer` where they lie; `Err` if there is none.
+    fn rows_on_device<'b>(&self, offer: &'b Offer<'_>) -> Result<Vec<Row<'b>>, Failure>
+    where
+        'a: 'b,
+    {
+        some(self.rows(offer, |layer, tensor| layer.address(tensor))?)
+    }
+
+    /// `Err` when `output` shares memory with a gradient of `offer`'s.
+    fn check_apart(&self, offer: &Offer<'_>, output: Range) -> Result<(), Failure> {
+        offer.rows().try_for_each(|row| {
+            let tensor = self.tensors[row.layer];
+            let gradient = self.layers[row.layer].range(tensor);
+            disjoint(output, &[gradient]).map_err(|failure| failure.of_layer(tensor.name))
+        })
+    }
+}
+
+/// What lgreco_cuda_measure says of no rows, before anything is done.
+fn some(rows: Vec<Row<'_>>) -> Result<Vec<Row<'_>>, Failure> {
+    if rows.is_empty() { Err(CoreError::EmptyTable.into()) } else { Ok(rows) }
+}
+
+/// Places for the squared errors of `rows`.
+fn squared_errors(rows: &[Row<'_>]) -> Vec<f64> {
+    vec![0.0; rows.iter().map(|row| row.candidates.len()).sum()]
+}
+
+/// What a workspace is aligned to.
+#[repr(align(256))]
+struct Unit {
+    _bytes: [u8; 256],
 }
 
 /// Runs a call on the rows that a search asks for, whose values are not looked at, and on the calls that `calls` names.
@@ -131,8 +166,107 @@ pub unsafe extern "C" fn lgreco_cuda_measure(
             let model = Model::read(layers, layers_len)?;
             let offer = model.offer(options)?;
             let rows = model.rows(&offer, |layer, tensor| layer.address(tensor))?;
-            let mut squared_errors = vec![0.0; rows.iter().map(|row| row.candidates.len()).sum()];
+            let mut squared_errors = squared_errors(&rows);
             cuda.measure(&rows, &mut squared_errors)?;
+            TableState::new(Source::Measured(offer.into_measured(&squared_errors)?), None)
+        })
+    }
+}
+
+/// Tells the bytes of device memory that lgreco_cuda_enqueue_rows takes for such layers, whose `values` are not looked at, under
+/// these options: to work in, and of results. The device is not asked.
+///
+/// As lgreco_cuda_measure, but for the values.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_rows_bytes(
+    cuda: *mut lgreco_cuda,
+    layers: *const lgreco_layer,
+    layers_len: usize,
+    options: *const lgreco_search_options,
+    workspace_bytes: *mut u64,
+    results_bytes: *mut u64,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(cuda, |cuda| {
+            let other = Range::of(results_bytes, 1, "results_bytes");
+            disjoint(Range::of(workspace_bytes, 1, "workspace_bytes"), &[other])?;
+            let places = (place(workspace_bytes, "workspace_bytes")?, place(results_bytes, "results_bytes")?);
+            let model = Model::read(layers, layers_len)?;
+            let offer = model.offer(options)?;
+            let bytes = cuda.rows_bytes(&some(model.rows(&offer, |_, _| Ok(NOWHERE))?)?)?;
+            places.0.write(bytes.workspace);
+            places.1.write(bytes.results);
+            Ok(())
+        })
+    }
+}
+
+/// Enqueued: what lgreco_cuda_measure does before it waits, in `workspace` and `results` on the device, aligned to 256 and to 8, of at
+/// least lgreco_cuda_rows_bytes. Nothing is allocated on the device. The first call on a handle loads kernels, and one with more
+/// layers or options than those before may make more room for them in page-locked memory: these wait, all others do not. A copy of the results to
+/// host memory, behind it on the same stream, is for lgreco_cuda_read_rows. Allocates on the host.
+///
+/// As lgreco_cuda_rows_bytes; LGRECO_LENGTH when there is less memory, LGRECO_ALIGNMENT; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE, which name
+/// no layer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_enqueue_rows(
+    cuda: *mut lgreco_cuda,
+    layers: *const lgreco_layer,
+    layers_len: usize,
+    options: *const lgreco_search_options,
+    workspace: *mut c_void,
+    workspace_bytes: u64,
+    results: *mut c_void,
+    results_bytes: u64,
+) -> lgreco_status {
+    // SAFETY: README.md, handles, pointers and device memory.
+    unsafe {
+        handle::call(cuda, |cuda| {
+            let model = Model::read(layers, layers_len)?;
+            let offer = model.offer(options)?;
+            let rows = model.rows_on_device(&offer)?;
+            let needed = cuda.rows_bytes(&rows)?;
+            at_least(needed.workspace, workspace_bytes, "bytes of the rows' workspace")?;
+            at_least(needed.results, results_bytes, "bytes of the rows' results")?;
+            let units = (needed.workspace as usize).div_ceil(size_of::<Unit>());
+            let workspace_address = address(workspace.cast::<Unit>(), units, "workspace")?;
+            let results_address = address(results.cast::<u64>(), needed.results as usize / 8, "results")?;
+            let workspace = Range::of(workspace.cast::<u8>(), needed.workspace as usize, "workspace");
+            let results = Range::of(results.cast::<u8>(), needed.results as usize, "results");
+            disjoint(workspace, &[results])?;
+            model.check_apart(&offer, workspace)?;
+            model.check_apart(&offer, results)?;
+            cuda.enqueue_rows(&rows, workspace_address, results_address)
+        })
+    }
+}
+
+/// Makes the table of lgreco_cuda_measure out of a copy of what lgreco_cuda_enqueue_rows has left in `results`, for the same layers and
+/// options: when the copy is there, by an event behind it, say. It need not be aligned. The device is asked only where a gradient is
+/// not finite, or nearly leaves its type: then the call waits, and looks at the gradients, which must still be what they were
+/// (LGRECO_DEVICE if what is wrong is not found). Allocates.
+///
+/// As lgreco_cuda_measure; LGRECO_LENGTH unless `copy_bytes` are the bytes of the results. Of a copy of something else the numbers are
+/// others, or LGRECO_OPTION_ERROR.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_read_rows(
+    cuda: *mut lgreco_cuda,
+    layers: *const lgreco_layer,
+    layers_len: usize,
+    options: *const lgreco_search_options,
+    copy: *const c_void,
+    copy_bytes: usize,
+    table: *mut *mut lgreco_table,
+) -> lgreco_status {
+    // SAFETY: README.md, handles, pointers and device memory.
+    unsafe {
+        handle::create::<_, lgreco_table>(cuda, table, |cuda| {
+            let model = Model::read(layers, layers_len)?;
+            let offer = model.offer(options)?;
+            let rows = model.rows_on_device(&offer)?;
+            let mut squared_errors = squared_errors(&rows);
+            cuda.read_rows(&rows, slice(copy.cast(), copy_bytes, "copy")?, &mut squared_errors)?;
             TableState::new(Source::Measured(offer.into_measured(&squared_errors)?), None)
         })
     }

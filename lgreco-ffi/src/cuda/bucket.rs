@@ -2,7 +2,7 @@
 
 use super::{BucketLayers, Collective, OnDevice, OnDeviceBucket, Outcome};
 use crate::status::{Failure, LGRECO_NON_FINITE, LGRECO_OK, LGRECO_OVERFLOW, LGRECO_PEER_MESSAGE};
-use lgreco_cuda::{CudaBackend, DeviceBucket, DeviceLayer, ExchangeConfig, ExchangeFault, OnFault};
+use lgreco_cuda::{CudaBackend, DeviceBucket, DeviceLayer, ExchangeConfig, ExchangeFault, ExchangeOutcome, OnFault};
 use lgreco_train::exchange::Request;
 use lgreco_train::gradient::Dtype;
 use std::any::Any;
@@ -38,6 +38,18 @@ fn cuda(device: &mut dyn OnDevice) -> Result<&mut CudaBackend, Failure> {
     (device as &mut dyn Any).downcast_mut().ok_or(OTHER_DEVICE)
 }
 
+fn told(outcome: ExchangeOutcome) -> Outcome {
+    let ExchangeOutcome { step, failed, has_failed, rank, fault, .. } = outcome;
+    let (fault, value) = match fault {
+        None => (LGRECO_OK, (0, 0)),
+        Some(ExchangeFault::NonFinite { layer, index }) => (LGRECO_NON_FINITE, (layer, index)),
+        Some(ExchangeFault::Overflow { layer, index }) => (LGRECO_OVERFLOW, (layer, index)),
+        Some(ExchangeFault::Factor { layer }) => (LGRECO_OVERFLOW, (layer, 0)),
+        Some(ExchangeFault::Payload { layer }) => (LGRECO_PEER_MESSAGE, (layer, 0)),
+    };
+    Outcome { step, failed, has_failed, rank, fault, value }
+}
+
 impl OnDeviceBucket for DeviceBucket {
     unsafe fn submit(&mut self, device: &mut dyn OnDevice, gradients: u64) -> Result<(), Failure> {
         // SAFETY: passed on.
@@ -59,15 +71,15 @@ impl OnDeviceBucket for DeviceBucket {
     }
 
     unsafe fn outcome(&self, device: &mut dyn OnDevice) -> Result<Outcome, Failure> {
-        let outcome = DeviceBucket::outcome(self, cuda(device)?)?;
-        let (fault, value) = match outcome.fault {
-            None => (LGRECO_OK, (0, 0)),
-            Some(ExchangeFault::NonFinite { layer, index }) => (LGRECO_NON_FINITE, (layer, index)),
-            Some(ExchangeFault::Overflow { layer, index }) => (LGRECO_OVERFLOW, (layer, index)),
-            Some(ExchangeFault::Factor { layer }) => (LGRECO_OVERFLOW, (layer, 0)),
-            Some(ExchangeFault::Payload { layer }) => (LGRECO_PEER_MESSAGE, (layer, 0)),
-        };
-        Ok(Outcome { step: outcome.step, failed: outcome.failed, rank: outcome.rank, fault, value })
+        Ok(told(DeviceBucket::outcome(self, cuda(device)?)?))
+    }
+
+    fn outcome_place(&self) -> (u64, usize) {
+        self.outcome_address()
+    }
+
+    fn outcome_of(&self, copy: &[u8]) -> Result<Outcome, Failure> {
+        Ok(told(DeviceBucket::outcome_of(self, copy)?))
     }
 
     unsafe fn residuals(&self, device: &mut dyn OnDevice, values: &mut [f32]) -> Result<(), Failure> {

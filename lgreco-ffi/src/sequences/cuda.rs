@@ -1,11 +1,13 @@
 //! CUDA devices: the calls on one that is not there, for what they do before a device is asked.
 
 use super::{Bytes, ELEMENTS, ROOM, State, gradient, layer, renew, search, setting};
-use crate::cuda::{BucketLayers, Call, Collective, DeviceTensor, OnDevice, OnDeviceBucket, Outcome, Row};
+use crate::cuda::{BucketLayers, Call, Collective, DeviceTensor, OnDevice, OnDeviceBucket, Outcome, Row, RowsBytes};
 use crate::handle;
 use crate::status::Failure;
 use crate::*;
-use core::ptr::null_mut;
+use core::ffi::c_void;
+use core::ptr::{null, null_mut};
+use lgreco_train::CoreError;
 use lgreco_train::compress::{Compressor, Setting};
 use lgreco_train::feedback::Storage;
 use lgreco_train::gradient::Shape;
@@ -13,6 +15,14 @@ use lgreco_train::rng::Stream;
 
 /// The number of no device, whatever there is.
 const ORDINAL: u32 = 1 << 20;
+
+/// Bytes of a bucket's outcome: of its fault, step, and number of steps that failed.
+const OUTCOME: usize = 3;
+
+/// `Err` unless there are as many bytes.
+fn expect(expected: usize, found: usize) -> Result<(), Failure> {
+    if found == expected { Ok(()) } else { Err(CoreError::Length { what: "bytes", expected, found }.into()) }
+}
 
 /// Takes every call that arrives and touches no memory.
 struct NoDevice;
@@ -46,6 +56,28 @@ impl OnDevice for NoDevice {
 
     unsafe fn measure(&mut self, rows: &[Row<'_>], squared_errors: &mut [f64]) -> Result<(), Failure> {
         assert_eq!(rows.iter().map(|row| row.candidates.len()).sum::<usize>(), squared_errors.len());
+        Ok(())
+    }
+
+    fn rows_bytes(&self, rows: &[Row<'_>]) -> Result<RowsBytes, Failure> {
+        Ok(RowsBytes { workspace: 1, results: 8 * rows.len() as u64 })
+    }
+
+    unsafe fn enqueue_rows(&mut self, rows: &[Row<'_>], workspace: u64, results: u64) -> Result<(), Failure> {
+        assert!(!rows.is_empty() && workspace > 0 && workspace.is_multiple_of(256));
+        assert!(results > 0 && results.is_multiple_of(8));
+        Ok(())
+    }
+
+    unsafe fn read_rows(
+        &mut self,
+        rows: &[Row<'_>],
+        results: &[u8],
+        squared_errors: &mut [f64],
+    ) -> Result<(), Failure> {
+        assert_eq!(rows.iter().map(|row| row.candidates.len()).sum::<usize>(), squared_errors.len());
+        expect(8 * rows.len(), results.len())?;
+        squared_errors.fill(f64::from_bits(results.iter().fold(0, |all, &byte| all << 8 | u64::from(byte))));
         Ok(())
     }
 
@@ -116,6 +148,16 @@ impl OnDeviceBucket for NoBucket {
         Ok(Outcome::default())
     }
 
+    fn outcome_place(&self) -> (u64, usize) {
+        (4, OUTCOME)
+    }
+
+    fn outcome_of(&self, copy: &[u8]) -> Result<Outcome, Failure> {
+        expect(OUTCOME, copy.len())?;
+        let [fault, step, failed] = [0, 1, 2].map(|at| u32::from(copy[at]));
+        Ok(Outcome { step, failed, has_failed: fault > 0, ..Outcome::default() })
+    }
+
     unsafe fn residuals(&self, _: &mut dyn OnDevice, values: &mut [f32]) -> Result<(), Failure> {
         values.fill(0.0);
         Ok(())
@@ -152,11 +194,12 @@ unsafe fn on_bucket(
     let layers = usize::from(bytes.below(4) > 0);
     let (mut number, mut request, mut outcome, mut found) =
         (0, lgreco_request::default(), lgreco_cuda_outcome::default(), null_mut());
+    let (mut start, mut len) = (null(), OUTCOME - usize::from(bytes.below(8) / 7));
     let (bucket, other) = (state.cuda_buckets[which], state.cuda_buckets[usize::from(bytes.below(2))]);
     let memory = bytes.maybe_mut(values).cast();
     // SAFETY: passed on.
     unsafe {
-        match bytes.below(10) {
+        match bytes.below(13) {
             0 => lgreco_cuda_bucket_bytes(cuda, layer, setting, layers, options, bytes.maybe_mut(&raw mut number)),
             1 | 2 => renew(&mut state.cuda_buckets[which], lgreco_cuda_bucket_destroy, |to| {
                 lgreco_cuda_bucket_create(cuda, layer, setting, layers, options, memory, 1, to)
@@ -167,12 +210,44 @@ unsafe fn on_bucket(
             6 => lgreco_cuda_bucket_found_inf(cuda, bucket, bytes.maybe_mut(&raw mut found)),
             7 => lgreco_cuda_bucket_get_residuals(cuda, bucket, values, values_len),
             8 => lgreco_cuda_bucket_set_residuals(cuda, bucket, values, values_len),
+            9 => {
+                let (start, len) = (bytes.maybe_mut(&raw mut start), bytes.maybe_mut(&raw mut len));
+                lgreco_cuda_bucket_outcome_place(cuda, bucket, start, len)
+            }
+            10 | 11 => {
+                let outcome = bytes.maybe_mut(&raw mut outcome);
+                // Aligned or not.
+                let copy = bytes.maybe(values.cast::<u8>().cast_const());
+                let copy = if copy.is_null() { copy } else { copy.add(usize::from(bytes.below(2))) };
+                // Perhaps the place of the outcome.
+                let copy = if bytes.below(8) == 7 { outcome.cast_const().cast() } else { copy };
+                lgreco_cuda_bucket_read_outcome(cuda, bucket, copy.cast(), len, outcome)
+            }
             _ => lgreco_cuda_bucket_take_over(cuda, bucket, other),
         }
     }
 }
 
+/// A few calls in a row: single ones among all others would hardly ever meet with what they need.
+fn several(bytes: &mut Bytes, mut call: impl FnMut(&mut Bytes) -> lgreco_status) -> lgreco_status {
+    for _ in 0..bytes.below(8) {
+        assert_ne!(call(bytes), LGRECO_PANIC);
+    }
+    call(bytes)
+}
+
 pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
+    let context = state.context(which, bytes);
+    if state.cudas[which].is_null() {
+        // SAFETY: the context is live or NULL, or a handle of another kind.
+        renew(&mut state.cudas[which], lgreco_cuda_destroy, |to| unsafe {
+            handle::create::<_, lgreco_cuda>(context, to, |_| Ok(Box::new(NoDevice)))
+        });
+    }
+    several(bytes, |bytes| one(bytes, state, which))
+}
+
+fn one(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
     let context = state.context(which, bytes);
     let cuda = match bytes.below(16) {
         15 => context.cast(),
@@ -193,7 +268,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     // SAFETY: every pointer is NULL, or to a value that lives as long as the call and is as long as is said; handles are
     // live or NULL; no pointer is used as one to a device's memory.
     unsafe {
-        match bytes.below(22) {
+        match bytes.below(24) {
             0 => {
                 let status = renew(&mut *to, lgreco_cuda_destroy, |to| lgreco_cuda_create(context, ORDINAL, to));
                 assert_ne!(status, LGRECO_OK);
@@ -214,16 +289,37 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
             9 => lgreco_cuda_synchronize(cuda),
             10 if which == 0 => lgreco_cuda_use_cublas(cuda),
             10 => lgreco_cuda_check(cuda),
-            11 => {
+            11 | 21 | 22 => {
                 let (search, layers, calls) =
-                    (search(bytes), usize::from(bytes.below(3) / 2), u32::from(bytes.below(70)));
+                    (search(bytes), usize::from(bytes.below(3) > 0), u32::from(bytes.below(70)));
                 let number = bytes.maybe_mut(&raw mut number);
-                match bytes.below(3) {
+                match bytes.below(8) {
                     0 => lgreco_cuda_workspace_bytes(cuda, layer, layers, &search, calls, number),
                     1 => lgreco_cuda_reserve(cuda, layer, layers, &search, calls),
-                    _ => renew(&mut state.tables[which], lgreco_table_destroy, |to| {
+                    2 => renew(&mut state.tables[which], lgreco_table_destroy, |to| {
                         lgreco_cuda_measure(cuda, layer, layers, &search, to)
                     }),
+                    3 => {
+                        let mut other = 0;
+                        let other = if bytes.below(8) == 7 { number } else { bytes.maybe_mut(&raw mut other) };
+                        lgreco_cuda_rows_bytes(cuda, layer, layers, &search, number, other)
+                    }
+                    4 | 5 => {
+                        // Of no device, so that nothing is touched there: alone, in each other, not aligned, too short.
+                        let [workspace, results] = [0, 1].map(|_| {
+                            let address = [256usize, 512, 4096, 260][usize::from(bytes.below(4))];
+                            bytes.maybe_mut(core::ptr::without_provenance_mut::<c_void>(address))
+                        });
+                        let [room, other] = [0, 1].map(|_| u64::from(bytes.next()));
+                        lgreco_cuda_enqueue_rows(cuda, layer, layers, &search, workspace, room, results, other)
+                    }
+                    _ => {
+                        let copy = bytes.maybe(gradient.as_ptr()).cast();
+                        let len = [8, 24, 16, 8, 24, 13, 0][usize::from(bytes.below(7))];
+                        renew(&mut state.tables[which], lgreco_table_destroy, |to| {
+                            lgreco_cuda_read_rows(cuda, layer, layers, &search, copy, len, to)
+                        })
+                    }
                 }
             }
             12 => lgreco_cuda_payload_len(cuda, layer, setting, length),
@@ -252,7 +348,9 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 let from = bytes.maybe(state.payload.as_ptr());
                 lgreco_cuda_decode(cuda, from, state.length.min(ROOM), values, values_len)
             }
-            18..=20 => on_bucket(bytes, state, which, cuda, (layer, setting), (values, values_len)),
+            18..=20 => {
+                several(bytes, |bytes| on_bucket(bytes, state, which, cuda, (layer, setting), (values, values_len)))
+            }
             _ => lgreco_cuda_decode_on_device(cuda, layer, setting, payload, capacity, values, values_len),
         }
     }

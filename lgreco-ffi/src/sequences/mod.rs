@@ -293,7 +293,7 @@ mod tests {
     fn random_sequences_of_calls_keep_the_contract() {
         let (mut state, mut done) = (1u64, [0; 7]);
         for _ in 0..3000 {
-            let bytes: Vec<u8> = (0..4000)
+            let bytes: Vec<u8> = (0..6000)
                 .map(|_| {
                     state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                     (state >> 56) as u8

@@ -199,6 +199,193 @@ static void tables(lgreco_method method) {
 
 #define NULL_(call) STATUS(LGRECO_NULL_POINTER, call)
 
+// The same names, options, errors to the bit, and settings.
+static void same_table(const lgreco_table *one_table, const lgreco_table *other_table) {
+    lgreco_table_view a = LGRECO_TABLE_VIEW_INIT, b = LGRECO_TABLE_VIEW_INIT;
+    OK(lgreco_table_get(one_table, &a));
+    OK(lgreco_table_get(other_table, &b));
+    CHECK(a.layers == b.layers && memcmp(a.ends, b.ends, a.layers * sizeof *a.ends) == 0);
+    const size_t options = a.ends[a.layers - 1];
+    CHECK(memcmp(a.choices, b.choices, options * sizeof *a.choices) == 0);
+    for (size_t l = 0; l < a.layers; l++) {
+        CHECK(a.model_layers[l] == b.model_layers[l] && strcmp(a.names[l], b.names[l]) == 0);
+        for (size_t o = l == 0 ? 0 : a.ends[l - 1]; o < a.ends[l]; o++) {
+            lgreco_setting x = LGRECO_SETTING_INIT, y = LGRECO_SETTING_INIT;
+            const size_t option = o - (l == 0 ? 0 : a.ends[l - 1]);
+            OK(lgreco_table_setting(one_table, l, option, &x));
+            OK(lgreco_table_setting(other_table, l, option, &y));
+            CHECK(memcmp(&x, &y, sizeof x) == 0 && strcmp(a.labels[o], b.labels[o]) == 0);
+        }
+    }
+}
+
+// Device memory for rows, and what is behind the workspace, which nobody may write.
+typedef struct {
+    uint64_t workspace_bytes, results_bytes;
+    uint8_t *workspace, *results;
+} rows_memory;
+
+enum { BEHIND = 256 };
+
+static rows_memory memory_for_rows(const lgreco_search_options *search) {
+    static const uint8_t behind[BEHIND];
+    rows_memory memory = {0, 0, NULL, NULL};
+    OK(lgreco_cuda_rows_bytes(cuda, model, LAYERS, search, &memory.workspace_bytes, &memory.results_bytes));
+    CHECK(memory.results_bytes > 0 && memory.results_bytes % 8 == 0);
+    memory.workspace = on_device(NULL, memory.workspace_bytes + BEHIND);
+    memory.results = on_device(NULL, memory.results_bytes + BEHIND);
+    to_device(memory.workspace + memory.workspace_bytes, behind, BEHIND);
+    to_device(memory.results + memory.results_bytes, behind, BEHIND);
+    return memory;
+}
+
+static void let_go_of_rows(const rows_memory *memory) {
+    uint8_t behind[2 * BEHIND];
+    to_host(behind, memory->workspace + memory->workspace_bytes, BEHIND);
+    to_host(behind + BEHIND, memory->results + memory->results_bytes, BEHIND);
+    for (int i = 0; i < 2 * BEHIND; i++) CHECK(behind[i] == 0);
+    give_back(memory->workspace);
+    give_back(memory->results);
+}
+
+static lgreco_status enqueue_rows(const rows_memory *memory, const lgreco_search_options *search) {
+    return lgreco_cuda_enqueue_rows(cuda, model, LAYERS, search, memory->workspace, memory->workspace_bytes,
+                                    memory->results, memory->results_bytes);
+}
+
+// What lgreco_cuda_measure makes, without its wait, in the caller's memory.
+static void rows_later(lgreco_method method) {
+    lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
+    lgreco_table *expected = NULL, *found = NULL;
+    uint64_t held = 0, still_held = 0;
+    int before[NUMBERS] = {0};
+    search.method = method;
+    search.seed = SEED;
+    OK(lgreco_cuda_measure(cuda, model, LAYERS, &search, &expected));
+    const rows_memory memory = memory_for_rows(&search);
+    // Makes room for tables on the host, if there is not enough.
+    OK(enqueue_rows(&memory, &search));
+    OK(lgreco_cuda_synchronize(cuda));
+    uint8_t *const again = malloc(memory.results_bytes + 1);
+    memset(again, 0xee, memory.results_bytes);
+    to_device(memory.results, again, memory.results_bytes);
+    OK(lgreco_cuda_held_bytes(cuda, &held));
+    if (driver.state != NULL) driver.state(before);
+    OK(enqueue_rows(&memory, &search));
+    const copied copy = enqueue_copy(memory.results, memory.results_bytes);
+    CHECK(only_launched(before) && is_on_its_way(&copy));
+    wait_for(&copy);
+    OK(lgreco_cuda_read_rows(cuda, model, LAYERS, &search, copy.bytes, copy.length, &found));
+    CHECK(only_launched(before));
+    same_table(expected, found);
+    OK(lgreco_table_destroy(&found));
+    // At no address that suits a number.
+    memcpy(again + 1, copy.bytes, copy.length);
+    OK(lgreco_cuda_read_rows(cuda, model, LAYERS, &search, again + 1, copy.length, &found));
+    same_table(expected, found);
+    OK(lgreco_table_destroy(&found));
+    OK(lgreco_cuda_held_bytes(cuda, &still_held));
+    CHECK(held == still_held);
+    // Any other bytes are a table or a failure, and none is LGRECO_PANIC.
+    for (uint32_t seed = 1; seed <= 100; seed++) {
+        for (size_t i = 0; i < copy.length; i++) copy.bytes[i] = (uint8_t)((seed * (uint32_t)(i + 1) * 2654435761u) >> 24);
+        const lgreco_status status =
+            lgreco_cuda_read_rows(cuda, model, LAYERS, &search, copy.bytes, copy.length, &found);
+        CHECK(status == LGRECO_OK || status == LGRECO_OPTION_ERROR || status == LGRECO_DEVICE);
+        CHECK((status == LGRECO_OK) == (found != NULL));
+        OK(lgreco_table_destroy(&found));
+    }
+    let_go(&copy);
+    free(again);
+    let_go_of_rows(&memory);
+    OK(lgreco_table_destroy(&expected));
+}
+
+// What can be wrong with arguments of rows that are read later.
+static void arguments_of_rows(void) {
+    lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
+    lgreco_table *table = NULL;
+    uint64_t bytes = 5, more = 6;
+    const rows_memory memory = memory_for_rows(NULL);
+    const uint64_t room = memory.workspace_bytes, results_room = memory.results_bytes;
+    uint8_t *const workspace = memory.workspace, *const results = memory.results, *const copy = calloc(1, results_room + 8);
+    lgreco_layer broken[LAYERS];
+    memcpy(broken, model, sizeof broken);
+    NULL_(lgreco_cuda_rows_bytes(cuda, NULL, 1, NULL, &bytes, &more));
+    NULL_(lgreco_cuda_rows_bytes(cuda, model, LAYERS, NULL, NULL, &more));
+    TEXT("workspace_bytes is NULL", lgreco_cuda_message(cuda));
+    NULL_(lgreco_cuda_rows_bytes(cuda, model, LAYERS, NULL, &bytes, NULL));
+    TEXT("results_bytes is NULL", lgreco_cuda_message(cuda));
+    STATUS(LGRECO_OVERLAP, lgreco_cuda_rows_bytes(cuda, model, LAYERS, NULL, &bytes, &bytes));
+    CHECK(bytes == 5 && more == 6);
+    NULL_(lgreco_cuda_enqueue_rows(cuda, NULL, 1, NULL, workspace, room, results, results_room));
+    NULL_(lgreco_cuda_enqueue_rows(cuda, model, LAYERS, NULL, NULL, room, results, results_room));
+    TEXT("workspace is NULL", lgreco_cuda_message(cuda));
+    NULL_(lgreco_cuda_enqueue_rows(cuda, model, LAYERS, NULL, workspace, room, NULL, results_room));
+    TEXT("results is NULL", lgreco_cuda_message(cuda));
+    STATUS(LGRECO_LENGTH, lgreco_cuda_enqueue_rows(cuda, model, LAYERS, NULL, workspace, room - 1, results, results_room));
+    TEXT("bytes of the rows' workspace", lgreco_cuda_message(cuda));
+    STATUS(LGRECO_LENGTH, lgreco_cuda_enqueue_rows(cuda, model, LAYERS, NULL, workspace, room, results, results_room - 1));
+    TEXT("bytes of the rows' results", lgreco_cuda_message(cuda));
+    STATUS(LGRECO_ALIGNMENT,
+           lgreco_cuda_enqueue_rows(cuda, model, LAYERS, NULL, workspace + 128, room, results, results_room));
+    TEXT("workspace is not aligned", lgreco_cuda_message(cuda));
+    STATUS(LGRECO_ALIGNMENT,
+           lgreco_cuda_enqueue_rows(cuda, model, LAYERS, NULL, workspace, room, results + 4, results_room));
+    TEXT("results is not aligned", lgreco_cuda_message(cuda));
+    STATUS(LGRECO_OVERLAP,
+           lgreco_cuda_enqueue_rows(cuda, model, LAYERS, NULL, workspace, room, workspace + room - 8, results_room));
+    STATUS(LGRECO_OVERLAP, lgreco_cuda_enqueue_rows(cuda, model, LAYERS, NULL, workspace, room,
+                                                    (char *)(uintptr_t)model[1].values + BYTES - 8, results_room));
+    TEXT("layer `fc1`: results overlaps values", lgreco_cuda_message(cuda));
+    broken[2].values = workspace;
+    STATUS(LGRECO_OVERLAP,
+           lgreco_cuda_enqueue_rows(cuda, broken, LAYERS, NULL, workspace, room, results, results_room));
+    TEXT("layer `fc2`: workspace overlaps values", lgreco_cuda_message(cuda));
+    // Of a layer that is left out it is not looked at; others need values.
+    broken[0].values = workspace;
+    broken[2] = model[2];
+    OK(lgreco_cuda_enqueue_rows(cuda, broken, LAYERS, NULL, workspace, room, results, results_room));
+    broken[2].values = NULL;
+    NULL_(lgreco_cuda_enqueue_rows(cuda, broken, LAYERS, NULL, workspace, room, results, results_room));
+    TEXT("layer `fc2`: values is NULL", lgreco_cuda_message(cuda));
+    NULL_(lgreco_cuda_read_rows(cuda, broken, LAYERS, NULL, copy, results_room, &table));
+    TEXT("layer `fc2`: values is NULL", lgreco_cuda_message(cuda));
+    OK(lgreco_cuda_rows_bytes(cuda, broken, LAYERS, NULL, &bytes, &more));
+    CHECK(bytes == room && more == results_room);
+    NULL_(lgreco_cuda_read_rows(cuda, NULL, 1, NULL, copy, results_room, &table));
+    NULL_(lgreco_cuda_read_rows(cuda, model, LAYERS, NULL, NULL, results_room, &table));
+    TEXT("copy is NULL", lgreco_cuda_message(cuda));
+    NULL_(lgreco_cuda_read_rows(cuda, model, LAYERS, NULL, copy, results_room, NULL));
+    const size_t lengths[] = {0, 1, 8, results_room - 8, results_room - 1, results_room + 1, results_room + 8};
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        table = (lgreco_table *)(void *)context;
+        STATUS(LGRECO_LENGTH, lgreco_cuda_read_rows(cuda, model, LAYERS, NULL, copy, lengths[i], &table));
+        CHECK(table == NULL);
+    }
+    // Zeros are errors of nothing.
+    OK(lgreco_cuda_read_rows(cuda, model, LAYERS, NULL, copy, results_room, &table));
+    OK(lgreco_table_destroy(&table));
+    // What the options can be refused for is refused in the same way by all.
+    const lgreco_method methods[] = {LGRECO_METHOD_QSGD, LGRECO_METHOD_LOCO, LGRECO_METHOD_QSGD, LGRECO_METHOD_QSGD, 99};
+    for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
+        search = (lgreco_search_options)LGRECO_SEARCH_OPTIONS_INIT;
+        search.method = methods[i];
+        if (i == 2) search.reduce_dtype = LGRECO_DTYPE_F16;
+        if (i == 3) search.metric = 99;
+        const size_t layers = i == 0 ? 1 : LAYERS;  // a bias alone
+        const lgreco_status expected = lgreco_cuda_measure(cuda, model, layers, &search, &table);
+        CHECK(expected != LGRECO_OK && (i > 0 || expected == LGRECO_EMPTY_TABLE));
+        STATUS(expected, lgreco_cuda_rows_bytes(cuda, model, layers, &search, &bytes, &more));
+        STATUS(expected, lgreco_cuda_enqueue_rows(cuda, model, layers, &search, workspace, room, results, results_room));
+        STATUS(expected, lgreco_cuda_read_rows(cuda, model, layers, &search, copy, results_room, &table));
+        CHECK(table == NULL);
+    }
+    OK(lgreco_cuda_synchronize(cuda));
+    free(copy);
+    let_go_of_rows(&memory);
+}
+
 // What can be wrong with arguments; those of no handle are in misuse.c.
 static void arguments(void) {
     const lgreco_rng_stream stream_of = words(1, 0), reserved = {0, 0, 0, 0, 1};
@@ -298,6 +485,22 @@ static void not_finite(void) {
     TEXT("layer `fc1`: element 5 is NaN", lgreco_cuda_message(cuda));
     STATUS(LGRECO_NON_FINITE, lgreco_cuda_measure(cuda, model, LAYERS, NULL, &table));
     TEXT("layer `fc1`: element 5 is NaN", lgreco_cuda_message(cuda));
+    // What is enqueued says nothing of it; what is read does, as long as the gradient is there.
+    const rows_memory memory = memory_for_rows(NULL);
+    OK(enqueue_rows(&memory, NULL));
+    const copied copy = enqueue_copy(memory.results, memory.results_bytes);
+    wait_for(&copy);
+    STATUS(LGRECO_NON_FINITE, lgreco_cuda_read_rows(cuda, model, LAYERS, NULL, copy.bytes, copy.length, &table));
+    TEXT("layer `fc1`: element 5 is NaN", lgreco_cuda_message(cuda));
+    f32[5] = 0.5f;
+    to_device((void *)(uintptr_t)model[1].values, f32, sizeof f32);
+    STATUS(LGRECO_DEVICE, lgreco_cuda_read_rows(cuda, model, LAYERS, NULL, copy.bytes, copy.length, &table));
+    TEXT("layer `fc1`: the device memory of a gradient was written while it was in use", lgreco_cuda_message(cuda));
+    f32[5] = NAN;
+    to_device((void *)(uintptr_t)model[1].values, f32, sizeof f32);
+    let_go(&copy);
+    let_go_of_rows(&memory);
+    CHECK(table == NULL);
     to_host(decoded, residual, sizeof decoded);
     STATUS(LGRECO_NON_FINITE, lgreco_cuda_encode_with_feedback(cuda, &model[1], &setting, &stream_of, 1, 0, residual,
                                                                BYTES, one, ROOM, &length));
@@ -392,6 +595,12 @@ static void large_ranks(void) {
     wide.values = on_device(square, sizeof square);
     STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_encode(cuda, &wide, &power, &stream_of, room, sizeof room, &length));
     TEXT("layer `wide`: PowerSGD with a rank above 1024 does not run", lgreco_cuda_message(cuda));
+    uint64_t bytes = 0, more = 0;
+    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_measure(cuda, &wide, 1, &search, &table));
+    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_rows_bytes(cuda, &wide, 1, &search, &bytes, &more));
+    TEXT("layer `wide`: PowerSGD with a rank above 1024 does not run", lgreco_cuda_message(cuda));
+    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_enqueue_rows(cuda, &wide, 1, &search, room, 1 << 30, room, 1 << 30));
+    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_read_rows(cuda, &wide, 1, &search, room, sizeof room, &table));
     OK(lgreco_compressor_destroy(&compressor));
     OK(lgreco_context_destroy(&gpu));
 }
@@ -532,6 +741,115 @@ static void buckets(void) {
     OK(lgreco_cuda_bucket_destroy(&bucket));
 }
 
+// The same of steps whose outcomes are read when those after them have been enqueued.
+static void outcomes_later(void) {
+    const size_t dims[] = {BIAS};
+    lgreco_layer layers[2] = {model[1], LGRECO_LAYER_INIT};
+    lgreco_setting settings[2] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
+    lgreco_cuda_bucket_options options = LGRECO_CUDA_BUCKET_OPTIONS_INIT;
+    lgreco_cuda_bucket *bucket = NULL;
+    lgreco_cuda_outcome outcome = LGRECO_CUDA_OUTCOME_INIT, untouched = LGRECO_CUDA_OUTCOME_INIT;
+    lgreco_request asked = LGRECO_REQUEST_INIT;
+    uint64_t needed = 0;
+    int before[NUMBERS] = {0};
+    static float gradient[BUCKET];
+    layers[1].name = "bias";
+    layers[1].dims = dims;
+    layers[1].dims_len = 1;
+    settings[0].method = LGRECO_METHOD_QSGD;
+    settings[1].method = LGRECO_METHOD_TOPK;
+    settings[1].keep = 9;
+    options.seed = SEED;
+    options.step = 3;
+    OK(lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &needed));
+    CHECK(needed <= BUCKET_ROOM);
+    OK(lgreco_cuda_bucket_create(cuda, layers, settings, 2, &options, bucket_memory[0], needed, &bucket));
+    // Of the first and the last of three steps, a value each is not finite.
+    void *steps[3] = {bucket_values, on_device(NULL, 4 * BUCKET), on_device(NULL, 4 * BUCKET)};
+    for (int s = 0; s < 3; s++) {
+        fill(gradient, BUCKET, 20 + (uint32_t)s);
+        if (s == 0) gradient[ELEMENTS + 7] = NAN;
+        if (s == 2) gradient[3] = INFINITY;
+        to_device(steps[s], gradient, sizeof gradient);
+    }
+    const void *place = NULL;
+    size_t bytes = 0;
+    OK(lgreco_cuda_bucket_outcome_place(cuda, bucket, &place, &bytes));
+    CHECK(bytes > 0 && (uintptr_t)place >= (uintptr_t)bucket_memory[0]);
+    CHECK((uintptr_t)place + bytes <= (uintptr_t)bucket_memory[0] + needed);
+    copied copies[3];
+    if (driver.state != NULL) driver.state(before);
+    for (int s = 0; s < 3; s++) {
+        OK(lgreco_cuda_bucket_submit(cuda, bucket, steps[s]));
+        do OK(lgreco_cuda_bucket_next(cuda, bucket, &asked));
+        while (asked.kind != LGRECO_REQUEST_NONE);
+        copies[s] = enqueue_copy(place, bytes);
+    }
+    CHECK(only_launched(before));
+    for (int s = 0; s < 3; s++) CHECK(is_on_its_way(&copies[s]));
+    for (int s = 0; s < 3; s++) {
+        wait_for(&copies[s]);
+        if (s < 2) CHECK(is_on_its_way(&copies[s + 1]));
+        OK(lgreco_cuda_bucket_read_outcome(cuda, bucket, copies[s].bytes, bytes, &outcome));
+        CHECK(outcome.step == 4 + (uint32_t)s && outcome.failed == 1 + (uint32_t)(s / 2));
+        CHECK(outcome.has_failed == (s != 1) && outcome.reserved == 0);
+        CHECK(outcome.rank == (s == 1 ? LGRECO_NO_RANK : 0));
+        CHECK(outcome.fault == (s == 1 ? LGRECO_OK : LGRECO_NON_FINITE));
+        CHECK(outcome.layer == (s == 0) && outcome.element == (s == 0 ? 7u : s == 2 ? 3u : 0u));
+    }
+    CHECK(only_launched(before));
+    OK(lgreco_cuda_bucket_outcome(cuda, bucket, &untouched));
+    CHECK(memcmp(&untouched, &outcome, sizeof outcome) == 0);
+
+    // A header of before `has_failed`, at an address that suits no number, and right behind it what a newer library writes.
+    struct {
+        lgreco_cuda_outcome outcome;
+        uint8_t copy[4096];
+    } old;
+    const size_t old_size = offsetof(lgreco_cuda_outcome, has_failed);
+    CHECK(bytes <= sizeof old.copy - 1);
+    uint8_t *const behind = (uint8_t *)&old + old_size;
+    memset(&old, 0, sizeof old);
+    old.outcome.struct_size = old_size;
+    memcpy(behind + 1, copies[0].bytes, bytes);
+    behind[0] = 0xee;
+    OK(lgreco_cuda_bucket_read_outcome(cuda, bucket, behind + 1, bytes, &old.outcome));
+    CHECK(old.outcome.step == 4 && old.outcome.layer == 1 && old.outcome.element == 7 && behind[0] == 0xee);
+    CHECK(memcmp(behind + 1, copies[0].bytes, bytes) == 0);
+
+    untouched.step = 77;
+    NULL_(lgreco_cuda_bucket_outcome_place(cuda, NULL, &place, &bytes));
+    NULL_(lgreco_cuda_bucket_outcome_place(cuda, bucket, NULL, &bytes));
+    TEXT("address is NULL", lgreco_cuda_message(cuda));
+    NULL_(lgreco_cuda_bucket_outcome_place(cuda, bucket, &place, NULL));
+    TEXT("bytes is NULL", lgreco_cuda_message(cuda));
+    STATUS(LGRECO_OVERLAP, lgreco_cuda_bucket_outcome_place(cuda, bucket, (const void **)(void *)&bytes, &bytes));
+    STATUS(LGRECO_HANDLE, lgreco_cuda_bucket_outcome_place(cuda, (lgreco_cuda_bucket *)(void *)cuda, &place, &bytes));
+    NULL_(lgreco_cuda_bucket_read_outcome(cuda, NULL, copies[0].bytes, bytes, &untouched));
+    NULL_(lgreco_cuda_bucket_read_outcome(cuda, bucket, NULL, bytes, &untouched));
+    TEXT("copy is NULL", lgreco_cuda_message(cuda));
+    NULL_(lgreco_cuda_bucket_read_outcome(cuda, bucket, copies[0].bytes, bytes, NULL));
+    STATUS(LGRECO_OVERLAP, lgreco_cuda_bucket_read_outcome(cuda, bucket, &untouched, bytes, &untouched));
+    const size_t lengths[] = {0, 1, bytes - 1, bytes + 1, 2 * bytes};
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        STATUS(LGRECO_LENGTH, lgreco_cuda_bucket_read_outcome(cuda, bucket, copies[0].bytes, lengths[i], &untouched));
+        TEXT("bytes of an exchange's outcome", lgreco_cuda_message(cuda));
+    }
+    untouched.struct_size = 8;
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_cuda_bucket_read_outcome(cuda, bucket, copies[0].bytes, bytes, &untouched));
+    CHECK(untouched.step == 77);
+    // Any other bytes say something.
+    for (uint32_t seed = 0; seed < 1000; seed++) {
+        for (size_t i = 0; i < bytes; i++)
+            copies[1].bytes[i] = seed == 0 ? 0xff : (uint8_t)((seed * (uint32_t)(i + 1) * 2654435761u) >> 24);
+        OK(lgreco_cuda_bucket_read_outcome(cuda, bucket, copies[1].bytes, bytes, &outcome));
+        CHECK(outcome.has_failed <= 1 && (outcome.rank == 0 || outcome.rank == LGRECO_NO_RANK || outcome.fault != LGRECO_OK));
+    }
+    for (int s = 0; s < 3; s++) let_go(&copies[s]);
+    for (int s = 1; s < 3; s++) give_back(steps[s]);
+    OK(lgreco_cuda_bucket_destroy(&bucket));
+}
+
 // A GPU may be without cuBLAS.
 static void products_by_cublas(void) {
     const lgreco_status status = lgreco_cuda_use_cublas(cuda);
@@ -567,7 +885,7 @@ int main(int argc, char **argv) {
     TEXT("no CUDA device 0: no context is current on this thread", lgreco_context_message(context));
     CHECK(driver.push(cuda_context) == 0 && driver.stream(&stream, 0) == 0);
     prepare();
-    int before[9] = {0}, after[9] = {0};
+    int before[NUMBERS] = {0}, after[NUMBERS] = {0};
     OK(lgreco_cuda_create_on_stream(context, &cuda, stream));
     failures_of_the_device();
     large_ranks();
@@ -577,7 +895,10 @@ int main(int argc, char **argv) {
     if (argc > 1) OK(lgreco_cuda_keep_code_in(cuda, argv[1]));
     const lgreco_method methods[] = {LGRECO_METHOD_QSGD, LGRECO_METHOD_TOPK, LGRECO_METHOD_POWERSGD,
                                      LGRECO_METHOD_HYBRID};
-    for (int m = 0; m < 4; m++) tables(methods[m]);
+    for (int m = 0; m < 4; m++) {
+        tables(methods[m]);
+        rows_later(methods[m]);
+    }
     lgreco_setting setting = LGRECO_SETTING_INIT;
     payloads(1, &setting);
     for (int l = 1; l < LAYERS; l++) {
@@ -591,8 +912,10 @@ int main(int argc, char **argv) {
     }
     products_by_cublas();
     arguments();
+    arguments_of_rows();
     not_finite();
     buckets();
+    outcomes_later();
     if (driver.last_stream != NULL) CHECK(driver.last_stream() == stream);
     OK(lgreco_cuda_destroy(&cuda));
     in_the_primary_context();

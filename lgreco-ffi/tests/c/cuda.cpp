@@ -3,6 +3,7 @@
 
 #include "driver.h"
 
+#include <cmath>
 #include <type_traits>
 
 static_assert(!std::is_copy_constructible<lgreco::Cuda>::value, "two owners of one handle");
@@ -18,6 +19,63 @@ template <typename Call> static void throws(lgreco_status status, const char *te
     }
     std::fprintf(stderr, "no exception: %s\n", text);
     failures++;
+}
+
+// What is read of copies, without a wait: the table that `expected` is, and what has become of steps of which the first has failed.
+static void later(lgreco::Cuda &cuda, const std::vector<lgreco_layer> &model, const lgreco::Table &expected,
+                  const lgreco_setting &setting) {
+    const lgreco::CudaRowsBytes room = cuda.rows_bytes(model);
+    void *const workspace = on_device(nullptr, room.workspace), *const results = on_device(nullptr, room.results);
+    cuda.enqueue_rows(model, workspace, room.workspace, results, room.results);  // makes room for tables on the host
+    cuda.synchronize();
+    int before[NUMBERS] = {};
+    if (driver.state != nullptr) driver.state(before);
+    cuda.enqueue_rows(model, workspace, room.workspace, results, room.results);
+    const copied rows = enqueue_copy(results, room.results);
+    CHECK(only_launched(before) && is_on_its_way(&rows));
+    wait_for(&rows);
+    const lgreco::Table table = cuda.read_rows(model, rows.bytes, rows.length);
+    CHECK(only_launched(before));
+    const lgreco_table_view a = expected.view(), b = table.view();
+    CHECK(a.layers == 1 && b.layers == 1 && a.ends[0] == b.ends[0]);
+    CHECK(memcmp(a.choices, b.choices, a.ends[0] * sizeof *a.choices) == 0);
+    throws(LGRECO_LENGTH, "LGRECO_LENGTH: ", [&] { cuda.read_rows(model, rows.bytes, rows.length - 8); });
+    throws(LGRECO_LENGTH, "LGRECO_LENGTH: bytes of the rows' workspace",
+           [&] { cuda.enqueue_rows(model, workspace, room.workspace - 1, results, room.results); });
+    throws(LGRECO_EMPTY_TABLE, "LGRECO_EMPTY_TABLE: ", [&] { cuda.rows_bytes({}); });
+
+    constexpr std::size_t elements = 64 * 48;
+    std::vector<float> spoilt(elements), good(elements);
+    fill(spoilt.data(), elements, 4);
+    fill(good.data(), elements, 5);
+    spoilt[17] = INFINITY;
+    const std::vector<lgreco_setting> settings{setting};
+    const lgreco_cuda_bucket_options options = lgreco::cuda_bucket_options();
+    const std::uint64_t bytes = cuda.bucket_bytes(model, settings, options);
+    lgreco::CudaBucket bucket = cuda.bucket(model, settings, options, on_device(nullptr, bytes), bytes);
+    void *const steps[] = {on_device(spoilt.data(), 4 * elements), on_device(good.data(), 4 * elements)};
+    const lgreco::CudaPlace place = bucket.outcome_place(cuda);
+    std::vector<copied> copies;
+    if (driver.state != nullptr) driver.state(before);
+    for (void *const step : steps) {
+        bucket.submit(cuda, step);
+        while (bucket.next(cuda).kind != LGRECO_REQUEST_NONE) {}
+        copies.push_back(enqueue_copy(place.address, place.bytes));
+    }
+    CHECK(only_launched(before));
+    wait_for(&copies[0]);
+    CHECK(is_on_its_way(&copies[1]));
+    const lgreco_cuda_outcome first = bucket.read_outcome(cuda, copies[0].bytes, place.bytes);
+    CHECK(first.step == 1 && first.has_failed == 1 && first.fault == LGRECO_NON_FINITE && first.element == 17);
+    wait_for(&copies[1]);
+    const lgreco_cuda_outcome second = bucket.read_outcome(cuda, copies[1].bytes, place.bytes);
+    CHECK(second.step == 2 && second.failed == 1 && second.has_failed == 0 && second.fault == LGRECO_OK);
+    CHECK(only_launched(before));
+    throws(LGRECO_LENGTH, "LGRECO_LENGTH: bytes of an exchange's outcome",
+           [&] { bucket.read_outcome(cuda, copies[0].bytes, place.bytes - 1); });
+    for (void *const memory : {workspace, results}) give_back(memory);
+    let_go(&rows);
+    for (const copied &copy : copies) let_go(&copy);
 }
 
 static void works(const lgreco::Context &context) {
@@ -63,6 +121,7 @@ static void works(const lgreco::Context &context) {
     CHECK(length == payload.size() && decoded == expected);
     throws(LGRECO_LENGTH, "LGRECO_LENGTH: layer `fc1`: ",
            [&] { cuda.decode_on_device(model[0], setting, sent, length, values, 5); });
+    later(cuda, model, table, setting);
     lgreco::Cuda of_its_own(context);
     of_its_own = std::move(cuda);
     of_its_own.decode(payload, values, elements);

@@ -18,10 +18,22 @@ static struct {
     int (*to_device)(uint64_t, const void *, size_t, void *);
     int (*to_host)(void *, uint64_t, size_t, void *);
     int (*synchronize)(void *);
-    // Of the fake alone, else NULL: the stream of the last call; allocations first among seven numbers.
+    int (*give_back)(uint64_t);
+    int (*lock)(void **, size_t, unsigned);
+    int (*unlock)(void *);
+    int (*event)(void **, unsigned);
+    int (*record)(void *, void *);
+    int (*wait)(void *);
+    int (*forget)(void *);
+    // Of the fake alone, else NULL: the stream of the last call; nine numbers, of which ALLOCATIONS, WAITS, LAUNCHES and UPLOADS are
+    // some.
     void *(*last_stream)(void);
     void (*state)(int *);
 } driver;
+
+// Of the fake's numbers, where they stand: device allocations there are; waits for streams and devices, launches and uploads of pageable
+// memory so far.
+enum { ALLOCATIONS = 0, WAITS = 6, LAUNCHES = 7, UPLOADS = 8, NUMBERS = 9 };
 
 // The trainer's stream.
 static void *stream;
@@ -54,6 +66,13 @@ static void *primary_context(void) {
     load(library, "cuMemcpyHtoDAsync_v2", &driver.to_device);
     load(library, "cuMemcpyDtoHAsync_v2", &driver.to_host);
     load(library, "cuStreamSynchronize", &driver.synchronize);
+    load(library, "cuMemFree_v2", &driver.give_back);
+    load(library, "cuMemHostAlloc", &driver.lock);
+    load(library, "cuMemFreeHost", &driver.unlock);
+    load(library, "cuEventCreate", &driver.event);
+    load(library, "cuEventRecord", &driver.record);
+    load(library, "cuEventSynchronize", &driver.wait);
+    load(library, "cuEventDestroy_v2", &driver.forget);
     load(library, "fake_cuda_last_stream", &driver.last_stream);
     load(library, "fake_cuda_state", &driver.state);
     int device = 0;
@@ -77,6 +96,51 @@ static void *on_device(const void *from, size_t bytes) {
 // Waits for the stream.
 static void to_host(void *to, const void *from, size_t bytes) {
     CHECK(driver.to_host(to, (uint64_t)(uintptr_t)from, bytes, stream) == 0 && driver.synchronize(stream) == 0);
+}
+
+// Waits for the device.
+static void give_back(void *memory) { CHECK(driver.give_back((uint64_t)(uintptr_t)memory) == 0); }
+
+// A copy of device memory on its way to page-locked memory, which holds 0xee until then, and what is behind it in the stream.
+typedef struct {
+    uint8_t *bytes;
+    size_t length;
+    void *event;
+} copied;
+
+// Waits for nothing.
+static copied enqueue_copy(const void *from, size_t bytes) {
+    copied copy = {NULL, bytes, NULL};
+    void *memory = NULL;
+    CHECK(driver.lock(&memory, bytes, 0) == 0 && driver.event(&copy.event, 0) == 0);
+    copy.bytes = (uint8_t *)memory;
+    memset(copy.bytes, 0xee, bytes);
+    CHECK(driver.to_host(copy.bytes, (uint64_t)(uintptr_t)from, bytes, stream) == 0);
+    CHECK(driver.record(copy.event, stream) == 0);
+    return copy;
+}
+
+// Whether it has not come yet: the fake does what is enqueued when somebody waits for it, and not before; a GPU as it likes.
+static int is_on_its_way(const copied *copy) {
+    for (size_t i = 0; i < copy->length && driver.state != NULL; i++)
+        if (copy->bytes[i] != 0xee) return 0;
+    return 1;
+}
+
+// Waits for the copy alone.
+static void wait_for(const copied *copy) { CHECK(driver.wait(copy->event) == 0); }
+
+static void let_go(const copied *copy) {
+    CHECK(driver.unlock(copy->bytes) == 0 && driver.forget(copy->event) == 0);
+}
+
+// Whether the fake has counted neither a wait, nor an allocation, nor an upload of pageable memory since `before`, but launches.
+static int only_launched(const int *before) {
+    int now[NUMBERS] = {0};
+    if (driver.state == NULL) return 1;
+    driver.state(now);
+    return now[WAITS] == before[WAITS] && now[ALLOCATIONS] == before[ALLOCATIONS] && now[UPLOADS] == before[UPLOADS] &&
+           now[LAUNCHES] > before[LAUNCHES];
 }
 
 #endif

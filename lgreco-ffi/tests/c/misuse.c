@@ -396,6 +396,9 @@ static void null_pointers(void) {
     NULL_(lgreco_cuda_synchronize(NULL));
     NULL_(lgreco_cuda_check(NULL));
     NULL_(lgreco_cuda_measure(NULL, &layer, 1, NULL, &no_table));
+    NULL_(lgreco_cuda_rows_bytes(NULL, &layer, 1, NULL, &steps, &steps));
+    NULL_(lgreco_cuda_enqueue_rows(NULL, &layer, 1, NULL, floats, sizeof floats, floats, sizeof floats));
+    NULL_(lgreco_cuda_read_rows(NULL, &layer, 1, NULL, floats, sizeof floats, &no_table));
     NULL_(lgreco_cuda_workspace_bytes(NULL, &layer, 1, NULL, 1, &steps));
     NULL_(lgreco_cuda_reserve(NULL, &layer, 1, NULL, 1));
     NULL_(lgreco_cuda_payload_len(NULL, &layer, &setting, &length));
@@ -411,11 +414,14 @@ static void null_pointers(void) {
     lgreco_cuda_outcome outcome = LGRECO_CUDA_OUTCOME_INIT;
     lgreco_request asked = LGRECO_REQUEST_INIT;
     float *found_inf = NULL;
+    const void *outcome_place = NULL;
     NULL_(lgreco_cuda_bucket_bytes(NULL, &layer, &setting, 1, &bucket_options, &steps));
     NULL_(lgreco_cuda_bucket_create(NULL, &layer, &setting, 1, &bucket_options, floats, sizeof floats, &no_bucket_there));
     NULL_(lgreco_cuda_bucket_submit(NULL, no_bucket_there, floats));
     NULL_(lgreco_cuda_bucket_next(NULL, no_bucket_there, &asked));
     NULL_(lgreco_cuda_bucket_outcome(NULL, no_bucket_there, &outcome));
+    NULL_(lgreco_cuda_bucket_outcome_place(NULL, no_bucket_there, &outcome_place, &length));
+    NULL_(lgreco_cuda_bucket_read_outcome(NULL, no_bucket_there, floats, sizeof floats, &outcome));
     NULL_(lgreco_cuda_bucket_found_inf(NULL, no_bucket_there, &found_inf));
     NULL_(lgreco_cuda_bucket_get_residuals(NULL, no_bucket_there, floats, ELEMENTS));
     NULL_(lgreco_cuda_bucket_set_residuals(NULL, no_bucket_there, floats, ELEMENTS));
@@ -657,6 +663,9 @@ static void devices(void) {
     lgreco_cuda *const context_as_cuda = (lgreco_cuda *)(void *)context;
     STATUS(LGRECO_HANDLE, lgreco_cuda_check(context_as_cuda));
     STATUS(LGRECO_HANDLE, lgreco_cuda_measure(context_as_cuda, &layer, 1, NULL, &no_table));
+    no_table = (lgreco_table *)(void *)context;
+    STATUS(LGRECO_HANDLE, lgreco_cuda_read_rows(context_as_cuda, &layer, 1, NULL, NULL, 0, &no_table));
+    CHECK(no_table == NULL);
     options.device = LGRECO_DEVICE_WGPU;
     STATUS(LGRECO_NOT_BUILT_IN, lgreco_context_create(&options, &other));
     options.device = 7;
