@@ -263,7 +263,7 @@ impl<'g> Batch<'g> {
             return Ok(());
         }
         self.submit();
-        self.gpu.device.poll(wgpu::PollType::wait_indefinitely()).map_err(|error| Error::Refused(error.to_string()))?;
+        self.gpu.wait()?;
         self.gpu.check_lost()
     }
 
@@ -283,7 +283,6 @@ impl<'g> Batch<'g> {
     }
 
     /// Submits and does not wait. What was taken may be taken again, for work behind this.
-    #[cfg(feature = "train")]
     pub(crate) fn enqueue(mut self) -> Result<(), Error> {
         self.submit();
         self.end(Ok(()))
@@ -337,7 +336,7 @@ impl<'g> Batch<'g> {
             });
         }
         let refused = |error: &dyn std::fmt::Display| Error::Refused(error.to_string());
-        self.gpu.device.poll(wgpu::PollType::wait_indefinitely()).map_err(|error| refused(&error))?;
+        self.gpu.wait()?;
         let outcomes = outcomes.lock().map(|outcomes| outcomes.clone()).unwrap_or_default();
         if outcomes.len() < staged.len() {
             return Err(refused(&"a buffer was not mapped"));

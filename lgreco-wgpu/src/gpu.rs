@@ -50,6 +50,8 @@ pub(crate) struct Gpu {
     #[cfg(test)]
     pub(crate) submissions: usize,
     #[cfg(test)]
+    pub(crate) waits: usize,
+    #[cfg(test)]
     pub(crate) reads: usize,
     #[cfg(test)]
     pub(crate) dispatches: usize,
@@ -115,6 +117,8 @@ impl Gpu {
             #[cfg(test)]
             submissions: 0,
             #[cfg(test)]
+            waits: 0,
+            #[cfg(test)]
             reads: 0,
             #[cfg(test)]
             dispatches: 0,
@@ -147,6 +151,16 @@ impl Gpu {
             Some(message) => Err(Error::Lost(message)),
             None => Ok(()),
         }
+    }
+
+    /// Waits for all that is submitted.
+    pub(crate) fn wait(&mut self) -> Result<(), Error> {
+        #[cfg(test)]
+        {
+            self.waits += 1;
+        }
+        let waited = self.device.poll(wgpu::PollType::wait_indefinitely());
+        waited.map(drop).map_err(|error| Error::Refused(error.to_string()))
     }
 
     /// A scratch buffer of at least `bytes`, however large; what it held is lost.

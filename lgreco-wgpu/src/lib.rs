@@ -21,6 +21,10 @@
 //! Buffers of the device are taken on first use, or beforehand by [`WgpuBackend::reserve`], and kept for calls of like
 //! sizes; [`WgpuBackend::held_bytes`] is their sum.
 //!
+//! # Waiting
+//! Calls wait for what they return. [`WgpuBackend::enqueue_rows`] does not: it leaves results in a buffer of the embedder's, takes no
+//! memory after [`WgpuBackend::reserve_buffers`], and reads nothing back.
+//!
 //! # Inside
 //! The shaders compute f32 in integers wherever a bit of a payload, a decoded value or a residual depends on it. WGSL leaves
 //! the rounding mode, contraction to fused multiply-add, the error of divisions and the flushing of subnormal numbers to the
@@ -29,7 +33,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `backend`, `buffers` | [`WgpuBackend`]: the core's trait; the same calls on buffers of the device |
+//! | `backend`, `buffers`, `buffer_rows` | [`WgpuBackend`]: the core's trait; the same calls on buffers of the device; rows without a wait |
 //! | `rows`, `packing`, `codec` | batches of rows, and which layers are worked on together; payloads there and back |
 //! | `gpu`, `memory` | a device; its buffers, kept by name or by size |
 //! | `batch` | dispatches, copies and reads submitted together, their errors caught; or only rehearsed |
@@ -51,6 +55,7 @@
 mod adapters;
 mod backend;
 mod batch;
+mod buffer_rows;
 mod buffers;
 mod codec;
 mod columns;

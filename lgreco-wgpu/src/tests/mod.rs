@@ -11,6 +11,7 @@ mod exchange_topk;
 mod factors;
 mod feedback;
 mod large;
+mod later;
 mod memory;
 mod orthonormal;
 mod planted;
