@@ -22,8 +22,8 @@
 //! sizes; [`WgpuBackend::held_bytes`] is their sum.
 //!
 //! # Waiting
-//! Calls wait for what they return. [`WgpuBackend::enqueue_rows`] does not: it leaves results in a buffer of the embedder's, takes no
-//! memory after [`WgpuBackend::reserve_buffers`], and reads nothing back.
+//! Calls wait for what they return. [`WgpuBackend::enqueue_rows`] and [`WgpuBackend::enqueue_norms`] do not: they leave results in a
+//! buffer of the embedder's, take no memory once they have theirs ([`WgpuBackend::reserve_buffers`]), and read nothing back.
 //!
 //! # Inside
 //! The shaders compute f32 in integers wherever a bit of a payload, a decoded value or a residual depends on it. WGSL leaves
@@ -33,7 +33,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `backend`, `buffers`, `buffer_rows` | [`WgpuBackend`]: the core's trait; the same calls on buffers of the device; rows without a wait |
+//! | `backend`, `buffers`, `buffer_rows`, `norms` | [`WgpuBackend`]: the core's trait; the same calls on buffers of the device; rows and squared norms without a wait |
 //! | `rows`, `packing`, `codec` | batches of rows, and which layers are worked on together; payloads there and back |
 //! | `gpu`, `memory` | a device; its buffers, kept by name or by size |
 //! | `batch` | dispatches, copies and reads submitted together, their errors caught; or only rehearsed |
@@ -71,6 +71,7 @@ mod kernels;
 mod magnitude;
 mod memory;
 mod methods;
+mod norms;
 mod orthonormal;
 mod packing;
 mod params;

@@ -163,9 +163,9 @@ impl<'a> Rows<'a> {
 }
 
 /// Jobs one after another with the same gradient.
-struct Layer<'j, 'a> {
-    first: usize,
-    jobs: &'j [Work<'a>],
+pub(crate) struct Layer<'j, 'a> {
+    pub(crate) first: usize,
+    pub(crate) jobs: &'j [Work<'a>],
 }
 
 impl Layer<'_, '_> {
@@ -180,6 +180,26 @@ fn record<'g>(gpu: &'g mut Gpu, jobs: &[Work<'_>]) -> Result<(Batch<'g>, Part), 
     let mut batch = Batch::new(gpu)?;
     let results = batch.scratch(Scratch::Results, total)?;
     batch.clear(&results, total);
+    let mut result = 0;
+    in_packs(&mut batch, jobs, |batch, layers, tensors| {
+        let mut rows = Rows::default();
+        for (layer, tensor) in layers.iter().zip(tensors) {
+            for (job, work) in (layer.first..).zip(layer.jobs) {
+                rows.add(work, (job, tensor, result));
+                result += result_words(work);
+            }
+        }
+        rows.record(batch, &results)
+    })?;
+    Ok((batch, Part { buffer: results, offset: 0, size: total }))
+}
+
+/// Brings the gradients of jobs to the device, those that are worked on together at a time, and has `work` record what is done to them.
+pub(crate) fn in_packs<'a>(
+    batch: &mut Batch<'_>,
+    jobs: &[Work<'a>],
+    mut work: impl FnMut(&mut Batch<'_>, &[Layer<'_, 'a>], &[Tensor]) -> Result<(), BufferJobError>,
+) -> Result<(), BufferJobError> {
     let mut first = 0;
     let layers = jobs.chunk_by(|a, b| a.gradient.is(&b.gradient)).map(|jobs| {
         first += jobs.len();
@@ -187,7 +207,7 @@ fn record<'g>(gpu: &'g mut Gpu, jobs: &[Work<'_>]) -> Result<(Batch<'g>, Part), 
     });
     let layers: Vec<Layer<'_, '_>> = layers.collect();
     let most = TOGETHER.min(4 * batch.gpu.piece_len() as u64);
-    let (mut result, mut uploaded) = (0, 0);
+    let mut uploaded = 0;
     for layers in packs(&layers, |layers| layers.iter().map(Layer::bytes).sum::<u64>() <= most) {
         if uploaded > UPLOADS {
             batch.wait()?;
@@ -198,17 +218,10 @@ fn record<'g>(gpu: &'g mut Gpu, jobs: &[Work<'_>]) -> Result<(Batch<'g>, Part), 
         if matches!(layers[0].jobs[0].gradient, Input::Host(_)) {
             uploaded += layers.iter().map(Layer::bytes).sum::<u64>();
         }
-        let tensors = on_device(&mut batch, layers)?;
-        let mut rows = Rows::default();
-        for (layer, tensor) in layers.iter().zip(&tensors) {
-            for (job, work) in (layer.first..).zip(layer.jobs) {
-                rows.add(work, (job, tensor, result));
-                result += result_words(work);
-            }
-        }
-        rows.record(&mut batch, &results)?;
+        let tensors = on_device(batch, layers)?;
+        work(batch, layers, &tensors)?;
     }
-    Ok((batch, Part { buffer: results, offset: 0, size: total }))
+    Ok(())
 }
 
 /// The tensors of some layers: of one in as many bindings as it takes, of many in one.

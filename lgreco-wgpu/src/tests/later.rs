@@ -4,7 +4,7 @@ use super::buffers::{buffer, bytes, holding};
 use super::memory::backends;
 use crate::{BufferGradient, BufferJob, BufferJobError, Error, WgpuBackend};
 use lgreco_core::compress::{Candidates, qsgd::Qsgd};
-use lgreco_core::gradient::{Dtype, Gradient, Shape};
+use lgreco_core::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
@@ -158,4 +158,76 @@ fn what_cannot_be_enqueued_is_said_at_once() {
         backend.read_rows(&jobs, &content[4..], &mut rows).unwrap();
         assert!(rows.iter().all(|&row| row == 0.0), "rows of zeros: {rows:?}");
     }
+}
+
+/// Depth of the sums: 4 values of a lane, 64 lanes, 64 records of each of these and again 64 lanes, twice for a layer of more than
+/// 2^23 values; and a rounding of each square.
+const NORMS: f64 = (4 + 6 + 2 * (64 + 6) + 1) as f64 / (1 << 23) as f64;
+
+#[test]
+fn norms_take_two_dispatches_and_no_wait() {
+    let of = |values: Vec<f32>, rows| Tensor::new(&values, rows, values.len() / rows);
+    // All that f32 has, of 16 bits too, and empty; and one that takes a dispatch more, if it is alone.
+    let tiny = uniform(7 * 301, 4).into_iter().map(|x| x * 1e-40).collect();
+    let huge = uniform(48 * 50, 5).into_iter().map(|x| x * 3e38).collect();
+    let layers = [of(uniform(144 * 480, 1), 144), of(tiny, 7), of(huge, 48), Tensor::new(&[], 0, 5)];
+    let long = Tensor::new(&uniform((1 << 23) + 5000, 6), 1, (1 << 23) + 5000);
+    for mut backend in backends() {
+        let is_noop = backend.device().adapter_info().backend == wgpu::Backend::Noop;
+        let mut check = |all: &[Gradient<'_>], dispatches: usize| {
+            let held: Vec<Buffer> = all.iter().map(|gradient| holding(&backend, gradient, 12)).collect();
+            let gradients: Vec<BufferGradient<'_>> =
+                held.iter().zip(all).map(|(held, gradient)| on_device(held, gradient, 12)).collect();
+            let len = backend.norms_bytes(all.len());
+            let results = buffer(&backend, len + 4, READABLE);
+            for is_first in [true, false] {
+                let asked = |gpu: &crate::gpu::Gpu| [gpu.memory.created, gpu.waits, gpu.reads, gpu.dispatches];
+                let before = asked(backend.gpu());
+                backend.enqueue_norms(&gradients, &results, 4).unwrap();
+                let [created, waits, reads, dispatched] = asked(backend.gpu());
+                assert_eq!([waits, reads, dispatched], [before[1], before[2], before[3] + dispatches]);
+                assert!(is_first || created == before[0]);
+            }
+            let content = content(&backend, &results);
+            let mut norms = vec![f64::NAN; all.len()];
+            backend.read_norms(&gradients, &content[4..], &mut norms).unwrap();
+            for (gradient, norm) in all.iter().zip(norms) {
+                let expected: f64 = with_elements!(gradient.values(), values => {
+                    values.iter().map(|&x| f64::from(x.to_f32()).powi(2)).sum()
+                });
+                assert!(is_noop || (norm - expected).abs() <= NORMS * expected, "{norm:e}, not {expected:e}");
+            }
+            assert!(backend.read_norms(&gradients, &content, &mut vec![0.0; all.len()]).is_err());
+            assert!(backend.read_norms(&gradients, &content[4..], &mut []).is_err());
+        };
+        let all = layers.iter().flat_map(|layer| layer.gradients());
+        check(&all.filter(is_finite).collect::<Vec<_>>(), 2);
+        check(&long.gradients()[..1], 3);
+        let unwritable = buffer(&backend, 4096, BufferUsages::STORAGE);
+        let failed = backend.enqueue_norms(&[], &unwritable, 0).unwrap_err();
+        assert!(matches!(failed, BufferJobError { job: None, error: Error::Buffer { .. } }), "{failed}");
+    }
+}
+
+/// What is too large for f16 becomes infinite there.
+fn is_finite(gradient: &Gradient<'_>) -> bool {
+    with_elements!(gradient.values(), values => values.iter().all(|x| x.to_f32().is_finite()))
+}
+
+#[test]
+fn norms_of_what_is_not_finite_say_where() {
+    let Some(mut backend) = super::backend() else { return };
+    let mut values = uniform(5000, 3);
+    let sound = Tensor::new(&values, 50, 100);
+    values[4321] = f32::NEG_INFINITY;
+    let damaged = Tensor::new(&values, 50, 100);
+    let all = [sound.gradients()[2], damaged.gradients()[1], sound.gradients()[0]];
+    let held = all.each_ref().map(|gradient| holding(&backend, gradient, 0));
+    let gradients = [0, 1, 2].map(|layer| on_device(&held[layer], &all[layer], 0));
+    let results = buffer(&backend, backend.norms_bytes(3), READABLE);
+    backend.enqueue_norms(&gradients, &results, 0).unwrap();
+    let content = content(&backend, &results);
+    let error = Error::Core(lgreco_core::Error::NonFinite { index: 4321, value: f32::NEG_INFINITY });
+    let expected = Err(BufferJobError { job: Some(1), error });
+    assert_eq!(backend.read_norms(&gradients, &content, &mut [0.0; 3]), expected);
 }
