@@ -48,6 +48,8 @@ pub(crate) struct Gpu {
     /// Whether batches only take the memory and the kernels they would use.
     pub(crate) rehearsing: bool,
     #[cfg(test)]
+    pub(crate) rehearsed: Vec<crate::batch::Rehearsed>,
+    #[cfg(test)]
     pub(crate) submissions: usize,
     #[cfg(test)]
     pub(crate) waits: usize,
@@ -114,6 +116,8 @@ impl Gpu {
             memory: Memory::default(),
             unfinished: false,
             rehearsing: false,
+            #[cfg(test)]
+            rehearsed: Vec::new(),
             #[cfg(test)]
             submissions: 0,
             #[cfg(test)]

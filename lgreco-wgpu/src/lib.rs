@@ -16,6 +16,7 @@
 //! or a dispatch are worked on in pieces. A gradient that lies on the device is one buffer, and error feedback takes two
 //! of four bytes per element; what does not fit is [`Error::TooLarge`]. QSGD, TopK and PowerSGD (sides up to 2^22, ranks
 //! up to 1024, values of a `P` up to 2^31) have kernels, TopK in few bits too; the core's other methods are refused by name ([`Error::Method`]).
+//! Tensors of 2^31 to 2^32 - 1 values are rehearsed in tests, not run: where all of it would lie is compared with arithmetic of 64 bits.
 //!
 //! # Memory
 //! Buffers of the device are taken on first use, or beforehand by [`WgpuBackend::reserve`], and kept for calls of like

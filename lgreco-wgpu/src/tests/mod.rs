@@ -1,6 +1,7 @@
 //! Tests that need a device say so when there is none; `LGRECO_REQUIRE=wgpu` makes that a failure.
 
 mod at_once;
+mod beyond;
 mod bins;
 mod buffers;
 mod conformance;
@@ -10,6 +11,7 @@ mod exchange;
 mod exchange_topk;
 mod factors;
 mod feedback;
+mod imagined;
 mod large;
 mod later;
 mod memory;
