@@ -2,6 +2,7 @@
 
 use super::buffers::{buffer, bytes, holding};
 use super::memory::backends;
+use super::poison::filled;
 use crate::{BufferGradient, BufferJob, BufferJobError, Error, WgpuBackend};
 use lgreco_core::compress::{Candidates, qsgd::Qsgd};
 use lgreco_core::gradient::{Dtype, Element, Gradient, Shape, with_elements};
@@ -172,7 +173,8 @@ fn norms_take_two_dispatches_and_no_wait() {
     let huge = uniform(48 * 50, 5).into_iter().map(|x| x * 3e38).collect();
     let layers = [of(uniform(144 * 480, 1), 144), of(tiny, 7), of(huge, 48), Tensor::new(&[], 0, 5)];
     let long = Tensor::new(&uniform((1 << 23) + 5000, 6), 1, (1 << 23) + 5000);
-    for mut backend in backends() {
+    // Without subgroups, and with rubbish in the workgroup's memory, too.
+    for mut backend in backends().chain(filled(wgpu::Features::empty())) {
         let is_noop = backend.device().adapter_info().backend == wgpu::Backend::Noop;
         let mut check = |all: &[Gradient<'_>], dispatches: usize| {
             let held: Vec<Buffer> = all.iter().map(|gradient| holding(&backend, gradient, 12)).collect();

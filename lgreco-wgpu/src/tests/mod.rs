@@ -21,6 +21,7 @@ mod poison;
 mod rows;
 mod shaders;
 mod splitting;
+mod strides;
 mod tally;
 
 use crate::WgpuBackend;
