@@ -58,6 +58,14 @@ impl<P> Task<P> {
     }
 }
 
+/// What a rehearsal leaves out, for tests that look at it.
+#[cfg(test)]
+#[derive(Clone, Debug)]
+pub(crate) enum Rehearsed {
+    Dispatch { entry: &'static str, parameters: Vec<u8>, bindings: Vec<(u32, Part)>, groups: [usize; 3] },
+    Copy { from: Part, to: Part },
+}
+
 /// Words of a task in front of its parameters.
 const IN_FRONT: usize = 4;
 /// Bytes of the tasks of a dispatch at most.
@@ -127,6 +135,11 @@ impl<'g> Batch<'g> {
     }
 
     pub(crate) fn copy(&mut self, from: &Buffer, at: u64, to: &Buffer, to_at: u64, bytes: u64) {
+        #[cfg(test)]
+        if self.gpu.rehearsing {
+            let part = |buffer: &Buffer, offset| Part { buffer: buffer.clone(), offset, size: bytes };
+            self.gpu.rehearsed.push(Rehearsed::Copy { from: part(from, at), to: part(to, to_at) });
+        }
         if bytes > 0 && !self.gpu.rehearsing {
             self.make_room(2 * bytes);
             #[cfg(test)]
@@ -197,6 +210,11 @@ impl<'g> Batch<'g> {
     fn record(&mut self, kernel: Kernel, parameters: &[u8], bindings: &[(u32, Part)], groups: [usize; 3]) {
         if self.gpu.rehearsing {
             self.gpu.kernels.get(&self.gpu.device, kernel);
+            #[cfg(test)]
+            {
+                let (parameters, bindings) = (parameters.to_vec(), bindings.to_vec());
+                self.gpu.rehearsed.push(Rehearsed::Dispatch { entry: kernel.entry, parameters, bindings, groups });
+            }
             return;
         }
         let workgroups = groups.iter().product::<usize>() as u64;
@@ -263,7 +281,7 @@ impl<'g> Batch<'g> {
             return Ok(());
         }
         self.submit();
-        self.gpu.device.poll(wgpu::PollType::wait_indefinitely()).map_err(|error| Error::Refused(error.to_string()))?;
+        self.gpu.wait()?;
         self.gpu.check_lost()
     }
 
@@ -283,7 +301,6 @@ impl<'g> Batch<'g> {
     }
 
     /// Submits and does not wait. What was taken may be taken again, for work behind this.
-    #[cfg(feature = "train")]
     pub(crate) fn enqueue(mut self) -> Result<(), Error> {
         self.submit();
         self.end(Ok(()))
@@ -337,7 +354,7 @@ impl<'g> Batch<'g> {
             });
         }
         let refused = |error: &dyn std::fmt::Display| Error::Refused(error.to_string());
-        self.gpu.device.poll(wgpu::PollType::wait_indefinitely()).map_err(|error| refused(&error))?;
+        self.gpu.wait()?;
         let outcomes = outcomes.lock().map(|outcomes| outcomes.clone()).unwrap_or_default();
         if outcomes.len() < staged.len() {
             return Err(refused(&"a buffer was not mapped"));

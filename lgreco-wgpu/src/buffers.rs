@@ -12,8 +12,23 @@ use lgreco_core::compress::wire::Payload;
 use lgreco_core::rng::Stream;
 use wgpu::{Buffer, BufferUsages};
 
+/// `Err` when so many bytes cannot be copied to byte `offset` of a buffer.
+pub(crate) fn check_target(buffer: &Buffer, offset: u64, bytes: u64) -> Result<(), Error> {
+    if !buffer.usage().contains(BufferUsages::COPY_DST) {
+        return Err(Error::Buffer { what: "needs the usage COPY_DST" });
+    }
+    if !offset.is_multiple_of(4) {
+        return Err(Error::Buffer { what: "is to be written at an offset that is no multiple of 4" });
+    }
+    if offset.checked_add(bytes).is_none_or(|end| end > buffer.size()) {
+        return Err(Error::Buffer { what: "ends before the values do" });
+    }
+    Ok(())
+}
+
 impl WgpuBackend {
-    /// [`reserve`](WgpuBackend::reserve) for [`measure_buffers`](WgpuBackend::measure_buffers), which uploads nothing.
+    /// [`reserve`](WgpuBackend::reserve) for [`measure_buffers`](WgpuBackend::measure_buffers), which uploads nothing, and for
+    /// [`enqueue_rows`](WgpuBackend::enqueue_rows).
     ///
     /// ```
     /// use lgreco_core::compress::{Candidates, topk::TopK};
@@ -43,7 +58,7 @@ impl WgpuBackend {
     }
 
     /// [`Backend::measure`](lgreco_core::backend::Backend::measure) for gradients on the device: only the rows come
-    /// back.
+    /// back. [`enqueue_rows`](WgpuBackend::enqueue_rows) does not wait for them.
     ///
     /// ```
     /// use lgreco_core::backend::Backend;
@@ -123,15 +138,7 @@ impl WgpuBackend {
     pub fn decode_to_buffer(&mut self, payload: &[u8], buffer: &Buffer, offset: u64) -> Result<(), Error> {
         let parsed = Payload::parse(payload)?;
         let bytes = 4 * parsed.header.shape.elements() as u64;
-        if !buffer.usage().contains(BufferUsages::COPY_DST) {
-            return Err(Error::Buffer { what: "needs the usage COPY_DST" });
-        }
-        if !offset.is_multiple_of(4) {
-            return Err(Error::Buffer { what: "is to be written at an offset that is no multiple of 4" });
-        }
-        if offset.checked_add(bytes).is_none_or(|end| end > buffer.size()) {
-            return Err(Error::Buffer { what: "ends before the values do" });
-        }
+        check_target(buffer, offset, bytes)?;
         let elements = parsed.header.shape.elements();
         if elements > 0 && decode(self.gpu(), &parsed, Some(Tensor::of_buffer(buffer, offset, elements)))?.is_some() {
             return Ok(());

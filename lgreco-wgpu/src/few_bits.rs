@@ -77,9 +77,10 @@ fn record<'a>(batch: &mut Batch<'_>, sought: &'a [Sought<'a>], results: &Buffer)
     let mut window = 0;
     for part in kept.parts() {
         batch.clear(&part.buffer, part.size);
-        let window_len = (part.size / 4) as u32;
-        // In full.
-        write(batch, &blocks, &state, &part, |params| Params { bits: 0, window, window_len, ..params });
+        let window_len = part.size / 4;
+        // In full. The last window may end at 2^32.
+        let within = |params| Params { bits: 0, window: window as u32, window_len: window_len as u32, ..params };
+        write(batch, &blocks, &state, &part, within);
         window += window_len;
     }
     let together = MOST_KEEPS.min(batch.gpu.most_groups());

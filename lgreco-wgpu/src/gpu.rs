@@ -48,7 +48,11 @@ pub(crate) struct Gpu {
     /// Whether batches only take the memory and the kernels they would use.
     pub(crate) rehearsing: bool,
     #[cfg(test)]
+    pub(crate) rehearsed: Vec<crate::batch::Rehearsed>,
+    #[cfg(test)]
     pub(crate) submissions: usize,
+    #[cfg(test)]
+    pub(crate) waits: usize,
     #[cfg(test)]
     pub(crate) reads: usize,
     #[cfg(test)]
@@ -113,7 +117,11 @@ impl Gpu {
             unfinished: false,
             rehearsing: false,
             #[cfg(test)]
+            rehearsed: Vec::new(),
+            #[cfg(test)]
             submissions: 0,
+            #[cfg(test)]
+            waits: 0,
             #[cfg(test)]
             reads: 0,
             #[cfg(test)]
@@ -147,6 +155,16 @@ impl Gpu {
             Some(message) => Err(Error::Lost(message)),
             None => Ok(()),
         }
+    }
+
+    /// Waits for all that is submitted.
+    pub(crate) fn wait(&mut self) -> Result<(), Error> {
+        #[cfg(test)]
+        {
+            self.waits += 1;
+        }
+        let waited = self.device.poll(wgpu::PollType::wait_indefinitely());
+        waited.map(drop).map_err(|error| Error::Refused(error.to_string()))
     }
 
     /// A scratch buffer of at least `bytes`, however large; what it held is lost.

@@ -45,7 +45,10 @@ impl Shader {
         let lanes =
             if subgroups { include_str!("shaders/lanes_subgroups.wgsl") } else { include_str!("shaders/lanes.wgsl") };
         match self {
-            Shader::Magnitude => [FLOAT, TASKS, VALUES, lanes, include_str!("shaders/magnitude.wgsl")].concat(),
+            Shader::Magnitude => {
+                let own = include_str!("shaders/magnitude.wgsl");
+                [FLOAT, TASKS, WIDE, RECORD, VALUES, lanes, own].concat()
+            }
             Shader::Sums => [FLOAT, TASKS, WIDE, RECORD, include_str!("shaders/sums.wgsl")].concat(),
             Shader::Qsgd => {
                 let tensor = include_str!("shaders/qsgd_tensor.wgsl");

@@ -16,10 +16,15 @@
 //! or a dispatch are worked on in pieces. A gradient that lies on the device is one buffer, and error feedback takes two
 //! of four bytes per element; what does not fit is [`Error::TooLarge`]. QSGD, TopK and PowerSGD (sides up to 2^22, ranks
 //! up to 1024, values of a `P` up to 2^31) have kernels, TopK in few bits too; the core's other methods are refused by name ([`Error::Method`]).
+//! Tensors of 2^31 to 2^32 - 1 values are rehearsed in tests, not run: where all of it would lie is compared with arithmetic of 64 bits.
 //!
 //! # Memory
 //! Buffers of the device are taken on first use, or beforehand by [`WgpuBackend::reserve`], and kept for calls of like
 //! sizes; [`WgpuBackend::held_bytes`] is their sum.
+//!
+//! # Waiting
+//! Calls wait for what they return. [`WgpuBackend::enqueue_rows`] and [`WgpuBackend::enqueue_norms`] do not: they leave results in a
+//! buffer of the embedder's, take no memory once they have theirs ([`WgpuBackend::reserve_buffers`]), and read nothing back.
 //!
 //! # Inside
 //! The shaders compute f32 in integers wherever a bit of a payload, a decoded value or a residual depends on it. WGSL leaves
@@ -29,7 +34,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `backend`, `buffers` | [`WgpuBackend`]: the core's trait; the same calls on buffers of the device |
+//! | `backend`, `buffers`, `buffer_rows`, `norms` | [`WgpuBackend`]: the core's trait; the same calls on buffers of the device; rows and squared norms without a wait |
 //! | `rows`, `packing`, `codec` | batches of rows, and which layers are worked on together; payloads there and back |
 //! | `gpu`, `memory` | a device; its buffers, kept by name or by size |
 //! | `batch` | dispatches, copies and reads submitted together, their errors caught; or only rehearsed |
@@ -51,6 +56,7 @@
 mod adapters;
 mod backend;
 mod batch;
+mod buffer_rows;
 mod buffers;
 mod codec;
 mod columns;
@@ -66,6 +72,7 @@ mod kernels;
 mod magnitude;
 mod memory;
 mod methods;
+mod norms;
 mod orthonormal;
 mod packing;
 mod params;

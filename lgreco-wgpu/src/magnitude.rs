@@ -1,4 +1,4 @@
-//! The largest magnitude, and the first element that is too large: `magnitude.wgsl`.
+//! The largest magnitude, the first element that is too large, and sums of squares: `magnitude.wgsl`.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -6,7 +6,8 @@ use crate::gpu::Gpu;
 use crate::kernels::{Kernel, Shader};
 use crate::memory::Scratch;
 use crate::params::params;
-use crate::tensor::{Input, Tensor};
+use crate::sums::{self, RECORD, Segment};
+use crate::tensor::{Input, Piece, Tensor};
 use wgpu::Buffer;
 
 /// Bits of f32 infinity; magnitudes of finite numbers are smaller.
@@ -14,7 +15,7 @@ pub(crate) const INFINITY: u32 = 0x7f80_0000;
 
 params! {
     /// `Params` of `magnitude.wgsl`.
-    offset, dtype, first, count, least, result,
+    offset, dtype, first, count, least, result, record,
 }
 
 /// What is done to a tensor's pieces.
@@ -33,6 +34,7 @@ fn tasks(
             count: piece.count as u32,
             least,
             result: result as u32,
+            record: 0,
         };
         Task::new(params, &[(1, piece.part.clone()), (2, results.clone())], piece.groups())
     })
@@ -84,4 +86,25 @@ pub(crate) fn overflow(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<E
         Some((index, value)) => Ok(lgreco_core::Error::ElementOverflow { index, value }.into()),
         None => Err(Error::Refused("it found a value that is too large, then found none".into())),
     }
+}
+
+/// Records the squares of tensors in turn, each to a record per workgroup, and what they are added up to: from the record of
+/// `results` with a tensor's number on, that with the largest magnitude and that of eight sums.
+pub(crate) fn squares(batch: &mut Batch<'_>, tensors: &[(&Tensor, usize)], results: &Buffer) -> Result<(), Error> {
+    let groups = |tensor: &Tensor| tensor.all(batch).iter().map(Piece::groups).sum::<usize>();
+    let output = sums::bytes(tensors.iter().map(|(tensor, _)| groups(tensor)).sum());
+    let output = batch.scratch(Scratch::Output, output)?;
+    let (mut all, mut segments, mut record) = (Vec::new(), Vec::new(), 0);
+    for &(tensor, result) in tensors {
+        let first = record;
+        for mut task in tasks(batch, tensor, 0, (results, RECORD * result)) {
+            task.params.record = record as u32;
+            task.bindings.push((3, (&output).into()));
+            record += task.groups[0];
+            all.push(task);
+        }
+        segments.push(Segment { first, count: record - first, target: result + 1 });
+    }
+    batch.run(kernel("squares"), all);
+    sums::finish(batch, output, &segments, results)
 }

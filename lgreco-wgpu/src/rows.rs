@@ -1,4 +1,4 @@
-//! Batches of rows: recorded together, read back at once.
+//! Batches of rows: recorded together, and read back at once or left to the embedder.
 
 use crate::batch::{Batch, Part};
 use crate::codec::encode;
@@ -50,34 +50,73 @@ fn check(work: &Work<'_>) -> Result<(), Error> {
     }
 }
 
+/// The same of all jobs.
+pub(crate) fn check_all(jobs: &[Work<'_>]) -> Result<(), BufferJobError> {
+    jobs.iter().enumerate().try_for_each(|(index, job)| check(job).map_err(of_job(index)))
+}
+
+/// Bytes of the results of all jobs.
+pub(crate) fn results_bytes(jobs: &[Work<'_>]) -> u64 {
+    4 * jobs.iter().map(result_words).sum::<usize>() as u64
+}
+
+fn check_places(jobs: &[Work<'_>], rows: &[f64]) -> Result<(), Error> {
+    let (what, expected, found) =
+        ("rows, one place per candidate", jobs.iter().map(|job| job.candidates.len()).sum(), rows.len());
+    if expected == found { Ok(()) } else { Err(lgreco_core::Error::Length { what, expected, found }.into()) }
+}
+
 /// Measures all jobs and writes their rows one after another.
 pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Result<(), BufferJobError> {
-    let total: usize = jobs.iter().map(|job| job.candidates.len()).sum();
-    if rows.len() != total {
-        let what = "rows, one place per candidate";
-        return Err(Error::from(lgreco_core::Error::Length { what, expected: total, found: rows.len() }).into());
-    }
+    check_places(jobs, rows)?;
     // Jobs before one that cannot be measured may fail first.
     let refused = jobs.iter().enumerate().find_map(|(index, job)| Some((index, check(job).err()?)));
     let measured = &jobs[..refused.as_ref().map_or(jobs.len(), |&(index, _)| index)];
-    let words = record(gpu, measured)?;
-    let (mut rest, mut words) = (&mut rows[..], &words[..]);
-    for (index, job) in measured.iter().enumerate() {
+    let bytes = read(gpu, measured)?;
+    let places = measured.iter().map(|job| job.candidates.len()).sum();
+    take_rows(gpu, measured, &bytes, &mut rows[..places])?;
+    refused.map_or(Ok(()), |(index, error)| Err(of_job(index)(error)))
+}
+
+/// Makes the rows of all jobs, one after another, of the bytes of their results.
+pub(crate) fn take_rows(
+    gpu: &mut Gpu,
+    jobs: &[Work<'_>],
+    bytes: &[u8],
+    rows: &mut [f64],
+) -> Result<(), BufferJobError> {
+    check_places(jobs, rows)?;
+    let words: Vec<u32> = bytemuck::pod_collect_to_vec(bytes);
+    let (mut rest, mut words) = (rows, &words[..]);
+    for (index, job) in jobs.iter().enumerate() {
         let (row, next) = rest.split_at_mut(job.candidates.len());
         let (own, others) = words.split_at(result_words(job));
         take_row(gpu, job, own, row).map_err(of_job(index))?;
         (rest, words) = (next, others);
     }
-    refused.map_or(Ok(()), |(index, error)| Err(of_job(index)(error)))
+    Ok(())
 }
 
 /// Takes the memory and compiles the kernels that measuring `jobs` needs.
 pub(crate) fn reserve(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), BufferJobError> {
-    jobs.iter().enumerate().try_for_each(|(index, job)| check(job).map_err(of_job(index)))?;
+    check_all(jobs)?;
     gpu.rehearsing = true;
-    let recorded = record(gpu, jobs).map(drop);
+    let recorded = read(gpu, jobs).map(drop);
     gpu.rehearsing = false;
     recorded
+}
+
+/// Runs all jobs and returns the bytes of their results.
+fn read(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u8>, BufferJobError> {
+    let (batch, results) = record(gpu, jobs)?;
+    Ok(batch.read(&[results])?)
+}
+
+/// Submits all jobs, whose gradients are on the device, and a copy of their results to byte `offset` of `to`.
+pub(crate) fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>], to: &Buffer, offset: u64) -> Result<(), BufferJobError> {
+    let (mut batch, results) = record(gpu, jobs)?;
+    batch.copy(&results.buffer, results.offset, to, offset, results.size);
+    Ok(batch.enqueue()?)
 }
 
 /// Rows by method: those of a method share dispatches.
@@ -124,9 +163,9 @@ impl<'a> Rows<'a> {
 }
 
 /// Jobs one after another with the same gradient.
-struct Layer<'j, 'a> {
-    first: usize,
-    jobs: &'j [Work<'a>],
+pub(crate) struct Layer<'j, 'a> {
+    pub(crate) first: usize,
+    pub(crate) jobs: &'j [Work<'a>],
 }
 
 impl Layer<'_, '_> {
@@ -135,12 +174,32 @@ impl Layer<'_, '_> {
     }
 }
 
-/// Runs all jobs and returns the words of their results.
-fn record(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u32>, BufferJobError> {
-    let total: usize = jobs.iter().map(result_words).sum();
+/// Records all jobs, and where their results will be.
+fn record<'g>(gpu: &'g mut Gpu, jobs: &[Work<'_>]) -> Result<(Batch<'g>, Part), BufferJobError> {
+    let total = results_bytes(jobs);
     let mut batch = Batch::new(gpu)?;
-    let results = batch.scratch(Scratch::Results, 4 * total as u64)?;
-    batch.clear(&results, 4 * total as u64);
+    let results = batch.scratch(Scratch::Results, total)?;
+    batch.clear(&results, total);
+    let mut result = 0;
+    in_packs(&mut batch, jobs, |batch, layers, tensors| {
+        let mut rows = Rows::default();
+        for (layer, tensor) in layers.iter().zip(tensors) {
+            for (job, work) in (layer.first..).zip(layer.jobs) {
+                rows.add(work, (job, tensor, result));
+                result += result_words(work);
+            }
+        }
+        rows.record(batch, &results)
+    })?;
+    Ok((batch, Part { buffer: results, offset: 0, size: total }))
+}
+
+/// Brings the gradients of jobs to the device, those that are worked on together at a time, and has `work` record what is done to them.
+pub(crate) fn in_packs<'a>(
+    batch: &mut Batch<'_>,
+    jobs: &[Work<'a>],
+    mut work: impl FnMut(&mut Batch<'_>, &[Layer<'_, 'a>], &[Tensor]) -> Result<(), BufferJobError>,
+) -> Result<(), BufferJobError> {
     let mut first = 0;
     let layers = jobs.chunk_by(|a, b| a.gradient.is(&b.gradient)).map(|jobs| {
         first += jobs.len();
@@ -148,7 +207,7 @@ fn record(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u32>, BufferJobError> 
     });
     let layers: Vec<Layer<'_, '_>> = layers.collect();
     let most = TOGETHER.min(4 * batch.gpu.piece_len() as u64);
-    let (mut result, mut uploaded) = (0, 0);
+    let mut uploaded = 0;
     for layers in packs(&layers, |layers| layers.iter().map(Layer::bytes).sum::<u64>() <= most) {
         if uploaded > UPLOADS {
             batch.wait()?;
@@ -159,18 +218,10 @@ fn record(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u32>, BufferJobError> 
         if matches!(layers[0].jobs[0].gradient, Input::Host(_)) {
             uploaded += layers.iter().map(Layer::bytes).sum::<u64>();
         }
-        let tensors = on_device(&mut batch, layers)?;
-        let mut rows = Rows::default();
-        for (layer, tensor) in layers.iter().zip(&tensors) {
-            for (job, work) in (layer.first..).zip(layer.jobs) {
-                rows.add(work, (job, tensor, result));
-                result += result_words(work);
-            }
-        }
-        rows.record(&mut batch, &results)?;
+        let tensors = on_device(batch, layers)?;
+        work(batch, layers, &tensors)?;
     }
-    let bytes = batch.read(&[Part { buffer: results, offset: 0, size: 4 * total as u64 }])?;
-    Ok(bytemuck::pod_collect_to_vec(&bytes))
+    Ok(())
 }
 
 /// The tensors of some layers: of one in as many bindings as it takes, of many in one.

@@ -1,4 +1,4 @@
-// The largest magnitude of a tensor, and where the first at least as large as a given one is.
+// The largest magnitude of a tensor, where the first at least as large as a given one is, and sums of squares.
 
 struct Params {
     offset: u32,
@@ -7,9 +7,11 @@ struct Params {
     count: u32,
     least: u32,
     result: u32,
+    record: u32,
 }
 
 @group(0) @binding(2) var<storage, read_write> results: array<atomic<u32>>;
+@group(0) @binding(3) var<storage, read_write> records: array<u32>;
 
 // results[result] becomes at least the bits of the largest magnitude.
 @compute @workgroup_size(64)
@@ -41,6 +43,47 @@ fn position(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
         if (i < params.count && (value(i) & MAGNITUDE) >= params.least) {
             atomicMax(&results[params.result], ~(params.first + i));
             return;
+        }
+    }
+}
+
+// The square of a finite magnitude.
+fn square(magnitude: u32) -> Wide {
+    if (magnitude == 0u) {
+        return Wide(0.0, 0);
+    }
+    let number = unpack(magnitude);
+    let m = bitcast<f32>((number.x & 0x007fffffu) | ONE);
+    return wide(m * m, 2 * (i32(number.y) - 127));
+}
+
+// A record becomes the sums of 2048 squares, of 256 each; results[result] becomes at least the bits of the largest magnitude.
+@compute @workgroup_size(64)
+fn squares(dispatch: Dispatch, lane: Lane) {
+    if (!begin(dispatch)) {
+        return;
+    }
+    var found = 0u;
+    for (var w = 0u; w < 8u; w++) {
+        var sum = Wide(0.0, 0);
+        for (var j = 0u; j < 4u; j++) {
+            let i = group.x * 2048u + (4u * w + j) * 64u + lane.index;
+            if (i < params.count) {
+                let magnitude = value(i) & MAGNITUDE;
+                found = max(found, magnitude);
+                sum = plus(sum, square(magnitude));
+            }
+        }
+        put_sum(w * 64u + lane.index, sum);
+    }
+    add_lanes(lane.index);
+    found = largest_of(lane, 64u, found);
+    if (lane.index == 0u) {
+        atomicMax(&results[params.result], found);
+        for (var w = 0u; w < 8u; w++) {
+            let at = (params.record + group.x) * 16u + w;
+            records[at] = bitcast<u32>(mantissas[w * 64u]);
+            records[at + 8u] = bitcast<u32>(exponents[w * 64u]);
         }
     }
 }

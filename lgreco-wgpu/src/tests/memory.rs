@@ -22,7 +22,7 @@ fn noop() -> WgpuBackend {
 }
 
 /// A device that does nothing, and the adapter's if there is one.
-fn backends() -> impl Iterator<Item = WgpuBackend> {
+pub(super) fn backends() -> impl Iterator<Item = WgpuBackend> {
     [Some(noop()), backend()].into_iter().flatten()
 }
 

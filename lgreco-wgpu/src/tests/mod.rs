@@ -1,6 +1,7 @@
 //! Tests that need a device say so when there is none; `LGRECO_REQUIRE=wgpu` makes that a failure.
 
 mod at_once;
+mod beyond;
 mod bins;
 mod buffers;
 mod conformance;
@@ -10,7 +11,9 @@ mod exchange;
 mod exchange_topk;
 mod factors;
 mod feedback;
+mod imagined;
 mod large;
+mod later;
 mod memory;
 mod orthonormal;
 mod planted;
@@ -18,6 +21,7 @@ mod poison;
 mod rows;
 mod shaders;
 mod splitting;
+mod strides;
 mod tally;
 
 use crate::WgpuBackend;
