@@ -62,10 +62,10 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// As [`rows_bytes`](WgpuBackend::rows_bytes); without a job [`Error::Buffer`] when the results cannot be copied there, and what
-    /// the driver says of a call it is given, which wgpu knows at once: refusals ([`Error::Refused`], of a buffer that is mapped for
-    /// example), [`Error::TooLarge`] and [`Error::OutOfMemory`]. What is at `results` may then not be used. A device that is lost
-    /// while it works is told by the next call, as [`Error::Lost`], and by what maps the buffer.
+    /// As [`rows_bytes`](WgpuBackend::rows_bytes), and [`Error::TooLarge`] with the job whose tables do not fit; without a job
+    /// [`Error::Buffer`] when the results cannot be copied there, and what the driver says of a call it is given, which wgpu knows at
+    /// once: [`Error::Refused`], of a buffer that is mapped for example, and [`Error::OutOfMemory`]. What is at `results` may then not
+    /// be used. A device that is lost while it works is told by the next call, as [`Error::Lost`], and by what maps the buffer.
     pub fn enqueue_rows(
         &mut self,
         jobs: &[BufferJob<'_>],
