@@ -56,7 +56,8 @@ impl CudaBackend {
     /// Enqueued: [`measure_device`](CudaBackend::measure_device) but for its wait, in memory of the caller's. Results are at
     /// `results` when that is done; brought to the host, by a copy to page-locked memory and an event behind it for example,
     /// [`read_rows`](CudaBackend::read_rows) makes rows of them. The first call of a backend loads kernels, and one with more tables
-    /// than those before makes room for them in page-locked memory: these wait.
+    /// than those before makes room for them in page-locked memory: these wait. So does one while tables of earlier calls, which the device has
+    /// not read, fill that memory: room is for twice the tables of a call.
     ///
     /// ```no_run
     /// use lgreco_cuda::{CudaBackend, DeviceJob, DeviceJobError};

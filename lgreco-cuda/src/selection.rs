@@ -17,7 +17,8 @@
 //! it comes before, and codes are written with what is to be remembered by a third read, of the sums.
 //!
 //! So are those of other layers whose sample says that there is no room for what reaches the bound, but for a 32nd of it: where
-//! fewer than k values are not zeros, or many are the same.
+//! fewer than k values are not zeros, or many are the same. The sample is besides: of a layer of up to 65,536 values that is another
+//! read.
 //!
 //! What does not fit its room stays where the sums are and is read there again by each of the launches that follow: four reads in
 //! all, by that small chance only.
@@ -92,7 +93,7 @@ pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, payload: Part, 
     gpu.copy(made.cut(body, len - body), payload.from(body))
 }
 
-/// Enqueued, in five launches with two reads of the values at most: a payload of one layer without its header, in the workspace. The first
+/// Enqueued, in five launches with two reads of the values at most besides the sample: a payload of one layer without its header, in the workspace. The first
 /// word of `status` becomes at least the largest magnitude, the second the k-th largest. From 1 to all of the elements are kept.
 pub(crate) fn make(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, status: Part) -> Result<Part, Error> {
     let place = Place { layer: 0, first: 0, start: 0, payload: 0, header: [0; 2] };

@@ -115,7 +115,12 @@ impl DeviceWindow {
     /// The rows of the table of `gradients`, then the layer of each block.
     fn table(&self, gradients: impl Iterator<Item = (usize, u64)>) -> Result<(Vec<Observed>, Vec<u32>), Error> {
         let (mut rows, mut layer_of) = (Vec::new(), Vec::new());
+        let mut seen = vec![false; self.layers.len()];
         for (layer, gradient) in gradients {
+            if seen.get_mut(layer).is_some_and(|seen| std::mem::replace(seen, true)) {
+                let (what, expected) = ("layer", "each of the window's once");
+                return Err(lgreco_core::Error::Parameter { what, value: layer as f64, expected }.into());
+            }
             let &(shape, dtype) = self.layers.get(layer).ok_or(no_layer(layer))?;
             let bytes = (shape.elements() * dtype.bytes()) as u64;
             let gradient = checked(gradient, bytes, dtype.bytes() as u64)?.address;
@@ -189,7 +194,7 @@ impl CudaBackend {
     /// as it did on average before.
     ///
     /// # Errors
-    /// [`Parameter`](lgreco_core::Error::Parameter) for a layer that there is not, and when `steps` is 0; [`Error::Memory`] when an
+    /// [`Parameter`](lgreco_core::Error::Parameter) for a layer that there is not or that is named twice, and when `steps` is 0; [`Error::Memory`] when an
     /// address is 0 or no multiple of what a value takes; those of the device. Nothing is enqueued then, but by the
     /// device's.
     ///

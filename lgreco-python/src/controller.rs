@@ -236,6 +236,11 @@ impl Controller {
         self.with(py, |controller| controller.window_step())
     }
 
+    /// Whether gradients of the next decision are kept elsewhere.
+    fn observes_elsewhere(&self, py: Python<'_>) -> bool {
+        self.with(py, |controller| controller.observes_elsewhere())
+    }
+
     /// Takes note that the gradients of these layers are kept elsewhere for the next decision.
     fn note_observed(&self, py: Python<'_>, layers: Vec<usize>) -> PyResult<()> {
         self.attempt(py, |controller| layers.iter().try_for_each(|&layer| controller.note_observed(layer)))

@@ -35,6 +35,9 @@ pub(crate) struct Bucket {
     forgetful: Vec<usize>,
 }
 
+/// Whether a step has failed, the first rank at fault, an error, and whether this rank alone knows of it.
+type Told = (bool, Option<u32>, Option<Py<PyAny>>, bool);
+
 impl Bucket {
     fn name(&self, place: usize) -> Option<&str> {
         self.layers.get(place).and_then(|&layer| self.names.get(layer)).map(String::as_str)
@@ -342,7 +345,7 @@ impl Bucket {
 
     /// What these bytes say: whether the step has failed on some rank, the first rank at fault, and the error of this one, or of a
     /// payload of that one; None for none. And whether this rank alone knows of it.
-    fn fault(&self, py: Python<'_>, outcome: &[u8]) -> PyResult<(bool, Option<u32>, Option<Py<PyAny>>, bool)> {
+    fn fault(&self, py: Python<'_>, outcome: &[u8]) -> PyResult<Told> {
         let outcome = self.bucket.outcome_of(outcome).map_err(|error| refused(py, error, &self.names))?;
         let error = outcome.fault.map(|fault| self.at_fault(py, outcome.rank, fault).into_value(py).into_any());
         Ok((outcome.has_failed, outcome.rank, error, outcome.alone))

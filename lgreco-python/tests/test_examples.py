@@ -21,7 +21,7 @@ import lgreco
 import lgreco.torch
 
 MODULES = ["lgreco.torch", *(f"lgreco.torch.{module.name}" for module in pkgutil.iter_modules(lgreco.torch.__path__))]
-WITHOUT = {"agreement", "bucket", "cuda", "device", "errors", "flight", "held", "layers", "names", "options", "remembered", "reports", "scale", "times", "training"}
+WITHOUT = {"agreement", "bucket", "cuda", "device", "errors", "flight", "held", "layers", "names", "observed", "options", "remembered", "reports", "scale", "times", "training"}
 """Of the package's own use, and what other classes inherit."""
 
 

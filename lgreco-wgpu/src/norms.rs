@@ -58,8 +58,8 @@ impl WgpuBackend {
         bytes_of(gradients)
     }
 
-    /// Submits the adding up of the squares of each gradient, in two dispatches for those of up to 128 MiB together, one more where one
-    /// has more than 2^23 values, and a copy of the results to `results`, as [`enqueue_rows`](WgpuBackend::enqueue_rows) does: what is
+    /// Submits the adding up of the squares of each gradient, in two dispatches for up to a few thousand of 2^24 values together, one
+    /// more where one has more than 2^23 values, and a copy of the results to `results`, as [`enqueue_rows`](WgpuBackend::enqueue_rows) does: what is
     /// said there of buffers, waits, memory, which the first call takes, and errors holds here, with a gradient's number for that of a job.
     /// [`read_norms`](WgpuBackend::read_norms) makes norms of the bytes, [`norms_bytes`](WgpuBackend::norms_bytes) many.
     ///

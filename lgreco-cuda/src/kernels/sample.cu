@@ -92,7 +92,7 @@ __device__ inline void estimate(const Top& top, const u32* bins, const u32* samp
     }
     if (threadIdx.x == 0) {
         cut->bound = bound;
-        cut->base = ceiling >= bound + NARROW ? ceiling + 1 - NARROW : bound;
+        cut->base = least > 0 && ceiling >= bound + NARROW ? ceiling + 1 - NARROW : bound;
         cut->ceiling = ceiling;
     }
 }
@@ -148,6 +148,8 @@ extern "C" __global__ void sample(Params p, const Top* tops, const u32*, const P
         u32* counts = bins + u64(number) * BINS;
         if (give_counts<SAMPLE_BITS>(room, counts, own, draws, &cuts[number])) {
             estimate(top, counts, kept, room, &cuts[number]);
+            // All threads have read them.
+            __syncthreads();
             forget_counts(counts);
         }
     }

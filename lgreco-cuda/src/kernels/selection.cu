@@ -344,10 +344,11 @@ __device__ inline void add_missed(const Top& top, u32 prefix, const BinUnits& un
         atomicExch(&few->sums[units.slot(own)], 0ull);
     }
     for (u32 span = 0; span < top.spans; span++) {
-        const Kept& kept = spans[top.first_span + span];
-        if (fresh(kept.above) == 0) {
+        const Kept& of_span = spans[top.first_span + span];
+        if (fresh(of_span.above) == 0) {
             continue;
         }
+        Kept kept = {fresh(of_span.start), fresh(of_span.size), 0, 0, 0, 0};
         Choice choice(top, kept, offered, entries, span);
 #pragma unroll 1
         for (u32 i = threadIdx.x; i < choice.size; i += BLOCK) {

@@ -46,6 +46,14 @@ struct Reads {
     sums: f64,
 }
 
+impl Reads {
+    /// Whether gradients and residuals are read once and their sums so often, or a little more.
+    fn is_step(&self, sums: f64, few: f64) -> bool {
+        let is_once = [self.gradients, self.before].iter().all(|reads| (1.0..=1.0 + few).contains(reads));
+        is_once && self.sums >= sums && self.gradients + self.sums <= 1.0 + sums + few
+    }
+}
+
 fn mean(counts: &[u32], bytes: usize) -> f64 {
     counts.iter().step_by(bytes).map(|&count| f64::from(count)).sum::<f64>() / (counts.len() / bytes) as f64
 }
@@ -125,10 +133,9 @@ fn values_are_read_twice_at_most() {
             let kind = [KINDS[0], KINDS[6], KINDS[3]][(number + dtype.bytes()) % 3];
             let values: Vec<f32> = uniform(COUNT, 7).into_iter().enumerate().map(|(i, x)| kind(i, x)).collect();
             let reads = of_exchange(&mut backend, top(keep, sent), (dtype, 1.0), &values);
-            assert!(reads.gradients <= 1.0 + FEW && reads.before <= 1.0 + FEW, "{keep}, {dtype:?}: {reads:?}");
-            assert!(reads.gradients + reads.sums <= 2.0 + FEW, "{keep}, {dtype:?}: {reads:?}");
+            assert!(reads.is_step(1.0, FEW), "{keep}, {dtype:?}: {reads:?}");
             let reads = of_payload(&mut backend, top(keep, sent), dtype, &values);
-            assert!(reads.gradients <= 2.0 + FEW, "{keep}, {dtype:?}: {reads:?}");
+            assert!((2.0..=2.0 + FEW).contains(&reads.gradients), "{keep}, {dtype:?}: {reads:?}");
         }
     }
 }
@@ -145,10 +152,22 @@ fn ties_are_read_twice_at_most() {
     {
         let values: Vec<f32> = uniform(count, 7).into_iter().enumerate().map(|(i, x)| kind(i, x)).collect();
         let reads = of_exchange(&mut backend, top(keep, Dtype::F32), (dtype, 1.0), &values);
-        assert!(reads.gradients <= 1.0 + FEW && reads.before <= 1.0 + FEW, "{keep}, {dtype:?}: {reads:?}");
-        assert!(reads.gradients + reads.sums <= 2.0 + FEW, "{keep}, {dtype:?}: {reads:?}");
+        assert!(reads.is_step(1.0, FEW), "{keep}, {dtype:?}: {reads:?}");
         let reads = of_payload(&mut backend, top(keep, Dtype::F32), dtype, &values);
-        assert!(reads.gradients <= 2.0 + FEW, "{keep}, {dtype:?}: {reads:?}");
+        assert!((2.0..=2.0 + FEW).contains(&reads.gradients), "{keep}, {dtype:?}: {reads:?}");
+    }
+}
+
+/// A sample of all of a small layer is a read besides.
+#[test]
+fn small_layers_are_read_once_more_for_their_sample() {
+    let _alone = WATCHING.lock();
+    let Some(mut backend) = counting() else { return };
+    for (keep, kind, reads_of_all) in [(900, KINDS[3], 2.0), (900, KINDS[0], 1.0)] {
+        let values: Vec<f32> = uniform(9001, 7).into_iter().enumerate().map(|(i, x)| kind(i, x)).collect();
+        let reads = of_payload(&mut backend, top(keep, Dtype::F32), Dtype::F32, &values);
+        let expected = 1.0 + reads_of_all;
+        assert!((expected..=expected + FEW).contains(&reads.gradients), "{keep}: {reads:?}");
     }
 }
 
@@ -163,10 +182,9 @@ fn in_few_bits_what_is_remembered_is_read_once_more() {
         let values: Vec<f32> = uniform(COUNT, 7).into_iter().enumerate().map(|(i, x)| kind(i, x)).collect();
         for dtype in [Dtype::F32, Dtype::Bf16] {
             let reads = of_payload(&mut backend, setting, dtype, &values);
-            assert!(reads.gradients <= 2.0 + FEW, "{setting}, {dtype:?}: {reads:?}");
+            assert!((2.0..=2.0 + FEW).contains(&reads.gradients), "{setting}, {dtype:?}: {reads:?}");
             let reads = of_exchange(&mut backend, setting, (dtype, 1.0), &values);
-            assert!(reads.gradients <= 1.0 + FEW && reads.before <= 1.0 + FEW, "{setting}, {dtype:?}: {reads:?}");
-            assert!(reads.gradients + reads.sums <= 3.0 + FEW, "{setting}, {dtype:?}: {reads:?}");
+            assert!(reads.is_step(2.0, FEW), "{setting}, {dtype:?}: {reads:?}");
         }
     }
 }

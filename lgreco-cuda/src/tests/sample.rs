@@ -22,7 +22,7 @@ fn edited(flavour: Flavour, order: i32, from: &'static str, to: &'static str) ->
 const SMALL: (&str, &str) = ("#define SAMPLE 65536u", "#define SAMPLE 1024u");
 
 /// What leads every layer another way than the usual one.
-const ELSEWHERE: [(&str, &str); 4] = [
+const ELSEWHERE: [(&str, &str); 7] = [
     // Fewer than k values reach the bound.
     ("cut->bound = bound;", "cut->bound = INFINITE;"),
     // All do, and there is no room for them.
@@ -30,6 +30,10 @@ const ELSEWHERE: [(&str, &str); 4] = [
     // The k-th largest is below the narrow bins, or above them.
     ("cut->base = least", "cut->base = INFINITE; cut->bin = least"),
     ("cut->base = least", "cut->base = 0; cut->bin = least"),
+    // The same of those that have an upper end, too; and the k-th largest is above that.
+    ("cut->base = least > 0 && ceiling", "cut->base = INFINITE; cut->bin = least > 0 && ceiling"),
+    ("cut->base = least > 0 && ceiling", "cut->base = 0; cut->bin = least > 0 && ceiling"),
+    ("cut->ceiling = ceiling;", "cut->ceiling = bound;"),
 ];
 
 /// Values of each kind, by their index and by uniform ones.

@@ -47,7 +47,9 @@ fn what_is_no_window_is_refused() {
         let misplaced = backend.begin_window(&layers, address + 8).unwrap_err();
         assert!(matches!(misplaced, Error::Memory { .. }), "{misplaced}");
         let window = backend.begin_window(&layers, address).unwrap();
-        for (seen, steps) in [(&[(1, 16)][..], 1), (&[(0, 16)], 0), (&[(0, 0)], 1), (&[(0, 18)], 1)] {
+        for (seen, steps) in
+            [(&[(1, 16)][..], 1), (&[(0, 16), (0, 32)], 1), (&[(0, 16)], 0), (&[(0, 0)], 1), (&[(0, 18)], 1)]
+        {
             assert!(backend.observe(&window, seen, steps).is_err(), "{seen:?}, {steps}");
         }
         backend.observe(&window, &[], 1).unwrap();

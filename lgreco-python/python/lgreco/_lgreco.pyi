@@ -187,6 +187,9 @@ class Controller:
     def window_step(self) -> int:
         """Which of the window's steps the one under way is, from 1 on; 0 where its gradients are not to be observed."""
 
+    def observes_elsewhere(self) -> bool:
+        """Whether a ``DeviceWindow`` has gradients that the next plan is to be made of."""
+
     def note_observed(self, layers: list[int]) -> None:
         """Takes note that gradients of the step under way are in a ``DeviceWindow``, which the next plan's task then needs."""
 
@@ -363,7 +366,7 @@ class Device:
         """A window without gradients in ``memory``, aligned to 16 bytes, which it has for itself until its work is done."""
 
     def observe(self, window: DeviceWindow, layers: list[int], addresses: list[int], step: int) -> None:
-        """Blends the gradients of these layers with their means, as those of the window's ``step``-th step."""
+        """Blends the gradients of these layers, each of them once, with their means, as those of the window's ``step``-th step."""
 
     def take_window_home(self, controller: Controller, window: DeviceWindow, layers: list[int]) -> None:
         """Waits: the means of these layers become the controller's, between two steps."""

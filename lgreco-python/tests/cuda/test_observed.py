@@ -8,8 +8,10 @@ import torch
 from imitation import Imitation, imitated
 from ranks import on_ranks
 from test_device import PLANNED, stayed, steps_of, wrapped
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lgreco._lgreco import Device
+from lgreco.torch import lgreco_hook
 from lgreco.torch.observed import Observed
 
 STEPS = 14
@@ -41,7 +43,7 @@ class Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def _run(rank: int, options: dict[str, Any], dtype: torch.dtype, gpu: Imitation | None) -> Run:
+def _run(rank: int, options: dict[str, Any], dtype: torch.dtype, gpu: Imitation | None, fall: int = 9) -> Run:
     """Settings and plans by step; whether all stayed on the device, what was logged, and how many layers were observed, here and
     on the host."""
     lines, seen = Lines(), []
@@ -59,7 +61,7 @@ def _run(rank: int, options: dict[str, Any], dtype: torch.dtype, gpu: Imitation 
     Observed.observe = observed  # type: ignore[method-assign]
     settings, plans = [], []
     for step in range(STEPS):
-        optimizer.param_groups[0]["lr"] = 1.0 if step < 9 else 0.1
+        optimizer.param_groups[0]["lr"] = 1.0 if step < fall else 0.1
         steps_of(ddp, rank, range(step, step + 1))
         if options.get("lead") and state._planning is not None:
             state._planning.exception()  # so that a plan is late on no machine
@@ -93,6 +95,39 @@ def test_plans_are_those_of_the_host_without_gradients_there(plan: str) -> None:
         assert not device[3] and not host[4]
         # All that was observed is on the device, and only where plans are made.
         assert bool(device[4]) == (rank == 0) and all(here > 0 and there == 0 for here, there in device[4])
+
+
+def _falls(rank: int, fall: int, lead: int) -> tuple[Run, Run]:
+    options = PLANS["accordion"] | {"lead": lead}
+    return _run(rank, options, torch.float32, None, fall), _run(rank, options, torch.float32, Imitation(), fall)
+
+
+@pytest.mark.parametrize(("fall", "lead"), [(10, 0), (11, 0), (10, 1), (11, 1)])
+def test_a_rate_that_falls_within_a_window_or_at_its_plan_is_heard_of(fall: int, lead: int) -> None:
+    """Plans are due at 3, 7 and 11, and made of the two steps before, or of those before the last."""
+    for host, device in on_ranks(2, _falls, fall, lead):
+        assert device[2] and device[0] == host[0] and same_plans(device[1], host[1]) and not device[3]
+
+
+def _abandoned(rank: int, lead: int) -> tuple[Any, bool]:
+    """The user interrupts the backward pass of a step when the window of the next plan is whole."""
+    ddp, state = wrapped(PLANNED | PLANS["topk"] | {"lead": lead, "_device_of": imitated})
+    steps_of(ddp, rank, range(10))
+    handle = next(ddp.module.parameters()).register_hook(lambda gradient: (_ for _ in ()).throw(KeyError("of the user's own")))
+    with pytest.raises(KeyError):
+        steps_of(ddp, rank, range(10, 11))
+    handle.remove()
+    ddp = DDP(ddp.module, bucket_cap_mb=0.01)
+    ddp.register_comm_hook(state, lgreco_hook)
+    saved = state.state_dict()
+    steps_of(ddp, rank, range(10, STEPS))
+    return state.plan, bool(saved) and stayed(state)
+
+
+@pytest.mark.parametrize("lead", [0, 2])
+def test_what_was_observed_outlives_a_step_that_is_given_up(lead: int) -> None:
+    for plan, stays in on_ranks(2, _abandoned, lead):
+        assert stays and plan["step"] >= 11
 
 
 class Small(Imitation):

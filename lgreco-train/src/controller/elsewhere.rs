@@ -66,7 +66,13 @@ impl Controller {
         if self.watches() { self.planner.window_step() } else { 0 }
     }
 
-    /// Between two steps: takes a layer's mean of the window so far, which was kept elsewhere, as
+    /// Whether gradients of the next decision are kept elsewhere, by a step that was [noted](Controller::note_observed) and has not been
+    /// forgotten since, so that whoever has them must keep them.
+    pub fn observes_elsewhere(&self) -> bool {
+        self.planner.window.is_elsewhere()
+    }
+
+    /// Unless buckets are exchanged: takes a layer's mean of the window so far, which was kept elsewhere, as
     /// [`Planner::set_observed`](super::Planner::set_observed) does.
     ///
     /// ```
@@ -86,9 +92,9 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`Error::StepOrder`] while a step is under way; else as [`Planner::set_observed`](super::Planner::set_observed).
+    /// As [`Planner::set_observed`](super::Planner::set_observed), where a step whose control requests are not done is not yet
+    /// under way.
     pub fn set_observed(&mut self, layer: usize, mean: &[f32]) -> Result<(), Error> {
-        self.control.expect_idle()?;
         self.planner.set_observed(layer, mean)
     }
 

@@ -380,7 +380,8 @@ impl Planner {
             groups: self.groups.clone(),
             step: due.max(self.step),
             norms: self.norms.clone(),
-            fell: self.fell,
+            // Without a lead it is this step's rate that counts, which may have been given before it was looked at.
+            fell: if self.config.schedule.lead == 0 { self.falls(self.rate) } else { self.fell },
             time: match self.config.objective {
                 Objective::Bits | Objective::MeasuredSeconds => TimeModel::new(0),
                 Objective::Seconds(_) => self.time.clone(),

@@ -21,8 +21,8 @@ impl Controller {
     ///
     /// With Accordion, a learning rate that falls at step `due` or later takes the place of the decision.
     ///
-    /// Where gradients were [observed elsewhere](Controller::note_observed), the task is there without a lead, too, and needs
-    /// [`run_with`](PlanTask::run_with); it is not run during a call.
+    /// Where gradients were [observed elsewhere](Controller::note_observed), the task is there without a lead, too, when the step of
+    /// the decision has begun, and needs [`run_with`](PlanTask::run_with); it is not run during a call.
     ///
     /// ```
     /// # use lgreco_train::{search::Method, testing::controller::{alone_with_lead, step_alone}};

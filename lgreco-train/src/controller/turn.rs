@@ -17,9 +17,7 @@ impl Planner {
     /// What the step begins with. Nothing has changed but for the highest learning rate where there is nothing to do.
     pub(super) fn next(&mut self, rate: f64) -> Result<Turn, Error> {
         self.rate = rate;
-        let (mut highest, accordion) = (self.highest, self.config.accordion());
-        let accordion = accordion.filter(|_| self.step >= self.config.schedule.warmup);
-        self.fell = accordion.is_some_and(|accordion| highest.falls(&accordion, rate));
+        self.fell = self.falls(rate);
         // A decision that was made before the fall does not know of it.
         let instead = self.fell && self.config.schedule.lead > 0;
         match (self.is_due() && !instead, &self.config.policy) {
@@ -30,6 +28,13 @@ impl Planner {
             (true, _) => Ok(Turn::Broadcast),
             (false, _) => Ok(self.undecided()?.map_or(Turn::Nothing, Turn::Known)),
         }
+    }
+
+    /// Whether this learning rate is a fall that Accordion looks at.
+    pub(super) fn falls(&self, rate: f64) -> bool {
+        let (mut highest, accordion) = (self.highest, self.config.accordion());
+        let accordion = accordion.filter(|_| self.step >= self.config.schedule.warmup);
+        accordion.is_some_and(|accordion| highest.falls(&accordion, rate))
     }
 
     /// A decision that is made without looking at gradients.

@@ -325,7 +325,7 @@ class Buckets:
     def abandon(self) -> None:
         """After a step that was given up: residuals are the controller's, as they were before it. An interrupt leaves what is to be done
         again."""
-        self.observed.forget()
+        self.observed.forget_unless_needed()
         try:
             for key, bucket in [] if self.is_behind else list(self._buckets.items()):
                 self.device.take_home(self._controller, bucket.bucket, self._controller.steps)

@@ -35,14 +35,17 @@ class Observed:
         self._begun: int | None = None
         """The step that the window has begun at."""
 
-    def forget_before(self, step: int) -> None:
-        """A plan has taken effect at this step: what it was made of is no longer needed."""
-        if self._begun is not None and self._begun < step:
+    def forget_unless_needed(self) -> None:
+        """Of a window that the controller no longer has, nothing is needed."""
+        if not self._controller.observes_elsewhere():
             self.forget()
 
     def observe(self, device: Device, layers: list[int], gradients: list[torch.Tensor]) -> list[int]:
         """Takes the gradients; gives the places of those that it has no room for, or has not had in the window's first step."""
         step = self._controller.window_step()
+        if step > 1 and self._window is None and self._begun is None:
+            self._begun = self._controller.steps
+            _LOG.info("gradients are copied to the host for the next plan, of which the host has the first ones")
         if step == 1 and self._begun != self._controller.steps:
             self._begin(device)
         if self._window is None:
@@ -51,9 +54,13 @@ class Observed:
             self._layers.update(layers)
         places = [place for place, layer in enumerate(layers) if layer in self._layers]
         own = [layers[place] for place in places]
-        with self._cuda.stream():
-            device.observe(self._window, own, [gradients[place].data_ptr() for place in places], step)
-        self._controller.note_observed(own)
+        try:
+            with self._cuda.stream():
+                device.observe(self._window, own, [gradients[place].data_ptr() for place in places], step)
+            self._controller.note_observed(own)
+        except (LgrecoError, RuntimeError) as error:
+            # Others wait for this rank's messages, and the window does without this step.
+            _LOG.warning("gradients are left out of the next plan, as the GPU cannot keep them: %s", error)
         return [place for place in range(len(layers)) if place not in places]
 
     def _begin(self, device: Device) -> None:
@@ -66,11 +73,15 @@ class Observed:
         except (LgrecoError, MemoryError, RuntimeError) as error:
             _LOG.warning("gradients are copied to the host for the next plan, as the GPU has no room for their mean: %s", error)
 
-    def planning(self, task: PlanTask) -> Callable[[], PlanResult]:
-        """The work of a task, for any thread."""
+    def planning(self, task: PlanTask) -> Callable[[], PlanResult] | None:
+        """The work of a task, for any thread; None where what it is about is lost, and is collected anew."""
         window, memory = self._window, self._memory
         if window is None or memory is None:
-            return task.run
+            if not self._controller.observes_elsewhere():
+                return task.run
+            _LOG.warning("gradients for a plan are collected anew, as the GPU no longer has them")
+            self._controller.forget_observed()
+            return None
         # All that was observed comes before it.
         with self._cuda.stream():
             handle = self._cuda.aside()

@@ -192,7 +192,8 @@ class Training(Reports, Checkpointed[Loaded]):
         if self._device is not None:
             self._device.tell_times()
             # What the last step took is known now.
-            self._plan_aside()
+            if self._leads:
+                self._plan_aside()
         rate = 1.0 if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
         try:
             self._controller.begin_step(rate)
@@ -200,6 +201,9 @@ class Training(Reports, Checkpointed[Loaded]):
         except LgrecoError as error:
             failure = error
             self._controller.begin_step(self._rate)
+        if self._device is not None and not self._leads:
+            # The rate that a plan may depend on is known now.
+            self._plan_aside()
         try:
             while (request := self._controller.control()) is not None:
                 complete(request, self._group)
@@ -315,7 +319,7 @@ class Training(Reports, Checkpointed[Loaded]):
             self._plan_aside()
         if report.switched:
             if self._device is not None:
-                self._device.observed.forget_before(report.step)
+                self._device.observed.forget_unless_needed()
             plan = self.plan
             if self._timed and plan is not None and self._group.rank() == 0:
                 _LOG.info("%s", plan["why"])
@@ -324,10 +328,14 @@ class Training(Reports, Checkpointed[Loaded]):
     def _plan_aside(self) -> None:
         """With ``lead`` steps to go, and on the rank that measures, plans on a thread while training goes on."""
         task = self._controller.take_plan_task() if self._planning is None else None
+        work = None
         if task is not None:
+            work = task.run if self._device is None else self._device.observed.planning(task)
+        del task
+        if work is not None:
             self._planner = self._planner or ThreadPoolExecutor(1, "lgreco-plan")
-            self._planning = self._planner.submit(task.run if self._device is None else self._device.observed.planning(task))
-            del task
+            self._planning = self._planner.submit(work)
+            del work
             if not self._leads:
                 # Gradients are on a GPU, and the plan is due now.
                 wait([self._planning])
@@ -340,7 +348,8 @@ class Training(Reports, Checkpointed[Loaded]):
                 self._controller.hand_in(planning.result())
                 return
             # A task that is dropped is done during the step of its decision, and what fails then all ranks hear of.
-            _LOG.warning("planning aside has failed, and is done again: %r", error)
+            # As text: who keeps what is logged would keep the task.
+            _LOG.warning("planning aside has failed, and is done again: %s", repr(error))
             del planning, error
             if self._device is not None:
                 self._device.bring_observed_home()
