@@ -3,7 +3,7 @@
 
 use crate::controller::{Controller, parsed};
 use crate::cores::detached;
-use crate::error::{LgrecoError, named, of_layer, raised};
+use crate::error::{LgrecoError, named, of_layer, refused_by_device as refused};
 use crate::request::Request;
 use crate::task::{PlanResult, PlanTask};
 use crate::window::Window;
@@ -67,14 +67,6 @@ impl Bucket {
         };
         let name = self.name(place);
         named(py, of_layer(name, &text), code, name)
-    }
-}
-
-pub(crate) fn refused(py: Python<'_>, error: lgreco_cuda::Error, names: &[String]) -> PyErr {
-    match error {
-        lgreco_cuda::Error::Train(error) => raised(py, error, names),
-        lgreco_cuda::Error::Core(error) => raised(py, error.into(), names),
-        error => named(py, error.to_string(), CoreError::Device { what: "" }.code(), None),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Errors as exceptions.
 
-use lgreco_train::Error;
+use lgreco_train::{CoreError, Error};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -24,6 +24,15 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
 pub(crate) fn raised(py: Python<'_>, error: Error, names: &[String]) -> PyErr {
     let layer = error.layer().and_then(|layer| names.get(layer)).map(String::as_str);
     named(py, of_layer(layer, &error.to_string()), error.code(), layer)
+}
+
+/// The exception for what a device has refused.
+pub(crate) fn refused_by_device(py: Python<'_>, error: lgreco_cuda::Error, names: &[String]) -> PyErr {
+    match error {
+        lgreco_cuda::Error::Train(error) => raised(py, error, names),
+        lgreco_cuda::Error::Core(error) => raised(py, error.into(), names),
+        error => named(py, error.to_string(), CoreError::Device { what: "" }.code(), None),
+    }
 }
 
 /// A text about a layer.

@@ -3,8 +3,7 @@
 
 use crate::controller::Controller;
 use crate::cores::{detached, on_cores};
-use crate::device::refused;
-use crate::error::LgrecoError;
+use crate::error::{LgrecoError, refused_by_device as refused};
 use crate::task::{PlanResult, PlanTask};
 use lgreco_cuda::{CudaBackend, DeviceJob, DeviceJobError, DeviceWindow};
 use lgreco_train::CoreError;

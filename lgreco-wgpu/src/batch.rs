@@ -8,6 +8,9 @@ use crate::gpu::{Gpu, PARAMETERS, PER_GROUP, SLOT};
 use crate::kernels::Kernel;
 use crate::memory::Scratch;
 use crate::packing::packs;
+pub(crate) use crate::part::Part;
+#[cfg(test)]
+pub(crate) use crate::part::Rehearsed;
 use crate::scopes::Scopes;
 use bytemuck::Pod;
 use std::num::NonZero;
@@ -22,20 +25,6 @@ pub(crate) struct Batch<'g> {
     /// Bytes that the commands not submitted yet read or write, about.
     given: u64,
     scopes: Scopes,
-}
-
-/// Part of a buffer, as a kernel sees it.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Part {
-    pub(crate) buffer: Buffer,
-    pub(crate) offset: u64,
-    pub(crate) size: u64,
-}
-
-impl From<&Buffer> for Part {
-    fn from(buffer: &Buffer) -> Self {
-        Part { buffer: buffer.clone(), offset: 0, size: buffer.size() }
-    }
 }
 
 /// What some workgroups of a kernel do, with parameters of their own: see `tasks.wgsl`.
@@ -56,14 +45,6 @@ impl<P> Task<P> {
     fn workgroups(&self) -> usize {
         self.groups.iter().product()
     }
-}
-
-/// What a rehearsal leaves out, for tests that look at it.
-#[cfg(test)]
-#[derive(Clone, Debug)]
-pub(crate) enum Rehearsed {
-    Dispatch { entry: &'static str, parameters: Vec<u8>, bindings: Vec<(u32, Part)>, groups: [usize; 3] },
-    Copy { from: Part, to: Part },
 }
 
 /// Words of a task in front of its parameters.

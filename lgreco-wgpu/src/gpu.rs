@@ -48,7 +48,7 @@ pub(crate) struct Gpu {
     /// Whether batches only take the memory and the kernels they would use.
     pub(crate) rehearsing: bool,
     #[cfg(test)]
-    pub(crate) rehearsed: Vec<crate::batch::Rehearsed>,
+    pub(crate) rehearsed: Vec<crate::part::Rehearsed>,
     #[cfg(test)]
     pub(crate) submissions: usize,
     #[cfg(test)]

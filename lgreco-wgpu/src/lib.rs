@@ -37,6 +37,7 @@
 //! | `backend`, `buffers`, `buffer_rows`, `norms` | [`WgpuBackend`]: the core's trait; the same calls on buffers of the device; rows and squared norms without a wait |
 //! | `rows`, `packing`, `codec` | batches of rows, and which layers are worked on together; payloads there and back |
 //! | `gpu`, `memory` | a device; its buffers, kept by name or by size |
+//! | `part` | parts of buffers, as kernels see them |
 //! | `batch` | dispatches, copies and reads submitted together, their errors caught; or only rehearsed |
 //! | `kernels`, `params` | WGSL modules put together from `shaders/`, compiled on first use; what a dispatch is told |
 //! | `tensor`, `rectangles`, `factor` | values, matrices and factors in pieces that fit a binding and a dispatch |
@@ -76,6 +77,7 @@ mod norms;
 mod orthonormal;
 mod packing;
 mod params;
+mod part;
 mod positions;
 mod powersgd;
 mod qsgd;

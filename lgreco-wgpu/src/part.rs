@@ -1,0 +1,25 @@
+//! Parts of buffers.
+
+use wgpu::Buffer;
+
+/// Part of a buffer, as a kernel sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Part {
+    pub(crate) buffer: Buffer,
+    pub(crate) offset: u64,
+    pub(crate) size: u64,
+}
+
+impl From<&Buffer> for Part {
+    fn from(buffer: &Buffer) -> Self {
+        Part { buffer: buffer.clone(), offset: 0, size: buffer.size() }
+    }
+}
+
+/// What a rehearsal leaves out, for tests that look at it.
+#[cfg(test)]
+#[derive(Clone, Debug)]
+pub(crate) enum Rehearsed {
+    Dispatch { entry: &'static str, parameters: Vec<u8>, bindings: Vec<(u32, Part)>, groups: [usize; 3] },
+    Copy { from: Part, to: Part },
+}
