@@ -58,9 +58,13 @@ fn expected(name: &str) -> &'static str {
         "ramp_up" => "a number and steps",
         "error_feedback" => "True or False",
         "random_seed" => "a whole number from 0 to 2^64 - 1",
+        "start_iter" => START,
         _ => "a whole number of at least 0",
     }
 }
+
+/// What `start_iter` may be.
+const START: &str = "a whole number of at least 2";
 
 /// An option's value; what is wrong with it is told in the user's words.
 pub(crate) fn option<'py, T: FromPyObjectOwned<'py>>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<T> {
@@ -188,8 +192,21 @@ impl<'py> Options<'_, 'py> {
         settings.collect::<PyResult<_>>().map(Some)
     }
 
+    /// Refuses what would choose settings, where they are given.
+    fn expect_left_out(&self, options: &[&str]) -> PyResult<()> {
+        for option in options {
+            if let Some(given) = self.get::<String>(option)? {
+                let text =
+                    format!("{option} is {given:?} beside settings, which are instead of it: give one of the two");
+                return Err(refused(text));
+            }
+        }
+        Ok(())
+    }
+
     fn policy(&self, tensors: &[Tensor], names: &[String]) -> PyResult<Policy> {
         if let Some(settings) = self.settings(tensors, names)? {
+            self.expect_left_out(&["method", "policy"])?;
             return Ok(Policy::Fixed(settings));
         }
         let accordion = self.get::<Levels>("accordion")?.map(Accordion::from);
@@ -241,7 +258,7 @@ impl<'py> Options<'_, 'py> {
         };
         let Schedule { warmup, period, lead, .. } = schedule;
         if warmup < 2 {
-            return Err(refused(format!("start_iter is {warmup}, expected at least 2 steps")));
+            return Err(refused(format!("start_iter is {warmup}, expected {START}")));
         }
         if lead >= warmup.min(period) && period > 0 {
             return Err(refused(format!("lead is {lead}, expected fewer steps than start_iter and period")));

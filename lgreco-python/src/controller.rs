@@ -1,6 +1,6 @@
 //! One rank's controller.
 
-use crate::arguments::{Options, layer_dtype, refused, refused_layer};
+use crate::arguments::{Options, dtype as named_dtype, layer_dtype, refused, refused_layer};
 use crate::bucket::Bucket;
 use crate::cores::{detached, on_cores};
 use crate::error::{LgrecoError, raised};
@@ -9,10 +9,10 @@ use crate::report::Report;
 use crate::request::Request;
 use crate::task::{PlanResult, PlanTask};
 use lgreco_train::Error;
-use lgreco_train::compress::Setting;
+use lgreco_train::compress::{Compressor, Setting};
 use lgreco_train::controller::{self, Budget, Config, Contents, Feedback, Metrics, NonFinite, Policy, Tensor};
 use lgreco_train::exchange::{Collective, CollectiveError};
-use lgreco_train::gradient::{Dtype, Values};
+use lgreco_train::gradient::{Dtype, Shape, Values};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -138,6 +138,14 @@ impl Controller {
 pub(crate) fn parsed(settings: &[String]) -> PyResult<Vec<Setting>> {
     let parsed = settings.iter().map(|text| text.parse::<Setting>()).collect::<Result<_, _>>();
     parsed.map_err(|error| LgrecoError::new_err(error.to_string()))
+}
+
+/// Bytes that a layer sends under a setting.
+#[pyfunction]
+pub(crate) fn payload_len(setting: &str, dims: Vec<usize>, dtype: &str) -> PyResult<usize> {
+    let setting: Setting = setting.parse().map_err(refused)?;
+    let shape = Shape::from_dims(&dims).map_err(refused)?;
+    setting.payload_len(shape, named_dtype(dtype)?).map_err(refused)
 }
 
 #[pymethods]

@@ -9,21 +9,35 @@ pyo3::create_exception!(
     LgrecoError,
     PyValueError,
     "Something that lgreco refuses. `code` is its permanent number, shared with the C API; `layer` the name of the layer \
-     at fault, or None."
+     at fault, or None. Of what another rank failed with, `peer` is that rank and `peer_code` the code there."
 );
 
-/// Adds the exception to the module. Whatever raises it, it has a code and a layer, if only None.
+/// Adds the exception to the module. Whatever raises it, it has all attributes, if only None.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let error = module.py().get_type::<LgrecoError>();
-    error.setattr("code", module.py().None())?;
-    error.setattr("layer", module.py().None())?;
+    for attribute in ["code", "layer", "peer", "peer_code"] {
+        error.setattr(attribute, module.py().None())?;
+    }
     module.add("LgrecoError", error)
 }
 
 /// The exception for an error, with the name of the layer that it is about.
 pub(crate) fn raised(py: Python<'_>, error: Error, names: &[String]) -> PyErr {
     let layer = error.layer().and_then(|layer| names.get(layer)).map(String::as_str);
-    named(py, of_layer(layer, &error.to_string()), error.code(), layer)
+    let raised = named(py, of_layer(layer, &error.to_string()), error.code(), layer);
+    match error {
+        Error::Peer { rank, code } => of_peer(py, raised, rank, code),
+        _ => raised,
+    }
+}
+
+/// The exception with the rank that has failed and its code.
+fn of_peer(py: Python<'_>, raised: PyErr, rank: u32, code: u32) -> PyErr {
+    let value = raised.value(py);
+    match value.setattr("peer", rank).and_then(|()| value.setattr("peer_code", code)) {
+        Ok(()) => raised,
+        Err(other) => other,
+    }
 }
 
 /// The exception for what a device has refused.

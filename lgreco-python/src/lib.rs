@@ -31,6 +31,7 @@ fn _lgreco(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::make_plan, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_file, module)?)?;
     module.add_function(wrap_pyfunction!(plan::check_plan, module)?)?;
+    module.add_function(wrap_pyfunction!(controller::payload_len, module)?)?;
     module.add_function(wrap_pyfunction!(run_command, module)?)?;
     module.add_function(wrap_pyfunction!(cores::after_fork, module)?)?;
     module.add_function(wrap_pyfunction!(error::peer_error, module)?)?;

@@ -106,7 +106,7 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: pathlib.Path) -> None:
     for content in (b"", b"PK", (tmp_path / "rank0.pt").read_bytes()[:-900]):
         (tmp_path / "rank1.pt").write_bytes(content)
         for said in on_ranks(2, _error, str(tmp_path)):
-            assert said.startswith(f"{tmp_path / 'rank1.pt'}: ")
+            assert said.startswith(f"{tmp_path / 'rank1.pt'}: the file is truncated, or no state at all")
     torch.save({"model": torch.zeros(1)}, tmp_path / "rank1.pt")
     for said in on_ranks(2, _error, str(tmp_path)):
         assert said == f"{tmp_path / 'rank1.pt'}: it is not what save() has written"

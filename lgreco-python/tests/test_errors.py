@@ -323,13 +323,16 @@ def _differing(rank: int) -> list[str]:
     found = [str(raised(lambda: LGreCoState(None, ddp, **OPTIONS | (options if rank == 1 else {})))) for options in told]
     unused = DDP(Linear(), find_unused_parameters=rank == 1)
     none: Any = None if rank == 1 else Linear()
+    settings = {"first": f"topk {7 + rank}"}
+    found.append(str(raised(lambda: LGreCoState(None, ddp, settings=settings))))
     return found + [str(raised(lambda: LGreCoState(None, unused, **OPTIONS))), str(raised(lambda: OuterStep(none)))]
 
 
 def test_options_that_differ_by_rank_are_named_on_all() -> None:
     elsewhere, here = on_ranks(2, _differing)
     named = ["start_iter", "period", "policy", "settings", "reduce_dtype", "%", "unknown method", "99", "fourth", "widths", "settings", "grad_scaler"]
-    named += ["hold_zeros is True on rank 1, False on rank 0", "find_unused_parameters is True on rank 1, False on rank 0"]
+    named += ["hold_zeros is True on rank 1, False on rank 0", "settings is [('first', 'topk 8')] on rank 1"]
+    named += ["find_unused_parameters is True on rank 1, False on rank 0"]
     named += ["model is a NoneType"]
     for name, there, own in zip(named, elsewhere, here, strict=True):
         assert name in own and name in there and "rank 1" in there

@@ -227,10 +227,10 @@ def test_torchs_scaler_skips_the_same_steps_on_all_ranks() -> None:
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
-def _not_finite(rank: int) -> tuple[str, str | None, dict[str, torch.Tensor]]:
+def _not_finite(rank: int) -> tuple[str, list[str | int | None], dict[str, torch.Tensor]]:
     ddp, state = make()
     sums: dict[str, torch.Tensor] = {}
-    told, layer = "", None
+    told, attributes = "", []
     for at in range(STEPS):
         given = gradients(rank, at)
         if at == 5 and rank == 1:
@@ -239,12 +239,13 @@ def _not_finite(rank: int) -> tuple[str, str | None, dict[str, torch.Tensor]]:
             add(sums, step(ddp, given))
         except LgrecoError as error:
             assert at == 5
-            told, layer = str(error), error.layer
-    return told, layer, sums
+            told, attributes = str(error), [error.code, error.layer, error.peer, error.peer_code]
+    return told, attributes, sums
 
 
 def test_what_goes_wrong_on_one_rank_is_an_error_on_all() -> None:
-    (elsewhere, _, first), (here, layer, second) = on_ranks(WORLD, _not_finite)
+    (elsewhere, there, first), (here, own, second) = on_ranks(WORLD, _not_finite)
     assert "rank 1 failed with error code 101" in elsewhere and "make the state with grad_scaler=" in elsewhere
-    assert here.startswith("second: ") and "NaN" in here and layer == "second"
+    assert here.startswith("second: ") and "NaN" in here
+    assert own == [101, "second", None, None] and there == [81, None, 1, 101]
     assert all(torch.equal(first[name], second[name]) for name in SHAPES)

@@ -20,8 +20,7 @@ OPTIONS: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "p
 CPU = torch.device("cpu")
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"start_iter": 0}, "start_iter is 0, expected at least 2"),
-    ({"start_iter": 2.5}, "start_iter is 2.5, expected a whole number"),
+    *[({"start_iter": start}, f"start_iter is {start}, expected a whole number of at least 2") for start in (-1, 0, 1, 2.5)],
     ({"lead": 500}, "lead is 500, expected fewer steps than start_iter and period"),
     ({"random_seed": -1}, "random_seed is -1, expected a whole number"),
     ({"seed": 3}, "no option is called \"seed\"; .*random_seed.*grad_scaler"),
@@ -39,6 +38,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"settings": ["first"]}, r"settings is \['first'\], expected a setting per name"),
     ({"grad_scaler": True}, "grad_scaler is True, expected a torch.amp.GradScaler"),
     ({"optimizer": 3}, "optimizer is 3, expected a torch.optim.Optimizer"),
+    ({"settings": {"first": "qsgd 4"}}, "method is \"topk\" beside settings, which are instead of it"),
+    ({"settings": {}, "method": None, "default": None, "policy": "uniform"}, "policy is \"uniform\" beside settings"),
+    ({"settings": {"first": "qsgd 4"}, "method": None, "default": None, "policy": "uncompressed"}, "policy is \"uncompressed\" beside settings"),
     ({"settings": {"first": 5}}, "^first: the setting is 5"),
     ({"settings": {"first": "topk"}}, "^first: setting: found"),
     ({"settings": {"first": "topk 999999999"}}, "^first: .*999999999"),
@@ -68,7 +70,8 @@ def test_options_are_named_with_what_is_expected() -> None:
 
 
 def test_errors_have_a_layer_and_a_code_whoever_raises_them() -> None:
-    assert LgrecoError("x").layer is None and LgrecoError("x").code is None
+    error = LgrecoError("x")
+    assert [error.code, error.layer, error.peer, error.peer_code] == [None] * 4
 
 
 OUTER: list[tuple[dict[str, Any], str]] = [
@@ -79,7 +82,8 @@ OUTER: list[tuple[dict[str, Any], str]] = [
     ({"fragments": 0}, "fragments is 0, expected 1 to 4"),
     ({"delay": 30}, "delay is 30, expected 0 to 29"),
     ({"settings": ["first"]}, "settings is "),
-    ({"start_iter": 0}, "start_iter is 0, expected at least 2"),
+    ({"start_iter": 0}, "start_iter is 0, expected a whole number of at least 2"),
+    ({"settings": {"first": "qsgd 4"}, "method": "topk"}, "method is \"topk\" beside settings"),
 ]
 
 
@@ -96,6 +100,11 @@ def _outer(rank: int) -> list[str]:
         lambda: state.load_state_dict(module.state_dict()),
         lambda: LGreCoFSDP1State(module),  # type: ignore[arg-type]
         lambda: LGreCoState(None, Linear(torch.float64)),
+        lambda: LGreCoState(None, Linear().to("meta")),
+        lambda: LGreCoState("gloo", module),  # type: ignore[arg-type]
+        lambda: LGreCoState("gloo", DDP(module)),  # type: ignore[arg-type]
+        lambda: OuterStep(module, process_group="gloo"),  # type: ignore[arg-type]
+        lambda: OuterStep(DDP(module)),
     ]
     return [told for told, _, _ in _messages(rank, attempts)]
 
@@ -105,7 +114,9 @@ def test_outer_steps_and_states_refuse_in_words() -> None:
     expected = [words for _, words in OUTER]
     expected += ["no trainable parameters", "no layer is called 'nope'", "no layer is called 'nope'"]
     expected += ["state_dict() has returned", "state_dict() has returned", "Linear is not in FullyShardedDataParallel"]
-    expected += ["first: the parameter is torch.float64"]
+    expected += ["first: the parameter is torch.float64", "first: the parameter is on the meta device"]
+    expected += ["process_group is 'gloo', expected a process group"] * 3
+    expected += ["model is a DistributedDataParallel, which averages gradients in every step"]
     for words, told in zip(expected, found, strict=True):
         assert words in told, told
 

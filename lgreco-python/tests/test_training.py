@@ -2,7 +2,9 @@
 
 import copy
 import io
+import logging
 import pathlib
+import re
 import time
 from typing import Any
 
@@ -238,7 +240,7 @@ def test_compiling_in_a_way_that_has_no_buckets_is_told() -> None:
 
 def _given(rank: int) -> tuple[dict[str, str], list[str]]:
     settings = {"first": "topk 7", "second": "qsgd 3", "third": "powersgd 2"}
-    ddp, state = make(settings=settings)
+    ddp, state = make(method=None, default=None, settings=settings)
     train(ddp, rank, range(4))
     errors = []
     wrong: list[dict[str, Any]] = [
@@ -250,6 +252,24 @@ def _given(rank: int) -> tuple[dict[str, str], list[str]]:
             make(**options)
         errors.append(str(raised.value))
     return state.settings, errors
+
+
+def _larger(rank: int) -> list[str]:
+    lines: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    logging.getLogger("lgreco").addHandler(Kept())
+    make(method=None, default=None, settings={"first": "topk 7", "second": "powersgd 5000", "bias": "dense"})
+    return lines
+
+
+def test_settings_that_send_more_than_no_compression_are_logged_once() -> None:
+    first, second = on_ranks(2, _larger)
+    assert second == [] and len(first) == 1
+    assert re.fullmatch(r"second: 'powersgd 5000' sends \d+ bytes, more than the \d+ of the layer uncompressed", first[0])
 
 
 def test_settings_may_be_given_and_are_checked() -> None:
@@ -385,7 +405,7 @@ def _replanned(rank: int) -> tuple[list[int], list[int | None], str]:
         state.replan()
     with pytest.raises(LgrecoError) as raised:
         train(ddp, rank, range(12, 13))
-    _, fixed = make(settings={"second": "topk 9"})
+    _, fixed = make(method=None, default=None, settings={"second": "topk 9"})
     due.append(fixed.replan())
     return steps, due, str(raised.value)
 

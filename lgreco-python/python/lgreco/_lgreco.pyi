@@ -18,6 +18,7 @@ __all__ = [
     "after_fork",
     "check_plan",
     "make_plan",
+    "payload_len",
     "peer_error",
     "plan_file",
     "run_command",
@@ -32,6 +33,10 @@ class LgrecoError(ValueError):
     """The permanent number of the kind of error, shared with the C API. Errors in arguments have none."""
     layer: str | None
     """The name of the layer at fault."""
+    peer: int | None
+    """The rank that failed, in an error of other ranks than that."""
+    peer_code: int | None
+    """The code of the error on the rank that failed: ``peer_code or code`` is the same on all ranks."""
 
 def make_plan(
     layers: list[tuple[str, list[int], str, int]],
@@ -59,6 +64,9 @@ def plan_file(
 
 def check_plan(json: str) -> str:
     """The same plan file, once it has been checked."""
+
+def payload_len(setting: str, dims: list[int], dtype: str) -> int:
+    """Bytes that a layer sends under a setting."""
 
 def run_command(arguments: list[str]) -> int:
     """The lgreco command with these arguments, the program's name first; gives its exit code."""

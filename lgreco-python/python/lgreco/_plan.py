@@ -75,9 +75,11 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Plan":
-        """Reads a plan file; LgrecoError names the file and what is wrong."""
+        """Reads a plan file; LgrecoError names the file and what is wrong, also where there is none."""
         try:
             return cls(pathlib.Path(path).read_bytes().decode())
+        except OSError as error:
+            raise LgrecoError(f"{os.fspath(path)}: {error.strerror}") from error
         except ValueError as error:
             raise LgrecoError(f"{os.fspath(path)}: {error}") from error
 

@@ -23,7 +23,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "qsgd in bfloat16": PLANNED | {"method": "qsgd"},
     "topk in bfloat16": PLANNED | {"method": "topk", "default": 0.1},
     "few bits": {"start_iter": 2, "settings": {"0.0.weight": "topk 90 bits 3", "1.0.weight": "qsgd 4"}},
-    "uncompressed": {"policy": "fixed", "settings": {}},
+    "uncompressed": {"settings": {}},
 }
 
 Run = tuple[list[torch.Tensor], torch.Tensor, dict[str, str], int, bool]

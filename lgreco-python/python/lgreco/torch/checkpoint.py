@@ -4,6 +4,7 @@ import ctypes
 import os
 import pathlib
 import re
+import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -108,9 +109,13 @@ def _together(file: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
     try:
-        file = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with path.open("rb") as opened:
+            has_end = zipfile.is_zipfile(opened)  # Its directory is at its end.
+        file = torch.load(path, map_location="cpu", weights_only=True, mmap=True) if has_end else None
     except Exception as error:  # Of pickle, zipfile or the system, as the damage may be.
         raise LgrecoError(f"{path}: {error}") from error
+    if not has_end:
+        raise LgrecoError(f"{path}: the file is truncated, or no state at all: its end is not that of what save() writes")
     if not isinstance(file, dict) or file.keys() != {"ranks", "step", "state"}:
         raise LgrecoError(f"{path}: it is not what save() has written")
     return file

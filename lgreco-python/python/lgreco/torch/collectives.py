@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from lgreco._lgreco import LgrecoError, Request
+from lgreco.torch.options import expect
 
 
 class ExchangeError(RuntimeError):
@@ -142,12 +143,19 @@ def gather(parts: torch.Tensor, group: dist.ProcessGroup) -> Started:
     return _All([dist.all_gather_into_tensor(parts, own, group=group, async_op=True)])
 
 
+def expect_group(group: object) -> None:
+    """Refuses what is no process group, nor None for the default one."""
+    expected = "a process group of torch.distributed that this process is in, or None"
+    expect(group is None or isinstance(group, dist.ProcessGroup), "process_group", group, expected)
+
+
 def own_group(group: dist.ProcessGroup | None, backend: str = "gloo") -> dist.ProcessGroup:
     """A group of the same ranks for lgreco's collectives alone, so that no order with others' matters.
 
     It waits as long as the group does. For what is compressed in the host's memory it is Gloo's, whatever the group's.
-    Raises LgrecoError where there is no process group.
+    Raises LgrecoError where there is no process group, or ``group`` is none.
     """
+    expect_group(group)
     of = group if group is not None else dist.group.WORLD
     if of is None:
         raise LgrecoError("there is no process group: call torch.distributed.init_process_group first")

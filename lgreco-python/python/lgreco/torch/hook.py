@@ -13,7 +13,7 @@ def lgreco_hook(state: LGreCoState, bucket: GradBucket) -> torch.futures.Future[
     backward pass does; the rest follows at the end of it.
 
     >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
-    >>> state = LGreCoState(None, model, method="topk", settings={"weight": "topk 41"}, start_iter=2)
+    >>> state = LGreCoState(None, model, settings={"weight": "topk 41"}, start_iter=2)
     >>> model.register_comm_hook(state, lgreco_hook)
     >>> for _ in range(4):
     ...     model.zero_grad()

@@ -18,11 +18,11 @@ class Scaler(Protocol):
 class Options(TypedDict, total=False):
     """``LGreCoState`` says what they mean, and what they are where they are left out."""
 
-    method: str
+    method: str | None
     default: float | None
     budget: str | int
     objective: str
-    policy: str
+    policy: str | None
     settings: Mapping[str, str] | None
     start_iter: int
     period: int

@@ -13,7 +13,7 @@ from lgreco.torch.agreement import agree
 from lgreco.torch.checkpoint import Checkpointed, Loaded
 from lgreco.torch.collectives import ExchangeError, own_group
 from lgreco.torch.layers import Layer, no_module
-from lgreco.torch.names import plain_name
+from lgreco.torch.names import plain_name, uncompiled
 from lgreco.torch.options import Options
 from lgreco.torch.reports import Reports
 from lgreco.torch.training import Training
@@ -93,7 +93,7 @@ class OuterStep(Reports, Checkpointed[None]):
         process_group: dist.ProcessGroup | None = None,
         **options: "Unpack[Options]",
     ) -> None:
-        failure: Exception | None = no_module(model)
+        failure: Exception | None = no_module(model) or _averaged(model)
         named = [(plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad] if failure is None else []
         told: Options = {"start_iter": 2, "period": 100, "window": 1, **options}
         if failure is not None:
@@ -414,6 +414,14 @@ class _Fragment(Training):
         for place, values in zip(places, saved):
             place.copy_(values)
         return loaded
+
+
+def _averaged(model: torch.nn.Module) -> LgrecoError | None:
+    """What to raise for a model whose processes do not train apart."""
+    if not isinstance(uncompiled(model), torch.nn.parallel.DistributedDataParallel):
+        return None
+    way_out = "give OuterStep the module within, which processes train apart, or workers of several processes each"
+    return LgrecoError(f"model is a DistributedDataParallel, which averages gradients in every step: {way_out}")
 
 
 def _options_of(

@@ -20,7 +20,7 @@ def register(module: torch.nn.Module, **options: Any) -> LGreCoState | LGreCoSha
     Options are those of the state that it returns. Raises LgrecoError for other modules.
 
     >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
-    >>> state = register(model, method="qsgd", settings={"weight": "qsgd 4"}, start_iter=2)
+    >>> state = register(model, settings={"weight": "qsgd 4"}, start_iter=2)
     >>> for _ in range(4):
     ...     model(torch.ones(1, 64)).sum().backward()
     >>> state.settings

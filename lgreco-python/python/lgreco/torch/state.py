@@ -9,6 +9,7 @@ import torch.distributed as dist
 from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.bucket import GradBucket
+from lgreco.torch.collectives import expect_group
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
 from lgreco.torch.layers import Layer, no_module
 from lgreco.torch.names import plain_name, uncompiled
@@ -45,7 +46,7 @@ class LGreCoState(Training):
         The module, wrapped in DDP or not, compiled or not. Its trainable parameters, float32, float16 or bfloat16, are the layers.
     method
         ``"qsgd"`` (bits, default 4), ``"topk"`` (density, default 0.01), ``"powersgd"`` (rank, default 4), or
-        ``"hybrid"``: any of them per layer.
+        ``"hybrid"``: any of them per layer. Left out, it is ``"hybrid"``.
     default
         The method's parameter in the uniform setting that plans are held to, and around which they search. Layers of fewer than
         1024 elements (``min_elements``), and vectors of any length, biases and norms, stay uncompressed.
@@ -58,12 +59,12 @@ class LGreCoState(Training):
         with ``budget="error"``, as exact as possible in the uniform setting's seconds with ``"size"``. A network that changes is
         followed at the next plan or the one after. Rank 0 logs a line per plan, by ``logging.getLogger("lgreco")``.
     policy
-        ``"lgreco"`` plans after ``start_iter`` steps and then every ``period`` steps; ``"uniform"`` uses the default
+        ``"lgreco"``, unless told otherwise, plans after ``start_iter`` steps and then every ``period`` steps; ``"uniform"`` uses the default
         everywhere; ``"kmeans"`` clusters layers as CGX does; ``"accordion"`` has two levels, by how gradients' norms change, and
         ``"legacy"`` levels by the size of a layer and the phase of training; ``"uncompressed"`` is plain DDP.
     settings
-        Instead of a policy: a fixed setting per layer, by name, as text (``"topk 786"``, ``"qsgd 4"``, ``"dense"``);
-        layers that are left out stay uncompressed.
+        Instead of ``method`` and ``policy``: a fixed setting per layer, by name, as text (``"topk 786"``, ``"qsgd 4"``, ``"dense"``);
+        layers that are left out stay uncompressed. A setting that sends more than the layer uncompressed is logged as a warning.
     start_iter, period, window
         Steps without compression at first, at least 2; steps between plans; steps whose gradients a plan looks at.
     error_feedback, residual_dtype
@@ -108,11 +109,11 @@ class LGreCoState(Training):
         process_group: dist.ProcessGroup | None,
         model: torch.nn.Module,
         *,
-        method: str = "hybrid",
+        method: str | None = None,
         default: float | None = None,
         budget: str | int = "size",
         objective: str = "bits",
-        policy: str = "lgreco",
+        policy: str | None = None,
         settings: Mapping[str, str] | None = None,
         start_iter: int = 100,
         period: int = 1000,
@@ -155,8 +156,10 @@ class LGreCoState(Training):
             random_seed=random_seed,
             on_plan=on_plan,
         )
-        self._uncompressed = policy == "uncompressed" and settings is None and reduce_dtype is None
-        refused = None if self._uncompressed else _sparse(_module(model), {p for _, p in parameters})
+        self._uncompressed = policy == "uncompressed" and reduce_dtype is None
+        refused = _without_values(parameters)
+        if refused is None and not self._uncompressed:
+            refused = _sparse(_module(model), {p for _, p in parameters})
         finds_unused = bool(getattr(model, "find_unused_parameters", False))
         self._hold_zeros = finds_unused if hold_zeros is None else bool(hold_zeros)
         cuda = None if self._uncompressed else _device_of(p for _, p in parameters)
@@ -212,6 +215,14 @@ class LGreCoState(Training):
 _SPARSE = "the gradient is sparse, which lgreco does not compress: leave sparse=True out, or all to DDP by policy=\"uncompressed\""
 
 
+def _without_values(parameters: list[tuple[str, torch.nn.Parameter]]) -> LgrecoError | None:
+    """What to raise for parameters that have other ones in their place when they get values."""
+    for name, p in parameters:
+        if p.is_meta:
+            return of_layer(name, "the parameter is on the meta device, without values: make the state after to_empty() and initialisation")
+    return None
+
+
 def _sparse(module: torch.nn.Module, exchanged: set[torch.Tensor]) -> LgrecoError | None:
     """What to raise before training rather than in it, where DDP does not go on after an error."""
     for name, part in module.named_modules():
@@ -222,6 +233,7 @@ def _sparse(module: torch.nn.Module, exchanged: set[torch.Tensor]) -> LgrecoErro
 
 def _group_of(model: torch.nn.Module, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
     """The group that DDP averages over; None for the default group."""
+    expect_group(group)
     if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
         return group
     its: dist.ProcessGroup | None = None if model.process_group is dist.group.WORLD else model.process_group

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from lgreco._errors import of_layer
-from lgreco._lgreco import Bucket, Controller, LgrecoError, PlanResult, Report
+from lgreco._lgreco import Bucket, Controller, LgrecoError, PlanResult, Report, payload_len
 from lgreco.torch.agreement import agree
 from lgreco.torch.checkpoint import Checkpointed, Loaded, to_bytes, to_tensor
 from lgreco.torch.collectives import ExchangeError, complete, own_group
@@ -111,6 +111,8 @@ class Training(Reports, Checkpointed[Loaded]):
         except Exception as error:
             failure = error
         agree(self._group, together, [layer.described() for layer in layers], failure)
+        if settings is not None and self._group.rank() == 0:
+            _warn_of_larger(layers, settings)
         every: int = options.get("metrics_every") or 0
         scaled = self._scale is not None
         self._device = None if cuda is None else Buckets(cuda, self._controller, group, self._group, scaled, self._timed, every)
@@ -378,7 +380,7 @@ class Training(Reports, Checkpointed[Loaded]):
         if self._scale is not None or self._advice is None or _TOLD_NOT_FINITE not in f"error code {failed.code}; {failed}":
             return failed
         advised = LgrecoError(f"{failed}; {self._advice}")
-        advised.code, advised.layer = failed.code, failed.layer
+        advised.code, advised.layer, advised.peer, advised.peer_code = failed.code, failed.layer, failed.peer, failed.peer_code
         return advised.with_traceback(failed.__traceback__)
 
     def replan(self) -> int | None:
@@ -495,6 +497,16 @@ class Training(Reports, Checkpointed[Loaded]):
             steps = (loaded.step, loaded.oldest_residual)
             _LOG.warning("the run continues at step %d with a residual of step %d: what was not sent between them is lost", *steps)
         return loaded
+
+
+def _warn_of_larger(layers: Sequence[Layer], settings: Mapping[str, str]) -> None:
+    """Logs settings that send more than no compression."""
+    for layer in layers:
+        if (setting := settings.get(layer.name)) is None:
+            continue
+        sent, uncompressed = (payload_len(text, layer.shape, layer.dtype_name()) for text in (setting, "dense"))
+        if sent > uncompressed:
+            _LOG.warning("%s: %r sends %d bytes, more than the %d of the layer uncompressed", layer.name, setting, sent, uncompressed)
 
 
 def _queue(callback: Callable[[], None]) -> bool:
