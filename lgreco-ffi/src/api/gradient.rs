@@ -63,6 +63,8 @@ pub(crate) struct Tensor<'a> {
 }
 
 impl lgreco_layer {
+    /// Failures name the layer, once its name is read.
+    ///
     /// # Safety
     /// README.md, pointers; `'a` is within the call.
     pub(crate) unsafe fn tensor<'a>(&self) -> Result<Tensor<'a>, Failure> {
@@ -71,16 +73,23 @@ impl lgreco_layer {
         }
         // SAFETY: passed on.
         let (name, dims) =
-            unsafe { (text(self.name, "name of a layer")?, slice(self.dims, self.dims_len, "dims of a layer")?) };
-        Ok(Tensor { name, dims, shape: Shape::from_dims(dims)?, dtype: dtype(self.dtype)? })
+            unsafe { (text(self.name, "name of a layer")?, slice(self.dims, self.dims_len, "dims of a layer")) };
+        let described = || {
+            let dims = dims?;
+            Ok(Tensor { name, dims, shape: Shape::from_dims(dims)?, dtype: dtype(self.dtype)? })
+        };
+        described().map_err(|failure: Failure| failure.of_layer(name))
     }
 
+    /// Failures name the layer.
+    ///
     /// # Safety
     /// As for `tensor`.
     pub(crate) unsafe fn gradient<'a>(&self, tensor: Tensor<'a>) -> Result<Gradient<'a>, Failure> {
         // SAFETY: passed on.
-        let values = unsafe { values(self.values, tensor.dtype, tensor.shape.elements()) }?;
-        Ok(Gradient::new(values, tensor.shape)?)
+        let values = unsafe { values(self.values, tensor.dtype, tensor.shape.elements()) };
+        let gradient = values.and_then(|values| Ok(Gradient::new(values, tensor.shape)?));
+        gradient.map_err(|failure| failure.of_layer(tensor.name))
     }
 
     /// Where the gradient lies in a device's memory.

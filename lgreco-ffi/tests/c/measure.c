@@ -223,6 +223,17 @@ static void tables(lgreco_context *context, float *values) {
     STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_table_measure(context, model, 3, &search, &table, NULL));
     model[2].name = "fc1";
     STATUS(LGRECO_DUPLICATE_NAME, lgreco_table_measure(context, model, 3, NULL, &table, NULL));
+    model[2].name = "fc3";
+    model[2].dtype = 99;
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_table_measure(context, model, 3, NULL, &table, NULL));
+    TEXT("layer `fc3`: dtype is 99", lgreco_context_message(context));
+    model[2].dtype = LGRECO_DTYPE_F32;
+    model[2].values = NULL;
+    STATUS(LGRECO_NULL_POINTER, lgreco_table_measure(context, model, 3, NULL, &table, NULL));
+    TEXT("layer `fc3`: values is NULL", lgreco_context_message(context));
+    model[2].dims = NULL;
+    STATUS(LGRECO_NULL_POINTER, lgreco_table_measure(context, model, 3, NULL, &table, NULL));
+    TEXT("layer `fc3`: dims of a layer is NULL", lgreco_context_message(context));
     STATUS(LGRECO_EMPTY_TABLE, lgreco_table_measure(context, NULL, 0, NULL, &table, NULL));
 }
 
