@@ -3,6 +3,7 @@
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use lgreco_core::search::{Method, Metric, Width};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 /// Chooses, layer by layer, how hard to compress each gradient, and proves the choice optimal.
@@ -24,7 +25,7 @@ Examples:
   lgreco solve table.json --budget 12.5 --json -
   lgreco compare grads.safetensors
 
-Exit codes: 0 done; 1 no result (no plan is within the budget or the size, memory ran out, or a file could not be written); 2 bad usage or bad input.";
+Exit codes: 0 done; 1 no result (no plan is within the budget or the size, memory ran out, the backend's driver or device is missing or fails, or a file could not be written); 2 bad usage or bad input (a backend that is not part of this build, too).";
 
 /// The commands.
 #[derive(Debug, Subcommand)]
@@ -307,9 +308,15 @@ fn count(text: &str) -> Result<usize, String> {
 
 /// A file to draw into.
 fn plot() -> impl TypedValueParser<Value = PathBuf> {
-    PathBufValueParser::new().try_map(|path| match path == Path::new("-") {
-        true => Err("a picture is not drawn to standard output: name a file"),
-        false => Ok(path),
+    PathBufValueParser::new().try_map(|path| {
+        let ending = path.extension().unwrap_or(OsStr::new("svg"));
+        if path == Path::new("-") {
+            Err("a picture is not drawn to standard output: name a file")
+        } else if !ending.eq_ignore_ascii_case("svg") {
+            Err("pictures are drawn as SVG alone: name a file that ends in .svg")
+        } else {
+            Ok(path)
+        }
     })
 }
 
@@ -351,7 +358,7 @@ fn size(text: &str) -> Result<SizeArg, String> {
 #[cfg(not(all(feature = "cuda", feature = "wgpu")))]
 pub fn not_in_build(backend: &str) -> String {
     let command = format!("cargo run --release --features {backend} -- devices");
-    format!("not part of this build: `--features {backend}` adds it, as in `{command}`")
+    format!("not part of this build: in lgreco's sources, `{command}` makes one that has it")
 }
 
 fn backend(text: &str) -> Result<BackendArg, String> {

@@ -2,7 +2,7 @@
 
 use crate::failure::printable;
 use crate::plot::Point;
-use crate::units::{bits, bits_both, exact_bits, grouped, ratio, seconds, shape, significant};
+use crate::units::{bits, bits_both, counted, exact_bits, grouped, ratio, seconds, shape, significant};
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 use lgreco_core::plan::budget::Budget;
 use lgreco_core::plan::{Limit, Plan, Proof, Summary};
@@ -144,10 +144,10 @@ pub fn plan(table: &NamedTable, solved: &Solved, facts: Option<&Facts>, times: &
     if let (Some(LeftAlone { layers, elements, size }), Some(whole)) = (facts.map(|f| f.left_alone), uncompressed)
         && layers > 0
     {
-        let (elements, all) = (grouped(elements), ratio(whole + size, summary.size + size));
+        let (them, all) = (if layers == 1 { "it" } else { "them" }, ratio(whole + size, summary.size + size));
         lines.push((
             "uncompressed",
-            format!("{layers} tensors, {elements} elements, {}; with them the model is {all} smaller", bits(size)),
+            format!("{}; with {them} the model is {all} smaller", left_alone(layers, elements, size)),
         ));
     }
     lines.extend(device_memory(facts));
@@ -179,12 +179,25 @@ pub fn measured(table: &NamedTable, facts: &Facts, times: &[(&str, f64)]) -> Str
     }
     let LeftAlone { layers, elements, size } = facts.left_alone;
     let mut lines = vec![
-        ("table", format!("{} layers, {} options, metric {}", table.layers(), view.choices().len(), table.metric())),
-        ("uncompressed", format!("{layers} tensors, {} elements, {}", grouped(elements), bits(size))),
+        (
+            "table",
+            format!(
+                "{}, {}, metric {}",
+                counted(table.layers() as u64, "layer"),
+                counted(view.choices().len() as u64, "option"),
+                table.metric()
+            ),
+        ),
+        ("uncompressed", left_alone(layers, elements, size)),
     ];
     lines.extend(device_memory(Some(facts)));
     lines.push(("time", times_taken(times)));
     format!("{}\n{}", rows.render(), aligned(&lines))
+}
+
+/// The tensors that stay uncompressed.
+fn left_alone(layers: usize, elements: u64, size: u64) -> String {
+    format!("{}, {}, {}", counted(layers as u64, "tensor"), counted(elements, "element"), bits(size))
 }
 
 /// The label of the default option, if it is the same in every layer.
@@ -347,7 +360,7 @@ pub fn compared(comparisons: &[Comparison]) -> String {
             let dash = || "-".to_owned();
             let told = match smallest {
                 Limit::Error(error) => format!("infeasible (smallest error {error})"),
-                Limit::Size(size) => format!("infeasible (smallest size {size} bits)"),
+                Limit::Size(size) => format!("infeasible (smallest size {})", exact_bits(size)),
             };
             let (method, limit) = (comparison.method.into(), limit.into());
             rows.add([method, limit, told, dash(), dash(), dash(), dash(), dash(), dash(), String::new()]);

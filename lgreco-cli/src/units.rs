@@ -15,7 +15,12 @@ pub fn bits(bits: u64) -> String {
 
 /// All digits: `1,070,112 bits`.
 pub fn exact_bits(bits: u64) -> String {
-    format!("{} {}", grouped(bits), if bits == 1 { "bit" } else { "bits" })
+    counted(bits, "bit")
+}
+
+/// How many of what: `1 tensor`, `3,936 elements`.
+pub fn counted(number: u64, what: &str) -> String {
+    format!("{} {what}{}", grouped(number), if number == 1 { "" } else { "s" })
 }
 
 /// All digits, and with a prefix where that is shorter: `1,070,112 bits (1.07 Mbit)`.
@@ -94,6 +99,7 @@ mod tests {
             ["0 bits", "1 bit", "999 bits", "1.00 kbit", "999 kbit", "1.00 Mbit", "18.4 Ebit"]
         );
         assert_eq!([1, 100, 1_070_112].map(bits_both), ["1 bit", "100 bits", "1,070,112 bits (1.07 Mbit)"]);
+        assert_eq!([0, 1, 3_936].map(|n| counted(n, "tensor")), ["0 tensors", "1 tensor", "3,936 tensors"]);
         assert_eq!([0, 999, 1_000, 1_070_112].map(grouped), ["0", "999", "1,000", "1,070,112"]);
         assert_eq!([2e-7, 4.5e-4, 0.0123, 2.0].map(seconds), ["0.200 µs", "450 µs", "12.3 ms", "2.00 s"]);
         assert_eq!((ratio(32, 4), ratio(1, 0)), ("8.00×".into(), "-".into()));

@@ -39,6 +39,18 @@ fn every_method_plans_and_its_plan_passes_the_verifier() {
     }
 }
 
+#[test]
+fn one_of_anything_is_no_plural() {
+    let tensors = [("a", "F32", &[64, 64][..], f32_bytes(4096, 1)), ("b", "F32", &[1], f32_bytes(1, 1))];
+    let (folder, _) = file("g.safetensors", &safetensors(&tensors));
+    let report = stdout_in(folder.path(), &["plan", "g.safetensors"]);
+    assert!(report.contains("1 tensor, 1 element, 32 bits; with it the model is"), "{report}");
+    let table = stdout_in(folder.path(), &["measure", "g.safetensors"]);
+    assert!(table.contains("1 layer, 7 options") && table.contains("1 tensor, 1 element, 32 bits"), "{table}");
+    let (_, line) = failure_in(folder.path(), &["plan", "g.safetensors", "--size", "1"]);
+    assert!(line.contains("the size limit is 1 bit, "), "{line}");
+}
+
 /// The sample's layers, in another order, get what the command has chosen, of the size that it has counted.
 #[test]
 fn plans_have_settings_for_the_model() {
@@ -308,7 +320,9 @@ fn devices_lists_what_is_missing_too() {
     assert!(line("cpu").contains(" available: "));
     for (name, built_in) in [("wgpu", cfg!(feature = "wgpu")), ("cuda", cfg!(feature = "cuda"))] {
         assert!(line(name).contains("available: "), "{devices}");
-        assert_eq!(line(name).contains(&format!("`--features {name}` adds it")), !built_in, "{devices}");
+        let told =
+            format!("in lgreco's sources, `cargo run --release --features {name} -- devices` makes one that has it");
+        assert_eq!(line(name).contains(&told), !built_in, "{devices}");
     }
 }
 

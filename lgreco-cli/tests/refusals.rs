@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Tensor, f32_bytes, failure_in, file, lgreco, safetensors};
+use common::{Tensor, f32_bytes, failure_in, file, lgreco, safetensors, stdout_in};
 
 fn weight(name: &str) -> Tensor<'_> {
     (name, "F32", &[64, 64], f32_bytes(4096, 3))
@@ -93,6 +93,9 @@ fn tables_that_are_wrong() {
         }
     }
     let folder = tempfile::tempdir().unwrap();
+    stdout_in(folder.path(), &["plan", "--json", "plan.json"]);
+    let (code, line) = failure_in(folder.path(), &["solve", "plan.json"]);
+    assert!(code == 2 && line == "lgreco: plan.json: this is a plan, expected a table", "{line}");
     let (code, line) = failure_in(folder.path(), &["solve", "missing.json"]);
     assert!(code == 2 && line.contains("missing.json"), "{line}");
 }
@@ -165,6 +168,16 @@ fn what_multiplies_or_is_uniform_needs_defaults_even_where_the_table_has_a_budge
 }
 
 #[test]
+fn the_help_says_by_which_code_a_backend_is_missed() {
+    let help = stdout_in(tempfile::tempdir().unwrap().path(), &["--help"]);
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    let (_, codes) = help.split_once("Exit codes: ").unwrap();
+    let (no_result, bad_input) = codes.split_once("; 2 bad usage").unwrap();
+    assert!(no_result.contains("the backend's driver or device is missing"), "{codes}");
+    assert!(bad_input.contains("a backend that is not part of this build"), "{codes}");
+}
+
+#[test]
 fn requests_that_make_no_sense() {
     let folder = tempfile::tempdir().unwrap();
     for (args, word) in [
@@ -186,9 +199,9 @@ fn requests_that_make_no_sense() {
         (&["optimise"][..], &["optimise"][..]),
         (&["plan", "--method", "zip"], &["--method", "zip", "topk"]),
         #[cfg(not(feature = "cuda"))]
-        (&["plan", "--backend", "cuda"], &["--backend", "cuda", "--features cuda"]),
+        (&["plan", "--backend", "cuda"], &["--backend", "cuda", "in lgreco's sources", "--features cuda"]),
         #[cfg(not(feature = "wgpu"))]
-        (&["plan", "--backend", "wgpu"], &["--backend", "wgpu", "--features wgpu"]),
+        (&["plan", "--backend", "wgpu"], &["--backend", "wgpu", "in lgreco's sources", "--features wgpu"]),
         (&["plan", "--budget", "nan"], &["--budget", "nan"]),
         (&["plan", "--alpha", "-1"], &["--alpha", "-1"]),
         (&["plan", "--budget", "-3.5"], &["--budget", "-3.5"]),
@@ -206,6 +219,8 @@ fn requests_that_make_no_sense() {
         (&["compare", "--levels", "10000001"], &["--levels"]),
         (&["plan", "--range", "2-8"], &["--range", "2-8"]),
         (&["plan", "--plot", "-"], &["--plot", "standard output"]),
+        (&["plan", "--plot", "x.png"], &["--plot", "x.png", "drawn as SVG alone", ".svg"]),
+        (&["solve", "table.json", "--plot", "x.pdf"], &["--plot", "x.pdf", "drawn as SVG alone", ".svg"]),
         (&["plan", "--method", "a\nb\u{1b}"], &["--method"]),
         (&["compare", "--default", "4"], &["--method"]),
         (&["solve"], &["TABLE"]),

@@ -124,6 +124,7 @@ fn errors_name_file_and_layer() {
 }
 
 #[test]
+#[cfg(unix)]
 fn no_file_of_a_model_is_written_over() {
     let folder = model();
     for command in ["plan", "measure", "compare"] {
@@ -133,10 +134,17 @@ fn no_file_of_a_model_is_written_over() {
     index(&folder.path().join("m"), INDEX, &LAYERS);
     let kept = std::fs::read(folder.path().join("m").join(INDEX)).unwrap();
     let path = format!("m/{INDEX}");
+    std::os::unix::fs::symlink(&path, folder.path().join("picture.svg")).unwrap();
+    let results = [
+        ("plan", "--json", &*path),
+        ("plan", "--plot", "picture.svg"),
+        ("measure", "--json", &path),
+        ("compare", "--json", &path),
+    ];
     for model in ["m", &path] {
-        for (command, flag) in [("plan", "--json"), ("plan", "--plot"), ("measure", "--json"), ("compare", "--json")] {
-            let (code, line) = failure_in(folder.path(), &[command, model, flag, &path]);
-            assert!(code == 2 && line.contains(&format!("{flag} {path} would overwrite the input")), "{line}");
+        for (command, flag, result) in results {
+            let (code, line) = failure_in(folder.path(), &[command, model, flag, result]);
+            assert!(code == 2 && line.contains(&format!("{flag} {result} would overwrite the input")), "{line}");
         }
     }
     assert_eq!(std::fs::read(folder.path().join(&path)).unwrap(), kept);

@@ -1,10 +1,12 @@
 mod word;
 
-pub use word::{Word, nearest};
+pub use word::Word;
+#[cfg(feature = "json")]
+pub use word::nearest;
 
 use crate::num::Sum;
 use core::fmt;
-use word::Found;
+use word::{Found, Meant};
 
 /// Everything that can go wrong, with the place and the numbers; no strings are built.
 ///
@@ -49,12 +51,12 @@ pub enum Error {
         expected: &'static str,
     },
     /// A word that no [setting](crate::compress::Setting) has there.
-    #[error("setting: `{word}` is unknown: is `{nearest}` meant?")]
+    #[error("setting: `{word}` is unknown{}", Meant(.word, .known))]
     SettingWord {
         /// The word found.
         word: Word,
-        /// The word with the fewest letters to change that may stand there.
-        nearest: &'static str,
+        /// The words that may stand there.
+        known: &'static [&'static str],
     },
     /// A text that is not a [setting](crate::compress::Setting), although all words before are known.
     #[error("setting: found {}, expected {expected}", Found(.word))]
@@ -182,7 +184,7 @@ pub enum Error {
         budget: f64,
     },
     /// No plan is within the size limit.
-    #[error("infeasible: the size limit is {limit} bits, the smallest achievable size is {smallest} bits")]
+    #[error("infeasible: the size limit is {}, the smallest achievable size is {}", Bits(*.limit), Bits(*.smallest))]
     SizeInfeasible {
         /// The size limit in bits.
         limit: u64,
@@ -190,7 +192,7 @@ pub enum Error {
         smallest: u64,
     },
     /// The plan's choices have more bits than its size limit.
-    #[error("the plan's size is {size} bits, its limit {limit} bits")]
+    #[error("the plan's size is {}, its limit {}", Bits(*.size), Bits(*.limit))]
     OverSize {
         /// The bits of the choices.
         size: u64,
@@ -312,6 +314,15 @@ impl Error {
             Error::OptionError { option, .. } | Error::SizeOverflow { option, .. } => Some(option),
             _ => None,
         }
+    }
+}
+
+/// A size for people.
+struct Bits(u64);
+
+impl fmt::Display for Bits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.0, if self.0 == 1 { "bit" } else { "bits" })
     }
 }
 

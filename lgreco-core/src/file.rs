@@ -57,6 +57,14 @@ pub enum Error {
         /// The JSON found, shortened, or `missing`.
         found: String,
     },
+    /// A file of the other kind: a plan instead of a table, or a table instead of a plan.
+    #[error("this is {found}, expected {expected}")]
+    Kind {
+        /// What it is.
+        found: &'static str,
+        /// What it should be.
+        expected: &'static str,
+    },
     /// A key that version 1 does not know.
     #[error("{}key `{key}` is unknown: is `{nearest}` meant? (keys of your own begin with `x-`)", Prefix(place))]
     Key {

@@ -60,8 +60,9 @@ fn expect_room<'a>(config: &Config, model: impl Iterator<Item = (&'a str, &'a [u
     let least: u64 =
         measured.table.view().iter().filter_map(|layer| layer.iter().map(|option| option.size).min()).sum();
     if bits < least {
+        let unit = if bits == 1 { "bit" } else { "bits" };
         return Err(refused(format!(
-            "budget is {bits} bits, expected at least {least}, the size of the smallest plan"
+            "budget is {bits} {unit}, expected at least {least}, the size of the smallest plan"
         )));
     }
     Ok(())

@@ -92,6 +92,9 @@ def test_plans_are_saved_as_the_command_writes_them(tmp_path: pathlib.Path) -> N
     (tmp_path / "plan.json").write_bytes(bytes(range(256)))
     with pytest.raises(LgrecoError, match="plan.json: 'utf-8' codec"):
         lgreco.Plan.load(tmp_path / "plan.json")
+    (tmp_path / "table.json").write_text('{"version": 1, "metric": "l2", "layers": []}')
+    with pytest.raises(LgrecoError, match="table.json: this is a table, expected a plan"):
+        lgreco.Plan.load(tmp_path / "table.json")
     for read in (lgreco.Plan.load, lgreco.plan):
         with pytest.raises(LgrecoError, match="none.json: No such file"):
             read(tmp_path / "none.json")

@@ -30,7 +30,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"reduce_dtype": torch.float16}, "reduce_dtype is torch.float16, expected torch.float32, torch.bfloat16"),
     ({"budget": -1}, "budget is -1, expected \"size\", \"error\" or a number of bits"),
     ({"budget": 1.5}, "budget is 1.5, expected"),
-    ({"budget": 1}, "budget is 1 bits, expected at least [0-9]{3,}"),
+    ({"budget": 1}, "budget is 1 bit, expected at least [0-9]{3,}"),
     ({"policy": "kmeans", "budget": 0}, "budget is 0 bits, expected at least"),
     ({"accordion": (1,)}, r"accordion is \(1,\), expected two numbers, or four"),
     ({"default": "1%"}, "default is '1%', expected a number"),

@@ -6,6 +6,7 @@ use crate::args::{BackendArg, Candidates, MethodArg, RangeArg, Source};
 use crate::failure::Failure;
 use crate::gradients::Stored;
 use crate::report::{Facts, LeftAlone};
+use crate::units::counted;
 use lgreco_core::Error;
 use lgreco_core::backend::{Backend, Job};
 use lgreco_core::gradient::{Element, Values};
@@ -60,8 +61,9 @@ impl Model {
     pub fn measure(&self, searches: &[Search], on: BackendArg) -> Result<(Vec<Outcome>, f64), Failure> {
         let mut opened = Opened::new(on)?;
         let layers = self.gradients.layers().len();
-        let (outcomes, _) =
-            timed(format!("measuring {layers} tensors of {}", self.name), || self.measured(searches, &mut opened));
+        let (outcomes, _) = timed(format!("measuring {} of {}", counted(layers as u64, "tensor"), self.name), || {
+            self.measured(searches, &mut opened)
+        });
         outcomes
     }
 

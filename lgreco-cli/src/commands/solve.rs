@@ -5,6 +5,7 @@ use crate::args::{BudgetArg, Limits, Output, SizeArg, SolverArg, Solving};
 use crate::failure::Failure;
 use crate::plot::{Bar, Picture, Point};
 use crate::report::{self, Facts, Solved};
+use crate::units::counted;
 use lgreco_core::file::{PlanFile, TableFile};
 use lgreco_core::plan::budget::Budget;
 use lgreco_core::plan::{self, Limit, Plan, Solver, dp};
@@ -45,7 +46,7 @@ pub fn solve(name: &str, table: &NamedTable, own: Option<f64>, solving: Solving)
     let defaults = table.defaults();
     let (budget, origin) = budget(name, own, defaults.as_deref(), solving.limits)?;
     let view = table.view();
-    let (plan, seconds) = timed(format!("solving {} layers", table.layers()), || {
+    let (plan, seconds) = timed(format!("solving {}", counted(table.layers() as u64, "layer")), || {
         plan::solve_against(&view, budget, defaults.as_deref(), solver)
     });
     let named = |error| Failure::from_core(&error, format_args!("{name}: {}", table.name_error(error)));

@@ -11,7 +11,7 @@ use super::quantised_topk::QuantisedTopK;
 use super::sidco::{Fit, Sidco};
 use super::topk::TopK;
 use crate::Error;
-use crate::error::{Number, Word, nearest};
+use crate::error::{Number, Word};
 use crate::gradient::Dtype;
 use core::fmt;
 use core::str::{FromStr, SplitAsciiWhitespace};
@@ -186,8 +186,10 @@ impl Words<'_> {
                 _ => match dtype(word) {
                     Some(dtype) => once(word, &mut values, dtype)?,
                     None => {
-                        let known = ["exponential", "gamma-pareto", "pareto", "stages", "f32", "f16", "bf16"];
-                        return Err(unknown(word, &known));
+                        return Err(unknown(
+                            word,
+                            &["exponential", "gamma-pareto", "pareto", "stages", "f32", "f16", "bf16"],
+                        ));
                     }
                 },
             }
@@ -229,11 +231,11 @@ fn wrong(word: &str, expected: &'static str) -> Error {
 }
 
 /// A number where there should be none is near to no word.
-fn unknown(word: &str, known: &[&'static str]) -> Error {
+fn unknown(word: &str, known: &'static [&'static str]) -> Error {
     if word.starts_with(|c: char| c.is_ascii_digit()) {
         return wrong(word, "no further number");
     }
-    Error::SettingWord { word: Word::new(word), nearest: nearest(word, known) }
+    Error::SettingWord { word: Word::new(word), known }
 }
 
 #[cfg(test)]

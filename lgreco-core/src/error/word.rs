@@ -27,11 +27,15 @@ impl Word {
         bytes[..len].copy_from_slice(&word.as_bytes()[..len]);
         Word { bytes, len: len as u8, whole: len == word.len() }
     }
+
+    fn text(&self) -> &str {
+        core::str::from_utf8(&self.bytes[..self.len.into()]).unwrap_or_default()
+    }
 }
 
 impl fmt::Display for Word {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(core::str::from_utf8(&self.bytes[..self.len.into()]).unwrap_or_default())?;
+        f.write_str(self.text())?;
         if self.whole { Ok(()) } else { f.write_str("…") }
     }
 }
@@ -51,19 +55,45 @@ impl fmt::Display for Found<'_> {
     }
 }
 
+/// What may stand in place of a word: the nearest one, if it is near, else all.
+pub(super) struct Meant<'a>(pub(super) &'a Word, pub(super) &'a [&'static str]);
+
+impl fmt::Display for Meant<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (found, known) = (self.0.text(), self.1);
+        let nearest = nearest(found, known);
+        if is_near(found, nearest) {
+            return write!(f, ": is `{nearest}` meant?");
+        }
+        for (index, word) in known.iter().enumerate() {
+            write!(f, "{}{word}", if index == 0 { ", expected " } else { " or " })?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether one word is likely to be meant by the other: a part of it, its letters in another order, or one in three of them
+/// changed.
+fn is_near(found: &str, known: &str) -> bool {
+    let count = |word: &str, letter: char| word.chars().filter(|&c| c == letter).count();
+    let is_part = found.len() > 3 && known.contains(found);
+    let is_reordered = found.len() == known.len() && found.chars().all(|c| count(found, c) == count(known, c));
+    is_part || is_reordered || 3 * distance(found, known) <= known.len()
+}
+
 /// The known word with the fewest characters to change: the first of those, or none of none.
 pub fn nearest(found: &str, known: &[&'static str]) -> &'static str {
     known.iter().copied().min_by_key(|known| distance(found, known)).unwrap_or_default()
 }
 
-/// Characters to insert, remove or replace (Levenshtein's distance) of the first characters of both.
+/// Characters to insert, remove or replace (Levenshtein's distance) of the first characters of both, in whatever case.
 fn distance(found: &str, known: &str) -> usize {
     const LONGEST: usize = 40;
     let mut row: [usize; LONGEST + 1] = core::array::from_fn(|column| column);
     for (line, a) in found.chars().take(LONGEST).enumerate() {
         let mut diagonal = core::mem::replace(&mut row[0], line + 1);
         for (column, b) in known.chars().take(LONGEST).enumerate() {
-            let replaced = diagonal + usize::from(a != b);
+            let replaced = diagonal + usize::from(!a.eq_ignore_ascii_case(&b));
             diagonal = row[column + 1];
             row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
         }

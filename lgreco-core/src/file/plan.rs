@@ -214,7 +214,7 @@ impl PlanFile {
     /// Reads a plan file. It is not verified against any table.
     ///
     /// # Errors
-    /// [`Error::Version`]; [`Error::Field`] when there is no readable version, no layer, a number below 0, or not one of
+    /// [`Error::Version`]; [`Error::Kind`] for a table; [`Error::Field`] when there is no readable version, no layer, a number below 0, or not one of
     /// budget and size limit;
     /// [`Error::Setting`] for a setting that is not one or out of range (whether it fits its layer,
     /// [`settings`](PlanFile::settings) says); [`Error::Key`]; else [`Error::Json`] with line and column.
@@ -225,6 +225,7 @@ impl PlanFile {
         let json = read::text(json)?;
         let file = Object::parse(String::new(), json)?;
         file.version()?;
+        file.expect_kind(read::PLAN, read::TABLE)?;
         file.only(&KEYS)?;
         let layers = file.array("layers").unwrap_or_default().into_iter().enumerate();
         let layers = layers.map(|(index, layer)| {

@@ -38,6 +38,10 @@ impl<'de, T: TryFrom<u64>> Deserialize<'de> for Count<T> {
     }
 }
 
+/// The two kinds of files, each with a field that it must have and the other must not.
+pub(super) const TABLE: (&str, &str) = ("a table", "metric");
+pub(super) const PLAN: (&str, &str) = ("a plan", "solver");
+
 /// Reads the value of a [`Count`].
 pub(super) fn count<'de, D: Deserializer<'de>, T: TryFrom<u64>>(deserializer: D) -> Result<T, D::Error> {
     let count = deserializer.deserialize_u64(Integer)?;
@@ -135,6 +139,16 @@ impl<'a> Object<'a> {
             Count(VERSION) => Ok(()),
             Count(found) => Err(Error::Version { found }),
         }
+    }
+
+    /// Refuses a file that has the other kind's `mark` and not this kind's `own`, fields that each kind must have.
+    pub(super) fn expect_kind(
+        &self,
+        (expected, own): (&'static str, &str),
+        (found, mark): (&'static str, &str),
+    ) -> Result<(), Error> {
+        let is_other = self.fields.contains_key(mark) && !self.fields.contains_key(own);
+        if is_other { Err(Error::Kind { found, expected }) } else { Ok(()) }
     }
 
     /// Refuses keys that are neither `known` nor begin with `x-`.

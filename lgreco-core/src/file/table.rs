@@ -42,6 +42,7 @@ impl TableFile {
     pub fn parse(json: &[u8]) -> Result<TableFile, Error> {
         let file = Object::parse(String::new(), read::text(json)?)?;
         file.version()?;
+        file.expect_kind(read::TABLE, read::PLAN)?;
         file.only(&["version", "metric", "budget", "layers"])?;
         let finite = "a finite number >= 0";
         let budget: Option<f64> = file.optional("budget", finite)?;

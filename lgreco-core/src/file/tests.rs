@@ -83,6 +83,17 @@ fn keys_that_are_there_twice_are_named() {
 }
 
 #[test]
+fn files_of_the_other_kind_are_told() {
+    let table = TableFile::parse(TABLE.as_bytes()).unwrap();
+    let plan = Plan::from_options(&table.table.view(), Budget::Absolute(1e9), "by hand", vec![0, 0]).unwrap();
+    let plan = PlanFile::new(&table.table, &plan).to_json();
+    let refused = TableFile::parse(plan.as_bytes()).unwrap_err().to_string();
+    assert_eq!(refused, "this is a plan, expected a table");
+    let refused = PlanFile::parse(TABLE.as_bytes()).unwrap_err().to_string();
+    assert_eq!(refused, "this is a table, expected a plan");
+}
+
+#[test]
 fn unknown_keys_are_refused_with_the_nearest_known_one() {
     let own = "(keys of your own begin with `x-`)";
     assert_eq!(message("\"budget\"", "\"bugdet\""), format!("key `bugdet` is unknown: is `budget` meant? {own}"));

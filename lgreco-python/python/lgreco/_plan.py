@@ -21,7 +21,7 @@ class Plan:
     ...     plan({"fc1.weight": values}, method="topk", default=0.1).save(path)
     ...     loaded = Plan.load(path)
     >>> loaded.settings["fc1.weight"], loaded
-    ('topk 410', <Plan of 1 layers, 8.51 times smaller>)
+    ('topk 410', <Plan of 1 layer, 8.51 times smaller>)
     """
 
     def __init__(self, text: str) -> None:
@@ -101,7 +101,8 @@ class Plan:
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return f"<Plan of {len(self._file['layers'])} layers, {self.ratio:.2f} times smaller>"
+        layers = len(self._file["layers"])
+        return f"<Plan of {layers} layer{'' if layers == 1 else 's'}, {self.ratio:.2f} times smaller>"
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draws what each layer sends and loses: a picture of the kind that ``path`` ends in. Needs matplotlib."""

@@ -128,6 +128,11 @@ fn defaults_may_be_spelt_out_in_any_order() {
 
 #[test]
 fn what_is_not_understood_is_named() {
+    macro_rules! methods {
+        () => {
+            ", expected dense or qsgd or topk or powersgd or clt-k or hard-threshold or adacomp or loco or sidco"
+        };
+    }
     for (text, message) in [
         ("", "setting: found nothing, expected a method, such as dense or qsgd"),
         ("qsdg 4", "setting: `qsdg` is unknown: is `qsgd` meant?"),
@@ -153,7 +158,12 @@ fn what_is_not_understood_is_named() {
         ("hard-threshold inf", "lambda is inf, expected positive and finite"),
         ("sidco nan", "density is NaN, expected in (0, 1]"),
         ("sidco 0.01 stages 0", "stages is 0, expected 1 to 1100"),
-        ("QSGD-with-a-very-long-name 4", "setting: `QSGD-with-a-very-long-…` is unknown: is `hard-threshold` meant?"),
+        ("QSGD 4", "setting: `QSGD` is unknown: is `qsgd` meant?"),
+        ("tokp 4", "setting: `tokp` is unknown: is `topk` meant?"),
+        ("foo 3", concat!("setting: `foo` is unknown", methods!())),
+        ("QSGD-with-a-very-long-name 4", concat!("setting: `QSGD-with-a-very-long-…` is unknown", methods!())),
+        ("topk 5 f64", "setting: `f64` is unknown, expected bits or f32 or f16 or bf16"),
+        ("powersgd 4 f16", "setting: `f16` is unknown, expected iterations"),
     ] {
         assert_eq!(text.parse::<Setting>().unwrap_err().to_string(), message, "{text}");
     }
