@@ -91,7 +91,7 @@ class LGreCoState(Training):
         thread while training goes on, and the step at which all ranks switch depends on how long that takes.
     **options
         ``alpha``, ``metric`` (``"squared-l2"`` or the paper's ``"l2"``), ``workers`` (whose mean is taken; those of the group), ``candidates`` (first, last, step), ``widths``
-        (of TopK's values: ``"full"`` and 1 to 8 bits, all but 7 unless given), ``min_elements``, ``metrics_every``, ``route``, ``clusters``: as in the
+        (of TopK's values: ``"full"`` and 1 to 8 bits, all but 1 and 7 unless given), ``min_elements``, ``metrics_every``, ``route``, ``clusters``: as in the
         Rust crate's ``controller::Config`` and ``search::Search``. Of Accordion ``accordion``, the parameters of critical layers and of the
         others, then, unless they are 0.5 and 1.5, the change of a norm and the fall of the learning rate that make layers critical,
         and ``optimizer``, whose first group has that rate; with ``policy="lgreco"`` budgets come from its levels. Of LEGACY
