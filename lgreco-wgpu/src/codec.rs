@@ -5,12 +5,12 @@ use crate::gpu::Gpu;
 use crate::magnitude::{check_finite, overflow};
 use crate::memory::Scratch;
 use crate::tensor::{Input, Tensor};
-use crate::{Error, methods, positions, powersgd, qsgd, reconstruct, topk};
+use crate::{Error, methods, positions, powersgd, qsgd, reconstruct, topk, topk_encode};
 use lgreco_core::compress::wire::{HEADER_LEN, Method, Payload};
 use lgreco_core::compress::{Compressor, Setting, dense::Dense, powersgd::effective_rank, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Bf16, Dtype, F16, Gradient, Values};
 use lgreco_core::internal::powersgd::NEAR_OVERFLOW;
-use lgreco_core::internal::quantised_topk;
+use lgreco_core::internal::quantised_topk::{self, Keep};
 use lgreco_core::rng::Stream;
 
 /// [`Compressor::encode`], of values on either side.
@@ -41,37 +41,63 @@ pub(crate) fn encode(
         payload[HEADER_LEN..len].fill(0);
         return Ok(len);
     }
+    let kept: Option<Keep> = match *setting {
+        Setting::TopK(c) => Some(c.into()),
+        Setting::QuantisedTopK(c) => Some(c.into()),
+        _ => None,
+    };
     let mut batch = Batch::new(gpu)?;
     let results = batch.scratch(Scratch::Results, 16)?;
     batch.clear(&results, 16);
     let tensor = input.tensor(&mut batch)?;
-    let mut parts = vec![Part { buffer: results.clone(), offset: 0, size: 16 }];
-    match *setting {
-        Setting::Qsgd(c) => parts.extend(body(&qsgd::encode(&mut batch, &tensor, c, stream, len, &results)?)),
-        Setting::TopK(c) => parts.extend(body(&positions::encode(&mut batch, &tensor, c.into(), len, &results)?)),
-        Setting::QuantisedTopK(c) => {
-            parts.extend(body(&positions::encode(&mut batch, &tensor, c.into(), len, &results)?));
-        }
-        Setting::PowerSgd(c) => {
+    let with_results = |mut written: Vec<Part>| {
+        written.insert(0, Part { buffer: results.clone(), offset: 0, size: 16 });
+        written
+    };
+    let written = match (*setting, kept) {
+        (_, Some(kept)) => of_topk(&topk_encode::encode(&mut batch, &tensor, kept, len, &results)?),
+        (Setting::Qsgd(c), _) => body(&qsgd::encode(&mut batch, &tensor, c, stream, len, &results)?),
+        (Setting::PowerSgd(c), _) => {
             let rank = effective_rank(shape, c.rank);
-            parts.extend(powersgd::encode(&mut batch, &tensor, shape, (rank, c.iterations), stream, &results)?);
+            powersgd::encode(&mut batch, &tensor, shape, (rank, c.iterations), stream, &results)?
         }
         _ => return Err(Error::Method(methods::of_setting(setting))),
-    }
-    let bytes = batch.read(&parts)?;
-    let (words, body) = bytes.split_at(16);
-    let word = |i: usize| bytemuck::pod_read_unaligned::<u32>(&words[4 * i..4 * i + 4]);
-    check_finite(gpu, input, word(0))?;
-    if let Setting::TopK(TopK { values, .. }) = *setting
-        && word(0) >= topk::overflow(values)
+    };
+    let mut bytes = batch.read(&with_results(written))?;
+    let found = |bytes: &[u8]| -> [u32; 4] { bytemuck::pod_read_unaligned(&bytes[..16]) };
+    check_finite(gpu, input, found(&bytes)[0])?;
+    if let Some(kept) = kept
+        && found(&bytes)[2] != 0
     {
-        return Err(overflow(gpu, input, word(1).max(topk::overflow(values)))?);
+        let mut batch = Batch::new(gpu)?;
+        let tensor = input.tensor(&mut batch)?;
+        let written = of_topk(&topk_encode::encode_lost(&mut batch, &tensor, kept, len, &results)?);
+        bytes = batch.read(&with_results(written))?;
+        #[cfg(test)]
+        {
+            gpu.lost_cuts += 1;
+        }
     }
-    payload[HEADER_LEN..len].copy_from_slice(&body[..len - HEADER_LEN]);
-    if matches!(setting, Setting::PowerSgd(_)) && word(0) >= NEAR_OVERFLOW {
+    let (words, body) = (found(&bytes), &bytes[16..]);
+    if let Setting::TopK(TopK { values, .. }) = *setting
+        && words[0] >= topk::overflow(values)
+    {
+        return Err(overflow(gpu, input, words[1].max(topk::overflow(values)))?);
+    }
+    let sent = kept.map_or(len - HEADER_LEN, |kept| kept.bytes().iter().sum::<u64>() as usize);
+    let (values, positions) = payload[HEADER_LEN..len].split_at_mut(sent);
+    values.copy_from_slice(&body[..sent]);
+    // These begin with a word.
+    positions.copy_from_slice(&body[sent.next_multiple_of(4)..][..positions.len()]);
+    if matches!(setting, Setting::PowerSgd(_)) && words[0] >= NEAR_OVERFLOW {
         check_product(&payload[..len], shape.elements())?;
     }
     Ok(len)
+}
+
+/// Where a payload of TopK's words are, behind the header.
+fn of_topk(written: &topk_encode::Written) -> Vec<Part> {
+    body(&written.sent).into_iter().chain(written.positions.parts()).collect()
 }
 
 /// Where a payload's words are, behind the header.

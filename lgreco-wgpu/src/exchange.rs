@@ -19,6 +19,7 @@ mod outcome;
 pub(crate) mod plan;
 mod space;
 mod summed;
+mod topk;
 
 pub use bucket::BufferBucket;
 #[cfg(test)]

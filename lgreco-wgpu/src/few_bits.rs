@@ -5,10 +5,10 @@
 
 use crate::Error;
 use crate::batch::{Batch, Task};
+use crate::blocks::{blocks_of, bytes_of, count, write};
 use crate::error::{BufferJobError, of_job};
 use crate::memory::Scratch;
 use crate::packing::packs;
-use crate::positions::{blocks_of, bytes_of, count, write};
 use crate::sums;
 use crate::tensor::{Row, Tensor};
 use crate::topk::{self, Params, Sought, ascending, fit, kernel, order, select, tally_groups};
@@ -37,9 +37,9 @@ pub(crate) fn measure(batch: &mut Batch<'_>, rows: &[Row<'_, &[u32]>], results: 
     let sought: Vec<(usize, Sought<'_>)> = sought.collect();
     let fits = |sought: &[(usize, Sought<'_>)]| {
         let sought: Vec<Sought<'_>> = sought.iter().map(|&(_, sought)| sought).collect();
-        let blocks = sought.iter().map(|sought| blocks_of(batch, sought.tensor)).sum();
+        let blocks: u64 = sought.iter().map(|sought| bytes_of(blocks_of(batch, sought.tensor))).sum();
         let keeps: usize = sought.iter().map(|sought| sought.keeps.len().min(MOST_KEEPS)).sum();
-        let fits = [4 * kept_of(&sought) as u64, bytes_of(blocks), SUMS * keeps as u64];
+        let fits = [4 * kept_of(&sought) as u64, blocks, SUMS * keeps as u64];
         fit(batch, &sought) && fits.iter().all(|&bytes| bytes <= batch.gpu.window)
     };
     for pack in packs(&sought, fits) {
@@ -59,7 +59,7 @@ fn kept_of(sought: &[Sought<'_>]) -> usize {
 }
 
 fn record<'a>(batch: &mut Batch<'_>, sought: &'a [Sought<'a>], results: &Buffer) -> Result<(), Error> {
-    let state = select(batch, sought, true, results)?;
+    let state = select(batch, sought, results)?;
     let kept = Tensor::scratch(batch, Scratch::Kept, kept_of(sought))?;
     let (mut layers, mut first_keep, mut first_kept) = (Vec::new(), 0, 0);
     for sought in sought {
@@ -80,7 +80,8 @@ fn record<'a>(batch: &mut Batch<'_>, sought: &'a [Sought<'a>], results: &Buffer)
         let window_len = part.size / 4;
         // In full. The last window may end at 2^32.
         let within = |params| Params { bits: 0, window: window as u32, window_len: window_len as u32, ..params };
-        write(batch, &blocks, &state, &part, within);
+        // Without positions their binding is never written.
+        write(batch, &blocks, &state, [&part, &results.into()], within);
         window += window_len;
     }
     let together = MOST_KEEPS.min(batch.gpu.most_groups());

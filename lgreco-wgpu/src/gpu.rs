@@ -62,6 +62,9 @@ pub(crate) struct Gpu {
     /// Payloads decoded here, not left to the core.
     #[cfg(test)]
     pub(crate) decoded: usize,
+    /// Payloads of TopK whose cut the sample has not led to.
+    #[cfg(test)]
+    pub(crate) lost_cuts: usize,
     lost: Arc<Mutex<Option<String>>>,
 }
 
@@ -130,6 +133,8 @@ impl Gpu {
             copies: 0,
             #[cfg(test)]
             decoded: 0,
+            #[cfg(test)]
+            lost_cuts: 0,
             lost,
         })
     }

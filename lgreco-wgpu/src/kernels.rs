@@ -29,6 +29,10 @@ impl Shader {
         const VALUES: &str = include_str!("shaders/values.wgsl");
         const TILE: &str = include_str!("shaders/tile.wgsl");
         const TOPK_WRITE: &str = concat!(
+            include_str!("shaders/topk_counters.wgsl"),
+            include_str!("shaders/topk_sample.wgsl"),
+            include_str!("shaders/topk_gather.wgsl"),
+            include_str!("shaders/topk_cut.wgsl"),
             include_str!("shaders/topk_write.wgsl"),
             include_str!("shaders/bins.wgsl"),
             include_str!("shaders/few_bits.wgsl")
@@ -71,8 +75,7 @@ impl Shader {
                 let (bucket, topk) =
                     (include_str!("shaders/exchange.wgsl"), include_str!("shaders/exchange_topk.wgsl"));
                 let select = include_str!("shaders/exchange_select.wgsl");
-                let bins = include_str!("shaders/exchange_bins.wgsl");
-                [FLOAT, VALUES, TILE, PHILOX, QSGD, TOPK_WRITE, FAULTS, lanes, bucket, select, bins, topk].concat()
+                [FLOAT, VALUES, TILE, PHILOX, QSGD, TOPK_WRITE, FAULTS, lanes, bucket, select, topk].concat()
             }
             #[cfg(feature = "train")]
             Shader::ExchangeFactors => {

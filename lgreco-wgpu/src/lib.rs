@@ -43,24 +43,27 @@
 //! | `tensor`, `rectangles`, `factor` | values, matrices and factors in pieces that fit a binding and a dispatch |
 //! | `qsgd`, `topk`, `powersgd`, `orthonormal` | what the shaders of the same names are asked to do, the last by `columns` |
 //! | `feedback`, `magnitude`, `sums` | the same |
-//! | `exchange` | a bucket of layers as the space of a flight: `plan` and `matrices` (what is where), `memory`, `bucket` and `factors` (what is done in it), `image` and `summed` (messages there and back), `faults` and `outcome` (what is found wrong), `space` |
-//! | `positions`, `reconstruct` | TopK's payloads; PowerSGD's payloads read |
+//! | `exchange` | a bucket of layers as the space of a flight: `plan` and `matrices` (what is where), `memory`, `bucket`, `topk` and `factors` (what is done in it), `image` and `summed` (messages there and back), `faults` and `outcome` (what is found wrong), `space` |
+//! | `cut`, `blocks`, `topk_encode` | where TopK's k largest end; how much is kept of each 2048 values; its payloads written |
+//! | `positions`, `reconstruct` | TopK's and PowerSGD's payloads read |
 //! | `few_bits`, `ranks` | rows of TopK in few bits; of PowerSGD |
 //! | `adapters`, `error`, `scopes`, `methods` | what there is; what went wrong; what has no kernels |
 //!
 //! In `shaders/`, `tasks` is how a dispatch does many tasks, of one tensor or of many, `float` is f32 arithmetic on bits, `wide` sums with separate exponents, `record` eight of them per
 //! workgroup, `values` f32, f16 and bf16, `tile` a workgroup's values, `tally` its histograms; `lanes` and `lanes_subgroups` are
-//! the same sums of whole numbers, without and with subgroups. `qsgd`, `topk_write`, `factors` and `orthonormal` are what one tensor
-//! and a bucket of layers have in common.
+//! the same sums of whole numbers, without and with subgroups. `qsgd`, `topk_cut` with what it says it is made of, `topk_write`,
+//! `few_bits`, `factors` and `orthonormal` are what one tensor and a bucket of layers have in common.
 #![forbid(unsafe_code)]
 
 mod adapters;
 mod backend;
 mod batch;
+mod blocks;
 mod buffer_rows;
 mod buffers;
 mod codec;
 mod columns;
+mod cut;
 mod error;
 #[cfg(feature = "train")]
 mod exchange;
@@ -91,6 +94,7 @@ mod tensor;
 #[cfg(test)]
 mod tests;
 mod topk;
+mod topk_encode;
 
 /// The README's example, as a doctest.
 #[cfg(doctest)]

@@ -22,6 +22,8 @@ pub(crate) enum Scratch {
     Prefix,
     State,
     Blocks,
+    Counters,
+    Entries,
     FewBits,
     /// Of what TopK in few bits keeps, by the number of the chunk.
     Kept(usize),

@@ -17,9 +17,9 @@ use wgpu::Buffer;
 
 params! {
     /// `Params` of `topk.wgsl`.
-    offset, dtype, first, count, sent, rounds, energies, table, slots, first_keep, keeps, blocks, first_block,
-    result, elements, placement, low_bits, values_word, bits, codes, code_bit, bins, first_sum, low_word, low_bit,
-    high_word, high_bit, window, window_len,
+    offset, dtype, first, count, sent, rounds, table, slots, first_keep, keep, counters, stratum, most, least,
+    block_sums, block_counts, records, room, room_size, settles, keeps, first_block, result, elements, placement, low_bits, values_word, bits, codes, code_bit, bins, first_sum, low_word, low_bit,
+    high_word, high_bit, window, window_len, positions_window, positions_len,
 }
 
 /// Words of a bin of level 1, and of what is known of those above and below it.
@@ -34,8 +34,9 @@ pub(crate) const LASTS: u64 = 256;
 /// Bytes of the tables of layers that are worked on together.
 const TABLES: u64 = 256 << 20;
 
-/// Words of a `Keep`.
+/// Words of a `Keep`, and its bytes.
 const KEEP: usize = 8;
+pub(crate) const KEEP_BYTES: u64 = 4 * KEEP as u64;
 
 pub(crate) const fn kernel(entry: &'static str) -> Kernel {
     Kernel { shader: Shader::TopK, entry }
@@ -133,14 +134,9 @@ pub(crate) fn fit(batch: &Batch<'_>, sought: &[Sought<'_>]) -> bool {
     sizes.iter().all(|&bytes| bytes <= batch.gpu.window) && sizes.iter().sum::<u64>() <= TABLES
 }
 
-/// Finds where the k largest end for all that is sought, whose tables lie together; with `energies`, the squared errors too.
+/// Finds where the k largest end for all that is sought, whose tables lie together, and the squared errors.
 /// Returns what `state` of `topk.wgsl` becomes: of one tensor's keeps after the other's.
-pub(crate) fn select(
-    batch: &mut Batch<'_>,
-    sought: &[Sought<'_>],
-    energies: bool,
-    results: &Buffer,
-) -> Result<Buffer, Error> {
+pub(crate) fn select(batch: &mut Batch<'_>, sought: &[Sought<'_>], results: &Buffer) -> Result<Buffer, Error> {
     let sizes = Sizes::of(sought);
     let bins = &batch.scratch(Scratch::Bins, sizes.bins)?;
     let slots = &batch.scratch(Scratch::Slots, sizes.slots)?;
@@ -158,7 +154,7 @@ pub(crate) fn select(
     let layers = sought.iter().zip(0..).map(|(sought, table)| {
         first_keep += sought.keeps.len();
         let base = sought.base(first_keep - sought.keeps.len());
-        Layer { sought, base: Params { table, slots: each, energies: energies as u32, ..base } }
+        Layer { sought, base: Params { table, slots: each, ..base } }
     });
     let layers: Vec<Layer<'_>> = layers.collect();
     let bindings = [(2, bins.into()), (9, results.into())];
@@ -185,10 +181,8 @@ pub(crate) fn select(
             }
             batch.run(kernel(choose), of_each(&bindings));
         }
-        if energies {
-            let bindings = [(4, fine.into()), (5, prefix.into()), (6, state.into()), (9, results.into())];
-            batch.run(kernel("total"), of_each(&bindings));
-        }
+        let bindings = [(4, fine.into()), (5, prefix.into()), (6, state.into()), (9, results.into())];
+        batch.run(kernel("total"), of_each(&bindings));
     }
     Ok(state.clone())
 }
@@ -255,7 +249,7 @@ pub(crate) fn measure(
         |sought: &[(usize, Sought<'_>)]| fit(batch, &sought.iter().map(|&(_, sought)| sought).collect::<Vec<_>>());
     for pack in packs(&sought, fits) {
         let (jobs, sought): (Vec<usize>, Vec<Sought<'_>>) = pack.iter().copied().unzip();
-        select(batch, &sought, true, results).map_err(of_job(jobs[0]))?;
+        select(batch, &sought, results).map_err(of_job(jobs[0]))?;
     }
     Ok(())
 }

@@ -97,7 +97,7 @@ pub(super) struct Staging {
 /// Ranks whose codes of QSGD are added up at most: llvmpipe ends loops early.
 pub(crate) const MOST_RANKS: usize = 1024;
 
-const fn kernel(entry: &'static str) -> Kernel {
+pub(super) const fn kernel(entry: &'static str) -> Kernel {
     Kernel { shader: Shader::Exchange, entry }
 }
 
@@ -113,7 +113,8 @@ impl BufferBucket {
     /// # Complexity
     /// Keeps 8 bytes per element on the device, 4 more with feedback, 4 more where any layer is under TopK or PowerSGD, and 4 more of
     /// what is not compressed; PowerSGD's factors some four times, more for sides beyond 1024; all ranks' messages there and, twice,
-    /// on the host; 4 bytes for each value that TopK keeps, of all ranks. A step is O(rows · cols · rank) under PowerSGD.
+    /// on the host; 4 bytes for each value that TopK keeps, of all ranks; and of each layer under TopK some 100 kB and 2 bytes per element,
+    /// or half a byte where it has more than 2^20. A step is O(rows · cols · rank) under PowerSGD.
     pub fn new(
         backend: &mut WgpuBackend,
         layers: &[BufferLayer<'_>],
@@ -196,6 +197,12 @@ impl BufferBucket {
         self.failure.as_ref()
     }
 
+    /// What the device counts in.
+    #[cfg(test)]
+    pub(crate) fn counters(&self) -> &Buffer {
+        &self.device.extremes
+    }
+
     pub(super) fn told(&mut self, error: Error) -> lgreco_train::Error {
         let core = error.to_core();
         if !matches!(error, Error::Core(_)) {
@@ -264,6 +271,10 @@ impl BufferBucket {
             let bindings = [&bindings[..], &[(4, (&on.image).into())]].concat();
             batch.dispatch(kernel("offer_codes"), params, &bindings, groups);
         }
+        if plan.kept > 0 {
+            let bindings = [&bindings[..], &[(15, (&on.entries).into())]].concat();
+            batch.dispatch(kernel("gather_offered"), params, &bindings, groups);
+        }
     }
 
     /// Whether all payloads were made when they were offered.
@@ -284,43 +295,14 @@ impl BufferBucket {
     }
 
     /// What is offered, and of each workgroup of it the layer.
-    fn of_values(&self) -> [(u32, Part); 3] {
+    pub(super) fn of_values(&self) -> [(u32, Part); 3] {
         let on = &self.device;
         [(1, (&on.offered).into()), (5, (&on.layers).into()), (6, (&on.of_values).into())]
     }
 
     /// What QSGD's codes are made by, and where they go.
-    fn of_codes(&self) -> [(u32, Part); 2] {
+    pub(super) fn of_codes(&self) -> [(u32, Part); 2] {
         [(2, (&self.device.extremes).into()), (4, (&self.device.image).into())]
-    }
-
-    /// The same where there are TopK's among them.
-    fn encode_topk(&self, batch: &mut Batch<'_>, params: moment::Params) {
-        let (plan, on) = (&self.plan, &self.device);
-        let values = plan.of_values.len();
-        let of_values = self.of_values();
-        let [extremes, words] = self.of_codes();
-        let (cuts, blocks, bins) =
-            ((15, Part::from(&on.cuts)), (17, Part::from(&on.blocks)), (18, Part::from(&on.bins)));
-        for level in [1, 2] {
-            let params = moment::Params { level, ..params };
-            let bindings = [&of_values[..], &[extremes.clone(), cuts.clone()]].concat();
-            batch.dispatch(kernel("histogram"), params, &bindings, values);
-        }
-        batch.clear(&on.bins, on.bins.size());
-        let mut bindings = [&of_values[..], &[extremes, cuts.clone(), blocks.clone(), bins.clone()]].concat();
-        if plan.buckets > 0 {
-            bindings.push(words);
-            batch.dispatch(kernel("encode_and_count"), params, &bindings, values);
-        } else {
-            batch.dispatch(kernel("count_kept"), params, &bindings, values);
-        }
-        let of_tables = [(1, Part::from(&on.offered)), (5, (&on.layers).into()), (6, (&on.of_tables).into())];
-        let bindings = [&of_tables[..], &[cuts.clone(), blocks.clone(), bins.clone()]].concat();
-        let groups = if plan.few > 0 { plan.of_tables.len() } else { plan.tables };
-        batch.dispatch(kernel("scan"), params, &bindings, groups);
-        let written = [(10, Part::from(&on.faults)), (16, (&on.image).into()), cuts, blocks, bins];
-        batch.dispatch(kernel("write_kept"), params, &[&of_values[..], &written].concat(), values);
     }
 
     /// Records the means of uncompressed layers, of the sums in [`Staging::sums`].

@@ -3,7 +3,7 @@
 use super::plan::Plan;
 
 /// Words of faults per layer.
-const FAULTS: usize = 6;
+const FAULTS: usize = 7;
 
 /// What the device has written down of a bucket.
 pub(super) struct Faults {
@@ -26,6 +26,11 @@ impl Faults {
     pub(super) fn first(&self, layer: usize, kind: usize) -> Option<usize> {
         let word = self.words[FAULTS * layer + kind];
         (word > 0).then_some(!word as usize)
+    }
+
+    /// Whether the cut of a layer under TopK is lost.
+    pub(super) fn has_lost_cut(&self) -> bool {
+        (0..self.layers).any(|layer| self.first(layer, 6).is_some())
     }
 
     /// Whether no encoder wrote the layer's payload of this rank, nor, it may be, the payloads of layers behind.

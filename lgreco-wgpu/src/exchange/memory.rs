@@ -4,25 +4,20 @@ use super::faults::Faults;
 use super::plan::Plan;
 use crate::Error;
 use crate::batch::Batch;
-use crate::positions::BINS;
+use crate::blocks::BINS;
+use crate::cut::RECORD;
 use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 
 /// Of all buffers that are worked on.
 pub(super) const USAGES: BufferUsages =
     BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
 
-/// Words of what is counted of a layer under TopK (`COUNTED` of `exchange_select.wgsl`), and of its `Cut` after each of so many
-/// levels.
-const COUNTED: usize = 4290;
-const CUT: usize = 4;
-const LEVELS: usize = 3;
-
 /// Memory of the device.
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) layers: Buffer,
     pub(super) of_values: Buffer,
-    pub(super) of_tables: Buffer,
+    pub(super) of_few: Buffer,
     pub(super) of_blocks: Buffer,
     /// Gradients, and then means, in the layers' types.
     pub(super) values: Buffer,
@@ -37,8 +32,8 @@ pub(super) struct Memory {
     pub(super) images: Buffer,
     pub(super) totals: Buffer,
     pub(super) positions: Buffer,
-    /// Where TopK's largest end, and how many there are before each workgroup's values.
-    pub(super) cuts: Buffer,
+    /// What is gathered of layers under TopK, by workgroup, and how many of each workgroup's values are kept.
+    pub(super) entries: Buffer,
     pub(super) blocks: Buffer,
     /// And, where values travel in few bits, of which magnitudes they are.
     pub(super) bins: Buffer,
@@ -76,20 +71,26 @@ impl Memory {
         let memory = Memory {
             layers: room("a bucket's layers", size_of_val(&params[..]) as u64)?,
             of_values: room("a bucket's workgroups", words(plan.of_values.len()))?,
-            of_tables: room("a bucket's workgroups", words(plan.of_tables.len()))?,
+            of_few: room("a bucket's workgroups", words(plan.of_few.len()))?,
             of_blocks: room("a bucket's workgroups", words(plan.of_blocks.len()))?,
             values: room("a bucket", flat)?,
             residual: room("a bucket", if feedback { flat } else { 0 })?,
             offered: room("a bucket", flat)?,
-            extremes: room("a bucket's extremes", words(3 * plan.buckets + COUNTED * plan.tables))?,
+            extremes: room("a bucket's extremes", words(3 * plan.buckets + plan.counters))?,
             sums: room("a bucket's sums", words(plan.sums))?,
             image: room("a bucket's payloads", words(plan.image))?,
             images: room("all ranks' payloads", words(plan.image * world))?,
             totals: room("a bucket", if plan.has_totals() { flat } else { 0 })?,
             positions: room("all ranks' positions", words(plan.kept * world))?,
-            cuts: room("a bucket's cuts", words(CUT * LEVELS * plan.tables))?,
-            blocks: room("a bucket's counts", if topk { words(2 * plan.of_values.len()) } else { 0 })?,
-            bins: room("a bucket's bins", BINS * plan.few.max(1) as u64)?,
+            entries: room(
+                "a bucket's largest",
+                if topk { words(RECORD * plan.of_values.len() + plan.room) } else { 0 },
+            )?,
+            blocks: room(
+                "a bucket's counts",
+                if topk { words(plan.block_sums + 2 * plan.of_values.len()) } else { 0 },
+            )?,
+            bins: room("a bucket's bins", BINS * plan.of_few.len().max(1) as u64)?,
             faults: room("a bucket's faults", Faults::bytes(plan, world))?,
             found_inf: room("whether a step has failed", 4)?,
             matrices: room("a bucket's layers", size_of_val(&table.matrices[..]) as u64)?,
@@ -101,11 +102,9 @@ impl Memory {
             inner: room("a bucket's triangles", words(table.inner))?,
         };
         batch.write(&memory.layers, 0, bytemuck::cast_slice(&params));
-        for (buffer, of) in [
-            (&memory.of_values, &plan.of_values),
-            (&memory.of_tables, &plan.of_tables),
-            (&memory.of_blocks, &plan.of_blocks),
-        ] {
+        for (buffer, of) in
+            [(&memory.of_values, &plan.of_values), (&memory.of_few, &plan.of_few), (&memory.of_blocks, &plan.of_blocks)]
+        {
             batch.write(buffer, 0, bytemuck::cast_slice(of));
         }
         batch.write(&memory.matrices, 0, bytemuck::cast_slice(&table.matrices));

@@ -8,7 +8,7 @@ use lgreco_train::gradient::Dtype;
 params! {
     /// `Moment` of `exchange.wgsl`.
     step, rank, seed_low, seed_high, world, image, layers, feedback, halves, source, kept,
-    level, histograms, tables,
+    settles,
 }
 
 impl Params {
@@ -24,8 +24,6 @@ impl Params {
             feedback: feedback as u32,
             halves: (moment.reduce_dtype == Dtype::Bf16) as u32,
             kept: plan.kept as u32,
-            histograms: 3 * plan.buckets as u32,
-            tables: plan.tables as u32,
             ..Params::default()
         }
     }

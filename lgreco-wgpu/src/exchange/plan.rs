@@ -6,6 +6,7 @@
 
 use super::matrices::Table;
 use crate::Error;
+use crate::cut::{self, Sample};
 use crate::gpu::PER_GROUP;
 use crate::methods;
 use crate::params::params;
@@ -23,9 +24,13 @@ params! {
     /// `Params` of `exchange.wgsl`.
     offset, dtype, first, count, bucket, first_bucket, whole, sign_magnitude, min_max, nearest, bits,
     log_levels, inverse_levels, step, layer, rank, seed_low, seed_high, method, number, start,
-    sums, scales, codes, values_word, starts, table, bins, keep, sent, largest, placement,
+    sums, scales, codes, values_word, starts, counters, stratum, most, least, block_sums, block_counts, records, room, room_size, bins,
+    keep, sent, largest, placement,
     low_bits, low_word, low_bit, high_word, high_bit, high_len, first_block, positions, window, window_len,
 }
+
+/// TopK's number among methods (`TOP_K` of `exchange.wgsl`).
+const TOP_K: u32 = 2;
 
 /// Buckets whose grids a workgroup holds (`FEW` of `qsgd.wgsl`).
 const FEW: usize = 64;
@@ -110,12 +115,15 @@ impl Member {
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     pub(crate) members: Vec<Member>,
-    /// Of each workgroup its layer: of values, of TopK's layers and then of values, of blocks of positions.
+    /// Of each workgroup its layer: of values, of TopK's layers in few bits, of blocks of positions.
     pub(crate) of_values: Vec<u32>,
-    pub(crate) of_tables: Vec<u32>,
+    pub(crate) of_few: Vec<u32>,
     pub(crate) of_blocks: Vec<u32>,
-    /// TopK's layers.
-    pub(crate) tables: usize,
+    /// Words by which TopK's largest are found: of counters, and of what is gathered, behind a record of each workgroup of values.
+    pub(crate) counters: usize,
+    pub(crate) room: usize,
+    /// Sums of TopK's workgroups, in words.
+    pub(crate) block_sums: usize,
     /// Whether layers under QSGD are encoded when they are offered. Where there are any under TopK, of which all go over what is
     /// offered once more, that would be a dispatch more.
     encodes_at_once: bool,
@@ -133,9 +141,8 @@ pub(crate) struct Plan {
     pub(crate) steps: [Vec<Range<usize>>; 2],
     /// Words of an image.
     pub(crate) image: usize,
-    /// Values that TopK keeps, and its layers in few bits.
+    /// Values that TopK keeps.
     pub(crate) kept: usize,
-    pub(crate) few: usize,
     /// Bytes of a message.
     pub(crate) message: usize,
 }
@@ -156,8 +163,13 @@ impl Plan {
             plan.message = 0;
         }
         plan.steps = plan.table.steps();
-        plan.tables = plan.of_tables.len();
-        plan.of_tables.extend_from_slice(&plan.of_values);
+        // Behind the extremes of buckets, and behind the records.
+        let (extremes, records) = ((3 * plan.buckets) as u32, (cut::RECORD * plan.of_values.len()) as u32);
+        for member in plan.members.iter_mut().filter(|member| member.params.method == TOP_K) {
+            let params = &mut member.params;
+            (params.counters, params.room) = (params.counters + extremes, params.room + records);
+            params.block_counts = plan.block_sums as u32;
+        }
         Ok(plan)
     }
 
@@ -247,8 +259,10 @@ impl Plan {
     fn add_topk(&mut self, kept: Keep, body: usize, params: Params) -> Result<Params, Error> {
         let Keep { top, bits } = kept;
         let layout = top.layout(params.count)?;
-        let (keep, number) = (top.keep as usize, params.number);
+        let (keep, number, elements) = (top.keep as usize, params.number, params.count as usize);
         let words = self.take(body);
+        let Sample { stratum, most, least } = Sample::new(top.keep, params.count);
+        let (counters, room, room_size) = (self.counters, self.room, cut::room(elements));
         let [means, sent] = kept.bytes().map(|bytes| bytes as usize);
         let low = means + sent;
         let high = low + layout.low_bytes as usize;
@@ -256,13 +270,19 @@ impl Plan {
         let place = |byte: usize| (words + (byte / 4) as u32, (byte % 4 * 8) as u32);
         let ((low_word, low_bit), (high_word, high_bit)) = (place(low), place(high));
         let params = Params {
-            method: 2,
+            method: TOP_K,
             bits: bits.into(),
             values_word: words,
             codes: words + (means / 4) as u32,
             starts: self.take(4 * blocks),
-            table: self.of_tables.len() as u32,
-            bins: self.few as u32,
+            counters: counters as u32,
+            stratum,
+            most,
+            least,
+            block_sums: self.block_sums as u32,
+            room: room as u32,
+            room_size: room_size as u32,
+            bins: self.of_few.len() as u32,
             keep: top.keep,
             sent: top.values as u32,
             largest: crate::topk::overflow(top.values),
@@ -280,9 +300,13 @@ impl Plan {
         };
         self.of_blocks.extend(std::iter::repeat_n(number, blocks));
         // Of a layer without elements nothing is looked for.
-        self.of_tables.extend((keep > 0).then_some(number));
+        if keep > 0 {
+            self.of_few.extend((bits > 0).then_some(number));
+            self.counters += cut::COUNTED;
+            self.room += room_size;
+            self.block_sums += cut::sums(elements.div_ceil(PER_GROUP));
+        }
         self.kept += keep;
-        self.few += usize::from(bits > 0);
         Ok(params)
     }
 

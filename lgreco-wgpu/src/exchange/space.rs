@@ -46,14 +46,24 @@ impl BufferSpace<'_> {
     }
 
     /// Waits for what this rank is to send, and for what is wrong with it.
-    fn wait(&mut self, part: Part) -> Result<(), Error> {
+    fn wait(&mut self, part: Part, moment: &Moment) -> Result<(), Error> {
         let bucket = &mut *self.bucket;
         let of = match part {
             Part::Sums => bucket.summed(),
             Part::Factors => bucket.second(),
             _ => bucket.image(),
         };
-        let faults = bucket.read(self.gpu, &[of])?;
+        let mut faults = bucket.read(self.gpu, std::slice::from_ref(&of))?;
+        if part == Part::Payloads && faults.has_lost_cut() {
+            let mut batch = Batch::new(self.gpu)?;
+            bucket.encode_lost(&mut batch, moment);
+            batch.enqueue()?;
+            faults = bucket.read(self.gpu, &[of])?;
+            #[cfg(test)]
+            {
+                self.gpu.lost_cuts += 1;
+            }
+        }
         if bucket.status.is_none()
             && let Some((layer, error)) = bucket.of_own(self.gpu, &faults, part)?
         {
@@ -225,7 +235,7 @@ impl Space for BufferSpace<'_> {
             return Ok(Request::AllGather { buffer: &mut self.bucket.host.greetings });
         }
         if self.bucket.offered
-            && let Err(error) = self.wait(part)
+            && let Err(error) = self.wait(part, &program.moment)
         {
             // The others wait for this rank's part all the same.
             let failure = self.bucket.told(error);

@@ -25,6 +25,16 @@ fn bin_of(range: Range, magnitude: u32) -> u32 {
     return bin;
 }
 
+// The first magnitude of a bin, or behind the last of the one before it.
+fn start_of_bin(range: Range, bin: u32) -> u32 {
+    let product = mul_wide(bin, range.span);
+    if (range.log_count == 0u) {
+        return range.low + product.x;
+    }
+    let part = product.x & ((1u << range.log_count) - 1u);
+    return range.low + (product.y << (32u - range.log_count)) + (product.x >> range.log_count) + u32(part != 0u);
+}
+
 // Numbers below the normal ones have the least normal ones' exponent.
 fn exponent_of(magnitude: u32) -> u32 {
     return max(magnitude >> 23u, 1u);

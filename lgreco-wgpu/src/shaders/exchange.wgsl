@@ -1,8 +1,7 @@
 // A bucket of layers that are exchanged together, of which a dispatch works on all. Layers lie one after the other in flat
 // memory, each from a multiple of 2048 values on, so that a workgroup's values belong to one.
 //
-// `exchange_select.wgsl` makes TopK's payloads, with `exchange_bins.wgsl` where values travel in few bits, `exchange_topk.wgsl` adds
-// them up; `exchange_factors.wgsl` has PowerSGD's factors.
+// `exchange_select.wgsl` makes TopK's payloads, `exchange_topk.wgsl` adds them up; `exchange_factors.wgsl` has PowerSGD's factors.
 
 // Of a layer; the fields up to `seed_high` are what the functions for single tensors ask for.
 struct Params {
@@ -34,7 +33,16 @@ struct Params {
     codes: u32,
     values_word: u32,
     starts: u32,
-    table: u32, // of TopK's, by which the k largest are found
+    // What the k largest are found by: see `topk_cut.wgsl`.
+    counters: u32,
+    stratum: u32,
+    most: u32,
+    least: u32,
+    block_sums: u32,
+    block_counts: u32,
+    records: u32,
+    room: u32,
+    room_size: u32,
     bins: u32, // among those of all layers in few bits
     keep: u32,
     sent: u32,
@@ -65,9 +73,7 @@ struct Moment {
     halves: u32, // whether sums travel as bf16
     source: u32, // what the means that are made come of: payloads, sums or factors
     kept: u32, // values that TopK keeps of a rank
-    level: u32, // of TopK's histograms, from 0 on
-    histograms: u32, // where they begin among `extremes`
-    tables: u32, // layers under TopK
+    settles: u32, // one more than the level by which lost cuts are settled; 4 when they are known, 0 of other layers
 }
 
 const DENSE = 0u;
@@ -76,7 +82,7 @@ const TOP_K = 2u;
 const POWER_SGD = 3u;
 
 @group(0) @binding(0) var<uniform> moment: Moment;
-// Of QSGD's buckets, and behind them what `exchange_select.wgsl` counts of layers under TopK.
+// Of QSGD's buckets, and behind them what is counted of layers under TopK.
 @group(0) @binding(2) var<storage, read_write> extremes: array<atomic<u32>>;
 @group(0) @binding(4) var<storage, read_write> words: array<u32>;
 @group(0) @binding(5) var<storage, read> layers: array<Params>;
@@ -112,27 +118,34 @@ fn begin_if(method: u32, group: u32) -> u32 {
 }
 
 // residual + gradient.
-fn offered_value(i: u32) -> u32 {
-    var x = value(i);
+fn sum_with_residual(i: u32) -> u32 {
+    let x = value(i);
     if (moment.feedback != 0u) {
-        x = sum(residual[params.start + i], x);
+        return sum(residual[params.start + i], x);
     }
+    return x;
+}
+
+// The same, which is looked at.
+fn offered_value(i: u32) -> u32 {
+    let x = sum_with_residual(i);
     if (!is_finite(x)) {
         fault(0u, i);
     }
     return x;
 }
 
-// What all layers offer, but for those that are whole: with its extremes, or the first histogram of its magnitudes; what is not compressed goes into the sums,
-// and of it `offered` keeps what rounding has kept from being sent.
+// What layers offer that are not whole, nor under TopK, with its extremes; what is not compressed goes into the sums,
+// and of it `offered` keeps what rounding has kept from being sent. Of layers under TopK a sample is drawn.
 @compute @workgroup_size(64)
 fn offer(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     begin(layer_of[group.x]);
     clear_tops(lane);
-    clear_counts(lane);
+    clear_shares(lane);
     workgroupBarrier();
     let first = group.x * PER_GROUP - params.start;
-    let end = select(min(PER_GROUP, params.count - first), 0u, params.whole != 0u);
+    let is_offered = params.whole == 0u && params.method != TOP_K;
+    let end = select(0u, min(PER_GROUP, params.count - first), is_offered);
     for (var i = lane; i < end; i += 64u) {
         var x = offered_value(first + i);
         tile[in_tile(i)] = x;
@@ -144,11 +157,10 @@ fn offer(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
             sums[params.sums + first + i] = sent;
             x = sum(x, sent ^ SIGN);
         }
-        if (params.method == TOP_K) {
-            count_magnitude(0u, 0u, x & MAGNITUDE);
-            widen_range_by(x & MAGNITUDE);
-        }
         offered[params.start + first + i] = x;
+    }
+    if (params.method == TOP_K) {
+        draw_sample(first, lane);
     }
     let is_shared = params.method == QSGD && params.whole == 0u;
     workgroupBarrier();
@@ -160,8 +172,7 @@ fn offer(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
         tell_extremes(first, lane);
     }
     if (params.method == TOP_K) {
-        give_counts(0u, lane);
-        give_range(lane);
+        give_shares(0u, lane);
     }
 }
 

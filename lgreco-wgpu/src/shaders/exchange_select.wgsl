@@ -1,183 +1,109 @@
-// The k largest of each layer under TopK: histograms of the magnitudes' upper 11 bits, of the next 10 of those at the bin that k
-// divides, and of the last 10; then the payloads. Which bin that is every workgroup of the next dispatch finds for itself.
+// TopK's payloads of all layers: `topk_cut.wgsl` in the exchange.
 
-// Where the k largest of a layer end, as far as is known: the upper bits of the k-th largest magnitude, and its rank among those
-// with these bits; at last also the range of what is kept, zeros aside.
-struct Cut {
-    magnitude: u32,
-    rank: u32,
-    low: u32,
-    high: u32,
-}
-
-// Of each layer under TopK what is known after each level.
-@group(0) @binding(15) var<storage, read_write> cuts: array<Cut>;
+// Per workgroup of values its record, then the magnitudes that are gathered.
+@group(0) @binding(15) var<storage, read_write> entries: array<u32>;
 @group(0) @binding(16) var<storage, read_write> payload: array<atomic<u32>>;
-// Per workgroup of values: those above the cut and those at it; after `scan`, of all of the layer's before.
-@group(0) @binding(17) var<storage, read_write> blocks: array<vec2<u32>>;
+// How many values are above the cut, and how many at it: of 256 workgroups' of a layer each, then of each.
+@group(0) @binding(17) var<storage, read_write> blocks: array<atomic<u32>>;
 
-// What is counted of a layer, among `extremes`: 2048 counts of the first level, 1024 of each other, sums of 64 shares of each level's
-// counts, the complement of the smallest magnitude other than 0, and the largest one.
-const COUNTED = 4290u;
-const SHARES = 4096u;
-const LOWEST = 4288u;
-const HIGHEST = 4289u;
-
-// Two counts of a workgroup's 2048 values in each word.
-var<workgroup> pairs: array<atomic<u32>, 1024>;
-
-// Bits of the magnitude below the level's, and how many bins the level has.
-fn below(level: u32) -> u32 {
-    return 20u - 10u * level;
+fn counter(at: u32) -> u32 {
+    return atomicLoad(&extremes[at]);
 }
 
-fn level_bins(level: u32) -> u32 {
-    return select(1024u, 2048u, level == 0u);
+fn add_counter(at: u32, x: u32) -> u32 {
+    return atomicAdd(&extremes[at], x);
 }
 
-fn counted_of_layer() -> u32 {
-    return moment.histograms + COUNTED * params.table;
+fn raise_counter(at: u32, x: u32) {
+    atomicMax(&extremes[at], x);
 }
 
-fn level_start(level: u32) -> u32 {
-    return counted_of_layer() + select(1024u + 1024u * level, 0u, level == 0u);
+fn set_counter(at: u32, x: u32) {
+    atomicStore(&extremes[at], x);
 }
 
-fn share_at(level: u32, share: u32) -> u32 {
-    return counted_of_layer() + SHARES + 64u * level + share;
-}
-
-fn clear_counts(lane: u32) {
-    for (var pair = lane; pair < 1024u; pair += 64u) {
-        atomicStore(&pairs[pair], 0u);
+// `begin_if` of TopK; where lost cuts are settled, of layers that have one. `values` are gradients.
+fn begin_topk(group: u32) -> u32 {
+    let first = begin_if(TOP_K, group);
+    takes_part = params.method == TOP_K && (moment.settles == 0u || is_lost());
+    if (!takes_part) {
+        params.count = first;
     }
+    return first;
 }
 
-// Counts a magnitude if its upper bits are those of the cut.
-fn count_magnitude(level: u32, cut: u32, magnitude: u32) {
-    let bits = magnitude >> below(level);
-    if (magnitude < INFINITY && (level == 0u || bits / level_bins(level) == cut)) {
-        let bin = bits % level_bins(level);
-        atomicAdd(&pairs[bin >> 1u], 1u << (16u * (bin & 1u)));
-    }
-}
-
-// Brings a workgroup's counts to the layer's, of a share by each of 64 lanes.
-fn give_counts(level: u32, lane: u32) {
-    let share = level_bins(level) / 128u;
-    var sum = 0u;
-    for (var pair = lane * share; pair < (lane + 1u) * share; pair++) {
-        let counts = atomicLoad(&pairs[pair]);
-        for (var half = 0u; half < 2u; half++) {
-            let count = (counts >> (16u * half)) & 0xffffu;
-            if (count != 0u) {
-                atomicAdd(&extremes[level_start(level) + 2u * pair + half], count);
-                sum += count;
-            }
-        }
-    }
-    if (sum != 0u) {
-        atomicAdd(&extremes[share_at(level, lane)], sum);
-    }
-}
-
-// The range of all magnitudes of a layer in few bits, zeros aside: of a workgroup's in `tops`.
-fn widen_range_by(magnitude: u32) {
-    if (params.bits != 0u && magnitude > 0u) {
-        atomicMax(&tops[0], ~magnitude);
-        atomicMax(&tops[1], magnitude);
-    }
-}
-
-fn give_range(lane: u32) {
-    if (params.bits != 0u && lane < 2u) {
-        atomicMax(&extremes[counted_of_layer() + LOWEST + lane], atomicLoad(&tops[lane]));
-    }
-}
-
-var<workgroup> chosen: array<Cut, 1>;
-
-// The bin of a level in which the k-th largest lies; of magnitudes that are not finite nothing is kept. All 64 lanes call it.
-fn choose(level: u32, lane: Lane) -> Cut {
-    var cut = Cut(0u, params.keep, 0u, 0u);
-    if (level > 0u) {
-        cut = cuts[3u * params.table + level - 1u];
-    }
-    // The largest come first.
-    let number = 63u - place(lane);
-    let sum = atomicLoad(&extremes[share_at(level, number)]);
-    var before = sum_before(lane, vec2<u32>(sum, 0u)).x;
-    if (lane.index == 0u) {
-        chosen[0] = Cut(INFINITY, 0u, 0u, 0u);
-    }
-    workgroupBarrier();
-    if (before < cut.rank && before + sum >= cut.rank) {
-        let share = level_bins(level) / 64u;
-        for (var i = 0u; i < share; i++) {
-            let bin = (number + 1u) * share - 1u - i;
-            let count = atomicLoad(&extremes[level_start(level) + bin]);
-            if (before + count >= cut.rank) {
-                chosen[0] = Cut(cut.magnitude * level_bins(level) + bin, cut.rank - before, 0u, 0u);
-                break;
-            }
-            before += count;
-        }
-    }
-    workgroupBarrier();
-    return chosen[0];
-}
-
-// For the dispatches after this, by the workgroup of the layer's first values.
-fn keep_cut(level: u32, cut: Cut, first: u32, lane: u32) {
-    if (params.method == TOP_K && first == 0u && lane == 0u) {
-        cuts[3u * params.table + level] = cut;
-    }
-}
-
-fn last_cut() -> Cut {
-    return cuts[3u * params.table + 2u];
-}
-
-fn range_of(cut: Cut) -> Range {
-    return Range(cut.low, cut.high - cut.low + 1u, params.bits - 1u);
-}
-
-// The cut of the level before, and the histogram of this one.
-@compute @workgroup_size(64)
-fn histogram(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    let first = begin_if(TOP_K, group.x);
-    clear_counts(lane.index);
-    let cut = choose(moment.level - 1u, lane);
-    keep_cut(moment.level - 1u, cut, first, lane.index);
-    let end = min(first + PER_GROUP, params.count);
-    for (var i = first + lane.index; i < end; i += 64u) {
-        count_magnitude(moment.level, cut.magnitude, values[params.start + i] & MAGNITUDE);
-    }
-    workgroupBarrier();
-    if (params.method == TOP_K) {
-        give_counts(moment.level, lane.index);
-    }
-}
-
-// How many there are above the cut and at it, and in few bits the largest exponents of bins. All 64 lanes call it.
-fn count_values(group: u32, lane: Lane) {
+// The same once `values` are what is offered.
+fn begin_offered(group: u32) -> u32 {
     let first = begin_topk(group);
-    var cut = choose(2u, lane);
-    // The k-th largest is the smallest that is kept, but for zeros.
-    cut.high = atomicLoad(&extremes[counted_of_layer() + HIGHEST]);
-    cut.low = min(select(cut.magnitude, ~atomicLoad(&extremes[counted_of_layer() + LOWEST]), cut.magnitude == 0u), cut.high);
-    keep_cut(2u, cut, first, lane.index);
+    params.dtype = 0u;
+    params.offset = params.start;
+    return first;
+}
+
+// Which of the layer's workgroups this is.
+fn block_of_layer(first: u32) -> u32 {
+    return first / PER_GROUP;
+}
+
+// A workgroup's part of the sample of its layer, of gradients and residuals.
+fn draw_sample(first: u32, lane: u32) {
+    let seed = mixed(moment.step) + mixed(~params.layer) + mixed(first);
+    for (var draw = lane; draw < draws(); draw += 64u) {
+        let i = first + drawn(draw, seed);
+        if (i < params.count) {
+            add_to_sample(sum_with_residual(i) & MAGNITUDE);
+        }
+    }
+}
+
+// What layers under TopK offer, and what of it is gathered: gradients and residuals are read once.
+@compute @workgroup_size(64)
+fn gather_offered(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
+    let first = begin_topk(group.x);
+    begin_gathering(lane);
     let end = min(first + PER_GROUP, params.count);
-    var kept = vec2<u32>(0u, 0u);
     for (var i = first + lane.index; i < end; i += 64u) {
-        kept += found(values[params.start + i], cut.magnitude);
+        let x = offered_value(i);
+        offered[params.start + i] = x;
+        see(x & MAGNITUDE);
     }
-    kept = sum_of(lane, 64u, kept);
-    if (params.method == TOP_K && lane.index == 0u) {
-        blocks[group] = kept;
+    workgroupBarrier();
+    end_gathering(group.x, first == 0u, lane.index);
+}
+
+@compute @workgroup_size(64)
+fn refine(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
+    let first = begin_offered(group.x);
+    if (count_picked(group.x, first, first == 0u, lane) && first == 0u && lane.index == 0u) {
+        fault(6u, 0u);
     }
-    keep_few_bits_only(first);
-    find_exponents_from(first, cut.magnitude, range_of(cut), lane.index);
+}
+
+// One of three dispatches that settle cuts that are lost.
+@compute @workgroup_size(64)
+fn settle(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
+    let first = begin_offered(group.x);
+    settle_block(moment.settles - 1u, first, first == 0u, lane);
+}
+
+// How many there are above the cut and at it. All 64 lanes call it.
+fn count_values(group: u32, lane: Lane) {
+    let first = begin_offered(group);
+    let cut = find_cut(moment.settles != 0u, lane);
+    let kept = sum_of(lane, 64u, count_found(group, first, cut.magnitude, lane.index));
+    if (!takes_part) {
+        return;
+    }
+    if (lane.index == 0u) {
+        count_block_as(group, block_of_layer(first), kept);
+        if (first == 0u) {
+            set_counter(params.counters + CUT, cut.magnitude);
+            set_counter(params.counters + TIES, cut.ties);
+        }
+    }
+    if (first == 0u && params.bits != 0u) {
+        write_exponents(range_from(cut), lane.index);
+    }
 }
 
 @compute @workgroup_size(64)
@@ -192,35 +118,25 @@ fn encode_and_count(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     count_values(group.x, lane);
 }
 
-// The counts of all workgroups before each, by a workgroup per layer; the others add up what is above the cut in the bins of layers
-// in few bits.
-@compute @workgroup_size(256)
-fn scan(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    if (group.x < moment.tables) {
-        begin(layer_of[group.x]);
-        scan_blocks(params.start / PER_GROUP, (params.count + PER_GROUP - 1u) / PER_GROUP, lane);
-    } else {
-        begin(layer_of[group.x]);
-        params.dtype = 0u;
-        params.offset = params.start;
-        let first = (group.x - moment.tables) * PER_GROUP - params.start;
-        keep_few_bits_only(first);
-        let cut = last_cut();
-        add_to_bins_from(first, cut.magnitude, range_of(cut), lane.index, 256u);
-    }
+fn last_cut() -> Cut {
+    return Cut(counted(CUT), counted(TIES));
 }
 
-// Payloads of TopK into this rank's image. `values` are what is offered.
+fn put_position(word: u32, bit: u32, bits: u32) {
+    put(word, bit, bits);
+}
+
+// Payloads of TopK into this rank's image, and what their means are made of. `values` are what is offered.
 @compute @workgroup_size(64)
 fn write_kept(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    let first = begin_topk(group.x);
-    load_tile(first, lane.index);
+    let first = begin_offered(group.x);
+    clear_own_bins(lane.index);
     let cut = last_cut();
-    written_range = range_of(cut);
-    if (params.method == TOP_K && first == 0u) {
-        send_means(cut, lane.index);
+    let before = known_before(group.x, select(0u, block_of_layer(first), takes_part), lane);
+    if (takes_part) {
+        skip_unless_written(group.x, first, cut.magnitude, cut.ties, before);
     }
-    let known = blocks[group.x];
+    load_tile(first, lane.index);
     let end = min(PER_GROUP, params.count - first);
     for (var i = lane.index; i < end; i += 64u) {
         let magnitude = tile[in_tile(i)] & MAGNITUDE;
@@ -229,5 +145,22 @@ fn write_kept(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
             fault(4u, first + i);
         }
     }
-    write_tile(first, cut.magnitude, cut.rank, known, lane);
+    let is_few = takes_part && params.bits != 0u;
+    if (is_few) {
+        written_range = range_from(cut);
+    }
+    write_tile(first, cut.magnitude, cut.ties, before, lane);
+    workgroupBarrier();
+    if (is_few) {
+        give_own_bins(lane.index);
+    }
+}
+
+// In few bits, the means of each layer's bins into this rank's image.
+@compute @workgroup_size(64)
+fn send_means(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    begin(layer_of[group.x]);
+    for (var bin = lane; bin >> (params.bits - 1u) == 0u; bin += 64u) {
+        put(params.values_word + bin, 0u, mean_of_bin(bin));
+    }
 }

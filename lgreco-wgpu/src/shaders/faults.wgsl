@@ -1,9 +1,9 @@
 // What is found wrong with a bucket's layers.
 
 // Of each layer complements of the first positions at fault: what is offered, the mean, and the mean in the layer's type are not
-// finite, nor is what is left, nor what is sent in its type, nor a factor of this rank, whatever its position. Behind the layers',
-// of each rank: the complement of the first layer whose payload no encoder wrote.
-const FAULTS = 6u;
+// finite, nor is what is left, nor what is sent in its type, nor a factor of this rank, whatever its position; and whether TopK's cut is
+// lost. Behind the layers', of each rank: the complement of the first layer whose payload no encoder wrote.
+const FAULTS = 7u;
 
 @group(0) @binding(10) var<storage, read_write> faults: array<atomic<u32>>;
 

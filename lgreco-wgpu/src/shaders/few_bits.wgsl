@@ -1,23 +1,30 @@
 // TopK in few bits, wherever tensors and payloads lie: what is known of each layer's bins, and the codes of what it keeps.
+//
+// Digits of a bin's magnitudes are in units by the exponent of the largest. What the first read knows of each exponent leaves two: that
+// of where the bin ends, and the next that there is. Sums are kept by both.
 
 // Of a layer, found step by step. All of it begins as zeros.
 struct Bins {
-    lowest: atomic<u32>, // complement of the smallest magnitude that is kept, zeros aside
+    lowest: atomic<u32>, // complement of the smallest magnitude that is kept, zeros aside; of rows
     highest: atomic<u32>,
-    // Per bin the exponent of its largest magnitude, and of those above the cut how many there are and what their digits add up to.
-    exponents: array<atomic<u32>, 128>,
+    exponents: array<vec2<u32>, 128>, // per bin both, the larger first
     counts: array<atomic<u32>, 128>,
+    with_larger: array<atomic<u32>, 128>, // how many have the larger exponent
+    // Sums of digits by the larger exponent, and by the other of those that do not have the larger.
     lower: array<atomic<u32>, 128>,
     upper: array<atomic<u32>, 128>,
+    other_lower: array<atomic<u32>, 128>,
+    other_upper: array<atomic<u32>, 128>,
 }
 
 @group(0) @binding(18) var<storage, read_write> bins_of: array<Bins>;
 
-var<workgroup> exponents: array<atomic<u32>, 128>;
-var<workgroup> counted: array<atomic<u32>, 128>;
-// Sums of digits' lower and upper 16 bits.
-var<workgroup> lower_halves: array<atomic<u32>, 128>;
-var<workgroup> upper_halves: array<atomic<u32>, 128>;
+// Of a workgroup's values per bin the same, but for sums: of digits' lower and upper 16 bits.
+const OWN = 6u;
+const WITH_LARGER = 1u;
+const LOWER = 2u;
+const OTHER_LOWER = 4u;
+var<workgroup> own_bins: array<atomic<u32>, 768>;
 
 // Widens a layer's range by what a workgroup keeps: its largest magnitude, and the complement of its smallest other than 0.
 fn widen_range(lowest: u32, highest: u32) {
@@ -32,74 +39,88 @@ fn range() -> Range {
     return Range(low, high - low + 1u, params.bits - 1u);
 }
 
-// Of what is kept of a workgroup's values, from `first` on, finds each bin's largest exponent. All 64 lanes call it.
-fn find_exponents_from(first: u32, cut: u32, range: Range, lane: u32) {
-    for (var bin = lane; bin < MOST_BINS; bin += 64u) {
-        atomicStore(&exponents[bin], 0u);
-    }
-    workgroupBarrier();
-    let end = min(first + PER_GROUP, params.count);
-    for (var i = first + lane; i < end; i += 64u) {
-        let magnitude = value(i) & MAGNITUDE;
-        if (magnitude >= cut) {
-            atomicMax(&exponents[bin_of(range, magnitude)], exponent_of(magnitude));
+// The range of a cut.
+fn range_from(cut: Cut) -> Range {
+    let kept = kept_range(cut);
+    return Range(kept.x, kept.y - kept.x + 1u, params.bits - 1u);
+}
+
+// Finds the exponents of bins, by 64 lanes.
+fn write_exponents(range: Range, lane: u32) {
+    for (var bin = lane; bin >> range.log_count == 0u; bin += 64u) {
+        let first = start_of_bin(range, bin);
+        let larger = exponent_of(start_of_bin(range, bin + 1u) - 1u);
+        var other = larger - 1u;
+        while (other > exponent_of(first) && counted(OCTAVES + other) == 0u) {
+            other -= 1u;
         }
-    }
-    workgroupBarrier();
-    for (var bin = lane; bin < MOST_BINS; bin += 64u) {
-        let exponent = atomicLoad(&exponents[bin]);
-        if (exponent != 0u) {
-            atomicMax(&bins_of[params.bins].exponents[bin], exponent);
-        }
+        bins_of[params.bins].exponents[bin] = vec2<u32>(larger, max(other, 1u));
     }
 }
 
-// Then adds up what is above the cut. All of so many lanes call it.
-fn add_to_bins_from(first: u32, cut: u32, range: Range, lane: u32, lanes: u32) {
-    for (var bin = lane; bin < MOST_BINS; bin += lanes) {
-        atomicStore(&counted[bin], 0u);
-        atomicStore(&lower_halves[bin], 0u);
-        atomicStore(&upper_halves[bin], 0u);
-    }
-    workgroupBarrier();
-    let end = min(first + PER_GROUP, params.count);
-    for (var i = first + lane; i < end; i += lanes) {
-        let magnitude = value(i) & MAGNITUDE;
-        if (magnitude > cut) {
-            let bin = bin_of(range, magnitude);
-            let digits = digits_of(magnitude, atomicLoad(&bins_of[params.bins].exponents[bin]));
-            atomicAdd(&counted[bin], 1u);
-            atomicAdd(&lower_halves[bin], digits & 0xffffu);
-            atomicAdd(&upper_halves[bin], digits >> 16u);
-        }
-    }
-    workgroupBarrier();
-    for (var bin = lane; bin < MOST_BINS; bin += lanes) {
-        let count = atomicLoad(&counted[bin]);
-        if (count != 0u) {
-            let upper_half = atomicLoad(&upper_halves[bin]);
-            let sum = plus_wide(vec2<u32>(atomicLoad(&lower_halves[bin]), upper_half >> 16u), upper_half << 16u);
-            let before = atomicAdd(&bins_of[params.bins].lower[bin], sum.x);
-            atomicAdd(&bins_of[params.bins].upper[bin], plus_wide(vec2<u32>(before, sum.y), sum.x).y);
-            atomicAdd(&bins_of[params.bins].counts[bin], count);
-        }
+fn clear_own_bins(lane: u32) {
+    for (var i = lane; i < OWN * MOST_BINS; i += 64u) {
+        atomicStore(&own_bins[i], 0u);
     }
 }
 
-// At last a bin's mean, with those at the cut that are kept.
-fn mean_of_bin(bin: u32, cut: u32, ties: u32, range: Range) -> u32 {
-    let exponent = atomicLoad(&bins_of[params.bins].exponents[bin]);
-    var count = atomicLoad(&bins_of[params.bins].counts[bin]);
-    var sum = vec2<u32>(atomicLoad(&bins_of[params.bins].lower[bin]), atomicLoad(&bins_of[params.bins].upper[bin]));
-    if (bin_of(range, cut) == bin) {
-        let tied = mul_wide(digits_of(cut, exponent), ties);
-        sum = plus_wide(vec2<u32>(sum.x, sum.y + tied.y), tied.x);
-        count += ties;
+fn add_halves(at: u32, digits: u32) {
+    atomicAdd(&own_bins[at], digits & 0xffffu);
+    atomicAdd(&own_bins[at + 1u], digits >> 16u);
+}
+
+fn add_to_own_bin(bin: u32, magnitude: u32) {
+    let exponents = bins_of[params.bins].exponents[bin];
+    let own = OWN * bin;
+    atomicAdd(&own_bins[own], 1u);
+    add_halves(own + LOWER, digits_of(magnitude, exponents.x));
+    if (exponent_of(magnitude) == exponents.x) {
+        atomicAdd(&own_bins[own + WITH_LARGER], 1u);
+    } else {
+        add_halves(own + OTHER_LOWER, digits_of(magnitude, exponents.y));
     }
+}
+
+fn sum_of_halves(at: u32) -> vec2<u32> {
+    let upper_halves = atomicLoad(&own_bins[at + 1u]);
+    return plus_wide(vec2<u32>(atomicLoad(&own_bins[at]), upper_halves >> 16u), upper_halves << 16u);
+}
+
+// After all are added, by 64 lanes.
+fn give_own_bins(lane: u32) {
+    for (var bin = lane; bin < MOST_BINS; bin += 64u) {
+        let own = OWN * bin;
+        let count = atomicLoad(&own_bins[own]);
+        if (count == 0u) {
+            continue;
+        }
+        atomicAdd(&bins_of[params.bins].counts[bin], count);
+        atomicAdd(&bins_of[params.bins].with_larger[bin], atomicLoad(&own_bins[own + WITH_LARGER]));
+        let sum = sum_of_halves(own + LOWER);
+        let before = atomicAdd(&bins_of[params.bins].lower[bin], sum.x);
+        atomicAdd(&bins_of[params.bins].upper[bin], plus_wide(vec2<u32>(before, sum.y), sum.x).y);
+        let others = sum_of_halves(own + OTHER_LOWER);
+        let other_before = atomicAdd(&bins_of[params.bins].other_lower[bin], others.x);
+        atomicAdd(&bins_of[params.bins].other_upper[bin], plus_wide(vec2<u32>(other_before, others.y), others.x).y);
+    }
+}
+
+// A bin's mean at last.
+fn mean_of_bin(bin: u32) -> u32 {
+    let count = atomicLoad(&bins_of[params.bins].counts[bin]);
     if (count == 0u) {
         return 0u;
     }
-    return float_of(quotient(sum, count), exponent);
+    let exponents = bins_of[params.bins].exponents[bin];
+    if (atomicLoad(&bins_of[params.bins].with_larger[bin]) != 0u) {
+        let sum = vec2<u32>(atomicLoad(&bins_of[params.bins].lower[bin]), atomicLoad(&bins_of[params.bins].upper[bin]));
+        return float_of(quotient(sum, count), exponents.x);
+    }
+    let sum = vec2<u32>(
+        atomicLoad(&bins_of[params.bins].other_lower[bin]),
+        atomicLoad(&bins_of[params.bins].other_upper[bin]),
+    );
+    return float_of(quotient(sum, count), exponents.y);
 }
 
 // Of what is written.
@@ -111,7 +132,13 @@ fn put_kept(index: u32, bits: u32) {
         put_in_full(index, bits);
         return;
     }
-    let code = bin_of(written_range, bits & MAGNITUDE) | ((bits >> 31u) << (params.bits - 1u));
+    let magnitude = bits & MAGNITUDE;
+    let bin = bin_of(written_range, magnitude);
+    let code = bin | ((bits >> 31u) << (params.bits - 1u));
     let at = field(params.codes, 0u, index, params.bits);
     put(at.x, at.y, code);
+    // Once, however many windows there are.
+    if (is_in_window(at.x)) {
+        add_to_own_bin(bin, magnitude);
+    }
 }

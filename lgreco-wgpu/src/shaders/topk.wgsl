@@ -9,18 +9,28 @@ struct Params {
     count: u32, // values in the piece, or in the stretch
     sent: u32, // type of the values in the payload
     rounds: u32, // whether that type changes values
-    energies: u32, // whether sums are wanted, not only the cut
     table: u32, // the layer's number among those whose tables lie together
     slots: u32, // that each of these has, at most MOST_KEEPS
     first_keep: u32, // of this batch in `state`
+    // What a cut is found by, which is the only one: see `topk_cut.wgsl`.
+    keep: u32,
+    counters: u32,
+    stratum: u32,
+    most: u32,
+    least: u32,
+    block_sums: u32,
+    block_counts: u32,
+    records: u32,
+    room: u32,
+    room_size: u32,
+    settles: u32, // one more than the level by which a lost cut is settled; 4 when it is known
     keeps: u32, // in this batch, at most as many as slots
-    blocks: u32,
     first_block: u32,
     result: u32,
     elements: u32,
     placement: u32, // 0: no positions, 1: bitmap, 2: Elias-Fano
     low_bits: u32,
-    // First bit of each part of the payload, as word and bit.
+    // First bit of each part of the payload, as word and bit; of positions apart from the others.
     values_word: u32, // of values, or in few bits of means
     bits: u32, // of a code; 0 in full
     codes: u32,
@@ -33,6 +43,8 @@ struct Params {
     high_bit: u32,
     window: u32, // first word, or first value, of the binding written to
     window_len: u32,
+    positions_window: u32, // likewise
+    positions_len: u32,
 }
 
 // Per bin: count, sum of the keys' lower 17 bits in 64 bits, sum of the squared rounding errors of sending it, each less
@@ -45,8 +57,8 @@ struct Params {
 // Per bin of level 1: elements above, energy below (2 words), rounding errors above (2 words).
 @group(0) @binding(5) var<storage, read_write> prefix: array<u32>;
 @group(0) @binding(6) var<storage, read_write> state: array<Keep>;
-// Per block of 2048 elements: those above the cut and those at it; after `scan`, of all blocks before.
-@group(0) @binding(7) var<storage, read_write> blocks: array<vec2<u32>>;
+// How many elements are above the cut, and how many at it: of 256 blocks of a layer each, then of each block of 2048.
+@group(0) @binding(7) var<storage, read_write> blocks: array<atomic<u32>>;
 @group(0) @binding(8) var<storage, read_write> payload: array<atomic<u32>>;
 @group(0) @binding(9) var<storage, read_write> results: array<atomic<u32>>;
 // The last position before the stretch's, then those.
@@ -58,6 +70,13 @@ struct Params {
 @group(0) @binding(13) var<storage, read> low_part: array<u32>;
 @group(0) @binding(14) var<storage, read> high_part: array<u32>;
 @group(0) @binding(15) var<storage, read> starts: array<u32>;
+
+// Of the search for a cut.
+@group(0) @binding(19) var<storage, read_write> counters: array<atomic<u32>>;
+// Per block its record, then the magnitudes that are gathered.
+@group(0) @binding(20) var<storage, read_write> entries: array<u32>;
+// Positions of a payload that is written.
+@group(0) @binding(21) var<storage, read_write> position_words: array<atomic<u32>>;
 
 const BINS = 17792u; // 278 exponents of 64 bins
 const COARSE = 17u; // key bits below a bin of level 1

@@ -1,8 +1,115 @@
-// TopK's payloads of a tensor: blocks of elements are counted, the counts added up, and what is kept written to its places.
+// TopK's payloads of a tensor. Blocks of values are counted, and what is kept is written to its places. Where the cut is not known,
+// `topk_cut.wgsl` finds it on the way.
+
+fn counter(at: u32) -> u32 {
+    return atomicLoad(&counters[at]);
+}
+
+fn add_counter(at: u32, x: u32) -> u32 {
+    return atomicAdd(&counters[at], x);
+}
+
+fn raise_counter(at: u32, x: u32) {
+    atomicMax(&counters[at], x);
+}
+
+fn set_counter(at: u32, x: u32) {
+    atomicStore(&counters[at], x);
+}
+
+// Which of the tensor's blocks a workgroup has, of which pieces have whole ones.
+fn own_block() -> u32 {
+    return params.first / PER_GROUP + group.x;
+}
+
+fn begin_block(dispatch: Dispatch) -> bool {
+    takes_part = begin(dispatch);
+    return takes_part;
+}
 
 @compute @workgroup_size(64)
+fn sample(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
+    if (!begin_block(dispatch)) {
+        return;
+    }
+    clear_shares(lane);
+    workgroupBarrier();
+    for (var draw = lane; draw < draws(); draw += 64u) {
+        let i = group.x * PER_GROUP + drawn(draw, mixed(own_block()));
+        if (i < params.count) {
+            add_to_sample(value(i) & MAGNITUDE);
+        }
+    }
+    workgroupBarrier();
+    give_shares(0u, lane);
+}
+
+@compute @workgroup_size(64)
+fn gather_values(dispatch: Dispatch, lane: Lane) {
+    if (!begin_block(dispatch)) {
+        return;
+    }
+    begin_gathering(lane);
+    let end = min((group.x + 1u) * PER_GROUP, params.count);
+    for (var i = group.x * PER_GROUP + lane.index; i < end; i += 64u) {
+        see(value(i) & MAGNITUDE);
+    }
+    workgroupBarrier();
+    end_gathering(params.first_block + group.x, own_block() == 0u, lane.index);
+}
+
+@compute @workgroup_size(64)
+fn refine(dispatch: Dispatch, lane: Lane) {
+    if (!begin_block(dispatch)) {
+        return;
+    }
+    let is_lost = count_picked(params.first_block + group.x, group.x * PER_GROUP, own_block() == 0u, lane);
+    if (is_lost && lane.index == 0u) {
+        atomicMax(&results[2], 1u);
+    }
+}
+
+// One of three levels that settle a cut that is lost.
+@compute @workgroup_size(64)
+fn settle(dispatch: Dispatch, lane: Lane) {
+    if (!begin_block(dispatch)) {
+        return;
+    }
+    settle_block(params.settles - 1u, group.x * PER_GROUP, own_block() == 0u, lane);
+}
+
+// How many there are above the cut and at it.
+@compute @workgroup_size(64)
+fn count_kept(dispatch: Dispatch, lane: Lane) {
+    if (!begin_block(dispatch)) {
+        return;
+    }
+    let cut = find_cut(params.settles != 0u, lane);
+    let own = count_found(params.first_block + group.x, group.x * PER_GROUP, cut.magnitude, lane.index);
+    let kept = sum_of(lane, 64u, own);
+    if (lane.index == 0u) {
+        count_block_as(params.first_block + group.x, own_block(), kept);
+    }
+    if (own_block() != 0u) {
+        return;
+    }
+    if (lane.index == 0u) {
+        state[params.first_keep].magnitude = cut.magnitude;
+        state[params.first_keep].ties = cut.ties;
+        atomicStore(&results[0], counted(HIGHEST));
+        atomicStore(&results[1], cut.magnitude);
+    }
+    if (params.bits != 0u) {
+        let range = range_from(cut);
+        widen_range(~range.low, range.low + range.span - 1u);
+        write_exponents(range, lane.index);
+    }
+}
+
+// The same of a cut that is known, without bins; and the range of what is kept.
+@compute @workgroup_size(64)
 fn count_block(dispatch: Dispatch, lane: Lane) {
-    if (!begin(dispatch)) {
+    if (!begin_block(dispatch)) {
         return;
     }
     let cut = state[params.first_keep].magnitude;
@@ -13,54 +120,49 @@ fn count_block(dispatch: Dispatch, lane: Lane) {
     }
     kept = kept_of(lane, kept);
     if (lane.index == 0u) {
-        blocks[params.first_block + group.x] = kept.sum;
+        count_block_as(params.first_block + group.x, own_block(), kept.sum);
         if (params.bits != 0u) {
             widen_range(kept.lowest, kept.highest);
         }
     }
 }
 
-// In few bits: what is in each bin, and the means into the payload.
-@compute @workgroup_size(64)
-fn find_exponents(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
-    if (!begin(dispatch)) {
-        return;
+fn put_position(word: u32, bit: u32, bits: u32) {
+    let lower = word - params.positions_window;
+    if (lower < params.positions_len) {
+        atomicOr(&position_words[lower], bits << bit);
     }
-    find_exponents_from(group.x * PER_GROUP, state[params.first_keep].magnitude, range(), lane);
-}
-
-@compute @workgroup_size(64)
-fn add_to_bins(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
-    if (!begin(dispatch)) {
-        return;
+    if (bit > 0u && (bits >> (32u - bit)) != 0u && lower + 1u < params.positions_len) {
+        atomicOr(&position_words[lower + 1u], bits >> (32u - bit));
     }
-    add_to_bins_from(group.x * PER_GROUP, state[params.first_keep].magnitude, range(), lane, 64u);
-}
-
-@compute @workgroup_size(128)
-fn make_means(dispatch: Dispatch, @builtin(local_invocation_index) bin: u32) {
-    if (begin(dispatch) && bin >> (params.bits - 1u) == 0u) {
-        let cut = state[params.first_keep];
-        put(params.values_word + bin, 0u, mean_of_bin(bin, cut.magnitude, cut.ties, range()));
-    }
-}
-
-@compute @workgroup_size(256)
-fn scan(dispatch: Dispatch, lane: Lane) {
-    if (!begin(dispatch)) {
-        return;
-    }
-    scan_blocks(params.first_block, params.blocks, lane);
 }
 
 @compute @workgroup_size(64)
 fn write_kept(dispatch: Dispatch, lane: Lane) {
-    if (!begin(dispatch)) {
+    if (!begin_block(dispatch)) {
         return;
     }
     let first = group.x * PER_GROUP;
-    load_tile(first, lane.index);
+    let block = params.first_block + group.x;
+    clear_own_bins(lane.index);
     let cut = state[params.first_keep];
-    written_range = range();
-    write_tile(first, cut.magnitude, cut.ties, blocks[params.first_block + group.x], lane);
+    let before = known_before(block, own_block(), lane);
+    skip_unless_written(block, first, cut.magnitude, cut.ties, before);
+    load_tile(first, lane.index);
+    if (params.bits != 0u) {
+        written_range = range();
+    }
+    write_tile(first, cut.magnitude, cut.ties, before, lane);
+    workgroupBarrier();
+    if (params.bits != 0u) {
+        give_own_bins(lane.index);
+    }
+}
+
+// In few bits, the means into the payload.
+@compute @workgroup_size(128)
+fn make_means(dispatch: Dispatch, @builtin(local_invocation_index) bin: u32) {
+    if (begin(dispatch) && bin >> (params.bits - 1u) == 0u) {
+        put(params.values_word + bin, 0u, mean_of_bin(bin));
+    }
 }

@@ -52,10 +52,8 @@ fn prefixes(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     var sent = Wide(0.0, 0);
     for (var bin = start; bin < end; bin++) {
         count += atomicLoad(&bins[in_bins(bin)]);
-        if (params.energies != 0u) {
-            below = plus(below, energy(bin));
-            sent = plus(sent, sent_error(bin));
-        }
+        below = plus(below, energy(bin));
+        sent = plus(sent, sent_error(bin));
     }
     counts[lane] = count;
     energies[lane] = below;
@@ -82,18 +80,14 @@ fn prefixes(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     for (var bin = start; bin < end; bin++) {
         prefix[in_prefix(BINS + bin)] = bitcast<u32>(below.m);
         prefix[in_prefix(2u * BINS + bin)] = bitcast<u32>(below.e);
-        if (params.energies != 0u) {
-            below = plus(below, energy(bin));
-        }
+        below = plus(below, energy(bin));
     }
     for (var bin = end; bin > start; bin--) {
         prefix[in_prefix(bin - 1u)] = count;
         prefix[in_prefix(3u * BINS + bin - 1u)] = bitcast<u32>(sent.m);
         prefix[in_prefix(4u * BINS + bin - 1u)] = bitcast<u32>(sent.e);
         count += atomicLoad(&bins[in_bins(bin - 1u)]);
-        if (params.energies != 0u) {
-            sent = plus(sent, sent_error(bin - 1u));
-        }
+        sent = plus(sent, sent_error(bin - 1u));
     }
 }
 

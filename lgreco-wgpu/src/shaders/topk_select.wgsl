@@ -30,11 +30,9 @@ fn add_fine(at: u32, x: vec2<u32>) {
 // Adds values to a bin of level 1: how many, the sum of their keys' lower bits, and that of squared rounding errors.
 fn add_to_bin(bin: u32, count: u32, keys: u32, errors: vec2<u32>) {
     atomicAdd(&bins[in_bins(bin)], count);
-    if (params.energies != 0u) {
-        add_bin(in_bins(BINS + bin), vec2<u32>(keys, 0u));
-        if (any(errors != vec2<u32>(0u, 0u))) {
-            add_bin(in_bins(3u * BINS + bin), errors);
-        }
+    add_bin(in_bins(BINS + bin), vec2<u32>(keys, 0u));
+    if (any(errors != vec2<u32>(0u, 0u))) {
+        add_bin(in_bins(3u * BINS + bin), errors);
     }
 }
 
@@ -47,9 +45,6 @@ fn add_to_middle(bin: u32, count: u32, errors: vec2<u32>) {
 }
 
 fn squared_error(magnitude: u32) -> vec2<u32> {
-    if (params.energies == 0u) {
-        return vec2<u32>(0u, 0u);
-    }
     let error = rounding(magnitude);
     return mul_wide(error, error);
 }
@@ -73,7 +68,7 @@ fn histogram_1(dispatch: Dispatch, lane: Lane) {
         let place = tally(key >> COARSE);
         if (place == PLACES) {
             add_to_bin(key >> COARSE, 1u, keys, errors);
-        } else if (params.energies != 0u) {
+        } else {
             tally_key(place, keys);
             tally_error(place, errors);
         }
@@ -149,7 +144,7 @@ fn histogram_2(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
         let place = tally(bin);
         if (place == PLACES) {
             add_to_middle(bin, 1u, errors);
-        } else if (params.energies != 0u) {
+        } else {
             tally_error(place, errors);
         }
     }

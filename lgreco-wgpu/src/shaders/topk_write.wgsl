@@ -1,11 +1,5 @@
 // TopK's payloads, wherever tensors and payloads lie: what is above the cut or at it, and where it is written. How a value is sent
-// is `put_kept`'s to say.
-
-// What a value adds to the number of elements above the cut, and of those at it.
-fn found(bits: u32, cut: u32) -> vec2<u32> {
-    let magnitude = bits & MAGNITUDE;
-    return vec2<u32>(u32(magnitude > cut), u32(magnitude == cut));
-}
+// is `put_kept`'s to say, and `put_position`'s where bits of positions go.
 
 // What some values add to these numbers, and the range of magnitudes that are kept of them: the complement of the smallest other
 // than 0, and the largest.
@@ -31,21 +25,61 @@ fn kept_of(lane: Lane, own: Kept) -> Kept {
     return Kept(sum, lowest, largest_of(lane, 64u, own.highest));
 }
 
-// The sums of some blocks become those of all before each. All 256 lanes of a workgroup call it.
-fn scan_blocks(first: u32, count: u32, lane: Lane) {
-    let place = place(lane);
-    let share = (count + 255u) / 256u;
-    let start = first + min(place * share, count);
-    let end = first + min((place + 1u) * share, count);
+// Blocks whose counts are added up.
+const TOGETHER = 256u;
+
+// Writes down how many of a block's values are above the cut and at it; it is number `own` of its layer's. By one lane.
+fn count_block_as(block: u32, own: u32, kept: vec2<u32>) {
+    let at = params.block_counts + 2u * block;
+    atomicStore(&blocks[at], kept.x);
+    atomicStore(&blocks[at + 1u], kept.y);
+    let together = params.block_sums + 2u * (own / TOGETHER);
+    atomicAdd(&blocks[together], kept.x);
+    atomicAdd(&blocks[together + 1u], kept.y);
+}
+
+fn two_counts(at: u32) -> vec2<u32> {
+    return vec2<u32>(atomicLoad(&blocks[at]), atomicLoad(&blocks[at + 1u]));
+}
+
+// How many there are in the layer's blocks before one. All 64 lanes call it.
+fn known_before(block: u32, own: u32, lane: Lane) -> vec2<u32> {
     var sum = vec2<u32>(0u, 0u);
-    for (var block = start; block < end; block++) {
-        sum += blocks[block];
+    for (var together = lane.index; together < own / TOGETHER; together += 64u) {
+        sum += two_counts(params.block_sums + 2u * together);
     }
-    sum = sum_before(lane, sum);
-    for (var block = start; block < end; block++) {
-        let own = blocks[block];
-        blocks[block] = sum;
-        sum += own;
+    for (var back = lane.index; back < own % TOGETHER; back += 64u) {
+        sum += two_counts(params.block_counts + 2u * (block - 1u - back));
+    }
+    return sum_of(lane, 64u, sum);
+}
+
+// The word of a payload that a kept value begins in.
+fn word_of(index: u32) -> u32 {
+    if (params.bits != 0u) {
+        return field(params.codes, 0u, index, params.bits).x;
+    }
+    return params.values_word + (index >> u32(params.sent != 0u));
+}
+
+fn is_in_window(word: u32) -> bool {
+    return word - params.window < params.window_len;
+}
+
+// Of a block before which so many are known: it has no values from `first` on where nothing of them is written to the window.
+fn skip_unless_written(block: u32, first: u32, cut: u32, ties: u32, known: vec2<u32>) {
+    let after = known + two_counts(params.block_counts + 2u * block);
+    let start = known.x + min(known.y, ties);
+    let end = after.x + min(after.y, ties);
+    if (start >= end) {
+        params.count = first;
+        return;
+    }
+    let last_word = word_of(end - 1u);
+    // A block has no more words than a window, and a code may end in the next word.
+    let is_written = is_in_window(word_of(start)) || is_in_window(last_word) || is_in_window(last_word + 1u);
+    if (!is_written && params.window_len != 0u) {
+        params.count = first;
     }
 }
 
@@ -91,11 +125,11 @@ fn write_one(index: u32, position: u32, bits: u32) {
     if (params.placement == 2u) {
         if (params.low_bits > 0u) {
             let low = field(params.low_word, params.low_bit, index, params.low_bits);
-            put(low.x, low.y, position & ((1u << params.low_bits) - 1u));
+            put_position(low.x, low.y, position & ((1u << params.low_bits) - 1u));
         }
         high = field(high_after(index).x, high_after(index).y, position >> params.low_bits, 1u);
     }
-    put(high.x, high.y, 1u);
+    put_position(high.x, high.y, 1u);
 }
 
 fn high_after(index: u32) -> vec2<u32> {
@@ -104,12 +138,11 @@ fn high_after(index: u32) -> vec2<u32> {
 
 // Writes bits of the payload, of which those outside the window are passed over.
 fn put(word: u32, bit: u32, bits: u32) {
-    let lower = word - params.window;
-    if (lower < params.window_len) {
-        atomicOr(&payload[lower], bits << bit);
+    if (is_in_window(word)) {
+        atomicOr(&payload[word - params.window], bits << bit);
     }
-    if (bit > 0u && (bits >> (32u - bit)) != 0u && lower + 1u < params.window_len) {
-        atomicOr(&payload[lower + 1u], bits >> (32u - bit));
+    if (bit > 0u && (bits >> (32u - bit)) != 0u && is_in_window(word + 1u)) {
+        atomicOr(&payload[word + 1u - params.window], bits >> (32u - bit));
     }
 }
 

@@ -86,7 +86,7 @@ fn faults_in_the_shader_are_found() {
         ("send_scales(tile_buckets.x + lane, grid);", ""),
         ("held_grids[lane] = grid;", "held_grids[0] = grid;"),
         ("atomicLoad(&tops[at + 2u]));\n                send", "0u);\n                send"),
-        ("select(min(PER_GROUP, params.count - first), 0u, params.whole != 0u)", "0u"),
+        ("select(0u, min(PER_GROUP, params.count - first), is_offered)", "0u"),
     ]) {
         let open = |members: &[Member], feedback, world| {
             let mut backend = backend().expect("the device there was before");

@@ -3,10 +3,11 @@
 
 use super::imagined::{Seen, Told, Whole, buffer, imagined, rehearsed, tasks};
 use crate::batch::{Batch, Rehearsed};
+use crate::cut::{COUNTED, room};
 use crate::memory::Scratch;
 use crate::tensor::{Input, Tensor, work};
 use crate::{BufferGradient, BufferJob, BufferResidual, Error, WgpuBackend};
-use crate::{feedback, magnitude, positions, powersgd, qsgd, rows, sums, topk};
+use crate::{feedback, magnitude, powersgd, qsgd, rows, sums, topk, topk_encode};
 use lgreco_core::backend::Job;
 use lgreco_core::compress::qsgd::{Qsgd, Scale};
 use lgreco_core::compress::quantised_topk::QuantisedTopK;
@@ -106,11 +107,11 @@ fn measured(backend: &mut WgpuBackend, gradient: BufferGradient<'_>, candidates:
 }
 
 /// What making a payload would record, and where it would be.
-fn encoded(
+fn encoded<W>(
     backend: &mut WgpuBackend,
     gradient: &BufferGradient<'_>,
-    encode: impl FnOnce(&mut Batch<'_>, &Tensor, &Buffer) -> Result<Tensor, Error>,
-) -> (Vec<Rehearsed>, Tensor) {
+    encode: impl FnOnce(&mut Batch<'_>, &Tensor, &Buffer) -> Result<W, Error>,
+) -> (Vec<Rehearsed>, W) {
     let mut payload = None;
     let recorded = rehearsed(backend, |backend| {
         let mut batch = Batch::new(backend.gpu()).unwrap();
@@ -169,31 +170,54 @@ fn of_topk(told: &Told<topk::Params>, has_first: bool, most_of_each: u64) -> See
     }
 }
 
-/// Asserts that all values are counted, each once, and then as often written as there are windows of so many words.
-fn check_topk(recorded: &[Rehearsed], whole: Whole, words: u64) {
+/// Asserts that all values are counted, each once.
+fn check_histograms(recorded: &[Rehearsed], whole: Whole) {
     for kernel in ["histogram_1", "histogram_2", "histogram_3"] {
         let told = tasks(recorded, kernel);
         assert_eq!(whole.check(told.iter().map(|told| of_topk(told, false, 1 << 14))), 1, "{kernel}");
     }
+}
+
+/// Asserts that these kernels see all values once, block by block, and that they are then offered to all words that are written, in windows: of values with the first
+/// of positions, then of other positions.
+fn check_blocks(recorded: &[Rehearsed], whole: Whole, kernels: &[&str], [sent, positions]: [Vec<u64>; 2]) {
     let blocks = whole.elements.div_ceil(2048);
-    for kernel in ["count_block", "write_kept"] {
-        let told = tasks(recorded, kernel);
+    let mut windows = Vec::new();
+    for &kernel in kernels.iter().chain(&["write_kept"]) {
+        let told = tasks::<topk::Params>(recorded, kernel);
         let times = whole.check(told.iter().map(|told| of_topk(told, true, 2048)));
-        let (mut block, mut window) = (0, 0);
-        for Told { params, workgroups, .. } in &told {
+        let mut block = 0;
+        for Told { params, workgroups, bindings } in &told {
             assert_eq!(u64::from(params.first_block), block);
             block += workgroups;
             if block == blocks && kernel == "write_kept" {
-                assert_eq!(u64::from(params.window), window);
-                window += u64::from(params.window_len);
+                windows.push([params.window, params.window_len, params.positions_window, params.positions_len]);
             }
             block %= blocks;
+            for (number, table) in bindings {
+                let words = match number {
+                    7 => u64::from(params.block_counts) + 2 * blocks,
+                    8 => params.window_len.into(),
+                    19 => u64::from(params.counters) + COUNTED as u64,
+                    20 => u64::from(params.room) + u64::from(params.room_size),
+                    21 => params.positions_len.into(),
+                    _ => continue,
+                };
+                assert!(table.size >= 4 * words && params.room_size as usize <= room(whole.elements as usize));
+                assert!(*number != 20 || u64::from(params.room) == 4 * blocks);
+                let sums = u64::from(params.block_counts - params.block_sums);
+                assert!(*number != 7 || sums == 2 * blocks.div_ceil(256));
+            }
         }
-        assert_eq!((block, window), (0, if kernel == "write_kept" { words } else { 0 }));
-        assert!(times == 1 || window > 0);
+        assert_eq!(block, 0);
+        assert_eq!(times, if kernel == "write_kept" { windows.len() as u64 } else { 1 }, "{kernel}");
     }
-    let [scan] = &tasks::<topk::Params>(recorded, "scan")[..] else { panic!("one tensor") };
-    assert_eq!((u64::from(scan.params.blocks), scan.bound(7).size >= 8 * blocks), (blocks, true));
+    let before = |parts: &[u64], number: usize| parts[..number].iter().sum::<u64>();
+    let of_sent =
+        (0..sent.len()).map(|number| [before(&sent, number), sent[number], 0, *positions.first().unwrap_or(&0)]);
+    let of_positions = (1..positions.len()).map(|number| [0, 0, before(&positions, number), positions[number]]);
+    let expected: Vec<[u64; 4]> = of_sent.chain(of_positions).collect();
+    assert_eq!(windows.iter().map(|window| window.map(u64::from)).collect::<Vec<_>>(), expected);
 }
 
 #[test]
@@ -209,23 +233,25 @@ fn payloads_of_topk_cover_every_value() {
             if len as u64 > 4 * u64::from(u32::MAX) {
                 let tensor = Tensor::of_buffer(gradient.buffer, 36, all as usize);
                 let failed =
-                    positions::encode(&mut Batch::new(backend.gpu()).unwrap(), &tensor, kept, len, gradient.buffer);
+                    topk_encode::encode(&mut Batch::new(backend.gpu()).unwrap(), &tensor, kept, len, gradient.buffer);
                 assert!(matches!(failed, Err(Error::TooLarge { limit: "reach of 32-bit word numbers", .. })));
                 continue;
             }
-            let (recorded, payload) = encoded(backend, gradient, |batch, tensor, results| {
-                positions::encode(batch, tensor, kept, len, results)
+            let (recorded, written) = encoded(backend, gradient, |batch, tensor, results| {
+                topk_encode::encode(batch, tensor, kept, len, results)
             });
-            let words = len.div_ceil(4) as u64;
-            assert_eq!(payload.parts().map(|part| part.size).sum::<u64>(), 4 * words);
-            check_topk(&recorded, whole, words);
-            let layout = top.layout(all).unwrap();
             let [means, sent] = kept.bytes();
-            let low = HEADER_LEN as u64 + means + sent;
+            let layout = top.layout(all).unwrap();
+            let bytes = |tensor: &Tensor| tensor.parts().map(|part| part.size).sum::<u64>();
+            let first_len = HEADER_LEN as u64 + means + sent;
+            assert_eq!(bytes(&written.sent), first_len.next_multiple_of(4));
+            assert_eq!(bytes(&written.positions), (len as u64 - first_len).next_multiple_of(4).max(4));
+            let windows = [&written.sent, &written.positions].map(|of| of.parts().map(|part| part.size / 4).collect());
+            check_blocks(&recorded, whole, &["sample", "gather_values", "refine", "count_kept"], windows);
             for Told { params, .. } in tasks::<topk::Params>(&recorded, "write_kept") {
                 let byte = |word: u32, bit: u32| 4 * u64::from(word) + u64::from(bit) / 8;
-                assert_eq!(byte(params.low_word, params.low_bit), low);
-                assert_eq!(byte(params.high_word, params.high_bit), low + layout.low_bytes);
+                assert_eq!(byte(params.low_word, params.low_bit), 0);
+                assert_eq!(byte(params.high_word, params.high_bit), layout.low_bytes);
                 assert_eq!((params.elements, byte(params.codes, 0)), (all, HEADER_LEN as u64 + means));
             }
         }
@@ -238,14 +264,14 @@ fn rows_of_topk_cover_every_value() {
         let all = whole.elements as u32;
         let keeps = [1, 1000, all / 2 + 1, all];
         let recorded = measured(backend, *gradient, Candidates::TopK { values: Dtype::F16, keeps: &keeps });
-        for kernel in ["histogram_1", "histogram_2", "histogram_3"] {
-            let told = tasks(&recorded, kernel);
-            assert_eq!(whole.check(told.iter().map(|told| of_topk(told, false, 1 << 14))), 1);
-        }
+        check_histograms(&recorded, whole);
         for most in [all / 2 + 1, all] {
             let few = Candidates::QuantisedTopK { keeps: &[1000, most], bits: &[4] };
             let recorded = measured(backend, *gradient, few);
-            check_topk(&recorded, whole, u64::from(most).next_multiple_of(32));
+            check_histograms(&recorded, whole);
+            let (all, each) = (u64::from(most).next_multiple_of(32), backend.gpu().piece_len() as u64);
+            let windows = (0..all.div_ceil(each)).map(|number| each.min(all - number * each)).collect();
+            check_blocks(&recorded, whole, &["count_block"], [windows, vec![]]);
             // What is kept, in chunks of their own, is read once for each of both numbers.
             let told = tasks::<topk::Params>(&recorded, "add_to_sums");
             let kept = Whole { start: None, bytes: 4, elements: most.into() };

@@ -14,13 +14,16 @@ use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::{Tensor, check_rows};
 use lgreco_core::testing::powersgd::uniform;
 use lgreco_train::exchange::{Agreement, Flight, Moment, Request, Route, Slip};
+use wgpu::Buffer;
+
+/// Magnitudes by their number and a random word.
+fn of(len: usize, bits: &dyn Fn(u32, u32) -> u32) -> Vec<f32> {
+    let word = |i: usize| Stream::default().word(i as u64);
+    (0..len).map(|i| f32::from_bits(bits(i as u32, word(i)) | word(i + len) & 0x8000_0000)).collect()
+}
 
 /// Magnitudes that are zeros, equal, next to each other, next to nothing, far apart, the largest, and sorted; of both signs.
 fn values() -> Vec<Vec<f32>> {
-    let of = |len: usize, bits: &dyn Fn(u32, u32) -> u32| -> Vec<f32> {
-        let word = |i: usize| Stream::default().word(i as u64);
-        (0..len).map(|i| f32::from_bits(bits(i as u32, word(i)) | word(i + len) & 0x8000_0000)).collect()
-    };
     let largest = f32::MAX.to_bits();
     vec![
         of(100, &|_, _| 0),
@@ -63,6 +66,12 @@ fn cases() -> Vec<(Vec<f32>, Setting)> {
             }
         }
     }
+    // The last code of a workgroup's values begins in one window and ends in the next, if windows have 2048 words.
+    let straddling = (2048 - 4 - 16) * 32 / 5 + 1;
+    let large = |i: u32, word: u32| 0x3f80_0000 + i % 16 * 8192 + word % 8192;
+    let values = of(16_384, &|i, word| if (straddling..7 * 2048).contains(&i) { i } else { large(i, word) });
+    let keep = straddling + 16_384 - 7 * 2048;
+    cases.push((values, Setting::QuantisedTopK(QuantisedTopK { keep, bits: 5 })));
     cases
 }
 
@@ -77,53 +86,80 @@ fn of_core(setting: &Setting, values: &[f32]) -> (Vec<u8>, Vec<f32>) {
     (payload, decoded)
 }
 
-#[test]
-fn bins_of_any_magnitudes_are_the_cores() {
-    let Some(mut backend) = backend() else { return };
-    let held = |(values, setting): (Vec<f32>, Setting)| {
-        let held = buffer(&backend, 4 * values.len() as u64, USAGE);
-        backend.queue().write_buffer(&held, 0, bytemuck::cast_slice(&values));
-        (values, setting, held)
-    };
-    let layers: Vec<_> = cases().into_iter().map(held).collect();
+/// The payload and the mean of each layer of a bucket that one rank has alone, which is looked at before the means are made.
+pub(super) fn exchange_alone(
+    backend: &mut WgpuBackend,
+    cases: &[(Vec<f32>, Setting)],
+    look: impl FnOnce(&mut WgpuBackend, &BufferBucket),
+) -> Vec<(Vec<u8>, Vec<f32>)> {
+    let held: Vec<Buffer> = cases
+        .iter()
+        .map(|(values, _)| {
+            let held = buffer(backend, 4 * values.len() as u64, USAGE);
+            backend.queue().write_buffer(&held, 0, bytemuck::cast_slice(values));
+            held
+        })
+        .collect();
     let on_device: Vec<BufferLayer<'_>> = (0..)
-        .zip(&layers)
-        .map(|(index, (values, setting, buffer))| {
+        .zip(cases.iter().zip(&held))
+        .map(|(index, ((values, setting), buffer))| {
             let shape = Shape::new(values.len(), 1).unwrap();
             let gradient = BufferGradient { buffer, offset: 0, dtype: Dtype::F32, shape };
             BufferLayer { index, setting: *setting, gradient }
         })
         .collect();
-    let mut bucket = BufferBucket::new(&mut backend, &on_device, false, 1).unwrap();
+    let mut bucket = BufferBucket::new(backend, &on_device, false, 1).unwrap();
     let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
     let moment = Moment { rank: 0, world_size: 1, route, reduce_dtype, seed: 7, step: 0, terms: 0 };
-    let mut space = bucket.on(&mut backend);
+    let mut space = bucket.on(backend);
     let mut flight = Flight::begin(&mut space, moment, Agreement::Reached, None).unwrap();
     let Some(Request::AllGather { buffer: message }) = flight.next(&mut space).unwrap() else { panic!("no message") };
     let mut rest = message[Slip::LEN..].to_vec();
-    assert!(flight.next(&mut space).unwrap().is_none());
-    bucket.finish(&mut backend).unwrap();
-    for (number, (values, setting, held)) in layers.iter().enumerate() {
-        let (payload, decoded) = of_core(setting, values);
-        let found = rest.split_off(payload.len());
-        let found = std::mem::replace(&mut rest, found);
-        assert!(found == payload, "layer {number}, {setting:?}: another payload");
+    look(backend, &bucket);
+    assert!(flight.next(&mut bucket.on(backend)).unwrap().is_none());
+    bucket.finish(backend).unwrap();
+    let mut result = |((values, setting), held): (&(Vec<f32>, Setting), &Buffer)| {
+        let len = setting.payload_len(Shape::new(values.len(), 1).unwrap(), Dtype::F32).unwrap();
+        let behind = rest.split_off(len);
         let part = Part { buffer: held.clone(), offset: 0, size: held.size() };
         let mean = Batch::new(backend.gpu()).unwrap().read(&[part]).unwrap();
-        // A sum of one is never -0.
-        assert!(bytemuck::pod_collect_to_vec::<u8, f32>(&mean) == decoded, "layer {number}, {setting:?}: another mean");
-    }
+        (std::mem::replace(&mut rest, behind), bytemuck::pod_collect_to_vec(&mean))
+    };
+    let results = cases.iter().zip(&held).map(&mut result).collect();
     assert!(rest.is_empty());
+    results
+}
+
+/// Asserts that the payloads and means of a bucket of these layers are the core's.
+pub(super) fn check_bucket(backend: &mut WgpuBackend, cases: &[(Vec<f32>, Setting)]) {
+    let found = exchange_alone(backend, cases, |_, _| {});
+    for (number, ((values, setting), (payload, mean))) in cases.iter().zip(found).enumerate() {
+        let (expected, decoded) = of_core(setting, values);
+        assert!(payload == expected, "layer {number}, {setting:?}: another payload");
+        // A sum of one is never -0.
+        assert!(mean == decoded, "layer {number}, {setting:?}: another mean");
+    }
+}
+
+#[test]
+fn bins_of_any_magnitudes_are_the_cores() {
+    let Some(mut backend) = backend() else { return };
+    check_bucket(&mut backend, &cases());
+}
+
+/// Asserts that single payloads of bins are the core's.
+fn check_payloads(backend: &mut WgpuBackend) {
+    let empty = (vec![], Setting::QuantisedTopK(QuantisedTopK { keep: 0, bits: 5 }));
+    check_each(backend, &[cases(), vec![empty]].concat());
 }
 
 /// Asserts that single payloads are the core's.
-fn check_payloads(backend: &mut WgpuBackend) {
-    let empty = (vec![], Setting::QuantisedTopK(QuantisedTopK { keep: 0, bits: 5 }));
-    for (values, setting) in cases().into_iter().chain([empty]) {
-        let gradient = Gradient::new(Values::F32(&values), Shape::new(values.len(), 1).unwrap()).unwrap();
+pub(super) fn check_each(backend: &mut WgpuBackend, cases: &[(Vec<f32>, Setting)]) {
+    for (values, setting) in cases {
+        let gradient = Gradient::new(Values::F32(values), Shape::new(values.len(), 1).unwrap()).unwrap();
         let mut payload = vec![0xee; setting.payload_len(gradient.shape(), Dtype::F32).unwrap()];
-        backend.encode(&setting, &gradient, Stream::default(), &mut [], &mut payload).unwrap();
-        let (expected, expected_values) = of_core(&setting, &values);
+        backend.encode(setting, &gradient, Stream::default(), &mut [], &mut payload).unwrap();
+        let (expected, expected_values) = of_core(setting, values);
         assert!(payload == expected, "{setting:?} of {}: another payload", values.len());
         let (mut found, before) = (vec![f32::NAN; values.len()], backend.gpu().decoded);
         backend.decode(&payload, &mut found).unwrap();
@@ -211,6 +247,7 @@ fn faults_in_rows_are_found() {
         ("let apart = f32(mean & ((1u << lost) - 1u)) +", "let apart ="),
         ("max(max(highest - 23, 9 - i32(bin.exponent)), 0)", "max(highest - 23, 0)"),
         ("let to = params.result + 2u * (8u * group.x", "let to = params.result + 2u * (group.x"),
+        ("widen_range(kept.lowest, kept.highest);", "widen_range(0u, kept.highest);"),
     ];
     check_faults(check_all_rows, "expected", &faults);
 }
@@ -218,11 +255,18 @@ fn faults_in_rows_are_found() {
 #[test]
 fn faults_in_payloads_are_found() {
     let faults = [
-        ("find_exponents_from(group.x * PER_GROUP,", "find_exponents_from(0u,"),
-        ("add_to_bins_from(group.x * PER_GROUP,", "add_to_bins_from(0u,"),
-        ("widen_range(kept.lowest, kept.highest);", "widen_range(0u, kept.highest);"),
-        ("mean_of_bin(bin, cut.magnitude, cut.ties,", "mean_of_bin(bin, cut.magnitude, 0u,"),
-        ("put(params.values_word + bin, 0u,", "put(params.values_word + bin + params.window, 0u,"),
+        ("return float_of(quotient(sum, count), exponents.y);", "return float_of(quotient(sum, count), exponents.x);"),
+        ("if (is_in_window(at.x)) {", "if (true) {"),
+        ("if (is_in_window(at.x)) {", "if (params.window == 0u) {"),
+        ("|| is_in_window(last_word + 1u)", ""),
+        ("is_in_window(word_of(start)) ||", ""),
+        (
+            "is_in_window(word_of(start)) || is_in_window(last_word) || is_in_window(last_word + 1u)",
+            "is_in_window(word_of(start))",
+        ),
+        ("if (lower < params.positions_len) {", "if (lower + 1u < params.positions_len) {"),
+        ("widen_range(~range.low, range.low + range.span - 1u);", "widen_range(0u, range.low + range.span - 1u);"),
+        ("put(params.values_word + bin, 0u,", "put(params.values_word, 0u,"),
         ("field(params.codes, 0u, index, params.bits)", "field(params.codes, 0u, index, params.bits - 1u)"),
         ("field(params.codes, params.code_bit, index", "field(params.codes, 0u, index"),
         ("if (at.y + params.bits > 32u) {", "if (false) {"),

@@ -110,12 +110,22 @@ fn adding(source: &str) -> [Vec<String>; 2] {
 fn loops_over_values_count_in_workgroup_memory() {
     for shader in Shader::ALL {
         let (in_workgroup, in_storage): (&[&str], &[&str]) = match shader {
-            // Of these, values go to storage whose bin finds its place in the workgroup's memory taken.
+            // Of these, values go to storage whose bin finds its place in the workgroup's memory taken, and those of a sample.
             Shader::TopK => (
-                &["histogram_1", "histogram_2", "histogram_3", "add_to_sums", "add_to_bins"],
-                &["histogram_1", "histogram_2", "histogram_3"],
+                &[
+                    "histogram_1",
+                    "histogram_2",
+                    "histogram_3",
+                    "add_to_sums",
+                    "sample",
+                    "gather_values",
+                    "refine",
+                    "settle",
+                    "write_kept",
+                ],
+                &["histogram_1", "histogram_2", "histogram_3", "sample"],
             ),
-            Shader::Exchange => (&["offer", "histogram", "scan"], &[]),
+            Shader::Exchange => (&["offer", "gather_offered", "refine", "settle", "write_kept"], &["offer"]),
             _ => (&[], &[]),
         };
         assert_eq!(adding(&shader.source(false)), [in_workgroup, in_storage], "{shader:?}");
@@ -129,11 +139,15 @@ fn loops_over_values_that_add_to_storage_are_found() {
         assert_eq!(source.matches(text).count(), 1, "{text}");
         adding(&source.replace(text, instead))
     };
-    let [_, in_storage] = edited(Shader::Exchange, "atomicAdd(&pairs[bin >> 1u]", "atomicAdd(&extremes[bin >> 1u]");
-    assert_eq!(in_storage, ["offer", "histogram"]);
+    let [_, in_storage] = edited(
+        Shader::Exchange,
+        "atomicAdd(&gathered[bits % level_bins(level)], 1u)",
+        "atomicAdd(&extremes[bits % level_bins(level)], 1u)",
+    );
+    assert_eq!(in_storage, ["offer", "settle"]);
     let [_, in_storage] =
-        edited(Shader::TopK, "atomicAdd(&counted[bin]", "atomicAdd(&bins_of[params.bins].counts[bin]");
-    assert!(in_storage.contains(&"add_to_bins".to_owned()), "{in_storage:?}");
+        edited(Shader::TopK, "atomicAdd(&own_bins[own], 1u)", "atomicAdd(&bins_of[params.bins].counts[bin], 1u)");
+    assert!(in_storage.contains(&"write_kept".to_owned()), "{in_storage:?}");
     let [in_workgroup, _] = edited(Shader::TopK, "if (tally(bin) == PLACES) {", "if (true) {");
     assert!(!in_workgroup.contains(&"histogram_3".to_owned()), "{in_workgroup:?}");
 }

@@ -6,6 +6,7 @@ mod bins;
 mod buffers;
 mod conformance;
 mod counting;
+mod cut;
 mod device;
 mod exchange;
 mod exchange_topk;

@@ -1,0 +1,205 @@
+// Where the k largest of a layer end, with two reads of its values, the second of which writes them down.
+//
+// A sample tells an interval of magnitudes that has the k-th largest, but for a chance of less than one in 10^8
+// (`topk_sample.wgsl`). The first read counts what is above the interval and what is at either end, of which there may be any number, and
+// gathers what lies within (`topk_gather.wgsl`). That is counted in 4096 bins, and what is in the k-th largest's bin by magnitude. Each of
+// these counts is complete when a dispatch begins, all of whose workgroups look for the rank in it themselves (`topk_counters.wgsl`).
+//
+// Whatever the sample, the cut is the same. Where it is not found so, because the k-th largest is not in the interval or in a bin
+// of more than 8192 magnitudes, it is lost: nothing is kept then, until all values have been counted three times, by 11, 10 and 10
+// bits. What there is no room for is read again from where it lies.
+//
+// A module that uses these has counters (`counter`, `add_counter`, `raise_counter`, `set_counter`), `entries`, `blocks`, and in its
+// parameters `keep`, `most`, `least`, `stratum`, `counters`, `block_sums`, `block_counts`, `records`, `room` and `room_size`.
+
+// Where a layer's k largest end, and how many of those at the cut are kept.
+struct Cut {
+    magnitude: u32,
+    ties: u32,
+}
+
+// The rank of the k-th largest within the interval; 0 if it lies above.
+fn rank_within() -> u32 {
+    let above = counted(ABOVE);
+    return params.keep - min(above, params.keep);
+}
+
+// Whether all that is kept is above zero, the interval, because it is all of the layer.
+fn is_all_above() -> bool {
+    return params.most == 0u && rank_within() == 0u;
+}
+
+// Whether the cut is not found by the interval's bins.
+fn is_lost() -> bool {
+    return counted(BIN) == NOWHERE && !is_all_above();
+}
+
+// Counts the magnitudes of the bin that has the k-th largest; of a cut that is lost returns true. All 64 lanes call it.
+fn count_picked(block: u32, first: u32, is_first: bool, lane: Lane) -> bool {
+    clear_shares(lane.index);
+    if (lane.index < 6u) {
+        atomicStore(&own_ends[lane.index], 0u);
+    }
+    load_interval();
+    let found = pick(1u, BINNED, 64u, rank_within(), lane);
+    let is_found = found.bin != NOWHERE && is_narrow(found.bin);
+    if (takes_part && is_first && lane.index == 0u) {
+        set_counter(params.counters + BIN, select(NOWHERE, found.bin, is_found));
+        set_counter(params.counters + BIN_RANK, found.rank);
+    }
+    let counts = takes_part && is_found;
+    let at = record_of(block);
+    var place_of_entries = NOWHERE;
+    var size = 0u;
+    if (counts) {
+        place_of_entries = entries[at];
+        size = entries[at + 1u];
+    }
+    let end = select(first, min(first + PER_GROUP, params.count), counts && place_of_entries == NOWHERE);
+    for (var i = first + lane.index; i < end; i += 64u) {
+        gather(value(i) & MAGNITUDE);
+    }
+    workgroupBarrier();
+    for (var i = lane.index; i < size; i += 64u) {
+        var magnitude: u32;
+        if (place_of_entries == NOWHERE) {
+            magnitude = atomicLoad(&gathered[i]);
+        } else {
+            magnitude = entry(place_of_entries + i);
+        }
+        add_picked(found.bin, magnitude, 1u);
+    }
+    if (counts && lane.index == 0u) {
+        add_picked(found.bin, interval.ceiling, entries[at + 3u] >> 16u);
+        add_picked(found.bin, interval.bound, entries[at + 3u] & 0xffffu);
+    }
+    workgroupBarrier();
+    if (counts) {
+        give_shares(2u, lane.index);
+    }
+    return takes_part && !is_found && !is_all_above();
+}
+
+// A magnitude that is gathered.
+fn entry(at: u32) -> u32 {
+    return entries[at];
+}
+
+fn add_picked(bin: u32, magnitude: u32, count: u32) {
+    if (count != 0u && bin_in_interval(magnitude) == bin) {
+        let within = magnitude - (interval.base + (bin << interval.shift));
+        add_counter(params.counters + PICKED + within, count);
+        atomicAdd(&own_shares[within / 128u], count);
+    }
+}
+
+// Counts of magnitudes by the bits of a level, of a cut that is lost.
+fn level_start(level: u32) -> u32 {
+    return PICKED + select(1024u + 1024u * level, 0u, level == 0u);
+}
+
+fn level_bins(level: u32) -> u32 {
+    return select(1024u, 2048u, level == 0u);
+}
+
+// The upper bits of a lost cut that are known before a level, and k's rank among those that have them; at last the cut. All 64 lanes
+// call it.
+fn settled(level: u32, lane: Lane) -> Cut {
+    if (level == 0u) {
+        return Cut(0u, params.keep);
+    }
+    let last = level - 1u;
+    let before = Cut(counted(SETTLED + 2u * last), counted(SETTLED + 2u * last + 1u));
+    let found = pick(2u + last, level_start(last), level_bins(last) / 64u, before.ties, lane);
+    return Cut(before.magnitude * level_bins(last) + found.bin, found.rank);
+}
+
+// Counts a block's values from `first` on by the bits of a level, of which there are three. All 64 lanes call it.
+fn settle_block(level: u32, first: u32, is_first: bool, lane: Lane) {
+    clear_shares(lane.index);
+    for (var bin = lane.index; bin < 2048u; bin += 64u) {
+        atomicStore(&gathered[bin], 0u);
+    }
+    let cut = settled(level, lane);
+    workgroupBarrier();
+    let end = min(first + PER_GROUP, params.count);
+    for (var i = first + lane.index; i < end; i += 64u) {
+        let bits = (value(i) & MAGNITUDE) >> (20u - 10u * level);
+        if (bits / level_bins(level) == cut.magnitude) {
+            atomicAdd(&gathered[bits % level_bins(level)], 1u);
+        }
+    }
+    workgroupBarrier();
+    for (var bin = lane.index; takes_part && bin < level_bins(level); bin += 64u) {
+        let count = atomicLoad(&gathered[bin]);
+        if (count != 0u) {
+            add_counter(params.counters + level_start(level) + bin, count);
+            atomicAdd(&own_shares[bin * 64u / level_bins(level)], count);
+        }
+    }
+    workgroupBarrier();
+    if (!takes_part) {
+        return;
+    }
+    give_shares(2u + level, lane.index);
+    if (is_first && lane.index == 0u) {
+        set_counter(params.counters + SETTLED + 2u * level, cut.magnitude);
+        set_counter(params.counters + SETTLED + 2u * level + 1u, cut.ties);
+    }
+}
+
+// The cut, once all is counted, of one that was lost too. All 64 lanes call it.
+fn find_cut(was_lost: bool, lane: Lane) -> Cut {
+    load_interval();
+    if (was_lost) {
+        return settled(3u, lane);
+    }
+    let found = pick(2u, PICKED, 128u, counted(BIN_RANK), lane);
+    if (is_all_above()) {
+        return Cut(0u, 0u);
+    }
+    if (is_lost()) {
+        // Nothing is above it.
+        return Cut(MAGNITUDE, 0u);
+    }
+    return Cut(interval.base + (counted(BIN) << interval.shift) + found.bin, found.rank);
+}
+
+// The magnitudes that are kept: from the cut on, or from the smallest that is not 0, to the largest.
+fn kept_range(cut: Cut) -> vec2<u32> {
+    let high = counted(HIGHEST);
+    return vec2<u32>(min(select(cut.magnitude, ~counted(LOWEST), cut.magnitude == 0u), high), high);
+}
+
+// What a value adds to the number of elements above the cut, and of those at it.
+fn found(bits: u32, cut: u32) -> vec2<u32> {
+    let magnitude = bits & MAGNITUDE;
+    return vec2<u32>(u32(magnitude > cut), u32(magnitude == cut));
+}
+
+// How many of a block's values from `first` on are above the cut and at it, by lane.
+fn count_found(block: u32, first: u32, cut: u32, lane: u32) -> vec2<u32> {
+    var sum = vec2<u32>(0u, 0u);
+    if (!takes_part) {
+        return sum;
+    }
+    let at = record_of(block);
+    let place_of_entries = entries[at];
+    if (place_of_entries == NOWHERE || cut < interval.bound || cut > interval.ceiling) {
+        let end = min(first + PER_GROUP, params.count);
+        for (var i = first + lane; i < end; i += 64u) {
+            sum += found(value(i), cut);
+        }
+        return sum;
+    }
+    let size = entries[at + 1u];
+    for (var i = lane; i < size; i += 64u) {
+        sum += found(entry(place_of_entries + i), cut);
+    }
+    if (lane == 0u) {
+        let ends = entries[at + 3u];
+        sum += vec2<u32>(entries[at + 2u], 0u);
+        sum += (ends >> 16u) * found(interval.ceiling, cut) + (ends & 0xffffu) * found(interval.bound, cut);
+    }
+    return sum;
+}

@@ -1,0 +1,114 @@
+// The first read of a layer's values: what is gathered of them, and what is only counted.
+
+// Magnitudes, or counts of them.
+var<workgroup> gathered: array<atomic<u32>, 2048>;
+// Of the workgroup's values: how many are gathered, above the interval, at its upper end, at its lower one; then as LOWEST, HIGHEST.
+var<workgroup> own_ends: array<atomic<u32>, 6>;
+var<workgroup> own_octaves: array<atomic<u32>, 256>;
+
+// Before a workgroup's values are seen. All 64 lanes call it.
+fn begin_gathering(lane: Lane) {
+    clear_shares(lane.index);
+    if (lane.index < 6u) {
+        atomicStore(&own_ends[lane.index], 0u);
+    }
+    for (var exponent = lane.index; exponent < 256u; exponent += 64u) {
+        atomicStore(&own_octaves[exponent], 0u);
+    }
+    find_interval(lane);
+}
+
+// What a lane has seen.
+var<private> seen: array<u32, 5>;
+
+fn gather(magnitude: u32) {
+    if (magnitude > interval.bound && magnitude < interval.ceiling) {
+        atomicStore(&gathered[atomicAdd(&own_ends[0], 1u)], magnitude);
+    }
+}
+
+// A value of the first read.
+fn see(magnitude: u32) {
+    gather(magnitude);
+    seen[0] += u32(magnitude > interval.ceiling);
+    seen[1] += u32(magnitude == interval.ceiling);
+    seen[2] += u32(magnitude == interval.bound && magnitude < interval.ceiling);
+    if (magnitude > 0u) {
+        seen[3] = max(seen[3], ~magnitude);
+        seen[4] = max(seen[4], magnitude);
+        if (params.bits != 0u && atomicLoad(&own_octaves[exponent_of(magnitude)]) < magnitude) {
+            atomicMax(&own_octaves[exponent_of(magnitude)], magnitude);
+        }
+    }
+}
+
+// Where a block has its record: its place among entries or NOWHERE, how many these are, and how many are above the interval, at its
+// upper end and at its lower one.
+fn record_of(block: u32) -> u32 {
+    return params.records + 4u * block;
+}
+
+// After all have been seen; `is_first` of the layer's first block, which writes down the interval. All 64 lanes call it.
+fn end_gathering(block: u32, is_first: bool, lane: u32) {
+    for (var i = 0u; i < 3u; i++) {
+        if (seen[i] != 0u) {
+            atomicAdd(&own_ends[1u + i], seen[i]);
+        }
+    }
+    atomicMax(&own_ends[4], seen[3]);
+    atomicMax(&own_ends[5], seen[4]);
+    workgroupBarrier();
+    let size = atomicLoad(&own_ends[0]);
+    if (takes_part && lane == 0u) {
+        let above = atomicLoad(&own_ends[1]);
+        let upper = atomicLoad(&own_ends[2]);
+        let lower = atomicLoad(&own_ends[3]);
+        let used = add_counter(params.counters + USED, size);
+        let fits = used <= params.room_size && size <= params.room_size - used;
+        let at = record_of(block);
+        entries[at] = select(NOWHERE, params.room + used, fits);
+        entries[at + 1u] = size;
+        entries[at + 2u] = above;
+        entries[at + 3u] = (upper << 16u) | lower;
+        picked[0].bin = entries[at];
+        add_counter(params.counters + ABOVE, above);
+        add_to_bin_of(interval.ceiling, upper);
+        add_to_bin_of(interval.bound, lower);
+        raise_counter(params.counters + LOWEST, atomicLoad(&own_ends[4]));
+        raise_counter(params.counters + HIGHEST, atomicLoad(&own_ends[5]));
+        if (is_first) {
+            set_counter(params.counters + INTERVAL, interval.bound);
+            set_counter(params.counters + INTERVAL + 1u, interval.ceiling);
+            set_counter(params.counters + INTERVAL + 2u, interval.base);
+            set_counter(params.counters + INTERVAL + 3u, interval.shift);
+        }
+    }
+    workgroupBarrier();
+    let to = picked[0].bin;
+    for (var i = lane; takes_part && i < size; i += 64u) {
+        let magnitude = atomicLoad(&gathered[i]);
+        if (to != NOWHERE) {
+            entries[to + i] = magnitude;
+        }
+        add_to_bin_of(magnitude, 1u);
+    }
+    workgroupBarrier();
+    if (takes_part) {
+        give_shares(1u, lane);
+    }
+    for (var exponent = lane; takes_part && exponent < 256u; exponent += 64u) {
+        let largest = atomicLoad(&own_octaves[exponent]);
+        if (largest > counted(OCTAVES + exponent)) {
+            raise_counter(params.counters + OCTAVES + exponent, largest);
+        }
+    }
+}
+
+// Few of all values come here, and into bins of their own, but for those at the ends, which come together.
+fn add_to_bin_of(magnitude: u32, count: u32) {
+    if (count != 0u) {
+        let bin = bin_in_interval(magnitude);
+        add_counter(params.counters + BINNED + bin, count);
+        atomicAdd(&own_shares[bin / 64u], count);
+    }
+}

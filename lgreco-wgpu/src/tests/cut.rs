@@ -1,0 +1,369 @@
+//! Where the k largest of a layer end, whatever its magnitudes are and whatever is drawn of them, and how much of it is read for that.
+
+use super::bins::{check_bucket, check_each, exchange_alone};
+use super::{backend, cut as in_pieces, planted};
+use crate::WgpuBackend;
+use crate::batch::{Batch, Part};
+use crate::blocks::BINS;
+use crate::cut::Sample;
+use crate::kernels::Shader;
+use crate::memory::Scratch;
+use lgreco_core::backend::Backend;
+use lgreco_core::compress::Compressor;
+use lgreco_core::compress::Setting;
+use lgreco_core::compress::quantised_topk::QuantisedTopK;
+use lgreco_core::compress::topk::TopK;
+use lgreco_core::gradient::{Bf16, Dtype, Element, Gradient, Shape, Values};
+use lgreco_core::rng::Stream;
+use wgpu::Buffer;
+
+type Case = (Vec<f32>, Setting);
+
+/// Numbers of both signs, by the value's number and a random one from 0 to 1.
+fn numbers(len: usize, of: impl Fn(usize, f32) -> f32) -> Vec<f32> {
+    let word = |i: usize| Stream::default().word(i as u64);
+    let one = |i: usize| (word(2 * i) >> 8) as f32 / (1 << 24) as f32;
+    (0..len).map(|i| if word(2 * i + 1) & 1 == 0 { of(i, one(i)) } else { -of(i, one(i)) }).collect()
+}
+
+/// What gradients look like: as if normal, with long tails, in 16 bits, with many zeros, cut off above, larger from row to row.
+fn natural(len: usize) -> Vec<Vec<f32>> {
+    let normal = |x: f32| (-2.0 * (1.0 - x).ln()).sqrt();
+    vec![
+        numbers(len, |_, x| normal(x)),
+        numbers(len, |_, x| (1.0 - x).max(1e-7).powf(-0.8)),
+        numbers(len, |_, x| Bf16::from_f32(normal(x)).to_f32()),
+        numbers(len, |i, x| if i % 8 == 3 { normal(x) } else { 0.0 }),
+        numbers(len, |_, x| normal(x).min(1.5)),
+        numbers(len, |i, x| normal(x) * (i / 512) as f32),
+    ]
+}
+
+/// What they seldom look like: the same everywhere, of two and of ten magnitudes, next to each other, sorted, over all of the range, and
+/// of a thousand pairs of magnitudes next to each other.
+fn odd(len: usize) -> Vec<Vec<f32>> {
+    vec![
+        numbers(len, |_, _| 0.3),
+        numbers(len, |_, x| if x < 0.3 { 1.0 } else { 0.125 }),
+        numbers(len, |_, x| (10.0 * x).floor()),
+        numbers(len, |_, x| f32::from_bits(0x3fff_ffff + (4.0 * x) as u32)),
+        numbers(len, |i, _| f32::from_bits(0x3000_0000 + i as u32)),
+        numbers(len, |_, x| f32::from_bits((x * 2_130_706_432.0) as u32)),
+        numbers(len, |i, x| f32::from_bits(0x3f80_0000 + 8192 * (1000.0 * x) as u32 + (i % 2) as u32)),
+    ]
+}
+
+/// Half of the values small, half large, and nearly all of the former the same, between the others.
+fn apart(len: usize) -> Vec<f32> {
+    let small = |x: f32| if x < 0.9 { 1.03e-20 } else { 1e-20 * (1.0 + 0.6 * (x - 0.9)) };
+    numbers(len, |i, x| if i % 2 == 0 { 1e20 * (1.0 + x) } else { small(x) })
+}
+
+fn full(keep: usize) -> Setting {
+    Setting::TopK(TopK { keep: keep as u32, values: Dtype::F32 })
+}
+
+fn few(keep: usize, bits: u8) -> Setting {
+    Setting::QuantisedTopK(QuantisedTopK { keep: keep as u32, bits })
+}
+
+fn keeps(len: usize) -> [usize; 6] {
+    [1, len / 1000, len / 100, len / 3, len - 1, len]
+}
+
+/// Every third number of values that are kept of each, in full and in few bits by turns.
+fn cases(all: Vec<Vec<f32>>, first: usize) -> Vec<Case> {
+    let of = |(number, values): (usize, Vec<f32>)| {
+        let keeps = keeps(values.len()).into_iter().enumerate();
+        let some = keeps.filter(move |(which, _)| (which + number + first).is_multiple_of(3));
+        let setting = move |(which, keep): (usize, usize)| {
+            if (which + number) % 2 == 0 { full(keep) } else { few(keep, [4, 1, 8][which % 3]) }
+        };
+        some.map(move |some| (values.clone(), setting(some)))
+    };
+    all.into_iter().enumerate().flat_map(of).collect()
+}
+
+/// Layers of lengths of which samples differ, of more workgroups than have their counts added up, and of some values.
+fn all_cases() -> Vec<Case> {
+    let mut all = Vec::new();
+    for (first, len) in [5000, 70_001, 600_000].into_iter().enumerate() {
+        all.extend(cases(natural(len), first));
+        all.extend(cases(odd(len), first));
+    }
+    all.extend(cases(natural(1_100_000).into_iter().take(2).collect(), 1));
+    // The k-th largest is a long way from where nearly as many begin.
+    let len = 70_001;
+    all.extend([full(len / 2 + 40), full(len / 2 - 40), few(len / 2 + 40, 3)].map(|setting| (apart(len), setting)));
+    all
+}
+
+#[test]
+fn cuts_of_buckets_are_the_cores() {
+    let Some(mut backend) = backend() else { return };
+    all_cases().chunks(16).for_each(|cases| check_bucket(&mut backend, cases));
+    // Where half is far above the other half it is not known which magnitudes are to be told apart.
+    let lost = backend.gpu().lost_cuts;
+    assert!((1..6).contains(&lost), "{lost}");
+}
+
+#[test]
+fn cuts_of_tensors_are_the_cores() {
+    let Some(mut backend) = backend() else { return };
+    check_each(&mut backend, &all_cases());
+    let lost = backend.gpu().lost_cuts;
+    assert!((1..6).contains(&lost), "{lost}");
+    let Some(mut backend) = in_pieces() else { return };
+    check_each(&mut backend, &cases(natural(70_001), 0));
+}
+
+/// What loads are counted by: a text of the shader, and one that counts.
+type Counts = &'static [(Shader, &'static str, &'static str)];
+
+/// In an exchange, values and what is gathered of them, in the last words of the counters.
+const IN_BUCKET: Counts = &[
+    (
+        Shader::Exchange,
+        "fn value(i: u32) -> u32 {",
+        "fn value(i: u32) -> u32 {\n    atomicAdd(&extremes[arrayLength(&extremes) - 1u], 1u);",
+    ),
+    (
+        Shader::Exchange,
+        "fn entry(at: u32) -> u32 {",
+        "fn entry(at: u32) -> u32 {\n    atomicAdd(&extremes[arrayLength(&extremes) - 2u], 1u);",
+    ),
+];
+
+/// Of a tensor alone the same; what is written is counted among the bins, of which the last is none of less than 8 bits.
+const IN_TENSOR: Counts = &[
+    (
+        Shader::TopK,
+        "fn value(i: u32) -> u32 {",
+        "fn uncounted(i: u32) -> u32 {\n    return values[params.offset + i];\n}\n
+         fn value(i: u32) -> u32 {\n    atomicAdd(&counters[arrayLength(&counters) - 1u], 1u);",
+    ),
+    (Shader::TopK, "tile[in_tile(i)] = value(first + i);", "tile[in_tile(i)] = uncounted(first + i);"),
+    (
+        Shader::TopK,
+        "fn entry(at: u32) -> u32 {",
+        "fn entry(at: u32) -> u32 {\n    atomicAdd(&counters[arrayLength(&counters) - 2u], 1u);",
+    ),
+    (
+        Shader::TopK,
+        "load_tile(first, lane.index);\n    if (params.bits",
+        "load_tile(first, lane.index);\n    if (lane.index == 0u) {\n
+         atomicAdd(&bins_of[0].counts[127], min(PER_GROUP, params.count - min(first, params.count)));\n    }\n    if (params.bits",
+    ),
+];
+
+/// Bytes before the last bin's count in `Bins`.
+const LAST_COUNT: u64 = 8 + 8 * 128 + 4 * 127;
+
+fn counting(counts: Counts) -> WgpuBackend {
+    let mut backend = backend().expect("the device there was before");
+    backend.gpu().kernels.edits.extend(counts);
+    backend
+}
+
+fn words(backend: &mut WgpuBackend, parts: &[Part]) -> Vec<usize> {
+    let bytes = Batch::new(backend.gpu()).unwrap().read(parts).unwrap();
+    bytemuck::pod_collect_to_vec::<u8, u32>(&bytes).into_iter().map(|word| word as usize).collect()
+}
+
+fn last_words(of: &Buffer) -> Part {
+    Part { buffer: of.clone(), offset: of.size() - 8, size: 8 }
+}
+
+/// How many values a bucket of this layer loads for its payload, and how many gathered magnitudes.
+fn loads_in_bucket(backend: &mut WgpuBackend, case: &Case) -> [usize; 2] {
+    let mut loads = Vec::new();
+    exchange_alone(backend, std::slice::from_ref(case), |backend, bucket| {
+        loads = words(backend, &[last_words(bucket.counters())]);
+    });
+    [loads[1], loads[0]]
+}
+
+/// The same of a tensor alone.
+fn loads_of_tensor(backend: &mut WgpuBackend, case: &Case) -> [usize; 2] {
+    let counted = |backend: &mut WgpuBackend| {
+        let counters = backend.gpu().scratch(Scratch::Counters, 4).unwrap();
+        let buffer = backend.gpu().scratch(Scratch::FewBits, BINS).unwrap();
+        words(backend, &[last_words(&counters), Part { buffer, offset: LAST_COUNT, size: 4 }])
+    };
+    // Some counts go on from payload to payload.
+    check_each(backend, std::slice::from_ref(case));
+    let before = counted(backend);
+    check_each(backend, std::slice::from_ref(case));
+    let after = counted(backend);
+    [after[1] - before[1] + after[2], after[0] - before[0]]
+}
+
+/// Of what lies within a sixteenth of an octave all is gathered, or read again where that is too much.
+const NEXT_TO_EACH_OTHER: [usize; 2] = [9, 10];
+/// Of what lies anywhere between the least number and the largest it takes more to find the cut.
+const OF_ALL_EXPONENTS: usize = 11;
+
+#[test]
+fn values_are_read_twice() {
+    if backend().is_none() {
+        return;
+    }
+    let (mut of_buckets, mut of_tensors) = (counting(IN_BUCKET), counting(IN_TENSOR));
+    for len in [70_001usize, 300_000, 1_100_000] {
+        for (number, values) in natural(len).into_iter().chain(odd(len)).enumerate().take(OF_ALL_EXPONENTS) {
+            for (which, keep) in keeps(len).into_iter().enumerate().skip(1) {
+                let case = (values.clone(), if (which + number) % 2 == 0 { full(keep) } else { few(keep, 5) });
+                let drawn = len.div_ceil(1 << Sample::new(keep as u32, len as u32).stratum);
+                let of_bucket = loads_in_bucket(&mut of_buckets, &case);
+                for [loads, gathered] in [of_bucket, loads_of_tensor(&mut of_tensors, &case)] {
+                    let told = format!("{number}, {:?}: {loads} and {gathered} of {len}", case.1);
+                    // Where nothing is kept, values are not read again; of a sample those behind the last value are not there.
+                    assert!(loads >= len + drawn - drawn / 1000 - 1, "{told}");
+                    if !NEXT_TO_EACH_OTHER.contains(&number) {
+                        assert!(loads <= 2 * len + drawn && gathered <= len / 4, "{told}");
+                    }
+                    assert!(loads + gathered <= 4 * len + drawn, "{told}");
+                    if which == 2 && number < 3 {
+                        assert!(loads >= 2 * len, "all blocks have some of a hundredth: {told}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Whatever is drawn, and whatever it is taken to tell, the payloads are the same.
+#[test]
+fn a_sample_that_misleads_changes_no_bit() {
+    if backend().is_none() {
+        return;
+    }
+    let len = 70_001;
+    let settings = [full(len / 100), few(len / 3, 4), full(len - 1)];
+    let of = |values: Vec<f32>| settings.map(|setting| (values.clone(), setting));
+    let mut cases: Vec<Case> = natural(len).into_iter().take(4).flat_map(of).collect();
+    cases.push((apart(len), full(len / 2 + 40)));
+    // At least so many tensors have to be looked at once more, and in one bucket or more, some layers.
+    for (text, instead, lost) in [
+        ("SAMPLED, 64u, params.most, lane)", "SAMPLED, 64u, 1u, lane)", 9),
+        ("SAMPLED, 64u, params.least, lane)", "SAMPLED, 64u, 4000u, lane)", 9),
+        (
+            "fn add_to_sample(magnitude: u32) {",
+            "fn add_to_sample(drawn_magnitude: u32) {\n    let magnitude = 0x3f812345u;",
+            9,
+        ),
+        ("bound = ~counted(LEAST_SAMPLED + lower.bin);", "bound = 0u;", 1),
+        ("ceiling = counted(LARGEST_SAMPLED + upper.bin);", "ceiling = MAGNITUDE;", 1),
+        ("params.room_size", "0u", 1),
+        // Some blocks find room, others do not.
+        ("params.room_size", "1000u", 1),
+    ] {
+        let mut backend = backend().expect("the device there was before");
+        let edits = [Shader::Exchange, Shader::TopK].map(|shader| (shader, text, instead));
+        backend.gpu().kernels.edits.extend(edits);
+        check_bucket(&mut backend, &cases);
+        let in_bucket = backend.gpu().lost_cuts;
+        check_each(&mut backend, &cases);
+        let of_tensors = backend.gpu().lost_cuts - in_bucket;
+        assert!(in_bucket == 1 && of_tensors >= lost, "{text}: {of_tensors} lost");
+    }
+}
+
+/// The first of the values that are kept, where that is not the first that f16 has no place for, is named also if the cut is lost.
+#[test]
+fn values_too_large_to_be_sent_are_named_after_a_lost_cut() {
+    let Some(mut backend) = backend() else { return };
+    let len = 70_001;
+    let mut values = apart(len);
+    // The large ones do not fit f16, the first of them neither.
+    values.iter_mut().for_each(|x| *x *= 1e-12);
+    values.iter_mut().skip(1).step_by(4).for_each(|x| *x = x.signum() * 1e-29);
+    let gradient = Gradient::new(Values::F32(&values), Shape::new(len, 1).unwrap()).unwrap();
+    for keep in [len / 2 + 40, len / 2 - 40] {
+        let setting = Setting::TopK(TopK { keep: keep as u32, values: Dtype::F16 });
+        let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32).unwrap()];
+        let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), Dtype::F32)];
+        let expected = setting.encode(&gradient, Stream::default(), &mut workspace, &mut payload).unwrap_err();
+        let found = backend.encode(&setting, &gradient, Stream::default(), &mut [], &mut payload).unwrap_err();
+        assert_eq!(found, expected);
+    }
+    assert!(backend.gpu().lost_cuts > 0);
+}
+
+/// In the search for a cut wherever it is, and where the sample misleads.
+const FAULTS: &[(&str, &str)] = &[
+    ("if (before < rank && before + of_share >= rank) {", "if (before <= rank && before + of_share > rank) {"),
+    ("picked[0] = Picked(number, rank - before);", "picked[0] = Picked(number, rank);"),
+    ("Picked(first + i - 1u - counts, share.rank - earlier)", "Picked(first + i - 1u - counts, share.rank)"),
+    ("earlier += count;", ""),
+    ("seen[0] += u32(magnitude > interval.ceiling);", "seen[0] += u32(magnitude >= interval.ceiling);"),
+    ("magnitude == interval.bound && magnitude < interval.ceiling", "magnitude == interval.bound"),
+    ("seen[4] = max(seen[4], magnitude);", "seen[4] = max(seen[4], magnitude / 2u);"),
+    ("if (magnitude > 0u) {\n        seen[3]", "if (true) {\n        seen[3]"),
+    (
+        "if (magnitude > interval.bound && magnitude < interval.ceiling) {",
+        "if (magnitude > interval.bound && magnitude <= interval.ceiling) {",
+    ),
+    ("entries[at + 3u] = (upper << 16u) | lower;", "entries[at + 3u] = lower;"),
+    ("add_to_bin_of(interval.ceiling, upper);", ""),
+    ("return !is_first && !is_last;", "return !is_last;"),
+    ("if (count != 0u && bin_in_interval(magnitude) == bin) {", "if (count != 0u) {"),
+    ("add_picked(found.bin, interval.ceiling, entries[at + 3u] >> 16u);", ""),
+    ("add_picked(found.bin, interval.bound, entries[at + 3u] & 0xffffu);", ""),
+    ("sum += vec2<u32>(entries[at + 2u], 0u);", ""),
+    ("(ends & 0xffffu) * found(interval.bound, cut)", "vec2<u32>(0u, 0u)"),
+    ("together < own / TOGETHER", "together < 0u"),
+    ("back < own % TOGETHER", "back < own"),
+    ("let start = known.x + min(known.y, ties);", "let start = known.x + known.y;"),
+    ("let end = after.x + min(after.y, ties);", "let end = known.x + min(after.y, ties);"),
+    ("counted(OCTAVES + other) == 0u", "false"),
+    ("larger - 1u;", "1u;"),
+    ("atomicAdd(&own_bins[own + WITH_LARGER], 1u);", ""),
+    ("+ u32(part != 0u)", ""),
+    // Where the cut is lost.
+    ("bits / level_bins(level) == cut.magnitude", "true"),
+    ("level_bins(last) + found.bin, found.rank", "level_bins(last) + found.bin, before.ties"),
+    ("own_shares[bin * 64u / level_bins(level)]", "own_shares[bin / 32u]"),
+    ("return settled(3u, lane);", "return settled(2u, lane);"),
+    ("1024u + 1024u * level, 0u, level == 0u", "1024u * level, 0u, level == 0u"),
+];
+const WHERE_IT_MISLEADS: &[(&str, &str)] = &[("|| cut < interval.bound || cut > interval.ceiling", "")];
+const OF_TENSORS: &[(&str, &str)] = &[("add_to_bin_of(interval.bound, lower);", "")];
+const OF_BUCKETS: &[(&str, &str)] = &[
+    ("return Cut(MAGNITUDE, 0u);", "return Cut(0u, 0u);"),
+    ("(moment.settles == 0u || is_lost())", "true"),
+    ("fault(6u, 0u);", "fault(5u, 0u);"),
+];
+
+#[test]
+fn faults_in_the_search_for_a_cut_are_found() {
+    if backend().is_none() {
+        return;
+    }
+    let mut cases = all_cases();
+    cases.retain(|(values, _)| values.len() < 300_000);
+    cases.extend([full(6000), few(300_000, 4)].map(|setting| (natural(600_000).swap_remove(5), setting)));
+    cases.extend([few(2000, 4), few(5000, 3)].map(|setting| (natural(5000).swap_remove(3), setting)));
+    let of = |shader: Shader, own: &'static [(&'static str, &'static str)]| {
+        let faults = FAULTS.iter().chain(own).map(|&fault| (fault, false));
+        faults.chain(WHERE_IT_MISLEADS.iter().map(|&fault| (fault, true))).map(move |fault| (shader, fault))
+    };
+    let all = of(Shader::Exchange, OF_BUCKETS).chain(of(Shader::TopK, OF_TENSORS));
+    for (shader, ((text, fault), misleads)) in planted(all) {
+        let found = std::panic::catch_unwind(|| {
+            let mut backend = backend().expect("the device there was before");
+            let mislead = (shader, "SAMPLED, 64u, params.most, lane)", "SAMPLED, 64u, 1u, lane)");
+            backend.gpu().kernels.edits.extend(misleads.then_some(mislead));
+            backend.gpu().kernels.edits.push((shader, text, fault));
+            if shader == Shader::Exchange {
+                cases.chunks(16).for_each(|cases| check_bucket(&mut backend, cases));
+            } else {
+                check_each(&mut backend, &cases);
+                assert!(misleads || backend.gpu().lost_cuts < 6, "the sample does not help");
+            }
+        });
+        let message = found.err().map(|message| message.downcast_ref::<String>().cloned().unwrap_or_default());
+        let message = message.unwrap_or_else(|| panic!("not found: {shader:?}, {text}"));
+        assert!(!message.contains("Device") && !message.contains("nothing to edit"), "{text}: {message}");
+    }
+}

@@ -1,0 +1,203 @@
+//! TopK's payloads written: what `topk_encode.wgsl` is asked to do.
+
+use crate::Error;
+use crate::batch::{Batch, Part, Task};
+use crate::blocks::{Blocks, blocks_of, write};
+use crate::cut::{self, Sample};
+use crate::memory::Scratch;
+use crate::tensor::Tensor;
+use crate::topk::{KEEP_BYTES, Params, kernel};
+use lgreco_core::compress::wire::HEADER_LEN;
+use lgreco_core::internal::quantised_topk::Keep;
+use wgpu::Buffer;
+
+/// The parameters that say where the parts of a payload lie: behind the header, and positions in words of their own.
+fn places(kept: Keep, elements: usize) -> Result<Params, Error> {
+    let Keep { top, bits } = kept;
+    let layout = top.layout(elements as u32)?;
+    let [means, _] = kept.bytes().map(|bytes| bytes as usize);
+    let high = layout.low_bytes as usize;
+    Ok(Params {
+        sent: top.values as u32,
+        elements: elements as u32,
+        placement: layout.coding as u32,
+        low_bits: layout.low_bits,
+        values_word: (HEADER_LEN / 4) as u32,
+        bits: bits.into(),
+        codes: ((HEADER_LEN + means) / 4) as u32,
+        high_word: (high / 4) as u32,
+        high_bit: (high % 4 * 8) as u32,
+        ..Params::default()
+    })
+}
+
+/// `Err` when shaders, which number a payload's words in 32 bits, cannot reach all of them.
+fn check_reach(payload_len: usize) -> Result<(), Error> {
+    const MOST: u64 = 4 * u32::MAX as u64;
+    let bytes = payload_len as u64;
+    if bytes <= MOST {
+        return Ok(());
+    }
+    Err(Error::TooLarge { what: "a TopK payload", bytes, limit: "reach of 32-bit word numbers", largest: MOST })
+}
+
+/// A payload on the device.
+pub(crate) struct Written {
+    /// Header and values; in few bits means and codes.
+    pub(crate) sent: Tensor,
+    pub(crate) positions: Tensor,
+}
+
+/// Records the encoding of all but the header. Word 0 of `results` becomes the largest magnitude, word 1 the bits of the k-th largest;
+/// where word 2 is not 0 that is lost, and nothing is written: [`encode_lost`] does it then. At least one value is kept.
+///
+/// Values are read twice, and for the sample a sixteenth of them or less; of fewer than 65,536 it is more, of up to 4096 all of them.
+/// What there is no room to gather is read twice more.
+pub(crate) fn encode(
+    batch: &mut Batch<'_>,
+    tensor: &Tensor,
+    kept: Keep,
+    payload_len: usize,
+    results: &Buffer,
+) -> Result<Written, Error> {
+    check_reach(payload_len)?;
+    let search = Search::new(batch, tensor, kept)?;
+    batch.clear(&search.counters, 4 * cut::COUNTED as u64);
+    batch.run(kernel("sample"), search.blocks.tasks(&[search.counters()]));
+    batch.run(kernel("gather_values"), search.blocks.tasks(&[search.counters(), search.entries()]));
+    let bindings = [search.counters(), search.entries(), (9, results.into())];
+    batch.run(kernel("refine"), search.blocks.tasks(&bindings));
+    search.write(batch, payload_len, results)
+}
+
+/// The same after [`encode`] has not found the k-th largest, of the same tensor with nothing between: all magnitudes are counted,
+/// in three reads more.
+pub(crate) fn encode_lost(
+    batch: &mut Batch<'_>,
+    tensor: &Tensor,
+    kept: Keep,
+    payload_len: usize,
+    results: &Buffer,
+) -> Result<Written, Error> {
+    let mut search = Search::new(batch, tensor, kept)?;
+    for level in 0..cut::LEVELS {
+        let settles = |params| Params { settles: level + 1, ..params };
+        batch.run(kernel("settle"), search.blocks.changed(&[search.counters()], settles));
+    }
+    search.settles = cut::LEVELS + 1;
+    search.write(batch, payload_len, results)
+}
+
+/// The search for where the k largest of a tensor end.
+struct Search {
+    /// Bytes of header and values.
+    sent_len: usize,
+    blocks: Blocks,
+    base: Params,
+    /// As kernels are told.
+    settles: u32,
+    state: Buffer,
+    counters: Buffer,
+    entries: Buffer,
+}
+
+impl Search {
+    fn new(batch: &mut Batch<'_>, tensor: &Tensor, kept: Keep) -> Result<Search, Error> {
+        let blocks = blocks_of(batch, tensor);
+        let records = cut::RECORD * blocks;
+        let most = (batch.gpu.largest_binding() / 4) as usize;
+        let room_size = cut::room(tensor.elements).min(most.saturating_sub(records));
+        let Sample { stratum, most, least } = Sample::new(kept.top.keep, tensor.elements as u32);
+        let base = Params {
+            dtype: tensor.dtype as u32,
+            keep: kept.top.keep,
+            stratum,
+            most,
+            least,
+            room: records as u32,
+            room_size: room_size as u32,
+            ..places(kept, tensor.elements)?
+        };
+        Ok(Search {
+            sent_len: HEADER_LEN + kept.bytes().iter().sum::<u64>() as usize,
+            blocks: Blocks::new(batch, &[(tensor, base)])?,
+            base,
+            settles: 0,
+            state: batch.scratch(Scratch::State, KEEP_BYTES)?,
+            counters: batch.scratch(Scratch::Counters, 4 * cut::COUNTED as u64)?,
+            entries: batch.scratch(Scratch::Entries, 4 * (records + room_size) as u64)?,
+        })
+    }
+
+    fn counters(&self) -> (u32, Part) {
+        (19, (&self.counters).into())
+    }
+
+    fn entries(&self) -> (u32, Part) {
+        (20, (&self.entries).into())
+    }
+
+    /// Records what comes once the cut is known, or counted.
+    fn write(&self, batch: &mut Batch<'_>, payload_len: usize, results: &Buffer) -> Result<Written, Error> {
+        let Blocks { counts, bins, .. } = &self.blocks;
+        let of_bins = (18, Part::from(bins));
+        let bindings = [(6, (&self.state).into()), (7, counts.into()), (9, results.into()), of_bins.clone()];
+        let bindings = [&bindings[..], &[self.counters(), self.entries()]].concat();
+        let settles = |params| Params { settles: self.settles, ..params };
+        batch.run(kernel("count_kept"), self.blocks.changed(&bindings, settles));
+        let sent = Tensor::room(batch, self.sent_len.div_ceil(4))?;
+        let positions = Tensor::room(batch, (payload_len - self.sent_len).div_ceil(4).max(1))?;
+        let (of_sent, of_positions): (Vec<Part>, Vec<Part>) = (sent.parts().collect(), positions.parts().collect());
+        of_sent.iter().chain(&of_positions).for_each(|part| batch.clear(&part.buffer, part.size));
+        // Whatever has a value in a window has the positions of the first with it.
+        let mut window = 0;
+        for part in &of_sent {
+            let (window_len, positions_len) = (words_of(part), words_of(&of_positions[0]));
+            let within = |params| Params { window, window_len, positions_len, ..params };
+            write(batch, &self.blocks, &self.state, [part, &of_positions[0]], within);
+            window = window.wrapping_add(window_len);
+        }
+        let mut positions_window = words_of(&of_positions[0]);
+        for part in &of_positions[1..] {
+            let positions_len = words_of(part);
+            let within = |params| Params { positions_window, positions_len, ..params };
+            write(batch, &self.blocks, &self.state, [&of_sent[0], part], within);
+            positions_window += positions_len;
+        }
+        // Means come first, and are known once all is written.
+        if self.base.bits > 0 {
+            let params = Params { window_len: words_of(&of_sent[0]), ..self.base };
+            batch.run(kernel("make_means"), vec![Task::new(params, &[(8, of_sent[0].clone()), of_bins], 1)]);
+        }
+        Ok(Written { sent, positions })
+    }
+}
+
+fn words_of(part: &Part) -> u32 {
+    (part.size / 4) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lgreco_core::compress::Compressor;
+    use lgreco_core::compress::topk::TopK;
+    use lgreco_core::gradient::{Dtype, Shape};
+
+    #[test]
+    fn payloads_that_words_of_32_bits_cannot_number_are_refused() {
+        let len = |keep| {
+            let shape = Shape::new(u32::MAX as usize, 1).unwrap();
+            TopK { keep, values: Dtype::F32 }.payload_len(shape, Dtype::F32).unwrap()
+        };
+        // A bitmap, and values up to the last number; and all values, without positions.
+        let last = u32::MAX - 4 - (1 << 27);
+        assert_eq!(len(last), 4 * u32::MAX as usize);
+        assert_eq!(check_reach(len(last)), Ok(()));
+        let (what, limit, largest) = ("a TopK payload", "reach of 32-bit word numbers", 4 * u64::from(u32::MAX));
+        for keep in [last + 1, 4_209_067_949, u32::MAX] {
+            let bytes = len(keep) as u64;
+            assert_eq!(check_reach(bytes as usize), Err(Error::TooLarge { what, bytes, limit, largest }));
+        }
+    }
+}
