@@ -110,8 +110,13 @@ impl<'g> Batch<'g> {
 
     /// Its bytes count with the dispatches that it is for, which are bound to the buffer.
     pub(crate) fn clear(&mut self, buffer: &Buffer, bytes: u64) {
+        self.clear_from(buffer, 0, bytes);
+    }
+
+    /// The same from a byte on.
+    pub(crate) fn clear_from(&mut self, buffer: &Buffer, start: u64, bytes: u64) {
         if !self.gpu.rehearsing {
-            self.encoder.clear_buffer(buffer, 0, Some(bytes.next_multiple_of(4)));
+            self.encoder.clear_buffer(buffer, start, Some(bytes.next_multiple_of(4)));
         }
     }
 

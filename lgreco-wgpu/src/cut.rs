@@ -2,18 +2,15 @@
 
 use crate::gpu::PER_GROUP;
 
-/// Words of what is counted of a layer.
-pub(crate) const COUNTED: usize = 25_184;
+/// Words of a layer's tables, which are cleared once the sample has told what it tells, and of its counters.
+pub(crate) const TABLES: usize = 3 * 4096;
+pub(crate) const COUNTERS: usize = 4512;
 /// Levels by which a lost cut is settled.
 pub(crate) const LEVELS: u32 = 3;
 /// Words of a block's record.
 pub(crate) const RECORD: usize = 4;
 /// Blocks whose counts are added up, in two words.
 const TOGETHER: usize = 256;
-
-/// Values of a sample, and values from which on it has no more than a sixteenth of the layer, and no more than so many.
-const SAMPLED: u32 = 12;
-const MOST_SAMPLED: u32 = 16;
 
 /// The sample by which the k-th largest magnitude of a layer is looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,15 +23,16 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// The sample for the `keep` largest of so many values: all of up to 4096, of more a half down to a sixteenth, and of more than
-    /// 2^20 from 2^15 to 2^16, down to one of each workgroup's.
+    /// The sample for the `keep` largest of so many values: of up to 4096 all, of up to 2^18 a sixteenth or more, of up to 2^22 down to a
+    /// 64th, and of more between 2^15 and 2^16, or one of each workgroup's.
     pub(crate) fn new(keep: u32, elements: u32) -> Sample {
         const MOST: u32 = PER_GROUP.ilog2();
         if keep >= elements {
             return Sample { stratum: MOST, most: 0, least: 0 };
         }
-        let len = u32::BITS - (elements - 1).leading_zeros();
-        let stratum = len.saturating_sub(SAMPLED).min(4).max(len.saturating_sub(MOST_SAMPLED)).min(MOST);
+        let bits = u32::BITS - (elements - 1).leading_zeros();
+        let stratum =
+            bits.saturating_sub(12).min(4).max(bits.saturating_sub(14).min(6)).max(bits.saturating_sub(16)).min(MOST);
         if stratum == 0 {
             return Sample { stratum, most: keep, least: keep };
         }
@@ -46,10 +44,9 @@ impl Sample {
     }
 }
 
-/// Words for the magnitudes that are gathered of so many values. More than enough, but where many magnitudes are the same that are
-/// not at an end of what the sample found.
-pub(crate) fn room(elements: usize) -> usize {
-    if elements <= 1 << 20 { elements.div_ceil(2) } else { elements / 8 }
+/// Magnitudes that are gathered of so many values at most. More than enough, but where many are within a sixteenth of an octave.
+pub(crate) fn entries(elements: usize) -> usize {
+    if elements <= 1 << 18 { elements.div_ceil(2) } else { elements / 6 }
 }
 
 /// Words of the sums of a layer's blocks.
@@ -70,8 +67,11 @@ mod tests {
             (8192, 1),
             (8193, 2),
             (65_536, 4),
-            (1 << 20, 4),
-            ((1 << 20) + 1, 5),
+            (1 << 18, 4),
+            (1 << 19, 5),
+            (1 << 20, 6),
+            (1 << 22, 6),
+            ((1 << 22) + 1, 7),
             (1 << 27, 11),
             (u32::MAX, 11),
         ] {
@@ -79,8 +79,8 @@ mod tests {
         }
         assert_eq!(Sample::new(7, 4096), Sample { stratum: 0, most: 7, least: 7 });
         assert_eq!(Sample::new(4096, 4096), Sample { stratum: 11, most: 0, least: 0 });
-        // 65,536 of 2^20 are drawn: 6,554 of them are expected among a tenth, give or take 76.8.
-        assert_eq!(Sample::new(104_858, 1 << 20), Sample { stratum: 4, most: 7025, least: 6082 });
-        assert_eq!(Sample::new(10, 1 << 20), Sample { stratum: 4, most: 16, least: 0 });
+        // 65,536 of 2^22 are drawn: 6,554 of them are expected among a tenth, give or take 76.8.
+        assert_eq!(Sample::new(419_430, 1 << 22), Sample { stratum: 6, most: 7025, least: 6082 });
+        assert_eq!(Sample::new(40, 1 << 22), Sample { stratum: 6, most: 16, least: 0 });
     }
 }

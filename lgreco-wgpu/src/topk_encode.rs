@@ -51,8 +51,7 @@ pub(crate) struct Written {
 /// Records the encoding of all but the header. Word 0 of `results` becomes the largest magnitude, word 1 the bits of the k-th largest;
 /// where word 2 is not 0 that is lost, and nothing is written: [`encode_lost`] does it then. At least one value is kept.
 ///
-/// Values are read twice, and for the sample a sixteenth of them or less; of fewer than 65,536 it is more, of up to 4096 all of them.
-/// What there is no room to gather is read twice more.
+/// Values are read twice, and those of the [sample](Sample) besides. What there is no room to gather is read twice more.
 pub(crate) fn encode(
     batch: &mut Batch<'_>,
     tensor: &Tensor,
@@ -62,16 +61,16 @@ pub(crate) fn encode(
 ) -> Result<Written, Error> {
     check_reach(payload_len)?;
     let search = Search::new(batch, tensor, kept)?;
-    batch.clear(&search.counters, 4 * cut::COUNTED as u64);
+    batch.clear(&search.counters, 4 * COUNTED as u64);
     batch.run(kernel("sample"), search.blocks.tasks(&[search.counters()]));
     batch.run(kernel("gather_values"), search.blocks.tasks(&[search.counters(), search.entries()]));
-    let bindings = [search.counters(), search.entries(), (9, results.into())];
-    batch.run(kernel("refine"), search.blocks.tasks(&bindings));
+    batch.clear(&search.counters, 4 * cut::TABLES as u64);
+    batch.run(kernel("refine"), search.blocks.tasks(&[search.counters(), search.entries()]));
     search.write(batch, payload_len, results)
 }
 
-/// The same after [`encode`] has not found the k-th largest, of the same tensor with nothing between: all magnitudes are counted,
-/// in three reads more.
+/// The same after [`encode`] has lost the k-th largest, of the same tensor with nothing between that takes buffers of the same names: all
+/// magnitudes are counted, in three reads more, and a fourth where it is not in the interval.
 pub(crate) fn encode_lost(
     batch: &mut Batch<'_>,
     tensor: &Tensor,
@@ -79,14 +78,17 @@ pub(crate) fn encode_lost(
     payload_len: usize,
     results: &Buffer,
 ) -> Result<Written, Error> {
-    let mut search = Search::new(batch, tensor, kept)?;
+    let search = Search { settles: 1, ..Search::new(batch, tensor, kept)? };
+    batch.clear(&search.counters, 4 * cut::TABLES as u64);
     for level in 0..cut::LEVELS {
-        let settles = |params| Params { settles: level + 1, ..params };
-        batch.run(kernel("settle"), search.blocks.changed(&[search.counters()], settles));
+        let at = |params| Params { level, ..params };
+        batch.run(kernel("settle"), search.blocks.changed(&[search.counters()], at));
     }
-    search.settles = cut::LEVELS + 1;
     search.write(batch, payload_len, results)
 }
+
+/// Words of what is counted of a tensor.
+pub(crate) const COUNTED: usize = cut::TABLES + cut::COUNTERS;
 
 /// The search for where the k largest of a tensor end.
 struct Search {
@@ -94,7 +96,7 @@ struct Search {
     sent_len: usize,
     blocks: Blocks,
     base: Params,
-    /// As kernels are told.
+    /// Whether the cut is lost.
     settles: u32,
     state: Buffer,
     counters: Buffer,
@@ -106,7 +108,7 @@ impl Search {
         let blocks = blocks_of(batch, tensor);
         let records = cut::RECORD * blocks;
         let most = (batch.gpu.largest_binding() / 4) as usize;
-        let room_size = cut::room(tensor.elements).min(most.saturating_sub(records));
+        let most_entries = cut::entries(tensor.elements).min(most.saturating_sub(records));
         let Sample { stratum, most, least } = Sample::new(kept.top.keep, tensor.elements as u32);
         let base = Params {
             dtype: tensor.dtype as u32,
@@ -114,8 +116,9 @@ impl Search {
             stratum,
             most,
             least,
-            room: records as u32,
-            room_size: room_size as u32,
+            counters: cut::TABLES as u32,
+            first_entry: records as u32,
+            most_entries: most_entries as u32,
             ..places(kept, tensor.elements)?
         };
         Ok(Search {
@@ -124,8 +127,8 @@ impl Search {
             base,
             settles: 0,
             state: batch.scratch(Scratch::State, KEEP_BYTES)?,
-            counters: batch.scratch(Scratch::Counters, 4 * cut::COUNTED as u64)?,
-            entries: batch.scratch(Scratch::Entries, 4 * (records + room_size) as u64)?,
+            counters: batch.scratch(Scratch::Counters, 4 * COUNTED as u64)?,
+            entries: batch.scratch(Scratch::Entries, 4 * (records + most_entries) as u64)?,
         })
     }
 

@@ -4,6 +4,8 @@ use super::plan::Plan;
 
 /// Words of faults per layer.
 const FAULTS: usize = 7;
+/// The one of a lost cut.
+const CUT_IS_LOST: usize = 6;
 
 /// What the device has written down of a bucket.
 pub(super) struct Faults {
@@ -30,7 +32,7 @@ impl Faults {
 
     /// Whether the cut of a layer under TopK is lost.
     pub(super) fn has_lost_cut(&self) -> bool {
-        (0..self.layers).any(|layer| self.first(layer, 6).is_some())
+        (0..self.layers).any(|layer| self.first(layer, CUT_IS_LOST).is_some())
     }
 
     /// Whether no encoder wrote the layer's payload of this rank, nor, it may be, the payloads of layers behind.

@@ -76,7 +76,7 @@ impl Memory {
             values: room("a bucket", flat)?,
             residual: room("a bucket", if feedback { flat } else { 0 })?,
             offered: room("a bucket", flat)?,
-            extremes: room("a bucket's extremes", words(3 * plan.buckets + plan.counters))?,
+            extremes: room("a bucket's extremes", words(plan.counted()))?,
             sums: room("a bucket's sums", words(plan.sums))?,
             image: room("a bucket's payloads", words(plan.image))?,
             images: room("all ranks' payloads", words(plan.image * world))?,
@@ -84,7 +84,7 @@ impl Memory {
             positions: room("all ranks' positions", words(plan.kept * world))?,
             entries: room(
                 "a bucket's largest",
-                if topk { words(RECORD * plan.of_values.len() + plan.room) } else { 0 },
+                if topk { words(RECORD * plan.of_values.len() + plan.entries) } else { 0 },
             )?,
             blocks: room(
                 "a bucket's counts",

@@ -8,7 +8,7 @@ use lgreco_train::gradient::Dtype;
 params! {
     /// `Moment` of `exchange.wgsl`.
     step, rank, seed_low, seed_high, world, image, layers, feedback, halves, source, kept,
-    settles,
+    settles, level,
 }
 
 impl Params {

@@ -24,7 +24,7 @@ params! {
     /// `Params` of `exchange.wgsl`.
     offset, dtype, first, count, bucket, first_bucket, whole, sign_magnitude, min_max, nearest, bits,
     log_levels, inverse_levels, step, layer, rank, seed_low, seed_high, method, number, start,
-    sums, scales, codes, values_word, starts, counters, stratum, most, least, block_sums, block_counts, records, room, room_size, bins,
+    sums, scales, codes, values_word, starts, tables, counters, stratum, most, least, block_sums, block_counts, first_entry, most_entries, bins,
     keep, sent, largest, placement,
     low_bits, low_word, low_bit, high_word, high_bit, high_len, first_block, positions, window, window_len,
 }
@@ -119,9 +119,9 @@ pub(crate) struct Plan {
     pub(crate) of_values: Vec<u32>,
     pub(crate) of_few: Vec<u32>,
     pub(crate) of_blocks: Vec<u32>,
-    /// Words by which TopK's largest are found: of counters, and of what is gathered, behind a record of each workgroup of values.
-    pub(crate) counters: usize,
-    pub(crate) room: usize,
+    /// TopK's layers, and words of what is gathered of them, behind a record of each workgroup of values.
+    pub(crate) topk: usize,
+    pub(crate) entries: usize,
     /// Sums of TopK's workgroups, in words.
     pub(crate) block_sums: usize,
     /// Whether layers under QSGD are encoded when they are offered. Where there are any under TopK, of which all go over what is
@@ -163,11 +163,13 @@ impl Plan {
             plan.message = 0;
         }
         plan.steps = plan.table.steps();
-        // Behind the extremes of buckets, and behind the records.
-        let (extremes, records) = ((3 * plan.buckets) as u32, (cut::RECORD * plan.of_values.len()) as u32);
+        let (tables, counters) = (plan.tables().start, plan.tables().end);
         for member in plan.members.iter_mut().filter(|member| member.params.method == TOP_K) {
             let params = &mut member.params;
-            (params.counters, params.room) = (params.counters + extremes, params.room + records);
+            // These numbered the layers under TopK.
+            params.tables = (tables + cut::TABLES * params.tables as usize) as u32;
+            params.counters = (counters + cut::COUNTERS * params.counters as usize) as u32;
+            params.first_entry += (cut::RECORD * plan.of_values.len()) as u32;
             params.block_counts = plan.block_sums as u32;
         }
         Ok(plan)
@@ -262,7 +264,7 @@ impl Plan {
         let (keep, number, elements) = (top.keep as usize, params.number, params.count as usize);
         let words = self.take(body);
         let Sample { stratum, most, least } = Sample::new(top.keep, params.count);
-        let (counters, room, room_size) = (self.counters, self.room, cut::room(elements));
+        let most_entries = cut::entries(elements);
         let [means, sent] = kept.bytes().map(|bytes| bytes as usize);
         let low = means + sent;
         let high = low + layout.low_bytes as usize;
@@ -275,13 +277,14 @@ impl Plan {
             values_word: words,
             codes: words + (means / 4) as u32,
             starts: self.take(4 * blocks),
-            counters: counters as u32,
+            tables: self.topk as u32,
+            counters: self.topk as u32,
             stratum,
             most,
             least,
             block_sums: self.block_sums as u32,
-            room: room as u32,
-            room_size: room_size as u32,
+            first_entry: self.entries as u32,
+            most_entries: most_entries as u32,
             bins: self.of_few.len() as u32,
             keep: top.keep,
             sent: top.values as u32,
@@ -302,8 +305,8 @@ impl Plan {
         // Of a layer without elements nothing is looked for.
         if keep > 0 {
             self.of_few.extend((bits > 0).then_some(number));
-            self.counters += cut::COUNTED;
-            self.room += room_size;
+            self.topk += 1;
+            self.entries += most_entries;
             self.block_sums += cut::sums(elements.div_ceil(PER_GROUP));
         }
         self.kept += keep;
@@ -315,6 +318,17 @@ impl Plan {
         let at = self.image;
         self.image += bytes.div_ceil(4);
         at as u32
+    }
+
+    /// TopK's tables among words of what is counted, behind QSGD's extremes; behind them are its counters.
+    pub(crate) fn tables(&self) -> Range<usize> {
+        let start = 3 * self.buckets;
+        start..start + cut::TABLES * self.topk
+    }
+
+    /// Words of what is counted.
+    pub(crate) fn counted(&self) -> usize {
+        self.tables().end + cut::COUNTERS * self.topk
     }
 
     /// Values of flat memory.

@@ -10,8 +10,8 @@ impl BufferBucket {
     /// Records the encoding of all payloads of a bucket that has layers under TopK.
     pub(super) fn encode_topk(&self, batch: &mut Batch<'_>, params: moment::Params) {
         let (plan, on) = (&self.plan, &self.device);
-        let found = [&self.of_cuts()[..], &[(10, (&on.faults).into())]].concat();
-        batch.dispatch(kernel("refine"), params, &found, plan.of_values.len());
+        self.clear_tables(batch);
+        batch.dispatch(kernel("refine"), params, &self.of_cuts(), plan.of_values.len());
         batch.clear(&on.bins, on.bins.size());
         batch.clear(&on.blocks, 4 * plan.block_sums as u64);
         self.write_topk(batch, params, plan.buckets > 0);
@@ -19,13 +19,20 @@ impl BufferBucket {
 
     /// Records the encoding of layers under TopK whose cuts are lost, of which nothing has been written.
     pub(super) fn encode_lost(&self, batch: &mut Batch<'_>, moment: &Moment) {
-        let params = moment::Params::of(moment, &self.plan, self.feedback);
+        let params = moment::Params { settles: 1, ..moment::Params::of(moment, &self.plan, self.feedback) };
+        self.clear_tables(batch);
         for level in 0..LEVELS {
-            let params = moment::Params { settles: level + 1, ..params };
+            let params = moment::Params { level, ..params };
             let bindings = [&self.of_values()[..], &[self.of_codes()[0].clone()]].concat();
             batch.dispatch(kernel("settle"), params, &bindings, self.plan.of_values.len());
         }
-        self.write_topk(batch, moment::Params { settles: LEVELS + 1, ..params }, false);
+        self.write_topk(batch, params, false);
+    }
+
+    /// Records the clearing of what layers under TopK count in anew.
+    fn clear_tables(&self, batch: &mut Batch<'_>) {
+        let tables = self.plan.tables();
+        batch.clear_from(&self.device.extremes, 4 * tables.start as u64, 4 * tables.len() as u64);
     }
 
     /// What TopK's cuts are found by.

@@ -34,15 +34,15 @@ struct Params {
     values_word: u32,
     starts: u32,
     // What the k largest are found by: see `topk_cut.wgsl`.
+    tables: u32,
     counters: u32,
     stratum: u32,
     most: u32,
     least: u32,
     block_sums: u32,
     block_counts: u32,
-    records: u32,
-    room: u32,
-    room_size: u32,
+    first_entry: u32,
+    most_entries: u32,
     bins: u32, // among those of all layers in few bits
     keep: u32,
     sent: u32,
@@ -73,7 +73,8 @@ struct Moment {
     halves: u32, // whether sums travel as bf16
     source: u32, // what the means that are made come of: payloads, sums or factors
     kept: u32, // values that TopK keeps of a rank
-    settles: u32, // one more than the level by which lost cuts are settled; 4 when they are known, 0 of other layers
+    settles: u32, // whether it is about layers whose cuts are lost
+    level: u32, // by which these are settled
 }
 
 const DENSE = 0u;
@@ -172,7 +173,7 @@ fn offer(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
         tell_extremes(first, lane);
     }
     if (params.method == TOP_K) {
-        give_shares(0u, lane);
+        give_shares(SAMPLE, lane);
     }
 }
 

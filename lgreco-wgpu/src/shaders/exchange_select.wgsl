@@ -14,35 +14,42 @@ fn add_counter(at: u32, x: u32) -> u32 {
     return atomicAdd(&extremes[at], x);
 }
 
-fn raise_counter(at: u32, x: u32) {
+fn raise_lower_counter(at: u32, x: u32) {
     atomicMax(&extremes[at], x);
+}
+
+fn add_bits_to_counter(at: u32, bits: u32) {
+    atomicOr(&extremes[at], bits);
 }
 
 fn set_counter(at: u32, x: u32) {
     atomicStore(&extremes[at], x);
 }
 
-// `begin_if` of TopK; where lost cuts are settled, of layers that have one. `values` are gradients.
-fn begin_topk(group: u32) -> u32 {
-    let first = begin_if(TOP_K, group);
-    takes_part = params.method == TOP_K && (moment.settles == 0u || is_lost());
-    if (!takes_part) {
-        params.count = first;
+// Which of these workgroups' layers are under TopK.
+var<workgroup> is_topk: array<u32, 1>;
+
+// Begins a workgroup of a layer under TopK or, where lost cuts are settled, of one that has one; of others all lanes leave. `values` are
+// gradients.
+fn begin_topk(group: u32, lane: u32) -> bool {
+    begin(layer_of[group]);
+    if (lane == 0u) {
+        is_topk[0] = u32(params.method == TOP_K && (moment.settles == 0u || counted(LOST) != 0u));
     }
-    return first;
+    return workgroupUniformLoad(&is_topk[0]) != 0u;
 }
 
 // The same once `values` are what is offered.
-fn begin_offered(group: u32) -> u32 {
-    let first = begin_topk(group);
+fn begin_offered(group: u32, lane: u32) -> bool {
+    let begins = begin_topk(group, lane);
     params.dtype = 0u;
     params.offset = params.start;
-    return first;
+    return begins;
 }
 
-// Which of the layer's workgroups this is.
-fn block_of_layer(first: u32) -> u32 {
-    return first / PER_GROUP;
+// The first of a workgroup's values in its layer.
+fn first_of(group: u32) -> u32 {
+    return group * PER_GROUP - params.start;
 }
 
 // A workgroup's part of the sample of its layer, of gradients and residuals.
@@ -59,8 +66,11 @@ fn draw_sample(first: u32, lane: u32) {
 // What layers under TopK offer, and what of it is gathered: gradients and residuals are read once.
 @compute @workgroup_size(64)
 fn gather_offered(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    let first = begin_topk(group.x);
+    if (!begin_topk(group.x, lane.index)) {
+        return;
+    }
     begin_gathering(lane);
+    let first = first_of(group.x);
     let end = min(first + PER_GROUP, params.count);
     for (var i = first + lane.index; i < end; i += 64u) {
         let x = offered_value(i);
@@ -73,35 +83,46 @@ fn gather_offered(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
 
 @compute @workgroup_size(64)
 fn refine(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    let first = begin_offered(group.x);
-    if (count_picked(group.x, first, first == 0u, lane) && first == 0u && lane.index == 0u) {
-        fault(6u, 0u);
+    if (!begin_offered(group.x, lane.index)) {
+        return;
     }
+    let first = first_of(group.x);
+    count_picked(group.x, first, first == 0u, lane);
 }
 
 // One of three dispatches that settle cuts that are lost.
 @compute @workgroup_size(64)
 fn settle(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    let first = begin_offered(group.x);
-    settle_block(moment.settles - 1u, first, first == 0u, lane);
+    if (!begin_offered(group.x, lane.index)) {
+        return;
+    }
+    let first = first_of(group.x);
+    settle_block(moment.level, first, first == 0u, lane);
 }
 
 // How many there are above the cut and at it. All 64 lanes call it.
 fn count_values(group: u32, lane: Lane) {
-    let first = begin_offered(group);
+    if (!begin_offered(group, lane.index)) {
+        return;
+    }
+    let first = first_of(group);
     let cut = find_cut(moment.settles != 0u, lane);
     let kept = sum_of(lane, 64u, count_found(group, first, cut.magnitude, lane.index));
-    if (!takes_part) {
+    if (lane.index == 0u) {
+        count_block_as(group, first / PER_GROUP, kept);
+    }
+    if (first != 0u) {
         return;
     }
     if (lane.index == 0u) {
-        count_block_as(group, block_of_layer(first), kept);
-        if (first == 0u) {
-            set_counter(params.counters + CUT, cut.magnitude);
-            set_counter(params.counters + TIES, cut.ties);
+        set_counter(params.counters + CUT, cut.magnitude);
+        set_counter(params.counters + CUT + 1u, cut.ties);
+        // Of a cut that was lost all dispatches have to know.
+        if (moment.settles == 0u) {
+            set_counter(params.counters + LOST, u32(is_lost(cut)));
         }
     }
-    if (first == 0u && params.bits != 0u) {
+    if (params.bits != 0u) {
         write_exponents(range_from(cut), lane.index);
     }
 }
@@ -118,10 +139,6 @@ fn encode_and_count(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     count_values(group.x, lane);
 }
 
-fn last_cut() -> Cut {
-    return Cut(counted(CUT), counted(TIES));
-}
-
 fn put_position(word: u32, bit: u32, bits: u32) {
     put(word, bit, bits);
 }
@@ -129,13 +146,17 @@ fn put_position(word: u32, bit: u32, bits: u32) {
 // Payloads of TopK into this rank's image, and what their means are made of. `values` are what is offered.
 @compute @workgroup_size(64)
 fn write_kept(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    let first = begin_offered(group.x);
-    clear_own_bins(lane.index);
-    let cut = last_cut();
-    let before = known_before(group.x, select(0u, block_of_layer(first), takes_part), lane);
-    if (takes_part) {
-        skip_unless_written(group.x, first, cut.magnitude, cut.ties, before);
+    if (!begin_offered(group.x, lane.index)) {
+        return;
     }
+    clear_own_bins(lane.index);
+    let first = first_of(group.x);
+    let cut = Cut(counted(CUT), counted(CUT + 1u));
+    if (first == 0u && lane.index == 0u && is_lost(cut)) {
+        fault(CUT_IS_LOST, 0u);
+    }
+    let before = known_before(group.x, first / PER_GROUP, lane);
+    skip_unless_written(group.x, first, cut.magnitude, cut.ties, before);
     load_tile(first, lane.index);
     let end = min(PER_GROUP, params.count - first);
     for (var i = lane.index; i < end; i += 64u) {
@@ -145,13 +166,12 @@ fn write_kept(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
             fault(4u, first + i);
         }
     }
-    let is_few = takes_part && params.bits != 0u;
-    if (is_few) {
+    if (params.bits != 0u) {
         written_range = range_from(cut);
     }
     write_tile(first, cut.magnitude, cut.ties, before, lane);
     workgroupBarrier();
-    if (is_few) {
+    if (params.bits != 0u) {
         give_own_bins(lane.index);
     }
 }

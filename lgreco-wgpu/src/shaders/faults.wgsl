@@ -4,6 +4,7 @@
 // finite, nor is what is left, nor what is sent in its type, nor a factor of this rank, whatever its position; and whether TopK's cut is
 // lost. Behind the layers', of each rank: the complement of the first layer whose payload no encoder wrote.
 const FAULTS = 7u;
+const CUT_IS_LOST = 6u;
 
 @group(0) @binding(10) var<storage, read_write> faults: array<atomic<u32>>;
 

@@ -51,7 +51,7 @@ fn write_exponents(range: Range, lane: u32) {
         let first = start_of_bin(range, bin);
         let larger = exponent_of(start_of_bin(range, bin + 1u) - 1u);
         var other = larger - 1u;
-        while (other > exponent_of(first) && counted(OCTAVES + other) == 0u) {
+        while (other > exponent_of(first) && ((counted(OCTAVES + other / 32u) >> (other % 32u)) & 1u) == 0u) {
             other -= 1u;
         }
         bins_of[params.bins].exponents[bin] = vec2<u32>(larger, max(other, 1u));

@@ -14,16 +14,17 @@ struct Params {
     first_keep: u32, // of this batch in `state`
     // What a cut is found by, which is the only one: see `topk_cut.wgsl`.
     keep: u32,
+    tables: u32,
     counters: u32,
     stratum: u32,
     most: u32,
     least: u32,
     block_sums: u32,
     block_counts: u32,
-    records: u32,
-    room: u32,
-    room_size: u32,
-    settles: u32, // one more than the level by which a lost cut is settled; 4 when it is known
+    first_entry: u32,
+    most_entries: u32,
+    settles: u32, // whether the cut is lost
+    level: u32, // by which it is settled
     keeps: u32, // in this batch, at most as many as slots
     first_block: u32,
     result: u32,
@@ -79,7 +80,7 @@ struct Params {
 @group(0) @binding(21) var<storage, read_write> position_words: array<atomic<u32>>;
 
 const BINS = 17792u; // 278 exponents of 64 bins
-const COARSE = 17u; // key bits below a bin of level 1
+const UPPER = 17u; // key bits below a bin of level 1
 const MIDDLE = 8u; // below one of level 2
 const MIDDLES = 512u;
 const LASTS = 256u;

@@ -2,30 +2,38 @@
 
 const NOWHERE = 0xffffffffu;
 
-// Words among the counters of a layer: of the sample, by the upper 12 bits, how many values there are, the largest and the complement of
-// the smallest; how many values are in bins of the interval; how many are of each magnitude of a bin or, where the cut is lost, have
-// each 11, 10 and 10 bits. Of all of them, the sums of 64 shares.
-const SAMPLED = 0u;
-const LARGEST_SAMPLED = 4096u;
-const LEAST_SAMPLED = 8192u;
-const BINNED = 12288u;
-const PICKED = 16384u;
-const OF_SHARES = 24576u;
-// Per exponent the largest magnitude of the layer, in few bits.
-const OCTAVES = 24896u;
+// Words of a layer's tables: by bin how many values there are, the largest and the complement of the smallest. First bins are a
+// sample's, by the upper 12 bits. Then they are cleared, and are parts of the bin of the interval that has the k-th largest. Of a cut
+// that is lost they are cleared once more, and how many have each 11, 10 and 10 bits.
+const BIN_COUNTS = 0u;
+const BIN_LARGEST = 4096u;
+const BIN_LEAST = 8192u;
+
+// Words among a layer's counters: how many values are in bins of the interval; of each level of counts, the sums of 64 shares.
+const BINNED = 0u;
+const OF_SHARES = 4096u;
+const SAMPLE = 0u;
+const COARSE = 1u;
+const FINE = 2u;
+const SETTLED = 3u; // and two more
+// Whether the layer has magnitudes of an exponent, in few bits: a bit for each.
+const OCTAVES = 4480u;
 // How many are above the interval, how many are gathered, the complement of the smallest magnitude other than 0, the largest.
-const ABOVE = 25152u;
-const USED = 25153u;
-const LOWEST = 25154u;
-const HIGHEST = 25155u;
-// The interval; the bin with the k-th largest, or NOWHERE; and the rank there. At last the cut, and how many at it are kept; of one that
-// is lost what is known of it before each level.
-const INTERVAL = 25156u;
-const BIN = 25160u;
-const BIN_RANK = 25161u;
-const CUT = 25162u;
-const TIES = 25163u;
-const SETTLED = 25164u;
+const ABOVE = 4488u;
+const USED = 4489u;
+const LOWEST = 4490u;
+const HIGHEST = 4491u;
+// The last two of the sample.
+const LOWEST_SAMPLED = 4492u;
+const HIGHEST_SAMPLED = 4493u;
+// The interval; the bin with the k-th largest, or NOWHERE; the rank there; whether the cut is lost.
+const INTERVAL = 4494u;
+const BIN = 4498u;
+const BIN_RANK = 4499u;
+const LOST = 4500u;
+// The cut, and how many at it are kept; of one that is lost what is known of it before each level.
+const CUT = 4501u;
+const SETTLED_CUT = 4503u;
 
 // A bin and a rank in it, from the largest on; NOWHERE if there are not as many, or the rank is 0.
 struct Picked {
@@ -33,14 +41,18 @@ struct Picked {
     rank: u32,
 }
 
-// Whether the workgroup's values are of a layer that this is about. Where lanes wait for each other none may leave.
-var<private> takes_part: bool;
-
 var<workgroup> picked: array<Picked, 1>;
 var<workgroup> own_shares: array<atomic<u32>, 64>;
 
 fn counted(word: u32) -> u32 {
     return counter(params.counters + word);
+}
+
+// Whoever comes first raises it most often.
+fn raise_counter(at: u32, x: u32) {
+    if (counter(at) < x) {
+        raise_lower_counter(at, x);
+    }
 }
 
 // Murmur's last step: all bits depend on all.
@@ -61,7 +73,16 @@ fn give_shares(level: u32, lane: u32) {
     }
 }
 
-// The bin that a rank lies in, of 64 shares of so many bins, a power of two. All 64 lanes call it.
+// Adds a magnitude to a bin of the tables, some times.
+fn add_to_table(bin: u32, magnitude: u32, times: u32) {
+    let at = params.tables + bin;
+    add_counter(at + BIN_COUNTS, times);
+    raise_counter(at + BIN_LARGEST, magnitude);
+    raise_counter(at + BIN_LEAST, ~magnitude);
+    atomicAdd(&own_shares[bin / 64u], times);
+}
+
+// The bin that a rank lies in, of 64 shares of so many bins each, a power of two, whose counts begin at a word. All 64 lanes call it.
 fn pick(level: u32, counts: u32, bins: u32, rank: u32, lane: Lane) -> Picked {
     // The largest come first.
     let number = 63u - place(lane);
@@ -76,23 +97,15 @@ fn pick(level: u32, counts: u32, bins: u32, rank: u32, lane: Lane) -> Picked {
     }
     workgroupBarrier();
     let share = picked[0];
-    let each = max(bins / 64u, 1u);
-    let first = counts + select(share.bin, 0u, share.bin == NOWHERE) * bins + number * each;
+    let bin = select(share.bin, 0u, share.bin == NOWHERE) * bins + number;
     var own = 0u;
-    for (var i = 0u; i < each && number < bins; i++) {
-        own += counted(first + i);
+    if (number < bins) {
+        own = counter(counts + bin);
     }
-    var earlier = sum_before(lane, vec2<u32>(own, 0u)).x;
+    let earlier = sum_before(lane, vec2<u32>(own, 0u)).x;
     workgroupBarrier();
     if (share.bin != NOWHERE && earlier < share.rank && earlier + own >= share.rank) {
-        for (var i = each; i > 0u; i--) {
-            let count = counted(first + i - 1u);
-            if (earlier + count >= share.rank) {
-                picked[0] = Picked(first + i - 1u - counts, share.rank - earlier);
-                break;
-            }
-            earlier += count;
-        }
+        picked[0] = Picked(bin, share.rank - earlier);
     }
     workgroupBarrier();
     return picked[0];

@@ -2,15 +2,17 @@
 //
 // A sample tells an interval of magnitudes that has the k-th largest, but for a chance of less than one in 10^8
 // (`topk_sample.wgsl`). The first read counts what is above the interval and what is at either end, of which there may be any number, and
-// gathers what lies within (`topk_gather.wgsl`). That is counted in 4096 bins, and what is in the k-th largest's bin by magnitude. Each of
-// these counts is complete when a dispatch begins, all of whose workgroups look for the rank in it themselves (`topk_counters.wgsl`).
+// gathers what lies within (`topk_gather.wgsl`). That is counted in 4096 bins, and what is in the k-th largest's bin in 4096 parts of it.
+// Each of these counts is complete when a dispatch begins, all of whose workgroups look for the rank in it themselves
+// (`topk_counters.wgsl`). Of the part that has the k-th largest, its largest magnitude and its smallest are known.
 //
-// Whatever the sample, the cut is the same. Where it is not found so, because the k-th largest is not in the interval or in a bin
-// of more than 8192 magnitudes, it is lost: nothing is kept then, until all values have been counted three times, by 11, 10 and 10
-// bits. What there is no room for is read again from where it lies.
+// Whatever the sample, the cut is the same. It is lost where the k-th largest is not in the interval, or between those two. That is
+// seldom: a part has one magnitude if bins are of two octaves together or less, and two for each time that they are of twice as many. Nothing is kept then, until all values have been counted
+// three times, by 11, 10 and 10 bits. What there is no room for is read again from where it lies.
 //
-// A module that uses these has counters (`counter`, `add_counter`, `raise_counter`, `set_counter`), `entries`, `blocks`, and in its
-// parameters `keep`, `most`, `least`, `stratum`, `counters`, `block_sums`, `block_counts`, `records`, `room` and `room_size`.
+// A module that uses these has counters (`counter`, `add_counter`, `raise_lower_counter`, `add_bits_to_counter`, `set_counter`), `entries`,
+// `blocks`, and in its parameters `keep`, `most`, `least`, `stratum`, `tables`, `counters`, `block_sums`, `block_counts`, `first_entry` and
+// `most_entries`.
 
 // Where a layer's k largest end, and how many of those at the cut are kept.
 struct Cut {
@@ -29,25 +31,19 @@ fn is_all_above() -> bool {
     return params.most == 0u && rank_within() == 0u;
 }
 
-// Whether the cut is not found by the interval's bins.
-fn is_lost() -> bool {
-    return counted(BIN) == NOWHERE && !is_all_above();
-}
-
-// Counts the magnitudes of the bin that has the k-th largest; of a cut that is lost returns true. All 64 lanes call it.
-fn count_picked(block: u32, first: u32, is_first: bool, lane: Lane) -> bool {
+// Counts parts of the bin that has the k-th largest. All 64 lanes call it.
+fn count_picked(block: u32, first: u32, is_first: bool, lane: Lane) {
     clear_shares(lane.index);
     if (lane.index < 6u) {
         atomicStore(&own_ends[lane.index], 0u);
     }
     load_interval();
-    let found = pick(1u, BINNED, 64u, rank_within(), lane);
-    let is_found = found.bin != NOWHERE && is_narrow(found.bin);
-    if (takes_part && is_first && lane.index == 0u) {
-        set_counter(params.counters + BIN, select(NOWHERE, found.bin, is_found));
+    let found = pick(COARSE, params.counters + BINNED, 64u, rank_within(), lane);
+    if (is_first && lane.index == 0u) {
+        set_counter(params.counters + BIN, found.bin);
         set_counter(params.counters + BIN_RANK, found.rank);
     }
-    let counts = takes_part && is_found;
+    let counts = found.bin != NOWHERE;
     let at = record_of(block);
     var place_of_entries = NOWHERE;
     var size = 0u;
@@ -74,28 +70,23 @@ fn count_picked(block: u32, first: u32, is_first: bool, lane: Lane) -> bool {
         add_picked(found.bin, interval.bound, entries[at + 3u] & 0xffffu);
     }
     workgroupBarrier();
-    if (counts) {
-        give_shares(2u, lane.index);
-    }
-    return takes_part && !is_found && !is_all_above();
+    give_shares(FINE, lane.index);
 }
 
-// A magnitude that is gathered.
+// A magnitude that is gathered. Nothing else reads them, so that tests can count.
 fn entry(at: u32) -> u32 {
     return entries[at];
 }
 
-fn add_picked(bin: u32, magnitude: u32, count: u32) {
-    if (count != 0u && bin_in_interval(magnitude) == bin) {
-        let within = magnitude - (interval.base + (bin << interval.shift));
-        add_counter(params.counters + PICKED + within, count);
-        atomicAdd(&own_shares[within / 128u], count);
+fn add_picked(bin: u32, magnitude: u32, times: u32) {
+    if (times != 0u && bin_in_interval(magnitude) == bin) {
+        add_to_table(part_of_bin(bin, magnitude), magnitude, times);
     }
 }
 
 // Counts of magnitudes by the bits of a level, of a cut that is lost.
 fn level_start(level: u32) -> u32 {
-    return PICKED + select(1024u + 1024u * level, 0u, level == 0u);
+    return params.tables + select(1024u + 1024u * level, 0u, level == 0u);
 }
 
 fn level_bins(level: u32) -> u32 {
@@ -109,8 +100,8 @@ fn settled(level: u32, lane: Lane) -> Cut {
         return Cut(0u, params.keep);
     }
     let last = level - 1u;
-    let before = Cut(counted(SETTLED + 2u * last), counted(SETTLED + 2u * last + 1u));
-    let found = pick(2u + last, level_start(last), level_bins(last) / 64u, before.ties, lane);
+    let before = Cut(counted(SETTLED_CUT + 2u * last), counted(SETTLED_CUT + 2u * last + 1u));
+    let found = pick(SETTLED + last, level_start(last), level_bins(last) / 64u, before.ties, lane);
     return Cut(before.magnitude * level_bins(last) + found.bin, found.rank);
 }
 
@@ -130,22 +121,26 @@ fn settle_block(level: u32, first: u32, is_first: bool, lane: Lane) {
         }
     }
     workgroupBarrier();
-    for (var bin = lane.index; takes_part && bin < level_bins(level); bin += 64u) {
+    for (var bin = lane.index; bin < level_bins(level); bin += 64u) {
         let count = atomicLoad(&gathered[bin]);
         if (count != 0u) {
-            add_counter(params.counters + level_start(level) + bin, count);
+            add_counter(level_start(level) + bin, count);
             atomicAdd(&own_shares[bin * 64u / level_bins(level)], count);
         }
     }
     workgroupBarrier();
-    if (!takes_part) {
-        return;
-    }
-    give_shares(2u + level, lane.index);
+    give_shares(SETTLED + level, lane.index);
     if (is_first && lane.index == 0u) {
-        set_counter(params.counters + SETTLED + 2u * level, cut.magnitude);
-        set_counter(params.counters + SETTLED + 2u * level + 1u, cut.ties);
+        set_counter(params.counters + SETTLED_CUT + 2u * level, cut.magnitude);
+        set_counter(params.counters + SETTLED_CUT + 2u * level + 1u, cut.ties);
     }
+}
+
+// Nothing is above it.
+const LOST_CUT = Cut(MAGNITUDE, 0u);
+
+fn is_lost(cut: Cut) -> bool {
+    return cut.magnitude == MAGNITUDE;
 }
 
 // The cut, once all is counted, of one that was lost too. All 64 lanes call it.
@@ -154,15 +149,24 @@ fn find_cut(was_lost: bool, lane: Lane) -> Cut {
     if (was_lost) {
         return settled(3u, lane);
     }
-    let found = pick(2u, PICKED, 128u, counted(BIN_RANK), lane);
+    let found = pick(FINE, params.tables + BIN_COUNTS, 64u, counted(BIN_RANK), lane);
     if (is_all_above()) {
         return Cut(0u, 0u);
     }
-    if (is_lost()) {
-        // Nothing is above it.
-        return Cut(MAGNITUDE, 0u);
+    if (counted(BIN) == NOWHERE) {
+        return LOST_CUT;
     }
-    return Cut(interval.base + (counted(BIN) << interval.shift) + found.bin, found.rank);
+    let at = params.tables + found.bin;
+    let largest = counter(at + BIN_LARGEST);
+    let least = ~counter(at + BIN_LEAST);
+    if (largest == least || found.rank == 1u) {
+        return Cut(largest, found.rank);
+    }
+    if (found.rank == counter(at + BIN_COUNTS)) {
+        // All at it are kept, which are as many or fewer.
+        return Cut(least, found.rank);
+    }
+    return LOST_CUT;
 }
 
 // The magnitudes that are kept: from the cut on, or from the smallest that is not 0, to the largest.
@@ -180,7 +184,7 @@ fn found(bits: u32, cut: u32) -> vec2<u32> {
 // How many of a block's values from `first` on are above the cut and at it, by lane.
 fn count_found(block: u32, first: u32, cut: u32, lane: u32) -> vec2<u32> {
     var sum = vec2<u32>(0u, 0u);
-    if (!takes_part) {
+    if (cut == MAGNITUDE) {
         return sum;
     }
     let at = record_of(block);

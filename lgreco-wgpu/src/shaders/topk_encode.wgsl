@@ -9,8 +9,12 @@ fn add_counter(at: u32, x: u32) -> u32 {
     return atomicAdd(&counters[at], x);
 }
 
-fn raise_counter(at: u32, x: u32) {
+fn raise_lower_counter(at: u32, x: u32) {
     atomicMax(&counters[at], x);
+}
+
+fn add_bits_to_counter(at: u32, bits: u32) {
+    atomicOr(&counters[at], bits);
 }
 
 fn set_counter(at: u32, x: u32) {
@@ -22,14 +26,9 @@ fn own_block() -> u32 {
     return params.first / PER_GROUP + group.x;
 }
 
-fn begin_block(dispatch: Dispatch) -> bool {
-    takes_part = begin(dispatch);
-    return takes_part;
-}
-
 @compute @workgroup_size(64)
 fn sample(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
-    if (!begin_block(dispatch)) {
+    if (!begin(dispatch)) {
         return;
     }
     clear_shares(lane);
@@ -41,12 +40,12 @@ fn sample(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
         }
     }
     workgroupBarrier();
-    give_shares(0u, lane);
+    give_shares(SAMPLE, lane);
 }
 
 @compute @workgroup_size(64)
 fn gather_values(dispatch: Dispatch, lane: Lane) {
-    if (!begin_block(dispatch)) {
+    if (!begin(dispatch)) {
         return;
     }
     begin_gathering(lane);
@@ -60,28 +59,25 @@ fn gather_values(dispatch: Dispatch, lane: Lane) {
 
 @compute @workgroup_size(64)
 fn refine(dispatch: Dispatch, lane: Lane) {
-    if (!begin_block(dispatch)) {
+    if (!begin(dispatch)) {
         return;
     }
-    let is_lost = count_picked(params.first_block + group.x, group.x * PER_GROUP, own_block() == 0u, lane);
-    if (is_lost && lane.index == 0u) {
-        atomicMax(&results[2], 1u);
-    }
+    count_picked(params.first_block + group.x, group.x * PER_GROUP, own_block() == 0u, lane);
 }
 
 // One of three levels that settle a cut that is lost.
 @compute @workgroup_size(64)
 fn settle(dispatch: Dispatch, lane: Lane) {
-    if (!begin_block(dispatch)) {
+    if (!begin(dispatch)) {
         return;
     }
-    settle_block(params.settles - 1u, group.x * PER_GROUP, own_block() == 0u, lane);
+    settle_block(params.level, group.x * PER_GROUP, own_block() == 0u, lane);
 }
 
 // How many there are above the cut and at it.
 @compute @workgroup_size(64)
 fn count_kept(dispatch: Dispatch, lane: Lane) {
-    if (!begin_block(dispatch)) {
+    if (!begin(dispatch)) {
         return;
     }
     let cut = find_cut(params.settles != 0u, lane);
@@ -98,6 +94,7 @@ fn count_kept(dispatch: Dispatch, lane: Lane) {
         state[params.first_keep].ties = cut.ties;
         atomicStore(&results[0], counted(HIGHEST));
         atomicStore(&results[1], cut.magnitude);
+        atomicStore(&results[2], u32(is_lost(cut)));
     }
     if (params.bits != 0u) {
         let range = range_from(cut);
@@ -109,7 +106,7 @@ fn count_kept(dispatch: Dispatch, lane: Lane) {
 // The same of a cut that is known, without bins; and the range of what is kept.
 @compute @workgroup_size(64)
 fn count_block(dispatch: Dispatch, lane: Lane) {
-    if (!begin_block(dispatch)) {
+    if (!begin(dispatch)) {
         return;
     }
     let cut = state[params.first_keep].magnitude;
@@ -139,7 +136,7 @@ fn put_position(word: u32, bit: u32, bits: u32) {
 
 @compute @workgroup_size(64)
 fn write_kept(dispatch: Dispatch, lane: Lane) {
-    if (!begin_block(dispatch)) {
+    if (!begin(dispatch)) {
         return;
     }
     let first = group.x * PER_GROUP;

@@ -145,7 +145,7 @@ fn total(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
                 }
                 let magnitude = base + f32((keep.middle << MIDDLE) | last) * 0x1p-23f;
                 dropped_part = plus(dropped_part, wide(f32(count - kept) * (magnitude * magnitude), unit + 46));
-                let error = f32(rounding(magnitude_of((bin << COARSE) | (keep.middle << MIDDLE) | last)));
+                let error = f32(rounding(magnitude_of((bin << UPPER) | (keep.middle << MIDDLE) | last)));
                 sent_part = plus(sent_part, wide(f32(kept) * (error * error), unit));
             }
             dropped = plus(dropped, dropped_part);

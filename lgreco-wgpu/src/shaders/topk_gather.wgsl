@@ -4,7 +4,8 @@
 var<workgroup> gathered: array<atomic<u32>, 2048>;
 // Of the workgroup's values: how many are gathered, above the interval, at its upper end, at its lower one; then as LOWEST, HIGHEST.
 var<workgroup> own_ends: array<atomic<u32>, 6>;
-var<workgroup> own_octaves: array<atomic<u32>, 256>;
+// A bit for each exponent that there is.
+var<workgroup> own_octaves: array<atomic<u32>, 8>;
 
 // Before a workgroup's values are seen. All 64 lanes call it.
 fn begin_gathering(lane: Lane) {
@@ -12,8 +13,8 @@ fn begin_gathering(lane: Lane) {
     if (lane.index < 6u) {
         atomicStore(&own_ends[lane.index], 0u);
     }
-    for (var exponent = lane.index; exponent < 256u; exponent += 64u) {
-        atomicStore(&own_octaves[exponent], 0u);
+    if (lane.index < 8u) {
+        atomicStore(&own_octaves[lane.index], 0u);
     }
     find_interval(lane);
 }
@@ -36,8 +37,9 @@ fn see(magnitude: u32) {
     if (magnitude > 0u) {
         seen[3] = max(seen[3], ~magnitude);
         seen[4] = max(seen[4], magnitude);
-        if (params.bits != 0u && atomicLoad(&own_octaves[exponent_of(magnitude)]) < magnitude) {
-            atomicMax(&own_octaves[exponent_of(magnitude)], magnitude);
+        let octave = exponent_of(magnitude);
+        if (params.bits != 0u && ((atomicLoad(&own_octaves[octave / 32u]) >> (octave % 32u)) & 1u) == 0u) {
+            atomicOr(&own_octaves[octave / 32u], 1u << (octave % 32u));
         }
     }
 }
@@ -45,7 +47,7 @@ fn see(magnitude: u32) {
 // Where a block has its record: its place among entries or NOWHERE, how many these are, and how many are above the interval, at its
 // upper end and at its lower one.
 fn record_of(block: u32) -> u32 {
-    return params.records + 4u * block;
+    return 4u * block;
 }
 
 // After all have been seen; `is_first` of the layer's first block, which writes down the interval. All 64 lanes call it.
@@ -59,14 +61,14 @@ fn end_gathering(block: u32, is_first: bool, lane: u32) {
     atomicMax(&own_ends[5], seen[4]);
     workgroupBarrier();
     let size = atomicLoad(&own_ends[0]);
-    if (takes_part && lane == 0u) {
+    if (lane == 0u) {
         let above = atomicLoad(&own_ends[1]);
         let upper = atomicLoad(&own_ends[2]);
         let lower = atomicLoad(&own_ends[3]);
         let used = add_counter(params.counters + USED, size);
-        let fits = used <= params.room_size && size <= params.room_size - used;
+        let fits = used <= params.most_entries && size <= params.most_entries - used;
         let at = record_of(block);
-        entries[at] = select(NOWHERE, params.room + used, fits);
+        entries[at] = select(NOWHERE, params.first_entry + used, fits);
         entries[at + 1u] = size;
         entries[at + 2u] = above;
         entries[at + 3u] = (upper << 16u) | lower;
@@ -85,7 +87,7 @@ fn end_gathering(block: u32, is_first: bool, lane: u32) {
     }
     workgroupBarrier();
     let to = picked[0].bin;
-    for (var i = lane; takes_part && i < size; i += 64u) {
+    for (var i = lane; i < size; i += 64u) {
         let magnitude = atomicLoad(&gathered[i]);
         if (to != NOWHERE) {
             entries[to + i] = magnitude;
@@ -93,18 +95,17 @@ fn end_gathering(block: u32, is_first: bool, lane: u32) {
         add_to_bin_of(magnitude, 1u);
     }
     workgroupBarrier();
-    if (takes_part) {
-        give_shares(1u, lane);
-    }
-    for (var exponent = lane; takes_part && exponent < 256u; exponent += 64u) {
-        let largest = atomicLoad(&own_octaves[exponent]);
-        if (largest > counted(OCTAVES + exponent)) {
-            raise_counter(params.counters + OCTAVES + exponent, largest);
+    give_shares(COARSE, lane);
+    if (lane < 8u && params.bits != 0u) {
+        let octaves = atomicLoad(&own_octaves[lane]);
+        if ((octaves & ~counted(OCTAVES + lane)) != 0u) {
+            add_bits_to_counter(params.counters + OCTAVES + lane, octaves);
         }
     }
 }
 
-// Few of all values come here, and into bins of their own, but for those at the ends, which come together.
+// Few of all values come here, and those at the ends come together. The others are in bins of their own, but for the same magnitudes,
+// which 16 bits have few of.
 fn add_to_bin_of(magnitude: u32, count: u32) {
     if (count != 0u) {
         let bin = bin_in_interval(magnitude);

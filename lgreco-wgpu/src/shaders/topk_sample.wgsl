@@ -2,9 +2,13 @@
 
 const SAMPLE_SHIFT = 19u;
 const LAST_BIN = 4095u;
-const MOST_SHIFT = 13u;
+const BETWEEN = 4094u;
 
-// Magnitudes from `bound` to `ceiling`, of which bins have 2^shift each, from `base` on.
+// Bits of a magnitude in which four powers of two differ.
+const FOUR_OCTAVES = 1u << 25u;
+
+// Magnitudes from `bound` to `ceiling`, which have a bin each. Bins between are of 2^shift magnitudes, from `base` on; the first of them
+// has what is below as well, the last what is above.
 struct Interval {
     bound: u32,
     ceiling: u32,
@@ -25,37 +29,43 @@ fn draws() -> u32 {
 
 // Adds a magnitude to the sample, whose shares are cleared before and given after.
 fn add_to_sample(magnitude: u32) {
-    let bin = magnitude >> SAMPLE_SHIFT;
-    let at = params.counters + bin;
-    add_counter(at + SAMPLED, 1u);
-    raise_counter(at + LARGEST_SAMPLED, magnitude);
-    raise_counter(at + LEAST_SAMPLED, ~magnitude);
-    atomicAdd(&own_shares[bin / 64u], 1u);
+    add_to_table(magnitude >> SAMPLE_SHIFT, magnitude, 1u);
+    raise_counter(params.counters + HIGHEST_SAMPLED, magnitude);
+    if (magnitude > 0u) {
+        raise_counter(params.counters + LOWEST_SAMPLED, ~magnitude);
+    }
 }
 
 // What the sample tells. `most` of it reach the k-th largest magnitude at most, and `least` at least; `most` is 0 where all is kept.
 fn find_interval(lane: Lane) {
-    let lower = pick(0u, SAMPLED, 64u, params.most, lane);
-    let upper = pick(0u, SAMPLED, 64u, params.least, lane);
+    let lower = pick(SAMPLE, params.tables + BIN_COUNTS, 64u, params.most, lane);
+    let upper = pick(SAMPLE, params.tables + BIN_COUNTS, 64u, params.least, lane);
     var bound = 0u;
     if (lower.bin != NOWHERE) {
-        bound = ~counted(LEAST_SAMPLED + lower.bin);
+        bound = ~counter(params.tables + BIN_LEAST + lower.bin);
     }
     var ceiling = MAGNITUDE;
     if (upper.bin != NOWHERE) {
-        ceiling = counted(LARGEST_SAMPLED + upper.bin);
+        ceiling = counter(params.tables + BIN_LARGEST + upper.bin);
     }
     if (params.most == 0u) {
         // All but zeros are above it.
         ceiling = 0u;
     }
     bound = min(bound, ceiling);
-    let shift = max(32u - countLeadingZeros(ceiling - bound), 12u) - 12u;
+    // Where an end is not known it is a way from what has been drawn, if that is not all zeros.
+    let highest = counted(HIGHEST_SAMPLED);
     var base = bound;
-    if (shift > MOST_SHIFT && upper.bin != NOWHERE) {
-        base = ceiling - ((LAST_BIN << MOST_SHIFT) | ((1u << MOST_SHIFT) - 1u));
+    if (bound == 0u && highest != 0u) {
+        let lowest = ~counted(LOWEST_SAMPLED);
+        base = min(lowest - min(lowest, 2u * FOUR_OCTAVES), ceiling);
     }
-    interval = Interval(bound, ceiling, base, min(shift, MOST_SHIFT));
+    var top = ceiling;
+    if (upper.bin == NOWHERE && highest != 0u) {
+        top = min(highest + FOUR_OCTAVES, ceiling);
+    }
+    let shift = max(32u - countLeadingZeros(max(top, base) - base), 12u) - 12u;
+    interval = Interval(bound, ceiling, base, shift + u32((max(top, base) - base) >> shift >= BETWEEN));
 }
 
 // The same once it is written down.
@@ -63,13 +73,22 @@ fn load_interval() {
     interval = Interval(counted(INTERVAL), counted(INTERVAL + 1u), counted(INTERVAL + 2u), counted(INTERVAL + 3u));
 }
 
-fn bin_in_interval(magnitude: u32) -> u32 {
-    return min((magnitude - min(magnitude, interval.base)) >> interval.shift, LAST_BIN);
+fn from_base(magnitude: u32) -> u32 {
+    return magnitude - min(magnitude, interval.base);
 }
 
-// Whether a bin has no more magnitudes than there are counts.
-fn is_narrow(bin: u32) -> bool {
-    let is_first = bin == 0u && interval.base > interval.bound;
-    let is_last = bin == LAST_BIN && (interval.ceiling - interval.base) >> interval.shift > LAST_BIN;
-    return !is_first && !is_last;
+fn bin_in_interval(magnitude: u32) -> u32 {
+    if (magnitude == interval.ceiling) {
+        return LAST_BIN;
+    }
+    return select(1u + min(from_base(magnitude) >> interval.shift, BETWEEN - 1u), 0u, magnitude == interval.bound);
+}
+
+// The part of a bin of the interval that a magnitude in it is in: of 4096, if there are as many magnitudes.
+fn part_of_bin(bin: u32, magnitude: u32) -> u32 {
+    if (bin == 0u || bin == LAST_BIN) {
+        return 0u;
+    }
+    let within = from_base(magnitude) - ((bin - 1u) << interval.shift);
+    return min(within >> (max(interval.shift, 12u) - 12u), LAST_BIN);
 }

@@ -63,11 +63,11 @@ fn histogram_1(dispatch: Dispatch, lane: Lane) {
             continue;
         }
         let key = key(magnitude);
-        let keys = key & ((1u << COARSE) - 1u);
+        let keys = key & ((1u << UPPER) - 1u);
         let errors = squared_error(magnitude);
-        let place = tally(key >> COARSE);
+        let place = tally(key >> UPPER);
         if (place == PLACES) {
-            add_to_bin(key >> COARSE, 1u, keys, errors);
+            add_to_bin(key >> UPPER, 1u, keys, errors);
         } else {
             tally_key(place, keys);
             tally_error(place, errors);
@@ -135,7 +135,7 @@ fn histogram_2(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     for (var i = group.x * 256u + lane; i < params.count; i += groups.x * 256u) {
         let magnitude = value(i) & MAGNITUDE;
         let key = key(magnitude);
-        let slot = slots[in_slots(min(key >> COARSE, BINS - 1u))];
+        let slot = slots[in_slots(min(key >> UPPER, BINS - 1u))];
         if (slot == 0u) {
             continue;
         }
@@ -193,7 +193,7 @@ fn histogram_3(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     clear_tallies(lane);
     for (var i = group.x * 256u + lane; i < params.count; i += groups.x * 256u) {
         let key = key(value(i) & MAGNITUDE);
-        let slot = slots[in_slots(min(key >> COARSE, BINS - 1u))];
+        let slot = slots[in_slots(min(key >> UPPER, BINS - 1u))];
         if (slot == 0u) {
             continue;
         }
@@ -233,5 +233,5 @@ fn choose_3(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     }
     state[at].ties = rank;
     state[at].last = last;
-    state[at].magnitude = magnitude_of((state[at].bin << COARSE) | (state[at].middle << MIDDLE) | last);
+    state[at].magnitude = magnitude_of((state[at].bin << UPPER) | (state[at].middle << MIDDLE) | last);
 }

@@ -3,9 +3,10 @@
 
 use super::imagined::{Seen, Told, Whole, buffer, imagined, rehearsed, tasks};
 use crate::batch::{Batch, Rehearsed};
-use crate::cut::{COUNTED, room};
+use crate::cut::entries;
 use crate::memory::Scratch;
 use crate::tensor::{Input, Tensor, work};
+use crate::topk_encode::COUNTED;
 use crate::{BufferGradient, BufferJob, BufferResidual, Error, WgpuBackend};
 use crate::{feedback, magnitude, powersgd, qsgd, rows, sums, topk, topk_encode};
 use lgreco_core::backend::Job;
@@ -198,13 +199,13 @@ fn check_blocks(recorded: &[Rehearsed], whole: Whole, kernels: &[&str], [sent, p
                 let words = match number {
                     7 => u64::from(params.block_counts) + 2 * blocks,
                     8 => params.window_len.into(),
-                    19 => u64::from(params.counters) + COUNTED as u64,
-                    20 => u64::from(params.room) + u64::from(params.room_size),
+                    19 => COUNTED as u64,
+                    20 => u64::from(params.first_entry) + u64::from(params.most_entries),
                     21 => params.positions_len.into(),
                     _ => continue,
                 };
-                assert!(table.size >= 4 * words && params.room_size as usize <= room(whole.elements as usize));
-                assert!(*number != 20 || u64::from(params.room) == 4 * blocks);
+                assert!(table.size >= 4 * words && params.most_entries as usize <= entries(whole.elements as usize));
+                assert!(*number != 20 || u64::from(params.first_entry) == 4 * blocks);
                 let sums = u64::from(params.block_counts - params.block_sums);
                 assert!(*number != 7 || sums == 2 * blocks.div_ceil(256));
             }

@@ -53,6 +53,12 @@ fn odd(len: usize) -> Vec<Vec<f32>> {
     ]
 }
 
+/// One of so many is not zero.
+fn sparse(len: usize, every: usize) -> Vec<f32> {
+    let normal = |x: f32| (-2.0 * (1.0 - x).ln()).sqrt();
+    numbers(len, |i, x| if i % every == 7 { normal(x) } else { 0.0 })
+}
+
 /// Half of the values small, half large, and nearly all of the former the same, between the others.
 fn apart(len: usize) -> Vec<f32> {
     let small = |x: f32| if x < 0.9 { 1.03e-20 } else { 1e-20 * (1.0 + 0.6 * (x - 0.9)) };
@@ -85,36 +91,68 @@ fn cases(all: Vec<Vec<f32>>, first: usize) -> Vec<Case> {
 }
 
 /// Layers of lengths of which samples differ, of more workgroups than have their counts added up, and of some values.
-fn all_cases() -> Vec<Case> {
-    let mut all = Vec::new();
-    for (first, len) in [5000, 70_001, 600_000].into_iter().enumerate() {
-        all.extend(cases(natural(len), first));
-        all.extend(cases(odd(len), first));
-    }
+const LENS: [usize; 3] = [5000, 70_001, 600_000];
+
+fn natural_cases() -> Vec<Case> {
+    let mut all: Vec<Case> = LENS.into_iter().enumerate().flat_map(|(first, len)| cases(natural(len), first)).collect();
     all.extend(cases(natural(1_100_000).into_iter().take(2).collect(), 1));
+    all
+}
+
+fn odd_cases() -> Vec<Case> {
+    let mut all: Vec<Case> = LENS.into_iter().enumerate().flat_map(|(first, len)| cases(odd(len), first)).collect();
+    all.extend(next_to_each_other().into_iter().flat_map(|values| [21, 22].map(|keep| (values.clone(), full(keep)))));
     // The k-th largest is a long way from where nearly as many begin.
     let len = 70_001;
     all.extend([full(len / 2 + 40), full(len / 2 - 40), few(len / 2 + 40, 3)].map(|setting| (apart(len), setting)));
     all
 }
 
+/// Asserts that cuts are the core's, and those of natural layers not lost.
+fn check_cuts(check: impl Fn(&mut WgpuBackend, &[Case])) {
+    let Some(mut backend) = backend() else { return };
+    check(&mut backend, &natural_cases());
+    assert_eq!(backend.gpu().lost_cuts, 0);
+    check(&mut backend, &odd_cases());
+}
+
+/// Two magnitudes next to each other, with 20 far above them. Of an even and an odd one, the next is once in the same part of a bin.
+fn next_to_each_other() -> [Vec<f32>; 2] {
+    [0x3fc0_0000, 0x3fc0_0001].map(|least| {
+        numbers(5000, |i, x| match i {
+            0..20 => 2.0 + x,
+            20..22 => f32::from_bits(least + i as u32 % 2),
+            _ => x,
+        })
+    })
+}
+
 #[test]
 fn cuts_of_buckets_are_the_cores() {
-    let Some(mut backend) = backend() else { return };
-    all_cases().chunks(16).for_each(|cases| check_bucket(&mut backend, cases));
-    // Where half is far above the other half it is not known which magnitudes are to be told apart.
-    let lost = backend.gpu().lost_cuts;
-    assert!((1..6).contains(&lost), "{lost}");
+    check_cuts(|backend, cases| cases.chunks(16).for_each(|cases| check_bucket(backend, cases)));
 }
 
 #[test]
 fn cuts_of_tensors_are_the_cores() {
-    let Some(mut backend) = backend() else { return };
-    check_each(&mut backend, &all_cases());
-    let lost = backend.gpu().lost_cuts;
-    assert!((1..6).contains(&lost), "{lost}");
+    check_cuts(check_each);
     let Some(mut backend) = in_pieces() else { return };
     check_each(&mut backend, &cases(natural(70_001), 0));
+}
+
+/// As of an embedding, where about as many are kept as are not zeros.
+#[test]
+fn cuts_near_the_last_value_that_is_not_zero_are_not_lost() {
+    let Some(mut backend) = backend() else { return };
+    for (len, every) in [(5000usize, 100), (70_001, 100), (600_000, 100), (70_001, 5000), (600_000, 90_000)] {
+        let some = len.div_ceil(every);
+        let keeps = [some / 2, 9 * some / 10, some - 1, some, some + 1, 5 * some / 4, 3 * some / 2, len - 3];
+        let setting = |(i, keep): (usize, usize)| if i % 2 == 0 { full(keep) } else { few(keep, 4) };
+        let settings = keeps.into_iter().enumerate().map(setting);
+        let cases: Vec<Case> = settings.map(|setting| (sparse(len, every), setting)).collect();
+        check_bucket(&mut backend, &cases);
+        check_each(&mut backend, &cases);
+        assert_eq!(backend.gpu().lost_cuts, 0, "{len}, {every}");
+    }
 }
 
 /// What loads are counted by: a text of the shader, and one that counts.
@@ -198,10 +236,8 @@ fn loads_of_tensor(backend: &mut WgpuBackend, case: &Case) -> [usize; 2] {
     [after[1] - before[1] + after[2], after[0] - before[0]]
 }
 
-/// Of what lies within a sixteenth of an octave all is gathered, or read again where that is too much.
-const NEXT_TO_EACH_OTHER: [usize; 2] = [9, 10];
-/// Of what lies anywhere between the least number and the largest it takes more to find the cut.
-const OF_ALL_EXPONENTS: usize = 11;
+/// Of what lies within a sixteenth of an octave all is gathered, or read again where that is too much; or cuts are lost.
+const NEXT_TO_EACH_OTHER: [usize; 4] = [9, 10, 11, 12];
 
 #[test]
 fn values_are_read_twice() {
@@ -210,7 +246,7 @@ fn values_are_read_twice() {
     }
     let (mut of_buckets, mut of_tensors) = (counting(IN_BUCKET), counting(IN_TENSOR));
     for len in [70_001usize, 300_000, 1_100_000] {
-        for (number, values) in natural(len).into_iter().chain(odd(len)).enumerate().take(OF_ALL_EXPONENTS) {
+        for (number, values) in natural(len).into_iter().chain(odd(len)).enumerate() {
             for (which, keep) in keeps(len).into_iter().enumerate().skip(1) {
                 let case = (values.clone(), if (which + number) % 2 == 0 { full(keep) } else { few(keep, 5) });
                 let drawn = len.div_ceil(1 << Sample::new(keep as u32, len as u32).stratum);
@@ -222,7 +258,7 @@ fn values_are_read_twice() {
                     if !NEXT_TO_EACH_OTHER.contains(&number) {
                         assert!(loads <= 2 * len + drawn && gathered <= len / 4, "{told}");
                     }
-                    assert!(loads + gathered <= 4 * len + drawn, "{told}");
+                    assert!(loads + gathered <= 8 * len, "{told}");
                     if which == 2 && number < 3 {
                         assert!(loads >= 2 * len, "all blocks have some of a hundredth: {told}");
                     }
@@ -245,18 +281,18 @@ fn a_sample_that_misleads_changes_no_bit() {
     cases.push((apart(len), full(len / 2 + 40)));
     // At least so many tensors have to be looked at once more, and in one bucket or more, some layers.
     for (text, instead, lost) in [
-        ("SAMPLED, 64u, params.most, lane)", "SAMPLED, 64u, 1u, lane)", 9),
-        ("SAMPLED, 64u, params.least, lane)", "SAMPLED, 64u, 4000u, lane)", 9),
+        ("BIN_COUNTS, 64u, params.most, lane)", "BIN_COUNTS, 64u, 1u, lane)", 9),
+        ("BIN_COUNTS, 64u, params.least, lane)", "BIN_COUNTS, 64u, 4000u, lane)", 8),
         (
             "fn add_to_sample(magnitude: u32) {",
             "fn add_to_sample(drawn_magnitude: u32) {\n    let magnitude = 0x3f812345u;",
-            9,
+            4,
         ),
-        ("bound = ~counted(LEAST_SAMPLED + lower.bin);", "bound = 0u;", 1),
-        ("ceiling = counted(LARGEST_SAMPLED + upper.bin);", "ceiling = MAGNITUDE;", 1),
-        ("params.room_size", "0u", 1),
+        ("bound = ~counter(params.tables + BIN_LEAST + lower.bin);", "bound = 0u;", 0),
+        ("ceiling = counter(params.tables + BIN_LARGEST + upper.bin);", "ceiling = MAGNITUDE;", 0),
+        ("params.most_entries", "0u", 0),
         // Some blocks find room, others do not.
-        ("params.room_size", "1000u", 1),
+        ("params.most_entries", "1000u", 0),
     ] {
         let mut backend = backend().expect("the device there was before");
         let edits = [Shader::Exchange, Shader::TopK].map(|shader| (shader, text, instead));
@@ -265,7 +301,7 @@ fn a_sample_that_misleads_changes_no_bit() {
         let in_bucket = backend.gpu().lost_cuts;
         check_each(&mut backend, &cases);
         let of_tensors = backend.gpu().lost_cuts - in_bucket;
-        assert!(in_bucket == 1 && of_tensors >= lost, "{text}: {of_tensors} lost");
+        assert!(of_tensors >= lost && in_bucket >= lost.min(1), "{text}: {of_tensors} lost");
     }
 }
 
@@ -273,6 +309,8 @@ fn a_sample_that_misleads_changes_no_bit() {
 #[test]
 fn values_too_large_to_be_sent_are_named_after_a_lost_cut() {
     let Some(mut backend) = backend() else { return };
+    let mislead = (Shader::TopK, "BIN_COUNTS, 64u, params.most, lane)", "BIN_COUNTS, 64u, 1u, lane)");
+    backend.gpu().kernels.edits.push(mislead);
     let len = 70_001;
     let mut values = apart(len);
     // The large ones do not fit f16, the first of them neither.
@@ -294,8 +332,7 @@ fn values_too_large_to_be_sent_are_named_after_a_lost_cut() {
 const FAULTS: &[(&str, &str)] = &[
     ("if (before < rank && before + of_share >= rank) {", "if (before <= rank && before + of_share > rank) {"),
     ("picked[0] = Picked(number, rank - before);", "picked[0] = Picked(number, rank);"),
-    ("Picked(first + i - 1u - counts, share.rank - earlier)", "Picked(first + i - 1u - counts, share.rank)"),
-    ("earlier += count;", ""),
+    ("Picked(bin, share.rank - earlier)", "Picked(bin, share.rank)"),
     ("seen[0] += u32(magnitude > interval.ceiling);", "seen[0] += u32(magnitude >= interval.ceiling);"),
     ("magnitude == interval.bound && magnitude < interval.ceiling", "magnitude == interval.bound"),
     ("seen[4] = max(seen[4], magnitude);", "seen[4] = max(seen[4], magnitude / 2u);"),
@@ -306,8 +343,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     ("entries[at + 3u] = (upper << 16u) | lower;", "entries[at + 3u] = lower;"),
     ("add_to_bin_of(interval.ceiling, upper);", ""),
-    ("return !is_first && !is_last;", "return !is_last;"),
-    ("if (count != 0u && bin_in_interval(magnitude) == bin) {", "if (count != 0u) {"),
+    ("if (times != 0u && bin_in_interval(magnitude) == bin) {", "if (times != 0u) {"),
     ("add_picked(found.bin, interval.ceiling, entries[at + 3u] >> 16u);", ""),
     ("add_picked(found.bin, interval.bound, entries[at + 3u] & 0xffffu);", ""),
     ("sum += vec2<u32>(entries[at + 2u], 0u);", ""),
@@ -316,51 +352,62 @@ const FAULTS: &[(&str, &str)] = &[
     ("back < own % TOGETHER", "back < own"),
     ("let start = known.x + min(known.y, ties);", "let start = known.x + known.y;"),
     ("let end = after.x + min(after.y, ties);", "let end = known.x + min(after.y, ties);"),
-    ("counted(OCTAVES + other) == 0u", "false"),
+    ("((counted(OCTAVES + other / 32u) >> (other % 32u)) & 1u) == 0u", "false"),
     ("larger - 1u;", "1u;"),
     ("atomicAdd(&own_bins[own + WITH_LARGER], 1u);", ""),
     ("+ u32(part != 0u)", ""),
-    // Where the cut is lost.
+    ("if (largest == least || found.rank == 1u) {", "if (true) {"),
+    ("return Cut(least, found.rank);", "return Cut(largest, found.rank);"),
+];
+const WHERE_IT_MISLEADS: &[(&str, &str)] = &[
+    ("|| cut < interval.bound || cut > interval.ceiling", ""),
     ("bits / level_bins(level) == cut.magnitude", "true"),
     ("level_bins(last) + found.bin, found.rank", "level_bins(last) + found.bin, before.ties"),
     ("own_shares[bin * 64u / level_bins(level)]", "own_shares[bin / 32u]"),
     ("return settled(3u, lane);", "return settled(2u, lane);"),
     ("1024u + 1024u * level, 0u, level == 0u", "1024u * level, 0u, level == 0u"),
 ];
-const WHERE_IT_MISLEADS: &[(&str, &str)] = &[("|| cut < interval.bound || cut > interval.ceiling", "")];
-const OF_TENSORS: &[(&str, &str)] = &[("add_to_bin_of(interval.bound, lower);", "")];
-const OF_BUCKETS: &[(&str, &str)] = &[
-    ("return Cut(MAGNITUDE, 0u);", "return Cut(0u, 0u);"),
-    ("(moment.settles == 0u || is_lost())", "true"),
-    ("fault(6u, 0u);", "fault(5u, 0u);"),
+const OF_BUCKETS_WHERE_IT_MISLEADS: &[(&str, &str)] = &[
+    ("const LOST_CUT = Cut(MAGNITUDE, 0u);", "const LOST_CUT = Cut(0u, 0u);"),
+    ("fault(CUT_IS_LOST, 0u);", "fault(5u, 0u);"),
 ];
+
+/// Cuts of odd layers that are lost without a fault.
+const MOST_LOST: usize = 6;
 
 #[test]
 fn faults_in_the_search_for_a_cut_are_found() {
     if backend().is_none() {
         return;
     }
-    let mut cases = all_cases();
+    let mut cases = [natural_cases(), odd_cases()].concat();
     cases.retain(|(values, _)| values.len() < 300_000);
     cases.extend([full(6000), few(300_000, 4)].map(|setting| (natural(600_000).swap_remove(5), setting)));
     cases.extend([few(2000, 4), few(5000, 3)].map(|setting| (natural(5000).swap_remove(3), setting)));
-    let of = |shader: Shader, own: &'static [(&'static str, &'static str)]| {
-        let faults = FAULTS.iter().chain(own).map(|&fault| (fault, false));
-        faults.chain(WHERE_IT_MISLEADS.iter().map(|&fault| (fault, true))).map(move |fault| (shader, fault))
+    let of = |shader: Shader, misled: &'static [(&'static str, &'static str)]| {
+        let misled = WHERE_IT_MISLEADS.iter().chain(misled).map(|&fault| (fault, true));
+        FAULTS.iter().map(|&fault| (fault, false)).chain(misled).map(move |fault| (shader, fault))
     };
-    let all = of(Shader::Exchange, OF_BUCKETS).chain(of(Shader::TopK, OF_TENSORS));
+    // What costs cuts, but no bits.
+    let of_cuts_alone = [
+        ("add_to_bin_of(interval.bound, lower);", ""),
+        ("within >> (max(interval.shift, 12u) - 12u)", "within >> interval.shift"),
+    ];
+    let of_cuts_alone = of_cuts_alone.map(|fault| (Shader::TopK, (fault, false)));
+    let all = of(Shader::Exchange, OF_BUCKETS_WHERE_IT_MISLEADS).chain(of(Shader::TopK, &[])).chain(of_cuts_alone);
     for (shader, ((text, fault), misleads)) in planted(all) {
         let found = std::panic::catch_unwind(|| {
             let mut backend = backend().expect("the device there was before");
-            let mislead = (shader, "SAMPLED, 64u, params.most, lane)", "SAMPLED, 64u, 1u, lane)");
+            let mislead = (shader, "BIN_COUNTS, 64u, params.most, lane)", "BIN_COUNTS, 64u, 1u, lane)");
             backend.gpu().kernels.edits.extend(misleads.then_some(mislead));
             backend.gpu().kernels.edits.push((shader, text, fault));
             if shader == Shader::Exchange {
                 cases.chunks(16).for_each(|cases| check_bucket(&mut backend, cases));
             } else {
                 check_each(&mut backend, &cases);
-                assert!(misleads || backend.gpu().lost_cuts < 6, "the sample does not help");
             }
+            let lost = backend.gpu().lost_cuts;
+            assert!(misleads || lost <= MOST_LOST, "{lost} cuts are lost");
         });
         let message = found.err().map(|message| message.downcast_ref::<String>().cloned().unwrap_or_default());
         let message = message.unwrap_or_else(|| panic!("not found: {shader:?}, {text}"));
