@@ -14,7 +14,7 @@ fn add_counter(at: u32, x: u32) -> u32 {
     return atomicAdd(&extremes[at], x);
 }
 
-fn raise_lower_counter(at: u32, x: u32) {
+fn max_with_counter(at: u32, x: u32) {
     atomicMax(&extremes[at], x);
 }
 

@@ -48,10 +48,10 @@ fn counted(word: u32) -> u32 {
     return counter(params.counters + word);
 }
 
-// Whoever comes first raises it most often.
+// Makes a counter at least x, without an atomic where it is already: many come after the first that has raised it.
 fn raise_counter(at: u32, x: u32) {
     if (counter(at) < x) {
-        raise_lower_counter(at, x);
+        max_with_counter(at, x);
     }
 }
 

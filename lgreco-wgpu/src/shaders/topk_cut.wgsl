@@ -10,7 +10,7 @@
 // seldom: a part has one magnitude if bins are of two octaves together or less, and two for each time that they are of twice as many. Nothing is kept then, until all values have been counted
 // three times, by 11, 10 and 10 bits. What there is no room for is read again from where it lies.
 //
-// A module that uses these has counters (`counter`, `add_counter`, `raise_lower_counter`, `add_bits_to_counter`, `set_counter`), `entries`,
+// A module that uses these has counters (`counter`, `add_counter`, `max_with_counter`, `add_bits_to_counter`, `set_counter`), `entries`,
 // `blocks`, and in its parameters `keep`, `most`, `least`, `stratum`, `tables`, `counters`, `block_sums`, `block_counts`, `first_entry` and
 // `most_entries`.
 
@@ -73,7 +73,7 @@ fn count_picked(block: u32, first: u32, is_first: bool, lane: Lane) {
     give_shares(FINE, lane.index);
 }
 
-// A magnitude that is gathered. Nothing else reads them, so that tests can count.
+// A magnitude that is gathered. All are read here, where tests count them.
 fn entry(at: u32) -> u32 {
     return entries[at];
 }

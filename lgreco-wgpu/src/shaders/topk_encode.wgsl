@@ -9,7 +9,7 @@ fn add_counter(at: u32, x: u32) -> u32 {
     return atomicAdd(&counters[at], x);
 }
 
-fn raise_lower_counter(at: u32, x: u32) {
+fn max_with_counter(at: u32, x: u32) {
     atomicMax(&counters[at], x);
 }
 
