@@ -257,7 +257,8 @@ fn exchanges(bench: &mut Bench) {
             let mut space = bucket.on(backend);
             let mut flight = Flight::begin(&mut space, moment, Agreement::Reached, None).expect("a flight");
             while flight.next(&mut space).expect("a sound flight").is_some() {}
-            bucket.finish(backend).expect("means");
+            bucket.finish(backend).expect("a flight that has ended");
+            bucket.check(backend).expect("means");
         };
         let words = workspace_len([(setting, shape, Dtype::F32)].into_iter(), route, 1).expect("a setting");
         let (mut workspace, mut mean) = (vec![0; words], vec![0.0; shape.elements()]);

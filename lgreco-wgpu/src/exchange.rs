@@ -24,5 +24,7 @@ mod topk;
 pub use bucket::BufferBucket;
 #[cfg(test)]
 pub(crate) use bucket::MOST_RANKS;
+pub use faults::BufferFault;
+pub use outcome::BufferOutcome;
 pub use plan::BufferLayer;
 pub use space::BufferSpace;

@@ -74,8 +74,9 @@ impl Shader {
             Shader::Exchange => {
                 let (bucket, topk) =
                     (include_str!("shaders/exchange.wgsl"), include_str!("shaders/exchange_topk.wgsl"));
-                let select = include_str!("shaders/exchange_select.wgsl");
-                [FLOAT, VALUES, TILE, PHILOX, QSGD, TOPK_WRITE, FAULTS, lanes, bucket, select, topk].concat()
+                let (select, end) =
+                    (include_str!("shaders/exchange_select.wgsl"), include_str!("shaders/exchange_end.wgsl"));
+                [FLOAT, VALUES, TILE, PHILOX, QSGD, TOPK_WRITE, FAULTS, lanes, bucket, select, topk, end].concat()
             }
             #[cfg(feature = "train")]
             Shader::ExchangeFactors => {

@@ -43,7 +43,7 @@
 //! | `tensor`, `rectangles`, `factor` | values, matrices and factors in pieces that fit a binding and a dispatch |
 //! | `qsgd`, `topk`, `powersgd`, `orthonormal` | what the shaders of the same names are asked to do, the last by `columns` |
 //! | `feedback`, `magnitude`, `sums` | the same |
-//! | `exchange` | a bucket of layers as the space of a flight: `plan` and `matrices` (what is where), `memory`, `bucket`, `topk` and `factors` (what is done in it), `image` and `summed` (messages there and back), `faults` and `outcome` (what is found wrong), `space` |
+//! | `exchange` | a bucket of layers as the space of a flight: `plan` and `matrices` (what is where), `memory`, `bucket`, `topk` and `factors` (what is done in it), `image` and `summed` (messages there and back), `faults` (what is found wrong), `outcome` (the end of a step), `space` |
 //! | `cut`, `blocks`, `topk_encode` | where TopK's k largest end; how much is kept of each 2048 values; its payloads written |
 //! | `positions`, `reconstruct` | TopK's and PowerSGD's payloads read |
 //! | `few_bits`, `ranks` | rows of TopK in few bits; of PowerSGD |
@@ -105,7 +105,7 @@ pub use adapters::{Adapter, adapters};
 pub use backend::WgpuBackend;
 pub use error::{BufferJobError, Error};
 #[cfg(feature = "train")]
-pub use exchange::{BufferBucket, BufferLayer, BufferSpace};
+pub use exchange::{BufferBucket, BufferFault, BufferLayer, BufferOutcome, BufferSpace};
 #[cfg(feature = "train")]
 pub use feedback::BufferResidual;
 pub use tensor::{BufferGradient, BufferJob};

@@ -53,8 +53,9 @@ use wgpu::Buffer;
 ///     while let Some(request) = flight.next(&mut space)? {
 ///         request.perform(&mut network)?;
 ///     }
-///     bucket.finish(&mut backend)?; // the mean is in the buffer
+///     bucket.finish(&mut backend)?; // what is submitted from here on finds the mean in the buffer
 /// }
+/// bucket.check(&mut backend)?; // waits for the last step
 /// # Ok(())
 /// # }
 /// ```
@@ -70,6 +71,8 @@ pub struct BufferBucket {
     pub(super) offered: bool,
     /// Ops that are still to make means before the flight can end well.
     pub(super) due: usize,
+    /// Whether the flight has been finished.
+    pub(super) is_finished: bool,
     /// What has gone wrong on the device.
     pub(super) status: Option<lgreco_train::Error>,
     /// The place of the layer that it is about.
@@ -162,6 +165,7 @@ impl BufferBucket {
             host,
             offered: false,
             due: 0,
+            is_finished: false,
             status: None,
             is_new: AtomicBool::new(false),
             faulty: None,
@@ -180,18 +184,18 @@ impl BufferBucket {
 
     /// A buffer whose first word is an f32: 1 if the last step has failed on some rank, and 0 if it has ended well or there was none,
     /// what loss scalers call `found_inf`. Its usages are `STORAGE`, `COPY_SRC` and `COPY_DST`. An optimiser's shader, submitted after [`finish`](BufferBucket::finish) or after what a flight has answered
-    /// instead, may bind it, and leave parameters as they are. It is 1 while a step is under way.
+    /// instead, may bind it, and leave parameters as they are: nobody has to wait for that. It is 1 while a step is under way.
     pub fn found_inf(&self) -> &Buffer {
         &self.device.found_inf
     }
 
     /// The place in the bucket's order of the layer in which this rank has found fault, in the last flight or when it was
-    /// [finished](BufferBucket::finish): errors have the element alone.
+    /// [checked](BufferBucket::check): errors have the element alone.
     pub fn faulty_layer(&self) -> Option<usize> {
         self.faulty
     }
 
-    /// What the device said, in full, when a flight or [`finish`](BufferBucket::finish) last answered
+    /// What the device said, in full, when a flight, [`finish`](BufferBucket::finish) or [`check`](BufferBucket::check) last answered
     /// [`Device`](lgreco_core::Error::Device).
     pub fn failure(&self) -> Option<&Error> {
         self.failure.as_ref()
@@ -201,6 +205,12 @@ impl BufferBucket {
     #[cfg(test)]
     pub(crate) fn counters(&self) -> &Buffer {
         &self.device.extremes
+    }
+
+    /// What the next step of layers under PowerSGD starts with.
+    #[cfg(test)]
+    pub(crate) fn remembered(&self) -> &Buffer {
+        &self.device.remembered
     }
 
     pub(super) fn told(&mut self, error: Error) -> lgreco_train::Error {
@@ -218,17 +228,18 @@ impl BufferBucket {
 
     /// Forgets the flight before.
     pub(super) fn begin(&mut self, gpu: &mut Gpu) {
-        (self.offered, self.status, self.faulty) = (false, None, None);
+        (self.offered, self.is_finished, self.status, self.faulty) = (false, false, None, None);
         let made = [self.plan.sums > 0, self.plan.table.q > 0, self.plan.message > 0];
         self.due = made.map(usize::from).iter().sum();
         // The others wait for this rank's part all the same.
-        self.status = self.tell(gpu, 1.0).map_err(|error| self.told(error)).err();
+        self.status = self.begin_outcome(gpu).map_err(|error| self.told(error)).err();
     }
 
-    /// Says to what is submitted from now on whether the step has failed.
-    pub(super) fn tell(&self, gpu: &mut Gpu, failed: f32) -> Result<(), Error> {
+    /// Says to what is submitted from now on that the step has failed, until it has ended, and that nothing is at fault yet.
+    fn begin_outcome(&self, gpu: &mut Gpu) -> Result<(), Error> {
         let mut batch = Batch::new(gpu)?;
-        batch.write(&self.device.found_inf, 0, &failed.to_le_bytes());
+        batch.write(&self.device.found_inf, 0, &1.0f32.to_le_bytes());
+        batch.write(&self.device.faults, 0, &vec![0; Faults::bytes(&self.plan, self.world) as usize]);
         batch.written()
     }
 
@@ -245,7 +256,6 @@ impl BufferBucket {
             return;
         }
         let (plan, on) = (&self.plan, &self.device);
-        batch.clear(&on.faults, on.faults.size());
         batch.clear(&on.extremes, on.extremes.size());
         // Bits of TopK's payloads are put one to another.
         batch.clear(&on.image, on.image.size());
@@ -357,7 +367,7 @@ impl BufferBucket {
     }
 
     /// Waits; what the device has found, and behind it in [`Staging::read`] the values that are summed or this rank's image.
-    pub(super) fn read(&mut self, gpu: &mut Gpu, parts: &[Part]) -> Result<Faults, Error> {
+    pub(super) fn read(&mut self, gpu: &mut Gpu, parts: &[Part]) -> Result<Faults<'_>, Error> {
         let size = Faults::bytes(&self.plan, self.world);
         let faults = Part { buffer: self.device.faults.clone(), offset: 0, size };
         let parts: Vec<Part> = std::iter::once(faults).chain(parts.iter().cloned()).collect();

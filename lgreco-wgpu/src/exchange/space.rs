@@ -16,7 +16,7 @@ use lgreco_train::exchange::{Moment, Op, Part, Program, Request, RequestOf, Rout
 const GREETING: usize = Slip::LEN + 8;
 
 /// A [`BufferBucket`] on its backend, for a flight. Collectives are asked for on memory of the host; only that asking waits for
-/// the device, and the end, [`BufferBucket::finish`].
+/// the device.
 ///
 /// What goes wrong with this rank's values is told by the first message after what agrees ranks: greetings do not wait for the
 /// device.
@@ -64,10 +64,11 @@ impl BufferSpace<'_> {
                 self.gpu.lost_cuts += 1;
             }
         }
-        if bucket.status.is_none()
-            && let Some((layer, error)) = bucket.of_own(self.gpu, &faults, part)?
+        if let Some(fault) = faults.of_own()
+            && bucket.status.is_none()
         {
-            (bucket.faulty, bucket.status) = (Some(layer), Some(error));
+            let error = bucket.of_own(self.gpu, fault, part)?;
+            (bucket.faulty, bucket.status) = (Some(fault.layer()), Some(error));
         }
         Ok(())
     }

@@ -1,7 +1,8 @@
 // A bucket of layers that are exchanged together, of which a dispatch works on all. Layers lie one after the other in flat
 // memory, each from a multiple of 2048 values on, so that a workgroup's values belong to one.
 //
-// `exchange_select.wgsl` makes TopK's payloads, `exchange_topk.wgsl` adds them up; `exchange_factors.wgsl` has PowerSGD's factors.
+// `exchange_select.wgsl` makes TopK's payloads, `exchange_topk.wgsl` adds them up; `exchange_factors.wgsl` has PowerSGD's factors,
+// `exchange_end.wgsl` the end of a step.
 
 // Of a layer; the fields up to `seed_high` are what the functions for single tensors ask for.
 struct Params {
@@ -304,6 +305,9 @@ fn mean_of(i: u32) -> u32 {
 }
 
 fn take_off(i: u32, held: u32) {
+    if (moment.feedback == 0u) {
+        return;
+    }
     let left = sum(offered[params.start + i], held ^ SIGN);
     if (!is_finite(left)) {
         fault(3u, i);

@@ -33,7 +33,8 @@ fn ones(word: u32) -> u32 {
 }
 
 fn fault_of_sender() {
-    atomicMax(&faults[FAULTS * moment.layers + sender], ~params.number);
+    atomicMax(&faults[HEAD + FAULTS * moment.layers + sender], ~params.number);
+    atomicMax(&faults[OF_PEERS], 1u);
 }
 
 // Whether the one before a one of a word is its neighbour.

@@ -73,6 +73,10 @@ impl OnDevice {
         self.backend.as_mut().unwrap()
     }
 
+    pub(super) fn parts(&mut self) -> (&mut WgpuBackend, &mut BufferBucket) {
+        (self.backend.as_mut().unwrap(), &mut self.bucket)
+    }
+
     /// What shaders find of the last step.
     fn found_inf(&mut self) -> f32 {
         let found = self.bucket.found_inf().clone();
@@ -116,7 +120,8 @@ impl Bucket for OnDevice {
             request.perform(collective)?;
         }
         LOST.fetch_add(std::mem::take(&mut backend.gpu().lost_cuts), Relaxed);
-        self.bucket.finish(backend)
+        self.bucket.finish(backend)?;
+        self.bucket.check(backend)
     }
 
     fn means(&mut self) -> Vec<Vec<u8>> {
@@ -360,7 +365,8 @@ pub(super) fn fly(
     while let Some(request) = flight.next(&mut space)? {
         request.perform(network)?;
     }
-    on.bucket.finish(on.backend.as_mut().unwrap())
+    on.bucket.finish(on.backend.as_mut().unwrap())?;
+    on.bucket.check(on.backend.as_mut().unwrap())
 }
 
 #[test]

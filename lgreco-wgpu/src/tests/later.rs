@@ -40,7 +40,7 @@ fn places(jobs: &[BufferJob<'_>]) -> Vec<f64> {
 }
 
 /// Waits for what is submitted, and what a buffer then holds.
-fn content(backend: &WgpuBackend, buffer: &Buffer) -> Vec<u8> {
+pub(super) fn content(backend: &WgpuBackend, buffer: &Buffer) -> Vec<u8> {
     buffer.map_async(MapMode::Read, .., |mapped| mapped.unwrap());
     backend.device().poll(wgpu::PollType::wait_indefinitely()).unwrap();
     let content = buffer.get_mapped_range(..).unwrap().to_vec();
