@@ -155,15 +155,20 @@ bool ordered_between_blocks(const Acc& a, int me) {
         if (s.block == block_at(a.ep) && is_acquired(s, me) && s.release->covers(a)) return true;
     return false;
 }
-bool ordered_in_block(const Acc& a, int me, int warp) {
-    if (a.ep != now.ep || (a.spread == ONE && a.tid == me)) return true;
+// Whether a barrier of the block came between, if it is of that block at all.
+bool is_before_barrier(const Acc& a, bool shared) {
+    if (a.ep == now.ep) return false;
+    return shared || a.ep < cuda_shim::device_epoch || a.ep < first_ep || is_of_another_block(a);
+}
+bool ordered_in_block(const Acc& a, bool shared, int me, int warp) {
+    if (is_before_barrier(a, shared) || (a.spread == ONE && a.tid == me)) return true;
     return a.spread != BLOCK_WIDE && a.tid / 32 == warp && a.wep < S.warp_epoch[size_t(warp)];
 }
 // Remembers an access as the last one. What comes after it comes after all that it comes after.
-void remember(Acc& last, Acc& earlier, Acc a, int me, int warp) {
+void remember(Acc& last, Acc& earlier, Acc a, bool shared, int me, int warp) {
     if (is_of_another_block(last))
         earlier = last;
-    else if (!ordered_in_block(last, me, warp))
+    else if (!ordered_in_block(last, shared, me, warp))
         a.spread = last.spread == BLOCK_WIDE || last.tid / 32 != warp ? BLOCK_WIDE : WARP_WIDE;
     last = a;
 }
@@ -177,9 +182,9 @@ Race race(const Cell& c, bool write, bool atomic, bool shared, int me, int warp)
     const char* after_write = atomic ? "write-atomic" : write ? "write-write" : "write-read";
     const char* after_atomic = write ? "atomic-write" : "atomic-read";
     const char* after_read = atomic ? "read-atomic" : "read-write";
-    if (!ordered_in_block(c.w, me, warp)) return {after_write, "", c.w};
-    if (!atomic && !ordered_in_block(c.a, me, warp)) return {after_atomic, "", c.a};
-    if (write && !ordered_in_block(c.r, me, warp)) return {after_read, "", c.r};
+    if (!ordered_in_block(c.w, shared, me, warp)) return {after_write, "", c.w};
+    if (!atomic && !ordered_in_block(c.a, shared, me, warp)) return {after_atomic, "", c.a};
+    if (write && !ordered_in_block(c.r, shared, me, warp)) return {after_read, "", c.r};
     if (shared) return {};
     const char* blocks = " between blocks";
     if (!ordered_between_blocks(c.w, me)) return {after_write, blocks, c.w};
@@ -237,11 +242,11 @@ void acc(const volatile void* pv, size_t n, bool write, bool atomic, void* pc) {
             if (found.what) report(found, shared, pc);
         }
         if (atomic)
-            remember(c.a, c.earlier_a, a, me, warp);
+            remember(c.a, c.earlier_a, a, shared, me, warp);
         else if (write)
             c.w = a;
         else
-            remember(c.r, c.earlier_r, a, me, warp);
+            remember(c.r, c.earlier_r, a, shared, me, warp);
     }
 }
 }  // namespace

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <sys/mman.h>
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 struct uint3 {
@@ -91,6 +92,8 @@ struct Sched : Block {  // the block that is running
     uint64_t launch_id = 0;
 };
 inline Sched S;
+// Barriers of the block up to this epoch order what it does in global memory, too: all of CUDA's do.
+inline uint64_t device_epoch = ~0ull;
 inline uint64_t rnd() {
     S.rng ^= S.rng << 13;
     S.rng ^= S.rng >> 7;
@@ -145,6 +148,9 @@ SHIM_NOSAN inline void to_fiber(Fiber& x) {  // scheduler -> fiber
     S.in_kernel = false;
 }
 SHIM_NOSAN inline void start(Fiber& x) {
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_unpoison_memory_region(x.stack, STACK);  // of who has left in the middle of a function
+#endif
     void** p = reinterpret_cast<void**>(x.stack + STACK) - 2;
     *p = reinterpret_cast<void*>(&trampoline);
     p -= 6;

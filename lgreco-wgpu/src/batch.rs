@@ -203,6 +203,8 @@ impl<'g> Batch<'g> {
             }
             return;
         }
+        #[cfg(test)]
+        let before = self.contents(bindings);
         let workgroups = groups.iter().product::<usize>() as u64;
         let bound: u64 = bindings.iter().map(|(_, part)| part.size).sum();
         let given = bound.max(VALUE_BYTES * workgroups).min(GROUP_BYTES * workgroups);
@@ -217,8 +219,8 @@ impl<'g> Batch<'g> {
         let bind = |buffer, offset, size| {
             wgpu::BindingResource::Buffer(BufferBinding { buffer, offset, size: NonZero::new(size) })
         };
-        let parameters = bind(&self.gpu.parameters, at as u64, parameters.len() as u64);
-        let entries: Vec<_> = [wgpu::BindGroupEntry { binding: 0, resource: parameters }]
+        let uniform = bind(&self.gpu.parameters, at as u64, parameters.len() as u64);
+        let entries: Vec<_> = [wgpu::BindGroupEntry { binding: 0, resource: uniform }]
             .into_iter()
             .chain(bindings.iter().map(|(binding, part)| wgpu::BindGroupEntry {
                 binding: *binding,
@@ -237,7 +239,9 @@ impl<'g> Batch<'g> {
         pass.dispatch_workgroups(x, y, z);
         #[cfg(test)]
         {
+            drop(pass);
             self.gpu.dispatches += 1;
+            self.remember(kernel, parameters, bindings, groups, before);
         }
     }
 

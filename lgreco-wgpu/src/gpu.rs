@@ -49,6 +49,9 @@ pub(crate) struct Gpu {
     pub(crate) rehearsing: bool,
     #[cfg(test)]
     pub(crate) rehearsed: Vec<crate::part::Rehearsed>,
+    /// Dispatches, and what they found and left, where a test wants them.
+    #[cfg(test)]
+    pub(crate) recorded: Option<Vec<crate::tests::simt::Recorded>>,
     #[cfg(test)]
     pub(crate) submissions: usize,
     #[cfg(test)]
@@ -121,6 +124,8 @@ impl Gpu {
             rehearsing: false,
             #[cfg(test)]
             rehearsed: Vec::new(),
+            #[cfg(test)]
+            recorded: None,
             #[cfg(test)]
             submissions: 0,
             #[cfg(test)]

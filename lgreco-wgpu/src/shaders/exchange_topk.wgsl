@@ -7,10 +7,13 @@ fn in_image(word: u32) -> u32 {
     return words[sender * moment.image + word];
 }
 
-// The 32 bits from a bit of a word on.
-fn bits_from(word: u32, bit: u32) -> u32 {
+// So many bits from a bit of a word on, and what is behind them in these words.
+fn bits_from(word: u32, bit: u32, len: u32) -> u32 {
     let bits = in_image(word) >> bit;
-    return select(bits, bits | (in_image(word + 1u) << (32u - bit)), bit > 0u);
+    if (bit + len <= 32u) {
+        return bits;
+    }
+    return bits | (in_image(word + 1u) << (32u - bit));
 }
 
 // The lower bits of the position of value `index`.
@@ -19,7 +22,7 @@ fn low_bits_of(index: u32) -> u32 {
         return 0u;
     }
     let at = field(params.low_word, params.low_bit, index, params.low_bits);
-    return bits_from(at.x, at.y) & ((1u << params.low_bits) - 1u);
+    return bits_from(at.x, at.y, params.low_bits) & ((1u << params.low_bits) - 1u);
 }
 
 // The word of ones that are positions, without what comes behind the last bit.
@@ -27,8 +30,8 @@ fn ones(word: u32) -> u32 {
     if (word * 32u >= params.high_len) {
         return 0u;
     }
-    let bits = bits_from(params.high_word + word, params.high_bit);
     let left = params.high_len - word * 32u;
+    let bits = bits_from(params.high_word + word, params.high_bit, min(left, 32u));
     return select(bits, bits & ((1u << left) - 1u), left < 32u);
 }
 
@@ -81,7 +84,7 @@ fn read_positions(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
 fn kept_value(index: u32) -> u32 {
     if (params.bits != 0u) {
         let at = field(params.codes, 0u, index, params.bits);
-        let code = bits_from(at.x, at.y);
+        let code = bits_from(at.x, at.y, params.bits);
         let sign = 1u << (params.bits - 1u);
         return in_image(params.values_word + (code & (sign - 1u))) | select(0u, SIGN, (code & sign) != 0u);
     }

@@ -97,32 +97,41 @@ fn number(lane: u32) -> u32 {
     return number;
 }
 
+// Whether a lane is the first of equal ones, which speaks for them all.
+fn is_first(lane: u32) -> bool {
+    return lane == 0u || counts[lane] != counts[lane - 1u];
+}
+
 // The bin of each k, and a slot for each such bin. One invocation per k; k ascends.
 @compute @workgroup_size(256)
 fn choose_1(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {
         return;
     }
-    let at = params.first_keep + min(lane, params.keeps - 1u);
-    let keep = state[at].keep;
+    let at = params.first_keep + lane;
     var low = 0u;
-    var high = BINS - 1u;
-    while (low < high) {
-        let middle = (low + high) / 2u;
-        if (prefix[in_prefix(middle)] < keep) {
-            high = middle;
-        } else {
-            low = middle + 1u;
+    if (lane < params.keeps) {
+        let keep = state[at].keep;
+        var high = BINS - 1u;
+        while (low < high) {
+            let middle = (low + high) / 2u;
+            if (prefix[in_prefix(middle)] < keep) {
+                high = middle;
+            } else {
+                low = middle + 1u;
+            }
         }
+        counts[lane] = low;
     }
-    counts[lane] = low;
     workgroupBarrier();
     if (lane < params.keeps) {
         let slot = number(lane);
-        slots[in_slots(low)] = slot + 1u;
+        if (is_first(lane)) {
+            slots[in_slots(low)] = slot + 1u;
+        }
         state[at].bin = low;
         state[at].slot = slot;
-        state[at].ties = keep - prefix[in_prefix(low)];
+        state[at].ties = state[at].keep - prefix[in_prefix(low)];
     }
 }
 
@@ -162,23 +171,28 @@ fn choose_2(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {
         return;
     }
-    let at = params.first_keep + min(lane, params.keeps - 1u);
-    let slot = state[at].slot;
-    var rank = state[at].ties;
+    let at = params.first_keep + lane;
+    var rank = 0u;
     var middle = MIDDLES - 1u;
-    while (middle > 0u) {
-        let count = atomicLoad(&fine[in_fine(slot * MIDDLES + middle)]);
-        if (rank <= count) {
-            break;
+    if (lane < params.keeps) {
+        let slot = state[at].slot;
+        rank = state[at].ties;
+        while (middle > 0u) {
+            let count = atomicLoad(&fine[in_fine(slot * MIDDLES + middle)]);
+            if (rank <= count) {
+                break;
+            }
+            rank -= count;
+            middle -= 1u;
         }
-        rank -= count;
-        middle -= 1u;
+        counts[lane] = slot * MIDDLES + middle;
     }
-    counts[lane] = slot * MIDDLES + middle;
     workgroupBarrier();
     if (lane < params.keeps) {
         let last_slot = number(lane);
-        slots[in_slots(BINS + slot * MIDDLES + middle)] = last_slot + 1u;
+        if (is_first(lane)) {
+            slots[in_slots(BINS + counts[lane])] = last_slot + 1u;
+        }
         state[at].middle = middle;
         state[at].last_slot = last_slot;
         state[at].ties = rank;

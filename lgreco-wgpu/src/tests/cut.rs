@@ -60,7 +60,7 @@ fn sparse(len: usize, every: usize) -> Vec<f32> {
 }
 
 /// Half of the values small, half large, and nearly all of the former the same, between the others.
-fn apart(len: usize) -> Vec<f32> {
+pub(super) fn apart(len: usize) -> Vec<f32> {
     let small = |x: f32| if x < 0.9 { 1.03e-20 } else { 1e-20 * (1.0 + 0.6 * (x - 0.9)) };
     numbers(len, |i, x| if i % 2 == 0 { 1e20 * (1.0 + x) } else { small(x) })
 }

@@ -110,7 +110,16 @@ fn no_piece_of_a_tensor_is_longer_than_a_submission() {
     assert!(piece <= submission && piece > submission / 2, "{piece} bytes, {submission}");
 }
 
-/// Every kind of call.
+fn four_buffers(backend: &WgpuBackend) -> [wgpu::Buffer; 4] {
+    [(); 4].map(|()| buffer(backend, 40_000, USAGE))
+}
+
+/// Every kind of call, about a few layers.
+pub(super) fn calls(backend: &mut WgpuBackend) {
+    let buffers = four_buffers(backend);
+    everything(backend, &layers()[..4], &buffers);
+}
+
 fn everything(backend: &mut WgpuBackend, layers: &[Tensor], buffers: &[wgpu::Buffer; 4]) {
     let stream = Stream::default();
     for dtype in [0, 2] {
@@ -148,9 +157,7 @@ fn everything(backend: &mut WgpuBackend, layers: &[Tensor], buffers: &[wgpu::Buf
 fn nothing_is_taken_after_the_first_call() {
     let layers = &layers()[..12];
     for mut backend in backends() {
-        let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
-        let descriptor = wgpu::BufferDescriptor { label: None, size: 40_000, usage, mapped_at_creation: false };
-        let buffers = [(); 4].map(|()| backend.device().create_buffer(&descriptor));
+        let buffers = four_buffers(&backend);
         everything(&mut backend, layers, &buffers);
         let (created, held) = (backend.gpu().memory.created, backend.held_bytes());
         everything(&mut backend, layers, &buffers);

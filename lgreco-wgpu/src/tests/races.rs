@@ -1,0 +1,164 @@
+//! Data races in shaders, and what reaches beyond memory: of all dispatches that calls of every kind make.
+
+use super::buffers::buffer;
+use super::cut::apart;
+use super::exchange::{USAGE, open_on};
+use super::simt::{Check, Program, Recorded, can_compile};
+use super::{backend, memory};
+use crate::kernels::Shader;
+use crate::{BufferGradient, BufferJob, WgpuBackend};
+use lgreco_core::backend::Backend;
+use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd, topk::TopK};
+use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values};
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::powersgd::uniform;
+use lgreco_train::exchange::{Agreement, Collective, CollectiveError, Moment, Route};
+use lgreco_train::testing::exchange::{Bucket, Member, members};
+
+/// A network of three ranks that bring the same.
+struct Echo;
+
+impl Collective for Echo {
+    fn rank(&self) -> u32 {
+        1
+    }
+
+    fn world_size(&self) -> u32 {
+        3
+    }
+
+    fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
+        // Behind the values are the ranks' slips.
+        let slips = values.len() - 3;
+        let own = values[slips + 1];
+        values[slips..].fill(own);
+        Ok(())
+    }
+
+    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        let len = buffer.len() / 3;
+        let own = buffer[len..2 * len].to_vec();
+        buffer.chunks_mut(len).for_each(|message| message.copy_from_slice(&own));
+        Ok(())
+    }
+
+    fn all_gather_each(&mut self, _: &[u64], _: &mut [u8]) -> Result<(), CollectiveError> {
+        Ok(())
+    }
+
+    fn broadcast(&mut self, _: u32, _: &mut [u8]) -> Result<(), CollectiveError> {
+        Ok(())
+    }
+}
+
+/// A layer on whose `P` several workgroups work.
+fn long() -> Member {
+    let (setting, shape) = (Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 }), Shape::new(33_000, 5).unwrap());
+    Member { index: 0, setting, shape, dtype: Dtype::F32 }
+}
+
+fn encode(backend: &mut WgpuBackend, setting: Setting, shape: Shape, values: &[f32]) {
+    let gradient = Gradient::new(Values::F32(values), shape).unwrap();
+    let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
+    backend.encode(&setting, &gradient, Stream::default(), &mut [], &mut payload).unwrap();
+}
+
+/// Calls of every kind, but for exchanges.
+fn everything(backend: &mut WgpuBackend) {
+    memory::calls(backend);
+    let long = long();
+    encode(backend, long.setting, long.shape, &uniform(long.shape.elements(), 1));
+    // An element that is not finite is looked for.
+    let mut values = uniform(5000, 1);
+    values[4321] = f32::NAN;
+    let shape = Shape::new(50, 100).unwrap();
+    let held = buffer(backend, 20_000, USAGE);
+    backend.queue().write_buffer(&held, 0, bytemuck::cast_slice(&values));
+    let gradient = BufferGradient { buffer: &held, offset: 0, dtype: Dtype::F32, shape };
+    let candidates = Candidates::TopK { values: Dtype::F32, keeps: &[5, 50] };
+    backend
+        .measure_buffers(&[BufferJob { gradient, candidates, stream: Stream::default() }], &mut [0.0; 2])
+        .unwrap_err();
+    let results = buffer(backend, backend.norms_bytes(1), USAGE);
+    backend.enqueue_norms(&[gradient], &results, 0).unwrap();
+}
+
+/// Steps of a bucket of these layers.
+fn exchange(backend: WgpuBackend, members: &[Member], steps: u32) -> Vec<Recorded> {
+    let mut on = open_on(backend, members, true, 3);
+    for step in 0..steps {
+        let gradient = |(layer, member): (u64, &Member)| {
+            let mut values = uniform(member.shape.elements(), 100 * u64::from(step) + layer);
+            values.iter_mut().enumerate().for_each(|(i, x)| *x *= [1.0, 1e-3, 30.0, 1e-38][i / 300 % 4]);
+            match member.dtype {
+                Dtype::F32 => bytemuck::cast_slice(&values).to_vec(),
+                Dtype::F16 => values.iter().flat_map(|&x| F16::from_f32(x).0.to_le_bytes()).collect(),
+                Dtype::Bf16 => values.iter().flat_map(|&x| Bf16::from_f32(x).0.to_le_bytes()).collect(),
+            }
+        };
+        let gradients: Vec<Vec<u8>> = (0..).zip(members).map(gradient).collect();
+        let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
+        let moment = Moment { rank: 1, world_size: 3, route, reduce_dtype, seed: 7, step, terms: 0 };
+        on.exchange(&gradients, moment, Agreement::Reached, &mut Echo).unwrap();
+    }
+    on.backend().gpu().recorded.take().unwrap()
+}
+
+/// Dispatches of all kinds: of every entry point at least one. `None` after saying why there are none.
+fn dispatches() -> Option<Vec<Recorded>> {
+    if !can_compile() {
+        return None;
+    }
+    let recording = || {
+        let mut backend = backend()?;
+        backend.gpu().recorded = Some(Vec::new());
+        Some(backend)
+    };
+    let mut calls = recording()?;
+    everything(&mut calls);
+    let mut all = calls.gpu().recorded.take()?;
+    all.extend(exchange(recording()?, &members(), 2));
+    // Without TopK.
+    let is_qsgd = |member: &Member| matches!(member.setting, Setting::Qsgd(_));
+    all.extend(exchange(recording()?, &members().into_iter().filter(is_qsgd).collect::<Vec<_>>(), 2));
+    // Samples that mislead lose all cuts.
+    let misled = |shader| {
+        let mut misled = recording()?;
+        let mislead = (shader, "BIN_COUNTS, 64u, params.most, lane)", "BIN_COUNTS, 64u, 1u, lane)");
+        misled.gpu().kernels.edits.push(mislead);
+        Some(misled)
+    };
+    all.extend(exchange(misled(Shader::Exchange)?, &members()[..20], 1));
+    let mut alone = misled(Shader::TopK)?;
+    let (values, setting) = (apart(70_001), Setting::TopK(TopK { keep: 35_040, values: Dtype::F32 }));
+    encode(&mut alone, setting, Shape::new(values.len(), 1).unwrap(), &values);
+    all.extend(alone.gpu().recorded.take()?);
+    all.extend(exchange(recording()?, &[long()], 1));
+    let mut missing = Vec::new();
+    for shader in Shader::ALL {
+        let entries = super::shaders::valid(&shader.source(false), false).0.entry_points;
+        let is_missing = |entry: &naga::EntryPoint| {
+            !all.iter().any(|recorded| (recorded.kernel.shader, recorded.kernel.entry) == (shader, &entry.name))
+        };
+        missing.extend(entries.into_iter().filter(is_missing).map(|entry| entry.name));
+    }
+    assert!(missing.is_empty(), "no dispatch of {missing:?}");
+    Some(all)
+}
+
+/// The first fault in a shader's dispatches.
+fn first_fault(source: &str, of: (Shader, bool), all: &[Recorded], check: Check, order: u32) -> Option<String> {
+    let own: Vec<&Recorded> = all.iter().filter(|recorded| recorded.kernel.shader == of.0).collect();
+    Program::new(source, of.1, check).first_fault(&own, order)
+}
+
+#[test]
+fn no_shader_has_a_data_race_or_reaches_beyond_its_memory() {
+    let Some(all) = dispatches() else { return };
+    for (subgroups, order) in [(false, 2), (true, 1)] {
+        for (shader, check) in Shader::ALL.into_iter().flat_map(|of| [(of, Check::Races), (of, Check::Sanitizers)]) {
+            let fault = first_fault(&shader.source(subgroups), (shader, subgroups), &all, check, order);
+            assert_eq!(fault, None, "{shader:?}, {check:?}, subgroups: {subgroups}");
+        }
+    }
+}

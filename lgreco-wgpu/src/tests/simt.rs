@@ -1,0 +1,302 @@
+//! Shaders on the processor: as naga translates them to Metal's language, compiled as C++ on what runs CUDA's kernels there, with its check for
+//! data races or with sanitizers. What they work on is what dispatches on a device found.
+
+use crate::batch::{Batch, Part};
+use crate::kernels::Kernel;
+use naga::back::msl;
+use naga::proc::{BoundsCheckPolicies, BoundsCheckPolicy};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A dispatch, and what its bindings held before and after it.
+#[derive(Clone, Debug)]
+pub(crate) struct Recorded {
+    pub(crate) kernel: Kernel,
+    parameters: Vec<u8>,
+    groups: [usize; 3],
+    bindings: Vec<(u32, Vec<u8>)>,
+    pub(crate) after: Vec<Vec<u8>>,
+}
+
+/// Entry points whose bytes are not compared: two gather values where there is room as they come, one adds in f32, which drivers round
+/// otherwise.
+const OTHERWISE: [&str; 3] = ["gather_offered", "gather_values", "row"];
+
+impl Recorded {
+    /// Where these are other bytes than the device has left.
+    fn differs(&self, after: &[Vec<u8>]) -> Option<String> {
+        let mut bindings = self.bindings.iter().zip(after.iter().zip(&self.after));
+        let ((binding, _), _) = bindings.find(|(_, (found, expected))| found != expected)?;
+        (!OTHERWISE.contains(&self.kernel.entry)).then(|| format!("other bytes at binding {binding}"))
+    }
+}
+
+impl Batch<'_> {
+    /// What these bindings hold once all that is recorded is done, if dispatches are to be recorded.
+    pub(crate) fn contents(&mut self, bindings: &[(u32, Part)]) -> Option<Vec<Vec<u8>>> {
+        self.gpu.recorded.as_ref()?;
+        self.submit();
+        let (device, queue) = (self.gpu.device.clone(), self.gpu.queue.clone());
+        let content = |(_, part): &(u32, Part)| {
+            let usage = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
+            let (size, mapped_at_creation) = (part.size, false);
+            let staged = device.create_buffer(&wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation });
+            let mut encoder = device.create_command_encoder(&Default::default());
+            encoder.copy_buffer_to_buffer(&part.buffer, part.offset, &staged, 0, Some(size));
+            queue.submit([encoder.finish()]);
+            staged.map_async(wgpu::MapMode::Read, .., |mapped| mapped.unwrap());
+            device.poll(wgpu::PollType::wait_indefinitely()).unwrap();
+            staged.get_mapped_range(..).unwrap().to_vec()
+        };
+        Some(bindings.iter().map(content).collect())
+    }
+
+    /// Remembers a dispatch, if `before` it its bindings have been looked at.
+    pub(crate) fn remember(
+        &mut self,
+        kernel: Kernel,
+        parameters: &[u8],
+        bindings: &[(u32, Part)],
+        groups: [usize; 3],
+        before: Option<Vec<Vec<u8>>>,
+    ) {
+        let (Some(before), Some(after)) = (before, self.contents(bindings)) else { return };
+        let bindings = bindings.iter().map(|&(binding, _)| binding).zip(before).collect();
+        let recorded = Recorded { kernel, parameters: parameters.to_vec(), groups, bindings, after };
+        self.gpu.recorded.iter_mut().for_each(|all| all.push(recorded.clone()));
+    }
+}
+
+/// What a shader is compiled with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Check {
+    /// The check for data races: between invocations that no barrier orders, and between workgroups.
+    Races,
+    /// The address and undefined-behaviour sanitizers: what reaches beyond a binding or an array.
+    Sanitizers,
+}
+
+/// The binding of the lengths of arrays that have any.
+const LENGTHS: u32 = 31;
+
+/// A shader as a program that does dispatches.
+pub(crate) struct Program {
+    path: PathBuf,
+    entries: Vec<String>,
+}
+
+/// What runs kernels on the processor.
+fn cuda_simt() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../lgreco-cuda/simt")
+}
+
+/// Whether shaders can be compiled here; says why not.
+pub(crate) fn can_compile() -> bool {
+    let found = Command::new("g++").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let missing = match found {
+        Err(error) => Some(format!("no g++: {error}")),
+        // Of a crate that is published, the other is elsewhere.
+        Ok(_) => (!cuda_simt().is_dir()).then(|| "lgreco-cuda is not beside this crate".to_owned()),
+    };
+    let Some(missing) = missing else { return true };
+    let required = std::env::var("LGRECO_REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|name| name == "cuda"), "{missing}, but LGRECO_REQUIRE");
+    super::skipped(&missing);
+    false
+}
+
+impl Program {
+    /// Of a shader's source.
+    pub(crate) fn new(source: &str, subgroups: bool, check: Check) -> Program {
+        let (text, entries) = translated(source, subgroups);
+        let (common, own) = match check {
+            Check::Races => ("-O1 -g1", "-fsanitize=thread"),
+            Check::Sanitizers => {
+                ("-O1 -g1", "-fsanitize=address,undefined -fno-sanitize-recover=all -fsanitize-sections=cuda_shared")
+            }
+        };
+        let own_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let cuda = cuda_simt();
+        let folder = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| own_folder.join("../target"), PathBuf::from);
+        let folder = folder.join("simt");
+        std::fs::create_dir_all(&folder).unwrap();
+        static NUMBER: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+        let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let path = folder.join(format!("shader-{}-{number}", std::process::id()));
+        let (cpp, object) = (path.with_extension("cpp"), path.with_extension("o"));
+        std::fs::write(&cpp, text).unwrap();
+        let gcc = |options: &[&str], files: &[&Path]| {
+            let options = options.iter().flat_map(|text| text.split(' '));
+            let output = Command::new("g++")
+                .args("-std=c++17 -fno-strict-aliasing -ffp-contract=off -Wno-attributes -I".split(' '))
+                .arg(own_folder.join("simt"))
+                .arg("-I")
+                .arg(&cuda)
+                .args(options)
+                .args(files)
+                .output()
+                .unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        };
+        gcc(&[common, own, "-c -o"], &[&object, &cpp]);
+        match check {
+            // It takes the place of the sanitizer's own library.
+            Check::Races => gcc(&["-O2 -o"], &[&path, &object, &cuda.join("cuda_racecheck.cpp")]),
+            Check::Sanitizers => gcc(&[own, "-o"], &[&path, &object]),
+        }
+        [&cpp, &object].iter().for_each(|file| std::fs::remove_file(file).unwrap());
+        Program { path, entries }
+    }
+
+    /// Does dispatches one by one, each on what it found, invocations and workgroups in this order: forwards (0), backwards (1) or at
+    /// random. The first that goes wrong, or leaves other bytes than on the device.
+    pub(crate) fn first_fault(&self, dispatches: &[&Recorded], order: u32) -> Option<String> {
+        let (input, output, errors) = (Stdio::piped(), Stdio::piped(), Stdio::piped());
+        let mut child = Command::new(&self.path).stdin(input).stdout(output).stderr(errors).spawn().unwrap();
+        let (mut stdin, mut stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let mut ask = |recorded: &Recorded| {
+            stdin.write_all(&self.request(recorded, order))?;
+            let mut take = |len: usize| {
+                let mut bytes = vec![0; len];
+                stdout.read_exact(&mut bytes).map(|()| bytes)
+            };
+            let len: u32 = bytemuck::pod_read_unaligned(&take(4)?);
+            let error = String::from_utf8_lossy(&take(len as usize)?).into_owned();
+            take(recorded.parameters.len())?;
+            let after: Vec<Vec<u8>> =
+                recorded.after.iter().map(|bytes| take(bytes.len())).collect::<std::io::Result<_>>()?;
+            Ok::<_, std::io::Error>(if error.is_empty() { recorded.differs(&after) } else { Some(error) })
+        };
+        let fault = dispatches.iter().find_map(|recorded| {
+            // Where it has ended itself, it says why.
+            let fault = ask(recorded).unwrap_or_else(|_| {
+                let mut said = String::new();
+                child.stderr.as_mut().unwrap().read_to_string(&mut said).unwrap();
+                Some(said)
+            });
+            fault.map(|fault| format!("{}: {fault}", recorded.kernel.entry))
+        });
+        drop((stdin, stdout));
+        child.wait().unwrap();
+        fault
+    }
+
+    /// A dispatch, as `serve` of the header takes it.
+    fn request(&self, recorded: &Recorded, order: u32) -> Vec<u8> {
+        let entry = self.entries.iter().position(|entry| entry == recorded.kernel.entry).expect("an entry point");
+        let uniform = (0, recorded.parameters.clone());
+        let [x, y, z] = recorded.groups.map(|groups| groups as u32);
+        let head = [entry as u32, order, x, y, z, 1 + recorded.bindings.len() as u32];
+        let mut request: Vec<u8> = bytemuck::cast_slice(&head).to_vec();
+        for (binding, bytes) in std::iter::once(&uniform).chain(&recorded.bindings) {
+            request.extend_from_slice(bytemuck::cast_slice(&[*binding, bytes.len() as u32]));
+            request.extend_from_slice(bytes);
+        }
+        request
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Nobody else knows of it.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// A program in C++, and the names of its entry points.
+fn translated(source: &str, subgroups: bool) -> (String, Vec<String>) {
+    let (module, info) = super::shaders::valid(source, subgroups);
+    let bindings: Vec<(usize, u32)> = module
+        .global_variables
+        .iter()
+        .filter_map(|(handle, variable)| Some((handle.index(), variable.binding?.binding)))
+        .collect();
+    let slot = |binding: u32| msl::BindTarget { buffer: Some(binding as u8), mutable: true, ..Default::default() };
+    let resources: BTreeMap<_, _> =
+        bindings.iter().map(|&(_, binding)| (naga::ResourceBinding { group: 0, binding }, slot(binding))).collect();
+    let of_entry = msl::EntryPointResources { resources, sizes_buffer: Some(LENGTHS as u8), ..Default::default() };
+    let unchecked = BoundsCheckPolicy::Unchecked;
+    let options = msl::Options {
+        lang_version: if subgroups { (2, 1) } else { (1, 2) },
+        per_entry_point_map: module.entry_points.iter().map(|entry| (entry.name.clone(), of_entry.clone())).collect(),
+        fake_missing_bindings: false,
+        bounds_check_policies: BoundsCheckPolicies {
+            index: unchecked,
+            buffer: unchecked,
+            image_load: unchecked,
+            binding_array: unchecked,
+        },
+        zero_initialize_workgroup_memory: false,
+        force_loop_bounding: false,
+        ..Default::default()
+    };
+    let (text, named) = msl::write_string(&module, &info, &options, &Default::default()).unwrap();
+    let names: Vec<String> = named.entry_point_names.into_iter().map(|name| name.unwrap()).collect();
+    // The length of an array that has none of its own is said to be 1, of which C++ may make something.
+    let lines = text.lines().filter(|line| !line.starts_with("#include")).map(|line| {
+        let unsized_array = line.starts_with("typedef ") && line.ends_with("[1];");
+        if unsized_array { line.replace("[1];", "[1 << 28];") } else { line.to_owned() }
+    });
+    let mut lines: Vec<String> = lines.collect();
+    // What naga writes once for memory of each kind is the same here.
+    if let Some(at) = lines.iter().position(|line| line.ends_with("threadgroup A *atomic_ptr,")) {
+        let end = lines[at..].iter().position(|line| line == "}").expect("the function's end");
+        lines.drain(at - 2..=at + end);
+    }
+    let mut program =
+        format!("#include \"metal_shim.h\"\nnamespace shader {{\n{}\n}}\nusing namespace shader;\n", lines.join("\n"));
+    let mut shared = Vec::new();
+    for (number, name) in names.iter().enumerate() {
+        let head = format!("kernel void {name}(");
+        let first = lines.iter().position(|line| line.ends_with(&head)).expect("an entry point") + 1;
+        let arguments = lines[first..].iter().take_while(|line| *line != ") {");
+        let arguments: Vec<String> =
+            arguments.map(|line| argument(line.trim_start_matches([',', ' ']), &mut shared)).collect();
+        writeln!(program, "static void run_{number}(void*) {{ shader::{name}({}); }}", arguments.join(", ")).unwrap();
+    }
+    let declared: String = shared
+        .iter()
+        .map(|(of, name)| format!("static __attribute__((section(\"cuda_shared\"))) shader::{of} shared_{name};\n"))
+        .collect();
+    program = program.replacen("using namespace shader;\n", &declared, 1);
+    program += "static void measure() {\n    static shader::_mslBufferSizes lengths;\n";
+    for &(index, binding) in &bindings {
+        if text.contains(&format!("    uint size{index};\n")) {
+            writeln!(program, "    lengths.size{index} = bound_bytes[{binding}];").unwrap();
+        }
+    }
+    writeln!(program, "    bound[{LENGTHS}].bytes = reinterpret_cast<char*>(&lengths);\n}}").unwrap();
+    program += "static const EntryPoint entries[] = {\n";
+    for (number, entry) in module.entry_points.iter().enumerate() {
+        let [x, y, z] = entry.workgroup_size;
+        writeln!(program, "    {{run_{number}, {{{x}, {y}, {z}}}}},").unwrap();
+    }
+    program += "};\nint main() { return serve(entries, measure); }\n";
+    (program, module.entry_points.into_iter().map(|entry| entry.name).collect())
+}
+
+/// What is given for a parameter of an entry point. Variables of the workgroup are all entry points'.
+fn argument(parameter: &str, shared: &mut Vec<(String, String)>) -> String {
+    if let Some(attribute) = parameter.split_once("[[").map(|(_, attribute)| attribute.trim_end_matches("]]")) {
+        let number = attribute.strip_prefix("buffer(").map(|number| number.trim_end_matches(')'));
+        return match (attribute, number) {
+            (_, Some(number)) => format!("bound[{number}]"),
+            ("threadgroup_position_in_grid", _) => "{blockIdx.x, blockIdx.y, blockIdx.z}".into(),
+            ("threadgroups_per_grid", _) => "{gridDim.x, gridDim.y, gridDim.z}".into(),
+            ("thread_index_in_threadgroup", _) => "threadIdx.x".into(),
+            ("simdgroup_index_in_threadgroup", _) => "threadIdx.x / 32".into(),
+            ("simdgroups_per_threadgroup", _) => "blockDim.x / 32".into(),
+            other => panic!("nothing is known of {other:?}"),
+        };
+    }
+    let variable = parameter.strip_prefix("threadgroup ").and_then(|variable| variable.split_once("& "));
+    let (of, name) = variable.unwrap_or_else(|| panic!("nothing is known of {parameter:?}"));
+    let of = of.trim_end_matches(" const").to_owned();
+    if !shared.iter().any(|(_, other)| other == name) {
+        shared.push((of, name.to_owned()));
+    }
+    format!("shared_{name}")
+}
