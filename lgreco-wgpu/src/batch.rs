@@ -187,6 +187,10 @@ impl<'g> Batch<'g> {
                 first += task.workgroups();
             }
             let total = groups(pack);
+            #[cfg(test)]
+            if pack.len() > 1 {
+                self.gpu.widest = self.gpu.widest.max(VALUE_BYTES * total as u64);
+            }
             let across = total.min(most);
             let down = total.div_ceil(across).min(most);
             self.record(kernel, &bytes, &pack[0].bindings, [across, down, total.div_ceil(across * down)]);

@@ -68,6 +68,9 @@ pub(crate) struct Gpu {
     /// Payloads of TopK whose cut the sample has not led to.
     #[cfg(test)]
     pub(crate) lost_cuts: usize,
+    /// Bytes of the widest dispatch for more than one task, by its workgroups.
+    #[cfg(test)]
+    pub(crate) widest: u64,
     lost: Arc<Mutex<Option<String>>>,
 }
 
@@ -140,6 +143,8 @@ impl Gpu {
             decoded: 0,
             #[cfg(test)]
             lost_cuts: 0,
+            #[cfg(test)]
+            widest: 0,
             lost,
         })
     }

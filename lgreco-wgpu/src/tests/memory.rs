@@ -91,10 +91,12 @@ fn submissions_are_cut_by_bytes() {
         let mut whole = vec![0.0; row_len(&jobs)];
         backend.measure(&jobs, &mut [], &mut whole).unwrap();
         let before = backend.gpu().submissions;
-        backend.gpu().submission = 1 << 19;
+        (backend.gpu().submission, backend.gpu().widest) = (1 << 19, 0);
         let mut rows = vec![0.0; row_len(&jobs)];
         backend.measure(&jobs, &mut [], &mut rows).unwrap();
         assert!(backend.gpu().submissions - before > 10, "{}", backend.gpu().submissions - before);
+        let widest = backend.gpu().widest;
+        assert!(widest > 0 && widest <= 1 << 19, "{widest} bytes together");
         assert_eq!(rows, whole);
     }
 }
