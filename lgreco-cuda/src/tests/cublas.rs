@@ -3,10 +3,10 @@
 //! As in `driver.rs`, ignored tests run in processes of their own, with the stand-ins on the library path.
 #![allow(unsafe_code)]
 
+use super::backend;
 use super::compiler::library;
 use super::driver::{run, state, trainer};
 use super::simt::{Flavour, flavour, target};
-use super::{backend, nvrtc};
 use crate::cublas::WORKSPACE;
 use crate::{CudaBackend, DeviceGradient, Error};
 use lgreco_core::backend::{Backend, Job, Portable};
@@ -23,7 +23,6 @@ const NEAR: f64 = 1e-5;
 
 /// Runs an ignored test of this file with the stand-in, and returns what it prints.
 fn with_the_fake(test: &str, variables: &[(&str, &str)]) -> Option<String> {
-    nvrtc::compiler()?;
     let folder = target().join(format!("cublas-{}-{test}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     library("fake_cublas.cpp", &[], &folder.join("libcublas.so.12"))?;

@@ -1,15 +1,12 @@
 //! Graphs of a bucket's steps, through the stand-in for the driver.
 
 use super::driver::run;
-use super::nvrtc;
 use crate::testing::graphs::check_graphs;
 use crate::testing::memory::enter;
 
 #[test]
 fn graphs_of_buckets_replay_as_their_steps_do() {
-    if nvrtc::compiler().is_some() {
-        run("replays", "buckets", &[], None);
-    }
+    run("replays", "buckets", &[], None);
 }
 
 #[test]

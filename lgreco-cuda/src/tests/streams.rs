@@ -4,7 +4,6 @@
 
 use super::driver::{run, state, trainer};
 use super::enqueued::{COLS, ROWS, capture, device, payload, qsgd, values};
-use super::nvrtc;
 use crate::kernels::{Kernel, Module};
 use crate::staging::{HALF, Staging};
 use crate::{Call, CudaBackend, DeviceGradient, Error};
@@ -16,7 +15,6 @@ use lgreco_core::testing::powersgd::uniform;
 use std::ptr::null_mut;
 
 fn with_the_fake(test: &str, variables: &[(&str, &str)]) -> Option<String> {
-    nvrtc::compiler()?;
     run("streams", test, variables, None)
 }
 
