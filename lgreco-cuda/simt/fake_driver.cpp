@@ -418,9 +418,10 @@ IN_CONTEXT(cuStreamWaitEvent, (void* stream, void* event, unsigned),
 IN_CONTEXT(cuMemAllocAsync, (uint64_t* address, size_t bytes, void* stream), auto found = stream_of(stream, here);
            if (!found) return INVALID_HANDLE; if (found->capture) return NOT_SUPPORTED;
            return allocate(address, bytes, found->context))
-// The stream's earlier work may still use it.
+// The stream's earlier work may still use it. Memory that was there before a capture is not freed in it, and spoils it.
 FREEING(cuMemFreeAsync, (uint64_t address, void* stream), auto found = stream_of(stream, here);
-        if (!found) return INVALID_HANDLE; if (found->capture) return INVALID_VALUE; wait(end_of(found));
+        if (!found) return INVALID_HANDLE; if (found->capture) return found->capture = INVALIDATED, INVALID_VALUE;
+        wait(end_of(found));
         if (int code = release(address, found->context)) return code)
 UNCAPTURED(cuMemHostAlloc, (void** address, size_t bytes, unsigned), *address = aligned_alloc(4096, bytes);
            locked[uint64_t(*address)] = {bytes, here})

@@ -327,6 +327,18 @@ fn compiled_kernels_need_no_compiler() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
+/// The fake takes no PTX, which is all that the crate has for this device.
+#[test]
+fn code_that_the_driver_refuses_is_compiled_anew() {
+    let variables = [("FAKE_CUDA_CAPABILITY", "87"), ("FAKE_CUDA_VERSION", "12090")];
+    if nvrtc::compiler().is_none() {
+        return;
+    }
+    let Some(text) = run("driver", "listed", &variables, None) else { return };
+    assert!(text.contains("usable: Ok(\"compiled for compute_75\")"), "{text}");
+    run("enqueued", "payloads_that_go", &variables, None);
+}
+
 #[test]
 fn a_device_without_memory_pools_is_not_usable() {
     let Some(text) = run("driver", "listed", &[("FAKE_CUDA_POOLS", "0")], None) else { return };

@@ -130,6 +130,26 @@ fn places() {
 }
 
 #[test]
+fn pageable_memory_is_copied_at_once_and_counted() {
+    with_the_fake("pageable", &[]);
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn pageable() {
+    let (stream, word) = (trainer(0).1, device(4));
+    let mut bits = 7u32;
+    assert_eq!(state().pageable, 0);
+    // SAFETY: a word each.
+    unsafe { sys::cuMemcpyHtoDAsync_v2(word, (&raw const bits).cast(), 4, stream).result().unwrap() };
+    assert_eq!(state().pageable, 1);
+    bits += 1;
+    // SAFETY: the stream lives.
+    unsafe { sys::cuStreamSynchronize(stream).result().unwrap() };
+    assert_eq!((values(word, 1)[0].to_bits(), bits), (7, 8));
+}
+
+#[test]
 fn the_null_stream_is_ordered_with_those_that_block() {
     with_the_fake("null_stream", &[]);
 }
@@ -277,6 +297,9 @@ fn growing() {
     assert_eq!(decode(8), Err(Error::Captured));
     assert_eq!(capture(stream, false), 0);
     decode(2).unwrap();
+    let before = state().waits;
+    decode(8).unwrap();
+    assert_eq!(state().waits, before, "memory that is too small is given back in the stream's order");
     drop(backend);
     assert_eq!(state().left[0], own, "what is left: the test's own memory");
 }
