@@ -25,10 +25,11 @@ impl CudaBackend {
     /// use lgreco_core::gradient::{Dtype, Shape};
     /// use lgreco_core::rng::Stream;
     /// use lgreco_cuda::{CudaBackend, DeviceGradient};
-    /// /// Sends a gradient of 64 × 64 f32 through `all_gather`, whose stream is the backend's. All are device
-    /// /// addresses.
+    /// /// Sends a gradient of 64 × 64 f32 to `world` workers through `all_gather`, whose stream is the backend's. The
+    /// /// addresses are the device's; `decoded` has room for every worker's values.
     /// fn exchange(
     ///     cuda: &mut CudaBackend,
+    ///     world: u64,
     ///     (gradient, payload, received, decoded): (u64, u64, u64, u64),
     ///     all_gather: impl Fn(u64, usize, u64),
     /// ) -> Result<(), Box<dyn std::error::Error>> {
@@ -38,7 +39,10 @@ impl CudaBackend {
     ///         let gradient = DeviceGradient::new(gradient, Dtype::F32, shape)?;
     ///         let length = cuda.encode_to_device(&setting, &gradient, Stream::default(), payload)?;
     ///         all_gather(payload, length, received);
-    ///         cuda.decode_on_device(&setting, shape, received, decoded)?; // the first worker's
+    ///         for worker in 0..world {
+    ///             let payload = received + worker * length as u64;
+    ///             cuda.decode_on_device(&setting, shape, payload, decoded + worker * 4 * 64 * 64)?;
+    ///         }
     ///     }
     ///     Ok(cuda.check()?) // waits: once per step, for all layers
     /// }
