@@ -152,6 +152,7 @@ pub use exchange::{DeviceExchange, ExchangeConfig, ExchangeFault, ExchangeOutcom
 #[cfg(feature = "train")]
 pub use feedback::DeviceResidual;
 pub use inventory::{DeviceInfo, devices};
+pub use libraries::look_among_packages;
 pub use reserve::Call;
 pub use tensor::{DeviceGradient, DeviceJob};
 pub use window::DeviceWindow;

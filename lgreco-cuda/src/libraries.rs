@@ -3,10 +3,27 @@
 use crate::Error;
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// The oldest major version of CUDA that is looked for, and how many later than the driver's, to say what is wrong.
 const OLDEST: u32 = 11;
 const LATER: u32 = 2;
+
+/// Folders of Python's packages that [`look_among_packages`] was given.
+static PACKAGES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// From now on this process looks for NVRTC and cuBLAS among the Python packages of this folder, too: for a program in Python,
+/// whose environment no variable names if it is not active. Nothing for a path that is not absolute.
+///
+/// ```no_run
+/// lgreco_cuda::look_among_packages("/home/me/env/lib/python3.12/site-packages".into());
+/// ```
+pub fn look_among_packages(folder: PathBuf) {
+    let mut packages = PACKAGES.lock().unwrap_or_else(PoisonError::into_inner);
+    if folder.is_absolute() && !packages.contains(&folder) {
+        packages.push(folder);
+    }
+}
 
 /// A library that comes with CUDA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +86,7 @@ pub(crate) fn fault(path: &Path, error: &libloading::Error) -> Option<Error> {
     (!absent || path.is_absolute()).then(|| Error::Library { library: named.into_owned(), reason })
 }
 
-/// Folders of libraries: of toolkits, then of Python's packages, in an environment's or the system's.
+/// Folders of libraries: of toolkits, then of Python's packages, in folders that were given, an environment's or the system's.
 fn folders(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
     let set = |name: &str| variable(name).filter(|path| path.is_absolute());
     let mut folders = Vec::new();
@@ -77,21 +94,27 @@ fn folders(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
     for toolkit in toolkits {
         folders.extend(["lib64", "lib", "bin/x64", "bin"].map(|folder| toolkit.join(folder)));
     }
+    let given = PACKAGES.lock().unwrap_or_else(PoisonError::into_inner);
+    folders.extend(given.iter().flat_map(|packages| of_packages(packages)));
     let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(set);
     let local = set("HOME").map(|home| home.join(".local"));
     for prefix in environments.chain(local).chain([PathBuf::from("/usr/local")]) {
         folders.push(prefix.join("lib"));
         let pythons = entries(&prefix.join("lib")).into_iter().filter(|path| named(path, "python3"));
         for packages in pythons.chain([prefix.join("Lib")]) {
-            for packages in ["site-packages", "dist-packages"].map(|folder| packages.join(folder).join("nvidia")) {
-                // cuda_nvrtc and cublas up to CUDA 12, cu13 and so on from then on.
-                for package in entries(&packages).into_iter().filter(|path| named(path, "cu")) {
-                    folders.extend(["lib", "bin/x86_64", "bin"].map(|folder| package.join(folder)));
-                }
-            }
+            folders.extend(
+                ["site-packages", "dist-packages"].iter().flat_map(|folder| of_packages(&packages.join(folder))),
+            );
         }
     }
     folders
+}
+
+/// Of NVIDIA's libraries among the packages in a folder.
+fn of_packages(packages: &Path) -> Vec<PathBuf> {
+    // cuda_nvrtc and cublas up to CUDA 12, cu13 and so on from then on.
+    let nvidias = entries(&packages.join("nvidia")).into_iter().filter(|path| named(path, "cu"));
+    nvidias.flat_map(|package| ["lib", "bin/x86_64", "bin"].map(|folder| package.join(folder))).collect()
 }
 
 fn named(path: &Path, start: &str) -> bool {

@@ -5,7 +5,7 @@ use super::simt::target;
 use super::unavailable;
 use crate::compiler::{Architecture, Compiler};
 use crate::kernels::Module;
-use crate::libraries::{Library, candidates};
+use crate::libraries::{Library, candidates, look_among_packages};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -82,6 +82,7 @@ fn libraries_are_looked_for_in_toolkits_and_among_pythons_packages() {
     };
     let expected = [
         file("toolkit/lib64/libnvrtc.so.13"),
+        file("given/site-packages/nvidia/cu13/lib/libnvrtc.so.13"),
         file("env/lib/python3.12/site-packages/nvidia/cu13/lib/libnvrtc.so.13"),
         file("toolkit/lib64/libnvrtc.so.12"),
         file("conda/lib/libnvrtc.so.12"),
@@ -95,6 +96,7 @@ fn libraries_are_looked_for_in_toolkits_and_among_pythons_packages() {
         let at = names.iter().position(|&other| other == name)?;
         Some(folder.join(["old", "toolkit", "env", "conda", "home"][at]))
     };
+    look_among_packages(folder.join("given/site-packages"));
     let found = candidates(Library::Nvrtc, 13, variable);
     let own: Vec<&PathBuf> = found.iter().filter(|path| path.starts_with(&folder)).collect();
     assert_eq!(own, expected.iter().collect::<Vec<_>>());
