@@ -3,6 +3,7 @@
 use super::buffers::buffer;
 use super::cut::apart;
 use super::exchange::{USAGE, open_on};
+use super::planted::planted;
 use super::simt::{Check, Program, Recorded, can_compile};
 use super::{backend, memory};
 use crate::kernels::Shader;
@@ -160,5 +161,56 @@ fn no_shader_has_a_data_race_or_reaches_beyond_its_memory() {
             let fault = first_fault(&shader.source(subgroups), (shader, subgroups), &all, check, order);
             assert_eq!(fault, None, "{shader:?}, {check:?}, subgroups: {subgroups}");
         }
+    }
+}
+
+#[test]
+fn races_and_what_reaches_beyond_are_found() {
+    let Some(all) = dispatches() else { return };
+    let shared = ("of_lanes[lane.index] = x;\n    workgroupBarrier();", "of_lanes[lane.index] = x;");
+    let sums = ("        workgroupBarrier();\n        if (lane < 8u &&", "        if (lane < 8u &&");
+    let faults = [
+        (Shader::Magnitude, Check::Races, shared),
+        (Shader::Feedback, Check::Races, shared),
+        (Shader::PowerSgd, Check::Races, sums),
+        (Shader::ExchangeFactors, Check::Races, sums),
+        (
+            Shader::TopK,
+            Check::Races,
+            ("counts[lane] = low;\n    }\n    workgroupBarrier();", "counts[lane] = low;\n    }"),
+        ),
+        (
+            Shader::Exchange,
+            Check::Races,
+            ("}\n            workgroupBarrier();\n        }\n    }\n    for", "}\n        }\n    }\n    for"),
+        ),
+        // Words that are the same, whoever writes them.
+        (Shader::TopK, Check::Races, ("if (is_first(lane)) {", "if (true) {")),
+        // Between workgroups.
+        (
+            Shader::Exchange,
+            Check::Races,
+            ("if (first == 0u) {\n        found_inf", "if (lane == 0u) {\n        found_inf"),
+        ),
+        // A barrier comes between, but not one for the device's memory.
+        (
+            Shader::TopK,
+            Check::Races,
+            ("rank = state[at].ties;", "rank = state[params.first_keep + (lane + 1u) % params.keeps].ties;"),
+        ),
+        (Shader::Exchange, Check::Sanitizers, ("if (bit + len <= 32u) {", "if (bit > 32u) {")),
+        (
+            Shader::Exchange,
+            Check::Sanitizers,
+            ("firsts[lane] = first_from(first);", "firsts[lane + 63u] = first_from(first);"),
+        ),
+    ];
+    for (shader, check, (text, fault)) in planted(faults) {
+        let source = shader.source(false);
+        assert!(source.contains(text), "nothing to edit: {text}");
+        let found = first_fault(&source.replace(text, fault), (shader, false), &all, check, 0);
+        let words = if check == Check::Races { ["race ("; 2] } else { ["AddressSanitizer", "runtime error"] };
+        let says = |found: &String| words.iter().any(|word| found.contains(word));
+        assert!(found.as_ref().is_some_and(says), "{text}: {found:?}");
     }
 }
