@@ -46,6 +46,7 @@ tools() {
     done
     command -v llvm-symbolizer >/dev/null || packages+=(llvm) # names in what sanitizers report
     has_vulkan || packages+=(mesa-vulkan-drivers)
+    command -v spirv-val >/dev/null || packages+=(spirv-tools)
     python3 -c 'import ensurepip' 2>/dev/null || packages+=(python3-venv)
     [ ${#packages[@]} = 0 ] || apt_install "${packages[@]}" || true
 }
@@ -106,5 +107,6 @@ required() {
     [ -n "$(cuda_reason)" ] || kinds+=,cuda
     ! has_nvrtc 12 || kinds+=,nvrtc-12
     ! has_nvdisasm || kinds+=,nvdisasm
+    ! command -v spirv-val >/dev/null || kinds+=,spirv
     echo "$kinds"
 }

@@ -97,6 +97,46 @@ def test_plans_are_those_of_the_host_without_gradients_there(plan: str) -> None:
         assert bool(device[4]) == (rank == 0) and all(here > 0 and there == 0 for here, there in device[4])
 
 
+class _Refusing:
+    """A GPU that keeps no gradients."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def observe(self, *_: Any) -> None:
+        raise RuntimeError("refused")
+
+
+def _refused(rank: int, refused: int) -> tuple[Run, Run]:
+    observe = Observed.observe
+
+    def refusing(self: Observed, device: Any, layers: list[int], gradients: list[torch.Tensor]) -> list[int]:
+        is_refused = self._controller.window_step() == refused
+        return observe(self, _Refusing(device) if is_refused else device, layers, gradients)
+
+    host = _run(rank, PLANS["topk"], torch.float32, None)
+    Observed.observe = refusing  # type: ignore[method-assign]
+    device = _run(rank, PLANS["topk"], torch.float32, Imitation())
+    Observed.observe = observe  # type: ignore[method-assign]
+    return host, device
+
+
+@pytest.mark.parametrize("refused", [1, 2])
+def test_a_step_that_is_refused_is_no_step_of_zeros(refused: int) -> None:
+    host, device = on_ranks(2, _refused, refused)[0]
+    said = "copied to the host" if refused == 1 else "left out"
+    assert device[2] and device[3] and all(said in line and "refused" in line for line in device[3])
+    if refused == 1:
+        assert same_plans(device[1], host[1]) and all(here == 0 for here, _ in device[4])
+    else:
+        # Of the first step alone, whose errors are near those of both; with a step of zeros they would be a quarter.
+        ratios = [one["error"] / other["error"] for one, other in zip(device[1], host[1], strict=True) if one]
+        assert ratios and all(0.5 < ratio < 2.5 for ratio in ratios), ratios
+
+
 def _falls(rank: int, fall: int, lead: int) -> tuple[Run, Run]:
     options = PLANS["accordion"] | {"lead": lead}
     return _run(rank, options, torch.float32, None, fall), _run(rank, options, torch.float32, Imitation(), fall)

@@ -163,12 +163,14 @@ impl Plan {
             plan.message = 0;
         }
         plan.steps = plan.table.steps();
-        let (tables, counters) = (plan.tables().start, plan.tables().end);
+        let (mut tables, mut counters) = (plan.tables().start, plan.tables().end);
         for member in plan.members.iter_mut().filter(|member| member.params.method == TOP_K) {
             let params = &mut member.params;
-            // These numbered the layers under TopK.
-            params.tables = (tables + cut::TABLES * params.tables as usize) as u32;
-            params.counters = (counters + cut::COUNTERS * params.counters as usize) as u32;
+            (params.tables, params.counters) = (tables as u32, counters as u32);
+            if params.keep > 0 {
+                tables += cut::TABLES;
+                counters += cut::COUNTERS;
+            }
             params.first_entry += (cut::RECORD * plan.of_values.len()) as u32;
             params.block_counts = plan.block_sums as u32;
         }
@@ -277,8 +279,6 @@ impl Plan {
             values_word: words,
             codes: words + (means / 4) as u32,
             starts: self.take(4 * blocks),
-            tables: self.topk as u32,
-            counters: self.topk as u32,
             stratum,
             most,
             least,

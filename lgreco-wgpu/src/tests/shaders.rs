@@ -1,9 +1,11 @@
 //! Every shader, without a device.
 
+use super::skipped;
 use crate::exchange::{factors, matrices, moment, plan};
 use crate::kernels::Shader;
 use crate::{feedback, magnitude, powersgd, qsgd, sums, topk};
 use naga::valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
+use std::process::Command;
 
 fn module(shader: Shader, subgroups: bool) -> (naga::Module, naga::valid::ModuleInfo) {
     valid(&shader.source(subgroups), subgroups)
@@ -47,6 +49,32 @@ fn shaders_translate_for_vulkan_metal_and_directx() {
         let mut text = String::new();
         naga::back::hlsl::Writer::new(&mut text, &directx, &Default::default()).write(&module, &info, None).unwrap();
     }
+}
+
+/// What naga writes for Vulkan, as SPIR-V's own validator sees it.
+#[test]
+fn spirv_is_valid() {
+    let required = std::env::var("LGRECO_REQUIRE").unwrap_or_default();
+    if let Err(error) = Command::new("spirv-val").arg("--version").output() {
+        assert!(!required.split(',').any(|name| name == "spirv"), "no spirv-val, but LGRECO_REQUIRE: {error}");
+        return skipped(&format!("no spirv-val: {error}"));
+    }
+    let file = std::env::temp_dir().join(format!("lgreco-{}.spv", std::process::id()));
+    let validated = |words: &[u32], environment: &str| {
+        std::fs::write(&file, bytemuck::cast_slice::<u32, u8>(words)).unwrap();
+        Command::new("spirv-val").args(["--target-env", environment]).arg(&file).output().unwrap()
+    };
+    for (shader, subgroups) in Shader::ALL.into_iter().flat_map(|shader| [(shader, false), (shader, true)]) {
+        let (module, info) = module(shader, subgroups);
+        let (lang_version, environment) = if subgroups { ((1, 3), "vulkan1.1") } else { ((1, 0), "vulkan1.0") };
+        let options = naga::back::spv::Options { lang_version, ..Default::default() };
+        let words = naga::back::spv::write_vec(&module, &info, &options, None).unwrap();
+        let output = validated(&words, environment);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{shader:?}, subgroups: {subgroups}: {said}");
+        assert!(!validated(&words[..words.len() - 1], environment).status.success(), "what is cut off is refused");
+    }
+    std::fs::remove_file(&file).unwrap();
 }
 
 #[test]

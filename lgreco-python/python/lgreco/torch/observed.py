@@ -50,16 +50,18 @@ class Observed:
             self._begin(device)
         if self._window is None:
             return list(range(len(layers)))
-        if step == 1:
-            self._layers.update(layers)
-        places = [place for place, layer in enumerate(layers) if layer in self._layers]
+        places = [place for place, layer in enumerate(layers) if step == 1 or layer in self._layers]
         own = [layers[place] for place in places]
         try:
             with self._cuda.stream():
                 device.observe(self._window, own, [gradients[place].data_ptr() for place in places], step)
             self._controller.note_observed(own)
+            self._layers.update(own)
         except (LgrecoError, RuntimeError) as error:
-            # Others wait for this rank's messages, and the window does without this step.
+            if step == 1:
+                _LOG.warning("gradients are copied to the host for the next plan, as the GPU cannot keep them: %s", error)
+                return list(range(len(layers)))
+            # Others wait for this rank's messages, and the mean is that of the other steps.
             _LOG.warning("gradients are left out of the next plan, as the GPU cannot keep them: %s", error)
         return [place for place in range(len(layers)) if place not in places]
 
