@@ -162,12 +162,9 @@ METAL_INLINE T simd_prefix_exclusive_sum(T x) {
 inline uint simd_max(uint x) {
     return of_lanes(x, 32, [](uint a, uint b) { return max(a, b); });
 }
-enum class mem_flags { mem_threadgroup, mem_device };
-// Of memory of the device nothing is ordered but by its own barrier.
-inline void threadgroup_barrier(mem_flags of, int line = __builtin_LINE()) {
-    cuda_shim::sync_block(line, line);
-    if (of == mem_flags::mem_device) cuda_shim::device_epoch = cuda_shim::S.block_epoch;
-}
+// No shader has a barrier for the device's memory, so none is here: in that, nothing is ordered.
+enum class mem_flags { mem_threadgroup };
+inline void threadgroup_barrier(mem_flags, int line = __builtin_LINE()) { cuda_shim::sync_block(line, line); }
 }  // namespace metal
 template <class To, class From>
 METAL_INLINE To as_type(From from) {

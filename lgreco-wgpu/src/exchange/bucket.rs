@@ -182,9 +182,10 @@ impl BufferBucket {
         Some((&self.device.residual, 4 * u64::from(member.params.start)))
     }
 
-    /// A buffer whose first word is an f32: 1 if the last step has failed on some rank, and 0 if it has ended well or there was none,
-    /// what loss scalers call `found_inf`. Its usages are `STORAGE`, `COPY_SRC` and `COPY_DST`. An optimiser's shader, submitted after [`finish`](BufferBucket::finish) or after what a flight has answered
-    /// instead, may bind it, and leave parameters as they are: nobody has to wait for that. It is 1 while a step is under way.
+    /// A buffer whose first word is an f32, the same on all ranks: 1 if the last step has failed, and 0 if its means are sound or there was
+    /// none, what loss scalers call `found_inf`. Its usages are `STORAGE`, `COPY_SRC` and `COPY_DST`. An optimiser's shader, submitted after [`finish`](BufferBucket::finish) or after what a flight has answered
+    /// instead, may bind it, and leave parameters as they are: nobody has to wait for that. It is 1 while a step is under way,
+    /// and of a flight that could not even [begin](lgreco_train::exchange::Flight::begin) that of the step before.
     pub fn found_inf(&self) -> &Buffer {
         &self.device.found_inf
     }

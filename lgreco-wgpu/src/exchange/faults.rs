@@ -47,7 +47,8 @@ pub enum BufferFault {
         /// The rank that sent it.
         rank: u32,
     },
-    /// What was to be remembered of the element has left f32. The mean is sound, and other ranks do not know of it.
+    /// What was to be remembered of the element has left f32, of which other ranks do not know. The mean is sound; this rank's residuals
+    /// are as before the step, and it forgets what the step would have left.
     Remembered {
         /// The layer.
         layer: usize,

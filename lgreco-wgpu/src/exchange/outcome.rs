@@ -21,9 +21,10 @@ use wgpu::Buffer;
 /// What has become of a bucket's step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferOutcome {
-    /// Whether it has failed on some rank, as the bucket's [`found_inf`](BufferBucket::found_inf) says.
+    /// Whether it has failed, on all ranks, as the bucket's [`found_inf`](BufferBucket::found_inf) says.
     pub has_failed: bool,
-    /// What was wrong on this rank, if anything was; of what is wrong with means all ranks say the same.
+    /// What was wrong on this rank, if anything was; of what is wrong with means all ranks say the same. It is
+    /// [`Remembered`](BufferFault::Remembered) where the step has not failed.
     pub fault: Option<BufferFault>,
 }
 
@@ -34,8 +35,8 @@ impl BufferBucket {
     /// Ends a step whose flight has ended well, and does not wait: submits what looks at the means, and swaps buffers. What is left of
     /// gradients and residuals is the residuals then, this step's mean `Q` of PowerSGD is what the next step starts with, the
     /// means are in the gradients' place, in the layers' types, and [`found_inf`](BufferBucket::found_inf) is 0. Where the device finds a
-    /// mean that it cannot make, or what it cannot remember, residuals are as before, means are of no use, and `found_inf` is 1; factors
-    /// are as before, too, unless it is what is to be remembered, of which other ranks do not know.
+    /// mean that it cannot make, residuals and factors are as before, means are of no use, and `found_inf` is 1, on all ranks. Where it finds
+    /// what it cannot remember, of which other ranks do not know, this rank's residuals alone are as before.
     ///
     /// Whether that is so says [`check`](BufferBucket::check), which waits, or [`enqueue_outcome`](BufferBucket::enqueue_outcome), which does not.
     ///
@@ -43,10 +44,7 @@ impl BufferBucket {
     /// [`StepOrder`](lgreco_train::Error::StepOrder) when no flight has ended; those of the device, of which
     /// [`failure`](BufferBucket::failure) says more. Residuals and factors are then unchanged.
     pub fn finish(&mut self, backend: &mut WgpuBackend) -> Result<(), lgreco_train::Error> {
-        if self.is_idle() {
-            return Ok(());
-        }
-        if !self.offered || self.due > 0 || self.status.is_some() {
+        if !self.is_idle() && (!self.offered || self.due > 0 || self.status.is_some()) {
             return Err(out_of_order("an exchange that has not ended well", "the end of a flight"));
         }
         self.offered = false;
@@ -72,7 +70,8 @@ impl BufferBucket {
             (21, (&on.found_inf).into()),
         ];
         let mut batch = Batch::new(gpu)?;
-        batch.dispatch(kernel("end_step"), params, &bindings, self.plan.of_values.len());
+        // Of layers without elements, too, the step ends.
+        batch.dispatch(kernel("end_step"), params, &bindings, self.plan.of_values.len().max(1));
         batch.enqueue()
     }
 
@@ -111,7 +110,8 @@ impl BufferBucket {
 
     /// Submits a copy of what has become of the last step to `results`, a buffer of the embedder's (usage `COPY_DST`) with room for
     /// [`outcome_bytes`](BufferBucket::outcome_bytes) from byte `offset`, a multiple of 4, on; after [`finish`](BufferBucket::finish), or
-    /// after what a flight has answered instead. It neither waits nor reads back nor takes memory.
+    /// after what a flight has answered instead; of a flight that could not even [begin](lgreco_train::exchange::Flight::begin) it has
+    /// the step before. It neither waits nor reads back nor takes memory.
     /// [`read_outcome`](BufferBucket::read_outcome) reads what the embedder has mapped, however many steps later.
     ///
     /// # Errors
@@ -126,7 +126,7 @@ impl BufferBucket {
         batch.enqueue()
     }
 
-    /// What such a copy says. Other bytes, as many, say something else.
+    /// What such a copy says. Bytes from elsewhere give an outcome without meaning.
     ///
     /// # Errors
     /// [`Length`](lgreco_core::Error::Length) unless there are [`outcome_bytes`](BufferBucket::outcome_bytes).

@@ -45,6 +45,19 @@ impl BufferSpace<'_> {
         done.map_err(|error| self.bucket.told(error))
     }
 
+    /// The same of what makes means, of which one op less is due once it is submitted.
+    fn make_means(
+        &mut self,
+        record: impl FnOnce(&mut BufferBucket, &mut Batch<'_>),
+    ) -> Result<(), lgreco_train::Error> {
+        self.enqueue(|bucket, batch| {
+            record(bucket, batch);
+            Ok(())
+        })?;
+        self.bucket.due -= 1;
+        Ok(())
+    }
+
     /// Waits for what this rank is to send, and for what is wrong with it.
     fn wait(&mut self, part: Part, moment: &Moment) -> Result<(), Error> {
         let bucket = &mut *self.bucket;
@@ -195,27 +208,15 @@ impl Space for BufferSpace<'_> {
                 })
             }
             Op::AverageFactors => self.bucket.average_factors(),
-            Op::Reconstruct => self.enqueue(|bucket, batch| {
-                bucket.reconstruct(batch, &moment);
-                bucket.due -= 1;
-                Ok(())
-            }),
-            Op::Average => self.enqueue(|bucket, batch| {
-                bucket.average(batch, &moment);
-                bucket.due -= 1;
-                Ok(())
-            }),
+            Op::Reconstruct => self.make_means(|bucket, batch| bucket.reconstruct(batch, &moment)),
+            Op::Average => self.make_means(|bucket, batch| bucket.average(batch, &moment)),
             Op::SumPayloads => {
                 let BufferBucket { plan, host, .. } = &mut *self.bucket;
                 for (rank, message) in host.messages.chunks_exact(plan.message).enumerate() {
                     let image = &mut host.images[rank * plan.image..][..plan.image];
                     read_message(plan, rank as u32, message, image)?;
                 }
-                self.enqueue(|bucket, batch| {
-                    bucket.sum_payloads(batch, &moment);
-                    bucket.due -= 1;
-                    Ok(())
-                })
+                self.make_means(|bucket, batch| bucket.sum_payloads(batch, &moment))
             }
             Op::PutSlip { part: Part::Greetings, slip } => {
                 self.greet(&moment, slip);

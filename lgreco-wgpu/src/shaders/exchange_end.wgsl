@@ -6,7 +6,7 @@
 @group(0) @binding(21) var<storage, read_write> found_inf: array<f32>;
 
 // From here on `offered` holds residuals and `factors` what the next step starts with. Where the step has failed, both get
-// back what was there before; but for factors, if it is what is left alone that is beyond f32.
+// back what was there before; residuals alone where the means are sound, and what is left is beyond f32.
 @compute @workgroup_size(64)
 fn end_step(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -14,12 +14,12 @@ fn end_step(
     @builtin(local_invocation_index) lane: u32
 ) {
     let no_means = (atomicLoad(&faults[1]) | atomicLoad(&faults[2]) | atomicLoad(&faults[OF_PEERS])) != 0u;
-    let has_failed = no_means || atomicLoad(&faults[3]) != 0u;
+    let no_rest = no_means || atomicLoad(&faults[3]) != 0u;
     let first = group.x * 64u + lane;
     if (first == 0u) {
-        found_inf[0] = select(0.0, 1.0, has_failed);
+        found_inf[0] = select(0.0, 1.0, no_means);
     }
-    if (has_failed && moment.feedback != 0u) {
+    if (no_rest && moment.feedback != 0u) {
         for (var i = first; i < arrayLength(&residual); i += groups.x * 64u) {
             offered[i] = residual[i];
         }

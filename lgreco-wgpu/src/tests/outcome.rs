@@ -43,6 +43,8 @@ enum Spoilt {
     Payload,
     /// The gradient of a layer: what is at an element.
     Gradient(usize, usize, f32),
+    /// Numbers of which PowerSGD's first factor is beyond f32.
+    Factor,
     /// Numbers of which one bit says so little that what is left is beyond f32.
     Left,
 }
@@ -64,6 +66,7 @@ fn write(on: &mut OnDevice, members: &[Member], step: u32, spoilt: Spoilt) {
                 values[0] = 99.0;
                 (0..54).for_each(|number| values[1 + 56 * number] = 100.0);
             }
+            Spoilt::Factor if layer == 3 => values.fill(3e38),
             Spoilt::Left if layer == 1 => {
                 values.fill(1e38);
                 values[0] = f32::MAX;
@@ -133,13 +136,14 @@ fn check(open: impl Fn(&[Member]) -> OnDevice) {
         (Spoilt::Payload, fails(BufferFault::Payload { layer: 2, rank: 0 })),
         (Spoilt::Gradient(2, 3049, f32::NAN), fails(BufferFault::NonFinite { layer: 2, index: 3049 })),
         (Spoilt::Gradient(3, 9, f32::INFINITY), fails(BufferFault::NonFinite { layer: 3, index: 9 })),
+        (Spoilt::Factor, fails(BufferFault::Factor { layer: 3 })),
         (Spoilt::Nothing, well),
     ];
     let bytes = on.bucket.outcome_bytes();
     let (mut copies, mut at) = (Vec::new(), Vec::new());
     for (number, (spoilt, _)) in (0..).zip(cases) {
         let flown = step(&mut on, &members, number, spoilt);
-        assert_eq!(flown.is_err(), matches!(spoilt, Spoilt::Gradient(..)), "{spoilt:?}: {flown:?}");
+        assert_eq!(flown.is_err(), matches!(spoilt, Spoilt::Gradient(..) | Spoilt::Factor), "{spoilt:?}: {flown:?}");
         let (backend, bucket) = on.parts();
         let copy = super::buffers::buffer(backend, bytes + 12, READABLE);
         let (waits, reads) = (backend.gpu().waits, backend.gpu().reads);
@@ -161,13 +165,13 @@ fn check(open: impl Fn(&[Member]) -> OnDevice) {
     assert!(remembered(&mut on) == remembered(&mut sound), "what is remembered is not what sound steps leave");
     let before = remembered(&mut on);
     // The means are sound then, of which factors are a part.
-    step(&mut on, &members, 7, Spoilt::Left).unwrap();
+    step(&mut on, &members, 8, Spoilt::Left).unwrap();
     let (backend, bucket) = on.parts();
     let copy = super::buffers::buffer(backend, bytes, READABLE);
     bucket.enqueue_outcome(backend, &copy, 0).unwrap();
     let found = bucket.read_outcome(&content(backend, &copy)).unwrap();
     let Some(BufferFault::Remembered { layer: 1, index: 1..60 }) = found.fault else { panic!("{found:?}") };
-    assert!(found.has_failed);
+    assert!(!found.has_failed, "other ranks take the step");
     let residuals = bucket.residual(0).unwrap().0.size() as usize;
     let after = remembered(&mut on);
     assert!(before[..residuals] == after[..residuals] && before[residuals..] != after[residuals..]);
@@ -186,12 +190,13 @@ fn faults_in_the_end_of_a_step_are_found() {
         return;
     }
     let faults = [
-        ("if (has_failed && moment.feedback != 0u) {", "if (no_means && moment.feedback != 0u) {"),
+        ("if (no_rest && moment.feedback != 0u) {", "if (no_means && moment.feedback != 0u) {"),
         ("i < arrayLength(&residual)", "i < 1000u"),
-        ("if (no_means) {", "if (has_failed) {"),
+        ("if (no_means) {", "if (no_rest) {"),
         ("i < arrayLength(&remembered)", "i < 64u"),
-        ("select(0.0, 1.0, has_failed)", "1.0"),
-        ("select(0.0, 1.0, has_failed)", "0.0"),
+        ("select(0.0, 1.0, no_means)", "1.0"),
+        ("select(0.0, 1.0, no_means)", "0.0"),
+        ("select(0.0, 1.0, no_means)", "select(0.0, 1.0, no_rest)"),
         ("atomicLoad(&faults[1]) |", ""),
         ("atomicLoad(&faults[2]) |", ""),
         ("| atomicLoad(&faults[OF_PEERS])", ""),
@@ -208,6 +213,72 @@ fn faults_in_the_end_of_a_step_are_found() {
         let message = message.downcast_ref::<String>().cloned().unwrap_or_default();
         assert!(!message.contains("Device") && !message.contains("nothing to edit"), "{text}: {message}");
     }
+}
+
+/// What became of the last step.
+fn outcome(on: &mut OnDevice) -> BufferOutcome {
+    let (backend, bucket) = on.parts();
+    let copy = super::buffers::buffer(backend, bucket.outcome_bytes(), READABLE);
+    bucket.enqueue_outcome(backend, &copy, 0).unwrap();
+    bucket.read_outcome(&content(backend, &copy)).unwrap()
+}
+
+#[test]
+fn without_residuals_nothing_is_left_that_could_be_wrong() {
+    if !is_there() {
+        return;
+    }
+    let members = members();
+    let mut on = open(&members, false, 1);
+    let fault = Some(BufferFault::ElementOverflow { layer: 0, index: 5 });
+    let well = BufferOutcome { has_failed: false, fault: None };
+    for (number, (spoilt, expected)) in (0..).zip([
+        (Spoilt::Left, well),
+        (Spoilt::Sum(5, 1e5), BufferOutcome { has_failed: true, fault }),
+        (Spoilt::Nothing, well),
+    ]) {
+        step(&mut on, &members, number, spoilt).unwrap();
+        assert_eq!(outcome(&mut on), expected, "{spoilt:?}");
+    }
+}
+
+/// Of layers without elements payloads travel, or nothing but what agrees ranks; the step ends all the same.
+#[test]
+fn steps_of_nothing_end_well() {
+    if !is_there() {
+        return;
+    }
+    for setting in [Setting::Qsgd(Qsgd::default()), Setting::Dense] {
+        let member = Member { index: 0, setting, shape: Shape::new(0, 5).unwrap(), dtype: Dtype::F32 };
+        let mut on = open(&[member], true, 1);
+        for number in 0..2 {
+            let (backend, bucket) = on.parts();
+            let mut flight = Flight::begin(&mut bucket.on(backend), moment(number), Agreement::Needed, None).unwrap();
+            while flight.next(&mut bucket.on(backend)).unwrap().is_some() {}
+            bucket.finish(backend).unwrap();
+            bucket.check(backend).unwrap();
+            assert_eq!(outcome(&mut on), BufferOutcome { has_failed: false, fault: None }, "{setting:?}");
+        }
+    }
+}
+
+/// The gradients' memory goes before the last op, which is refused.
+#[test]
+fn a_step_whose_means_were_not_made_is_not_finished() {
+    if !is_there() {
+        return;
+    }
+    let members = &members()[1..2];
+    let mut on = open_on(super::backend().expect("the device there was before"), members, true, 1);
+    write(&mut on, members, 0, Spoilt::Nothing);
+    let buffers = on.buffers.clone();
+    let (backend, bucket) = on.parts();
+    let mut flight = Flight::begin(&mut bucket.on(backend), moment(0), Agreement::Reached, None).unwrap();
+    assert!(flight.next(&mut bucket.on(backend)).unwrap().is_some());
+    buffers.iter().for_each(wgpu::Buffer::destroy);
+    assert!(flight.next(&mut bucket.on(backend)).is_err());
+    assert!(matches!(bucket.finish(backend), Err(lgreco_train::Error::StepOrder { .. })));
+    assert!(outcome(&mut on).has_failed);
 }
 
 #[test]
