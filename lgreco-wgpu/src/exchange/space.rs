@@ -34,12 +34,9 @@ impl BufferBucket {
 
 impl BufferSpace<'_> {
     /// Records work and submits it.
-    fn enqueue(
-        &mut self,
-        record: impl FnOnce(&mut BufferBucket, &mut Batch<'_>) -> Result<(), Error>,
-    ) -> Result<(), lgreco_train::Error> {
+    fn enqueue(&mut self, record: impl FnOnce(&mut BufferBucket, &mut Batch<'_>)) -> Result<(), lgreco_train::Error> {
         let done = Batch::new(self.gpu).and_then(|mut batch| {
-            record(self.bucket, &mut batch)?;
+            record(self.bucket, &mut batch);
             batch.enqueue()
         });
         done.map_err(|error| self.bucket.told(error))
@@ -50,10 +47,7 @@ impl BufferSpace<'_> {
         &mut self,
         record: impl FnOnce(&mut BufferBucket, &mut Batch<'_>),
     ) -> Result<(), lgreco_train::Error> {
-        self.enqueue(|bucket, batch| {
-            record(bucket, batch);
-            Ok(())
-        })?;
+        self.enqueue(record)?;
         self.bucket.due -= 1;
         Ok(())
     }
@@ -185,27 +179,19 @@ impl Space for BufferSpace<'_> {
             self.bucket.begin(self.gpu);
         }
         match op {
-            Op::Widen => self.enqueue(|bucket, batch| {
-                bucket.offer(batch, &moment);
-                Ok(())
-            }),
+            Op::Widen => self.enqueue(|bucket, batch| bucket.offer(batch, &moment)),
             Op::Encode if self.bucket.is_encoded() => Ok(()),
             Op::Encode => self.enqueue(|bucket, batch| {
                 bucket.offer(batch, &moment);
                 bucket.encode(batch, &moment);
-                Ok(())
             }),
             Op::Project => self.enqueue(|bucket, batch| {
                 bucket.offer(batch, &moment);
                 bucket.project(batch, &moment);
-                Ok(())
             }),
             Op::BackProject => {
                 self.bucket.check_summed()?;
-                self.enqueue(|bucket, batch| {
-                    bucket.back_project(batch, &moment);
-                    Ok(())
-                })
+                self.enqueue(|bucket, batch| bucket.back_project(batch, &moment))
             }
             Op::AverageFactors => self.bucket.average_factors(),
             Op::Reconstruct => self.make_means(|bucket, batch| bucket.reconstruct(batch, &moment)),
