@@ -1,6 +1,9 @@
 """The collectives that lgreco asks for, by torch.distributed."""
 
+import atexit
 import ctypes
+import functools
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -161,6 +164,14 @@ def own_group(group: dist.ProcessGroup | None, backend: str = "gloo") -> dist.Pr
         raise LgrecoError("there is no process group: call torch.distributed.init_process_group first")
     timeout = of._get_backend(of._device_types[0]).options._timeout
     ranks = dist.get_process_group_ranks(of)
+    _await_threads_at_exit()
     made = dist.new_group(ranks, timeout, backend=backend, use_local_synchronization=group is not None)
     assert isinstance(made, dist.ProcessGroup)
     return made
+
+
+@functools.cache
+def _await_threads_at_exit() -> None:
+    """Lets Gloo's threads have the interpreter before it goes: they free what the last collectives have held, and PyTorch 2.15 aborts
+    the process where one of them asks for the interpreter later."""
+    atexit.register(time.sleep, 0.2)

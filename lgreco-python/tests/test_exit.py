@@ -1,0 +1,23 @@
+"""A process that ends while Gloo's threads still need the interpreter."""
+
+import os
+import subprocess
+import sys
+
+_ENDS_AT_ONCE = """
+import time
+import torch, torch.distributed as dist
+from lgreco.torch import register
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+register(ddp)
+# What a thread of Gloo's goes on doing when training has ended, made longer.
+dist.all_reduce(torch.ones(4), async_op=True).get_future().then(lambda _: time.sleep(0.02))
+"""
+
+
+def test_a_process_with_a_state_ends_when_gloo_does() -> None:
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    ended = subprocess.run([sys.executable, "-c", _ENDS_AT_ONCE], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
