@@ -1,14 +1,15 @@
 //! TopK's payloads, of all layers of an exchange or of one, and their means: what `selection.cu`, `few_bits.cu`, `kept.cu` and
 //! `kept_means.cu` are asked to do.
 //!
-//! All values are read once. Before that a sample of a layer (all of it, up to 65,536 values; else as many at random, others in each
+//! All values are read once. Before that a sample of a layer (a sixteenth at random, up to 65,536 values, others in each
 //! step of an exchange) tells a magnitude that at least k values reach but for a chance of less than one in 10^8, and few others: the bound.
 //! What reaches it is gathered, in order, and counted in 4096 bins, of which the narrow ones, of 8192 magnitudes each, span four
 //! powers of two. What is in the k-th largest's bin is counted by magnitude. The rest is done with what was gathered. For that
-//! there is room for k and a 32nd of the layer, or for all of one span, and always for the magnitudes of the sample.
+//! there is room for k, a 32nd of the layer and what a small sample cannot tell from the k-th largest, or for all of eight spans, which
+//! takes that of the magnitudes of the sample in, too.
 //!
-//! Of layers that keep more than 7 of 32 values, and have more than a span, all values are read twice. A sample of a sixteenth of
-//! the layer (up to 65,536 values at random) tells an interval that has the k-th largest magnitude, but for that chance. The first
+//! Of layers that keep more than 7 of 32 values, and have more than eight spans, all values are read twice. The sample
+//! tells an interval that has the k-th largest magnitude, but for that chance. The first
 //! read gathers what lies within, and counts, span by span, what is above it and what is at either end. That makes the cut known,
 //! and how much each span keeps of what, so the second read writes values, positions and what is to be remembered. Ends are where
 //! the sample's bins end or, where those have too much (zeros, or any two other magnitudes that many values have), magnitudes
@@ -17,15 +18,15 @@
 //! it comes before, and codes are written with what is to be remembered by a third read, of the sums.
 //!
 //! So are those of other layers whose sample says that there is no room for what reaches the bound, but for a 32nd of it: where
-//! fewer than k values are not zeros, or many are the same. The sample is besides: of a layer of up to 65,536 values that is another
-//! read.
+//! fewer than k values are not zeros, or many are the same. The sample is besides.
 //!
 //! What does not fit its room stays where the sums are and is read there again by each of the launches that follow: four reads in
 //! all, by that small chance only.
 //!
 //! Whatever the sample, the bits are the same. Where the k-th largest is not where the sample has it, or its bin is not a narrow one,
 //! one block finds the cut: in the first case, or where not everything was gathered, among all values, which it reads three
-//! times, with no help from other multiprocessors; else among what was gathered. In few bits one block also reads what is kept once
+//! times, with no help from other multiprocessors; else among what was gathered, as of layers so small that hardly any of the k largest
+//! are in the sample. In few bits one block also reads what is kept once
 //! more where a bin spans seven powers of two or more and no value is in the upper four of them.
 
 use crate::Error;

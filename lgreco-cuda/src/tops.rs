@@ -176,19 +176,18 @@ pub(crate) const FEW: u64 = 20 * 128;
 /// Parts begin at multiples of it.
 const ALIGN: u64 = 16;
 
-/// Most values of a sample.
-const SAMPLE: u32 = 65_536;
-
 /// Entries that there is room for of a layer, and for the magnitudes of its sample, two to an entry; and whether it keeps so much that
 /// what is gathered has an upper end, too, whatever the sample says. Then that is
 /// what the sample cannot tell from the k-th largest, of which twelve standard deviations and some are 12 / sqrt(2^16) / 2 = 2.4 %
-/// of a large layer, and 24 / sqrt(n) of one whose sample is a sixteenth.
+/// of a large layer, and 24 / sqrt(n) of one whose sample is a sixteenth. Else it is k, a 32nd of the layer and nine standard
+/// deviations of how many of a sixteenth are among the k largest; of a layer of up to eight spans all of it.
 fn room_of(keep: u32, count: u32) -> (u32, bool) {
     let wanted = u64::from(keep) + u64::from(count) / 32;
-    if wanted <= u64::from(count) / 4 {
-        ((wanted as u32).max(count.min(SAMPLE).div_ceil(2)), false)
-    } else if u64::from(count) <= SPAN {
-        (count, false)
+    if u64::from(count) <= 8 * SPAN {
+        // By what a kernel takes off what there is, all of it has room.
+        (count + count / 31 + 1, false)
+    } else if wanted <= u64::from(count) / 4 {
+        ((wanted as u32 + 36 * keep.isqrt() + 160).min(count), false)
     } else {
         (count.min(count / 16 + 48 * count.isqrt()), true)
     }

@@ -1,5 +1,5 @@
-// Where a layer's k largest end, roughly, by a sample: all values of a layer that has no more than SAMPLE, or as many at
-// random; of one that keeps much a sixteenth, or as many. What comes after it is right whatever the sample, and is fast where
+// Where a layer's k largest end, roughly, by a sample at random: a sixteenth of its values or, if these are more, SAMPLE. Of a layer of
+// which nothing is gathered it is all values of up to SAMPLE. What comes after it is right whatever the sample, and is fast where
 // `bound` is a little below the k-th largest magnitude, `ceiling` above it, and the narrow bins, which span four powers of two,
 // hold this.
 
@@ -13,7 +13,7 @@
 
 // Values that are drawn.
 __device__ inline u32 drawn_of(const Top& top) {
-    return min(top.wide ? top.count / 16 : top.count, SAMPLE);
+    return min(top.room_size == 0 ? top.count : top.count / 16 + (top.count % 16 != 0), SAMPLE);
 }
 
 // How many of the values sampled reach the k-th largest magnitude: at most or, where `sign` is -1, at least. These are six standard

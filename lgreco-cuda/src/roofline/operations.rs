@@ -11,14 +11,15 @@ use lgreco_core::gradient::{Dtype, Shape};
 const COMMAND: f64 = 2e-6;
 /// Bins of a layer's values in TopK's rows, which are of 32 powers of two.
 const FILLED: f64 = 32.0 * 128.0;
-/// Values of a layer that TopK's sample has, at most.
+/// Values of a layer that TopK's sample has, at most, and how many there are for each of them at least.
 const SAMPLE: usize = 65536;
+const SAMPLED: usize = 16;
 
 /// Over what a pass of an operation goes.
 #[derive(Clone, Copy)]
 enum Over {
     Values,
-    /// A sample of each layer of more than [`SAMPLE`] values.
+    /// A sample of each layer.
     Sample,
     /// As many bins as a layer fills, or empties.
     Bins,
@@ -130,13 +131,7 @@ impl Pass {
         let (values, bytes) = match self.over {
             Over::Values => (total(|elements| elements), self.bytes),
             Over::Bins => (FILLED * shapes.len() as f64, self.bytes),
-            // A layer that is no longer than its sample is read as it lies.
-            Over::Sample => {
-                let single = total(|elements| if elements > SAMPLE { SAMPLE } else { 0 });
-                let in_turn = total(|elements| if elements > SAMPLE { 0 } else { elements });
-                let values = single + in_turn;
-                (values, (single * self.bytes + in_turn * self.bytes / 8.0) / values)
-            }
+            Over::Sample => (total(|elements| elements.div_ceil(SAMPLED).min(SAMPLE)), self.bytes),
         };
         let of_layers = self.of_layer * shapes.len() as f64 / gpu.copy;
         of_layers

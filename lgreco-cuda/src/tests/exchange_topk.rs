@@ -22,8 +22,8 @@ fn few(rows: usize, cols: usize, keep: u32, bits: u8) -> (Shape, Setting) {
     (Shape::new(rows, cols).unwrap(), Setting::QuantisedTopK(QuantisedTopK { keep, bits }))
 }
 
-/// Layers of every layout of positions and type of values: gathered and not, several spans, odd ends, none at all, all of it;
-/// among others.
+/// Layers of every layout of positions and type of values: gathered and not, several spans, odd ends, none at all, all of it, and the last
+/// three so large that not all of them has room; among others.
 pub(super) fn layers() -> Vec<(Shape, Setting)> {
     let mut layers = vec![
         top(130, 97, 126, Dtype::F32),
@@ -43,6 +43,9 @@ pub(super) fn layers() -> Vec<(Shape, Setting)> {
         few(31, 3, 93, 7),
         few(301, 29, 8700, 3),
         few(77, 51, 203, 1),
+        top(33_001, 1, 15_000, Dtype::F32),
+        few(331, 100, 12_000, 3),
+        top(3300, 10, 300, Dtype::F16),
     ];
     layers.insert(3, (Shape::new(61, 147).unwrap(), Setting::Qsgd(Qsgd::default())));
     layers
