@@ -28,6 +28,7 @@ pub(crate) enum Scratch {
     Known,
     Statuses,
     Bins,
+    Selected,
     RowBins,
     Cuts,
     Records,
@@ -188,7 +189,7 @@ impl Gpu {
         Ok(buffer)
     }
 
-    /// Enqueued: as [`scratch`](Gpu::scratch), with zeros. Whoever takes them enqueues what leaves zeros everywhere and then says
+    /// Enqueued: as [`scratch`](Gpu::scratch), with zeros. Whoever takes them enqueues what leaves zeros where it needs them and then says
     /// that they [are zeros again](Gpu::are_zeros_again), or the buffer is filled with them anew.
     pub(crate) fn zeros(&mut self, name: Scratch, bytes: u64) -> Result<Part, Error> {
         let part = self.scratch(name, bytes)?;
@@ -204,7 +205,7 @@ impl Gpu {
         self.buffers[&name]
     }
 
-    /// What was enqueued leaves zeros in all of a buffer.
+    /// What was enqueued leaves zeros in a buffer, wherever who takes it next needs them.
     pub(crate) fn are_zeros_again(&mut self, name: Scratch) {
         self.zeros.insert(name);
     }

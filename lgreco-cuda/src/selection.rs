@@ -99,11 +99,11 @@ pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, payload: Part, 
 pub(crate) fn make(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, status: Part) -> Result<Part, Error> {
     let place = Place { layer: 0, first: 0, start: 0, payload: 0, header: [0; 2] };
     let layer = Top::new(place, keep, tensor.elements)?;
-    let table = gpu.upload(Scratch::Layers, bytemuck::bytes_of(&layer))?;
-    let sizes = [PROGRAM, FEW, CUT, 4 * BINS];
-    let state = gpu.scratch(Scratch::Bins, sizes.iter().sum())?;
-    gpu.clear(state)?;
-    let [program, few, cut, bins] = state.split(sizes);
+    let tables = [bytemuck::bytes_of(&layer), &[0; PROGRAM as usize]];
+    let [table, program] = gpu.upload(Scratch::Layers, &tables.concat())?.split(tables.map(|part| part.len() as u64));
+    // As in the steps of an exchange, kernels leave zeros of all that has to begin so.
+    let sizes = [FEW, CUT, 4 * BINS];
+    let [few, cut, bins] = gpu.zeros(Scratch::Selected, sizes.iter().sum())?.split(sizes);
     let spans = gpu.scratch(Scratch::Records, KEPT * u64::from(layer.spans))?;
     let entries = gpu.scratch(Scratch::Entries, ENTRY * u64::from(layer.room_size))?;
     // Bits are set in whole words, which payloads do not end with.
@@ -112,6 +112,7 @@ pub(crate) fn make(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, status: Part) -> 
     // Neither is there a table of spans, nor are there residuals.
     let common = [table, table, program, tensor.part, status, cut];
     select(gpu, params, common, [bins, spans, entries, few, words])?;
+    gpu.are_zeros_again(Scratch::Selected);
     Ok(words)
 }
 

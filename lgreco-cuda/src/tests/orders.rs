@@ -98,8 +98,8 @@ fn fails(order: i32, from: &'static str, to: &'static str, check: fn(&mut CudaBa
 
 /// A layer all of which is kept, so that no fault writes more; its spans are those of all blocks.
 fn one_layer(backend: &mut CudaBackend) {
-    let tensor = Tensor::new(&uniform(20_003, 1), 20_003, 1);
-    let few = Setting::QuantisedTopK(QuantisedTopK { keep: 20_003, bits: 3 });
+    let tensor = Tensor::new(&uniform(40_003, 1), 40_003, 1);
+    let few = Setting::QuantisedTopK(QuantisedTopK { keep: 40_003, bits: 3 });
     check_encode(backend, &few, &tensor.gradients()[0], Stream::default());
 }
 

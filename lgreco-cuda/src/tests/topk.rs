@@ -7,6 +7,7 @@ use crate::gpu::Scratch;
 use crate::kernels::Module;
 use crate::{CudaBackend, DeviceGradient, DeviceJob};
 use lgreco_core::backend::{Backend, Job, JobError, Portable};
+use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Candidates, Compressor, Setting, topk::TopK};
 use lgreco_core::gradient::{Dtype, Gradient};
 use lgreco_core::rng::Stream;
@@ -302,4 +303,46 @@ fn layers_share_launches_and_have_the_bits_of_their_own() {
         rest = others;
     }
     assert!(rest.is_empty());
+}
+
+/// Of one layer after another, most of them of other lengths than the one before, with values of which some are not finite between them.
+fn payloads_in_turn(backend: &mut CudaBackend) {
+    for (turn, len) in [70_000usize, 3, 9001, 40_000, 40_000, 500].into_iter().enumerate() {
+        let mut values: Vec<f32> =
+            (0..len).map(|i| bell(i) * if turn == 2 { 2f32.powi(i as i32 % 40) } else { 1.0 }).collect();
+        let keeps = [len / 100, len / 2, len].map(|keep| keep.max(1) as u32);
+        let settings = keeps.into_iter().zip([4, 1, 7]).flat_map(|(keep, bits)| {
+            let few = Setting::QuantisedTopK(QuantisedTopK { keep, bits });
+            [Setting::TopK(TopK { keep, values: Dtype::F32 }), few]
+        });
+        let settings: Vec<Setting> = settings.collect();
+        let tensor = Tensor::new(&values, len, 1);
+        settings.iter().for_each(|setting| check_encode(backend, setting, &tensor.gradients()[0], Stream::default()));
+        values[len / 2] = [f32::NAN, f32::INFINITY][turn % 2];
+        let tensor = Tensor::new(&values, len, 1);
+        for setting in &settings {
+            let gradient = tensor.gradients()[0];
+            let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32).unwrap()];
+            backend.encode(setting, &gradient, Stream::default(), &mut [], &mut payload).unwrap_err();
+        }
+    }
+}
+
+/// What kernels leave behind of a layer is how the next one begins.
+#[test]
+fn payloads_do_not_depend_on_those_before() {
+    let Some(simt) = Simt::new(flavour(), 0, None) else { return };
+    payloads_in_turn(&mut CudaBackend::on(Box::new(simt.reusing())));
+    for (from, to) in [
+        ("u32 largest = atomicExch(&cut->largest, 0u);", "u32 largest = cut->largest;"),
+        ("u32 least = atomicExch(&cut->least, 0u);", "u32 least = cut->least;"),
+        ("atomicExch(&few->counts[slot], 0u)", "few->counts[slot]"),
+        ("u64 sum = atomicExch(&few->sums[slot], 0ull);", "u64 sum = few->sums[slot];"),
+    ] {
+        let edit = Edit { module: Module::Selection, from, to };
+        let Some(simt) = Simt::new(Flavour::Plain, 0, Some(edit)) else { return };
+        let mut backend = CudaBackend::on(Box::new(simt.reusing()));
+        let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| payloads_in_turn(&mut backend)));
+        assert!(found.is_err(), "{from}");
+    }
 }
