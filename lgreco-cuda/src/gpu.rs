@@ -51,7 +51,7 @@ pub(crate) const ALIGN: u64 = 256;
 pub(crate) struct Gpu {
     device: Box<dyn Device>,
     buffers: HashMap<Scratch, Part>,
-    /// Those that are all zeros once everything enqueued is done.
+    /// Those that are zeros, where whoever takes them needs that, once everything enqueued is done.
     zeros: HashSet<Scratch>,
     has_cublas: bool,
     /// Payloads of the host decoded here, not left to the core.

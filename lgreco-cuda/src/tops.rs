@@ -184,10 +184,9 @@ const ALIGN: u64 = 16;
 fn room_of(keep: u32, count: u32) -> (u32, bool) {
     let wanted = u64::from(keep) + u64::from(count) / 32;
     if u64::from(count) <= 8 * SPAN {
-        // By what a kernel takes off what there is, all of it has room.
-        (count + count / 31 + 1, false)
+        (count, false)
     } else if wanted <= u64::from(count) / 4 {
-        ((wanted as u32 + 36 * keep.isqrt() + 160).min(count), false)
+        (wanted as u32 + 36 * keep.isqrt() + 160, false)
     } else {
         (count.min(count / 16 + 48 * count.isqrt()), true)
     }

@@ -130,6 +130,16 @@ fn for_each_gradient(mut check: impl FnMut(usize, &Gradient<'_>)) {
     }
 }
 
+/// So large that backends may hold a part of it alone, of three kinds: with few equal magnitudes, with many, and with few others than zeros.
+fn large() -> [Tensor; 3] {
+    let kinds: [fn(usize) -> f32; 3] =
+        [|i| bell(13, i), |i| (8.0 * bell(14, i)) as i32 as f32, |i| if i % 100 == 0 { bell(15, i) } else { 0.0 }];
+    kinds.map(|kind| Tensor::new(&values(331 * 100, kind), 331, 100))
+}
+
+/// How many of each type of theirs are kept.
+const KEPT_OF_LARGE: [u32; 3] = [16_500, 500, 33_100];
+
 /// NaN equals NaN.
 fn same_error(a: &Error, b: &Error) -> bool {
     match (a, b) {
@@ -352,6 +362,11 @@ pub fn check_topk(backend: &mut dyn Backend, relative: f64) {
     for keep in [0, 3001] {
         check_encode(backend, &Setting::TopK(TopK { keep, values: Dtype::F32 }), &gradient, Stream::default());
     }
+    for tensor in large() {
+        for (gradient, keep) in tensor.gradients().iter().zip(KEPT_OF_LARGE) {
+            check_encode(backend, &Setting::TopK(TopK { keep, values: Dtype::F32 }), gradient, Stream::default());
+        }
+    }
 }
 
 /// TopK in few bits: payloads and rows of every tensor, with varied k and widths; damaged payloads, and [golden] ones.
@@ -385,6 +400,14 @@ pub fn check_quantised_topk(backend: &mut dyn Backend, relative: f64) {
     for (keep, bits) in [(0, 4), (3001, 4), (7, 0), (7, 9)] {
         let setting = Setting::QuantisedTopK(QuantisedTopK { keep, bits });
         check_encode(backend, &setting, &gradient, Stream::default());
+    }
+    for tensor in large() {
+        for (gradient, (keep, bits)) in tensor.gradients().iter().zip(KEPT_OF_LARGE.into_iter().zip([3, 6, 1])) {
+            let setting = Setting::QuantisedTopK(QuantisedTopK { keep, bits });
+            check_encode(backend, &setting, gradient, Stream::default());
+            let candidates = Candidates::QuantisedTopK { keeps: &[keep], bits: &[bits] };
+            check_rows(backend, &[Job { gradient: *gradient, candidates, stream: Stream::default() }], relative);
+        }
     }
 }
 

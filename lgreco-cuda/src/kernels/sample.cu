@@ -66,8 +66,10 @@ __device__ inline void estimate(const Top& top, const u32* bins, const u32* samp
     u32 reach = is_open ? drawn : most - lower.rank + fresh(bins[lower.bin]);
     u32 bound = is_open ? 0 : min(lower.bin << SAMPLE_SHIFT, INFINITE);
     u32 end = min(upper.bin + 1 << SAMPLE_SHIFT, INFINITE);
-    u64 has_room = u64(drawn) * (top.room_size - top.room_size / 32);
-    if (!top.wide && (top.room_size == 0 || u64(reach) * top.count <= has_room)) {
+    // By chance the layer has more of them than the sample.
+    u64 expected = u64(reach + 3 * u32(sqrtf(float(reach)))) * top.count;
+    bool all_fit = top.room_size == 0 || top.room_size >= top.count;
+    if (!top.wide && (all_fit || expected <= u64(drawn) * (top.room_size - top.room_size / 32))) {
         if (threadIdx.x == 0) {
             cut->bound = bound;
             cut->base = least > 0 && end > bound + NARROW ? end - NARROW : bound;

@@ -110,18 +110,34 @@ fn means_of_many_ranks_are_the_cores() {
 #[test]
 fn faults_of_one_rank_change_nothing_on_any() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
+    spoiled_steps(&mut backend);
+    let edit = Edit {
+        module: Module::Selection,
+        from: "u32 rest = is_infinite ? size_of(top, span) : 0;",
+        to: "u32 rest = 0;",
+    };
+    let Some(simt) = Simt::new(Flavour::Plain, 2, Some(edit)) else { return };
+    let mut backend = CudaBackend::on(Box::new(simt));
+    let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| spoiled_steps(&mut backend)));
+    assert!(found.is_err(), "what is not finite was only counted");
+}
+
+fn spoiled_steps(backend: &mut CudaBackend) {
     let layers = layers();
     let config = ExchangeConfig { on_fault: OnFault::Nan, ..config(Dtype::F32, 1.0) };
-    let mut ranks = ranks(&mut backend, &layers, config);
-    let steps: [(&[usize], usize, f32); 5] = [
+    let mut ranks = ranks(backend, &layers, config);
+    // The last two are in layers of which not all is gathered.
+    let steps: [(&[usize], usize, f32); 7] = [
         (&[], 0, 0.0),
         (&[1], 12_613, f32::NAN),
         (&[0, 2], 40_000, f32::INFINITY),
         (&[0, 1, 2], 5, 3e38),
         (&[], 0, 0.0),
+        (&[1], 130_000, f32::NAN),
+        (&[2], 160_000, f32::INFINITY),
     ];
     for ((spoiled, at, value), seed) in steps.into_iter().zip((0..).step_by(10)) {
-        spoiled_step(&mut backend, &mut ranks, (&layers, config, seed), (spoiled, at, value));
+        spoiled_step(backend, &mut ranks, (&layers, config, seed), (spoiled, at, value));
     }
 }
 

@@ -42,6 +42,7 @@ fn under_sanitizers(arguments: &[&str]) -> Option<Output> {
 fn the_suite_passes_under_the_sanitizers() {
     let suites = [
         "tests::conformance",
+        "tests::topk::payloads_do",
         "tests::exchange::payloads",
         "tests::exchange::faults",
         "tests::exchange_sums::many",

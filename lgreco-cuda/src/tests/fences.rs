@@ -32,7 +32,7 @@ fn race(module: Module, from: &'static str, to: &'static str) -> Option<String> 
         }
         // Several spans, all of which is kept.
         Module::Selection => {
-            (20_003, 1, What::Payload(Setting::QuantisedTopK(QuantisedTopK { keep: 20_003, bits: 3 })))
+            (40_003, 1, What::Payload(Setting::QuantisedTopK(QuantisedTopK { keep: 40_003, bits: 3 })))
         }
         // Products of several chunks.
         Module::PowerSgd => (70, 600, What::Row(Candidates::PowerSgd { iterations: 1, ranks: &[3] })),

@@ -306,4 +306,8 @@ fn rows_do_not_depend_on_other_layers() {
 fn no_row_has_a_data_race() {
     let Some(mut backend) = backend(Flavour::Races, 0) else { return };
     check_row(&mut backend, Tensor::new(&values_of(KINDS[7]), 50, 100).gradients()[1]);
+    // Of which not all is gathered.
+    let large = Tensor::new(&uniform(33_001, 3), 33_001, 1);
+    let candidates = Candidates::QuantisedTopK { keeps: &[16_500, 33_001], bits: &[2] };
+    check_rows(&mut backend, &[Job { gradient: large.gradients()[0], candidates, stream: Stream::default() }], ROWS);
 }

@@ -105,8 +105,8 @@ fn one_layer(backend: &mut CudaBackend) {
 
 /// Of what is kept, which is all.
 fn one_row(backend: &mut CudaBackend) {
-    let tensor = Tensor::new(&uniform(20_003, 1), 20_003, 1);
-    let candidates = Candidates::QuantisedTopK { keeps: &[20_003], bits: &[3] };
+    let tensor = Tensor::new(&uniform(40_003, 1), 40_003, 1);
+    let candidates = Candidates::QuantisedTopK { keeps: &[40_003], bits: &[3] };
     let job = Job { gradient: tensor.gradients()[0], candidates, stream: Stream::default() };
     check_rows(backend, &[job], 1e-7);
 }

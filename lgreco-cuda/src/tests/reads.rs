@@ -183,6 +183,18 @@ fn small_layers_are_read_twice_at_most() {
     }
 }
 
+/// Of those that keep little what is gathered is little, too, and nothing is read again.
+#[test]
+fn small_layers_that_keep_little_are_read_once() {
+    let _alone = WATCHING.lock();
+    let Some(mut backend) = counting() else { return };
+    for count in [9001, 20_000, 32_768, 66_000] {
+        let values = uniform(count, 7);
+        let reads = of_payload(&mut backend, top(count / 100, Dtype::F32), Dtype::F32, &values);
+        assert!((1.0..=1.0 + 1.0 / 16.0 + 0.1).contains(&reads.gradients), "{count}: {reads:?}");
+    }
+}
+
 /// In few bits, too; what they stand for is taken off what is remembered when all of it is known, which reads the sums once more.
 #[test]
 fn in_few_bits_what_is_remembered_is_read_once_more() {

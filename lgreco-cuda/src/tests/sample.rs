@@ -18,8 +18,8 @@ fn edited(flavour: Flavour, order: i32, from: &'static str, to: &'static str) ->
     Some(CudaBackend::on(Box::new(Simt::new(flavour, order, Some(edit))?)))
 }
 
-/// So few values are drawn that most layers are larger.
-const SMALL: (&str, &str) = ("#define SAMPLE 65536u", "#define SAMPLE 1024u");
+/// Hardly any values are drawn.
+const SMALL: (&str, &str) = ("top.count / 16 + (top.count % 16 != 0)", "top.count / 512 + 1");
 
 /// What leads every layer another way than the usual one.
 const ELSEWHERE: [(&str, &str); 7] = [

@@ -309,13 +309,15 @@ fn layers_share_launches_and_have_the_bits_of_their_own() {
 fn payloads_in_turn(backend: &mut CudaBackend) {
     for (turn, len) in [70_000usize, 3, 9001, 40_000, 40_000, 500].into_iter().enumerate() {
         let mut values: Vec<f32> =
-            (0..len).map(|i| bell(i) * if turn == 2 { 2f32.powi(i as i32 % 40) } else { 1.0 }).collect();
+            (0..len).map(|i| bell(i) * if turn == 2 || turn == 4 { 2f32.powi(i as i32 % 40) } else { 1.0 }).collect();
         let keeps = [len / 100, len / 2, len].map(|keep| keep.max(1) as u32);
         let settings = keeps.into_iter().zip([4, 1, 7]).flat_map(|(keep, bits)| {
             let few = Setting::QuantisedTopK(QuantisedTopK { keep, bits });
             [Setting::TopK(TopK { keep, values: Dtype::F32 }), few]
         });
-        let settings: Vec<Setting> = settings.collect();
+        let mut settings: Vec<Setting> = settings.collect();
+        // Its bins span many powers of two.
+        settings.push(Setting::QuantisedTopK(QuantisedTopK { keep: len as u32, bits: 2 }));
         let tensor = Tensor::new(&values, len, 1);
         settings.iter().for_each(|setting| check_encode(backend, setting, &tensor.gradients()[0], Stream::default()));
         values[len / 2] = [f32::NAN, f32::INFINITY][turn % 2];
@@ -338,6 +340,7 @@ fn payloads_do_not_depend_on_those_before() {
         ("u32 least = atomicExch(&cut->least, 0u);", "u32 least = cut->least;"),
         ("atomicExch(&few->counts[slot], 0u)", "few->counts[slot]"),
         ("u64 sum = atomicExch(&few->sums[slot], 0ull);", "u64 sum = few->sums[slot];"),
+        ("u64 another = atomicExch(&few->sums[slot + other], 0ull);", "u64 another = few->sums[slot + other];"),
     ] {
         let edit = Edit { module: Module::Selection, from, to };
         let Some(simt) = Simt::new(Flavour::Plain, 0, Some(edit)) else { return };
