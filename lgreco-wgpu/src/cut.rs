@@ -23,19 +23,15 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// The sample for the `keep` largest of so many values: of up to 4096 all, of up to 2^18 a sixteenth or more, of up to 2^22 down to a
-    /// 64th, and of more between 2^15 and 2^16, or one of each workgroup's.
+    /// The sample for the `keep` largest of so many values: of up to 2^18 a sixteenth, of up to 2^22 down to a 64th, and of more between
+    /// 2^15 and 2^16, or one of each workgroup's.
     pub(crate) fn new(keep: u32, elements: u32) -> Sample {
         const MOST: u32 = PER_GROUP.ilog2();
         if keep >= elements {
             return Sample { stratum: MOST, most: 0, least: 0 };
         }
         let bits = u32::BITS - (elements - 1).leading_zeros();
-        let stratum =
-            bits.saturating_sub(12).min(4).max(bits.saturating_sub(14).min(6)).max(bits.saturating_sub(16)).min(MOST);
-        if stratum == 0 {
-            return Sample { stratum, most: keep, least: keep };
-        }
+        let stratum = bits.saturating_sub(14).clamp(4, 6).max(bits.saturating_sub(16)).min(MOST);
         let part = f64::from(keep) / f64::from(elements);
         let expected = f64::from(keep) / f64::from(1u32 << stratum);
         // Six standard deviations, and some more, because few are not distributed normally.
@@ -44,9 +40,11 @@ impl Sample {
     }
 }
 
-/// Magnitudes that are gathered of so many values at most. More than enough, but where many are within a sixteenth of an octave.
+/// Magnitudes that are gathered of so many values at most: of up to 32,768 all, of some of which little or nothing is drawn. Of more that
+/// is more than enough, but where many are within a sixteenth of an octave.
 pub(crate) fn entries(elements: usize) -> usize {
-    if elements <= 1 << 18 { elements.div_ceil(2) } else { elements / 6 }
+    const ALL: usize = 1 << 15;
+    if elements <= 1 << 18 { elements.div_ceil(2).max(elements.min(ALL)) } else { elements / 6 }
 }
 
 /// Words of the sums of a layer's blocks.
@@ -61,11 +59,11 @@ mod tests {
     #[test]
     fn samples_are_as_large_as_said() {
         for (elements, stratum) in [
-            (2, 0),
-            (4096, 0),
-            (4097, 1),
-            (8192, 1),
-            (8193, 2),
+            (1, 11),
+            (2, 4),
+            (100, 4),
+            (4096, 4),
+            (8193, 4),
             (65_536, 4),
             (1 << 18, 4),
             (1 << 19, 5),
@@ -77,10 +75,30 @@ mod tests {
         ] {
             assert_eq!(Sample::new(1, elements).stratum, stratum, "{elements}");
         }
-        assert_eq!(Sample::new(7, 4096), Sample { stratum: 0, most: 7, least: 7 });
+        // Of 16 values one may be drawn or none: nothing is known.
+        assert_eq!(Sample::new(8, 16), Sample { stratum: 4, most: 14, least: 0 });
         assert_eq!(Sample::new(4096, 4096), Sample { stratum: 11, most: 0, least: 0 });
         // 65,536 of 2^22 are drawn: 6,554 of them are expected among a tenth, give or take 76.8.
         assert_eq!(Sample::new(419_430, 1 << 22), Sample { stratum: 6, most: 7025, least: 6082 });
         assert_eq!(Sample::new(40, 1 << 22), Sample { stratum: 6, most: 16, least: 0 });
+    }
+
+    /// What lies between both ends, with six standard deviations of how many values there are between as many draws, and the bins of the
+    /// sample in which the ends are: a sixteenth of an octave, which of a normal distribution are 45 of 1000 together.
+    #[test]
+    fn what_is_gathered_of_up_to_a_quarter_million_values_has_room() {
+        for elements in ((1 << 15) + 1..=1 << 18).step_by(1009) {
+            for keep in (1..64).map(|part| elements * part / 64).chain([1, 7, 40, elements - 1]) {
+                let Sample { stratum, most, least } = Sample::new(keep, elements);
+                let drawn = (elements >> stratum) as f64;
+                let draws = f64::from(most).min(drawn) - f64::from(least);
+                let ends = 0.045 * f64::from(elements);
+                let gathered = f64::from(1u32 << stratum) * (draws + 6.0 * draws.sqrt()) + ends;
+                let room = entries(elements as usize) as f64;
+                assert!(gathered <= room, "{keep} of {elements}: {gathered} in {room}");
+            }
+        }
+        assert_eq!([1, 32_768, 32_769, 65_536, 65_537].map(entries), [1, 32_768, 32_768, 32_768, 32_769]);
+        assert!((65_537..1 << 19).all(|elements| entries(elements) > 1 << 15), "`LOOKED_THROUGH`");
     }
 }

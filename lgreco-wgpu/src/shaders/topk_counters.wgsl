@@ -84,28 +84,30 @@ fn add_to_table(bin: u32, magnitude: u32, times: u32) {
 
 // The bin that a rank lies in, of 64 shares of so many bins each, a power of two, whose counts begin at a word. All 64 lanes call it.
 fn pick(level: u32, counts: u32, bins: u32, rank: u32, lane: Lane) -> Picked {
-    // The largest come first.
-    let number = 63u - place(lane);
-    let of_share = counted(OF_SHARES + 64u * level + number);
-    let before = sum_before(lane, vec2<u32>(of_share, 0u)).x;
-    if (lane.index == 0u) {
-        picked[0] = Picked(NOWHERE, 0u);
-    }
-    workgroupBarrier();
-    if (before < rank && before + of_share >= rank) {
-        picked[0] = Picked(number, rank - before);
-    }
-    workgroupBarrier();
-    let share = picked[0];
+    let number = number_of(lane);
+    let share = pick_lane(number, counted(OF_SHARES + 64u * level + number), rank, lane);
     let bin = select(share.bin, 0u, share.bin == NOWHERE) * bins + number;
     var own = 0u;
     if (number < bins) {
         own = counter(counts + bin);
     }
-    let earlier = sum_before(lane, vec2<u32>(own, 0u)).x;
+    return pick_lane(bin, own, share.rank, lane);
+}
+
+// Of 64 bins the lane's: the largest come first.
+fn number_of(lane: Lane) -> u32 {
+    return 63u - place(lane);
+}
+
+// The bin that a rank lies in, of one that each lane has, and of which it knows how many are there. All 64 lanes call it.
+fn pick_lane(bin: u32, count: u32, rank: u32, lane: Lane) -> Picked {
+    let before = sum_before(lane, vec2<u32>(count, 0u)).x;
+    if (lane.index == 0u) {
+        picked[0] = Picked(NOWHERE, 0u);
+    }
     workgroupBarrier();
-    if (share.bin != NOWHERE && earlier < share.rank && earlier + own >= share.rank) {
-        picked[0] = Picked(bin, share.rank - earlier);
+    if (before < rank && before + count >= rank) {
+        picked[0] = Picked(bin, rank - before);
     }
     workgroupBarrier();
     return picked[0];

@@ -6,9 +6,13 @@
 // Each of these counts is complete when a dispatch begins, all of whose workgroups look for the rank in it themselves
 // (`topk_counters.wgsl`). Of the part that has the k-th largest, its largest magnitude and its smallest are known.
 //
-// Whatever the sample, the cut is the same. It is lost where the k-th largest is not in the interval, or between those two. That is
-// seldom: a part has one magnitude if bins are of two octaves together or less, and two for each time that they are of twice as many. Nothing is kept then, until all values have been counted
-// three times, by 11, 10 and 10 bits. What there is no room for is read again from where it lies.
+// A part has one magnitude if bins are of two octaves together or less, and two for each time that they are of twice as many, as of small
+// layers of which too little is drawn to know both ends of the interval. Where the k-th largest is between a part's largest and smallest, all
+// workgroups look through what is gathered, of layers of up to 65,536 values.
+//
+// Whatever the sample, the cut is the same. It is lost where the k-th largest is not in the interval, or between those two in a larger layer,
+// or in one of which more is gathered than there is room for. Nothing is kept then, until all values have been counted three times, by
+// 11, 10 and 10 bits. What there is no room for is read again from where it lies.
 //
 // A module that uses these has counters (`counter`, `add_counter`, `max_with_counter`, `add_bits_to_counter`, `set_counter`), `entries`,
 // `blocks`, and in its parameters `keep`, `most`, `least`, `stratum`, `tables`, `counters`, `block_sums`, `block_counts`, `first_entry` and
@@ -150,23 +154,83 @@ fn find_cut(was_lost: bool, lane: Lane) -> Cut {
         return settled(3u, lane);
     }
     let found = pick(FINE, params.tables + BIN_COUNTS, 64u, counted(BIN_RANK), lane);
+    let cut = look_through(possible_range(found), found.rank, lane);
+    if (is_lost(cut)) {
+        return LOST_CUT;
+    }
+    return cut;
+}
+
+// Gathered magnitudes that each workgroup of a layer looks through at most: of layers of up to 65,536 values there is room for as many
+// or fewer, of all others for more.
+const LOOKED_THROUGH = 32768u;
+
+// Smallest and largest magnitude that the cut may be, from the part where it is; twice the same if that is known, or lost.
+fn possible_range(found: Picked) -> vec2<u32> {
     if (is_all_above()) {
-        return Cut(0u, 0u);
+        return vec2<u32>(0u);
     }
     if (counted(BIN) == NOWHERE) {
-        return LOST_CUT;
+        return vec2<u32>(MAGNITUDE);
     }
     let at = params.tables + found.bin;
     let largest = counter(at + BIN_LARGEST);
     let least = ~counter(at + BIN_LEAST);
     if (largest == least || found.rank == 1u) {
-        return Cut(largest, found.rank);
+        return vec2<u32>(largest);
     }
     if (found.rank == counter(at + BIN_COUNTS)) {
         // All at it are kept, which are as many or fewer.
-        return Cut(least, found.rank);
+        return vec2<u32>(least);
     }
-    return LOST_CUT;
+    if (counted(USED) > params.most_entries || params.most_entries > LOOKED_THROUGH) {
+        return vec2<u32>(MAGNITUDE);
+    }
+    return vec2<u32>(least, largest);
+}
+
+// The range in which a cut is looked for.
+var<workgroup> sought: array<vec2<u32>, 1>;
+
+// The cut, of which a rank is known among what is gathered in its range: six bits of the range a time. Ends of the interval are in no
+// range with others. All 64 lanes call it.
+fn look_through(between: vec2<u32>, rank: u32, lane: Lane) -> Cut {
+    var cut = Cut(MAGNITUDE, rank);
+    if (lane.index == 0u) {
+        sought[0] = between;
+    }
+    // There are 31 bits.
+    for (var round = 0u; round < 7u; round++) {
+        let range = workgroupUniformLoad(&sought[0]);
+        cut.magnitude = range.x;
+        if (range.x == range.y) {
+            break;
+        }
+        let shift = max(32u - countLeadingZeros(range.y - range.x), 6u) - 6u;
+        clear_shares(lane.index);
+        workgroupBarrier();
+        count_between(range, shift, lane.index);
+        workgroupBarrier();
+        let number = number_of(lane);
+        let found = pick_lane(number, atomicLoad(&own_shares[number]), cut.ties, lane);
+        cut.ties = found.rank;
+        if (lane.index == 0u) {
+            let least = range.x + (found.bin << shift);
+            sought[0] = vec2<u32>(least, min(least + (1u << shift) - 1u, range.y));
+        }
+    }
+    return cut;
+}
+
+// Counts what is gathered in a range, of which there is all, in bins of 2^shift magnitudes.
+fn count_between(range: vec2<u32>, shift: u32, lane: u32) {
+    let size = counted(USED);
+    for (var i = lane; i < size; i += 64u) {
+        let magnitude = entry(params.first_entry + i);
+        if (magnitude >= range.x && magnitude <= range.y) {
+            atomicAdd(&own_shares[(magnitude - range.x) >> shift], 1u);
+        }
+    }
 }
 
 // The magnitudes that are kept: from the cut on, or from the smallest that is not 0, to the largest.

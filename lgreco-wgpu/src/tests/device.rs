@@ -215,6 +215,7 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
             2 * 32 + 4 * 4 + 2 * (2 * 64),
         ),
         ("topk settle: 32 values, places cleared and told", 3 * 32),
+        ("topk cut: all that is gathered in seven rounds, 64 lanes twice", 7 * (1 + 32_768 / 64 + 2 * 64)),
         (
             "topk write: sums of blocks, blocks, 32 values twice, places",
             blocks.div_ceil(256 * 64) + 4 + 3 * 32 + 2 * 64 + 4,

@@ -261,7 +261,7 @@ fn faults_in_the_shaders_are_found() {
         (Check::Steps, "var upper = means[at] >> 16u;", "var upper = 0u;"),
         (Check::Steps, "in_image(params.starts + block)", "0u"),
         (Check::Steps, "params.high_word + word, params.high_bit,", "params.high_word + word, 0u,"),
-        (Check::Steps, "share.rank - earlier);", "share.rank);"),
+        (Check::Steps, "Picked(bin, rank - before);", "Picked(bin, rank);"),
         (Check::Steps, "see(x & MAGNITUDE);", "see(x);"),
         (Check::Steps, "&& bin_in_interval(magnitude) == bin", ""),
         (Check::Steps, "sender = ranks + lane;", "sender = 0u;"),

@@ -1,7 +1,7 @@
 //! Data races in shaders, and what reaches beyond memory: of all dispatches that calls of every kind make.
 
 use super::buffers::buffer;
-use super::cut::apart;
+use super::cut::{apart, close};
 use super::exchange::{USAGE, open_on};
 use super::planted::planted;
 use super::simt::{Check, Program, Recorded, can_compile};
@@ -69,6 +69,10 @@ fn everything(backend: &mut WgpuBackend) {
     memory::calls(backend);
     let long = long();
     encode(backend, long.setting, long.shape, &uniform(long.shape.elements(), 1));
+    // Workgroups look through what is gathered.
+    let near = close(3000).swap_remove(0);
+    let setting = Setting::TopK(TopK { keep: 600, values: Dtype::F32 });
+    encode(backend, setting, Shape::new(near.len(), 1).unwrap(), &near);
     // An element that is not finite is looked for.
     let mut values = uniform(5000, 1);
     values[4321] = f32::NAN;
@@ -184,6 +188,7 @@ fn races_and_what_reaches_beyond_are_found() {
             Check::Races,
             ("}\n            workgroupBarrier();\n        }\n    }\n    for", "}\n        }\n    }\n    for"),
         ),
+        (Shader::TopK, Check::Races, ("let range = workgroupUniformLoad(&sought[0]);", "let range = sought[0];")),
         // Words that are the same, whoever writes them.
         (Shader::TopK, Check::Races, ("if (is_first(lane)) {", "if (true) {")),
         // Between workgroups.
