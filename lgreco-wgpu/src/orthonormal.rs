@@ -83,7 +83,7 @@ pub(crate) fn iterations(chunk_rows: usize, step: usize) -> usize {
     let subtracted = 1 + column / 8 + column % 8 / 4 + column % 4;
     let of_row = if step.is_multiple_of(3) { 1 } else { subtracted };
     let eights = (column + 1).div_ceil(8);
-    1 + kept + rows * of_row + eights * (1 + rows + 8)
+    1 + kept + rows * of_row + eights * (1 + rows)
 }
 
 /// Submits what has been recorded, before steps that are not the first: where they take several dispatches each may keep a

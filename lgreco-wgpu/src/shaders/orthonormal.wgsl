@@ -100,6 +100,15 @@ fn projection_on_four(c: u32, i: u32) -> f32 {
     return dot(vec4<f32>(products[c], products[c + 1u], products[c + 2u], products[c + 3u]), four);
 }
 
+// Of the `sums` of twice as many lanes those of so many. A call is no iteration of a loop, of which a dispatch may have few.
+fn halve_sums(lanes: u32, lane: u32) {
+    workgroupBarrier();
+    if (lane < lanes) {
+        sums[lane] += sums[lane + lanes];
+        sums[256u + lane] += sums[256u + lane + lanes];
+    }
+}
+
 // Eight columns at a time; of the last eight some may lie beyond `column`.
 fn inner_products(column: u32, start: u32, end: u32, lane: u32) {
     let own = in_product(column * params.all_rows);
@@ -117,13 +126,14 @@ fn inner_products(column: u32, start: u32, end: u32, lane: u32) {
         workgroupBarrier();
         sums[lane] = sum;
         sums[256u + lane] = more_sum;
-        for (var reach = 128u; reach > 0u; reach >>= 1u) {
-            workgroupBarrier();
-            if (lane < reach) {
-                sums[lane] += sums[lane + reach];
-                sums[256u + lane] += sums[256u + lane + reach];
-            }
-        }
+        halve_sums(128u, lane);
+        halve_sums(64u, lane);
+        halve_sums(32u, lane);
+        halve_sums(16u, lane);
+        halve_sums(8u, lane);
+        halve_sums(4u, lane);
+        halve_sums(2u, lane);
+        halve_sums(1u, lane);
         workgroupBarrier();
         if (lane < 8u && c + lane <= column) {
             products[c + lane] = sums[lane / 4u * 256u][lane % 4u];
