@@ -116,8 +116,8 @@ impl BufferBucket {
     /// # Complexity
     /// Keeps 8 bytes per element on the device, 4 more with feedback, 4 more where any layer is under TopK or PowerSGD, and 4 more of
     /// what is not compressed; PowerSGD's factors some four times, more for sides beyond 1024; all ranks' messages there and, twice,
-    /// on the host; 4 bytes for each value that TopK keeps, of all ranks; and of each layer under TopK 67,200 bytes and 2 bytes per element,
-    /// or two thirds of one where it has more than 2^18. A step is O(rows · cols · rank) under PowerSGD.
+    /// on the host; 4 bytes for each value that TopK keeps, of all ranks; and of each layer under TopK 67,200 bytes and 2 bytes per element
+    /// (4 of the first 32,768, if it has up to 65,536), or two thirds of one where it has more than 2^18. A step is O(rows · cols · rank) under PowerSGD.
     pub fn new(
         backend: &mut WgpuBackend,
         layers: &[BufferLayer<'_>],

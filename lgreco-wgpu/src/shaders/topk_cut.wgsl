@@ -162,7 +162,7 @@ fn find_cut(was_lost: bool, lane: Lane) -> Cut {
 }
 
 // Gathered magnitudes that each workgroup of a layer looks through at most: of layers of up to 65,536 values there is room for as many
-// or fewer, of all others for more.
+// or fewer, of all others for more, unless a binding has no more.
 const LOOKED_THROUGH = 32768u;
 
 // Smallest and largest magnitude that the cut may be, from the part where it is; twice the same if that is known, or lost.

@@ -209,7 +209,7 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
             "few bits: eight widths, each a mean in 32 steps, seven sums of 128 bits, two moved, lanes' errors",
             8 * (32 + 21 + 8 + 7),
         ),
-        ("topk sample: a workgroup's values", 2048 / 64),
+        ("topk sample: a workgroup's draws", 128 / 64),
         (
             "topk gather: 32 values, seen and then counted, places cleared and told, 64 lanes twice",
             2 * 32 + 4 * 4 + 2 * (2 * 64),

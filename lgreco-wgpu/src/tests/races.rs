@@ -70,9 +70,10 @@ fn everything(backend: &mut WgpuBackend) {
     let long = long();
     encode(backend, long.setting, long.shape, &uniform(long.shape.elements(), 1));
     // Workgroups look through what is gathered.
-    let near = close(3000).swap_remove(0);
-    let setting = Setting::TopK(TopK { keep: 600, values: Dtype::F32 });
-    encode(backend, setting, Shape::new(near.len(), 1).unwrap(), &near);
+    for (near, keep) in [(close(3000).swap_remove(0), 610), (close(100).swap_remove(3), 97)] {
+        let setting = Setting::TopK(TopK { keep, values: Dtype::F32 });
+        encode(backend, setting, Shape::new(near.len(), 1).unwrap(), &near);
+    }
     // An element that is not finite is looked for.
     let mut values = uniform(5000, 1);
     values[4321] = f32::NAN;
@@ -189,6 +190,11 @@ fn races_and_what_reaches_beyond_are_found() {
             ("}\n            workgroupBarrier();\n        }\n    }\n    for", "}\n        }\n    }\n    for"),
         ),
         (Shader::TopK, Check::Races, ("let range = workgroupUniformLoad(&sought[0]);", "let range = sought[0];")),
+        (
+            Shader::TopK,
+            Check::Races,
+            ("if (lane.index == 0u) {\n            let least", "if (true) {\n            let least"),
+        ),
         // Words that are the same, whoever writes them.
         (Shader::TopK, Check::Races, ("if (is_first(lane)) {", "if (true) {")),
         // Between workgroups.
