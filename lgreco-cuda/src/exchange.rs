@@ -180,10 +180,9 @@ impl CudaBackend {
     ///
     /// # Complexity
     /// One read of gradients and residuals, one write of payloads and residuals: 12.5 bytes per f32 value at 4 bits. Under
-    /// TopK, a sample more: a sixteenth of a layer, of up to 65,536 values; of layers of more than 32,768 values that keep more than
-    /// 7 of 32, or have
-    /// so many ties that there is no room for what is gathered, a second read, of the next residuals, and in few bits a third one;
-    /// where the sample is wrong, by a chance of less than one in 10^8, three reads more; with a gain below 1 another read and write
+    /// TopK, a sample more: a sixteenth of a layer, 65,536 values at most. Of layers of more than 32,768 values that keep more than
+    /// 7 of 32, or have so many ties that there is no room for what is gathered, a second read, of the next residuals, and in few
+    /// bits a third one; where the sample is wrong, by a chance of less than one in 10^8, three reads more; with a gain below 1 another read and write
     /// of the next residuals, and another read of the last ones.
     ///
     /// # Safety

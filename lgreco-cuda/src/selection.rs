@@ -5,8 +5,8 @@
 //! step of an exchange) tells a magnitude that at least k values reach but for a chance of less than one in 10^8, and few others: the bound.
 //! What reaches it is gathered, in order, and counted in 4096 bins, of which the narrow ones, of 8192 magnitudes each, span four
 //! powers of two. What is in the k-th largest's bin is counted by magnitude. The rest is done with what was gathered. For that
-//! there is room for k, a 32nd of the layer and what a small sample cannot tell from the k-th largest, or for all of eight spans, which
-//! takes that of the magnitudes of the sample in, too.
+//! there is room for k, a 32nd of the layer and what a small sample cannot tell from the k-th largest, or for all of eight spans. The
+//! sample's magnitudes have room there before.
 //!
 //! Of layers that keep more than 7 of 32 values, and have more than eight spans, all values are read twice. The sample
 //! tells an interval that has the k-th largest magnitude, but for that chance. The first
@@ -101,7 +101,7 @@ pub(crate) fn make(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, status: Part) -> 
     let layer = Top::new(place, keep, tensor.elements)?;
     let tables = [bytemuck::bytes_of(&layer), &[0; PROGRAM as usize]];
     let [table, program] = gpu.upload(Scratch::Layers, &tables.concat())?.split(tables.map(|part| part.len() as u64));
-    // As in the steps of an exchange, kernels leave zeros of all that has to begin so.
+    // Kernels leave zeros of all that has to begin so, as between the steps of an exchange.
     let sizes = [FEW, CUT, 4 * BINS];
     let [few, cut, bins] = gpu.zeros(Scratch::Selected, sizes.iter().sum())?.split(sizes);
     let spans = gpu.scratch(Scratch::Records, KEPT * u64::from(layer.spans))?;

@@ -273,7 +273,9 @@ impl ExchangeProgram {
     /// Bytes of the memory for the program itself, which begins at a multiple of 16. Of a layer under TopK 32 KiB are for
     /// counts, or 34.5 KiB in few bits; for what is selected from it there are 8 bytes for each of up to 32,768 elements. Of more there
     /// are 8 per element kept, a quarter of one for each element, 288 for the square root of how many are kept, and 1,280; or, if it keeps
-    /// more than 7 of 32, half a byte for each and 384 for the square root of their number. And each of its spans of 4096 elements takes 28 bytes, and 16 per rank, and each of its positions' chunks of 1 KiB 4 bytes, and 8 per rank. Of one under PowerSGD some are for its factors and what is remembered of them, twice, and for what its
+    /// more than 7 of 32, half a byte for each and 384 for the square root of their number. Each of its spans of 4096 elements takes
+    /// 28 bytes, and 16 per rank, and each of its positions' chunks of 1 KiB 4 bytes, and 8 per rank. Of one under PowerSGD some are
+    /// for its factors and what is remembered of them, twice, and for what its
     /// products are made in.
     pub fn memory_bytes(&self) -> u64 {
         self.summed_at() + self.summed.bytes()

@@ -2,6 +2,7 @@
 
 use super::backend;
 use super::exchange::{Memory, Rank, WORLD, bits, config, gathered, ranks, spoiled_step, steps_of, told};
+use super::sample;
 use super::simt::{Edit, Flavour, Simt, flavour};
 use crate::kernels::Module;
 use crate::{CudaBackend, ExchangeConfig, ExchangeFault, OnFault};
@@ -111,13 +112,8 @@ fn means_of_many_ranks_are_the_cores() {
 fn faults_of_one_rank_change_nothing_on_any() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
     spoiled_steps(&mut backend);
-    let edit = Edit {
-        module: Module::Selection,
-        from: "u32 rest = is_infinite ? size_of(top, span) : 0;",
-        to: "u32 rest = 0;",
-    };
-    let Some(simt) = Simt::new(Flavour::Plain, 2, Some(edit)) else { return };
-    let mut backend = CudaBackend::on(Box::new(simt));
+    let rest = "u32 rest = is_infinite ? size_of(top, span) : 0;";
+    let Some(mut backend) = sample::edited(Flavour::Plain, 2, rest, "u32 rest = 0;") else { return };
     let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| spoiled_steps(&mut backend)));
     assert!(found.is_err(), "what is not finite was only counted");
 }

@@ -12,8 +12,8 @@ use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::{Tensor, check_encode};
 use lgreco_core::testing::powersgd::uniform;
 
-/// A backend with another sample.
-fn edited(flavour: Flavour, order: i32, from: &'static str, to: &'static str) -> Option<CudaBackend> {
+/// A backend that selects by an edited module.
+pub(super) fn edited(flavour: Flavour, order: i32, from: &'static str, to: &'static str) -> Option<CudaBackend> {
     let edit = Edit { module: Module::Selection, from, to };
     Some(CudaBackend::on(Box::new(Simt::new(flavour, order, Some(edit))?)))
 }

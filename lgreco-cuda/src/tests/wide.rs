@@ -3,10 +3,9 @@
 use super::backend;
 use super::exchange::{config, steps_of};
 use super::exchange_topk::of;
-use super::sample::KINDS;
-use super::simt::{Edit, Flavour, Simt, flavour};
+use super::sample::{KINDS, edited};
+use super::simt::{Flavour, flavour};
 use crate::CudaBackend;
-use crate::kernels::Module;
 use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Setting, topk::TopK};
 use lgreco_core::gradient::{Dtype, Shape};
@@ -47,8 +46,13 @@ fn values(kind: fn(usize, f32) -> f32, count: usize, seed: u64) -> Vec<f32> {
 }
 
 fn check(backend: &mut CudaBackend, kind: fn(usize, f32) -> f32, number: usize) {
+    check_some(backend, kind, number, |_| true);
+}
+
+/// Of what is kept as much as is chosen.
+fn check_some(backend: &mut CudaBackend, kind: fn(usize, f32) -> f32, number: usize, is_chosen: impl Fn(u32) -> bool) {
     let tensor = Tensor::new(&values(kind, COUNT as usize, 5), COUNT as usize, 1);
-    for (at, keep) in keeps(COUNT).into_iter().enumerate() {
+    for (at, keep) in keeps(COUNT).into_iter().enumerate().filter(|&(_, keep)| is_chosen(keep)) {
         let gradient = tensor.gradients()[(number + at) % 3];
         let sent = [Dtype::F32, Dtype::F16, Dtype::Bf16][at % 3];
         check_encode(backend, &top(keep, sent), &gradient, Stream::default());
@@ -64,17 +68,19 @@ fn payloads_are_the_cores_at_any_k() {
     }
 }
 
-/// Nothing but the ends of what is gathered has many values, so the slow way is not taken but for what is gathered of few values, of which
-/// the sample has hardly any.
+/// Nothing but the ends of what is gathered has many values, so no slow way is taken; but where nearly as many are kept as are not zeros,
+/// of which the sample has hardly any, through these few.
 #[test]
 fn ties_take_no_slow_way() {
-    let slow = "u32 size = gathered ? cut->used : top.count;";
-    let to = "u32 size = gathered && cut->used <= top.count / 64 ? cut->used : 0;";
-    let edit = Edit { module: Module::Selection, from: slow, to };
-    let Some(simt) = Simt::new(Flavour::Plain, 0, Some(edit)) else { return };
-    let mut backend = CudaBackend::on(Box::new(simt));
+    let slow = "settle(top, offered, cut, spans, entries, room);\n            }";
+    let Some(mut without) = edited(Flavour::Plain, 0, slow, "}") else { return };
+    let through_few = "u32 size = gathered && cut->used <= top.count / 64 ? cut->used : 0;";
+    let read = "u32 size = gathered ? cut->used : top.count;";
+    let Some(mut through_few) = edited(Flavour::Plain, 0, read, through_few) else { return };
     for (number, kind) in kinds().enumerate().filter(|(number, _)| [1, 2, 3, 6, 8, 10].contains(number)) {
-        check(&mut backend, kind, number);
+        let is_sparse = |keep| number == 3 && keep == COUNT / 100;
+        check_some(&mut without, kind, number, |keep| !is_sparse(keep));
+        check_some(&mut through_few, kind, number, is_sparse);
     }
 }
 
@@ -127,9 +133,7 @@ fn planted_faults_are_found() {
         ("cut->above = 0;", ""),
         ("digits_of(magnitude, most - guess)", "digits_of(magnitude, most)"),
     ] {
-        let edit = Edit { module: Module::Selection, from, to };
-        let Some(simt) = Simt::new(Flavour::Plain, 0, Some(edit)) else { return };
-        let mut backend = CudaBackend::on(Box::new(simt));
+        let Some(mut backend) = edited(Flavour::Plain, 0, from, to) else { return };
         let layers = layers();
         let found = kinds().enumerate().filter(|(number, _)| [0, 3, 6, 11].contains(number)).any(|(_, kind)| {
             let of_kind = |count, seed| values(kind, count, seed);
