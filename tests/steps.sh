@@ -1,14 +1,15 @@
 # Steps of tests/run, some at a time, begun in the order of their declaration.
 # Sourced by tests/run. Needs bash 4.4.
 #
-#   step NAME DESCRIPTION [lane:LANE] [after:NAME]... COMMAND...
+#   step NAME DESCRIPTION [full] [lane:LANE] [after:NAME]... COMMAND...
 #
+# `full` marks a slow step, which runs only under --full or when it is named.
 # Steps of one lane run one after another (cargo locks the folder it builds in). A step begins when those after which it
 # comes, which are declared before it, have ended; where one of them failed it is not run, which is a failure too.
 # COMMAND is a function or a program; its output goes to target/tests/NAME.log.
 
 names=()
-declare -A description=() lane=() after=() command=() outcome=() reason=() seconds=() cpu=() started=()
+declare -A description=() slow=() lane=() after=() command=() outcome=() reason=() seconds=() cpu=() started=()
 declare -A running=() # its process
 logs=target/tests
 all_output=       # print what steps print that pass, too
@@ -20,6 +21,7 @@ step() {
     shift 2
     while :; do
         case $1 in
+        full) slow[$name]=yes ;;
         lane:*) lane[$name]=${1#lane:} ;;
         after:*) after[$name]+=" ${1#after:}" ;;
         *) break ;;
@@ -53,6 +55,23 @@ choose_steps() {
         kept=("$name" "${kept[@]}") wanted+="${after[$name]} "
     done
     names=("${kept[@]}")
+}
+
+# Drops the slow steps, and notes their names.
+left_to_full=()
+leave_slow_steps() {
+    local name kept=()
+    for name in "${names[@]}"; do
+        if [ -n "${slow[$name]:-}" ]; then left_to_full+=("$name"); else kept+=("$name"); fi
+    done
+    names=("${kept[@]}")
+}
+
+# What --full would have done besides: steps, and tests that are marked as slow.
+report_left_to_full() {
+    local tests
+    tests=$(cat "$logs"/*.log 2>/dev/null | grep -cE '^test .* \.\.\. ignored, slow')
+    say "left to --full: steps ${left_to_full[*]}; $tests slow tests; cases that LGRECO_FULL adds to other tests"
 }
 
 line() { # NAME
@@ -166,6 +185,7 @@ run_steps() { # HOW MANY AT A TIME
     say ""
     say "        s CPU s"
     for name in "${names[@]}"; do line "$name" >&2; done
+    [ ${#left_to_full[@]} = 0 ] || report_left_to_full
     if [ "$failed" = 0 ]; then say "all passed in $((SECONDS / 60)) min $((SECONDS % 60)) s"; else say FAILED; fi
     return "$failed"
 }

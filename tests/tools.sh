@@ -35,16 +35,16 @@ has_vulkan() {
 # the steps that need it.
 tools() {
     local tool packages=()
-    for tool in g++ clang cmake make pkg-config valgrind mpicxx mpirun python3 ip; do
+    for tool in g++ cmake make pkg-config mpicxx mpirun python3 ip ${full:+clang valgrind llvm-symbolizer}; do
         command -v "$tool" >/dev/null && continue
         case $tool in
         mpicxx) packages+=(libopenmpi-dev) ;;
         mpirun) packages+=(openmpi-bin) ;;
         ip) packages+=(iproute2) ;; # a slow link
+        llvm-symbolizer) packages+=(llvm) ;; # names in the reports of sanitizers
         *) packages+=("$tool") ;;
         esac
     done
-    command -v llvm-symbolizer >/dev/null || packages+=(llvm) # names in what sanitizers report
     has_vulkan || packages+=(mesa-vulkan-drivers)
     command -v spirv-val >/dev/null || packages+=(spirv-tools)
     python3 -c 'import ensurepip' 2>/dev/null || packages+=(python3-venv)
@@ -75,24 +75,21 @@ need_swiftshader() {
     }
 }
 
-# NVIDIA's run-time compiler, from PyPI, compiles CUDA's kernels where there is no GPU.
+# NVIDIA's run-time compiler, from PyPI, which compiles the kernels that lgreco-cuda ships.
 cuda_venv=target/cuda/venv
-nvrtc_packages=([12]=nvidia-cuda-nvrtc-cu12==12.9.86 [13]=nvidia-cuda-nvrtc==13.5.37) # 365 MB on disk
-nvdisasm_package=nvidia-cuda-nvdisasm==13.5.37 # reads the machine code of 7.5 and later; 5 MB
-has_nvrtc() { compgen -G "$cuda_venv/lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.$1" >/dev/null; }
-cuda_install() { # PACKAGE
-    python3 -m venv "$cuda_venv" || skip cuda "no Python with venv"
-    "$cuda_venv/bin/pip" install --quiet --disable-pip-version-check "$1" || skip cuda "could not install $1"
+nvrtc_package=nvidia-cuda-nvrtc-cu12==12.9.86 # 180 MB on disk
+has_nvrtc() { compgen -G "$cuda_venv/lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.12" >/dev/null; }
+need_nvrtc() {
+    has_nvrtc && return
+    python3 -m venv "$cuda_venv" || skip nvrtc "no Python with venv"
+    "$cuda_venv/bin/pip" install --quiet --disable-pip-version-check "$nvrtc_package" ||
+        skip nvrtc "could not install $nvrtc_package"
 }
-nvrtc() { has_nvrtc "$1" || cuda_install "${nvrtc_packages[$1]}"; } # MAJOR
-has_nvdisasm() { compgen -G "$cuda_venv/lib/python3*/site-packages/nvidia/*/bin/nvdisasm" >/dev/null; }
-nvdisasm() { has_nvdisasm || cuda_install "$nvdisasm_package"; }
 
-# Prints why CUDA's kernels are neither compiled nor run on the processor.
+# Prints why CUDA's kernels cannot run on the CPU here.
 cuda_reason() {
-    [ "$(uname -sm)" = "Linux x86_64" ] || { echo "kernels run on the processor on x86-64 Linux alone"; return; }
-    command -v g++ >/dev/null || { echo "no g++"; return; }
-    has_nvrtc 12 || has_nvrtc 13 || echo "no run-time compiler"
+    [ "$(uname -sm)" = "Linux x86_64" ] || { echo "kernels run on the CPU on x86-64 Linux alone"; return; }
+    command -v g++ >/dev/null || echo "no g++"
 }
 need_cuda() {
     local reason
@@ -100,13 +97,11 @@ need_cuda() {
     [ -z "$reason" ] || skip cuda "$reason"
 }
 
-# What tests may not leave out, because it is there.
+# What the tests must not skip, because this machine has it.
 required() {
     local kinds=${LGRECO_REQUIRE:-}
     ! has_vulkan || kinds+=,wgpu
     [ -n "$(cuda_reason)" ] || kinds+=,cuda
-    ! has_nvrtc 12 || kinds+=,nvrtc-12
-    ! has_nvdisasm || kinds+=,nvdisasm
     ! command -v spirv-val >/dev/null || kinds+=,spirv
     echo "$kinds"
 }
