@@ -1,17 +1,25 @@
 // A CUDA driver for tests of what calls one: memory is the processor's, kernels run through cuda_shim.h, and everything
-// is counted. What is enqueued happens when somebody waits, not before: copies read their source then, unless it is
-// pageable, which the driver copies at once, and kernels run then; what fails then fails every later call in its
-// context.
+// is counted. Kernels and copies run in the order that FAKE_CUDA_ORDER chooses. What fails then fails every later call in
+// its context.
 //
 // Every device has its primary context, and every thread its own stack of contexts. Memory, streams, events and modules
 // belong to the context that was current when they were made: another context's memory gives error 201, another's or a
 // dead handle 400. All calls may be made from any thread; one mutex orders them.
 //
-// Every stream has a queue, and a wait does only what is enqueued there before the point that is waited for, and what
-// that point comes after by an event or by the rules of the null stream: other streams lag behind for as long as they
-// may. With FAKE_CUDA_OTHERS_FIRST they run ahead instead, as far as they may, so that two operations that nothing
-// orders are seen in both orders. A capture is global, as of torch.cuda.graph: calls that synchronise, load or allocate
-// at once give 900 in any thread, and invalidate it.
+// Every stream has a queue. An operation may run once everything before it in its queue has run, and everything that an
+// event or a rule of the null stream puts before it. CUDA allows every such order, and a program must be right in all of
+// them. Nothing but a wait is a wait: neither freeing memory, nor destroying a stream, nor unloading a module runs what is
+// enqueued. A copy from pageable memory reads it before the call returns, and writes the device's memory later.
+// FAKE_CUDA_ORDER is one of:
+//   latest       An operation runs when something waits for it, and not before. A wait for the whole context runs its
+//                streams one after another, the oldest first (the null stream is the oldest). The default.
+//   others       The same, but at each wait the other streams run first, as far as they may, the newest first.
+//   earliest     An operation runs when it is enqueued.
+//   random:SEED  Each call runs some operations of some streams.
+// Two operations that nothing orders run in one order under one of the first three, and in the other order under another.
+//
+// A capture is global, as of torch.cuda.graph: calls that synchronise, load or allocate at once give 900 in any thread,
+// and invalidate it.
 //
 // FAKE_CUDA_MODULES is a list LIBRARY=KERNEL;... of compiled kernels and one that a module's code must hold to be that
 // library's; FAKE_CUDA_FAIL is CALL=CODE, a call that fails and how; FAKE_CUDA_VERSION the version of CUDA;
@@ -19,6 +27,7 @@
 // how many there are; FAKE_CUDA_POOLS whether they have memory pools (1); FAKE_CUDA_EVENT a mistake of whoever waits for
 // an event: `none` waits for nothing, `last` for the event that was recorded last.
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -65,6 +74,8 @@ enum {
     CAPTURED_EVENT = 907
 };
 
+enum Order { LATEST, OTHERS, EARLIEST, RANDOM };
+
 struct Stream;
 
 // A device's primary context.
@@ -104,6 +115,8 @@ struct Stream {
     Capture capture;
     // What is captured.
     Graph graph;
+    // Its handle is gone. The stream stays until its queue is empty.
+    bool destroyed;
 };
 
 struct Event {
@@ -111,6 +124,8 @@ struct Event {
     // Nothing until it is recorded.
     Point at;
     bool captured;
+    // When the stream reached it, in nanoseconds.
+    std::shared_ptr<int64_t> reached;
 };
 
 struct Module {
@@ -121,6 +136,7 @@ struct Module {
 // A function of a module: the kernel, the bytes of its first argument, and how many there are.
 struct Function {
     Context* context;
+    std::weak_ptr<Module> module;
     int (*kernel)(const Launch*);
     size_t first, count;
 };
@@ -128,6 +144,12 @@ struct Function {
 struct Block {
     size_t bytes;
     Context* context;
+};
+
+// Memory that was freed before the operations that may use it have run: it stays until then.
+struct Freed {
+    void* memory;
+    std::vector<Point> after;
 };
 
 using Blocks = std::map<uint64_t, Block>;
@@ -145,6 +167,7 @@ static Made<Module> modules;
 static Made<Graph> graphs;
 // Functions live as long as the process, as their libraries do.
 static Made<Function> functions;
+static std::vector<Freed> freed;
 static int synchronised, launched, pageable;
 static void* last_stream;
 static std::shared_ptr<Event> last_recorded;
@@ -196,7 +219,8 @@ static int current(Context** context) {
 
 // The stream of a handle; the null stream is that of the current context.
 static std::shared_ptr<Stream> stream_of(const void* handle, const Context* here) {
-    return handle ? find(streams, handle) : here->null_stream;
+    auto found = handle ? find(streams, handle) : here->null_stream;
+    return found && !found->destroyed ? found : nullptr;
 }
 
 static bool is_null_stream(const std::shared_ptr<Stream>& stream) { return stream->context->null_stream == stream; }
@@ -229,7 +253,7 @@ static int writable(uint64_t address, size_t bytes, const Context* context) {
 
 static Point end_of(const std::shared_ptr<Stream>& stream) { return {stream, stream->done + stream->queue.size()}; }
 
-// Does what comes before a point. What follows a failure in its context is not done.
+// Runs what comes before a point. What follows a failure in its context is left out.
 static void run(const Point& to) {
     for (; to.stream->done < to.position; ++to.stream->done) {
         Operation& next = to.stream->queue.front();
@@ -240,19 +264,76 @@ static void run(const Point& to) {
     }
 }
 
+static uint64_t random_seed, random_state;
+
+static Order order() {
+    const char* asked = getenv("FAKE_CUDA_ORDER");
+    if (!asked || strcmp(asked, "latest") == 0) return LATEST;
+    if (strcmp(asked, "others") == 0) return OTHERS;
+    if (strcmp(asked, "earliest") == 0) return EARLIEST;
+    if (strncmp(asked, "random:", 7) == 0) {
+        uint64_t seed = strtoull(asked + 7, nullptr, 10) + 1;
+        if (seed != random_seed) random_seed = random_state = seed;
+        return RANDOM;
+    }
+    fprintf(stderr, "fake driver: FAKE_CUDA_ORDER=%s is none of latest, others, earliest, random:SEED\n", asked);
+    abort();
+}
+
+// A number below `end`, by splitmix64.
+static size_t random_below(size_t end) {
+    uint64_t x = random_state += 0x9e3779b97f4a7c15;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+    x = (x ^ x >> 27) * 0x94d049bb133111eb;
+    return (x ^ x >> 31) % end;
+}
+
+// Runs an operation of some stream of a context, or of any context if that is null. False if there is none.
+static bool run_any(const Context* context) {
+    Made<Stream> waiting;
+    for (auto& stream : streams)
+        if (!stream->queue.empty() && (!context || stream->context == context)) waiting.push_back(stream);
+    if (waiting.empty()) return false;
+    auto& chosen = waiting[random_below(waiting.size())];
+    run({chosen, chosen->done + 1});
+    return true;
+}
+
+static void run_some() {
+    for (size_t left = random_below(4); left && run_any(nullptr); --left) {}
+}
+
+// Gives up what only operations needed that have run: freed memory and destroyed streams.
+static void give_up() {
+    auto is_past = [](const Point& point) { return point.stream->done >= point.position; };
+    auto gone = std::stable_partition(freed.begin(), freed.end(), [&](auto& block) {
+        return !std::all_of(block.after.begin(), block.after.end(), is_past);
+    });
+    std::for_each(gone, freed.end(), [](auto& block) { free(block.memory); });
+    freed.erase(gone, freed.end());
+    auto is_done = [](auto& stream) { return stream->destroyed && stream->queue.empty(); };
+    streams.erase(std::remove_if(streams.begin(), streams.end(), is_done), streams.end());
+}
+
 static int wait(const Point& to) {
     Made<Stream> others;
-    if (getenv("FAKE_CUDA_OTHERS_FIRST")) others = streams;
+    if (order() == OTHERS) others.assign(streams.rbegin(), streams.rend());
+    if (order() == RANDOM) run_some();
     for (auto& other : others)
         if (other != to.stream) run(end_of(other));
     run(to);
+    give_up();
     return to.stream->context->failed;
 }
 
-// Waits for all streams of a context, those that were made last first.
+// Waits for all streams of a context.
 static int wait_for_all(Context* context) {
-    for (auto stream = streams.rbegin(); stream != streams.rend(); ++stream)
-        if ((*stream)->context == context) run(end_of(*stream));
+    Made<Stream> all = streams;
+    if (order() == OTHERS) std::reverse(all.begin(), all.end());
+    while (order() == RANDOM && run_any(context)) {}
+    for (auto& stream : all)
+        if (stream->context == context) run(end_of(stream));
+    give_up();
     return context->failed;
 }
 
@@ -273,6 +354,8 @@ static int enqueue(const std::shared_ptr<Stream>& to, std::function<int()> work)
     }
     to->awaited.clear();
     to->queue.push_back(std::move(made));
+    if (order() == EARLIEST) run(end_of(to));
+    if (order() == RANDOM) run_some();
     return 0;
 }
 
@@ -303,11 +386,17 @@ static int wait_for(std::shared_ptr<Event> event) {
     return event->at.stream ? wait(event->at) : 0;
 }
 
+static int64_t now() {
+    auto since = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+}
+
 static int record(const std::shared_ptr<Event>& event, const std::shared_ptr<Stream>& stream) {
     if (!event || !stream || event->context != stream->context) return INVALID_HANDLE;
     event->captured = stream->capture;
     if (stream->capture) return 0;
-    if (int code = enqueue(stream, [] { return 0; })) return code;
+    auto reached = event->reached = std::make_shared<int64_t>(0);
+    if (int code = enqueue(stream, [=] { return *reached = now(), 0; })) return code;
     event->at = end_of(stream);
     last_recorded = event;
     return 0;
@@ -335,10 +424,15 @@ static int allocate(uint64_t* address, size_t bytes, Context* context) {
     return 0;
 }
 
-static int release(uint64_t address, const Context* context) {
+// Frees memory that operations may use which are enqueued in these streams.
+static int release(uint64_t address, const Context* context, const Made<Stream>& users) {
     if (int code = foreign(address, context)) return code;
     if (!memory.erase(address)) return INVALID_VALUE;
-    free(reinterpret_cast<void*>(address));
+    Freed block{reinterpret_cast<void*>(address), {}};
+    for (auto& stream : users)
+        if (stream->context == context) block.after.push_back(end_of(stream));
+    freed.push_back(block);
+    give_up();
     return 0;
 }
 
@@ -346,9 +440,12 @@ static Context* retain(int device) {
     Context& context = contexts[device];
     if (!context.null_stream) {
         context.device = device;
-        keep(streams, Stream{&context, true, {}, 0, {}, NONE, {}});
+        keep(streams, Stream{&context, true, {}, 0, {}, NONE, {}, false});
         context.null_stream = streams.back();
     }
+    // What was loaded before the context was last gone.
+    auto is_lost = [&](auto& module) { return module->context == &context; };
+    if (!context.retained) modules.erase(std::remove_if(modules.begin(), modules.end(), is_lost), modules.end());
     ++context.retained;
     return &context;
 }
@@ -403,14 +500,15 @@ CALL(cuCtxPopCurrent_v2, (void** context), if (stack.empty()) return INVALID_CON
 CALL(cuCtxGetCurrent, (void** context), *context = stack.empty() ? nullptr : stack.back())
 IN_CONTEXT(cuCtxGetDevice, (int* device), *device = here->device)
 IN_CONTEXT(cuStreamCreate, (void** stream, unsigned flags),
-           *stream = keep(streams, Stream{here, flags == 0, {}, 0, {}, NONE, {}}))
+           *stream = keep(streams, Stream{here, flags == 0, {}, 0, {}, NONE, {}, false}))
 CALL(cuStreamGetCtx, (void* stream, void** context), Context* here; int code = current(&here);
      if (!stream && code) return code; auto found = stream_of(stream, here); if (!found) return INVALID_HANDLE;
      *context = found->context)
 IN_CONTEXT(cuStreamIsCapturing, (void* stream, int* status), auto found = stream_of(stream, here);
            if (!found) return INVALID_HANDLE; *status = found->capture)
-FREEING(cuStreamDestroy_v2, (void* stream), auto found = find(streams, stream); if (!found) return INVALID_HANDLE;
-        run(end_of(found)); forget(streams, stream))
+// What is enqueued runs all the same.
+FREEING(cuStreamDestroy_v2, (void* stream), auto found = stream ? stream_of(stream, here) : nullptr;
+        if (!found) return INVALID_HANDLE; found->destroyed = true; give_up())
 IN_CONTEXT(cuStreamSynchronize, (void* stream), ++synchronised; last_stream = stream;
            return synchronise(stream_of(stream, here)))
 IN_CONTEXT(cuStreamWaitEvent, (void* stream, void* event, unsigned),
@@ -421,14 +519,18 @@ IN_CONTEXT(cuMemAllocAsync, (uint64_t* address, size_t bytes, void* stream), aut
 // The stream's earlier work may still use it. Memory that was there before a capture is not freed in it, and spoils it.
 FREEING(cuMemFreeAsync, (uint64_t address, void* stream), auto found = stream_of(stream, here);
         if (!found) return INVALID_HANDLE; if (found->capture) return found->capture = INVALIDATED, INVALID_VALUE;
-        wait(end_of(found));
-        if (int code = release(address, found->context)) return code)
+        if (int code = release(address, found->context, {found})) return code)
 UNCAPTURED(cuMemHostAlloc, (void** address, size_t bytes, unsigned), *address = aligned_alloc(4096, bytes);
            locked[uint64_t(*address)] = {bytes, here})
 FREEING(cuMemFreeHost, (void* address), if (!locked.erase(uint64_t(address))) return INVALID_VALUE; free(address))
-IN_CONTEXT(cuEventCreate, (void** event, unsigned), *event = keep(events, Event{here, {}, false}))
+IN_CONTEXT(cuEventCreate, (void** event, unsigned), *event = keep(events, Event{here, {}, false, nullptr}))
 IN_CONTEXT(cuEventRecord, (void* event, void* stream), return record(find(events, event), stream_of(stream, here)))
 IN_CONTEXT(cuEventSynchronize, (void* event), return wait_for(find(events, event)))
+// Both events have been reached.
+IN_CONTEXT(cuEventElapsedTime, (float* milliseconds, void* start, void* end), auto from = find(events, start);
+           auto to = find(events, end); if (!from || !to || !from->reached || !to->reached) return INVALID_HANDLE;
+           if (!*from->reached || !*to->reached) return NOT_READY;
+           *milliseconds = float(*to->reached - *from->reached) / 1e6f)
 // Every question finds the stream one operation further.
 UNCAPTURED(cuEventQuery, (void* event), auto found = find(events, event); if (!found) return INVALID_HANDLE;
            if (found->captured) return CAPTURED_EVENT; Point at = found->at;
@@ -458,9 +560,9 @@ ENQUEUED(cuMemsetD32Async, (uint64_t to, unsigned value, size_t words, void* str
          if (int code = writable(to, 4 * words, owner)) return code;
          if (to % 4 != 0) return ILLEGAL_ADDRESS;
          , for (size_t i = 0; i < words; i++) memcpy(reinterpret_cast<void*>(to + 4 * i), &value, 4))
-// What is enqueued may be of the module.
+// What is enqueued must not need the module any more.
 FREEING(cuModuleUnload, (void* module), auto found = find(modules, module);
-        if (!found || found->context != here) return INVALID_HANDLE; wait_for_all(here); forget(modules, module))
+        if (!found || found->context != here) return INVALID_HANDLE; forget(modules, module))
 
 // The library whose kernel the code, an ELF file, names among its sections.
 static void* library_of(const char* code) {
@@ -490,7 +592,7 @@ IN_CONTEXT(cuModuleGetFunction, (void** function, void* module, const char* name
            void* kernel = dlsym(found->library, (std::string("shim_") + name).c_str());
            void* arguments = dlsym(found->library, (std::string("shim_arguments_") + name).c_str());
            if (!kernel || !arguments) return NOT_FOUND;
-           Function made{here, reinterpret_cast<int (*)(const Launch*)>(kernel), 0, 0};
+           Function made{here, found, reinterpret_cast<int (*)(const Launch*)>(kernel), 0, 0};
            reinterpret_cast<void (*)(size_t*, size_t*)>(arguments)(&made.first, &made.count);
            *function = keep(functions, made))
 ENQUEUED(
@@ -498,11 +600,16 @@ ENQUEUED(
     (void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
      void* stream, void** params, void**),
     auto called = find(functions, function);
-    if (!called || called->context != here || owner != here) return INVALID_HANDLE; std::vector<std::string> values;
+    if (!called || called->context != here || owner != here || called->module.expired()) return INVALID_HANDLE;
+    std::vector<std::string> values;
     for (size_t i = 0; i < called->count; i++)
         values.emplace_back(static_cast<char*>(params[i]), i ? sizeof(void*) : called->first);
     ++launched;, char error[512]; std::vector<void*> places; for (auto& value : values) places.push_back(value.data());
     Launch launch = {{gx, gy, gz}, {bx, by, bz}, shared, places.data(), 0, 0, 0, error, sizeof error};
+    if (called->module.expired()) {
+        fprintf(stderr, "fake driver: a kernel's module was unloaded before the kernel ran\n");
+        return LAUNCH_FAILED;
+    }
     if (called->kernel(&launch)) {
         fprintf(stderr, "fake driver: %s\n", error);
         return LAUNCH_FAILED;
@@ -519,16 +626,18 @@ CALL(cuCtxSetCurrent, (void* context), if (context && !known(context)) return IN
      if (!stack.empty()) stack.pop_back(); if (context) stack.push_back(context))
 UNCAPTURED(cuCtxSynchronize, (), ++synchronised; return wait_for_all(here))
 UNCAPTURED(cuMemAlloc_v2, (uint64_t* address, size_t bytes), return allocate(address, bytes, here))
-// Waits for the device.
+// A driver waits for the device, as a rule, but does not promise that.
 FREEING(cuMemFree_v2, (uint64_t address), if (int code = unless_capturing()) return code; ++synchronised;
-        wait_for_all(here);
-        if (int code = release(address, here)) return code)
-// In the null stream, which is waited for.
+        if (int code = release(address, here, streams)) return code)
+// In the null stream, which is waited for, but for what comes of pageable memory: it has been read when the call returns,
+// and is written later.
 UNCAPTURED(cuMemcpyHtoD_v2, (uint64_t to, const void* from, size_t bytes),
            if (int code = writable(to, bytes, here)) return code;
-           if (int code = enqueue(here->null_stream,
-                                  [=] { return memcpy(reinterpret_cast<void*>(to), from, bytes), 0; })) return code;
-           return wait(end_of(here->null_stream)))
+           if (int code = wait(end_of(here->null_stream))) return code;
+           std::string copy(static_cast<const char*>(from), bytes); if (int code = enqueue(here->null_stream, [=] {
+               return memcpy(reinterpret_cast<void*>(to), copy.data(), bytes), 0;
+           })) return code;
+           if (block_of(locked, uint64_t(from), bytes)) return wait(end_of(here->null_stream)))
 UNCAPTURED(cuMemcpyDtoH_v2, (void* to, uint64_t from, size_t bytes), if (int code = foreign(from, here)) return code;
            if (!block_of(memory, from, bytes)) return ILLEGAL_ADDRESS;
            if (int code = enqueue(here->null_stream,
@@ -563,7 +672,8 @@ OWN void fake_cuda_state(int* state) {
     std::lock_guard<std::mutex> guard(mutex);
     int retained = 0;
     for (auto& context : contexts) retained += context.second.retained;
-    int now[9] = {int(memory.size()),  retained,          int(streams.size() - contexts.size()),
+    auto there = std::count_if(streams.begin(), streams.end(), [](auto& stream) { return !stream->destroyed; });
+    int now[9] = {int(memory.size()),  retained,          int(there) - int(contexts.size()),
                   int(modules.size()), int(stack.size()), int(locked.size() + events.size()),
                   synchronised,        launched,          pageable};
     memcpy(state, now, sizeof now);

@@ -7,14 +7,16 @@ use crate::compiler::capability;
 use crate::cublas::Cublas;
 use crate::device::{Device, Gemm, Launch, Part};
 use crate::error::{said, words};
-use crate::kernels::{Kernel, Module};
+use crate::kernels::Kernel;
 use crate::libraries::fault;
+use crate::modules::Modules;
 use crate::staging::{HALF, Staging};
 use cudarc::driver::{DriverError, result, sys};
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 /// The least version of the driver's interface, 1000 times the major plus 10 times the minor, and of devices.
 const OLDEST_DRIVER: i32 = 11_020;
@@ -153,7 +155,8 @@ pub(crate) struct Driver {
     own: Option<sys::CUdevice>,
     code: Code,
     folder: Option<PathBuf>,
-    modules: HashMap<Module, sys::CUmodule>,
+    /// Shared by all backends of the context; `None` once they are given back.
+    modules: Option<Arc<Modules>>,
     functions: HashMap<Kernel, sys::CUfunction>,
     cublas: Option<Cublas>,
     staging: Option<Staging>,
@@ -236,7 +239,7 @@ impl Driver {
     }
 
     fn of(context: sys::CUcontext, stream: sys::CUstream, own: Option<sys::CUdevice>, code: Code) -> Self {
-        let (modules, functions) = (HashMap::new(), HashMap::new());
+        let (modules, functions) = (Some(Modules::of(context)), HashMap::new());
         let (folder, cublas, staging) = (None, None, None);
         Driver { context, stream, own, code, folder, modules, functions, cublas, staging }
     }
@@ -262,18 +265,12 @@ impl Driver {
         if let Some(&function) = self.functions.get(&kernel) {
             return Ok(function);
         }
-        let module = match self.modules.get(&kernel.module) {
-            Some(&module) => module,
-            None => {
-                // SAFETY: a whole object of NVRTC's, or text that ends with NUL, here or in the crate. What comes from the folder has the
-                // checksum it was written with, and the embedder's word that nobody else writes there.
-                let load =
-                    |code: &[u8]| said("cuModuleLoadData", unsafe { result::module::load_data(code.as_ptr().cast()) });
-                let module = self.code.load(kernel.module, self.folder.as_deref(), load)?;
-                self.modules.insert(kernel.module, module);
-                module
-            }
-        };
+        // SAFETY: a whole object of NVRTC's, or text that ends with NUL, here or in the crate. What comes from the folder has the
+        // checksum it was written with, and the embedder's word that nobody else writes there.
+        let load = |code: &[u8]| said("cuModuleLoadData", unsafe { result::module::load_data(code.as_ptr().cast()) });
+        let (code, folder) = (&mut self.code, self.folder.as_deref());
+        let modules = self.modules.as_ref().expect("modules, until the driver is dropped");
+        let module = modules.get(kernel.module, || code.load(kernel.module, folder, load))?;
         let no_nul = Error::Driver { call: "cuModuleGetFunction", reason: "a NUL in a kernel's name".into() };
         let name = CString::new(kernel.entry).map_err(|_| no_nul)?;
         // SAFETY: the module is loaded.
@@ -285,7 +282,8 @@ impl Driver {
 
 impl Device for Driver {
     fn keep_code_in(&mut self, folder: PathBuf) {
-        self.modules.keys().for_each(|&module| self.code.keep(module, &folder));
+        let loaded = self.modules.as_ref().map(|modules| modules.loaded());
+        loaded.into_iter().flatten().for_each(|module| self.code.keep(module, &folder));
         self.folder = Some(folder);
     }
 
@@ -414,6 +412,7 @@ impl Drop for Driver {
         let Ok(current) = Current::make(self.context) else { return };
         // All of it stays then, since waiting would spoil the capture.
         if uncaptured(self.stream) == Err(Error::Captured) {
+            self.modules.take().into_iter().for_each(Modules::leave);
             return std::mem::forget(self.cublas.take());
         }
         // SAFETY: all handles are this value's own and used no more; what is enqueued is waited for. Nothing can be
@@ -422,9 +421,7 @@ impl Drop for Driver {
             let _ = result::stream::synchronize(self.stream);
             self.cublas = None;
             self.staging.iter_mut().for_each(Staging::free);
-            for (_, module) in self.modules.drain() {
-                let _ = result::module::unload(module);
-            }
+            self.modules.take().into_iter().for_each(Modules::give_back);
             if let Some(device) = self.own {
                 if !self.stream.is_null() {
                     let _ = result::stream::destroy(self.stream);

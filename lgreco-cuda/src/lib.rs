@@ -113,6 +113,8 @@ mod kernels;
 mod libraries;
 mod magnitude;
 #[allow(unsafe_code)]
+mod modules;
+#[allow(unsafe_code)]
 mod nvrtc;
 mod pending;
 mod positions;

@@ -7,9 +7,9 @@ use crate::device::{Device, Gemm, Launch, Part};
 use crate::driver::Arguments;
 use crate::kernels::{Kernel, Module};
 use libloading::Library;
-#[cfg(test)]
-pub(crate) use library::entries;
 pub(crate) use library::{Flavour, build, target};
+#[cfg(test)]
+pub(crate) use library::{entries, stand_in};
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CStr, c_char, c_int, c_void};

@@ -24,7 +24,6 @@ OPTIONS = {
     "topk": [("topk", permille / 1000) for permille in range(1, 101)],
     "powersgd": [("powersgd", rank) for rank in (1, 2, 4, 8, 16, 32, 64)],
 }
-RUNS = 6  # as there
 COLUMNS = 4096  # as there
 
 
@@ -33,11 +32,14 @@ def synchronise(device):
         torch.cuda.synchronize(device)
 
 
+runs = 6  # as there
+
+
 def least(device, call):
     """Seconds of a call, after one that is not counted: PyTorch's first calls with a shape are slow."""
     call()
     times = []
-    for _ in range(RUNS if device.type == "cuda" else 1):
+    for _ in range(runs if device.type == "cuda" else 1):
         synchronise(device)
         start = time.perf_counter()
         call()
@@ -131,12 +133,15 @@ def hook(device, flat):
 
 
 def main():
+    global runs
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--layers", type=int, default=len(SHAPES), help="only the last of the layers, for a trial")
     parser.add_argument("--values", type=int, default=1 << 26, help="of the single operations")
+    parser.add_argument("--runs", type=int, default=runs, help="of which the fastest counts")
     parser.add_argument("--ours", help="lgreco's program on_device, to run on as many values")
     arguments = parser.parse_args()
+    runs = arguments.runs
     device = torch.device(arguments.device)
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
@@ -149,7 +154,7 @@ def main():
         if device.type == "cuda":
             torch.cuda.empty_cache()
         environment = os.environ | {"LGRECO_BENCH_ELEMENTS": str(arguments.values)}
-        subprocess.run([arguments.ours], check=True, env=environment)
+        subprocess.run([arguments.ours, "copy", "payloads", "rows"], check=True, env=environment)
 
 
 if __name__ == "__main__":

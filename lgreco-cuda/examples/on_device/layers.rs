@@ -1,8 +1,7 @@
 //! Rows and payloads of one layer.
 
 use super::*;
-use cudarc::driver::sys;
-use lgreco_core::backend::{Job, Portable};
+use lgreco_core::backend::{Backend as _, Job, Portable};
 use lgreco_core::compress::Compressor;
 use lgreco_core::rng::Stream;
 use lgreco_cuda::DeviceJob;
@@ -19,9 +18,10 @@ impl Bench {
         let (gradient, stream) = (self.on_device()?, Stream::default());
         let jobs = [DeviceJob { gradient, candidates, stream }; CALLS];
         let mut rows = vec![f64::NAN; CALLS * candidates.len()];
-        let here = seconds(|| Ok(self.backend.measure_device(&jobs, &mut rows)?))?;
+        let here = host_seconds(|| Ok(self.backend.measure_device(&jobs, &mut rows)?))? / CALLS as f64;
         let cpu = self.check_rows(name, self.shape, candidates, &rows)?;
-        self.line(&format!("row of {name}"), here, cpu)
+        self.line(&format!("row of {name}"), here, cpu);
+        Ok(())
     }
 
     /// Asserts that rows of the first values are the CPU's, whose seconds are returned.
@@ -47,24 +47,22 @@ impl Bench {
     }
 
     pub(super) fn payloads(&mut self, name: &str, setting: Setting) -> Outcome<()> {
-        let gradient = self.on_device()?;
+        let (gradient, clock) = (self.on_device()?, self.clock);
         let len = setting.payload_len(self.shape, self.dtype)?;
-        let payload = memory(len.next_multiple_of(4))?;
-        let here = seconds(|| {
-            for _ in 0..CALLS {
-                // SAFETY: room for a payload.
-                unsafe { self.backend.encode_to_device(&setting, &gradient, Stream::default(), payload) }?;
-            }
-            Ok(self.backend.check()?)
+        let payload = Memory::new(len.next_multiple_of(4))?;
+        let here = clock.seconds(CALLS, || {
+            // SAFETY: room for a payload.
+            unsafe { self.backend.encode_to_device(&setting, &gradient, Stream::default(), payload.at()) }?;
+            Ok(())
         })?;
+        self.backend.check()?;
         let host = self.host(self.shape)?;
         let mut workspace = vec![0; setting.encode_workspace_len(self.shape, self.dtype)];
         let (mut expected, mut found) = (vec![0; len], vec![0u8; len]);
         let start = Instant::now();
         setting.encode(&host, Stream::default(), &mut workspace, &mut expected)?;
         let cpu = start.elapsed().as_secs_f64();
-        // SAFETY: the payload is that long.
-        unsafe { result::memcpy_dtoh_sync(&mut found, payload) }?;
+        clock.download(payload.at(), &mut found)?;
         let of_core = |payload: &[u8]| -> Outcome<Vec<f32>> {
             let mut values = vec![0.0f32; self.values.len()];
             lgreco_core::compress::decode(payload, &mut values)?;
@@ -77,29 +75,24 @@ impl Bench {
             }
             _ => assert!(found == expected, "{name}: the payload"),
         }
-        self.line(&format!("encode {name}"), here, cpu)?;
+        self.line(&format!("encode {name}"), here, cpu);
         if self.dtype != Dtype::F32 {
             // Payloads decode to f32 whatever they were made of.
-            // SAFETY: allocated above, and used no more.
-            return Ok(unsafe { sys::cuMemFree_v2(payload) }.result()?);
+            return Ok(());
         }
 
-        let here = seconds(|| {
-            for _ in 0..CALLS {
-                // SAFETY: the payload just made, and room for as many values.
-                unsafe { self.backend.decode_on_device(&setting, self.shape, payload, self.other) }?;
-            }
-            Ok(self.backend.synchronise()?)
+        let here = clock.seconds(CALLS, || {
+            // SAFETY: the payload just made, and room for as many values.
+            Ok(unsafe { self.backend.decode_on_device(&setting, self.shape, payload.at(), self.other.at()) }?)
         })?;
+        self.backend.check()?;
         let (mut values, mut decoded) = (vec![0.0f32; self.values.len()], vec![0.0f32; self.values.len()]);
         let start = Instant::now();
         lgreco_core::compress::decode(&found, &mut values)?;
         let cpu = start.elapsed().as_secs_f64();
-        // SAFETY: as many values.
-        unsafe { result::memcpy_dtoh_sync(&mut decoded, self.other) }?;
+        clock.download(self.other.at(), &mut decoded)?;
         assert!(decoded == values, "{name}: the values");
-        self.line(&format!("decode {name}"), here, cpu)?;
-        // SAFETY: allocated above, and used no more.
-        Ok(unsafe { sys::cuMemFree_v2(payload) }.result()?)
+        self.line(&format!("decode {name}"), here, cpu);
+        Ok(())
     }
 }

@@ -1,10 +1,13 @@
-//! What has to be seen on a GPU: the conformance suite and those of exchanges, residuals and captured steps, then times of rows and payloads against copying, and against what
-//! the machine code promises where that is known (`src/roofline`). README.md says how to carry it to a machine that has one.
-//! `LGRECO_BENCH_ELEMENTS` takes the place of 2^26 values; where they are fewer than 2^20, the suites of exchanges are shorter, and
-//! every time is that of one run.
+//! Checks and figures of an NVIDIA GPU: `on_device [SECTION...]` runs these sections, or all of them without arguments; `on_device
+//! --list` prints their names, `on_device --device` what the device is. A section that fails does not stop the later ones; the exit
+//! status is 1 if any has failed.
 //!
-//! Every figure's answer is asserted to be the CPU's; of a model's table the rows of two layers.
+//! Sections are either suites (conformance, exchanges, graphs), or figures: times of rows, payloads, exchanges and tables, as
+//! shares of the bandwidth of a copy. Every figure's answer is compared with the CPU's; of a model's table the rows of two
+//! layers. `LGRECO_BENCH_ELEMENTS` sets the number of values (2^26); where there are fewer than 2^20, the suites plant less
+//! damage, and every time is that of one run. `LGRECO_BENCH_RUNS` sets the number of runs, of which the fastest counts (6).
 
+mod device;
 mod exchanges;
 mod layers;
 mod models;
@@ -12,189 +15,244 @@ mod narrow;
 mod suites;
 mod sums;
 
-use cudarc::driver::result;
-use lgreco_core::backend::Backend;
+use device::{Clock, Memory};
 use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::qsgd::{Qsgd, Scale};
 use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::topk::TopK;
 use lgreco_core::compress::{Candidates, Setting};
 use lgreco_core::gradient::{Bf16, Dtype, Shape};
-use lgreco_core::testing::backend::check_all;
 use lgreco_core::testing::powersgd::uniform;
-use lgreco_cuda::testing::{Gpu, OF_MODELS, OPERATIONS, Operation};
+use lgreco_cuda::testing::memory::enter;
 use lgreco_cuda::{CudaBackend, DeviceGradient, devices};
-use std::collections::BTreeSet;
+use std::any::Any;
 use std::error::Error;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::time::Instant;
 
 /// Calls that are enqueued before the device is waited for.
 const CALLS: usize = 8;
-/// What rows agree within, and matrices that PowerSGD's payloads decode to, of their norm.
+/// The largest relative difference of rows, and of matrices that PowerSGD's payloads decode to, as part of their norm.
 const ROWS: f64 = 1e-4;
 const NORM: f64 = 1e-4;
-/// What bf16 loses of a number.
+/// The relative error of a number in bf16.
 const SENT: f32 = 1.0 / 256.0;
 /// Ranks of an exchange.
 const RANKS: usize = 8;
 /// Values below which times mean nothing.
 const FEW: usize = 1 << 20;
-/// What a measured time may be of its prediction.
-const MISSED: f64 = 1.25;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Seconds of a call, of which `run` makes [`CALLS`]: the least of some runs.
-fn seconds(mut run: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
-    let mut least = f64::INFINITY;
-    for _ in 0..if elements()? < FEW { 1 } else { 6 } {
-        let start = Instant::now();
-        run()?;
-        least = least.min(start.elapsed().as_secs_f64() / CALLS as f64);
+/// A number of the environment's.
+fn number(variable: &str, otherwise: usize) -> Outcome<usize> {
+    match std::env::var(variable) {
+        Ok(text) => Ok(text.parse().map_err(|error| format!("{variable} is {text}: {error}"))?),
+        Err(_) => Ok(otherwise),
     }
-    Ok(least)
-}
-
-/// Device memory of the primary context, for as long as the program runs.
-fn memory(bytes: usize) -> Outcome<u64> {
-    // SAFETY: nothing reads it before it is written.
-    Ok(unsafe { result::malloc_sync(bytes) }?)
 }
 
 /// Values of the figures.
 fn elements() -> Outcome<usize> {
-    match std::env::var("LGRECO_BENCH_ELEMENTS") {
-        Ok(text) => Ok(text.parse().map_err(|error| format!("LGRECO_BENCH_ELEMENTS is {text}: {error}"))?),
-        Err(_) => Ok(1 << 26),
-    }
+    number("LGRECO_BENCH_ELEMENTS", 1 << 26)
 }
 
+/// Whether there are so few values that times mean nothing.
+fn is_few() -> Outcome<bool> {
+    Ok(elements()? < FEW)
+}
+
+/// How often a time is taken, of which the least counts.
+fn runs() -> Outcome<usize> {
+    number("LGRECO_BENCH_RUNS", if is_few()? { 1 } else { 6 })
+}
+
+/// Host seconds of a call that waits for the device: the least of some runs.
+fn host_seconds(mut run: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
+    let mut least = f64::INFINITY;
+    for _ in 0..runs()? {
+        let start = Instant::now();
+        run()?;
+        least = least.min(start.elapsed().as_secs_f64());
+    }
+    Ok(least)
+}
+
+/// What a section does.
+#[derive(Clone, Copy)]
+enum Section {
+    Suite(fn(bool) -> Outcome<()>),
+    Figures(fn(&mut Bench) -> Outcome<()>),
+    /// Figures of gradients in bf16.
+    Narrow(fn(&mut Bench) -> Outcome<()>),
+}
+
+use Section::{Figures, Narrow, Suite};
+
+/// In the order in which they run.
+const SECTIONS: [(&str, Section); 18] = [
+    ("copy", Figures(|_| Ok(()))),
+    ("conformance", Suite(suites::conformance)),
+    ("payloads", Figures(Bench::all_payloads)),
+    ("steps", Figures(Bench::steps)),
+    ("rows", Figures(Bench::all_rows)),
+    ("tables", Figures(Bench::tables)),
+    ("models", Figures(Bench::steps_of_models)),
+    ("payloads-bf16", Narrow(Bench::all_payloads)),
+    ("steps-bf16", Narrow(Bench::steps)),
+    ("rows-bf16", Narrow(Bench::all_rows)),
+    ("tables-bf16", Narrow(Bench::tables)),
+    ("models-bf16", Narrow(Bench::steps_of_models)),
+    ("exchanges", Suite(suites::exchanges)),
+    ("shards", Suite(suites::shards)),
+    ("failures", Suite(suites::failures)),
+    ("damage", Suite(suites::damage)),
+    ("window", Suite(suites::window)),
+    ("graphs", Suite(suites::graphs)),
+];
+
 fn main() -> ExitCode {
-    match check() {
-        Ok(()) => ExitCode::SUCCESS,
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments == ["--list"] {
+        SECTIONS.iter().for_each(|(name, _)| println!("{name}"));
+        return ExitCode::SUCCESS;
+    }
+    let is_known = |name: &str| name == "--device" || SECTIONS.iter().any(|(section, _)| *section == name);
+    if let Some(unknown) = arguments.iter().find(|name| !is_known(name)) {
+        eprintln!("on_device has no section {unknown}; on_device --list prints their names");
+        return ExitCode::from(2);
+    }
+    let outcome = if arguments == ["--device"] { tell().map(|()| true) } else { run(&arguments) };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("{error}");
+            println!("FAILED: {error}");
             ExitCode::FAILURE
         }
     }
 }
 
-fn check() -> Outcome<()> {
-    for device in devices()? {
-        println!("{}, compute capability {}, driver for CUDA {}", device.name, device.capability, device.driver);
-        let usable = device.usable.unwrap_or_else(|error| error.to_string());
-        println!("{} MiB, {usable}", device.memory >> 20);
-    }
-    let gpu = devices()?.first().and_then(|device| Gpu::named(&device.name));
-    let mut backend = CudaBackend::new(0)?;
-    let start = Instant::now();
-    check_all(&mut backend, ROWS);
-    println!("the conformance suite passes, {:.1} s, kernels compiled meanwhile", start.elapsed().as_secs_f64());
-    let elements = elements()?;
-    suites::run(elements < FEW)?;
-    Bench::new(backend, gpu, elements)?.run()
+/// Prints what the first device is, on one line.
+fn tell() -> Outcome<()> {
+    let device = devices()?.into_iter().next().ok_or("there is no device")?;
+    let usable = device.usable.unwrap_or_else(|error| error.to_string());
+    let (name, capability, driver) = (device.name, device.capability, device.driver);
+    println!(
+        "{name}, compute capability {capability}, driver for CUDA {driver}, {} MiB, {usable}",
+        device.memory >> 20
+    );
+    Ok(())
 }
 
+/// Runs the sections of these names; all if there are none. Whether all have passed.
+fn run(chosen: &[String]) -> Outcome<bool> {
+    tell()?;
+    enter(0)?;
+    let few = is_few()?;
+    // While this one is there, the kernels of all later ones are loaded only once.
+    let _modules = CudaBackend::new(0)?;
+    let (mut bench, mut failed) = (None, Vec::new());
+    for (name, section) in SECTIONS.iter().filter(|(name, _)| chosen.is_empty() || chosen.iter().any(|of| of == name)) {
+        println!("\n== {name}");
+        let start = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(|| match section {
+            Suite(suite) => suite(few),
+            Figures(figures) => figures(opened(&mut bench, Dtype::F32)?),
+            Narrow(figures) => figures(opened(&mut bench, Dtype::Bf16)?),
+        }));
+        let wrong = match outcome {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(panic) => Some(words(&*panic)),
+        };
+        match wrong {
+            None => println!("{name}: passed, {:.1} s", start.elapsed().as_secs_f64()),
+            Some(wrong) => {
+                println!("{name}: FAILED: {wrong}");
+                failed.push(*name);
+            }
+        }
+    }
+    println!("\nfailed: {}", if failed.is_empty() { "none".into() } else { failed.join(", ") });
+    Ok(failed.is_empty())
+}
+
+/// What a panic says.
+fn words(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words").to_owned()
+}
+
+/// The bench with gradients of this type, made if there is none.
+fn opened(bench: &mut Option<Bench>, dtype: Dtype) -> Outcome<&mut Bench> {
+    let bench = match bench {
+        Some(bench) => bench,
+        none => none.insert(Bench::new(elements()?)?),
+    };
+    if dtype != bench.dtype {
+        bench.narrow()?;
+    }
+    Ok(bench)
+}
+
+/// Gradients on the device, and a backend on the stream in which everything here is enqueued.
 struct Bench {
+    clock: Clock,
     backend: CudaBackend,
     shape: Shape,
     values: Vec<f32>,
     /// The same, where gradients are bf16.
     narrow: Vec<Bf16>,
     dtype: Dtype,
-    gradient: u64,
-    other: u64,
+    gradient: Memory,
+    other: Memory,
     /// Bytes per second that a copy reads and writes.
     bandwidth: f64,
-    /// Whose predictions are set against the figures.
-    gpu: Option<Gpu>,
-    /// Lines that took longer than predicted, and those that do not reach what they were to reach.
-    missed: Vec<String>,
-    below: Vec<String>,
-    /// The operations that have been measured, of one layer and of models.
-    measured: [BTreeSet<&'static str>; 2],
 }
 
 impl Bench {
-    /// The device's context is current on this thread.
-    fn new(backend: CudaBackend, gpu: Option<Gpu>, elements: usize) -> Outcome<Self> {
+    /// The device's context is current on this thread. Prints the bandwidth of a copy.
+    fn new(elements: usize) -> Outcome<Self> {
+        let clock = Clock::new()?;
         let shape = Shape::new(elements / 4096, 4096)?;
         let values: Vec<f32> = uniform(shape.elements(), 1).into_iter().map(|x| x * x * x).collect();
         let bytes = 4 * values.len();
-        let (gradient, other) = (memory(bytes)?, memory(bytes + 4096)?);
-        // SAFETY: both are that long.
-        unsafe { result::memcpy_htod_sync(gradient, &values) }?;
-        let copy = seconds(|| {
-            for _ in 0..CALLS {
-                // SAFETY: both are that long.
-                unsafe { result::memcpy_dtod_async(other, gradient, bytes, std::ptr::null_mut()) }?;
-            }
-            Ok(result::ctx::synchronize()?)
-        })?;
+        let (gradient, other) = (Memory::new(bytes)?, Memory::new(bytes + 4096)?);
+        clock.upload(gradient.at(), &values)?;
+        let copy = clock.seconds(CALLS, || clock.copy(other.at(), gradient.at(), bytes))?;
         let bandwidth = 2.0 * bytes as f64 / copy;
         println!("{} f32 values; a copy of them moves {:.1} GB/s", values.len(), bandwidth / 1e9);
-        match &gpu {
-            Some(gpu) => println!("predictions are for {}, whose copy moves {:.1} GB/s", gpu.name, gpu.copy / 1e9),
-            None => println!("there are no predictions for this device"),
-        }
         println!("{:<44} {:>9} {:>9} {:>9} {:>11}", "", "ms", "GB/s", "of copy", "one core, ms");
-        Ok(Bench {
-            backend,
-            shape,
-            values,
-            narrow: Vec::new(),
-            dtype: Dtype::F32,
-            gradient,
-            other,
-            bandwidth,
-            gpu,
-            missed: Vec::new(),
-            below: Vec::new(),
-            measured: Default::default(),
-        })
+        // SAFETY: the stream is the clock's, which stays.
+        let backend = unsafe { CudaBackend::with_stream(clock.stream().cast()) }?;
+        let (narrow, dtype) = (Vec::new(), Dtype::F32);
+        Ok(Bench { clock, backend, shape, values, narrow, dtype, gradient, other, bandwidth })
     }
 
-    fn run(mut self) -> Outcome<()> {
+    fn all_rows(&mut self) -> Outcome<()> {
         let elements = self.shape.elements() as u32;
-        let keeps: Vec<u32> = (1..=100).map(|i| (u64::from(elements) * i / 1000) as u32).collect();
         let widths: &[u8] = &[2, 3, 4, 5, 6, 7, 8];
         self.rows("QSGD, 7 widths", Candidates::Qsgd { base: Qsgd::default(), bits: widths })?;
-        self.rows("TopK, 100 densities", Candidates::TopK { values: Dtype::F32, keeps: &keeps })?;
-        let few = [1, 3, 10].map(|part| (elements / 1000 * part).max(1));
-        let few = Candidates::QuantisedTopK { keeps: &few, bits: &[2, 4, 8] };
-        self.rows("TopK in few bits, 3 densities", few)?;
+        if self.dtype == Dtype::F32 {
+            let keeps: Vec<u32> = (1..=100).map(|i| (u64::from(elements) * i / 1000) as u32).collect();
+            self.rows("TopK, 100 densities", Candidates::TopK { values: Dtype::F32, keeps: &keeps })?;
+            let few = [1, 3, 10].map(|part| (elements / 1000 * part).max(1));
+            let few = Candidates::QuantisedTopK { keeps: &few, bits: &[2, 4, 8] };
+            self.rows("TopK in few bits, 3 densities", few)?;
+        }
         let ranks = Candidates::PowerSgd { iterations: 5, ranks: &[1, 2, 4, 8, 16, 32, 64] };
-        self.rows("PowerSGD, ranks 1 to 64", ranks)?;
-        self.step()?;
-        self.models()?;
-        self.narrow()?;
-        self.rows("QSGD, 7 widths", Candidates::Qsgd { base: Qsgd::default(), bits: widths })?;
-        self.rows("PowerSGD, ranks 1 to 64", ranks)?;
-        self.step()?;
-        self.models()?;
-        for (operations, measured) in [OPERATIONS, OF_MODELS].into_iter().zip(&self.measured) {
-            let left = operations.iter().find(|of| !measured.contains(of.name));
-            if let Some(left) = left {
-                return Err(format!("{} has not been measured", left.name).into());
-            }
-        }
-        println!();
-        for (what, lines) in [
-            ("longer than predicted, by more than a quarter", &self.missed),
-            ("below what was to be reached", &self.below),
-        ] {
-            println!("{what}: {}", if lines.is_empty() { "none".into() } else { lines.join("; ") });
-        }
-        Ok(())
+        self.rows("PowerSGD, ranks 1 to 64", ranks)
     }
 
-    /// Payloads and exchanges, under every method.
-    fn step(&mut self) -> Outcome<()> {
+    fn all_payloads(&mut self) -> Outcome<()> {
+        METHODS.into_iter().try_for_each(|(name, setting)| self.payloads(name, setting(self.shape)))
+    }
+
+    /// Exchanges of one layer, under every method.
+    fn steps(&mut self) -> Outcome<()> {
         let shape = [self.shape];
-        for (name, setting) in METHODS {
-            self.payloads(name, setting(self.shape))?;
-        }
         for (name, setting) in METHODS.into_iter().filter(|(name, _)| !name.starts_with("PowerSGD")) {
             self.exchange("", name, setting, &shape)?;
         }
@@ -202,55 +260,26 @@ impl Bench {
         self.sums("", "uncompressed", |_| Setting::Dense, &shape)
     }
 
-    /// What ends a line: the prediction, if there is one, and whether the time misses it, or what was to be reached. `of` is 0 for
-    /// operations on one layer, 1 for those on a model's.
-    fn against(&mut self, of: usize, (model, name): (&str, &str), shapes: &[Shape], here: f64) -> Outcome<String> {
-        let name = self.named(name);
-        let Some(operation) = [OPERATIONS, OF_MODELS][of].iter().find(|operation| operation.name == name) else {
-            return Ok(String::new());
-        };
-        self.measured[of].insert(operation.name);
-        let Operation { bytes, target, .. } = operation;
-        let values: usize = shapes.iter().map(|shape| shape.elements()).sum();
-        let of_copy = bytes * values as f64 / here / self.bandwidth;
-        let mut said = String::new();
-        if let Some(gpu) = self.gpu {
-            let predicted = operation.predict(&gpu, shapes, operation.commands(shapes)?).seconds;
-            said = format!("  predicted {:.3} ms", 1e3 * predicted);
-            if here > MISSED * predicted {
-                self.missed.push(format!("{model}{name}"));
-                said += ", misses";
-            }
-        }
-        if let Some(target) = target.filter(|&target| of_copy < target) {
-            self.below.push(format!("{model}{name} ({:.0} %, not {:.0} %)", 100.0 * of_copy, 100.0 * target));
-        }
-        Ok(said)
-    }
-
     fn on_device(&self) -> Outcome<DeviceGradient> {
         // SAFETY: as many values, kept as long as the program runs.
-        Ok(unsafe { DeviceGradient::new(self.gradient, self.dtype, self.shape) }?)
+        Ok(unsafe { DeviceGradient::new(self.gradient.at(), self.dtype, self.shape) }?)
     }
 
     /// One line, of a call that reads the gradient at least once.
-    fn line(&mut self, name: &str, here: f64, cpu: f64) -> Outcome<()> {
-        self.line_of(name, self.dtype.bytes() * self.values.len(), here, cpu)
+    fn line(&self, name: &str, here: f64, cpu: f64) {
+        self.line_of(name, self.dtype.bytes() * self.values.len(), here, cpu);
     }
 
     /// One line, of a call that has to read and write so many bytes.
-    fn line_of(&mut self, name: &str, bytes: usize, here: f64, cpu: f64) -> Outcome<()> {
-        let shape = [self.shape];
-        let against = self.against(0, ("", name), &shape, here)?;
+    fn line_of(&self, name: &str, bytes: usize, here: f64, cpu: f64) {
         let (name, read) = (self.named(name), bytes as f64 / here);
         println!(
-            "{name:<44} {:>9.3} {:>9.1} {:>7.0} % {:>11.0}{against}",
+            "{name:<44} {:>9.3} {:>9.1} {:>7.0} % {:>11.0}",
             1e3 * here,
             read / 1e9,
             100.0 * read / self.bandwidth,
             1e3 * cpu
         );
-        Ok(())
     }
 }
 

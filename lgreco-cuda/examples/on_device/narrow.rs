@@ -9,10 +9,7 @@ impl Bench {
         self.narrow = self.values.iter().map(|&x| Bf16::from_f32(x)).collect();
         self.values = self.narrow.iter().map(|x| x.to_f32()).collect();
         self.dtype = Dtype::Bf16;
-        // SAFETY: there is room for as many f32.
-        unsafe { result::memcpy_htod_sync(self.gradient, &self.narrow) }?;
-        println!("\nof bf16");
-        Ok(())
+        self.clock.upload(self.gradient.at(), &self.narrow)
     }
 
     /// What a line is called.
@@ -39,13 +36,11 @@ impl Bench {
     pub(super) fn read(&self, address: u64, count: usize) -> Outcome<Vec<f32>> {
         if self.dtype == Dtype::F32 {
             let mut values = vec![0.0; count];
-            // SAFETY: as many are there.
-            unsafe { result::memcpy_dtoh_sync(&mut values, address) }?;
+            self.clock.download(address, &mut values)?;
             return Ok(values);
         }
         let mut values = vec![Bf16::from_f32(0.0); count];
-        // SAFETY: likewise.
-        unsafe { result::memcpy_dtoh_sync(&mut values, address) }?;
+        self.clock.download(address, &mut values)?;
         Ok(values.iter().map(|x| x.to_f32()).collect())
     }
 }

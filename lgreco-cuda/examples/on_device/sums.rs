@@ -1,7 +1,6 @@
 //! Steps of exchanges of what travels by sums, of one layer or of a model's: uncompressed values and PowerSGD's factors.
 
 use super::*;
-use cudarc::driver::sys;
 use lgreco_core::compress::powersgd;
 use lgreco_cuda::{ExchangeConfig, ExchangeProgram};
 
@@ -11,39 +10,32 @@ fn norm(values: impl Iterator<Item = f32>) -> f64 {
 
 impl Bench {
     /// Whole steps with no other rank, so that what is summed stays as it is.
-    pub(super) fn sums(
-        &mut self,
-        model: &str,
-        name: &str,
-        setting: fn(Shape) -> Setting,
-        shapes: &[Shape],
-    ) -> Outcome<()> {
+    pub(super) fn sums(&mut self, model: &str, name: &str, setting: SettingOf, shapes: &[Shape]) -> Outcome<()> {
         let layers: Vec<(Shape, Setting)> = shapes.iter().map(|&shape| (shape, setting(shape))).collect();
         let config = ExchangeConfig { dtype: self.dtype, reduce_dtype: self.dtype, ..ExchangeConfig::default() };
         let program = ExchangeProgram::new(&layers, config)?;
         let (of_rows, of_cols, size) = (program.sum_values(), program.factor_values(), self.dtype.bytes());
-        let (table, residuals) = (memory(program.memory_bytes() as usize)?, memory(program.residual_bytes() as usize)?);
-        let (sums, factors) = (memory(size * of_rows)?, memory((size * of_cols).max(size))?);
+        let table = Memory::new(program.memory_bytes() as usize)?;
+        let residuals = Memory::new(program.residual_bytes() as usize)?;
+        let (sums, factors) = (Memory::new(size * of_rows)?, Memory::new(size * of_cols)?);
         // SAFETY: as large as the program says, and used here alone.
-        let exchange = unsafe { self.backend.begin_exchange(program, table, residuals) }?;
-        let here = seconds(|| {
-            for _ in 0..CALLS {
-                // SAFETY: the gradients, room for both sums and for the means.
-                unsafe {
-                    self.backend.project_exchange(&exchange, self.gradient, sums)?;
-                    self.backend.back_project_exchange(&exchange, sums, factors)?;
-                    self.backend.average_exchange(&exchange, sums, factors, self.other)?;
-                }
+        let exchange = unsafe { self.backend.begin_exchange(program, table.at(), residuals.at()) }?;
+        let here = self.clock.seconds(CALLS, || {
+            // SAFETY: the gradients, room for both sums and for the means.
+            unsafe {
+                self.backend.project_exchange(&exchange, self.gradient.at(), sums.at())?;
+                self.backend.back_project_exchange(&exchange, sums.at(), factors.at())?;
+                self.backend.average_exchange(&exchange, sums.at(), factors.at(), self.other.at())?;
             }
-            Ok(self.backend.synchronise()?)
+            Ok(())
         })?;
         let outcome = self.backend.exchange_outcome(&exchange)?;
         assert!((outcome.failed, outcome.fault) == (0, None), "{outcome:?}");
         // Of the first layer, whose factors come first.
         let &(shape, setting) = layers.first().ok_or("no layer")?;
         let values = shape.elements();
-        let means = self.read(self.other, values)?;
-        let (of_p, of_q) = (self.read(sums, of_rows)?, self.read(factors, of_cols)?);
+        let means = self.read(self.other.at(), values)?;
+        let (of_p, of_q) = (self.read(sums.at(), of_rows)?, self.read(factors.at(), of_cols)?);
         let cpu = match setting {
             Setting::PowerSgd(_) => self.check_factors(shape, [&of_p, &of_q], &means)?,
             _ => {
@@ -58,11 +50,7 @@ impl Bench {
         // Gradient and residual read, the mean and the residual written; of uncompressed values sums are written and read, of others
         // the residual is their sum, read twice and written anew.
         let of_value = if matches!(setting, Setting::Dense) { 8 + 4 * size } else { 20 + 2 * size };
-        self.line_of_exchange(model, &line, shapes, (of_value * total, here, cpu))?;
-        for address in [table, residuals, sums, factors] {
-            // SAFETY: allocated above, and used no more.
-            unsafe { sys::cuMemFree_v2(address) }.result()?;
-        }
+        self.line_of_exchange(model, &line, (of_value * total, here, cpu));
         Ok(())
     }
 

@@ -19,6 +19,9 @@ pub(crate) enum Flavour {
     Sanitized,
 }
 
+/// Held while something is compiled.
+static BUILDING: Mutex<()> = Mutex::new(());
+
 /// The names of a source's kernels.
 pub(crate) fn entries(source: &str) -> Vec<&str> {
     let after = source.split("__global__ ").skip(1);
@@ -72,7 +75,6 @@ pub(crate) fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
         }
     };
     let options: Vec<&str> = [COMMON, level, own].into_iter().flat_map(|text| text.split(' ')).collect();
-    static BUILDING: Mutex<()> = Mutex::new(());
     let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     let of_check = shim.check.as_ref().map_or(&[][..], |(_, source)| source);
     let sources: [&[u8]; 3] = [&shim.header, of_check, text.as_bytes()];
@@ -127,6 +129,21 @@ fn made(name: &str, ending: &str, parts: &[&[u8]], make: impl FnOnce(&Path)) -> 
         std::fs::rename(&unfinished, &path).expect("a file that was made");
     }
     path
+}
+
+/// A library made of a source of the folder `simt`, with these definitions. `Err` where there is no g++.
+#[cfg(test)]
+pub(crate) fn stand_in(source: &str, definitions: &[&str]) -> Result<PathBuf, std::io::Error> {
+    Command::new("g++").arg("--version").output()?;
+    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/simt")).join(source);
+    let text = std::fs::read(&path)?;
+    let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let all_definitions = definitions.join(" ");
+    let name = source.strip_suffix(".cpp").unwrap_or(source);
+    Ok(made(name, ".so", &[&text, all_definitions.as_bytes()], |library| {
+        let options = [&["-std=c++17", "-O1", "-shared", "-fPIC"], definitions].concat();
+        run(&options, &[&"-o", &library, &path]);
+    }))
 }
 
 fn run(options: &[&str], files: &[&dyn AsRef<OsStr>]) {

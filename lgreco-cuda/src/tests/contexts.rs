@@ -1,8 +1,8 @@
 //! Several contexts and threads, through the stand-in for the driver: each device has its context, and each thread its stack.
 #![allow(unsafe_code)]
 
-use super::driver::{run, state, trainer};
-use super::enqueued::{COLS, ROWS, current_context, payload, qsgd, tensor};
+use super::driver::{run_in_all_orders, state, trainer};
+use super::enqueued::{COLS, ROWS, capture, current_context, payload, qsgd, tensor};
 use crate::CudaBackend;
 use cudarc::driver::sys::{self, CUresult};
 use lgreco_core::backend::{Backend, Portable};
@@ -11,7 +11,7 @@ use std::ptr::null_mut;
 use std::sync::Barrier;
 
 fn with_two_devices(test: &str) {
-    run("contexts", test, &[("FAKE_CUDA_DEVICES", "2")], None);
+    run_in_all_orders("contexts", test, &[("FAKE_CUDA_DEVICES", "2")]);
 }
 
 #[test]
@@ -49,6 +49,49 @@ fn two_threads() {
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
     assert_eq!(state().left, [0; 6], "what is left");
+}
+
+#[test]
+fn backends_of_a_context_share_its_modules() {
+    with_two_devices("shared_modules");
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn shared_modules() {
+    let decode = |backend: &mut CudaBackend| {
+        let expected = payload(&qsgd(4));
+        backend.decode(&expected, &mut vec![0.0; ROWS * COLS]).unwrap();
+        state().left[3]
+    };
+    let mut first = CudaBackend::new(0).unwrap();
+    let own = decode(&mut first);
+    assert!(own > 0);
+    // Of the same context and of another one's; made when others are gone, and outliving the one that has loaded them.
+    let mut second = CudaBackend::new(0).unwrap();
+    assert_eq!(decode(&mut second), own);
+    let mut other = CudaBackend::new(1).unwrap();
+    assert_eq!(decode(&mut other), 2 * own);
+    drop(first);
+    assert_eq!(decode(&mut second), 2 * own);
+    drop(second);
+    assert_eq!(state().left[3], own, "what is left: the other context's");
+    drop(other);
+    assert_eq!(state().left, [0; 6], "what is left");
+    // A context that is there again has lost its modules.
+    let mut again = CudaBackend::new(0).unwrap();
+    assert_eq!(decode(&mut again), own);
+    // One that goes while its stream is captured leaves its modules, and nobody takes them over.
+    let (_, stream) = trainer(0);
+    // SAFETY: the stream and its context stay.
+    let mut captured = unsafe { CudaBackend::with_stream(stream.cast()) }.unwrap();
+    drop(again);
+    assert_eq!(decode(&mut captured), own);
+    capture(stream, true);
+    drop(captured);
+    assert_eq!(capture(stream, false), 0);
+    assert_eq!(decode(&mut CudaBackend::new(0).unwrap()), 2 * own);
+    assert_eq!(state().left[3], own);
 }
 
 #[test]

@@ -5,8 +5,8 @@
 #![allow(unsafe_code)]
 
 use super::compiler::{library, stand_ins};
-use super::simt::{Flavour, build, entries, target};
-use super::{ROWS, nvrtc};
+use super::simt::{Flavour, build, entries, stand_in, target};
+use super::{ROWS, is_full, nvrtc, unavailable};
 use crate::compiler::{Architecture, Compiler};
 use crate::driver::FUNCTIONS;
 use crate::kernels::Module;
@@ -18,14 +18,44 @@ use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::check_all;
 use lgreco_train::feedback::Storage;
 use std::ffi::c_void;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::OnceLock;
 
-/// Builds the fake in `folder`; what programs need in their environment to find it, its kernels and Python's NVRTC.
-fn build_fake(folder: &Path, more: Option<&Path>) -> Option<[(&'static str, String); 3]> {
-    std::fs::create_dir_all(folder).unwrap();
-    library("fake_driver.cpp", &[], &folder.join("libcuda.so.1"))?;
+/// The orders that tests run in: both extremes for what nothing orders, and some in between.
+fn orders() -> Vec<String> {
+    let seeds = if is_full() { 16 } else { 1 };
+    let random = (1..=seeds).map(|seed| format!("random:{seed}"));
+    ["latest", "others", "earliest"].into_iter().map(String::from).chain(random).collect()
+}
+
+/// A folder with the fake under the driver's name, made with these definitions. `None` where there is no g++.
+fn folder_of_fake(definitions: &[&str]) -> Option<PathBuf> {
+    let library = stand_in("fake_driver.cpp", definitions)
+        .map_err(|error| unavailable(&format!("no g++ for an imitation of the driver: {error}")))
+        .ok()?;
+    let folder = library.with_extension("driver");
+    std::fs::create_dir_all(&folder).unwrap();
+    if std::fs::symlink_metadata(folder.join("libcuda.so.1")).is_err() {
+        // Another process may make it, too.
+        let linked = std::os::unix::fs::symlink(&library, folder.join("libcuda.so.1"));
+        assert!(linked.is_ok() || folder.join("libcuda.so.1").exists(), "{linked:?}");
+    }
+    Some(folder)
+}
+
+/// What programs need in their environment to find the fake, its kernels and Python's NVRTC.
+fn build_fake(more: Option<&Path>) -> Option<[(&'static str, String); 3]> {
+    static MODULES: OnceLock<String> = OnceLock::new();
+    let folder = folder_of_fake(&[])?;
+    let modules = MODULES.get_or_init(modules_of_fake).clone();
+    let paths = std::env::join_paths([folder.as_path()].into_iter().chain(more)).unwrap().into_string().unwrap();
+    let venv = nvrtc::venv().to_str().unwrap().to_owned();
+    Some([("LD_LIBRARY_PATH", paths), ("VIRTUAL_ENV", venv), ("FAKE_CUDA_MODULES", modules)])
+}
+
+/// The libraries of kernels, each with the name of one that no other has.
+fn modules_of_fake() -> String {
     let modules = Module::ALL.map(|module| {
         let source = module.source();
         let others: Vec<String> =
@@ -35,23 +65,25 @@ fn build_fake(folder: &Path, more: Option<&Path>) -> Option<[(&'static str, Stri
         let name = names.iter().find(own).expect("a kernel that no other module has");
         format!("{}={name};", build(module, &source, Flavour::Plain).display())
     });
-    let paths = std::env::join_paths([folder].into_iter().chain(more)).unwrap().into_string().unwrap();
-    let venv = nvrtc::venv().to_str().unwrap().to_owned();
-    Some([("LD_LIBRARY_PATH", paths), ("VIRTUAL_ENV", venv), ("FAKE_CUDA_MODULES", modules.concat())])
+    modules.concat()
 }
 
 /// Runs an ignored test of a file of tests where the fake is the driver, with these variables and one more folder of
 /// libraries, and returns what it prints.
 pub(super) fn run(file: &str, test: &str, variables: &[(&str, &str)], more: Option<&Path>) -> Option<String> {
-    // Two tests may run the same one at once.
-    static RUNS: AtomicUsize = AtomicUsize::new(0);
-    let number = RUNS.fetch_add(1, Ordering::Relaxed);
-    let folder = target().join(format!("driver-{}-{number}", std::process::id()));
-    let environment = build_fake(&folder, more)?;
+    let environment = build_fake(more)?;
     let own = environment.iter().map(|(name, value)| (*name, value.as_str()));
-    let text = run_with(file, test, &own.chain(variables.iter().copied()).collect::<Vec<_>>());
-    std::fs::remove_dir_all(&folder).unwrap();
-    Some(text)
+    Some(run_with(file, test, &own.chain(variables.iter().copied()).collect::<Vec<_>>()))
+}
+
+/// The same once for each order of what is enqueued: what it prints, with the order.
+pub(super) fn run_in_all_orders(file: &str, test: &str, variables: &[(&str, &str)]) -> Vec<(String, String)> {
+    let run_in = |order: String| {
+        println!("FAKE_CUDA_ORDER={order}");
+        let variables = [variables, &[("FAKE_CUDA_ORDER", order.as_str())]].concat();
+        run(file, test, &variables, None).map(|text| (order, text))
+    };
+    orders().into_iter().map_while(run_in).collect()
 }
 
 /// The same, with nothing but these variables.
@@ -70,8 +102,8 @@ fn run_with(file: &str, test: &str, variables: &[(&str, &str)]) -> String {
 #[ignore = "prints an environment"]
 fn environment() {
     nvrtc::compiler().expect("NVRTC");
-    let folder = target().join("driver");
-    let environment = build_fake(&folder, None).expect("g++");
+    let environment = build_fake(None).expect("g++");
+    let folder = folder_of_fake(&[]).expect("g++");
     library("fake_cublas.cpp", &[], &folder.join("libcublas.so.12")).expect("g++");
     for (name, value) in environment {
         println!("environment: {name}={value}");
@@ -124,8 +156,15 @@ fn functions_are_looked_for_before_they_are_called() {
     });
     let mut others: Vec<&str> = names.filter(|name| !FUNCTIONS.contains(name)).collect();
     others.sort_unstable();
-    let of_the_bench =
-        ["cuCtxSetCurrent", "cuCtxSynchronize", "cuMemAlloc_v2", "cuMemFree_v2", "cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2"];
+    let of_the_bench = [
+        "cuCtxSetCurrent",
+        "cuCtxSynchronize",
+        "cuEventElapsedTime",
+        "cuMemAlloc_v2",
+        "cuMemFree_v2",
+        "cuMemcpyDtoH_v2",
+        "cuMemcpyHtoD_v2",
+    ];
     let of_graphs = [
         "cuGraphDestroy",
         "cuGraphExecDestroy",
@@ -144,10 +183,11 @@ fn functions_are_looked_for_before_they_are_called() {
 
 #[test]
 fn a_driver_that_lacks_a_function_is_refused() {
+    let Some(lacking) = folder_of_fake(&["-DcuDeviceGetCount=cuDeviceCountedNot"]) else { return };
     let folder = target().join(format!("lacking-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let fake = folder.join("libcuda.so.1");
-    let Some(()) = library("fake_driver.cpp", &["-DcuDeviceGetCount=cuDeviceCountedNot"], &fake) else { return };
+    std::fs::copy(lacking.join("libcuda.so.1"), &fake).unwrap();
     let environment = [("LD_LIBRARY_PATH", folder.to_str().unwrap())];
     let run = |what: &str| {
         let text = run_with("driver", "what_is_missing", &environment);
@@ -302,8 +342,7 @@ fn encoding() {
 /// The crate's own code needs no NVRTC; devices and drivers that it is not for say what is missing.
 #[test]
 fn compiled_kernels_need_no_compiler() {
-    let folder = target().join(format!("alone-{}", std::process::id()));
-    let Some(environment) = build_fake(&folder, None) else { return };
+    let Some(environment) = build_fake(None) else { return };
     for (driver, device, expected) in [
         ("12040", "80", "usable: Ok(\"compiled for sm_80\")"),
         ("13000", "121", "usable: Ok(\"compiled for sm_120\")"),
@@ -314,7 +353,7 @@ fn compiled_kernels_need_no_compiler() {
         ("11080", "80", "usable: Err(\"no compiled kernels for this device and driver, and no NVRTC: "),
     ] {
         let own = environment.iter().map(|(name, value)| (*name, value.as_str()));
-        let nowhere = folder.join("nowhere");
+        let nowhere = target().join("nowhere");
         let alone = ["VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH", "HOME"]
             .map(|name| (name, nowhere.to_str().unwrap()));
         let of_device = [("FAKE_CUDA_VERSION", driver), ("FAKE_CUDA_CAPABILITY", device)];
@@ -324,7 +363,6 @@ fn compiled_kernels_need_no_compiler() {
         }
         assert!(text.contains(expected), "{driver}, {device}: {text}");
     }
-    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 /// The fake takes no PTX, which is all that the crate has for this device.

@@ -1,8 +1,7 @@
-//! What holds between a call that enqueues and the wait, through the stand-in for the driver, which does what is enqueued
-//! when somebody waits and not before.
+//! What holds between a call that enqueues and the wait, through the stand-in for the driver, in every order of what is enqueued.
 #![allow(unsafe_code)]
 
-use super::driver::{State, run, state, trainer};
+use super::driver::{State, run_in_all_orders, state, trainer};
 use crate::testing::graphs::Graph;
 use crate::{CudaBackend, DeviceExchange, DeviceGradient, Error, ExchangeConfig, ExchangeProgram};
 use cudarc::driver::sys;
@@ -28,7 +27,7 @@ fn settings() -> [Setting; 4] {
 }
 
 fn with_the_fake(test: &str, variables: &[(&str, &str)]) {
-    run("enqueued", test, variables, None);
+    run_in_all_orders("enqueued", test, variables);
 }
 
 /// A function of the stand-in.

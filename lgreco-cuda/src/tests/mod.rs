@@ -54,6 +54,11 @@ use crate::simt::{self, Flavour, Simt, unavailable};
 /// What rows agree within.
 const ROWS: f64 = 1e-4;
 
+/// Whether the environment asks for all cases, not only for those that represent the others.
+fn is_full() -> bool {
+    std::env::var_os("LGRECO_FULL").is_some()
+}
+
 /// The backend with kernels that run on the processor.
 fn backend(flavour: Flavour, order: i32) -> Option<CudaBackend> {
     Some(CudaBackend::on(Box::new(Simt::new(flavour, order, None)?)))

@@ -1,8 +1,8 @@
-//! The order of what is enqueued in several streams, and captures of one of them, through the stand-in for the driver. It
-//! does what nothing orders as late as it may, or as early with `FAKE_CUDA_OTHERS_FIRST`.
+//! The order of what is enqueued in several streams, and captures of one of them, through the stand-in for the driver, which
+//! runs what nothing orders as `FAKE_CUDA_ORDER` says.
 #![allow(unsafe_code)]
 
-use super::driver::{run, state, trainer};
+use super::driver::{run, run_in_all_orders, state, trainer};
 use super::enqueued::{COLS, ROWS, capture, device, payload, qsgd, values};
 use crate::kernels::{Kernel, Module};
 use crate::staging::{HALF, Staging};
@@ -29,21 +29,37 @@ fn order(earlier: CUstream, later: CUstream) {
     }
 }
 
-/// The gradient that `payload` is of, in the device's memory, and its address.
-fn gradient() -> (DeviceGradient, u64) {
+/// The gradient that `payload` is of, in the device's memory, and its address. The copy is waited for if it is to be `ordered`
+/// with what other streams do later.
+fn gradient_copied(ordered: bool) -> (DeviceGradient, u64) {
     let (address, values) = (device(4 * ROWS * COLS), uniform(ROWS * COLS, 1));
     let shape = Shape::new(ROWS, COLS).unwrap();
     // SAFETY: as many values.
     unsafe {
         sys::cuMemcpyHtoD_v2(address, values.as_ptr().cast(), 4 * ROWS * COLS).result().unwrap();
+        if ordered {
+            sys::cuStreamSynchronize(null_mut()).result().unwrap();
+        }
         (DeviceGradient::new(address, Dtype::F32, shape).unwrap(), address)
+    }
+}
+
+fn gradient() -> (DeviceGradient, u64) {
+    gradient_copied(true)
+}
+
+/// Both extremes of the orders, by whether the second of two operations, that nothing orders, runs before the first.
+fn extremes(test: &str) {
+    let texts = run_in_all_orders("streams", test, &[]);
+    let expected = [("latest", true), ("others", false), ("earliest", false)];
+    for ((order, text), (name, reversed)) in texts.iter().zip(expected) {
+        assert_eq!((order.as_str(), text.contains("reversed: true")), (name, reversed), "{text}");
     }
 }
 
 #[test]
 fn streams_that_no_event_orders_are_found() {
-    with_the_fake("two_streams", &[]);
-    with_the_fake("two_streams", &[("FAKE_CUDA_OTHERS_FIRST", "1")]);
+    run_in_all_orders("streams", "two_streams", &[]);
 }
 
 /// Whether one stream's payload is decoded by another that does or does not wait for it.
@@ -90,19 +106,111 @@ fn two_streams() {
     let streams = [trainer(0).1, trainer(0).1];
     // SAFETY: the streams and their context stay.
     let mut backends = streams.map(|stream| unsafe { CudaBackend::with_stream(stream.cast()) }.unwrap());
-    let others_first = std::env::var_os("FAKE_CUDA_OTHERS_FIRST").is_some();
-    assert!(is_received(&mut backends, streams, true) && is_sent(&mut backends, streams, true));
-    assert_eq!(
-        is_received(&mut backends, streams, false),
-        others_first,
-        "the reader runs before the writer, or after it"
-    );
-    assert_eq!(is_sent(&mut backends, streams, false), !others_first, "the writer runs after the reader, or before it");
+    for _ in 0..3 {
+        assert!(is_received(&mut backends, streams, true) && is_sent(&mut backends, streams, true));
+    }
+    // Whether the reader runs after the writer, and whether the writer runs after the reader.
+    let unordered = (is_received(&mut backends, streams, false), is_sent(&mut backends, streams, false));
+    match std::env::var("FAKE_CUDA_ORDER").unwrap().as_str() {
+        "latest" => assert_eq!(unordered, (false, true)),
+        "others" => assert_eq!(unordered, (true, false)),
+        "earliest" => assert_eq!(unordered, (true, true)),
+        _ => {}
+    }
+}
+
+/// The fault that `examples/on_device` once had: the null stream does not wait for a backend's own stream, and a wait for the whole
+/// context runs both in any order.
+#[test]
+fn copies_of_the_null_stream_that_wait_for_no_backend_are_found() {
+    extremes("copied_after");
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn copied_after() {
+    trainer(0);
+    let mut backend = CudaBackend::new(0).unwrap();
+    let ((gradient, _), expected) = (gradient(), payload(&qsgd(4)));
+    let mut is_copied = |ordered: bool| {
+        let ([sent, copied], mut found) = ([(); 2].map(|()| device(expected.len())), vec![0; expected.len()]);
+        // SAFETY: as long as the payload.
+        unsafe {
+            backend.encode_to_device(&qsgd(4), &gradient, Stream::default(), sent).unwrap();
+            if ordered {
+                backend.check().unwrap();
+            }
+            sys::cuMemcpyDtoDAsync_v2(copied, sent, expected.len(), null_mut()).result().unwrap();
+            sys::cuCtxSynchronize().result().unwrap();
+            sys::cuMemcpyDtoH_v2(found.as_mut_ptr().cast(), copied, expected.len()).result().unwrap();
+        }
+        backend.check().unwrap();
+        found == expected
+    };
+    assert!((0..3).all(|_| is_copied(true)));
+    println!("reversed: {}", !is_copied(false));
+}
+
+/// The same: a copy from pageable memory may be under way when the call returns, and a backend's own stream does not wait for it.
+#[test]
+fn uploads_that_no_backend_waits_for_are_found() {
+    extremes("uploaded_before");
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn uploaded_before() {
+    trainer(0);
+    let mut backend = CudaBackend::new(0).unwrap();
+    let expected = payload(&qsgd(4));
+    let mut is_uploaded = |ordered: bool| {
+        let ((gradient, _), mut found) = (gradient_copied(ordered), vec![0; expected.len()]);
+        let sent = device(expected.len());
+        // SAFETY: as long as the payload.
+        unsafe {
+            backend.encode_to_device(&qsgd(4), &gradient, Stream::default(), sent).unwrap();
+            // What the memory held before need not be finite.
+            let _ = backend.check();
+            sys::cuMemcpyDtoH_v2(found.as_mut_ptr().cast(), sent, expected.len()).result().unwrap();
+        }
+        found == expected
+    };
+    assert!((0..3).all(|_| is_uploaded(true)));
+    println!("reversed: {}", !is_uploaded(false));
+}
+
+/// Neither freeing memory, nor destroying a stream, nor unloading a module runs what is enqueued.
+#[test]
+fn only_waits_are_waits() {
+    with_the_fake("no_waits", &[("FAKE_CUDA_ORDER", "latest")]);
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn no_waits() {
+    let ([stream, other], words) = ([trainer(0).1, trainer(0).1], [device(4), device(4)]);
+    let (mut of_stream, freed) = (0, device(4));
+    let now = || words.map(|word| values(word, 1)[0].to_bits());
+    // SAFETY: words, and streams and memory that are used no more when they are given back.
+    unsafe {
+        sys::cuMemAllocAsync(&mut of_stream, 4, stream).result().unwrap();
+        sys::cuMemsetD32Async(of_stream, 7, 1, stream).result().unwrap();
+        sys::cuMemcpyDtoDAsync_v2(words[0], of_stream, 4, stream).result().unwrap();
+        sys::cuMemsetD32Async(words[1], 8, 1, other).result().unwrap();
+        sys::cuMemFreeAsync(of_stream, stream).result().unwrap();
+        sys::cuMemFree_v2(freed).result().unwrap();
+        sys::cuStreamDestroy_v2(other).result().unwrap();
+        assert_eq!(now(), [0xa5a5_a5a5; 2]);
+        sys::cuStreamSynchronize(stream).result().unwrap();
+        assert_eq!(now(), [7, 0xa5a5_a5a5]);
+        sys::cuCtxSynchronize().result().unwrap();
+        assert_eq!(now(), [7, 8]);
+    }
 }
 
 #[test]
 fn events_are_places_in_their_streams() {
-    with_the_fake("places", &[]);
+    with_the_fake("places", &[("FAKE_CUDA_ORDER", "latest")]);
 }
 
 #[test]
@@ -151,7 +259,7 @@ fn pageable() {
 
 #[test]
 fn the_null_stream_is_ordered_with_those_that_block() {
-    with_the_fake("null_stream", &[]);
+    extremes("null_stream");
 }
 
 #[test]
@@ -162,12 +270,17 @@ fn null_stream() {
     // SAFETY: a place for a stream, and a word.
     unsafe {
         sys::cuStreamCreate(&mut blocking, 0).result().unwrap();
-        for (stream, ordered) in [(blocking, true), (other, false)] {
+        for stream in [blocking, other] {
             sys::cuMemsetD32Async(words, 1, 1, stream).result().unwrap();
             sys::cuMemsetD32Async(words, 2, 1, null_mut()).result().unwrap();
             sys::cuStreamSynchronize(null_mut()).result().unwrap();
             sys::cuStreamSynchronize(stream).result().unwrap();
-            assert_eq!(values(words, 1)[0].to_bits() == 2, ordered);
+            let last = values(words, 1)[0].to_bits();
+            if stream == blocking {
+                assert_eq!(last, 2);
+            } else {
+                println!("reversed: {}", last == 1);
+            }
         }
     }
 }
