@@ -1,7 +1,6 @@
 //! Every shader, without a device.
 
 use super::skipped;
-use crate::exchange::{factors, matrices, moment, plan};
 use crate::kernels::Shader;
 use crate::{feedback, magnitude, powersgd, qsgd, sums, topk};
 use naga::valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
@@ -81,8 +80,6 @@ fn spirv_is_valid() {
 fn parameters_are_laid_out_as_in_the_shaders() {
     for shader in Shader::ALL {
         let (fields, size) = match shader {
-            Shader::Exchange => (plan::Params::FIELDS, size_of::<plan::Params>()),
-            Shader::ExchangeFactors => (matrices::Params::FIELDS, size_of::<matrices::Params>()),
             Shader::Feedback => (feedback::Params::FIELDS, size_of::<feedback::Params>()),
             Shader::Magnitude => (magnitude::Params::FIELDS, size_of::<magnitude::Params>()),
             Shader::Sums => (sums::Params::FIELDS, size_of::<sums::Params>()),
@@ -90,16 +87,14 @@ fn parameters_are_laid_out_as_in_the_shaders() {
             Shader::TopK => (topk::Params::FIELDS, size_of::<topk::Params>()),
             Shader::PowerSgd => (powersgd::Params::FIELDS, size_of::<powersgd::Params>()),
         };
-        check_layout(shader, "Params", fields, size);
+        check_layout(shader, fields, size);
     }
-    check_layout(Shader::Exchange, "Moment", moment::Params::FIELDS, size_of::<moment::Params>());
-    check_layout(Shader::ExchangeFactors, "Job", factors::Params::FIELDS, size_of::<factors::Params>());
 }
 
-/// Asserts that the shader's struct of this name has these fields, of four bytes each.
-fn check_layout(shader: Shader, name: &str, fields: &[(&str, usize)], size: usize) {
+/// Asserts that the shader's `Params` has these fields, of four bytes each.
+fn check_layout(shader: Shader, fields: &[(&str, usize)], size: usize) {
     let (module, _) = module(shader, false);
-    let params = module.types.iter().find(|(_, ty)| ty.name.as_deref() == Some(name)).unwrap().1;
+    let params = module.types.iter().find(|(_, ty)| ty.name.as_deref() == Some("Params")).unwrap().1;
     let naga::TypeInner::Struct { members, span } = &params.inner else { panic!("{params:?}") };
     assert_eq!(*span as usize, size);
     let member = |member: &naga::StructMember| {
