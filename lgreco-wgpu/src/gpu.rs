@@ -1,6 +1,7 @@
 //! A device, its kernels and its memory.
 
 use crate::Error;
+use crate::compiler::check_compiler;
 use crate::kernels::Kernels;
 use crate::memory::{Largest, Memory, Scratch};
 use crate::scopes::Scopes;
@@ -106,6 +107,7 @@ impl Gpu {
     pub(crate) fn new(device: wgpu::Device, queue: wgpu::Queue) -> Result<Self, Error> {
         let limits = device.limits();
         check_limits(&limits)?;
+        check_compiler(&device)?;
         let lost = Arc::new(Mutex::new(None));
         let told = Arc::clone(&lost);
         device.set_device_lost_callback(move |_, message| {

@@ -86,6 +86,23 @@ pub(crate) struct Kernel {
     pub(crate) entry: &'static str,
 }
 
+/// Compiles a text. wgpu clamps indices into bindings, as it does by default. It leaves out its bounds of loops, which cost a counter per
+/// iteration, and its checks of divisors.
+#[allow(unsafe_code)]
+pub(crate) fn module_of(device: &wgpu::Device, source: String) -> wgpu::ShaderModule {
+    let descriptor = wgpu::ShaderModuleDescriptor { label: None, source: wgpu::ShaderSource::Wgsl(source.into()) };
+    let checks = wgpu::ShaderRuntimeChecks {
+        force_loop_bounding: false,
+        int_div_checks: false,
+        ..wgpu::ShaderRuntimeChecks::checked()
+    };
+    // SAFETY: The texts are this crate's own. Every loop ends, whatever values, payloads and workgroup memory hold: its counter moves
+    // towards its bound in each iteration, or it halves a number until that is 0. `tally` ends when its place is taken, by whichever
+    // lane. Divisors are constants, or parameters that the host keeps above 0: buckets, widths of codes, numbers of workgroups, rows
+    // and columns. No number with a sign is divided. All other checks are on.
+    unsafe { device.create_shader_module_trusted(descriptor, checks) }
+}
+
 /// What has been compiled.
 #[derive(Default)]
 pub(crate) struct Kernels {
@@ -108,10 +125,7 @@ impl Kernels {
                 let source = kernel.shader.source(subgroups);
                 #[cfg(test)]
                 let source = self.changes.applied(kernel.shader, source);
-                device.create_shader_module(wgpu::ShaderModuleDescriptor {
-                    label: None,
-                    source: wgpu::ShaderSource::Wgsl(source.into()),
-                })
+                module_of(device, source)
             });
             pipeline_of(device, module, kernel.entry)
         })
@@ -154,7 +168,7 @@ impl Kernels {
 }
 
 /// The pipeline of an entry point.
-fn pipeline_of(device: &wgpu::Device, module: &wgpu::ShaderModule, entry: &str) -> wgpu::ComputePipeline {
+pub(crate) fn pipeline_of(device: &wgpu::Device, module: &wgpu::ShaderModule, entry: &str) -> wgpu::ComputePipeline {
     device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
         label: Some(entry),
         layout: None,

@@ -1,6 +1,8 @@
 //! Every shader, without a device.
 
+use super::memory::backends;
 use super::skipped;
+use crate::compiler::{PROBE, compiles};
 use crate::kernels::Shader;
 use crate::{feedback, magnitude, powersgd, qsgd, sums, topk};
 use naga::valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
@@ -47,6 +49,25 @@ fn shaders_translate_for_vulkan_metal_and_directx() {
         let directx = naga::back::hlsl::Options { fake_missing_bindings: true, ..Default::default() };
         let mut text = String::new();
         naga::back::hlsl::Writer::new(&mut text, &directx, &Default::default()).write(&module, &info, None).unwrap();
+    }
+}
+
+/// The kernel that tells FXC from DXC has what `tasks.wgsl` has. What a compiler refuses comes with what to do.
+#[test]
+fn a_compiler_that_refuses_kernels_is_an_error() {
+    let (module, info) = valid(PROBE, false);
+    let directx = naga::back::hlsl::Options { fake_missing_bindings: true, ..Default::default() };
+    let mut text = String::new();
+    naga::back::hlsl::Writer::new(&mut text, &directx, &Default::default()).write(&module, &info, None).unwrap();
+    let (before, after) = text.split_once("return;").expect("a return");
+    assert!(before.contains("tasks.Load") && after.contains("GroupMemoryBarrierWithGroupSync"), "{text}");
+    for backend in backends() {
+        assert_eq!(compiles(backend.device(), PROBE), Ok(()));
+        let Err(refused) = compiles(backend.device(), "@compute @workgroup_size(1) fn probe() { wrong }") else {
+            panic!("a kernel that is none was compiled");
+        };
+        let said = refused.to_string();
+        assert!(said.contains("static-dxc") && said.contains("wrong"), "{said}");
     }
 }
 
