@@ -1,4 +1,4 @@
-//! Rows (of one layer, and of 150), payloads, error feedback and exchanges of 2^26 f32 values in a buffer of the device:
+//! Rows (of one layer, and of 150), payloads and error feedback of 2^26 f32 values in a buffer of the device:
 //! milliseconds, what share of the bandwidth of a copy in the same run they reach by the bytes that they have to read and write,
 //! and how many times as long the CPU takes. These 256 MiB are more than the caches of GPUs hold. `LGRECO_BENCH_ELEMENTS` takes
 //! the place of 2^26; it is a multiple of 4096.
@@ -15,15 +15,13 @@ use lgreco_core::compress::{Candidates, Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::powersgd::uniform;
-use lgreco_train::exchange::{Agreement, Flight, Host, Input, Layer, Moment, Route, workspace_len};
 use lgreco_train::feedback::Storage;
-use lgreco_train::gradient::ValuesMut;
-use lgreco_wgpu::{BufferBucket, BufferGradient, BufferJob, BufferLayer, BufferResidual, WgpuBackend, wgpu};
+use lgreco_wgpu::{BufferGradient, BufferJob, BufferResidual, WgpuBackend, wgpu};
 use std::time::Instant;
 
 /// Layers that a model is divided into.
 const LAYERS: usize = 150;
-/// Of payloads and exchanges under PowerSGD.
+/// Of payloads of PowerSGD.
 const RANK: u32 = 4;
 
 /// Values below which times mean nothing, so that one run does.
@@ -236,58 +234,6 @@ fn feedback(bench: &mut Bench) {
     bench.line("QSGD 4 bits, step with residual", 3 * bytes + len as u64, here, cpu);
 }
 
-/// Exchanges with nobody else: gradient and residual in, mean and residual out, messages to the host and back.
-fn exchanges(bench: &mut Bench) {
-    let keep = bench.shape.elements() as u32 / 100;
-    for (name, setting) in [
-        ("uncompressed", Setting::Dense),
-        ("QSGD 4 bits", Setting::Qsgd(Qsgd::default())),
-        ("TopK 1 %", Setting::TopK(TopK { keep, values: Dtype::F32 })),
-        ("TopK 1 % in 4 bits", Setting::QuantisedTopK(QuantisedTopK { keep, bits: 4 })),
-        ("PowerSGD rank 4", Setting::PowerSgd(PowerSgd { rank: RANK, iterations: 1 })),
-    ] {
-        let exact = !matches!(setting, Setting::PowerSgd(_));
-        let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
-        let moment = Moment { rank: 0, world_size: 1, route, reduce_dtype, seed: 7, step: 0, terms: 0 };
-        let (shape, held) = (bench.shape, bench.held.clone());
-        let gradient = BufferGradient { buffer: &held, ..bench.on_device() };
-        let layer = BufferLayer { index: 0, setting, gradient };
-        let mut bucket = BufferBucket::new(&mut bench.backend, &[layer], true, 1).expect("a bucket that fits");
-        let on_device = |backend: &mut WgpuBackend, bucket: &mut BufferBucket| {
-            let mut space = bucket.on(backend);
-            let mut flight = Flight::begin(&mut space, moment, Agreement::Reached, None).expect("a flight");
-            while flight.next(&mut space).expect("a sound flight").is_some() {}
-            bucket.finish(backend).expect("a flight that has ended");
-            bucket.check(backend).expect("means");
-        };
-        let words = workspace_len([(setting, shape, Dtype::F32)].into_iter(), route, 1).expect("a setting");
-        let (mut workspace, mut mean) = (vec![0; words], vec![0.0; shape.elements()]);
-        let mut offered = bench.values.clone();
-        // The mean Q of PowerSGD, which the next step begins with.
-        let mut factor = vec![0.0; if exact { 0 } else { shape.cols() * RANK as usize }];
-        let mut on_host = |values: &mut [f32], mean: &mut [f32]| {
-            let (gradient, mean) = (Input::Compensated { values, shape }, ValuesMut::F32(mean));
-            let (fresh, own, late, shards, factor) = (None, None, None, &[][..], &mut factor[..]);
-            let layer = Layer { index: 0, setting, gradient, fresh, sent: 0, late, shards, mean, own, factor };
-            let mut host = Host { layers: &mut [layer], workspace: &mut workspace };
-            let mut flight = Flight::begin(&mut host, moment, Agreement::Reached, None).expect("a flight");
-            while flight.next(&mut host).expect("a sound flight").is_some() {}
-        };
-        bench.refill();
-        on_device(&mut bench.backend, &mut bucket);
-        on_host(&mut offered, &mut mean);
-        check_near(name, &bench.read(&held), &mean, exact);
-        let (residual, at) = bucket.residual(0).expect("feedback");
-        assert_eq!(at, 0);
-        check_near(name, &bench.read(residual), &offered, exact);
-        let here = seconds(|| on_device(&mut bench.backend, &mut bucket));
-        let cpu = seconds(|| on_host(&mut offered, &mut mean));
-        let sent = setting.payload_len(shape, Dtype::F32).expect("a size") as u64;
-        bench.line(&format!("{name}, exchange with residual"), 4 * bench.bytes() + 2 * sent, here, cpu);
-    }
-    bench.refill();
-}
-
 fn main() {
     let backend = match WgpuBackend::new() {
         Ok(backend) => backend,
@@ -307,5 +253,4 @@ fn main() {
     rows(&mut bench, layers);
     payloads(&mut bench);
     feedback(&mut bench);
-    exchanges(&mut bench);
 }

@@ -1,6 +1,7 @@
 //! The adapters of this machine.
 
 use crate::Error;
+use crate::compiler::check_compiler;
 use crate::gpu::check_limits;
 
 /// An adapter and whether the backend can use it.
@@ -30,8 +31,19 @@ pub fn adapters() -> Vec<Adapter> {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
     let found = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()));
     let adapter = |adapter: wgpu::Adapter| {
-        let limits = adapter.limits();
-        Adapter { info: adapter.get_info(), usable: check_limits(&limits), limits }
+        let (info, limits) = (adapter.get_info(), adapter.limits());
+        let usable = check_limits(&limits).and_then(|()| match info.backend {
+            wgpu::Backend::Dx12 => check_device_of(&adapter),
+            _ => Ok(()),
+        });
+        Adapter { info, limits, usable }
     };
     found.into_iter().map(adapter).collect()
+}
+
+/// Asks a device of the adapter about its compiler.
+fn check_device_of(adapter: &wgpu::Adapter) -> Result<(), Error> {
+    let device = pollster::block_on(adapter.request_device(&wgpu::DeviceDescriptor::default()));
+    let (device, _) = device.map_err(|error| Error::NoAdapter(error.to_string()))?;
+    check_compiler(&device)
 }

@@ -46,7 +46,7 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NoAdapter`] with the reason; [`Error::Limit`] when it cannot do what the kernels need.
+    /// [`Error::NoAdapter`] with the reason; [`Error::Limit`] or [`Error::Compiler`] when it cannot do what the kernels need.
     pub fn new() -> Result<Self, Error> {
         let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
         let options = wgpu::RequestAdapterOptions {
@@ -95,7 +95,8 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Limit`] when a limit is below what the kernels need; the defaults of WebGPU are enough.
+    /// [`Error::Limit`] when a limit is below what the kernels need; the defaults of WebGPU are enough. [`Error::Compiler`] on
+    /// DirectX 12 with FXC.
     pub fn with_device(device: wgpu::Device, queue: wgpu::Queue) -> Result<Self, Error> {
         Ok(WgpuBackend { gpu: Gpu::new(device, queue)?, failure: None })
     }

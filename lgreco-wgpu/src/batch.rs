@@ -110,13 +110,8 @@ impl<'g> Batch<'g> {
 
     /// Its bytes count with the dispatches that it is for, which are bound to the buffer.
     pub(crate) fn clear(&mut self, buffer: &Buffer, bytes: u64) {
-        self.clear_from(buffer, 0, bytes);
-    }
-
-    /// The same from a byte on.
-    pub(crate) fn clear_from(&mut self, buffer: &Buffer, start: u64, bytes: u64) {
         if !self.gpu.rehearsing {
-            self.encoder.clear_buffer(buffer, start, Some(bytes.next_multiple_of(4)));
+            self.encoder.clear_buffer(buffer, 0, Some(bytes.next_multiple_of(4)));
         }
     }
 
@@ -128,10 +123,6 @@ impl<'g> Batch<'g> {
         }
         if bytes > 0 && !self.gpu.rehearsing {
             self.make_room(2 * bytes);
-            #[cfg(test)]
-            {
-                self.gpu.copies += 1;
-            }
             self.encoder.copy_buffer_to_buffer(from, at, to, to_at, Some(bytes.next_multiple_of(4)));
         }
     }
@@ -147,20 +138,8 @@ impl<'g> Batch<'g> {
     /// Records a dispatch of a kernel whose parameters are a uniform.
     #[cfg(feature = "train")]
     pub(crate) fn dispatch<P: Pod>(&mut self, kernel: Kernel, parameters: P, bindings: &[(u32, Part)], groups: usize) {
-        self.dispatch_3d(kernel, parameters, bindings, [groups, 1, 1]);
-    }
-
-    /// The same of `groups` workgroups in three dimensions.
-    #[cfg(feature = "train")]
-    pub(crate) fn dispatch_3d<P: Pod>(
-        &mut self,
-        kernel: Kernel,
-        parameters: P,
-        bindings: &[(u32, Part)],
-        groups: [usize; 3],
-    ) {
-        if !groups.contains(&0) {
-            self.record(kernel, bytemuck::bytes_of(&parameters), bindings, groups);
+        if groups > 0 {
+            self.record(kernel, bytemuck::bytes_of(&parameters), bindings, [groups, 1, 1]);
         }
     }
 
@@ -280,29 +259,15 @@ impl<'g> Batch<'g> {
     }
 
     /// Submits, waits and returns the bytes of `parts`, one after another, all sizes and offsets multiples of 4.
-    pub(crate) fn read(self, parts: &[Part]) -> Result<Vec<u8>, Error> {
-        let mut bytes = Vec::new();
-        self.read_into(parts, &mut bytes).map(|()| bytes)
-    }
-
-    /// The same, with the bytes in the place of what `bytes` held.
-    pub(crate) fn read_into(mut self, parts: &[Part], bytes: &mut Vec<u8>) -> Result<(), Error> {
-        let total: u64 = parts.iter().map(|part| part.size).sum();
-        bytes.clear();
-        bytes.reserve_exact(total as usize);
-        let result = self.collect(parts, bytes);
-        self.end(result)
+    pub(crate) fn read(mut self, parts: &[Part]) -> Result<Vec<u8>, Error> {
+        let mut bytes = Vec::with_capacity(parts.iter().map(|part| part.size as usize).sum());
+        let result = self.collect(parts, &mut bytes);
+        self.end(result).map(|()| bytes)
     }
 
     /// Submits and does not wait. What was taken may be taken again, for work behind this.
     pub(crate) fn enqueue(mut self) -> Result<(), Error> {
         self.submit();
-        self.end(Ok(()))
-    }
-
-    /// Ends a batch of nothing but writes, which come before what is submitted next.
-    #[cfg(feature = "train")]
-    pub(crate) fn written(self) -> Result<(), Error> {
         self.end(Ok(()))
     }
 

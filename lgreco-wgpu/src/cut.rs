@@ -2,7 +2,8 @@
 
 use crate::gpu::PER_GROUP;
 
-/// Words of a layer's tables, which are cleared once the sample has told what it tells, and of its counters.
+/// Words of a layer's tables, which are cleared after the sample has been evaluated, and of the counters behind them: as in
+/// `topk_counters.wgsl`.
 pub(crate) const TABLES: usize = 3 * 4096;
 pub(crate) const COUNTERS: usize = 4512;
 /// Levels by which a lost cut is settled.

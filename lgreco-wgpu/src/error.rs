@@ -32,6 +32,12 @@ pub enum Error {
         /// What the device has.
         found: u64,
     },
+    /// The device's shader compiler refuses what kernels are made of, as FXC of DirectX 12 does.
+    #[error(
+        "the device's shader compiler cannot compile the kernels: on DirectX 12 they need DXC. Put dxcompiler.dll next to the program, \
+         or enable wgpu's feature `static-dxc`, or use Vulkan. The compiler said: {0}"
+    )]
+    Compiler(String),
     /// A buffer of the embedder cannot be used.
     #[error("the buffer {what}")]
     Buffer {
@@ -76,6 +82,7 @@ impl Error {
             Error::Core(error) => return *error,
             Error::NoAdapter(_) => "there is no GPU to be used",
             Error::Limit { .. } => "its limits are too low",
+            Error::Compiler(_) => "its shader compiler cannot compile the kernels",
             Error::Buffer { .. } => "a buffer cannot be used",
             Error::TooLarge { .. } => "something is too large for it",
             Error::OutOfMemory(_) => "it is out of memory",

@@ -1,6 +1,7 @@
 //! A device, its kernels and its memory.
 
 use crate::Error;
+use crate::compiler::check_compiler;
 use crate::kernels::Kernels;
 use crate::memory::{Largest, Memory, Scratch};
 use crate::scopes::Scopes;
@@ -60,8 +61,6 @@ pub(crate) struct Gpu {
     pub(crate) reads: usize,
     #[cfg(test)]
     pub(crate) dispatches: usize,
-    #[cfg(test)]
-    pub(crate) copies: usize,
     /// Payloads decoded here, not left to the core.
     #[cfg(test)]
     pub(crate) decoded: usize,
@@ -71,7 +70,17 @@ pub(crate) struct Gpu {
     /// Bytes of the widest dispatch for more than one task, by its workgroups.
     #[cfg(test)]
     pub(crate) widest: u64,
+    /// What kind of device it is, where other tests may have it next.
+    #[cfg(test)]
+    pub(crate) lent: Option<crate::tests::Kind>,
     lost: Arc<Mutex<Option<String>>>,
+}
+
+#[cfg(test)]
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        crate::tests::give_back(self);
+    }
 }
 
 /// `Err` unless the kernels can do with `limits`.
@@ -98,6 +107,7 @@ impl Gpu {
     pub(crate) fn new(device: wgpu::Device, queue: wgpu::Queue) -> Result<Self, Error> {
         let limits = device.limits();
         check_limits(&limits)?;
+        check_compiler(&device)?;
         let lost = Arc::new(Mutex::new(None));
         let told = Arc::clone(&lost);
         device.set_device_lost_callback(move |_, message| {
@@ -138,13 +148,13 @@ impl Gpu {
             #[cfg(test)]
             dispatches: 0,
             #[cfg(test)]
-            copies: 0,
-            #[cfg(test)]
             decoded: 0,
             #[cfg(test)]
             lost_cuts: 0,
             #[cfg(test)]
             widest: 0,
+            #[cfg(test)]
+            lent: None,
             lost,
         })
     }

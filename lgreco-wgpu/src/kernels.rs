@@ -16,10 +16,6 @@ pub(crate) enum Shader {
     PowerSgd,
     #[cfg(feature = "train")]
     Feedback,
-    #[cfg(feature = "train")]
-    Exchange,
-    #[cfg(feature = "train")]
-    ExchangeFactors,
 }
 
 impl Shader {
@@ -44,8 +40,6 @@ impl Shader {
         const PHILOX: &str = include_str!("shaders/philox.wgsl");
         const FACTORS: &str = include_str!("shaders/factors.wgsl");
         const ORTHONORMAL: &str = include_str!("shaders/orthonormal.wgsl");
-        #[cfg(feature = "train")]
-        const FAULTS: &str = include_str!("shaders/faults.wgsl");
         let lanes =
             if subgroups { include_str!("shaders/lanes_subgroups.wgsl") } else { include_str!("shaders/lanes.wgsl") };
         match self {
@@ -70,19 +64,6 @@ impl Shader {
             }
             #[cfg(feature = "train")]
             Shader::Feedback => [FLOAT, VALUES, PHILOX, lanes, include_str!("shaders/feedback.wgsl")].concat(),
-            #[cfg(feature = "train")]
-            Shader::Exchange => {
-                let (bucket, topk) =
-                    (include_str!("shaders/exchange.wgsl"), include_str!("shaders/exchange_topk.wgsl"));
-                let (select, end) =
-                    (include_str!("shaders/exchange_select.wgsl"), include_str!("shaders/exchange_end.wgsl"));
-                [FLOAT, VALUES, TILE, PHILOX, QSGD, TOPK_WRITE, FAULTS, lanes, bucket, select, topk, end].concat()
-            }
-            #[cfg(feature = "train")]
-            Shader::ExchangeFactors => {
-                let bucket = include_str!("shaders/exchange_factors.wgsl");
-                [FLOAT, PHILOX, FACTORS, ORTHONORMAL, FAULTS, lanes, bucket].concat()
-            }
             Shader::PowerSgd => {
                 let (factors, multiply) =
                     (include_str!("shaders/powersgd.wgsl"), include_str!("shaders/powersgd_multiply.wgsl"));
@@ -94,16 +75,8 @@ impl Shader {
     }
 
     #[cfg(test)]
-    pub(crate) const ALL: [Shader; 8] = [
-        Shader::Magnitude,
-        Shader::Sums,
-        Shader::Qsgd,
-        Shader::TopK,
-        Shader::PowerSgd,
-        Shader::Feedback,
-        Shader::Exchange,
-        Shader::ExchangeFactors,
-    ];
+    pub(crate) const ALL: [Shader; 6] =
+        [Shader::Magnitude, Shader::Sums, Shader::Qsgd, Shader::TopK, Shader::PowerSgd, Shader::Feedback];
 }
 
 /// An entry point of a module.
@@ -113,17 +86,30 @@ pub(crate) struct Kernel {
     pub(crate) entry: &'static str,
 }
 
+/// Compiles a text. wgpu clamps indices into bindings, as it does by default. It leaves out its bounds of loops, which cost a counter per
+/// iteration, and its checks of divisors.
+#[allow(unsafe_code)]
+pub(crate) fn module_of(device: &wgpu::Device, source: String) -> wgpu::ShaderModule {
+    let descriptor = wgpu::ShaderModuleDescriptor { label: None, source: wgpu::ShaderSource::Wgsl(source.into()) };
+    let checks = wgpu::ShaderRuntimeChecks {
+        force_loop_bounding: false,
+        int_div_checks: false,
+        ..wgpu::ShaderRuntimeChecks::checked()
+    };
+    // SAFETY: The texts are this crate's own. Every loop ends, whatever values, payloads and workgroup memory hold: its counter moves
+    // towards its bound in each iteration, or it halves a number until that is 0. `tally` ends when its place is taken, by whichever
+    // lane. Divisors are constants, or parameters that the host keeps above 0: buckets, widths of codes, numbers of workgroups, rows
+    // and columns. No number with a sign is divided. All other checks are on.
+    unsafe { device.create_shader_module_trusted(descriptor, checks) }
+}
+
 /// What has been compiled.
 #[derive(Default)]
 pub(crate) struct Kernels {
     modules: HashMap<Shader, wgpu::ShaderModule>,
     pipelines: HashMap<Kernel, wgpu::ComputePipeline>,
-    /// Whether workgroup memory is filled with rubbish first.
     #[cfg(test)]
-    pub(crate) poisoned: bool,
-    /// Text of a shader, and what takes its place: faults that tests have to find.
-    #[cfg(test)]
-    pub(crate) edits: Vec<(Shader, &'static str, &'static str)>,
+    changes: crate::tests::Changes,
 }
 
 /// Whether shaders use subgroups: naga numbers them on DirectX as HLSL does not promise (gpuweb#4368).
@@ -138,29 +124,61 @@ impl Kernels {
             let module = self.modules.entry(kernel.shader).or_insert_with(|| {
                 let source = kernel.shader.source(subgroups);
                 #[cfg(test)]
-                let source = self.edits.iter().filter(|edit| edit.0 == kernel.shader).fold(source, |source, edit| {
-                    assert!(source.contains(edit.1), "nothing to edit: {}", edit.1);
-                    source.replace(edit.1, edit.2)
-                });
-                #[cfg(test)]
-                let source = if self.poisoned { crate::tests::poisoned(&source) } else { source };
-                device.create_shader_module(wgpu::ShaderModuleDescriptor {
-                    label: None,
-                    source: wgpu::ShaderSource::Wgsl(source.into()),
-                })
+                let source = self.changes.applied(kernel.shader, source);
+                module_of(device, source)
             });
-            device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-                label: Some(kernel.entry),
-                layout: None,
-                module,
-                entry_point: Some(kernel.entry),
-                // Every shader writes what it reads of it; on Metal one lane would do it all.
-                compilation_options: wgpu::PipelineCompilationOptions {
-                    zero_initialize_workgroup_memory: false,
-                    ..Default::default()
-                },
-                cache: None,
-            })
+            pipeline_of(device, module, kernel.entry)
         })
     }
+}
+
+/// Changes of shaders by tests. What is compiled of a shader before it is changed is kept until the changes end.
+#[cfg(test)]
+impl Kernels {
+    /// Puts another text in the place of one of a shader's.
+    pub(crate) fn edit(&mut self, shader: Shader, text: &'static str, instead: &'static str) {
+        self.set_aside(shader);
+        self.changes.edits.push((shader, text, instead));
+    }
+
+    /// Fills workgroup memory with rubbish first.
+    pub(crate) fn poison(&mut self) {
+        Shader::ALL.into_iter().for_each(|shader| self.set_aside(shader));
+        self.changes.poisoned = true;
+    }
+
+    fn set_aside(&mut self, shader: Shader) {
+        let is_changed = self.changes.concern(shader);
+        let modules = self.modules.extract_if(|&of, _| of == shader).filter(|_| !is_changed);
+        self.changes.modules.extend(modules);
+        let pipelines = self.pipelines.extract_if(|kernel, _| kernel.shader == shader).filter(|_| !is_changed);
+        self.changes.pipelines.extend(pipelines);
+    }
+
+    /// What is compiled of unchanged shaders.
+    pub(crate) fn unchanged(&mut self) -> Kernels {
+        let mut kernels = std::mem::take(self);
+        let changes = std::mem::take(&mut kernels.changes);
+        kernels.modules.retain(|&shader, _| !changes.concern(shader));
+        kernels.pipelines.retain(|kernel, _| !changes.concern(kernel.shader));
+        kernels.modules.extend(changes.modules);
+        kernels.pipelines.extend(changes.pipelines);
+        kernels
+    }
+}
+
+/// The pipeline of an entry point.
+pub(crate) fn pipeline_of(device: &wgpu::Device, module: &wgpu::ShaderModule, entry: &str) -> wgpu::ComputePipeline {
+    device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+        label: Some(entry),
+        layout: None,
+        module,
+        entry_point: Some(entry),
+        // Every shader writes what it reads of it; on Metal one lane would do it all.
+        compilation_options: wgpu::PipelineCompilationOptions {
+            zero_initialize_workgroup_memory: false,
+            ..Default::default()
+        },
+        cache: None,
+    })
 }

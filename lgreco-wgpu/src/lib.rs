@@ -1,8 +1,7 @@
 //! lgreco's error tables and compressors on any GPU that wgpu can drive (Vulkan, Metal, DirectX 12).
 //!
 //! [`WgpuBackend`] is a [`Backend`](lgreco_core::backend::Backend): it takes gradients from host memory. It also works
-//! on gradients that lie in the embedder's own [`wgpu::Buffer`]s, of which only rows and payloads then come back; and a
-//! `BufferBucket` (feature `train`) exchanges them with other ranks, of which only messages do.
+//! on gradients that lie in the embedder's own [`wgpu::Buffer`]s, of which only rows and payloads then come back.
 //!
 //! # Exactness
 //! Payloads of QSGD and TopK and the values they decode to are, bit for bit, those of the core. WGSL leaves rounding,
@@ -40,10 +39,10 @@
 //! | `part` | parts of buffers, as kernels see them |
 //! | `batch` | dispatches, copies and reads submitted together, their errors caught; or only rehearsed |
 //! | `kernels`, `params` | WGSL modules put together from `shaders/`, compiled on first use; what a dispatch is told |
+//! | `compiler` | FXC of DirectX 12 refused |
 //! | `tensor`, `rectangles`, `factor` | values, matrices and factors in pieces that fit a binding and a dispatch |
 //! | `qsgd`, `topk`, `powersgd`, `orthonormal` | what the shaders of the same names are asked to do, the last by `columns` |
 //! | `feedback`, `magnitude`, `sums` | the same |
-//! | `exchange` | a bucket of layers as the space of a flight: `plan` and `matrices` (what is where), `memory`, `bucket`, `topk` and `factors` (what is done in it), `image` and `summed` (messages there and back), `faults` (what is found wrong), `outcome` (the end of a step), `space` |
 //! | `cut`, `blocks`, `topk_encode` | where TopK's k largest end; how much is kept of each 2048 values; its payloads written |
 //! | `positions`, `reconstruct` | TopK's and PowerSGD's payloads read |
 //! | `few_bits`, `ranks` | rows of TopK in few bits; of PowerSGD |
@@ -51,9 +50,9 @@
 //!
 //! In `shaders/`, `tasks` is how a dispatch does many tasks, of one tensor or of many, `float` is f32 arithmetic on bits, `wide` sums with separate exponents, `record` eight of them per
 //! workgroup, `values` f32, f16 and bf16, `tile` a workgroup's values, `tally` its histograms; `lanes` and `lanes_subgroups` are
-//! the same sums of whole numbers, without and with subgroups. `qsgd`, `topk_cut` with what it says it is made of, `topk_write`,
-//! `few_bits`, `factors` and `orthonormal` are what one tensor and a bucket of layers have in common.
-#![forbid(unsafe_code)]
+//! the same sums of whole numbers, without and with subgroups.
+// Allowed where shaders are compiled.
+#![deny(unsafe_code)]
 
 mod adapters;
 mod backend;
@@ -63,10 +62,9 @@ mod buffer_rows;
 mod buffers;
 mod codec;
 mod columns;
+mod compiler;
 mod cut;
 mod error;
-#[cfg(feature = "train")]
-mod exchange;
 mod factor;
 #[cfg(feature = "train")]
 mod feedback;
@@ -104,8 +102,6 @@ pub struct Readme;
 pub use adapters::{Adapter, adapters};
 pub use backend::WgpuBackend;
 pub use error::{BufferJobError, Error};
-#[cfg(feature = "train")]
-pub use exchange::{BufferBucket, BufferFault, BufferLayer, BufferOutcome, BufferSpace};
 #[cfg(feature = "train")]
 pub use feedback::BufferResidual;
 pub use tensor::{BufferGradient, BufferJob};

@@ -116,7 +116,6 @@ impl Search {
             stratum,
             most,
             least,
-            counters: cut::TABLES as u32,
             first_entry: records as u32,
             most_entries: most_entries as u32,
             ..places(kept, tensor.elements)?

@@ -1,5 +1,5 @@
-// Products with thin factors, whether of one tensor or of a bucket's layers, in tiles of 16 by 16. Whoever includes this has
-// the matrix, `element(row, col)`, and says where in its bindings the factors begin, by `in_factor` and `in_product`.
+// Products with thin factors, in tiles of 16 by 16. `powersgd.wgsl` has the matrix, `element(row, col)`, and says where in the
+// bindings the factors begin, by `in_factor` and `in_product`.
 
 const SIDE = 16u;
 const DEPTH = 32u;

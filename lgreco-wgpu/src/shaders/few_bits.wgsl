@@ -1,4 +1,4 @@
-// TopK in few bits, wherever tensors and payloads lie: what is known of each layer's bins, and the codes of what it keeps.
+// TopK in few bits: what is known of each layer's bins, and the codes of what it keeps.
 //
 // Digits of a bin's magnitudes are in units by the exponent of the largest. What the first read knows of each exponent leaves two: that
 // of where the bin ends, and the next that there is. Sums are kept by both.

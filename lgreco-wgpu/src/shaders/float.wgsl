@@ -118,28 +118,6 @@ fn sum(a: u32, b: u32) -> u32 {
     return add(a, b);
 }
 
-// x / whole, for a whole number from 1 to 65,535.
-fn divide(x: u32, whole: u32) -> u32 {
-    let magnitude = x & MAGNITUDE;
-    if (magnitude == 0u || magnitude >= INFINITY) {
-        return x;
-    }
-    let number = unpack(magnitude);
-    // The significand times 2^24 by the whole number, in 32 to 48 bits, the last of which stands for what is left too.
-    let high = (number.x << 8u) / whole;
-    let rest = ((number.x << 8u) - high * whole) << 16u;
-    let low = rest / whole;
-    let quotient = vec2<u32>((high << 16u) | low | u32(low * whole != rest), high >> 16u);
-    let top = select(31u - countLeadingZeros(quotient.x), 63u - countLeadingZeros(quotient.y), quotient.y != 0u);
-    let exponent = i32(number.y) + i32(top) - 47;
-    let lost = u32(max(1 - exponent, 0)); // of a subnormal result
-    if (lost > 24u) {
-        return x & SIGN;
-    }
-    let rounded = shift_wide_rounded(quotient, top - 23u + lost);
-    return (x & SIGN) | ((u32(max(exponent, 1) - 1) << 23u) + rounded);
-}
-
 // 1 / x for a normal x > 0 whose reciprocal is normal.
 fn reciprocal(x: u32) -> u32 {
     let divisor = (x & 0x007fffffu) | 0x00800000u;

@@ -10,8 +10,7 @@
 // of S is R_g times the inverse of T, a triangle too.
 
 // Of each chunk: inner products of the step before, the squared norms of the column before its first projection was subtracted and
-// between both; then, where chunks are several, the triangles, as one matrix. Whoever includes this says where in the binding they
-// begin, by `in_inner`.
+// between both; then, where chunks are several, the triangles, as one matrix. `in_inner` says where in the binding they begin.
 @group(0) @binding(8) var<storage, read_write> inner: array<f32>;
 
 var<workgroup> sums: array<vec4<f32>, 512>;

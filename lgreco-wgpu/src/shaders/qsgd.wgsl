@@ -1,4 +1,4 @@
-// QSGD: grids of buckets, codes and back, wherever tensors and payloads lie. The numerics are those of
+// QSGD: grids of buckets, codes and back. `qsgd_tensor.wgsl` has the entry points. The numerics are those of
 // lgreco_core::compress::qsgd. An invocation works on a row of 32 consecutive elements, whose codes are whole words.
 
 const FRACTION_BITS = 23u;
@@ -199,9 +199,9 @@ fn coded(i: u32) -> u32 {
     return tile[in_tile(i / params.bits * ROW) + i % params.bits];
 }
 
-// Writes the codes of the tile, of the values from `first` on, into `words`, where a tensor's codes begin with word `to`. All lanes
-// call it, once the tile is filled and there are grids.
-fn write_codes(to: u32, first: u32, lane: u32) {
+// Writes the codes of the tile, of the values from `first` on, into `words`. All lanes call it, once the tile is filled and there are
+// grids.
+fn write_codes(first: u32, lane: u32) {
     let start = lane * ROW;
     let end = min(start + ROW, params.count - first);
     if (start < end) {
@@ -210,14 +210,14 @@ fn write_codes(to: u32, first: u32, lane: u32) {
     workgroupBarrier();
     let rows = (min(PER_GROUP, params.count - first) + ROW - 1u) / ROW;
     for (var i = lane; i < rows * params.bits; i += 64u) {
-        words[to + first / ROW * params.bits + i] = coded(i);
+        words[first / ROW * params.bits + i] = coded(i);
     }
 }
 
-// The code of value i in `words`, from a word on.
-fn code_of(start: u32, i: u32) -> u32 {
+// The code of value i in `words`.
+fn code_of(i: u32) -> u32 {
     let bit = (i % ROW) * params.bits;
-    let word = start + i / ROW * params.bits + (bit >> 5u);
+    let word = i / ROW * params.bits + (bit >> 5u);
     let shift = bit & 31u;
     var code = words[word] >> shift;
     if (shift + params.bits > 32u) {

@@ -177,7 +177,7 @@ fn encode(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     }
     let first = group.x * PER_GROUP;
     load_tile(first, lane);
-    write_codes(0u, first, lane);
+    write_codes(first, lane);
 }
 
 // The bits of the values that the codes in `words` stand for. `extremes` holds the ends of the grids as they were sent.
@@ -191,6 +191,6 @@ fn decode(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
         let bucket = (params.first + i) / params.bucket - params.first_bucket;
         let ends = select(1u, 2u, params.min_max != 0u);
         let end = atomicLoad(&extremes[ends * bucket]);
-        output[i] = decoded(code_of(0u, i), end, atomicLoad(&extremes[ends * bucket + ends - 1u]));
+        output[i] = decoded(code_of(i), end, atomicLoad(&extremes[ends * bucket + ends - 1u]));
     }
 }

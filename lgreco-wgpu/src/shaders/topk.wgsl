@@ -14,8 +14,6 @@ struct Params {
     first_keep: u32, // of this batch in `state`
     // What a cut is found by, which is the only one: see `topk_cut.wgsl`.
     keep: u32,
-    tables: u32,
-    counters: u32,
     stratum: u32,
     most: u32,
     least: u32,

@@ -8,6 +8,8 @@ const NOWHERE = 0xffffffffu;
 const BIN_COUNTS = 0u;
 const BIN_LARGEST = 4096u;
 const BIN_LEAST = 8192u;
+// Where the counters begin, behind the tables.
+const COUNTERS = 12288u;
 
 // Words among a layer's counters: how many values are in bins of the interval; of each level of counts, the sums of 64 shares.
 const BINNED = 0u;
@@ -26,14 +28,12 @@ const HIGHEST = 4491u;
 // The last two of the sample.
 const LOWEST_SAMPLED = 4492u;
 const HIGHEST_SAMPLED = 4493u;
-// The interval; the bin with the k-th largest, or NOWHERE; the rank there; whether the cut is lost.
+// The interval; the bin with the k-th largest, or NOWHERE; the rank there.
 const INTERVAL = 4494u;
 const BIN = 4498u;
 const BIN_RANK = 4499u;
-const LOST = 4500u;
-// The cut, and how many at it are kept; of one that is lost what is known of it before each level.
-const CUT = 4501u;
-const SETTLED_CUT = 4503u;
+// Of a cut that is lost, two words for each level: its upper bits that are known before the level, and k's rank among those that have them.
+const SETTLED_CUT = 4500u;
 
 // A bin and a rank in it, from the largest on; NOWHERE if there are not as many, or the rank is 0.
 struct Picked {
@@ -45,7 +45,7 @@ var<workgroup> picked: array<Picked, 1>;
 var<workgroup> own_shares: array<atomic<u32>, 64>;
 
 fn counted(word: u32) -> u32 {
-    return counter(params.counters + word);
+    return counter(COUNTERS + word);
 }
 
 // Makes a counter at least x, without an atomic where it is already: many come after the first that has raised it.
@@ -69,13 +69,13 @@ fn clear_shares(lane: u32) {
 fn give_shares(level: u32, lane: u32) {
     let own = atomicLoad(&own_shares[lane]);
     if (own != 0u) {
-        add_counter(params.counters + OF_SHARES + 64u * level + lane, own);
+        add_counter(COUNTERS + OF_SHARES + 64u * level + lane, own);
     }
 }
 
 // Adds a magnitude to a bin of the tables, some times.
 fn add_to_table(bin: u32, magnitude: u32, times: u32) {
-    let at = params.tables + bin;
+    let at = bin;
     add_counter(at + BIN_COUNTS, times);
     raise_counter(at + BIN_LARGEST, magnitude);
     raise_counter(at + BIN_LEAST, ~magnitude);

@@ -13,10 +13,6 @@
 // Whatever the sample, the cut is the same. It is lost where the k-th largest is not in the interval, or between those two in a larger layer,
 // or in one of which more is gathered than there is room for. Nothing is kept then, until all values have been counted three times, by
 // 11, 10 and 10 bits. What there is no room for is read again from where it lies.
-//
-// A module that uses these has counters (`counter`, `add_counter`, `max_with_counter`, `add_bits_to_counter`, `set_counter`), `entries`,
-// `blocks`, and in its parameters `keep`, `most`, `least`, `stratum`, `tables`, `counters`, `block_sums`, `block_counts`, `first_entry` and
-// `most_entries`.
 
 // Where a layer's k largest end, and how many of those at the cut are kept.
 struct Cut {
@@ -42,10 +38,10 @@ fn count_picked(block: u32, first: u32, is_first: bool, lane: Lane) {
         atomicStore(&own_ends[lane.index], 0u);
     }
     load_interval();
-    let found = pick(COARSE, params.counters + BINNED, 64u, rank_within(), lane);
+    let found = pick(COARSE, COUNTERS + BINNED, 64u, rank_within(), lane);
     if (is_first && lane.index == 0u) {
-        set_counter(params.counters + BIN, found.bin);
-        set_counter(params.counters + BIN_RANK, found.rank);
+        set_counter(COUNTERS + BIN, found.bin);
+        set_counter(COUNTERS + BIN_RANK, found.rank);
     }
     let counts = found.bin != NOWHERE;
     let at = record_of(block);
@@ -90,7 +86,7 @@ fn add_picked(bin: u32, magnitude: u32, times: u32) {
 
 // Counts of magnitudes by the bits of a level, of a cut that is lost.
 fn level_start(level: u32) -> u32 {
-    return params.tables + select(1024u + 1024u * level, 0u, level == 0u);
+    return select(1024u + 1024u * level, 0u, level == 0u);
 }
 
 fn level_bins(level: u32) -> u32 {
@@ -135,8 +131,8 @@ fn settle_block(level: u32, first: u32, is_first: bool, lane: Lane) {
     workgroupBarrier();
     give_shares(SETTLED + level, lane.index);
     if (is_first && lane.index == 0u) {
-        set_counter(params.counters + SETTLED_CUT + 2u * level, cut.magnitude);
-        set_counter(params.counters + SETTLED_CUT + 2u * level + 1u, cut.ties);
+        set_counter(COUNTERS + SETTLED_CUT + 2u * level, cut.magnitude);
+        set_counter(COUNTERS + SETTLED_CUT + 2u * level + 1u, cut.ties);
     }
 }
 
@@ -153,7 +149,7 @@ fn find_cut(was_lost: bool, lane: Lane) -> Cut {
     if (was_lost) {
         return settled(3u, lane);
     }
-    let found = pick(FINE, params.tables + BIN_COUNTS, 64u, counted(BIN_RANK), lane);
+    let found = pick(FINE, BIN_COUNTS, 64u, counted(BIN_RANK), lane);
     let cut = look_through(possible_range(found), found.rank, lane);
     if (is_lost(cut)) {
         return LOST_CUT;
@@ -173,7 +169,7 @@ fn possible_range(found: Picked) -> vec2<u32> {
     if (counted(BIN) == NOWHERE) {
         return vec2<u32>(MAGNITUDE);
     }
-    let at = params.tables + found.bin;
+    let at = found.bin;
     let largest = counter(at + BIN_LARGEST);
     let least = ~counter(at + BIN_LEAST);
     if (largest == least || found.rank == 1u) {

@@ -65,7 +65,7 @@ fn end_gathering(block: u32, is_first: bool, lane: u32) {
         let above = atomicLoad(&own_ends[1]);
         let upper = atomicLoad(&own_ends[2]);
         let lower = atomicLoad(&own_ends[3]);
-        let used = add_counter(params.counters + USED, size);
+        let used = add_counter(COUNTERS + USED, size);
         let fits = used <= params.most_entries && size <= params.most_entries - used;
         let at = record_of(block);
         entries[at] = select(NOWHERE, params.first_entry + used, fits);
@@ -73,16 +73,16 @@ fn end_gathering(block: u32, is_first: bool, lane: u32) {
         entries[at + 2u] = above;
         entries[at + 3u] = (upper << 16u) | lower;
         picked[0].bin = entries[at];
-        add_counter(params.counters + ABOVE, above);
+        add_counter(COUNTERS + ABOVE, above);
         add_to_bin_of(interval.ceiling, upper);
         add_to_bin_of(interval.bound, lower);
-        raise_counter(params.counters + LOWEST, atomicLoad(&own_ends[4]));
-        raise_counter(params.counters + HIGHEST, atomicLoad(&own_ends[5]));
+        raise_counter(COUNTERS + LOWEST, atomicLoad(&own_ends[4]));
+        raise_counter(COUNTERS + HIGHEST, atomicLoad(&own_ends[5]));
         if (is_first) {
-            set_counter(params.counters + INTERVAL, interval.bound);
-            set_counter(params.counters + INTERVAL + 1u, interval.ceiling);
-            set_counter(params.counters + INTERVAL + 2u, interval.base);
-            set_counter(params.counters + INTERVAL + 3u, interval.shift);
+            set_counter(COUNTERS + INTERVAL, interval.bound);
+            set_counter(COUNTERS + INTERVAL + 1u, interval.ceiling);
+            set_counter(COUNTERS + INTERVAL + 2u, interval.base);
+            set_counter(COUNTERS + INTERVAL + 3u, interval.shift);
         }
     }
     workgroupBarrier();
@@ -99,7 +99,7 @@ fn end_gathering(block: u32, is_first: bool, lane: u32) {
     if (lane < 8u && params.bits != 0u) {
         let octaves = atomicLoad(&own_octaves[lane]);
         if ((octaves & ~counted(OCTAVES + lane)) != 0u) {
-            add_bits_to_counter(params.counters + OCTAVES + lane, octaves);
+            add_bits_to_counter(COUNTERS + OCTAVES + lane, octaves);
         }
     }
 }
@@ -109,7 +109,7 @@ fn end_gathering(block: u32, is_first: bool, lane: u32) {
 fn add_to_bin_of(magnitude: u32, count: u32) {
     if (count != 0u) {
         let bin = bin_in_interval(magnitude);
-        add_counter(params.counters + BINNED + bin, count);
+        add_counter(COUNTERS + BINNED + bin, count);
         atomicAdd(&own_shares[bin / 64u], count);
     }
 }

@@ -30,23 +30,23 @@ fn draws() -> u32 {
 // Adds a magnitude to the sample, whose shares are cleared before and given after.
 fn add_to_sample(magnitude: u32) {
     add_to_table(magnitude >> SAMPLE_SHIFT, magnitude, 1u);
-    raise_counter(params.counters + HIGHEST_SAMPLED, magnitude);
+    raise_counter(COUNTERS + HIGHEST_SAMPLED, magnitude);
     if (magnitude > 0u) {
-        raise_counter(params.counters + LOWEST_SAMPLED, ~magnitude);
+        raise_counter(COUNTERS + LOWEST_SAMPLED, ~magnitude);
     }
 }
 
 // What the sample tells. `most` of it reach the k-th largest magnitude at most, and `least` at least; `most` is 0 where all is kept.
 fn find_interval(lane: Lane) {
-    let lower = pick(SAMPLE, params.tables + BIN_COUNTS, 64u, params.most, lane);
-    let upper = pick(SAMPLE, params.tables + BIN_COUNTS, 64u, params.least, lane);
+    let lower = pick(SAMPLE, BIN_COUNTS, 64u, params.most, lane);
+    let upper = pick(SAMPLE, BIN_COUNTS, 64u, params.least, lane);
     var bound = 0u;
     if (lower.bin != NOWHERE) {
-        bound = ~counter(params.tables + BIN_LEAST + lower.bin);
+        bound = ~counter(BIN_LEAST + lower.bin);
     }
     var ceiling = MAGNITUDE;
     if (upper.bin != NOWHERE) {
-        ceiling = counter(params.tables + BIN_LARGEST + upper.bin);
+        ceiling = counter(BIN_LARGEST + upper.bin);
     }
     if (params.most == 0u) {
         // All but zeros are above it.

@@ -1,5 +1,5 @@
-// TopK's payloads, wherever tensors and payloads lie: what is above the cut or at it, and where it is written. How a value is sent
-// is `put_kept`'s to say, and `put_position`'s where bits of positions go.
+// TopK's payloads: what is above the cut or at it, and where it is written. `put_kept` says how a value is sent, `put_position` where
+// bits of positions go.
 
 // What some values add to these numbers, and the range of magnitudes that are kept of them: the complement of the smallest other
 // than 0, and the largest.

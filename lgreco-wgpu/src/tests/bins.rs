@@ -1,11 +1,8 @@
-//! Bins of TopK in few bits, of magnitudes that the suites have not: in buckets, payloads and rows, also with faults in shaders.
+//! Bins of TopK in few bits, of magnitudes that the suites have not: in payloads and rows, also with faults in shaders.
 
-use super::buffers::buffer;
-use super::exchange::USAGE;
 use super::{ROWS, backend, cut, planted};
-use crate::batch::{Batch, Part};
+use crate::WgpuBackend;
 use crate::kernels::Shader;
-use crate::{BufferBucket, BufferGradient, BufferLayer, WgpuBackend};
 use lgreco_core::backend::{Backend, Job};
 use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Candidates, Compressor, Setting, decode};
@@ -13,8 +10,6 @@ use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::{Tensor, check_rows};
 use lgreco_core::testing::powersgd::uniform;
-use lgreco_train::exchange::{Agreement, Flight, Moment, Request, Route, Slip};
-use wgpu::Buffer;
 
 /// Magnitudes by their number and a random word.
 fn of(len: usize, bits: &dyn Fn(u32, u32) -> u32) -> Vec<f32> {
@@ -86,67 +81,6 @@ fn of_core(setting: &Setting, values: &[f32]) -> (Vec<u8>, Vec<f32>) {
     (payload, decoded)
 }
 
-/// The payload and the mean of each layer of a bucket that one rank has alone, which is looked at before the means are made.
-pub(super) fn exchange_alone(
-    backend: &mut WgpuBackend,
-    cases: &[(Vec<f32>, Setting)],
-    look: impl FnOnce(&mut WgpuBackend, &BufferBucket),
-) -> Vec<(Vec<u8>, Vec<f32>)> {
-    let held: Vec<Buffer> = cases
-        .iter()
-        .map(|(values, _)| {
-            let held = buffer(backend, 4 * values.len() as u64, USAGE);
-            backend.queue().write_buffer(&held, 0, bytemuck::cast_slice(values));
-            held
-        })
-        .collect();
-    let on_device: Vec<BufferLayer<'_>> = (0..)
-        .zip(cases.iter().zip(&held))
-        .map(|(index, ((values, setting), buffer))| {
-            let shape = Shape::new(values.len(), 1).unwrap();
-            let gradient = BufferGradient { buffer, offset: 0, dtype: Dtype::F32, shape };
-            BufferLayer { index, setting: *setting, gradient }
-        })
-        .collect();
-    let mut bucket = BufferBucket::new(backend, &on_device, false, 1).unwrap();
-    let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
-    let moment = Moment { rank: 0, world_size: 1, route, reduce_dtype, seed: 7, step: 0, terms: 0 };
-    let mut space = bucket.on(backend);
-    let mut flight = Flight::begin(&mut space, moment, Agreement::Reached, None).unwrap();
-    let Some(Request::AllGather { buffer: message }) = flight.next(&mut space).unwrap() else { panic!("no message") };
-    let mut rest = message[Slip::LEN..].to_vec();
-    look(backend, &bucket);
-    assert!(flight.next(&mut bucket.on(backend)).unwrap().is_none());
-    bucket.finish(backend).unwrap();
-    let mut result = |((values, setting), held): (&(Vec<f32>, Setting), &Buffer)| {
-        let len = setting.payload_len(Shape::new(values.len(), 1).unwrap(), Dtype::F32).unwrap();
-        let behind = rest.split_off(len);
-        let part = Part { buffer: held.clone(), offset: 0, size: held.size() };
-        let mean = Batch::new(backend.gpu()).unwrap().read(&[part]).unwrap();
-        (std::mem::replace(&mut rest, behind), bytemuck::pod_collect_to_vec(&mean))
-    };
-    let results = cases.iter().zip(&held).map(&mut result).collect();
-    assert!(rest.is_empty());
-    results
-}
-
-/// Asserts that the payloads and means of a bucket of these layers are the core's.
-pub(super) fn check_bucket(backend: &mut WgpuBackend, cases: &[(Vec<f32>, Setting)]) {
-    let found = exchange_alone(backend, cases, |_, _| {});
-    for (number, ((values, setting), (payload, mean))) in cases.iter().zip(found).enumerate() {
-        let (expected, decoded) = of_core(setting, values);
-        assert!(payload == expected, "layer {number}, {setting:?}: another payload");
-        // A sum of one is never -0.
-        assert!(mean == decoded, "layer {number}, {setting:?}: another mean");
-    }
-}
-
-#[test]
-fn bins_of_any_magnitudes_are_the_cores() {
-    let Some(mut backend) = backend() else { return };
-    check_bucket(&mut backend, &cases());
-}
-
 /// Asserts that single payloads of bins are the core's.
 fn check_payloads(backend: &mut WgpuBackend) {
     let empty = (vec![], Setting::QuantisedTopK(QuantisedTopK { keep: 0, bits: 5 }));
@@ -214,7 +148,7 @@ fn check_faults(check: fn(&mut WgpuBackend), says: &str, faults: &[(&'static str
     }
     for (text, fault) in planted(faults.iter().copied()) {
         let found = [backend(), cut()].into_iter().flatten().find_map(|mut backend| {
-            backend.gpu().kernels.edits.push((Shader::TopK, text, fault));
+            backend.gpu().kernels.edit(Shader::TopK, text, fault);
             let check = std::panic::AssertUnwindSafe(|| check(&mut backend));
             std::panic::catch_unwind(check).err()
         });

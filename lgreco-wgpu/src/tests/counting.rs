@@ -125,7 +125,6 @@ fn loops_over_values_count_in_workgroup_memory() {
                 ],
                 &["histogram_1", "histogram_2", "histogram_3", "sample"],
             ),
-            Shader::Exchange => (&["offer", "gather_offered", "refine", "settle", "write_kept"], &["offer"]),
             _ => (&[], &[]),
         };
         assert_eq!(adding(&shader.source(false)), [in_workgroup, in_storage], "{shader:?}");
@@ -140,11 +139,11 @@ fn loops_over_values_that_add_to_storage_are_found() {
         adding(&source.replace(text, instead))
     };
     let [_, in_storage] = edited(
-        Shader::Exchange,
+        Shader::TopK,
         "atomicAdd(&gathered[bits % level_bins(level)], 1u)",
-        "atomicAdd(&extremes[bits % level_bins(level)], 1u)",
+        "atomicAdd(&counters[bits % level_bins(level)], 1u)",
     );
-    assert_eq!(in_storage, ["offer", "settle"]);
+    assert!(in_storage.contains(&"settle".to_owned()), "{in_storage:?}");
     let [_, in_storage] =
         edited(Shader::TopK, "atomicAdd(&own_bins[own], 1u)", "atomicAdd(&bins_of[params.bins].counts[bin], 1u)");
     assert!(in_storage.contains(&"write_kept".to_owned()), "{in_storage:?}");

@@ -1,6 +1,7 @@
 //! Where the k largest of a layer end, whatever its magnitudes are and whatever is drawn of them, and how much of it is read for that.
 
-use super::bins::{check_bucket, check_each, exchange_alone};
+use super::bins::check_each;
+use super::planted::is_full;
 use super::{backend, cut as in_pieces, planted};
 use crate::WgpuBackend;
 use crate::batch::{Batch, Part};
@@ -15,7 +16,6 @@ use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::topk::TopK;
 use lgreco_core::gradient::{Bf16, Dtype, Element, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
-use wgpu::Buffer;
 
 type Case = (Vec<f32>, Setting);
 
@@ -204,11 +204,6 @@ fn next_to_each_other() -> [Vec<f32>; 2] {
 }
 
 #[test]
-fn cuts_of_buckets_are_the_cores() {
-    check_cuts(|backend, cases| cases.chunks(16).for_each(|cases| check_bucket(backend, cases)));
-}
-
-#[test]
 fn cuts_of_tensors_are_the_cores() {
     check_cuts(check_each);
     let Some(mut backend) = in_pieces() else { return };
@@ -236,7 +231,6 @@ fn cuts_near_the_last_value_that_is_not_zero_are_not_lost() {
         let setting = |(i, keep): (usize, usize)| if i % 2 == 0 { full(keep) } else { few(keep, 4) };
         let settings = keeps.into_iter().enumerate().map(setting);
         let cases: Vec<Case> = settings.map(|setting| (sparse(len, every), setting)).collect();
-        check_bucket(&mut backend, &cases);
         check_each(&mut backend, &cases);
         assert_eq!(backend.gpu().lost_cuts, 0, "{len}, {every}");
     }
@@ -245,21 +239,8 @@ fn cuts_near_the_last_value_that_is_not_zero_are_not_lost() {
 /// What loads are counted by: a text of the shader, and one that counts.
 type Counts = &'static [(Shader, &'static str, &'static str)];
 
-/// In an exchange, values and what is gathered of them, in the last words of the counters.
-const IN_BUCKET: Counts = &[
-    (
-        Shader::Exchange,
-        "fn value(i: u32) -> u32 {",
-        "fn value(i: u32) -> u32 {\n    atomicAdd(&extremes[arrayLength(&extremes) - 1u], 1u);",
-    ),
-    (
-        Shader::Exchange,
-        "fn entry(at: u32) -> u32 {",
-        "fn entry(at: u32) -> u32 {\n    atomicAdd(&extremes[arrayLength(&extremes) - 2u], 1u);",
-    ),
-];
-
-/// Of a tensor alone the same; what is written is counted among the bins, of which the last is none of less than 8 bits.
+/// Values and what is gathered of them, in the last words of the counters; what is written is counted among the bins, of which the
+/// last is none of less than 8 bits.
 const IN_TENSOR: Counts = &[
     (
         Shader::TopK,
@@ -286,7 +267,7 @@ const LAST_COUNT: u64 = 8 + 8 * 128 + 4 * 127;
 
 fn counting(counts: Counts) -> WgpuBackend {
     let mut backend = backend().expect("the device there was before");
-    backend.gpu().kernels.edits.extend(counts);
+    counts.iter().for_each(|&(shader, text, counting)| backend.gpu().kernels.edit(shader, text, counting));
     backend
 }
 
@@ -295,25 +276,13 @@ fn words(backend: &mut WgpuBackend, parts: &[Part]) -> Vec<usize> {
     bytemuck::pod_collect_to_vec::<u8, u32>(&bytes).into_iter().map(|word| word as usize).collect()
 }
 
-fn last_words(of: &Buffer) -> Part {
-    Part { buffer: of.clone(), offset: of.size() - 8, size: 8 }
-}
-
-/// How many values a bucket of this layer loads for its payload, and how many gathered magnitudes.
-fn loads_in_bucket(backend: &mut WgpuBackend, case: &Case) -> [usize; 2] {
-    let mut loads = Vec::new();
-    exchange_alone(backend, std::slice::from_ref(case), |backend, bucket| {
-        loads = words(backend, &[last_words(bucket.counters())]);
-    });
-    [loads[1], loads[0]]
-}
-
-/// The same of a tensor alone.
+/// How many values a tensor loads for its payload, and how many gathered magnitudes.
 fn loads_of_tensor(backend: &mut WgpuBackend, case: &Case) -> [usize; 2] {
     let counted = |backend: &mut WgpuBackend| {
         let counters = backend.gpu().scratch(Scratch::Counters, 4).unwrap();
         let buffer = backend.gpu().scratch(Scratch::FewBits, BINS).unwrap();
-        words(backend, &[last_words(&counters), Part { buffer, offset: LAST_COUNT, size: 4 }])
+        let last = Part { offset: counters.size() - 8, size: 8, buffer: counters };
+        words(backend, &[last, Part { buffer, offset: LAST_COUNT, size: 4 }])
     };
     // Some counts go on from payload to payload.
     check_each(backend, std::slice::from_ref(case));
@@ -334,35 +303,37 @@ fn values_are_read_twice() {
     if backend().is_none() {
         return;
     }
-    let (mut of_buckets, mut of_tensors) = (counting(IN_BUCKET), counting(IN_TENSOR));
-    for len in [1usize, 3, 64, 100, 1000, 4096, 5000, 9000, 20_000, 70_001, 300_000, 1_100_000] {
+    let mut counting = counting(IN_TENSOR);
+    let long: &[usize] = if is_full() { &[300_000, 1_100_000] } else { &[] };
+    for &len in [1, 3, 64, 100, 1000, 4096, 5000, 9000, 20_000, 70_001].iter().chain(long) {
         for (number, values) in natural(len).into_iter().chain(odd(len)).enumerate() {
             for (which, keep) in keeps(len).into_iter().enumerate().skip(1) {
                 let case = (values.clone(), if (which + number) % 2 == 0 { full(keep) } else { few(keep, 5) });
                 let drawn = len.div_ceil(1 << Sample::new(keep as u32, len as u32).stratum);
-                let of_bucket = loads_in_bucket(&mut of_buckets, &case);
-                for [loads, gathered] in [of_bucket, loads_of_tensor(&mut of_tensors, &case)] {
-                    let told = format!("{number}, {:?}: {loads} and {gathered} of {len}", case.1);
-                    // Where nothing is kept, values are not read again; of a sample those behind the last value are not there.
-                    assert!(loads >= len + drawn - drawn / 1000 - 1, "{told}");
-                    if len <= MOST_WITH_ROOM {
-                        // All workgroups may look through what is gathered up to six times, but of natural layers none does.
-                        let looking = if number < 6 { 2 } else { 2 + 6 * len.div_ceil(2048) };
-                        assert!(loads <= 2 * len + drawn && gathered <= looking * len, "{told}");
-                    } else {
-                        if !NEXT_TO_EACH_OTHER.contains(&number) {
-                            assert!(loads <= 2 * len + drawn && gathered <= len / 4, "{told}");
-                        }
-                        assert!(loads + gathered <= 8 * len, "{told}");
+                let [loads, gathered] = loads_of_tensor(&mut counting, &case);
+                let told = format!("{number}, {:?}: {loads} and {gathered} of {len}", case.1);
+                // Where nothing is kept, values are not read again; of a sample those behind the last value are not there.
+                assert!(loads >= len + drawn - drawn / 1000 - 1, "{told}");
+                if len <= MOST_WITH_ROOM {
+                    // All workgroups may look through what is gathered up to six times, but of natural layers none does.
+                    let looking = if number < 6 { 2 } else { 2 + 6 * len.div_ceil(2048) };
+                    assert!(loads <= 2 * len + drawn && gathered <= looking * len, "{told}");
+                } else {
+                    if !NEXT_TO_EACH_OTHER.contains(&number) {
+                        assert!(loads <= 2 * len + drawn && gathered <= len / 4, "{told}");
                     }
-                    if which == 2 && number < 3 {
-                        assert!(loads >= 2 * len, "all blocks have some of a hundredth: {told}");
-                    }
+                    assert!(loads + gathered <= 8 * len, "{told}");
+                }
+                if which == 2 && number < 3 {
+                    assert!(loads >= 2 * len, "all blocks have some of a hundredth: {told}");
                 }
             }
         }
     }
 }
+
+/// By a sample that misleads so, cuts are lost.
+pub(super) const MISLEADING: (&str, &str) = ("BIN_COUNTS, 64u, params.most, lane)", "BIN_COUNTS, 64u, 1u, lane)");
 
 /// Whatever is drawn, and whatever it is taken to tell, the payloads are the same.
 #[test]
@@ -375,29 +346,26 @@ fn a_sample_that_misleads_changes_no_bit() {
     let of = |values: Vec<f32>| settings.map(|setting| (values.clone(), setting));
     let mut cases: Vec<Case> = natural(len).into_iter().take(4).flat_map(of).collect();
     cases.push((apart(len), full(len / 2 + 40)));
-    // At least so many tensors have to be looked at once more, and in one bucket or more, some layers.
+    // At least so many tensors have to be looked at once more.
     for (text, instead, lost) in [
-        ("BIN_COUNTS, 64u, params.most, lane)", "BIN_COUNTS, 64u, 1u, lane)", 9),
+        (MISLEADING.0, MISLEADING.1, 9),
         ("BIN_COUNTS, 64u, params.least, lane)", "BIN_COUNTS, 64u, 4000u, lane)", 8),
         (
             "fn add_to_sample(magnitude: u32) {",
             "fn add_to_sample(drawn_magnitude: u32) {\n    let magnitude = 0x3f812345u;",
             4,
         ),
-        ("bound = ~counter(params.tables + BIN_LEAST + lower.bin);", "bound = 0u;", 0),
-        ("ceiling = counter(params.tables + BIN_LARGEST + upper.bin);", "ceiling = MAGNITUDE;", 0),
+        ("bound = ~counter(BIN_LEAST + lower.bin);", "bound = 0u;", 0),
+        ("ceiling = counter(BIN_LARGEST + upper.bin);", "ceiling = MAGNITUDE;", 0),
         ("params.most_entries", "0u", 0),
         // Some blocks find room, others do not.
         ("params.most_entries", "1000u", 0),
     ] {
         let mut backend = backend().expect("the device there was before");
-        let edits = [Shader::Exchange, Shader::TopK].map(|shader| (shader, text, instead));
-        backend.gpu().kernels.edits.extend(edits);
-        check_bucket(&mut backend, &cases);
-        let in_bucket = backend.gpu().lost_cuts;
+        backend.gpu().kernels.edit(Shader::TopK, text, instead);
         check_each(&mut backend, &cases);
-        let of_tensors = backend.gpu().lost_cuts - in_bucket;
-        assert!(of_tensors >= lost && in_bucket >= lost.min(1), "{text}: {of_tensors} lost");
+        let found = backend.gpu().lost_cuts;
+        assert!(found >= lost, "{text}: {found} lost");
     }
 }
 
@@ -405,8 +373,7 @@ fn a_sample_that_misleads_changes_no_bit() {
 #[test]
 fn values_too_large_to_be_sent_are_named_after_a_lost_cut() {
     let Some(mut backend) = backend() else { return };
-    let mislead = (Shader::TopK, "BIN_COUNTS, 64u, params.most, lane)", "BIN_COUNTS, 64u, 1u, lane)");
-    backend.gpu().kernels.edits.push(mislead);
+    backend.gpu().kernels.edit(Shader::TopK, MISLEADING.0, MISLEADING.1);
     let len = 70_001;
     let mut values = apart(len);
     // The large ones do not fit f16, the first of them neither.
@@ -478,10 +445,6 @@ const WHERE_IT_MISLEADS: &[(&str, &str)] = &[
     ("return settled(3u, lane);", "return settled(2u, lane);"),
     ("1024u + 1024u * level, 0u, level == 0u", "1024u * level, 0u, level == 0u"),
 ];
-const OF_BUCKETS_WHERE_IT_MISLEADS: &[(&str, &str)] = &[
-    ("const LOST_CUT = Cut(MAGNITUDE, 0u);", "const LOST_CUT = Cut(0u, 0u);"),
-    ("fault(CUT_IS_LOST, 0u);", "fault(5u, 0u);"),
-];
 
 /// Cuts of odd layers that are lost without a fault.
 const MOST_LOST: usize = 4;
@@ -495,36 +458,29 @@ fn faults_in_the_search_for_a_cut_are_found() {
     cases.retain(|(values, _)| values.len() < 300_000);
     cases.extend([full(6000), few(300_000, 4)].map(|setting| (natural(600_000).swap_remove(5), setting)));
     cases.extend([few(2000, 4), few(5000, 3)].map(|setting| (natural(5000).swap_remove(3), setting)));
-    let of = |shader: Shader, misled: &'static [(&'static str, &'static str)]| {
-        let misled = WHERE_IT_MISLEADS.iter().chain(misled).map(|&fault| (fault, true));
-        FAULTS.iter().map(|&fault| (fault, false)).chain(misled).map(move |fault| (shader, fault))
-    };
     // What costs cuts, but no bits; and the last round, which layers of other draws do not come to.
-    let of_tensors = [
+    let costly = [
         ("round < 7u", "round < 6u"),
         ("add_to_bin_of(interval.bound, lower);", ""),
         ("within >> (max(interval.shift, 12u) - 12u)", "within >> interval.shift"),
         ("counted(USED) > params.most_entries || params.most_entries > LOOKED_THROUGH", "true"),
         ("params.most_entries > LOOKED_THROUGH", "params.most_entries > LOOKED_THROUGH - 1u"),
     ];
-    let of_tensors = of_tensors.map(|fault| (Shader::TopK, (fault, false)));
-    let all = of(Shader::Exchange, OF_BUCKETS_WHERE_IT_MISLEADS).chain(of(Shader::TopK, &[])).chain(of_tensors);
-    for (shader, ((text, fault), misleads)) in planted(all) {
+    let misled = WHERE_IT_MISLEADS.iter().map(|&fault| (fault, true));
+    let all = FAULTS.iter().chain(&costly).map(|&fault| (fault, false)).chain(misled);
+    for ((text, fault), misleads) in planted(all) {
         let found = std::panic::catch_unwind(|| {
             let mut backend = backend().expect("the device there was before");
-            let mislead = (shader, "BIN_COUNTS, 64u, params.most, lane)", "BIN_COUNTS, 64u, 1u, lane)");
-            backend.gpu().kernels.edits.extend(misleads.then_some(mislead));
-            backend.gpu().kernels.edits.push((shader, text, fault));
-            if shader == Shader::Exchange {
-                cases.chunks(16).for_each(|cases| check_bucket(&mut backend, cases));
-            } else {
-                check_each(&mut backend, &cases);
+            if misleads {
+                backend.gpu().kernels.edit(Shader::TopK, MISLEADING.0, MISLEADING.1);
             }
+            backend.gpu().kernels.edit(Shader::TopK, text, fault);
+            check_each(&mut backend, &cases);
             let lost = backend.gpu().lost_cuts;
             assert!(misleads || lost <= MOST_LOST, "{lost} cuts are lost");
         });
         let message = found.err().map(|message| message.downcast_ref::<String>().cloned().unwrap_or_default());
-        let message = message.unwrap_or_else(|| panic!("not found: {shader:?}, {text}"));
+        let message = message.unwrap_or_else(|| panic!("not found: {text}"));
         assert!(!message.contains("Device") && !message.contains("nothing to edit"), "{text}: {message}");
     }
 }

@@ -2,9 +2,9 @@
 
 use super::backend;
 use super::buffers::buffer;
-use crate::exchange::MOST_RANKS;
+use super::devices::alone;
 use crate::gpu::PER_GROUP;
-use crate::kernels::{Kernel, Kernels, Shader};
+use crate::kernels::{Kernel, Shader};
 use crate::orthonormal::Tall;
 use crate::{BufferGradient, BufferResidual, Error, WgpuBackend, factor, orthonormal};
 use lgreco_core::backend::{Backend, Job};
@@ -73,7 +73,7 @@ fn job<'a>(tensor: &'a Tensor, candidates: Candidates<'a>) -> Job<'a> {
 
 #[test]
 fn a_lost_device_is_an_error() {
-    let Some(mut backend) = backend() else { return };
+    let Some(mut backend) = alone() else { return };
     let tensor = Tensor::new(&uniform(3000, 1), 60, 50);
     rows(&mut backend, &tensor).unwrap();
     backend.device().destroy();
@@ -86,7 +86,7 @@ fn a_lost_device_is_an_error() {
 /// It is taken, and the first call says so.
 #[test]
 fn a_device_that_is_lost_before_it_is_used_is_an_error() {
-    let Some(backend) = backend() else { return };
+    let Some(backend) = alone() else { return };
     backend.device().destroy();
     let mut backend = WgpuBackend::with_device(backend.device().clone(), backend.queue().clone()).unwrap();
     assert!(rows(&mut backend, &Tensor::new(&uniform(3000, 1), 60, 50)).is_err());
@@ -227,10 +227,6 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
         ("topk read: ones of a word, a workgroup's words before it", 32 + 64),
         ("powersgd: columns of 2^22 rows, scaled", 2 * (1 << 22) / 256),
         ("powersgd: a row times a triangle, by fours of columns", (1..=rank / 4).map(|fours| fours + 1 + 4).sum()),
-        ("exchange: means of 32 values of QSGD's most ranks", 32 * MOST_RANKS as u64),
-        ("exchange: grids of 32 buckets, 25 steps of division each", 32 * (1 + 25)),
-        ("exchange: a column of 2^22 rows, remembered or started, and scaled", 3 * (1 << 22) / 256),
-        ("exchange: chunks of 2^22 terms", (1 << 22) / 1024),
         ("lanes: places and sums of a workgroup of 256", 2 * 256),
     ];
     for (what, iterations) in most {
@@ -307,12 +303,11 @@ fn every_kernel_compiles() {
     let Some(mut backend) = backend() else { return };
     let device = backend.gpu().device.clone();
     let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
-    let mut kernels = Kernels::default();
     for shader in Shader::ALL {
         let source = shader.source(false);
         let module = naga::front::wgsl::parse_str(&source).unwrap();
         for entry in &module.entry_points {
-            kernels.get(&device, Kernel { shader, entry: entry.name.clone().leak() });
+            backend.gpu().kernels.get(&device, Kernel { shader, entry: entry.name.clone().leak() });
         }
     }
     assert!(pollster::block_on(scope.pop()).is_none());

@@ -2,7 +2,7 @@
 
 use super::buffers::{buffer, holding};
 use super::poison::pairs;
-use super::{backend, cut};
+use super::{USAGE, backend, cut};
 use crate::batch::{Batch, Part};
 use crate::{BufferGradient, BufferResidual, Error, WgpuBackend};
 use lgreco_core::backend::Backend;
@@ -14,8 +14,6 @@ use lgreco_core::testing::powersgd::uniform;
 use lgreco_train::feedback::{Memory, Residual, Rule, Storage};
 use lgreco_train::testing::residual::{ResidualDevice, STORAGES, check, check_all, check_limits, check_powersgd};
 use wgpu::{Buffer, BufferUsages};
-
-const USAGE: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
 
 /// A residual.
 pub struct Kept {

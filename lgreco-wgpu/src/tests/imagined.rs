@@ -1,6 +1,6 @@
 //! A device whose buffers have sizes and no memory, for a look at what a rehearsed call would record.
 
-use super::small;
+use super::devices::small;
 use crate::WgpuBackend;
 use crate::batch::{Part, Rehearsed};
 use bytemuck::Pod;

@@ -1,19 +1,17 @@
 //! What a device is asked for: memory once, few submissions, one readback per table.
 
+use super::USAGE;
 use super::backend;
 use super::buffers::buffer;
-use super::exchange::USAGE;
-use crate::batch::{Batch, Part};
-use crate::{BufferBucket, BufferGradient, BufferJob, BufferLayer, BufferResidual, Error, WgpuBackend};
+use crate::{BufferGradient, BufferJob, BufferResidual, WgpuBackend};
 use lgreco_core::backend::{Backend, Job, Portable};
 use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::{Candidates, Compressor, Setting, clt::CltK, qsgd::Qsgd, topk::TopK};
-use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, topk::TopK};
+use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
-use lgreco_train::exchange::{Agreement, Flight, Moment, Route};
 use lgreco_train::feedback::Storage;
 
 fn noop() -> WgpuBackend {
@@ -165,150 +163,4 @@ fn nothing_is_taken_after_the_first_call() {
         everything(&mut backend, layers, &buffers);
         assert_eq!((backend.gpu().memory.created, backend.held_bytes()), (created, held));
     }
-}
-
-/// Steps of an exchange with itself. What each asks of the device: submissions, readbacks, dispatches, buffers and
-/// copies.
-pub(super) fn exchange(backend: &mut WgpuBackend, layers: &[BufferLayer<'_>]) -> [[usize; 5]; 3] {
-    let mut bucket = BufferBucket::new(backend, layers, true, 1).unwrap();
-    [0, 1, 2].map(|step| {
-        let asked = |backend: &mut WgpuBackend| {
-            let gpu = backend.gpu();
-            [gpu.submissions, gpu.reads, gpu.dispatches, gpu.memory.created, gpu.copies]
-        };
-        let before = asked(backend);
-        let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
-        let moment = Moment { rank: 0, world_size: 1, route, reduce_dtype, seed: 7, step, terms: 0 };
-        let mut space = bucket.on(backend);
-        let mut flight = Flight::begin(&mut space, moment, Agreement::Reached, None).unwrap();
-        while flight.next(&mut space).unwrap().is_some() {}
-        bucket.finish(backend).unwrap();
-        let after = asked(backend);
-        std::array::from_fn(|i| after[i] - before[i])
-    })
-}
-
-/// Dispatches of an exchange, as the README says: that in which all layers offer what is exchanged, the one that
-/// ends the step, and those for methods.
-const OFFERED: usize = 1;
-const ENDED: usize = 1;
-const OF_UNCOMPRESSED: usize = 1;
-const OF_POWERSGD: usize = 10;
-
-#[test]
-fn each_method_takes_its_dispatches() {
-    let mut backend = noop();
-    let held = buffer(&backend, 4 * 4096, USAGE);
-    let shape = Shape::new(64, 64).unwrap();
-    for (setting, own) in [
-        (Setting::Dense, OF_UNCOMPRESSED),
-        (Setting::Qsgd(Qsgd::default()), 1),
-        (Setting::Qsgd(Qsgd { bucket: 1000, ..Qsgd::default() }), 1 + 1),
-        (Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 }), OF_POWERSGD),
-    ] {
-        let gradient = BufferGradient { buffer: &held, offset: 0, dtype: Dtype::F32, shape };
-        let steps = exchange(&mut backend, &[BufferLayer { index: 0, setting, gradient }]);
-        assert_eq!(steps.map(|[_, _, dispatches, ..]| dispatches), [OFFERED + own + ENDED; 3], "{setting:?}");
-    }
-}
-
-#[test]
-fn an_exchange_asks_as_little_of_the_device_for_many_layers_as_for_few() {
-    let shape = |layer: usize| Shape::new(30 + layer, 40).unwrap();
-    for mut backend in backends() {
-        // The device that does nothing makes no payloads of TopK either, which a rank then refuses.
-        let is_noop = backend.device().adapter_info().backend == wgpu::Backend::Noop;
-        let [topk, few] = if is_noop {
-            [Setting::Dense; 2]
-        } else {
-            let few = QuantisedTopK { keep: 56, bits: 3 };
-            [Setting::TopK(TopK { keep: 55, values: Dtype::F16 }), Setting::QuantisedTopK(few)]
-        };
-        let buffers: Vec<wgpu::Buffer> = (0..150).map(|_| buffer(&backend, 4 * 40 * 200, USAGE)).collect();
-        let layer = |(layer, buffer)| {
-            let gradient = BufferGradient { buffer, offset: 0, dtype: Dtype::F32, shape: shape(layer) };
-            let powersgd = Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 });
-            let setting = [Setting::Qsgd(Qsgd::default()), topk, few, Setting::Dense, powersgd][layer % 5];
-            BufferLayer { index: layer as u32, setting, gradient }
-        };
-        let layers: Vec<BufferLayer<'_>> = buffers.iter().enumerate().map(layer).collect();
-        // Payloads and means of them: more where TopK is among the methods.
-        let of_payloads = if is_noop { 1 + 1 } else { 5 + 3 };
-        let few = exchange(&mut backend, &layers[..5]);
-        let many = exchange(&mut backend, &layers);
-        for step in 0..3 {
-            let [submissions, reads, dispatches, created, _] = many[step];
-            // Seven ops, one of which finds its work done where QSGD alone makes payloads, three collectives, with a readback each, and
-            // the end.
-            assert_eq!((submissions, reads), (if is_noop { 10 } else { 11 }, 3));
-            assert_eq!(many[step][..3], few[step][..3]);
-            assert_eq!(dispatches, OFFERED + of_payloads + OF_POWERSGD + OF_UNCOMPRESSED + ENDED);
-            assert!(created == 0 || step == 0, "{created} buffers in step {step}");
-        }
-    }
-}
-
-/// Where all dispatches and copies of an op move more than a submission may, each is submitted by itself; the means are the same.
-#[test]
-fn exchanges_are_cut_by_bytes() {
-    let shape = Shape::new(200, 64).unwrap();
-    let values: Vec<f32> = uniform(shape.elements(), 3);
-    for mut backend in backends() {
-        let held = [(); 3].map(|()| buffer(&backend, 4 * values.len() as u64, USAGE));
-        let powersgd = Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 });
-        let settings = [Setting::Qsgd(Qsgd::default()), Setting::Dense, powersgd];
-        let layers: Vec<BufferLayer<'_>> = (0..)
-            .zip(held.iter().zip(settings))
-            .map(|(index, (buffer, setting))| {
-                let gradient = BufferGradient { buffer, offset: 0, dtype: Dtype::F32, shape };
-                BufferLayer { index, setting, gradient }
-            })
-            .collect();
-        let mut means = |limit: u64, expected: fn(usize) -> usize| {
-            backend.gpu().submission = limit;
-            held.iter().for_each(|held| backend.queue().write_buffer(held, 0, bytemuck::cast_slice(&values)));
-            for [submissions, _, dispatches, _, copies] in exchange(&mut backend, &layers) {
-                assert_eq!(submissions, expected(dispatches + copies), "at most {limit} bytes");
-            }
-            let parts: Vec<Part> = held.iter().map(Part::from).collect();
-            Batch::new(backend.gpu()).unwrap().read(&parts).unwrap()
-        };
-        // Six ops, readbacks of three collectives, and the end.
-        let whole = means(1 << 30, |_| 6 + 4);
-        assert!(whole == means(1, |commands| commands));
-    }
-}
-
-#[test]
-fn buckets_that_the_device_cannot_do_are_refused_by_name() {
-    let mut backend = noop();
-    let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
-    let descriptor = wgpu::BufferDescriptor { label: None, size: 4 * 4096, usage, mapped_at_creation: false };
-    let buffer = backend.device().create_buffer(&descriptor);
-    let of = |buffer, setting, rows| {
-        let gradient = BufferGradient { buffer, offset: 0, dtype: Dtype::F32, shape: Shape::new(rows, 64).unwrap() };
-        BufferLayer { index: 3, setting, gradient }
-    };
-    let mut refused = |layer, world| BufferBucket::new(&mut backend, &[layer], true, world).unwrap_err();
-    assert_eq!(refused(of(&buffer, Setting::CltK(CltK { keep: 2 }), 64), 2), Error::Method("CLT-k"));
-    let short = refused(of(&buffer, Setting::Dense, 65), 2);
-    assert_eq!(short, Error::Buffer { what: "ends before the gradient does" });
-    let qsgd = Setting::Qsgd(Qsgd::default());
-    for (setting, world) in [(Setting::Dense, 0), (Setting::Dense, 65_536), (qsgd, 1025)] {
-        assert!(matches!(refused(of(&buffer, setting, 64), world), Error::Core(_)));
-    }
-    let descriptor = wgpu::BufferDescriptor { usage: wgpu::BufferUsages::STORAGE, ..descriptor };
-    let unreadable = backend.device().create_buffer(&descriptor);
-    let mut refused = |layer| BufferBucket::new(&mut backend, &[layer], true, 2).unwrap_err();
-    assert!(matches!(refused(of(&unreadable, Setting::Dense, 64)), Error::Buffer { .. }));
-
-    let mut bucket = BufferBucket::new(&mut backend, &[of(&buffer, Setting::Dense, 64)], false, 2).unwrap();
-    let reduce_dtype = Dtype::F32;
-    let moment = Moment { rank: 0, world_size: 2, route: Route::AllGather, reduce_dtype, seed: 7, step: 0, terms: 0 };
-    for moment in [Moment { route: Route::ScatterReduce, ..moment }, Moment { world_size: 3, ..moment }] {
-        let begun = Flight::begin(&mut bucket.on(&mut backend), moment, Agreement::Reached, None);
-        assert!(begun.is_err(), "{moment:?}");
-    }
-    assert!(matches!(bucket.finish(&mut backend), Err(lgreco_train::Error::StepOrder { .. })));
-    assert!(bucket.residual(0).is_none());
 }

@@ -1,11 +1,13 @@
 //! Orthonormal columns of factors of all lengths, and how many dispatches they take.
 
 use super::buffers::buffer;
+use super::devices::small;
+use super::planted::is_full;
 use super::poison::pairs;
-use super::{ROWS, backend, check_low_rank, memory, planted, small};
+use super::{ROWS, USAGE, backend, check_low_rank, planted};
 use crate::kernels::Shader;
 use crate::orthonormal::{Tall, dispatches};
-use crate::{BufferGradient, BufferJob, BufferLayer, Error, WgpuBackend, factor, powersgd};
+use crate::{BufferGradient, BufferJob, Error, WgpuBackend, factor, powersgd};
 use lgreco_core::backend::{Backend, Job};
 use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::{Candidates, Compressor, Setting};
@@ -13,7 +15,6 @@ use lgreco_core::gradient::{Dtype, Gradient, Shape};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::{Tensor, check_rows};
 use lgreco_core::testing::powersgd::{check_orthonormal, factors, uniform};
-use wgpu::BufferUsages;
 
 const STREAM: Stream = Stream { seed: 6, step: 0, layer: 0, rank: 0 };
 
@@ -33,7 +34,9 @@ fn columns_are_orthonormal_whoever_works_on_them() {
         let tensor = Tensor::new(&uniform(rows * cols, 7), rows, cols);
         let gradient = tensor.gradients()[0];
         let candidates = Candidates::PowerSgd { iterations: 2, ranks: &[1, 3, rank as u32] };
-        check_rows(&mut backend, &[Job { gradient, candidates, stream: STREAM }], ROWS);
+        if rank < 100 || is_full() {
+            check_rows(&mut backend, &[Job { gradient, candidates, stream: STREAM }], ROWS);
+        }
         check_low_rank(&mut backend, PowerSgd { rank: rank as u32, iterations: 1 }, &gradient, STREAM);
         check_orthonormal(&p_of(&mut backend, &gradient, rank as u32), rank);
     }
@@ -123,7 +126,7 @@ fn faults_in_long_factors_are_found() {
         ("< min(to_step,", "< min(to_step - 1u,"),
     ]) {
         let mut backend = backend().expect("the device there was before");
-        backend.gpu().kernels.edits.push((Shader::PowerSgd, text, fault));
+        backend.gpu().kernels.edit(Shader::PowerSgd, text, fault);
         // Columns of norm 1 that are orthogonal may still be others than they should.
         let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             check_orthonormal(&p_of(&mut backend, &gradient, 6), 6);
@@ -139,13 +142,12 @@ fn noop(limits: wgpu::Limits) -> WgpuBackend {
     WgpuBackend::with_device(device, queue).unwrap()
 }
 
-/// Rows of a language model's embedding and its exchange take as few dispatches as those of short layers.
+/// Rows of a language model's embedding take as few dispatches as those of short layers.
 #[test]
 fn long_factors_take_few_dispatches() {
     let mut backend = noop(wgpu::Limits::default());
     let shape = Shape::new(50_257, 256).unwrap();
-    let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
-    let held = buffer(&backend, 4 * shape.elements() as u64, usage);
+    let held = buffer(&backend, 4 * shape.elements() as u64, USAGE);
     let gradient = BufferGradient { buffer: &held, offset: 0, dtype: Dtype::F32, shape };
     for rank in [4, 64] {
         assert!(Tall::new(shape.rows(), shape.rows(), rank as usize).chunks > 20);
@@ -153,10 +155,6 @@ fn long_factors_take_few_dispatches() {
         let before = backend.gpu().dispatches;
         backend.measure_buffers(&[BufferJob { gradient, candidates, stream: STREAM }], &mut [0.0]).unwrap();
         assert_eq!(backend.gpu().dispatches - before, 50, "rows of rank {rank}");
-        let setting = Setting::PowerSgd(PowerSgd { rank, iterations: 1 });
-        let steps = memory::exchange(&mut backend, &[BufferLayer { index: 0, setting, gradient }]);
-        // Twelve, and two that all methods share: residual and gradient, added, and the end.
-        assert_eq!(steps.map(|[_, _, dispatches, ..]| dispatches), [1 + 12 + 1; 3], "exchange of rank {rank}");
     }
 }
 
@@ -165,16 +163,15 @@ fn long_factors_take_few_dispatches() {
 fn long_dispatches_begin_a_submission() {
     let mut backend = noop(wgpu::Limits::default());
     backend.gpu().submission = u64::MAX;
-    // Five ops, readbacks of two collectives, and the end.
     for (rows, rank, more) in [(50_257, 64, 0), (2030, 165, 1), (50_257, 99, 2)] {
         let shape = Shape::new(rows, 170).unwrap();
-        let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
-        let held = buffer(&backend, 4 * shape.elements() as u64, usage);
+        let held = buffer(&backend, 4 * shape.elements() as u64, USAGE);
         let gradient = BufferGradient { buffer: &held, offset: 0, dtype: Dtype::F32, shape };
         let setting = Setting::PowerSgd(PowerSgd { rank, iterations: 1 });
-        for step in memory::exchange(&mut backend, &[BufferLayer { index: 0, setting, gradient }]) {
-            assert_eq!(step[..3], [8 + more, 2, 14 + more], "rank {rank}");
-        }
+        let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
+        let before = backend.gpu().submissions;
+        backend.encode_buffer(&setting, &gradient, STREAM, &mut payload).unwrap();
+        assert_eq!(backend.gpu().submissions - before, 1 + more, "rank {rank}");
     }
 }
 
@@ -193,7 +190,6 @@ fn only_ranks_above_64_take_more_dispatches() {
             assert!(of_chunks == 1 && of_triangles <= 1, "{rows} rows of rank {rank}");
         }
     }
-    // With nine dispatches of other kinds and the product with triangles these are 12, 14 and 16.
     assert_eq!([98, 99].map(|rank| of_steps(50_257, rank)), [[1, 1], [2, 2]]);
     assert_eq!(of_steps(128_256, 128), [3, 3]);
 }

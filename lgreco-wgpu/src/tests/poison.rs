@@ -1,7 +1,7 @@
 //! Workgroup memory that nothing has set holds anything: shaders that fill it with rubbish first.
 
-use super::backend_with;
 use super::shaders::valid;
+use super::with;
 use crate::WgpuBackend;
 use crate::kernels::Shader;
 use naga::{AddressSpace, Statement};
@@ -61,15 +61,15 @@ pub(crate) fn poisoned(source: &str) -> String {
 /// Devices whose shaders do so: one with subgroups, where the adapter has them, and one without; each with one that does not.
 pub(super) fn pairs() -> impl Iterator<Item = [WgpuBackend; 2]> {
     [Features::SUBGROUP, Features::empty()].into_iter().filter_map(|features| {
-        let plain = backend_with(features, |adapter| adapter)?;
+        let plain = with(features)?;
         Some([filled(features)?, plain])
     })
 }
 
 /// A device with these features whose shaders do so.
 pub(super) fn filled(features: Features) -> Option<WgpuBackend> {
-    let mut backend = backend_with(features, |adapter| adapter)?;
-    backend.gpu().kernels.poisoned = true;
+    let mut backend = with(features)?;
+    backend.gpu().kernels.poison();
     Some(backend)
 }
 

@@ -1,62 +1,17 @@
 //! Data races in shaders, and what reaches beyond memory: of all dispatches that calls of every kind make.
 
 use super::buffers::buffer;
-use super::cut::{apart, close};
-use super::exchange::{USAGE, open_on};
+use super::cut::{MISLEADING, apart, close};
 use super::planted::planted;
 use super::simt::{Check, Program, Recorded, can_compile};
-use super::{backend, memory};
+use super::{USAGE, backend, memory};
 use crate::kernels::Shader;
 use crate::{BufferGradient, BufferJob, WgpuBackend};
 use lgreco_core::backend::Backend;
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd, topk::TopK};
-use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values};
+use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::powersgd::uniform;
-use lgreco_train::exchange::{Agreement, Collective, CollectiveError, Moment, Route};
-use lgreco_train::testing::exchange::{Bucket, Member, members};
-
-/// A network of three ranks that bring the same.
-struct Echo;
-
-impl Collective for Echo {
-    fn rank(&self) -> u32 {
-        1
-    }
-
-    fn world_size(&self) -> u32 {
-        3
-    }
-
-    fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
-        // Behind the values are the ranks' slips.
-        let slips = values.len() - 3;
-        let own = values[slips + 1];
-        values[slips..].fill(own);
-        Ok(())
-    }
-
-    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
-        let len = buffer.len() / 3;
-        let own = buffer[len..2 * len].to_vec();
-        buffer.chunks_mut(len).for_each(|message| message.copy_from_slice(&own));
-        Ok(())
-    }
-
-    fn all_gather_each(&mut self, _: &[u64], _: &mut [u8]) -> Result<(), CollectiveError> {
-        Ok(())
-    }
-
-    fn broadcast(&mut self, _: u32, _: &mut [u8]) -> Result<(), CollectiveError> {
-        Ok(())
-    }
-}
-
-/// A layer on whose `P` several workgroups work.
-fn long() -> Member {
-    let (setting, shape) = (Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 }), Shape::new(33_000, 5).unwrap());
-    Member { index: 0, setting, shape, dtype: Dtype::F32 }
-}
 
 fn encode(backend: &mut WgpuBackend, setting: Setting, shape: Shape, values: &[f32]) {
     let gradient = Gradient::new(Values::F32(values), shape).unwrap();
@@ -64,11 +19,12 @@ fn encode(backend: &mut WgpuBackend, setting: Setting, shape: Shape, values: &[f
     backend.encode(&setting, &gradient, Stream::default(), &mut [], &mut payload).unwrap();
 }
 
-/// Calls of every kind, but for exchanges.
+/// Calls of every kind.
 fn everything(backend: &mut WgpuBackend) {
     memory::calls(backend);
-    let long = long();
-    encode(backend, long.setting, long.shape, &uniform(long.shape.elements(), 1));
+    // Several workgroups share the `P`.
+    let shape = Shape::new(33_000, 5).unwrap();
+    encode(backend, Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 }), shape, &uniform(shape.elements(), 1));
     // Workgroups look through what is gathered.
     for (near, keep) in [(close(3000).swap_remove(0), 610), (close(100).swap_remove(3), 97)] {
         let setting = Setting::TopK(TopK { keep, values: Dtype::F32 });
@@ -89,27 +45,6 @@ fn everything(backend: &mut WgpuBackend) {
     backend.enqueue_norms(&[gradient], &results, 0).unwrap();
 }
 
-/// Steps of a bucket of these layers.
-fn exchange(backend: WgpuBackend, members: &[Member], steps: u32) -> Vec<Recorded> {
-    let mut on = open_on(backend, members, true, 3);
-    for step in 0..steps {
-        let gradient = |(layer, member): (u64, &Member)| {
-            let mut values = uniform(member.shape.elements(), 100 * u64::from(step) + layer);
-            values.iter_mut().enumerate().for_each(|(i, x)| *x *= [1.0, 1e-3, 30.0, 1e-38][i / 300 % 4]);
-            match member.dtype {
-                Dtype::F32 => bytemuck::cast_slice(&values).to_vec(),
-                Dtype::F16 => values.iter().flat_map(|&x| F16::from_f32(x).0.to_le_bytes()).collect(),
-                Dtype::Bf16 => values.iter().flat_map(|&x| Bf16::from_f32(x).0.to_le_bytes()).collect(),
-            }
-        };
-        let gradients: Vec<Vec<u8>> = (0..).zip(members).map(gradient).collect();
-        let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
-        let moment = Moment { rank: 1, world_size: 3, route, reduce_dtype, seed: 7, step, terms: 0 };
-        on.exchange(&gradients, moment, Agreement::Reached, &mut Echo).unwrap();
-    }
-    on.backend().gpu().recorded.take().unwrap()
-}
-
 /// Dispatches of all kinds: of every entry point at least one. `None` after saying why there are none.
 fn dispatches() -> Option<Vec<Recorded>> {
     if !can_compile() {
@@ -123,23 +58,12 @@ fn dispatches() -> Option<Vec<Recorded>> {
     let mut calls = recording()?;
     everything(&mut calls);
     let mut all = calls.gpu().recorded.take()?;
-    all.extend(exchange(recording()?, &members(), 2));
-    // Without TopK.
-    let is_qsgd = |member: &Member| matches!(member.setting, Setting::Qsgd(_));
-    all.extend(exchange(recording()?, &members().into_iter().filter(is_qsgd).collect::<Vec<_>>(), 2));
-    // Samples that mislead lose all cuts.
-    let misled = |shader| {
-        let mut misled = recording()?;
-        let mislead = (shader, "BIN_COUNTS, 64u, params.most, lane)", "BIN_COUNTS, 64u, 1u, lane)");
-        misled.gpu().kernels.edits.push(mislead);
-        Some(misled)
-    };
-    all.extend(exchange(misled(Shader::Exchange)?, &members()[..20], 1));
-    let mut alone = misled(Shader::TopK)?;
+    // A sample that misleads loses all cuts.
+    let mut misled = recording()?;
+    misled.gpu().kernels.edit(Shader::TopK, MISLEADING.0, MISLEADING.1);
     let (values, setting) = (apart(70_001), Setting::TopK(TopK { keep: 35_040, values: Dtype::F32 }));
-    encode(&mut alone, setting, Shape::new(values.len(), 1).unwrap(), &values);
-    all.extend(alone.gpu().recorded.take()?);
-    all.extend(exchange(recording()?, &[long()], 1));
+    encode(&mut misled, setting, Shape::new(values.len(), 1).unwrap(), &values);
+    all.extend(misled.gpu().recorded.take()?);
     let mut missing = Vec::new();
     for shader in Shader::ALL {
         let entries = super::shaders::valid(&shader.source(false), false).0.entry_points;
@@ -178,16 +102,10 @@ fn races_and_what_reaches_beyond_are_found() {
         (Shader::Magnitude, Check::Races, shared),
         (Shader::Feedback, Check::Races, shared),
         (Shader::PowerSgd, Check::Races, sums),
-        (Shader::ExchangeFactors, Check::Races, sums),
         (
             Shader::TopK,
             Check::Races,
             ("counts[lane] = low;\n    }\n    workgroupBarrier();", "counts[lane] = low;\n    }"),
-        ),
-        (
-            Shader::Exchange,
-            Check::Races,
-            ("}\n            workgroupBarrier();\n        }\n    }\n    for", "}\n        }\n    }\n    for"),
         ),
         (Shader::TopK, Check::Races, ("let range = workgroupUniformLoad(&sought[0]);", "let range = sought[0];")),
         (
@@ -199,9 +117,9 @@ fn races_and_what_reaches_beyond_are_found() {
         (Shader::TopK, Check::Races, ("if (is_first(lane)) {", "if (true) {")),
         // Between workgroups.
         (
-            Shader::Exchange,
+            Shader::TopK,
             Check::Races,
-            ("if (first == 0u) {\n        found_inf", "if (lane == 0u) {\n        found_inf"),
+            ("if (own_block() != 0u) {\n        return;\n    }\n    if (lane.index", "if (lane.index"),
         ),
         // A barrier comes between, but not one for the device's memory.
         (
@@ -209,11 +127,11 @@ fn races_and_what_reaches_beyond_are_found() {
             Check::Races,
             ("rank = state[at].ties;", "rank = state[params.first_keep + (lane + 1u) % params.keeps].ties;"),
         ),
-        (Shader::Exchange, Check::Sanitizers, ("if (bit + len <= 32u) {", "if (bit > 32u) {")),
+        (Shader::TopK, Check::Sanitizers, ("if (at.y + params.bits > 32u) {", "if (true) {")),
         (
-            Shader::Exchange,
+            Shader::TopK,
             Check::Sanitizers,
-            ("firsts[lane] = first_from(first);", "firsts[lane + 63u] = first_from(first);"),
+            ("atomicStore(&own_shares[lane], 0u);", "atomicStore(&own_shares[lane + 1u], 0u);"),
         ),
     ];
     for (shader, check, (text, fault)) in planted(faults) {

@@ -1,7 +1,8 @@
 //! Rows of many layers, which share dispatches, memory and bindings.
 
 use super::buffers::{buffer, bytes, holding};
-use super::{ROWS, backend, backend_with, cut, planted, small};
+use super::devices::small;
+use super::{ROWS, backend, cut, planted, small_backend};
 use crate::kernels::Shader;
 use crate::{BufferGradient, BufferJob, WgpuBackend};
 use lgreco_core::backend::{Backend, Job};
@@ -162,7 +163,7 @@ const SHAPES: [(usize, usize); 9] =
 fn rows_of_layers_together_are_those_of_each_alone() {
     let model = Model::new(&SHAPES);
     // Bindings for all, for some and for parts of a layer, and memory that others have left.
-    for backend in [backend(), backend_with(wgpu::Features::empty(), small), cut()] {
+    for backend in [backend(), small_backend(), cut()] {
         let Some(mut backend) = backend else { return };
         check(&mut backend, &model);
         if backend.gpu().limits.max_storage_buffer_binding_size > 2 << 20 {
@@ -283,7 +284,7 @@ fn faults_in_what_layers_share_are_found() {
         (Shader::TopK, "let own = at - tasks[low].first;", "let own = at;"),
     ]) {
         let mut backend = backend().expect("the device there was before");
-        backend.gpu().kernels.edits.push((shader, text, fault));
+        backend.gpu().kernels.edit(shader, text, fault);
         assert!(together(&mut backend, &jobs) != alone, "not found: {text}");
     }
 }
@@ -300,7 +301,6 @@ fn long_layers_in_few_bits_have_their_own_sums() {
     let alone = alone(&mut good, &jobs);
     assert!(together(&mut good, &jobs) == alone);
     let mut backend = backend().expect("the device there was before");
-    let fault = (Shader::TopK, "params.block_sums + 2u * together", "2u * together");
-    backend.gpu().kernels.edits.push(fault);
+    backend.gpu().kernels.edit(Shader::TopK, "params.block_sums + 2u * together", "2u * together");
     assert!(together(&mut backend, &jobs) != alone);
 }

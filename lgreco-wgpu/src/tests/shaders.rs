@@ -1,7 +1,8 @@
 //! Every shader, without a device.
 
+use super::memory::backends;
 use super::skipped;
-use crate::exchange::{factors, matrices, moment, plan};
+use crate::compiler::{PROBE, compiles};
 use crate::kernels::Shader;
 use crate::{feedback, magnitude, powersgd, qsgd, sums, topk};
 use naga::valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
@@ -51,6 +52,25 @@ fn shaders_translate_for_vulkan_metal_and_directx() {
     }
 }
 
+/// The kernel that tells FXC from DXC has what `tasks.wgsl` has. What a compiler refuses comes with what to do.
+#[test]
+fn a_compiler_that_refuses_kernels_is_an_error() {
+    let (module, info) = valid(PROBE, false);
+    let directx = naga::back::hlsl::Options { fake_missing_bindings: true, ..Default::default() };
+    let mut text = String::new();
+    naga::back::hlsl::Writer::new(&mut text, &directx, &Default::default()).write(&module, &info, None).unwrap();
+    let (before, after) = text.split_once("return;").expect("a return");
+    assert!(before.contains("tasks.Load") && after.contains("GroupMemoryBarrierWithGroupSync"), "{text}");
+    for backend in backends() {
+        assert_eq!(compiles(backend.device(), PROBE), Ok(()));
+        let Err(refused) = compiles(backend.device(), "@compute @workgroup_size(1) fn probe() { wrong }") else {
+            panic!("a kernel that is none was compiled");
+        };
+        let said = refused.to_string();
+        assert!(said.contains("static-dxc") && said.contains("wrong"), "{said}");
+    }
+}
+
 /// What naga writes for Vulkan, as SPIR-V's own validator sees it.
 #[test]
 fn spirv_is_valid() {
@@ -81,8 +101,6 @@ fn spirv_is_valid() {
 fn parameters_are_laid_out_as_in_the_shaders() {
     for shader in Shader::ALL {
         let (fields, size) = match shader {
-            Shader::Exchange => (plan::Params::FIELDS, size_of::<plan::Params>()),
-            Shader::ExchangeFactors => (matrices::Params::FIELDS, size_of::<matrices::Params>()),
             Shader::Feedback => (feedback::Params::FIELDS, size_of::<feedback::Params>()),
             Shader::Magnitude => (magnitude::Params::FIELDS, size_of::<magnitude::Params>()),
             Shader::Sums => (sums::Params::FIELDS, size_of::<sums::Params>()),
@@ -90,16 +108,14 @@ fn parameters_are_laid_out_as_in_the_shaders() {
             Shader::TopK => (topk::Params::FIELDS, size_of::<topk::Params>()),
             Shader::PowerSgd => (powersgd::Params::FIELDS, size_of::<powersgd::Params>()),
         };
-        check_layout(shader, "Params", fields, size);
+        check_layout(shader, fields, size);
     }
-    check_layout(Shader::Exchange, "Moment", moment::Params::FIELDS, size_of::<moment::Params>());
-    check_layout(Shader::ExchangeFactors, "Job", factors::Params::FIELDS, size_of::<factors::Params>());
 }
 
-/// Asserts that the shader's struct of this name has these fields, of four bytes each.
-fn check_layout(shader: Shader, name: &str, fields: &[(&str, usize)], size: usize) {
+/// Asserts that the shader's `Params` has these fields, of four bytes each.
+fn check_layout(shader: Shader, fields: &[(&str, usize)], size: usize) {
     let (module, _) = module(shader, false);
-    let params = module.types.iter().find(|(_, ty)| ty.name.as_deref() == Some(name)).unwrap().1;
+    let params = module.types.iter().find(|(_, ty)| ty.name.as_deref() == Some("Params")).unwrap().1;
     let naga::TypeInner::Struct { members, span } = &params.inner else { panic!("{params:?}") };
     assert_eq!(*span as usize, size);
     let member = |member: &naga::StructMember| {

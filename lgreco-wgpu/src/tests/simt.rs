@@ -25,9 +25,8 @@ pub(crate) struct Recorded {
 /// round otherwise, and what is gathered lies as it comes.
 fn has_bits(kernel: Kernel) -> bool {
     match kernel.shader {
-        Shader::PowerSgd | Shader::ExchangeFactors | Shader::Sums => false,
-        _ => !["row", "squares", "prefixes", "total", "few_bits_errors", "gather_offered", "gather_values"]
-            .contains(&kernel.entry),
+        Shader::PowerSgd | Shader::Sums => false,
+        _ => !["row", "squares", "prefixes", "total", "few_bits_errors", "gather_values"].contains(&kernel.entry),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Tensors larger than a binding or a dispatch, at limits made small for it.
 
-use super::{ROWS, backend_with, check_payload, cut, small};
+use super::{ROWS, check_payload, cut, small_backend};
 use crate::WgpuBackend;
 use crate::factor::SIDE;
 use lgreco_core::backend::{Backend, Job, Portable};
@@ -25,7 +25,7 @@ fn tensor() -> Tensor {
 
 #[test]
 fn three_pieces_do_as_one() {
-    let Some(mut backend) = backend_with(wgpu::Features::empty(), small) else { return };
+    let Some(mut backend) = small_backend() else { return };
     let tensor = tensor();
     let stream = Stream { seed: 9, ..Stream::default() };
     let pieces = (ROWS_OF * COLS).div_ceil(backend.gpu().piece_len());
@@ -56,7 +56,7 @@ fn three_pieces_do_as_one() {
 
 #[test]
 fn matrices_are_cut_along_both_sides() {
-    let Some(mut backend) = backend_with(wgpu::Features::empty(), small) else { return };
+    let Some(mut backend) = small_backend() else { return };
     let stream = Stream { seed: 4, ..Stream::default() };
     let values = uniform(3 * 134_582, 5);
     // Rows longer than a dispatch is wide, more of them than it is high, rows longer than a piece, and factors that several
@@ -73,7 +73,7 @@ fn matrices_are_cut_along_both_sides() {
 
 #[test]
 fn payloads_beyond_a_buffer_are_written_and_read_in_windows() {
-    let Some(mut backend) = backend_with(wgpu::Features::empty(), small) else { return };
+    let Some(mut backend) = small_backend() else { return };
     let elements = 1_100_000;
     let tensor = Tensor::new(&uniform(elements, 6), elements, 1);
     let gradient = tensor.gradients()[0];
@@ -139,7 +139,7 @@ fn equal_positions_on_both_sides_of_a_cut_are_refused() {
 
 #[test]
 fn factors_beyond_a_buffer_are_cut_into_bands() {
-    let Some(mut backend) = backend_with(wgpu::Features::empty(), small) else { return };
+    let Some(mut backend) = small_backend() else { return };
     let (long, rank) = (33_000, 16);
     assert!(4 * long as u64 * u64::from(rank) > backend.gpu().largest_binding());
     check_bands(&mut backend, (long, 17), rank, 1);

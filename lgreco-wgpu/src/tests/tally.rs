@@ -82,11 +82,10 @@ fn faults_in_workgroups_memory_are_found() {
 }
 
 /// Asserts that `check` fails on shaders with this fault.
-fn check_finds(check: fn(&mut WgpuBackend), fault: (Shader, &'static str, &'static str)) {
-    let text = fault.1;
+fn check_finds(check: fn(&mut WgpuBackend), (shader, text, fault): (Shader, &'static str, &'static str)) {
     let found = std::panic::catch_unwind(|| {
         let mut backend = backend().expect("the device there was before");
-        backend.gpu().kernels.edits.push(fault);
+        backend.gpu().kernels.edit(shader, text, fault);
         check(&mut backend);
     });
     let message = found.expect_err(&format!("not found: {text}"));

@@ -1,0 +1,41 @@
+//! Which shader compiler a device has, as far as it matters.
+//!
+//! wgpu's DirectX 12 takes FXC where DXC is neither linked nor found. FXC refuses barriers that follow a return which depends on data, and
+//! kernels have these: a workgroup without a task returns (`tasks.wgsl`). wgpu does not tell which of both a device has, so a small kernel
+//! of this kind is compiled.
+
+use crate::Error;
+use crate::kernels::{module_of, pipeline_of};
+use crate::scopes::Scopes;
+use wgpu::{Backend, Device};
+
+/// A barrier after a return that depends on data which all lanes of a workgroup share.
+pub(crate) const PROBE: &str = "
+@group(0) @binding(0) var<storage, read> tasks: array<u32>;
+@group(0) @binding(1) var<storage, read_write> results: array<u32>;
+var<workgroup> shared_words: array<u32, 64>;
+@compute @workgroup_size(64)
+fn probe(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    if (tasks[group.x] == 0u) {
+        return;
+    }
+    shared_words[lane] = tasks[group.x + lane];
+    workgroupBarrier();
+    results[group.x * 64u + lane] = shared_words[63u - lane];
+}
+";
+
+/// `Err` with what to do where the device's compiler refuses what kernels are made of.
+pub(crate) fn check_compiler(device: &Device) -> Result<(), Error> {
+    match device.adapter_info().backend {
+        Backend::Dx12 => compiles(device, PROBE),
+        _ => Ok(()),
+    }
+}
+
+/// `Err` unless the device's compiler takes this kernel, which is called `probe`.
+pub(crate) fn compiles(device: &Device, source: &str) -> Result<(), Error> {
+    let scopes = Scopes::new(device);
+    pipeline_of(device, &module_of(device, source.into()), "probe");
+    scopes.end().map_err(|error| Error::Compiler(error.to_string()))
+}

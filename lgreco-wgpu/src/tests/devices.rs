@@ -1,0 +1,135 @@
+//! Devices that tests lend each other, so that each kernel is compiled once for most of them; and what tests change in shaders.
+
+use super::{poisoned, skipped};
+use crate::WgpuBackend;
+use crate::gpu::Gpu;
+use crate::kernels::{Kernel, Kernels, Shader};
+use std::collections::HashMap;
+use std::sync::{Mutex, Once};
+
+/// A device with these features, where the adapter has them, and with the adapter's limits or [`small`] ones.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Kind {
+    pub(super) features: wgpu::Features,
+    pub(super) is_small: bool,
+}
+
+struct Idle {
+    kind: Kind,
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    kernels: Kernels,
+}
+
+static IDLE: Mutex<Vec<Idle>> = Mutex::new(Vec::new());
+
+/// Lets other tests have a device, with what is compiled of unchanged shaders.
+pub(crate) fn give_back(gpu: &mut Gpu) {
+    if let (Some(kind), Ok(mut idle)) = (gpu.lent.take(), IDLE.lock()) {
+        let (device, queue, kernels) = (gpu.device.clone(), gpu.queue.clone(), gpu.kernels.unchanged());
+        idle.push(Idle { kind, device, queue, kernels });
+    }
+}
+
+/// A backend, or `None` after saying why there is none.
+pub(super) fn backend() -> Option<WgpuBackend> {
+    with(wgpu::Features::SUBGROUP)
+}
+
+/// A backend that no other test has the device of, before or after.
+pub(super) fn alone() -> Option<WgpuBackend> {
+    let (device, queue) = new_device(Kind { features: wgpu::Features::SUBGROUP, is_small: false })?;
+    Some(WgpuBackend::with_device(device, queue).expect("limits that are enough"))
+}
+
+/// A backend whose device has those of these features that the adapter has.
+pub(super) fn with(features: wgpu::Features) -> Option<WgpuBackend> {
+    of_kind(Kind { features, is_small: false })
+}
+
+/// A backend whose device has the least limits, and no features.
+pub(super) fn small_backend() -> Option<WgpuBackend> {
+    of_kind(Kind { features: wgpu::Features::empty(), is_small: true })
+}
+
+fn of_kind(kind: Kind) -> Option<WgpuBackend> {
+    let idle = {
+        let mut idle = IDLE.lock().unwrap();
+        idle.iter().position(|idle| idle.kind == kind).map(|at| idle.swap_remove(at))
+    };
+    let (device, queue, kernels) = match idle {
+        Some(Idle { device, queue, kernels, .. }) => (device, queue, kernels),
+        None => {
+            let (device, queue) = new_device(kind)?;
+            (device, queue, Kernels::default())
+        }
+    };
+    let mut backend = WgpuBackend::with_device(device, queue).expect("limits that are enough");
+    (backend.gpu().kernels, backend.gpu().lent) = (kernels, Some(kind));
+    Some(backend)
+}
+
+fn new_device(kind: Kind) -> Option<(wgpu::Device, wgpu::Queue)> {
+    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
+    let adapter = pollster::block_on(instance.request_adapter(&Default::default()));
+    let adapter = match adapter {
+        Ok(adapter) => adapter,
+        Err(error) => {
+            let required = std::env::var("LGRECO_REQUIRE").unwrap_or_default();
+            assert!(!required.split(',').any(|name| name == "wgpu"), "no wgpu adapter, but LGRECO_REQUIRE: {error}");
+            static SAID: Once = Once::new();
+            SAID.call_once(|| skipped(&format!("no wgpu adapter: {error}")));
+            return None;
+        }
+    };
+    let descriptor = wgpu::DeviceDescriptor {
+        required_features: adapter.features() & kind.features,
+        required_limits: if kind.is_small { small(adapter.limits()) } else { adapter.limits() },
+        ..Default::default()
+    };
+    Some(pollster::block_on(adapter.request_device(&descriptor)).expect("a device of the adapter"))
+}
+
+/// WebGPU's defaults, but for buffers, bindings and dispatches as small as the kernels can do with.
+pub(super) fn small(adapter: wgpu::Limits) -> wgpu::Limits {
+    wgpu::Limits {
+        max_buffer_size: 2 << 20,
+        max_storage_buffer_binding_size: 2 << 20,
+        max_compute_workgroups_per_dimension: 64,
+        ..wgpu::Limits::default().or_worse_values_from(&adapter)
+    }
+}
+
+/// A device of [`small`] limits, and tensors, payloads and factors cut as if a binding held a few thousand values.
+pub(super) fn cut() -> Option<WgpuBackend> {
+    let mut backend = small_backend()?;
+    backend.gpu().window = 9 << 10;
+    Some(backend)
+}
+
+/// What is changed in shaders, and what was compiled of these before.
+#[derive(Default)]
+pub(crate) struct Changes {
+    /// Whether workgroup memory is filled with rubbish first.
+    pub(crate) poisoned: bool,
+    /// Text of a shader, and what takes its place: faults that tests have to find.
+    pub(crate) edits: Vec<(Shader, &'static str, &'static str)>,
+    pub(crate) modules: HashMap<Shader, wgpu::ShaderModule>,
+    pub(crate) pipelines: HashMap<Kernel, wgpu::ComputePipeline>,
+}
+
+impl Changes {
+    /// Whether they change this shader.
+    pub(crate) fn concern(&self, shader: Shader) -> bool {
+        self.poisoned || self.edits.iter().any(|edit| edit.0 == shader)
+    }
+
+    /// The shader's text with all changes.
+    pub(crate) fn applied(&self, shader: Shader, source: String) -> String {
+        let edited = self.edits.iter().filter(|edit| edit.0 == shader).fold(source, |source, edit| {
+            assert!(source.contains(edit.1), "nothing to edit: {}", edit.1);
+            source.replace(edit.1, edit.2)
+        });
+        if self.poisoned { poisoned(&edited) } else { edited }
+    }
+}
