@@ -14,7 +14,7 @@ use lgreco_core::compress::topk::TopK;
 use lgreco_core::compress::{Candidates, Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::powersgd::uniform;
 use lgreco_train::exchange::{Agreement, Flight, Host, Input, Layer, Moment, Route, workspace_len};
 use lgreco_train::feedback::Storage;
 use lgreco_train::gradient::ValuesMut;

@@ -5,6 +5,8 @@
 //!
 //! Every figure's answer is asserted to be the CPU's; of a model's table the rows of two layers.
 
+#[path = "../../tests/checks/mod.rs"]
+mod checks;
 mod exchanges;
 mod layers;
 mod models;
@@ -20,10 +22,10 @@ use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::topk::TopK;
 use lgreco_core::compress::{Candidates, Setting};
 use lgreco_core::gradient::{Bf16, Dtype, Shape};
-use lgreco_core::testing::backend::check_all;
-use lgreco_core::testing::powersgd::uniform;
 use lgreco_cuda::testing::{Gpu, OF_MODELS, OPERATIONS, Operation};
 use lgreco_cuda::{CudaBackend, DeviceGradient, devices};
+use lgreco_testing::backend::check_all;
+use lgreco_testing::powersgd::uniform;
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::process::ExitCode;

@@ -3,8 +3,8 @@
 use super::*;
 use cudarc::driver::sys;
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::models::resnet_50;
 use lgreco_cuda::{Call, DeviceJob};
+use lgreco_testing::models::resnet_50;
 
 impl Bench {
     /// The whole tables of ResNet-50 and of a transformer with GPT-2's shapes; `tests/peers/gpu.py` takes the published method's

@@ -2,18 +2,18 @@
 //! captured into graphs.
 
 use super::Outcome;
+use crate::checks::graphs::check_graphs;
+use crate::checks::memory::{Driven, Memory, enter};
+use crate::checks::space::{OnDevice, all_members_of, damaged, damaged_qsgd, members_of};
+use crate::checks::window::check_window;
 use lgreco_core::backend::Backend as _;
 use lgreco_core::compress::Setting;
 use lgreco_core::gradient::{Dtype, Gradient, with_elements};
 use lgreco_core::rng::Stream;
-use lgreco_cuda::testing::graphs::check_graphs;
-use lgreco_cuda::testing::memory::{Driven, Memory, enter};
-use lgreco_cuda::testing::space::{OnDevice, all_members_of, damaged, damaged_qsgd, members_of};
-use lgreco_cuda::testing::window::check_window;
 use lgreco_cuda::{CudaBackend, DeviceGradient, DeviceResidual, Error};
+use lgreco_testing::exchange::{Member, check_space, check_space_damage, check_space_failures};
+use lgreco_testing::residual::{self, ResidualDevice};
 use lgreco_train::feedback::Storage;
-use lgreco_train::testing::exchange::{Member, check_space, check_space_damage, check_space_failures};
-use lgreco_train::testing::residual::{self, ResidualDevice};
 use std::time::Instant;
 
 /// A rank's bucket, on a thread of its own.

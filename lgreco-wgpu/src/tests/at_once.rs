@@ -7,9 +7,9 @@ use crate::kernels::Shader;
 use lgreco_core::compress::Setting;
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_testing::exchange::{Member, damaged_members, members};
+use lgreco_testing::exchange::{check_space, check_space_damage};
 use lgreco_train::exchange::threads::ThreadCollective;
-use lgreco_train::testing::exchange::{Member, damaged_members, members};
-use lgreco_train::testing::exchange::{check_space, check_space_damage};
 
 /// The suite's layers under QSGD and those that are not compressed, and some more: of buckets as long as a workgroup's values, of as
 /// many as it has grids for, of one more, and of such that only a short layer has in one workgroup.

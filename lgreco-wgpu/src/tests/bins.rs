@@ -11,8 +11,8 @@ use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Candidates, Compressor, Setting, decode};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::{Tensor, check_rows};
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::backend::{Tensor, check_rows};
+use lgreco_testing::powersgd::uniform;
 use lgreco_train::exchange::{Agreement, Flight, Moment, Request, Route, Slip};
 use wgpu::Buffer;
 

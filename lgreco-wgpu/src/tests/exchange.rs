@@ -10,13 +10,13 @@ use crate::{BufferBucket, BufferGradient, BufferLayer, WgpuBackend};
 use lgreco_core::compress::Setting;
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::exchange::{Bucket, Member, check_message, damaged_members, members};
+use lgreco_testing::exchange::{check_space, check_space_damage, check_space_failures};
+use lgreco_testing::powersgd::uniform;
 use lgreco_train::Error;
 use lgreco_train::exchange::{
     Agreement, Collective, Flight, Moment, Request, Route, threads, threads::ThreadCollective,
 };
-use lgreco_train::testing::exchange::{Bucket, Member, check_message, damaged_members, members};
-use lgreco_train::testing::exchange::{check_space, check_space_damage, check_space_failures};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use wgpu::{Buffer, BufferUsages};

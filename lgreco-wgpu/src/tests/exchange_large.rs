@@ -8,7 +8,7 @@ use lgreco_core::compress::qsgd::{Qsgd, Rounding};
 use lgreco_core::compress::{Setting, quantised_topk::QuantisedTopK, topk::TopK};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_train::testing::exchange::{Member, check_space};
+use lgreco_testing::exchange::{Member, check_space};
 
 fn topk(elements: usize) -> [Setting; 2] {
     let keep = elements as u32 / 100;

@@ -6,7 +6,7 @@ use super::exchange::USAGE;
 use crate::{BufferBucket, BufferGradient, BufferLayer, WgpuBackend};
 use lgreco_core::compress::{Setting, qsgd::Qsgd, quantised_topk::QuantisedTopK, topk::TopK};
 use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::powersgd::uniform;
 use lgreco_train::Error;
 use lgreco_train::exchange::{Agreement, Flight, Moment, Request, Route};
 

@@ -7,10 +7,10 @@ use crate::kernels::Shader;
 use lgreco_core::Error as CoreError;
 use lgreco_core::compress::{Setting, powersgd::PowerSgd};
 use lgreco_core::gradient::{Dtype, Element, F16, Shape};
+use lgreco_testing::exchange::{Bucket, Member, check_space};
 use lgreco_train::Error;
 use lgreco_train::exchange::threads::ThreadCollective;
 use lgreco_train::exchange::{Agreement, Collective, CollectiveError, Moment, Route, Space};
-use lgreco_train::testing::exchange::{Bucket, Member, check_space};
 
 fn member(index: u32, rank: u32, (rows, cols): (usize, usize), dtype: Dtype) -> Member {
     let setting = Setting::PowerSgd(PowerSgd { rank, iterations: 1 });

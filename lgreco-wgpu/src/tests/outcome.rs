@@ -8,9 +8,9 @@ use crate::kernels::Shader;
 use crate::{BufferFault, BufferOutcome, Error};
 use lgreco_core::compress::{Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::exchange::Member;
+use lgreco_testing::powersgd::uniform;
 use lgreco_train::exchange::{Agreement, Flight, Moment, Request, Route};
-use lgreco_train::testing::exchange::Member;
 use std::panic::catch_unwind;
 use wgpu::BufferUsages;
 

@@ -12,9 +12,9 @@ use lgreco_core::backend::Backend;
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd, topk::TopK};
 use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::exchange::{Bucket, Member, members};
+use lgreco_testing::powersgd::uniform;
 use lgreco_train::exchange::{Agreement, Collective, CollectiveError, Moment, Route};
-use lgreco_train::testing::exchange::{Bucket, Member, members};
 
 /// A network of three ranks that bring the same.
 struct Echo;
