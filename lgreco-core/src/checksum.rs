@@ -5,7 +5,7 @@
 //!
 //! One checksum closes a saved state, and is looked at before anything but magic and version: most flips of a single
 //! bit would otherwise load, among them those in the step of the next decision. As parts (a memory in a controller, a
-//! setting in an end of a cut) have none, but for the layers of a controller that is saved by layer, `testing::reseal` repairs any state by its last eight bytes.
+//! setting in an end of a cut) have none, but for the layers of a controller that is saved by layer, `lgreco_testing::reseal` repairs any state by its last eight bytes.
 
 use crate::Error;
 

@@ -8,8 +8,6 @@ mod model;
 mod plan;
 mod read;
 mod table;
-#[cfg(test)]
-mod tests;
 
 pub use plan::{PlanFile, PlanLayer, Seconds};
 pub use table::TableFile;

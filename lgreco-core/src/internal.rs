@@ -19,7 +19,7 @@ pub mod num {
 
 /// Selection by magnitude.
 pub mod select {
-    pub use crate::select::{check_finite, kth_largest_magnitude, magnitude_bits, workspace_len};
+    pub use crate::select::{check_finite, kth_largest_magnitude, magnitude_bits, sampled_position, workspace_len};
 }
 
 /// Random words for a block of elements.

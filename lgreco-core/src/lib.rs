@@ -61,7 +61,6 @@
 //!   of rayon's current thread pool, with the same bits. A thread of that pool that waits for such a layer may do another
 //!   task of the pool meanwhile, so tasks of the same pool must not block in collectives. Implies `std`.
 //! * `json`: the module `file`, which reads and writes table and plan files. Implies `alloc`.
-//! * `testing`: the module `testing`: generators, oracles and property checks. Implies `alloc`.
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
@@ -90,7 +89,5 @@ mod select;
 pub mod simd;
 mod spread;
 pub mod table;
-#[cfg(any(test, feature = "testing"))]
-pub mod testing;
 
 pub use error::{Error, Word};

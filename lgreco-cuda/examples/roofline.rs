@@ -2,6 +2,6 @@
 //! testing --example roofline`. The model of time stands in `src/roofline/mod.rs`; `on_device` sets it against a GPU.
 
 fn main() -> Result<(), lgreco_cuda::Error> {
-    print!("{}", lgreco_cuda::testing::report()?);
+    print!("{}", lgreco_cuda::testing::report(lgreco_testing::models::resnet_50())?);
     Ok(())
 }

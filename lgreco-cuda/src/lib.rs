@@ -83,8 +83,16 @@
 #![warn(missing_docs)]
 #![deny(unsafe_code)]
 
+// Under the name that it has in examples.
+#[cfg(all(test, feature = "train"))]
+extern crate self as lgreco_cuda;
+
 #[allow(unsafe_code)]
 mod backend;
+#[cfg(all(test, feature = "train"))]
+#[allow(unsafe_code)]
+#[path = "../tests/checks/mod.rs"]
+mod checks;
 mod code;
 mod codec;
 mod compiler;

@@ -1,18 +1,5 @@
 //! The kernels on the processor, for programs that check them, and compiled for all devices, for the crate.
 
-#[cfg(feature = "train")]
-#[allow(unsafe_code)]
-pub mod graphs;
-#[cfg(feature = "train")]
-#[allow(unsafe_code)]
-pub mod memory;
-#[cfg(feature = "train")]
-#[allow(unsafe_code)]
-pub mod space;
-#[cfg(feature = "train")]
-#[allow(unsafe_code)]
-pub mod window;
-
 use crate::CudaBackend;
 #[cfg(feature = "train")]
 pub use crate::roofline::{Gpu, OF_MODELS, OPERATIONS, Operation, Prediction, report};

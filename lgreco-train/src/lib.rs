@@ -11,18 +11,18 @@
 //!
 //! # Features
 //! The crate is `no_std` and needs an allocator.
-//! * `std` (default): run-time choice of vector instructions, and `exchange::threads`, a group of workers in one process.
+//! * `std` (default): run-time choice of vector instructions. Implies `threads`.
+//! * `threads`: `exchange::threads`, a group of workers in one process.
 //! * `pipeline`: the module `pipeline`, activations and gradients between the stages of a model.
 //! * `json`: `controller::metrics_line`, and the module `file` of the core.
 //! * `gemm`, `rayon`: those of the core; with `rayon` layers of a bucket are compressed and decoded side by side. They
 //!   imply `std`.
-//! * `testing`: the module `testing`: generators, oracles and property checks. Implies `pipeline`.
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
 extern crate alloc;
-#[cfg(any(test, feature = "std"))]
+#[cfg(any(test, feature = "threads"))]
 extern crate std;
 
 pub mod controller;
@@ -33,8 +33,6 @@ pub mod gradient;
 pub mod outer;
 #[cfg(feature = "pipeline")]
 pub mod pipeline;
-#[cfg(any(test, feature = "testing"))]
-pub mod testing;
 
 pub use error::Error;
 #[cfg(feature = "json")]

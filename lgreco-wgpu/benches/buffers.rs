@@ -14,7 +14,7 @@ use lgreco_core::compress::topk::TopK;
 use lgreco_core::compress::{Candidates, Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::powersgd::uniform;
 use lgreco_train::feedback::Storage;
 use lgreco_wgpu::{BufferGradient, BufferJob, BufferResidual, WgpuBackend, wgpu};
 use std::time::Instant;

@@ -5,8 +5,16 @@ use std::fs;
 use std::path::Path;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-const CRATES: [&str; 7] =
-    ["lgreco-core", "lgreco-train", "lgreco-cuda", "lgreco-wgpu", "lgreco-cli", "lgreco-ffi", "lgreco-python"];
+const CRATES: [&str; 8] = [
+    "lgreco-core",
+    "lgreco-train",
+    "lgreco-cuda",
+    "lgreco-wgpu",
+    "lgreco-cli",
+    "lgreco-ffi",
+    "lgreco-python",
+    "lgreco-testing",
+];
 /// All modules below a folder by their paths, with their text up to their tests.
 fn read(folder: &Path, path: &[String], modules: &mut BTreeMap<Vec<String>, String>) {
     for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {

@@ -2,11 +2,11 @@
 
 use jsonschema::Validator;
 use lgreco_cli::gradients::Gradients;
+use lgreco_testing::documents::document;
 use lgreco_train::backend::Portable;
 use lgreco_train::file::{PlanFile, Seconds, TableFile};
 use lgreco_train::plan::{self, Solver, budget::Budget};
 use lgreco_train::search::{Method, Search};
-use lgreco_train::testing::documents::document;
 use serde_json::{Value, json};
 
 fn schema(name: &str) -> Validator {

@@ -2,7 +2,7 @@
 //! but for PowerSGD's products, or its refusal. What a shader reads at positions that a payload says is not checked by
 //! anybody else.
 #![no_main]
-use lgreco_core::testing::hostile::{Products, check_decoding};
+use lgreco_testing::hostile::{Products, check_decoding};
 use lgreco_wgpu::WgpuBackend;
 use std::cell::RefCell;
 use std::mem::ManuallyDrop;

@@ -176,20 +176,3 @@ impl Backend for Portable {
         decode(payload, values).map(|_| ())
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::backend::check_all;
-
-    #[test]
-    fn the_reference_conforms_to_itself() {
-        check_all(&mut Portable, 0.0);
-    }
-
-    #[cfg(feature = "rayon")]
-    #[test]
-    fn all_cores_conform() {
-        check_all(&mut Parallel, 0.0);
-    }
-}

@@ -237,6 +237,3 @@ fn unknown(word: &str, known: &'static [&'static str]) -> Error {
     }
     Error::SettingWord { word: Word::new(word), known }
 }
-
-#[cfg(test)]
-mod tests;

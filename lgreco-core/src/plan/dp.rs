@@ -246,4 +246,16 @@ impl Grid<'_> {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+    use crate::table::Choice;
+
+    #[test]
+    fn the_number_formats_meet_at_52_bits() {
+        for total in [(1u64 << 51) - 2, (1 << 51) - 1, 1 << 51, 1 << 52, u64::MAX - 1] {
+            let choices = [(total, 0.0), (total - 1, 1.0), (1, 0.5)].map(|(size, error)| Choice { size, error });
+            let table = Table::new(&choices, &[2, 3]).unwrap();
+            assert_eq!(Layout::of(&table).narrow, total < (1 << 51) - 2, "{total}");
+        }
+    }
+}

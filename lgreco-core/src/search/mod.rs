@@ -421,6 +421,3 @@ impl Search {
 fn stream(seed: u64, index: usize) -> Stream {
     Stream { seed, layer: index as u32, ..Stream::default() }
 }
-
-#[cfg(test)]
-mod tests;

@@ -7,6 +7,8 @@
 //! layers. `LGRECO_BENCH_ELEMENTS` sets the number of values (2^26); where there are fewer than 2^20, the suites plant less
 //! damage, and every time is that of one run. `LGRECO_BENCH_RUNS` sets the number of runs, of which the fastest counts (6).
 
+#[path = "../../tests/checks/mod.rs"]
+mod checks;
 mod device;
 mod exchanges;
 mod layers;
@@ -15,6 +17,7 @@ mod narrow;
 mod suites;
 mod sums;
 
+use crate::checks::memory::enter;
 use device::{Clock, Memory};
 use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::qsgd::{Qsgd, Scale};
@@ -22,9 +25,8 @@ use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::topk::TopK;
 use lgreco_core::compress::{Candidates, Setting};
 use lgreco_core::gradient::{Bf16, Dtype, Shape};
-use lgreco_core::testing::powersgd::uniform;
-use lgreco_cuda::testing::memory::enter;
 use lgreco_cuda::{CudaBackend, DeviceGradient, devices};
+use lgreco_testing::powersgd::uniform;
 use std::any::Any;
 use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};

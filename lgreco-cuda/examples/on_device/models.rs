@@ -2,8 +2,8 @@
 
 use super::*;
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::models::resnet_50;
 use lgreco_cuda::{Call, DeviceJob};
+use lgreco_testing::models::resnet_50;
 
 impl Bench {
     /// ResNet-50 and a transformer with GPT-2's shapes; `tests/peers/gpu.py` takes the published method's time for the latter.

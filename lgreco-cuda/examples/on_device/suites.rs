@@ -2,15 +2,15 @@
 //! of plans, and steps that are captured into graphs. `few` spares most of the damage.
 
 use super::{Outcome, ROWS};
+use crate::checks::graphs::check_graphs;
+use crate::checks::memory::{Driven, enter};
+use crate::checks::space::{OnDevice, all_members_of, damaged, damaged_qsgd, members_of};
+use crate::checks::window::check_window;
 use lgreco_core::compress::Setting;
 use lgreco_core::gradient::Dtype;
-use lgreco_core::testing::backend::check_all;
 use lgreco_cuda::CudaBackend;
-use lgreco_cuda::testing::graphs::check_graphs;
-use lgreco_cuda::testing::memory::{Driven, enter};
-use lgreco_cuda::testing::space::{OnDevice, all_members_of, damaged, damaged_qsgd, members_of};
-use lgreco_cuda::testing::window::check_window;
-use lgreco_train::testing::exchange::{Member, check_space, check_space_damage, check_space_failures};
+use lgreco_testing::backend::check_all;
+use lgreco_testing::exchange::{Member, check_space, check_space_damage, check_space_failures};
 
 /// A rank's bucket, on a thread of its own.
 fn open<const SHARDED: bool>(members: &[Member], _: bool, _: u32) -> OnDevice<Driven, SHARDED> {

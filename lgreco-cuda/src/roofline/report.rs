@@ -6,7 +6,6 @@ use super::operations::{Operation, known};
 use super::table::{OF_MODELS, OPERATIONS};
 use crate::Error;
 use lgreco_core::gradient::Shape;
-use lgreco_core::testing::models::resnet_50;
 
 /// The code that there is a floor of warps for.
 const CODES: [u32; 6] = [70, 75, 80, 90, 100, 120];
@@ -15,8 +14,8 @@ const CODES: [u32; 6] = [70, 75, 80, 90, 100, 120];
 ///
 /// # Errors
 /// [`Error`] as of [`Operation::commands`].
-pub fn report() -> Result<String, Error> {
-    let (large, model) = ([Shape::new(1 << 14, 1 << 12)?], resnet_50());
+pub fn report(model: Vec<Shape>) -> Result<String, Error> {
+    let large = [Shape::new(1 << 14, 1 << 12)?];
     let mut lines = Vec::new();
     for gpu in Gpu::ALL {
         lines.push(format!("{}: a copy moves {:.0} GB/s", gpu.name, gpu.copy / 1e9));

@@ -11,7 +11,7 @@ use crate::gpu::MOST;
 use crate::kernels::Module;
 use crate::shipped;
 use lgreco_core::gradient::Shape;
-use lgreco_core::testing::models::resnet_50;
+use lgreco_testing::models::resnet_50;
 
 /// A loop over two values a turn, in which values that are not finite take a way of their own, and an inner loop.
 const LOOP: &str = "

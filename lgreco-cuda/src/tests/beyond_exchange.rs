@@ -15,7 +15,7 @@ use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Compressor, Setting, topk::TopK};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::powersgd::uniform;
 
 /// Layers of all methods.
 fn layers() -> Vec<(Shape, Setting)> {

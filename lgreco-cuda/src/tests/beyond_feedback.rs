@@ -9,7 +9,7 @@ use crate::{CudaBackend, DeviceGradient, DeviceResidual};
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::powersgd::uniform;
 use lgreco_train::feedback::Storage;
 
 /// What the last values of a residual become: rounded by the random words of their places.

@@ -15,7 +15,7 @@ use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Setting, topk::TopK};
 use lgreco_core::gradient::{Bf16, Dtype, Element, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::powersgd::uniform;
 use lgreco_train::exchange::Request;
 
 const WORLD: usize = 2;

@@ -7,7 +7,7 @@ use super::simt::Sparse;
 use crate::kernels::Module;
 use crate::{CudaBackend, DeviceWindow};
 use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::powersgd::uniform;
 
 /// A layer of as many values, and a small one behind it.
 fn check_window(backend: &mut CudaBackend, dtype: Dtype) -> Result<(), String> {

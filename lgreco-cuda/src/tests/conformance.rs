@@ -10,11 +10,11 @@ use lgreco_core::compress::wire::{Method, Payload};
 use lgreco_core::compress::{Candidates, Setting};
 use lgreco_core::gradient::Gradient;
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::{
+use lgreco_testing::backend::{
     Tensor, check_batches, check_dense, check_encode, check_powersgd, check_qsgd, check_quantised_topk, check_rows,
     check_topk,
 };
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::powersgd::uniform;
 
 /// Asserts that what can be decoded is decoded by the kernels, but for dense payloads.
 struct DecodedByKernels(CudaBackend);

@@ -14,8 +14,8 @@ use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
 use lgreco_core::gradient::{Dtype, Gradient, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::Tensor;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::backend::Tensor;
+use lgreco_testing::powersgd::uniform;
 use std::ffi::c_void;
 
 /// What decoded matrices agree within, of their norm: sums of 2003 products are in plain f32.

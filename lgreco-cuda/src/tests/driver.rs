@@ -15,7 +15,7 @@ use cudarc::driver::sys;
 use lgreco_core::compress::{Candidates, Setting, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::check_all;
+use lgreco_testing::backend::check_all;
 use lgreco_train::feedback::Storage;
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
@@ -322,8 +322,8 @@ fn failures_of_the_driver_are_said() {
 #[ignore = "needs the fake driver"]
 fn encoding() {
     let encoded = CudaBackend::new(0).and_then(|mut backend| {
-        let values = lgreco_core::testing::powersgd::uniform(64 * 64, 1);
-        let tensor = lgreco_core::testing::backend::Tensor::new(&values, 64, 64);
+        let values = lgreco_testing::powersgd::uniform(64 * 64, 1);
+        let tensor = lgreco_testing::backend::Tensor::new(&values, 64, 64);
         let (setting, mut payload) = (Setting::Qsgd(Qsgd::default()), [0; 4096]);
         let encoded = lgreco_core::backend::Backend::encode(
             &mut backend,

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::driver::{State, run_in_all_orders, state, trainer};
-use crate::testing::graphs::Graph;
+use crate::checks::graphs::Graph;
 use crate::{CudaBackend, DeviceExchange, DeviceGradient, Error, ExchangeConfig, ExchangeProgram};
 use cudarc::driver::sys;
 use lgreco_core::backend::{Backend, Portable};
@@ -10,8 +10,8 @@ use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::Tensor;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::backend::Tensor;
+use lgreco_testing::powersgd::uniform;
 use std::ffi::c_void;
 
 pub(super) const ROWS: usize = 61;

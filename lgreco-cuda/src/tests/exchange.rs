@@ -13,8 +13,8 @@ use lgreco_core::compress::topk::TopK;
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::Tensor;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::backend::Tensor;
+use lgreco_testing::powersgd::uniform;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -10,7 +10,7 @@ use lgreco_core::compress::Setting;
 use lgreco_core::compress::qsgd::{Qsgd, Scale};
 use lgreco_core::gradient::Shape;
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::powersgd::uniform;
 
 /// Two spans, a scale each; two scales per bucket; none at all; a last byte that is full.
 fn layers() -> Vec<(Shape, Setting)> {

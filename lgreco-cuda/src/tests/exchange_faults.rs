@@ -11,7 +11,7 @@ use crate::{CudaBackend, Error, ExchangeConfig, ExchangeFault, ExchangeProgram, 
 use lgreco_core::compress::{Setting, qsgd::Qsgd};
 use lgreco_core::gradient::{Bf16, Dtype, Element};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::powersgd::uniform;
 use lgreco_train::CoreError;
 use lgreco_train::exchange::Slip;
 

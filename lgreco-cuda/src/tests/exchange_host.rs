@@ -6,7 +6,7 @@ use super::simt::flavour;
 use crate::ExchangeConfig;
 use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::powersgd::uniform;
 use lgreco_train::exchange::{self, Collective, Input, Layer, Route, threads};
 use lgreco_train::gradient::ValuesMut;
 

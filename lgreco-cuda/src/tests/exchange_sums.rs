@@ -13,7 +13,7 @@ use lgreco_core::compress::powersgd::{
 };
 use lgreco_core::gradient::{Bf16, Dtype, Element, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::powersgd::{check_orthonormal, uniform};
+use lgreco_testing::powersgd::{check_orthonormal, uniform};
 
 pub(super) type Layers = Vec<(Shape, Setting)>;
 

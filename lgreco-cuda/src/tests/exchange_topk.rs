@@ -13,7 +13,7 @@ use lgreco_core::compress::topk::TopK;
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::powersgd::uniform;
 
 fn top(rows: usize, cols: usize, keep: u32, values: Dtype) -> (Shape, Setting) {
     (Shape::new(rows, cols).unwrap(), Setting::TopK(TopK { keep, values }))

@@ -8,9 +8,9 @@ use lgreco_core::backend::{Backend, Job, JobError};
 use lgreco_core::compress::{Candidates, Setting, qsgd::Qsgd};
 use lgreco_core::gradient::Gradient;
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::{Tensor, check_dense, check_qsgd, check_rows};
-use lgreco_core::testing::powersgd::uniform;
-use lgreco_train::testing::residual;
+use lgreco_testing::backend::{Tensor, check_dense, check_qsgd, check_rows};
+use lgreco_testing::powersgd::uniform;
+use lgreco_testing::residual;
 use std::process::{Command, Output};
 
 #[test]

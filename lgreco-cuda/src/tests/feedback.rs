@@ -11,10 +11,10 @@ use lgreco_core::backend::Backend;
 use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd, quantised_topk::QuantisedTopK, topk::TopK};
 use lgreco_core::gradient::{Dtype, Gradient};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::Tensor;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::backend::Tensor;
+use lgreco_testing::powersgd::uniform;
+use lgreco_testing::residual::{ResidualDevice, STORAGES, check, check_all, check_limits, check_powersgd};
 use lgreco_train::feedback::Storage;
-use lgreco_train::testing::residual::{ResidualDevice, STORAGES, check, check_all, check_limits, check_powersgd};
 
 /// A residual, and rubbish behind it that has to stay.
 pub struct Kept {

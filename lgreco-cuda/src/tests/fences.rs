@@ -12,7 +12,7 @@ use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Candidates, Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Gradient};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::Tensor;
+use lgreco_testing::backend::Tensor;
 
 /// A row, or one payload.
 #[derive(Clone, Copy)]

@@ -16,8 +16,8 @@ use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::compress::{Candidates, Compressor, Setting, decode, quantised_topk::QuantisedTopK, topk::TopK};
 use lgreco_core::gradient::{Dtype, Gradient, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::{Tensor, check_rows};
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::backend::{Tensor, check_rows};
+use lgreco_testing::powersgd::uniform;
 
 fn few(keep: u32, bits: u8) -> Setting {
     Setting::QuantisedTopK(QuantisedTopK { keep, bits })

@@ -9,7 +9,7 @@ use cudarc::driver::sys;
 use lgreco_core::compress::{Candidates, Setting, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::powersgd::uniform;
 
 fn with_the_fake(test: &str) {
     run("later", test, &[], None);

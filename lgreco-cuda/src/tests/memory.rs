@@ -10,8 +10,8 @@ use lgreco_core::compress::{
 };
 use lgreco_core::gradient::{Dtype, Gradient, Shape, with_elements};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::Tensor;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::backend::Tensor;
+use lgreco_testing::powersgd::uniform;
 
 /// Words that hold a gradient from byte `offset` on.
 pub(super) struct Held {

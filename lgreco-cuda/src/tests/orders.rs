@@ -14,8 +14,8 @@ use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Candidates, Setting};
 use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::{Tensor, check_encode, check_rows};
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::backend::{Tensor, check_encode, check_rows};
+use lgreco_testing::powersgd::uniform;
 
 /// Forwards, backwards, and at random so that each block of the largest grid in which blocks loop comes last once.
 fn orders() -> std::ops::Range<i32> {

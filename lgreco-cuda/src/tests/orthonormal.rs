@@ -3,7 +3,7 @@
 use super::simt::{Flavour, Simt, flavour};
 use crate::gpu::{Gpu, Scratch};
 use crate::powersgd::orthonormalise;
-use lgreco_core::testing::powersgd::{check_orthonormal, orthonormal_columns, uniform};
+use lgreco_testing::powersgd::{check_orthonormal, orthonormal_columns, uniform};
 use proptest::prelude::*;
 
 /// The columns, made orthonormal.

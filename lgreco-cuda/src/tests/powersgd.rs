@@ -13,8 +13,8 @@ use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
 use lgreco_core::gradient::{Dtype, Gradient, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::{Tensor as CoreTensor, check_decode, check_encode, check_powersgd, check_rows};
-use lgreco_core::testing::powersgd::{low_rank, uniform};
+use lgreco_testing::backend::{Tensor as CoreTensor, check_decode, check_encode, check_powersgd, check_rows};
+use lgreco_testing::powersgd::{low_rank, uniform};
 
 fn setting(rank: u32) -> Setting {
     Setting::PowerSgd(PowerSgd { rank, iterations: 1 })

@@ -13,8 +13,8 @@ use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::compress::{Candidates, Setting};
 use lgreco_core::gradient::{Dtype, Gradient, with_elements};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::{Tensor, check_encode, check_rows};
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::backend::{Tensor, check_encode, check_rows};
+use lgreco_testing::powersgd::uniform;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const WIDTHS: &[u8] = &[1, 2, 3, 4, 5, 6, 7, 8];

@@ -1,8 +1,8 @@
 //! Graphs of a bucket's steps, through the stand-in for the driver.
 
 use super::driver::run;
-use crate::testing::graphs::check_graphs;
-use crate::testing::memory::enter;
+use crate::checks::graphs::check_graphs;
+use crate::checks::memory::enter;
 
 #[test]
 fn graphs_of_buckets_replay_as_their_steps_do() {

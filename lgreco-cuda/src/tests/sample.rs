@@ -9,8 +9,8 @@ use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Setting, topk::TopK};
 use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::{Tensor, check_encode};
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::backend::{Tensor, check_encode};
+use lgreco_testing::powersgd::uniform;
 
 /// A backend that selects by an edited module.
 pub(super) fn edited(flavour: Flavour, order: i32, from: &'static str, to: &'static str) -> Option<CudaBackend> {

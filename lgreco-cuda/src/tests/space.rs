@@ -6,12 +6,12 @@ use super::exchange::Memory;
 use super::exchange_sums::power;
 use super::simt::{Edit, Flavour, Simt, flavour};
 use crate::CudaBackend;
+use crate::checks::memory;
+use crate::checks::space::{OnDevice, all_members_of, damaged, damaged_qsgd, members_of};
 use crate::kernels::Module;
-use crate::testing::memory;
-use crate::testing::space::{OnDevice, all_members_of, damaged, damaged_qsgd, members_of};
 use lgreco_core::compress::Setting;
 use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_train::testing::exchange::{Member, check_space, check_space_damage, check_space_failures};
+use lgreco_testing::exchange::{Member, check_space, check_space_damage, check_space_failures};
 
 /// The imitated device's, which is the processor's.
 impl memory::Memory for Memory {

@@ -11,7 +11,7 @@ use cudarc::driver::sys::{self, CUresult, CUstream};
 use lgreco_core::backend::{Backend, Portable};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::powersgd::uniform;
 use std::ptr::null_mut;
 
 fn with_the_fake(test: &str, variables: &[(&str, &str)]) -> Option<String> {

@@ -11,7 +11,7 @@ use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Candidates, Compressor, Setting, topk::TopK};
 use lgreco_core::gradient::{Dtype, Gradient};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::{Tensor, check_encode, check_rows, check_topk};
+use lgreco_testing::backend::{Tensor, check_encode, check_rows, check_topk};
 
 /// More values than one block that counts takes.
 const LARGE: usize = (32 << 15) + 70_001;

@@ -10,8 +10,8 @@ use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Setting, topk::TopK};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::{Tensor, check_encode};
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::backend::{Tensor, check_encode};
+use lgreco_testing::powersgd::uniform;
 
 const COUNT: u32 = 33_001;
 

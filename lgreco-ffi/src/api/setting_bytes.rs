@@ -114,7 +114,7 @@ fn read(bytes: &[u8]) -> Result<Setting, Failure> {
 mod tests {
     use super::*;
     use crate::status::{LGRECO_CHECKSUM, LGRECO_LENGTH, LGRECO_SAVED_STATE};
-    use lgreco_train::testing::controller::SETTINGS;
+    use lgreco_testing::controller::SETTINGS;
 
     #[test]
     fn settings_come_back_and_differ() {

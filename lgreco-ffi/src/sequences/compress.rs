@@ -4,7 +4,7 @@ use super::{Bytes, ELEMENTS, State, gradient, layer, renew, setting};
 use crate::*;
 use core::ffi::c_char;
 use core::ptr::{null, null_mut};
-use lgreco_train::testing::reseal;
+use lgreco_core::internal::checksum::seal;
 
 pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
     let context = state.context(which, bytes);
@@ -67,7 +67,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 let status = lgreco_compressor_save(compressor, saved.as_mut_ptr(), capacity);
                 let at = usize::from(bytes.below(200));
                 saved[at] ^= bytes.below(4) / 3;
-                reseal(&mut saved[..capacity]);
+                seal(&mut saved[..capacity]);
                 match status {
                     LGRECO_OK => lgreco_compressor_load(compressor, saved.as_ptr(), capacity),
                     status => status,
@@ -102,7 +102,7 @@ unsafe fn bytes_and_back(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
         assert_eq!(status, if damage { LGRECO_CHECKSUM } else { LGRECO_OK });
         if bytes.below(2) == 1 {
             // Behind the checksum.
-            reseal(&mut written[..LGRECO_SETTING_BYTES]);
+            seal(&mut written[..LGRECO_SETTING_BYTES]);
         }
         let status = lgreco_setting_from_bytes(context, written.as_ptr(), LGRECO_SETTING_BYTES, &mut read);
         assert!(status == LGRECO_OK || damage);

@@ -3,7 +3,7 @@
 use super::{Bytes, ROOM, State, renew};
 use crate::*;
 use core::ptr::{null, null_mut};
-use lgreco_train::testing::reseal;
+use lgreco_core::internal::checksum::seal;
 
 const BATCH: usize = 2;
 const FEATURES: usize = 8;
@@ -118,7 +118,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 let mut saved = [0; LGRECO_CUT_SETTING_BYTES];
                 let written = lgreco_cut_setting_to_bytes(context, &setting, saved.as_mut_ptr(), saved.len());
                 saved[usize::from(bytes.next()) % LGRECO_CUT_SETTING_BYTES] ^= bytes.below(8);
-                reseal(&mut saved);
+                seal(&mut saved);
                 let (mut read, mut links) = (lgreco_cut_setting::default(), [lgreco_link::default(); 2]);
                 let [forward, backward] = links.each_mut().map(|link| &raw mut *link);
                 let (bytes, len) = (saved.as_ptr(), saved.len() - usize::from(bytes.below(8) / 7));
@@ -141,7 +141,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 }
                 let written = lgreco_cut_save(state.cuts[which], to, ROOM);
                 state.saved[usize::from(bytes.next()) % length.max(1)] ^= bytes.below(4) / 3;
-                reseal(&mut state.saved[..length]);
+                seal(&mut state.saved[..length]);
                 let saved = state.saved.as_ptr();
                 match written {
                     LGRECO_OK => renew(&mut state.cuts[which], lgreco_cut_destroy, |to| {

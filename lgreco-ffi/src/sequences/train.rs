@@ -4,7 +4,7 @@ use super::{Bytes, ELEMENTS, ROOM, State, gradient, layer, renew, setting};
 use crate::*;
 use core::ffi::c_void;
 use core::ptr::{null, null_mut};
-use lgreco_train::testing::reseal;
+use lgreco_core::internal::checksum::seal;
 
 // Of up to two classes and phases.
 static LEGACY_LEVELS: [f64; 4] = [0.5, 0.1, 0.2, 4.0];
@@ -136,7 +136,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 let length = state.saved_length.min(ROOM).saturating_sub(usize::from(bytes.below(8) / 7));
                 let at = usize::from(bytes.next()) * ROOM / 256;
                 state.saved[at] ^= bytes.below(4) / 3;
-                reseal(&mut state.saved[..length]);
+                seal(&mut state.saved[..length]);
                 let (saved, count) = ([bytes.maybe(state.saved.as_ptr())], usize::from(bytes.below(2)));
                 let mut loaded = lgreco_loaded::default();
                 let loaded = bytes.maybe_mut(&raw mut loaded);

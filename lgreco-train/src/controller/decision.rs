@@ -8,7 +8,8 @@ use core::fmt;
 /// Why a layer is sent uncompressed.
 ///
 /// ```
-/// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+/// # use lgreco_testing::controller::{alone, step_alone};
+/// # use lgreco_train::search::Method;
 /// # let (mut controller, mut worker) = alone(Method::TopK)?;
 /// # use lgreco_train::controller::Uncompressed;
 /// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
@@ -69,7 +70,8 @@ impl Uncompressed {
 /// What made the settings change.
 ///
 /// ```
-/// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+/// # use lgreco_testing::controller::{alone, step_alone};
+/// # use lgreco_train::search::Method;
 /// # let (mut controller, mut worker) = alone(Method::TopK)?;
 /// # use lgreco_train::controller::Cause;
 /// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
@@ -89,7 +91,8 @@ pub enum Cause {
 /// The last decision; the same on every rank.
 ///
 /// ```
-/// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+/// # use lgreco_testing::controller::{alone, step_alone};
+/// # use lgreco_train::search::Method;
 /// # let (mut controller, mut worker) = alone(Method::TopK)?;
 /// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
 /// let decision = controller.decision().unwrap();
@@ -228,7 +231,8 @@ impl Decision {
 /// One line for a log: what was decided and why.
 ///
 /// ```
-/// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+/// # use lgreco_testing::controller::{alone, step_alone};
+/// # use lgreco_train::search::Method;
 /// # let (mut controller, mut worker) = alone(Method::TopK)?;
 /// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
 /// let line = controller.decision().unwrap().to_string();

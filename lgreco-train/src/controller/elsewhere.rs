@@ -14,7 +14,8 @@ impl Controller {
     /// Whether gradients of the step under way are to be [observed](Controller::observe), on this rank.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::alone};
+    /// # use lgreco_testing::controller::alone;
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, _) = alone(Method::TopK)?; // two steps of warm-up, both of them in the window
     /// assert!(!controller.watches()); // no step is under way
     /// controller.begin_step(0.1)?;
@@ -29,7 +30,8 @@ impl Controller {
     /// [`Planner::observe`](super::Planner::observe) does.
     ///
     /// ```
-    /// # use lgreco_train::{gradient::Values, search::Method, testing::controller::alone};
+    /// # use lgreco_testing::controller::alone;
+    /// # use lgreco_train::{gradient::Values, search::Method};
     /// # let (mut controller, _) = alone(Method::TopK)?;
     /// controller.begin_step(0.1)?;
     /// assert!(controller.control()?.is_none());
@@ -76,7 +78,8 @@ impl Controller {
     /// [`Planner::set_observed`](super::Planner::set_observed) does.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::alone_with_lead};
+    /// # use lgreco_testing::controller::alone_with_lead;
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, _) = alone_with_lead(Method::TopK, 1)?;
     /// for _ in 0..2 { // the second is one to plan by
     ///     controller.begin_step(0.1)?;
@@ -102,7 +105,8 @@ impl Controller {
     /// [observed](Controller::observe), has failed elsewhere. A task that is out is not waited for.
     ///
     /// ```
-    /// # use lgreco_train::{gradient::Values, search::Method, testing::controller::alone_with_lead};
+    /// # use lgreco_testing::controller::alone_with_lead;
+    /// # use lgreco_train::{gradient::Values, search::Method};
     /// # let (mut controller, _) = alone_with_lead(Method::TopK, 1)?;
     /// for _ in 0..2 { // the second is one to plan by
     ///     controller.begin_step(0.1)?;
@@ -133,7 +137,8 @@ impl Controller {
     /// a payload is, the longest is counted.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::alone};
+    /// # use lgreco_testing::controller::alone;
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, _) = alone(Method::TopK)?;
     /// controller.begin_step(0.1)?;
     /// assert!(controller.control()?.is_none());
@@ -171,7 +176,8 @@ impl Controller {
     /// [`Metrics::relative_error`](super::Metrics) has it. Layers that are sent uncompressed have none.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
     /// controller.record_error(0, 0.25)?;
@@ -203,7 +209,8 @@ impl Controller {
     /// without feedback they go out whole with the next gradient. The last step can then no longer be rolled back.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
     /// let (mut before, mut after) = ([0.0; 4096], [0.0; 4096]);

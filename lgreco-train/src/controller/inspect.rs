@@ -11,7 +11,8 @@ impl Controller {
     /// The layers, as they were given.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// assert_eq!(controller.tensors()[1].name(), "bias");
     /// # Ok::<(), lgreco_train::Error>(())
@@ -23,7 +24,8 @@ impl Controller {
     /// Steps taken, skipped ones included; the number of the next step.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// step_alone(&mut controller, &mut worker)?;
     /// assert_eq!(controller.steps(), 1);
@@ -36,7 +38,8 @@ impl Controller {
     /// The setting of layer `layer` at the last step.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::Qsgd)?;
     /// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
     /// assert_eq!([0, 1].map(|layer| controller.setting(layer).to_string()), ["qsgd 4", "dense"]);
@@ -52,7 +55,8 @@ impl Controller {
     /// The last decision; `None` before the first.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
     /// let plan = controller.decision().and_then(|decision| decision.plan);
@@ -66,7 +70,8 @@ impl Controller {
     /// Steps in which some rank's gradient was not finite.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// # use lgreco_train::gradient::ValuesMut;
     /// let (mut weight, mut bias) = (vec![f32::NAN; 4096], vec![0.0; 64]);
@@ -82,7 +87,8 @@ impl Controller {
     /// What is known about layer `layer` on this rank.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
     /// let metrics = controller.metrics(0);
@@ -103,7 +109,8 @@ impl Controller {
     /// Writes layer `layer`'s residual on this rank to `values`, row-major; zeros without one.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
     /// let mut residual = vec![0.0; 4096];
@@ -135,7 +142,8 @@ impl Controller {
     /// Number of buckets; the same at all times.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// assert_eq!(controller.buckets(), 1); // of up to 4 MiB
     /// # Ok::<(), lgreco_train::Error>(())
@@ -148,7 +156,8 @@ impl Controller {
     /// belongs to.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// assert_eq!(controller.bucket_bytes(), [16 + 4 * 4096 + 16 + 4 * 64]); // with the payloads' headers
     /// # Ok::<(), lgreco_train::Error>(())
@@ -169,7 +178,8 @@ impl Controller {
     /// time goes: let the embedder's [`Collective`](crate::exchange::Collective) add theirs up.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// controller.record_sync(&controller.bucket_bytes(), 0.003)?;
     /// assert_eq!(controller.time_model().samples(), 1);
@@ -185,7 +195,8 @@ impl Controller {
     /// The samples so far.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// assert_eq!(controller.time_model().buckets(), controller.buckets());
     /// # Ok::<(), lgreco_train::Error>(())

@@ -8,7 +8,8 @@ use crate::num::sqrt;
 /// What a step did. All but `seconds` is the same on every rank, and so is `bytes_out` unless the values decide lengths.
 ///
 /// ```
-/// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+/// # use lgreco_testing::controller::{alone, step_alone};
+/// # use lgreco_train::search::Method;
 /// # let (mut controller, mut worker) = alone(Method::TopK)?;
 /// let report = step_alone(&mut controller, &mut worker)?;
 /// assert_eq!((report.step, report.bytes_in, report.bytes_out), (0, 16640, 16640)); // warm-up
@@ -33,7 +34,8 @@ pub struct Report {
 /// What became of a step's gradients.
 ///
 /// ```
-/// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+/// # use lgreco_testing::controller::{alone, step_alone};
+/// # use lgreco_train::search::Method;
 /// # let (mut controller, mut worker) = alone(Method::TopK)?;
 /// # use lgreco_train::controller::Outcome;
 /// let report = step_alone(&mut controller, &mut worker)?;
@@ -72,7 +74,8 @@ pub struct Seconds {
 /// What is known about one layer on one rank.
 ///
 /// ```
-/// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+/// # use lgreco_testing::controller::{alone, step_alone};
+/// # use lgreco_train::search::Method;
 /// # let (mut controller, mut worker) = alone(Method::TopK)?;
 /// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
 /// let ratio = |layer| controller.metrics(layer).bytes_in as f64 / controller.metrics(layer).bytes_out as f64;

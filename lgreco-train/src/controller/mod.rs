@@ -145,6 +145,8 @@ mod stage;
 mod step;
 mod task;
 mod tensor;
+#[cfg(test)]
+mod tests;
 mod time;
 mod timing;
 mod transaction;
@@ -170,6 +172,3 @@ pub use task::{PlanResult, PlanTask};
 pub use tensor::Tensor;
 pub use time::{Fit, FitKind, TimeModel};
 pub use timing::Timing;
-
-#[cfg(test)]
-mod tests;

@@ -25,7 +25,8 @@ impl Controller {
     /// the decision has begun, and needs [`run_with`](PlanTask::run_with); it is not run during a call.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone_with_lead, step_alone}};
+    /// # use lgreco_testing::controller::{alone_with_lead, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone_with_lead(Method::TopK, 1)?;
     /// let mut tasks = vec![];
     /// for step in 0..6 {
@@ -62,7 +63,8 @@ impl Controller {
     /// not expect what the others ask it first, where the decision is due at the next step.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?; // decisions at 2, 5, 8, ... on two gradients
     /// (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
     /// assert_eq!(controller.replan()?, Some(5));
@@ -123,7 +125,8 @@ impl Controller {
     /// settings that do not suit their layer's feedback are refused without looking at gradients.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// controller.compress_warmup()?;
     /// let report = step_alone(&mut controller, &mut worker)?;

@@ -16,7 +16,8 @@ use alloc::vec::Vec;
 /// What [`Controller::load`] found, by layer name.
 ///
 /// ```
-/// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+/// # use lgreco_testing::controller::{alone, step_alone};
+/// # use lgreco_train::search::Method;
 /// # let (mut controller, mut worker) = alone(Method::TopK)?;
 /// let loaded = controller.load(&controller.save()?, &[])?;
 /// assert_eq!((loaded.missing.len(), loaded.rank, loaded.world_size), (0, 0, 1));
@@ -66,7 +67,8 @@ impl Controller {
     /// [`Policy::Uncompressed`].
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
     /// let saved = controller.save()?;

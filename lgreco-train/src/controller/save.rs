@@ -12,7 +12,8 @@ use alloc::vec::Vec;
 /// How much of a controller is saved.
 ///
 /// ```
-/// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+/// # use lgreco_testing::controller::{alone, step_alone};
+/// # use lgreco_train::search::Method;
 /// use lgreco_train::controller::Contents;
 /// # let (mut controller, mut worker) = alone(Method::TopK)?;
 /// # step_alone(&mut controller, &mut worker)?;
@@ -62,7 +63,8 @@ impl Controller {
     /// [`Objective::Seconds`](super::Objective) one that is taken anew knows later samples.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// let saved = controller.save()?;
     /// assert_eq!(saved[..8], *b"lgreco-c");
@@ -98,7 +100,8 @@ impl Controller {
     /// layer's with its name. [`load_parts`](Controller::load_parts) takes them in any order.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// use lgreco_train::controller::Contents;
     /// use std::collections::HashMap;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;

@@ -24,7 +24,8 @@ use alloc::vec::Vec;
 /// See the [module](crate::controller) for the order of a step and an example that trains.
 ///
 /// ```
-/// # use lgreco_train::{search::Method, testing::controller::alone};
+/// # use lgreco_testing::controller::alone;
+/// # use lgreco_train::search::Method;
 /// # let (controller, _) = alone(Method::TopK)?;
 /// assert_eq!((controller.steps(), controller.decision()), (0, None));
 /// # Ok::<(), lgreco_train::Error>(())
@@ -118,7 +119,8 @@ impl Controller {
     /// with the same `learning_rate` (only Accordion looks at it).
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// # use lgreco_train::gradient::ValuesMut;
     /// let (mut weight, mut bias) = (vec![1.0; 4096], vec![0.5; 64]); // from the backward pass

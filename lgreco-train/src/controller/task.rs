@@ -27,7 +27,8 @@ use alloc::vec::Vec;
 ///
 /// ```
 /// use lgreco_train::backend::Portable;
-/// # use lgreco_train::{search::Method, testing::controller::{alone_with_lead, step_alone}};
+/// # use lgreco_testing::controller::{alone_with_lead, step_alone};
+/// # use lgreco_train::search::Method;
 /// let (mut controller, mut worker) = alone_with_lead(Method::TopK, 1)?; // decisions take effect at step 3, 6, 9, ...
 /// (0..2).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
 /// let task = controller.take_plan_task().unwrap();
@@ -61,7 +62,8 @@ pub struct PlanTask {
 ///
 /// ```
 /// use lgreco_train::backend::Portable;
-/// # use lgreco_train::{search::Method, testing::controller::{alone_with_lead, step_alone}};
+/// # use lgreco_testing::controller::{alone_with_lead, step_alone};
+/// # use lgreco_train::search::Method;
 /// # let (mut controller, mut worker) = alone_with_lead(Method::TopK, 1)?;
 /// # (0..2).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
 /// # let task = controller.take_plan_task().unwrap();
@@ -105,7 +107,7 @@ impl PlanTask {
     /// use lgreco_train::controller::Observed;
     /// use lgreco_train::gradient::{Gradient, Shape, Values};
     /// use lgreco_train::search::{Method, OfferedRow};
-    /// # use lgreco_train::testing::controller::alone_with_lead;
+    /// # use lgreco_testing::controller::alone_with_lead;
     /// struct Elsewhere(Vec<f32>);
     /// impl Observed for Elsewhere {
     ///     fn squared_norms(&mut self, layers: &[usize], norms: &mut [f64]) -> Result<(), lgreco_train::CoreError> {

@@ -12,7 +12,8 @@ impl Controller {
     /// theirs. Every rank does it or none. Once only: the residuals of the step before are gone.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
     /// let [mut before, mut after] = [[0.0; 4096]; 2];
@@ -43,7 +44,8 @@ impl Controller {
     /// whoever is left, all [load](Controller::load) the plan of one of them, each with its own residuals.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
     /// controller.begin_step(0.1)?;
@@ -75,7 +77,8 @@ impl Controller {
     /// loss has changed. Every rank does it with the same factor, or none.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
     /// let norm = controller.metrics(0).residual_norm.unwrap_or_default();
@@ -118,7 +121,8 @@ impl Controller {
     /// what it is. The step can then no longer be rolled back. [`Outer::forget_moved`](crate::outer::Outer) says what it is for.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
     /// controller.forget_moved(&[&[1.0; 4096], &[0.0; 64]])?;

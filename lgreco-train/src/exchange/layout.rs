@@ -154,3 +154,42 @@ impl Layout {
         Ok(layout)
     }
 }
+
+#[cfg(all(test, feature = "rayon"))]
+mod tests {
+    use super::*;
+    use crate::compress::hard_threshold::HardThreshold;
+    use crate::compress::topk::TopK;
+    use crate::gradient::Shape;
+    use std::vec::Vec;
+
+    fn shape(rows: usize, cols: usize) -> Shape {
+        Shape::new(rows, cols).unwrap()
+    }
+
+    fn topk(keep: u32) -> Setting {
+        Setting::TopK(TopK { keep, values: Dtype::F32 })
+    }
+
+    fn hard(lambda: f32) -> Setting {
+        Setting::HardThreshold(HardThreshold { lambda, values: Dtype::F32 })
+    }
+
+    #[test]
+    fn buckets_have_lanes_of_about_as_many_elements() {
+        let lanes = |layers: &[(Setting, Shape)]| {
+            let specs = layers.iter().map(|&(setting, shape)| Spec::from((setting, shape, Dtype::F32)));
+            let layout = Layout::new(specs, Route::AllGather, 2).unwrap();
+            layout.lanes().iter().map(|lane| lane.layers).collect::<Vec<_>>()
+        };
+        assert_eq!(lanes(&[(topk(9), shape(100, 200)); 16]), [4; LANES]);
+        assert_eq!(lanes(&[(Setting::Dense, shape(100, 200)); 5]), [1, 1, 2, 1]);
+        assert_eq!(
+            lanes(&[(Setting::Dense, shape(1000, 200)), (topk(9), shape(10, 2)), (topk(9), shape(10, 2))]),
+            [1, 2]
+        );
+        assert_eq!(lanes(&[(topk(0), shape(0, 3)), (topk(9), shape(900, 90)), (topk(0), shape(0, 3))]), [2, 1]);
+        assert_eq!(lanes(&[(topk(9), shape(10, 200)); 16]), [16]);
+        assert_eq!(lanes(&[(hard(0.1), shape(100, 200)); 16]), [16]);
+    }
+}

@@ -92,7 +92,7 @@ mod request;
 mod round;
 mod slip;
 mod space;
-#[cfg(any(test, feature = "std"))]
+#[cfg(any(test, feature = "threads"))]
 pub mod threads;
 
 pub use aggregate::{aggregate, workspace_len};
@@ -114,6 +114,3 @@ pub(crate) use request::share_of_others;
 pub use round::Round;
 pub use slip::{Slip, judge};
 pub use space::{RequestOf, Space};
-
-#[cfg(test)]
-mod tests;

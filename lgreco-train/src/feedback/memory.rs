@@ -325,3 +325,33 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         dispatch(Distance { elements, words, storage, gradient, decoded })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::feedback::{Residual, Storage};
+    use std::vec::Vec;
+
+    #[test]
+    fn what_is_forgotten_is_zero_and_all_else_as_it_was() {
+        let shape = Shape::new(600, 1).unwrap();
+        let values: Vec<f32> = (0..600).map(|i| Stream::default().word(i) as i32 as f32 / 2f32.powi(31)).collect();
+        let places: Vec<f32> = (0..600).map(|i| if i % 7 == 2 { -0.5 } else { 0.0 }).collect();
+        let residuals =
+            [Storage::F32, Storage::Bf16, Storage::Int8].map(|storage| Residual { storage, ..Residual::CLASSIC });
+        let forgetful = residuals.iter().flat_map(|&residual| [Rule::Residual(residual), Rule::Mixed(residual)]);
+        for (rule, forgets) in forgetful.map(|rule| (rule, true)).chain([(Rule::Ef21, false)]) {
+            let mut memory = Memory::owned(rule, shape).unwrap();
+            memory.set(&values, Stream::default()).unwrap();
+            let [mut before, mut after] = [[f32::NAN; 600]; 2];
+            memory.values(&mut before).unwrap();
+            memory.forget(&places).unwrap();
+            memory.values(&mut after).unwrap();
+            for (i, (before, after)) in before.iter().zip(after).enumerate() {
+                let forgotten = forgets && i % 7 == 2;
+                assert_eq!(after.to_bits(), if forgotten { 0 } else { before.to_bits() }, "{rule:?}, element {i}");
+            }
+            assert!(matches!(memory.forget(&places[1..]), Err(Error::Core(CoreError::Length { .. }))));
+        }
+    }
+}

@@ -69,8 +69,6 @@ mod saved;
 mod step;
 mod storage;
 mod suits;
-#[cfg(test)]
-mod tests;
 
 pub(crate) use contraction::with_candidates;
 pub use contraction::{contraction, contraction_workspace_len, require_contraction};

@@ -163,3 +163,36 @@ pub(super) fn divided(lens: &[usize], parts: usize) -> Vec<Range<usize>> {
     divided.push(first..lens.len());
     divided
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compress::{Setting, topk::TopK};
+    use crate::gradient::Dtype;
+    use crate::search::{Method, Search};
+    use std::vec;
+
+    #[test]
+    fn budgets_in_bits_are_for_all_fragments() {
+        let lens = [300, 100];
+        let top = Setting::TopK(TopK { keep: 1, values: Dtype::F32 });
+        let mut told = Config::new(Search::new(Method::TopK));
+        told.policy = Policy::Fixed(vec![top; 2]);
+        told.budget = Budget::Bits(1001);
+        let [first, second] = [0..1, 1..2].map(|part| config_of(&told, &lens, part.clone(), (part, 2)));
+        assert_eq!((first.budget, second.budget), (Budget::Bits(750), Budget::Bits(250)));
+        assert_eq!(first.policy, Policy::Fixed(vec![top]));
+        told.budget = Budget::Size;
+        assert_eq!(config_of(&told, &lens, 0..1, (0..1, 2)).budget, Budget::Size);
+    }
+
+    #[test]
+    fn layers_are_divided_evenly() {
+        assert_eq!(divided(&[5, 5, 5, 5], 2), [0..2, 2..4]);
+        assert_eq!(divided(&[100, 1, 1, 1], 3), [0..1, 1..2, 2..4]);
+        assert_eq!(divided(&[1, 1, 1, 100], 4), [0..1, 1..2, 2..3, 3..4]);
+        assert_eq!(divided(&[1, 1, 1, 100], 2), [0..3, 3..4]);
+        assert_eq!(divided(&[0, 0, 0], 3), [0..1, 1..2, 2..3]);
+        assert_eq!(divided(&[], 1), vec![core::ops::Range::default()]);
+    }
+}

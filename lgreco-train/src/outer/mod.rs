@@ -20,8 +20,6 @@
 
 mod fragment;
 mod saved;
-#[cfg(test)]
-mod tests;
 
 use crate::controller::{Config, Controller, Report, Tensor};
 use crate::exchange::Collective;

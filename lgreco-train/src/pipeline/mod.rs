@@ -92,8 +92,6 @@ mod setting;
 mod sparse;
 mod store;
 mod symmetric;
-#[cfg(test)]
-mod tests;
 mod tickets;
 mod upstream;
 mod values;

@@ -8,8 +8,8 @@ use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Candidates, Compressor, Setting, decode};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::{Tensor, check_rows};
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::backend::{Tensor, check_rows};
+use lgreco_testing::powersgd::uniform;
 
 /// Magnitudes by their number and a random word.
 fn of(len: usize, bits: &dyn Fn(u32, u32) -> u32) -> Vec<f32> {

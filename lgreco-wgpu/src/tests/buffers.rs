@@ -8,8 +8,8 @@ use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values, with_elements};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::Tensor;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::backend::Tensor;
+use lgreco_testing::powersgd::uniform;
 use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 
 /// The gradient's values.

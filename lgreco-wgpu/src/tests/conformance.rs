@@ -10,10 +10,10 @@ use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Dtype, Gradient};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::{
+use lgreco_testing::backend::{
     check_batches, check_dense, check_powersgd, check_qsgd, check_quantised_topk, check_topk, tensors,
 };
-use lgreco_core::testing::hostile::{Products, check_decoding};
+use lgreco_testing::hostile::{Products, check_decoding};
 use std::path::Path;
 use wgpu::Features;
 

@@ -11,8 +11,8 @@ use lgreco_core::backend::{Backend, Job};
 use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, sidco::Fit, sidco::Sidco};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::Tensor;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::backend::Tensor;
+use lgreco_testing::powersgd::uniform;
 use lgreco_train::feedback::Storage;
 use wgpu::BufferUsages;
 

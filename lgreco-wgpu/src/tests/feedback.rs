@@ -9,10 +9,10 @@ use lgreco_core::backend::Backend;
 use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Dtype, Gradient, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::Tensor;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::backend::Tensor;
+use lgreco_testing::powersgd::uniform;
+use lgreco_testing::residual::{ResidualDevice, STORAGES, check, check_all, check_limits, check_powersgd};
 use lgreco_train::feedback::{Memory, Residual, Rule, Storage};
-use lgreco_train::testing::residual::{ResidualDevice, STORAGES, check, check_all, check_limits, check_powersgd};
 use wgpu::{Buffer, BufferUsages};
 
 /// A residual.

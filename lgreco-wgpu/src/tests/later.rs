@@ -7,8 +7,8 @@ use crate::{BufferGradient, BufferJob, BufferJobError, Error, WgpuBackend};
 use lgreco_core::compress::{Candidates, qsgd::Qsgd};
 use lgreco_core::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::Tensor;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::backend::Tensor;
+use lgreco_testing::powersgd::uniform;
 use wgpu::{Buffer, BufferUsages, MapMode};
 
 const READABLE: BufferUsages = BufferUsages::MAP_READ.union(BufferUsages::COPY_DST);

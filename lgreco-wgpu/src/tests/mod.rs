@@ -30,7 +30,7 @@ use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::Gradient;
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::check_encode;
+use lgreco_testing::backend::check_encode;
 use std::io::Write as _;
 use wgpu::BufferUsages;
 

@@ -13,8 +13,8 @@ use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::{Candidates, Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Gradient, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::{Tensor, check_rows};
-use lgreco_core::testing::powersgd::{check_orthonormal, factors, uniform};
+use lgreco_testing::backend::{Tensor, check_rows};
+use lgreco_testing::powersgd::{check_orthonormal, factors, uniform};
 
 const STREAM: Stream = Stream { seed: 6, step: 0, layer: 0, rank: 0 };
 

@@ -11,7 +11,7 @@ use lgreco_core::backend::Backend;
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd, topk::TopK};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::powersgd::uniform;
 
 fn encode(backend: &mut WgpuBackend, setting: Setting, shape: Shape, values: &[f32]) {
     let gradient = Gradient::new(Values::F32(values), shape).unwrap();

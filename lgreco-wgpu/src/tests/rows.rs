@@ -10,9 +10,9 @@ use lgreco_core::compress::Candidates;
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::gradient::{Dtype, Gradient, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::{Tensor, check_rows};
-use lgreco_core::testing::models::resnet_50;
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::backend::{Tensor, check_rows};
+use lgreco_testing::models::resnet_50;
+use lgreco_testing::powersgd::uniform;
 use wgpu::BufferUsages;
 
 #[test]

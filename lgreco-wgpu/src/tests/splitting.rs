@@ -12,8 +12,8 @@ use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::compress::{Candidates, Compressor, Setting};
 use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::{Tensor, check_decode, check_rows};
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::backend::{Tensor, check_decode, check_rows};
+use lgreco_testing::powersgd::uniform;
 
 const ROWS_OF: usize = 1571;
 const COLS: usize = 257;

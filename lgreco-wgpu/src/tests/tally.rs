@@ -7,8 +7,8 @@ use lgreco_core::backend::Job;
 use lgreco_core::compress::{Candidates, Setting, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::{Tensor, check_rows};
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_testing::backend::{Tensor, check_rows};
+use lgreco_testing::powersgd::uniform;
 
 /// Magnitudes twelve binades apart, whose bins have the same place, by turns of different lengths.
 fn sharing(elements: usize) -> Vec<f32> {

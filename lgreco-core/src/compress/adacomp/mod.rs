@@ -30,8 +30,6 @@
 
 mod choose;
 pub(crate) mod decode;
-#[cfg(test)]
-mod tests;
 
 pub use decode::decode;
 pub(super) use decode::{combine, stated};

@@ -18,8 +18,6 @@
 //! largest number of elements of all workers.
 
 mod measure;
-#[cfg(test)]
-mod tests;
 
 pub(super) use measure::each;
 pub use measure::{measure, measure_workspace_len};

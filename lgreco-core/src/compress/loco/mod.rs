@@ -20,8 +20,6 @@
 
 mod decode;
 mod encode;
-#[cfg(test)]
-mod tests;
 
 pub use decode::decode;
 pub(super) use decode::stated;

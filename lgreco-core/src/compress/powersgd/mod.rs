@@ -151,6 +151,3 @@ fn body_len(shape: Shape, rank: usize) -> Result<usize, Error> {
     let fits = usize::try_from(bytes).ok().filter(|&bytes| bytes <= isize::MAX as usize);
     fits.ok_or(Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })
 }
-
-#[cfg(test)]
-mod tests;

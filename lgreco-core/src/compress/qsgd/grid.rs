@@ -186,3 +186,13 @@ impl Qsgd {
         Grid::of(&values[start..end], start, self.scale, self.sign_magnitude())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_number_of_levels_times_its_inverse_is_one() {
+        for log_levels in 1..=8 {
+            assert_eq!(((1u32 << log_levels) - 1) as f32 * super::inverse_levels(log_levels), 1.0);
+        }
+    }
+}

@@ -232,4 +232,43 @@ impl Compressor for Qsgd {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+    use crate::gradient::Values;
+    use crate::simd::Kernel;
+    use std::{vec, vec::Vec};
+
+    #[test]
+    fn the_baseline_instructions_give_the_same_bits() {
+        let stream = Stream { seed: 0x1234_5678_9abc, step: 17, layer: 3, rank: 2 };
+        // Bell-shaped, with a different spread every 100.
+        let bell = |i: usize| {
+            let sum: f32 = stream.word(i as u64).to_le_bytes().map(|byte| byte as f32 - 127.5).iter().sum();
+            sum * (1 + i / 100 % 7) as f32
+        };
+        let values: Vec<f32> = (0..5003).map(bell).collect();
+        let gradient = Gradient::new(Values::F32(&values), Shape::new(5003, 1).unwrap()).unwrap();
+        let scales = [Scale::MaxNorm, Scale::MinMax].into_iter();
+        let kinds =
+            scales.flat_map(|scale| [Rounding::Nearest, Rounding::Stochastic].map(|rounding| (scale, rounding)));
+        for (bits, (scale, rounding)) in kinds.flat_map(|kind| (1..=8).map(move |bits| (bits, kind))) {
+            let qsgd = Qsgd { bits, bucket: 512, scale, rounding };
+            let mut payload = vec![0; qsgd.payload_len(gradient.shape(), Dtype::F32).unwrap()];
+            qsgd.encode(&gradient, Stream::default(), &mut [], &mut payload).unwrap();
+            let mut again = vec![0; payload.len()];
+            again[..HEADER_LEN].copy_from_slice(&payload[..HEADER_LEN]);
+            let (scales, codes) = again[HEADER_LEN..].split_at_mut(qsgd.body_lens(5003).unwrap().0);
+            encode::Encode { qsgd, values: &values[..], start: 0, stream: Stream::default(), scales, codes }
+                .run()
+                .unwrap();
+            assert_eq!(payload, again);
+            let (mut row, mut row_again) = ([0.0; 8], [0.0; 8]);
+            let bits = [1, 2, 3, 4, 5, 6, 7, 8];
+            measure(&gradient, qsgd, &bits, &mut row).unwrap();
+            let baseline =
+                measure::Measure { base: qsgd, bits: &bits, values: &values[..], squared_errors: &mut row_again };
+            baseline.run().unwrap();
+            assert_eq!(row.map(f64::to_bits), row_again.map(f64::to_bits));
+        }
+    }
+}

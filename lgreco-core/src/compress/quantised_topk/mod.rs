@@ -30,8 +30,6 @@ mod encode;
 mod measure;
 mod stat;
 mod sums;
-#[cfg(test)]
-mod tests;
 pub(crate) mod whole;
 
 pub use decode::decode;

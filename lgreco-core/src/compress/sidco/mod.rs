@@ -30,8 +30,6 @@
 mod estimate;
 mod gamma;
 mod stages;
-#[cfg(test)]
-mod tests;
 
 pub use stages::{SAVED_LEN, Stages};
 

@@ -27,8 +27,6 @@ pub(crate) mod body;
 pub(crate) mod decode;
 pub(crate) mod encode;
 mod measure;
-#[cfg(test)]
-mod tests;
 
 pub(super) use at_least::{AtLeast, sent, write_workspace_len};
 pub(super) use body::{body_len, check_keep};

@@ -1,8 +1,15 @@
 use super::*;
+use crate::compress::powersgd::start_matrix;
 use crate::gradient::{Bf16, Element, F16};
 use crate::linalg::{pack, panels, unpack};
-use crate::testing::powersgd::uniform;
+use crate::rng::Stream;
 use alloc::{vec, vec::Vec};
+
+fn uniform(n: usize, seed: u64) -> Vec<f32> {
+    let mut values = vec![0.0; n];
+    start_matrix(Stream { seed, ..Stream::default() }, n, 1, &mut values).expect("n values");
+    values
+}
 
 type Product<T> = fn(Matrix<'_, T>, &[Row], &mut [Row], usize, &mut [u64]);
 

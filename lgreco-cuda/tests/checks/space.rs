@@ -1,0 +1,275 @@
+//! Buckets on the device as lgreco-train's suite of all spaces has them, and their layers there.
+
+use super::memory::Memory;
+use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco_core::compress::quantised_topk::QuantisedTopK;
+use lgreco_core::compress::{Compressor, Setting, powersgd::PowerSgd, topk::TopK};
+use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Shape};
+use lgreco_core::rng::Stream;
+use lgreco_cuda::{CudaBackend, DeviceBucket, DeviceLayer, ExchangeConfig, ExchangeFault, ExchangeOutcome};
+use lgreco_testing::exchange::{Bucket, Member, members, parts, shards};
+use lgreco_train::exchange::{Agreement, Collective, Moment, Request, Route, Slip};
+use lgreco_train::{CoreError, Error};
+
+/// Bytes of a message before its payloads, each of which begins at a multiple of as many.
+const HEAD: usize = 16;
+
+/// The suite's layers in one type, those under PowerSGD or the others; buckets of values have as many as the device takes.
+fn split(dtype: Dtype, has_factors: bool) -> Vec<Member> {
+    let fitting = |setting| match setting {
+        Setting::Qsgd(qsgd) => Setting::Qsgd(Qsgd { bucket: qsgd.bucket.next_power_of_two().max(64), ..qsgd }),
+        other => other,
+    };
+    let members = members().into_iter().filter(|of| matches!(of.setting, Setting::PowerSgd(_)) == has_factors);
+    members.map(|member| Member { setting: fitting(member.setting), dtype, ..member }).collect()
+}
+
+/// The suite's layers in one type, but for those under PowerSGD: by shards it is refused, and a new seed, with which ranks disagree,
+/// is a new bucket here, whose factors begin afresh.
+pub fn members_of(dtype: Dtype) -> Vec<Member> {
+    split(dtype, false)
+}
+
+/// All the suite's layers in one type. (In bf16 with sums of f32 alone: the two roundings, of factors and of means, may be further
+/// apart than the suite allows.)
+pub fn all_members_of(dtype: Dtype) -> Vec<Member> {
+    [split(dtype, true), split(dtype, false)].concat()
+}
+
+fn few_of(layers: &[(Setting, usize, usize)]) -> Vec<Member> {
+    let member = |(index, &(setting, rows, cols))| {
+        let shape = Shape::new(rows, cols).unwrap();
+        Member { index, setting, shape, dtype: Dtype::F32 }
+    };
+    (0..).zip(layers).map(member).collect()
+}
+
+/// Layers under QSGD whose messages are damaged: one scale per bucket and two, several buckets. None fills its last byte, and all
+/// bodies are of even lengths, so that every other byte is the last of a scale and of all.
+pub fn damaged_qsgd() -> Vec<Member> {
+    let base = Qsgd { bits: 3, bucket: 64, ..Qsgd::default() };
+    let min_max = Qsgd { bits: 5, scale: Scale::MinMax, rounding: Rounding::Nearest, ..base };
+    few_of(&[
+        (Setting::Qsgd(base), 69, 1),
+        (Setting::Qsgd(min_max), 67, 1),
+        (Setting::Qsgd(Qsgd { bits: 1, rounding: Rounding::Nearest, ..base }), 73, 1),
+    ])
+}
+
+/// Layers of every kind whose messages are damaged, TopK with positions of all kinds, and none, in full and in few bits; and what does
+/// not travel in messages, but must have no mean where one of them is damaged. (PowerSGD of all columns, which leaves nothing:
+/// what is left would grow apart.)
+pub fn damaged() -> Vec<Member> {
+    few_of(&[
+        (Setting::TopK(TopK { keep: 20, values: Dtype::F32 }), 290, 1),
+        (Setting::Dense, 70, 1),
+        (Setting::Qsgd(Qsgd { bits: 3, bucket: 64, ..Qsgd::default() }), 69, 1),
+        (Setting::TopK(TopK { keep: 23, values: Dtype::F16 }), 70, 1),
+        (Setting::PowerSgd(PowerSgd { rank: 7, iterations: 1 }), 40, 7),
+        (Setting::QuantisedTopK(QuantisedTopK { keep: 21, bits: 3 }), 90, 1),
+        (Setting::TopK(TopK { keep: 9, values: Dtype::Bf16 }), 9, 1),
+    ])
+}
+
+/// Where in a message of the device's, which has these parts, a byte of the host's is.
+fn place_of(parts: &[Member], byte: usize) -> usize {
+    let (mut own, mut of_host) = (HEAD, Slip::LEN);
+    for Member { setting, shape, dtype, .. } in parts {
+        let len = setting.payload_len(*shape, *dtype).unwrap();
+        if byte < of_host + len {
+            return own + byte - of_host;
+        }
+        own += len.next_multiple_of(HEAD);
+        of_host += len;
+    }
+    panic!("byte {byte} of {of_host}")
+}
+
+/// The head of a message that has these parts, and its payloads.
+fn read(parts: &[Member], message: &[u8]) -> (bool, Vec<u8>) {
+    let (mut at, mut payloads) = (HEAD, Vec::new());
+    for Member { setting, shape, dtype, .. } in parts {
+        let len = setting.payload_len(*shape, *dtype).unwrap();
+        payloads.extend_from_slice(&message[at..at + len]);
+        at += len.next_multiple_of(HEAD);
+    }
+    assert_eq!(at, message.len());
+    (message[..4] == [0; 4], payloads)
+}
+
+/// A rank's bucket, which is made when its first step says where it is.
+pub struct OnDevice<M, const SHARDED: bool> {
+    cuda: CudaBackend,
+    members: Vec<Member>,
+    gradients: M,
+    made: Option<(DeviceBucket, M, ExchangeConfig)>,
+}
+
+impl<M: Memory, const SHARDED: bool> OnDevice<M, SHARDED> {
+    /// A bucket of these layers, in memory that the backend reaches.
+    pub fn new(cuda: CudaBackend, members: &[Member]) -> Self {
+        let bytes: usize = members.iter().map(|member| member.shape.elements() * member.dtype.bytes()).sum();
+        OnDevice { cuda, members: members.to_vec(), gradients: M::new(bytes as u64), made: None }
+    }
+
+    fn make(&mut self, moment: Moment) {
+        let Moment { rank, world_size, reduce_dtype, seed, step, .. } = moment;
+        let stream = Stream { seed, step, layer: 0, rank };
+        let dtype = self.members[0].dtype;
+        let config = ExchangeConfig { dtype, reduce_dtype, world: world_size, stream, ..ExchangeConfig::default() };
+        let shards = shards(&self.members, Self::ROUTE, world_size);
+        let layer = |(&Member { index, shape, setting, .. }, shards)| DeviceLayer { index, shape, setting, shards };
+        let layers: Vec<DeviceLayer> = self.members.iter().zip(shards.iter().map(Vec::as_slice)).map(layer).collect();
+        let mut memory = M::new(DeviceBucket::bytes(&layers, config).unwrap());
+        // SAFETY: the memory lives as long as the bucket, and is large enough.
+        let mut bucket = unsafe { DeviceBucket::new(&mut self.cuda, &layers, config, memory.address()) }.unwrap();
+        if let Some((before, ..)) = &self.made {
+            // SAFETY: both are of this backend.
+            unsafe { bucket.take_over(&mut self.cuda, before) }.unwrap();
+        }
+        self.made = Some((bucket, memory, config));
+    }
+
+    fn world(&self) -> u32 {
+        self.made.as_ref().unwrap().2.world
+    }
+
+    fn outcome(&mut self) -> ExchangeOutcome {
+        let (bucket, ..) = self.made.as_ref().unwrap();
+        bucket.outcome(&mut self.cuda).unwrap()
+    }
+
+    /// A value of a layer's gradient.
+    fn value(&self, bytes: &[u8], layer: usize, index: usize) -> f32 {
+        let dtype = self.members[layer].dtype;
+        let at = &bytes[index * dtype.bytes()..];
+        let half = || u16::from_le_bytes([at[0], at[1]]);
+        match dtype {
+            Dtype::F32 => f32::from_le_bytes([at[0], at[1], at[2], at[3]]),
+            Dtype::F16 => F16(half()).to_f32(),
+            Dtype::Bf16 => Bf16(half()).to_f32(),
+        }
+    }
+}
+
+impl<M: Memory, const SHARDED: bool> Bucket for OnDevice<M, SHARDED> {
+    const ROUTE: Route = if SHARDED { Route::Sharded } else { Route::AllGather };
+    const FORGETS: bool = false;
+    const SENDS_AS_HOST: bool = false;
+    const TELLS_OF_REST: bool = true;
+    const READS_ITS_OWN: bool = false;
+
+    fn exchange(
+        &mut self,
+        gradients: &[Vec<u8>],
+        moment: Moment,
+        agreement: Agreement,
+        collective: &mut impl Collective,
+    ) -> Result<(), Error> {
+        assert_eq!(agreement, Agreement::Reached);
+        // The seed is of the bucket, and so is what sums travel in.
+        if self.made.as_ref().is_none_or(|(_, _, config)| config.stream.seed != moment.seed) {
+            self.make(moment);
+        }
+        let before = self.outcome();
+        assert_eq!(before.step, moment.step);
+        self.gradients.fill(&gradients.concat());
+        let (bucket, ..) = self.made.as_mut().unwrap();
+        // SAFETY: large enough, and nothing else uses it until the step has ended.
+        unsafe { bucket.submit(&mut self.cuda, self.gradients.address()) }.unwrap();
+        // SAFETY: the collective asked for before is done.
+        while let Some(request) = unsafe { bucket.next(&mut self.cuda) }.unwrap() {
+            self.cuda.synchronise().unwrap();
+            // SAFETY: all is done that is enqueued.
+            let performed = unsafe {
+                match request {
+                    Request::AllGather { buffer } => M::lend(buffer, |bytes| collective.all_gather(bytes)),
+                    Request::AllReduceSum { values } => M::lend(values, |values| collective.all_reduce_sum(values)),
+                    Request::AllReduceSumBf16 { values } => {
+                        M::lend(values, |values| collective.all_reduce_sum_bf16(values))
+                    }
+                    Request::AllToAll { send, send_lens, received, received_lens } => M::lend(send, |send| {
+                        M::lend(received, |received| collective.all_to_all(send, send_lens, received, received_lens))
+                    }),
+                    Request::ReduceScatterSum { lens, values } => {
+                        M::lend(values, |values| collective.reduce_scatter_sum(lens, values))
+                    }
+                    Request::ReduceScatterSumBf16 { lens, values } => {
+                        M::lend(values, |values| collective.reduce_scatter_sum_bf16(lens, values))
+                    }
+                    other => panic!("{other:?}"),
+                }
+            };
+            performed?;
+        }
+        let after = self.outcome();
+        if after.failed == before.failed {
+            assert!(!after.alone);
+            return Ok(());
+        }
+        if after.alone {
+            assert!(SHARDED && after.fault.is_some());
+        }
+        Err(match (after.fault, after.rank) {
+            (Some(ExchangeFault::Payload { layer }), Some(rank)) => {
+                assert!(!matches!(self.members[layer].setting, Setting::Dense | Setting::PowerSgd(_)));
+                assert!(self.gradients.bytes().iter().all(|&byte| byte == 0), "means, though a payload is broken");
+                Error::PeerMessage { rank, code: 0 }
+            }
+            (Some(ExchangeFault::NonFinite { layer, index }), _) => {
+                let value = self.value(&gradients[layer], layer, index);
+                Error::Core(CoreError::NonFinite { index, value })
+            }
+            (Some(_), _) => Error::Core(CoreError::Overflow { what: "" }),
+            (None, Some(rank)) if rank != moment.rank => Error::Peer { rank, code: 0 },
+            (None, rank) => panic!("rank {}: {rank:?} is at fault, but with nothing", moment.rank),
+        })
+    }
+
+    fn message(&self, message: &[u8]) -> (bool, Vec<u8>) {
+        read(&parts(&self.members, Self::ROUTE, self.world(), 0), message)
+    }
+
+    fn message_for(&self, owner: u32, message: &[u8]) -> (bool, Vec<u8>) {
+        read(&parts(&self.members, Self::ROUTE, self.world(), owner), message)
+    }
+
+    fn place_of(&self, byte: usize) -> usize {
+        // Those of damaged messages are two.
+        place_of(&parts(&self.members, Self::ROUTE, 2, 0), byte)
+    }
+
+    /// Whose value is too large for what is left unsaid, and so is what is wrong with another rank, of which there is one, unless it
+    /// is its payload.
+    fn tells(error: &Error) -> String {
+        match error {
+            Error::Core(CoreError::Overflow { .. } | CoreError::ElementOverflow { .. }) => "too large".into(),
+            Error::Peer { .. } | Error::PeerPlan { .. } => "another rank".into(),
+            Error::PeerMessage { rank, .. } => format!("a payload of rank {rank}"),
+            other => format!("{other:?}"),
+        }
+    }
+
+    fn means(&mut self) -> Vec<Vec<u8>> {
+        let rank = self.made.as_ref().unwrap().2.stream.rank as usize;
+        let shards = shards(&self.members, Self::ROUTE, self.world());
+        let bytes = self.gradients.bytes();
+        let mut rest = &bytes[..];
+        let cut = |(member, shards): (&Member, &Vec<u64>)| {
+            let (len, bytes) = (member.shape.elements(), member.dtype.bytes());
+            let end = |rank: usize| shards.get(rank).map_or(len, |&end| end as usize);
+            let start = if SHARDED && rank > 0 { end(rank - 1) } else { 0 };
+            rest.split_off(..len * bytes).unwrap()[bytes * start..bytes * end(rank)].to_vec()
+        };
+        self.members.iter().zip(&shards).map(cut).collect()
+    }
+
+    fn residuals(&mut self) -> Option<Vec<Vec<f32>>> {
+        let mut values = vec![0.0; self.members.iter().map(|member| member.shape.elements()).sum()];
+        let (bucket, ..) = self.made.as_ref().unwrap();
+        bucket.residuals(&mut self.cuda, &mut values).unwrap();
+        let mut rest = &values[..];
+        let cut = |member: &Member| rest.split_off(..member.shape.elements()).unwrap().to_vec();
+        Some(self.members.iter().map(cut).collect())
+    }
+}

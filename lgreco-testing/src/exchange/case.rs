@@ -1,0 +1,238 @@
+//! A bucket and what every worker brings to it, exchanged in the host's memory and on a device.
+
+use super::device::Device;
+use super::{STALE, bits};
+use lgreco_train::Error;
+use lgreco_train::compress::Setting;
+use lgreco_train::compress::powersgd::effective_rank;
+use lgreco_train::exchange::threads::{self, ThreadCollective};
+use lgreco_train::exchange::{
+    Agreement, Collective, Flight, Host, Layer, Moment, Request, Round, Route, Spec, workspace_len,
+};
+use lgreco_train::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
+
+/// A bucket and what every worker brings to it.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// The layers.
+    pub layers: Vec<(Setting, Shape)>,
+    /// Values by worker and layer.
+    pub gradients: Vec<Vec<Vec<f32>>>,
+    /// How payloads travel.
+    pub route: Route,
+    /// How sums do.
+    pub reduce_dtype: Dtype,
+    /// Seed of the run.
+    pub seed: u64,
+    /// Optimiser step.
+    pub step: u32,
+}
+
+/// What a worker gets, by layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// The mean.
+    pub mean: Vec<Vec<f32>>,
+    /// Its own contribution.
+    pub own: Vec<Vec<f32>>,
+    /// PowerSGD's factors for the next step.
+    pub factors: Vec<Vec<f32>>,
+}
+
+impl Outcome {
+    pub(super) fn bits(&self) -> Vec<u32> {
+        [&self.mean, &self.own, &self.factors].into_iter().flatten().flat_map(|values| bits(values)).collect()
+    }
+}
+
+impl Case {
+    /// Number of workers.
+    pub fn world(&self) -> u32 {
+        self.gradients.len() as u32
+    }
+
+    fn zeros(&self) -> Vec<Vec<f32>> {
+        self.layers.iter().map(|(_, shape)| vec![0.0; shape.elements()]).collect()
+    }
+
+    /// Warm-start factors of a cold start.
+    fn cold(&self) -> Vec<Vec<f32>> {
+        let zeros = self.layers.iter().map(|(setting, shape)| match setting {
+            Setting::PowerSgd(c) => vec![0.0; shape.cols() * effective_rank(*shape, c.rank)],
+            _ => vec![],
+        });
+        zeros.collect()
+    }
+
+    fn moment(&self, rank: u32) -> Moment {
+        let (world_size, route, seed, step) = (self.world(), self.route, self.seed, self.step);
+        Moment { rank, world_size, route, reduce_dtype: self.reduce_dtype, seed, step, terms: 0 }
+    }
+
+    fn words(&self, shards: &[Vec<u64>]) -> Result<usize, Error> {
+        workspace_len(self.specs(shards).into_iter(), self.route, self.world())
+    }
+
+    /// Where shards end, by layer: by turns rows in equal chunks, as FSDP has them, equal ranges of the flat bucket, as
+    /// ZeRO, and the whole layer for the last rank.
+    pub fn shards(&self) -> Vec<Vec<u64>> {
+        let world = u64::from(self.world());
+        let all: u64 = self.layers.iter().map(|(_, shape)| shape.elements() as u64).sum();
+        let mut first = 0;
+        let ends = self.layers.iter().enumerate().map(|(layer, (_, shape))| {
+            let (elements, rows) = (shape.elements() as u64, shape.rows() as u64);
+            let before = first;
+            first += elements;
+            let end = |rank: u64| match (layer as u64 + self.seed) % 3 {
+                0 => (rows.div_ceil(world) * (rank + 1)).min(rows) * shape.cols() as u64,
+                1 => (all * (rank + 1) / world).saturating_sub(before).min(elements),
+                _ if rank + 1 == world => elements,
+                _ => 0,
+            };
+            (0..world).map(end).collect()
+        });
+        ends.collect()
+    }
+
+    fn specs<'a>(&self, shards: &'a [Vec<u64>]) -> Vec<Spec<'a>> {
+        let layers = (0..).zip(&self.layers).zip(shards);
+        let spec = |((index, &(setting, shape)), shards): ((u32, &(Setting, Shape)), &'a Vec<u64>)| {
+            let shards = if self.route == Route::Sharded { &shards[..] } else { &[] };
+            Spec { index, setting, shape, dtype: Dtype::F32, shards }
+        };
+        layers.map(spec).collect()
+    }
+
+    /// Room for a rank's means.
+    fn means(&self, specs: &[Spec<'_>], rank: u32) -> Vec<Vec<f32>> {
+        let len = |spec: &Spec<'_>| match self.route {
+            Route::Sharded => spec.shard(rank).len(),
+            _ => spec.shape.elements(),
+        };
+        specs.iter().map(|spec| vec![0.0; len(spec)]).collect()
+    }
+
+    /// By shards: every rank gets all ranks' means.
+    pub(super) fn assembled(&self, mut outcomes: Vec<Result<Outcome, Error>>) -> Vec<Result<Outcome, Error>> {
+        if self.route == Route::Sharded && outcomes.iter().all(Result::is_ok) {
+            let all = || outcomes.iter().flatten();
+            let mean = |layer: usize| all().flat_map(|outcome| outcome.mean[layer].iter().copied()).collect();
+            let means: Vec<Vec<f32>> = (0..self.layers.len()).map(mean).collect();
+            outcomes.iter_mut().flatten().for_each(|outcome| outcome.mean = means.clone());
+        }
+        outcomes
+    }
+
+    /// The exchange as `collective`'s rank sees it, from the warm-start factors `factors` (none: a cold start).
+    ///
+    /// # Panics
+    /// When other collectives come than were announced, or of other sizes.
+    ///
+    /// # Errors
+    /// Those of [`Flight`].
+    pub fn exchange(&self, collective: &mut impl Collective, factors: Option<Vec<Vec<f32>>>) -> Result<Outcome, Error> {
+        let factors = factors.unwrap_or_else(|| self.cold());
+        let (rank, shards) = (collective.rank(), self.shards());
+        let specs = self.specs(&shards);
+        let mut outcome = Outcome { mean: self.means(&specs, rank), own: self.zeros(), factors };
+        let mut layers = Vec::new();
+        let buffers = outcome.mean.iter_mut().zip(&mut outcome.own).zip(&mut outcome.factors);
+        let gradients = &self.gradients[rank as usize];
+        for (((mean, own), factor), (&spec, values)) in buffers.zip(specs.iter().zip(gradients)) {
+            let Spec { index, setting, shape, shards, .. } = spec;
+            let gradient = Gradient::new(Values::F32(values), shape)?;
+            layers.push(Layer {
+                index,
+                setting,
+                gradient: gradient.into(),
+                fresh: None,
+                sent: 0,
+                late: None,
+                shards,
+                mean: ValuesMut::F32(mean),
+                own: Some(own),
+                factor,
+            });
+        }
+        let mut host = Host { layers: &mut layers, workspace: &mut vec![STALE; self.words(&shards)?] };
+        let mut flight = Flight::begin(&mut host, self.moment(rank), Agreement::Needed, None)?;
+        let announced: Vec<Round> = flight.program().rounds().map(|(_, round)| round).collect();
+        let mut announced = announced.into_iter();
+        while let Some(request) = flight.next(&mut host)? {
+            check_round(announced.next(), &request, self.world() as usize, rank as usize);
+            request.perform(collective)?;
+        }
+        assert_eq!(announced.next(), None, "a collective was announced that did not come");
+        Ok(outcome)
+    }
+
+    /// The same on a device, where nothing is done before the end unless the values decide lengths.
+    ///
+    /// # Panics
+    /// When the flight has waited for the device.
+    ///
+    /// # Errors
+    /// Those of [`Flight`].
+    pub fn exchange_on_device(&self, collective: &mut impl Collective) -> Result<Outcome, Error> {
+        let (rank, shards) = (collective.rank(), self.shards());
+        let (gradients, specs) = (&self.gradients[rank as usize], self.specs(&shards));
+        let (means, words) = (self.means(&specs, rank), self.words(&shards)?);
+        let mut device = Device::new(collective, specs, gradients, means, &self.cold(), words);
+        let mut flight = Flight::begin(&mut device, self.moment(rank), Agreement::Reached, None)?;
+        loop {
+            let (buffer, lens) = match flight.next(&mut device)? {
+                None => break,
+                Some(
+                    Request::AllReduceSum { values: buffer }
+                    | Request::AllReduceSumBf16 { values: buffer }
+                    | Request::AllGather { buffer }
+                    | Request::Broadcast { bytes: buffer, .. },
+                ) => (buffer, None),
+                Some(Request::AllGatherEach { lens, buffer }) => (buffer, Some(lens.to_vec())),
+                Some(Request::ReduceScatterSum { lens, values } | Request::ReduceScatterSumBf16 { lens, values }) => {
+                    (values, Some(lens.to_vec()))
+                }
+                Some(Request::AllToAll { send, send_lens, .. }) => (send, Some(send_lens.to_vec())),
+            };
+            let program = *flight.program();
+            device.enqueue(buffer, lens, &program);
+        }
+        assert!(device.waits == 0 || flight.program().layout.varies, "a flight has waited for its device");
+        let (mean, own, factors) = device.finish()?;
+        Ok(Outcome { mean, own, factors })
+    }
+
+    /// The exchange on threads, by rank. By shards, every rank's outcome has the means of all.
+    pub fn run(&self) -> Vec<Result<Outcome, Error>> {
+        self.assembled(threads::run(self.world(), |mut worker: ThreadCollective| self.exchange(&mut worker, None)))
+    }
+
+    /// The same on devices.
+    pub fn run_on_devices(&self) -> Vec<Result<Outcome, Error>> {
+        self.assembled(threads::run(self.world(), |mut worker| self.exchange_on_device(&mut worker)))
+    }
+}
+
+/// Asserts that a request is what was announced.
+fn check_round(announced: Option<Round>, request: &Request<'_>, world: usize, rank: usize) {
+    let round = match request {
+        Request::AllReduceSum { values } => Round::AllReduceSum { values: values.len() },
+        Request::AllReduceSumBf16 { values } => Round::AllReduceSumBf16 { values: values.len() },
+        Request::AllGather { buffer } => Round::AllGather { bytes: buffer.len() / world },
+        Request::Broadcast { bytes, .. } => Round::Broadcast { bytes: bytes.len() },
+        Request::AllToAll { send, received, .. } => Round::AllToAll { send: send.len(), received: received.len() },
+        Request::ReduceScatterSum { lens, values } => {
+            assert_eq!(lens.iter().sum::<u64>(), values.len() as u64);
+            Round::ReduceScatterSum { values: values.len(), own: lens[rank] as usize }
+        }
+        Request::ReduceScatterSumBf16 { lens, values } => {
+            assert_eq!(lens.iter().sum::<u64>(), values.len() as u64);
+            Round::ReduceScatterSumBf16 { values: values.len(), own: lens[rank] as usize }
+        }
+        Request::AllGatherEach { buffer, .. } => match announced {
+            Some(Round::AllGatherEach { bytes, exact: false }) if buffer.len() <= bytes => return,
+            _ => Round::AllGatherEach { bytes: buffer.len(), exact: true },
+        },
+    };
+    assert_eq!(announced, Some(round), "another collective was announced");
+}

@@ -1,0 +1,209 @@
+//! A device for tests: memory that the host cannot address, where nothing is done before it is waited for.
+
+use lgreco_train::Error;
+use lgreco_train::exchange::{Collective, Host, Layer, Op, Part, Program, Request, RequestOf, Slip, Space, Spec};
+use lgreco_train::gradient::{Dtype, Gradient, Values, ValuesMut};
+
+/// A part's memory on a device: a name, which says nothing of where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handle(Part);
+
+/// One rank's device: a stream of ops and collectives that are done in order, but not before somebody waits for them.
+/// Its kernels are the host's ops, so that what is compared with the host is what a flight asks of a device, not
+/// arithmetic.
+pub struct Device<'c, C> {
+    /// What collectives on the device's memory are made with.
+    collective: &'c mut C,
+    stream: Vec<Enqueued>,
+    /// How often somebody has waited.
+    pub waits: u32,
+    specs: Vec<Spec<'c>>,
+    memory: Memory,
+    /// Lengths of messages, on the host: of those sent, and of those received.
+    lens: [Vec<u64>; 2],
+}
+
+enum Enqueued {
+    Op(Op, Program),
+    Collective(Part, Option<Vec<u64>>, Program),
+}
+
+/// What the host does not see.
+struct Memory {
+    gradients: Vec<Vec<f32>>,
+    means: Vec<Vec<f32>>,
+    own: Vec<Vec<f32>>,
+    factors: Vec<Vec<f32>>,
+    workspace: Vec<u64>,
+    /// What has gone wrong.
+    status: Option<Error>,
+}
+
+impl Memory {
+    /// Calls `work` with what the kernels see.
+    fn with<T>(&mut self, specs: &[Spec<'_>], work: impl FnOnce(&mut Host<'_, '_>) -> T) -> Result<T, Error> {
+        let Memory { gradients, means, own, factors, workspace, .. } = self;
+        let mut layers = Vec::new();
+        let buffers = means.iter_mut().zip(own).zip(factors);
+        for ((&Spec { index, setting, shape, shards, .. }, values), ((mean, own), factor)) in
+            specs.iter().zip(gradients).zip(buffers)
+        {
+            let gradient = Gradient::new(Values::F32(values), shape)?.into();
+            let own = Some(&mut own[..]);
+            layers.push(Layer {
+                index,
+                setting,
+                gradient,
+                fresh: None,
+                sent: 0,
+                late: None,
+                shards,
+                mean: ValuesMut::F32(mean),
+                own,
+                factor,
+            });
+        }
+        Ok(work(&mut Host { layers: &mut layers, workspace }))
+    }
+}
+
+impl<'c, C: Collective> Device<'c, C> {
+    /// A device with these layers, whose gradients and warm-start factors are uploaded, room for means, and as many
+    /// words of workspace.
+    pub fn new(
+        collective: &'c mut C,
+        specs: Vec<Spec<'c>>,
+        gradients: &[Vec<f32>],
+        means: Vec<Vec<f32>>,
+        factors: &[Vec<f32>],
+        words: usize,
+    ) -> Device<'c, C> {
+        let own = gradients.iter().map(|values| vec![0.0; values.len()]).collect();
+        let (gradients, factors) = (gradients.to_vec(), factors.to_vec());
+        let memory = Memory { means, own, gradients, factors, workspace: vec![super::STALE; words], status: None };
+        let world = collective.world_size() as usize;
+        Device { collective, stream: vec![], waits: 0, specs, memory, lens: [vec![0; world], vec![0; world]] }
+    }
+
+    /// Makes a collective on the device's memory follow what is enqueued, with these lengths of what ranks send.
+    pub fn enqueue(&mut self, Handle(part): Handle, lens: Option<Vec<u64>>, program: &Program) {
+        self.stream.push(Enqueued::Collective(part, lens, *program));
+    }
+
+    /// Waits until all that is enqueued is done.
+    fn wait(&mut self) -> Result<Option<Error>, Error> {
+        self.waits += 1;
+        for enqueued in core::mem::take(&mut self.stream) {
+            let memory = &mut self.memory;
+            match enqueued {
+                Enqueued::Collective(part, lens, program) => {
+                    let (specs, collective) = (&self.specs, &mut *self.collective);
+                    memory.with(specs, |host| {
+                        let request = host.request(part, &program)?;
+                        if let Request::AllGatherEach { lens: there, .. }
+                        | Request::AllToAll { send_lens: there, .. }
+                        | Request::ReduceScatterSum { lens: there, .. }
+                        | Request::ReduceScatterSumBf16 { lens: there, .. } = request
+                        {
+                            assert_eq!(lens.as_deref(), Some(there), "the host was told other lengths");
+                        }
+                        request.perform(collective).map_err(Error::from)
+                    })??;
+                }
+                Enqueued::Op(op, program) => {
+                    let status = memory.status;
+                    memory.status = match op {
+                        Op::PutSlip { part, slip } => {
+                            let code = status.map_or(slip.code, |error| error.code().into());
+                            let op = Op::PutSlip { part, slip: Slip { code, ..slip } };
+                            memory.with(&self.specs, |host| host.run(op, &program))??;
+                            status
+                        }
+                        Op::Judge { part, own } => {
+                            let op = Op::Judge { part, own: status.or(own) };
+                            memory.with(&self.specs, |host| host.run(op, &program))?.err()
+                        }
+                        _ if status.is_some() => status,
+                        op => memory.with(&self.specs, |host| host.run(op, &program))?.err(),
+                    };
+                }
+            }
+        }
+        Ok(self.memory.status)
+    }
+
+    /// Waits, and downloads means, contributions and factors.
+    ///
+    /// # Errors
+    /// What has gone wrong on the device.
+    #[expect(clippy::type_complexity, reason = "three lists, named where they are taken apart")]
+    pub fn finish(&mut self) -> Result<(Vec<Vec<f32>>, Vec<Vec<f32>>, Vec<Vec<f32>>), Error> {
+        match self.wait()? {
+            Some(error) => Err(error),
+            None => Ok((self.memory.means.clone(), self.memory.own.clone(), self.memory.factors.clone())),
+        }
+    }
+}
+
+impl<C: Collective> Space for Device<'_, C> {
+    type Values<'a>
+        = Handle
+    where
+        Self: 'a;
+    type Halves<'a>
+        = Handle
+    where
+        Self: 'a;
+    type Bytes<'a>
+        = Handle
+    where
+        Self: 'a;
+
+    fn layers(&self) -> impl Iterator<Item = Spec<'_>> + Clone {
+        self.specs.iter().copied()
+    }
+
+    fn check(&self, _: &Program) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn run(&mut self, op: Op, program: &Program) -> Result<(), Error> {
+        self.stream.push(Enqueued::Op(op, *program));
+        if !matches!(op, Op::Judge { part: Part::Greetings, .. }) {
+            return Ok(());
+        }
+        let status = self.wait()?;
+        // The greetings, read by the kernel, begin the workspace.
+        let Device { lens: [lens, _], memory, .. } = self;
+        lens.iter_mut().zip(&memory.workspace).for_each(|(to, &len)| *to = len);
+        status.map_or(Ok(()), Err)
+    }
+
+    fn request(&mut self, part: Part, program: &Program) -> Result<RequestOf<'_, Self>, Error> {
+        let [lens, received] = &mut self.lens;
+        if matches!(part, Part::Pieces | Part::Means | Part::Shards | Part::ShardPayloads) {
+            let own = program.moment.rank as usize;
+            for (owner, len) in lens.iter_mut().enumerate() {
+                *len = program.part_len(part, self.specs.iter().copied(), owner as u32)? as u64;
+            }
+            if matches!(part, Part::Pieces | Part::ShardPayloads) {
+                received.fill(lens[own]);
+                (lens[own], received[own]) = (0, 0);
+            }
+        }
+        let (buffer, half) = (Handle(part), program.moment.reduce_dtype == Dtype::Bf16);
+        Ok(match part {
+            Part::Greetings => Request::AllGather { buffer },
+            Part::Positions => Request::Broadcast { root: program.moment.leader(), bytes: buffer },
+            Part::Sums | Part::Factors if half => Request::AllReduceSumBf16 { values: buffer },
+            Part::Sums | Part::Factors => Request::AllReduceSum { values: buffer },
+            Part::Payloads if !program.layout.varies => Request::AllGather { buffer },
+            Part::Payloads | Part::Means => Request::AllGatherEach { lens, buffer },
+            Part::Shards if half => Request::ReduceScatterSumBf16 { lens, values: buffer },
+            Part::Shards => Request::ReduceScatterSum { lens, values: buffer },
+            Part::Pieces | Part::ShardPayloads => {
+                Request::AllToAll { send: buffer, send_lens: lens, received: buffer, received_lens: received }
+            }
+        })
+    }
+}

@@ -1,0 +1,104 @@
+//! What a space other than the host's must have in common with it: the same bits, but of PowerSGD's factors and their products,
+//! which each space adds up in an order of its own, nearly the same values.
+
+use super::members::{Member, factor_lens, is_near};
+use super::network::{Content, Sent};
+use lgreco_train::compress::Setting;
+use lgreco_train::exchange::Slip;
+use lgreco_train::gradient::{Bf16, Dtype, Element, F16};
+
+/// How far values may be apart, as a part of the norm of all.
+const APART: f64 = 1e-4;
+/// The same where some of them may be rounded to the other of two neighbours in 16 bits.
+const ROUNDED: f64 = 1.0 / 256.0;
+
+/// Values of a type, as f32.
+pub(super) fn widened(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
+    let halves = || bytes.as_chunks().0.iter().map(|&half| u16::from_le_bytes(half));
+    match dtype {
+        Dtype::F32 => bytes.as_chunks().0.iter().map(|&value| f32::from_le_bytes(value)).collect(),
+        Dtype::F16 => halves().map(|half| F16(half).to_f32()).collect(),
+        Dtype::Bf16 => halves().map(|half| Bf16(half).to_f32()).collect(),
+    }
+}
+
+fn norm(values: impl Iterator<Item = f32>) -> f64 {
+    f64::sqrt(values.map(|x| f64::from(x) * f64::from(x)).sum())
+}
+
+/// Asserts that values are nearly the expected ones, as part of their norm and that of `others`, of whose rounding they come.
+///
+/// # Panics
+/// When they are not.
+pub(super) fn near(found: &[f32], expected: &[f32], others: &[f32], dtypes: [Dtype; 2], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let apart = norm(found.iter().zip(expected).map(|(a, b)| a - b));
+    let all = norm(expected.iter().copied()).max(norm(others.iter().copied()));
+    let allowed = if dtypes == [Dtype::F32; 2] { APART } else { ROUNDED };
+    assert!(apart <= allowed * all, "{what}: {apart:e} of {all:e} apart");
+}
+
+/// Asserts that ranks with factors have sent nearly the same; fingerprints differ, which have the factors in them.
+///
+/// # Panics
+/// When they have not.
+pub(super) fn near_sent(members: &[Member], found: &[Sent], expected: &[Sent], reduce_dtype: Dtype, what: &str) {
+    let mut sums = 0;
+    for (found, expected) in found.iter().zip(expected) {
+        let (call, len) = (expected.call, expected.bytes.len());
+        assert_eq!((found.call, found.bytes.len()), (call, len), "{what}: another collective");
+        if call == "all-gather" {
+            let code = |sent: &Sent| Slip::read(&sent.bytes).code;
+            assert_eq!(code(found), code(expected), "{what}: another code");
+            assert!(found.bytes[Slip::LEN..] == expected.bytes[Slip::LEN..], "{what}: other bytes, {call}");
+            continue;
+        }
+        near_sums(members, sums, [&found.bytes, &expected.bytes], reduce_dtype, &format!("{what}, {call}"));
+        sums += 1;
+    }
+    assert_eq!(sums, 2, "{what}: sums");
+}
+
+/// The same of what they have sent without what ranks agree on.
+///
+/// # Panics
+/// When they have not.
+pub(super) fn near_contents(
+    members: &[Member],
+    found: &[Content],
+    expected: &[Content],
+    reduce_dtype: Dtype,
+    what: &str,
+) {
+    let mut sums = 0;
+    for (found, expected) in found.iter().zip(expected) {
+        let call = expected.call;
+        assert_eq!((found.call, found.fares_well), (call, expected.fares_well), "{what}: another collective");
+        if call == "all-gather" {
+            assert!(found.bytes == expected.bytes, "{what}: other bytes, {call}");
+            continue;
+        }
+        near_sums(members, sums, [&found.bytes, &expected.bytes], reduce_dtype, &format!("{what}, {call}"));
+        sums += 1;
+    }
+    assert_eq!(sums, 2, "{what}: sums");
+}
+
+/// The same of the values of a sum, the first or the second.
+fn near_sums(members: &[Member], number: usize, sent: [&[u8]; 2], reduce_dtype: Dtype, what: &str) {
+    let [found, expected] = sent.map(|bytes| widened(reduce_dtype, bytes));
+    let mut at = 0;
+    for member in members {
+        let len = match member.setting {
+            Setting::Dense if number == 0 => member.shape.elements(),
+            _ => factor_lens(member)[number],
+        };
+        let [found, expected] = [&found, &expected].map(|values| &values[at..at + len]);
+        if is_near(member) {
+            near(found, expected, &[], [Dtype::F32, reduce_dtype], &format!("{what}: factor {number}"));
+        } else {
+            assert!(super::bits(found) == super::bits(expected), "{what}: other values");
+        }
+        at += len;
+    }
+}

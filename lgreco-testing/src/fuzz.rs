@@ -1,0 +1,142 @@
+//! One check per fuzz target: any bytes become an instance, and its properties are asserted.
+//!
+//! Plain tests replay committed bytes through the same functions.
+
+use super::tables::Instance;
+use super::{adacomp, loco, oracle, plans, powersgd, qsgd, quantised_topk, topk};
+use lgreco_core::Error;
+use lgreco_core::compress::dense::Dense;
+use lgreco_core::compress::powersgd::PowerSgd;
+use lgreco_core::compress::wire::Payload;
+use lgreco_core::compress::{Compressor, decode, stated_len};
+use lgreco_core::gradient::{Bf16, Element, F16, Gradient, Shape, Values};
+use lgreco_core::plan::exact::Limits;
+use lgreco_core::rng::Stream;
+
+/// The solvers on one table: what all of them promise, or what dynamic programming does, or that trying every plan finds
+/// none better than the exact one. Which of these, the number of bytes says.
+///
+/// # Panics
+/// When the property does not hold.
+pub fn planner(bytes: &[u8]) {
+    let instance = Instance::from_bytes(bytes, 5, 5);
+    let against_all = |states| {
+        let table = instance.table();
+        for limit in instance.limits() {
+            oracle::check_against(&table, limit, Limits { states }, oracle::exhaustive(&table, limit));
+        }
+    };
+    match bytes.len() % 8 {
+        0 => plans::check_solvers(&instance),
+        1 => plans::check_dp(&instance, 1),
+        2 => plans::check_dp(&instance, 2 + bytes.len() as u32 % 100),
+        3 => against_all(1 << 12),
+        4 | 5 => against_all(16),
+        _ => against_all(0),
+    }
+}
+
+/// Elements of a payload that is decoded.
+const MOST_ELEMENTS: usize = 1 << 12;
+
+/// The payload parsers: any bytes decode to finite values or are refused, and only into as many values as the header
+/// states.
+///
+/// # Panics
+/// When a property does not hold.
+pub fn payload(bytes: &[u8]) {
+    if Payload::parse(bytes).is_ok_and(|payload| payload.header.shape.elements() > MOST_ELEMENTS) {
+        return assert!(decode(bytes, &mut []).is_err());
+    }
+    qsgd::check_payload(bytes);
+    topk::check_payload(bytes);
+    adacomp::check_payload(bytes);
+    loco::check_payload(bytes);
+    quantised_topk::check_payload(bytes);
+    powersgd::check_hostile(bytes);
+    let Ok(payload) = Payload::parse(bytes) else {
+        return assert!(decode(bytes, &mut []).is_err());
+    };
+    let mut values = vec![f32::NAN; payload.header.shape.elements()];
+    if let Ok(header) = decode(bytes, &mut values) {
+        assert_eq!(header, payload.header);
+        assert_eq!(stated_len(bytes), Ok(bytes.len()), "the header states the length");
+        assert!(values.iter().all(|value| value.is_finite()));
+        assert!(matches!(decode(&bytes[..bytes.len() - 1], &mut values), Err(Error::Length { .. })));
+    }
+    values.push(0.0);
+    assert!(decode(bytes, &mut values).is_err());
+}
+
+/// Dense payloads of any bit patterns in each element type: exact values back, or the first that is not finite named.
+///
+/// # Panics
+/// When a property does not hold.
+pub fn dense(bytes: &[u8]) {
+    let single: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+    let words = || bytes.as_chunks::<2>().0.iter().map(|&bytes| u16::from_le_bytes(bytes));
+    let (half, brain): (Vec<F16>, Vec<Bf16>) = (words().map(F16).collect(), words().map(Bf16).collect());
+    dense_round_trip(Values::F32(&single), &single);
+    dense_round_trip(Values::F16(&half), &half.iter().map(|value| value.to_f32()).collect::<Vec<_>>());
+    dense_round_trip(Values::Bf16(&brain), &brain.iter().map(|value| value.to_f32()).collect::<Vec<_>>());
+}
+
+fn dense_round_trip(values: Values<'_>, expected: &[f32]) {
+    let shape = Shape::new(expected.len(), 1).expect("few elements");
+    let gradient = Gradient::new(values, shape).expect("as many values as elements");
+    let mut payload = vec![0xa5; Dense.payload_len(shape, values.dtype()).expect("any shape has a size")];
+    let result = Dense.encode(&gradient, Stream::default(), &mut [], &mut payload);
+    if let Some(offender) = expected.iter().position(|value| !value.is_finite()) {
+        return assert!(matches!(result, Err(Error::NonFinite { index, .. }) if index == offender));
+    }
+    assert_eq!(result, Ok(payload.len()));
+    let mut decoded = vec![f32::NAN; expected.len()];
+    decode(&payload, &mut decoded).expect("our payload");
+    assert!(decoded.iter().zip(expected).all(|(found, expected)| found.to_bits() == expected.to_bits()));
+}
+
+/// TopK on any bit patterns: against a full sort, in one element type and kept type, at several k.
+///
+/// # Panics
+/// When a property does not hold.
+pub fn topk(bytes: &[u8]) {
+    let Some((&[a, b], rest)) = bytes.split_first_chunk::<2>() else { return };
+    let bits: Vec<u32> = rest.as_chunks::<4>().0.iter().take(300).map(|&bytes| u32::from_le_bytes(bytes)).collect();
+    let len = bits.len() as u32;
+    match len {
+        0 => topk::check_all_types(&bits, &[0]),
+        _ => {
+            let types = (usize::from(a) / 3 + 3 * (usize::from(b) % 3)) % 9;
+            topk::check_types(&bits, &[1 + u32::from(a) % len, 1 + u32::from(b) % len, len], types);
+        }
+    }
+}
+
+/// PowerSGD on small integer matrices, scaled by any power of two from 2^-100 to 2^100, with zero and dependent columns
+/// where the bytes run out. One of: the row is that of real encodes; ranks nest; the public steps make the same payload;
+/// zeros, and nothing else, stay zeros.
+///
+/// # Panics
+/// When the property does not hold.
+pub fn powersgd(bytes: &[u8]) {
+    let Some((&[rows, cols, exponent, options], rest)) = bytes.split_first_chunk::<4>() else { return };
+    let shape = Shape::new(usize::from(rows % 14), usize::from(cols % 14)).expect("a small matrix");
+    let scale = f32::from_bits((27 + u32::from(exponent) % 201) << 23);
+    let mut bytes = rest.iter().copied();
+    let values: Vec<f32> = (0..shape.elements()).map(|_| f32::from(bytes.next().unwrap_or(0) as i8) * scale).collect();
+    let gradient = powersgd::gradient(&values, shape);
+    let (iterations, rank) = (1 + u32::from(options) % 5, 1 + u32::from(options / 5) % 16);
+    let stream = Stream { seed: u64::from(options), ..Stream::default() };
+    match rows / 14 % 4 {
+        0 => powersgd::check_row(&gradient, &[rank, 1 + rank / 2], iterations, stream),
+        1 => powersgd::check_nested(&gradient, 1 + rank / 2, rank, iterations, stream),
+        2 => powersgd::check_steps(&gradient, rank, stream),
+        _ => {
+            let trip = powersgd::round_trip(&gradient, PowerSgd { rank, iterations }, stream);
+            let decoded = trip.expect("a finite gradient").decoded;
+            assert!(decoded.iter().all(|value| value.is_finite()));
+            let is_zero = |values: &[f32]| values.iter().all(|&value| value == 0.0);
+            assert_eq!(is_zero(&decoded), is_zero(&values));
+        }
+    }
+}

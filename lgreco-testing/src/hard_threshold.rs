@@ -1,0 +1,127 @@
+//! Hard thresholds against their textbook: a comparison per element.
+
+use super::topk::{DTYPES, STALE, bits, check_payload, rounded, same_error, widened, with_values};
+use lgreco_core::Error;
+use lgreco_core::compress::hard_threshold::{self, HardThreshold};
+use lgreco_core::compress::topk::TopK;
+use lgreco_core::compress::{Compressor, decode, stated_len};
+use lgreco_core::gradient::{Dtype, Gradient, Shape};
+use lgreco_core::internal::num::Sum;
+use lgreco_core::rng::Stream;
+
+/// Bytes of a payload with `count` of `elements`: TopK's.
+pub(super) fn payload_len(count: usize, elements: usize, dtype: Dtype) -> usize {
+    if count == 0 {
+        return 16;
+    }
+    let top = TopK { keep: count as u32, values: dtype };
+    top.payload_len(Shape::new(elements, 1).unwrap(), dtype).unwrap()
+}
+
+/// What decoding must give and the length of the payload, or the error that encoding must give.
+pub fn expected(values: &[f32], hard: HardThreshold) -> Result<(Vec<f32>, usize), Error> {
+    if let Some(index) = values.iter().position(|x| !x.is_finite()) {
+        return Err(Error::NonFinite { index, value: values[index] });
+    }
+    let mut sent: Vec<bool> = values.iter().map(|x| x.abs() >= hard.lambda).collect();
+    let count = sent.iter().filter(|&&sent| sent).count();
+    let mut len = payload_len(count, values.len(), hard.values);
+    let all = 16 + values.len() * hard.values.bytes();
+    if len > all {
+        sent.fill(true);
+        len = all;
+    }
+    let mut decoded = vec![0.0; values.len()];
+    for index in (0..values.len()).filter(|&i| sent[i]) {
+        decoded[index] = rounded(values[index], hard.values);
+        if decoded[index].is_infinite() {
+            return Err(Error::ElementOverflow { index, value: values[index] });
+        }
+    }
+    Ok((decoded, len))
+}
+
+/// ‖values − decoded‖², summed from the smallest term on.
+pub(super) fn squared_error(values: &[f32], decoded: &[f32]) -> f64 {
+    let mut squares: Vec<f64> = values.iter().zip(decoded).map(|(&x, &y)| x as f64 - y as f64).map(|d| d * d).collect();
+    squares.sort_unstable_by(f64::total_cmp);
+    squares.into_iter().collect::<Sum>().value()
+}
+
+/// Asserts that `hard` sends exactly what reaches its λ (everything, where that is shorter), in no more than the
+/// predicted bytes, whatever workspace and payload held before, and that the row of `lambdas` is the error and the length
+/// of what each of them sends.
+///
+/// # Panics
+/// When it does not.
+pub fn check(gradient: &Gradient<'_>, dtype: Dtype, lambdas: &[f32]) {
+    let values = widened(gradient);
+    let (shape, own) = (gradient.shape(), gradient.values().dtype());
+    let mut wanted = Vec::new();
+    for &lambda in lambdas {
+        let hard = HardThreshold { lambda, values: dtype };
+        let most = hard.payload_len(shape, own).unwrap();
+        let mut workspace = vec![STALE; hard.encode_workspace_len(shape, own)];
+        let mut payload = vec![0xc3; most + 5];
+        let written = hard.encode(gradient, Stream::default(), &mut workspace, &mut payload[..most]);
+        let (len, decoded) = match (written, expected(&values, hard)) {
+            (Ok(written), Ok((decoded, len))) => {
+                assert_eq!(written, len, "payload bytes, {hard:?}");
+                (len, decoded)
+            }
+            (Err(found), Err(expected)) => {
+                assert!(same_error(found, expected), "{found}, expected {expected}");
+                continue;
+            }
+            (found, expected) => panic!("encode gives {found:?}, expected {expected:?}"),
+        };
+        assert!(payload[len..].iter().all(|&byte| byte == 0xc3), "bytes beyond the payload are written");
+        assert_eq!(stated_len(&payload), Ok(len), "the header states the length");
+        let mut found = vec![f32::NAN; values.len()];
+        decode(&payload[..len], &mut found).unwrap();
+        assert_eq!(bits(&found), bits(&decoded), "decoded values");
+        check_payload(&payload[..len]);
+        wanted.push((lambda, squared_error(&values, &decoded), len));
+    }
+    let measure = |lambdas: &[f32]| {
+        let mut workspace = vec![STALE; hard_threshold::measure_workspace_len(lambdas.len())];
+        let (mut row, mut lens) = (vec![f64::NAN; lambdas.len()], vec![0; lambdas.len()]);
+        hard_threshold::measure(gradient, dtype, lambdas, &mut workspace, &mut row, &mut lens).map(|()| (row, lens))
+    };
+    let finite = values.iter().all(|x| x.is_finite());
+    assert_eq!(measure(lambdas).is_ok(), finite && wanted.len() == lambdas.len());
+    let good: Vec<f32> = wanted.iter().map(|&(lambda, ..)| lambda).collect();
+    let Ok((row, lens)) = measure(&good) else { return };
+    for ((lambda, error, len), (found, found_len)) in wanted.into_iter().zip(row.into_iter().zip(lens)) {
+        assert!((found - error).abs() <= 1e-11 * error, "lambda {lambda}: row {found}, decoded {error}");
+        assert_eq!(found_len, len, "lambda {lambda}");
+    }
+}
+
+/// Asserts [`check`] for each value type on `bits` read as f32, f16 and bf16.
+///
+/// # Panics
+/// When it does not hold.
+pub fn check_all_types(bits: &[u32], lambdas: &[f32]) {
+    (0..9).for_each(|types| check_types(bits, lambdas, types));
+}
+
+/// Asserts [`check`] on `bits` read as f32, f16 or bf16 by `types / 3`, with values sent as one of them by `types % 3`.
+fn check_types(bits: &[u32], lambdas: &[f32], types: usize) {
+    with_values(bits, DTYPES[types / 3], |gradient| check(gradient, DTYPES[types % 3], lambdas));
+}
+
+/// Asserts [`check`] on an instance made of arbitrary bytes: the first words are thresholds, the others values, the first
+/// byte also chooses the types.
+///
+/// # Panics
+/// When it does not hold.
+pub fn check_bytes(bytes: &[u8]) {
+    let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().take(300).map(|&word| u32::from_le_bytes(word)).collect();
+    let (first, values) = words.split_at(words.len().min(3));
+    let lambdas = first.iter().map(|word| f32::from_bits(word & 0x7fff_ffff));
+    // A value as a threshold, so that something ties with it.
+    let tie = values.last().map(|word| f32::from_bits(word & 0x7fff_ffff));
+    let lambdas: Vec<f32> = lambdas.chain(tie).filter(|lambda| *lambda > 0.0 && lambda.is_finite()).collect();
+    check_types(values, &lambdas, bytes.first().map_or(0, |&byte| usize::from(byte % 9)));
+}

@@ -1,0 +1,138 @@
+//! Small runs, sound so far, of which states and messages are damaged.
+
+use crate::controller::{SETTINGS, sharded};
+use lgreco_train::compress::{Compressor, Setting};
+use lgreco_train::controller::{Accordion, Config, Controller, Feedback, Objective, Policy, Report, Tensor};
+use lgreco_train::exchange::{Collective, Route};
+use lgreco_train::feedback::{Residual, Storage};
+use lgreco_train::gradient::{Bf16, Dtype, Element, ValuesMut};
+use lgreco_train::plan::{Solver, dp, exact::Limits};
+use lgreco_train::rng::Stream;
+use lgreco_train::search::{Method, Search};
+use lgreco_train::{CoreError, Error};
+use std::sync::Arc;
+
+/// Shapes and element types.
+const LAYERS: [(&str, &[usize], Dtype); 3] =
+    [("weight", &[6, 4], Dtype::F32), ("half", &[4, 3], Dtype::Bf16), ("bias", &[5], Dtype::F32)];
+
+/// The layers, with shards if the configuration needs them.
+pub(super) fn model(config: &Config, world: u32) -> Vec<Tensor> {
+    let layers = LAYERS.map(|(name, dims, dtype)| Tensor::new(name, dims, dtype).expect("a small tensor")).into();
+    if config.route == Route::Sharded { sharded(layers, world) } else { layers }
+}
+
+/// Configurations that differ in what states and messages hold: every setting, every policy, every format of a residual,
+/// all routes, one bucket and several.
+pub(super) fn configs() -> Vec<Config> {
+    let accordion = Accordion::new(8.0, 4.0);
+    // Room for few states, which three layers do not need more of: clearing that of the default takes most of a run.
+    let exact = |accordion| Policy::LGreco { solver: Solver::Exact(Limits { states: 1 << 8 }), accordion };
+    let mut runs: Vec<(Method, Policy)> =
+        SETTINGS.iter().map(|&setting| (Method::Qsgd, Policy::Fixed(vec![setting; LAYERS.len()]))).collect();
+    runs.extend(Method::ALL.map(|method| (method, exact(None))));
+    runs.extend([
+        (Method::Hybrid, exact(Some(accordion))),
+        (Method::Hybrid, Policy::LGreco { solver: Solver::Dp { levels: dp::LEVELS / 100 }, accordion: None }),
+        (Method::Qsgd, Policy::Accordion(accordion)),
+        (Method::PowerSgd, Policy::KMeans { clusters: 2 }),
+        (Method::TopK, Policy::Uniform),
+        (Method::Qsgd, Policy::Uncompressed),
+    ]);
+    let residuals = [
+        Residual::CLASSIC,
+        Residual { gain: 0.5, reset_every: 3, storage: Storage::Bf16 },
+        Residual { gain: 0.2, reset_every: 0, storage: Storage::Int8 },
+    ];
+    let config = |(index, (method, policy)): (usize, (Method, Policy))| {
+        let mut search = Search::new(method);
+        (search.min_elements, search.seed) = (2, 3);
+        let mut config = Config::new(search);
+        config.policy = policy;
+        (config.schedule.warmup, config.schedule.period, config.schedule.window) = (2, 2, 2);
+        config.feedback = Feedback::always(residuals[index % 3]);
+        config.route = [Route::AllGather, Route::ScatterReduce, Route::Sharded][index / 2 % 3];
+        if let (Policy::Fixed(settings), Route::Sharded) = (&mut config.policy, config.route) {
+            settings
+                .iter_mut()
+                .filter(|setting| !setting.has_fixed_len())
+                .for_each(|setting| *setting = Setting::Dense);
+        }
+        config.bucket_bytes = [1 << 20, 100][index % 2];
+        config.metrics_every = index as u64 % 3;
+        if index % 5 >= 3 {
+            config.search.reduce_dtype = Dtype::Bf16;
+        }
+        if index % 4 == 1 {
+            config.objective = Objective::Seconds(Arc::new(|_, shape| 1e-9 * shape.elements() as f64));
+        }
+        config
+    };
+    runs.into_iter().enumerate().map(config).collect()
+}
+
+/// The gradients of a rank at a step.
+pub(super) struct Gradients([Vec<f32>; 2], Vec<Bf16>);
+
+impl Gradients {
+    pub(super) fn new(rank: u32, step: u32, scale: f32) -> Gradients {
+        let layer = |layer: u32, len: u64| {
+            let stream = Stream { seed: 3, step, layer, rank };
+            (0..len).map(|i| ((stream.word(i) >> 20) as f32 / 2048.0 - 1.0) * scale).collect::<Vec<f32>>()
+        };
+        Gradients([layer(0, 24), layer(2, 5)], layer(1, 12).iter().map(|&x| Bf16::from_f32(x)).collect())
+    }
+
+    /// A step at the learning rate of the step's number, which falls by half every three steps.
+    pub(super) fn step<C: Collective>(
+        &mut self,
+        controller: &mut Controller,
+        collective: &mut C,
+    ) -> Result<Report, Error> {
+        let rate = 1.0 / (1 << (controller.steps() / 3 % 32)) as f64;
+        let Gradients([weight, bias], half) = self;
+        let gradients = &mut [ValuesMut::F32(weight), ValuesMut::Bf16(half), ValuesMut::F32(bias)];
+        controller.step(collective, gradients, rate)
+    }
+
+    /// Records how long the step took: varying times, so that there is something to fit.
+    pub(super) fn record(&self, controller: &mut Controller) {
+        let seconds = 1e-3 * (1 + controller.steps() % 3) as f64;
+        if let Err(error) = controller.record_sync(&controller.bucket_bytes(), seconds) {
+            // The sums that were loaded are as large as they may be.
+            assert!(matches!(error, Error::Core(CoreError::Overflow { .. })), "{error}");
+        }
+    }
+
+    pub(super) fn values(&self) -> Vec<f32> {
+        let Gradients([weight, bias], half) = self;
+        weight.iter().copied().chain(half.iter().map(|x| x.to_f32())).chain(bias.iter().copied()).collect()
+    }
+
+    /// The values' bits. Asserts that they are finite.
+    pub(super) fn bits(&self) -> Vec<u32> {
+        let values = self.values();
+        assert!(values.iter().all(|x| x.is_finite()), "means that are not finite come back as good: {values:?}");
+        values.iter().map(|x| x.to_bits()).collect()
+    }
+}
+
+/// Counts of which a state may hold no more.
+const COUNT_LIMIT: u64 = 1 << 63;
+
+/// Asserts that what a controller saves is loaded by another, which then saves the same.
+pub(super) fn check_saves<C: Collective>(controller: &Controller, config: &Config, collective: &C) {
+    let saved = match controller.save() {
+        Ok(saved) => saved,
+        Err(error) => return assert!(matches!(error, Error::Core(CoreError::Overflow { .. })), "{error}"),
+    };
+    let mut twin = Controller::new(config.clone(), model(config, collective.world_size()), collective)
+        .expect("a sound configuration");
+    match twin.load(&saved, &[&saved]) {
+        Ok(_) => {}
+        // It was at the limit when it was loaded, and was added to.
+        Err(Error::Core(CoreError::SavedState { found: COUNT_LIMIT..0x8000_0000_0000_1000, .. })) => return,
+        Err(error) => panic!("what was just saved is refused: {error}"),
+    }
+    assert!(twin.save().as_ref() == Ok(&saved), "a state changes by being restored");
+}

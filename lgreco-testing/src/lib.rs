@@ -1,0 +1,41 @@
+//! Generators, oracles and property checks that tests, benches, fuzz targets and every backend share. Unpublished.
+//!
+//! Every `check_*` function panics when what it checks does not hold, and says what was found.
+//!
+//! The properties of lgreco-core and lgreco-train are tested here, in `tests/core` and `tests/train`. The unit tests of those
+//! crates are about private items, and do without this crate, which has other types than a crate that is compiled for its
+//! own unit tests.
+#![forbid(unsafe_code)]
+
+pub mod adacomp;
+pub mod backend;
+pub mod controller;
+#[cfg(feature = "json")]
+pub mod documents;
+pub mod exchange;
+pub mod feedback;
+#[cfg(feature = "json")]
+pub mod files;
+pub mod fuzz;
+pub mod golden;
+pub mod hard_threshold;
+pub mod hostile;
+pub mod loco;
+pub mod models;
+pub mod oracle;
+pub mod pipeline;
+pub mod plans;
+pub mod powersgd;
+pub mod qsgd;
+pub mod quantised_topk;
+pub mod residual;
+pub mod settings;
+pub mod sidco;
+pub mod tables;
+pub mod topk;
+
+/// Makes the checksum of a saved state right again, whatever its bytes are: of a controller, a memory, an end of a cut or
+/// a cut's setting, all of which end with it. What is behind the checksum is reached by this alone.
+pub fn reseal(bytes: &mut [u8]) {
+    lgreco_core::internal::checksum::seal(bytes);
+}

@@ -1,0 +1,108 @@
+//! LoCo's quantiser against its textbook in f64, and payloads read half a byte at a time.
+
+use super::hard_threshold::squared_error;
+use super::topk::{bits, same_error, widened};
+use lgreco_core::Error;
+use lgreco_core::compress::loco::{self, LoCo};
+use lgreco_core::compress::wire::{HEADER_LEN, Method, Payload};
+use lgreco_core::compress::{Compressor, decode};
+use lgreco_core::gradient::{Bf16, F16, Gradient, Shape, Values};
+use lgreco_core::rng::Stream;
+
+/// Asserts that every code is the whole number nearest to `8 x / M` (halves to even; within 2^-20 of halfway either), 7 at
+/// most, that it decodes to as many eighths of `M`, and that the row is the error of what is decoded.
+///
+/// # Panics
+/// When it does not.
+pub fn check(group: u32, gradient: &Gradient<'_>) {
+    let loco = LoCo { group };
+    let (values, shape) = (widened(gradient), gradient.shape());
+    let len = loco.payload_len(shape, gradient.values().dtype()).unwrap();
+    let mut payload = vec![0xc3; len + 5];
+    let written = loco.encode(gradient, Stream::default(), &mut [], &mut payload);
+    if let Some(index) = values.iter().position(|x| !x.is_finite()) {
+        return assert!(same_error(written.unwrap_err(), Error::NonFinite { index, value: values[index] }));
+    }
+    assert_eq!(written, Ok(len));
+    assert_eq!(payload.split_off(len), [0xc3; 5], "bytes beyond the payload are written");
+    let (scales, codes) = read(&payload).expect("our payload");
+    for (i, (&x, &code)) in values.iter().zip(&codes).enumerate() {
+        let start = i - i % group as usize;
+        let end = values.len().min(start + group as usize);
+        let largest = values[start..end].iter().fold(0.0f32, |a, x| a.max(x.abs()));
+        assert_eq!(scales[start / group as usize].to_bits(), largest.to_bits());
+        let exact = if largest > 0.0 { 8.0 * x as f64 / largest as f64 } else { 0.0 };
+        let off = (exact - code as f64).abs();
+        let halfway = (off - 0.5).abs() < 1e-6;
+        assert!(off <= 0.5 || halfway || (code == 7 && exact > 7.0), "{x} of {largest} is sent as {code}");
+        // Where eighths of M are f32 numbers there is no doubt which half is even.
+        if off == 0.5 && largest.to_bits() & 0x007f_ffff == 0 && code != 7 {
+            assert_eq!(code % 2, 0, "{x} of {largest} is sent as {code}");
+        }
+    }
+    let mut decoded = vec![f32::NAN; values.len()];
+    decode(&payload, &mut decoded).unwrap();
+    check_payload(&payload);
+    let mut row = [f64::NAN];
+    loco::measure(gradient, &[group], &mut row).unwrap();
+    let error = squared_error(&values, &decoded);
+    assert!((row[0] - error).abs() <= 1e-11 * error, "row {}, decoded {error}", row[0]);
+}
+
+/// Scales and codes; `None` for anything that is not exactly what an encoder may write.
+fn read(bytes: &[u8]) -> Option<(Vec<f32>, Vec<i32>)> {
+    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
+    let (group, elements) = (word(4), word(8) * word(12));
+    if group == 0 || bytes[3] != 0 || bytes.len() != HEADER_LEN + 4 * elements.div_ceil(group) + elements.div_ceil(2) {
+        return None;
+    }
+    let (scales, codes) = bytes[HEADER_LEN..].split_at(4 * elements.div_ceil(group));
+    let scales: Vec<f32> = scales.chunks(4).map(|scale| f32::from_le_bytes(scale.try_into().unwrap())).collect();
+    let half = |i: usize| (codes[i / 2] >> (4 * (i % 2)) & 15) as i32;
+    if elements % 2 == 1 && half(elements) != 0 || scales.iter().any(|x| !x.is_finite() || x.is_sign_negative()) {
+        return None;
+    }
+    Some((scales, (0..elements).map(half).map(|code| if code > 7 { code - 16 } else { code }).collect()))
+}
+
+/// Asserts that decoding `bytes` neither panics nor differs from reading them half a byte at a time: the same values, or
+/// both refuse. Payloads of other methods and of more than 2^20 elements are passed over.
+///
+/// # Panics
+/// When it does.
+pub fn check_payload(bytes: &[u8]) {
+    let Ok(payload) = Payload::parse(bytes) else { return };
+    let elements = payload.header.shape.elements();
+    if payload.header.method != Method::LoCo || elements > 1 << 20 {
+        return;
+    }
+    let mut decoded = vec![f32::NAN; elements];
+    match (loco::decode(&payload, &mut decoded), read(bytes)) {
+        (Ok(()), Some((scales, codes))) => {
+            let group = payload.header.parameter as usize;
+            let value = |i: usize| (codes[i] as f64 * scales[i / group] as f64 / 8.0) as f32;
+            let expected: Vec<f32> = (0..elements).map(value).collect();
+            assert!(decoded.iter().zip(&expected).all(|(a, b)| a == b), "{decoded:?}, expected {expected:?}");
+            assert!(bits(&decoded).iter().zip(bits(&expected)).all(|(a, b)| a << 1 == b << 1));
+        }
+        (Err(_), None) => {}
+        (result, expected) => panic!("decode gives {result:?}, read {expected:?}"),
+    }
+}
+
+/// Asserts [`check`] on instances made of arbitrary bytes: two choose the group, the others are values, in each type.
+///
+/// # Panics
+/// When it does not hold.
+pub fn check_bytes(bytes: &[u8]) {
+    let Some((choice, rest)) = bytes.split_first_chunk::<2>() else { return };
+    let group = 1 + u16::from_le_bytes(*choice) as u32 % 700;
+    let words: Vec<u32> = rest.as_chunks::<4>().0.iter().take(1200).map(|&word| u32::from_le_bytes(word)).collect();
+    let shape = Shape::new(words.len(), 1).unwrap();
+    let single: Vec<f32> = words.iter().map(|&b| f32::from_bits(b)).collect();
+    let half: Vec<F16> = words.iter().map(|&b| F16((b >> 16) as u16)).collect();
+    let brain: Vec<Bf16> = words.iter().map(|&b| Bf16((b >> 16) as u16)).collect();
+    for values in [Values::F32(&single), Values::F16(&half), Values::Bf16(&brain)] {
+        check(group, &Gradient::new(values, shape).unwrap());
+    }
+}

@@ -1,0 +1,51 @@
+//! What settings promise as text.
+
+use lgreco_core::compress::adacomp::AdaComp;
+use lgreco_core::compress::clt::CltK;
+use lgreco_core::compress::hard_threshold::HardThreshold;
+use lgreco_core::compress::loco::LoCo;
+use lgreco_core::compress::powersgd::PowerSgd;
+use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco_core::compress::quantised_topk::QuantisedTopK;
+use lgreco_core::compress::sidco::{Fit, Sidco};
+use lgreco_core::compress::topk::TopK;
+use lgreco_core::compress::{Compressor, Setting};
+use lgreco_core::gradient::{Dtype, Shape};
+
+/// Settings of every compressor, which together have each word that is not a default.
+pub const SETTINGS: [Setting; 12] = [
+    Setting::Dense,
+    Setting::Qsgd(Qsgd { bits: 4, bucket: 16, scale: Scale::MaxNorm, rounding: Rounding::Stochastic }),
+    Setting::TopK(TopK { keep: 3, values: Dtype::F32 }),
+    Setting::QuantisedTopK(QuantisedTopK { keep: 3, bits: 4 }),
+    Setting::PowerSgd(PowerSgd { rank: 2, iterations: 5 }),
+    Setting::CltK(CltK { keep: 3 }),
+    Setting::HardThreshold(HardThreshold { lambda: 0.75, values: Dtype::F16 }),
+    Setting::Sidco(Sidco { density: 0.1, fit: Fit::Pareto, stages: 2, values: Dtype::Bf16 }),
+    Setting::AdaComp(AdaComp { bin: 16 }),
+    Setting::LoCo(LoCo { group: 32 }),
+    Setting::Qsgd(Qsgd { bits: 1, bucket: 512, scale: Scale::MinMax, rounding: Rounding::Nearest }),
+    Setting::HardThreshold(HardThreshold { lambda: 1e-40, values: Dtype::F32 }),
+];
+
+/// Reads a text as a setting: refused with a reason, or written and read back to the same, and then one that compresses
+/// some tensor.
+///
+/// # Panics
+/// When that is not so.
+pub fn check_text(text: &str) {
+    match text.parse::<Setting>() {
+        Err(error) => assert!(!error.to_string().is_empty()),
+        Ok(setting) => {
+            assert_eq!(setting.to_string().parse(), Ok(setting), "{text}");
+            let elements = match setting {
+                Setting::TopK(TopK { keep, .. })
+                | Setting::QuantisedTopK(QuantisedTopK { keep, .. })
+                | Setting::CltK(CltK { keep }) => keep as usize,
+                _ => 1000,
+            };
+            let shape = Shape::new(1, elements).expect("below 2^32 elements");
+            setting.payload_len(shape, Dtype::F32).unwrap_or_else(|error| panic!("{text}: {error}"));
+        }
+    }
+}

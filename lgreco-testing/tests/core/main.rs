@@ -1,0 +1,31 @@
+//! The properties of lgreco-core.
+
+mod backend;
+#[cfg(feature = "json")]
+mod documents;
+#[cfg(feature = "json")]
+mod file;
+mod search;
+
+mod compress {
+    mod adacomp;
+    mod hard_threshold;
+    mod loco;
+    mod powersgd;
+    mod qsgd;
+    mod quantised_topk;
+    mod sidco;
+    mod text;
+    mod topk;
+}
+
+mod plan {
+    mod dp;
+    mod exact;
+    mod solve;
+
+    mod baseline {
+        mod global;
+        mod kmeans;
+    }
+}

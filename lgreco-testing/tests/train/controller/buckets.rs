@@ -1,0 +1,574 @@
+//! Buckets under way at the same time, against the blocking step.
+
+use super::*;
+use lgreco_testing::controller::sharded;
+use lgreco_train::compress::hard_threshold::HardThreshold;
+use lgreco_train::compress::loco::LoCo;
+use lgreco_train::compress::qsgd::Qsgd;
+use lgreco_train::exchange::{Request, Route};
+
+/// A worker that notes what collectives it makes.
+struct Noting<'a>(&'a mut ThreadCollective, Vec<&'static str>);
+
+impl Noting<'_> {
+    fn perform(&mut self, request: Request<'_>) {
+        self.1.push(match request {
+            Request::AllReduceSum { .. } => "all-reduce",
+            Request::AllGather { .. } => "all-gather",
+            Request::AllGatherEach { .. } => "all-gather each",
+            Request::Broadcast { .. } => "broadcast",
+            Request::AllToAll { .. } => "all-to-all",
+            Request::ReduceScatterSum { .. } => "reduce-scatter",
+            Request::AllReduceSumBf16 { .. } | Request::ReduceScatterSumBf16 { .. } => "sums of bf16",
+        });
+        request.perform(self.0).unwrap();
+    }
+}
+
+/// A step in which all layers are on their way at the same time, a bucket each, the last layer first; what became of the
+/// buckets, last layer first.
+fn overlapped(
+    controller: &mut Controller,
+    worker: &mut Noting<'_>,
+    gradients: &mut [Vec<f32>],
+) -> (Result<Report, Error>, Vec<Result<(), Error>>) {
+    controller.begin_step(1.0).unwrap();
+    while let Some(request) = controller.control().unwrap() {
+        worker.perform(request);
+    }
+    let mut buckets: Vec<_> = (0..gradients.len())
+        .rev()
+        .map(|layer| {
+            let mut bucket = controller.open(&[layer]).unwrap();
+            bucket.submit(&mut [ValuesMut::F32(&mut gradients[layer])]).unwrap();
+            (layer, bucket, None)
+        })
+        .collect();
+    while buckets.iter().any(|(.., result)| result.is_none()) {
+        for (layer, bucket, result) in buckets.iter_mut().filter(|(.., result)| result.is_none()) {
+            match bucket.next(&mut [ValuesMut::F32(&mut gradients[*layer])]) {
+                Ok(Some(request)) => worker.perform(request),
+                Ok(None) => *result = Some(Ok(())),
+                Err(error) => *result = Some(Err(error)),
+            }
+        }
+    }
+    let results = buckets.into_iter().map(|(_, bucket, result)| {
+        controller.close(bucket).unwrap();
+        result.unwrap()
+    });
+    let results = results.collect();
+    (controller.finish_step(), results)
+}
+
+fn one_layer_each(mut config: Config) -> Config {
+    config.bucket_bytes = 0;
+    config
+}
+
+/// Means, settings, reports, residuals and saved states are those of the blocking step, bit for bit.
+#[test]
+fn buckets_under_way_together_end_as_the_blocking_step_does() {
+    for (method, route) in [
+        (Method::TopK, Route::AllGather),
+        (Method::Qsgd, Route::ScatterReduce),
+        (Method::PowerSgd, Route::AllGather),
+        (Method::Hybrid, Route::AllGather),
+        (Method::Hybrid, Route::Sharded),
+    ] {
+        on_all(3, |mut worker| {
+            let mut config = one_layer_each(config(method, LGRECO));
+            config.route = route;
+            let model = || if route == Route::Sharded { sharded(model(), 3) } else { model() };
+            let mut blocking = Controller::new(config.clone(), model(), &worker).unwrap();
+            let mut controller = Controller::new(config, model(), &worker).unwrap();
+            for step in 0..9 {
+                let (expected, means) = take_step(&mut blocking, &mut worker, 1.0, 1.0).unwrap();
+                let mut values = gradients(worker.rank(), step, 1.0);
+                let (report, _) = overlapped(&mut controller, &mut Noting(&mut worker, vec![]), &mut values);
+                assert_eq!((report, values), (Ok(expected), means), "{method:?}, step {step}");
+                assert_eq!(settings(&controller), settings(&blocking));
+                assert_eq!(controller.save(), blocking.save(), "{method:?}, step {step}");
+            }
+        });
+    }
+}
+
+/// The same on threads of their own, with a group of workers for each bucket.
+#[test]
+fn buckets_may_be_on_any_thread() {
+    let groups: Vec<_> = (0..3).map(|_| ThreadCollective::group(2)).collect();
+    let mut of_rank: Vec<Vec<ThreadCollective>> = vec![vec![], vec![]];
+    groups.into_iter().flatten().for_each(|worker| of_rank[worker.rank() as usize].push(worker));
+    let of_rank: Vec<_> = of_rank.into_iter().map(|workers| std::sync::Mutex::new(Some(workers))).collect();
+    on_all(2, |mut worker| {
+        let mut workers = of_rank[worker.rank() as usize].lock().unwrap().take().unwrap();
+        let config = one_layer_each(config(Method::PowerSgd, LGRECO));
+        let mut blocking = Controller::new(config.clone(), model(), &worker).unwrap();
+        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        for step in 0..6 {
+            let (_, means) = take_step(&mut blocking, &mut worker, 1.0, 1.0).unwrap();
+            let mut values = gradients(worker.rank(), step, 1.0);
+            controller.begin_step(1.0).unwrap();
+            while let Some(request) = controller.control().unwrap() {
+                request.perform(&mut worker).unwrap();
+            }
+            let buckets: Vec<_> = (0..3).map(|layer| controller.open(&[layer]).unwrap()).collect();
+            let buckets: Vec<_> = std::thread::scope(|scope| {
+                let work = buckets.into_iter().zip(&mut workers).zip(&mut values);
+                let threads: Vec<_> = work
+                    .map(|((mut bucket, worker), values)| {
+                        scope.spawn(move || {
+                            bucket.exchange(worker, &mut [ValuesMut::F32(values)]).unwrap();
+                            bucket
+                        })
+                    })
+                    .collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            buckets.into_iter().for_each(|bucket| controller.close(bucket).unwrap());
+            controller.finish_step().unwrap();
+            assert_eq!(values, means, "step {step}");
+            assert_eq!(controller.save(), blocking.save(), "step {step}");
+        }
+    });
+}
+
+/// One collective per bucket, two for PowerSGD, and none besides, but where a bucket is new.
+#[test]
+fn collectives_in_steady_state() {
+    let top = Setting::TopK(TopK { keep: 5, values: Dtype::F32 });
+    let low = Setting::PowerSgd(PowerSgd { rank: 1, iterations: 1 });
+    let some = Setting::HardThreshold(HardThreshold { lambda: 0.5, values: Dtype::F32 });
+    let cases: [(Setting, &[&str]); 6] = [
+        (Setting::Dense, &["all-reduce"]),
+        (top, &["all-gather"]),
+        (Setting::Qsgd(Qsgd::default()), &["all-gather"]),
+        (Setting::LoCo(LoCo { group: 16 }), &["all-gather"]),
+        (low, &["all-reduce", "all-reduce"]),
+        (some, &["all-gather", "all-gather each"]),
+    ];
+    for (setting, expected) in cases {
+        on_all(2, |mut worker| {
+            let policy = Policy::Fixed(vec![setting, Setting::Dense, setting]);
+            let mut controller = Controller::new(config(Method::TopK, policy), model(), &worker).unwrap();
+            for step in 0..6 {
+                let mut noting = Noting(&mut worker, vec![]);
+                let mut values = gradients(noting.0.rank(), step, 1.0);
+                overlapped(&mut controller, &mut noting, &mut values).0.unwrap();
+                // Buckets are new at step 0, and there is a decision at step 2.
+                if step == 0 {
+                    let first = noting.1.iter().filter(|call| **call == "all-gather").count();
+                    assert_eq!(first, 3, "{setting}: {:?}", noting.1);
+                } else if step != 2 {
+                    let of_layer = |name: &'static str| noting.1.iter().filter(|call| **call == name).count();
+                    let all: Vec<_> = expected.iter().chain(&["all-reduce"]).chain(expected).collect();
+                    assert_eq!(noting.1.len(), if step == 1 { 3 } else { all.len() }, "{setting}: {:?}", noting.1);
+                    if step > 2 {
+                        let told = |name: &&str| all.iter().filter(|call| **call == name).count();
+                        assert!(expected.iter().all(|name| of_layer(name) == told(name)), "{setting}: {:?}", noting.1);
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Buckets that a gradient has spoilt become NaN on every rank; the others are exchanged, and what is remembered of the spoilt
+/// one stays.
+#[test]
+fn a_gradient_that_is_not_finite_spoils_its_bucket_alone() {
+    for policy in [NonFinite::Skip, NonFinite::PassThrough, NonFinite::Error] {
+        threads::run(2, |mut worker| {
+            let mut config = config(Method::TopK, Policy::Uniform);
+            config.non_finite = policy;
+            let mut controller = Controller::new(config, model(), &worker).unwrap();
+            let rank = worker.rank();
+            for step in 0..6 {
+                let mut noting = Noting(&mut worker, vec![]);
+                let mut values = gradients(rank, step, 1.0);
+                let before = [residual(&controller, 0), residual(&controller, 2)];
+                if step != 4 {
+                    overlapped(&mut controller, &mut noting, &mut values).0.unwrap();
+                    continue;
+                }
+                if rank == 1 {
+                    values[0][3] = f32::INFINITY;
+                }
+                let (report, results) = overlapped(&mut controller, &mut noting, &mut values);
+                assert_eq!(results[..2], [Ok(()); 2]);
+                assert!(values[2].iter().all(|x| x.is_finite()));
+                assert!(residual(&controller, 0) == before[0] && residual(&controller, 2) != before[1]);
+                if policy == NonFinite::Error {
+                    let told = match rank {
+                        1 => Error::NonFiniteGradient { layer: 0, index: 3, value: f32::INFINITY },
+                        _ => Error::Peer { rank: 1, code: 101 },
+                    };
+                    assert_eq!(results[2], Err(told));
+                    assert_eq!(report.unwrap().outcome, Outcome::Failed);
+                } else {
+                    assert_eq!(results[2], Ok(()));
+                    assert!(values[0].iter().all(|x| x.is_nan()));
+                    assert_eq!(report.unwrap().outcome, Outcome::PassedThrough);
+                }
+                assert_eq!(controller.non_finite_steps(), 1);
+            }
+        });
+    }
+}
+
+/// What is left of a residual does not fit its format on one rank: its next bucket tells all, and the one after it is sound.
+#[test]
+fn what_went_wrong_after_an_exchange_is_told_through_a_bucket() {
+    let results = threads::run(2, |mut worker| {
+        let keep = Setting::TopK(TopK { keep: 1, values: Dtype::F32 });
+        let mut config = config(Method::TopK, Policy::Fixed(vec![keep]));
+        config.feedback.others = Some(Residual { storage: lgreco_train::feedback::Storage::Bf16, ..Residual::CLASSIC });
+        let tensors = vec![Tensor::new("w", &[2, 1], Dtype::F32).unwrap()];
+        let mut controller = Controller::new(config, tensors, &worker).unwrap();
+        let big = if worker.rank() == 0 { 1.0 } else { 0.0 };
+        [[1.0, 1.0], [1.0, 1.0], [f32::MAX, f32::MAX], [1.0, 1.0], [1.0, 1.0]].map(|values| {
+            let mut values = vec![values.map(|x| x * big).to_vec()];
+            let (report, results) = overlapped(&mut controller, &mut Noting(&mut worker, vec![]), &mut values);
+            (results[0], report.unwrap().outcome, controller.save().is_ok())
+        })
+    });
+    let late = Error::Core(CoreError::Overflow { what: "what is to be remembered" });
+    let fine = (Ok(()), Outcome::Exchanged, true);
+    let unsaved = (Ok(()), Outcome::Exchanged, false);
+    assert_eq!(results[0], [fine, fine, unsaved, (Err(late), Outcome::Failed, true), fine]);
+    let told = (Err(Error::Peer { rank: 0, code: 5 }), Outcome::Failed, true);
+    assert_eq!(results[1], [fine, fine, fine, told, fine]);
+}
+
+/// Against the memory of one worker: what is remembered of 16-bit layers is f32, and the means are 16-bit again.
+#[test]
+fn sixteen_bit_layers_have_plain_residuals_in_buckets() {
+    use lgreco_train::compress::Compressor;
+    use lgreco_train::feedback::{Memory, Rule};
+    use lgreco_train::gradient::{Bf16, Element, F16, Gradient, Shape, Values};
+    let shape = Shape::new(16, 8).unwrap();
+    for setting in [
+        Setting::TopK(TopK { keep: 5, values: Dtype::F32 }),
+        Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 }),
+        Setting::Qsgd(Qsgd { bits: 5, ..Qsgd::default() }),
+    ] {
+        let mut worker = ThreadCollective::group(1).remove(0);
+        let mut config = config(Method::TopK, Policy::Fixed(vec![setting; 2]));
+        (config.feedback, config.metrics_every) = (Feedback::always(Residual::CLASSIC), 3);
+        let tensors = [Dtype::F16, Dtype::Bf16].map(|dtype| Tensor::new(&format!("{dtype:?}"), &[16, 8], dtype));
+        let tensors = tensors.into_iter().collect::<Result<Vec<_>, _>>().unwrap();
+        let mut controller = Controller::new(config, tensors, &worker).unwrap();
+        let rule = Rule::Residual(Residual::CLASSIC);
+        let mut memories = [0, 1].map(|_| Memory::owned(rule, shape).unwrap());
+        for step in 0..7 {
+            let mut half: Vec<F16> = noise(0, 0, step, 128).into_iter().map(F16::from_f32).collect();
+            let mut brain: Vec<Bf16> = noise(1, 0, step, 128).into_iter().map(Bf16::from_f32).collect();
+            let mut expected = [half.iter().map(|x| x.to_f32()).collect::<Vec<_>>(), noise(1, 0, step, 128)];
+            if step >= 2 {
+                let gradients = [Values::F16(&half), Values::Bf16(&brain)];
+                for (layer, (memory, gradient)) in memories.iter_mut().zip(gradients).enumerate() {
+                    let gradient = Gradient::new(gradient, shape).unwrap();
+                    if let Setting::PowerSgd(_) = setting {
+                        continue; // warm there, not here
+                    }
+                    let mut workspace = vec![0; memory.workspace_len(&setting, gradient.values().dtype()).unwrap()];
+                    let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
+                    let stream = Stream { seed: 0, step, layer: layer as u32, rank: 0 };
+                    let own = &mut expected[layer];
+                    memory.step(&setting, &gradient, stream, &mut workspace, &mut payload, own).unwrap();
+                }
+            }
+            let owed = [residual(&controller, 0), residual(&controller, 1)];
+            let given = [expected_f32(Values::F16(&half)), expected_f32(Values::Bf16(&brain))];
+            controller.begin_step(1.0).unwrap();
+            while let Some(request) = controller.control().unwrap() {
+                request.perform(&mut worker).unwrap();
+            }
+            let (mut one, mut other) = (controller.open(&[1]).unwrap(), controller.open(&[0]).unwrap());
+            one.exchange(&mut worker, &mut [ValuesMut::Bf16(&mut brain)]).unwrap();
+            other.exchange(&mut worker, &mut [ValuesMut::F16(&mut half)]).unwrap();
+            controller.close(other).unwrap();
+            controller.close(one).unwrap();
+            controller.finish_step().unwrap();
+            let means = [expected_f32(Values::F16(&half)), expected_f32(Values::Bf16(&brain))];
+            for layer in 0..2 {
+                let left = residual(&controller, layer);
+                for i in 0..128 {
+                    let (given, mean) = (given[layer][i] + owed[layer][i], means[layer][i]);
+                    assert!(
+                        (given - left[i] - mean).abs() <= mean.abs() / 128.0,
+                        "{setting}, step {step}, element {i}"
+                    );
+                }
+                if step >= 2 && !matches!(setting, Setting::PowerSgd(_)) {
+                    let mut remembered = vec![0.0; 128];
+                    memories[layer].values(&mut remembered).unwrap();
+                    assert_eq!(left, remembered, "{setting}, step {step}");
+                    assert!(left.iter().any(|&x| x != 0.0));
+                }
+            }
+        }
+    }
+}
+
+fn expected_f32(values: lgreco_train::gradient::Values<'_>) -> Vec<f32> {
+    use lgreco_train::gradient::{Element, Values};
+    match values {
+        Values::F32(v) => v.to_vec(),
+        Values::F16(v) => v.iter().map(|x| x.to_f32()).collect(),
+        Values::Bf16(v) => v.iter().map(|x| x.to_f32()).collect(),
+    }
+}
+
+/// A rank whose trainer has failed says so in a bucket, known to all or new: no rank waits for it, and residuals stay.
+#[test]
+fn a_rank_without_gradients_tells_all() {
+    const NONE: Error = Error::Core(CoreError::OutOfMemory { words: 9 });
+    for (method, route) in [
+        (Method::TopK, Route::AllGather),
+        (Method::PowerSgd, Route::AllGather),
+        (Method::Qsgd, Route::ScatterReduce),
+        (Method::Hybrid, Route::Sharded),
+    ] {
+        on_all(3, |mut worker| {
+            let mut config = config(method, Policy::Uniform);
+            config.route = route;
+            let model = if route == Route::Sharded { sharded(model(), 3) } else { model() };
+            let (mut controller, rank) = (Controller::new(config, model, &worker).unwrap(), worker.rank());
+            for (step, layers) in [&[0][..], &[0], &[0], &[0], &[0, 2], &[0]].into_iter().enumerate() {
+                let mut values = gradients(rank, step as u32, 1.0);
+                if step < 3 {
+                    overlapped(&mut controller, &mut Noting(&mut worker, vec![]), &mut values).0.unwrap();
+                    continue;
+                }
+                let before: Vec<_> = (0..3).map(|layer| residual(&controller, layer)).collect();
+                controller.begin_step(1.0).unwrap();
+                while let Some(request) = controller.control().unwrap() {
+                    request.perform(&mut worker).unwrap();
+                }
+                let mut bucket = controller.open(layers).unwrap();
+                let mut given: Vec<_> = layers.iter().map(|&layer| values[layer].clone()).collect();
+                let mut given = if rank == 1 { vec![] } else { views(&mut given) };
+                match rank {
+                    1 => bucket.submit_failure(NONE),
+                    _ => bucket.submit(&mut given),
+                }
+                .unwrap();
+                assert!(matches!(bucket.submit_failure(NONE), Err(Error::StepOrder { .. })));
+                let error = loop {
+                    match bucket.next(&mut given) {
+                        Ok(request) => request.unwrap().perform(&mut worker).unwrap(),
+                        Err(error) => break error,
+                    }
+                };
+                assert_eq!(error, if rank == 1 { NONE } else { Error::Peer { rank: 1, code: 7 } });
+                controller.close(bucket).unwrap();
+                assert_eq!(controller.finish_step().unwrap().outcome, Outcome::Failed);
+                assert_eq!((0..3).map(|layer| residual(&controller, layer)).collect::<Vec<_>>(), before);
+            }
+        });
+    }
+}
+
+/// Gradients of another length on one rank are named on both, in the bucket that they are in.
+#[test]
+fn a_gradient_of_another_length_is_told_to_all() {
+    let results = threads::run(2, |mut worker| {
+        let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+        let mut results = vec![];
+        for step in 0..3 {
+            let mut values = gradients(worker.rank(), step, 1.0);
+            if (step, worker.rank()) == (1, 0) {
+                values[1].pop();
+            }
+            results = overlapped(&mut controller, &mut Noting(&mut worker, vec![]), &mut values).1;
+            assert_eq!(results[1].is_ok(), step != 1);
+            if step == 1 {
+                break;
+            }
+        }
+        results[1]
+    });
+    let what = "the number of values";
+    assert_eq!(results[0], Err(Error::LayerMismatch { layer: 1, what, expected: 24, found: 23 }));
+    assert_eq!(results[1], Err(Error::Peer { rank: 0, code: 100 }));
+}
+
+/// Ranks that exchange different layers together are told, and nobody waits.
+#[test]
+fn buckets_that_differ_are_told() {
+    let results = threads::run(2, |mut worker| {
+        let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+        controller.begin_step(1.0).unwrap();
+        assert_eq!(controller.control(), Ok(None));
+        let layers: &[usize] = if worker.rank() == 0 { &[2, 0] } else { &[0] };
+        let mut bucket = controller.open(layers).unwrap();
+        let mut values = gradients(worker.rank(), 0, 1.0);
+        values.swap(0, 1 + (worker.rank() == 0) as usize);
+        let mut views: Vec<_> = match worker.rank() {
+            0 => views(&mut values).into_iter().step_by(2).collect(),
+            _ => views(&mut values).drain(1..2).collect(),
+        };
+        bucket.exchange(&mut worker, &mut views)
+    });
+    assert_eq!(results, [Err(Error::PeerPlan { rank: 1 }); 2]);
+}
+
+/// A layer in no bucket keeps what is remembered of it.
+#[test]
+fn layers_may_have_no_gradient_in_a_step() {
+    on_all(2, |mut worker| {
+        let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+        (0..4).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
+        let before = [residual(&controller, 0), residual(&controller, 2)];
+        controller.begin_step(1.0).unwrap();
+        assert_eq!(controller.control(), Ok(None));
+        let mut bucket = controller.open(&[2]).unwrap();
+        let mut values = gradients(worker.rank(), 4, 1.0).remove(2);
+        bucket.exchange(&mut worker, &mut [ValuesMut::F32(&mut values)]).unwrap();
+        controller.close(bucket).unwrap();
+        assert_eq!(controller.finish_step().unwrap().step, 4);
+        assert!(residual(&controller, 0) == before[0] && residual(&controller, 2) != before[1]);
+    });
+}
+
+#[test]
+fn calls_out_of_order_are_refused() {
+    let order = |result: Result<(), Error>| assert!(matches!(result, Err(Error::StepOrder { .. })), "{result:?}");
+    let worker = ThreadCollective::group(1).remove(0);
+    let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+    order(controller.open(&[0]).map(drop));
+    order(controller.control().map(drop));
+    order(controller.finish_step().map(drop));
+    assert!(matches!(controller.begin_step(f64::NAN), Err(Error::Core(CoreError::Parameter { .. }))));
+    controller.begin_step(1.0).unwrap();
+    order(controller.begin_step(1.0));
+    order(controller.open(&[0]).map(drop));
+    assert_eq!(controller.control(), Ok(None));
+    assert!(matches!(controller.open(&[3]), Err(Error::LayerMismatch { layer: 3, .. })));
+    assert_eq!(controller.open(&[1, 1]).err(), Some(Error::InFlight { layer: 1 }));
+    let mut bucket = controller.open(&[1, 0]).unwrap();
+    assert_eq!(controller.open(&[2, 0]).err(), Some(Error::InFlight { layer: 0 }));
+    assert_eq!(controller.save().err(), Some(Error::InFlight { layer: 0 }));
+    assert_eq!(controller.finish_step().err(), Some(Error::InFlight { layer: 0 }));
+    let mut values = gradients(0, 0, 1.0);
+    let [fc1, bias, _] = &mut values[..] else { unreachable!() };
+    let views = &mut [ValuesMut::F32(bias), ValuesMut::F32(fc1)];
+    order(bucket.next(views).map(drop));
+    bucket.submit(views).unwrap();
+    order(bucket.submit(views));
+    assert!(matches!(bucket.next(&mut views[..1]), Err(Error::Core(CoreError::Length { .. }))));
+    assert!(bucket.next(views).unwrap().is_some());
+    controller.close(bucket).unwrap();
+    let lost = controller.open(&[2]).unwrap();
+    drop(lost);
+    assert_eq!(controller.finish_step().err(), Some(Error::InFlight { layer: 2 }));
+    // A saved state brings back what the lost bucket had.
+    let sound = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+    controller.load(&sound.save().unwrap(), &[]).unwrap();
+    assert!(controller.save().is_ok());
+}
+
+/// One rank's gradient is not finite, another's gradient and residual overflow: an error on all, not a broken bucket on some.
+#[test]
+fn failures_that_differ_are_one_error_on_all() {
+    let results = threads::run(3, |mut worker| {
+        let mut config = config(Method::TopK, Policy::Uniform);
+        config.non_finite = NonFinite::PassThrough;
+        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        let rank = worker.rank();
+        let mut results = vec![];
+        for step in 0..5 {
+            let mut values = gradients(rank, step, 1.0);
+            match (step, rank) {
+                (3, 1) => values[0].fill(2e38),
+                (4, 0) => values[0][0] = f32::NAN,
+                (4, 1) => values[0].fill(3e38),
+                _ => {}
+            }
+            results = overlapped(&mut controller, &mut Noting(&mut worker, vec![]), &mut values).1;
+        }
+        results[2]
+    });
+    let overflow = Error::Core(CoreError::Overflow { what: "the gradient with what is remembered" });
+    let told = Err(Error::Peer { rank: 1, code: overflow.code() });
+    assert_eq!(results, [told, Err(overflow), told]);
+}
+
+/// A rate that falls on one rank alone is told to all before anybody switches.
+#[test]
+fn learning_rates_that_differ_are_told() {
+    let results = threads::run(2, |mut worker| {
+        let policy = Policy::Accordion(Accordion::new(4.0, 2.0));
+        let mut controller = Controller::new(config(Method::PowerSgd, policy), model(), &worker).unwrap();
+        for step in 0..4 {
+            let mut values = gradients(worker.rank(), step, 1.0);
+            overlapped(&mut controller, &mut Noting(&mut worker, vec![]), &mut values).0.unwrap();
+        }
+        controller.begin_step(if worker.rank() == 1 { 0.1 } else { 1.0 }).unwrap();
+        loop {
+            match controller.control() {
+                Ok(Some(request)) => request.perform(&mut worker).unwrap(),
+                Ok(None) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    });
+    assert_eq!(results, [Err(Error::PeerPlan { rank: 1 }); 2]);
+}
+
+#[test]
+fn buckets_go_back_to_where_they_came_from() {
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let new = || Controller::new(config(Method::TopK, LGRECO), model(), &worker).unwrap();
+    let (mut controller, mut other, saved) = (new(), new(), new().save().unwrap());
+    let begin = |controller: &mut Controller| {
+        controller.begin_step(1.0).unwrap();
+        assert_eq!(controller.control(), Ok(None));
+    };
+    let refused = |result: Result<(), Error>| assert!(matches!(result, Err(Error::StepOrder { .. })), "{result:?}");
+    begin(&mut controller);
+    begin(&mut other);
+    other.open(&[1]).unwrap();
+    let (stale, elsewhere) = (controller.open(&[0]).unwrap(), controller.open(&[1, 2]).unwrap());
+    refused(other.close(elsewhere));
+    controller.load(&saved, &[]).unwrap();
+    begin(&mut controller);
+    let bucket = controller.open(&[0]).unwrap();
+    refused(controller.close(stale));
+    controller.close(bucket).unwrap();
+
+    // Once exchanged, not again in this step.
+    let mut values = gradients(0, 0, 1.0);
+    let mut bucket = controller.open(&[0]).unwrap();
+    bucket.exchange(&mut worker, &mut [ValuesMut::F32(&mut values[0])]).unwrap();
+    controller.close(bucket).unwrap();
+    refused(controller.open(&[0]).map(drop));
+    controller.finish_step().unwrap();
+    // What the lost buckets had taken along is there again.
+    assert_eq!(controller.load(&controller.save().unwrap(), &[]).map(|loaded| loaded.missing.len()), Ok(0));
+    for _ in 0..4 {
+        take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
+    }
+    assert!(controller.decision().is_some());
+}
+
+/// A step whose gradients are not all in the window is left out of it: the decision waits for one whose are.
+#[test]
+fn nothing_is_decided_by_half_a_gradient() {
+    on_all(2, |mut worker| {
+        let mut config = config(Method::TopK, LGRECO);
+        (config.non_finite, config.schedule.window) = (NonFinite::PassThrough, 1);
+        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        for step in 0..4 {
+            assert_eq!(controller.decision(), None);
+            let mut values = gradients(worker.rank(), step, 1.0);
+            if (step, worker.rank()) == (1, 0) {
+                values[2][7] = f32::NAN;
+            }
+            overlapped(&mut controller, &mut Noting(&mut worker, vec![]), &mut values).0.unwrap();
+        }
+        assert_eq!(controller.decision().map(|decision| decision.step), Some(3));
+    });
+}

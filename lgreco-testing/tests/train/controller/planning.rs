@@ -1,0 +1,477 @@
+//! Decisions apart from the steps that are taken meanwhile.
+
+use super::schedule::l_greco;
+use super::*;
+use lgreco_train::compress::Setting;
+use lgreco_train::gradient::{Bf16, Element, F16, Values};
+use std::sync::mpsc::{Receiver, channel};
+
+/// Decisions at 4, 9 and 14 on two gradients, of which the last is two steps before.
+fn config_with_lead(method: Method, policy: Policy) -> Config {
+    let mut config = config(method, policy);
+    config.schedule = Schedule { warmup: 4, period: 5, window: 2, lead: 2 };
+    config
+}
+
+fn new(config: &Config, worker: &ThreadCollective) -> Controller {
+    Controller::new(config.clone(), model(), worker).unwrap()
+}
+
+/// Runs on a thread of its own, to its end.
+fn run(task: PlanTask) -> PlanResult {
+    std::thread::spawn(move || task.run(&mut Portable)).join().unwrap()
+}
+
+fn step(controller: &mut Controller, worker: &mut ThreadCollective) -> (Report, Vec<Vec<f32>>) {
+    take_step(controller, worker, 1.0, 1.0).unwrap()
+}
+
+/// The last two gradients before a decision are not in it, whoever makes it.
+#[test]
+fn decisions_see_the_gradients_before_their_lead() {
+    for (method, elsewhere) in [(Method::TopK, false), (Method::TopK, true), (Method::Hybrid, true)] {
+        on_all(2, |mut worker| {
+            let mut controller = new(&config_with_lead(method, LGRECO), &worker);
+            let mut taken = vec![];
+            for at in 0..12 {
+                let (report, _) = step(&mut controller, &mut worker);
+                let (plan, expected) = match at {
+                    0..4 => (None, vec![Setting::Dense; 3]),
+                    4..9 => l_greco(method, 0, &[0, 1]),
+                    _ => l_greco(method, 0, &[5, 6]),
+                };
+                assert_eq!(report.switched, at == 4 || at == 9);
+                assert_eq!(settings(&controller), expected, "{method:?}, step {at}");
+                assert_eq!(controller.decision().and_then(|decision| decision.plan), plan);
+                if let (true, Some(task)) = (elsewhere, controller.take_plan_task()) {
+                    assert!(controller.take_plan_task().is_none(), "it has been taken");
+                    taken.push(at);
+                    assert!(controller.hand_in(run(task)));
+                }
+            }
+            let expected: &[u32] = if elsewhere && worker.rank() == 0 { &[1, 6, 11] } else { &[] };
+            assert_eq!(taken, expected);
+        });
+    }
+}
+
+/// A decision that is asked for looks at the next gradients, and the schedule goes on.
+#[test]
+fn replanning_looks_at_the_next_gradients() {
+    for lead in [0, 2] {
+        on_all(2, |mut worker| {
+            let mut config = config(Method::TopK, LGRECO);
+            config.schedule = Schedule { warmup: 4, period: 20, window: 2, lead };
+            let mut controller = new(&config, &worker);
+            let [first, second, third] = [[2, 3], [7, 8], [22, 23]];
+            for at in 0..26 {
+                match at {
+                    1 => assert_eq!(controller.replan(), Ok(Some(4)), "not in the warm-up"),
+                    7 => assert_eq!(controller.replan(), Ok(Some(9 + lead))),
+                    23 => assert_eq!(controller.replan(), Ok(Some(24)), "sooner anyway"),
+                    _ => {}
+                }
+                let (report, _) = step(&mut controller, &mut worker);
+                assert_eq!(report.switched, [4, 9 + lead, 24].contains(&at), "step {at}");
+                if at < 4 {
+                    continue;
+                }
+                let seen = if at < 9 + lead {
+                    first.map(|step| step - lead)
+                } else if at < 24 {
+                    second
+                } else {
+                    third.map(|step| step - lead)
+                };
+                assert_eq!(
+                    settings(&controller),
+                    l_greco(Method::TopK, 0, &seen.map(|step| step as u32)).1,
+                    "step {at}"
+                );
+            }
+        });
+    }
+}
+
+#[test]
+fn all_ranks_ask_for_a_decision_or_none() {
+    on_all(2, |mut worker| {
+        let mut config = config(Method::TopK, LGRECO);
+        config.schedule = Schedule { warmup: 2, period: 10, window: 1, lead: 0 };
+        let mut controller = new(&config, &worker);
+        (0..4).for_each(|_| drop(step(&mut controller, &mut worker)));
+        if worker.rank() == 1 {
+            assert_eq!(controller.replan(), Ok(Some(5)));
+        }
+        let refused = take_step(&mut controller, &mut worker, 1.0, 1.0);
+        assert_eq!(refused.map(drop), Err(Error::PeerPlan { rank: 1 }));
+    });
+}
+
+/// Tasks that are run elsewhere, dropped, or never taken: the same bits, of saved states too.
+#[test]
+fn who_runs_a_task_changes_nothing() {
+    let accordion = Accordion::new(6.0, 2.0);
+    for (method, policy) in [
+        (Method::Hybrid, LGRECO),
+        (Method::Qsgd, Policy::KMeans { clusters: 2 }),
+        (Method::PowerSgd, Policy::Accordion(accordion)),
+        (Method::PowerSgd, Policy::LGreco { solver: Default::default(), accordion: Some(accordion) }),
+        (Method::TopK, Policy::Uniform),
+    ] {
+        on_all(2, |mut worker| {
+            let mut config = config_with_lead(method, policy.clone());
+            if let Policy::KMeans { .. } = policy {
+                // Times, of which a task has a copy.
+                config.objective = Objective::Seconds(std::sync::Arc::new(|_, shape| 1e-9 * shape.elements() as f64));
+            }
+            let (mut blocking, mut other, mut careless) =
+                (new(&config, &worker), new(&config, &worker), new(&config, &worker));
+            for at in 0..12u64 {
+                for controller in [&mut blocking, &mut other, &mut careless] {
+                    controller.record_sync(&controller.bucket_bytes(), 1e-3 * (1 + at % 3) as f64).unwrap();
+                }
+                let expected = step(&mut blocking, &mut worker);
+                assert!(step(&mut other, &mut worker) == expected, "step {at}");
+                assert!(step(&mut careless, &mut worker) == expected, "step {at}");
+                let saved = blocking.save();
+                drop(careless.take_plan_task());
+                let task = other.take_plan_task();
+                assert!(other.save() == saved && careless.save() == saved, "step {at}");
+                if let Some(task) = task {
+                    assert!(other.hand_in(run(task)));
+                    assert!(other.save() == saved, "step {at}");
+                }
+            }
+            assert!(blocking.decision().is_some());
+        });
+    }
+}
+
+/// Measures when it is told to.
+fn gated(gate: Receiver<()>) -> impl Backend {
+    Measuring(move |jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]| {
+        gate.recv().unwrap();
+        Portable.measure(jobs, workspace, rows)
+    })
+}
+
+/// The task waits until steps 4 and 5 are over: neither waits for it. The next decision is as the schedule says.
+#[test]
+fn nobody_waits_for_a_late_plan() {
+    on_all(2, |mut worker| {
+        let mut controller = new(&config_with_lead(Method::TopK, LGRECO), &worker);
+        let (open, gate) = channel();
+        let mut gate = Some(gate);
+        let mut thread = None;
+        for at in 0..12 {
+            let (report, _) = step(&mut controller, &mut worker);
+            assert_eq!(report.switched, at == 6 || at == 9, "step {at}");
+            let expected = match at {
+                0..6 => vec![Setting::Dense; 3],
+                6..9 => l_greco(Method::TopK, 0, &[0, 1]).1,
+                // Of the two before the lead, one was under the decision before.
+                _ => l_greco(Method::TopK, 0, &[6]).1,
+            };
+            assert_eq!(settings(&controller), expected, "step {at}");
+            if let Some(gate) = gate.take_if(|_| at == 1) {
+                thread = controller.take_plan_task().map(|task| std::thread::spawn(|| task.run(&mut gated(gate))));
+                assert_eq!(thread.is_some(), worker.rank() == 0);
+            }
+            if let Some(thread) = thread.take_if(|_| at == 5) {
+                assert!(!thread.is_finished());
+                open.send(()).unwrap();
+                assert!(controller.hand_in(thread.join().unwrap()));
+            }
+        }
+        assert_eq!(controller.decision().map(|decision| decision.step), Some(9));
+    });
+}
+
+/// What is handed in after the measuring rank has said "not yet" is for the next step.
+#[test]
+fn a_plan_that_comes_while_ranks_are_asking_waits_for_the_next_step() {
+    on_all(2, |mut worker| {
+        let mut controller = new(&config_with_lead(Method::TopK, LGRECO), &worker);
+        (0..2).for_each(|_| drop(step(&mut controller, &mut worker)));
+        let mut task = controller.take_plan_task();
+        (0..2).for_each(|_| drop(step(&mut controller, &mut worker)));
+        controller.begin_step(1.0).unwrap();
+        let mut asked = vec![];
+        while let Some(request) = controller.control().unwrap() {
+            asked.push(matches!(request, lgreco_train::exchange::Request::Broadcast { .. }));
+            request.perform(&mut worker).unwrap();
+            if let Some(task) = task.take_if(|_| asked.contains(&true)) {
+                assert!(controller.hand_in(run(task)));
+            }
+        }
+        assert_eq!(asked, [false, true]);
+        assert!(!controller.finish_step().unwrap().switched);
+        assert!(step(&mut controller, &mut worker).0.switched);
+    });
+}
+
+/// An infeasible budget: told to all at the step of the decision; training goes on while the task is tried again.
+#[test]
+fn a_plan_that_fails_elsewhere_is_an_error_on_every_rank() {
+    let results = threads::run(3, |mut worker| {
+        let mut config = config_with_lead(Method::TopK, LGRECO);
+        config.alpha = 0.0;
+        let mut controller = new(&config, &worker);
+        (0..2).for_each(|_| drop(step(&mut controller, &mut worker)));
+        let task = controller.take_plan_task();
+        (0..2).for_each(|_| drop(step(&mut controller, &mut worker)));
+        if let Some(task) = task {
+            let result = run(task);
+            assert!(matches!(result.decision(), Err(Error::Core(CoreError::Infeasible { .. }))));
+            assert!(controller.hand_in(result));
+        }
+        let failed = take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap_err();
+        assert_eq!(controller.steps(), 4);
+        let again = controller.take_plan_task();
+        assert_eq!(again.is_some(), worker.rank() == 0);
+        assert!(!step(&mut controller, &mut worker).0.switched);
+        drop(again);
+        assert_eq!(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap_err(), failed, "and again");
+        failed
+    });
+    assert!(matches!(results[0], Error::Core(CoreError::Infeasible { budget: 0.0, .. })));
+    assert_eq!(results[1..], [Error::Peer { rank: 0, code: 26 }; 2]);
+}
+
+/// Saved while a task is out: whoever loads it decides by the same gradients, and nobody waits for the old task.
+#[test]
+fn a_run_that_was_stopped_while_planning_continues_bit_for_bit() {
+    on_all(2, |mut worker| {
+        let config = config_with_lead(Method::Hybrid, LGRECO);
+        let mut whole = new(&config, &worker);
+        let steps: Vec<_> = (0..11).map(|_| step(&mut whole, &mut worker)).collect();
+        let end = whole.save();
+        for stop in 0..11 {
+            let mut controller = new(&config, &worker);
+            let mut tasks = vec![];
+            // At 4 and at 9 a task that is still out is waited for in vain.
+            if stop > 9 {
+                continue;
+            }
+            let mut first = stop > 4;
+            for _ in 0..stop {
+                step(&mut controller, &mut worker);
+                let Some(task) = controller.take_plan_task() else { continue };
+                match core::mem::take(&mut first) {
+                    true => assert!(controller.hand_in(run(task))),
+                    false => tasks.push(task),
+                }
+            }
+            let expected = worker.rank() == config.measuring_rank && ((2..5).contains(&stop) || stop > 6);
+            assert_eq!(tasks.len(), usize::from(expected), "{stop}");
+            let saved = controller.save().unwrap();
+            let mut other = new(&config, &worker);
+            other.load(&saved, &[&saved]).unwrap();
+            controller.load(&saved, &[&saved]).unwrap();
+            for task in tasks {
+                assert!(!controller.hand_in(run(task)), "nobody waits for it");
+            }
+            for expected in &steps[stop..] {
+                assert!(step(&mut other, &mut worker) == *expected, "stopped at {stop}");
+                assert!(step(&mut controller, &mut worker) == *expected, "loaded at {stop}");
+            }
+            assert!(other.save() == end && controller.save() == end);
+        }
+    });
+}
+
+/// What was planned before the fall does not undo what Accordion does about it.
+#[test]
+fn a_fall_of_the_learning_rate_takes_the_place_of_a_decision() {
+    on_all(2, |mut worker| {
+        let config = config_with_lead(Method::PowerSgd, Policy::Accordion(Accordion::new(6.0, 2.0)));
+        let mut controller = new(&config, &worker);
+        let mut seen = vec![];
+        for at in 0..15 {
+            let rate = if at < 9 { 1.0 } else { 0.1 };
+            let task = controller.take_plan_task().map(run);
+            if at == 9 {
+                take_step(&mut controller, &mut worker, 1.0, rate).unwrap();
+                assert!(task.is_none_or(|task| !controller.hand_in(task)), "nobody waits for it");
+            } else {
+                task.into_iter().for_each(|result| assert!(controller.hand_in(result)));
+                take_step(&mut controller, &mut worker, 1.0, rate).unwrap();
+            }
+            seen.push(controller.decision().map(|decision| (decision.step, decision.cause)));
+        }
+        let (schedule, rate) = (Cause::Schedule, Cause::LearningRate);
+        let expected =
+            [vec![None; 4], vec![Some((4, schedule)); 5], vec![Some((9, rate)); 5], vec![Some((14, schedule))]];
+        assert_eq!(seen, expected.concat());
+    });
+}
+
+#[test]
+fn without_a_lead_there_is_no_task() {
+    on_all(1, |mut worker| {
+        let mut controller = new(&config(Method::TopK, LGRECO), &worker);
+        for _ in 0..6 {
+            assert!(controller.take_plan_task().is_none());
+            step(&mut controller, &mut worker);
+        }
+    });
+    let worker = ThreadCollective::group(1).remove(0);
+    for lead in [4, 5, u64::MAX] {
+        let mut config = config(Method::TopK, LGRECO);
+        config.schedule = Schedule { warmup: 4, period: 5, window: 1, lead };
+        let refused = Controller::new(config, model(), &worker).err();
+        assert!(matches!(refused, Some(Error::Core(CoreError::Parameter { what: "lead", .. }))), "{lead}");
+    }
+}
+
+fn planner(config: Config, rank: u32) -> Planner {
+    Planner::new(config, model(), rank, 2).unwrap()
+}
+
+/// Takes steps up to the one of the first decision; what the measuring rank then says, and the planner that hears it.
+fn up_to_the_decision(config: &Config) -> (Planner, Planner) {
+    let [mut one, mut other] = [0, 1].map(|rank| planner(config.clone(), rank));
+    for at in 0..config.schedule.warmup as u32 {
+        for planner in [&mut one, &mut other] {
+            assert_eq!(planner.begin_step(1.0), Ok(None));
+            assert!(!planner.is_due());
+            for layer in [2, 0, 1] {
+                planner.observe(layer, Values::F32(&gradients(0, at, 1.0)[layer])).unwrap();
+            }
+            planner.end_step().unwrap();
+        }
+    }
+    for planner in [&mut one, &mut other] {
+        assert_eq!(planner.begin_step(1.0), Ok(None));
+        assert!(planner.is_due());
+    }
+    (one, other)
+}
+
+#[test]
+fn a_planner_alone_decides_as_by_hand() {
+    for lead in [0, 2] {
+        let mut config = config_with_lead(Method::Hybrid, LGRECO);
+        config.schedule.lead = lead;
+        let (mut one, mut other) = up_to_the_decision(&config);
+        assert!(other.take_task().is_none());
+        // Not yet.
+        let message = one.message();
+        assert_eq!(message.len(), other.message().len());
+        for planner in [&mut one, &mut other] {
+            assert_eq!(planner.adopt(&message), Ok(None));
+            planner.end_step().unwrap();
+            assert_eq!(planner.begin_step(1.0), Ok(None));
+        }
+        let task = one.take_task().unwrap();
+        assert!(one.hand_in(run(task)));
+        let message = one.message();
+        let adopted = one.adopt(&message).unwrap().unwrap();
+        assert_eq!(other.adopt(&message), Ok(Some(adopted.clone())));
+        assert_eq!(adopted.decision.step, 5);
+        let steps: &[u32] = if lead == 0 { &[2, 3] } else { &[0, 1] };
+        assert_eq!((adopted.decision.plan, adopted.settings), l_greco(Method::Hybrid, 0, steps));
+        assert_eq!(adopted.uncompressed, [None, Some(Uncompressed::Small), None]);
+        assert_eq!(one.decision(), other.decision());
+    }
+}
+
+#[test]
+fn planners_that_differ_are_told() {
+    let (mut one, _) = up_to_the_decision(&config_with_lead(Method::TopK, LGRECO));
+    let task = one.take_task().unwrap();
+    one.hand_in(run(task));
+    let message = one.message();
+    let heard = |change: fn(&mut Config)| {
+        let mut config = config_with_lead(Method::TopK, LGRECO);
+        change(&mut config);
+        let (_, mut other) = up_to_the_decision(&config);
+        (other.adopt(&message).map(|adopted| adopted.is_some()), other.begin_step(1.0).is_ok())
+    };
+    assert_eq!(heard(|_| ()).0, Ok(true));
+    let told = (Err(Error::PeerPlan { rank: 1 }), true);
+    assert_eq!(heard(|config| config.schedule.lead = 1), told);
+    assert_eq!(heard(|config| config.search.seed = 1), told);
+    let (_, mut other) = up_to_the_decision(&config_with_lead(Method::TopK, LGRECO));
+    let mut damaged = message.clone();
+    damaged[16 + 80] = 77; // the first layer's method
+    assert!(matches!(other.adopt(&damaged), Err(Error::PeerMessage { rank: 0, .. })));
+    other.begin_step(1.0).unwrap();
+    assert!(matches!(other.adopt(&message[8..]), Err(Error::Core(CoreError::Length { .. }))));
+    other.begin_step(1.0).unwrap();
+    assert!(other.adopt(&message).unwrap().is_some());
+}
+
+#[test]
+fn a_planner_begins_its_window_anew_after_a_gradient_that_is_not_finite() {
+    let mut config = config(Method::TopK, LGRECO);
+    config.schedule = Schedule { warmup: 2, period: 3, window: 2, lead: 0 };
+    let mut planner = Planner::new(config, vec![Tensor::new("fc", &[16, 8], Dtype::F32).unwrap()], 0, 1).unwrap();
+    let (values, mut spoilt) = (noise(0, 0, 0, 128), noise(0, 0, 1, 128));
+    spoilt[7] = f32::INFINITY;
+    planner.begin_step(1.0).unwrap();
+    let found = planner.observe(0, Values::F32(&spoilt));
+    assert_eq!(found, Err(Error::NonFiniteGradient { layer: 0, index: 7, value: f32::INFINITY }));
+    assert!(!planner.watches(), "for the rest of the step");
+    planner.end_step().unwrap();
+    planner.begin_step(1.0).unwrap();
+    planner.observe(0, Values::F32(&values)).unwrap();
+    planner.end_step().unwrap();
+    planner.begin_step(1.0).unwrap();
+    let task = planner.take_task().unwrap();
+    assert!(planner.hand_in(run(task)));
+    let adopted = planner.adopt(&planner.message()).unwrap().unwrap();
+    assert!(matches!(adopted.settings[..], [Setting::TopK(_)]));
+}
+
+#[test]
+fn planners_refuse_calls_out_of_order_and_gradients_of_other_layers() {
+    fn sent<T: Send + 'static>() {}
+    sent::<PlanTask>();
+    sent::<PlanResult>();
+    sent::<Planner>();
+    let order = |result: Result<(), Error>| assert!(matches!(result, Err(Error::StepOrder { .. })), "{result:?}");
+    let layers = [Dtype::F16, Dtype::Bf16].map(|dtype| Tensor::new(&format!("{dtype:?}"), &[16, 8], dtype).unwrap());
+    let mut config = config(Method::TopK, LGRECO);
+    config.schedule = Schedule { warmup: 2, period: 3, window: 1, lead: 1 };
+    let mut planner = Planner::new(config, layers.to_vec(), 0, 1).unwrap();
+    let values = noise(0, 0, 0, 128);
+    let half: Vec<F16> = values.iter().map(|&x| F16::from_f32(x)).collect();
+    let brain: Vec<Bf16> = values.iter().map(|&x| Bf16::from_f32(x)).collect();
+    order(planner.observe(0, Values::F16(&half)));
+    order(planner.end_step());
+    order(planner.adopt(&[]).map(drop));
+    assert!(matches!(planner.begin_step(f64::NAN), Err(Error::Core(CoreError::Parameter { .. }))));
+    planner.begin_step(1.0).unwrap();
+    order(planner.begin_step(1.0).map(drop));
+    assert!(planner.watches());
+    let mismatch =
+        |result: Result<(), Error>| assert!(matches!(result, Err(Error::LayerMismatch { .. })), "{result:?}");
+    mismatch(planner.observe(0, Values::Bf16(&brain)));
+    mismatch(planner.observe(1, Values::Bf16(&brain[1..])));
+    mismatch(planner.observe(2, Values::Bf16(&brain)));
+    planner.observe(1, Values::Bf16(&brain)).unwrap();
+    planner.observe(0, Values::F16(&half)).unwrap();
+    assert!(planner.take_task().is_none(), "in the middle of a step");
+    planner.end_step().unwrap();
+    planner.begin_step(1.0).unwrap();
+    assert!(!planner.watches());
+    planner.observe(0, Values::F16(&half)).unwrap(); // nobody looks at it
+    planner.end_step().unwrap();
+    let task = planner.take_task().unwrap();
+    planner.begin_step(1.0).unwrap();
+    order(planner.observe(0, Values::F16(&half)));
+    order(planner.end_step());
+    planner.hand_in(run(task));
+    let adopted = planner.adopt(&planner.message()).unwrap().unwrap();
+    // 1 % of 128, of each its own kind.
+    let keep = |values| Setting::TopK(TopK { keep: 2, values });
+    assert!(
+        adopted.settings.iter().zip([Dtype::F16, Dtype::Bf16]).all(|(&found, dtype)| {
+            matches!((found, keep(dtype)), (Setting::TopK(a), Setting::TopK(b)) if a.values == b.values)
+        }),
+        "{:?}",
+        adopted.settings
+    );
+}

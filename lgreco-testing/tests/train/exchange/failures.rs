@@ -1,0 +1,240 @@
+//! Workers that fail, disagree or send what cannot be read.
+
+use super::*;
+use lgreco_train::CoreError;
+
+#[test]
+fn workers_that_disagree_are_named() {
+    let sound = case(&hybrid(), 3, Route::AllGather);
+    let differ = |change: fn(&mut Case)| {
+        let mut other = sound.clone();
+        change(&mut other);
+        let results = threads::run(3, |mut worker| match worker.rank() {
+            1 => other.exchange(&mut worker, None),
+            _ => sound.exchange(&mut worker, None),
+        });
+        assert_eq!(results, vec![Err(Error::PeerPlan { rank: 1 }); 3]);
+    };
+    differ(|case| case.step += 1);
+    differ(|case| case.seed += 1);
+    differ(|case| case.route = Route::ScatterReduce);
+    differ(|case| case.layers[1].0 = qsgd(5, 16, Rounding::Stochastic));
+    differ(|case| case.layers[1].1 = shape(31, 9));
+    differ(|case| case.layers[3].0 = topk(6));
+    differ(|case| case.layers[8].0 = clt(6));
+    differ(|case| case.layers.truncate(9));
+    let factors = |x: f32| {
+        let zeros = |(s, shape): &(Setting, Shape)| {
+            if *s == LOW_RANK { vec![x; 2.min(shape.cols()) * shape.cols()] } else { vec![] }
+        };
+        Some(sound.layers.iter().map(zeros).collect())
+    };
+    let results = threads::run(3, |mut worker| {
+        let factors = factors((worker.rank() / 2) as f32);
+        sound.exchange(&mut worker, factors)
+    });
+    assert_eq!(results, vec![Err(Error::PeerPlan { rank: 2 }); 3]);
+}
+
+/// A worker whose outgoing messages are changed: bytes `at` of its `call`-th gather or exchange are xored.
+struct Tampered<'a> {
+    inner: ThreadCollective,
+    call: usize,
+    at: &'a [usize],
+    with: u8,
+}
+
+impl Tampered<'_> {
+    fn spoil(&mut self, bytes: &mut [u8]) {
+        if self.call == 0 && !bytes.is_empty() {
+            let len = bytes.len();
+            self.at.iter().for_each(|at| bytes[at % len] ^= self.with);
+        }
+        self.call = self.call.wrapping_sub(1);
+    }
+}
+
+impl Collective for Tampered<'_> {
+    fn rank(&self) -> u32 {
+        self.inner.rank()
+    }
+    fn world_size(&self) -> u32 {
+        self.inner.world_size()
+    }
+    fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
+        self.inner.all_reduce_sum(values)
+    }
+    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        let len = buffer.len() / self.world_size() as usize;
+        self.spoil(&mut buffer[self.inner.rank() as usize * len..][..len]);
+        self.inner.all_gather(buffer)
+    }
+    fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        let start = |rank: u32| lens[..rank as usize].iter().sum::<u64>() as usize;
+        let own = start(self.rank())..start(self.rank() + 1);
+        self.spoil(&mut buffer[own]);
+        self.inner.all_gather_each(lens, buffer)
+    }
+    fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError> {
+        self.inner.broadcast(root, bytes)
+    }
+    fn all_to_all(
+        &mut self,
+        send: &[u8],
+        send_lens: &[u64],
+        received: &mut [u8],
+        received_lens: &[u64],
+    ) -> Result<(), CollectiveError> {
+        let mut send = send.to_vec();
+        self.spoil(&mut send);
+        self.inner.all_to_all(&send, send_lens, received, received_lens)
+    }
+}
+
+/// The results when rank 1 sends something else; afterwards the workers are still in step.
+pub(super) fn tamper(case: &Case, call: usize, at: usize, with: u8) -> Vec<Result<Outcome, Error>> {
+    tamper_in(case, call, &[at], with, |exchange| exchange())
+}
+
+/// The same of several bytes, where exchanges are made by `run`.
+pub(super) fn tamper_in(
+    case: &Case,
+    call: usize,
+    at: &[usize],
+    with: u8,
+    run: impl Fn(&mut (dyn FnMut() -> Result<Outcome, Error> + Send)) -> Result<Outcome, Error> + Sync,
+) -> Vec<Result<Outcome, Error>> {
+    threads::run(case.world(), |inner| {
+        let call = if inner.rank() == 1 { call } else { usize::MAX };
+        let mut worker = Tampered { inner, call, at, with };
+        let result = run(&mut || case.exchange(&mut worker, None));
+        worker.call = usize::MAX;
+        let clean = case.exchange(&mut worker, None);
+        assert!(clean.is_ok(), "{clean:?}");
+        result
+    })
+}
+
+#[test]
+fn messages_that_cannot_be_decoded_name_their_sender() {
+    let layers = [(qsgd(4, 16, Rounding::Nearest), shape(20, 10)), (topk(9), shape(30, 2))];
+    let gather = case(&layers, 3, Route::AllGather);
+    // Behind the slip: magic, method and rows.
+    for (at, code) in [(16, 40), (18, 41), (24, 41)] {
+        assert_eq!(tamper(&gather, 1, at, 3), vec![Err(Error::PeerMessage { rank: 1, code }); 3]);
+    }
+    // Announced lengths that are not the message's, or beyond all payloads can take; payloads that state another k.
+    let variable = case(&[(hard(0.7), shape(40, 1)), (hard(0.1), shape(40, 1))], 3, Route::ScatterReduce);
+    for (call, at, with) in
+        [(0, 16, 1), (0, 16, 2), (0, 17, 1), (0, 17, 0x40), (0, 23, 0x80), (1, 20, 1), (1, 20, 64), (1, 16, 1)]
+    {
+        let results = tamper(&variable, call, at, with);
+        assert!(results.iter().all(|r| matches!(r, Err(Error::PeerMessage { rank: 1, .. }))), "{at}: {results:?}");
+    }
+    // 0 x 2 instead of 0 x 3: decodes to as many values, but is not this tensor.
+    let results = tamper(&case(&[(topk(0), shape(0, 3))], 2, Route::AllGather), 1, 28, 1);
+    assert_eq!(results, vec![Err(Error::PeerMessage { rank: 1, code: 41 }); 2]);
+
+    // Rank 0 cannot read what rank 1 sends it, and cannot serve the others.
+    let scatter = case(&layers, 3, Route::ScatterReduce);
+    let results = tamper(&scatter, 1, 16, 3);
+    assert_eq!(results[0], Err(Error::PeerMessage { rank: 1, code: 40 }));
+    assert_eq!(results[1..], vec![Err(Error::Peer { rank: 0, code: 83 }); 2]);
+    // What rank 1 hands out, the others cannot read.
+    let results = tamper(&scatter, 2, 16, 3);
+    assert!(results[1].is_ok());
+    assert_eq!([&results[0], &results[2]], [&Err(Error::PeerMessage { rank: 1, code: 40 }); 2]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+    #[test]
+    fn spoilt_messages_fail_on_all_or_leave_all_alike(call in 0usize..3, at: usize, with in 1u8.., scatter: bool) {
+        let results = tamper(&case(&hybrid(), 3, ROUTES[scatter as usize]), call, at, with);
+        let good = results.iter().filter(|r| r.is_ok()).count();
+        // Of the second compression's payloads the sender keeps what it meant to send.
+        prop_assert!(good == 0 || good == 3 || (scatter && call == 2), "{results:?}");
+        if good == 3 && !(scatter && call == 2) {
+            let means = |r: &Result<Outcome, Error>| r.as_ref().unwrap().mean.clone();
+            prop_assert_eq!(means(&results[0]), means(&results[1]));
+            prop_assert_eq!(means(&results[0]), means(&results[2]));
+        }
+    }
+}
+
+#[test]
+fn sums_that_leave_f32_are_errors_on_all() {
+    let shape = shape(4, 4);
+    let per_setting = [
+        Setting::Dense,
+        topk(16),
+        clt(16),
+        clt(3),
+        hard(1.0),
+        adacomp(16),
+        sidco(1.0, 1),
+        loco(16),
+        qsgd(8, 16, Rounding::Nearest),
+        LOW_RANK,
+    ];
+    for (setting, route) in per_setting.into_iter().flat_map(|s| ROUTES.map(|r| (s, r))) {
+        let gradients = vec![vec![vec![3e38; 16]]; 3];
+        let results =
+            Case { layers: vec![(setting, shape)], gradients, route, reduce_dtype: Dtype::F32, seed: 5, step: 0 }.run();
+        let told = |r: &_| matches!(r, Err(Error::Core(CoreError::Overflow { .. }) | Error::Peer { code: 5, .. }));
+        assert!(results.iter().all(told), "{setting}: {results:?}");
+        assert!(
+            results.iter().any(|r| matches!(r, Err(Error::Core(CoreError::Overflow { .. })))),
+            "{setting}: {results:?}"
+        );
+    }
+}
+
+/// Only rank 0 overflows, between the two all-reduces: 16 · 1.6e38 / 4 is too large for its `Q`.
+#[test]
+fn a_failure_between_the_factors_reaches_all() {
+    let shape = shape(16, 1);
+    let gradients = vec![vec![vec![1.6e38; 16]], vec![vec![0.0; 16]], vec![vec![0.0; 16]]];
+    let case = Case {
+        layers: vec![(LOW_RANK, shape)],
+        gradients,
+        route: Route::AllGather,
+        reduce_dtype: Dtype::F32,
+        seed: 5,
+        step: 0,
+    };
+    let mut sound = case.clone();
+    sound.gradients[0][0].fill(1.0);
+    let results = threads::run(3, |mut worker| {
+        let failed = case.exchange(&mut worker, None).unwrap_err();
+        (failed, sound.exchange(&mut worker, None).is_ok())
+    });
+    let other = (Error::Peer { rank: 0, code: 5 }, true);
+    assert_eq!(results, [(Error::Core(CoreError::Overflow { what: "PowerSGD factor Q" }), true), other, other]);
+}
+
+#[test]
+fn a_short_workspace_on_one_worker_is_an_error_on_all() {
+    let layers = hybrid();
+    let case = case(&layers[..1], 2, Route::AllGather);
+    let results = threads::run(2, |mut worker| {
+        let gradient = Gradient::new(Values::F32(&case.gradients[0][0]), shape(7, 1)).unwrap();
+        let mut mean = [0.0; 7];
+        let layer = Layer {
+            index: 0,
+            setting: Setting::Dense,
+            gradient: gradient.into(),
+            fresh: None,
+            sent: 0,
+            late: None,
+            shards: &[],
+            mean: ValuesMut::F32(&mut mean),
+            own: None,
+            factor: &mut [],
+        };
+        let words = if worker.rank() == 0 { 8 } else { 100 };
+        aggregate(&mut worker, &mut [layer], Route::AllGather, 5, 3, &mut vec![0; words])
+    });
+    assert!(matches!(results[0], Err(Error::Core(CoreError::Length { .. }))));
+    assert_eq!(results[1], Err(Error::Peer { rank: 0, code: 1 }));
+}

@@ -1,0 +1,52 @@
+//! The bits of means, contributions and factors, as they were written down when every exchange began with a message of
+//! its own and made all of its collectives itself.
+
+use super::*;
+use lgreco_core::internal::checksum::Hash;
+
+/// Of what every rank gets in some steps of one run.
+fn digest(layers: &[(Setting, Shape)], world: u32, route: Route) -> u64 {
+    let outcomes = threads::run(world, |mut worker| {
+        let mut case = case(layers, world, route);
+        let mut hash = Hash::START;
+        let mut factors = None;
+        for step in 0..4 {
+            case.step = step;
+            case.gradients.iter_mut().flatten().flatten().for_each(|x| *x = -0.9 * *x + 0.01);
+            let outcome = case.exchange(&mut worker, factors).unwrap();
+            let values = outcome.mean.iter().chain(&outcome.own).chain(&outcome.factors).flatten();
+            hash = values.fold(hash, |hash, x| hash.add(x.to_bits().into()));
+            factors = Some(outcome.factors);
+        }
+        hash.0
+    });
+    outcomes.into_iter().fold(Hash::START, Hash::add).0
+}
+
+#[test]
+fn bits_are_as_they_were() {
+    let all = hybrid();
+    let without_products: Vec<_> = all.iter().copied().filter(|(setting, _)| *setting != LOW_RANK).collect();
+    let digests = |layers: &[_]| [1, 2, 3, 5].map(|world| ROUTES.map(|route| digest(layers, world, route)));
+    assert_eq!(
+        digests(&without_products),
+        [
+            [3640906206715682671, 3640906206715682671],
+            [7290350163722901114, 17107182035180404766],
+            [9995806144801145983, 9285452627501169903],
+            [4640918445433540813, 14636459129720532625]
+        ]
+    );
+    // Last bits of matrixmultiply's products differ between processors.
+    if !cfg!(feature = "gemm") {
+        assert_eq!(
+            digests(&all),
+            [
+                [14342195708003793192, 14342195708003793192],
+                [10056572855900785630, 4455988333891515264],
+                [17269628807211217691, 9648551655085505973],
+                [703510451704189762, 7365410059976763123]
+            ]
+        );
+    }
+}

@@ -1,0 +1,112 @@
+//! Sums that travel as bf16.
+
+use super::*;
+
+fn program(setting: Setting, route: Route, shards: &[u64]) -> Program {
+    let moment = Moment { rank: 1, world_size: 2, route, reduce_dtype: Dtype::Bf16, seed: 1, step: 0, terms: 0 };
+    let spec = Spec { shards, ..Spec::from((setting, shape(10, 10), Dtype::F32)) };
+    Program::new([spec].into_iter(), moment, Agreement::Reached, 0).unwrap()
+}
+
+/// Values of two bytes, and three of them per rank behind them.
+#[test]
+fn sums_take_half_the_bytes() {
+    let rounds = |setting, route, shards: &[u64]| -> Vec<_> {
+        program(setting, route, shards).rounds().map(|(_, round)| round).collect()
+    };
+    let whole = Round::AllReduceSumBf16 { values: 100 + 2 * 3 };
+    assert_eq!(rounds(Setting::Dense, Route::AllGather, &[]), [whole]);
+    assert_eq!(whole.buffer_len(2), 2 * 106);
+    let scattered = Round::ReduceScatterSumBf16 { values: 100 + 2 * 2 * 3, own: 60 + 2 * 3 };
+    assert_eq!(rounds(Setting::Dense, Route::Sharded, &[40, 100]), [scattered]);
+    assert_eq!(rounds(LOW_RANK, Route::AllGather, &[]), [Round::AllReduceSumBf16 { values: 20 + 2 * 3 }; 2]);
+}
+
+#[test]
+fn f16_is_refused() {
+    let moment = Moment { reduce_dtype: Dtype::F16, ..program(Setting::Dense, Route::AllGather, &[]).moment };
+    let mut host = Host { layers: &mut [], workspace: &mut [] };
+    let refused = Flight::begin(&mut host, moment, Agreement::Reached, None).unwrap_err();
+    assert_eq!(refused.to_string(), "code of the reduce dtype is 1, expected f32 (0) or bf16 (2)");
+}
+
+/// Ranks that would sum other types are told, before anything else is exchanged.
+#[test]
+fn ranks_that_sum_different_types_are_told() {
+    let whole = case(&[(LOW_RANK, shape(12, 10)), (Setting::Dense, shape(7, 1))], 3, Route::AllGather);
+    let results = threads::run(3, |mut worker| {
+        let case = if worker.rank() == 1 { halved(&whole) } else { whole.clone() };
+        case.exchange(&mut worker, None).map(drop)
+    });
+    assert_eq!(results, [Err(Error::PeerPlan { rank: 1 }); 3]);
+}
+
+/// What rounding keeps from being sent stays where what is to be sent came from.
+#[test]
+fn residuals_keep_what_rounding_leaves() {
+    let setting = Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 });
+    for (setting, route) in [
+        (Setting::Dense, Route::AllGather),
+        (Setting::Dense, Route::Sharded),
+        (clt(20), Route::AllGather),
+        (setting, Route::AllGather),
+    ] {
+        let halves = halved(&case(&[(setting, shape(9, 8))], 2, route));
+        let shards = [31, 72];
+        let outcomes = threads::run(2, |mut worker| {
+            let rank = worker.rank();
+            let sent = halves.gradients[rank as usize][0].clone();
+            let (mut left, mut own) = (sent.clone(), vec![0.0; sent.len()]);
+            let shards = if route == Route::Sharded { &shards[..] } else { &[] };
+            let spec = Spec { shards, ..Spec::from((setting, shape(9, 8), Dtype::F32)) };
+            let wanted = if route == Route::Sharded { spec.shard(rank).len() } else { spec.shape.elements() };
+            let mut mean = vec![0.0; wanted];
+            let mut factor = vec![0.0; if matches!(setting, Setting::PowerSgd(_)) { 2 * 8 } else { 0 }];
+            let layer = Layer {
+                index: 0,
+                setting,
+                gradient: Input::Compensated { values: &mut left, shape: shape(9, 8) },
+                fresh: None,
+                sent: 0,
+                late: None,
+                shards,
+                mean: ValuesMut::F32(&mut mean),
+                own: Some(&mut own),
+                factor: &mut factor,
+            };
+            let words = workspace_len([spec].into_iter(), route, 2).unwrap();
+            let mut host = Host { layers: &mut [layer], workspace: &mut vec![0; words] };
+            let world_size = 2;
+            let moment = Moment { rank, world_size, route, reduce_dtype: Dtype::Bf16, seed: 5, step: 0, terms: 0 };
+            let mut flight = Flight::begin(&mut host, moment, Agreement::Needed, None).unwrap();
+            while let Some(request) = flight.next(&mut host).unwrap() {
+                request.perform(&mut worker).unwrap();
+            }
+            let rounded = |x: f32| Bf16::from_f32(x).to_f32();
+            let contribution = |at: usize| match setting {
+                Setting::Dense => rounded(sent[at]),
+                Setting::CltK(_) if left[at] != sent[at] => rounded(sent[at]),
+                Setting::CltK(_) => 0.0,
+                _ => own[at],
+            };
+            for (at, (&sent, &left)) in sent.iter().zip(&left).enumerate() {
+                let lost = sent - contribution(at) - left;
+                assert!(lost.abs() <= 1e-6, "{setting}: of {sent} {lost} is lost");
+            }
+            assert!(sent.iter().zip(&left).filter(|(sent, left)| **left != 0.0 && left != sent).count() > 10);
+            mean
+        });
+        assert!(outcomes.iter().all(|mean| mean.iter().any(|&x| x != 0.0)));
+    }
+}
+
+/// A worker's contribution is what its rounded values and factors come to.
+#[test]
+fn alone_the_mean_is_the_contribution() {
+    for layer in [(Setting::Dense, shape(7, 5)), (clt(9), shape(6, 6)), (LOW_RANK, shape(12, 10))] {
+        for outcome in halved(&case(&[layer], 1, Route::AllGather)).run() {
+            let Outcome { mean, own, .. } = outcome.unwrap();
+            assert_eq!(mean, own, "{}", layer.0);
+        }
+    }
+}

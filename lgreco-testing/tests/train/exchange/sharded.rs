@@ -1,0 +1,233 @@
+//! Ranks that want the mean of their shard alone.
+
+use super::*;
+use lgreco_train::CoreError;
+
+/// Methods whose contributions do not depend on where a layer is divided, in rows that quantiser buckets divide.
+fn divisible() -> Vec<(Setting, Shape)> {
+    vec![
+        (Setting::Dense, shape(7, 3)),
+        (qsgd(4, 16, Rounding::Nearest), shape(9, 32)),
+        (LOW_RANK, shape(12, 10)),
+        (clt(7), shape(20, 4)),
+        (loco(8), shape(15, 16)),
+        (Setting::Dense, shape(33, 1)),
+        (LOW_RANK, shape(3, 8)),
+        (Setting::Qsgd(Qsgd { bits: 3, bucket: 1, scale: Scale::MinMax, rounding: Rounding::Nearest }), shape(5, 1)),
+        (clt(5), shape(5, 1)),
+    ]
+}
+
+/// Every rank's means, put together, are those of an exchange of everything, and so are contributions.
+#[test]
+fn shards_are_the_bits_of_the_whole() {
+    for world in [1, 2, 3, 5] {
+        // Rows; a layer on a rank; and ranges of the flat bucket for layers with buckets of one element.
+        for (seed, layers) in [(0, divisible()), (2, divisible()), (1, divisible())] {
+            let aligned = |(l, (setting, _)): &(usize, (Setting, Shape))| {
+                (*l as u64 + seed) % 3 != 1
+                    || !matches!(setting, Setting::Qsgd(Qsgd { bucket: 2.., .. }) | Setting::LoCo(_))
+            };
+            // What is not aligned goes out, and an empty layer comes into its place.
+            let layers = (0..).zip(layers).map(|layer| match aligned(&layer) {
+                true => layer.1,
+                false => (Setting::Dense, shape(0, 1)),
+            });
+            let layers: Vec<_> = layers.collect();
+            let mut whole = case(&layers, world, Route::AllGather);
+            whole.seed = seed;
+            let sharded = Case { route: Route::Sharded, ..whole.clone() };
+            assert_eq!(whole.run(), sharded.run(), "{world} workers, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn one_round_per_bucket_unless_there_are_factors() {
+    let rounds = |setting| {
+        let moment = Moment {
+            rank: 1,
+            world_size: 2,
+            route: Route::Sharded,
+            reduce_dtype: Dtype::F32,
+            seed: 1,
+            step: 0,
+            terms: 0,
+        };
+        let spec = Spec { shards: &[40, 100], ..Spec::from((setting, shape(10, 10), Dtype::F32)) };
+        let program = Program::new([spec].into_iter(), moment, Agreement::Reached, 0).unwrap();
+        program.rounds().map(|(_, round)| round).collect::<Vec<_>>()
+    };
+    assert_eq!(rounds(Setting::Dense), [Round::ReduceScatterSum { values: 100 + 2 * 2, own: 60 + 2 }]);
+    // 16 bytes of slip, 16 of header, 4 per bucket, 4 bits per element.
+    let quantised = Round::AllToAll { send: 16 + 16 + 3 * 4 + 20, received: 16 + 16 + 4 * 4 + 30 };
+    assert_eq!(rounds(qsgd(4, 16, Rounding::Nearest)), [quantised]);
+    assert_eq!(rounds(LOW_RANK), [Round::AllReduceSum { values: 20 + 2 }; 2]);
+}
+
+/// What a space makes is what the program says of it.
+#[test]
+fn pieces_are_told() {
+    let moment =
+        Moment { rank: 0, world_size: 3, route: Route::Sharded, reduce_dtype: Dtype::F32, seed: 1, step: 0, terms: 0 };
+    let layer = |setting, shards| Spec { shards, ..Spec::from((setting, shape(10, 4), Dtype::F32)) };
+    let layers = [layer(topk(10), &[8, 8, 40]), layer(Setting::Dense, &[4, 8, 40]), layer(loco(3), &[20, 21, 40])];
+    let program = Program::new(layers.into_iter(), moment, Agreement::Reached, 0).unwrap();
+    let pieces = |owner| program.pieces(layers.into_iter(), owner).map(Result::unwrap).collect::<Vec<_>>();
+    let told = |owner| pieces(owner).into_iter().map(|(place, piece)| (place, piece.range)).collect::<Vec<_>>();
+    assert_eq!(
+        [told(0), told(1), told(2)],
+        [vec![(0, 0..8), (2, 0..20)], vec![(2, 20..21)], vec![(0, 8..40), (2, 21..40)]]
+    );
+    assert_eq!((pieces(0)[0].1.setting, pieces(2)[0].1.setting), (topk(2), topk(8)));
+    for owner in 0..3 {
+        let len = pieces(owner).iter().map(|(_, piece)| piece.payload_len).sum::<usize>();
+        assert_eq!(program.part_len(Part::ShardPayloads, layers.into_iter(), owner), Ok(Slip::LEN + len));
+    }
+}
+
+#[test]
+fn what_cannot_be_sharded_is_refused() {
+    let refused = |setting, shards: &[u64]| {
+        let spec = Spec { shards, ..Spec::from((setting, shape(5, 4), Dtype::F32)) };
+        workspace_len([spec].into_iter(), Route::Sharded, 2).map_err(|error| std::string::ToString::to_string(&error))
+    };
+    assert!(refused(Setting::Dense, &[0, 20]).is_ok());
+    let ends = "expected not before the last rank's, and at last that of the layer";
+    for (setting, shards, why) in [
+        (Setting::Dense, &[20][..], "ends of shards, one per rank: expected 2, found 1"),
+        (Setting::Dense, &[], "ends of shards, one per rank: expected 2, found 0"),
+        (Setting::Dense, &[10, 19], &format!("end of a shard is 19, {ends}")),
+        (topk(3), &[21, 20], &format!("end of a shard is 20, {ends}")),
+        (
+            hard(0.5),
+            &[10, 20],
+            "route is 2, expected one that does not shard, for methods whose lengths the values decide",
+        ),
+    ] {
+        assert_eq!(refused(setting, shards), Err(why.into()));
+    }
+}
+
+/// A rank that finds fault with its own shard knows it alone; the others are told by its next exchange.
+#[test]
+fn a_shard_that_overflows_is_told_next() {
+    for setting in [Setting::Dense, loco(4)] {
+        let layers = [(setting, shape(6, 4))];
+        let mut case = case(&layers, 2, Route::Sharded);
+        case.seed = 0;
+        // Only rank 1's rows.
+        case.gradients.iter_mut().for_each(|layers| layers[0][12..].fill(3e38));
+        let results = threads::run(2, |mut worker| case.exchange(&mut worker, None).map(drop));
+        let overflow = Error::Core(CoreError::Overflow { what: "the sum over the workers" });
+        assert_eq!(results, [Ok(()), Err(overflow)], "{setting}");
+    }
+}
+
+/// A shard of CLT-k that leaves f16 on one rank alone, beside a dense layer whose collective is still to come.
+#[test]
+fn a_shard_that_leaves_its_type_does_not_keep_the_others_waiting() {
+    use lgreco_train::compress::clt::CltK;
+    use lgreco_train::gradient::{Element, F16};
+    let shape = shape(6, 4);
+    let results = threads::run(2, |mut worker| {
+        let rank = worker.rank();
+        let moment =
+            Moment { rank, world_size: 2, route: Route::Sharded, reduce_dtype: Dtype::F32, seed: 7, step: 0, terms: 0 };
+        let (ends, range) = ([12, 24], 12 * rank as usize..12 * (rank as usize + 1));
+        let mut wide = [1.0f32; 24];
+        wide[17] = 1e6;
+        let dense = [1.0f32; 24];
+        let (mut narrow, mut mean) = ([F16::from_f32(0.0); 24], [0.0; 24]);
+        let layer = |index, setting, gradient, mean| Layer {
+            index,
+            setting,
+            gradient,
+            fresh: None,
+            sent: 0,
+            late: None,
+            shards: &ends,
+            mean,
+            own: None,
+            factor: &mut [],
+        };
+        let compensated = Input::Compensated { values: &mut wide, shape };
+        let gradient = Gradient::new(Values::F32(&dense), shape).unwrap();
+        let mut layers = [
+            layer(0, Setting::CltK(CltK { keep: 3 }), compensated, ValuesMut::F16(&mut narrow[range.clone()])),
+            layer(1, Setting::Dense, gradient.into(), ValuesMut::F32(&mut mean[range])),
+        ];
+        let mut host = Host { layers: &mut layers, workspace: &mut vec![0; 1000] };
+        let mut flight = Flight::begin(&mut host, moment, Agreement::Needed, None)?;
+        let outcome = loop {
+            match flight.next(&mut host) {
+                Ok(Some(request)) => request.perform(&mut worker)?,
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        assert_eq!(flight.next(&mut host).map(drop), outcome, "it has ended");
+        outcome
+    });
+    let overflow = Error::Core(CoreError::ElementOverflow { index: 17, value: 1e6 });
+    let told = Error::Peer { rank: 1, code: overflow.code() };
+    assert!(results == [Ok(()), Err(overflow)] || results == [Err(told), Err(overflow)], "{results:?}");
+}
+
+#[test]
+fn ranks_with_other_shards_are_named() {
+    let layers = [(Setting::Dense, shape(6, 4)), (topk(4), shape(6, 4))];
+    let (sound, mut other) = (case(&layers, 3, Route::Sharded), case(&layers, 3, Route::Sharded));
+    other.seed += 1;
+    let results = threads::run(3, |mut worker| {
+        let case = if worker.rank() == 2 { &other } else { &sound };
+        // They follow from the case's seed.
+        let shards = case.shards();
+        let (rank, route) = (worker.rank(), Route::Sharded);
+        let moment = Moment { rank, world_size: 3, route, reduce_dtype: Dtype::F32, seed: 7, step: 0, terms: 0 };
+        let gradients = &case.gradients[worker.rank() as usize];
+        let mut means: Vec<_> = (0..2).map(|l| vec![0.0; 24 * (l + 1)]).collect();
+        let mut layers = Vec::new();
+        for ((index, mean), (values, shards)) in (0..).zip(&mut means).zip(gradients.iter().zip(&shards)) {
+            let (setting, shape) = case.layers[index as usize];
+            let spec = Spec { shards, ..Spec::from((setting, shape, Dtype::F32)) };
+            layers.push(Layer {
+                index,
+                setting,
+                gradient: Gradient::new(Values::F32(values), shape).unwrap().into(),
+                fresh: None,
+                sent: 0,
+                late: None,
+                shards,
+                mean: ValuesMut::F32(&mut mean[..spec.shard(moment.rank).len()]),
+                own: None,
+                factor: &mut [],
+            });
+        }
+        let mut host = Host { layers: &mut layers, workspace: &mut vec![0; 1000] };
+        let mut flight = Flight::begin(&mut host, moment, Agreement::Needed, None)?;
+        while let Some(request) = flight.next(&mut host)? {
+            request.perform(&mut worker)?;
+        }
+        Ok(())
+    });
+    assert_eq!(results, [Err(Error::PeerPlan { rank: 2 }); 3]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+    /// Who agrees, and how everybody fares, is told to all; what else is wrong with a message only its receiver can
+    /// know.
+    #[test]
+    fn spoilt_messages_are_refused_or_decoded(call in 0usize..2, at: usize, with in 1u8..) {
+        let layers = fitting(&hybrid(), Route::Sharded);
+        let results = super::failures::tamper(&case(&layers, 3, Route::Sharded), call, at, with);
+        for (rank, result) in results.iter().enumerate() {
+            let named = matches!(
+                result,
+                Ok(_) | Err(Error::PeerMessage { rank: 1, .. } | Error::PeerPlan { .. } | Error::Peer { .. })
+            );
+            prop_assert!(named, "rank {rank}: {:?}", result.as_ref().err());
+        }
+    }
+}

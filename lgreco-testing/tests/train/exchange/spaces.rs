@@ -1,0 +1,110 @@
+//! The suite for other spaces: the host's own passes it, and one that errs does not.
+
+use super::*;
+use lgreco_testing::exchange::{Bucket, OnHost, check_message, check_space, check_space_damage, check_space_failures};
+use lgreco_testing::exchange::{damaged_members, members, on_host};
+use lgreco_train::CoreError;
+
+#[test]
+fn the_host_does_as_the_host() {
+    check_space(&members(), true, on_host);
+    check_space_failures(&members(), on_host);
+    check_space_damage(&damaged_members(), 0, 7, on_host);
+    for (change, good) in [(&[][..], true), (&[1], false)] {
+        assert_eq!(check_message(change, &mut on_host(&damaged_members(), false, 1)), good);
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    Mean,
+    /// Of a layer under PowerSGD.
+    Product,
+    Residual,
+    /// Random bits of another seed.
+    Message,
+    /// A residual that changes though the exchange fails.
+    Failure,
+    /// An error without its place.
+    Error,
+    /// A damaged message that is taken for a sound one of zeros.
+    Damage,
+}
+
+/// The host's, with a fault; what it sends is looked at byte by byte, or as what is sent in a form of its own.
+struct Erring<const AS_HOST: bool> {
+    host: OnHost,
+    fault: Option<Fault>,
+}
+
+impl<const AS_HOST: bool> Bucket for Erring<AS_HOST> {
+    const SENDS_AS_HOST: bool = AS_HOST;
+
+    fn exchange(
+        &mut self,
+        gradients: &[Vec<u8>],
+        mut moment: Moment,
+        agreement: Agreement,
+        collective: &mut impl Collective,
+    ) -> Result<(), Error> {
+        moment.seed ^= u64::from(self.fault == Some(Fault::Message));
+        match (self.host.exchange(gradients, moment, agreement, collective), self.fault) {
+            (Err(error), Some(Fault::Failure)) => {
+                self.host.residuals.iter_mut().flatten().flatten().for_each(|x| *x += 1.0);
+                Err(error)
+            }
+            (Err(Error::Core(CoreError::NonFinite { value, .. })), Some(Fault::Error)) => {
+                Err(Error::Core(CoreError::NonFinite { index: 0, value }))
+            }
+            (Err(Error::PeerMessage { .. }), Some(Fault::Damage)) => Ok(()),
+            (result, _) => result,
+        }
+    }
+
+    fn means(&mut self) -> Vec<Vec<u8>> {
+        let mut means = self.host.means();
+        if self.fault == Some(Fault::Mean) {
+            means[0][1] ^= 1;
+        }
+        if self.fault == Some(Fault::Product) {
+            // The sign of a value.
+            means[23][3] ^= 0x80;
+        }
+        means
+    }
+
+    fn residuals(&mut self) -> Option<Vec<Vec<f32>>> {
+        let mut residuals = self.host.residuals();
+        if let (Some(Fault::Residual), Some(residuals)) = (self.fault, &mut residuals) {
+            residuals[0][1] = f32::from_bits(residuals[0][1].to_bits() ^ 1);
+        }
+        residuals
+    }
+}
+
+fn run<const AS_HOST: bool>(fault: Option<Fault>, check: &str) {
+    let open = |members: &[_], feedback, world| Erring::<AS_HOST> { host: on_host(members, feedback, world), fault };
+    match check {
+        "steps" => check_space(&members(), true, open),
+        "failures" => check_space_failures(&members(), open),
+        _ => check_space_damage(&damaged_members(), 0, 7, open),
+    }
+}
+
+#[test]
+fn spaces_that_err_are_found() {
+    ["steps", "failures", "damage"].into_iter().for_each(|check| run::<false>(None, check));
+    for (fault, check) in [
+        (Fault::Mean, "steps"),
+        (Fault::Product, "steps"),
+        (Fault::Residual, "steps"),
+        (Fault::Message, "steps"),
+        (Fault::Failure, "failures"),
+        (Fault::Error, "failures"),
+        (Fault::Damage, "damage"),
+    ] {
+        assert!(std::panic::catch_unwind(|| run::<true>(Some(fault), check)).is_err(), "{fault:?} was not found");
+        let found = std::panic::catch_unwind(|| run::<false>(Some(fault), check));
+        assert!(found.is_err(), "{fault:?} was not found in messages of another form");
+    }
+}

@@ -1,0 +1,118 @@
+//! Payloads whose length depends on the values.
+
+use super::*;
+use lgreco_train::compress::Compressor;
+use lgreco_train::feedback::{Memory, Residual, Rule};
+
+/// A worker that notes how many bytes it gathers.
+struct Counting(ThreadCollective, Vec<u64>);
+
+impl Collective for Counting {
+    fn rank(&self) -> u32 {
+        self.0.rank()
+    }
+    fn world_size(&self) -> u32 {
+        self.0.world_size()
+    }
+    fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
+        self.0.all_reduce_sum(values)
+    }
+    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        self.1.push(buffer.len() as u64 / self.world_size() as u64);
+        self.0.all_gather(buffer)
+    }
+    fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        self.1.push(lens[self.rank() as usize]);
+        self.0.all_gather_each(lens, buffer)
+    }
+    fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError> {
+        self.0.broadcast(root, bytes)
+    }
+}
+
+/// What a worker sends is what it has to send, not the most it might have; fixed and variable payloads share a message.
+#[test]
+fn messages_are_as_long_as_their_payloads() {
+    let layers = [(hard(0.5), shape(100, 1)), (topk(3), shape(50, 1)), (adacomp(10), shape(60, 1))];
+    let mut case = case(&layers, 3, Route::AllGather);
+    // Rank 1 has only zeros: headers, three values with positions, and a scale.
+    case.gradients[1].iter_mut().flatten().for_each(|x| *x = 0.0);
+    let sent = threads::run(3, |worker| {
+        let mut worker = Counting(worker, vec![]);
+        case.exchange(&mut worker, None).unwrap();
+        worker.1
+    });
+    for (rank, sent) in sent.into_iter().enumerate() {
+        let expected: usize = (0..3)
+            .map(|l| {
+                let (setting, shape) = layers[l];
+                let gradient = Gradient::new(Values::F32(&case.gradients[rank][l]), shape).unwrap();
+                let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
+                let mut workspace = vec![0; setting.encode_workspace_len(shape, Dtype::F32)];
+                setting.encode(&gradient, Stream::default(), &mut workspace, &mut payload).unwrap()
+            })
+            .sum();
+        assert_eq!(sent, [24, 16 + expected as u64]);
+        assert!(rank != 1 || expected == 16 + 16 + topk(3).payload_len(shape(50, 1), Dtype::F32).unwrap() + 4);
+    }
+}
+
+/// AdaComp over the exchange, told what is fresh, sends what a memory's whole step sends.
+#[test]
+fn adacomp_with_memories() {
+    let (shape, rule) = (shape(90, 1), Rule::Residual(Residual::CLASSIC));
+    let setting = adacomp(15);
+    let results = threads::run(2, |mut worker| {
+        let new = || Memory::new(rule, shape, vec![0; rule.state_len(shape)]).unwrap();
+        let (mut halves, mut whole) = (new(), new());
+        for step in 0..20 {
+            let values = noise(step as u64, 0, worker.rank(), 90);
+            let g = Gradient::new(Values::F32(&values), shape).unwrap();
+            let (mut p, mut mean, mut own) = (vec![0.0; 90], vec![0.0; 90], vec![0.0; 90]);
+            halves.compensate(&g, &mut p).unwrap();
+            let words = workspace_len([(setting, shape, Dtype::F32)].into_iter(), Route::AllGather, 2).unwrap();
+            let gradient = Gradient::new(Values::F32(&p), shape).unwrap();
+            let own_values = Some(&mut own[..]);
+            let layer = Layer {
+                index: 0,
+                setting,
+                gradient: gradient.into(),
+                fresh: Some(g),
+                sent: 0,
+                late: None,
+                shards: &[],
+                mean: ValuesMut::F32(&mut mean),
+                own: own_values,
+                factor: &mut [],
+            };
+            aggregate(&mut worker, &mut [layer], Route::AllGather, 5, step, &mut vec![0; words]).unwrap();
+            halves.update(&g, &own, Stream::default()).unwrap();
+
+            let mut message = vec![0; whole.message_len(&setting, Dtype::F32).unwrap()];
+            let mut decoded = vec![0.0; 90];
+            whole.step(&setting, &g, Stream::default(), &mut [], &mut message, &mut decoded).unwrap();
+            assert_eq!(own, decoded, "step {step}");
+        }
+        halves.squared_norm() == whole.squared_norm()
+    });
+    assert_eq!(results, [true, true]);
+}
+
+/// Stages are each rank's own; density and fit are not.
+#[test]
+fn workers_may_differ_in_stages() {
+    let [mine, theirs, other] = [sidco(0.05, 1), sidco(0.05, 4), sidco(0.06, 4)];
+    let run = |theirs| {
+        threads::run(2, |mut worker| {
+            let mut case = case(&[(mine, shape(60, 30))], 2, Route::AllGather);
+            if worker.rank() == 1 {
+                case.layers[0].0 = theirs;
+            }
+            case.exchange(&mut worker, None).map(|outcome| outcome.mean)
+        })
+    };
+    let agreed = run(theirs);
+    assert!(agreed[0].is_ok());
+    assert_eq!(agreed[0], agreed[1]);
+    assert_eq!(run(other), vec![Err(Error::PeerPlan { rank: 1 }); 2]);
+}

@@ -1,0 +1,54 @@
+mod formats;
+mod powersgd;
+mod refusals;
+mod rules;
+mod saved;
+mod suits;
+mod variable;
+
+use lgreco_testing::feedback::*;
+use lgreco_train::compress::clt::CltK;
+use lgreco_train::compress::loco::LoCo;
+use lgreco_train::compress::powersgd::PowerSgd;
+use lgreco_train::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco_train::compress::sidco::{Fit, Sidco};
+use lgreco_train::compress::{Setting, topk::TopK};
+use lgreco_train::feedback::*;
+use lgreco_train::gradient::{Dtype, Shape};
+use lgreco_train::rng::Stream;
+
+fn vector(n: usize) -> Shape {
+    Shape::new(n, 1).unwrap()
+}
+
+fn top(keep: u32) -> Setting {
+    Setting::TopK(TopK { keep, values: Dtype::F32 })
+}
+
+fn quantised(bits: u8, bucket: u32) -> Setting {
+    Setting::Qsgd(Qsgd { bits, bucket, scale: Scale::MaxNorm, rounding: Rounding::Stochastic })
+}
+
+/// One of each method; contractions on what [`noise`] makes.
+fn settings(n: u32) -> Vec<Setting> {
+    let nearest = Qsgd { bits: 3, bucket: 64, scale: Scale::MinMax, rounding: Rounding::Nearest };
+    [Setting::Dense, top(n.div_ceil(5)), quantised(4, 100), Setting::Qsgd(nearest)]
+        .into_iter()
+        .chain([Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 }), Setting::LoCo(LoCo { group: 32 })])
+        .chain([Setting::CltK(CltK { keep: n.div_ceil(5) })])
+        .chain([Setting::Sidco(Sidco { density: 0.2, fit: Fit::Exponential, stages: 1, values: Dtype::F32 })])
+        .collect()
+}
+
+/// Roughly normal numbers (sums of four uniform ones) of variance 1/3.
+fn noise(n: usize, seed: u64) -> Vec<f32> {
+    let stream = Stream { seed, ..Stream::default() };
+    let block = |i| stream.block(i as u32).map(|word| word as f32 / 4294967296.0 - 0.5);
+    (0..n).map(|i| block(i).iter().sum()).collect()
+}
+
+/// Gradients of `count` steps that share a mean.
+fn steps(n: usize, count: u64) -> Vec<Vec<f32>> {
+    let mean = noise(n, 1000);
+    (0..count).map(|t| mean.iter().zip(noise(n, t)).map(|(m, x)| 0.3 * m + x).collect()).collect()
+}

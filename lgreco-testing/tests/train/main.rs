@@ -1,0 +1,8 @@
+//! The properties of lgreco-train.
+
+mod controller;
+mod exchange;
+mod feedback;
+mod hostile;
+mod outer;
+mod pipeline;

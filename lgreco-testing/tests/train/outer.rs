@@ -1,0 +1,390 @@
+use lgreco_train::compress::Setting;
+use lgreco_train::compress::topk::TopK;
+use lgreco_train::controller::{Config, Policy, Report, Tensor};
+use lgreco_train::exchange::Collective;
+use lgreco_train::exchange::threads::{self, ThreadCollective};
+use lgreco_train::gradient::Dtype;
+use lgreco_train::outer::*;
+use lgreco_train::rng::Stream;
+use lgreco_train::search::{Method, Search};
+use lgreco_train::{CoreError, Error};
+
+const SHAPES: [[usize; 2]; 3] = [[40, 30], [64, 1], [20, 50]];
+const PLAIN: Outer = Outer {
+    every: 1,
+    learning_rate: 1.0,
+    momentum: 0.0,
+    feedback_decay: 1.0,
+    fragments: 1,
+    joined: false,
+    forget_moved: false,
+};
+
+fn tensors() -> Vec<Tensor> {
+    let named = SHAPES.iter().zip(["fc1", "bias", "fc2"]);
+    named.map(|(dims, name)| Tensor::new(name, dims, Dtype::F32).unwrap()).collect()
+}
+
+fn settings(keep: u32) -> Vec<Setting> {
+    vec![Setting::TopK(TopK { keep, values: Dtype::F32 }); SHAPES.len()]
+}
+
+/// Uncompressed, or TopK everywhere from the first step on.
+fn config(settings: Option<Vec<Setting>>) -> Config {
+    let mut config = Config::new(Search::new(Method::TopK));
+    config.policy = settings.map_or(Policy::Uncompressed, Policy::Fixed);
+    config.metrics_every = 0;
+    config
+}
+
+fn noise(layer: u32, rank: u32, step: u64, len: usize) -> Vec<f32> {
+    let stream = Stream { seed: 11, step: step as u32, layer, rank };
+    (0..len as u64).map(|i| (stream.word(i) >> 8) as f32 / (1 << 23) as f32 - 1.0).collect()
+}
+
+fn start() -> Vec<Vec<f32>> {
+    (0..).zip(SHAPES).map(|(layer, [rows, cols])| noise(layer, 99, 0, rows * cols)).collect()
+}
+
+fn views(parameters: &mut [Vec<f32>]) -> Vec<&mut [f32]> {
+    parameters.iter_mut().map(|values| &mut values[..]).collect()
+}
+
+/// An inner step of a rank: noise.
+fn train(parameters: &mut [Vec<f32>], rank: u32, step: u64) {
+    for (layer, values) in (0..).zip(parameters) {
+        let noise = noise(layer, rank, step, values.len());
+        values.iter_mut().zip(noise).for_each(|(x, noise)| *x -= 0.01 * noise);
+    }
+}
+
+struct Rank {
+    outer: OuterStep,
+    joined: bool,
+    parameters: Vec<Vec<f32>>,
+}
+
+impl Rank {
+    fn new(outer: Outer, config: Config, worker: &mut ThreadCollective) -> Rank {
+        let (mut parameters, joined) = (start(), outer.joined);
+        let outer = OuterStep::new(outer, config, tensors(), &mut views(&mut parameters), worker).unwrap();
+        Rank { outer, joined, parameters }
+    }
+
+    fn step(&mut self, worker: &mut ThreadCollective) -> Result<Option<Report>, Error> {
+        train(&mut self.parameters, worker.rank(), self.outer.steps());
+        self.outer.step(worker, &mut views(&mut self.parameters))
+    }
+
+    fn residuals(&self) -> Vec<Vec<f32>> {
+        let mut all = vec![];
+        for (layers, controller) in self.outer.fragments() {
+            let lens = layers.map(|place| SHAPES[place].iter().product());
+            let lens: Vec<usize> = if self.joined { vec![lens.sum()] } else { lens.collect() };
+            for (layer, len) in lens.into_iter().enumerate() {
+                let mut residual = vec![0.0; len];
+                controller.residual(layer, &mut residual).unwrap();
+                all.push(residual);
+            }
+        }
+        all
+    }
+}
+
+/// By the equations, in f64 and without the library's feedback: the values of all ranks after so many steps.
+fn by_equations(outer: &Outer, world: u32, keep: Option<usize>, steps: u64) -> Vec<f64> {
+    let wide = |values: Vec<Vec<f32>>| -> Vec<f64> { values.concat().into_iter().map(f64::from).collect() };
+    let mut shared = wide(start());
+    let lens = SHAPES.map(|[rows, cols]| rows * cols);
+    let selected: &[usize] = if outer.joined { &[shared.len()] } else { &lens };
+    let mut velocity = vec![0.0; shared.len()];
+    let mut residuals = vec![velocity.clone(); world as usize];
+    let [eta, mu, beta] = [outer.learning_rate, outer.momentum, outer.feedback_decay].map(f64::from);
+    for round in 0..steps / outer.every {
+        let mut mean = vec![0.0; shared.len()];
+        for (rank, residual) in (0..).zip(&mut residuals) {
+            for step in round * outer.every..(round + 1) * outer.every {
+                let noise = wide((0..).zip(lens).map(|(layer, len)| noise(layer, rank, step, len)).collect());
+                residual.iter_mut().zip(noise).for_each(|(e, noise)| *e += 0.01 * noise);
+            }
+            let mut first = 0;
+            for len in selected {
+                let mut order: Vec<usize> = (first..first + len).collect();
+                order.sort_by(|&i, &j| residual[j].abs().total_cmp(&residual[i].abs()));
+                for &i in &order[..keep.unwrap_or(*len)] {
+                    mean[i] += residual[i] / f64::from(world);
+                    residual[i] = 0.0;
+                }
+                first += len;
+            }
+            residual.iter_mut().for_each(|e| *e *= beta);
+        }
+        if outer.forget_moved {
+            for (place, _) in mean.iter().enumerate().filter(|(_, mean)| **mean != 0.0) {
+                residuals.iter_mut().for_each(|residual| residual[place] = 0.0);
+            }
+        }
+        for ((x, v), mean) in shared.iter_mut().zip(&mut velocity).zip(mean) {
+            *v = mu * *v + mean;
+            *x -= eta * (mean + mu * *v);
+        }
+    }
+    shared
+}
+
+#[test]
+fn outer_steps_are_those_of_the_equations() {
+    for (outer, keep) in [
+        (PLAIN, None),
+        (Outer { every: 3, ..Outer::default() }, None),
+        (Outer { every: 3, ..Outer::default() }, Some(8)),
+        (Outer { every: 2, momentum: 0.9, feedback_decay: 0.5, ..Outer::default() }, Some(8)),
+        (Outer { every: 3, joined: true, ..Outer::default() }, None),
+        (Outer { every: 2, momentum: 0.9, feedback_decay: 0.5, joined: true, ..Outer::default() }, Some(24)),
+        (Outer { every: 1, forget_moved: true, ..Outer::default() }, Some(40)),
+        (Outer { every: 2, forget_moved: true, joined: true, ..Outer::default() }, Some(700)),
+        (Outer { every: 2, feedback_decay: 1.0, forget_moved: true, ..Outer::default() }, Some(60)),
+    ] {
+        let expected = by_equations(&outer, 3, keep, 12);
+        let found = threads::run(3, |mut worker| {
+            let settings = keep.map(|keep| match outer.joined {
+                true => settings(keep as u32)[..1].to_vec(),
+                false => settings(keep as u32),
+            });
+            let mut rank = Rank::new(outer, config(settings), &mut worker);
+            (0..12).for_each(|_| {
+                rank.step(&mut worker).unwrap();
+            });
+            rank.parameters
+        });
+        assert!(found.iter().all(|parameters| *parameters == found[0]), "ranks differ");
+        for (found, expected) in found[0].iter().flatten().zip(&expected) {
+            assert!((f64::from(*found) - expected).abs() < 1e-5, "{found}, not {expected}: {outer:?} {keep:?}");
+        }
+    }
+}
+
+#[test]
+fn ranks_begin_with_those_of_the_first() {
+    let all = threads::run(2, |mut worker| {
+        let mut parameters = start();
+        parameters[1].fill(worker.rank() as f32);
+        OuterStep::new(PLAIN, config(None), tensors(), &mut views(&mut parameters), &mut worker).unwrap();
+        parameters
+    });
+    assert!(all[0] == all[1] && all[0][1][0] == 0.0);
+}
+
+#[test]
+fn fragments_take_turns() {
+    threads::run(2, |mut worker| {
+        let outer = Outer { every: 5, fragments: 3, ..Outer::default() };
+        let mut rank = Rank::new(outer, config(Some(settings(8))), &mut worker);
+        let parts: Vec<_> = rank.outer.fragments().map(|(layers, _)| layers).collect();
+        assert_eq!(parts, [0..1, 1..2, 2..3]);
+        for step in 1..=15 {
+            let before = rank.parameters.clone();
+            train(&mut rank.parameters, worker.rank(), step);
+            let trained = rank.parameters.clone();
+            let report = rank.outer.step(&mut worker, &mut views(&mut rank.parameters)).unwrap();
+            let moved: Vec<usize> = (0..3).filter(|&layer| rank.parameters[layer] != trained[layer]).collect();
+            let turn = match step % 5 {
+                0 => vec![0],
+                4 => vec![1],
+                2 => vec![2],
+                _ => vec![],
+            };
+            assert_eq!((report.is_some(), moved), (!turn.is_empty(), turn), "step {step}");
+            assert!(before != trained);
+        }
+    });
+}
+
+#[test]
+fn joined_layers_have_a_controller_and_a_setting_per_fragment() {
+    let outer = Outer { every: 4, fragments: 2, joined: true, ..Outer::default() };
+    let told = vec![settings(8)[0], settings(5)[0]];
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let rank = Rank::new(outer, config(Some(told.clone())), &mut worker);
+    let layers: Vec<_> = rank.outer.fragments().map(|(layers, _)| layers).collect();
+    assert_eq!(layers, [0..1, 1..3]);
+    for ((_, controller), setting) in rank.outer.fragments().zip(&told) {
+        assert_eq!(controller.setting(0), *setting);
+    }
+    let mut parameters = start();
+    let refused = OuterStep::new(outer, config(Some(settings(8))), tensors(), &mut views(&mut parameters), &mut worker);
+    assert!(refused.is_err(), "a setting per layer");
+}
+
+#[test]
+fn saved_steps_continue_to_the_bit() {
+    for joined in [false, true] {
+        saved_steps_continue(Outer { every: 3, fragments: 2, joined, ..Outer::default() });
+    }
+}
+
+fn saved_steps_continue(outer: Outer) {
+    threads::run(2, |mut worker| {
+        let settings = settings(8)[..if outer.joined { 2 } else { 3 }].to_vec();
+        let make = |worker: &mut ThreadCollective| Rank::new(outer, config(Some(settings.clone())), worker);
+        let mut rank = make(&mut worker);
+        (0..7).for_each(|_| {
+            rank.step(&mut worker).unwrap();
+        });
+        let (saved, model) = (rank.outer.save().unwrap(), rank.parameters.clone());
+        let mut continued = make(&mut worker);
+        continued.outer.load(&saved, &[&saved], &mut views(&mut continued.parameters)).unwrap();
+        continued.parameters = model;
+        assert!(continued.outer.save().unwrap() == saved && continued.outer.steps() == 7);
+        for _ in 0..7 {
+            rank.step(&mut worker).unwrap();
+            continued.step(&mut worker).unwrap();
+        }
+        assert_eq!(continued.parameters, rank.parameters);
+        assert_eq!(continued.residuals(), rank.residuals());
+    });
+}
+
+#[test]
+fn one_may_leave_and_another_join() {
+    let outer = Outer { every: 1, feedback_decay: 1.0, ..Outer::default() };
+    let told = config(Some(settings(8)));
+    let saved = threads::run(3, |mut worker| {
+        let mut rank = Rank::new(outer, told.clone(), &mut worker);
+        (0..4).for_each(|_| {
+            rank.step(&mut worker).unwrap();
+        });
+        (rank.outer.save().unwrap(), rank.residuals(), rank.parameters)
+    });
+    // Rank 2 leaves, and rank 0 takes over what it had accumulated, or nobody does.
+    for handed_on in [true, false] {
+        let residuals = threads::run(2, |mut worker| {
+            let mut rank = Rank::new(outer, told.clone(), &mut worker);
+            let own = &saved[worker.rank() as usize].0;
+            let mut given = vec![&own[..]];
+            given.extend((handed_on && worker.rank() == 0).then_some(&saved[2].0[..]));
+            rank.outer.load(own, &given, &mut views(&mut rank.parameters)).unwrap();
+            assert_eq!(rank.parameters, saved[0].2, "where the next step starts");
+            let residuals = rank.residuals();
+            rank.step(&mut worker).unwrap();
+            residuals
+        });
+        for layer in 0..SHAPES.len() {
+            for i in 0..residuals[0][layer].len() {
+                let mean = |all: &mut dyn Iterator<Item = f32>, world: f32| all.sum::<f32>() / world;
+                let now = mean(&mut residuals.iter().map(|rank| rank[layer][i]), 2.0);
+                let left = if handed_on { 3 } else { 2 };
+                let before = mean(&mut saved[..left].iter().map(|(_, rank, _)| rank[layer][i]), 3.0);
+                assert!((now - before).abs() < 1e-6, "{now}, not {before}");
+            }
+        }
+    }
+    // A fourth one joins without residuals.
+    threads::run(4, |mut worker| {
+        let mut rank = Rank::new(outer, told.clone(), &mut worker);
+        let own = saved.get(worker.rank() as usize).map(|(own, ..)| &own[..]);
+        let given: Vec<&[u8]> = own.into_iter().collect();
+        rank.outer.load(own.unwrap_or(&saved[0].0), &given, &mut views(&mut rank.parameters)).unwrap();
+        assert_eq!(rank.residuals().iter().flatten().all(|&e| e == 0.0), own.is_none());
+        rank.step(&mut worker).unwrap();
+    });
+}
+
+#[test]
+fn what_is_not_finite_on_one_rank_fails_on_all_and_changes_nothing() {
+    for joined in [false, true] {
+        what_is_not_finite(Outer { every: 2, joined, ..Outer::default() });
+    }
+}
+
+fn what_is_not_finite(outer: Outer) {
+    let settings = settings(8)[..if outer.joined { 1 } else { 3 }].to_vec();
+    let found = threads::run(2, |mut worker| {
+        let mut rank = Rank::new(outer, config(Some(settings.clone())), &mut worker);
+        (0..3).for_each(|_| {
+            rank.step(&mut worker).unwrap();
+        });
+        let residuals = rank.residuals();
+        let good = rank.parameters[2][7];
+        if worker.rank() == 1 {
+            rank.parameters[2][7] = f32::NAN;
+        }
+        let trained = rank.parameters.clone();
+        let error = rank.outer.step(&mut worker, &mut views(&mut rank.parameters)).unwrap_err();
+        assert_eq!(rank.residuals(), residuals);
+        let bits = |parameters: &[Vec<f32>]| parameters.iter().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&rank.parameters), bits(&trained));
+        rank.parameters[2][7] = good;
+        (0..2).for_each(|_| {
+            rank.step(&mut worker).unwrap();
+        });
+        (error, rank.parameters)
+    });
+    assert!(matches!(found[1].0, Error::NonFiniteGradient { layer: 2, index: 7, .. }), "{:?}", found[1].0);
+    assert!(matches!(found[0].0, Error::Peer { rank: 1, .. }), "{:?}", found[0].0);
+    assert_eq!(found[0].1, found[1].1);
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let mut refused = |outer: Outer, tensors: Vec<Tensor>, parameters: &mut [Vec<f32>]| {
+        let made = OuterStep::new(outer, config(None), tensors, &mut views(parameters), &mut worker);
+        std::string::ToString::to_string(&made.err().unwrap())
+    };
+    let wrong = [
+        (Outer { every: 0, ..PLAIN }, "steps between outer steps is 0, expected at least 1"),
+        (Outer { learning_rate: f32::NAN, ..PLAIN }, "outer learning rate is NaN, expected above 0 and finite"),
+        (Outer { momentum: 1.0, ..PLAIN }, "outer momentum is 1, expected from 0 to below 1"),
+        (Outer { feedback_decay: 0.0, ..PLAIN }, "decay of error feedback is 0, expected above 0 and at most 1"),
+        (Outer { fragments: 4, every: 9, ..PLAIN }, "fragments is 4, expected 1 to the number of layers and of steps"),
+        (Outer { fragments: 2, ..PLAIN }, "fragments is 2, expected 1 to the number of layers and of steps"),
+    ];
+    for (outer, said) in wrong {
+        assert_eq!(refused(outer, tensors(), &mut start()), said);
+    }
+    let half = vec![Tensor::new("w", &[64], Dtype::Bf16).unwrap()];
+    assert_eq!(
+        refused(PLAIN, half, &mut [vec![0.0; 64]]),
+        "bytes of a parameter is 2, expected 4: outer steps are taken in f32"
+    );
+    let mut parameters = start();
+    parameters[1].pop();
+    assert_eq!(refused(PLAIN, tensors(), &mut parameters), "layer 1: elements is 63, expected 64");
+    assert_eq!(refused(PLAIN, tensors(), &mut start()[..2]), "layer 2: elements is 0, expected 1000");
+    assert_eq!(refused(PLAIN, tensors()[..2].to_vec(), &mut start()), "layer 2: layers is 3, expected 2");
+    let mut rank = Rank::new(PLAIN, config(None), &mut worker);
+    assert!(rank.outer.step(&mut worker, &mut views(&mut parameters)).is_err());
+    assert_eq!(rank.outer.steps(), 0);
+}
+
+#[test]
+fn damaged_states_are_refused_and_change_nothing() {
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let outer = Outer { every: 1, fragments: 1, ..Outer::default() };
+    let mut rank = Rank::new(outer, config(Some(settings(8))), &mut worker);
+    rank.step(&mut worker).unwrap();
+    let saved = rank.outer.save().unwrap();
+    let mut load = |bytes: &[u8]| rank.outer.load(bytes, &[bytes], &mut views(&mut rank.parameters));
+    let places = (0..saved.len()).step_by(997).chain(0..64).chain(saved.len() - 64..saved.len());
+    for place in places {
+        for bit in [0, 7] {
+            let mut damaged = saved.clone();
+            damaged[place] ^= 1 << bit;
+            assert!(load(&damaged).is_err(), "bit {bit} of byte {place}");
+            lgreco_testing::reseal(&mut damaged);
+            // Whatever it says now, it is read to its end or refused.
+            let _ = load(&damaged);
+        }
+    }
+    for len in (0..saved.len()).step_by(501) {
+        assert!(load(&saved[..len]).is_err());
+    }
+    load(&saved).unwrap();
+    let two = Outer { every: 2, fragments: 2, ..Outer::default() };
+    let mut other = Rank::new(two, config(Some(settings(8))), &mut worker);
+    let before = other.outer.save().unwrap();
+    let error = other.outer.load(&saved, &[&saved], &mut views(&mut other.parameters)).unwrap_err();
+    assert_eq!(error, CoreError::SavedState { what: "number of fragments", found: 1 }.into());
+    assert!(other.outer.save().unwrap() == before);
+}

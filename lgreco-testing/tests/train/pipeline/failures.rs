@@ -1,0 +1,270 @@
+//! Eleven ways in which activation memories have failed in practice, each as a test that it cannot happen here.
+
+use super::*;
+use lgreco_train::gradient::{Element, F16};
+use lgreco_train::{CoreError, Error};
+
+const TILES: Codec = Codec::MinMax { bits: 4, tile: Tile::Elements(128) };
+const STORAGES: [RowStorage; 3] = [RowStorage::F32, RowStorage::Bf16, RowStorage::Quantised { bits: 4 }];
+
+fn squared(values: impl Iterator<Item = f32>) -> f64 {
+    values.map(|x| x as f64 * x as f64).sum()
+}
+
+/// Squared distance over squared norm.
+fn relative(y: &[f32], x: &[f32]) -> f64 {
+    squared(y.iter().zip(x).map(|(y, x)| y - x)) / squared(x.iter().copied())
+}
+
+/// 1. Rows in f16 overflow on the first store, and the NaN shows at the first warm read an epoch later.
+#[test]
+fn case_01_large_activations_survive_first_visit_store_and_return() {
+    let x: Vec<f32> = noise(256, 1).iter().map(|x| x * 1e37).collect();
+    assert!(x.iter().any(|&x| F16::from_f32(x).to_f32().is_infinite()));
+    for storage in STORAGES {
+        let mut pair = Pair::new(samples(1, 256, TILES, 4, storage)).unwrap();
+        assert_eq!(pair.step(&x, &[Some(1)]).unwrap(), x, "the first visit is exact");
+        let returned = pair.step(&x, &[Some(1)]).unwrap();
+        assert!(relative(&returned, &x) < 1e-3, "{storage:?}: {}", relative(&returned, &x));
+        assert_eq!(pair.above.counters(Direction::Forward).non_finite, 0);
+    }
+}
+
+/// 2. A row that cannot be kept is forgotten and counted, not forgotten in silence.
+#[test]
+fn case_02_a_row_that_does_not_fit_is_counted_and_cold_again() {
+    let mut pair = Pair::new(samples(1, 2, TILES, 4, RowStorage::Bf16)).unwrap();
+    pair.step(&[1.0, 2.0], &[Some(1)]).unwrap();
+    for visit in 0..2 {
+        // f32::MAX rounds to infinity in bf16.
+        let received = pair.step(&[f32::MAX, 2.0], &[Some(1)]).unwrap();
+        assert!(received.iter().all(|x| x.is_finite()));
+        let counters = pair.below.counters(Direction::Forward);
+        assert_eq!((counters.non_finite, counters.hits, counters.misses), (1 + visit, 1, 1 + visit));
+        assert_eq!(pair.above.remembered(1, &mut [0.0; 2]), Ok(false));
+    }
+    pair.step(&[1.0, 2.0], &[Some(1)]).unwrap();
+    assert_eq!(pair.above.remembered(1, &mut [0.0; 2]), Ok(true));
+}
+
+/// 3. An exact memory reconstructs exactly: no change is sent as no change, by every codec.
+#[test]
+fn case_03_what_has_not_changed_arrives_exactly() {
+    for codec in codecs(30) {
+        let mut pair = Pair::new(samples(2, 30, codec, 4, RowStorage::F32)).unwrap();
+        let x = noise(60, 3);
+        for _ in 0..3 {
+            assert_eq!(bits(&pair.step(&x, &ids(0..2)).unwrap()), bits(&x), "{codec:?}");
+        }
+    }
+}
+
+/// 4. Several forward passes of one step are the same to the bit: none reads what another wrote.
+#[test]
+fn case_04_passes_of_a_step_are_bit_identical() {
+    for storage in STORAGES {
+        let mut pair = Pair::new(samples(2, 40, TILES, 4, storage)).unwrap();
+        pair.step(&noise(80, 1), &ids(0..2)).unwrap();
+        for samples in [ids(0..2), ids(1..3)] {
+            let x = noise(80, 2);
+            let (sent, message) = pair.send(Values::F32(&x), &samples).unwrap();
+            let received = pair.deliver(&message).unwrap();
+            for _ in 0..3 {
+                let (again, decoded) = pair.repeat(sent.ticket, Values::F32(&x), &samples).unwrap();
+                assert_eq!((again, bits(&decoded)), (message.clone(), bits(&received)));
+            }
+            // A micro-batch of its own with the same samples reads the committed rows, too.
+            let (second, again) = pair.send(Values::F32(&x), &samples).unwrap();
+            assert_eq!(again[HEADER_LEN..], message[HEADER_LEN..]);
+            assert_eq!(bits(&pair.deliver(&again).unwrap()), bits(&received));
+            pair.commit().unwrap();
+            let late = pair.repeat(second.ticket, Values::F32(&x), &samples).err();
+            assert!(matches!(late, Some(Error::OutOfStep { what: "ticket of an earlier step", .. })));
+            for ticket in [sent.ticket, second.ticket] {
+                pair.backward(ticket, Values::F32(&received)).unwrap();
+            }
+        }
+    }
+}
+
+/// 5. Whatever happens between a forward pass and the end of the step, its update is not lost.
+#[test]
+fn case_05_staged_updates_survive_until_the_step_ends() {
+    let mut pair = Pair::new(samples(2, 40, TILES, 4, RowStorage::F32)).unwrap();
+    let x = noise(80, 1);
+    let (sent, message) = pair.send(Values::F32(&x), &ids(0..2)).unwrap();
+    pair.deliver(&message).unwrap();
+    // A hook registered anew borrows the same end; passes, evaluation and refused calls leave the update alone.
+    for hook in [&mut pair.clone(), &mut pair] {
+        hook.repeat(sent.ticket, Values::F32(&x), &ids(0..2)).unwrap();
+        hook.evaluate(Evaluation::Compressed, Values::F32(&noise(80, 9))).unwrap();
+        assert!(hook.send(Values::F32(&[f32::NAN; 80]), &ids(0..2)).is_err());
+        assert!(hook.deliver(&message).is_err());
+        assert_eq!(hook.save().err(), Some(Error::MidStep { what: "saving", pending: 3 }));
+        hook.backward(sent.ticket, Values::F32(&x)).unwrap();
+        assert_eq!(hook.above.remembered_samples().count(), 0);
+        hook.commit().unwrap();
+        let mut row = [0.0; 40];
+        for end in 0..2 {
+            assert_eq!(hook.above.remembered(end, &mut row), Ok(true));
+            assert_eq!(row, x[40 * end as usize..][..40]);
+        }
+    }
+}
+
+/// 6. Evaluation never writes, and does not depend on what is remembered.
+#[test]
+fn case_06_evaluation_leaves_no_trace() {
+    let mut memories = sample_memories(4);
+    memories.extend(position_memories());
+    memories.push(LinkMemory::None);
+    let codec = Codec::TopK { keep: 7, values: Dtype::F32 };
+    for memory in memories {
+        let setting = CutSetting { forward: Link { codec, memory }, ..plain(2, 40, codec) };
+        let x = noise(80, 5);
+        let fresh = Pair::new(setting).unwrap().evaluate(Evaluation::Compressed, Values::F32(&x)).unwrap();
+        let [mut pair, mut twin] = [0; 2].map(|_| Pair::new(setting).unwrap());
+        for step in 0..4 {
+            let batch = noise(80, 100 + step);
+            assert_eq!(pair.step(&batch, &ids(0..2)), twin.step(&batch, &ids(0..2)));
+            let compressed = pair.evaluate(Evaluation::Compressed, Values::F32(&x)).unwrap();
+            assert_eq!(
+                (compressed, pair.evaluate(Evaluation::Plain, Values::F32(&x)).unwrap()),
+                (fresh.clone(), x.clone())
+            );
+            assert_eq!(pair.save(), twin.save(), "{memory:?}");
+        }
+        assert_ne!(fresh, x);
+    }
+}
+
+/// 7. Without ids there is no memory of samples, and the call says so; padding does not change who a sample is.
+#[test]
+fn case_07_samples_without_ids_are_refused() {
+    let mut pair = Pair::new(samples(2, 4, TILES, 4, RowStorage::F32)).unwrap();
+    for missing in [ids(0..0), ids(0..1), ids(0..3)] {
+        let found = pair.send(Values::F32(&[1.0; 8]), &missing);
+        let expected =
+            Error::Core(CoreError::Length { what: "sample ids, one per sample", expected: 2, found: missing.len() });
+        assert_eq!(found.err(), Some(expected));
+    }
+    let twice = pair.send(Values::F32(&[1.0; 8]), &[Some(9), Some(9)]);
+    assert_eq!(twice.err(), Some(Error::DuplicateSample { id: 9 }));
+    let tokens = [31u32, 7, 7, 2];
+    let id = token_id(tokens.map(Some));
+    for padding in 1..4 {
+        let pad = vec![None; padding];
+        assert_eq!(token_id(tokens.map(Some).into_iter().chain(pad.clone())), id);
+        assert_eq!(token_id(pad.into_iter().chain(tokens.map(Some))), id);
+    }
+    for other in [[31, 7, 2, 7], [31, 7, 7, 3], [30, 7, 7, 2]] {
+        assert_ne!(token_id(other.map(Some)), id);
+    }
+    assert_ne!(token_id(tokens[..3].iter().copied().map(Some)), id);
+}
+
+/// 8. Remembering unrelated activations is worse than not remembering: telemetry shows it, and they can be left out.
+#[test]
+fn case_08_memory_is_kept_to_what_repeats() {
+    let n = 512;
+    let mut pair = Pair::new(samples(2, n as u32, TILES, 100, RowStorage::F32)).unwrap();
+    let mut unscoped = Pair::new(samples(2, n as u32, TILES, 100, RowStorage::F32)).unwrap();
+    let prompt = noise(n, 1);
+    for epoch in 0..4 {
+        // A prompt that comes again, slightly changed, and a response that is never the same.
+        let fresh = noise(n, 1000 + epoch);
+        let again: Vec<f32> = prompt.iter().zip(&fresh).map(|(p, f)| p + 0.05 * f).collect();
+        let x: Vec<f32> = again.into_iter().chain(noise(n, 2000 + epoch)).collect();
+        let scoped = pair.step(&x, &[Some(1), None]).unwrap();
+        let all = unscoped.step(&x, &[Some(1), Some(2)]).unwrap();
+        if epoch > 0 {
+            assert!(relative(&scoped[n..], &x[n..]) < 0.75 * relative(&all[n..], &x[n..]));
+        }
+        assert_eq!(scoped[..n], all[..n]);
+    }
+    let [scoped, all] = [&pair, &unscoped].map(|pair| *pair.above.counters(Direction::Forward));
+    assert!(scoped.change_ratio() < 0.02, "{}", scoped.change_ratio());
+    // Half the energy is the prompt's; differences of unrelated responses have twice theirs.
+    assert!((0.8..1.2).contains(&all.change_ratio()), "{}", all.change_ratio());
+    assert_eq!((scoped.unremembered, scoped.hits, all.hits), (4, 3, 6));
+    assert_eq!(pair.above.remembered_samples().collect::<Vec<_>>(), [1]);
+}
+
+/// 9. The memory is bounded; the least recently updated sample goes first, alike at both ends, and everything is counted.
+#[test]
+fn case_09_capacity_is_kept_and_evictions_are_counted() {
+    let mut pair = Pair::new(samples(2, 64, TILES, 3, RowStorage::F32)).unwrap();
+    let remembered = |pair: &Pair| pair.above.remembered_samples().collect::<Vec<_>>();
+    for (samples, expected, evictions) in [
+        (ids(1..3), vec![1, 2], 0),
+        (ids(3..5), vec![2, 3, 4], 1),
+        (vec![Some(2)], vec![3, 4, 2], 1),
+        (ids(5..6), vec![4, 2, 5], 2),
+        (ids(1..3), vec![5, 1, 2], 3),
+    ] {
+        pair.step(&noise(64 * samples.len(), samples[0].unwrap()), &samples).unwrap();
+        assert_eq!(remembered(&pair), expected);
+        assert_eq!(pair.below.counters(Direction::Forward).evictions, evictions);
+    }
+    // A step with more samples than there is room for keeps its last ones.
+    for id in 10..14 {
+        let (sent, _) = pair.forward(Values::F32(&noise(64, id)), &[Some(id)]).unwrap();
+        pair.backward(sent.ticket, Values::F32(&noise(64, id))).unwrap();
+    }
+    pair.commit().unwrap();
+    assert_eq!(remembered(&pair), [11, 12, 13]);
+    let counters = pair.above.counters(Direction::Forward);
+    assert_eq!((counters.hits, counters.misses, counters.evictions), (2, 10, 7));
+    assert_eq!(counters.hit_rate(), 2.0 / 12.0);
+    assert_eq!(counters.uncompressed_bytes, 12 * 64 * 4);
+    let hits = 2 * (4 + 4 + 32); // minimum, maximum and codes
+    assert_eq!(counters.bytes, 9 * HEADER_LEN as u64 + 12 * 16 + 10 * 256 + hits);
+    // Four rows were staged at once beside the three in force.
+    assert_eq!(pair.above.memory_bytes(), 7 * 256);
+    for _ in 0..20 {
+        pair.step(&noise(128, 3), &ids(20..22)).unwrap();
+    }
+    assert_eq!(pair.above.memory_bytes(), 7 * 256, "rows are used again");
+}
+
+/// 10. A codec that sends the same few entries at every visit leaves an error floor; TopK of the change moves on.
+#[test]
+fn case_10_no_entry_is_left_out_for_ever() {
+    let (n, keep) = (60usize, 10usize);
+    let codec = Codec::TopK { keep: keep as u32, values: Dtype::F32 };
+    let mut pair = Pair::new(samples(1, n as u32, codec, 4, RowStorage::F32)).unwrap();
+    pair.step(&noise(n, 1), &[Some(1)]).unwrap();
+    let x = noise(n, 2);
+    let mut fixed = noise(n, 1);
+    let mut floor = 0.0;
+    for visit in 1..=n / keep {
+        let y = pair.step(&x, &[Some(1)]).unwrap();
+        let wrong = y.iter().zip(&x).filter(|(y, x)| (*y - *x).abs() > 1e-6).count();
+        assert!(wrong <= n - keep * visit, "visit {visit}: {wrong} of {n} entries are still wrong");
+        fixed[..keep].copy_from_slice(&x[..keep]);
+        floor = relative(&fixed, &x);
+    }
+    assert!(floor > 1.0, "a fixed subset stays wrong: {floor}");
+    assert_eq!(bits(&pair.step(&x, &[Some(1)]).unwrap()).len(), n);
+}
+
+/// 11. A cut that is configured but not in use is noticed at the end of the first step.
+#[test]
+fn case_11_a_step_without_messages_is_an_error() {
+    let mut pair = Pair::new(CutSetting::new(0, 2, 8)).unwrap();
+    let unused = |found: Result<(), Error>| {
+        matches!(
+            found,
+            Err(Error::Core(CoreError::Parameter { what: "messages forward in this step", value: 0.0, .. }))
+        )
+    };
+    assert!(unused(pair.above.commit_step()) && unused(pair.below.commit_step()));
+    assert_eq!(pair.above.counters(Direction::Forward).messages, 0);
+    // Evaluation is not use.
+    pair.evaluate(Evaluation::Compressed, Values::F32(&[1.0; 16])).unwrap();
+    assert!(unused(pair.above.commit_step()));
+    pair.step(&[1.0; 16], &[]).unwrap();
+    assert_eq!(pair.below.counters(Direction::Forward).messages, 1);
+    assert_eq!(pair.below.counters(Direction::Backward).messages, 1);
+    assert!(unused(pair.above.commit_step()) && unused(pair.below.commit_step()));
+}

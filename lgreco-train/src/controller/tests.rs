@@ -1,0 +1,143 @@
+//! What is seen of a controller from inside alone.
+
+use super::*;
+use crate::compress::{Setting, powersgd::PowerSgd};
+use crate::exchange::Collective;
+use crate::exchange::threads::{self, ThreadCollective};
+use crate::gradient::{Dtype, ValuesMut};
+use crate::plan::{Proof, Solver, Summary};
+use crate::rng::Stream;
+use crate::search::{Method, Search};
+use lgreco_testing::controller::SETTINGS;
+use std::{vec, vec::Vec};
+
+fn config(policy: Policy) -> Config {
+    let mut config = Config::new(Search::new(Method::PowerSgd));
+    config.policy = policy;
+    config.schedule = Schedule { warmup: 2, period: 3, window: 2, lead: 0 };
+    config
+}
+
+fn low_rank(rank: u32) -> Setting {
+    Setting::PowerSgd(PowerSgd { rank, iterations: 1 })
+}
+
+/// Accordion's rule from its paper, on norms: low compression first, after zero, and after a change by half.
+#[test]
+fn accordion_follows_its_rule() {
+    let accordion = Accordion::new(4.0, 2.0);
+    let critical = |before, now| accordion::critical(&accordion, before, now);
+    assert!(critical(None, 1.0));
+    assert!(critical(Some(0.0), 1.0));
+    assert!(critical(Some(0.0), 0.0));
+    assert!(critical(Some(1.0), 1.5) && critical(Some(1.0), 0.5));
+    assert!(!critical(Some(1.0), 1.499) && !critical(Some(1.0), 0.501));
+
+    let mut highest = accordion::Highest::default();
+    let falls = [0.1, 0.3, 0.21, 0.2, 0.19, 0.4].map(|rate| highest.falls(&accordion, rate));
+    assert_eq!(falls, [false, false, false, false, true, false]);
+}
+
+#[test]
+fn powersgds_factor_is_cut_or_extended_by_zeros() {
+    let tensor = Tensor::new("w", &[12, 10], Dtype::F32).unwrap();
+    let config = config(Policy::Uncompressed);
+    let mut state = layer::LayerState::new(&config.policy);
+    let mut to = |rank: u32| {
+        let setting = Setting::PowerSgd(PowerSgd { rank, iterations: 1 });
+        let choice = codes::Choice { setting, uncompressed: None };
+        let switch = state.prepare(choice, &config, &tensor, Stream::default()).unwrap();
+        state.commit(switch);
+        let factor = state.factor.clone();
+        state.factor.iter_mut().for_each(|x| *x += if *x == 0.0 { 1.0 } else { 0.0 });
+        factor
+    };
+    assert_eq!(to(3), [0.0; 30]);
+    assert_eq!(to(2), [1.0; 20]);
+    assert_eq!(to(4), [vec![1.0; 20], vec![0.0; 20]].concat());
+    assert_eq!(to(99).len(), 100); // as many columns as the smaller side
+}
+
+#[test]
+fn every_setting_has_words_of_its_own() {
+    for setting in SETTINGS {
+        let uncompressed = (setting == Setting::Dense).then_some(Uncompressed::Chosen);
+        let choice = codes::Choice { setting, uncompressed };
+        assert_eq!(codes::Choice::decode(choice.encode()), Ok(choice));
+    }
+    let mut methods = SETTINGS.map(|setting| codes::Choice { setting, uncompressed: None }.encode()[0] as u8);
+    methods.sort_unstable();
+    assert_eq!(methods, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+}
+
+/// PowerSGD's columns that both ranks have stay warm: the same as a controller that was told of them from the beginning.
+#[test]
+fn factors_stay_warm_under_given_settings() {
+    threads::run(2, |mut worker| {
+        let tensors = vec![Tensor::new("fc", &[16, 24], Dtype::F32).unwrap()];
+        let mut controller = Controller::new(config(Policy::Fixed(vec![low_rank(3)])), tensors, &worker).unwrap();
+        for step in 0..5 {
+            let stream = Stream { step, rank: worker.rank(), ..Stream::default() };
+            let mut gradient: Vec<f32> = (0..16 * 24).map(|i| (stream.word(i) >> 25) as f32 / 64.0 - 1.0).collect();
+            controller.step(&mut worker, &mut [ValuesMut::F32(&mut gradient)], 0.1).unwrap();
+        }
+        let before = controller.states[0].factor.clone();
+        controller.set_settings(vec![low_rank(2)]).unwrap();
+        controller.begin_step(0.1).unwrap();
+        while let Some(request) = controller.control().unwrap() {
+            request.perform(&mut worker).unwrap();
+        }
+        assert!(before.iter().any(|&x| x != 0.0));
+        assert_eq!(controller.states[0].factor, before[..2 * 24]);
+    });
+}
+
+#[test]
+fn a_probe_takes_a_hundredth_of_the_time_or_is_as_small_as_can_be() {
+    const MIB: usize = 1 << 17; // in words
+    let worker = ThreadCollective::group(2).remove(0);
+    // A step takes a second, of which nothing but half of what all ranks send is this rank's.
+    let sized = |side, decided: Option<f64>| {
+        let tensor = Tensor::new("fc", &[side, side], Dtype::F32).unwrap();
+        let mut config = config(Policy::LGreco { solver: Solver::Dp { levels: 100 }, accordion: None });
+        config.schedule = Schedule { warmup: 3, period: 100, window: 2, lead: 0 };
+        config.objective = Objective::MeasuredSeconds;
+        config.clock = Some(|| 0.0);
+        let mut controller = Controller::new(config, vec![tensor], &worker).unwrap();
+        controller.planner.decision = decided.map(|seconds_per_byte| {
+            let seconds = Timing {
+                measured: 1.0,
+                computing: 0.0,
+                seconds_per_byte,
+                plan: 1.0,
+                plan_computing: 0.0,
+                default: 1.0,
+                uncompressed: 1.0,
+                compressed: 1,
+                layers: 1,
+            };
+            Decision { timing: Some(seconds), ..Decision::without_plan(0, Cause::Schedule) }
+        });
+        (controller.probe_words(), controller.probe_times())
+    };
+    let so_long = |words: usize| 1.0 / (4 * words) as f64; // per byte
+    assert_eq!([None, Some(0.0), Some(so_long(2 * MIB))].map(|decided| sized(1024, decided)), [(MIB, 2); 3]);
+    assert_eq!(sized(1024, Some(so_long(3 * MIB / 2))), (3 * MIB / 4, 2));
+    assert_eq!(sized(1024, Some(so_long(MIB))), (MIB / 2, 2));
+    assert_eq!([MIB - 10, 1].map(|words| sized(1024, Some(so_long(words)))), [(MIB / 2, 1); 2]);
+    assert_eq!([None, Some(so_long(1))].map(|decided| sized(64, decided)), [(2048, 2), (2048, 1)]);
+}
+
+/// A decision reaches the other ranks and saved states as words.
+#[test]
+fn decisions_of_both_directions_survive_their_words() {
+    let proofs = [Proof::Size { lower_bound: 900, budget: 0.5 }, Proof::Error { lower_bound: 0.25, size_limit: 1024 }];
+    for proof in proofs {
+        let plan = Some(Summary { size: 1000, error: 0.375, proof });
+        let decision = Decision { plan, default_size: 1100, ..Decision::without_plan(3, Cause::Schedule) };
+        let mut words = decision.encode();
+        assert_eq!(Decision::decode(&words), Ok(decision));
+        words[1] |= 3 << 8;
+        assert!(Decision::decode(&words).is_err(), "a third direction");
+    }
+}
