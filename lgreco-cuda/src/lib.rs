@@ -55,12 +55,11 @@
 //! | `positions` | TopK's payloads back to values; `topk` has its rows, `few_bits` those in few bits: `kept_errors.cu` |
 //! | `staging` | page-locked memory through which bytes of the host go to the device |
 //! | `inventory` | what devices there are, or what is missing |
-//! | `roofline` | what kernels cost by their machine code: a gate, and a prediction for three kinds of GPUs |
 //! | `simt/` | `cuda_shim.h`, `cuda_racecheck.cpp`: CUDA C++ on the processor |
 //! | `simt/fake_*.cpp` | driver, compilers and cuBLAS for tests |
 //!
-//! Kernels are checked without a GPU in five ways that fail apart: NVRTC compiles them for every architecture (no spills,
-//! registers counted); nvdisasm tells what their loops cost (`roofline`); g++ compiles the same files against a shim, so that the conformance suite runs through the same
+//! Kernels are checked without a GPU in four ways that fail apart: NVRTC compiles them for every architecture (no spills,
+//! registers counted); g++ compiles the same files against a shim, so that the conformance suite runs through the same
 //! launches, in several orders of threads and of blocks; the shim's race check and the sanitizers watch them; and a stand-in for the driver's
 //! library runs what only `driver.rs` does. Planted faults of each kind are tests.
 //!
@@ -119,9 +118,6 @@ mod positions;
 mod powersgd;
 mod qsgd;
 mod reserve;
-#[cfg(all(any(test, feature = "testing"), feature = "train"))]
-#[cfg_attr(not(test), allow(dead_code, reason = "the gate is a test"))]
-mod roofline;
 mod rows;
 mod selection;
 mod shipped;

@@ -14,8 +14,6 @@ pub mod space;
 pub mod window;
 
 use crate::CudaBackend;
-#[cfg(feature = "train")]
-pub use crate::roofline::{Gpu, OF_MODELS, OPERATIONS, Operation, Prediction, report};
 use crate::simt::{Flavour, Simt};
 
 /// A backend whose kernels g++ compiles, once, for the processor.

@@ -46,7 +46,7 @@ impl Bench {
         let total: usize = shapes.iter().map(|shape| shape.elements()).sum();
         let line = format!("exchange: feedback and {name}");
         let size = self.dtype.bytes();
-        self.line_of_exchange(model, &line, shapes, ((8 + size) * total + message, encode, cpu))?;
+        self.line_of_exchange(model, &line, ((8 + size) * total + message, encode, cpu))?;
 
         // Every step ends with others' messages of its own number.
         let mut finish = f64::INFINITY;
@@ -78,7 +78,7 @@ impl Bench {
         let mean = |&x: &f32| self.rounded((1..RANKS).fold(x, |sum, _| sum + x) / RANKS as f32);
         assert!(means.iter().zip(&decoded).all(|(found, x)| *found == mean(x)), "{model}{name}: the exchange's means");
         let line = format!("exchange: means of {RANKS} ranks, {name}");
-        self.line_of_exchange(model, &line, shapes, (size * total + RANKS * message, finish, cpu))?;
+        self.line_of_exchange(model, &line, (size * total + RANKS * message, finish, cpu))?;
         for address in [table, residuals, messages] {
             // SAFETY: allocated above, and used no more.
             unsafe { sys::cuMemFree_v2(address) }.result()?;
@@ -91,15 +91,13 @@ impl Bench {
         &mut self,
         model: &str,
         name: &str,
-        shapes: &[Shape],
         (bytes, here, cpu): (usize, f64, f64),
     ) -> Outcome<()> {
         if model.is_empty() {
             return self.line_of(name, bytes, here, cpu);
         }
-        let against = self.against(1, (model, name), shapes, here)?;
         let of_copy = 100.0 * bytes as f64 / here / self.bandwidth;
-        println!("{}: {:.3} ms, {of_copy:.0} % of copy{against}", self.named(name), 1e3 * here);
+        println!("{}: {:.3} ms, {of_copy:.0} % of copy", self.named(name), 1e3 * here);
         Ok(())
     }
 }

@@ -1,5 +1,5 @@
-//! What has to be seen on a GPU: the conformance suite and those of exchanges, residuals and captured steps, then times of rows and payloads against copying, and against what
-//! the machine code promises where that is known (`src/roofline`). README.md says how to carry it to a machine that has one.
+//! What has to be seen on a GPU: the conformance suite and those of exchanges, residuals and captured steps, then times of rows and payloads against copying.
+//! README.md says how to carry it to a machine that has one.
 //! `LGRECO_BENCH_ELEMENTS` takes the place of 2^26 values; where they are fewer than 2^20, the suites of exchanges are shorter, and
 //! every time is that of one run.
 //!
@@ -22,9 +22,7 @@ use lgreco_core::compress::{Candidates, Setting};
 use lgreco_core::gradient::{Bf16, Dtype, Shape};
 use lgreco_core::testing::backend::check_all;
 use lgreco_core::testing::powersgd::uniform;
-use lgreco_cuda::testing::{Gpu, OF_MODELS, OPERATIONS, Operation};
 use lgreco_cuda::{CudaBackend, DeviceGradient, devices};
-use std::collections::BTreeSet;
 use std::error::Error;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -40,8 +38,6 @@ const SENT: f32 = 1.0 / 256.0;
 const RANKS: usize = 8;
 /// Values below which times mean nothing.
 const FEW: usize = 1 << 20;
-/// What a measured time may be of its prediction.
-const MISSED: f64 = 1.25;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -86,14 +82,13 @@ fn check() -> Outcome<()> {
         let usable = device.usable.unwrap_or_else(|error| error.to_string());
         println!("{} MiB, {usable}", device.memory >> 20);
     }
-    let gpu = devices()?.first().and_then(|device| Gpu::named(&device.name));
     let mut backend = CudaBackend::new(0)?;
     let start = Instant::now();
     check_all(&mut backend, ROWS);
     println!("the conformance suite passes, {:.1} s, kernels compiled meanwhile", start.elapsed().as_secs_f64());
     let elements = elements()?;
     suites::run(elements < FEW)?;
-    Bench::new(backend, gpu, elements)?.run()
+    Bench::new(backend, elements)?.run()
 }
 
 struct Bench {
@@ -107,18 +102,11 @@ struct Bench {
     other: u64,
     /// Bytes per second that a copy reads and writes.
     bandwidth: f64,
-    /// Whose predictions are set against the figures.
-    gpu: Option<Gpu>,
-    /// Lines that took longer than predicted, and those that do not reach what they were to reach.
-    missed: Vec<String>,
-    below: Vec<String>,
-    /// The operations that have been measured, of one layer and of models.
-    measured: [BTreeSet<&'static str>; 2],
 }
 
 impl Bench {
     /// The device's context is current on this thread.
-    fn new(backend: CudaBackend, gpu: Option<Gpu>, elements: usize) -> Outcome<Self> {
+    fn new(backend: CudaBackend, elements: usize) -> Outcome<Self> {
         let shape = Shape::new(elements / 4096, 4096)?;
         let values: Vec<f32> = uniform(shape.elements(), 1).into_iter().map(|x| x * x * x).collect();
         let bytes = 4 * values.len();
@@ -134,10 +122,6 @@ impl Bench {
         })?;
         let bandwidth = 2.0 * bytes as f64 / copy;
         println!("{} f32 values; a copy of them moves {:.1} GB/s", values.len(), bandwidth / 1e9);
-        match &gpu {
-            Some(gpu) => println!("predictions are for {}, whose copy moves {:.1} GB/s", gpu.name, gpu.copy / 1e9),
-            None => println!("there are no predictions for this device"),
-        }
         println!("{:<44} {:>9} {:>9} {:>9} {:>11}", "", "ms", "GB/s", "of copy", "one core, ms");
         Ok(Bench {
             backend,
@@ -148,10 +132,6 @@ impl Bench {
             gradient,
             other,
             bandwidth,
-            gpu,
-            missed: Vec::new(),
-            below: Vec::new(),
-            measured: Default::default(),
         })
     }
 
@@ -172,21 +152,7 @@ impl Bench {
         self.rows("QSGD, 7 widths", Candidates::Qsgd { base: Qsgd::default(), bits: widths })?;
         self.rows("PowerSGD, ranks 1 to 64", ranks)?;
         self.step()?;
-        self.models()?;
-        for (operations, measured) in [OPERATIONS, OF_MODELS].into_iter().zip(&self.measured) {
-            let left = operations.iter().find(|of| !measured.contains(of.name));
-            if let Some(left) = left {
-                return Err(format!("{} has not been measured", left.name).into());
-            }
-        }
-        println!();
-        for (what, lines) in [
-            ("longer than predicted, by more than a quarter", &self.missed),
-            ("below what was to be reached", &self.below),
-        ] {
-            println!("{what}: {}", if lines.is_empty() { "none".into() } else { lines.join("; ") });
-        }
-        Ok(())
+        self.models()
     }
 
     /// Payloads and exchanges, under every method.
@@ -202,32 +168,6 @@ impl Bench {
         self.sums("", "uncompressed", |_| Setting::Dense, &shape)
     }
 
-    /// What ends a line: the prediction, if there is one, and whether the time misses it, or what was to be reached. `of` is 0 for
-    /// operations on one layer, 1 for those on a model's.
-    fn against(&mut self, of: usize, (model, name): (&str, &str), shapes: &[Shape], here: f64) -> Outcome<String> {
-        let name = self.named(name);
-        let Some(operation) = [OPERATIONS, OF_MODELS][of].iter().find(|operation| operation.name == name) else {
-            return Ok(String::new());
-        };
-        self.measured[of].insert(operation.name);
-        let Operation { bytes, target, .. } = operation;
-        let values: usize = shapes.iter().map(|shape| shape.elements()).sum();
-        let of_copy = bytes * values as f64 / here / self.bandwidth;
-        let mut said = String::new();
-        if let Some(gpu) = self.gpu {
-            let predicted = operation.predict(&gpu, shapes, operation.commands(shapes)?).seconds;
-            said = format!("  predicted {:.3} ms", 1e3 * predicted);
-            if here > MISSED * predicted {
-                self.missed.push(format!("{model}{name}"));
-                said += ", misses";
-            }
-        }
-        if let Some(target) = target.filter(|&target| of_copy < target) {
-            self.below.push(format!("{model}{name} ({:.0} %, not {:.0} %)", 100.0 * of_copy, 100.0 * target));
-        }
-        Ok(said)
-    }
-
     fn on_device(&self) -> Outcome<DeviceGradient> {
         // SAFETY: as many values, kept as long as the program runs.
         Ok(unsafe { DeviceGradient::new(self.gradient, self.dtype, self.shape) }?)
@@ -240,11 +180,9 @@ impl Bench {
 
     /// One line, of a call that has to read and write so many bytes.
     fn line_of(&mut self, name: &str, bytes: usize, here: f64, cpu: f64) -> Outcome<()> {
-        let shape = [self.shape];
-        let against = self.against(0, ("", name), &shape, here)?;
         let (name, read) = (self.named(name), bytes as f64 / here);
         println!(
-            "{name:<44} {:>9.3} {:>9.1} {:>7.0} % {:>11.0}{against}",
+            "{name:<44} {:>9.3} {:>9.1} {:>7.0} % {:>11.0}",
             1e3 * here,
             read / 1e9,
             100.0 * read / self.bandwidth,

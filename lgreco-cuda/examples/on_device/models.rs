@@ -60,10 +60,9 @@ impl Bench {
                 self.check_rows(name, shape, jobs[layer].candidates, row)?;
             }
             let workspace = self.backend.workspace_bytes(&jobs, &[Call::Measure])? >> 20;
-            let against = self.against(1, (&format!("{model}: "), &format!("rows of {name}")), shapes, here)?;
             let of_copy = 100.0 * (size * total) as f64 / here / self.bandwidth;
             println!(
-                "{name}: table of {} × {options}: {:.3} ms, {of_copy:.0} % of copy, workspace {workspace} MiB{against}",
+                "{name}: table of {} × {options}: {:.3} ms, {of_copy:.0} % of copy, workspace {workspace} MiB",
                 jobs.len(),
                 1e3 * here
             );

@@ -58,7 +58,7 @@ impl Bench {
         // Gradient and residual read, the mean and the residual written; of uncompressed values sums are written and read, of others
         // the residual is their sum, read twice and written anew.
         let of_value = if matches!(setting, Setting::Dense) { 8 + 4 * size } else { 20 + 2 * size };
-        self.line_of_exchange(model, &line, shapes, (of_value * total, here, cpu))?;
+        self.line_of_exchange(model, &line, (of_value * total, here, cpu))?;
         for address in [table, residuals, sums, factors] {
             // SAFETY: allocated above, and used no more.
             unsafe { sys::cuMemFree_v2(address) }.result()?;

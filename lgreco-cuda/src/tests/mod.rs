@@ -39,6 +39,7 @@ mod qsgd;
 mod reads;
 mod replays;
 mod reserve;
+mod resources;
 mod sample;
 mod sources;
 #[cfg(feature = "train")]
