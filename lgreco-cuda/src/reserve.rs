@@ -72,10 +72,10 @@ impl CudaBackend {
     /// # Complexity
     /// That of enqueuing the calls.
     pub fn workspace_bytes(&self, jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<u64, DeviceJobError> {
-        rehearsed(self.gpu(), jobs, calls).map(|(gpu, _)| gpu.held())
+        rehearsed(jobs, calls).map(|(gpu, _)| gpu.held())
     }
 
-    /// Done: allocates that workspace, and compiles and loads the kernels of these calls. The calls, for these jobs and
+    /// Done: allocates that workspace, and loads the kernels of these calls. The calls, for these jobs and
     /// their candidates, then allocate nothing and load nothing, so that those that only enqueue never wait.
     ///
     /// ```no_run
@@ -87,20 +87,19 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// As [`workspace_bytes`](CudaBackend::workspace_bytes); [`Error::OutOfMemory`], [`Error::Compile`],
-    /// [`Error::Driver`].
+    /// As [`workspace_bytes`](CudaBackend::workspace_bytes); [`Error::OutOfMemory`], [`Error::Driver`].
     pub fn reserve(&mut self, jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<(), DeviceJobError> {
-        let (rehearsed, kernels) = rehearsed(self.gpu(), jobs, calls)?;
+        let (rehearsed, kernels) = rehearsed(jobs, calls)?;
         let gpu = self.gpu_mut();
         gpu.grow_to(&rehearsed)?;
         Ok(kernels.get().into_iter().try_for_each(|kernel| gpu.prepare(kernel))?)
     }
 }
 
-/// A workspace as `like` begins, after the calls, and the kernels that they launch.
-fn rehearsed(like: &Gpu, jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<(Gpu, Kernels), DeviceJobError> {
+/// A workspace after the calls, and the kernels that they launch.
+fn rehearsed(jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<(Gpu, Kernels), DeviceJobError> {
     let kernels = Kernels::default();
-    let mut gpu = like.rehearsal(Counting { kernels: kernels.clone(), ..Counting::default() })?;
+    let mut gpu = Gpu::new(Box::new(Counting { kernels: kernels.clone(), ..Counting::default() }));
     for &call in calls {
         if call == Call::Measure {
             rehearse(&mut gpu, &work(jobs))?;

@@ -2327,8 +2327,8 @@ lgreco_status lgreco_cut_restore(struct lgreco_context *context,
 // runtime), on a stream of its own, which does not wait for the default stream.
 //
 // LGRECO_NOT_BUILT_IN without the feature `cuda`; LGRECO_UNAVAILABLE when the driver or the device is missing or
-// too old, or the compiler NVRTC is missing where it is needed: the context's message says which; LGRECO_DEVICE when the driver fails, also for want of
-// memory for a context or a stream.
+// too old, or no kernels come with the library for it: the context's message says which; LGRECO_DEVICE when the driver
+// fails, also for want of memory for a context or a stream.
 lgreco_status lgreco_cuda_create(struct lgreco_context *context,
                                  uint32_t ordinal,
                                  struct lgreco_cuda **cuda);
@@ -2349,20 +2349,6 @@ lgreco_status lgreco_cuda_destroy(struct lgreco_cuda **cuda);
 // What went wrong in the last failed call on the handle, with the layer's name where it is that layer's fault; empty
 // if none has failed. Valid until the next call on it.
 const char *lgreco_cuda_message(const struct lgreco_cuda *cuda);
-
-// Keeps compiled kernels in an existing folder, a path in UTF-8, and takes them from there, which saves some seconds
-// at every later start. Who may write there decides what the GPU executes. What cannot be written is left out, what is
-// damaged is made anew.
-lgreco_status lgreco_cuda_keep_code_in(struct lgreco_cuda *cuda,
-                                       const char *folder);
-
-// Done: PowerSGD's payloads are made with cuBLAS's products from now on, which costs 32 MiB of device memory, and four
-// bytes per element of the largest matrix. They then depend on the GPU and on cuBLAS's version. Tables and decoded
-// values do not.
-//
-// LGRECO_UNAVAILABLE where cuBLAS of CUDA 11.5 or later is not found; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE. All stays
-// as it was then.
-lgreco_status lgreco_cuda_use_cublas(struct lgreco_cuda *cuda);
 
 // Tells the bytes of device memory that the handle holds: what calls have worked in so far, and what was reserved.
 lgreco_status lgreco_cuda_held_bytes(struct lgreco_cuda *cuda,

@@ -40,10 +40,6 @@ public:
         return Cuda(made);
     }
 
-    void keep_code_in(const std::string &folder) { check(lgreco_cuda_keep_code_in(get(), folder.c_str())); }
-
-    void use_cublas() { check(lgreco_cuda_use_cublas(get())); }
-
     Table measure(const std::vector<lgreco_layer> &layers, const lgreco_search_options &options = search_options()) {
         lgreco_table *made = nullptr;
         check(lgreco_cuda_measure(get(), layers.data(), layers.size(), &options, &made));

@@ -109,8 +109,6 @@ pub(crate) trait OnDeviceBucket: Any {
 
 /// A device with a stream. Safety of the unsafe calls: addresses are as README.md asks of device pointers.
 pub(crate) trait OnDevice: Any {
-    fn keep_code_in(&mut self, folder: &str);
-    fn use_cublas(&mut self) -> Result<(), Failure>;
     fn held_bytes(&self) -> u64;
     fn synchronise(&mut self) -> Result<(), Failure>;
     fn check(&mut self) -> Result<(), Failure>;
@@ -243,14 +241,6 @@ mod backend {
     }
 
     impl OnDevice for CudaBackend {
-        fn keep_code_in(&mut self, folder: &str) {
-            CudaBackend::keep_code_in(self, folder);
-        }
-
-        fn use_cublas(&mut self) -> Result<(), Failure> {
-            Ok(CudaBackend::use_cublas(self)?)
-        }
-
         fn held_bytes(&self) -> u64 {
             CudaBackend::held_bytes(self)
         }

@@ -123,16 +123,7 @@ impl Bench {
         let bandwidth = 2.0 * bytes as f64 / copy;
         println!("{} f32 values; a copy of them moves {:.1} GB/s", values.len(), bandwidth / 1e9);
         println!("{:<44} {:>9} {:>9} {:>9} {:>11}", "", "ms", "GB/s", "of copy", "one core, ms");
-        Ok(Bench {
-            backend,
-            shape,
-            values,
-            narrow: Vec::new(),
-            dtype: Dtype::F32,
-            gradient,
-            other,
-            bandwidth,
-        })
+        Ok(Bench { backend, shape, values, narrow: Vec::new(), dtype: Dtype::F32, gradient, other, bandwidth })
     }
 
     fn run(mut self) -> Outcome<()> {

@@ -11,7 +11,7 @@ use std::ptr::null_mut;
 use std::sync::Barrier;
 
 fn with_two_devices(test: &str) {
-    run("contexts", test, &[("FAKE_CUDA_DEVICES", "2")], None);
+    run("contexts", test, &[("FAKE_CUDA_DEVICES", "2")]);
 }
 
 #[test]

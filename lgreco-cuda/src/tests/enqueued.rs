@@ -28,7 +28,7 @@ fn settings() -> [Setting; 4] {
 }
 
 fn with_the_fake(test: &str, variables: &[(&str, &str)]) {
-    run("enqueued", test, variables, None);
+    run("enqueued", test, variables);
 }
 
 /// A function of the stand-in.

@@ -65,7 +65,6 @@ fn the_suite_passes_under_the_sanitizers() {
         "tests::feedback",
         "tests::few_bits",
         "tests::qsgd::layers",
-        "tests::cublas::the_scaled",
         "tests::orthonormal::more",
         "tests::window::means",
     ];

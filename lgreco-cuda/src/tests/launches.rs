@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::counting::Kernels;
-use crate::device::{Device, Gemm, Launch, Part};
+use crate::device::{Device, Launch, Part};
 use crate::gpu::MOST;
 use crate::kernels::Kernel;
 use crate::{
@@ -84,14 +84,6 @@ impl Device for Counted {
         self.0.add(0);
         self.0.launched.add(launch.kernel);
         self.0.failing.lock().unwrap().clone().map_or(Ok(()), Err)
-    }
-
-    fn use_cublas(&mut self, _: Part) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn multiply(&mut self, _: &Gemm) -> Result<(), Error> {
-        Ok(())
     }
 
     fn download(&mut self, _: Part, bytes: &mut [u8]) -> Result<(), Error> {
@@ -374,7 +366,7 @@ fn failures_of_the_device_name_no_job() {
     for error in [
         Error::Driver { call: "start", reason: "an earlier fault".into() },
         Error::OutOfMemory { bytes: 4096 },
-        Error::Compile { module: "powersgd.cu", architecture: "sm_80".into(), log: String::new() },
+        Error::NoKernels { module: "powersgd.cu", architecture: "sm_80".into() },
     ] {
         *of_device.failing.lock().unwrap() = Some(error.clone());
         assert_eq!(backend.measure_device(&jobs, &mut [0.0; 3]), Err(DeviceJobError { job: None, error }));

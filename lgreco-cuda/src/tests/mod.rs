@@ -1,4 +1,4 @@
-//! The kernels on the processor, and through NVRTC.
+//! The kernels on the processor, and their shipped code.
 
 mod beyond;
 mod beyond_exchange;
@@ -9,10 +9,8 @@ mod beyond_shards;
 mod beyond_window;
 #[cfg(feature = "train")]
 mod bucket;
-mod compiler;
 mod conformance;
 mod contexts;
-mod cublas;
 mod driver;
 mod enqueued;
 mod exchange;
@@ -31,10 +29,10 @@ mod large;
 mod later;
 mod launches;
 mod memory;
-mod nvrtc;
 mod orders;
 mod orthonormal;
 mod powersgd;
+mod ptx;
 mod qsgd;
 mod reads;
 mod replays;

@@ -1,8 +1,7 @@
 //! Registers, shared memory and local memory of every shipped kernel, read out of the machine code.
 
-use crate::compiler::Architecture;
 use crate::kernels::Module;
-use crate::shipped;
+use crate::shipped::{self, Architecture};
 use std::collections::BTreeMap;
 
 /// What one kernel uses.
@@ -55,7 +54,7 @@ fn shipped_kernels() -> Vec<(String, Architecture, Use)> {
     for module in Module::ALL {
         for architecture in shipped::SASS.map(Architecture::Sass) {
             let cubin = shipped::code(module, architecture).expect("code of these sources");
-            for (entry, used) in read(&cubin).expect("a cubin") {
+            for (entry, used) in read(cubin).expect("a cubin") {
                 all.push((format!("{}/{entry}", module.name()), architecture, used));
             }
         }
@@ -94,7 +93,7 @@ fn more_than_the_bounds_is_noticed() {
         assert!(usual.iter().any(|excess| excess.starts_with(name)), "{name} needs no bound of its own");
     }
     // A frame of 8 bytes, planted into the machine code.
-    let mut cubin = shipped::code(Module::Magnitude, Architecture::Sass(90)).expect("code of these sources");
+    let mut cubin = shipped::code(Module::Magnitude, Architecture::Sass(90)).expect("code of these sources").to_vec();
     let frame = cubin.windows(4).position(|bytes| bytes == [SIZED, FRAME, 8, 0]).expect("a frame's size");
     cubin[frame + 8] = 8;
     let planted = read(&cubin).expect("a cubin").into_iter();

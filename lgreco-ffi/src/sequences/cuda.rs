@@ -28,12 +28,6 @@ fn expect(expected: usize, found: usize) -> Result<(), Failure> {
 struct NoDevice;
 
 impl OnDevice for NoDevice {
-    fn keep_code_in(&mut self, _: &str) {}
-
-    fn use_cublas(&mut self) -> Result<(), Failure> {
-        Ok(())
-    }
-
     fn held_bytes(&self) -> u64 {
         0
     }
@@ -284,10 +278,8 @@ fn one(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
                 handle::create::<_, lgreco_cuda>(context, to, |_| Ok(Box::new(NoDevice)))
             }),
             6 => lgreco_cuda_destroy(to),
-            7 => lgreco_cuda_keep_code_in(cuda, bytes.maybe([c"/tmp", c"\xff"][which].as_ptr())),
-            8 => lgreco_cuda_held_bytes(cuda, bytes.maybe_mut(&mut number)),
+            7 | 8 => lgreco_cuda_held_bytes(cuda, bytes.maybe_mut(&mut number)),
             9 => lgreco_cuda_synchronize(cuda),
-            10 if which == 0 => lgreco_cuda_use_cublas(cuda),
             10 => lgreco_cuda_check(cuda),
             11 | 21 | 22 => {
                 let (search, layers, calls) =

@@ -396,7 +396,6 @@ static void arguments(void) {
     uint64_t bytes = 0;
     setting.method = LGRECO_METHOD_QSGD;
     loco.method = LGRECO_METHOD_LOCO;
-    NULL_(lgreco_cuda_keep_code_in(cuda, NULL));
     NULL_(lgreco_cuda_held_bytes(cuda, NULL));
     NULL_(lgreco_cuda_measure(cuda, NULL, 1, NULL, &table));
     NULL_(lgreco_cuda_measure(cuda, fc1, 1, NULL, NULL));
@@ -850,17 +849,6 @@ static void outcomes_later(void) {
     OK(lgreco_cuda_bucket_destroy(&bucket));
 }
 
-// A GPU may be without cuBLAS.
-static void products_by_cublas(void) {
-    const lgreco_status status = lgreco_cuda_use_cublas(cuda);
-    if (status == LGRECO_UNAVAILABLE && driver.state == NULL) {
-        fprintf(stderr, "SKIP: products by cuBLAS: %s\n", lgreco_cuda_message(cuda));
-        return;
-    }
-    OK(status);
-    tables(LGRECO_METHOD_POWERSGD);
-}
-
 static void in_the_primary_context(void) {
     STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_create(context, 1000, &cuda));
     TEXT("no CUDA device 1000: ", lgreco_context_message(context));
@@ -892,7 +880,6 @@ int main(int argc, char **argv) {
     OK(lgreco_cuda_destroy(&cuda));
     if (driver.state != NULL) driver.state(before);
     OK(lgreco_cuda_create_on_stream(context, &cuda, stream));
-    if (argc > 1) OK(lgreco_cuda_keep_code_in(cuda, argv[1]));
     const lgreco_method methods[] = {LGRECO_METHOD_QSGD, LGRECO_METHOD_TOPK, LGRECO_METHOD_POWERSGD,
                                      LGRECO_METHOD_HYBRID};
     for (int m = 0; m < 4; m++) {
@@ -910,7 +897,6 @@ int main(int argc, char **argv) {
             feedback(l, &setting, storage);
         }
     }
-    products_by_cublas();
     arguments();
     arguments_of_rows();
     not_finite();

@@ -390,8 +390,6 @@ static void null_pointers(void) {
     lgreco_rng_stream words = {0, 0, 0, 0, 0};
     NULL_(lgreco_cuda_create(NULL, 0, &no_cuda));
     NULL_(lgreco_cuda_create_on_stream(NULL, &no_cuda, NULL));
-    NULL_(lgreco_cuda_keep_code_in(NULL, "."));
-    NULL_(lgreco_cuda_use_cublas(NULL));
     NULL_(lgreco_cuda_held_bytes(NULL, &steps));
     NULL_(lgreco_cuda_synchronize(NULL));
     NULL_(lgreco_cuda_check(NULL));
