@@ -34,7 +34,6 @@
 
 struct Launch {  // cuda_shim_launch
     unsigned grid[3], block[3];
-    size_t dynamic;
     void** params;
     size_t size, count;
     int order;
@@ -495,14 +494,14 @@ IN_CONTEXT(cuModuleGetFunction, (void** function, void* module, const char* name
            *function = keep(functions, made))
 ENQUEUED(
     cuLaunchKernel,
-    (void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+    (void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned,
      void* stream, void** params, void**),
     auto called = find(functions, function);
     if (!called || called->context != here || owner != here) return INVALID_HANDLE; std::vector<std::string> values;
     for (size_t i = 0; i < called->count; i++)
         values.emplace_back(static_cast<char*>(params[i]), i ? sizeof(void*) : called->first);
     ++launched;, char error[512]; std::vector<void*> places; for (auto& value : values) places.push_back(value.data());
-    Launch launch = {{gx, gy, gz}, {bx, by, bz}, shared, places.data(), 0, 0, 0, error, sizeof error};
+    Launch launch = {{gx, gy, gz}, {bx, by, bz}, places.data(), 0, 0, 0, error, sizeof error};
     if (called->kernel(&launch)) {
         fprintf(stderr, "fake driver: %s\n", error);
         return LAUNCH_FAILED;

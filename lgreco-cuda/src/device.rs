@@ -40,11 +40,9 @@ pub(crate) const BLOCK: u32 = 256;
 /// One launch of a kernel: its arguments are `params`, by value, then the addresses of `parts`.
 pub(crate) struct Launch<'a> {
     pub(crate) kernel: Kernel,
-    pub(crate) grid: [u32; 3],
+    pub(crate) blocks: u32,
     /// Threads per block.
     pub(crate) block: u32,
-    /// Bytes of dynamic shared memory.
-    pub(crate) shared: u32,
     /// The kernel's `Params`.
     pub(crate) params: &'a [u8],
     pub(crate) parts: &'a [Part],

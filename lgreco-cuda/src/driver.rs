@@ -326,13 +326,12 @@ impl Device for Driver {
         let _current = if launch.capturable { self.current()? } else { self.enter()? };
         let function = self.function(launch.kernel)?;
         let mut params = Arguments::new(&launch);
-        let [x, y, z] = launch.grid;
         // SAFETY: the arguments are those of the kernel, as tests of every kernel assert, and are read before the call
         // returns; what it does with its memory is checked on the processor, under a sanitizer.
         let launched = unsafe {
-            let (block, shared, stream) = (launch.block, launch.shared, self.stream);
+            let (blocks, block, stream) = (launch.blocks, launch.block, self.stream);
             let mut params = params.pointers();
-            self.cuda.cuLaunchKernel(function, x, y, z, block, 1, 1, shared, stream, params.as_mut_ptr(), null_mut())
+            self.cuda.cuLaunchKernel(function, blocks, 1, 1, block, 1, 1, 0, stream, params.as_mut_ptr(), null_mut())
         };
         launched.map_err(|failure| Error::Driver { call: launch.kernel.entry, reason: failure.reason })
     }

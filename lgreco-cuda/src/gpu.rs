@@ -17,12 +17,6 @@ pub(crate) enum Scratch {
     Grids,
     Payload,
     Output,
-    #[cfg(feature = "train")]
-    Offered,
-    #[cfg(feature = "train")]
-    Decoded,
-    #[cfg(feature = "train")]
-    Known,
     Statuses,
     Bins,
     Selected,
@@ -188,7 +182,7 @@ impl Gpu {
         parts: &[Part],
         blocks: u64,
     ) -> Result<(), Error> {
-        self.launch_3d(kernel, params, parts, [blocks, 1, 1], 0)
+        self.launch_of(kernel, params, parts, blocks, BLOCK)
     }
 
     /// Enqueued: as [`launch`](Gpu::launch), with blocks of `threads` threads.
@@ -200,34 +194,11 @@ impl Gpu {
         blocks: u64,
         threads: u32,
     ) -> Result<(), Error> {
-        let params = bytemuck::bytes_of(&params);
-        self.device.launch(Launch {
-            kernel,
-            grid: [blocks as u32, 1, 1],
-            block: threads,
-            shared: 0,
-            params,
-            parts,
-            capturable: false,
-        })
-    }
-
-    /// Enqueued: as [`launch`](Gpu::launch), with a grid of three dimensions and `shared` bytes of dynamic shared
-    /// memory.
-    pub(crate) fn launch_3d<P: Pod>(
-        &mut self,
-        kernel: Kernel,
-        params: P,
-        parts: &[Part],
-        grid: [u64; 3],
-        shared: u32,
-    ) -> Result<(), Error> {
-        if grid.contains(&0) {
+        if blocks == 0 {
             return Ok(());
         }
-        let grid = grid.map(|blocks| blocks as u32);
-        let params = bytemuck::bytes_of(&params);
-        self.device.launch(Launch { kernel, grid, block: BLOCK, shared, params, parts, capturable: false })
+        let (params, blocks) = (bytemuck::bytes_of(&params), blocks as u32);
+        self.device.launch(Launch { kernel, blocks, block: threads, params, parts, capturable: false })
     }
 
     /// Enqueued: as [`launch`](Gpu::launch), also into a graph. No argument changes from step to step, and the kernel is
@@ -239,8 +210,8 @@ impl Gpu {
         parts: &[Part],
         blocks: u64,
     ) -> Result<(), Error> {
-        let (params, grid) = (bytemuck::bytes_of(&params), [blocks as u32, 1, 1]);
-        self.device.launch(Launch { kernel, grid, block: BLOCK, shared: 0, params, parts, capturable: true })
+        let (params, blocks) = (bytemuck::bytes_of(&params), blocks as u32);
+        self.device.launch(Launch { kernel, blocks, block: BLOCK, params, parts, capturable: true })
     }
 
     /// Done: the bytes of `part`.

@@ -36,7 +36,7 @@
 //! | `backend` | [`CudaBackend`]: the core's trait, and calls on device memory |
 //! | `device_payloads`, `pending` | payloads that stay on the device; what has been enqueued and not been checked |
 //! | `device_rows`, `window` | rows whose results stay on the device; the mean of a model's last gradients, of which plans are made |
-//! | `rows`, `codec`, `tensor`, `feedback`, `magnitude`, `error` | as in lgreco-wgpu |
+//! | `rows`, `codec`, `tensor`, `magnitude`, `error` | as in lgreco-wgpu |
 //! | `exchange` | the exchange of a bucket without the host: `bucket`, a space of lgreco-train's flights; its program, and what kernels read of it and of layers (`layer`); what is gathered (QSGD here, TopK by `selection`) and what is summed (`sums`) |
 //! | `factors` | tables of matrices and their factors, for launches over many of them |
 //! | `device` | trait `Device`: memory, copies and launches |
@@ -94,9 +94,6 @@ mod error;
 #[allow(unsafe_code)]
 mod exchange;
 mod factors;
-#[cfg(feature = "train")]
-#[allow(unsafe_code)]
-mod feedback;
 mod few_bits;
 mod gpu;
 mod inventory;
@@ -136,8 +133,6 @@ pub use error::{DeviceJobError, Error};
 #[cfg(feature = "train")]
 pub use exchange::{DeviceBucket, DeviceLayer, DeviceMemory, DeviceRequest};
 pub use exchange::{DeviceExchange, ExchangeConfig, ExchangeFault, ExchangeOutcome, ExchangeProgram, OnFault};
-#[cfg(feature = "train")]
-pub use feedback::DeviceResidual;
 pub use inventory::{DeviceInfo, devices};
 pub use reserve::Call;
 pub use tensor::{DeviceGradient, DeviceJob};

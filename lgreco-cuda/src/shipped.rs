@@ -105,7 +105,7 @@ pub(crate) fn names(architectures: &[Architecture]) -> String {
 }
 
 /// An entry.
-#[cfg(any(test, all(feature = "testing", feature = "train")))]
+#[cfg(any(test, feature = "testing"))]
 pub(crate) fn entry(name: &str, bytes: &[u8]) -> Vec<u8> {
     let len = |bytes: &[u8]| (bytes.len() as u32).to_le_bytes();
     [&len(name.as_bytes())[..], name.as_bytes(), &len(bytes), bytes].concat()

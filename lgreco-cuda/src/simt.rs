@@ -62,7 +62,6 @@ static RUNNING: Mutex<()> = Mutex::new(());
 struct ShimLaunch {
     grid: [u32; 3],
     block: [u32; 3],
-    dynamic: usize,
     params: *mut *mut c_void,
     size: usize,
     count: usize,
@@ -282,9 +281,8 @@ impl Device for Simt {
         let mut error = [0u8; 512];
         let chosen = chosen_by.and_then(|chosen| chosen(&launch));
         let shim = ShimLaunch {
-            grid: launch.grid,
+            grid: [launch.blocks, 1, 1],
             block: [launch.block, 1, 1],
-            dynamic: launch.shared as usize,
             params: pointers.as_mut_ptr(),
             size: launch.params.len(),
             count: pointers.len(),

@@ -14,9 +14,7 @@ pub mod space;
 pub mod window;
 
 use crate::CudaBackend;
-#[cfg(feature = "train")]
 use crate::kernels::Module;
-#[cfg(feature = "train")]
 use crate::shipped::{self, Architecture};
 use crate::simt::{Flavour, Simt};
 
@@ -29,7 +27,6 @@ pub fn on_the_processor() -> CudaBackend {
 }
 
 /// One module for one architecture, as `examples/compile_kernels` compiles it.
-#[cfg(feature = "train")]
 pub struct KernelSource {
     /// Its name in `compiled/kernels`.
     pub name: String,
@@ -46,7 +43,6 @@ pub struct KernelSource {
 }
 
 /// All modules for all architectures: groups that are compressed together, with their names in `compiled/kernels`.
-#[cfg(feature = "train")]
 pub fn kernel_sources() -> Vec<(String, Vec<KernelSource>)> {
     let group = |together: &[Architecture]| {
         let of_architecture = |&architecture| Module::ALL.map(|module| source(module, architecture));
@@ -55,7 +51,6 @@ pub fn kernel_sources() -> Vec<(String, Vec<KernelSource>)> {
     shipped::TOGETHER.into_iter().map(group).collect()
 }
 
-#[cfg(feature = "train")]
 fn source(module: Module, architecture: Architecture) -> KernelSource {
     let target = format!("--gpu-architecture={}", architecture.name());
     KernelSource {
@@ -69,7 +64,6 @@ fn source(module: Module, architecture: Architecture) -> KernelSource {
 }
 
 /// An entry of `compiled/kernels`.
-#[cfg(feature = "train")]
 pub fn named(name: &str, bytes: &[u8]) -> Vec<u8> {
     shipped::entry(name, bytes)
 }

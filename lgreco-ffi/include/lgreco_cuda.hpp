@@ -102,17 +102,6 @@ public:
         payload.resize(length);
     }
 
-    // As `encode`; `residual` is kept in `storage`.
-    void encode_with_feedback(const lgreco_layer &layer, const lgreco_setting &setting,
-                              const lgreco_rng_stream &rng, float gain, lgreco_storage storage, void *residual,
-                              std::size_t residual_bytes, std::vector<std::uint8_t> &payload) {
-        std::size_t length = 0;
-        payload.resize(payload_len(layer, setting));
-        check(lgreco_cuda_encode_with_feedback(get(), &layer, &setting, &rng, gain, storage, residual,
-                                               residual_bytes, payload.data(), payload.size(), &length));
-        payload.resize(length);
-    }
-
     // From host memory.
     void decode(const std::vector<std::uint8_t> &payload, float *values, std::size_t values_len) {
         check(lgreco_cuda_decode(get(), payload.data(), payload.size(), values, values_len));

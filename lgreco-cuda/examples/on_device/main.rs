@@ -1,4 +1,4 @@
-//! What has to be seen on a GPU: the conformance suite and those of exchanges, residuals and captured steps, then times of rows and payloads against copying.
+//! What has to be seen on a GPU: the conformance suite and those of exchanges and captured steps, then times of rows and payloads against copying.
 //! README.md says how to carry it to a machine that has one.
 //! `LGRECO_BENCH_ELEMENTS` takes the place of 2^26 values; where they are fewer than 2^20, the suites of exchanges are shorter, and
 //! every time is that of one run.

@@ -1,19 +1,15 @@
-//! The suites of what trainers do on the device: exchanges of several ranks, which have a stream each, residuals, and steps that are
-//! captured into graphs.
+//! The suites of what trainers do on the device: exchanges of several ranks, which have a stream each, and steps that are captured
+//! into graphs.
 
 use super::Outcome;
-use lgreco_core::backend::Backend as _;
 use lgreco_core::compress::Setting;
-use lgreco_core::gradient::{Dtype, Gradient, with_elements};
-use lgreco_core::rng::Stream;
+use lgreco_core::gradient::Dtype;
+use lgreco_cuda::CudaBackend;
 use lgreco_cuda::testing::graphs::check_graphs;
-use lgreco_cuda::testing::memory::{Driven, Memory, enter};
+use lgreco_cuda::testing::memory::{Driven, enter};
 use lgreco_cuda::testing::space::{OnDevice, all_members_of, damaged, damaged_qsgd, members_of};
 use lgreco_cuda::testing::window::check_window;
-use lgreco_cuda::{CudaBackend, DeviceGradient, DeviceResidual, Error};
-use lgreco_train::feedback::Storage;
 use lgreco_train::testing::exchange::{Member, check_space, check_space_damage, check_space_failures};
-use lgreco_train::testing::residual::{self, ResidualDevice};
 use std::time::Instant;
 
 /// A rank's bucket, on a thread of its own.
@@ -24,58 +20,6 @@ fn open<const SHARDED: bool>(members: &[Member], _: bool, _: u32) -> OnDevice<Dr
 
 /// Of gradients and their means.
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
-
-/// A backend that has residuals on the device.
-struct Residuals(CudaBackend);
-
-struct Kept {
-    memory: Driven,
-    storage: Storage,
-}
-
-impl ResidualDevice for Residuals {
-    type Kept = Kept;
-
-    fn zeros(&mut self, storage: Storage, elements: usize) -> Kept {
-        let bytes = storage.bytes(elements);
-        let mut memory = Driven::new(bytes);
-        memory.fill(&vec![0; bytes as usize]);
-        Kept { memory, storage }
-    }
-
-    fn bytes(&mut self, kept: &Kept) -> Vec<u8> {
-        kept.memory.bytes()
-    }
-
-    fn step(
-        &mut self,
-        setting: &Setting,
-        gradient: &Gradient<'_>,
-        kept: &mut Kept,
-        gain: f32,
-        stream: Stream,
-        payload: &mut [u8],
-    ) -> Result<usize, lgreco_train::Error> {
-        let bytes: &[u8] = with_elements!(gradient.values(), values => bytemuck::cast_slice(values));
-        let mut memory = Driven::new(bytes.len() as u64);
-        memory.fill(bytes);
-        let residual = DeviceResidual { address: kept.memory.address(), storage: kept.storage };
-        // SAFETY: as many values as the gradient's, and a residual of as many, until the call has returned.
-        let sent = unsafe {
-            let gradient = DeviceGradient::new(memory.address(), gradient.values().dtype(), gradient.shape());
-            gradient
-                .and_then(|gradient| self.0.encode_with_feedback(setting, &gradient, residual, gain, stream, payload))
-        };
-        sent.map_err(|error| match error {
-            Error::Core(error) => error.into(),
-            other => panic!("{other}"),
-        })
-    }
-
-    fn decode(&mut self, payload: &[u8], values: &mut [f32]) {
-        self.0.decode(payload, values).expect("a payload");
-    }
-}
 
 /// Runs a suite, and says so.
 fn passes(name: &str, suite: impl FnOnce()) {
@@ -112,12 +56,6 @@ pub(super) fn run(few: bool) -> Outcome<()> {
         check_space_damage(&damaged(), 1, 11 * apart, open::<false>);
         check_space_damage(&damaged_qsgd(), 1, 2 * apart, open::<true>);
         check_space_damage(&of_shards, 1, 5 * apart, open::<true>);
-    });
-    passes("residuals", || {
-        let mut device = Residuals(CudaBackend::new(0).expect("the device, as before"));
-        residual::check_all(&mut device);
-        residual::check_powersgd(&mut device, (61, 47), 2);
-        residual::check_limits(&mut device);
     });
     passes("gradients of plans", || check_window::<Driven>(&mut CudaBackend::new(0).expect("the device, as before")));
     passes("steps that are captured into graphs", check_graphs);

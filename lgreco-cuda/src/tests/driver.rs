@@ -7,13 +7,12 @@
 use super::simt::{Flavour, build, entries, target};
 use super::{ROWS, unavailable};
 use crate::kernels::Module;
-use crate::{Call, CudaBackend, DeviceGradient, DeviceInfo, DeviceJob, DeviceResidual, Error, devices};
+use crate::{Call, CudaBackend, DeviceGradient, DeviceInfo, DeviceJob, Error, devices};
 use cudarc::driver::sys;
 use lgreco_core::compress::{Candidates, Setting, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::check_all;
-use lgreco_train::feedback::Storage;
 use std::ffi::c_void;
 use std::path::Path;
 use std::process::Command;
@@ -214,7 +213,7 @@ fn beside_a_trainer() {
     let jobs = [DeviceJob { gradient: gradient.unwrap(), candidates, stream: Stream::default() }; 5];
     let keeps = Candidates::TopK { values: Dtype::F32, keeps: &[40] };
     backend.reserve(&jobs, &[Call::Measure]).unwrap();
-    backend.reserve(&[DeviceJob { candidates: keeps, ..jobs[0] }], &[Call::EncodeWithFeedback]).unwrap();
+    backend.reserve(&[DeviceJob { candidates: keeps, ..jobs[0] }], &[Call::Encode]).unwrap();
     let before = state();
     backend.measure_device(&jobs, &mut [0.0; 10]).unwrap();
     let after = state();
@@ -228,20 +227,13 @@ fn beside_a_trainer() {
         let last = fake.get::<unsafe extern "C" fn() -> *mut c_void>("fake_cuda_last_stream").unwrap();
         assert_eq!(last(), stream.cast());
     }
-    let mut residual = vec![0u16; 4096];
-    let address = residual.as_mut_ptr().expose_provenance() as u64;
-    let residual = DeviceResidual { address, storage: Storage::Bf16 };
     let (top, mut payload) = (Setting::TopK(TopK { keep: 40, values: Dtype::F32 }), [0; 4096]);
     let mut waits = || {
         let before = state().waits;
-        // SAFETY: as many values as the gradient's; the fake's memory is the processor's.
-        unsafe {
-            backend.encode_with_feedback(&top, &jobs[0].gradient, residual, 1.0, Stream::default(), &mut payload)
-        }
-        .unwrap();
+        backend.encode_device(&top, &jobs[0].gradient, Stream::default(), &mut payload).unwrap();
         state().waits - before
     };
-    assert_eq!(waits(), 2, "for what is known, and for the payload");
+    assert_eq!(waits(), 2, "for the status, and for the payload");
     assert_eq!(state().left, after.left, "allocations and modules");
     drop(backend);
     assert_eq!(state().left, [0, 1, 1, 0, 1, 0], "what is left: the trainer's context and stream");

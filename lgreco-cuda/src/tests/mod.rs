@@ -3,8 +3,6 @@
 mod beyond;
 mod beyond_exchange;
 #[cfg(feature = "train")]
-mod beyond_feedback;
-#[cfg(feature = "train")]
 mod beyond_shards;
 mod beyond_window;
 #[cfg(feature = "train")]
@@ -21,7 +19,6 @@ mod exchange_shards;
 mod exchange_sums;
 mod exchange_topk;
 mod faults;
-mod feedback;
 mod fences;
 mod few_bits;
 mod hostile;

@@ -5,17 +5,15 @@ use super::launches::{Calls, Counted};
 use crate::codec::header;
 use crate::device::Part;
 use crate::tensor::Input;
-use crate::{Call, CudaBackend, DeviceGradient, DeviceJob, DeviceResidual};
+use crate::{Call, CudaBackend, DeviceGradient, DeviceJob};
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::compress::{Candidates, Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_train::feedback::Storage;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-const CALLS: [Call; 6] =
-    [Call::Measure, Call::Encode, Call::EncodeWithFeedback, Call::Decode, Call::EncodeToDevice, Call::DecodeOnDevice];
+const CALLS: [Call; 5] = [Call::Measure, Call::Encode, Call::Decode, Call::EncodeToDevice, Call::DecodeOnDevice];
 
 fn job(candidates: Candidates<'_>, rows: usize, cols: usize, dtype: Dtype) -> DeviceJob<'_> {
     let shape = Shape::new(rows, cols).unwrap();
@@ -74,12 +72,6 @@ fn make_one(backend: &mut CudaBackend, call: Call, job: &DeviceJob<'_>, setting:
         let _ = match call {
             Call::Measure => return,
             Call::Encode => backend.encode_device(setting, &job.gradient, stream, &mut payload),
-            Call::EncodeWithFeedback => {
-                [Storage::F32, Storage::Bf16, Storage::Int8].into_iter().try_fold(0, |_, storage| {
-                    let residual = DeviceResidual { address: 256, storage };
-                    backend.encode_with_feedback(setting, &job.gradient, residual, 0.5, stream, &mut payload)
-                })
-            }
             Call::Decode => {
                 header(setting, &Input::Device(job.gradient)).unwrap().write(&mut payload).unwrap();
                 backend.decode_to_device(&payload, 256).map(|()| 0)

@@ -9,7 +9,6 @@ use core::ffi::c_void;
 use core::ptr::{null, null_mut};
 use lgreco_train::CoreError;
 use lgreco_train::compress::{Compressor, Setting};
-use lgreco_train::feedback::Storage;
 use lgreco_train::gradient::Shape;
 use lgreco_train::rng::Stream;
 
@@ -84,19 +83,6 @@ impl OnDevice for NoDevice {
     ) -> Result<usize, Failure> {
         let len = setting.payload_len(shape, dtype)?;
         if len > payload.len() { Err(Failure::Null { what: "payload" }) } else { Ok(len) }
-    }
-
-    unsafe fn encode_with_feedback(
-        &mut self,
-        setting: &Setting,
-        gradient: DeviceTensor,
-        stream: Stream,
-        _: f32,
-        _: (u64, Storage),
-        payload: &mut [u8],
-    ) -> Result<usize, Failure> {
-        // SAFETY: nothing is touched.
-        unsafe { self.encode(setting, gradient, stream, payload) }
     }
 
     unsafe fn decode(&mut self, _: &[u8], _: u64) -> Result<(), Failure> {
@@ -315,26 +301,7 @@ fn one(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
                 }
             }
             12 => lgreco_cuda_payload_len(cuda, layer, setting, length),
-            13 => lgreco_cuda_encode(cuda, layer, setting, rng, payload, capacity, length),
-            14 | 15 => {
-                let (gain, storage) = (bytes.value(), u32::from(bytes.below(4)));
-                let mut residual = [0u32; ELEMENTS];
-                let residual = bytes.maybe_mut(residual.as_mut_ptr()).cast();
-                let residual_bytes = [0, 96, 48, 25][usize::from(bytes.below(4))];
-                lgreco_cuda_encode_with_feedback(
-                    cuda,
-                    layer,
-                    setting,
-                    rng,
-                    gain,
-                    storage,
-                    residual,
-                    residual_bytes,
-                    payload,
-                    capacity,
-                    length,
-                )
-            }
+            13..=15 => lgreco_cuda_encode(cuda, layer, setting, rng, payload, capacity, length),
             16 => lgreco_cuda_encode_to_device(cuda, layer, setting, rng, payload, capacity, length),
             17 => {
                 let from = bytes.maybe(state.payload.as_ptr());
