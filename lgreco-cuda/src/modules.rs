@@ -3,7 +3,8 @@
 
 use crate::Error;
 use crate::kernels::Module;
-use cudarc::driver::{result, sys};
+use crate::libcuda::Cuda;
+use cudarc::driver::sys;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -54,18 +55,13 @@ impl Modules {
         Ok(handle)
     }
 
-    /// Those that are loaded.
-    pub(crate) fn loaded(&self) -> Vec<Module> {
-        locked(&self.loaded).keys().copied().collect()
-    }
-
     /// Unloads them if no other backend has them. The context is current, and none of the caller's kernels is enqueued any
     /// more. Nothing can be done about an error.
-    pub(crate) fn give_back(self: Arc<Self>) {
+    pub(crate) fn give_back(self: Arc<Self>, cuda: &Cuda) {
         let Some(mut last) = Arc::into_inner(self) else { return };
         for (_, module) in last.loaded.get_mut().unwrap_or_else(PoisonError::into_inner).drain() {
             // SAFETY: loaded by `get`, and used no more.
-            let _ = unsafe { result::module::unload(module) };
+            let _ = unsafe { cuda.cuModuleUnload(module) };
         }
     }
 
