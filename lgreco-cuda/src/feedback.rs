@@ -69,7 +69,7 @@ impl CudaBackend {
     /// Done: one step of error feedback for a gradient on the device: compresses `residual + gradient` into `payload`,
     /// and keeps `(1 − gain) residual + gain (residual + gradient − what was sent)` in `residual`; an address alone is
     /// one of f32. Payload and residual are, bit for bit, those of the core's
-    /// [`Rule::Residual`](lgreco_train::feedback::Rule) in the same [`Storage`] (for PowerSGD, of the payload this
+    /// [`Residual`](lgreco_train::feedback::Residual) in the same [`Storage`] (for PowerSGD, of the payload this
     /// backend makes).
     ///
     /// PowerSGD draws another start matrix at every step of `stream`, as the core does; QSGD's words are those of the

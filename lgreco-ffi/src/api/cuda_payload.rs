@@ -9,7 +9,7 @@ use crate::status::{Failure, lgreco_status};
 use lgreco_train::CoreError;
 use lgreco_train::compress::wire::Payload;
 use lgreco_train::compress::{Compressor as _, Setting};
-use lgreco_train::feedback::{Residual, Rule};
+use lgreco_train::feedback::suits;
 use lgreco_train::rng::Stream;
 use std::ffi::c_void;
 
@@ -174,8 +174,7 @@ pub unsafe extern "C" fn lgreco_cuda_encode_with_feedback(
             let residual = (bytes_address(residual, residual_bytes, "residual")?, storage);
             encoding.to_host(&others, (payload, capacity, length), |gradient, payload| {
                 let Encoding { setting, stream, tensor, .. } = &encoding;
-                let rule = Rule::Residual(Residual { gain, reset_every: 0, storage });
-                rule.suits(setting, tensor.shape)?;
+                suits(setting, tensor.shape)?;
                 cuda.encode_with_feedback(setting, gradient, *stream, gain, residual, payload)
             })
         })

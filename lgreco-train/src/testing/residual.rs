@@ -8,7 +8,7 @@ use crate::compress::qsgd::Qsgd;
 use crate::compress::quantised_topk::QuantisedTopK;
 use crate::compress::topk::TopK;
 use crate::compress::{Compressor, Setting};
-use crate::feedback::{GROUP, Memory, Residual, Rule, Storage};
+use crate::feedback::{GROUP, Memory, Residual, Storage};
 use crate::gradient::{Bf16, Dtype, Element, Gradient, Shape};
 use crate::rng::Stream;
 use crate::{CoreError, Error};
@@ -62,7 +62,7 @@ fn bits(storage: Storage, elements: usize, bytes: &[u8]) -> Vec<u32> {
 }
 
 fn memory(shape: Shape, gain: f32, storage: Storage) -> Memory<Vec<u64>> {
-    let rule = Rule::Residual(Residual { gain, storage, ..Residual::CLASSIC });
+    let rule = Residual { gain, storage, ..Residual::CLASSIC };
     Memory::new(rule, shape, vec![0; rule.state_len(shape)]).expect("a gain in range")
 }
 
@@ -93,7 +93,7 @@ pub fn check<D: ResidualDevice>(
         let gradient = tensor.gradients()[2];
         let stream = Stream { seed: 3, step, layer: 4, rank: 5 };
         assert_eq!(device.step(&setting, &gradient, &mut kept, gain, stream, &mut found), Ok(len));
-        let mut workspace = vec![0; memory.workspace_len(&setting, Dtype::Bf16).expect("a setting for the shape")];
+        let mut workspace = vec![0; memory.workspace_len(&setting, Dtype::Bf16)];
         let expectation = memory.step(&setting, &gradient, stream, &mut workspace, &mut expected, &mut decoded);
         assert_eq!(expectation, Ok(len));
         assert!(found == expected, "payload of step {step}, {setting:?}, {storage:?}");
@@ -175,8 +175,7 @@ pub fn check_limits<D: ResidualDevice>(device: &mut D) {
             let (mut memory, mut kept) = (memory(shape, 1.0, storage), device.zeros(storage, 3));
             for step in 0..2 {
                 let stream = Stream { step, ..Stream::default() };
-                let mut workspace =
-                    vec![0; memory.workspace_len(&setting, Dtype::F32).expect("a setting for the shape")];
+                let mut workspace = vec![0; memory.workspace_len(&setting, Dtype::F32)];
                 let (mut message, mut decoded) = ([0; 100], [0.0; 3]);
                 let expected = memory.step(&setting, &gradient, stream, &mut workspace, &mut message, &mut decoded);
                 let found = device.step(&setting, &gradient, &mut kept, 1.0, stream, &mut message);

@@ -11,7 +11,7 @@ use lgreco_core::gradient::{Dtype, Gradient, Shape};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
-use lgreco_train::feedback::{Memory, Residual, Rule, Storage};
+use lgreco_train::feedback::{Memory, Residual, Storage};
 use lgreco_train::testing::residual::{ResidualDevice, STORAGES, check, check_all, check_limits, check_powersgd};
 use wgpu::{Buffer, BufferUsages};
 
@@ -97,7 +97,7 @@ fn the_buffer_holds_the_cores_bytes() {
 /// Asserts that a buffer has the bytes of the core's memory after some steps.
 fn check_bytes(backend: &mut WgpuBackend, storage: Storage, elements: usize) {
     let (setting, shape) = (Setting::Qsgd(Qsgd::default()), Shape::new(elements, 1).unwrap());
-    let rule = Rule::Residual(Residual { storage, ..Residual::CLASSIC });
+    let rule = Residual { storage, ..Residual::CLASSIC };
     let mut words = vec![0; rule.state_len(shape)];
     let mut kept = backend.zeros(storage, elements);
     let len = setting.payload_len(shape, Dtype::F32).unwrap();

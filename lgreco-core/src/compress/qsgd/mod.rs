@@ -46,7 +46,7 @@ use crate::Error;
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::rng::Stream;
-use crate::spread::spread;
+use crate::spread::{Per, Start, spread_parts};
 
 /// Which interval a bucket's levels divide. The discriminants stand in payload headers and never change.
 ///
@@ -137,7 +137,9 @@ impl Default for Qsgd {
 }
 
 impl Qsgd {
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    /// `Err` unless bits and bucket are in range.
+    #[doc(hidden)]
+    pub fn check(&self) -> Result<(), Error> {
         if !(1..=8).contains(&self.bits) {
             return Err(Error::Parameter { what: "bits", value: self.bits as f64, expected: "1 to 8" });
         }
@@ -168,15 +170,19 @@ impl Qsgd {
     }
 
     /// Bytes of a payload's body, which a message may hold without its header.
-    pub(crate) fn body_len(&self, elements: usize) -> Result<usize, Error> {
+    #[doc(hidden)]
+    pub fn body_len(&self, elements: usize) -> Result<usize, Error> {
         self.check()?;
         self.body_lens(elements).map(|(scales, codes)| scales + codes)
     }
 
     /// Fills a payload's body.
-    pub(crate) fn encode_body<E: Element>(&self, values: &[E], stream: Stream, body: &mut [u8]) -> Result<(), Error> {
+    #[doc(hidden)]
+    pub fn encode_body<E: Element>(&self, values: &[E], stream: Stream, body: &mut [u8]) -> Result<(), Error> {
         let (scales, codes) = body.split_at_mut(self.body_lens(values.len())?.0);
-        spread(encode::Encode { qsgd: *self, values, start: 0, stream, scales, codes })
+        let scales = Per(scales, self.scale_bytes(), self.bucket as usize);
+        let part = ((Start(0), values), scales, Per(codes, self.bits.into(), 8));
+        spread_parts(values.len(), self.unit(), part, (*self, stream), encode::encode)
     }
 
     /// Bytes that the scale of a bucket takes.

@@ -165,7 +165,8 @@ fn the_baseline_instructions_give_the_same_bits() {
         let mut again = std::vec![0; payload.len()];
         again[..HEADER_LEN].copy_from_slice(&payload[..HEADER_LEN]);
         let (scales, codes) = again[HEADER_LEN..].split_at_mut(qsgd.body_lens(5003).unwrap().0);
-        encode::Encode { qsgd, values: &values[..], start: 0, stream: Stream::default(), scales, codes }.run().unwrap();
+        let part = ((Start(0), &values[..]), Per(scales, 0, 1), Per(codes, 0, 1));
+        encode::encode(part, (qsgd, Stream::default())).unwrap();
         assert_eq!(payload, again);
         let (mut row, mut row_again) = ([0.0; 8], [0.0; 8]);
         let bits = [1, 2, 3, 4, 5, 6, 7, 8];

@@ -2,7 +2,7 @@
 
 use super::{Choices, repair};
 use crate::compress::Setting;
-use crate::feedback::{Rule, SavedState};
+use crate::feedback::{Residual, SavedState};
 use crate::gradient::Shape;
 use crate::rng::Stream;
 use crate::testing::controller::SETTINGS;
@@ -10,11 +10,9 @@ use crate::testing::feedback::{Worker, gradient, rules};
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Pairs of a rule and a setting that go together.
-fn pairs() -> impl Iterator<Item = (Rule, Setting)> {
-    SETTINGS
-        .into_iter()
-        .flat_map(|setting| rules(matches!(setting, Setting::TopK(_))).into_iter().map(move |rule| (rule, setting)))
+/// Pairs of a rule and a setting.
+fn pairs() -> impl Iterator<Item = (Residual, Setting)> {
+    SETTINGS.into_iter().flat_map(|setting| rules().into_iter().map(move |rule| (rule, setting)))
 }
 
 fn shape() -> Shape {
@@ -41,7 +39,7 @@ pub(super) fn check(choices: &mut Choices<'_>) -> usize {
     }
     let saved = repair(saved);
     let Ok(state) = SavedState::parse(&saved) else { return 0 };
-    let words = vec![!0; state.rule().state_len(state.shape())];
+    let words = vec![!0; state.residual().state_len(state.shape())];
     let memory = state.restore(words).expect("checked bytes");
     let setting = if choices.byte() % 4 == 3 { *choices.of(&SETTINGS) } else { setting };
     let mut worker = Worker { memory, setting, stream: Stream::default() };

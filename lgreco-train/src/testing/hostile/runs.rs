@@ -1,7 +1,7 @@
 //! Small runs, sound so far, of which states and messages are damaged.
 
 use crate::compress::{Compressor, Setting};
-use crate::controller::{Accordion, Config, Controller, Feedback, Objective, Policy, Report, Tensor};
+use crate::controller::{Accordion, Config, Controller, Feedback, Policy, Report, Tensor};
 use crate::exchange::{Collective, Route};
 use crate::feedback::{Residual, Storage};
 use crate::gradient::{Bf16, Dtype, Element, ValuesMut};
@@ -10,7 +10,6 @@ use crate::rng::Stream;
 use crate::search::{Method, Search};
 use crate::testing::controller::{SETTINGS, sharded};
 use crate::{CoreError, Error};
-use alloc::sync::Arc;
 use alloc::{vec, vec::Vec};
 
 /// Shapes and element types.
@@ -64,9 +63,6 @@ pub(super) fn configs() -> Vec<Config> {
         if index % 5 >= 3 {
             config.search.reduce_dtype = Dtype::Bf16;
         }
-        if index % 4 == 1 {
-            config.objective = Objective::Seconds(Arc::new(|_, shape| 1e-9 * shape.elements() as f64));
-        }
         config
     };
     runs.into_iter().enumerate().map(config).collect()
@@ -94,15 +90,6 @@ impl Gradients {
         let Gradients([weight, bias], half) = self;
         let gradients = &mut [ValuesMut::F32(weight), ValuesMut::Bf16(half), ValuesMut::F32(bias)];
         controller.step(collective, gradients, rate)
-    }
-
-    /// Records how long the step took: varying times, so that there is something to fit.
-    pub(super) fn record(&self, controller: &mut Controller) {
-        let seconds = 1e-3 * (1 + controller.steps() % 3) as f64;
-        if let Err(error) = controller.record_sync(&controller.bucket_bytes(), seconds) {
-            // The sums that were loaded are as large as they may be.
-            assert!(matches!(error, Error::Core(CoreError::Overflow { .. })), "{error}");
-        }
     }
 
     pub(super) fn values(&self) -> Vec<f32> {
