@@ -46,7 +46,7 @@ pub mod quantised_topk {
 
 /// Loops on several cores.
 pub mod spread {
-    pub use crate::spread::{Divide, WORTHWHILE, join, spread};
+    pub use crate::spread::{Divide, WORTHWHILE, join, spread, spread_parts};
 }
 
 /// Payloads of any kind.
@@ -69,81 +69,5 @@ pub mod powersgd {
         distinct.sort_unstable();
         distinct.dedup();
         distinct
-    }
-}
-
-/// Bodies of QSGD's payloads without their header.
-pub mod qsgd {
-    use crate::Error;
-    use crate::compress::qsgd::Qsgd;
-    use crate::gradient::Element;
-    use crate::rng::Stream;
-
-    /// What a payload of [`Qsgd`] has after its header.
-    pub trait Body {
-        /// `Err` unless bits and bucket are in range.
-        fn check(&self) -> Result<(), Error>;
-
-        /// Bytes of a body.
-        fn body_len(&self, elements: usize) -> Result<usize, Error>;
-
-        /// Fills a body.
-        fn encode_body<E: Element>(&self, values: &[E], stream: Stream, body: &mut [u8]) -> Result<(), Error>;
-
-        /// The inverse of [`encode_body`](Body::encode_body).
-        fn decode_body(&self, body: &[u8], values: &mut [f32]) -> Result<(), Error>;
-    }
-
-    // The inherent methods of the same names come first.
-    impl Body for Qsgd {
-        fn check(&self) -> Result<(), Error> {
-            Qsgd::check(self)
-        }
-
-        fn body_len(&self, elements: usize) -> Result<usize, Error> {
-            Qsgd::body_len(self, elements)
-        }
-
-        fn encode_body<E: Element>(&self, values: &[E], stream: Stream, body: &mut [u8]) -> Result<(), Error> {
-            Qsgd::encode_body(self, values, stream, body)
-        }
-
-        fn decode_body(&self, body: &[u8], values: &mut [f32]) -> Result<(), Error> {
-            Qsgd::decode_body(self, body, values)
-        }
-    }
-}
-
-/// The positions that the leader of CLT-k broadcasts.
-pub mod clt {
-    use crate::Error;
-    use crate::compress::clt::CltK;
-    use crate::gradient::{Gradient, Shape};
-
-    /// Positions of [`CltK`] without a payload.
-    pub trait Positions {
-        /// Their bytes.
-        fn positions_len(&self, shape: Shape) -> usize;
-
-        /// Writes the positions of the largest magnitudes.
-        fn lead(&self, gradient: &Gradient<'_>, workspace: &mut [u64], positions: &mut [u8]) -> Result<(), Error>;
-
-        /// Calls `visit` with each position, ascending.
-        fn for_each(&self, shape: Shape, positions: &[u8], visit: impl FnMut(usize)) -> Result<(), Error>;
-    }
-
-    // The inherent methods of the same names come first.
-    impl Positions for CltK {
-        fn positions_len(&self, shape: Shape) -> usize {
-            CltK::positions_len(self, shape)
-        }
-
-        fn lead(&self, gradient: &Gradient<'_>, workspace: &mut [u64], positions: &mut [u8]) -> Result<(), Error> {
-            CltK::lead(self, gradient, workspace, positions)
-        }
-
-        fn for_each(&self, shape: Shape, positions: &[u8], visit: impl FnMut(usize)) -> Result<(), Error> {
-            CltK::for_each(self, shape, positions, visit)
-        }
     }
 }

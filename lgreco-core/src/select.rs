@@ -10,8 +10,8 @@ pub mod mark;
 use crate::Error;
 use crate::error::expect_room;
 use crate::gradient::Element;
-use crate::simd::{Block, Kernel, LANES, LaneKernel, Lanes, dispatch_lanes};
-use crate::spread::{Divide, spread};
+use crate::simd::{Block, LANES, LaneKernel, Lanes, dispatch_lanes};
+use crate::spread::{Per, spread_parts};
 
 /// Below this many elements a sample is not worth its while.
 const SAMPLED_FROM: usize = 1 << 10;
@@ -228,33 +228,12 @@ impl<T: Element> LaneKernel for Parts<'_, T> {
     }
 }
 
-impl<T: Element> Kernel for Parts<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        dispatch_lanes(self);
-    }
-}
-
-impl<T: Element> Divide for Parts<'_, T> {
-    fn elements(&self) -> usize {
-        self.values.len()
-    }
-
-    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
-        let Parts { values, part, bracket, inside, splits } = self;
-        let parts = at / part;
-        let (values, others) = values.split_at(parts * part);
-        let (inside, other_inside) = inside.split_at_mut(inside.len().min(parts * part));
-        let (splits, other_splits) = splits.split_at_mut(parts);
-        Ok((
-            Parts { values, part, bracket, inside, splits },
-            Parts { values: others, part, bracket, inside: other_inside, splits: other_splits },
-        ))
-    }
-
-    fn join((): (), (): ()) {}
+#[inline(always)]
+fn parts<T: Element>(
+    (values, Per(inside, ..), Per(splits, ..)): (&[T], Per<&mut [u32]>, Per<&mut [Split]>),
+    (part, bracket): (usize, Bracket),
+) {
+    dispatch_lanes(Parts { values, part, bracket, inside, splits });
 }
 
 /// As [`split`] without energies, spread over cores. `inside` has room for one per element, or none where the bracket is
@@ -262,7 +241,8 @@ impl<T: Element> Divide for Parts<'_, T> {
 fn split_parts<T: Element>(values: &[T], bracket: Bracket, inside: &mut [u32]) -> Result<Split, Error> {
     let part = values.len().div_ceil(PARTS).next_multiple_of(LANES).max(1 << 12);
     let mut splits = [Split { above: 0, inside: 0, tied: 0, energy_below: 0.0, max: 0 }; PARTS];
-    spread(Parts { values, part, bracket, inside: &mut *inside, splits: &mut splits });
+    let slices = (values, Per(&mut *inside, 1, 1), Per(&mut splits[..], 1, part));
+    spread_parts(values.len(), part, slices, (part, bracket), parts);
     let mut all = splits[0];
     for (i, split) in splits.iter().enumerate().skip(1) {
         if split.inside > 0 {

@@ -10,20 +10,147 @@ use crate::simd::{Kernel, dispatch};
 pub const WORTHWHILE: usize = 1 << 16;
 
 /// A loop over many elements that can be divided.
-pub trait Divide: Kernel<Output: Send> + Send + Sized {
+pub trait Divide: Kernel<Output: Join> + Send + Sized {
     /// Elements that it goes through.
     fn elements(&self) -> usize;
 
     /// Two loops, the first over about `at` elements, or `Err` with this one where it cannot be divided.
     fn divide(self, at: usize) -> Result<(Self, Self), Self>;
 
-    /// What the whole loop finds out, from what its parts have.
-    fn join(first: Self::Output, second: Self::Output) -> Self::Output;
-
     /// Runs on one core. Where a part needs memory of its own, it takes it here.
     fn start(self) -> Self::Output {
         dispatch(self)
     }
+}
+
+/// What a loop finds out.
+pub trait Join: Send {
+    /// What the whole loop finds out, from what its parts have.
+    fn join(self, second: Self) -> Self;
+}
+
+impl Join for () {
+    fn join(self, (): ()) {}
+}
+
+impl Join for bool {
+    fn join(self, second: bool) -> bool {
+        self && second
+    }
+}
+
+impl<T: Send, E: Send> Join for Result<T, E> {
+    fn join(self, second: Self) -> Self {
+        self.and(second)
+    }
+}
+
+/// What a loop goes through: slices, and where it is.
+pub trait Cut: Send + Sized {
+    /// What belongs to the first `at` elements, and the rest.
+    fn cut(self, at: usize) -> (Self, Self);
+}
+
+impl<T: Sync> Cut for &[T] {
+    fn cut(self, at: usize) -> (Self, Self) {
+        self.split_at(at)
+    }
+}
+
+impl<T: Send> Cut for &mut [T] {
+    fn cut(self, at: usize) -> (Self, Self) {
+        self.split_at_mut(at)
+    }
+}
+
+/// The number of the first element.
+#[derive(Clone, Copy)]
+pub struct Start(pub usize);
+
+impl Cut for Start {
+    fn cut(self, at: usize) -> (Self, Self) {
+        (self, Start(self.0 + at))
+    }
+}
+
+/// A slice with `.1` places for every `.2` elements. It may be shorter.
+pub struct Per<S>(pub S, pub usize, pub usize);
+
+impl<T: Sync> Cut for Per<&[T]> {
+    fn cut(self, at: usize) -> (Self, Self) {
+        let Per(slice, places, of) = self;
+        let (first, second) = slice.split_at(slice.len().min(at / of * places));
+        (Per(first, places, of), Per(second, places, of))
+    }
+}
+
+impl<T: Send> Cut for Per<&mut [T]> {
+    fn cut(self, at: usize) -> (Self, Self) {
+        let Per(slice, places, of) = self;
+        let (first, second) = slice.split_at_mut(slice.len().min(at / of * places));
+        (Per(first, places, of), Per(second, places, of))
+    }
+}
+
+impl<A: Cut, B: Cut> Cut for (A, B) {
+    fn cut(self, at: usize) -> (Self, Self) {
+        let (a, b) = (self.0.cut(at), self.1.cut(at));
+        ((a.0, b.0), (a.1, b.1))
+    }
+}
+
+impl<A: Cut, B: Cut, C: Cut> Cut for (A, B, C) {
+    fn cut(self, at: usize) -> (Self, Self) {
+        let ((a, b), c) = ((self.0, self.1).cut(at), self.2.cut(at));
+        ((a.0, a.1, c.0), (b.0, b.1, c.1))
+    }
+}
+
+/// A loop that is a function of what it goes through and of what is the same for all parts.
+struct Loop<P, A, F> {
+    elements: usize,
+    unit: usize,
+    parts: P,
+    with: A,
+    run: F,
+}
+
+impl<P, A, R, F: Fn(P, A) -> R> Kernel for Loop<P, A, F> {
+    type Output = R;
+
+    #[inline(always)]
+    fn run(self) -> R {
+        (self.run)(self.parts, self.with)
+    }
+}
+
+impl<P: Cut, A: Copy + Send, R: Join, F: Fn(P, A) -> R + Copy + Send> Divide for Loop<P, A, F> {
+    fn elements(&self) -> usize {
+        self.elements
+    }
+
+    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
+        let at = at / self.unit * self.unit;
+        if at == 0 {
+            return Err(self);
+        }
+        let Loop { elements, unit, parts, with, run } = self;
+        let (parts, others) = parts.cut(at);
+        let second = Loop { elements: elements - at, unit, parts: others, with, run };
+        Ok((Loop { elements: at, unit, parts, with, run }, second))
+    }
+}
+
+/// Runs a loop over `elements` elements on as many cores as there are: `run` gets the `parts` of some of them, a multiple of
+/// `unit` but for the last, and `with`. It is a function marked `#[inline(always)]`, see [`Kernel`].
+pub fn spread_parts<P: Cut, A: Copy + Send, R: Join>(
+    elements: usize,
+    unit: usize,
+    parts: P,
+    with: A,
+    run: impl Fn(P, A) -> R + Copy + Send,
+) -> R {
+    spread(Loop { elements, unit, parts, with, run })
 }
 
 /// Runs a loop on as many cores as there are in the current pool.
@@ -38,7 +165,7 @@ pub fn spread<D: Divide>(work: D) -> D::Output {
         match work.divide((elements as u128 * first as u128 / cores as u128) as usize) {
             Ok((a, b)) => {
                 let (a, b) = rayon::join(|| divided(a, first), || divided(b, cores - first));
-                D::join(a, b)
+                a.join(b)
             }
             Err(whole) => whole.start(),
         }

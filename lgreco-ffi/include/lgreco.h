@@ -12,7 +12,7 @@
  *   - One that compresses by its own means and wants to know how hard: plan offline. lgreco_table_measure, or
  *     lgreco_table_create with errors of its own; lgreco_plan_solve; lgreco_plan_get. examples/minimal.c
  *   - One that has its own exchange of bytes: compress by hand. A plan; per layer a lgreco_compressor, with feedback;
- *     lgreco_compressor_encode, _decode, _receive. examples/compressor.c; in an NVIDIA GPU's memory lgreco_cuda_...
+ *     lgreco_compressor_encode, _decode. examples/compressor.c; in an NVIDIA GPU's memory lgreco_cuda_...
  *   - One whose gradients lie in an NVIDIA GPU's memory, and whose collectives work there (NCCL): a bucket on the device.
  *     lgreco_cuda_bucket_create; every step lgreco_cuda_bucket_submit, then lgreco_cuda_bucket_next and the collective that it
  *     asks for, until that is LGRECO_REQUEST_NONE. What has become of a step, and the table of a later plan, are read when
@@ -356,9 +356,6 @@ typedef uint32_t lgreco_feedback;
 // What a residual is kept in: LGRECO_STORAGE_...
 typedef uint32_t lgreco_storage;
 
-// What happens to payloads on their way: LGRECO_AGGREGATION_...
-typedef uint32_t lgreco_aggregation;
-
 // Whose compressor it is, and what it remembers. Begin with LGRECO_COMPRESSOR_OPTIONS_INIT.
 typedef struct lgreco_compressor_options {
     // Set by the INIT macro.
@@ -377,10 +374,6 @@ typedef struct lgreco_compressor_options {
     uint32_t reset_every;
     // Residuals: LGRECO_STORAGE_F32 by default.
     lgreco_storage storage;
-    // LGRECO_AGGREGATION_SUMMED by default.
-    lgreco_aggregation aggregation;
-    // Must be 0.
-    uint32_t reserved;
 } lgreco_compressor_options;
 
 // The network: blocking collective calls of one worker in a group, which the embedder supplies over NCCL, MPI, Gloo or
@@ -503,14 +496,6 @@ typedef struct lgreco_controller_options {
     size_t bucket_bytes;
     // Relative errors are measured every so many steps, 0 for never; 10 by default.
     uint64_t metrics_every;
-    // Plans minimise seconds: what lgreco_controller_record_sync makes of bytes, plus what this returns, the seconds one
-    // worker computes to compress, exchange and decompress a layer of that shape under that setting. Plans minimise
-    // bits with NULL, the default. Kept, with `compute_user`, until the controller and its plan tasks are destroyed;
-    // called by lgreco_controller_step and lgreco_controller_control, and by lgreco_plan_task_run on its thread, maybe at
-    // the same time.
-    double (*compute_seconds)(void *user, const struct lgreco_setting *setting, size_t rows, size_t cols);
-    // Given to `compute_seconds`.
-    void *compute_user;
     // LGRECO_ROUTE_SHARDED: where shards end, in elements, world_size of them per layer, one layer after the other. Of each
     // layer rank r has the elements from its number r - 1, or 0, to its number r, which may be none; the last is the number of
     // the layer's elements. Must be NULL, the default, for other routes. Not kept.
@@ -631,9 +616,6 @@ typedef struct lgreco_metrics {
 // What made the settings change: LGRECO_CAUSE_...
 typedef uint32_t lgreco_cause;
 
-// How seconds per byte were found: LGRECO_FIT_...
-typedef uint32_t lgreco_fit;
-
 // The last decision; the same on every rank. Begin with LGRECO_DECISION_INIT.
 typedef struct lgreco_decision {
     // Set by the INIT macro.
@@ -642,13 +624,13 @@ typedef struct lgreco_decision {
     uint64_t step;
     // LGRECO_CAUSE_...
     lgreco_cause cause;
-    // LGRECO_FIT_...
-    lgreco_fit fit;
+    // 1 when sizes are picoseconds, 0 when they are bits.
+    uint32_t in_picoseconds;
     // 1 when the policy planned, else 0; the numbers below are then 0.
     uint32_t planned;
     // 1 when the plan is proved optimal, else 0.
     uint32_t proven;
-    // Size of the layers that may be compressed; bits, or picoseconds (`fit`).
+    // Size of the layers that may be compressed; bits, or picoseconds (`in_picoseconds`).
     uint64_t size;
     // LGRECO_LIMIT_ERROR: no plan within the budget is smaller. Otherwise 0.
     uint64_t lower_bound;
@@ -1177,15 +1159,6 @@ typedef struct lgreco_cuda_outcome {
 // Error feedback: what was not sent; `gain`, `reset_every`, `storage`.
 #define LGRECO_FEEDBACK_RESIDUAL 1
 
-// Error feedback through TopK, half the entries those of the largest memory; `gain`, `reset_every`, `storage`.
-#define LGRECO_FEEDBACK_MIXED 2
-
-// EF21: the receivers' estimate, which payloads correct.
-#define LGRECO_FEEDBACK_EF21 3
-
-// EF21+: payloads correct or replace the estimate; needs LGRECO_AGGREGATION_POINT_TO_POINT.
-#define LGRECO_FEEDBACK_EF21_PLUS 4
-
 // 4 bytes per element, exact.
 #define LGRECO_STORAGE_F32 0
 
@@ -1194,12 +1167,6 @@ typedef struct lgreco_cuda_outcome {
 
 // About 1 byte per element, stochastically rounded.
 #define LGRECO_STORAGE_INT8 2
-
-// Payloads of several workers are summed or averaged.
-#define LGRECO_AGGREGATION_SUMMED 0
-
-// Each payload reaches a receiver that keeps one estimate per sender.
-#define LGRECO_AGGREGATION_POINT_TO_POINT 1
 
 // The cheapest plan within the error budget; with `accordion_low` set, Accordion's levels are where the budget comes from.
 #define LGRECO_POLICY_L_GRECO 0
@@ -1241,12 +1208,12 @@ typedef struct lgreco_cuda_outcome {
 // of no use; needs `shards` and the collective's `all_to_all`. Not for hard thresholds, SIDCo and AdaComp.
 #define LGRECO_ROUTE_SHARDED 2
 
-// Bits on the wire; with `compute_seconds`, the caller's seconds.
+// Bits on the wire.
 #define LGRECO_OBJECTIVE_BITS 0
 
 // Seconds that the controller measures itself: what sending costs, and what compressing costs, on the slowest rank. Layers whose
 // compression does not pay are sent uncompressed, and a network that changes is followed at the next decision or the one after.
-// All ranks must say so; `compute_seconds` must be NULL.
+// All ranks must say so.
 #define LGRECO_OBJECTIVE_MEASURED_SECONDS 1
 
 // They are the means of all workers' gradients, compressed as was decided.
@@ -1324,18 +1291,6 @@ typedef struct lgreco_cuda_outcome {
 
 // The caller gave a fixed policy other settings.
 #define LGRECO_CAUSE_CALLER 3
-
-// They were not asked for: sizes are bits.
-#define LGRECO_FIT_BITS 0
-
-// One number per bucket; sizes are picoseconds.
-#define LGRECO_FIT_PER_BUCKET 1
-
-// One number for all buckets, since there was too little to go by for more; sizes are picoseconds.
-#define LGRECO_FIT_POOLED 2
-
-// Not at all, for lack of samples that differ; sizes are bits.
-#define LGRECO_FIT_NONE 3
 
 // All of it: a run continues bit for bit.
 #define LGRECO_SAVE_EVERYTHING 0
@@ -1636,22 +1591,14 @@ lgreco_status lgreco_compressor_create(struct lgreco_context *context,
                                        struct lgreco_compressor **compressor);
 
 // Whether the feedback of `options` may be kept under `setting` on `layer`, which lgreco_compressor_create asks too, without
-// values:
-//
-// |                                 | RESIDUAL                       | MIXED | EF21, EF21_PLUS |
-// |---------------------------------|--------------------------------|-------|-----------------|
-// | TopK, CLT-k, SIDCo, PowerSGD    | yes                            | TopK  | yes             |
-// | QSGD                            | 4 bits in buckets of up to 512 | no    | as for RESIDUAL |
-// | LoCo                            | yes, with LoCo's own options   | no    | yes             |
-// | hard thresholds, AdaComp        | yes                            | no    | no              |
+// values. All methods go with it; QSGD does with 4 bits in buckets of up to 512.
 //
 // QSGD is unbiased and needs no feedback. With few bits or long buckets it adds more error than it is given, and what is
 // remembered would grow until it overflows. The layer's `values` may be NULL: QSGD is then judged by heavy-tailed values, as
-// when a compressor is made. Otherwise any method is judged by them, which must be finite: more than the table says may
-// suit them, or less. With LGRECO_FEEDBACK_NONE nothing is asked of the values. Allocates.
+// when a compressor is made. Otherwise any method is judged by them, which must be finite: more than
+// that may suit them, or less. With LGRECO_FEEDBACK_NONE nothing is asked of the values. Allocates.
 //
-// LGRECO_NOT_CONTRACTIVE, with the squared error in the context's message; LGRECO_FEEDBACK_RULE when method and feedback do
-// not go together at all; LGRECO_PARAMETER, LGRECO_NON_FINITE.
+// LGRECO_NOT_CONTRACTIVE, with the squared error in the context's message; LGRECO_PARAMETER, LGRECO_NON_FINITE.
 lgreco_status lgreco_feedback_check(struct lgreco_context *context,
                                     const struct lgreco_layer *layer,
                                     const struct lgreco_setting *setting,
@@ -1691,7 +1638,7 @@ lgreco_status lgreco_compressor_encode(struct lgreco_compressor *compressor,
                                        void *stream);
 
 // Decodes any payload of this layer, whatever setting made it, into `values`, `values_len` = the layer's number of
-// elements. With feedback by EF21 or EF21+ use lgreco_compressor_receive. Changes nothing; does not allocate.
+// elements. Changes nothing; does not allocate.
 //
 // LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY, LGRECO_LENGTH on bytes that no encoder writes.
 lgreco_status lgreco_compressor_decode(struct lgreco_compressor *compressor,
@@ -1701,19 +1648,7 @@ lgreco_status lgreco_compressor_decode(struct lgreco_compressor *compressor,
                                        size_t values_len,
                                        void *stream);
 
-// The receiving end of EF21 and EF21+: applies a sender's message to this compressor's estimate and writes the new
-// estimate to `values`. A compressor is the sending or the receiving end, not both; messages must come once each, in order.
-// Does not allocate.
-//
-// As lgreco_compressor_decode, and LGRECO_FEEDBACK_RULE with other feedback. The estimate is then unchanged.
-lgreco_status lgreco_compressor_receive(struct lgreco_compressor *compressor,
-                                        const uint8_t *message,
-                                        size_t length,
-                                        float *values,
-                                        size_t values_len,
-                                        void *stream);
-
-// Writes what the compressor remembers, the residual or the estimate, to `values`; `values_len` = the layer's number of
+// Writes what the compressor remembers to `values`; `values_len` = the layer's number of
 // elements.
 //
 // LGRECO_FEEDBACK_RULE without feedback, as for the calls below.
@@ -1947,8 +1882,8 @@ const char *lgreco_bucket_message(const struct lgreco_bucket *bucket);
 lgreco_status lgreco_controller_take_plan_task(struct lgreco_controller *controller,
                                                struct lgreco_plan_task **task);
 
-// Measures and plans, in the calling thread, on the device of the controller's context, where it may call
-// `compute_seconds`. The controller may be used meanwhile, and destroyed. Once. Allocates.
+// Measures and plans, in the calling thread, on the device of the controller's context. The controller may be used
+// meanwhile, and destroyed. Once. Allocates.
 //
 // Codes of measuring and planning are this call's, and those of the step of the decision on every rank, if the task is
 // handed in all the same. LGRECO_STEP_ORDER when it has been run.
@@ -2027,24 +1962,6 @@ lgreco_status lgreco_controller_metrics_json(struct lgreco_controller *controlle
                                              char *json,
                                              size_t capacity,
                                              size_t *length);
-
-// Writes the bytes that this worker sends per bucket of layers under the present settings to bytes[0 .. buckets], as
-// lgreco_controller_record_sync takes them; `buckets`, which must not be NULL, receives their number, always the same.
-//
-// LGRECO_LENGTH when `capacity` is less: `buckets` is then set all the same, and `bytes` may be NULL. Allocates.
-lgreco_status lgreco_controller_bucket_bytes(struct lgreco_controller *controller,
-                                             uint64_t *bytes,
-                                             size_t capacity,
-                                             size_t *buckets);
-
-// Tells the time model of plans in seconds that a step which sent bytes[i] in bucket i took `seconds` to synchronise. The
-// measuring rank's samples decide.
-//
-// LGRECO_LENGTH unless there is one number per bucket; LGRECO_PARAMETER for seconds that are not finite or negative.
-lgreco_status lgreco_controller_record_sync(struct lgreco_controller *controller,
-                                            const uint64_t *bytes,
-                                            size_t bytes_len,
-                                            double seconds);
 
 // Writes this rank's state, versioned and the same on every machine: residuals, factors, settings, schedule, but not the
 // options; `contents` is LGRECO_SAVE_... Every rank saves its own, between the same two steps. `length`, which must not be
@@ -2627,21 +2544,20 @@ lgreco_status lgreco_cuda_bucket_take_over(struct lgreco_cuda *cuda,
 #define LGRECO_PLAN_OPTIONS_INIT {sizeof(lgreco_plan_options), LGRECO_SOLVER_EXACT, 10000, 1 << 19, 1, LGRECO_LIMIT_ERROR, 0, 0}
 #define LGRECO_PLAN_VIEW_INIT {sizeof(lgreco_plan_view), 0, NULL, 0, 0, 0, 0, NULL, 0, LGRECO_LIMIT_ERROR, 0, 0}
 #define LGRECO_COMPRESSOR_OPTIONS_INIT                                                                                 \
-    {sizeof(lgreco_compressor_options), 0, 0, 0, LGRECO_FEEDBACK_NONE, 1, 0, LGRECO_STORAGE_F32,                       \
-     LGRECO_AGGREGATION_SUMMED, 0}
+    {sizeof(lgreco_compressor_options), 0, 0, 0, LGRECO_FEEDBACK_NONE, 1, 0, LGRECO_STORAGE_F32}
 #define LGRECO_COLLECTIVE_INIT                                                                                          \
     {sizeof(lgreco_collective), 0, 1, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
 #define LGRECO_CONTROLLER_OPTIONS_INIT                                                                                 \
     {sizeof(lgreco_controller_options), NULL, NULL, NULL, 6, 0, 0, 0.5, 1.5, 100, 1000, 10, 0, LGRECO_POLICY_L_GRECO,  \
      LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_F32, 1, 0, LGRECO_STORAGE_INT8, 0.2f, 512, LGRECO_NON_FINITE_STEP_ERROR,  \
-     LGRECO_ROUTE_ALL_GATHER, 0, 0, 4 << 20, 10, NULL, NULL, NULL, NULL, NULL, 1, 1, 0, 0, 0,                          \
+     LGRECO_ROUTE_ALL_GATHER, 0, 0, 4 << 20, 10, NULL, NULL, NULL, 1, 1, 0, 0, 0,                                      \
      LGRECO_OBJECTIVE_BITS, 0}
 #define LGRECO_REPORT_INIT {sizeof(lgreco_report), 0, LGRECO_OUTCOME_EXCHANGED, 0, 0, 0, 0, 0}
 #define LGRECO_REQUEST_INIT                                                                                            \
     {sizeof(lgreco_request), LGRECO_REQUEST_NONE, LGRECO_DEVICE_CPU, 0, 0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL}
 #define LGRECO_METRICS_INIT {sizeof(lgreco_metrics), 0, 0, 0, -1, -1, -1, 0, LGRECO_UNCOMPRESSED_NOT, 0}
 #define LGRECO_DECISION_INIT                                                                                           \
-    {sizeof(lgreco_decision), 0, LGRECO_CAUSE_NONE, LGRECO_FIT_BITS, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,                     \
+    {sizeof(lgreco_decision), 0, LGRECO_CAUSE_NONE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,                                   \
      LGRECO_LIMIT_ERROR, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 #define LGRECO_LINK_INIT                                                                                               \
     {sizeof(lgreco_link), LGRECO_CODEC_MIN_MAX, 4, 128, 0, LGRECO_DTYPE_F32, 1, LGRECO_DTYPE_F32,                      \

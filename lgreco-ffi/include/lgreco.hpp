@@ -258,11 +258,6 @@ public:
         check(lgreco_compressor_decode(get(), payload.data(), payload.size(), values.data(), values.size(), stream));
     }
 
-    // The receiving end of EF21 and EF21+.
-    void receive(const std::vector<std::uint8_t> &message, std::vector<float> &values, void *stream = nullptr) {
-        check(lgreco_compressor_receive(get(), message.data(), message.size(), values.data(), values.size(), stream));
-    }
-
     std::vector<std::uint8_t> save() const {
         std::size_t length = 0;
         check(lgreco_compressor_saved_len(get(), &length));

@@ -14,7 +14,7 @@ use lgreco_train::compress::quantised_topk::QuantisedTopK;
 use lgreco_train::compress::sidco::{Fit, Sidco};
 use lgreco_train::compress::topk::TopK;
 use lgreco_train::compress::{Compressor, Setting};
-use lgreco_train::feedback::{Memory, Residual, Rule, contraction, contraction_workspace_len};
+use lgreco_train::feedback::{Memory, Residual, contraction, contraction_workspace_len};
 use lgreco_train::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_train::rng::Stream;
 use serde::Deserialize;
@@ -70,14 +70,6 @@ impl Handles {
         // SAFETY: slices with their lengths.
         let status =
             unsafe { lgreco_compressor_decode(self.compressor, from, payload.len(), to, values.len(), null_mut()) };
-        assert_eq!(status, LGRECO_OK);
-    }
-
-    fn receive(&self, message: &[u8], values: &mut [f32]) {
-        let (from, to) = (message.as_ptr(), values.as_mut_ptr());
-        // SAFETY: slices with their lengths.
-        let status =
-            unsafe { lgreco_compressor_receive(self.compressor, from, message.len(), to, values.len(), null_mut()) };
         assert_eq!(status, LGRECO_OK);
     }
 }
@@ -265,8 +257,8 @@ fn steps_do_what_rust_does_and_allocate_as_little() {
         let options = lgreco_compressor_options { seed: 7, feedback: LGRECO_FEEDBACK_RESIDUAL, ..Default::default() };
         let handles = Handles::new(&[64, 48], LGRECO_DTYPE_F32, setting, options);
         let shape = Shape::new(64, 48).unwrap();
-        let mut memory = Memory::owned(Rule::Residual(Residual::CLASSIC), shape).unwrap();
-        let mut workspace = vec![0; memory.workspace_len(&rust, Dtype::F32).unwrap()];
+        let mut memory = Memory::owned(Residual::CLASSIC, shape).unwrap();
+        let mut workspace = vec![0; memory.workspace_len(&rust, Dtype::F32)];
         let mut expected = vec![0; rust.payload_len(shape, Dtype::F32).unwrap()];
         assert_eq!(handles.bound(), expected.len(), "{rust}");
         let (mut payload, mut decoded, mut values) = (expected.clone(), vec![0.0; 64 * 48], vec![0.0; 64 * 48]);
@@ -334,17 +326,9 @@ fn rows_are_rusts() {
 }
 
 #[test]
-fn receiving_and_planning_into_a_workspace_do_not_allocate() {
+fn planning_into_a_workspace_does_not_allocate() {
     let setting = lgreco_setting { method: LGRECO_METHOD_TOPK, keep: 100, ..Default::default() };
-    let options = lgreco_compressor_options { feedback: LGRECO_FEEDBACK_EF21, ..Default::default() };
-    let (sender, receiver) = (
-        Handles::new(&[64, 48], LGRECO_DTYPE_F32, setting, options),
-        Handles::new(&[64, 48], LGRECO_DTYPE_F32, setting, options),
-    );
-    let (values, mut payload, mut estimate) = (gradient(0, 64 * 48), vec![0; 1000], vec![0.0; 64 * 48]);
-    let length = sender.encode(0, values.as_ptr().cast(), &mut payload);
-    assert_eq!(allocations(|| receiver.receive(&payload[..length], &mut estimate)), 0);
-
+    let handles = Handles::new(&[64, 48], LGRECO_DTYPE_F32, setting, lgreco_compressor_options::default());
     let choices = [(80, 0.5), (40, 1.0), (60, 0.5), (30, 2.0)].map(|(size, error)| lgreco_choice { size, error });
     let (ends, budget) = ([2, 4], 3.0);
     let table = lgreco_table_view {
@@ -359,12 +343,12 @@ fn receiving_and_planning_into_a_workspace_do_not_allocate() {
         let (mut words, mut chosen, mut plan) = (0, [0; 2], lgreco_plan_view::default());
         // SAFETY: everything lives, with its length.
         let count = unsafe {
-            assert_eq!(lgreco_plan_workspace_len(sender.context, &table, &options, &mut words), LGRECO_OK);
+            assert_eq!(lgreco_plan_workspace_len(handles.context, &table, &options, &mut words), LGRECO_OK);
             let mut workspace = vec![0; words];
             allocations(|| {
                 let (place, len) = (workspace.as_mut_ptr(), workspace.len());
                 let (chosen, plan) = (chosen.as_mut_ptr(), &raw mut plan);
-                let status = lgreco_plan_solve_into(sender.context, &table, &options, place, len, chosen, 2, plan);
+                let status = lgreco_plan_solve_into(handles.context, &table, &options, place, len, chosen, 2, plan);
                 assert_eq!(status, LGRECO_OK);
             })
         };

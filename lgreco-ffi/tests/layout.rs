@@ -195,9 +195,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         feedback,
         gain,
         reset_every,
-        storage,
-        aggregation,
-        reserved
+        storage
     );
     struct_of!(
         p,
@@ -247,8 +245,6 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         reserved,
         bucket_bytes,
         metrics_every,
-        compute_seconds,
-        compute_user,
         shards,
         legacy_levels,
         legacy_sizes,
@@ -313,7 +309,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         struct_size,
         step,
         cause,
-        fit,
+        in_picoseconds,
         planned,
         proven,
         size,

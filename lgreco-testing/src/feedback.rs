@@ -4,7 +4,7 @@ use super::qsgd::power_of_two;
 use crate::reseal;
 use lgreco_train::Error;
 use lgreco_train::compress::{Compressor, Setting, decode};
-use lgreco_train::feedback::{Memory, Residual, Rule, SavedState, Storage};
+use lgreco_train::feedback::{Memory, Residual, SavedState, Storage};
 use lgreco_train::gradient::{Gradient, Shape, Values};
 use lgreco_train::rng::Stream;
 
@@ -31,7 +31,7 @@ impl Worker {
     ///
     /// # Errors
     /// Those of [`Memory::new`].
-    pub fn new(rule: Rule, setting: Setting, shape: Shape, stream: Stream) -> Result<Worker, Error> {
+    pub fn new(rule: Residual, setting: Setting, shape: Shape, stream: Stream) -> Result<Worker, Error> {
         let words = vec![!0; rule.state_len(shape)];
         Ok(Worker { memory: Memory::new(rule, shape, words)?, setting, stream })
     }
@@ -43,8 +43,8 @@ impl Worker {
     /// Those of [`Memory::step`].
     pub fn step(&mut self, gradient: &Gradient<'_>) -> Result<Sent, Error> {
         let dtype = gradient.values().dtype();
-        let mut workspace = vec![!0; self.memory.workspace_len(&self.setting, dtype)?];
-        let mut message = vec![0xff; self.memory.message_len(&self.setting, dtype)?];
+        let mut workspace = vec![!0; self.memory.workspace_len(&self.setting, dtype)];
+        let mut message = vec![0xff; self.setting.payload_len(self.memory.shape(), dtype)?];
         let mut decoded = vec![f32::NAN; self.memory.shape().elements()];
         let stream = Stream { step: self.memory.steps() as u32, ..self.stream };
         let before = self.save();
@@ -58,13 +58,12 @@ impl Worker {
         }
         result?;
         let mut again = vec![f32::NAN; decoded.len()];
-        let flag = matches!(self.memory.rule(), Rule::Ef21Plus) as usize;
-        decode(&message[flag..], &mut again).expect("a payload just made");
+        decode(&message, &mut again).expect("a payload just made");
         assert_eq!(bits(&again), bits(&decoded));
         Ok(Sent { message, decoded })
     }
 
-    /// The residual or estimate.
+    /// The residual.
     pub fn values(&self) -> Vec<f32> {
         let mut values = vec![f32::NAN; self.memory.shape().elements()];
         self.memory.values(&mut values).expect("one place per element");
@@ -88,14 +87,13 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Asserts mass balance under classic error feedback, or EF-mixed if `mixed`: per element, what was delivered and what
+/// Asserts mass balance under classic error feedback: per element, what was delivered and what
 /// is remembered add up to the gradients, within the rounding of one addition and one subtraction per step.
 ///
 /// # Errors
 /// Those of [`Memory::step`], after which the balance of the steps before has been asserted too.
-pub fn check_mass_balance(setting: Setting, mixed: bool, steps: &[Vec<f32>], shape: Shape) -> Result<(), Error> {
-    let rule = if mixed { Rule::Mixed(Residual::CLASSIC) } else { Rule::Residual(Residual::CLASSIC) };
-    let mut worker = Worker::new(rule, setting, shape, Stream::default())?;
+pub fn check_mass_balance(setting: Setting, steps: &[Vec<f32>], shape: Shape) -> Result<(), Error> {
+    let mut worker = Worker::new(Residual::CLASSIC, setting, shape, Stream::default())?;
     let (mut owed, mut allowed) = (vec![0.0f64; shape.elements()], vec![0.0f64; shape.elements()]);
     let mut result = Ok(());
     for values in steps {
@@ -120,7 +118,7 @@ pub fn check_mass_balance(setting: Setting, mixed: bool, steps: &[Vec<f32>], sha
 }
 
 /// Asserts that what a sparsifier that keeps f32 values leaves out is remembered bit for bit: p = ĝ + m', one of them 0.
-pub fn check_exact_split(rule: Rule, setting: Setting, steps: &[Vec<f32>], shape: Shape) {
+pub fn check_exact_split(rule: Residual, setting: Setting, steps: &[Vec<f32>], shape: Shape) {
     let mut worker = Worker::new(rule, setting, shape, Stream::default()).expect("parameters in range");
     for values in steps {
         let before = worker.values();
@@ -136,7 +134,7 @@ pub fn check_exact_split(rule: Rule, setting: Setting, steps: &[Vec<f32>], shape
 ///
 /// # Panics
 /// If a step fails.
-pub fn mean_error(rule: Rule, setting: Setting, values: &[f32], shape: Shape, steps: u32) -> f64 {
+pub fn mean_error(rule: Residual, setting: Setting, values: &[f32], shape: Shape, steps: u32) -> f64 {
     let mut worker = Worker::new(rule, setting, shape, Stream::default()).expect("parameters in range");
     let mut sums = vec![0.0f64; values.len()];
     for _ in 0..steps {
@@ -149,31 +147,18 @@ pub fn mean_error(rule: Rule, setting: Setting, values: &[f32], shape: Shape, st
 }
 
 /// Asserts that a worker saved after any of the steps and restored into stale words continues bit for bit.
-pub fn check_resumes(rule: Rule, setting: Setting, steps: &[Vec<f32>], shape: Shape) {
+pub fn check_resumes(rule: Residual, setting: Setting, steps: &[Vec<f32>], shape: Shape) {
     let mut worker = Worker::new(rule, setting, shape, Stream::default()).expect("parameters in range");
     for values in steps {
         let bytes = worker.save();
         let saved = SavedState::parse(&bytes).expect("bytes just saved");
-        let words = vec![!0; saved.rule().state_len(saved.shape())];
+        let words = vec![!0; saved.residual().state_len(saved.shape())];
         let memory = saved.restore(words).expect("a saved memory");
         let mut twin = Worker { memory, setting, stream: worker.stream };
         assert_eq!(twin.save(), bytes);
         let [a, b] = [&mut worker, &mut twin].map(|w| w.step(&gradient(values, shape)).expect("moderate gradients"));
         assert_eq!((a.message, bits(&a.decoded)), (b.message, bits(&b.decoded)));
         assert_eq!(worker.save(), twin.save());
-    }
-}
-
-/// Asserts that the receiver of EF21 or EF21+ messages holds the sender's estimate after each, bit for bit.
-pub fn check_both_ends(rule: Rule, setting: Setting, steps: &[Vec<f32>], shape: Shape) {
-    let mut sender = Worker::new(rule, setting, shape, Stream::default()).expect("parameters in range");
-    let mut receiver = Worker::new(rule, setting, shape, Stream::default()).expect("parameters in range");
-    for values in steps {
-        let sent = sender.step(&gradient(values, shape)).expect("moderate gradients");
-        let mut estimate = vec![f32::NAN; values.len()];
-        receiver.memory.receive(&sent.message, &mut estimate).expect("a message just made");
-        assert_eq!(bits(&estimate), bits(&sender.values()));
-        assert_eq!(receiver.save(), sender.save());
     }
 }
 
@@ -188,28 +173,18 @@ pub fn check_saved_bytes(bytes: &[u8]) {
 
 fn check_memory(bytes: &[u8]) {
     let Ok(saved) = SavedState::parse(bytes) else { return };
-    let words = vec![!0; saved.rule().state_len(saved.shape())];
+    let words = vec![!0; saved.residual().state_len(saved.shape())];
     let memory = saved.restore(words).expect("checked bytes");
     let mut worker = Worker { memory, setting: Setting::Dense, stream: Stream::default() };
     assert_eq!(worker.save(), bytes);
     assert!(worker.values().iter().all(|x| x.is_finite()));
     let zeros = vec![0.0; saved.shape().elements()];
-    if !matches!(saved.rule(), Rule::Mixed(_)) {
-        let _ = worker.step(&gradient(&zeros, saved.shape()));
-    }
+    let _ = worker.step(&gradient(&zeros, saved.shape()));
 }
 
-/// Every format, gains 1 and 0.2, and every rule; EF-mixed only if `sparse`.
-pub fn rules(sparse: bool) -> Vec<Rule> {
-    let mut rules = vec![Rule::Ef21, Rule::Ef21Plus];
-    for storage in [Storage::F32, Storage::Bf16, Storage::Int8] {
-        for gain in [1.0, 0.2] {
-            let residual = Residual { gain, reset_every: 3, storage };
-            rules.push(Rule::Residual(residual));
-            if sparse {
-                rules.push(Rule::Mixed(residual));
-            }
-        }
-    }
-    rules
+/// Every format, gains 1 and 0.2.
+pub fn rules() -> Vec<Residual> {
+    let storages = [Storage::F32, Storage::Bf16, Storage::Int8];
+    let with = |storage| [1.0, 0.2].map(|gain| Residual { gain, reset_every: 3, storage });
+    storages.into_iter().flat_map(with).collect()
 }

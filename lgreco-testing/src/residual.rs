@@ -8,7 +8,7 @@ use lgreco_train::compress::qsgd::Qsgd;
 use lgreco_train::compress::quantised_topk::QuantisedTopK;
 use lgreco_train::compress::topk::TopK;
 use lgreco_train::compress::{Compressor, Setting};
-use lgreco_train::feedback::{GROUP, Memory, Residual, Rule, Storage};
+use lgreco_train::feedback::{GROUP, Memory, Residual, Storage};
 use lgreco_train::gradient::{Bf16, Dtype, Element, Gradient, Shape};
 use lgreco_train::rng::Stream;
 use lgreco_train::{CoreError, Error};
@@ -60,7 +60,7 @@ fn bits(storage: Storage, elements: usize, bytes: &[u8]) -> Vec<u32> {
 }
 
 fn memory(shape: Shape, gain: f32, storage: Storage) -> Memory<Vec<u64>> {
-    let rule = Rule::Residual(Residual { gain, storage, ..Residual::CLASSIC });
+    let rule = Residual { gain, storage, ..Residual::CLASSIC };
     Memory::new(rule, shape, vec![0; rule.state_len(shape)]).expect("a gain in range")
 }
 
@@ -91,7 +91,7 @@ pub fn check<D: ResidualDevice>(
         let gradient = tensor.gradients()[2];
         let stream = Stream { seed: 3, step, layer: 4, rank: 5 };
         assert_eq!(device.step(&setting, &gradient, &mut kept, gain, stream, &mut found), Ok(len));
-        let mut workspace = vec![0; memory.workspace_len(&setting, Dtype::Bf16).expect("a setting for the shape")];
+        let mut workspace = vec![0; memory.workspace_len(&setting, Dtype::Bf16)];
         let expectation = memory.step(&setting, &gradient, stream, &mut workspace, &mut expected, &mut decoded);
         assert_eq!(expectation, Ok(len));
         assert!(found == expected, "payload of step {step}, {setting:?}, {storage:?}");
@@ -173,8 +173,7 @@ pub fn check_limits<D: ResidualDevice>(device: &mut D) {
             let (mut memory, mut kept) = (memory(shape, 1.0, storage), device.zeros(storage, 3));
             for step in 0..2 {
                 let stream = Stream { step, ..Stream::default() };
-                let mut workspace =
-                    vec![0; memory.workspace_len(&setting, Dtype::F32).expect("a setting for the shape")];
+                let mut workspace = vec![0; memory.workspace_len(&setting, Dtype::F32)];
                 let (mut message, mut decoded) = ([0; 100], [0.0; 3]);
                 let expected = memory.step(&setting, &gradient, stream, &mut workspace, &mut message, &mut decoded);
                 let found = device.step(&setting, &gradient, &mut kept, 1.0, stream, &mut message);

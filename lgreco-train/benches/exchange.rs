@@ -1,19 +1,17 @@
 //! A whole exchange of two ranks with error feedback, one thread per rank: how many times as long as each thread takes
-//! to read and write as many values once; the same of bf16 without feedback. And encoding with feedback against
-//! encoding without.
+//! to read and write as many values once; the same of bf16 without feedback.
 //!
 //! At last the exchange of a transformer's 76 layers, by TopK in few bits at the bytes of TopK in full.
 //!
 //! `cargo bench -p lgreco-train --bench exchange [-- ELEMENTS|transformer]`; all of it with 2^20 and 2^24 unless given.
 
 use lgreco_train::Error;
-use lgreco_train::compress::{Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
+use lgreco_train::compress::{Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
 use lgreco_train::controller::{Config, Controller, Feedback, Policy, Tensor};
 use lgreco_train::exchange::threads::{self, ThreadCollective};
 use lgreco_train::exchange::{Collective, Request};
-use lgreco_train::feedback::{Memory, Residual, Rule};
-use lgreco_train::gradient::{Bf16, Dtype, Element, Gradient, Shape, Values, ValuesMut};
-use lgreco_train::rng::Stream;
+use lgreco_train::feedback::Residual;
+use lgreco_train::gradient::{Bf16, Dtype, Element, Shape, ValuesMut};
 use lgreco_train::search::{Method, Search};
 use std::time::Instant;
 use transformer::{Row, noise};
@@ -34,18 +32,6 @@ fn settings(elements: usize) -> [(&'static str, Setting); 3] {
         ("qsgd 4", Setting::Qsgd(Qsgd::default())),
         ("powersgd 4", Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 })),
     ]
-}
-
-/// Seconds of the fastest of some runs, after one that does not count.
-fn fastest(mut run: impl FnMut()) -> f64 {
-    run();
-    (0..TIMES)
-        .map(|_| {
-            let start = Instant::now();
-            run();
-            start.elapsed().as_secs_f64()
-        })
-        .fold(f64::INFINITY, f64::min)
 }
 
 /// Waits for the other rank, so that both start together.
@@ -132,37 +118,6 @@ fn exchanges(layers: &[(Setting, Shape)], dtype: Dtype) -> (f64, f64) {
     results.into_iter().fold((0.0, 0.0), |(a, b), (x, y)| (f64::max(a, x), f64::max(b, y)))
 }
 
-/// Seconds of encoding without and with feedback, whose payloads are compared with those of the three steps apart.
-fn encoders(setting: Setting, elements: usize) -> (f64, f64) {
-    let (shape, values) = (shape(elements), noise(0, elements));
-    let gradient = Gradient::new(Values::F32(&values), shape).expect("a gradient");
-    let mut workspace = vec![0; setting.encode_workspace_len(shape, Dtype::F32)];
-    let len = setting.payload_len(shape, Dtype::F32).expect("a setting");
-    let (mut payload, mut expected) = (vec![0; len], vec![0; len]);
-    let alone = fastest(|| {
-        setting.encode(&gradient, Stream::default(), &mut workspace, &mut payload).expect("a payload");
-    });
-    let rule = Rule::Residual(Residual::CLASSIC);
-    let mut memory = Memory::owned(rule, shape).expect("room");
-    let mut apart = memory.clone();
-    let (mut workspace, mut next) = (vec![0; memory.encode_workspace_len(&setting)], vec![0; rule.state_len(shape)]);
-    let mut step = 0;
-    let together = fastest(|| {
-        let stream = Stream { step, ..Stream::default() };
-        memory.encode(&setting, &gradient, stream, &mut next, &mut workspace, &mut payload).expect("a payload");
-        step += 1;
-    });
-    let mut decoded = vec![0.0; elements];
-    for step in 0..step {
-        let stream = Stream { step, ..Stream::default() };
-        let mut room = vec![0; apart.workspace_len(&setting, Dtype::F32).expect("a setting")];
-        apart.step(&setting, &gradient, stream, &mut room, &mut expected, &mut decoded).expect("a payload");
-    }
-    assert!(payload == expected, "{setting}: other payloads than by three steps apart");
-    assert_eq!(memory.squared_norm(), apart.squared_norm(), "{setting}");
-    (alone, together)
-}
-
 /// A row per setting: the exchange of a transformer's layers, each of which keeps the same share, such that there are as
 /// many bytes as of TopK in full.
 fn transformers() {
@@ -186,20 +141,11 @@ fn main() {
     let sizes = if given.is_empty() { &[1 << 20, 1 << 24] } else { &given[..] };
     for &elements in sizes {
         println!("{elements} elements of f32");
-        println!("| | exchange, passes | ms | pass, ms | encode, ms | with feedback, ms | ratio |");
-        println!("|---|--:|--:|--:|--:|--:|--:|");
+        println!("| | exchange, passes | ms | pass, ms |");
+        println!("|---|--:|--:|--:|");
         for (name, setting) in settings(elements) {
             let (exchange, pass) = exchanges(&[(setting, shape(elements))], Dtype::F32);
-            let (alone, together) = encoders(setting, elements);
-            println!(
-                "| {name} | {:.1} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} |",
-                exchange / pass,
-                1e3 * exchange,
-                1e3 * pass,
-                1e3 * alone,
-                1e3 * together,
-                together / alone
-            );
+            println!("| {name} | {:.1} | {:.2} | {:.2} |", exchange / pass, 1e3 * exchange, 1e3 * pass);
         }
         println!("| bf16, no feedback | exchange, passes over f32 | ms | pass, ms |");
         println!("|---|--:|--:|--:|");

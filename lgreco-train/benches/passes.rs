@@ -10,7 +10,7 @@ use lgreco_core::internal::select::{kth_largest_magnitude, workspace_len};
 use lgreco_core::simd::{Kernel, dispatch};
 use lgreco_train::compress::wire::Payload;
 use lgreco_train::compress::{Compressor, Setting, decode};
-use lgreco_train::feedback::{Memory, Residual, Rule};
+use lgreco_train::feedback::{Memory, Residual};
 use lgreco_train::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_train::rng::Stream;
 use std::hint::black_box;
@@ -46,7 +46,7 @@ struct Layer {
 
 impl Layer {
     fn new(setting: Setting, shape: Shape, own: &[f32], other: &[f32]) -> Layer {
-        let mut residual = Memory::owned(Rule::Residual(Residual::CLASSIC), shape).expect("room");
+        let mut residual = Memory::owned(Residual::CLASSIC, shape).expect("room");
         let mut workspace = vec![0; setting.encode_workspace_len(shape, Dtype::F32).max(workspace_len(own.len()))];
         let mut payloads = [(); 2].map(|()| vec![0; setting.payload_len(shape, Dtype::F32).expect("a setting")]);
         let values = Gradient::new(Values::F32(other), shape).expect("a gradient");

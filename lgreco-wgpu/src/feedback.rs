@@ -74,7 +74,7 @@ impl BufferResidual<'_> {
 impl WgpuBackend {
     /// One step of error feedback for a gradient on the device: compresses `residual + gradient` into `payload`, and
     /// keeps `(1 − gain) residual + gain (residual + gradient − what was sent)` in `residual`. Payload and residual
-    /// are, bit for bit, those of the core's [`Rule::Residual`](lgreco_train::feedback::Rule) in the same format (for
+    /// are, bit for bit, those of the core's [`Residual`](lgreco_train::feedback::Residual) in the same format (for
     /// PowerSGD, of the payload this backend makes).
     ///
     /// PowerSGD draws another start matrix at every step of `stream`, as the core does; QSGD's words are those of the

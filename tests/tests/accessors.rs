@@ -2,7 +2,7 @@
 
 use lgreco_core::compress::powersgd::{self, PowerSgd};
 use lgreco_core::compress::qsgd::{Qsgd, Scale};
-use lgreco_core::compress::sidco::{self, SAVED_LEN, Stages};
+use lgreco_core::compress::sidco;
 use lgreco_core::compress::topk::{self, Coding, TopK};
 use lgreco_core::compress::wire::{HEADER_LEN, Header, MAGIC, Method, Payload, VERSION};
 use lgreco_core::compress::{Candidates, Compressor, dense::Dense, hard_threshold};
@@ -11,9 +11,7 @@ use lgreco_core::plan::{Limit, Plan, Proof, Solver, Summary, baseline, dp, exact
 use lgreco_core::search::{self, Layer, Metric, Search};
 use lgreco_core::table::{Choice, NamedTable, Table};
 use lgreco_core::{Error, Word, backend::Backend, backend::Job, backend::Portable, plan::budget::Budget, rng::Stream};
-use lgreco_train::feedback::{
-    Memory, Residual, Rule, SAVED_HEADER_LEN, SavedState, Storage, contraction_workspace_len,
-};
+use lgreco_train::feedback::{Memory, Residual, SavedState, Storage, contraction_workspace_len};
 use lgreco_train::pipeline::{Codec, Counters, CutSetting, LinkMemory, Scope, Tile};
 use lgreco_train::{CoreError, compress::Setting, gradient::ValuesMut};
 
@@ -101,9 +99,6 @@ fn workspaces_of_compressors() -> Outcome {
     let topk = job(Candidates::TopK { values: Dtype::F32, keeps: &[1] });
     assert_eq!(Portable.workspace_len(&[qsgd]), 0);
     assert_eq!(Portable.workspace_len(&[qsgd, topk]), Portable.workspace_len(&[topk])); // used job after job
-    let stages = Stages::new(0.01)?;
-    assert_eq!((stages.get(), Stages::new(0.5)?.get(), Stages::new(0.0).is_err()), (2, 1, true));
-    assert_eq!((&stages.save()[..3], stages.save().len()), (&[b'L', b'S', 2][..], SAVED_LEN));
     Ok(())
 }
 
@@ -154,7 +149,7 @@ fn errors_tables_and_plans() -> Outcome {
     table.set_setting(0, 0, "qsgd 4 min-max".parse()?);
     assert_eq!((table.uncompressed_size(0), table.setting(0, 0)), (Some(16000), "qsgd 4 min-max".parse().ok()));
     let table = builder.layer("fc2", 1, None, [option("dense", 32)]).clone().build()?;
-    assert_eq!((table.total_elements(), table.defaults()), (1 << 64, None));
+    assert_eq!(table.defaults(), None);
     Ok(())
 }
 
@@ -188,28 +183,29 @@ fn errors_of_training_and_memories() -> Outcome {
     assert_eq!([Storage::F32, Storage::Bf16, Storage::Int8].map(|storage| storage.bytes(1000)), [4000, 2000, 1002]);
     let largest = [f32::MAX, 255.0 * 2f32.powi(120), 127.0 * 2f32.powi(121)]; // the second is bfloat16's
     assert_eq!([Storage::F32, Storage::Bf16, Storage::Int8].map(Storage::largest), largest);
-    let (shape, rule) = (Shape::new(2, 1)?, Rule::Residual(Residual::CLASSIC));
-    let mut memory = Memory::new(rule, shape, vec![7; rule.state_len(shape)])?;
-    assert_eq!((memory.rule(), memory.shape(), memory.steps(), memory.squared_norm()), (rule, shape, 0, 0.0));
+    let (shape, classic) = (Shape::new(2, 1)?, Residual::CLASSIC);
+    let mut memory = Memory::new(classic, shape, vec![7; classic.state_len(shape)])?;
+    assert_eq!((memory.residual(), memory.shape(), memory.steps(), memory.squared_norm()), (classic, shape, 0, 0.0));
     memory.set(&[3.0, -4.0], Stream::default())?;
     assert!(memory.set(&[f32::NAN, 0.0], Stream::default()).is_err());
     let mut values = [0.0; 2];
     memory.values(&mut values)?;
     assert_eq!((memory.squared_norm(), values), (25.0, [3.0, -4.0]));
     let mut bytes = [0; 48];
-    assert_eq!((memory.saved_len(), memory.save(&mut bytes)?), (SAVED_HEADER_LEN + 2 * 4 + 8, 48));
+    assert_eq!((memory.saved_len(), memory.save(&mut bytes)?), (48, 48));
     let saved = SavedState::parse(&bytes)?;
-    assert_eq!((&bytes[..3], saved.rule(), saved.shape(), saved.steps()), (&[b'L', b'M', 2][..], rule, shape, 0));
+    assert_eq!(
+        (&bytes[..3], saved.residual(), saved.shape(), saved.steps()),
+        (&[b'L', b'M', 2][..], classic, shape, 0)
+    );
     assert!(SavedState::parse(&bytes[1..]).is_err());
-    assert_eq!(saved.restore(vec![0; rule.state_len(shape)])?.squared_norm(), 25.0);
+    assert_eq!(saved.restore(vec![0; classic.state_len(shape)])?.squared_norm(), 25.0);
 
     let (shape, top) = (Shape::new(10, 10)?, Setting::TopK(TopK { keep: 5, values: Dtype::F32 }));
     let qsgd = Setting::Qsgd(Qsgd::default());
-    let plus = Memory::owned(Rule::Ef21Plus, shape)?;
-    assert_eq!(plus.message_len(&top, Dtype::F32)?, 1 + top.payload_len(shape, Dtype::F32)?);
-    let memory = Memory::owned(rule, shape)?;
-    assert_eq!(memory.workspace_len(&qsgd, Dtype::F32)?, 0);
-    assert_eq!(memory.workspace_len(&Setting::Dense, Dtype::Bf16)?, 100 / 4); // the compensated gradient in bf16
+    let memory = Memory::owned(classic, shape)?;
+    assert_eq!(memory.workspace_len(&qsgd, Dtype::F32), 0);
+    assert_eq!(memory.workspace_len(&Setting::Dense, Dtype::Bf16), 100 / 4); // the compensated gradient in bf16
     assert_eq!(contraction_workspace_len(&qsgd, shape, Dtype::F32), 0);
     assert!(contraction_workspace_len(&top, shape, Dtype::F32) > 0);
     Ok(())
@@ -240,6 +236,6 @@ fn codecs_and_settings_of_cuts() -> Outcome {
     assert_eq!((&setting.to_bytes()[..4], setting.to_bytes().len()), (&b"LSC\x02"[..], CutSetting::BYTES));
     assert_eq!(CutSetting::from_bytes(&setting.to_bytes())?, setting);
     let counters = Counters { hits: 3, misses: 1, change_energy: 1.0, hit_energy: 4.0, ..Counters::default() };
-    assert_eq!((counters.hit_rate(), counters.change_ratio()), (0.75, 0.25));
+    assert_eq!(counters.change_ratio(), 0.25);
     Ok(())
 }

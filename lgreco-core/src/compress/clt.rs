@@ -51,17 +51,14 @@ impl CltK {
     }
 
     /// Bytes that the positions take which the leader broadcasts.
-    pub(crate) fn positions_len(&self, shape: Shape) -> usize {
+    #[doc(hidden)]
+    pub fn positions_len(&self, shape: Shape) -> usize {
         self.layout(shape.elements()).bytes() as usize
     }
 
     /// Writes the positions of the largest magnitudes, as many bytes as [`positions_len`](CltK::positions_len).
-    pub(crate) fn lead(
-        &self,
-        gradient: &Gradient<'_>,
-        workspace: &mut [u64],
-        positions: &mut [u8],
-    ) -> Result<(), Error> {
+    #[doc(hidden)]
+    pub fn lead(&self, gradient: &Gradient<'_>, workspace: &mut [u64], positions: &mut [u8]) -> Result<(), Error> {
         let shape = gradient.shape();
         let layout = self.layout(shape.elements());
         topk::check_keep(self.keep, shape.elements())?;
@@ -78,7 +75,8 @@ impl CltK {
 
     /// Calls `visit` with each of the leader's positions, ascending; `Err` when they are not `keep` below the number of
     /// elements.
-    pub(crate) fn for_each(&self, shape: Shape, positions: &[u8], mut visit: impl FnMut(usize)) -> Result<(), Error> {
+    #[doc(hidden)]
+    pub fn for_each(&self, shape: Shape, positions: &[u8], mut visit: impl FnMut(usize)) -> Result<(), Error> {
         let mut count = 0;
         positions::for_each(self.layout(shape.elements()), positions, |position| {
             count += 1;

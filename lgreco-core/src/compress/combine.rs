@@ -1,7 +1,6 @@
 //! Decoded values added to others, or taken off them, without a copy of their own in memory.
 
-use crate::simd::Kernel;
-use crate::spread::{Divide, spread};
+use crate::spread::spread_parts;
 
 /// How decoded values meet those that are there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,36 +32,14 @@ impl Combine {
 
 /// Combines two slices, element by element.
 pub fn combine_values(values: &mut [f32], how: Combine, others: &[f32]) {
+    let (len, both) = (values.len(), (values, others));
     match how {
-        Combine::Add => spread(Each { values, others, put: |place: &mut f32, x: f32| *place += x }),
-        Combine::Subtract => spread(Each { values, others, put: |place: &mut f32, x: f32| *place -= x }),
+        Combine::Add => spread_parts(len, 1, both, |place: &mut f32, x: f32| *place += x, each),
+        Combine::Subtract => spread_parts(len, 1, both, |place: &mut f32, x: f32| *place -= x, each),
     }
 }
 
-struct Each<'a, F> {
-    values: &'a mut [f32],
-    others: &'a [f32],
-    put: F,
-}
-
-impl<F: Fn(&mut f32, f32)> Kernel for Each<'_, F> {
-    type Output = ();
-    #[inline(always)]
-    fn run(self) {
-        self.values.iter_mut().zip(self.others).for_each(|(place, &x)| (self.put)(place, x));
-    }
-}
-
-impl<F: Fn(&mut f32, f32) + Copy + Send> Divide for Each<'_, F> {
-    fn elements(&self) -> usize {
-        self.values.len()
-    }
-
-    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
-        let Each { values, others, put } = self;
-        let ((values, more), (others, further)) = (values.split_at_mut(at), others.split_at(at));
-        Ok((Each { values, others, put }, Each { values: more, others: further, put }))
-    }
-
-    fn join((): (), (): ()) {}
+#[inline(always)]
+fn each((values, others): (&mut [f32], &[f32]), put: impl Fn(&mut f32, f32)) {
+    values.iter_mut().zip(others).for_each(|(place, &x)| put(place, x));
 }

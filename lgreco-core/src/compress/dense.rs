@@ -85,13 +85,8 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
 
 /// Bytes of the body that a header implies, and the type of its values.
 pub(super) fn stated(header: &Header) -> Result<(usize, Dtype), Error> {
-    for (what, expected, found) in
-        [("method", Method::Dense as u32, header.method as u32), ("parameter", 0, header.parameter)]
-    {
-        if found != expected {
-            return Err(Error::PayloadHeader { what, expected: expected as u64, found: found as u64 });
-        }
-    }
+    header.expect_method(Method::Dense)?;
+    header.expect_parameter(0)?;
     let dtype = Dtype::from_code(header.variant)?;
     Ok((Dense.payload_len(header.shape, dtype)? - HEADER_LEN, dtype))
 }

@@ -96,6 +96,25 @@ impl Header {
         payload[12..16].copy_from_slice(&(self.shape.cols() as u32).to_le_bytes());
         Ok(())
     }
+
+    /// `Err` unless it is of this method.
+    pub(super) fn expect_method(&self, method: Method) -> Result<(), Error> {
+        expect("method", method as u64, self.method as u64)
+    }
+
+    /// `Err` unless it has this variant.
+    pub(super) fn expect_variant(&self, variant: u8) -> Result<(), Error> {
+        expect("variant", variant.into(), self.variant.into())
+    }
+
+    /// `Err` unless it has this parameter.
+    pub(super) fn expect_parameter(&self, parameter: u32) -> Result<(), Error> {
+        expect("parameter", parameter.into(), self.parameter.into())
+    }
+}
+
+fn expect(what: &'static str, expected: u64, found: u64) -> Result<(), Error> {
+    if expected == found { Ok(()) } else { Err(Error::PayloadHeader { what, expected, found }) }
 }
 
 /// A payload whose header has been checked.

@@ -7,7 +7,7 @@ use super::product::Matrix;
 use super::{LANES, Row, add_scaled};
 use crate::gradient::Element;
 use crate::simd::{Kernel, dispatch};
-use crate::spread::{Divide, spread};
+use crate::spread::{Start, spread_parts};
 
 /// A stored f32.
 pub(crate) trait Scalar: Copy + Sync {
@@ -76,36 +76,34 @@ const BLOCK: usize = 4;
 /// `values = P Qᵀ` (row-major, `cols` columns), summed over the first `rank` columns of both. Answers whether all of it
 /// is finite.
 pub(crate) fn reconstruct<F: Factor>(p: F, q: F, rank: usize, cols: usize, values: &mut [f32]) -> bool {
-    cols == 0 || spread(Reconstruct { p, q, rank, row: 0, cols, values, put: |place: &mut f32, sum: f32| *place = sum })
+    put_product(p, q, rank, cols, values, |place, sum| *place = sum)
 }
 
 /// `values += P Qᵀ`, of the same sums. Answers whether all of them then are finite.
 pub(crate) fn add_product<F: Factor>(p: F, q: F, rank: usize, cols: usize, values: &mut [f32]) -> bool {
-    cols == 0
-        || spread(Reconstruct { p, q, rank, row: 0, cols, values, put: |place: &mut f32, sum: f32| *place += sum })
+    put_product(p, q, rank, cols, values, |place, sum| *place += sum)
 }
 
 /// `values −= P Qᵀ`, of the same sums. Answers whether all of them then are finite.
 pub(crate) fn subtract_product<F: Factor>(p: F, q: F, rank: usize, cols: usize, values: &mut [f32]) -> bool {
-    cols == 0
-        || spread(Reconstruct { p, q, rank, row: 0, cols, values, put: |place: &mut f32, sum: f32| *place -= sum })
+    put_product(p, q, rank, cols, values, |place, sum| *place -= sum)
+}
+
+fn put_product<F: Factor>(
+    p: F,
+    q: F,
+    rank: usize,
+    cols: usize,
+    values: &mut [f32],
+    put: impl Fn(&mut f32, f32) + Copy + Send,
+) -> bool {
+    cols == 0 || spread_parts(values.len(), cols, (Start(0), values), (p, q, rank, cols, put), product)
 }
 
 /// `squares[c] = ‖M − P Qᵀ‖²` with the sum taken over columns `..=c`, for `c` in `from..squares.len()`.
 pub(crate) fn residuals<T: Element, F: Factor>(m: Matrix<'_, T>, p: F, q: F, from: usize, squares: &mut [f64]) {
     squares[from..].fill(0.0);
     dispatch(Residuals { m, p, q, from, squares });
-}
-
-struct Reconstruct<'a, F, P> {
-    p: F,
-    q: F,
-    rank: usize,
-    /// The row of the product that `values` begin with.
-    row: usize,
-    cols: usize,
-    values: &'a mut [f32],
-    put: P,
 }
 
 struct Residuals<'a, T, F> {
@@ -177,55 +175,35 @@ impl Tile {
 /// The sums of a tile, block by block.
 type Sums = [[[Row; BLOCK]; TILE_ROWS / BLOCK]; TILE_COLS / LANES];
 
-impl<F: Factor, P: Fn(&mut f32, f32)> Kernel for Reconstruct<'_, F, P> {
-    type Output = bool;
-    #[inline(always)]
-    fn run(self) -> bool {
-        let Reconstruct { p, q, rank, row, cols, values, put } = self;
-        let mut slab = Slab::EMPTY;
-        let mut largest = 0;
-        for tile in Tile::all(values.len() / cols, cols) {
-            let mut sums: Sums = [[[[0.0; LANES]; BLOCK]; TILE_ROWS / BLOCK]; TILE_COLS / LANES];
-            for from in (0..rank).step_by(DEPTH) {
-                let depth = DEPTH.min(rank - from);
-                slab.load(p, q, from..from + depth, row, tile);
-                for (b, k) in tile.blocks() {
-                    sums[k][b] = slab.terms(depth, b, k).fold(sums[k][b], |sums, (p, q)| add_outer(sums, p, q));
-                }
+/// Puts some rows of the product; the number of their first value says which.
+#[inline(always)]
+fn product<F: Factor>(
+    (Start(start), values): (Start, &mut [f32]),
+    (p, q, rank, cols, put): (F, F, usize, usize, impl Fn(&mut f32, f32)),
+) -> bool {
+    let row = start / cols;
+    let mut slab = Slab::EMPTY;
+    let mut largest = 0;
+    for tile in Tile::all(values.len() / cols, cols) {
+        let mut sums: Sums = [[[[0.0; LANES]; BLOCK]; TILE_ROWS / BLOCK]; TILE_COLS / LANES];
+        for from in (0..rank).step_by(DEPTH) {
+            let depth = DEPTH.min(rank - from);
+            slab.load(p, q, from..from + depth, row, tile);
+            for (b, k) in tile.blocks() {
+                sums[k][b] = slab.terms(depth, b, k).fold(sums[k][b], |sums, (p, q)| add_outer(sums, p, q));
             }
-            for i in 0..tile.rows {
-                let out = &mut values[(tile.row + i) * cols + tile.col..][..tile.cols];
-                for (k, out) in out.chunks_mut(LANES).enumerate() {
-                    for (out, &sum) in out.iter_mut().zip(&sums[k][i / BLOCK][i % BLOCK]) {
-                        put(out, sum);
-                        largest = largest.max(out.to_bits() & 0x7fff_ffff);
-                    }
+        }
+        for i in 0..tile.rows {
+            let out = &mut values[(tile.row + i) * cols + tile.col..][..tile.cols];
+            for (k, out) in out.chunks_mut(LANES).enumerate() {
+                for (out, &sum) in out.iter_mut().zip(&sums[k][i / BLOCK][i % BLOCK]) {
+                    put(out, sum);
+                    largest = largest.max(out.to_bits() & 0x7fff_ffff);
                 }
             }
         }
-        largest < f32::INFINITY.to_bits()
     }
-}
-
-impl<F: Factor, P: Fn(&mut f32, f32) + Copy + Send> Divide for Reconstruct<'_, F, P> {
-    fn elements(&self) -> usize {
-        self.values.len()
-    }
-
-    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
-        let rows = at / self.cols;
-        if rows == 0 {
-            return Err(self);
-        }
-        let Reconstruct { p, q, rank, row, cols, values, put } = self;
-        let (values, others) = values.split_at_mut(rows * cols);
-        let second = Reconstruct { p, q, rank, row: row + rows, cols, values: others, put };
-        Ok((Reconstruct { p, q, rank, row, cols, values, put }, second))
-    }
-
-    fn join(first: bool, second: bool) -> bool {
-        first && second
-    }
+    largest < f32::INFINITY.to_bits()
 }
 
 impl<T: Element, F: Factor> Kernel for Residuals<'_, T, F> {

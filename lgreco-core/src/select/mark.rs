@@ -2,8 +2,8 @@
 
 use super::put;
 use crate::gradient::Element;
-use crate::simd::{Kernel, LANES, LaneKernel, Lanes, dispatch_lanes};
-use crate::spread::{Divide, spread};
+use crate::simd::{LANES, LaneKernel, Lanes, dispatch_lanes};
+use crate::spread::{Per, spread_parts};
 
 /// Marks the elements of at least `magnitude`, a bit each, and puts their values, by their bits as f32, to the front of
 /// `kept`, where there is room for all. Returns their number.
@@ -67,33 +67,14 @@ impl<T: Element> LaneKernel for AtLeast<'_, T> {
     }
 }
 
-impl<T: Element> Kernel for AtLeast<'_, T> {
-    type Output = ();
+type Stretches<'a, T> = (&'a [T], Per<&'a mut [u64]>, Per<&'a mut [usize]>);
 
-    #[inline(always)]
-    fn run(self) {
-        dispatch_lanes(self);
-    }
-}
-
-impl<T: Element> Divide for AtLeast<'_, T> {
-    fn elements(&self) -> usize {
-        self.values.len()
-    }
-
-    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
-        let AtLeast { values, magnitude, stretch, room, counts } = self;
-        let stretches = at / stretch;
-        let (values, others) = values.split_at(stretches * stretch);
-        let (room, other_room) = room.split_at_mut(stretches * (stretch / 2));
-        let (counts, other_counts) = counts.split_at_mut(stretches);
-        Ok((
-            AtLeast { values, magnitude, stretch, room, counts },
-            AtLeast { values: others, magnitude, stretch, room: other_room, counts: other_counts },
-        ))
-    }
-
-    fn join((): (), (): ()) {}
+#[inline(always)]
+fn at_least<T: Element>(
+    (values, Per(room, ..), Per(counts, ..)): Stretches<'_, T>,
+    (magnitude, stretch): (u32, usize),
+) {
+    dispatch_lanes(AtLeast { values, magnitude, stretch, room, counts });
 }
 
 /// The part of a stretch's room for its marks, and the rest of it for values.
@@ -106,5 +87,6 @@ pub fn marked(room: &mut [u64], elements: usize) -> (&mut [u64], &mut [u32]) {
 /// with half as many words gets [marks, and where they fit values](marked), so that no other core need fetch them; `counts`
 /// gets their number.
 pub fn mark_at_least<T: Element>(values: &[T], magnitude: u32, stretch: usize, room: &mut [u64], counts: &mut [usize]) {
-    spread(AtLeast { values, magnitude, stretch, room, counts });
+    let parts = (values, Per(room, stretch / 2, stretch), Per(counts, 1, stretch));
+    spread_parts(values.len(), stretch, parts, (magnitude, stretch), at_least);
 }

@@ -90,11 +90,6 @@ impl NamedTable {
         self.layers[layer].uncompressed_size = Some(bits);
     }
 
-    /// Number of elements of all layers.
-    pub fn total_elements(&self) -> u128 {
-        self.layers.iter().map(|layer| u128::from(layer.elements)).sum()
-    }
-
     /// The layer's default option, if it has one.
     pub fn default_option(&self, layer: usize) -> Option<u32> {
         self.layers[layer].default
@@ -165,7 +160,7 @@ impl NamedTable {
 ///     let dense = Choice { size: 128 + 32 * elements, error: 0.0 };
 ///     builder.layer(name, elements, Some(0), [("dense".to_string(), dense)]);
 /// }
-/// assert_eq!(builder.build()?.total_elements(), 1010);
+/// assert_eq!(builder.build()?.elements(0), 1000);
 /// # Ok::<(), lgreco_core::table::NamedError>(())
 /// ```
 #[derive(Clone, Debug)]

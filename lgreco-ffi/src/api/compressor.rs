@@ -10,7 +10,7 @@ use crate::status::{Failure, lgreco_status};
 use core::ffi::{c_char, c_void};
 use lgreco_train::backend::Backend;
 use lgreco_train::compress::{Compressor as _, Setting, wire::Payload};
-use lgreco_train::feedback::{Memory, Rule, SavedState, contraction_workspace_len, payload_stream};
+use lgreco_train::feedback::{Memory, SavedState, contraction_workspace_len, payload_stream, suits, suits_gradient};
 use lgreco_train::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_train::rng::Stream;
 use lgreco_train::{CoreError, Error};
@@ -59,23 +59,18 @@ pub(super) fn zeros<T: Clone + Default>(len: usize) -> Result<Vec<T>, Error> {
 
 impl Compressor {
     fn bound(&self) -> Result<usize, Error> {
-        match &self.memory {
-            Some(memory) => memory.message_len(&self.setting, self.dtype),
-            None => Ok(self.setting.payload_len(self.shape, self.dtype)?),
-        }
+        Ok(self.setting.payload_len(self.shape, self.dtype)?)
     }
 
-    /// Changes the setting if it fits the layer and the rule.
+    /// Changes the setting if it fits the layer and suits feedback.
     fn set(&mut self, setting: Setting) -> Result<(), Error> {
+        setting.payload_len(self.shape, self.dtype)?;
         let words = match &self.memory {
             Some(memory) => {
-                memory.rule().suits(&setting, self.shape)?;
-                memory.workspace_len(&setting, self.dtype)?
+                suits(&setting, self.shape)?;
+                memory.workspace_len(&setting, self.dtype)
             }
-            None => {
-                setting.payload_len(self.shape, self.dtype)?;
-                setting.encode_workspace_len(self.shape, self.dtype)
-            }
+            None => setting.encode_workspace_len(self.shape, self.dtype),
         };
         if words > self.workspace.len() {
             self.workspace = zeros(words)?;
@@ -88,11 +83,10 @@ impl Compressor {
         let stream = Stream { step, ..self.stream };
         let Compressor { setting, device, memory, workspace, decoded, compensated, shape, .. } = self;
         let shape = *shape;
-        let in_halves = |rule| matches!(rule, Rule::Residual(_) | Rule::Ef21);
         match memory {
             None if device.takes(setting, shape) => Ok(device.encode(setting, gradient, stream, workspace, payload)?),
             None => Ok(setting.encode(gradient, stream, workspace, payload)?),
-            Some(memory) if device.takes(setting, shape) && in_halves(memory.rule()) => {
+            Some(memory) if device.takes(setting, shape) => {
                 memory.compensate(gradient, compensated)?;
                 let sum = Gradient::new(Values::F32(compensated), shape)?;
                 let length = device.encode(setting, &sum, payload_stream(setting, stream), workspace, payload)?;
@@ -117,7 +111,7 @@ impl Compressor {
         self.memory.as_mut().map(|memory| (memory, stream)).ok_or(Failure::NoFeedback)
     }
 
-    /// Takes over a saved memory of the same rule and shape.
+    /// Takes over a saved memory of the same options and shape.
     pub(super) fn load(&mut self, saved: &[u8]) -> Result<(), Failure> {
         let memory = self.memory.as_mut().ok_or(Failure::NoFeedback)?;
         let saved = SavedState::parse(saved)?;
@@ -129,10 +123,10 @@ impl Compressor {
                 return Err(CoreError::SavedState { what, found: found as u64 }.into());
             }
         }
-        if saved.rule() != memory.rule() {
+        if saved.residual() != memory.residual() {
             return Err(Failure::OtherFeedback);
         }
-        *memory = saved.restore(zeros(memory.rule().state_len(memory.shape()))?)?;
+        *memory = saved.restore(zeros(memory.residual().state_len(memory.shape()))?)?;
         Ok(())
     }
 }
@@ -154,13 +148,9 @@ pub unsafe extern "C" fn lgreco_compressor_create(
         handle::create::<_, lgreco_compressor>(context, compressor, |context| {
             let tensor = versioned(layer)?.tensor()?;
             let (setting, options) = (versioned(setting)?.to_core()?, versioned_or_default(options)?);
-            let (rule, summed) = (options.rule()?, options.is_summed()?);
+            let residual = options.residual()?;
             let named = |error: Error| Failure::named(error, Some(tensor.name.into()));
-            if let (Some(Rule::Ef21Plus), true) = (rule, summed) {
-                let needs = "point-to-point payloads, since one that replaces an estimate cannot be summed";
-                return Err(named(Error::FeedbackRule { rule: "EF21+", needs }));
-            }
-            let memory = rule.map(|rule| Memory::owned(rule, tensor.shape)).transpose().map_err(named)?;
+            let memory = residual.map(|residual| Memory::owned(residual, tensor.shape)).transpose().map_err(named)?;
             let elements = if memory.is_some() { tensor.shape.elements() } else { 0 };
             let compensated = if matches!(context.device, Device::Cpu) { 0 } else { elements };
             let mut compressor = Compressor {
@@ -182,22 +172,14 @@ pub unsafe extern "C" fn lgreco_compressor_create(
 }
 
 /// Whether the feedback of `options` may be kept under `setting` on `layer`, which lgreco_compressor_create asks too, without
-/// values:
-///
-/// |                                 | RESIDUAL                       | MIXED | EF21, EF21_PLUS |
-/// |---------------------------------|--------------------------------|-------|-----------------|
-/// | TopK, CLT-k, SIDCo, PowerSGD    | yes                            | TopK  | yes             |
-/// | QSGD                            | 4 bits in buckets of up to 512 | no    | as for RESIDUAL |
-/// | LoCo                            | yes, with LoCo's own options   | no    | yes             |
-/// | hard thresholds, AdaComp        | yes                            | no    | no              |
+/// values. All methods go with it; QSGD does with 4 bits in buckets of up to 512.
 ///
 /// QSGD is unbiased and needs no feedback. With few bits or long buckets it adds more error than it is given, and what is
 /// remembered would grow until it overflows. The layer's `values` may be NULL: QSGD is then judged by heavy-tailed values, as
-/// when a compressor is made. Otherwise any method is judged by them, which must be finite: more than the table says may
-/// suit them, or less. With LGRECO_FEEDBACK_NONE nothing is asked of the values. Allocates.
+/// when a compressor is made. Otherwise any method is judged by them, which must be finite: more than
+/// that may suit them, or less. With LGRECO_FEEDBACK_NONE nothing is asked of the values. Allocates.
 ///
-/// LGRECO_NOT_CONTRACTIVE, with the squared error in the context's message; LGRECO_FEEDBACK_RULE when method and feedback do
-/// not go together at all; LGRECO_PARAMETER, LGRECO_NON_FINITE.
+/// LGRECO_NOT_CONTRACTIVE, with the squared error in the context's message; LGRECO_PARAMETER, LGRECO_NON_FINITE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_feedback_check(
     context: *mut lgreco_context,
@@ -213,15 +195,17 @@ pub unsafe extern "C" fn lgreco_feedback_check(
             let (setting, options) = (versioned(setting)?.to_core()?, versioned_or_default(options)?);
             let named = |error: Error| Failure::named(error, Some(tensor.name.into()));
             setting.payload_len(tensor.shape, tensor.dtype).map_err(|error| named(error.into()))?;
-            let Some(rule) = options.rule()? else { return Ok(()) };
+            if options.residual()?.is_none() {
+                return Ok(());
+            }
             if layer.values.is_null() {
-                return rule.suits(&setting, tensor.shape).map_err(named);
+                return suits(&setting, tensor.shape).map_err(named);
             }
             let gradient = layer.gradient(tensor)?;
             let stream = Stream { seed: options.seed, step: 0, layer: options.layer_index, rank: options.rank };
             let words = contraction_workspace_len(&setting, tensor.shape, tensor.dtype);
             let mut workspace = zeros(words).map_err(named)?;
-            rule.suits_gradient(&setting, &gradient, stream, &mut workspace).map_err(named)
+            suits_gradient(&setting, &gradient, stream, &mut workspace).map_err(named)
         })
     }
 }
@@ -304,7 +288,7 @@ pub unsafe extern "C" fn lgreco_compressor_encode(
 }
 
 /// Decodes any payload of this layer, whatever setting made it, into `values`, `values_len` = the layer's number of
-/// elements. With feedback by EF21 or EF21+ use lgreco_compressor_receive. Changes nothing; does not allocate.
+/// elements. Changes nothing; does not allocate.
 ///
 /// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY, LGRECO_LENGTH on bytes that no encoder writes.
 #[unsafe(no_mangle)]
@@ -321,29 +305,6 @@ pub unsafe extern "C" fn lgreco_compressor_decode(
         let payload = Encoded { what: "payload", bytes: payload, length };
         payload.decode(compressor, values, values_len, stream, |compressor, payload, values| {
             Ok(compressor.decode(payload, values)?)
-        })
-    }
-}
-
-/// The receiving end of EF21 and EF21+: applies a sender's message to this compressor's estimate and writes the new
-/// estimate to `values`. A compressor is the sending or the receiving end, not both; messages must come once each, in order.
-/// Does not allocate.
-///
-/// As lgreco_compressor_decode, and LGRECO_FEEDBACK_RULE with other feedback. The estimate is then unchanged.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_compressor_receive(
-    compressor: *mut lgreco_compressor,
-    message: *const u8,
-    length: usize,
-    values: *mut f32,
-    values_len: usize,
-    stream: *mut c_void,
-) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        let message = Encoded { what: "message", bytes: message, length };
-        message.decode(compressor, values, values_len, stream, |compressor, message, values| {
-            Ok(compressor.memory(0)?.0.receive(message, values)?)
         })
     }
 }

@@ -1,6 +1,6 @@
 use crate::pointers::Versioned;
 use crate::status::Failure;
-use lgreco_train::feedback::{Residual, Rule, Storage};
+use lgreco_train::feedback::{Residual, Storage};
 
 /// What a compressor remembers between steps: LGRECO_FEEDBACK_...
 pub type lgreco_feedback = u32;
@@ -9,12 +9,6 @@ pub type lgreco_feedback = u32;
 pub const LGRECO_FEEDBACK_NONE: lgreco_feedback = 0;
 /// Error feedback: what was not sent; `gain`, `reset_every`, `storage`.
 pub const LGRECO_FEEDBACK_RESIDUAL: lgreco_feedback = 1;
-/// Error feedback through TopK, half the entries those of the largest memory; `gain`, `reset_every`, `storage`.
-pub const LGRECO_FEEDBACK_MIXED: lgreco_feedback = 2;
-/// EF21: the receivers' estimate, which payloads correct.
-pub const LGRECO_FEEDBACK_EF21: lgreco_feedback = 3;
-/// EF21+: payloads correct or replace the estimate; needs LGRECO_AGGREGATION_POINT_TO_POINT.
-pub const LGRECO_FEEDBACK_EF21_PLUS: lgreco_feedback = 4;
 
 /// What a residual is kept in: LGRECO_STORAGE_...
 pub type lgreco_storage = u32;
@@ -25,14 +19,6 @@ pub const LGRECO_STORAGE_F32: lgreco_storage = 0;
 pub const LGRECO_STORAGE_BF16: lgreco_storage = 1;
 /// About 1 byte per element, stochastically rounded.
 pub const LGRECO_STORAGE_INT8: lgreco_storage = 2;
-
-/// What happens to payloads on their way: LGRECO_AGGREGATION_...
-pub type lgreco_aggregation = u32;
-
-/// Payloads of several workers are summed or averaged.
-pub const LGRECO_AGGREGATION_SUMMED: lgreco_aggregation = 0;
-/// Each payload reaches a receiver that keeps one estimate per sender.
-pub const LGRECO_AGGREGATION_POINT_TO_POINT: lgreco_aggregation = 1;
 
 /// Whose compressor it is, and what it remembers. Begin with LGRECO_COMPRESSOR_OPTIONS_INIT.
 #[repr(C)]
@@ -54,10 +40,6 @@ pub struct lgreco_compressor_options {
     pub reset_every: u32,
     /// Residuals: LGRECO_STORAGE_F32 by default.
     pub storage: lgreco_storage,
-    /// LGRECO_AGGREGATION_SUMMED by default.
-    pub aggregation: lgreco_aggregation,
-    /// Must be 0.
-    pub reserved: u32,
 }
 
 impl Default for lgreco_compressor_options {
@@ -71,8 +53,6 @@ impl Default for lgreco_compressor_options {
             gain: Residual::CLASSIC.gain,
             reset_every: Residual::CLASSIC.reset_every,
             storage: LGRECO_STORAGE_F32,
-            aggregation: LGRECO_AGGREGATION_SUMMED,
-            reserved: 0,
         }
     }
 }
@@ -80,33 +60,18 @@ impl Default for lgreco_compressor_options {
 // SAFETY: repr(C), starts with a usize, numbers only.
 unsafe impl Versioned for lgreco_compressor_options {
     const WHAT: &'static str = "compressor options";
-    const FIRST_SIZE: usize = 48;
+    const FIRST_SIZE: usize = 40;
 }
 
 impl lgreco_compressor_options {
-    pub(super) fn rule(&self) -> Result<Option<Rule>, Failure> {
-        if self.reserved != 0 {
-            let found = self.reserved;
-            return Err(Failure::UnknownConstant { what: "reserved field of the compressor options", found });
-        }
+    pub(super) fn residual(&self) -> Result<Option<Residual>, Failure> {
         let storage = storage(self.storage)?;
         let residual = Residual { gain: self.gain, reset_every: self.reset_every, storage };
         Ok(match self.feedback {
             LGRECO_FEEDBACK_NONE => None,
-            LGRECO_FEEDBACK_RESIDUAL => Some(Rule::Residual(residual)),
-            LGRECO_FEEDBACK_MIXED => Some(Rule::Mixed(residual)),
-            LGRECO_FEEDBACK_EF21 => Some(Rule::Ef21),
-            LGRECO_FEEDBACK_EF21_PLUS => Some(Rule::Ef21Plus),
+            LGRECO_FEEDBACK_RESIDUAL => Some(residual),
             found => return Err(Failure::UnknownConstant { what: "feedback", found }),
         })
-    }
-
-    pub(super) fn is_summed(&self) -> Result<bool, Failure> {
-        match self.aggregation {
-            LGRECO_AGGREGATION_SUMMED => Ok(true),
-            LGRECO_AGGREGATION_POINT_TO_POINT => Ok(false),
-            found => Err(Failure::UnknownConstant { what: "aggregation", found }),
-        }
     }
 }
 

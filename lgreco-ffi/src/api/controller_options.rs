@@ -4,16 +4,13 @@ use super::plan::{LGRECO_LIMIT_DEFAULT_SIZE, LGRECO_LIMIT_ERROR, LGRECO_LIMIT_SI
 use super::setting::lgreco_setting;
 use crate::pointers::{Versioned, slice, versioned_array, versioned_or_default};
 use crate::status::Failure;
-use core::ffi::c_void;
 use lgreco_train::CoreError;
-use lgreco_train::compress::Setting;
 use lgreco_train::controller::{
     Accordion, Budget, Config, Feedback, Legacy, NonFinite, Objective, Policy, RampUp, Schedule,
 };
 use lgreco_train::exchange::Route;
 use lgreco_train::feedback::Residual;
-use lgreco_train::gradient::Shape;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::Instant;
 
 /// Who decides how hard each layer is compressed: LGRECO_POLICY_...
@@ -58,11 +55,11 @@ pub const LGRECO_ROUTE_SHARDED: lgreco_route = 2;
 /// What plans minimise: LGRECO_OBJECTIVE_...
 pub type lgreco_objective = u32;
 
-/// Bits on the wire; with `compute_seconds`, the caller's seconds.
+/// Bits on the wire.
 pub const LGRECO_OBJECTIVE_BITS: lgreco_objective = 0;
 /// Seconds that the controller measures itself: what sending costs, and what compressing costs, on the slowest rank. Layers whose
 /// compression does not pay are sent uncompressed, and a network that changes is followed at the next decision or the one after.
-/// All ranks must say so; `compute_seconds` must be NULL.
+/// All ranks must say so.
 pub const LGRECO_OBJECTIVE_MEASURED_SECONDS: lgreco_objective = 1;
 
 /// What a controller is told once, the same on every rank. Begin with LGRECO_CONTROLLER_OPTIONS_INIT.
@@ -125,16 +122,6 @@ pub struct lgreco_controller_options {
     pub bucket_bytes: usize,
     /// Relative errors are measured every so many steps, 0 for never; 10 by default.
     pub metrics_every: u64,
-    /// Plans minimise seconds: what lgreco_controller_record_sync makes of bytes, plus what this returns, the seconds one
-    /// worker computes to compress, exchange and decompress a layer of that shape under that setting. Plans minimise
-    /// bits with NULL, the default. Kept, with `compute_user`, until the controller and its plan tasks are destroyed;
-    /// called by lgreco_controller_step and lgreco_controller_control, and by lgreco_plan_task_run on its thread, maybe at
-    /// the same time.
-    pub compute_seconds: Option<
-        unsafe extern "C" fn(user: *mut c_void, setting: *const lgreco_setting, rows: usize, cols: usize) -> f64,
-    >,
-    /// Given to `compute_seconds`.
-    pub compute_user: *mut c_void,
     /// LGRECO_ROUTE_SHARDED: where shards end, in elements, world_size of them per layer, one layer after the other. Of each
     /// layer rank r has the elements from its number r - 1, or 0, to its number r, which may be none; the last is the number of
     /// the layer's elements. Must be NULL, the default, for other routes. Not kept.
@@ -194,8 +181,6 @@ impl Default for lgreco_controller_options {
             reserved: 0,
             bucket_bytes: config.bucket_bytes,
             metrics_every: config.metrics_every,
-            compute_seconds: None,
-            compute_user: core::ptr::null_mut(),
             shards: core::ptr::null(),
             legacy_levels: core::ptr::null(),
             legacy_sizes: core::ptr::null(),
@@ -210,30 +195,10 @@ impl Default for lgreco_controller_options {
     }
 }
 
-// SAFETY: repr(C), starts with a usize; numbers, raw pointers and a nullable function pointer, which the caller promises
-// to be callable.
+// SAFETY: repr(C), starts with a usize; numbers and raw pointers.
 unsafe impl Versioned for lgreco_controller_options {
     const WHAT: &'static str = "controller options";
-    const FIRST_SIZE: usize = 184;
-}
-
-/// The caller's estimate of computing times.
-struct ComputeSeconds {
-    call: unsafe extern "C" fn(*mut c_void, *const lgreco_setting, usize, usize) -> f64,
-    user: *mut c_void,
-}
-
-// SAFETY: the caller promised a callback for the threads of the controller's calls and of its plan tasks.
-unsafe impl Send for ComputeSeconds {}
-// SAFETY: as above.
-unsafe impl Sync for ComputeSeconds {}
-
-impl ComputeSeconds {
-    fn seconds(&self, setting: &Setting, shape: Shape) -> f64 {
-        let setting = lgreco_setting::from_core(*setting);
-        // SAFETY: the caller promised a callback that may be called until controller and plan tasks are destroyed.
-        unsafe { (self.call)(self.user, &setting, shape.rows(), shape.cols()) }
-    }
+    const FIRST_SIZE: usize = 168;
 }
 
 /// Seconds since the first call.
@@ -258,22 +223,14 @@ impl lgreco_controller_options {
     }
 
     fn in_seconds(&self) -> bool {
-        self.compute_seconds.is_some() || self.objective == LGRECO_OBJECTIVE_MEASURED_SECONDS
+        self.objective == LGRECO_OBJECTIVE_MEASURED_SECONDS
     }
 
     fn objective(&self) -> Result<Objective, Failure> {
-        match (self.objective, self.compute_seconds) {
-            (LGRECO_OBJECTIVE_BITS, None) => Ok(Objective::Bits),
-            (LGRECO_OBJECTIVE_BITS, Some(call)) => {
-                let compute = ComputeSeconds { call, user: self.compute_user };
-                Ok(Objective::Seconds(Arc::new(move |setting, shape| compute.seconds(setting, shape))))
-            }
-            (LGRECO_OBJECTIVE_MEASURED_SECONDS, None) => Ok(Objective::MeasuredSeconds),
-            (LGRECO_OBJECTIVE_MEASURED_SECONDS, Some(_)) => {
-                let (what, expected) = ("compute_seconds", "NULL where the controller measures seconds");
-                Err(CoreError::Parameter { what, value: 1.0, expected }.into())
-            }
-            (found, _) => Err(Failure::UnknownConstant { what: "objective of a controller", found }),
+        match self.objective {
+            LGRECO_OBJECTIVE_BITS => Ok(Objective::Bits),
+            LGRECO_OBJECTIVE_MEASURED_SECONDS => Ok(Objective::MeasuredSeconds),
+            found => Err(Failure::UnknownConstant { what: "objective of a controller", found }),
         }
     }
 

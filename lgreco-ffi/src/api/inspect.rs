@@ -3,12 +3,11 @@ use super::plan::{LGRECO_LIMIT_ERROR, Stated, lgreco_limit};
 use super::setting::lgreco_setting;
 use super::table_file::write_text;
 use crate::handle;
-use crate::pointers::{Versioned, filled, place, slice, slice_mut};
+use crate::pointers::{Versioned, filled, place, slice_mut};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
-use lgreco_train::CoreError;
 use lgreco_train::controller::metrics_line;
-use lgreco_train::controller::{Cause, Decision, FitKind, Metrics, Timing};
+use lgreco_train::controller::{Cause, Decision, Metrics, Timing};
 
 /// Why a layer is sent uncompressed: LGRECO_UNCOMPRESSED_...
 pub type lgreco_uncompressed = u32;
@@ -106,18 +105,6 @@ pub const LGRECO_CAUSE_LEARNING_RATE: lgreco_cause = 2;
 /// The caller gave a fixed policy other settings.
 pub const LGRECO_CAUSE_CALLER: lgreco_cause = 3;
 
-/// How seconds per byte were found: LGRECO_FIT_...
-pub type lgreco_fit = u32;
-
-/// They were not asked for: sizes are bits.
-pub const LGRECO_FIT_BITS: lgreco_fit = 0;
-/// One number per bucket; sizes are picoseconds.
-pub const LGRECO_FIT_PER_BUCKET: lgreco_fit = 1;
-/// One number for all buckets, since there was too little to go by for more; sizes are picoseconds.
-pub const LGRECO_FIT_POOLED: lgreco_fit = 2;
-/// Not at all, for lack of samples that differ; sizes are bits.
-pub const LGRECO_FIT_NONE: lgreco_fit = 3;
-
 /// The last decision; the same on every rank. Begin with LGRECO_DECISION_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -128,13 +115,13 @@ pub struct lgreco_decision {
     pub step: u64,
     /// LGRECO_CAUSE_...
     pub cause: lgreco_cause,
-    /// LGRECO_FIT_...
-    pub fit: lgreco_fit,
+    /// 1 when sizes are picoseconds, 0 when they are bits.
+    pub in_picoseconds: u32,
     /// 1 when the policy planned, else 0; the numbers below are then 0.
     pub planned: u32,
     /// 1 when the plan is proved optimal, else 0.
     pub proven: u32,
-    /// Size of the layers that may be compressed; bits, or picoseconds (`fit`).
+    /// Size of the layers that may be compressed; bits, or picoseconds (`in_picoseconds`).
     pub size: u64,
     /// LGRECO_LIMIT_ERROR: no plan within the budget is smaller. Otherwise 0.
     pub lower_bound: u64,
@@ -183,7 +170,7 @@ impl Default for lgreco_decision {
             struct_size: size_of::<lgreco_decision>(),
             step: 0,
             cause: LGRECO_CAUSE_NONE,
-            fit: LGRECO_FIT_BITS,
+            in_picoseconds: 0,
             planned: 0,
             proven: 0,
             size: 0,
@@ -229,12 +216,7 @@ impl From<&Decision> for lgreco_decision {
                 Cause::LearningRate => LGRECO_CAUSE_LEARNING_RATE,
                 Cause::Caller => LGRECO_CAUSE_CALLER,
             },
-            fit: match decision.fit {
-                None => LGRECO_FIT_BITS,
-                Some(FitKind::PerBucket) => LGRECO_FIT_PER_BUCKET,
-                Some(FitKind::Pooled) => LGRECO_FIT_POOLED,
-                Some(FitKind::None) => LGRECO_FIT_NONE,
-            },
+            in_picoseconds: decision.timing.is_some().into(),
             planned: plan.is_some().into(),
             proven: plan.is_some_and(|plan| plan.proven()).into(),
             size: plan.map_or(0, |plan| plan.size),
@@ -367,50 +349,6 @@ pub unsafe extern "C" fn lgreco_controller_metrics_json(
             let report =
                 state.report.as_ref().ok_or(Failure::Unavailable { what: "a report, before the first step," })?;
             write_text(&metrics_line(&state.controller, report), "json", json, capacity, length)
-        })
-    }
-}
-
-/// Writes the bytes that this worker sends per bucket of layers under the present settings to bytes[0 .. buckets], as
-/// lgreco_controller_record_sync takes them; `buckets`, which must not be NULL, receives their number, always the same.
-///
-/// LGRECO_LENGTH when `capacity` is less: `buckets` is then set all the same, and `bytes` may be NULL. Allocates.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_controller_bucket_bytes(
-    controller: *mut lgreco_controller,
-    bytes: *mut u64,
-    capacity: usize,
-    buckets: *mut usize,
-) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(controller, |state| {
-            let found = state.controller.bucket_bytes();
-            place(buckets, "buckets")?.write(found.len());
-            if capacity < found.len() {
-                return Err(CoreError::Length { what: "bytes", expected: found.len(), found: capacity }.into());
-            }
-            slice_mut(bytes, capacity, "bytes")?[..found.len()].copy_from_slice(&found);
-            Ok(())
-        })
-    }
-}
-
-/// Tells the time model of plans in seconds that a step which sent bytes[i] in bucket i took `seconds` to synchronise. The
-/// measuring rank's samples decide.
-///
-/// LGRECO_LENGTH unless there is one number per bucket; LGRECO_PARAMETER for seconds that are not finite or negative.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_controller_record_sync(
-    controller: *mut lgreco_controller,
-    bytes: *const u64,
-    bytes_len: usize,
-    seconds: f64,
-) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(controller, |state| {
-            Ok(state.controller.record_sync(slice(bytes, bytes_len, "bytes")?, seconds)?)
         })
     }
 }

@@ -3,7 +3,7 @@ use crate::handle;
 use crate::pointers::{place, slice, slice_mut};
 use crate::status::lgreco_status;
 
-/// Writes what the compressor remembers, the residual or the estimate, to `values`; `values_len` = the layer's number of
+/// Writes what the compressor remembers to `values`; `values_len` = the layer's number of
 /// elements.
 ///
 /// LGRECO_FEEDBACK_RULE without feedback, as for the calls below.

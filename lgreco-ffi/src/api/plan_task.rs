@@ -82,8 +82,8 @@ pub unsafe extern "C" fn lgreco_controller_take_plan_task(
     }
 }
 
-/// Measures and plans, in the calling thread, on the device of the controller's context, where it may call
-/// `compute_seconds`. The controller may be used meanwhile, and destroyed. Once. Allocates.
+/// Measures and plans, in the calling thread, on the device of the controller's context. The controller may be used
+/// meanwhile, and destroyed. Once. Allocates.
 ///
 /// Codes of measuring and planning are this call's, and those of the step of the decision on every rank, if the task is
 /// handed in all the same. LGRECO_STEP_ORDER when it has been run.

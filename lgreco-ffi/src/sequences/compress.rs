@@ -17,9 +17,8 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
             0 | 1 => {
                 let (layer, setting) = (layer(bytes, &gradient), setting(bytes));
                 let options = lgreco_compressor_options {
-                    feedback: u32::from(bytes.below(6)),
+                    feedback: u32::from(bytes.below(3)),
                     storage: u32::from(bytes.below(4)),
-                    aggregation: u32::from(bytes.below(2)),
                     gain: bytes.value(),
                     ..Default::default()
                 };
@@ -39,8 +38,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 let mut values = [0.0f32; ELEMENTS];
                 let cut = state.length.min(state.payload.len()).saturating_sub(usize::from(bytes.below(8)) / 4);
                 let from = bytes.maybe(state.payload.as_ptr());
-                let decode = if bytes.below(4) == 0 { lgreco_compressor_receive } else { lgreco_compressor_decode };
-                let status = decode(compressor, from, cut, values.as_mut_ptr(), ELEMENTS, null_mut());
+                let status = lgreco_compressor_decode(compressor, from, cut, values.as_mut_ptr(), ELEMENTS, null_mut());
                 assert!(status != LGRECO_OK || values.iter().all(|value| value.is_finite()));
                 status
             }
@@ -50,7 +48,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 if bytes.below(2) == 0 {
                     layer.values = null();
                 }
-                let options = lgreco_compressor_options { feedback: u32::from(bytes.below(6)), ..Default::default() };
+                let options = lgreco_compressor_options { feedback: u32::from(bytes.below(3)), ..Default::default() };
                 lgreco_feedback_check(context, &layer, &setting, &options)
             }
             8 => {

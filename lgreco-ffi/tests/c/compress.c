@@ -331,28 +331,15 @@ static void every_option_of_feedback_counts(void) {
     changed.storage = LGRECO_STORAGE_INT8;
     const double int8 = after(changed);
     CHECK(bf16 != classic && int8 != classic && int8 != bf16);
-    changed = base;
-    changed.feedback = LGRECO_FEEDBACK_MIXED;
-    CHECK(after(changed) != classic);
-    changed.feedback = LGRECO_FEEDBACK_EF21;
-    CHECK(after(changed) != classic);
 
     const lgreco_layer one = layer();
     lgreco_setting setting = LGRECO_SETTING_INIT;
     lgreco_compressor *compressor = NULL;
     changed = base;
-    changed.feedback = LGRECO_FEEDBACK_EF21_PLUS;
-    STATUS(LGRECO_FEEDBACK_RULE, lgreco_compressor_create(context, &one, &setting, &changed, &compressor));
-    changed.aggregation = LGRECO_AGGREGATION_POINT_TO_POINT;
-    OK(lgreco_compressor_create(context, &one, &setting, &changed, &compressor));
-    lgreco_compressor_destroy(&compressor);
-    changed.feedback = LGRECO_FEEDBACK_MIXED;
-    STATUS(LGRECO_FEEDBACK_RULE, lgreco_compressor_create(context, &one, &setting, &changed, &compressor));
-    TEXT("layer `fc1.weight`: feedback by EF-mixed needs TopK", lgreco_context_message(context));
     changed.gain = 1.5f;
     STATUS(LGRECO_PARAMETER, lgreco_compressor_create(context, &one, &setting, &changed, &compressor));
-    uint32_t *const codes[] = {&changed.feedback, &changed.storage, &changed.aggregation, &changed.reserved};
-    for (int i = 0; i < 4; i++) {
+    uint32_t *const codes[] = {&changed.feedback, &changed.storage};
+    for (int i = 0; i < 2; i++) {
         changed = base;
         *codes[i] = 5;
         STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_compressor_create(context, &one, &setting, &changed, &compressor));
@@ -443,20 +430,17 @@ static void feedback_that_diverges_is_refused(void) {
     lgreco_compressor_options options = LGRECO_COMPRESSOR_OPTIONS_INIT;
     lgreco_compressor *compressor = NULL;
     setting.method = LGRECO_METHOD_QSGD;
-    const lgreco_feedback rules[] = {LGRECO_FEEDBACK_RESIDUAL, LGRECO_FEEDBACK_EF21};
-    for (int i = 0; i < 2; i++) {
-        options.feedback = rules[i];
-        for (setting.bits = 1; setting.bits <= 8; setting.bits++) {
-            const lgreco_status expected = setting.bits < 4 ? LGRECO_NOT_CONTRACTIVE : LGRECO_OK;
-            STATUS(expected, lgreco_compressor_create(context, &wide, &setting, &options, &compressor));
-            STATUS(expected, lgreco_feedback_check(context, &wide, &setting, &options));
-            CHECK((compressor == NULL) == (expected != LGRECO_OK));
-            if (compressor) {
-                lgreco_setting two_bits = setting;
-                two_bits.bits = 2;
-                STATUS(LGRECO_NOT_CONTRACTIVE, lgreco_compressor_set_setting(compressor, &two_bits));
-                OK(lgreco_compressor_destroy(&compressor));
-            }
+    options.feedback = LGRECO_FEEDBACK_RESIDUAL;
+    for (setting.bits = 1; setting.bits <= 8; setting.bits++) {
+        const lgreco_status expected = setting.bits < 4 ? LGRECO_NOT_CONTRACTIVE : LGRECO_OK;
+        STATUS(expected, lgreco_compressor_create(context, &wide, &setting, &options, &compressor));
+        STATUS(expected, lgreco_feedback_check(context, &wide, &setting, &options));
+        CHECK((compressor == NULL) == (expected != LGRECO_OK));
+        if (compressor) {
+            lgreco_setting two_bits = setting;
+            two_bits.bits = 2;
+            STATUS(LGRECO_NOT_CONTRACTIVE, lgreco_compressor_set_setting(compressor, &two_bits));
+            OK(lgreco_compressor_destroy(&compressor));
         }
     }
     setting.bits = 2;
@@ -470,32 +454,6 @@ static void feedback_that_diverges_is_refused(void) {
     OK(lgreco_feedback_check(context, &wide, &setting, &options));
     flat[0] = flat[600] = 1.0f;
     STATUS(LGRECO_NOT_CONTRACTIVE, lgreco_feedback_check(context, &wide, &setting, &options));
-    setting.method = LGRECO_METHOD_ADACOMP;
-    STATUS(LGRECO_FEEDBACK_RULE, lgreco_feedback_check(context, &wide, &setting, &options));
-}
-
-static void both_ends_of_ef21_agree(void) {
-    static float estimate[ELEMENTS], memory[ELEMENTS], other[ELEMENTS];
-    for (uint32_t rule = LGRECO_FEEDBACK_EF21; rule <= LGRECO_FEEDBACK_EF21_PLUS; rule++) {
-        lgreco_setting setting = LGRECO_SETTING_INIT;
-        setting.method = LGRECO_METHOD_TOPK;
-        setting.keep = 200;
-        lgreco_compressor_options options = LGRECO_COMPRESSOR_OPTIONS_INIT;
-        options.feedback = rule;
-        options.aggregation = LGRECO_AGGREGATION_POINT_TO_POINT;
-        lgreco_compressor *sender = create(setting, options), *receiver = create(setting, options);
-        Payload message;
-        for (uint32_t step = 0; step < 4; step++) {
-            encode(sender, step, &message);
-            STATUS(LGRECO_LENGTH, lgreco_compressor_receive(receiver, message.bytes, 20, estimate, ELEMENTS, NULL));
-            OK(lgreco_compressor_receive(receiver, message.bytes, message.length, estimate, ELEMENTS, NULL));
-            OK(lgreco_compressor_memory(sender, memory, ELEMENTS));
-            OK(lgreco_compressor_memory(receiver, other, ELEMENTS));
-            CHECK(memcmp(estimate, memory, sizeof memory) == 0 && memcmp(estimate, other, sizeof other) == 0);
-        }
-        lgreco_compressor_destroy(&sender);
-        lgreco_compressor_destroy(&receiver);
-    }
 }
 
 static void saved_state(void) {
@@ -616,7 +574,6 @@ int main(void) {
     random_bits_are_named();
     residuals();
     every_option_of_feedback_counts();
-    both_ends_of_ef21_agree();
     sealed_payloads();
     settings_as_bytes();
     settings_as_text();

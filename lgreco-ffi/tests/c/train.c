@@ -16,7 +16,7 @@ typedef struct {
     lgreco_setting settings[LAYERS];
     lgreco_outcome outcome[WORKERS_MAX];
     double residual[WORKERS_MAX];
-    int nan_rank, nan_step, sync;
+    int nan_rank, nan_step;
     uint32_t huge_step;  // when rank 0's first gradient is too large for PowerSGD's Q, but not for its P; 0: never
     double drop_rate_at;
     lgreco_status failed[WORKERS_MAX];
@@ -59,13 +59,6 @@ static void *train(void *argument) {
         switches += report.switched;
         if (report.outcome != LGRECO_OUTCOME_EXCHANGED) run->outcome[rank] = report.outcome;
         CHECK(report.bytes_in == 4 * (2 * ELEMENTS + BIAS) && report.exchange_seconds >= 0);
-        if (run->sync) {
-            uint64_t bytes[8];
-            size_t buckets = 0;
-            OK(lgreco_controller_bucket_bytes(controller, bytes, 8, &buckets));
-            bytes[0] += s;  // so that they vary
-            OK(lgreco_controller_record_sync(controller, bytes, buckets, 1e-6 * (double)bytes[0]));
-        }
     }
     snprintf(run->message[rank], sizeof run->message[rank], "%s", lgreco_controller_message(controller));
     run->hash[rank] = hash;
@@ -122,11 +115,6 @@ static lgreco_controller_options base(void) {
     return options;
 }
 
-static double seconds_of_computing(void *user, const lgreco_setting *setting, size_t rows, size_t cols) {
-    CHECK((rows == ROWS && cols == COLS) || (rows == BIAS && cols == 1));
-    return setting->method == LGRECO_METHOD_DENSE ? 0.0 : *(const double *)user;
-}
-
 static void policies(void) {
     lgreco_controller_options options = base();
     const Run l_greco = with(options, 3);
@@ -134,7 +122,7 @@ static void policies(void) {
     CHECK(l_greco.decision[0].planned == 1 && l_greco.decision[0].proven == 1);
     CHECK(l_greco.decision[0].size <= l_greco.decision[0].default_size);
     CHECK(l_greco.decision[0].size < l_greco.decision[0].uncompressed_size);
-    CHECK(l_greco.decision[0].error <= l_greco.decision[0].budget && l_greco.decision[0].fit == LGRECO_FIT_BITS);
+    CHECK(l_greco.decision[0].error <= l_greco.decision[0].budget && l_greco.decision[0].in_picoseconds == 0);
     CHECK(l_greco.settings[0].method == LGRECO_METHOD_TOPK && l_greco.settings[1].method == LGRECO_METHOD_DENSE);
     CHECK(l_greco.metrics[1][0].uncompressed == LGRECO_UNCOMPRESSED_NOT);
     CHECK(l_greco.metrics[1][1].uncompressed == LGRECO_UNCOMPRESSED_SMALL && l_greco.metrics[1][1].residual_norm == -1);
@@ -324,28 +312,15 @@ static void options_count(void) {
     options.route = LGRECO_ROUTE_SCATTER_REDUCE;
     CHECK(with(options, 3).hash[0] != with(base(), 3).hash[0]);
 
-    double seconds = 10;  // per layer: compressing never pays
+    // Threads send at once what small layers take long to compress, by the library's own clock.
     options = base();
     options.search = NULL;
-    options.compute_seconds = seconds_of_computing;
-    options.compute_user = &seconds;
-    Run slow = {.options = options, .nan_rank = -1, .sync = 1};
-    Member members[WORKERS_MAX] = {{0}};
-    now = &slow;
-    run_group(2, members, train);
-    CHECK(slow.decision[0].fit != LGRECO_FIT_BITS && slow.decision[0].slower == 2);
-    CHECK(slow.metrics[0][0].uncompressed == LGRECO_UNCOMPRESSED_SLOWER);
-    seconds = 0;
-    run_group(2, members, train);
-    CHECK(slow.decision[0].slower == 0 && slow.settings[0].method == LGRECO_METHOD_QSGD);
-
-    // Threads send at once what small layers take long to compress, by the library's own clock.
-    options.compute_seconds = NULL;
     options.objective = LGRECO_OBJECTIVE_MEASURED_SECONDS;
     Run measured = {.options = options, .nan_rank = -1};
+    Member members[WORKERS_MAX] = {{0}};
     now = &measured;
     run_group(2, members, train);
-    CHECK(measured.decision[0].fit == LGRECO_FIT_POOLED && measured.decision[0].measured_seconds > 0);
+    CHECK(measured.decision[0].in_picoseconds == 1 && measured.decision[0].measured_seconds > 0);
     CHECK(measured.decision[0].plan_seconds > 0 && measured.decision[0].uncompressed_seconds > 0);
 }
 
@@ -654,17 +629,6 @@ static void misuse(void) {
     STATUS(LGRECO_LENGTH, lgreco_controller_metrics(made, LAYERS, &metrics));
     STATUS(LGRECO_LENGTH, lgreco_controller_residual(made, LAYERS, &value, 1));
     STATUS(LGRECO_LENGTH, lgreco_controller_residual(made, 0, &value, 1));
-    size_t buckets = 0;
-    STATUS(LGRECO_LENGTH, lgreco_controller_bucket_bytes(made, NULL, 0, &buckets));
-    CHECK(buckets == 1);
-    uint64_t bytes[2] = {1, 2};
-    STATUS(LGRECO_LENGTH, lgreco_controller_record_sync(made, bytes, 2, 1.0));
-    STATUS(LGRECO_PARAMETER, lgreco_controller_record_sync(made, bytes, 1, -1.0));
-    OK(lgreco_controller_destroy(&made));
-    options.bucket_bytes = 1;  // a layer each
-    OK(lgreco_controller_create(context, &collective, layers, LAYERS, &options, &made));
-    STATUS(LGRECO_LENGTH, lgreco_controller_bucket_bytes(made, NULL, 0, &buckets));
-    CHECK(buckets == LAYERS);
     OK(lgreco_controller_destroy(&made));
     OK(lgreco_context_destroy(&context));
     end_group(&alone);

@@ -329,7 +329,6 @@ int main() {
     throws(LGRECO_NON_FINITE, "LGRECO_NON_FINITE: layer `fc1`: element 5 is -inf",
            [&] { lgreco::Table::measure(context, model); });
     throws(LGRECO_NO_SETTINGS, "LGRECO_NO_SETTINGS", [&] { bare.setting(0, 0); });
-    throws(LGRECO_FEEDBACK_RULE, "LGRECO_FEEDBACK_RULE: layer `fc1`: ", [&] { moved.receive(payload, decoded); });
     throws(LGRECO_JSON, "LGRECO_JSON: ", [&] { lgreco::Table::from_json(context, "{"); });
     throws(LGRECO_NOT_BUILT_IN, "LGRECO_NOT_BUILT_IN: the library was built without this kind of device", [] {
         lgreco_context_options cuda = lgreco::context_options();

@@ -4,15 +4,13 @@ use super::{Choices, repair};
 use crate::controller::SETTINGS;
 use crate::feedback::{Worker, gradient, rules};
 use lgreco_train::compress::Setting;
-use lgreco_train::feedback::{Rule, SavedState};
+use lgreco_train::feedback::{Residual, SavedState};
 use lgreco_train::gradient::Shape;
 use lgreco_train::rng::Stream;
 
-/// Pairs of a rule and a setting that go together.
-fn pairs() -> impl Iterator<Item = (Rule, Setting)> {
-    SETTINGS
-        .into_iter()
-        .flat_map(|setting| rules(matches!(setting, Setting::TopK(_))).into_iter().map(move |rule| (rule, setting)))
+/// Pairs of a rule and a setting.
+fn pairs() -> impl Iterator<Item = (Residual, Setting)> {
+    SETTINGS.into_iter().flat_map(|setting| rules().into_iter().map(move |rule| (rule, setting)))
 }
 
 fn shape() -> Shape {
@@ -39,7 +37,7 @@ pub fn check(choices: &mut Choices<'_>) -> usize {
     }
     let saved = repair(saved);
     let Ok(state) = SavedState::parse(&saved) else { return 0 };
-    let words = vec![!0; state.rule().state_len(state.shape())];
+    let words = vec![!0; state.residual().state_len(state.shape())];
     let memory = state.restore(words).expect("checked bytes");
     let setting = if choices.byte() % 4 == 3 { *choices.of(&SETTINGS) } else { setting };
     let mut worker = Worker { memory, setting, stream: Stream::default() };

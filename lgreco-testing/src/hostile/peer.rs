@@ -65,7 +65,6 @@ fn record(config: &Config, worker: ThreadCollective) -> Vec<Step> {
     let step = |step| {
         let saved = controller.save().expect("nothing has failed");
         let mut gradients = Gradients::new(recorder.rank(), step, 1.0);
-        gradients.record(&mut controller);
         gradients.step(&mut controller, &mut recorder).expect("a sound step");
         Step { saved, heard: core::mem::take(&mut recorder.heard), means: gradients.bits() }
     };
@@ -247,7 +246,6 @@ pub fn check(mut choices: Choices<'_>) -> Given {
             (peers.heard, *peers.choices) = ([].iter(), Choices::new(&[]));
         }
         let mut gradients = Gradients::new(*rank, (first + step) as u32, 1.0);
-        gradients.record(&mut controller);
         let (before, taken) = (controller.save(), controller.steps());
         let result = gradients.step(&mut controller, &mut peers);
         if let Some(given) = given.get_mut(step) {
@@ -268,7 +266,6 @@ pub fn check(mut choices: Choices<'_>) -> Given {
     load(&mut controller, &sound.saved).expect("a sound state");
     peers.heard = sound.heard.iter();
     let mut gradients = Gradients::new(*rank, first as u32, 1.0);
-    gradients.record(&mut controller);
     gradients.step(&mut controller, &mut peers).expect("a sound step");
     assert!(gradients.bits() == sound.means, "a sound step from a sound state gives other means");
     given

@@ -2,7 +2,7 @@
 
 use crate::controller::{SETTINGS, sharded};
 use lgreco_train::compress::{Compressor, Setting};
-use lgreco_train::controller::{Accordion, Config, Controller, Feedback, Objective, Policy, Report, Tensor};
+use lgreco_train::controller::{Accordion, Config, Controller, Feedback, Policy, Report, Tensor};
 use lgreco_train::exchange::{Collective, Route};
 use lgreco_train::feedback::{Residual, Storage};
 use lgreco_train::gradient::{Bf16, Dtype, Element, ValuesMut};
@@ -10,7 +10,6 @@ use lgreco_train::plan::{Solver, dp, exact::Limits};
 use lgreco_train::rng::Stream;
 use lgreco_train::search::{Method, Search};
 use lgreco_train::{CoreError, Error};
-use std::sync::Arc;
 
 /// Shapes and element types.
 const LAYERS: [(&str, &[usize], Dtype); 3] =
@@ -63,9 +62,6 @@ pub(super) fn configs() -> Vec<Config> {
         if index % 5 >= 3 {
             config.search.reduce_dtype = Dtype::Bf16;
         }
-        if index % 4 == 1 {
-            config.objective = Objective::Seconds(Arc::new(|_, shape| 1e-9 * shape.elements() as f64));
-        }
         config
     };
     runs.into_iter().enumerate().map(config).collect()
@@ -93,15 +89,6 @@ impl Gradients {
         let Gradients([weight, bias], half) = self;
         let gradients = &mut [ValuesMut::F32(weight), ValuesMut::Bf16(half), ValuesMut::F32(bias)];
         controller.step(collective, gradients, rate)
-    }
-
-    /// Records how long the step took: varying times, so that there is something to fit.
-    pub(super) fn record(&self, controller: &mut Controller) {
-        let seconds = 1e-3 * (1 + controller.steps() % 3) as f64;
-        if let Err(error) = controller.record_sync(&controller.bucket_bytes(), seconds) {
-            // The sums that were loaded are as large as they may be.
-            assert!(matches!(error, Error::Core(CoreError::Overflow { .. })), "{error}");
-        }
     }
 
     pub(super) fn values(&self) -> Vec<f32> {

@@ -29,7 +29,6 @@ fn stopped() -> &'static [Stopped] {
                     .expect("a sound configuration");
                 for step in 0..STEPS {
                     let mut gradients = Gradients::new(worker.rank(), step, 1.0);
-                    gradients.record(&mut controller);
                     gradients.step(&mut controller, &mut worker).expect("a sound step");
                 }
                 controller.save().expect("nothing has failed")
@@ -80,7 +79,6 @@ fn go_on(config: &Config, saved: &[u8], scales: &[f32], worker: &mut ThreadColle
     }
     let steps = (STEPS..).zip(scales).map(|(step, &scale)| {
         let mut gradients = Gradients::new(worker.rank(), step, scale);
-        gradients.record(&mut controller);
         let result = gradients.step(&mut controller, worker);
         result.ok().map(|_| gradients.bits())
     });

@@ -32,7 +32,6 @@ mod saved;
 mod schedule;
 mod settings;
 mod shards;
-mod time;
 mod transactions;
 
 proptest! {

@@ -3,7 +3,6 @@
 use super::{Feedback, Legacy, RampUp, Tensor};
 use crate::compress::{Compressor, Setting};
 use crate::exchange::{Route, check_reduce_dtype};
-use crate::gradient::Shape;
 use crate::plan::Solver;
 use crate::search::Search;
 use crate::{CoreError, Error};
@@ -172,34 +171,25 @@ pub enum Budget {
     Size,
     /// So many bits; under [`Objective::Bits`].
     Bits(u64),
-    /// So many seconds, below a million; under an [`Objective`] in seconds. Where no time model can be fitted yet, the default
-    /// settings are used.
+    /// So many seconds, below a million; under [`Objective::MeasuredSeconds`]. The default settings are used where nothing has
+    /// been measured yet.
     Seconds(f64),
 }
 
 /// What sizes are: what a plan minimises, or under a [`Budget`] of size keeps within.
 ///
 /// ```
-/// use lgreco_train::controller::Objective;
-/// use lgreco_train::compress::Setting;
-/// // Two nanoseconds per element to compress and decompress, whatever the compressor.
-/// let compute = |setting: &Setting, shape: lgreco_train::gradient::Shape| match setting {
-///     Setting::Dense => 0.0,
-///     _ => 2e-9 * shape.elements() as f64,
-/// };
-/// let objective = Objective::Seconds(std::sync::Arc::new(compute));
+/// use lgreco_train::controller::{Config, Objective};
+/// use lgreco_train::search::{Method, Search};
+/// let mut config = Config::new(Search::new(Method::Hybrid));
+/// config.objective = Objective::MeasuredSeconds;
+/// config.clock = Some(|| std::time::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64()));
 /// ```
-#[derive(Clone, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Objective {
     /// Bits on the wire.
     #[default]
     Bits,
-    /// Seconds: `bytes · T(bucket)` by the [`TimeModel`](super::TimeModel), plus the seconds that one worker computes to
-    /// compress, exchange and decompress a layer of this shape under this setting, which the embedder has measured.
-    /// Sending a layer uncompressed is then an option everywhere. Bytes are those of one worker's payload, whatever
-    /// collective carries them; where that matters (an all-gather's traffic grows with the number of workers, an
-    /// all-reduce's hardly does), it belongs into these seconds.
-    Seconds(Arc<ComputeSeconds>),
     /// Seconds, as the controller measures them itself by [`Config::clock`]: what sending costs, from the steps since the
     /// last decision, and what compressing costs, from the same steps and, of methods that none has used yet, from a trial while
     /// it plans. The rank that takes longest counts. Layers whose compression does not pay are sent uncompressed, and back
@@ -216,24 +206,9 @@ pub enum Objective {
     /// [brings](super::Controller::meter_elsewhere).
     ///
     /// Under [`Budget::Error`] plans are as fast as the error allows, under [`Budget::Size`] as exact as possible in the
-    /// seconds of the default settings. For a [`Controller`](super::Controller) alone: a [`Planner`](super::Planner)
-    /// exchanges nothing that it could measure.
+    /// seconds of the default settings.
     MeasuredSeconds,
 }
-
-/// Seconds of computation that a layer of this shape takes under this setting.
-///
-/// ```
-/// use lgreco_train::{controller::ComputeSeconds, compress::Setting, gradient::Shape};
-/// let by_elements = |setting: &Setting, shape: Shape| match setting {
-///     Setting::Dense => 0.0,
-///     _ => 1e-9 * shape.elements() as f64,
-/// };
-/// let compute: &ComputeSeconds = &by_elements;
-/// assert!(compute(&Setting::Qsgd(Default::default()), Shape::new(64, 64)?) > 0.0);
-/// # Ok::<(), lgreco_train::Error>(())
-/// ```
-pub type ComputeSeconds = dyn Fn(&Setting, Shape) -> f64 + Send + Sync;
 
 /// What happens to a step in which some rank's gradient holds NaN or infinity. All ranks do the same.
 ///
@@ -295,7 +270,7 @@ impl Config {
     }
 
     pub(super) fn measures_seconds(&self) -> bool {
-        matches!(self.objective, Objective::MeasuredSeconds)
+        self.objective == Objective::MeasuredSeconds
     }
 
     /// The step of the decision after the one at `step`.
@@ -335,11 +310,11 @@ impl Config {
         require(window >= 1, "window", window as f64, "at least 1 step")?;
         require(lead < warmup.min(period), "lead", lead as f64, "fewer steps than warm-up and period")?;
         require(self.alpha.is_finite() && self.alpha >= 0.0, "alpha", self.alpha, "a finite number >= 0")?;
-        match (self.budget, &self.objective) {
-            (Budget::Bits(bits), Objective::Seconds(_) | Objective::MeasuredSeconds) => {
+        match (self.budget, self.objective) {
+            (Budget::Bits(bits), Objective::MeasuredSeconds) => {
                 require(false, "the budget in bits", bits as f64, "one in seconds, as the objective is")?;
             }
-            (Budget::Seconds(seconds), Objective::Seconds(_) | Objective::MeasuredSeconds) => {
+            (Budget::Seconds(seconds), Objective::MeasuredSeconds) => {
                 let expected = "a finite number >= 0, below a million";
                 require((0.0..1e6).contains(&seconds), "the budget in seconds", seconds, expected)?;
             }
@@ -391,15 +366,5 @@ impl Config {
             }
         }
         Ok(())
-    }
-}
-
-impl core::fmt::Debug for Objective {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str(match self {
-            Objective::Bits => "Bits",
-            Objective::Seconds(_) => "Seconds",
-            Objective::MeasuredSeconds => "MeasuredSeconds",
-        })
     }
 }

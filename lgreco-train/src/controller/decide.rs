@@ -5,7 +5,7 @@ use super::window::Typed;
 use super::{Config, Decision, Tensor, Uncompressed};
 use crate::Error;
 use crate::compress::Setting;
-use crate::feedback::Rule;
+use crate::feedback::suits;
 use crate::gradient::{Element, with_elements};
 use crate::num::{Sum, sqrt};
 use alloc::vec::Vec;
@@ -37,8 +37,8 @@ pub(super) fn uniform(config: &Config, tensors: &[Tensor], levels: Option<&[f64]
 
 /// A choice made without a gradient; uncompressed where its setting does not suit its feedback.
 pub(super) fn suited(config: &Config, tensor: &Tensor, choice: Choice) -> Choice {
-    let residual = config.feedback.of(&choice.setting);
-    match residual.is_some_and(|residual| Rule::Residual(residual).suits(&choice.setting, tensor.shape).is_err()) {
+    let remembers = config.feedback.of(&choice.setting).is_some();
+    match remembers && suits(&choice.setting, tensor.shape).is_err() {
         true => Choice::dense(Uncompressed::NotContractive),
         false => choice,
     }

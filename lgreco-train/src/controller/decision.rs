@@ -1,6 +1,6 @@
 //! What was decided.
 
-use super::{FitKind, Timing};
+use super::Timing;
 use crate::plan::{Proof, Summary};
 use crate::{CoreError, Error};
 use core::fmt;
@@ -105,15 +105,13 @@ pub struct Decision {
     pub step: u64,
     /// What made it.
     pub cause: Cause,
-    /// Of policies that plan: size, error, limit and lower bound of the layers that may be compressed.
+    /// Of policies that plan: size, error, limit and lower bound of the layers that may be compressed. Sizes are bits, or
+    /// picoseconds where there is a [`timing`](Decision::timing).
     pub plan: Option<Summary>,
     /// Size of the same layers under the settings that the budget comes from; 0 of policies that do not plan.
     pub default_size: u64,
     /// Size of the same layers uncompressed; 0 of policies that do not plan.
     pub uncompressed_size: u64,
-    /// Under [`Objective::Seconds`](super::Objective) and
-    /// [`Objective::MeasuredSeconds`](super::Objective), how seconds per byte were found; sizes are then picoseconds, but for [`FitKind::None`], with which they are bits as they are under [`Objective::Bits`](super::Objective).
-    pub fit: Option<FitKind>,
     /// Layers that are sent uncompressed because that is faster.
     pub slower: u32,
     /// Layers that are sent uncompressed because feedback would not work with what was chosen.
@@ -131,9 +129,9 @@ impl Decision {
     /// let plan = Some(Summary { size: 1000, error: 0.0, proof: Proof::Size { lower_bound: 1000, budget: 1.0 } });
     /// let (step, cause) = (100, Cause::Schedule);
     /// let (default_size, uncompressed_size) = (2000, 1000);
-    /// let (fit, slower, not_contractive, timing) = (None, 3, 0, None);
+    /// let (slower, not_contractive, timing) = (3, 0, None);
     /// let decision =
-    ///     Decision { step, cause, plan, default_size, uncompressed_size, fit, slower, not_contractive, timing };
+    ///     Decision { step, cause, plan, default_size, uncompressed_size, slower, not_contractive, timing };
     /// assert_eq!(decision.pays(), Some(false)); // compression is off
     /// ```
     pub fn pays(&self) -> Option<bool> {
@@ -143,16 +141,11 @@ impl Decision {
         }
     }
 
-    /// Whether sizes are picoseconds.
-    pub(super) fn in_seconds(&self) -> bool {
-        self.fit.is_some_and(|fit| fit != FitKind::None)
-    }
-
     /// By a policy that does not plan.
     pub(super) const fn without_plan(step: u64, cause: Cause) -> Decision {
         let (default_size, uncompressed_size) = (0, 0);
-        let (plan, fit, slower, not_contractive, timing) = (None, None, 0, 0, None);
-        Decision { step, cause, plan, default_size, uncompressed_size, fit, slower, not_contractive, timing }
+        let (plan, slower, not_contractive, timing) = (None, 0, 0, None);
+        Decision { step, cause, plan, default_size, uncompressed_size, slower, not_contractive, timing }
     }
 
     pub(super) const WORDS: usize = 10;
@@ -165,15 +158,9 @@ impl Decision {
             Some(Proof::Error { lower_bound, size_limit }) => (2, lower_bound.to_bits(), size_limit),
         };
         let (size, error) = self.plan.map_or((0, 0.0), |plan| (plan.size, plan.error));
-        let fit = match self.fit {
-            None => 0,
-            Some(FitKind::PerBucket) => 1,
-            Some(FitKind::Pooled) => 2,
-            Some(FitKind::None) => 3,
-        };
         [
             self.step,
-            self.cause as u64 | planned << 8 | fit << 16,
+            self.cause as u64 | planned << 8 | u64::from(self.timing.is_some()) * IN_PICOSECONDS,
             size,
             lower_bound,
             error.to_bits(),
@@ -204,12 +191,6 @@ impl Decision {
             plan,
             default_size,
             uncompressed_size,
-            fit: match kind >> 16 {
-                1 => Some(FitKind::PerBucket),
-                2 => Some(FitKind::Pooled),
-                3 => Some(FitKind::None),
-                _ => None,
-            },
             slower: slower as u32,
             not_contractive: not_contractive as u32,
             timing: None,
@@ -221,12 +202,17 @@ impl Decision {
                     Proof::Error { lower_bound, .. } => lower_bound.is_finite(),
                 }
         });
-        if numbers && decision.encode() == *words {
+        let mut expected = decision.encode();
+        expected[1] |= kind & IN_PICOSECONDS;
+        if numbers && expected == *words {
             return Ok(decision);
         }
         Err(Error::Core(CoreError::SavedState { what: "the decision", found: kind }))
     }
 }
+
+/// Set in the second word of a decision whose sizes are picoseconds.
+const IN_PICOSECONDS: u64 = 2 << 16;
 
 /// One line for a log: what was decided and why.
 ///
@@ -246,8 +232,7 @@ impl fmt::Display for Decision {
             (Some(timing), _) => timing.fmt(f)?,
             (None, Some(plan)) => {
                 let (size, uncompressed, default) = (plan.size, self.uncompressed_size, self.default_size);
-                let unit = if self.in_seconds() { "ps" } else { "bits" };
-                write!(f, "{size} {unit} of {uncompressed} uncompressed, {default} by default")?;
+                write!(f, "{size} bits of {uncompressed} uncompressed, {default} by default")?;
             }
             (None, None) => f.write_str("settings without a plan")?,
         }

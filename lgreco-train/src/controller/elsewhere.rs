@@ -2,11 +2,14 @@
 //! saved states are the controller's all the same; buckets, and between steps residuals, are those of whoever exchanges.
 
 use super::Controller;
+use super::check::check_layer;
 use super::layer::{Fate, Undo};
+use super::window;
 use crate::compress::Setting;
 use crate::error::expect_len;
-use crate::feedback::{Memory, Residual, Rule};
-use crate::gradient::Values;
+use crate::feedback::{Memory, Residual};
+use crate::gradient::{Values, with_elements};
+use crate::internal::select::check_finite;
 use crate::rng::Stream;
 use crate::{CoreError, Error};
 
@@ -26,8 +29,9 @@ impl Controller {
         self.control.expect_open().is_ok() && self.planner.watches()
     }
 
-    /// Takes note of layer `layer`'s own, uncompressed gradient, which is exchanged elsewhere, as
-    /// [`Planner::observe`](super::Planner::observe) does.
+    /// Takes note of layer `layer`'s own, uncompressed gradient, which is exchanged elsewhere, once in a step; does nothing
+    /// where none is [asked for](Controller::watches). A layer that is not observed in a step counts as it did on average
+    /// before.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone;
@@ -40,26 +44,51 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`Error::StepOrder`] unless a step has begun and its control requests are done; else as
-    /// [`Planner::observe`](super::Planner::observe).
+    /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::LayerMismatch`] when there is
+    /// no such layer, or it has another type or number of elements. [`Error::NonFiniteGradient`] for NaN and infinity: the
+    /// window then begins anew with the next step.
     ///
     /// # Complexity
     /// A pass over the gradient.
     pub fn observe(&mut self, layer: usize, gradient: Values<'_>) -> Result<(), Error> {
         self.control.expect_open()?;
-        self.planner.observe(layer, gradient)
+        self.expect_layer(layer)?;
+        let planner = &mut self.planner;
+        let tensor = &planner.tensors[layer];
+        check_layer(layer, tensor.shape, tensor.dtype, gradient)?;
+        if planner.watches() {
+            if let Err(CoreError::NonFinite { index, value }) = with_elements!(gradient, v => check_finite(v)) {
+                planner.forget();
+                return Err(Error::NonFiniteGradient { layer, index, value });
+            }
+            let steps = planner.window.steps;
+            window::add(&mut planner.window.means_mut()[layer], gradient, steps);
+        }
+        Ok(())
     }
 
-    /// Takes note that layer `layer`'s own gradient is kept elsewhere for the next decision, as
-    /// [`Planner::note_observed`](super::Planner::note_observed) does. [`PlanTask::run_with`](super::PlanTask::run_with) has an
-    /// example.
+    /// Takes note that layer `layer`'s own, uncompressed gradient of this step is kept elsewhere, on a device say, as the
+    /// mean of the window that [`observe`](Controller::observe) would make of it; does nothing where none is
+    /// [asked for](Controller::watches). The next task then needs [`PlanTask::run_with`](super::PlanTask::run_with), which
+    /// has an example, and until it has been run no decision is made: also without a [lead](super::Schedule::lead) it is
+    /// there to be taken. What is observed here of that layer in other steps of the window is not looked at.
     ///
     /// # Errors
-    /// [`Error::StepOrder`] unless a step has begun and its control requests are done; else as
-    /// [`Planner::note_observed`](super::Planner::note_observed).
+    /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::LayerMismatch`] when there is
+    /// no such layer.
     pub fn note_observed(&mut self, layer: usize) -> Result<(), Error> {
         self.control.expect_open()?;
-        self.planner.note_observed(layer)
+        self.expect_layer(layer)?;
+        if self.planner.watches() {
+            self.planner.window.note_elsewhere(layer);
+        }
+        Ok(())
+    }
+
+    fn expect_layer(&self, layer: usize) -> Result<(), Error> {
+        let layers = self.states.len();
+        let missing = Error::LayerMismatch { layer, what: "layers", expected: layers, found: layer };
+        self.states.get(layer).map(drop).ok_or(missing)
     }
 
     /// Which of the window's steps the one under way is, from 1 on, where its gradients are to be [observed](Controller::watches);
@@ -74,8 +103,10 @@ impl Controller {
         self.planner.window.is_elsewhere()
     }
 
-    /// Unless buckets are exchanged: takes a layer's mean of the window so far, which was kept elsewhere, as
-    /// [`Planner::set_observed`](super::Planner::set_observed) does.
+    /// Unless buckets are exchanged: takes a layer's mean of the window so far, in f32, which was
+    /// [kept elsewhere](Controller::note_observed), for a saved state, or because the device can no longer measure it. From
+    /// then on it is here, unless it is observed elsewhere again; a task that is out is not told. Does nothing on other ranks
+    /// than the measuring one.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone_with_lead;
@@ -95,10 +126,18 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// As [`Planner::set_observed`](super::Planner::set_observed), where a step whose control requests are not done is not yet
-    /// under way.
+    /// [`Error::StepOrder`] while a step is under way whose control requests are done; [`Error::LayerMismatch`] when there is
+    /// no such layer, [`CoreError::Length`](crate::CoreError::Length) unless there is one value per element.
     pub fn set_observed(&mut self, layer: usize, mean: &[f32]) -> Result<(), Error> {
-        self.planner.set_observed(layer, mean)
+        if self.control.expect_open().is_ok() {
+            return Err(Error::StepOrder { what: "a step is under way", expected: "its end" });
+        }
+        self.expect_layer(layer)?;
+        expect_len("values of a window's mean", self.planner.tensors[layer].shape.elements(), mean.len())?;
+        if self.planner.measures() {
+            self.planner.window.bring(layer, mean);
+        }
+        Ok(())
     }
 
     /// Between two steps: collects gradients for the next decision anew, because the last step, whose gradients were
@@ -192,9 +231,8 @@ impl Controller {
     /// [`CoreError::Parameter`](crate::CoreError::Parameter) for what is not finite or negative.
     pub fn record_error(&mut self, layer: usize, relative_error: f64) -> Result<(), Error> {
         self.control.expect_idle()?;
-        let layers = self.states.len();
-        let missing = Error::LayerMismatch { layer, what: "layers", expected: layers, found: layer };
-        let state = self.states.get_mut(layer).ok_or(missing)?;
+        self.expect_layer(layer)?;
+        let state = &mut self.states[layer];
         if !(relative_error.is_finite() && relative_error >= 0.0) {
             let (what, expected) = ("a relative error", "a finite number >= 0");
             return Err(CoreError::Parameter { what, value: relative_error, expected }.into());
@@ -228,9 +266,7 @@ impl Controller {
     /// for the residual's format; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). Nothing has changed then.
     pub fn set_residual(&mut self, layer: usize, values: &[f32]) -> Result<(), Error> {
         if self.control.is_idle() {
-            let layers = self.states.len();
-            let missing = Error::LayerMismatch { layer, what: "layers", expected: layers, found: layer };
-            self.states.get(layer).map(drop).ok_or(missing)?;
+            self.expect_layer(layer)?;
         } else {
             self.expect_lendable(layer)?;
         }
@@ -242,7 +278,7 @@ impl Controller {
             Some(memory) => memory.set(values, stream)?,
             None if values.iter().all(|&value| value == 0.0) => {}
             None => {
-                let mut memory = Memory::owned(Rule::Residual(Residual::CLASSIC), shape)?;
+                let mut memory = Memory::owned(Residual::CLASSIC, shape)?;
                 memory.set(values, stream)?;
                 state.memory = Some(memory);
             }

@@ -8,25 +8,22 @@ use core::ops::Range;
 /// Consecutive layers, the same on every rank and under every plan.
 pub(super) struct Groups {
     pub ranges: Vec<Range<usize>>,
-    /// The group of each layer.
-    pub of: Vec<usize>,
 }
 
 impl Groups {
     /// Layers are together until their gradients exceed `bucket_bytes`.
     pub(super) fn new(tensors: &[Tensor], bucket_bytes: usize) -> Self {
-        let (mut ranges, mut of, mut start, mut bytes) = (vec![], vec![], 0, 0u64);
+        let (mut ranges, mut start, mut bytes) = (vec![], 0, 0u64);
         for (index, tensor) in tensors.iter().enumerate() {
             if index > start && bytes + tensor.bytes() > bucket_bytes as u64 {
                 ranges.push(start..index);
                 (start, bytes) = (index, 0);
             }
             bytes += tensor.bytes();
-            of.push(ranges.len());
         }
         if start < tensors.len() {
             ranges.push(start..tensors.len());
         }
-        Groups { ranges, of }
+        Groups { ranges }
     }
 }

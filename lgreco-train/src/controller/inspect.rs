@@ -1,11 +1,9 @@
-//! What can be asked of a controller between steps, and the time samples it is told.
+//! What can be asked of a controller between steps.
 
-use super::{Controller, Decision, Metrics, Planner, Tensor, TimeModel, metrics};
+use super::{Controller, Decision, Metrics, Tensor, metrics};
 use crate::Error;
 use crate::compress::Setting;
 use crate::error::expect_len;
-use alloc::vec;
-use alloc::vec::Vec;
 
 impl Controller {
     /// The layers, as they were given.
@@ -64,7 +62,7 @@ impl Controller {
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
     pub fn decision(&self) -> Option<&Decision> {
-        self.planner.decision()
+        self.planner.decision.as_ref()
     }
 
     /// Steps in which some rank's gradient was not finite.
@@ -137,71 +135,5 @@ impl Controller {
                 Ok(())
             }
         }
-    }
-
-    /// Number of buckets; the same at all times.
-    ///
-    /// ```
-    /// # use lgreco_testing::controller::{alone, step_alone};
-    /// # use lgreco_train::search::Method;
-    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
-    /// assert_eq!(controller.buckets(), 1); // of up to 4 MiB
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
-    pub fn buckets(&self) -> usize {
-        self.planner.groups.ranges.len()
-    }
-
-    /// Bytes that this worker sends per bucket under the present settings: what a sample of synchronisation time
-    /// belongs to.
-    ///
-    /// ```
-    /// # use lgreco_testing::controller::{alone, step_alone};
-    /// # use lgreco_train::search::Method;
-    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
-    /// assert_eq!(controller.bucket_bytes(), [16 + 4 * 4096 + 16 + 4 * 64]); // with the payloads' headers
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
-    pub fn bucket_bytes(&self) -> Vec<u64> {
-        let Planner { groups, tensors, .. } = &self.planner;
-        let mut bytes = vec![0; groups.ranges.len()];
-        for ((state, tensor), &bucket) in self.states.iter().zip(&**tensors).zip(&groups.of) {
-            let reduce_dtype = self.planner.config.search.reduce_dtype;
-            let sent = state.choice.setting.exchanged_len(tensor.shape, tensor.dtype, reduce_dtype);
-            bytes[bucket] += sent.map_or(0, |sent| sent as u64);
-        }
-        bytes
-    }
-
-    /// Adds a sample to the [`TimeModel`]: `bytes` by bucket, such as [`bucket_bytes`](Controller::bucket_bytes), were
-    /// exchanged in `seconds`. The measuring rank's samples decide. The collective calls of a step are where the
-    /// time goes: let the embedder's [`Collective`](crate::exchange::Collective) add theirs up.
-    ///
-    /// ```
-    /// # use lgreco_testing::controller::{alone, step_alone};
-    /// # use lgreco_train::search::Method;
-    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
-    /// controller.record_sync(&controller.bucket_bytes(), 0.003)?;
-    /// assert_eq!(controller.time_model().samples(), 1);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Those of [`TimeModel::record`].
-    pub fn record_sync(&mut self, bytes: &[u64], seconds: f64) -> Result<(), Error> {
-        self.planner.record_sync(bytes, seconds)
-    }
-
-    /// The samples so far.
-    ///
-    /// ```
-    /// # use lgreco_testing::controller::{alone, step_alone};
-    /// # use lgreco_train::search::Method;
-    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
-    /// assert_eq!(controller.time_model().buckets(), controller.buckets());
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
-    pub fn time_model(&self) -> &TimeModel {
-        &self.planner.time
     }
 }

@@ -5,7 +5,7 @@ use super::codes::Choice;
 use super::{Config, Policy, Tensor, Uncompressed};
 use crate::compress::Compressor;
 use crate::exchange::factor_rank;
-use crate::feedback::{Memory, Rule, is_finite, plain_values};
+use crate::feedback::{Memory, is_finite, plain_values};
 use crate::gradient::{Gradient, Shape};
 use crate::internal::payload::{Combine, combine_values};
 use crate::rng::Stream;
@@ -131,12 +131,12 @@ impl LayerState {
         choice.setting.payload_len(shape, tensor.dtype)?;
         let mut factor = values(shape.cols() * factor_rank(&choice.setting, shape))?;
         factor.iter_mut().zip(&self.factor).for_each(|(new, &old)| *new = old);
-        let rule = config.feedback.of(&choice.setting).map(Rule::Residual);
-        let memory = match (rule, &self.memory) {
+        let residual = config.feedback.of(&choice.setting);
+        let memory = match (residual, &self.memory) {
             (None, _) => None,
-            (Some(rule), Some(memory)) if memory.rule() == rule => None,
-            (Some(rule), memory) => {
-                let mut new = Memory::owned(rule, shape)?;
+            (Some(residual), Some(memory)) if memory.residual() == residual => None,
+            (Some(residual), memory) => {
+                let mut new = Memory::owned(residual, shape)?;
                 if let Some(memory) = memory {
                     let mut left = values(shape.elements())?;
                     memory.values(&mut left)?;
@@ -145,15 +145,15 @@ impl LayerState {
                 Some(new)
             }
         };
-        let words = memory.as_ref().or(self.memory.as_ref()).map_or(0, |memory| memory.rule().state_len(shape));
+        let words = memory.as_ref().or(self.memory.as_ref()).map_or(0, |memory| memory.residual().state_len(shape));
         let pending = (self.pending.len() != words).then(|| workspace(words)).transpose()?;
-        Ok(Switch { choice, feedback: rule.is_some(), memory, pending, factor })
+        Ok(Switch { choice, feedback: residual.is_some(), memory, pending, factor })
     }
 
     /// Makes room for the next residual.
     pub(super) fn reserve(&mut self, shape: Shape) -> Result<(), Error> {
         (self.undo, self.spent) = (Undo::Nothing, None);
-        let words = self.memory.as_ref().map_or(0, |memory| memory.rule().state_len(shape));
+        let words = self.memory.as_ref().map_or(0, |memory| memory.residual().state_len(shape));
         if self.pending.len() != words {
             self.pending = workspace(words)?;
         }

@@ -1,4 +1,4 @@
-use super::{Cause, Controller, FitKind, Outcome, Report};
+use super::{Cause, Controller, Outcome, Report};
 use crate::file::VERSION;
 use crate::plan::{Limit, Proof};
 use alloc::string::{String, ToString};
@@ -65,10 +65,7 @@ pub fn metrics_line(controller: &Controller, report: &Report) -> String {
                 Cause::LearningRate => "learning rate",
                 Cause::Caller => "caller",
             },
-            unit: decision.plan.map(|_| match decision.fit {
-                None | Some(FitKind::None) => "bits",
-                Some(FitKind::PerBucket | FitKind::Pooled) => "picoseconds",
-            }),
+            unit: decision.plan.map(|_| if decision.timing.is_some() { "picoseconds" } else { "bits" }),
             size: decision.plan.map(|plan| plan.size),
             lower_bound: decision.plan.map(|plan| match plan.proof {
                 Proof::Size { lower_bound, .. } => LowerBound::Size(lower_bound),

@@ -68,7 +68,7 @@
 //! large models, unless somebody else does. With a [`Schedule::lead`] of some steps,
 //! [`take_plan_task`](Controller::take_plan_task) gives that rank the work beforehand, to be run on any thread, and
 //! [`hand_in`](Controller::hand_in) takes the result. Settings change at the step of the schedule, on all ranks, or at the
-//! first one after it at which the result is there: nobody waits for it. [`Planner`] is all this without the exchange.
+//! first one after it at which the result is there: nobody waits for it.
 //!
 //! # A step
 //! 1. Ranks agree (32 bytes each) that all have gradients of the right shapes, all finite, at the same step.
@@ -147,7 +147,6 @@ mod task;
 mod tensor;
 #[cfg(test)]
 mod tests;
-mod time;
 mod timing;
 mod transaction;
 mod turn;
@@ -155,7 +154,7 @@ mod view;
 mod window;
 
 pub use bucket::Bucket;
-pub use config::{Accordion, Budget, ComputeSeconds, Config, NonFinite, Objective, Policy, Schedule};
+pub use config::{Accordion, Budget, Config, NonFinite, Objective, Policy, Schedule};
 pub use decision::{Cause, Decision, Uncompressed};
 pub use feedback::Feedback;
 pub use legacy::Legacy;
@@ -163,12 +162,10 @@ pub use legacy::Legacy;
 pub use line::metrics_line;
 pub use metrics::{Metrics, Outcome, Report, Seconds};
 pub use observed::Observed;
-pub use planner::{Adopted, Planner};
 pub use ramp::RampUp;
 pub use restore::Loaded;
 pub use save::Contents;
 pub use step::Controller;
 pub use task::{PlanResult, PlanTask};
 pub use tensor::Tensor;
-pub use time::{Fit, FitKind, TimeModel};
 pub use timing::Timing;

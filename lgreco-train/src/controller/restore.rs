@@ -3,8 +3,9 @@
 use super::codes::Choice;
 use super::decide::suited;
 use super::layer::LayerState;
+use super::planner::Planner;
 use super::saved::{self, Layers, Owner, Part, Run, check};
-use super::{Controller, Planner, Policy, Uncompressed};
+use super::{Controller, Policy, Uncompressed};
 use crate::feedback::{Memory, SavedState};
 use crate::rng::Stream;
 use crate::{CoreError, Error};
@@ -60,8 +61,7 @@ impl Controller {
     /// this rank measures. Residuals are summed and multiplied by the number of workers now over that then, so that
     /// the mean of all residuals stays what it was if every state is given to one rank; those of states that are given to
     /// none are lost. With another number of workers, or on a measuring rank that is given the state of another, the
-    /// window starts anew. Samples of the time model are kept if there are as many buckets, what was measured with as many
-    /// workers.
+    /// window starts anew. What was measured is kept with as many workers.
     ///
     /// Settings stay as saved until the next decision, whatever the configuration now says, but for
     /// [`Policy::Uncompressed`].
@@ -183,9 +183,6 @@ impl Controller {
             None => planner.config.next_decision(start),
         };
         (planner.step, planner.highest, planner.decision) = (step, run.learning_rate, run.decision);
-        if run.time.buckets() == planner.time.buckets() {
-            planner.time = run.time.clone();
-        }
         if let (Some(meter), Some((compute, link)), true) = (&mut planner.meter, &run.learnt, same_world) {
             (meter.compute, meter.link) = (compute.clone(), link.clone());
         }
@@ -229,7 +226,7 @@ fn sorted<'a>(parts: &[&'a [u8]]) -> Result<(Vec<Run>, Vec<Layers<'a>>), Error> 
 fn combined(memories: &[SavedState<'_>], scale: f32, stream: Stream) -> Result<Option<Memory<Vec<u64>>>, Error> {
     let Some(first) = memories.first() else { return Ok(None) };
     let restore =
-        |saved: &SavedState<'_>| saved.restore(super::buffers::workspace(saved.rule().state_len(saved.shape()))?);
+        |saved: &SavedState<'_>| saved.restore(super::buffers::workspace(saved.residual().state_len(saved.shape()))?);
     let mut memory = restore(first)?;
     if memories.len() > 1 || scale != 1.0 {
         let mut sum = vec![0.0; first.shape().elements()];

@@ -5,7 +5,7 @@ use super::saved::{MAGIC, NONE, PART_MAGIC, UNMEASURED_VERSION, VERSION};
 use super::{Cause, Controller, Decision, Timing};
 use crate::Error;
 use crate::checksum;
-use crate::feedback::Memory;
+use crate::feedback::{Memory, RESIDUAL};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -59,8 +59,7 @@ impl Controller {
     /// This rank's state as bytes, the same on every machine; every rank saves its own. A controller that
     /// [loads](Controller::load) it continues bit for bit. The configuration is not in it, nor are settings that
     /// [`set_settings`](Controller::set_settings) has given and no step has taken over: a controller that is configured with
-    /// them takes them over a step later. A plan task that is out is not saved either; under
-    /// [`Objective::Seconds`](super::Objective) one that is taken anew knows later samples.
+    /// them takes them over a step later. A plan task that is out is not saved either.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -180,8 +179,7 @@ impl Controller {
         let decision = planner.decision.unwrap_or(Decision::without_plan(0, Cause::Schedule));
         to.numbers([planner.decision.is_some() as u64]);
         to.numbers(decision.encode());
-        to.numbers([planner.time.buckets() as u64, planner.time.samples()]);
-        to.numbers(planner.time.numbers().map(f64::to_bits));
+        to.numbers([planner.groups.ranges.len() as u64, 0]);
         if let Some(meter) = &planner.meter {
             to.numbers(Timing::encode(decision.timing.as_ref()));
             to.numbers(meter.compute.numbers().map(f64::to_bits));
@@ -211,7 +209,7 @@ impl Controller {
         if let Some(memory) = &state.memory {
             let start = to.0.len();
             to.0.resize(start + len, 0);
-            memory.save_part(&mut to.0[start..]);
+            memory.save_part(RESIDUAL, &mut to.0[start..]);
             to.pad();
         }
     }

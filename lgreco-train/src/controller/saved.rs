@@ -9,7 +9,7 @@
 //! | rank, world size, steps taken | |
 //! | step of the next decision (2^64 − 1: none), steps in the window, highest learning rate, steps that were not finite | |
 //! | 0 or 1, then the last decision, 10 numbers | |
-//! | buckets and samples of the time model; if there are any samples, its `(b + 1)(b + 2)` sums | |
+//! | number of buckets, 0 | |
 //! | version 3: the decision's timing, 8 numbers; trials and overheads of methods; numbers of the link's model, and these | |
 //! | number of layers; of each: | |
 //! | length of its name, the name, rows, columns, code of the element type | |
@@ -26,12 +26,12 @@ use super::codes::Choice;
 use super::compute::{Compute, FAMILIES};
 use super::layer::Counts;
 use super::link::Link;
-use super::{Decision, Tensor, TimeModel, Timing, accordion::Highest};
+use super::{Decision, Tensor, Timing, accordion::Highest};
 use crate::checksum;
 use crate::compress::Compressor;
 use crate::error::{expect_distinct, expect_len};
 use crate::exchange::factor_rank;
-use crate::feedback::{Rule, SavedState};
+use crate::feedback::{RESIDUAL, SavedState};
 use crate::gradient::{Dtype, Shape};
 use crate::{CoreError, Error};
 use alloc::collections::BTreeMap;
@@ -130,7 +130,6 @@ pub(super) struct Run {
     pub learning_rate: Highest,
     pub non_finite: u64,
     pub decision: Option<Decision>,
-    pub time: TimeModel,
     /// Of a run that measured seconds.
     pub learnt: Option<(Compute, Link)>,
 }
@@ -219,7 +218,9 @@ impl Run {
             *word = reader.number()?;
         }
         let decision = Decision::decode(&decision)?;
-        let time = Self::time(reader)?;
+        reader.word("buckets")?;
+        let zero = reader.number()?;
+        check("a number that is always 0", zero == 0, zero)?;
         let (timing, learnt) = match reader.version {
             VERSION => Self::measured(reader).map(|(timing, learnt)| (timing, Some(learnt)))?,
             _ => (None, None),
@@ -230,7 +231,6 @@ impl Run {
             learning_rate: Highest(learning_rate),
             non_finite,
             decision: decided.then_some(Decision { timing, ..decision }),
-            time,
             learnt,
         })
     }
@@ -250,17 +250,6 @@ impl Run {
         let learnt = Compute::from_numbers(&methods).zip(Link::from_numbers(&numbers));
         let wrong = Error::Core(CoreError::SavedState { what: "a number of what was measured", found: len });
         Ok((Timing::decode(&timing)?, learnt.ok_or(wrong)?))
-    }
-
-    fn time(reader: &mut Reader<'_>) -> Result<TimeModel, Error> {
-        let (buckets, samples) = (reader.word("buckets")? as u64, reader.count("number of samples")?);
-        // 2^32 squared fits, eight times that does not.
-        let numbers = if samples == 0 { Some(0) } else { (buckets + 1).checked_mul(8 * (buckets + 2)) };
-        let numbers =
-            reader.bytes(numbers.ok_or(Error::Core(CoreError::SavedState { what: "buckets", found: buckets }))?)?;
-        let numbers = numbers.as_chunks().0.iter().map(|&bytes| f64::from_le_bytes(bytes)).collect::<Vec<_>>();
-        let time = TimeModel::from_numbers(buckets as usize, samples, &numbers);
-        time.ok_or(Error::Core(CoreError::SavedState { what: "a sum of the time model", found: samples }))
     }
 }
 
@@ -304,11 +293,10 @@ impl<'a> Layer<'a> {
         let mean = if reader.flag("window")? { Some(reader.values(shape.elements())?) } else { None };
         let memory = match reader.number()? {
             0 => None,
-            len => Some(SavedState::parse_part(reader.bytes(len)?)?),
+            len => Some(SavedState::parse_part(RESIDUAL, reader.bytes(len)?)?),
         };
         if let Some(memory) = &memory {
-            let fits = memory.shape() == shape && matches!(memory.rule(), Rule::Residual(_));
-            check("a residual of another shape or rule, elements", fits, memory.shape().elements() as u64)?;
+            check("a residual of another shape, elements", memory.shape() == shape, memory.shape().elements() as u64)?;
         }
         Ok(Layer { name, shape, dtype, choice, counts, relative_error, norm, factor, mean, memory })
     }

@@ -5,8 +5,9 @@ use super::check::{check_layer, non_finite};
 use super::codes::Choice;
 use super::layer::{Fate, LayerState, Switch};
 use super::meter::Sample;
+use super::planner::Planner;
 use super::stage::{Control, Taken};
-use super::{Config, NonFinite, Outcome, Planner, Report, Seconds, Tensor};
+use super::{Config, NonFinite, Outcome, Report, Seconds, Tensor};
 use crate::backend::{Backend, Portable};
 use crate::checksum::Hash;
 use crate::error::expect_len;
@@ -80,7 +81,7 @@ impl Controller {
     /// an f32 per element of the model.
     pub fn new<C: Collective + ?Sized>(config: Config, tensors: Vec<Tensor>, collective: &C) -> Result<Self, Error> {
         let Place { rank, world } = Place::of(collective)?;
-        let planner = Planner::made(config, tensors, rank, world)?;
+        let planner = Planner::new(config, tensors, rank, world)?;
         let (config, tensors) = (&planner.config, &planner.tensors);
         let mut controller = Controller {
             rank,

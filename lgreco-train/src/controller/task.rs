@@ -3,12 +3,9 @@
 use super::codes::Choice;
 use super::costs::{Costs, Trial};
 use super::decide::{Decided, chosen, refused, uniform};
-use super::groups::Groups;
 use super::observed::{Means, Observed};
 use super::offers::{Offers, PICOSECONDS, k_means};
-use super::{
-    Accordion, Budget, Cause, Config, Decision, FitKind, Objective, Policy, Tensor, TimeModel, Uncompressed, accordion,
-};
+use super::{Accordion, Budget, Cause, Config, Decision, Policy, Tensor, Uncompressed, accordion};
 use crate::backend::Backend;
 use crate::compress::Setting;
 use crate::feedback::require_contraction;
@@ -20,8 +17,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 /// The work of a decision, apart from the training that goes on meanwhile: measures the gradients of a window and plans.
-/// [`Planner::take_task`](super::Planner::take_task) or [`Controller::take_plan_task`](super::Controller::take_plan_task)
-/// gives it, any thread runs it, [`Planner::hand_in`](super::Planner::hand_in) or
+/// [`Controller::take_plan_task`](super::Controller::take_plan_task) gives it, any thread runs it,
 /// [`Controller::hand_in`](super::Controller::hand_in) takes the result. It shares the window's gradients instead of
 /// copying them. One that is dropped is there to be taken again.
 ///
@@ -41,8 +37,6 @@ use alloc::vec::Vec;
 pub struct PlanTask {
     pub(super) config: Arc<Config>,
     pub(super) tensors: Arc<[Tensor]>,
-    /// The buckets that the time model is about.
-    pub(super) groups: Arc<Groups>,
     /// The step to decide for.
     pub(super) step: u64,
     /// Its gradients, at least one step of them.
@@ -53,7 +47,6 @@ pub struct PlanTask {
     pub(super) norms: Vec<f64>,
     /// Whether the learning rate fell.
     pub(super) fell: bool,
-    pub(super) time: TimeModel,
     /// As measured, if anything was.
     pub(super) costs: Option<Costs>,
 }
@@ -90,7 +83,7 @@ impl PlanResult {
 
 impl PlanTask {
     /// Measures and plans, with the rows of the error table from `backend`. What fails is part of the result, so that all
-    /// ranks are told; so does a task of gradients that were [observed elsewhere](super::Planner::note_observed), which needs
+    /// ranks are told; so does a task of gradients that were [observed elsewhere](super::Controller::note_observed), which needs
     /// [`run_with`](PlanTask::run_with).
     ///
     /// # Complexity
@@ -99,7 +92,7 @@ impl PlanTask {
         self.run_by(None, backend)
     }
 
-    /// As [`run`](PlanTask::run), with the rows and norms of what was [observed elsewhere](super::Planner::note_observed) from
+    /// As [`run`](PlanTask::run), with the rows and norms of what was [observed elsewhere](super::Controller::note_observed) from
     /// `observed`, and those of all else from `backend`.
     ///
     /// ```
@@ -216,36 +209,20 @@ impl PlanTask {
             return Ok(choices);
         }
         let measured = means.measure(&self.config.search, backend)?;
-        let fit = match self.config.objective {
-            Objective::Seconds(_) => Some(self.time.fit()),
-            Objective::Bits | Objective::MeasuredSeconds => None,
-        };
-        decision.fit = match (&self.config.objective, &measured_costs) {
-            (Objective::MeasuredSeconds, Some(_)) => Some(FitKind::Pooled),
-            (Objective::MeasuredSeconds, None) => Some(FitKind::None),
-            _ => fit.as_ref().map(|fit| fit.kind),
-        };
-        let timed = decision.in_seconds();
+        let timed = measured_costs.is_some();
         let mut offers = Offers::new(&measured, &self.tensors, self.config.search.reduce_dtype, timed)?;
         if let Some(accordion) = self.config.accordion() {
             let levels = self.levels(&accordion, norms);
             let settings = uniform(&self.config, &self.tensors, Some(&levels))?;
             offers.refer_to(&settings)?;
         }
-        match (&self.config.objective, measured_costs, fit) {
-            (Objective::Seconds(compute), _, Some(fit)) if timed => offers.cost_seconds(|layer, setting, bits| {
-                let per_byte = fit.seconds_per_byte[self.groups.of[layer]];
-                (bits / 8) as f64 * per_byte + compute(setting, self.tensors[layer].shape)
-            })?,
-            (_, Some((costs, trials)), _) => {
-                if let Some(clock) = self.config.clock.filter(|_| costs.tries) {
-                    *trials = costs.try_out(offers.options(), &self.tensors, means, clock, backend)?;
-                }
-                offers.cost_seconds(|layer, setting, bits| {
-                    costs.seconds_with_margin(layer, setting, &self.tensors[layer], bits)
-                })?;
+        if let Some((costs, trials)) = measured_costs {
+            if let Some(clock) = self.config.clock.filter(|_| costs.tries) {
+                *trials = costs.try_out(offers.options(), &self.tensors, means, clock, backend)?;
             }
-            _ => {}
+            offers.cost_seconds(|layer, setting, bits| {
+                costs.seconds_with_margin(layer, setting, &self.tensors[layer], bits)
+            })?;
         }
         let table = Table::new(&offers.choices, &offers.ends)?;
         let Some(budget) = self.budget(&offers.reference, timed) else { return Ok(choices) };

@@ -39,6 +39,19 @@ fn accordion_follows_its_rule() {
 }
 
 #[test]
+fn layers_are_exchanged_in_buckets_of_so_many_bytes() {
+    let worker = ThreadCollective::group(1).remove(0);
+    let shapes: [(&str, &[usize]); 3] = [("fc1", &[16, 24]), ("bias", &[24]), ("fc2", &[20, 16])];
+    // The first two fill 1632 bytes exactly.
+    for (bucket_bytes, buckets) in [(1 << 20, 1), (1632, 2), (0, 3)] {
+        let layers = shapes.map(|(name, dims)| Tensor::new(name, dims, Dtype::F32).unwrap());
+        let config = Config { bucket_bytes, ..config(Policy::Uncompressed) };
+        let controller = Controller::new(config, layers.into(), &worker).unwrap();
+        assert_eq!(controller.planner.groups.ranges.len(), buckets, "{bucket_bytes} bytes");
+    }
+}
+
+#[test]
 fn powersgds_factor_is_cut_or_extended_by_zeros() {
     let tensor = Tensor::new("w", &[12, 10], Dtype::F32).unwrap();
     let config = config(Policy::Uncompressed);

@@ -1,11 +1,11 @@
-//! What a step begins with, and what comes of it: the part of a planner that its own calls and a controller's share.
+//! What a step begins with, and what comes of it.
 
 use super::accordion::Highest;
 use super::codes::Choice;
 use super::decide::{Decided, chosen, refused, suited, uniform};
 use super::identity::identity;
-use super::planner::{Stage, Turn};
-use super::{Adopted, Cause, Config, Decision, Planner, Policy, Schedule, message};
+use super::planner::{Planner, Turn};
+use super::{Cause, Config, Decision, Policy, Schedule, message};
 use crate::Error;
 use crate::checksum::Hash;
 use crate::compress::{Compressor, Setting};
@@ -125,18 +125,9 @@ impl Planner {
         (self.highest, self.fell, self.given) = (Highest(self.rate), false, false);
     }
 
-    pub(super) fn adopted(&mut self, Decided { decision, choices, norms }: Decided) -> Adopted {
-        self.commit(decision, norms);
-        Adopted {
-            decision,
-            settings: choices.iter().map(|choice| choice.setting).collect(),
-            uncompressed: choices.iter().map(|choice| choice.uncompressed).collect(),
-        }
-    }
-
     /// Between two steps, on all ranks: brings the next decision forward, as [`Controller::replan`](super::Controller::replan)
     /// does, and returns the step at which it is due, `None` where nothing is left to decide. O(1).
-    pub fn replan(&mut self) -> Option<u64> {
+    pub(super) fn replan(&mut self) -> Option<u64> {
         let Schedule { warmup, window, lead, .. } = self.config.schedule;
         let soonest = self.step.saturating_add(window).saturating_add(lead).max(warmup);
         self.due = self.due.map(|due| due.min(soonest));
@@ -152,13 +143,12 @@ impl Planner {
         });
         self.watches = near && !broken;
         self.window.steps += u64::from(self.watches);
-        self.stage = Stage::Open;
     }
 
     /// The next step is another one.
     pub(super) fn close(&mut self) {
         self.step += 1;
-        (self.watches, self.stage) = (false, Stage::Idle);
+        self.watches = false;
     }
 
     /// The step is to be opened again.
@@ -166,7 +156,6 @@ impl Planner {
         if self.watches {
             self.forget();
         }
-        self.stage = Stage::Idle;
     }
 
     /// Which step of a window this is; 0 for none.

@@ -3,8 +3,7 @@
 
 use super::Tensor;
 use crate::gradient::{Bf16, Dtype, Element, F16, Values, with_elements};
-use crate::internal::spread::{Divide, spread};
-use crate::simd::Kernel;
+use crate::internal::spread::spread_parts;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -19,36 +18,6 @@ pub(super) struct Window {
     means: Arc<Vec<Vec<f32>>>,
     /// Of layers whose means are elsewhere, a copy as they are now, empty where none was brought; by layer, as `means` are.
     elsewhere: Vec<Option<Vec<f32>>>,
-}
-
-struct Blend<'a, T> {
-    mean: &'a mut [f32],
-    values: &'a [T],
-    steps: f32,
-}
-
-impl<T: Element> Kernel for Blend<'_, T> {
-    type Output = ();
-    #[inline(always)]
-    fn run(self) {
-        // A weighted mean: neither term nor their sum can overflow.
-        let (old, new) = ((self.steps - 1.0) / self.steps, 1.0 / self.steps);
-        self.mean.iter_mut().zip(self.values).for_each(|(mean, x)| *mean = *mean * old + x.to_f32() * new);
-    }
-}
-
-impl<T: Element> Divide for Blend<'_, T> {
-    fn elements(&self) -> usize {
-        self.mean.len()
-    }
-
-    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
-        let Blend { mean, values, steps } = self;
-        let ((mean, other_mean), (values, others)) = (mean.split_at_mut(at), values.split_at(at));
-        Ok((Blend { mean, values, steps }, Blend { mean: other_mean, values: others, steps }))
-    }
-
-    fn join((): (), (): ()) {}
 }
 
 impl Window {
@@ -143,8 +112,15 @@ fn zeros(tensors: &[Tensor]) -> Vec<Vec<f32>> {
 
 /// Adds a layer's gradient, the `steps`-th, to its mean; on ranks that do not measure, which is empty, does nothing.
 pub(super) fn add(mean: &mut [f32], gradient: Values<'_>, steps: u64) {
+    #[inline(always)]
+    fn blend<T: Element>((mean, values): (&mut [f32], &[T]), [old, new]: [f32; 2]) {
+        mean.iter_mut().zip(values).for_each(|(mean, x)| *mean = *mean * old + x.to_f32() * new);
+    }
     let steps = steps as f32;
-    with_elements!(gradient, values => spread(Blend { mean, values, steps }));
+    // A weighted mean: neither term nor their sum can overflow.
+    let weights = [(steps - 1.0) / steps, 1.0 / steps];
+    let elements = mean.len();
+    with_elements!(gradient, values => spread_parts(elements, 1, (mean, values), weights, blend));
 }
 
 /// A mean in the element type of its layer.

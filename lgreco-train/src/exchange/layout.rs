@@ -8,7 +8,6 @@ use super::slip;
 use crate::Error;
 use crate::compress::{Compressor, Setting, powersgd};
 use crate::gradient::Dtype;
-use crate::internal::clt::Positions;
 use crate::internal::payload::STRETCH;
 use crate::internal::spread::WORTHWHILE;
 

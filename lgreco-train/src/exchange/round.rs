@@ -2,11 +2,6 @@
 
 /// A collective of an exchange, and how much it moves. Sizes are exact but where [`Round::AllGatherEach`] says
 /// otherwise.
-///
-/// ```
-/// use lgreco_train::exchange::Round;
-/// assert_eq!(Round::AllGather { bytes: 24 }.buffer_len(4), 96);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Round {
     /// [`Request::AllReduceSum`](super::Request::AllReduceSum).
@@ -57,20 +52,4 @@ pub enum Round {
         /// Of them, this rank's.
         own: usize,
     },
-}
-
-impl Round {
-    /// Bytes of memory that the collective works on, of what is sent and what is received together, with so many
-    /// workers.
-    pub const fn buffer_len(self, world_size: u32) -> usize {
-        match self {
-            Round::AllReduceSum { values } | Round::ReduceScatterSum { values, .. } => {
-                values.saturating_mul(size_of::<f32>())
-            }
-            Round::AllReduceSumBf16 { values } | Round::ReduceScatterSumBf16 { values, .. } => values.saturating_mul(2),
-            Round::AllGather { bytes } => bytes.saturating_mul(world_size as usize),
-            Round::AllGatherEach { bytes, .. } | Round::Broadcast { bytes } => bytes,
-            Round::AllToAll { send, received } => send.saturating_add(received),
-        }
-    }
 }

@@ -77,7 +77,7 @@ pub fn contraction(
 
 /// `Err` unless `relative`, a squared error over the gradient's squared norm, is below 1.
 ///
-/// Error feedback and EF21 are proven to converge under contractions only. Above 1 the memory grows from step to step
+/// Error feedback is proven to converge under contractions only. Above 1 the memory grows from step to step
 /// (to more than 100 times the gradient's squared norm within 60 steps of 2-bit QSGD in buckets of 2048). A hard threshold
 /// needs no contraction for error feedback: a gradient all below λ is left out whole, relative error 1, and the memory
 /// stays below λ per element all the same.

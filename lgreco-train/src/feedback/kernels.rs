@@ -5,16 +5,14 @@ use crate::gradient::Element;
 use crate::rng::Stream;
 use crate::simd::Kernel;
 
-/// What is compressed, and what becomes of the memory `m` once the receiver has `d`, for a gradient `g`.
+/// What becomes of the memory `m` once the receiver has `d`, for a gradient `g`.
 #[derive(Clone, Copy)]
 pub(super) enum Update {
-    /// Compresses `p = m + g`; then `m ← (1 − gain) m + gain (p − d)`.
+    /// `m ← (1 − gain) m + gain (m + g − d)`.
     Residual { gain: f32 },
-    /// Compresses `g − m`; then `m ← m + d`.
-    Correct,
-    /// Compresses `g`; then `m ← d`.
+    /// `m ← d`.
     Replace,
-    /// Compresses `g`; then `m ← factor m`.
+    /// `m ← factor m`.
     Scale { factor: f32 },
 }
 
@@ -24,9 +22,8 @@ fn part<T>(values: &[T], start: usize) -> &[T] {
     &values[start.min(values.len())..values.len().min(start + GROUP)]
 }
 
-/// Writes what is to be compressed to `offered`; returns the bits of its largest magnitude.
+/// Writes `m + g` to `offered`; returns the bits of its largest magnitude.
 pub(super) struct Offer<'a, T> {
-    pub(super) update: Update,
     pub(super) storage: Storage,
     pub(super) words: &'a [u64],
     pub(super) gradient: &'a [T],
@@ -44,18 +41,8 @@ impl<T: Element> Kernel for Offer<'_, T> {
         for (block, offered) in self.offered.chunks_mut(GROUP).enumerate() {
             load(self.storage, self.words, n, block * GROUP, &mut m);
             widen(part(self.gradient, block * GROUP), &mut g);
-            match self.update {
-                Update::Residual { .. } => {
-                    for i in 0..GROUP {
-                        g[i] += m[i];
-                    }
-                }
-                Update::Correct => {
-                    for i in 0..GROUP {
-                        g[i] -= m[i];
-                    }
-                }
-                Update::Replace | Update::Scale { .. } => {}
+            for i in 0..GROUP {
+                g[i] += m[i];
             }
             largest = largest.max(largest_bits(&g));
             offered.copy_from_slice(&g[..offered.len()]);
@@ -93,11 +80,6 @@ impl<T: Element> Kernel for Commit<'_, T> {
                         m[i] = (1.0 - gain) * m[i] + gain * ((m[i] + g[i]) - d[i]);
                     }
                 }
-                Update::Correct => {
-                    for i in 0..GROUP {
-                        m[i] += d[i];
-                    }
-                }
                 Update::Replace => m = d,
                 Update::Scale { factor } => {
                     for x in &mut m {
@@ -114,32 +96,23 @@ impl<T: Element> Kernel for Commit<'_, T> {
     }
 }
 
-/// The squared norm of the gradient less `decoded` less, with `words`, the memory.
-pub(super) struct Distance<'a, T> {
+/// The squared norm of the memory.
+pub(super) struct SquaredNorm<'a> {
     pub(super) elements: usize,
-    pub(super) words: Option<&'a [u64]>,
+    pub(super) words: &'a [u64],
     pub(super) storage: Storage,
-    pub(super) gradient: &'a [T],
-    pub(super) decoded: &'a [f32],
 }
 
-impl<T: Element> Kernel for Distance<'_, T> {
+impl Kernel for SquaredNorm<'_> {
     type Output = f64;
 
     #[inline(always)]
     fn run(self) -> f64 {
-        let (mut m, mut g, mut d) = ([0.0; GROUP], [0.0; GROUP], [0.0; GROUP]);
+        let mut m = [0.0; GROUP];
         let mut squares = [0.0; LANES];
         for start in (0..self.elements).step_by(GROUP) {
-            if let Some(words) = self.words {
-                load(self.storage, words, self.elements, start, &mut m);
-            }
-            widen(part(self.gradient, start), &mut g);
-            widen(part(self.decoded, start), &mut d);
-            for i in 0..GROUP {
-                g[i] -= m[i] + d[i];
-            }
-            add_squares(&g, &mut squares);
+            load(self.storage, self.words, self.elements, start, &mut m);
+            add_squares(&m, &mut squares);
         }
         squares.iter().sum()
     }

@@ -1,29 +1,16 @@
 //! What a worker remembers between steps, so that what compression leaves out is sent later instead of lost.
 //!
-//! A [`Memory`] belongs to one layer on one rank. Every step it turns the gradient `g` into what is compressed, and
-//! updates itself from what the payload decodes to:
-//!
-//! | [`Rule`] | compressed | memory afterwards |
-//! |---|---|---|
-//! | [`Residual`](Rule::Residual) | `p = m + g`, decodes to `ĝ` | `m + a (g − ĝ) = (1 − a) m + a (p − ĝ)`, `a` the gain |
-//! | [`Mixed`](Rule::Mixed) | as above, on a TopK support chosen half by abs g, half by abs m | as above |
-//! | [`Ef21`](Rule::Ef21) | `g − e`, decodes to `c` | `e + c`, at both ends |
-//! | [`Ef21Plus`](Rule::Ef21Plus) | `g − e` or `g`, whichever brings `e` closer to `g` | `e + c`, or `c` |
+//! A [`Memory`] belongs to one layer on one rank. Every step it turns the gradient `g` into what is compressed, `p = m + g`,
+//! and updates itself from what the payload decodes to, `ĝ`: to `m + a (g − ĝ) = (1 − a) m + a (p − ĝ)`, where `a` is the
+//! gain. [`Residual`] says how it is kept. Pipeline cuts have EF-mixed and EF21, too.
 //!
 //! AdaComp ([`adacomp`](crate::compress::adacomp)) is the one method that looks at `g` beside `p`: [`Memory::step`] hands it
-//! both under error feedback. EF21 and EF21+ refuse it, and hard thresholds, which are no contractions whatever the values.
+//! both.
 //!
-//! What suits what ([`Rule::suits`] tells before there is a gradient, [`contraction`] of a gradient):
-//!
-//! | | residual | EF-mixed | EF21, EF21+ |
-//! |---|---|---|---|
-//! | TopK, CLT-k, SIDCo, PowerSGD | yes | TopK only | yes |
-//! | QSGD | by bits and bucket: 4 bits in up to 512, 3 in 128 | no | as for residuals |
-//! | LoCo | yes, its own is [`Residual::LOCO`] | no | yes |
-//! | hard thresholds, AdaComp | yes | no | no |
-//!
-//! QSGD is unbiased and needs no feedback. With too few bits for its bucket it is no contraction, and whatever is remembered
-//! grows from step to step until it overflows.
+//! All methods go with it, [`suits`] tells before there is a gradient, [`contraction`] of a gradient. QSGD is unbiased and
+//! needs no feedback, and goes with it by bits and bucket: 4 bits in up to 512, 3 in 128. With too few bits for its bucket it
+//! is no contraction, and whatever is remembered grows from step to step until it overflows. LoCo's own feedback is
+//! [`Residual::LOCO`].
 //!
 //! [`Memory::step`] does the whole of it for one payload. Where collectives come between compressing and decoding
 //! (PowerSGD's two all-reduces, the leader's indices of ScaleCom), [`Memory::compensate`] and [`Memory::update`] are
@@ -55,16 +42,13 @@
 //! Seide et al., Interspeech 2014, and Karimireddy et al., ICML 2019 (error feedback, here with the learning rate
 //! outside); Chen et al., "ScaleCom", NeurIPS 2020 (low-pass filter, `a` = its beta); Xie et al., "LoCo", 2024 (8-bit
 //! moving average with resets, `a` = 1 − its beta; our groups have [`GROUP`] elements and power-of-two scales, and
-//! rounding is stochastic); Richtárik, Sokolov, Fatkhullin, NeurIPS 2021 (EF21, EF21+); Vogels et al., NeurIPS 2019
-//! (PowerSGD; deviation: own instead of averaged `Q`).
+//! rounding is stochastic); Vogels et al., NeurIPS 2019 (PowerSGD; deviation: own instead of averaged `Q`).
 
 mod contraction;
-mod encode;
 mod kernels;
 mod memory;
-mod mixed;
 mod plain;
-mod rule;
+mod residual;
 mod saved;
 mod step;
 mod storage;
@@ -73,10 +57,10 @@ mod suits;
 pub(crate) use contraction::with_candidates;
 pub use contraction::{contraction, contraction_workspace_len, require_contraction};
 pub use memory::Memory;
-#[cfg(feature = "pipeline")]
-pub(crate) use mixed::restrict_values;
 pub(crate) use plain::{is_finite, plain_values};
-pub use rule::{Residual, Rule};
-pub use saved::{SAVED_HEADER_LEN, SavedState};
+pub use residual::Residual;
+pub(crate) use saved::RESIDUAL;
+pub use saved::SavedState;
 pub use step::payload_stream;
 pub use storage::{GROUP, Storage};
+pub use suits::{suits, suits_gradient};

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | 0..2 | `LM` |
 //! | 2 | version, 2 |
-//! | 3 | rule: 0 residual, 1 EF-mixed, 2 EF21, 3 EF21+ |
+//! | 3 | what it is: 0 residual; of a pipeline cut also 1 EF-mixed, 2 EF21 |
 //! | 4 | storage: 0 f32, 1 bf16, 2 int8 |
 //! | 5..8 | 0 |
 //! | 8..12 | gain, f32 |
@@ -15,18 +15,19 @@
 //! | 32.. | the elements; for int8 the codes, then the exponent fields of the groups |
 //! | the last 8 | checksum of all before it; none where the memory is saved as part of something else |
 
-use super::rule::{Residual, Rule};
 use super::storage::{EXPONENT_MAX, GROUP};
-use super::{Memory, Storage};
+use super::{Memory, Residual, Storage};
 use crate::checksum;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::Shape;
 use crate::{CoreError, Error};
 
 /// Bytes before the elements of a saved memory.
-pub const SAVED_HEADER_LEN: usize = 32;
+const SAVED_HEADER_LEN: usize = 32;
 const MAGIC: u16 = u16::from_le_bytes(*b"LM");
 const VERSION: u8 = 2;
+/// What is saved: a residual.
+pub(crate) const RESIDUAL: u8 = 0;
 
 impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Exact number of bytes [`save`](Memory::save) writes.
@@ -36,11 +37,11 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
 
     /// Exact number of bytes [`save_part`](Memory::save_part) writes.
     pub(crate) fn part_len(&self) -> usize {
-        SAVED_HEADER_LEN + self.rule.residual().storage.bytes(self.shape.elements()) as usize
+        SAVED_HEADER_LEN + self.residual.storage.bytes(self.shape.elements()) as usize
     }
 
     /// Writes the memory, whole, to `bytes[..saved_len]` and returns that length: 32 bytes that say what it is (`LM`,
-    /// version, rule, storage, gain, reset period, shape, steps), the elements and a checksum; little-endian, the same on
+    /// version, 0, storage, gain, reset period, shape, steps), the elements and a checksum; little-endian, the same on
     /// every machine. Whose memory it is, layer and rank, is for the caller to note.
     ///
     /// # Errors
@@ -48,23 +49,17 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     pub fn save(&self, bytes: &mut [u8]) -> Result<usize, Error> {
         let len = self.saved_len();
         expect_room("saved state bytes", len, bytes.len())?;
-        self.save_part(&mut bytes[..len - checksum::LEN]);
+        self.save_part(RESIDUAL, &mut bytes[..len - checksum::LEN]);
         checksum::seal(&mut bytes[..len]);
         Ok(len)
     }
 
-    /// Writes the memory without a checksum to `bytes`, [`part_len`](Memory::part_len) of them.
-    pub(crate) fn save_part(&self, bytes: &mut [u8]) {
-        let Residual { gain, reset_every, storage } = self.rule.residual();
-        let rule = match self.rule {
-            Rule::Residual(_) => 0,
-            Rule::Mixed(_) => 1,
-            Rule::Ef21 => 2,
-            Rule::Ef21Plus => 3,
-        };
+    /// Writes the memory without a checksum to `bytes`, [`part_len`](Memory::part_len) of them, as this `kind`.
+    pub(crate) fn save_part(&self, kind: u8, bytes: &mut [u8]) {
+        let Residual { gain, reset_every, storage } = self.residual;
         let (header, body) = bytes.split_at_mut(SAVED_HEADER_LEN);
         header[..2].copy_from_slice(&MAGIC.to_le_bytes());
-        header[2..8].copy_from_slice(&[VERSION, rule, storage as u8, 0, 0, 0]);
+        header[2..8].copy_from_slice(&[VERSION, kind, storage as u8, 0, 0, 0]);
         header[8..12].copy_from_slice(&gain.to_le_bytes());
         header[12..16].copy_from_slice(&reset_every.to_le_bytes());
         header[16..20].copy_from_slice(&(self.shape.rows() as u32).to_le_bytes());
@@ -78,25 +73,24 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
 /// A saved memory whose bytes have been checked.
 ///
 /// ```
-/// use lgreco_train::feedback::{Memory, Residual, Rule, SavedState};
+/// use lgreco_train::feedback::{Memory, Residual, SavedState};
 /// use lgreco_train::{gradient::Shape, rng::Stream};
-/// let rule = Rule::Residual(Residual::LOCO);
 /// let shape = Shape::new(2, 2)?;
-/// let mut memory = Memory::new(rule, shape, vec![0; rule.state_len(shape)])?;
+/// let mut memory = Memory::owned(Residual::LOCO, shape)?;
 /// memory.set(&[1.0, -0.5, 0.25, 0.0], Stream::default())?;
 /// let mut bytes = vec![0; memory.saved_len()];
 /// memory.save(&mut bytes)?;
 ///
 /// let saved = SavedState::parse(&bytes)?;
-/// assert_eq!((saved.rule(), saved.shape(), saved.steps()), (rule, shape, 0));
-/// let words = vec![0; saved.rule().state_len(saved.shape())];
+/// assert_eq!((saved.residual(), saved.shape(), saved.steps()), (Residual::LOCO, shape, 0));
+/// let words = vec![0; saved.residual().state_len(saved.shape())];
 /// let restored = saved.restore(words)?;
 /// assert_eq!(restored.squared_norm(), memory.squared_norm());
 /// # Ok::<(), lgreco_train::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct SavedState<'a> {
-    rule: Rule,
+    residual: Residual,
     shape: Shape,
     steps: u64,
     body: &'a [u8],
@@ -111,11 +105,11 @@ impl<'a> SavedState<'a> {
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         expect_room("saved state bytes", SAVED_HEADER_LEN + checksum::LEN, bytes.len())?;
         check_version(bytes)?;
-        Self::parse_part(checksum::open(bytes)?)
+        Self::parse_part(RESIDUAL, checksum::open(bytes)?)
     }
 
-    /// What [`Memory::save_part`] wrote.
-    pub(crate) fn parse_part(bytes: &'a [u8]) -> Result<Self, Error> {
+    /// What [`Memory::save_part`] wrote as this `kind`.
+    pub(crate) fn parse_part(kind: u8, bytes: &'a [u8]) -> Result<Self, Error> {
         expect_room("saved state bytes", SAVED_HEADER_LEN, bytes.len())?;
         check_version(bytes)?;
         let (header, body) = bytes.split_at(SAVED_HEADER_LEN);
@@ -125,28 +119,18 @@ impl<'a> SavedState<'a> {
         let storage = Storage::ALL.into_iter().find(|&s| s as u8 == code);
         let storage = storage.ok_or(Error::Core(CoreError::SavedState { what: "storage", found: code as u64 }))?;
         let residual = Residual { gain: f32::from_bits(word(8)), reset_every: word(12), storage };
-        let rule = match header[3] {
-            0 => Rule::Residual(residual),
-            1 => Rule::Mixed(residual),
-            2 => Rule::Ef21,
-            3 => Rule::Ef21Plus,
-            found => return Err(Error::Core(CoreError::SavedState { what: "rule", found: found as u64 })),
-        };
-        rule.check()?;
-        // Estimates have no parameters of their own.
-        expect("gain", rule.residual().gain == residual.gain, word(8) as u64)?;
-        expect("reset period", rule.residual().reset_every == residual.reset_every, word(12) as u64)?;
-        expect("storage", rule.residual().storage == storage, code as u64)?;
+        expect("rule", header[3] == kind, header[3] as u64)?;
+        residual.check()?;
         let shape = Shape::new(word(16) as usize, word(20) as usize)?;
         let expected = storage.bytes(shape.elements());
         expect_len("saved elements, bytes", usize::try_from(expected).unwrap_or(usize::MAX), body.len())?;
         check_elements(storage, body)?;
-        Ok(SavedState { rule, shape, steps: word(24) as u64 | (word(28) as u64) << 32, body })
+        Ok(SavedState { residual, shape, steps: word(24) as u64 | (word(28) as u64) << 32, body })
     }
 
-    /// The rule it was kept by.
-    pub const fn rule(&self) -> Rule {
-        self.rule
+    /// How it was kept.
+    pub const fn residual(&self) -> Residual {
+        self.residual
     }
 
     /// The shape of its layer; nothing is known about the layer it is restored for, so this is to be compared.
@@ -164,10 +148,10 @@ impl<'a> SavedState<'a> {
     /// # Errors
     /// Those of [`Memory::new`].
     pub fn restore<W: AsRef<[u64]> + AsMut<[u64]>>(&self, words: W) -> Result<Memory<W>, Error> {
-        let mut memory = Memory::new(self.rule, self.shape, words)?;
+        let mut memory = Memory::new(self.residual, self.shape, words)?;
         let body = &mut bytemuck::cast_slice_mut::<u64, u8>(memory.words.as_mut())[..self.body.len()];
         body.copy_from_slice(self.body);
-        to_or_from_little_endian(self.rule.residual().storage, body);
+        to_or_from_little_endian(self.residual.storage, body);
         memory.steps = self.steps;
         Ok(memory)
     }

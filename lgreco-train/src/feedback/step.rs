@@ -1,66 +1,39 @@
-//! One step: what is compressed, the message, what is remembered; and the receiving end of EF21.
+//! One step: what is compressed, the payload, what is remembered.
 
-use super::kernels::Update;
-use super::{Memory, Rule, mixed};
+use super::Memory;
 use crate::compress::{Compressor, Setting, decode};
 use crate::error::{expect_len, expect_room};
-use crate::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, with_elements};
+use crate::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values};
 use crate::rng::Stream;
 use crate::{CoreError, Error};
 
-/// First byte of an EF21+ message.
-const CORRECTS: u8 = 0;
-const REPLACES: u8 = 1;
-
 impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
-    /// Number of bytes of a message: the payload under `setting` for gradients of this element type, and one more for
-    /// EF21+. Exact or a bound as [`Compressor::payload_len`].
-    ///
-    /// # Errors
-    /// Those of [`Compressor::payload_len`]; [`Error::FeedbackRule`] for EF-mixed with another method than TopK, and for
-    /// EF21 and EF21+ with methods that are no contractions whatever the values.
-    pub fn message_len(&self, setting: &Setting, dtype: Dtype) -> Result<usize, Error> {
-        self.rule.check_method(setting)?;
-        Ok(setting.payload_len(self.shape, dtype)? + matches!(self.rule, Rule::Ef21Plus) as usize)
-    }
-
     /// Words of workspace that [`step`](Memory::step) needs.
-    ///
-    /// # Errors
-    /// Those of [`message_len`](Memory::message_len).
-    pub fn workspace_len(&self, setting: &Setting, dtype: Dtype) -> Result<usize, Error> {
-        let message = self.message_len(setting, dtype)?;
-        let n = self.shape.elements();
+    pub fn workspace_len(&self, setting: &Setting, dtype: Dtype) -> usize {
         let encode = |dtype| setting.encode_workspace_len(self.shape, dtype);
-        let encode = encode(Dtype::F32).max(encode(dtype)).max(narrow_words(setting, dtype, n));
-        Ok(match self.rule {
-            Rule::Residual(_) | Rule::Ef21 => encode,
-            Rule::Mixed(_) => n.div_ceil(2) + encode,
-            Rule::Ef21Plus => message.div_ceil(8) + encode,
-        })
+        encode(Dtype::F32).max(encode(dtype)).max(narrow_words(setting, dtype, self.shape.elements()))
     }
 
-    /// Compresses `gradient` with what is remembered into `message`, remembers what that leaves out, and returns the
-    /// message's length. `decoded` receives what the message decodes to. For EF21+ a message is one byte (0: corrects,
-    /// 1: replaces) before the payload, else it is the payload.
+    /// Compresses `gradient` with what is remembered into `payload`, remembers what that leaves out, and returns the
+    /// payload's length. `decoded` receives what it decodes to.
     ///
     /// AdaComp sees the gradient as well as what it is compensated to. An uncompressed payload ([`Setting::Dense`]) has
     /// the gradient's element type, as it has without memory: what f16 or bf16 round off is remembered.
     ///
     /// ```
-    /// use lgreco_train::compress::{Setting, topk::TopK};
-    /// use lgreco_train::feedback::{Memory, Rule};
+    /// use lgreco_train::compress::{Compressor, Setting, topk::TopK};
+    /// use lgreco_train::feedback::{Memory, Residual};
     /// use lgreco_train::gradient::{Dtype, Gradient, Shape, Values};
     /// use lgreco_train::rng::Stream;
     /// let (shape, setting) = (Shape::new(3, 1)?, Setting::TopK(TopK { keep: 1, values: Dtype::F32 }));
-    /// let mut memory = Memory::owned(Rule::Ef21, shape)?;
+    /// let mut memory = Memory::owned(Residual::CLASSIC, shape)?;
     /// let gradient = Gradient::new(Values::F32(&[3.0, 2.0, 1.0]), shape)?;
-    /// let mut workspace = vec![0; memory.workspace_len(&setting, Dtype::F32)?];
-    /// let mut message = vec![0; memory.message_len(&setting, Dtype::F32)?];
-    /// let mut correction = [0.0; 3];
-    /// for expected in [[3.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]] {
-    ///     memory.step(&setting, &gradient, Stream::default(), &mut workspace, &mut message, &mut correction)?;
-    ///     assert_eq!(correction, expected); // silent once the receiver knows the gradient
+    /// let mut workspace = vec![0; memory.workspace_len(&setting, Dtype::F32)];
+    /// let mut payload = vec![0; setting.payload_len(shape, Dtype::F32)?];
+    /// let mut sent = [0.0; 3];
+    /// for expected in [[3.0, 0.0, 0.0], [0.0, 4.0, 0.0], [6.0, 0.0, 0.0], [0.0, 4.0, 0.0]] {
+    ///     memory.step(&setting, &gradient, Stream::default(), &mut workspace, &mut payload, &mut sent)?;
+    ///     assert_eq!(sent, expected);
     /// }
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
@@ -68,126 +41,38 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// # Errors
     /// [`CoreError::NonFinite`] with the gradient's first offender; [`CoreError::Overflow`] when the gradient with what
     /// is remembered, or what would be remembered, leaves the range of its format; [`CoreError::ElementOverflow`] when
-    /// a value does not fit the payload's; [`Error::FeedbackRule`] as for [`message_len`](Memory::message_len);
-    /// [`CoreError::Length`] and those of [`Compressor::encode`]. The memory is then unchanged.
+    /// a value does not fit the payload's; [`CoreError::Length`] and those of [`Compressor::encode`]. The memory is then
+    /// unchanged.
     ///
     /// # Complexity
-    /// Encode, decode and three passes; for EF21+ two encodes, two or three decodes and six passes.
+    /// Encode, decode and three passes.
     pub fn step(
         &mut self,
         setting: &Setting,
         gradient: &Gradient<'_>,
         stream: Stream,
         workspace: &mut [u64],
-        message: &mut [u8],
+        payload: &mut [u8],
         decoded: &mut [f32],
     ) -> Result<usize, Error> {
         let dtype = gradient.values().dtype();
         self.check_shape(gradient.shape())?;
-        let room = self.message_len(setting, dtype)?;
-        expect_room("message bytes", room, message.len())?;
-        expect_room("workspace words", self.workspace_len(setting, dtype)?, workspace.len())?;
+        let room = setting.payload_len(self.shape, dtype)?;
+        expect_room("message bytes", room, payload.len())?;
+        expect_room("workspace words", self.workspace_len(setting, dtype), workspace.len())?;
         expect_len("decoded values", self.shape.elements(), decoded.len())?;
-        let message = &mut message[..room];
-        if let Rule::Ef21Plus = self.rule {
-            return self.step_plus(setting, gradient, stream, workspace, message, decoded);
-        }
-        self.offer(gradient, decoded)?;
-        if let (Rule::Mixed(_), Setting::TopK(top)) = (self.rule, setting) {
-            mixed::restrict(self, top.keep, gradient, workspace, decoded)?;
-        }
+        let payload = &mut payload[..room];
+        self.compensate(gradient, decoded)?;
         let len = match setting {
             Setting::AdaComp(ada) => {
                 let compensated = Gradient::new(Values::F32(decoded), self.shape)?;
-                ada.encode_compensated(&compensated, gradient, message)?
+                ada.encode_compensated(&compensated, gradient, payload)?
             }
-            _ => encode(setting, self.shape, decoded, dtype, stream, workspace, message)?,
+            _ => encode(setting, self.shape, decoded, dtype, stream, workspace, payload)?,
         };
-        decode(&message[..len], decoded)?;
-        self.advance(self.rule.update(), gradient, decoded, stream)?;
-        Ok(len)
-    }
-
-    /// The better of a correction and a replacement; a correction, when both are as good.
-    fn step_plus(
-        &mut self,
-        setting: &Setting,
-        gradient: &Gradient<'_>,
-        stream: Stream,
-        workspace: &mut [u64],
-        message: &mut [u8],
-        decoded: &mut [f32],
-    ) -> Result<usize, Error> {
-        let (flag, payload) = message.split_at_mut(1);
-        let (replacement, workspace) = workspace.split_at_mut(payload.len().div_ceil(8));
-        let replacement = &mut bytemuck::cast_slice_mut::<u64, u8>(replacement)[..payload.len()];
-        let distance = |memory: &Self, decoded: &[f32], from_memory| with_elements!(gradient.values(), g => memory.squared_distance(g, decoded, from_memory));
-
-        let replacement_len = setting.encode(gradient, payload_stream(setting, stream), workspace, replacement)?;
-        decode(&replacement[..replacement_len], decoded)?;
-        let replaced = distance(self, decoded, false);
-        self.offer(gradient, decoded)?;
-        let mut len = encode(setting, self.shape, decoded, gradient.values().dtype(), stream, workspace, payload)?;
         decode(&payload[..len], decoded)?;
-        let update = if replaced < distance(self, decoded, true) {
-            len = replacement_len;
-            payload[..len].copy_from_slice(&replacement[..len]);
-            decode(&payload[..len], decoded)?;
-            flag[0] = REPLACES;
-            Update::Replace
-        } else {
-            flag[0] = CORRECTS;
-            Update::Correct
-        };
-        self.advance(update, gradient, decoded, stream)?;
-        Ok(1 + len)
-    }
-
-    /// The receiving end of EF21 and EF21+: applies a sender's message to the copy of its estimate, which both ends
-    /// started from the same values, and writes the new estimate. Both ends stay equal bit for bit as long as every
-    /// message arrives once and in order; [`steps`](Memory::steps) counts them.
-    ///
-    /// ```
-    /// use lgreco_train::compress::{Setting, topk::TopK};
-    /// use lgreco_train::feedback::{Memory, Rule};
-    /// use lgreco_train::gradient::{Dtype, Gradient, Shape, Values};
-    /// use lgreco_train::rng::Stream;
-    /// let (shape, setting) = (Shape::new(3, 1)?, Setting::TopK(TopK { keep: 2, values: Dtype::F32 }));
-    /// let end = || Memory::owned(Rule::Ef21Plus, shape);
-    /// let (mut sender, mut receiver) = (end()?, end()?);
-    /// let mut workspace = vec![0; sender.workspace_len(&setting, Dtype::F32)?];
-    /// let mut message = vec![0; sender.message_len(&setting, Dtype::F32)?];
-    /// let (mut decoded, mut estimate) = ([0.0; 3], [0.0; 3]);
-    /// for gradient in [[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [0.0, 8.0, 9.0]] {
-    ///     let gradient = Gradient::new(Values::F32(&gradient), shape)?;
-    ///     let len = sender.step(&setting, &gradient, Stream::default(), &mut workspace, &mut message, &mut decoded)?;
-    ///     receiver.receive(&message[..len], &mut estimate)?;
-    /// }
-    /// assert_eq!(estimate, [0.0, 8.0, 9.0]); // the last message replaced the estimate
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Those of [`decode`]; [`CoreError::PayloadBody`] when the message starts with neither 0 nor 1 (EF21+) or has
-    /// another shape; [`CoreError::Overflow`]; [`Error::FeedbackRule`] for rules that send to receivers without memory.
-    /// The estimate is then unchanged.
-    pub fn receive(&mut self, message: &[u8], estimate: &mut [f32]) -> Result<(), Error> {
-        let (update, payload) = match (self.rule, message) {
-            (Rule::Ef21, payload) => (Update::Correct, payload),
-            (Rule::Ef21Plus, [CORRECTS, payload @ ..]) => (Update::Correct, payload),
-            (Rule::Ef21Plus, [REPLACES, payload @ ..]) => (Update::Replace, payload),
-            (Rule::Ef21Plus, _) => {
-                return Err(Error::Core(CoreError::PayloadBody { what: "it neither corrects nor replaces" }));
-            }
-            _ => return Err(Error::FeedbackRule { rule: self.rule.name(), needs: "no receiving memory" }),
-        };
-        expect_len("estimate", self.shape.elements(), estimate.len())?;
-        if decode(payload, estimate)?.shape != self.shape {
-            return Err(Error::Core(CoreError::PayloadBody { what: "its shape is not that of the memory" }));
-        }
-        let nothing = Gradient::new(Values::F32(&[]), Shape::new(0, 0)?)?;
-        self.advance(update, &nothing, estimate, Stream::default())?;
-        self.values(estimate)
+        self.update(gradient, decoded, stream)?;
+        Ok(len)
     }
 }
 

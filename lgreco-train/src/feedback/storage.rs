@@ -22,10 +22,10 @@ pub(super) type Block = [f32; GROUP];
 /// for ever. Representable numbers are kept exactly, so sent coordinates (zeros) and unchanged ones do not wander.
 ///
 /// ```
-/// use lgreco_train::feedback::{Memory, Residual, Rule, Storage};
+/// use lgreco_train::feedback::{Memory, Residual, Storage};
 /// use lgreco_train::{gradient::Shape, rng::Stream};
-/// let rule = Rule::Residual(Residual { storage: Storage::Int8, ..Residual::CLASSIC });
-/// let mut memory = Memory::owned(rule, Shape::new(3, 1)?)?;
+/// let eight_bits = Residual { storage: Storage::Int8, ..Residual::CLASSIC };
+/// let mut memory = Memory::owned(eight_bits, Shape::new(3, 1)?)?;
 /// memory.set(&[127.0, 0.4, 0.0], Stream::default())?;
 /// let mut kept = [0.0; 3];
 /// memory.values(&mut kept)?;

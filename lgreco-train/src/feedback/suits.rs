@@ -1,109 +1,85 @@
 //! Which memory suits which compressor, before a gradient is seen.
 //!
-//! Feedback is judged twice. Before there is a gradient, [`Rule::suits`] measures QSGD on quantiles of a heavy tail
+//! Feedback is judged twice. Before there is a gradient, [`suits`] measures QSGD on quantiles of a heavy tail
 //! (C's compressors, and Accordion's answer to a fall of the learning rate, ask then); at decisions the controller
 //! measures the gradients of its window.
 
-use super::{Rule, contraction, require_contraction};
+use super::{contraction, require_contraction};
 use crate::Error;
 use crate::compress::Setting;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
 use crate::gradient::{Gradient, Shape};
-use crate::internal::qsgd::Body;
 use crate::num::sqrt;
 use crate::rng::Stream;
 
 /// The most elements of a bucket that are looked at.
 const LONGEST: usize = 1 << 16;
 
-impl Rule {
-    /// `Err` unless this memory may be kept under `setting` on layers of this shape, whatever their gradients are, as far as
-    /// that can be told beforehand; [`suits_gradient`](Rule::suits_gradient) tells it of one gradient.
-    ///
-    /// QSGD is judged by its squared error on a bucket with a heavy tail: the quantiles `(i + 1/4) / (n − 1/2)` of Student's t
-    /// with two degrees of freedom, `n` the elements of a bucket, of which 65536 are looked at. Under this 1 to 3 bits in buckets of 512 are
-    /// no contraction, 4 bits are one. The other methods are contractions, or bound what is remembered in another way.
-    ///
-    /// ```
-    /// use lgreco_train::Error;
-    /// use lgreco_train::compress::{Setting, qsgd::Qsgd};
-    /// use lgreco_train::feedback::{Residual, Rule};
-    /// use lgreco_train::gradient::Shape;
-    /// let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(64, 64)?);
-    /// let suits = |bits| rule.suits(&Setting::Qsgd(Qsgd { bits, ..Qsgd::default() }), shape);
-    /// assert!((1..=3).all(|bits| matches!(suits(bits), Err(Error::NotContractive { .. }))));
-    /// assert!((4..=8).all(|bits| suits(bits).is_ok()));
-    /// # Ok::<(), Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::NotContractive`]; [`Error::FeedbackRule`] for EF-mixed with another method than TopK, and for EF21 and
-    /// EF21+ with hard thresholds and AdaComp; [`CoreError::Parameter`](crate::CoreError::Parameter) for QSGD's
-    /// parameters out of range.
-    ///
-    /// # Complexity
-    /// The elements of a bucket for QSGD.
-    pub fn suits(&self, setting: &Setting, shape: Shape) -> Result<(), Error> {
-        self.check_method(setting)?;
-        match setting {
-            Setting::Qsgd(qsgd) => {
-                qsgd.check()?;
-                require_contraction(on_heavy_tails(qsgd, shape.elements()))
-            }
-            _ => Ok(()),
+/// `Err` unless error feedback may be kept under `setting` on layers of this shape, whatever their gradients are, as far as
+/// that can be told beforehand; [`suits_gradient`] tells it of one gradient.
+///
+/// QSGD is judged by its squared error on a bucket with a heavy tail: the quantiles `(i + 1/4) / (n − 1/2)` of Student's t
+/// with two degrees of freedom, `n` the elements of a bucket, of which 65536 are looked at. Under this 1 to 3 bits in buckets
+/// of 512 are no contraction, 4 bits are one. The other methods are contractions, or bound what is remembered in another way.
+///
+/// ```
+/// use lgreco_train::Error;
+/// use lgreco_train::compress::{Setting, qsgd::Qsgd};
+/// use lgreco_train::feedback;
+/// use lgreco_train::gradient::Shape;
+/// let shape = Shape::new(64, 64)?;
+/// let suits = |bits| feedback::suits(&Setting::Qsgd(Qsgd { bits, ..Qsgd::default() }), shape);
+/// assert!((1..=3).all(|bits| matches!(suits(bits), Err(Error::NotContractive { .. }))));
+/// assert!((4..=8).all(|bits| suits(bits).is_ok()));
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::NotContractive`]; [`CoreError::Parameter`](crate::CoreError::Parameter) for QSGD's parameters out of range.
+///
+/// # Complexity
+/// The elements of a bucket for QSGD.
+pub fn suits(setting: &Setting, shape: Shape) -> Result<(), Error> {
+    match setting {
+        Setting::Qsgd(qsgd) => {
+            qsgd.check()?;
+            require_contraction(on_heavy_tails(qsgd, shape.elements()))
         }
+        _ => Ok(()),
     }
+}
 
-    /// `Err` unless `setting` is a contraction on `gradient`, or this memory needs none: [`contraction`] and
-    /// [`require_contraction`], with [`contraction_workspace_len`](super::contraction_workspace_len) words of workspace.
-    ///
-    /// ```
-    /// use lgreco_train::compress::{Setting, qsgd::Qsgd};
-    /// use lgreco_train::feedback::Rule;
-    /// use lgreco_train::gradient::{Gradient, Shape, Values};
-    /// use lgreco_train::rng::Stream;
-    /// let (shape, setting) = (Shape::new(4, 1)?, Setting::Qsgd(Qsgd { bits: 2, ..Qsgd::default() }));
-    /// let suits = |values: &[f32]| {
-    ///     let gradient = Gradient::new(Values::F32(values), shape)?;
-    ///     Rule::Ef21.suits_gradient(&setting, &gradient, Stream::default(), &mut [])
-    /// };
-    /// assert!(suits(&[1.0, -1.0, 1.0, 0.0]).is_ok() && suits(&[1.0, 0.4, 0.4, 0.4]).is_ok());
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::NotContractive`] and [`Error::FeedbackRule`] as [`suits`](Rule::suits); those of [`contraction`].
-    ///
-    /// # Complexity
-    /// That of [`contraction`].
-    pub fn suits_gradient(
-        &self,
-        setting: &Setting,
-        gradient: &Gradient<'_>,
-        stream: Stream,
-        workspace: &mut [u64],
-    ) -> Result<(), Error> {
-        self.check_method(setting)?;
-        let relative = contraction(setting, gradient, stream, workspace)?;
-        // What a residual keeps under a threshold stays below it.
-        if matches!(setting, Setting::HardThreshold(_)) { Ok(()) } else { require_contraction(relative) }
-    }
-
-    /// The part of [`suits`](Rule::suits) that concerns the method alone.
-    pub(super) fn check_method(&self, setting: &Setting) -> Result<(), Error> {
-        if let (Rule::Mixed(_), false) = (self, matches!(setting, Setting::TopK(_))) {
-            return Err(Error::FeedbackRule { rule: self.name(), needs: "TopK" });
-        }
-        let refused = match setting {
-            Setting::HardThreshold(_) => Some("a contraction: what stays below a fixed threshold is never corrected"),
-            Setting::AdaComp(_) => Some("a contraction: one magnitude for all bins may add more than it takes away"),
-            _ => None,
-        };
-        match (self, refused) {
-            (Rule::Ef21 | Rule::Ef21Plus, Some(needs)) => Err(Error::FeedbackRule { rule: self.name(), needs }),
-            _ => Ok(()),
-        }
-    }
+/// `Err` unless `setting` is a contraction on `gradient`, or feedback needs none under it: [`contraction`] and
+/// [`require_contraction`], with [`contraction_workspace_len`](super::contraction_workspace_len) words of workspace.
+///
+/// ```
+/// use lgreco_train::compress::{Setting, qsgd::Qsgd};
+/// use lgreco_train::feedback::suits_gradient;
+/// use lgreco_train::gradient::{Gradient, Shape, Values};
+/// use lgreco_train::rng::Stream;
+/// let (shape, setting) = (Shape::new(4, 1)?, Setting::Qsgd(Qsgd { bits: 2, ..Qsgd::default() }));
+/// let suits = |values: &[f32]| {
+///     let gradient = Gradient::new(Values::F32(values), shape)?;
+///     suits_gradient(&setting, &gradient, Stream::default(), &mut [])
+/// };
+/// assert!(suits(&[1.0, -1.0, 1.0, 0.0]).is_ok() && suits(&[1.0, 0.4, 0.4, 0.4]).is_ok());
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::NotContractive`]; those of [`contraction`].
+///
+/// # Complexity
+/// That of [`contraction`].
+pub fn suits_gradient(
+    setting: &Setting,
+    gradient: &Gradient<'_>,
+    stream: Stream,
+    workspace: &mut [u64],
+) -> Result<(), Error> {
+    let relative = contraction(setting, gradient, stream, workspace)?;
+    // What a residual keeps under a threshold stays below it.
+    if matches!(setting, Setting::HardThreshold(_)) { Ok(()) } else { require_contraction(relative) }
 }
 
 /// The expected relative squared error on one bucket of heavy-tailed values.

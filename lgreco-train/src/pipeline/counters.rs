@@ -14,7 +14,7 @@
 ///     upstream.commit_step()?;
 /// }
 /// let counters = upstream.counters(Direction::Forward);
-/// assert_eq!((counters.messages, counters.hit_rate()), (2, 0.5));
+/// assert_eq!((counters.messages, counters.hits, counters.misses), (2, 1, 1));
 /// assert_eq!(counters.change_ratio(), 0.25 / 2.25);
 /// assert_eq!((counters.uncompressed_bytes, counters.bytes), (800, 2 * (64 + 16) + 400 + 58));
 /// # Ok::<(), lgreco_train::Error>(())
@@ -49,12 +49,6 @@ pub(super) const COUNT_LIMIT: u64 = 1 << 63;
 impl Counters {
     /// Bytes of the saved form.
     pub(super) const BYTES: usize = 80;
-
-    /// The fraction of identified samples that were remembered; 0 before the first.
-    pub fn hit_rate(&self) -> f64 {
-        let identified = self.hits + self.misses;
-        if identified == 0 { 0.0 } else { self.hits as f64 / identified as f64 }
-    }
 
     /// Σ‖a − m‖² / Σ‖a‖² over the hits; 0 before the first. Near 0 the memory pays; at 1 it is as good as none, and 2
     /// is what unrelated activations give.

@@ -2,11 +2,12 @@
 
 use super::codec::Codec;
 use super::counters::{COUNT_LIMIT, Counters};
+use super::estimate::Estimate;
 use super::message::{Direction, HEADER_LEN, Header, Message, Mode, SAMPLE_ENTRY_LEN};
 use super::setting::{CutSetting, Link, LinkMemory};
 use super::store::Store;
 use crate::error::{expect_len, expect_room};
-use crate::feedback::{Memory, Rule, SavedState};
+use crate::feedback::{Memory, RESIDUAL, SavedState};
 use crate::gradient::{Dtype, Shape};
 use crate::rng::Stream;
 use crate::select;
@@ -18,8 +19,10 @@ use alloc::vec::Vec;
 #[derive(Clone, Debug)]
 pub(super) enum State {
     Nothing,
-    /// Of each position in the batch.
-    Positions(Memory<Vec<u64>>),
+    /// What was not sent, of each position in the batch.
+    Residual(Memory<Vec<u64>>),
+    /// What the other end has, of each position in the batch.
+    Estimate(Estimate),
     /// Of each sample.
     Samples(Store),
 }
@@ -62,11 +65,11 @@ impl Half {
             Direction::Backward => setting.backward,
         };
         let shape = Shape::new(setting.batch as usize, setting.features as usize)?;
-        let positions = |rule| Memory::owned(rule, shape).map(State::Positions);
         let state = match link.memory {
-            LinkMemory::Residual(residual) if sends => positions(Rule::Residual(residual))?,
-            LinkMemory::Mixed(residual) if sends => positions(Rule::Mixed(residual))?,
-            LinkMemory::Ef21 => positions(Rule::Ef21)?,
+            LinkMemory::Residual(residual) | LinkMemory::Mixed(residual) if sends => {
+                State::Residual(Memory::owned(residual, shape)?)
+            }
+            LinkMemory::Ef21 => State::Estimate(Estimate::new(shape)?),
             LinkMemory::Samples { capacity, storage } => {
                 State::Samples(Store::new(capacity, storage, setting.features as usize)?)
             }
@@ -190,11 +193,20 @@ impl Half {
         }
     }
 
+    /// What the memory of a position is, in saved states.
+    fn kind(&self) -> u8 {
+        match self.link.memory {
+            LinkMemory::Mixed(_) => 1,
+            LinkMemory::Ef21 => 2,
+            _ => RESIDUAL,
+        }
+    }
+
     /// Bytes of [`save`](Half::save).
     pub(super) fn saved_len(&self) -> usize {
         let memory = match &self.state {
             State::Nothing => 0,
-            State::Positions(memory) => memory.part_len(),
+            State::Residual(memory) | State::Estimate(Estimate(memory)) => memory.part_len(),
             State::Samples(store) => store.saved_len(),
         };
         8 + Counters::BYTES + 8 + memory
@@ -208,7 +220,7 @@ impl Half {
         head[8 + Counters::BYTES..].copy_from_slice(&(memory.len() as u64).to_le_bytes());
         match &self.state {
             State::Nothing => {}
-            State::Positions(state) => state.save_part(memory),
+            State::Residual(state) | State::Estimate(Estimate(state)) => state.save_part(self.kind(), memory),
             State::Samples(store) => store.save(memory),
         }
     }
@@ -222,17 +234,18 @@ impl Half {
         let memory_len = usize::try_from(long(8 + Counters::BYTES)).unwrap_or(usize::MAX);
         expect_room("bytes of a saved cut", memory_len, rest.len())?;
         let (memory, rest) = rest.split_at(memory_len);
+        let kind = self.kind();
         match &mut self.state {
             State::Nothing => expect_len("bytes of a saved memory", 0, memory_len)?,
-            State::Positions(state) => {
-                let saved = SavedState::parse_part(memory)?;
-                if saved.rule() != state.rule() || saved.shape() != state.shape() {
+            State::Residual(state) | State::Estimate(Estimate(state)) => {
+                let saved = SavedState::parse_part(kind, memory)?;
+                if saved.residual() != state.residual() || saved.shape() != state.shape() {
                     return Err(Error::Core(CoreError::SavedState {
                         what: "memory of another rule or shape, updates",
                         found: saved.steps(),
                     }));
                 }
-                *state = saved.restore(vec![0; saved.rule().state_len(saved.shape())])?;
+                *state = saved.restore(vec![0; saved.residual().state_len(saved.shape())])?;
             }
             State::Samples(store) => store.restore(memory)?,
         }

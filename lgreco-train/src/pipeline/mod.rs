@@ -72,7 +72,7 @@
 //!
 //! # Source
 //! Rudakov, Beznosikov, Kholodov, Gasnikov, "Activations and Gradients Compression for Model-Parallel Training", arXiv
-//! 2401.07788 (codecs per direction, EF and EF21 by position, shared indices, evaluation with compression); Wang et al.,
+//! 2401.07788 (codecs per direction, EF and EF21 (Richtárik, Sokolov, Fatkhullin, NeurIPS 2021) by position, shared indices, evaluation with compression); Wang et al.,
 //! "Fine-tuning Language Models over Slow Networks using Activation Quantization with Guarantees" (AQ-SGD), NeurIPS 2022.
 //! Deviations from AQ-SGD's code: first visits by presence instead of by epoch, least-recently-updated samples forgotten
 //! beyond the capacity, rows in bf16 instead of f16, which overflows.
@@ -82,9 +82,10 @@ mod codec;
 mod counters;
 mod downstream;
 mod end;
+mod estimate;
 mod half;
-mod identity;
 mod message;
+mod mixed;
 mod receive;
 mod saved;
 mod send;
@@ -100,7 +101,6 @@ pub use codec::{Codec, Tile};
 pub use counters::Counters;
 pub use downstream::Downstream;
 pub use end::{Above, Below, End, Side};
-pub use identity::token_id;
 pub use message::{Direction, HEADER_LEN, Header, Message, Mode, SAMPLE_ENTRY_LEN};
 pub use setting::{Compatibility, CutSetting, Link, LinkMemory, RowStorage};
 pub use symmetric::Scope;

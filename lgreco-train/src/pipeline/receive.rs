@@ -8,7 +8,6 @@ use super::send::check_unique;
 use super::store::Store;
 use super::values::get_all;
 use crate::error::expect_len;
-use crate::gradient::{Gradient, Values};
 use crate::select::check_finite;
 use crate::{CoreError, Error};
 
@@ -51,15 +50,15 @@ impl Half {
         expect_len("values", message.header.shape.elements(), values.len())?;
         match &self.state {
             State::Samples(store) => return self.read_samples(store, message, workspace, values),
-            State::Positions(memory) => {
-                memory.values(values)?;
+            State::Estimate(estimate) => {
+                estimate.0.values(values)?;
                 in_step(
                     "checksum of the estimate",
                     checksum::of_values(values) as u64,
                     message.header.checksum as u64,
                 )?;
             }
-            State::Nothing => {}
+            State::Nothing | State::Residual(_) => {}
         }
         self.link.codec.decode(message.body, self.features(), indices, values)
     }
@@ -111,13 +110,12 @@ impl Half {
     /// Takes note of a message just [read](Half::read) into `values`, which becomes what the stage computes with. On an
     /// error nothing changes.
     pub(super) fn take_note(&mut self, message: &Message<'_>, values: &mut [f32]) -> Result<(), Error> {
-        let (features, stream) = (self.features(), self.stream());
+        let features = self.features();
         match &mut self.state {
-            State::Nothing => {}
-            State::Positions(memory) => {
-                // EF21 adds what was decoded, whatever the gradient.
-                memory.update(&Gradient::new(Values::F32(values), message.header.shape)?, values, stream)?;
-                memory.values(values)?;
+            State::Nothing | State::Residual(_) => {}
+            State::Estimate(estimate) => {
+                estimate.correct(values)?;
+                estimate.0.values(values)?;
             }
             State::Samples(store) => {
                 store.reserve(message.header.shape.rows())?;

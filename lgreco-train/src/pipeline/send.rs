@@ -4,11 +4,11 @@ use super::checksum;
 use super::codec::Codec;
 use super::half::{Clock, Half, Scratch, State};
 use super::message::{HEADER_LEN, Header, Mode, SAMPLE_ENTRY_LEN, Visit, write_entry};
+use super::mixed::restrict;
 use super::setting::LinkMemory;
 use super::store::Store;
 use super::values::put_all;
 use crate::error::{expect_len, expect_room};
-use crate::feedback::restrict_values;
 use crate::gradient::{Element, Gradient, Values, with_elements};
 use crate::select::check_finite;
 use crate::{CoreError, Error};
@@ -72,26 +72,28 @@ impl Half {
         let len = HEADER_LEN + codec.body_len(shape.rows(), features)?;
         let body = &mut message[HEADER_LEN..len];
         match &self.state {
-            State::Positions(memory) => {
+            State::Residual(memory) => {
                 memory.compensate(&Gradient::new(values, shape)?, offered)?;
-                memory.values(decoded)?;
-                match (self.link.memory, codec) {
-                    (LinkMemory::Ef21, _) => header.checksum = checksum::of_values(decoded),
-                    (LinkMemory::Mixed(_), Codec::TopK { keep, .. }) => with_elements!(values, v => {
+                if let (LinkMemory::Mixed(_), Codec::TopK { keep, .. }) = (self.link.memory, codec) {
+                    memory.values(decoded)?;
+                    with_elements!(values, v => {
                         let rows = offered.chunks_exact_mut(features).zip(decoded.chunks_exact_mut(features));
                         for ((offered, remembered), values) in rows.zip(v.chunks_exact(features)) {
-                            restrict_values(keep, values, remembered, rest, offered)?;
+                            restrict(keep, values, remembered, rest, offered)?;
                         }
-                    }),
-                    _ => {}
+                    });
                 }
-                codec.encode(offered, features, indices, rest, body)?;
-                codec.decode(body, features, indices, decoded)?;
             }
-            _ => {
-                widen(values, 0, offered);
-                codec.encode(offered, features, indices, rest, body)?;
+            State::Estimate(estimate) => {
+                estimate.offer(&Gradient::new(values, shape)?, offered)?;
+                estimate.0.values(decoded)?;
+                header.checksum = checksum::of_values(decoded);
             }
+            State::Nothing | State::Samples(_) => widen(values, 0, offered),
+        }
+        codec.encode(offered, features, indices, rest, body)?;
+        if matches!(self.state, State::Residual(_) | State::Estimate(_)) {
+            codec.decode(body, features, indices, decoded)?;
         }
         header.write(message)?;
         Ok(Written { len, header, change_energy: 0.0, hit_energy: 0.0 })
@@ -177,9 +179,8 @@ impl Half {
         let (features, stream) = (self.features(), self.stream());
         match &mut self.state {
             State::Nothing => {}
-            State::Positions(memory) => {
-                memory.update(&Gradient::new(values, written.header.shape)?, decoded, stream)?;
-            }
+            State::Residual(memory) => memory.update(&Gradient::new(values, written.header.shape)?, decoded, stream)?,
+            State::Estimate(estimate) => estimate.correct(decoded)?,
             State::Samples(store) => {
                 store.reserve(samples.len())?;
                 let mut rows = offered.chunks_exact(features);

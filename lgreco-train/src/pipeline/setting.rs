@@ -57,7 +57,9 @@ pub enum LinkMemory {
     None,
     /// Error feedback: the sender adds to each batch what it could not send before, by position in the batch.
     Residual(Residual),
-    /// EF-mixed on each sample, as [`Rule::Mixed`](crate::feedback::Rule::Mixed); for TopK only.
+    /// EF-mixed on each sample: error feedback through TopK, where half of the `k` entries (rounded up) are those of the
+    /// largest abs x and half those of the largest abs e; places freed by overlap go to the largest abs p outside. Every
+    /// entry sends `p`. The memory cannot be starved by large fresh values, nor these by an old memory. For TopK only.
     Mixed(Residual),
     /// EF21: both ends hold an estimate of the batch, by position, and messages correct it.
     Ef21,

@@ -9,7 +9,6 @@ use super::values::{get_all, put_all};
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::Dtype;
-use crate::internal::qsgd::Body;
 use crate::rng::Stream;
 use crate::{CoreError, Error};
 use alloc::collections::{BTreeMap, BTreeSet};

@@ -12,7 +12,7 @@ use lgreco_core::rng::Stream;
 use lgreco_testing::backend::Tensor;
 use lgreco_testing::powersgd::uniform;
 use lgreco_testing::residual::{ResidualDevice, STORAGES, check, check_all, check_limits, check_powersgd};
-use lgreco_train::feedback::{Memory, Residual, Rule, Storage};
+use lgreco_train::feedback::{Memory, Residual, Storage};
 use wgpu::{Buffer, BufferUsages};
 
 /// A residual.
@@ -95,7 +95,7 @@ fn the_buffer_holds_the_cores_bytes() {
 /// Asserts that a buffer has the bytes of the core's memory after some steps.
 fn check_bytes(backend: &mut WgpuBackend, storage: Storage, elements: usize) {
     let (setting, shape) = (Setting::Qsgd(Qsgd::default()), Shape::new(elements, 1).unwrap());
-    let rule = Rule::Residual(Residual { storage, ..Residual::CLASSIC });
+    let rule = Residual { storage, ..Residual::CLASSIC };
     let mut words = vec![0; rule.state_len(shape)];
     let mut kept = backend.zeros(storage, elements);
     let len = setting.payload_len(shape, Dtype::F32).unwrap();
@@ -104,7 +104,7 @@ fn check_bytes(backend: &mut WgpuBackend, storage: Storage, elements: usize) {
     for step in 0..2 {
         let tensor = Tensor::new(&uniform(elements, step.into()), elements, 1);
         let (gradient, stream) = (tensor.gradients()[0], Stream { step, ..Stream::default() });
-        let mut workspace = vec![0; memory.workspace_len(&setting, Dtype::F32).unwrap()];
+        let mut workspace = vec![0; memory.workspace_len(&setting, Dtype::F32)];
         memory.step(&setting, &gradient, stream, &mut workspace, &mut payload, &mut decoded).unwrap();
         backend.step(&setting, &gradient, &mut kept, 1.0, stream, &mut payload).unwrap();
     }

@@ -42,12 +42,8 @@ pub(in crate::compress) fn combine(payload: &Payload<'_>, how: Combine, values: 
 
 /// Bytes of the body that a header implies, and its layout of positions.
 pub(in crate::compress) fn stated(header: &Header) -> Result<(usize, Layout), Error> {
-    let expect = |what, expected: u8, found: u8| {
-        let (expected, found) = (expected as u64, found as u64);
-        if expected == found { Ok(()) } else { Err(Error::PayloadHeader { what, expected, found }) }
-    };
-    expect("method", Method::AdaComp as u8, header.method as u8)?;
-    expect("variant", 0, header.variant)?;
+    header.expect_method(Method::AdaComp)?;
+    header.expect_variant(0)?;
     let (count, elements) = (header.parameter, header.shape.elements());
     if count as usize > elements {
         let expected = "at most the number of elements";

@@ -48,12 +48,8 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
 
 /// Bytes of the body that a header implies.
 pub(in crate::compress) fn stated(header: &Header) -> Result<usize, Error> {
-    let expect = |what, expected: u8, found: u8| {
-        let (expected, found) = (expected as u64, found as u64);
-        if expected == found { Ok(()) } else { Err(Error::PayloadHeader { what, expected, found }) }
-    };
-    expect("method", Method::LoCo as u8, header.method as u8)?;
-    expect("variant", 0, header.variant)?;
+    header.expect_method(Method::LoCo)?;
+    header.expect_variant(0)?;
     let (scales, codes) = LoCo { group: header.parameter }.body_lens(header.shape.elements())?;
     Ok(scales + codes)
 }

@@ -104,15 +104,8 @@ pub fn of_payload<'a>(payload: &Payload<'a>) -> Result<Factors<'a>, Error> {
 
 /// Bytes of the body that a header implies.
 pub(in crate::compress) fn stated(header: &Header) -> Result<usize, Error> {
-    let expect = |what, expected: u8, found: u8| {
-        if expected == found {
-            Ok(())
-        } else {
-            Err(Error::PayloadHeader { what, expected: expected as u64, found: found as u64 })
-        }
-    };
-    expect("method", Method::PowerSgd as u8, header.method as u8)?;
-    expect("variant", 0, header.variant)?;
+    header.expect_method(Method::PowerSgd)?;
+    header.expect_variant(0)?;
     let (shape, rank) = (header.shape, header.parameter as usize);
     if rank != effective_rank(shape, header.parameter) || (rank == 0 && shape.elements() > 0) {
         return Err(Error::PayloadBody { what: "the rank does not fit the shape" });

@@ -8,19 +8,12 @@ use crate::compress::combine::Combine;
 use crate::compress::wire::{Header, Method, Payload};
 use crate::error::{expect_len, expect_room};
 use crate::rng::block::BLOCK;
-use crate::simd::Kernel;
-use crate::spread::{Divide, spread};
+use crate::spread::{Per, Start, spread_parts};
 
 impl Qsgd {
     /// The compressor a header describes, but for the rounding, which does not matter any more.
     fn from_header(header: &Header) -> Result<Self, Error> {
-        if header.method != Method::Qsgd {
-            return Err(Error::PayloadHeader {
-                what: "method",
-                expected: Method::Qsgd as u64,
-                found: header.method as u64,
-            });
-        }
+        header.expect_method(Method::Qsgd)?;
         let scale = match header.variant >> 3 {
             0 => Scale::MaxNorm,
             1 => Scale::MinMax,
@@ -57,21 +50,25 @@ impl Qsgd {
 /// # Complexity
 /// O(elements), no workspace.
 pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+    let (qsgd, scales, codes) = open(payload)?;
+    expect_len("decoded values", payload.header.shape.elements(), values.len())?;
+    qsgd.put(scales, codes, 0, values, |place, value| *place = value)
+}
+
+/// The compressor that made a payload, its scales and its codes.
+fn open<'a>(payload: &Payload<'a>) -> Result<(Qsgd, &'a [u8], &'a [u8]), Error> {
     let qsgd = Qsgd::from_header(&payload.header)?;
     let elements = payload.header.shape.elements();
-    expect_len("decoded values", elements, values.len())?;
     let (scales_len, codes_len) = qsgd.body_lens(elements)?;
-    qsgd.decode_body(payload.body_of_len(scales_len + codes_len)?, values)
+    let (scales, codes) = payload.body_of_len(scales_len + codes_len)?.split_at(scales_len);
+    qsgd.check_padding(codes, elements)?;
+    Ok((qsgd, scales, codes))
 }
 
 /// Combines what a payload stands for with `values`. Same errors as [`decode`].
 pub(in crate::compress) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<(), Error> {
-    let qsgd = Qsgd::from_header(&payload.header)?;
-    let elements = payload.header.shape.elements();
-    expect_len("decoded values", elements, values.len())?;
-    let (scales_len, codes_len) = qsgd.body_lens(elements)?;
-    let (scales, codes) = payload.body_of_len(scales_len + codes_len)?.split_at(scales_len);
-    qsgd.check_padding(codes, elements)?;
+    let (qsgd, scales, codes) = open(payload)?;
+    expect_len("decoded values", payload.header.shape.elements(), values.len())?;
     match how {
         Combine::Add => qsgd.put(scales, codes, 0, values, |place, value| *place += value),
         Combine::Subtract => qsgd.put(scales, codes, 0, values, |place, value| *place -= value),
@@ -85,12 +82,8 @@ pub(in crate::compress) fn combine_stretch(
     start: usize,
     values: &mut [f32],
 ) -> Result<(), Error> {
-    let qsgd = Qsgd::from_header(&payload.header)?;
-    let elements = payload.header.shape.elements();
-    expect_room("elements", start.saturating_add(values.len()), elements)?;
-    let (scales_len, codes_len) = qsgd.body_lens(elements)?;
-    let (scales, codes) = payload.body_of_len(scales_len + codes_len)?.split_at(scales_len);
-    qsgd.check_padding(codes, elements)?;
+    let (qsgd, scales, codes) = open(payload)?;
+    expect_room("elements", start.saturating_add(values.len()), payload.header.shape.elements())?;
     let codes = &codes[start / 8 * qsgd.bits as usize..];
     match replace {
         true => qsgd.put(scales, codes, start, values, |place, value| *place = value),
@@ -100,7 +93,8 @@ pub(in crate::compress) fn combine_stretch(
 
 impl Qsgd {
     /// The inverse of [`encode_body`](Qsgd::encode_body); `body` has exactly the length it has for these values.
-    pub(crate) fn decode_body(&self, body: &[u8], values: &mut [f32]) -> Result<(), Error> {
+    #[doc(hidden)]
+    pub fn decode_body(&self, body: &[u8], values: &mut [f32]) -> Result<(), Error> {
         let (scales, codes) = body.split_at(self.body_lens(values.len())?.0);
         self.check_padding(codes, values.len())?;
         self.put(scales, codes, 0, values, |place, value| *place = value)
@@ -115,7 +109,8 @@ impl Qsgd {
         values: &mut [f32],
         put: impl Fn(&mut f32, f32) + Copy + Send,
     ) -> Result<(), Error> {
-        spread(Decode { qsgd: *self, scales: scales.as_chunks::<4>().0, codes, start, values, put })
+        let (elements, with) = (values.len(), (*self, scales.as_chunks::<4>().0, put));
+        spread_parts(elements, self.unit(), (Start(start), Per(codes, self.bits.into(), 8), values), with, decode_part)
     }
 
     fn check_padding(&self, codes: &[u8], elements: usize) -> Result<(), Error> {
@@ -149,13 +144,9 @@ impl Qsgd {
 /// # Complexity
 /// O(buckets).
 pub fn of_payload(payload: &Payload<'_>) -> Result<Qsgd, Error> {
-    let qsgd = Qsgd::from_header(&payload.header)?;
-    let elements = payload.header.shape.elements();
-    let (scales_len, codes_len) = qsgd.body_lens(elements)?;
-    let (scales, codes) = payload.body_of_len(scales_len + codes_len)?.split_at(scales_len);
-    qsgd.check_padding(codes, elements)?;
+    let (qsgd, scales, _) = open(payload)?;
     let scales = scales.as_chunks::<4>().0;
-    for bucket in 0..elements.div_ceil(qsgd.bucket as usize) {
+    for bucket in 0..payload.header.shape.elements().div_ceil(qsgd.bucket as usize) {
         read_scales(qsgd.scale, bucket, scales)?;
     }
     Ok(qsgd)
@@ -167,78 +158,55 @@ pub(in crate::compress) fn stated(header: &Header) -> Result<usize, Error> {
     Ok(scales + codes)
 }
 
-struct Decode<'a, F> {
+/// The first value's number in the tensor, codes, and the values they stand for.
+type Part<'a> = (Start, Per<&'a [u8]>, &'a mut [f32]);
+
+/// `put` says where a value goes.
+#[inline(always)]
+fn decode_part<F: Fn(&mut f32, f32)>(part: Part<'_>, (qsgd, scales, put): (Qsgd, &[[u8; 4]], F)) -> Result<(), Error> {
+    if qsgd.sign_magnitude() {
+        decode_as::<true>(part, qsgd, scales, put)
+    } else {
+        decode_as::<false>(part, qsgd, scales, put)
+    }
+}
+
+#[inline(always)]
+fn decode_as<const SIGN_MAGNITUDE: bool>(
+    (Start(start), Per(codes, ..), values): Part<'_>,
     qsgd: Qsgd,
-    scales: &'a [[u8; 4]],
-    codes: &'a [u8],
-    start: usize,
-    values: &'a mut [f32],
-    /// Where a value goes.
-    put: F,
-}
-
-impl<F: Fn(&mut f32, f32)> Kernel for Decode<'_, F> {
-    type Output = Result<(), Error>;
-
-    #[inline(always)]
-    fn run(self) -> Result<(), Error> {
-        if self.qsgd.sign_magnitude() { self.run_as::<true>() } else { self.run_as::<false>() }
-    }
-}
-
-impl<F: Fn(&mut f32, f32)> Decode<'_, F> {
-    #[inline(always)]
-    fn run_as<const SIGN_MAGNITUDE: bool>(self) -> Result<(), Error> {
-        let Decode { qsgd, scales, codes, start, values, put } = self;
-        let bucket_len = qsgd.bucket as usize;
-        let (mut low, mut high) = match values {
-            [] => (0.0, 0.0),
-            _ => read_scales(qsgd.scale, start / bucket_len, scales)?,
-        };
-        let mut block_codes = [0u8; BLOCK];
-        let packed_blocks = codes.chunks(BLOCK / 8 * qsgd.bits as usize);
-        for ((block, block_values), packed) in values.chunks_mut(BLOCK).enumerate().zip(packed_blocks) {
-            bits::unpack(qsgd.bits, packed, &mut block_codes);
-            let first = start + block * BLOCK;
-            let mut at = 0;
-            while at < block_values.len() {
-                let within = (first + at) % bucket_len;
-                if within == 0 {
-                    (low, high) = read_scales(qsgd.scale, (first + at) / bucket_len, scales)?;
-                }
-                let end = block_values.len().min(at.saturating_add(bucket_len - within));
-                dequantise::<SIGN_MAGNITUDE>(
-                    low,
-                    high,
-                    qsgd.log_levels(),
-                    &block_codes[at..end],
-                    &mut block_values[at..end],
-                    &put,
-                );
-                at = end;
+    scales: &[[u8; 4]],
+    put: impl Fn(&mut f32, f32),
+) -> Result<(), Error> {
+    let bucket_len = qsgd.bucket as usize;
+    let (mut low, mut high) = match values {
+        [] => (0.0, 0.0),
+        _ => read_scales(qsgd.scale, start / bucket_len, scales)?,
+    };
+    let mut block_codes = [0u8; BLOCK];
+    let packed_blocks = codes.chunks(BLOCK / 8 * qsgd.bits as usize);
+    for ((block, block_values), packed) in values.chunks_mut(BLOCK).enumerate().zip(packed_blocks) {
+        bits::unpack(qsgd.bits, packed, &mut block_codes);
+        let first = start + block * BLOCK;
+        let mut at = 0;
+        while at < block_values.len() {
+            let within = (first + at) % bucket_len;
+            if within == 0 {
+                (low, high) = read_scales(qsgd.scale, (first + at) / bucket_len, scales)?;
             }
+            let end = block_values.len().min(at.saturating_add(bucket_len - within));
+            dequantise::<SIGN_MAGNITUDE>(
+                low,
+                high,
+                qsgd.log_levels(),
+                &block_codes[at..end],
+                &mut block_values[at..end],
+                &put,
+            );
+            at = end;
         }
-        Ok(())
     }
-}
-
-impl<F: Fn(&mut f32, f32) + Copy + Send> Divide for Decode<'_, F> {
-    fn elements(&self) -> usize {
-        self.values.len()
-    }
-
-    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
-        let Some(at) = self.qsgd.division(at) else { return Err(self) };
-        let Decode { qsgd, scales, codes, start, values, put } = self;
-        let (codes, other_codes) = codes.split_at(at / 8 * qsgd.bits as usize);
-        let (values, others) = values.split_at_mut(at);
-        let second = Decode { qsgd, scales, codes: other_codes, start: start + at, values: others, put };
-        Ok((Decode { qsgd, scales, codes, start, values, put }, second))
-    }
-
-    fn join(first: Result<(), Error>, second: Result<(), Error>) -> Result<(), Error> {
-        first.and(second)
-    }
+    Ok(())
 }
 
 /// The two ends of a bucket's interval.

@@ -7,96 +7,65 @@ use crate::compress::bits;
 use crate::gradient::Element;
 use crate::rng::Stream;
 use crate::rng::block::{BLOCK, fill_block};
-use crate::simd::Kernel;
-use crate::spread::Divide;
+use crate::spread::{Per, Start};
+
+/// The first value's number in the tensor, values, and room for their scales and codes.
+pub(super) type Part<'a, E> = ((Start, &'a [E]), Per<&'a mut [u8]>, Per<&'a mut [u8]>);
 
 /// Fills `scales` and `codes`, which have exactly the lengths needed.
-pub(super) struct Encode<'a, E> {
-    pub(super) qsgd: Qsgd,
-    pub(super) values: &'a [E],
-    /// The first value's number in the tensor: a multiple of the bucket and of [`BLOCK`].
-    pub(super) start: usize,
-    pub(super) stream: Stream,
-    pub(super) scales: &'a mut [u8],
-    pub(super) codes: &'a mut [u8],
-}
-
-impl<E: Element> Kernel for Encode<'_, E> {
-    type Output = Result<(), Error>;
-
-    #[inline(always)]
-    fn run(self) -> Result<(), Error> {
-        if self.qsgd.sign_magnitude() { self.run_as::<true>() } else { self.run_as::<false>() }
+#[inline(always)]
+pub(super) fn encode<E: Element>(part: Part<'_, E>, (qsgd, stream): (Qsgd, Stream)) -> Result<(), Error> {
+    if qsgd.sign_magnitude() {
+        encode_as::<E, true>(part, qsgd, stream)
+    } else {
+        encode_as::<E, false>(part, qsgd, stream)
     }
 }
 
-impl<E: Element> Encode<'_, E> {
-    #[inline(always)]
-    fn run_as<const SIGN_MAGNITUDE: bool>(self) -> Result<(), Error> {
-        let Encode { qsgd, values, start, stream, scales, codes } = self;
-        let bucket_len = qsgd.bucket as usize;
-        let mut grid = Grid::default();
-        let mut addends = [HALF; BLOCK];
-        let mut block_codes = [0u8; BLOCK];
-        let packed_blocks = codes.chunks_mut(BLOCK / 8 * qsgd.bits as usize);
-        for ((block, block_values), packed) in values.chunks(BLOCK).enumerate().zip(packed_blocks) {
-            let first = block * BLOCK;
-            if qsgd.rounding == Rounding::Stochastic {
-                fill_block(&stream, start + first, &mut addends);
-            }
-            let mut at = 0;
-            while at < block_values.len() {
-                let within = (first + at) % bucket_len;
-                if within == 0 {
-                    grid = qsgd.grid(values, first + at).map_err(|error| in_tensor(error, start))?;
-                    write_scales(qsgd.scale, &grid, (first + at) / bucket_len, scales);
-                }
-                let end = block_values.len().min(at.saturating_add(bucket_len - within));
-                quantise::<E, SIGN_MAGNITUDE>(
-                    &grid,
-                    qsgd.log_levels(),
-                    &block_values[at..end],
-                    &addends[at..end],
-                    &mut block_codes[at..end],
-                );
-                at = end;
-            }
-            block_codes[at..].fill(0);
-            bits::pack(qsgd.bits, &block_codes, packed);
+#[inline(always)]
+fn encode_as<E: Element, const SIGN_MAGNITUDE: bool>(
+    ((Start(start), values), Per(scales, ..), Per(codes, ..)): Part<'_, E>,
+    qsgd: Qsgd,
+    stream: Stream,
+) -> Result<(), Error> {
+    let bucket_len = qsgd.bucket as usize;
+    let mut grid = Grid::default();
+    let mut addends = [HALF; BLOCK];
+    let mut block_codes = [0u8; BLOCK];
+    let packed_blocks = codes.chunks_mut(BLOCK / 8 * qsgd.bits as usize);
+    for ((block, block_values), packed) in values.chunks(BLOCK).enumerate().zip(packed_blocks) {
+        let first = block * BLOCK;
+        if qsgd.rounding == Rounding::Stochastic {
+            fill_block(&stream, start + first, &mut addends);
         }
-        Ok(())
+        let mut at = 0;
+        while at < block_values.len() {
+            let within = (first + at) % bucket_len;
+            if within == 0 {
+                grid = qsgd.grid(values, first + at).map_err(|error| in_tensor(error, start))?;
+                write_scales(qsgd.scale, &grid, (first + at) / bucket_len, scales);
+            }
+            let end = block_values.len().min(at.saturating_add(bucket_len - within));
+            quantise::<E, SIGN_MAGNITUDE>(
+                &grid,
+                qsgd.log_levels(),
+                &block_values[at..end],
+                &addends[at..end],
+                &mut block_codes[at..end],
+            );
+            at = end;
+        }
+        block_codes[at..].fill(0);
+        bits::pack(qsgd.bits, &block_codes, packed);
     }
-}
-
-impl<E: Element> Divide for Encode<'_, E> {
-    fn elements(&self) -> usize {
-        self.values.len()
-    }
-
-    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
-        let Some(at) = self.qsgd.division(at) else { return Err(self) };
-        let Encode { qsgd, values, start, stream, scales, codes } = self;
-        let (values, others) = values.split_at(at);
-        let (scales, other_scales) = scales.split_at_mut(at / qsgd.bucket as usize * qsgd.scale_bytes());
-        let (codes, other_codes) = codes.split_at_mut(at / 8 * qsgd.bits as usize);
-        let second = start + at;
-        Ok((
-            Encode { qsgd, values, start, stream, scales, codes },
-            Encode { qsgd, values: others, start: second, stream, scales: other_scales, codes: other_codes },
-        ))
-    }
-
-    fn join(first: Result<(), Error>, second: Result<(), Error>) -> Result<(), Error> {
-        first.and(second)
-    }
+    Ok(())
 }
 
 impl Qsgd {
-    /// The number of elements next below `at` that ends a bucket and a block.
-    pub(super) fn division(&self, at: usize) -> Option<usize> {
+    /// The least number of elements that ends a bucket and a block; more than there are if there is none.
+    pub(super) fn unit(&self) -> usize {
         let bucket = self.bucket as usize;
-        let unit = bucket.checked_mul(BLOCK >> bucket.trailing_zeros().min(BLOCK.ilog2()))?;
-        Some(at / unit * unit).filter(|&at| at > 0)
+        bucket.checked_mul(BLOCK >> bucket.trailing_zeros().min(BLOCK.ilog2())).unwrap_or(usize::MAX)
     }
 }
 

@@ -46,7 +46,7 @@ use crate::Error;
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::rng::Stream;
-use crate::spread::spread;
+use crate::spread::{Per, Start, spread_parts};
 
 /// Which interval a bucket's levels divide. The discriminants stand in payload headers and never change.
 ///
@@ -137,7 +137,9 @@ impl Default for Qsgd {
 }
 
 impl Qsgd {
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    /// `Err` unless bits and bucket are in range.
+    #[doc(hidden)]
+    pub fn check(&self) -> Result<(), Error> {
         if !(1..=8).contains(&self.bits) {
             return Err(Error::Parameter { what: "bits", value: self.bits as f64, expected: "1 to 8" });
         }
@@ -168,15 +170,19 @@ impl Qsgd {
     }
 
     /// Bytes of a payload's body, which a message may hold without its header.
-    pub(crate) fn body_len(&self, elements: usize) -> Result<usize, Error> {
+    #[doc(hidden)]
+    pub fn body_len(&self, elements: usize) -> Result<usize, Error> {
         self.check()?;
         self.body_lens(elements).map(|(scales, codes)| scales + codes)
     }
 
     /// Fills a payload's body.
-    pub(crate) fn encode_body<E: Element>(&self, values: &[E], stream: Stream, body: &mut [u8]) -> Result<(), Error> {
+    #[doc(hidden)]
+    pub fn encode_body<E: Element>(&self, values: &[E], stream: Stream, body: &mut [u8]) -> Result<(), Error> {
         let (scales, codes) = body.split_at_mut(self.body_lens(values.len())?.0);
-        spread(encode::Encode { qsgd: *self, values, start: 0, stream, scales, codes })
+        let scales = Per(scales, self.scale_bytes(), self.bucket as usize);
+        let part = ((Start(0), values), scales, Per(codes, self.bits.into(), 8));
+        spread_parts(values.len(), self.unit(), part, (*self, stream), encode::encode)
     }
 
     /// Bytes that the scale of a bucket takes.
@@ -236,6 +242,7 @@ mod tests {
     use super::*;
     use crate::gradient::Values;
     use crate::simd::Kernel;
+    use crate::spread::{Per, Start};
     use std::{vec, vec::Vec};
 
     #[test]
@@ -258,9 +265,8 @@ mod tests {
             let mut again = vec![0; payload.len()];
             again[..HEADER_LEN].copy_from_slice(&payload[..HEADER_LEN]);
             let (scales, codes) = again[HEADER_LEN..].split_at_mut(qsgd.body_lens(5003).unwrap().0);
-            encode::Encode { qsgd, values: &values[..], start: 0, stream: Stream::default(), scales, codes }
-                .run()
-                .unwrap();
+            let part = ((Start(0), &values[..]), Per(scales, 0, 1), Per(codes, 0, 1));
+            encode::encode(part, (qsgd, Stream::default())).unwrap();
             assert_eq!(payload, again);
             let (mut row, mut row_again) = ([0.0; 8], [0.0; 8]);
             let bits = [1, 2, 3, 4, 5, 6, 7, 8];

@@ -77,14 +77,10 @@ fn body_len(parts: &Parts) -> usize {
 
 /// What a header says.
 fn read(header: &Header) -> Result<(QuantisedTopK, Parts), Error> {
-    let expect = |what, expected: u8, found: u8| {
-        let (expected, found) = (expected as u64, found as u64);
-        if expected == found { Ok(()) } else { Err(Error::PayloadHeader { what, expected, found }) }
-    };
-    expect("method", Method::QuantisedTopK as u8, header.method as u8)?;
+    header.expect_method(Method::QuantisedTopK)?;
     let top = QuantisedTopK { keep: header.parameter, bits: header.variant & 15 };
     let parts = top.parts(header.shape.elements())?;
-    expect("variant", top.header(header.shape, parts.layout).variant, header.variant)?;
+    header.expect_variant(top.header(header.shape, parts.layout).variant)?;
     Ok((top, parts))
 }
 

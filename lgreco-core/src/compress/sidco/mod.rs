@@ -5,8 +5,8 @@
 //! density is reached. One stage fits everything at once. What exceeds the last threshold is sent, in
 //! [`topk`]'s payload; all elements are sent where that takes fewer bytes, for then no positions are.
 //!
-//! How far the density comes out right depends on the tail and the number of stages; [`Stages`] adapts that number to
-//! what was sent. Whatever the fit says, between half and twice the wanted number of elements are sent (of a gradient that
+//! How far the density comes out right depends on the tail and the number of stages: with heavy tails more
+//! stages send less, with light ones more. Whatever the fit says, between half and twice the wanted number of elements are sent (of a gradient that
 //! is not zero): outside that, exactly the half or the double, the largest; as many as wanted where nothing can be fitted
 //! (all magnitudes equal) or fewer than [`SMALLEST`] elements make a fit meaningless.
 //!
@@ -24,14 +24,10 @@
 //! # Source
 //! Abdelmoniem et al., "An efficient statistical-based gradient compression technique for distributed training systems",
 //! MLSys 2021, as in the authors' code. Deviations: (1) further stages only where the density is below a quarter; (2)
-//! half and twice the wanted number as bounds; (3) the number of stages is per layer and changes sign-adaptively, also
-//! away from a limit it cannot pass: with heavy tails more stages send less, with light ones more.
+//! half and twice the wanted number as bounds; (3) the number of stages does not change by itself.
 
 mod estimate;
 mod gamma;
-mod stages;
-
-pub use stages::{SAVED_LEN, Stages};
 
 use super::topk::{self, AtLeast, TopK};
 use super::{Compressor, hard_threshold};
@@ -86,7 +82,7 @@ pub struct Sidco {
     pub density: f64,
     /// What is fitted.
     pub fit: Fit,
-    /// Number of stages, 1 to 1100; [`Stages`] finds a good one. Workers may differ in it.
+    /// Number of stages, 1 to 1100. Workers may differ in it.
     pub stages: u32,
     /// The type the values are sent in, rounded to nearest.
     pub values: Dtype,

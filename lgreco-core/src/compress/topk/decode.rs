@@ -112,11 +112,7 @@ fn body<'a>(payload: &Payload<'a>, values: usize) -> Result<Body<'a>, Error> {
 
 /// Bytes of the body that a header implies, its layout of positions and the type of its values.
 pub(in crate::compress) fn stated(found: &Header) -> Result<(usize, Layout, Dtype), Error> {
-    let expect = |what, expected: u8, found: u8| {
-        let (expected, found) = (expected as u64, found as u64);
-        if expected == found { Ok(()) } else { Err(Error::PayloadHeader { what, expected, found }) }
-    };
-    expect("method", Method::TopK as u8, found.method as u8)?;
+    found.expect_method(Method::TopK)?;
     let (keep, elements) = (found.parameter, found.shape.elements());
     if keep as usize > elements {
         let expected = "at most the number of elements";
@@ -125,7 +121,7 @@ pub(in crate::compress) fn stated(found: &Header) -> Result<(usize, Layout, Dtyp
     let layout = Layout::new(elements as u32, keep);
     let dtype = [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().find(|&d| d as u8 == found.variant & 3);
     let dtype = dtype.unwrap_or(Dtype::F32);
-    expect("variant", header(keep, dtype, found.shape, layout).variant, found.variant)?;
+    found.expect_variant(header(keep, dtype, found.shape, layout).variant)?;
     Ok((usize::try_from(body_len(keep, elements, dtype)).unwrap_or(usize::MAX), layout, dtype))
 }
 
@@ -168,10 +164,6 @@ impl<F: Fn(&mut f32, f32) + Copy + Send> Divide for Scatter<'_, F> {
         let (values, others) = values.split_at_mut(at);
         let second = Scatter { body, start, place, values: others, unkept, put };
         Ok((Scatter { body, start: first, place: first_place, values, unkept, put }, second))
-    }
-
-    fn join(first: Self::Output, second: Self::Output) -> Self::Output {
-        first.and(second)
     }
 
     fn start(self) -> Self::Output {

@@ -174,8 +174,6 @@ impl<T: Element> Divide for Project<'_, T> {
         Ok((Project { m: Matrix { values, rows: above, cols }, q, p, scratch }, second))
     }
 
-    fn join((): (), (): ()) {}
-
     #[inline(never)] // because of the memory on its stack
     fn start(self) {
         let Project { m, q, p, scratch } = self;
@@ -199,8 +197,6 @@ impl<T: Element> Divide for BackProject<'_, T> {
         let second = BackProject { m, first: first + left, cols: cols - left, p, q: other_q, scratch: Scratch::none() };
         Ok((BackProject { m, first, cols: left, p, q, scratch }, second))
     }
-
-    fn join((): (), (): ()) {}
 
     #[inline(never)] // because of the memory on its stack
     fn start(self) {

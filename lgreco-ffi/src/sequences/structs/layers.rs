@@ -128,9 +128,8 @@ pub(super) fn compressor(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
     let mut owned = Owned::new(bytes);
     let view = owned.view(bytes);
     let options = lgreco_compressor_options {
-        feedback: bytes.below(6).into(),
+        feedback: bytes.below(3).into(),
         storage: bytes.below(4).into(),
-        aggregation: bytes.below(2).into(),
         gain: 1.0,
         ..Default::default()
     };
@@ -160,8 +159,7 @@ pub(super) fn compressor(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
                 let cut = length - usize::from(bytes.below(8) / 7).min(length);
                 let (from, elements) = (payload.place(bytes), owned.elements);
                 let (to, none) = (decoded.place(bytes), null_mut());
-                let decode = [lgreco_compressor_decode, lgreco_compressor_receive][usize::from(bytes.below(2))];
-                if expect(decode(compressor, from, cut, to, elements, none)) == LGRECO_OK {
+                if expect(lgreco_compressor_decode(compressor, from, cut, to, elements, none)) == LGRECO_OK {
                     assert!(decoded.values().iter().all(|x| x.is_finite()), "values that are not finite");
                 }
             }
@@ -239,8 +237,6 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
         offset_of!(lgreco_controller_options, search),
         offset_of!(lgreco_controller_options, plan),
         offset_of!(lgreco_controller_options, fixed),
-        offset_of!(lgreco_controller_options, compute_seconds),
-        offset_of!(lgreco_controller_options, compute_user),
         offset_of!(lgreco_controller_options, shards),
         offset_of!(lgreco_controller_options, legacy_levels),
         offset_of!(lgreco_controller_options, legacy_sizes),

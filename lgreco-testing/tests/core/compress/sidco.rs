@@ -1,9 +1,8 @@
 use lgreco_core::Error;
 use lgreco_core::compress::Compressor;
-use lgreco_core::compress::sidco::{Fit, SAVED_LEN, Sidco, Stages, measure, measure_workspace_len};
+use lgreco_core::compress::sidco::{Fit, Sidco, measure, measure_workspace_len};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
-use lgreco_testing::reseal;
 use lgreco_testing::sidco::{check, check_bytes};
 use proptest::prelude::*;
 
@@ -50,7 +49,7 @@ fn ratio(fit: Fit, stages: u32, density: f64, values: &[f32]) -> f64 {
 #[test]
 fn exponential_magnitudes() {
     // Quantiles, so that no sample's noise is in the way.
-    let n = 400_000;
+    let n = if std::env::var_os("LGRECO_FULL").is_some() { 400_000 } else { 100_000 };
     let values: Vec<f32> = (0..n).map(|i| -((i as f64 + 0.5) / n as f64).ln() as f32).collect();
     for density in [0.001, 0.01, 0.1, 0.3] {
         for fit in FITS {
@@ -85,72 +84,6 @@ fn other_tails() {
             assert!((0.8..1.2).contains(&found), "family {which}, {stages} stages, {density}: {found}");
         }
     }
-}
-
-#[test]
-fn stages_adapt_to_any_tail() {
-    for which in 0..5 {
-        let mut stages = Stages::new(0.001).unwrap();
-        let mut found = Vec::new();
-        for step in 0..75 {
-            let values = family(which, 60_000, 100 + step / 25);
-            let sidco = Sidco { density: 0.001, fit: Fit::Exponential, stages: stages.get(), values: Dtype::F32 };
-            let sent = check(sidco, &vector(&values));
-            stages.observe(sent, values.len());
-            found.push(sent as f64 / 60.0);
-        }
-        let last = found[65..].iter().sum::<f64>() / 10.0;
-        assert!((0.6..1.4).contains(&last), "family {which}: {found:?}");
-    }
-}
-
-#[test]
-fn stages_move_turn_and_stop_at_their_limits() {
-    let mut stages = Stages::new(0.01).unwrap();
-    let mut after = |ratio: f64| {
-        (0..5).for_each(|_| stages.observe((ratio * 100.0f64).round() as u32, 10_000));
-        stages.get()
-    };
-    assert_eq!([after(0.5), after(0.7), after(1.0)], [3, 4, 4]);
-    // Worse than at the last move: the sense turns, and again.
-    assert_eq!([after(0.6), after(0.5), after(0.6), after(0.79)], [3, 4, 5, 6]);
-    // And again; seven halvings reach 0.01, so it turns at 7.
-    assert_eq!([after(1.9), after(1.8), after(1.7), after(1.6)], [7, 7, 6, 5]);
-    assert_eq!([after(1.5), after(1.4), after(1.3), after(1.28)], [4, 3, 2, 1]);
-    assert_eq!([after(1.26), after(1.25), after(1.24)], [1, 2, 3]);
-    let mut whole = Stages::new(1.0).unwrap();
-    (0..20).for_each(|_| whole.observe(1, 100));
-    assert_eq!(whole.get(), 1);
-    assert!(Stages::new(0.0).is_err() && Stages::new(f64::NAN).is_err());
-}
-
-#[test]
-fn saved_stages_are_checked() {
-    let mut stages = Stages::new(0.01).unwrap();
-    (0..8).for_each(|_| stages.observe(30, 10_000));
-    let saved = stages.save();
-    assert_eq!(Stages::restore(&saved), Ok(stages));
-    assert!(matches!(Stages::restore(&saved[1..]), Err(Error::Length { .. })));
-    for bit in 0..8 * SAVED_LEN {
-        let mut changed = saved;
-        changed[bit / 8] ^= 1 << (bit % 8);
-        let found = Stages::restore(&changed);
-        match found {
-            Err(Error::SavedState { .. }) => assert!(bit < 24, "bit {bit}"),
-            found => assert!(matches!(found, Err(Error::Checksum { .. })) && bit >= 24, "bit {bit}: {found:?}"),
-        }
-    }
-    for (at, byte) in [(0, 0), (2, 1), (3, 2), (4, 0), (5, 1), (8, 5), (12, 1), (31, 0xff), (39, 0xff)] {
-        let mut changed = saved;
-        changed[at] = byte;
-        reseal(&mut changed);
-        assert!(matches!(Stages::restore(&changed), Err(Error::SavedState { .. })), "byte {at}");
-    }
-    let mut changed = saved;
-    changed[16..24].copy_from_slice(&2f64.to_le_bytes());
-    reseal(&mut changed);
-    assert!(matches!(Stages::restore(&changed), Err(Error::Parameter { .. })));
-    assert_eq!(SAVED_LEN, saved.len());
 }
 
 /// Zeros, one value, equal magnitudes, few survivors, magnitudes at both ends of f32, tensors too small.

@@ -245,7 +245,7 @@ fn what_went_wrong_after_an_exchange_is_told_through_a_bucket() {
 #[test]
 fn sixteen_bit_layers_have_plain_residuals_in_buckets() {
     use lgreco_train::compress::Compressor;
-    use lgreco_train::feedback::{Memory, Rule};
+    use lgreco_train::feedback::Memory;
     use lgreco_train::gradient::{Bf16, Element, F16, Gradient, Shape, Values};
     let shape = Shape::new(16, 8).unwrap();
     for setting in [
@@ -259,7 +259,7 @@ fn sixteen_bit_layers_have_plain_residuals_in_buckets() {
         let tensors = [Dtype::F16, Dtype::Bf16].map(|dtype| Tensor::new(&format!("{dtype:?}"), &[16, 8], dtype));
         let tensors = tensors.into_iter().collect::<Result<Vec<_>, _>>().unwrap();
         let mut controller = Controller::new(config, tensors, &worker).unwrap();
-        let rule = Rule::Residual(Residual::CLASSIC);
+        let rule = Residual::CLASSIC;
         let mut memories = [0, 1].map(|_| Memory::owned(rule, shape).unwrap());
         for step in 0..7 {
             let mut half: Vec<F16> = noise(0, 0, step, 128).into_iter().map(F16::from_f32).collect();
@@ -272,7 +272,7 @@ fn sixteen_bit_layers_have_plain_residuals_in_buckets() {
                     if let Setting::PowerSgd(_) = setting {
                         continue; // warm there, not here
                     }
-                    let mut workspace = vec![0; memory.workspace_len(&setting, gradient.values().dtype()).unwrap()];
+                    let mut workspace = vec![0; memory.workspace_len(&setting, gradient.values().dtype())];
                     let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
                     let stream = Stream { seed: 0, step, layer: layer as u32, rank: 0 };
                     let own = &mut expected[layer];

@@ -4,7 +4,6 @@ use super::schedule::by_hand;
 use super::*;
 use lgreco_train::CoreError;
 use lgreco_train::plan::{self, Limit, Solver, Summary, baseline, budget::Budget as Planned};
-use std::sync::Arc;
 
 const SOLVER: Solver = Solver::Dp { levels: 10_000 };
 
@@ -86,50 +85,21 @@ fn accordions_levels_are_the_size() {
     assert_eq!(decision.plan.unwrap().limit(), Limit::Size(rank_8));
 }
 
-/// One bucket at a microsecond per byte, compressors that take no time: sizes are picoseconds.
-fn timed(budget: Budget) -> Result<(Decision, Vec<Setting>), Error> {
-    on_all(1, |mut worker| {
-        let mut config = config(Method::Qsgd, LGRECO);
-        config.objective = Objective::Seconds(Arc::new(|_, _| 0.0));
-        config.budget = budget;
-        let mut controller = Controller::new(config, model(), &worker)?;
-        for (bytes, seconds) in [(1000, 1e-3), (2000, 2e-3)] {
-            controller.record_sync(&[bytes], seconds).unwrap();
-        }
-        for _ in 0..3 {
-            take_step(&mut controller, &mut worker, 1.0, 1.0)?;
-        }
-        Ok((*controller.decision().unwrap(), settings(&controller)))
-    })
-}
-
-#[test]
-fn a_size_is_seconds_where_the_objective_is() {
-    let relative = timed(Budget::Size).unwrap().0;
-    let plan = relative.plan.unwrap();
-    assert_eq!(plan.limit(), Limit::Size(relative.default_size));
-    let seconds = relative.default_size as f64 / 1e12;
-    assert!((1e-5..1e-2).contains(&seconds), "{seconds}");
-
-    let absolute = timed(Budget::Seconds(2.0 * seconds)).unwrap().0.plan.unwrap();
-    assert!(absolute.error < plan.error && absolute.size > relative.default_size, "{absolute:?}");
-    assert!(absolute.size as f64 / 1e12 <= 2.0 * seconds);
-    let Err(Error::TimeInfeasible { limit, smallest }) = timed(Budget::Seconds(1e-6)) else { panic!("a microsecond") };
-    assert_eq!(limit, 1e-6);
-    assert!(smallest > 1e-5 && smallest < seconds, "{smallest}");
-    let told = Error::TimeInfeasible { limit, smallest };
-    assert_eq!(told.code(), CoreError::SizeInfeasible { limit: 0, smallest: 0 }.code());
-    assert!(told.to_string().contains("seconds"), "{told}");
-}
-
 /// Seconds are no limit of bits: the defaults stay until times are known.
 #[test]
-fn without_a_fit_seconds_decide_nothing() {
+fn before_anything_is_measured_seconds_decide_nothing() {
     let mut config = config(Method::Qsgd, LGRECO);
-    config.objective = Objective::Seconds(Arc::new(|_, _| 0.0));
-    config.budget = Budget::Seconds(1.0);
-    let (decision, settings) = decide(&config);
-    assert_eq!((decision.plan, decision.fit), (None, Some(FitKind::None)));
+    let (decision, settings) = on_all(1, |mut worker| {
+        let mut config = config.clone();
+        (config.objective, config.budget) = (Objective::MeasuredSeconds, Budget::Seconds(1.0));
+        config.clock = Some(|| 0.0);
+        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        // Nobody brings seconds.
+        controller.meter_elsewhere(true).unwrap();
+        (0..3).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
+        (*controller.decision().unwrap(), settings(&controller))
+    });
+    assert_eq!((decision.plan, decision.timing), (None, None));
     config.policy = Policy::Uniform;
     assert_eq!(settings, decide(&config).1);
 }
@@ -141,7 +111,8 @@ fn budgets_that_cannot_be_are_refused() {
         let mut config = config(Method::Qsgd, LGRECO);
         config.budget = budget;
         if timed {
-            config.objective = Objective::Seconds(Arc::new(|_, _| 0.0));
+            config.objective = Objective::MeasuredSeconds;
+            config.clock = Some(|| 0.0);
         }
         match Controller::new(config, model(), &worker) {
             Ok(_) => None,

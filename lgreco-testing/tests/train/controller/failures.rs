@@ -2,7 +2,6 @@
 
 use super::*;
 use lgreco_train::feedback::Storage;
-use std::sync::Arc;
 
 /// What each rank gets from `broken` steps of three, and that a sound step follows.
 fn failing(config: &Config, broken: impl Fn(u32, &mut Vec<Vec<f32>>) + Sync) -> Vec<Result<Outcome, Error>> {
@@ -94,21 +93,6 @@ fn a_planner_that_fails_is_an_error_on_every_rank() {
             }
         }
     }
-}
-
-#[test]
-fn costs_that_are_no_number_fail_the_decision() {
-    let results = threads::run(2, |mut worker| {
-        let mut config = config(Method::Qsgd, LGRECO);
-        config.objective = Objective::Seconds(Arc::new(|_, _| f64::NAN));
-        let mut controller = Controller::new(config, model(), &worker).unwrap();
-        controller.record_sync(&[1], 1.0).unwrap();
-        controller.record_sync(&[2], 2.0).unwrap();
-        (0..2).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
-        take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap_err()
-    });
-    assert!(matches!(results[0], Error::Core(CoreError::Parameter { what: "seconds that a layer takes", .. })));
-    assert_eq!(results[1], Error::Peer { rank: 0, code: 2 });
 }
 
 #[test]

@@ -21,9 +21,6 @@ fn factors_and_uncompressed_layers_take_half_the_bytes() {
             let dense = 2 * (16 * 24 + 24 + 20 * 16);
             let compressed = 2 * 2 * (16 + 24) + 16 + 2 * 24 + 2 * 2 * (20 + 16) + 16;
             assert_eq!(report.bytes_out, if step < 2 { dense } else { compressed }, "step {step}");
-            let bytes: u64 = controller.bucket_bytes().iter().sum();
-            // Uncompressed payloads have headers that are not sent.
-            assert_eq!(bytes, report.bytes_out + if step < 2 { 3 * 16 } else { 16 });
             for (owed, layer) in owed.iter_mut().zip([0, 2]) {
                 let mut left = residual(&controller, layer);
                 worker.all_reduce_sum(owed).unwrap();

@@ -2,7 +2,7 @@
 
 use super::*;
 use lgreco_train::compress::qsgd::Qsgd;
-use lgreco_train::controller::{Accordion, Budget, Config, Contents, Observed, Planner, Policy, Schedule, Tensor};
+use lgreco_train::controller::{Accordion, Budget, Config, Contents, Observed, Policy, Schedule, Tensor};
 use lgreco_train::gradient::{Bf16, Element, Values, with_elements};
 use lgreco_train::plan::Solver;
 use lgreco_train::search::OfferedRow;
@@ -97,39 +97,52 @@ fn with_values<T>(tensor: &Tensor, values: &[f32], then: impl FnOnce(Values<'_>)
     }
 }
 
+fn controller(config: &Config) -> (Controller, ThreadCollective) {
+    let worker = ThreadCollective::group(1).remove(0);
+    (Controller::new(config.clone(), tensors(), &worker).unwrap(), worker)
+}
+
+/// Begins a step, up to where gradients are observed.
+fn begin(controller: &mut Controller, worker: &mut ThreadCollective, rate: f64) {
+    controller.begin_step(rate).unwrap();
+    while let Some(request) = controller.control().unwrap() {
+        request.perform(worker).unwrap();
+    }
+}
+
+fn finish(controller: &mut Controller) {
+    controller.note_exchanged(&[0, 1, 2, 3, 4]).unwrap();
+    controller.finish_step().unwrap();
+}
+
 /// What was decided at each step, with these layers elsewhere; the rows that the device has measured.
 fn decisions(config: &Config, elsewhere: &[usize]) -> (Vec<(u64, std::string::String, Vec<Setting>)>, usize) {
-    let tensors = tensors();
-    let mut planner = Planner::new(config.clone(), tensors.clone(), 0, 2).unwrap();
-    let (mut device, mut decided, mut window) = (Device::new(&tensors), vec![], 0);
+    let (tensors, (mut controller, mut worker)) = (tensors(), controller(config));
+    let (mut device, mut decided) = (Device::new(&tensors), vec![]);
     for step in 0..12 {
-        planner.begin_step(if step < 6 { 0.1 } else { 0.01 }).unwrap();
-        if planner.is_due() {
-            let message = planner.message();
-            if let Some(adopted) = planner.adopt(&message).unwrap() {
-                decided.push((step, adopted.decision.to_string(), adopted.settings));
-                (device.means, window) = (Device::new(&tensors).means, 0);
-            }
+        begin(&mut controller, &mut worker, if step < 6 { 0.1 } else { 0.01 });
+        if let Some(decision) = controller.decision().filter(|decision| decision.step == step) {
+            decided.push((step, decision.to_string(), settings(&controller)));
         }
-        window += u64::from(planner.watches());
+        let window = controller.window_step();
         for (layer, tensor) in tensors.iter().enumerate() {
             let values = gradient(layer, step, tensor.shape().elements());
             with_values(tensor, &values, |values| {
                 if !elsewhere.contains(&layer) {
-                    planner.observe(layer, values).unwrap();
-                } else if planner.watches() {
-                    planner.note_observed(layer).unwrap();
+                    controller.observe(layer, values).unwrap();
+                } else if window > 0 {
+                    controller.note_observed(layer).unwrap();
                     device.observe(layer, values, window);
                 }
             });
         }
-        planner.end_step().unwrap();
-        if let Some(task) = planner.take_task() {
+        finish(&mut controller);
+        if let Some(task) = controller.take_plan_task() {
             let result = match elsewhere {
                 [] => task.run(&mut Portable),
                 _ => task.run_with(&mut device, &mut Portable),
             };
-            assert!(planner.hand_in(result));
+            assert!(controller.hand_in(result));
         }
     }
     (decided, device.rows)
@@ -188,61 +201,60 @@ fn plans_are_those_of_the_host() {
     }
 }
 
-fn elsewhere_until_due(lead: u64) -> (Planner, Device) {
+fn elsewhere_until_due(lead: u64) -> (Controller, ThreadCollective, Device) {
     let (tensors, mut config) = (tensors(), configs().swap_remove(0).1);
     config.schedule.lead = lead;
-    let mut planner = Planner::new(config, tensors.clone(), 0, 2).unwrap();
+    let (mut controller, mut worker) = controller(&config);
     let mut device = Device::new(&tensors);
     for step in 0..3 - lead {
-        planner.begin_step(0.1).unwrap();
+        begin(&mut controller, &mut worker, 0.1);
         for (layer, tensor) in tensors.iter().enumerate() {
             let values = gradient(layer, step, tensor.shape().elements());
-            if planner.watches() {
-                planner.note_observed(layer).unwrap();
+            if controller.watches() {
+                controller.note_observed(layer).unwrap();
                 with_values(tensor, &values, |values| device.observe(layer, values, 1));
             }
         }
-        planner.end_step().unwrap();
+        finish(&mut controller);
     }
-    (planner, device)
+    (controller, worker, device)
 }
 
 #[test]
 fn nothing_is_decided_of_what_nobody_has_measured() {
-    let (mut planner, _) = elsewhere_until_due(0);
-    planner.begin_step(0.1).unwrap();
-    let message = planner.message();
-    assert!(planner.is_due() && planner.adopt(&message).unwrap().is_none(), "it is asked for again");
-    planner.end_step().unwrap();
+    let (mut controller, mut worker, _) = elsewhere_until_due(0);
+    begin(&mut controller, &mut worker, 0.1);
+    assert!(controller.decision().is_none(), "it is asked for again");
+    finish(&mut controller);
     // It is said, and not planned by zeros.
-    let result = planner.take_task().unwrap().run(&mut Portable);
+    let result = controller.take_plan_task().unwrap().run(&mut Portable);
     assert!(matches!(result.decision(), Err(Error::StepOrder { .. })));
     drop(result);
-    assert!(planner.take_task().is_some(), "it is there again");
+    assert!(controller.take_plan_task().is_some(), "it is there again");
 }
 
 #[test]
 fn what_fails_elsewhere_is_the_decisions_error() {
-    let (mut planner, mut device) = elsewhere_until_due(1);
+    let (mut controller, _, mut device) = elsewhere_until_due(1);
     device.failing = Some(CoreError::Device { what: "it is out of memory" });
-    let result = planner.take_task().unwrap().run_with(&mut device, &mut Portable);
+    let result = controller.take_plan_task().unwrap().run_with(&mut device, &mut Portable);
     let error = result.decision().unwrap_err();
     assert_eq!(error, Error::Core(CoreError::Device { what: "it is out of memory" }));
 }
 
 #[test]
 fn means_that_are_brought_are_planned_by_here() {
-    let (mut planner, device) = elsewhere_until_due(1);
+    let (mut controller, _, device) = elsewhere_until_due(1);
     let expected = {
-        let (mut planner, mut device) = elsewhere_until_due(1);
-        planner.take_task().unwrap().run_with(&mut device, &mut Portable).decision().unwrap()
+        let (mut controller, _, mut device) = elsewhere_until_due(1);
+        controller.take_plan_task().unwrap().run_with(&mut device, &mut Portable).decision().unwrap()
     };
     for (layer, mean) in device.means.iter().enumerate() {
-        planner.set_observed(layer, mean).unwrap();
+        controller.set_observed(layer, mean).unwrap();
     }
-    assert_eq!(planner.take_task().unwrap().run(&mut Portable).decision().unwrap(), expected);
-    assert!(planner.set_observed(0, &[0.0]).is_err() && planner.set_observed(5, &[]).is_err());
-    assert!(planner.note_observed(0).is_err(), "no step is under way");
+    assert_eq!(controller.take_plan_task().unwrap().run(&mut Portable).decision().unwrap(), expected);
+    assert!(controller.set_observed(0, &[0.0]).is_err() && controller.set_observed(5, &[]).is_err());
+    assert!(controller.note_observed(0).is_err(), "no step is under way");
 }
 
 /// Saved states have what was brought, while a task is out, too; the task goes on.

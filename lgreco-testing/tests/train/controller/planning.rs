@@ -3,7 +3,7 @@
 use super::schedule::l_greco;
 use super::*;
 use lgreco_train::compress::Setting;
-use lgreco_train::gradient::{Bf16, Element, F16, Values};
+use lgreco_train::gradient::{Bf16, Element, Values};
 use std::sync::mpsc::{Receiver, channel};
 
 /// Decisions at 4, 9 and 14 on two gradients, of which the last is two steps before.
@@ -120,17 +120,10 @@ fn who_runs_a_task_changes_nothing() {
         (Method::TopK, Policy::Uniform),
     ] {
         on_all(2, |mut worker| {
-            let mut config = config_with_lead(method, policy.clone());
-            if let Policy::KMeans { .. } = policy {
-                // Times, of which a task has a copy.
-                config.objective = Objective::Seconds(std::sync::Arc::new(|_, shape| 1e-9 * shape.elements() as f64));
-            }
+            let config = config_with_lead(method, policy.clone());
             let (mut blocking, mut other, mut careless) =
                 (new(&config, &worker), new(&config, &worker), new(&config, &worker));
             for at in 0..12u64 {
-                for controller in [&mut blocking, &mut other, &mut careless] {
-                    controller.record_sync(&controller.bucket_bytes(), 1e-3 * (1 + at % 3) as f64).unwrap();
-                }
                 let expected = step(&mut blocking, &mut worker);
                 assert!(step(&mut other, &mut worker) == expected, "step {at}");
                 assert!(step(&mut careless, &mut worker) == expected, "step {at}");
@@ -325,153 +318,52 @@ fn without_a_lead_there_is_no_task() {
     }
 }
 
-fn planner(config: Config, rank: u32) -> Planner {
-    Planner::new(config, model(), rank, 2).unwrap()
-}
-
-/// Takes steps up to the one of the first decision; what the measuring rank then says, and the planner that hears it.
-fn up_to_the_decision(config: &Config) -> (Planner, Planner) {
-    let [mut one, mut other] = [0, 1].map(|rank| planner(config.clone(), rank));
-    for at in 0..config.schedule.warmup as u32 {
-        for planner in [&mut one, &mut other] {
-            assert_eq!(planner.begin_step(1.0), Ok(None));
-            assert!(!planner.is_due());
-            for layer in [2, 0, 1] {
-                planner.observe(layer, Values::F32(&gradients(0, at, 1.0)[layer])).unwrap();
-            }
-            planner.end_step().unwrap();
+#[test]
+fn a_window_begins_anew_after_an_observed_gradient_that_is_not_finite() {
+    on_all(1, |mut worker| {
+        let mut config = config(Method::TopK, LGRECO);
+        config.schedule = Schedule { warmup: 2, period: 3, window: 2, lead: 0 };
+        let tensors = vec![Tensor::new("fc", &[16, 8], Dtype::F32).unwrap()];
+        let mut controller = Controller::new(config, tensors, &worker).unwrap();
+        let (values, mut spoilt) = (noise(0, 0, 0, 128), noise(0, 0, 1, 128));
+        spoilt[7] = f32::INFINITY;
+        controller.begin_step(1.0).unwrap();
+        assert!(controller.control().unwrap().is_none());
+        let found = controller.observe(0, Values::F32(&spoilt));
+        assert_eq!(found, Err(Error::NonFiniteGradient { layer: 0, index: 7, value: f32::INFINITY }));
+        assert!(!controller.watches(), "for the rest of the step");
+        controller.finish_step().unwrap();
+        controller.begin_step(1.0).unwrap();
+        assert!(controller.control().unwrap().is_none());
+        controller.observe(0, Values::F32(&values)).unwrap();
+        controller.finish_step().unwrap();
+        controller.begin_step(1.0).unwrap();
+        while let Some(request) = controller.control().unwrap() {
+            request.perform(&mut worker).unwrap();
         }
-    }
-    for planner in [&mut one, &mut other] {
-        assert_eq!(planner.begin_step(1.0), Ok(None));
-        assert!(planner.is_due());
-    }
-    (one, other)
+        assert!(matches!(controller.setting(0), Setting::TopK(_)));
+    });
 }
 
 #[test]
-fn a_planner_alone_decides_as_by_hand() {
-    for lead in [0, 2] {
-        let mut config = config_with_lead(Method::Hybrid, LGRECO);
-        config.schedule.lead = lead;
-        let (mut one, mut other) = up_to_the_decision(&config);
-        assert!(other.take_task().is_none());
-        // Not yet.
-        let message = one.message();
-        assert_eq!(message.len(), other.message().len());
-        for planner in [&mut one, &mut other] {
-            assert_eq!(planner.adopt(&message), Ok(None));
-            planner.end_step().unwrap();
-            assert_eq!(planner.begin_step(1.0), Ok(None));
-        }
-        let task = one.take_task().unwrap();
-        assert!(one.hand_in(run(task)));
-        let message = one.message();
-        let adopted = one.adopt(&message).unwrap().unwrap();
-        assert_eq!(other.adopt(&message), Ok(Some(adopted.clone())));
-        assert_eq!(adopted.decision.step, 5);
-        let steps: &[u32] = if lead == 0 { &[2, 3] } else { &[0, 1] };
-        assert_eq!((adopted.decision.plan, adopted.settings), l_greco(Method::Hybrid, 0, steps));
-        assert_eq!(adopted.uncompressed, [None, Some(Uncompressed::Small), None]);
-        assert_eq!(one.decision(), other.decision());
-    }
-}
-
-#[test]
-fn planners_that_differ_are_told() {
-    let (mut one, _) = up_to_the_decision(&config_with_lead(Method::TopK, LGRECO));
-    let task = one.take_task().unwrap();
-    one.hand_in(run(task));
-    let message = one.message();
-    let heard = |change: fn(&mut Config)| {
-        let mut config = config_with_lead(Method::TopK, LGRECO);
-        change(&mut config);
-        let (_, mut other) = up_to_the_decision(&config);
-        (other.adopt(&message).map(|adopted| adopted.is_some()), other.begin_step(1.0).is_ok())
-    };
-    assert_eq!(heard(|_| ()).0, Ok(true));
-    let told = (Err(Error::PeerPlan { rank: 1 }), true);
-    assert_eq!(heard(|config| config.schedule.lead = 1), told);
-    assert_eq!(heard(|config| config.search.seed = 1), told);
-    let (_, mut other) = up_to_the_decision(&config_with_lead(Method::TopK, LGRECO));
-    let mut damaged = message.clone();
-    damaged[16 + 80] = 77; // the first layer's method
-    assert!(matches!(other.adopt(&damaged), Err(Error::PeerMessage { rank: 0, .. })));
-    other.begin_step(1.0).unwrap();
-    assert!(matches!(other.adopt(&message[8..]), Err(Error::Core(CoreError::Length { .. }))));
-    other.begin_step(1.0).unwrap();
-    assert!(other.adopt(&message).unwrap().is_some());
-}
-
-#[test]
-fn a_planner_begins_its_window_anew_after_a_gradient_that_is_not_finite() {
-    let mut config = config(Method::TopK, LGRECO);
-    config.schedule = Schedule { warmup: 2, period: 3, window: 2, lead: 0 };
-    let mut planner = Planner::new(config, vec![Tensor::new("fc", &[16, 8], Dtype::F32).unwrap()], 0, 1).unwrap();
-    let (values, mut spoilt) = (noise(0, 0, 0, 128), noise(0, 0, 1, 128));
-    spoilt[7] = f32::INFINITY;
-    planner.begin_step(1.0).unwrap();
-    let found = planner.observe(0, Values::F32(&spoilt));
-    assert_eq!(found, Err(Error::NonFiniteGradient { layer: 0, index: 7, value: f32::INFINITY }));
-    assert!(!planner.watches(), "for the rest of the step");
-    planner.end_step().unwrap();
-    planner.begin_step(1.0).unwrap();
-    planner.observe(0, Values::F32(&values)).unwrap();
-    planner.end_step().unwrap();
-    planner.begin_step(1.0).unwrap();
-    let task = planner.take_task().unwrap();
-    assert!(planner.hand_in(run(task)));
-    let adopted = planner.adopt(&planner.message()).unwrap().unwrap();
-    assert!(matches!(adopted.settings[..], [Setting::TopK(_)]));
-}
-
-#[test]
-fn planners_refuse_calls_out_of_order_and_gradients_of_other_layers() {
+fn gradients_of_other_layers_and_out_of_order_are_not_observed() {
     fn sent<T: Send + 'static>() {}
     sent::<PlanTask>();
     sent::<PlanResult>();
-    sent::<Planner>();
-    let order = |result: Result<(), Error>| assert!(matches!(result, Err(Error::StepOrder { .. })), "{result:?}");
+    let worker = ThreadCollective::group(1).remove(0);
     let layers = [Dtype::F16, Dtype::Bf16].map(|dtype| Tensor::new(&format!("{dtype:?}"), &[16, 8], dtype).unwrap());
-    let mut config = config(Method::TopK, LGRECO);
-    config.schedule = Schedule { warmup: 2, period: 3, window: 1, lead: 1 };
-    let mut planner = Planner::new(config, layers.to_vec(), 0, 1).unwrap();
-    let values = noise(0, 0, 0, 128);
-    let half: Vec<F16> = values.iter().map(|&x| F16::from_f32(x)).collect();
-    let brain: Vec<Bf16> = values.iter().map(|&x| Bf16::from_f32(x)).collect();
-    order(planner.observe(0, Values::F16(&half)));
-    order(planner.end_step());
-    order(planner.adopt(&[]).map(drop));
-    assert!(matches!(planner.begin_step(f64::NAN), Err(Error::Core(CoreError::Parameter { .. }))));
-    planner.begin_step(1.0).unwrap();
-    order(planner.begin_step(1.0).map(drop));
-    assert!(planner.watches());
+    let mut controller = Controller::new(config(Method::TopK, LGRECO), layers.into(), &worker).unwrap();
+    let brain: Vec<Bf16> = noise(0, 0, 0, 128).into_iter().map(Bf16::from_f32).collect();
+    let order = |result: Result<(), Error>| assert!(matches!(result, Err(Error::StepOrder { .. })), "{result:?}");
+    order(controller.observe(1, Values::Bf16(&brain)));
+    controller.begin_step(1.0).unwrap();
+    order(controller.observe(1, Values::Bf16(&brain)));
+    assert!(controller.control().unwrap().is_none() && controller.watches());
     let mismatch =
         |result: Result<(), Error>| assert!(matches!(result, Err(Error::LayerMismatch { .. })), "{result:?}");
-    mismatch(planner.observe(0, Values::Bf16(&brain)));
-    mismatch(planner.observe(1, Values::Bf16(&brain[1..])));
-    mismatch(planner.observe(2, Values::Bf16(&brain)));
-    planner.observe(1, Values::Bf16(&brain)).unwrap();
-    planner.observe(0, Values::F16(&half)).unwrap();
-    assert!(planner.take_task().is_none(), "in the middle of a step");
-    planner.end_step().unwrap();
-    planner.begin_step(1.0).unwrap();
-    assert!(!planner.watches());
-    planner.observe(0, Values::F16(&half)).unwrap(); // nobody looks at it
-    planner.end_step().unwrap();
-    let task = planner.take_task().unwrap();
-    planner.begin_step(1.0).unwrap();
-    order(planner.observe(0, Values::F16(&half)));
-    order(planner.end_step());
-    planner.hand_in(run(task));
-    let adopted = planner.adopt(&planner.message()).unwrap().unwrap();
-    // 1 % of 128, of each its own kind.
-    let keep = |values| Setting::TopK(TopK { keep: 2, values });
-    assert!(
-        adopted.settings.iter().zip([Dtype::F16, Dtype::Bf16]).all(|(&found, dtype)| {
-            matches!((found, keep(dtype)), (Setting::TopK(a), Setting::TopK(b)) if a.values == b.values)
-        }),
-        "{:?}",
-        adopted.settings
-    );
+    mismatch(controller.observe(0, Values::Bf16(&brain)));
+    mismatch(controller.observe(1, Values::Bf16(&brain[1..])));
+    mismatch(controller.observe(2, Values::Bf16(&brain)));
+    controller.observe(1, Values::Bf16(&brain)).unwrap();
+    assert!(controller.take_plan_task().is_none(), "in the middle of a step");
 }

@@ -5,7 +5,7 @@ use lgreco_train::compress::Compressor;
 use lgreco_train::compress::adacomp::AdaComp;
 use lgreco_train::compress::loco::LoCo;
 use lgreco_train::compress::qsgd::Qsgd;
-use lgreco_train::feedback::{Memory, Rule};
+use lgreco_train::feedback::Memory;
 use lgreco_train::gradient::Gradient;
 use lgreco_train::plan::Limit;
 
@@ -215,14 +215,11 @@ fn buckets_change_the_number_of_exchanges_and_nothing_else() {
             config.bucket_bytes = bucket_bytes;
             let mut controller = Controller::new(config, model(), &worker).unwrap();
             let means: Vec<_> = (0..6).map(|_| take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap().1).collect();
-            (controller.buckets(), means)
+            means
         })
     };
-    let (one, means) = run(1 << 20);
-    let (two, same) = run(1632); // fc1 and the bias fill it exactly
-    let (three, again) = run(0);
-    assert_eq!((one, two, three), (1, 2, 3));
-    assert!(means == same && means == again);
+    let means = run(1 << 20);
+    assert!([1632, 0].map(run).iter().all(|other| *other == means));
 }
 
 /// One element: 8 bits and a scale are more than it is.
@@ -381,7 +378,7 @@ fn every_compressor_has_its_own_residual() {
         let tensors = vec![Tensor::new("w", &[16, 24], Dtype::F32).unwrap()];
         let mut controller = Controller::new(config, tensors, &worker).unwrap();
         let shape = lgreco_train::gradient::Shape::new(16, 24).unwrap();
-        let mut memory = residual.map(|rule| Memory::owned(Rule::Residual(rule), shape).unwrap());
+        let mut memory = residual.map(|rule| Memory::owned(rule, shape).unwrap());
         for step in 0..9 {
             let values = noise(0, 0, step, 16 * 24);
             let mut own = vec![values.clone()];
@@ -392,8 +389,8 @@ fn every_compressor_has_its_own_residual() {
             let mut expected = vec![0.0; 16 * 24];
             if let Some(memory) = &mut memory {
                 let gradient = Gradient::new(lgreco_train::gradient::Values::F32(&values), shape).unwrap();
-                let mut workspace = vec![0; memory.workspace_len(&setting, Dtype::F32).unwrap()];
-                let mut payload = vec![0; memory.message_len(&setting, Dtype::F32).unwrap()];
+                let mut workspace = vec![0; memory.workspace_len(&setting, Dtype::F32)];
+                let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
                 let stream = Stream { seed: 0, step, layer: 0, rank: 0 };
                 memory.step(&setting, &gradient, stream, &mut workspace, &mut payload, &mut own[0]).unwrap();
                 memory.values(&mut expected).unwrap();

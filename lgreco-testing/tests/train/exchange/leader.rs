@@ -2,7 +2,7 @@
 
 use super::*;
 use lgreco_train::CoreError;
-use lgreco_train::feedback::{Memory, Residual, Rule, Storage};
+use lgreco_train::feedback::{Memory, Residual, Storage};
 
 fn gaussian(seed: u64, step: u32, rank: u32, len: usize) -> Vec<f32> {
     let stream = Stream { seed, step, layer: 0, rank };
@@ -35,7 +35,7 @@ fn memories_and_filter_over_many_steps() {
     let (len, keep, world) = (120, 9, 4);
     let shape = shape(len, 1);
     for beta in [1.0f32, 0.25] {
-        let rule = Rule::Residual(Residual { gain: beta, reset_every: 0, storage: Storage::F32 });
+        let rule = Residual { gain: beta, reset_every: 0, storage: Storage::F32 };
         let mut memories: Vec<_> =
             (0..world).map(|_| Memory::new(rule, shape, vec![0; rule.state_len(shape)]).unwrap()).collect();
         let mut textbook = vec![vec![0.0f64; len]; world as usize];

@@ -2,7 +2,7 @@
 
 use super::*;
 use lgreco_train::compress::Compressor;
-use lgreco_train::feedback::{Memory, Residual, Rule};
+use lgreco_train::feedback::{Memory, Residual};
 
 /// A worker that notes how many bytes it gathers.
 struct Counting(ThreadCollective, Vec<u64>);
@@ -60,7 +60,7 @@ fn messages_are_as_long_as_their_payloads() {
 /// AdaComp over the exchange, told what is fresh, sends what a memory's whole step sends.
 #[test]
 fn adacomp_with_memories() {
-    let (shape, rule) = (shape(90, 1), Rule::Residual(Residual::CLASSIC));
+    let (shape, rule) = (shape(90, 1), Residual::CLASSIC);
     let setting = adacomp(15);
     let results = threads::run(2, |mut worker| {
         let new = || Memory::new(rule, shape, vec![0; rule.state_len(shape)]).unwrap();
@@ -88,7 +88,7 @@ fn adacomp_with_memories() {
             aggregate(&mut worker, &mut [layer], Route::AllGather, 5, step, &mut vec![0; words]).unwrap();
             halves.update(&g, &own, Stream::default()).unwrap();
 
-            let mut message = vec![0; whole.message_len(&setting, Dtype::F32).unwrap()];
+            let mut message = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
             let mut decoded = vec![0.0; 90];
             whole.step(&setting, &g, Stream::default(), &mut [], &mut message, &mut decoded).unwrap();
             assert_eq!(own, decoded, "step {step}");

@@ -4,7 +4,7 @@ use lgreco_train::{CoreError, Error};
 use proptest::prelude::*;
 
 fn memory(storage: Storage, n: usize) -> Memory<Vec<u64>> {
-    let rule = Rule::Residual(Residual { storage, ..Residual::CLASSIC });
+    let rule = Residual { storage, ..Residual::CLASSIC };
     Memory::new(rule, vector(n), vec![!0; rule.state_len(vector(n))]).unwrap()
 }
 
@@ -107,7 +107,7 @@ fn rescaling_by_powers_of_two_is_exact() {
 fn state_is_as_large_as_said() {
     for (n, lens) in [(0, [0, 0, 0]), (1, [1, 1, 1]), (512, [256, 128, 65]), (4099, [2050, 1025, 514])] {
         for (storage, len) in STORAGES.into_iter().zip(lens) {
-            let rule = Rule::Residual(Residual { storage, ..Residual::CLASSIC });
+            let rule = Residual { storage, ..Residual::CLASSIC };
             assert_eq!(rule.state_len(vector(n)), len);
             assert!(Memory::new(rule, vector(n), vec![0; len]).is_ok());
             assert!(len == 0 || Memory::new(rule, vector(n), vec![0; len - 1]).is_err());

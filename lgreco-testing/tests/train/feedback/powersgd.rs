@@ -22,7 +22,7 @@ struct Run {
 /// worker's own reconstruction, else the average.
 fn run(own: bool, steps: u64) -> Run {
     let shape = Shape::new(12, 10).unwrap();
-    let classic = Rule::Residual(Residual::CLASSIC);
+    let classic = Residual::CLASSIC;
     let mut memories: Vec<_> = (0..WORKERS).map(|_| Memory::owned(classic, shape).unwrap()).collect();
     let mut workspace = vec![!0; steps_workspace_len(shape, RANK)];
     let mut start = vec![0.0; 20];
@@ -88,7 +88,7 @@ fn own_reconstructions_keep_memories_bounded() {
 fn norm_after(steps: u32, fresh: bool) -> f64 {
     let (shape, values) = (Shape::new(12, 10).unwrap(), noise(120, 7));
     let (g, setting) = (gradient(&values, shape), Setting::PowerSgd(PowerSgd { rank: RANK, iterations: 1 }));
-    let mut memory = Memory::owned(Rule::Residual(Residual::CLASSIC), shape).unwrap();
+    let mut memory = Memory::owned(Residual::CLASSIC, shape).unwrap();
     let mut workspace = vec![!0; setting.encode_workspace_len(shape, Dtype::F32)];
     let (mut payload, mut values) = (vec![0; setting.payload_len(shape, Dtype::F32).unwrap()], vec![0.0; 120]);
     for step in 0..steps {

@@ -1,4 +1,5 @@
 use super::*;
+use lgreco_train::compress::Compressor;
 use lgreco_train::gradient::{F16, Gradient, Values};
 use lgreco_train::{CoreError, Error};
 
@@ -7,7 +8,7 @@ fn bad_gradients_name_the_first_offender_and_change_nothing() {
     let mut values = noise(700, 1);
     (values[650], values[640]) = (f32::NEG_INFINITY, f32::NAN);
     for setting in settings(700) {
-        for rule in rules(matches!(setting, Setting::TopK(_))) {
+        for rule in rules() {
             let mut worker = Worker::new(rule, setting, vector(700), Stream::default()).unwrap();
             worker.step(&gradient(&noise(700, 2), vector(700))).unwrap();
             let before = worker.save();
@@ -24,22 +25,21 @@ fn bad_gradients_name_the_first_offender_and_change_nothing() {
 #[test]
 fn overflow_changes_nothing() {
     let shape = vector(3);
-    for rule in rules(true).into_iter().filter(|rule| *rule != Rule::Ef21Plus) {
+    for rule in rules() {
         let mut worker = Worker::new(rule, top(1), shape, Stream::default()).unwrap();
-        let sign = if rule == Rule::Ef21 { -1.0 } else { 1.0 };
-        worker.memory.set(&[0.0, sign * 3e38, 0.0], Stream::default()).unwrap();
+        worker.memory.set(&[0.0, 3e38, 0.0], Stream::default()).unwrap();
         let before = worker.save();
         let error = worker.step(&gradient(&[1.0, 3e38, 2.0], shape)).err();
         assert!(matches!(error, Some(Error::Core(CoreError::Overflow { .. }))), "{rule:?}: {error:?}");
         assert_eq!(worker.save(), before);
     }
     // What is sent fits, what is left does not: 3.39e38 is above the largest bf16.
-    let rule = Rule::Residual(Residual { storage: Storage::Bf16, ..Residual::CLASSIC });
+    let rule = Residual { storage: Storage::Bf16, ..Residual::CLASSIC };
     let mut worker = Worker::new(rule, top(1), shape, Stream::default()).unwrap();
     let error = worker.step(&gradient(&[f32::MAX, 1.0, 3.3996e38], shape)).err();
     assert!(matches!(error, Some(Error::Core(CoreError::Overflow { .. }))));
     // An uncompressed f16 gradient that no longer fits f16 with what is remembered.
-    let classic = Rule::Residual(Residual::CLASSIC);
+    let classic = Residual::CLASSIC;
     let mut worker = Worker::new(classic, Setting::Dense, shape, Stream::default()).unwrap();
     worker.memory.set(&[0.0, 65000.0, 0.0], Stream::default()).unwrap();
     let half = [F16(0), F16(0x7000), F16(0)];
@@ -50,37 +50,22 @@ fn overflow_changes_nothing() {
 #[test]
 fn rules_are_refused_where_they_do_not_work() {
     let shape = vector(4);
-    let refused = |rule: Rule| Memory::new(rule, shape, vec![0; 4]).err();
     for gain in [0.0, -0.5, 1.5, f32::NAN] {
-        let residual = Residual { gain, ..Residual::CLASSIC };
-        for rule in [Rule::Residual(residual), Rule::Mixed(residual)] {
-            assert!(matches!(refused(rule), Some(Error::Core(CoreError::Parameter { .. }))));
-        }
+        let refused = Memory::new(Residual { gain, ..Residual::CLASSIC }, shape, vec![0; 4]).err();
+        assert!(matches!(refused, Some(Error::Core(CoreError::Parameter { .. }))));
     }
-    let short = Memory::new(Rule::Ef21, shape, vec![0; 1]).err();
+    let short = Memory::new(Residual::CLASSIC, shape, vec![0; 1]).err();
     assert!(matches!(short, Some(Error::Core(CoreError::Length { expected: 2, found: 1, .. }))));
-
-    let classic = Rule::Residual(Residual::CLASSIC);
-    let mut mixed = Worker::new(Rule::Mixed(Residual::CLASSIC), Setting::Dense, shape, Stream::default()).unwrap();
-    let error = mixed.step(&gradient(&[1.0; 4], shape)).err();
-    assert!(matches!(error, Some(Error::FeedbackRule { needs: "TopK", .. })));
-    let mut plus = Worker::new(Rule::Ef21Plus, top(1), shape, Stream::default()).unwrap();
-    let g = gradient(&[1.0; 4], shape);
-    assert!(matches!(plus.memory.compensate(&g, &mut [0.0; 4]), Err(Error::FeedbackRule { .. })));
-    assert!(matches!(plus.memory.update(&g, &[0.0; 4], Stream::default()), Err(Error::FeedbackRule { .. })));
-    let mut worker = Worker::new(classic, top(1), shape, Stream::default()).unwrap();
-    let message = worker.step(&g).unwrap().message;
-    assert!(matches!(worker.memory.receive(&message, &mut [0.0; 4]), Err(Error::FeedbackRule { .. })));
 }
 
 #[test]
 fn short_buffers_and_other_shapes_are_errors() {
     let (shape, setting) = (Shape::new(2, 3).unwrap(), top(2));
     let values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
-    for rule in rules(true) {
+    for rule in rules() {
         let memory = Worker::new(rule, setting, shape, Stream::default()).unwrap().memory;
-        let words = memory.workspace_len(&setting, Dtype::F32).unwrap();
-        let bytes = memory.message_len(&setting, Dtype::F32).unwrap();
+        let words = memory.workspace_len(&setting, Dtype::F32);
+        let bytes = setting.payload_len(shape, Dtype::F32).unwrap();
         let outcome = |shape, words, bytes, places| {
             let (mut workspace, mut message, mut decoded) = (vec![0; words], vec![0; bytes], vec![0.0; places]);
             let g = gradient(&values, shape);
@@ -103,23 +88,6 @@ fn short_buffers_and_other_shapes_are_errors() {
     }
 }
 
-#[test]
-fn bad_messages_leave_the_estimate() {
-    let shape = vector(3);
-    let mut worker = Worker::new(Rule::Ef21Plus, top(1), shape, Stream::default()).unwrap();
-    let message = worker.step(&gradient(&[1.0, 5.0, 2.0], shape)).unwrap().message;
-    let before = worker.save();
-    let mut receive = |bytes: &[u8]| worker.memory.receive(bytes, &mut [0.0; 3]);
-    let mut odd = message.clone();
-    odd[0] = 2;
-    let mut turned = message.clone();
-    (turned[9], turned[13]) = (1, 3);
-    for bytes in [&odd[..], &turned, &message[..message.len() - 1], &[], &[0], &[1]] {
-        assert!(receive(bytes).is_err());
-    }
-    assert_eq!(worker.save(), before);
-}
-
 /// QSGD with three levels and wide buckets loses more than it is given; what is remembered outgrows the gradient.
 #[test]
 fn what_is_no_contraction_is_refused_and_would_grow() {
@@ -129,7 +97,7 @@ fn what_is_no_contraction_is_refused_and_would_grow() {
         contraction(&setting, &gradient(&values, shape), Stream::default(), &mut workspace).unwrap()
     };
     let grown = |setting| {
-        let mut worker = Worker::new(Rule::Residual(Residual::CLASSIC), setting, shape, Stream::default()).unwrap();
+        let mut worker = Worker::new(Residual::CLASSIC, setting, shape, Stream::default()).unwrap();
         (0..60).for_each(|_| {
             worker.step(&gradient(&values, shape)).unwrap();
         });
@@ -152,7 +120,7 @@ fn contraction_is_what_a_step_loses() {
     for setting in settings(1000) {
         let mut workspace = vec![!0; contraction_workspace_len(&setting, shape, Dtype::F32)];
         let relative = contraction(&setting, &g, Stream::default(), &mut workspace).unwrap();
-        let mut worker = Worker::new(Rule::Residual(Residual::CLASSIC), setting, shape, Stream::default()).unwrap();
+        let mut worker = Worker::new(Residual::CLASSIC, setting, shape, Stream::default()).unwrap();
         worker.step(&g).unwrap();
         let lost = worker.memory.squared_norm() / energy;
         // Stochastic rounding: expectation against one draw of a thousand.

@@ -7,8 +7,8 @@ use lgreco_train::feedback::contraction_workspace_len;
 use lgreco_train::{CoreError, Error};
 
 /// Squared norm of what is remembered by that of a gradient, after some steps of fresh heavy-tailed gradients.
-fn grown(rule: Rule, setting: Setting, shape: Shape) -> f64 {
-    let mut worker = Worker::new(rule, setting, shape, Stream::default()).unwrap();
+fn grown(setting: Setting, shape: Shape) -> f64 {
+    let mut worker = Worker::new(Residual::CLASSIC, setting, shape, Stream::default()).unwrap();
     let mut norm = 0.0;
     for step in 0..40 {
         let values: Vec<f32> = noise(shape.elements(), step).iter().map(|x| x * x * x).collect();
@@ -21,67 +21,46 @@ fn grown(rule: Rule, setting: Setting, shape: Shape) -> f64 {
 #[test]
 fn what_is_refused_grows_and_what_is_taken_does_not() {
     let shape = vector(2048);
-    for rule in [Rule::Residual(Residual::CLASSIC), Rule::Ef21] {
-        for scale in [Scale::MaxNorm, Scale::MinMax] {
-            let setting = |bits, bucket| Setting::Qsgd(Qsgd { bits, bucket, scale, ..Qsgd::default() });
-            for bits in 1..=8 {
-                let refused = matches!(rule.suits(&setting(bits, 512), shape), Err(Error::NotContractive { .. }));
-                assert_eq!(refused, bits < 4, "{scale:?}, {bits} bits");
-            }
-            assert!(grown(rule, setting(1, 512), shape) > 1e6);
-            let mild = grown(rule, setting(4, 512), shape);
-            assert!(mild < 10.0, "{mild}");
+    for scale in [Scale::MaxNorm, Scale::MinMax] {
+        let setting = |bits, bucket| Setting::Qsgd(Qsgd { bits, bucket, scale, ..Qsgd::default() });
+        for bits in 1..=8 {
+            let refused = matches!(suits(&setting(bits, 512), shape), Err(Error::NotContractive { .. }));
+            assert_eq!(refused, bits < 4, "{scale:?}, {bits} bits");
         }
+        assert!(grown(setting(1, 512), shape) > 1e6);
+        let mild = grown(setting(4, 512), shape);
+        assert!(mild < 10.0, "{mild}");
     }
 }
 
 #[test]
 fn gradients_are_judged_by_themselves() {
-    let suits = |rule: Rule, setting: Setting, values: &[f32]| {
+    let suits = |setting: Setting, values: &[f32]| {
         let gradient = gradient(values, vector(values.len()));
         let len = contraction_workspace_len(&setting, gradient.shape(), Dtype::F32);
-        rule.suits_gradient(&setting, &gradient, Stream::default(), &mut vec![0; len])
+        suits_gradient(&setting, &gradient, Stream::default(), &mut vec![0; len])
     };
     let (mut spiky, flat) = ([0.1; 512], [0.1; 512]);
     spiky[0] = 1.0;
-    let (residual, two_bits) = (Rule::Residual(Residual::CLASSIC), quantised(2, 512));
-    assert_eq!(suits(residual, two_bits, &flat), Ok(()));
-    assert!(matches!(suits(residual, two_bits, &spiky), Err(Error::NotContractive { relative }) if relative > 1.0));
+    let two_bits = quantised(2, 512);
+    assert_eq!(suits(two_bits, &flat), Ok(()));
+    assert!(matches!(suits(two_bits, &spiky), Err(Error::NotContractive { relative }) if relative > 1.0));
     let none = Setting::HardThreshold(HardThreshold { lambda: 9.0, values: Dtype::F32 });
-    assert_eq!(suits(residual, none, &spiky), Ok(()));
-    assert!(matches!(suits(Rule::Ef21, none, &spiky), Err(Error::FeedbackRule { .. })));
+    assert_eq!(suits(none, &spiky), Ok(()));
     spiky[7] = f32::NAN;
-    assert!(matches!(suits(residual, two_bits, &spiky), Err(Error::Core(CoreError::NonFinite { index: 7, .. }))));
+    assert!(matches!(suits(two_bits, &spiky), Err(Error::Core(CoreError::NonFinite { index: 7, .. }))));
 }
 
 #[test]
 fn longer_buckets_need_more_bits() {
-    let rule = Rule::Residual(Residual::CLASSIC);
-    let suits = |bits, bucket, elements| {
-        rule.suits(&Setting::Qsgd(Qsgd { bits, bucket, ..Qsgd::default() }), vector(elements)).is_ok()
+    let fits = |bits, bucket, elements| {
+        suits(&Setting::Qsgd(Qsgd { bits, bucket, ..Qsgd::default() }), vector(elements)).is_ok()
     };
-    assert!(suits(4, 2048, 1 << 20) && !suits(4, 1 << 14, 1 << 20) && suits(6, 1 << 14, 1 << 20));
+    assert!(fits(4, 2048, 1 << 20) && !fits(4, 1 << 14, 1 << 20) && fits(6, 1 << 14, 1 << 20));
     // A bucket is no longer than its layer.
-    assert!(suits(3, 512, 128) && !suits(3, 512, 512) && suits(2, u32::MAX, 0) && suits(2, u32::MAX, 1));
-    assert!(!suits(4, u32::MAX, u32::MAX as usize));
-    assert!(suits(8, 1 << 16, 1 << 24) && !suits(8, u32::MAX, 1 << 24));
-    let bits = Rule::Ef21.suits(&Setting::Qsgd(Qsgd { bits: 9, ..Qsgd::default() }), vector(3));
+    assert!(fits(3, 512, 128) && !fits(3, 512, 512) && fits(2, u32::MAX, 0) && fits(2, u32::MAX, 1));
+    assert!(!fits(4, u32::MAX, u32::MAX as usize));
+    assert!(fits(8, 1 << 16, 1 << 24) && !fits(8, u32::MAX, 1 << 24));
+    let bits = suits(&Setting::Qsgd(Qsgd { bits: 9, ..Qsgd::default() }), vector(3));
     assert!(matches!(bits, Err(Error::Core(CoreError::Parameter { .. }))));
-}
-
-#[test]
-fn methods_suit_rules_as_the_table_says() {
-    let shape = vector(600);
-    for setting in lgreco_testing::controller::SETTINGS {
-        let top = matches!(setting, Setting::TopK(_));
-        let never_ef21 = matches!(setting, Setting::HardThreshold(_) | Setting::AdaComp(_));
-        for rule in [Rule::Residual(Residual::CLASSIC), Rule::Mixed(Residual::CLASSIC), Rule::Ef21, Rule::Ef21Plus] {
-            let expected = match rule {
-                Rule::Residual(_) => true,
-                Rule::Mixed(_) => top,
-                Rule::Ef21 | Rule::Ef21Plus => !never_ef21,
-            };
-            assert_eq!(rule.suits(&setting, shape).is_ok(), expected, "{rule:?}, {setting}");
-        }
-    }
 }

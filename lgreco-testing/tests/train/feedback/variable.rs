@@ -2,7 +2,6 @@
 
 use super::*;
 use lgreco_testing::adacomp::expected;
-use lgreco_train::Error;
 use lgreco_train::compress::adacomp::AdaComp;
 use lgreco_train::compress::hard_threshold::HardThreshold;
 
@@ -17,9 +16,9 @@ fn adacomp(bin: u32) -> Setting {
 #[test]
 fn mass_balances() {
     for setting in [hard(0.8), hard(1e-3), adacomp(20)] {
-        check_mass_balance(setting, false, &steps(300, 40), vector(300)).unwrap();
+        check_mass_balance(setting, &steps(300, 40), vector(300)).unwrap();
     }
-    let rule = Rule::Residual(Residual::CLASSIC);
+    let rule = Residual::CLASSIC;
     check_exact_split(rule, hard(0.8), &steps(300, 40), vector(300));
     check_resumes(rule, adacomp(20), &steps(300, 10), vector(300));
     check_resumes(rule, hard(0.8), &steps(300, 10), vector(300));
@@ -29,7 +28,7 @@ fn mass_balances() {
 #[test]
 fn hard_thresholds_bound_the_memory() {
     let values = vec![0.01; 50];
-    let classic = Rule::Residual(Residual::CLASSIC);
+    let classic = Residual::CLASSIC;
     let mut worker = Worker::new(classic, hard(1.0), vector(50), Stream::default()).unwrap();
     let mut sent = 0.0;
     for _ in 0..1000 {
@@ -44,7 +43,7 @@ fn hard_thresholds_bound_the_memory() {
 /// The published recursion: R' = G − q where q is sent, G elsewhere, with G = R + w and H = G + w.
 #[test]
 fn adacomp_sees_residue_and_gradient() {
-    let classic = Rule::Residual(Residual::CLASSIC);
+    let classic = Residual::CLASSIC;
     let mut worker = Worker::new(classic, adacomp(25), vector(200), Stream::default()).unwrap();
     let mut residue = vec![0.0f32; 200];
     let mut differs = false;
@@ -60,21 +59,6 @@ fn adacomp_sees_residue_and_gradient() {
     assert!(differs, "the fresh gradient made no difference");
 }
 
-#[test]
-fn estimates_need_contractions() {
-    for rule in [Rule::Ef21, Rule::Ef21Plus] {
-        for setting in [hard(0.1), adacomp(10)] {
-            let mut worker = Worker::new(rule, setting, vector(40), Stream::default()).unwrap();
-            assert!(matches!(worker.memory.message_len(&setting, Dtype::F32), Err(Error::FeedbackRule { .. })));
-            let message = &mut [0; 400];
-            let values = noise(40, 1);
-            let g = gradient(&values, vector(40));
-            let step = worker.memory.step(&setting, &g, Stream::default(), &mut [0; 400], message, &mut [0.0; 40]);
-            assert!(matches!(step, Err(Error::FeedbackRule { .. })));
-        }
-    }
-}
-
 /// 0.3 of a step is delivered as 0.3 on average, whatever share of old errors is remembered: a telescoping sum, whose
 /// rest is no more than half a step over gain and number of steps. −1 fixes the scale and is always exact.
 #[test]
@@ -83,12 +67,12 @@ fn loco_delivers_fractions_of_a_step() {
     let values = [-1.0, 0.3 / 8.0, -0.3 / 8.0, 0.05 / 8.0, 3.7 / 8.0];
     for beta in [0.0, 0.2, 0.5, 0.8, 0.95] {
         let gain = 1.0 - beta;
-        let rule = Rule::Residual(Residual { gain, reset_every: 0, storage: Storage::F32 });
+        let rule = Residual { gain, reset_every: 0, storage: Storage::F32 };
         let error = mean_error(rule, Setting::LoCo(LoCo { group: 5 }), &values, vector(5), STEPS);
         assert!(error < 0.0626 / gain as f64 / STEPS as f64 + 1e-6, "beta {beta}: {error}");
     }
     // As LoCo keeps its memory: in 8 bits, forgotten now and then.
-    let error = mean_error(Rule::Residual(Residual::LOCO), Setting::LoCo(LoCo { group: 5 }), &values, vector(5), STEPS);
+    let error = mean_error(Residual::LOCO, Setting::LoCo(LoCo { group: 5 }), &values, vector(5), STEPS);
     assert!(error < 0.0626 / 0.2 / 512.0 + 1e-3, "{error}");
 }
 
@@ -97,6 +81,6 @@ fn loco_delivers_fractions_of_a_step() {
 fn loco_repays_what_the_largest_value_loses() {
     let values = [1.0, 0.0];
     let loco = Setting::LoCo(LoCo { group: 2 });
-    let error = mean_error(Rule::Residual(Residual::CLASSIC), loco, &values, vector(2), 1000);
+    let error = mean_error(Residual::CLASSIC, loco, &values, vector(2), 1000);
     assert!(error < 1e-3, "{error}");
 }

@@ -44,6 +44,24 @@ fn saved_ends_continue_to_the_bit() {
     }
 }
 
+/// What a memory by position is stands in its saved bytes, and is not taken for another.
+#[test]
+fn memories_by_position_are_told_apart() {
+    let residual = Residual::CLASSIC;
+    let kinds = [LinkMemory::Residual(residual), LinkMemory::Mixed(residual), LinkMemory::Ef21];
+    for (kind, memory) in (0..).zip(kinds) {
+        let setting = CutSetting { forward: Link { codec: top(3), memory }, ..plain(2, 9, top(3)) };
+        let mut saved = Pair::new(setting).unwrap().save().unwrap();
+        let place = saved[0].windows(4).position(|bytes| bytes == [b'L', b'M', 2, kind]).expect("a memory");
+        for other in (0..4).filter(|&other| other != kind) {
+            saved[0][place + 3] = other;
+            reseal(&mut saved[0]);
+            let refused = Pair::restore(setting, &saved).err();
+            assert!(matches!(refused, Some(Error::Core(CoreError::SavedState { .. }))), "{memory:?}, {other}");
+        }
+    }
+}
+
 #[test]
 fn settings_that_differ_are_compared_field_by_field() {
     let trained = CutSetting::new(1, 4, 6);

@@ -9,7 +9,6 @@ use crate::compress::{Setting, check_finite, clt::CltK};
 use crate::exchange::layer::{Input, Layer};
 use crate::exchange::moment::Moment;
 use crate::gradient::{Element, Shape, with_elements};
-use crate::internal::clt::Positions;
 
 /// Cuts the positions of a layer off.
 fn take<'a>(positions: &mut &'a mut [u8], clt: &CltK, shape: Shape) -> &'a mut [u8] {

@@ -2,8 +2,7 @@
 
 use crate::gradient::ValuesMut;
 use crate::internal::payload::STRETCH;
-use crate::internal::spread::{Divide, spread};
-use crate::simd::Kernel;
+use crate::internal::spread::spread_parts;
 use crate::{CoreError, Error};
 
 /// A number that divides, or the inverse of a power of two, with which a product has the same bits in less time.
@@ -27,74 +26,24 @@ impl Divisor {
     }
 }
 
-struct Average<'a> {
-    sum: &'a mut [f32],
-    by: Divisor,
+#[inline(always)]
+fn divide_in_place(sum: &mut [f32], by: Divisor) -> bool {
+    let mut largest = 0;
+    for x in sum {
+        *x = by.divide(*x);
+        largest = largest.max(x.to_bits() & 0x7fff_ffff);
+    }
+    f32::from_bits(largest).is_finite()
 }
 
-impl Kernel for Average<'_> {
-    type Output = bool;
-    #[inline(always)]
-    fn run(self) -> bool {
-        let mut largest = 0;
-        for x in self.sum {
-            *x = self.by.divide(*x);
-            largest = largest.max(x.to_bits() & 0x7fff_ffff);
-        }
-        f32::from_bits(largest).is_finite()
+#[inline(always)]
+fn divide((sum, mean): (&[f32], &mut [f32]), by: Divisor) -> bool {
+    let mut largest = 0;
+    for (to, x) in mean.iter_mut().zip(sum) {
+        *to = by.divide(*x);
+        largest = largest.max(to.to_bits() & 0x7fff_ffff);
     }
-}
-
-impl Divide for Average<'_> {
-    fn elements(&self) -> usize {
-        self.sum.len()
-    }
-
-    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
-        let (sum, others) = self.sum.split_at_mut(at);
-        Ok((Average { sum, by: self.by }, Average { sum: others, by: self.by }))
-    }
-
-    fn join(first: bool, second: bool) -> bool {
-        first && second
-    }
-}
-
-/// The same, written elsewhere.
-struct Put<'a> {
-    sum: &'a [f32],
-    by: Divisor,
-    mean: &'a mut [f32],
-}
-
-impl Kernel for Put<'_> {
-    type Output = bool;
-    #[inline(always)]
-    fn run(self) -> bool {
-        let mut largest = 0;
-        for (to, x) in self.mean.iter_mut().zip(self.sum) {
-            *to = self.by.divide(*x);
-            largest = largest.max(to.to_bits() & 0x7fff_ffff);
-        }
-        f32::from_bits(largest).is_finite()
-    }
-}
-
-impl Divide for Put<'_> {
-    fn elements(&self) -> usize {
-        self.sum.len()
-    }
-
-    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
-        let by = self.by;
-        let (sum, other_sum) = self.sum.split_at(at);
-        let (mean, other_mean) = self.mean.split_at_mut(at);
-        Ok((Put { sum, by, mean }, Put { sum: other_sum, by, mean: other_mean }))
-    }
-
-    fn join(first: bool, second: bool) -> bool {
-        first && second
-    }
+    f32::from_bits(largest).is_finite()
 }
 
 /// Writes the mean of a sum over `world` workers; the sum is then of no use.
@@ -103,7 +52,7 @@ impl Divide for Put<'_> {
 /// As [`average`]; [`CoreError::ElementOverflow`] when a mean leaves its element type.
 pub(super) fn put(sum: &mut [f32], world: u32, mean: &mut ValuesMut<'_>) -> Result<(), Error> {
     if let Some(mean) = mean.as_f32() {
-        return finite(spread(Put { sum, by: Divisor::new(world), mean }));
+        return finite(spread_parts(sum.len(), 1, (&*sum, mean), Divisor::new(world), divide));
     }
     let mut at = 0;
     for sum in sum.chunks_mut(STRETCH) {
@@ -137,7 +86,7 @@ pub(super) fn in_tensor(error: Error, start: usize) -> Error {
 /// # Errors
 /// [`CoreError::Overflow`] when the sum was not finite.
 pub(super) fn average(sum: &mut [f32], world: u32) -> Result<(), Error> {
-    finite(spread(Average { sum, by: Divisor::new(world) }))
+    finite(spread_parts(sum.len(), 1, sum, Divisor::new(world), divide_in_place))
 }
 
 fn finite(is_finite: bool) -> Result<(), Error> {

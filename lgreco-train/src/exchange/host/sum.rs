@@ -115,10 +115,6 @@ impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Divide for Stretches<'_, P> {
         Ok((first, Stretches { world, payload_of, setting, shape, start: start + at, mean: other, places, wide }))
     }
 
-    fn join(first: Result<(), Error>, second: Result<(), Error>) -> Result<(), Error> {
-        first.and(second)
-    }
-
     #[inline(never)] // because of its arrays
     fn start(self) -> Result<(), Error> {
         if !self.places.is_empty() {

@@ -13,9 +13,8 @@ use crate::exchange::layer::{Input, Layer};
 use crate::exchange::layout::ROWS;
 use crate::exchange::program::Program;
 use crate::gradient::{Element, Gradient, with_elements};
-use crate::internal::spread::{Divide, spread};
+use crate::internal::spread::spread_parts;
 use crate::rng::Stream;
-use crate::simd::Kernel;
 use crate::{CoreError, Error};
 
 /// Cuts the first `len` values off.
@@ -41,44 +40,18 @@ pub(super) fn part_lens(layer: &Layer<'_>) -> (usize, usize) {
     }
 }
 
-/// Values, widened; whether all are finite.
-struct Widen<'a, T> {
-    from: &'a [T],
-    to: &'a mut [f32],
-}
-
-impl<T: Element> Kernel for Widen<'_, T> {
-    type Output = bool;
+/// Writes the gradient's values from element `from` on, widened, to `values`; whether they are finite.
+pub(super) fn widen_part(gradient: &Gradient<'_>, from: usize, values: &mut [f32]) -> bool {
     #[inline(always)]
-    fn run(self) -> bool {
+    fn run<T: Element>((from, to): (&[T], &mut [f32]), (): ()) -> bool {
         let mut largest = 0;
-        for (to, x) in self.to.iter_mut().zip(self.from) {
+        for (to, x) in to.iter_mut().zip(from) {
             *to = x.to_f32();
             largest = largest.max(to.to_bits() & 0x7fff_ffff);
         }
         f32::from_bits(largest).is_finite()
     }
-}
-
-impl<T: Element> Divide for Widen<'_, T> {
-    fn elements(&self) -> usize {
-        self.to.len()
-    }
-
-    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
-        let (from, other_from) = self.from.split_at(at);
-        let (to, other_to) = self.to.split_at_mut(at);
-        Ok((Widen { from, to }, Widen { from: other_from, to: other_to }))
-    }
-
-    fn join(first: bool, second: bool) -> bool {
-        first && second
-    }
-}
-
-/// Writes the gradient's values from element `from` on, widened, to `values`; whether they are finite.
-pub(super) fn widen_part(gradient: &Gradient<'_>, from: usize, values: &mut [f32]) -> bool {
-    with_elements!(gradient.values(), v => spread(Widen { from: &v[from..][..values.len()], to: values }))
+    with_elements!(gradient.values(), v => spread_parts(values.len(), 1, (&v[from..][..values.len()], values), (), run))
 }
 
 /// The layers' parts of both buffers.

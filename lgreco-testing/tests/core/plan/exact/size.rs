@@ -65,8 +65,9 @@ proptest! {
 #[test]
 fn models_of_every_kind_keep_their_word_and_the_usual_ones_are_proved() {
     let (mut improved, mut proved) = (0, 0);
+    let sizes = super::model_sizes();
     for rows in Rows::ALL {
-        for (layers, options) in [(1, 9), (12, 30), (60, 40)] {
+        for &(layers, options) in sizes {
             let model = model(rows, layers, options, 11);
             let table = model.table();
             let smallest = check_exact(&table, model.budget, Limits::default()).unwrap();
@@ -83,7 +84,10 @@ fn models_of_every_kind_keep_their_word_and_the_usual_ones_are_proved() {
             }
         }
     }
-    assert!(improved > 5 && proved > 30, "the search improved {improved} plans, {proved} were proved");
+    assert!(
+        improved > 2 * sizes.len() - 1 && proved > 10 * sizes.len(),
+        "the search improved {improved} plans, {proved} were proved"
+    );
 }
 
 #[test]
