@@ -70,7 +70,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         message,
         message_capacity
     );
-    struct_of!(p, lgreco_layer, "LGRECO_LAYER_INIT", struct_size, name, dims, dims_len, values, dtype, reserved);
+    struct_of!(p, lgreco_layer, "LGRECO_LAYER_INIT", struct_size, name, dims, dims_len, values, dtype);
     struct_of!(
         p,
         lgreco_cuda_bucket_options,
@@ -96,8 +96,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         fault,
         layer,
         element,
-        has_failed,
-        reserved
+        has_failed
     );
     struct_of!(
         p,
@@ -164,7 +163,6 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         states,
         alpha,
         limit,
-        reserved,
         size_limit
     );
     struct_of!(
@@ -196,8 +194,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         gain,
         reset_every,
         storage,
-        aggregation,
-        reserved
+        aggregation
     );
     struct_of!(
         p,
@@ -244,7 +241,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         non_finite,
         route,
         measuring_rank,
-        reserved,
+        objective,
         bucket_bytes,
         metrics_every,
         compute_seconds,
@@ -256,9 +253,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         legacy_phases,
         legacy_steps,
         ramp_up_first,
-        ramp_up_steps,
-        objective,
-        reserved_2
+        ramp_up_steps
     );
     struct_of!(
         p,
@@ -281,7 +276,6 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         kind,
         memory,
         root,
-        reserved,
         buffer,
         count,
         length,
@@ -303,8 +297,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         residual_norm,
         bucket_seconds,
         not_contractive,
-        uncompressed,
-        reserved
+        uncompressed
     );
     struct_of!(
         p,
@@ -325,7 +318,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         slower,
         not_contractive,
         limit,
-        reserved,
+        compressed,
         size_limit,
         error_lower_bound,
         measured_seconds,
@@ -334,8 +327,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         plan_seconds,
         plan_computing_seconds,
         default_seconds,
-        uncompressed_seconds,
-        compressed
+        uncompressed_seconds
     );
     struct_of!(
         p,
@@ -402,7 +394,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         hit_energy
     );
     struct_of!(p, lgreco_choice, "", size, error);
-    struct_of!(p, lgreco_rng_stream, "", seed, step, layer, rank, reserved);
+    struct_of!(p, lgreco_rng_stream, "", seed, step, layer, rank);
     let header = include_str!("../include/lgreco.h");
     for line in header.lines() {
         if let Some(name) = line.strip_prefix("typedef struct ").and_then(|line| line.strip_suffix(" {")) {

@@ -1,4 +1,4 @@
-use crate::pointers::Versioned;
+use crate::pointers::SizedStruct;
 use crate::status::Failure;
 use lgreco_train::feedback::{Residual, Rule, Storage};
 
@@ -56,8 +56,6 @@ pub struct lgreco_compressor_options {
     pub storage: lgreco_storage,
     /// LGRECO_AGGREGATION_SUMMED by default.
     pub aggregation: lgreco_aggregation,
-    /// Must be 0.
-    pub reserved: u32,
 }
 
 impl Default for lgreco_compressor_options {
@@ -72,23 +70,17 @@ impl Default for lgreco_compressor_options {
             reset_every: Residual::CLASSIC.reset_every,
             storage: LGRECO_STORAGE_F32,
             aggregation: LGRECO_AGGREGATION_SUMMED,
-            reserved: 0,
         }
     }
 }
 
 // SAFETY: repr(C), starts with a usize, numbers only.
-unsafe impl Versioned for lgreco_compressor_options {
+unsafe impl SizedStruct for lgreco_compressor_options {
     const WHAT: &'static str = "compressor options";
-    const FIRST_SIZE: usize = 48;
 }
 
 impl lgreco_compressor_options {
     pub(super) fn rule(&self) -> Result<Option<Rule>, Failure> {
-        if self.reserved != 0 {
-            let found = self.reserved;
-            return Err(Failure::UnknownConstant { what: "reserved field of the compressor options", found });
-        }
         let storage = storage(self.storage)?;
         let residual = Residual { gain: self.gain, reset_every: self.reset_every, storage };
         Ok(match self.feedback {

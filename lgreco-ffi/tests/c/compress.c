@@ -351,8 +351,8 @@ static void every_option_of_feedback_counts(void) {
     TEXT("layer `fc1.weight`: feedback by EF-mixed needs TopK", lgreco_context_message(context));
     changed.gain = 1.5f;
     STATUS(LGRECO_PARAMETER, lgreco_compressor_create(context, &one, &setting, &changed, &compressor));
-    uint32_t *const codes[] = {&changed.feedback, &changed.storage, &changed.aggregation, &changed.reserved};
-    for (int i = 0; i < 4; i++) {
+    uint32_t *const codes[] = {&changed.feedback, &changed.storage, &changed.aggregation};
+    for (int i = 0; i < 3; i++) {
         changed = base;
         *codes[i] = 5;
         STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_compressor_create(context, &one, &setting, &changed, &compressor));
