@@ -214,8 +214,6 @@ typedef struct lgreco_layer {
     const void *values;
     // Type of its elements.
     lgreco_dtype dtype;
-    // Must be 0.
-    uint32_t reserved;
 } lgreco_layer;
 
 // What errors of tables are measured in: LGRECO_METRIC_...
@@ -314,8 +312,6 @@ typedef struct lgreco_plan_options {
     double alpha;
     // LGRECO_LIMIT_ERROR by default.
     lgreco_limit limit;
-    // Must be 0.
-    uint32_t reserved;
     // LGRECO_LIMIT_SIZE: the most bits, or, of a controller that plans in seconds, picoseconds. Otherwise not read.
     uint64_t size_limit;
 } lgreco_plan_options;
@@ -490,8 +486,8 @@ typedef struct lgreco_controller_options {
     lgreco_route route;
     // The rank that measures and plans for all; 0 by default.
     uint32_t measuring_rank;
-    // Must be 0.
-    uint32_t reserved;
+    // LGRECO_OBJECTIVE_BITS by default.
+    lgreco_objective objective;
     // Layers are exchanged together until their uncompressed gradients exceed so many bytes; 4 MiB by default.
     size_t bucket_bytes;
     // Relative errors are measured every so many steps, 0 for never; 10 by default.
@@ -517,10 +513,6 @@ typedef struct lgreco_controller_options {
     double ramp_up_first;
     // With `ramp_up_first`: steps after `warmup` until the default is its own, at least 1; 0 by default.
     uint64_t ramp_up_steps;
-    // LGRECO_OBJECTIVE_BITS by default.
-    lgreco_objective objective;
-    // Must be 0.
-    uint32_t reserved_2;
 } lgreco_controller_options;
 
 // What became of a step's gradients: LGRECO_OUTCOME_...
@@ -565,8 +557,6 @@ typedef struct lgreco_request {
     lgreco_device memory;
     // The worker whose bytes all others get.
     uint32_t root;
-    // 0.
-    uint32_t reserved;
     // What is replaced or filled; aligned for f32 where it holds them.
     void *buffer;
     // Number of f32 or bf16.
@@ -609,8 +599,6 @@ typedef struct lgreco_metrics {
     uint64_t not_contractive;
     // LGRECO_UNCOMPRESSED_...
     lgreco_uncompressed uncompressed;
-    // 0.
-    uint32_t reserved;
 } lgreco_metrics;
 
 // What made the settings change: LGRECO_CAUSE_...
@@ -648,8 +636,8 @@ typedef struct lgreco_decision {
     uint32_t not_contractive;
     // What the plan was made for: LGRECO_LIMIT_ERROR or LGRECO_LIMIT_SIZE.
     lgreco_limit limit;
-    // Always 0.
-    uint32_t reserved;
+    // LGRECO_OBJECTIVE_MEASURED_SECONDS: layers that are compressed. Otherwise 0.
+    uint32_t compressed;
     // LGRECO_LIMIT_SIZE: the most that the plan may have, in the unit of `size`. Otherwise 0.
     uint64_t size_limit;
     // LGRECO_LIMIT_SIZE: no plan within the size limit has less error. Otherwise 0.
@@ -669,8 +657,6 @@ typedef struct lgreco_decision {
     double default_seconds;
     // With all layers uncompressed.
     double uncompressed_seconds;
-    // Layers that are compressed.
-    uint64_t compressed;
 } lgreco_decision;
 
 // How much of a controller is saved: LGRECO_SAVE_...
@@ -804,7 +790,6 @@ typedef struct lgreco_cut_counters {
 typedef uint32_t lgreco_cuda_calls;
 
 // The random words of one payload: QSGD rounds by all of it, PowerSGD starts from `seed` and `layer`.
-// This struct never changes.
 typedef struct lgreco_rng_stream {
     // Seed of the run, the same on every rank.
     uint64_t seed;
@@ -814,8 +799,6 @@ typedef struct lgreco_rng_stream {
     uint32_t layer;
     // Number of this worker. Workers must differ here, or their rounding errors do not average out.
     uint32_t rank;
-    // Must be 0.
-    uint32_t reserved;
 } lgreco_rng_stream;
 
 // What becomes of means where a rank has failed: LGRECO_ON_FAULT_...
@@ -865,8 +848,6 @@ typedef struct lgreco_cuda_outcome {
     size_t element;
     // 1 when the last step failed on some rank, else 0.
     uint32_t has_failed;
-    // 0.
-    uint32_t reserved;
 } lgreco_cuda_outcome;
 
 // Done.
@@ -1019,7 +1000,8 @@ typedef struct lgreco_cuda_outcome {
 // An output overlaps an input or another output.
 #define LGRECO_OVERLAP 202
 
-// A struct's struct_size is too small, or fields this version does not know are not zero.
+// A struct's struct_size is not the struct's size in this library: the INIT macro was not used, or header and library are of
+// different versions.
 #define LGRECO_STRUCT_SIZE 203
 
 // A number that should be one of a list of constants is none of them.
@@ -1679,7 +1661,7 @@ lgreco_status lgreco_compressor_memory_norm(struct lgreco_compressor *compressor
 // Tells how many bytes lgreco_compressor_save writes, always the same.
 lgreco_status lgreco_compressor_saved_len(struct lgreco_compressor *compressor, size_t *bytes);
 
-// Writes what the compressor remembers, versioned and the same on every machine, to saved[0 .. lgreco_compressor_saved_len].
+// Writes what the compressor remembers, read_struct and the same on every machine, to saved[0 .. lgreco_compressor_saved_len].
 // Layer and rank are for the caller to note.
 //
 // LGRECO_LENGTH when `capacity` is less.
@@ -1963,7 +1945,7 @@ lgreco_status lgreco_controller_metrics_json(struct lgreco_controller *controlle
                                              size_t capacity,
                                              size_t *length);
 
-// Writes this rank's state, versioned and the same on every machine: residuals, factors, settings, schedule, but not the
+// Writes this rank's state, read_struct and the same on every machine: residuals, factors, settings, schedule, but not the
 // options; `contents` is LGRECO_SAVE_... Every rank saves its own, between the same two steps. `length`, which must not be
 // NULL, receives the number of bytes.
 //
@@ -2017,7 +1999,7 @@ lgreco_status lgreco_controller_load_parts(struct lgreco_controller *controller,
                                            size_t residuals_len,
                                            struct lgreco_loaded *loaded);
 
-// Writes a setting to bytes[0 .. LGRECO_CUT_SETTING_BYTES], versioned and the same on every machine. Compression at a cut
+// Writes a setting to bytes[0 .. LGRECO_CUT_SETTING_BYTES], read_struct and the same on every machine. Compression at a cut
 // becomes part of the model: save this with it.
 //
 // LGRECO_LENGTH when `capacity` is less; codes of lgreco_cut_create for what makes no sense in the setting.
@@ -2529,10 +2511,10 @@ lgreco_status lgreco_cuda_bucket_take_over(struct lgreco_cuda *cuda,
 
 // Structs as calls expect them: struct_size set, options at their defaults.
 #define LGRECO_CUDA_BUCKET_OPTIONS_INIT                                                                                \
-    {sizeof(lgreco_cuda_bucket_options), 0, NULL, 1, 0, 0, 1, LGRECO_ON_FAULT_ZEROS, 0}
-#define LGRECO_CUDA_OUTCOME_INIT {sizeof(lgreco_cuda_outcome), 0, 0, LGRECO_NO_RANK, LGRECO_OK, 0, 0, 0, 0}
+    {sizeof(lgreco_cuda_bucket_options), 0, NULL, 1, 0, 0, 1, LGRECO_ON_FAULT_ZEROS, LGRECO_DTYPE_F32}
+#define LGRECO_CUDA_OUTCOME_INIT {sizeof(lgreco_cuda_outcome), 0, 0, LGRECO_NO_RANK, LGRECO_OK, 0, 0, 0}
 #define LGRECO_CONTEXT_OPTIONS_INIT {sizeof(lgreco_context_options), LGRECO_DEVICE_CPU, 0, NULL, 0}
-#define LGRECO_LAYER_INIT {sizeof(lgreco_layer), NULL, NULL, 0, NULL, LGRECO_DTYPE_F32, 0}
+#define LGRECO_LAYER_INIT {sizeof(lgreco_layer), NULL, NULL, 0, NULL, LGRECO_DTYPE_F32}
 #define LGRECO_SETTING_INIT                                                                                            \
     {sizeof(lgreco_setting), LGRECO_METHOD_DENSE, 4, 512, LGRECO_SCALE_MAX_NORM, LGRECO_ROUNDING_STOCHASTIC, 1,        \
      LGRECO_DTYPE_F32, 4, 1, 0, 0.01, LGRECO_SIDCO_FIT_EXPONENTIAL, 1, 500, 512}
@@ -2541,7 +2523,7 @@ lgreco_status lgreco_cuda_bucket_take_over(struct lgreco_cuda *cuda,
      LGRECO_DTYPE_F32}
 #define LGRECO_TABLE_VIEW_INIT                                                                                         \
     {sizeof(lgreco_table_view), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
-#define LGRECO_PLAN_OPTIONS_INIT {sizeof(lgreco_plan_options), LGRECO_SOLVER_EXACT, 10000, 1 << 19, 1, LGRECO_LIMIT_ERROR, 0, 0}
+#define LGRECO_PLAN_OPTIONS_INIT {sizeof(lgreco_plan_options), LGRECO_SOLVER_EXACT, 10000, 1 << 19, 1, LGRECO_LIMIT_ERROR, 0}
 #define LGRECO_PLAN_VIEW_INIT {sizeof(lgreco_plan_view), 0, NULL, 0, 0, 0, 0, NULL, 0, LGRECO_LIMIT_ERROR, 0, 0}
 #define LGRECO_COMPRESSOR_OPTIONS_INIT                                                                                 \
     {sizeof(lgreco_compressor_options), 0, 0, 0, LGRECO_FEEDBACK_NONE, 1, 0, LGRECO_STORAGE_F32}
@@ -2550,15 +2532,14 @@ lgreco_status lgreco_cuda_bucket_take_over(struct lgreco_cuda *cuda,
 #define LGRECO_CONTROLLER_OPTIONS_INIT                                                                                 \
     {sizeof(lgreco_controller_options), NULL, NULL, NULL, 6, 0, 0, 0.5, 1.5, 100, 1000, 10, 0, LGRECO_POLICY_L_GRECO,  \
      LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_F32, 1, 0, LGRECO_STORAGE_INT8, 0.2f, 512, LGRECO_NON_FINITE_STEP_ERROR,  \
-     LGRECO_ROUTE_ALL_GATHER, 0, 0, 4 << 20, 10, NULL, NULL, NULL, 1, 1, 0, 0, 0,                                      \
-     LGRECO_OBJECTIVE_BITS, 0}
+     LGRECO_ROUTE_ALL_GATHER, 0, LGRECO_OBJECTIVE_BITS, 4 << 20, 10, NULL, NULL, NULL, 1, 1, 0, 0, 0}
 #define LGRECO_REPORT_INIT {sizeof(lgreco_report), 0, LGRECO_OUTCOME_EXCHANGED, 0, 0, 0, 0, 0}
 #define LGRECO_REQUEST_INIT                                                                                            \
-    {sizeof(lgreco_request), LGRECO_REQUEST_NONE, LGRECO_DEVICE_CPU, 0, 0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL}
-#define LGRECO_METRICS_INIT {sizeof(lgreco_metrics), 0, 0, 0, -1, -1, -1, 0, LGRECO_UNCOMPRESSED_NOT, 0}
+    {sizeof(lgreco_request), LGRECO_REQUEST_NONE, LGRECO_DEVICE_CPU, 0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL}
+#define LGRECO_METRICS_INIT {sizeof(lgreco_metrics), 0, 0, 0, -1, -1, -1, 0, LGRECO_UNCOMPRESSED_NOT}
 #define LGRECO_DECISION_INIT                                                                                           \
     {sizeof(lgreco_decision), 0, LGRECO_CAUSE_NONE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,                                   \
-     LGRECO_LIMIT_ERROR, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+     LGRECO_LIMIT_ERROR, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 #define LGRECO_LINK_INIT                                                                                               \
     {sizeof(lgreco_link), LGRECO_CODEC_MIN_MAX, 4, 128, 0, LGRECO_DTYPE_F32, 1, LGRECO_DTYPE_F32,                      \
      LGRECO_LINK_MEMORY_NONE, 1, 0, LGRECO_STORAGE_F32, 1024, LGRECO_ROWS_BF16, 8}

@@ -136,118 +136,87 @@ pub(crate) fn all_disjoint(ranges: &mut [Range]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A struct that starts with `struct_size` and may get further fields.
+/// A struct that starts with `struct_size`.
 ///
 /// # Safety
 /// `repr(C)`; its first field is a `usize`, the size of the struct as the caller knows it; every bit pattern is valid.
-pub(crate) unsafe trait Versioned: Copy + Default {
+pub(crate) unsafe trait SizedStruct: Copy + Default {
     /// The struct, for messages.
     const WHAT: &'static str;
-    /// Its size in the first release that had it.
-    const FIRST_SIZE: usize;
 }
 
-/// The caller's struct, with defaults for the fields that the caller does not know.
+/// `Err` unless the caller's struct says that it has the size of a `T`.
 ///
 /// # Safety
-/// `pointer` is null, misaligned, or points to as many readable bytes as the `usize` there says.
-pub(crate) unsafe fn versioned<T: Versioned>(pointer: *const T) -> Result<T, Failure> {
-    const { assert!(T::FIRST_SIZE <= size_of::<T>()) };
+/// `pointer` is null, misaligned, or points to as many readable bytes as the `usize` there says, and to that `usize`.
+unsafe fn check_size<T: SizedStruct>(pointer: *const T) -> Result<(), Failure> {
     check(pointer, T::WHAT)?;
     // SAFETY: not null and aligned; the first field is readable by the caller's promise.
-    let found = unsafe { pointer.cast::<usize>().read() };
-    if found < T::FIRST_SIZE {
-        return Err(Failure::StructSize { what: T::WHAT, smallest: T::FIRST_SIZE, found });
+    match unsafe { pointer.cast::<usize>().read() } {
+        found if found == size_of::<T>() => Ok(()),
+        found => Err(Failure::StructSize { what: T::WHAT, expected: size_of::<T>(), found }),
     }
-    let bytes = pointer.cast::<u8>();
-    for offset in size_of::<T>()..found {
-        // SAFETY: within the size the caller promised.
-        if unsafe { bytes.add(offset).read() } != 0 {
-            return Err(Failure::UnknownField { what: T::WHAT, offset });
-        }
+}
+
+/// The caller's struct.
+///
+/// # Safety
+/// As [`check_size`].
+pub(crate) unsafe fn read_struct<T: SizedStruct>(pointer: *const T) -> Result<T, Failure> {
+    // SAFETY: passed on; a struct of that size is readable, and any bits make a `T`.
+    unsafe {
+        check_size(pointer)?;
+        Ok(pointer.read())
     }
-    let mut value = T::default();
-    let known = found.min(size_of::<T>());
-    // SAFETY: both are valid for `known` bytes, do not overlap, and any bits make a `T`.
-    unsafe { bytes.copy_to_nonoverlapping((&raw mut value).cast(), known) };
-    Ok(value)
 }
 
 /// The caller's struct, or the defaults for NULL.
 ///
 /// # Safety
-/// As [`versioned`].
-pub(crate) unsafe fn versioned_or_default<T: Versioned>(pointer: *const T) -> Result<T, Failure> {
+/// As [`read_struct`].
+pub(crate) unsafe fn read_struct_or_default<T: SizedStruct>(pointer: *const T) -> Result<T, Failure> {
     // SAFETY: passed on.
-    if pointer.is_null() { Ok(T::default()) } else { unsafe { versioned(pointer) } }
+    if pointer.is_null() { Ok(T::default()) } else { unsafe { read_struct(pointer) } }
 }
 
-/// The caller's array of structs, which lie as far apart as the caller's size of them says.
+/// The caller's array of structs.
 ///
 /// # Safety
-/// As [`versioned`] for `count` structs, one after the other.
-pub(crate) unsafe fn versioned_array<T: Versioned>(pointer: *const T, count: usize) -> Result<Vec<T>, Failure> {
+/// As [`read_struct`] for `count` structs, one after the other.
+pub(crate) unsafe fn read_structs<T: SizedStruct>(pointer: *const T, count: usize) -> Result<Vec<T>, Failure> {
     if count == 0 {
         return Ok(Vec::new());
     }
-    check(pointer, T::WHAT)?;
-    // SAFETY: not null and aligned; the first field is readable by the caller's promise.
-    let stride = unsafe { pointer.cast::<usize>().read() };
-    if stride < T::FIRST_SIZE || !stride.is_multiple_of(align_of::<T>()) {
-        return Err(Failure::StructSize { what: T::WHAT, smallest: T::FIRST_SIZE, found: stride });
-    }
-    let mut values = Vec::new();
-    for index in 0..count {
-        // SAFETY: within the array that the caller promised.
-        let one = unsafe { pointer.byte_add(index * stride) };
-        // SAFETY: as above.
-        let size = unsafe { one.cast::<usize>().read() };
-        if size != stride {
-            return Err(Failure::StructSize { what: T::WHAT, smallest: stride, found: size });
-        }
-        // SAFETY: one struct of the array.
-        values.push(unsafe { versioned(one) }?);
-    }
-    Ok(values)
+    check_array(pointer, count, T::WHAT)?;
+    // SAFETY: within the array that the caller promised, as long as every struct before has the size of a `T`.
+    (0..count).map(|index| unsafe { read_struct(pointer.add(index)) }).collect()
 }
 
 /// A struct of the caller's that a call is to fill.
 pub(crate) struct Filled<T> {
     pointer: *mut T,
-    size: usize,
 }
 
-/// The caller's struct to be filled, up to its `struct_size`.
+/// The caller's struct to be filled.
 ///
 /// # Safety
-/// `pointer` is null, misaligned, or points to as many bytes as the `usize` there says, valid for writes until
-/// [`Filled::fill`] has been called.
-pub(crate) unsafe fn filled<T: Versioned>(pointer: *mut T) -> Result<Filled<T>, Failure> {
-    const { assert!(T::FIRST_SIZE <= size_of::<T>()) };
-    check(pointer, T::WHAT)?;
-    // SAFETY: not null and aligned; the first field is readable by the caller's promise.
-    let size = unsafe { pointer.cast::<usize>().read() };
-    if size < T::FIRST_SIZE {
-        return Err(Failure::StructSize { what: T::WHAT, smallest: T::FIRST_SIZE, found: size });
-    }
-    Ok(Filled { pointer, size })
+/// As [`check_size`]; valid for writes until [`Filled::fill`] has been called.
+pub(crate) unsafe fn filled<T: SizedStruct>(pointer: *mut T) -> Result<Filled<T>, Failure> {
+    // SAFETY: passed on.
+    unsafe { check_size(pointer) }?;
+    Ok(Filled { pointer })
 }
 
-impl<T: Versioned> Filled<T> {
+impl<T: SizedStruct> Filled<T> {
     /// Where it lies.
     pub(crate) fn range(&self) -> Range {
-        Range::of(self.pointer.cast::<u8>(), self.size, T::WHAT)
+        Range::of(self.pointer, 1, T::WHAT)
     }
 
-    /// Writes all fields but the first that the caller knows; what only the caller knows becomes 0.
+    /// Writes the whole struct.
     pub(crate) fn fill(self, value: T) {
-        let (to, from) = (self.pointer.cast::<u8>(), (&raw const value).cast::<u8>());
-        let (head, known) = (size_of::<usize>(), self.size.min(size_of::<T>()));
-        // SAFETY: `to` is valid for `size` bytes by the promise made to `filled`, `from` for those of a `T`.
-        unsafe {
-            from.add(head).copy_to_nonoverlapping(to.add(head), known - head);
-            to.add(known).write_bytes(0, self.size - known);
-        }
+        // SAFETY: valid for writes of a `T` by the promise made to `filled`.
+        unsafe { self.pointer.write(value) };
     }
 }
 
@@ -258,77 +227,65 @@ mod tests {
 
     #[derive(Clone, Copy, Debug, PartialEq)]
     #[repr(C)]
-    struct Grown {
+    struct Pair {
         struct_size: usize,
-        old: u64,
-        new: u64,
+        first: u64,
+        second: u64,
     }
 
-    impl Default for Grown {
+    impl Default for Pair {
         fn default() -> Self {
-            Grown { struct_size: size_of::<Grown>(), old: 1, new: 2 }
+            pair(1, 2)
         }
+    }
+
+    fn pair(first: u64, second: u64) -> Pair {
+        Pair { struct_size: size_of::<Pair>(), first, second }
     }
 
     // SAFETY: repr(C), starts with a usize, integers only.
-    unsafe impl Versioned for Grown {
-        const WHAT: &'static str = "grown";
-        const FIRST_SIZE: usize = 16;
-    }
-
-    #[repr(C)]
-    struct Larger {
-        known: Grown,
-        later: u64,
-    }
-
-    fn larger(later: u64) -> Larger {
-        Larger { known: Grown { struct_size: size_of::<Larger>(), old: 7, new: 8 }, later }
-    }
-
-    fn read_of(pointer: *const Grown) -> Result<Grown, u32> {
-        // SAFETY: the tests pass null, or structs as large as they say.
-        unsafe { versioned(pointer) }.map_err(|failure| failure.status())
+    unsafe impl SizedStruct for Pair {
+        const WHAT: &'static str = "pair";
     }
 
     #[test]
-    fn callers_of_every_age_are_understood() {
-        let old = [16u64, 7];
-        assert_eq!(read_of(old.as_ptr().cast()), Ok(Grown { struct_size: 16, old: 7, new: 2 }));
-        let (zero, set) = (larger(0), larger(1 << 60));
-        assert_eq!(read_of((&raw const zero).cast()), Ok(Grown { struct_size: 32, old: 7, new: 8 }));
-        assert_eq!(read_of((&raw const set).cast()), Err(LGRECO_STRUCT_SIZE));
-        assert_eq!(read_of([15u64, 7].as_ptr().cast()), Err(LGRECO_STRUCT_SIZE));
-        assert_eq!(read_of(core::ptr::null()), Err(LGRECO_NULL_POINTER));
-        assert_eq!(read_of(core::ptr::without_provenance(4)), Err(LGRECO_ALIGNMENT));
-    }
-
-    #[test]
-    fn structs_are_filled_up_to_the_size_the_caller_knows() {
-        let value = Grown { struct_size: 24, old: 5, new: 6 };
-        let mut old = [16u64, 7, 99];
-        let mut new = [32u64, 7, 8, 99];
-        // SAFETY: arrays as long as their first element says.
-        unsafe {
-            filled(old.as_mut_ptr().cast::<Grown>()).unwrap().fill(value);
-            filled(new.as_mut_ptr().cast::<Grown>()).unwrap().fill(value);
-        }
-        assert_eq!((old, new), ([16, 5, 99], [32, 5, 6, 0]));
-    }
-
-    #[test]
-    fn arrays_have_the_stride_of_the_callers_struct() {
-        let read_all = |words: &[u64], count| {
-            // SAFETY: arrays of `count` structs, each as large as its first element says.
-            unsafe { versioned_array(words.as_ptr().cast::<Grown>(), count) }.map_err(|failure| failure.status())
+    fn structs_of_another_size_are_refused() {
+        let read = |pointer: *const Pair| {
+            // SAFETY: null, misaligned, or as long as the first element says.
+            unsafe { read_struct(pointer) }.map_err(|failure| failure.status())
         };
-        let found = read_all(&[16, 3, 16, 4], 2).unwrap();
-        assert_eq!(found.iter().map(|one| (one.old, one.new)).collect::<Vec<_>>(), [(3, 2), (4, 2)]);
-        let found = read_all(&[32, 3, 4, 0, 32, 5, 6, 0], 2).unwrap();
-        assert_eq!(found.iter().map(|one| (one.old, one.new)).collect::<Vec<_>>(), [(3, 4), (5, 6)]);
-        assert_eq!(read_all(&[16, 3, 24, 4, 5], 2), Err(LGRECO_STRUCT_SIZE), "one of another size");
-        assert_eq!(read_all(&[17, 3, 0], 1), Err(LGRECO_STRUCT_SIZE), "the next would not be aligned");
+        assert_eq!(read([24u64, 7, 8].as_ptr().cast()), Ok(pair(7, 8)));
+        for size in [0, 16, 23, 25, 32] {
+            let words = [size, 7, 8, 0];
+            assert_eq!(read(words.as_ptr().cast()), Err(LGRECO_STRUCT_SIZE), "{size}");
+            let mut filled_words = words;
+            // SAFETY: as above.
+            let refused = unsafe { filled(filled_words.as_mut_ptr().cast::<Pair>()) }.err();
+            assert_eq!(refused.map(|failure| failure.status()), Some(LGRECO_STRUCT_SIZE), "{size}");
+        }
+        assert_eq!(read(core::ptr::null()), Err(LGRECO_NULL_POINTER));
+        assert_eq!(read(core::ptr::without_provenance(4)), Err(LGRECO_ALIGNMENT));
+    }
+
+    #[test]
+    fn structs_are_filled_whole_and_no_further() {
+        let mut words = [24u64, 7, 8, 99];
+        // SAFETY: as long as the first element says.
+        unsafe { filled(words.as_mut_ptr().cast::<Pair>()) }.unwrap().fill(pair(5, 6));
+        assert_eq!(words, [24, 5, 6, 99]);
+    }
+
+    #[test]
+    fn every_struct_of_an_array_is_checked() {
+        let read_all = |words: &[u64], count| {
+            // SAFETY: arrays of `count` structs, or of fewer before one of another size.
+            unsafe { read_structs(words.as_ptr().cast::<Pair>(), count) }.map_err(|failure| failure.status())
+        };
+        assert_eq!(read_all(&[24, 3, 4, 24, 5, 6], 2), Ok(vec![pair(3, 4), pair(5, 6)]));
+        assert_eq!(read_all(&[24, 3, 4, 32, 5, 6], 2), Err(LGRECO_STRUCT_SIZE));
         assert_eq!(read_all(&[8], 1), Err(LGRECO_STRUCT_SIZE));
+        assert_eq!(read_all(&[], 0), Ok(vec![]));
+        assert_eq!(read_all(&[24], usize::MAX / 8), Err(LGRECO_LENGTH));
     }
 
     #[test]

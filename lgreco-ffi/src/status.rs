@@ -108,7 +108,8 @@ pub const LGRECO_NULL_POINTER: lgreco_status = 200;
 pub const LGRECO_ALIGNMENT: lgreco_status = 201;
 /// An output overlaps an input or another output.
 pub const LGRECO_OVERLAP: lgreco_status = 202;
-/// A struct's struct_size is too small, or fields this version does not know are not zero.
+/// A struct's struct_size is not the struct's size in this library: the INIT macro was not used, or header and library are of
+/// different versions.
 pub const LGRECO_STRUCT_SIZE: lgreco_status = 203;
 /// A number that should be one of a list of constants is none of them.
 pub const LGRECO_UNKNOWN_CONSTANT: lgreco_status = 204;
@@ -227,12 +228,8 @@ pub(crate) enum Failure {
     },
     StructSize {
         what: &'static str,
-        smallest: usize,
+        expected: usize,
         found: usize,
-    },
-    UnknownField {
-        what: &'static str,
-        offset: usize,
     },
     UnknownConstant {
         what: &'static str,
@@ -329,7 +326,7 @@ impl Failure {
             Failure::Null { .. } => LGRECO_NULL_POINTER,
             Failure::Alignment { .. } => LGRECO_ALIGNMENT,
             Failure::Overlap { .. } => LGRECO_OVERLAP,
-            Failure::StructSize { .. } | Failure::UnknownField { .. } => LGRECO_STRUCT_SIZE,
+            Failure::StructSize { .. } => LGRECO_STRUCT_SIZE,
             Failure::UnknownConstant { .. } => LGRECO_UNKNOWN_CONSTANT,
             Failure::Text { .. } => LGRECO_TEXT,
             Failure::Handle { .. } => LGRECO_HANDLE,
@@ -365,12 +362,11 @@ impl fmt::Display for Failure {
             Failure::Overlap { what, with, layers: [_, Some(layer)] } => {
                 write!(f, "{what} share memory with {with} of layer {layer}, counted from 0")
             }
-            Failure::StructSize { what, smallest, found } => {
-                write!(f, "struct_size of {what} is {found}, expected at least {smallest}: set it with the INIT macro")
-            }
-            Failure::UnknownField { what, offset } => {
-                write!(f, "{what} has a field at byte {offset} that this version of the library does not know")
-            }
+            Failure::StructSize { what, expected, found } => write!(
+                f,
+                "struct_size of {what} is {found}, expected {expected}: begin with the INIT macro, and use the header that \
+                 came with the library"
+            ),
             Failure::UnknownConstant { what, found } => write!(f, "{what} is {found}, which is none of its constants"),
             Failure::Text { what, why } => write!(f, "{what} {why}"),
             Failure::Handle { what } => write!(f, "not a {what} handle"),

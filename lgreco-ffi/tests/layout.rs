@@ -70,7 +70,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         message,
         message_capacity
     );
-    struct_of!(p, lgreco_layer, "LGRECO_LAYER_INIT", struct_size, name, dims, dims_len, values, dtype, reserved);
+    struct_of!(p, lgreco_layer, "LGRECO_LAYER_INIT", struct_size, name, dims, dims_len, values, dtype);
     struct_of!(
         p,
         lgreco_cuda_bucket_options,
@@ -96,8 +96,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         fault,
         layer,
         element,
-        has_failed,
-        reserved
+        has_failed
     );
     struct_of!(
         p,
@@ -164,7 +163,6 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         states,
         alpha,
         limit,
-        reserved,
         size_limit
     );
     struct_of!(
@@ -242,7 +240,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         non_finite,
         route,
         measuring_rank,
-        reserved,
+        objective,
         bucket_bytes,
         metrics_every,
         shards,
@@ -252,9 +250,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         legacy_phases,
         legacy_steps,
         ramp_up_first,
-        ramp_up_steps,
-        objective,
-        reserved_2
+        ramp_up_steps
     );
     struct_of!(
         p,
@@ -277,7 +273,6 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         kind,
         memory,
         root,
-        reserved,
         buffer,
         count,
         length,
@@ -299,8 +294,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         residual_norm,
         bucket_seconds,
         not_contractive,
-        uncompressed,
-        reserved
+        uncompressed
     );
     struct_of!(
         p,
@@ -321,7 +315,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         slower,
         not_contractive,
         limit,
-        reserved,
+        compressed,
         size_limit,
         error_lower_bound,
         measured_seconds,
@@ -330,8 +324,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         plan_seconds,
         plan_computing_seconds,
         default_seconds,
-        uncompressed_seconds,
-        compressed
+        uncompressed_seconds
     );
     struct_of!(
         p,
@@ -398,7 +391,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         hit_energy
     );
     struct_of!(p, lgreco_choice, "", size, error);
-    struct_of!(p, lgreco_rng_stream, "", seed, step, layer, rank, reserved);
+    struct_of!(p, lgreco_rng_stream, "", seed, step, layer, rank);
     let header = include_str!("../include/lgreco.h");
     for line in header.lines() {
         if let Some(name) = line.strip_prefix("typedef struct ").and_then(|line| line.strip_suffix(" {")) {

@@ -55,7 +55,7 @@ bool compress() {
         const torch::Tensor &gradient = layers[index].gradient;
         const auto elements = static_cast<std::size_t>(gradient.numel());
         const lgreco_setting setting = table.setting(l, plan.view().options[l]);
-        const lgreco_rng_stream words{/*seed*/ 0, /*step*/ 0, static_cast<std::uint32_t>(index), /*rank*/ 0, 0};
+        const lgreco_rng_stream words{/*seed*/ 0, /*step*/ 0, static_cast<std::uint32_t>(index), /*rank*/ 0};
 
         // Through the host: where payloads travel by MPI or sockets.
         torch::Tensor decoded = torch::empty_like(gradient);

@@ -1,4 +1,4 @@
-use crate::pointers::Versioned;
+use crate::pointers::SizedStruct;
 use crate::status::Failure;
 use core::ffi::c_void;
 use lgreco_train::exchange::{Collective, CollectiveError};
@@ -99,9 +99,8 @@ impl Default for lgreco_collective {
 
 // SAFETY: repr(C), starts with a usize; numbers, raw pointers and nullable function pointers, which the caller promises
 // to be callable.
-unsafe impl Versioned for lgreco_collective {
+unsafe impl SizedStruct for lgreco_collective {
     const WHAT: &'static str = "collective";
-    const FIRST_SIZE: usize = 64;
 }
 
 /// A caller's collective whose callbacks are there.

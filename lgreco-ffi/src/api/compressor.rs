@@ -5,7 +5,7 @@ use super::gradient::{lgreco_layer, values, values_range};
 use super::setting::lgreco_setting;
 use crate::device::Device;
 use crate::handle::{self, Kind};
-use crate::pointers::{Range, disjoint, place, slice_mut, versioned, versioned_or_default};
+use crate::pointers::{Range, disjoint, place, read_struct, read_struct_or_default, slice_mut};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::{c_char, c_void};
 use lgreco_train::backend::Backend;
@@ -146,8 +146,8 @@ pub unsafe extern "C" fn lgreco_compressor_create(
     // SAFETY: README.md, handles and pointers.
     unsafe {
         handle::create::<_, lgreco_compressor>(context, compressor, |context| {
-            let tensor = versioned(layer)?.tensor()?;
-            let (setting, options) = (versioned(setting)?.to_core()?, versioned_or_default(options)?);
+            let tensor = read_struct(layer)?.tensor()?;
+            let (setting, options) = (read_struct(setting)?.to_core()?, read_struct_or_default(options)?);
             let residual = options.residual()?;
             let named = |error: Error| Failure::named(error, Some(tensor.name.into()));
             let memory = residual.map(|residual| Memory::owned(residual, tensor.shape)).transpose().map_err(named)?;
@@ -190,9 +190,9 @@ pub unsafe extern "C" fn lgreco_feedback_check(
     // SAFETY: README.md, handles and pointers.
     unsafe {
         handle::call(context, |_| {
-            let layer = versioned(layer)?;
+            let layer = read_struct(layer)?;
             let tensor = layer.tensor()?;
-            let (setting, options) = (versioned(setting)?.to_core()?, versioned_or_default(options)?);
+            let (setting, options) = (read_struct(setting)?.to_core()?, read_struct_or_default(options)?);
             let named = |error: Error| Failure::named(error, Some(tensor.name.into()));
             setting.payload_len(tensor.shape, tensor.dtype).map_err(|error| named(error.into()))?;
             if options.residual()?.is_none() {
@@ -235,7 +235,7 @@ pub unsafe extern "C" fn lgreco_compressor_set_setting(
     setting: *const lgreco_setting,
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
-    unsafe { handle::call(compressor, |compressor| Ok(compressor.set(versioned(setting)?.to_core()?)?)) }
+    unsafe { handle::call(compressor, |compressor| Ok(compressor.set(read_struct(setting)?.to_core()?)?)) }
 }
 
 /// Tells the most bytes that lgreco_compressor_encode writes under the present setting; exactly so many, unless the values

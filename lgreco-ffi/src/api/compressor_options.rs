@@ -1,4 +1,4 @@
-use crate::pointers::Versioned;
+use crate::pointers::SizedStruct;
 use crate::status::Failure;
 use lgreco_train::feedback::{Residual, Storage};
 
@@ -58,9 +58,8 @@ impl Default for lgreco_compressor_options {
 }
 
 // SAFETY: repr(C), starts with a usize, numbers only.
-unsafe impl Versioned for lgreco_compressor_options {
+unsafe impl SizedStruct for lgreco_compressor_options {
     const WHAT: &'static str = "compressor options";
-    const FIRST_SIZE: usize = 40;
 }
 
 impl lgreco_compressor_options {

@@ -1,7 +1,7 @@
 use crate::device::Device;
 use crate::handle::{self, Kind};
 use crate::message::Message;
-use crate::pointers::{Range, Versioned, disjoint, place, slice_mut, versioned_or_default};
+use crate::pointers::{Range, SizedStruct, disjoint, place, read_struct_or_default, slice_mut};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::{c_char, c_void};
 
@@ -49,9 +49,8 @@ impl Default for lgreco_context_options {
 }
 
 // SAFETY: repr(C), starts with a usize, integers and a raw pointer only.
-unsafe impl Versioned for lgreco_context_options {
+unsafe impl SizedStruct for lgreco_context_options {
     const WHAT: &'static str = "context options";
-    const FIRST_SIZE: usize = 16;
 }
 
 /// A device, and the message about the last failed call that was given the context.
@@ -88,7 +87,7 @@ pub unsafe extern "C" fn lgreco_context_create(
         let (options, context) = unsafe {
             let context = place(context, "context")?;
             context.write(core::ptr::null_mut());
-            (versioned_or_default(options)?, context)
+            (read_struct_or_default(options)?, context)
         };
         let message = Range::of(options.message, options.message_capacity, "message");
         disjoint(message, &[Range::of(context, 1, "context")])?;

@@ -6,7 +6,7 @@ use super::table::Texts;
 use crate::device::Device;
 use crate::handle::{self, Kind};
 use crate::pointers::{
-    Range, Versioned, all_disjoint, filled, slice, versioned, versioned_array, versioned_or_default,
+    Range, SizedStruct, all_disjoint, filled, read_struct, read_struct_or_default, read_structs, slice,
 };
 use crate::status::{Failure, lgreco_status};
 use core::ffi::{c_char, c_void};
@@ -119,9 +119,8 @@ impl Default for lgreco_report {
 }
 
 // SAFETY: repr(C), starts with a usize, numbers only.
-unsafe impl Versioned for lgreco_report {
+unsafe impl SizedStruct for lgreco_report {
     const WHAT: &'static str = "report";
-    const FIRST_SIZE: usize = 56;
 }
 
 impl From<Report> for lgreco_report {
@@ -160,13 +159,13 @@ pub unsafe extern "C" fn lgreco_controller_create(
     // SAFETY: README.md, handles and pointers.
     unsafe {
         handle::create::<_, lgreco_controller>(context, controller, |context| {
-            let collective = versioned(collective)?.callbacks(core::ptr::null_mut())?;
+            let collective = read_struct(collective)?.callbacks(core::ptr::null_mut())?;
             let mut tensors = Vec::new();
-            for layer in versioned_array(layers, layers_len)? {
+            for layer in read_structs(layers, layers_len)? {
                 let tensor = layer.tensor()?;
                 tensors.push(Tensor::new(tensor.name, tensor.dims, tensor.dtype)?);
             }
-            let options = versioned_or_default(options)?;
+            let options = read_struct_or_default(options)?;
             let world = collective.world_size() as usize;
             if !options.shards.is_null() && world > 0 {
                 let shards = slice(options.shards, tensors.len().saturating_mul(world), "shards")?;
@@ -236,7 +235,7 @@ pub unsafe extern "C" fn lgreco_controller_step(
     unsafe {
         handle::call(controller, |state| {
             check_stream(stream)?;
-            let mut collective = versioned(collective)?.callbacks(stream)?;
+            let mut collective = read_struct(collective)?.callbacks(stream)?;
             let report = if report.is_null() { None } else { Some(filled(report)?) };
             let pointers = slice(gradients, gradients_len, "gradients")?;
             state.gradients.clear();

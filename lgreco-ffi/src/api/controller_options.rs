@@ -2,7 +2,7 @@ use super::compressor_options::*;
 use super::measure::lgreco_search_options;
 use super::plan::{LGRECO_LIMIT_DEFAULT_SIZE, LGRECO_LIMIT_ERROR, LGRECO_LIMIT_SIZE, lgreco_plan_options};
 use super::setting::lgreco_setting;
-use crate::pointers::{Versioned, slice, versioned_array, versioned_or_default};
+use crate::pointers::{SizedStruct, read_struct_or_default, read_structs, slice};
 use crate::status::Failure;
 use lgreco_train::CoreError;
 use lgreco_train::controller::{
@@ -116,8 +116,8 @@ pub struct lgreco_controller_options {
     pub route: lgreco_route,
     /// The rank that measures and plans for all; 0 by default.
     pub measuring_rank: u32,
-    /// Must be 0.
-    pub reserved: u32,
+    /// LGRECO_OBJECTIVE_BITS by default.
+    pub objective: lgreco_objective,
     /// Layers are exchanged together until their uncompressed gradients exceed so many bytes; 4 MiB by default.
     pub bucket_bytes: usize,
     /// Relative errors are measured every so many steps, 0 for never; 10 by default.
@@ -143,10 +143,6 @@ pub struct lgreco_controller_options {
     pub ramp_up_first: f64,
     /// With `ramp_up_first`: steps after `warmup` until the default is its own, at least 1; 0 by default.
     pub ramp_up_steps: u64,
-    /// LGRECO_OBJECTIVE_BITS by default.
-    pub objective: lgreco_objective,
-    /// Must be 0.
-    pub reserved_2: u32,
 }
 
 impl Default for lgreco_controller_options {
@@ -178,7 +174,7 @@ impl Default for lgreco_controller_options {
             non_finite: LGRECO_NON_FINITE_STEP_ERROR,
             route: LGRECO_ROUTE_ALL_GATHER,
             measuring_rank: config.measuring_rank,
-            reserved: 0,
+            objective: LGRECO_OBJECTIVE_BITS,
             bucket_bytes: config.bucket_bytes,
             metrics_every: config.metrics_every,
             shards: core::ptr::null(),
@@ -189,16 +185,13 @@ impl Default for lgreco_controller_options {
             legacy_steps: 0,
             ramp_up_first: 0.0,
             ramp_up_steps: 0,
-            objective: LGRECO_OBJECTIVE_BITS,
-            reserved_2: 0,
         }
     }
 }
 
 // SAFETY: repr(C), starts with a usize; numbers and raw pointers.
-unsafe impl Versioned for lgreco_controller_options {
+unsafe impl SizedStruct for lgreco_controller_options {
     const WHAT: &'static str = "controller options";
-    const FIRST_SIZE: usize = 168;
 }
 
 /// Seconds since the first call.
@@ -235,7 +228,7 @@ impl lgreco_controller_options {
     }
 
     fn budget(&self, plan: &lgreco_plan_options) -> Result<Budget, Failure> {
-        match plan.limit()? {
+        match plan.limit {
             LGRECO_LIMIT_ERROR => Ok(Budget::Error),
             LGRECO_LIMIT_DEFAULT_SIZE => Ok(Budget::Size),
             LGRECO_LIMIT_SIZE if self.in_seconds() => Ok(Budget::Seconds(plan.size_limit as f64 / 1e12)),
@@ -263,12 +256,8 @@ impl lgreco_controller_options {
     /// # Safety
     /// README.md, pointers.
     pub(super) unsafe fn config(&self, layers: usize) -> Result<Config, Failure> {
-        if self.reserved | self.reserved_2 != 0 {
-            let found = self.reserved | self.reserved_2;
-            return Err(Failure::UnknownConstant { what: "reserved field of the controller options", found });
-        }
         // SAFETY: passed on.
-        let (search, plan) = unsafe { (versioned_or_default(self.search)?, versioned_or_default(self.plan)?) };
+        let (search, plan) = unsafe { (read_struct_or_default(self.search)?, read_struct_or_default(self.plan)?) };
         let levels = Accordion {
             low: self.accordion_low,
             high: self.accordion_high,
@@ -282,7 +271,7 @@ impl lgreco_controller_options {
                 LGRECO_POLICY_UNIFORM => Policy::Uniform,
                 LGRECO_POLICY_FIXED => {
                     // SAFETY: passed on.
-                    let fixed = unsafe { versioned_array(self.fixed, layers) }?;
+                    let fixed = unsafe { read_structs(self.fixed, layers) }?;
                     Policy::Fixed(fixed.into_iter().map(lgreco_setting::to_core).collect::<Result<_, _>>()?)
                 }
                 LGRECO_POLICY_K_MEANS => Policy::KMeans { clusters: self.clusters },

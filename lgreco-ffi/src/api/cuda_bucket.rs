@@ -7,7 +7,7 @@ use super::setting::lgreco_setting;
 use crate::cuda::{BucketLayers, Collective, OnDeviceBucket, Outcome};
 use crate::handle::{self, Kind};
 use crate::pointers::{
-    Range, Versioned, address, at_least, disjoint, filled, place, slice, slice_mut, versioned, versioned_array,
+    Range, SizedStruct, address, at_least, disjoint, filled, place, read_struct, read_structs, slice, slice_mut,
 };
 use crate::status::{Failure, LGRECO_OK, lgreco_status};
 use core::ffi::c_void;
@@ -79,9 +79,8 @@ impl Default for lgreco_cuda_bucket_options {
 }
 
 // SAFETY: repr(C), starts with a usize, numbers and a raw pointer only.
-unsafe impl Versioned for lgreco_cuda_bucket_options {
+unsafe impl SizedStruct for lgreco_cuda_bucket_options {
     const WHAT: &'static str = "cuda bucket options";
-    const FIRST_SIZE: usize = 48;
 }
 
 /// No rank is at fault.
@@ -110,8 +109,6 @@ pub struct lgreco_cuda_outcome {
     pub element: usize,
     /// 1 when the last step failed on some rank, else 0.
     pub has_failed: u32,
-    /// 0.
-    pub reserved: u32,
 }
 
 impl Default for lgreco_cuda_outcome {
@@ -125,7 +122,6 @@ impl Default for lgreco_cuda_outcome {
             layer: 0,
             element: 0,
             has_failed: 0,
-            reserved: 0,
         }
     }
 }
@@ -147,9 +143,8 @@ fn to_request(collective: Option<Collective>) -> lgreco_request {
 }
 
 // SAFETY: repr(C), starts with a usize, numbers only.
-unsafe impl Versioned for lgreco_cuda_outcome {
+unsafe impl SizedStruct for lgreco_cuda_outcome {
     const WHAT: &'static str = "cuda outcome";
-    const FIRST_SIZE: usize = 40;
 }
 
 /// # Safety
@@ -162,8 +157,8 @@ unsafe fn read(
 ) -> Result<BucketLayers, Failure> {
     // SAFETY: passed on.
     let (described, settings, options) = unsafe {
-        let (layers, settings) = (versioned_array(layers, layers_len)?, versioned_array(settings, layers_len)?);
-        (layers, settings, versioned(options)?)
+        let (layers, settings) = (read_structs(layers, layers_len)?, read_structs(settings, layers_len)?);
+        (layers, settings, read_struct(options)?)
     };
     let nan_on_fault = match options.on_fault {
         LGRECO_ON_FAULT_ZEROS => false,

@@ -4,7 +4,7 @@ use super::measure::lgreco_search_options;
 use super::table::{Source, TableState, lgreco_table};
 use crate::cuda::{Call, DeviceTensor, NOWHERE, OnDevice, Row};
 use crate::handle;
-use crate::pointers::{Range, address, at_least, disjoint, place, slice, versioned_array, versioned_or_default};
+use crate::pointers::{Range, address, at_least, disjoint, place, read_struct_or_default, read_structs, slice};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_void;
 use lgreco_train::CoreError;
@@ -22,7 +22,7 @@ impl<'a> Model<'a> {
     unsafe fn read(layers: *const lgreco_layer, layers_len: usize) -> Result<Model<'a>, Failure> {
         // SAFETY: passed on.
         unsafe {
-            let layers = versioned_array(layers, layers_len)?;
+            let layers = read_structs(layers, layers_len)?;
             let tensors = layers.iter().map(|layer| layer.tensor()).collect::<Result<_, _>>()?;
             Ok(Model { layers, tensors })
         }
@@ -34,7 +34,7 @@ impl<'a> Model<'a> {
     /// README.md, pointers.
     unsafe fn offer(&self, options: *const lgreco_search_options) -> Result<Offer<'a>, Failure> {
         // SAFETY: passed on.
-        let search = unsafe { versioned_or_default(options) }?.search()?;
+        let search = unsafe { read_struct_or_default(options) }?.search()?;
         Ok(search.offer(self.tensors.iter().map(|tensor| (tensor.name, tensor.dims, tensor.dtype)))?)
     }
 

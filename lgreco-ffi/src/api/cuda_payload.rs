@@ -3,7 +3,7 @@ use super::gradient::{Tensor, lgreco_layer};
 use super::setting::lgreco_setting;
 use crate::cuda::{DeviceTensor, OnDevice};
 use crate::handle;
-use crate::pointers::{Range, address, all_disjoint, disjoint, place, slice, slice_mut, versioned};
+use crate::pointers::{Range, address, all_disjoint, disjoint, place, read_struct, slice, slice_mut};
 use crate::status::{Failure, lgreco_status};
 use lgreco_train::CoreError;
 use lgreco_train::compress::wire::Payload;
@@ -11,7 +11,6 @@ use lgreco_train::compress::{Compressor as _, Setting};
 use lgreco_train::rng::Stream;
 
 /// The random words of one payload: QSGD rounds by all of it, PowerSGD starts from `seed` and `layer`.
-/// This struct never changes.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct lgreco_rng_stream {
@@ -23,8 +22,6 @@ pub struct lgreco_rng_stream {
     pub layer: u32,
     /// Number of this worker. Workers must differ here, or their rounding errors do not average out.
     pub rank: u32,
-    /// Must be 0.
-    pub reserved: u32,
 }
 
 /// What is encoded: a layer under a setting, with its random words.
@@ -45,13 +42,10 @@ impl<'a> Encoding<'a> {
     ) -> Result<Encoding<'a>, Failure> {
         // SAFETY: passed on.
         let (layer, tensor, setting, rng) = unsafe {
-            let layer = versioned(layer)?;
-            (layer, layer.tensor()?, versioned(setting)?.to_core()?, slice(rng, 1, "rng")?[0])
+            let layer = read_struct(layer)?;
+            (layer, layer.tensor()?, read_struct(setting)?.to_core()?, slice(rng, 1, "rng")?[0])
         };
-        if rng.reserved != 0 {
-            return Err(Failure::UnknownConstant { what: "reserved field of rng", found: rng.reserved });
-        }
-        let lgreco_rng_stream { seed, step, layer: index, rank, .. } = rng;
+        let lgreco_rng_stream { seed, step, layer: index, rank } = rng;
         Ok(Encoding { layer, tensor, setting, stream: Stream { seed, step, layer: index, rank } })
     }
 
@@ -101,7 +95,7 @@ pub unsafe extern "C" fn lgreco_cuda_payload_len(
     // SAFETY: README.md, handles and pointers.
     unsafe {
         handle::call(cuda, |_| {
-            let (tensor, setting) = (versioned(layer)?.tensor()?, versioned(setting)?.to_core()?);
+            let (tensor, setting) = (read_struct(layer)?.tensor()?, read_struct(setting)?.to_core()?);
             let bytes = place(bytes, "bytes")?;
             let len = setting.payload_len(tensor.shape, tensor.dtype);
             bytes.write(len.map_err(|error| Failure::from(error).of_layer(tensor.name))?);
@@ -217,7 +211,7 @@ pub unsafe extern "C" fn lgreco_cuda_decode_on_device(
     // SAFETY: README.md, handles, pointers and device memory.
     unsafe {
         handle::call(cuda, |cuda| {
-            let (tensor, setting) = (versioned(layer)?.tensor()?, versioned(setting)?.to_core()?);
+            let (tensor, setting) = (read_struct(layer)?.tensor()?, read_struct(setting)?.to_core()?);
             disjoint(Range::of(values, values_len, "values"), &[Range::of(payload, length, "payload")])?;
             let (from, to) = (address(payload, length, "payload")?, address(values, values_len, "values")?);
             expect_of("values", tensor, tensor.shape.elements(), values_len)?;

@@ -2,7 +2,7 @@ use super::compressor::zeros;
 use super::context::lgreco_context;
 use super::cut_setting::lgreco_cut_setting;
 use crate::handle::{self, Kind};
-use crate::pointers::{place, slice, versioned};
+use crate::pointers::{place, read_struct, slice};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::Error;
@@ -112,7 +112,7 @@ pub(super) unsafe fn make(
     // SAFETY: passed on.
     unsafe {
         handle::create::<_, lgreco_cut>(context, cut, |_| {
-            let setting = versioned(setting)?.to_core()?;
+            let setting = read_struct(setting)?.to_core()?;
             Ok(CutState::new(make(setting)?)?)
         })
     }

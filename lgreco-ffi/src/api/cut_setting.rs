@@ -1,7 +1,7 @@
 use super::compressor_options::*;
 use super::gradient::{LGRECO_DTYPE_F32, dtype, lgreco_dtype};
 use super::setting::bits;
-use crate::pointers::{Versioned, versioned};
+use crate::pointers::{SizedStruct, read_struct};
 use crate::status::Failure;
 use lgreco_train::feedback::Residual;
 use lgreco_train::pipeline::{Codec, CutSetting, Link, LinkMemory, RowStorage, Scope, Tile};
@@ -104,9 +104,8 @@ impl Default for lgreco_link {
 }
 
 // SAFETY: repr(C), starts with a usize, numbers only.
-unsafe impl Versioned for lgreco_link {
+unsafe impl SizedStruct for lgreco_link {
     const WHAT: &'static str = "link";
-    const FIRST_SIZE: usize = 64;
 }
 
 impl lgreco_link {
@@ -239,9 +238,8 @@ impl Default for lgreco_cut_setting {
 }
 
 // SAFETY: repr(C), starts with a usize, numbers and raw pointers only.
-unsafe impl Versioned for lgreco_cut_setting {
+unsafe impl SizedStruct for lgreco_cut_setting {
     const WHAT: &'static str = "cut setting";
-    const FIRST_SIZE: usize = 40;
 }
 
 impl lgreco_cut_setting {
@@ -253,7 +251,7 @@ impl lgreco_cut_setting {
         for (link, to) in [(self.forward, &mut setting.forward), (self.backward, &mut setting.backward)] {
             if !link.is_null() {
                 // SAFETY: passed on.
-                *to = unsafe { versioned(link) }?.to_core()?;
+                *to = unsafe { read_struct(link) }?.to_core()?;
             }
         }
         Ok(setting)

@@ -1,7 +1,7 @@
 use super::context::lgreco_context;
 use super::cut_setting::{lgreco_cut_setting, lgreco_link};
 use crate::handle;
-use crate::pointers::{filled, place, slice, slice_mut, versioned};
+use crate::pointers::{filled, place, read_struct, slice, slice_mut};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::{CStr, c_char};
 use lgreco_train::CoreError;
@@ -22,7 +22,7 @@ pub const LGRECO_COMPATIBILITY_TRAINS_DIFFERENTLY: lgreco_compatibility = 1;
 /// Evaluation is of another model than was trained.
 pub const LGRECO_COMPATIBILITY_EVALUATES_DIFFERENTLY: lgreco_compatibility = 2;
 
-/// Writes a setting to bytes[0 .. LGRECO_CUT_SETTING_BYTES], versioned and the same on every machine. Compression at a cut
+/// Writes a setting to bytes[0 .. LGRECO_CUT_SETTING_BYTES], read_struct and the same on every machine. Compression at a cut
 /// becomes part of the model: save this with it.
 ///
 /// LGRECO_LENGTH when `capacity` is less; codes of lgreco_cut_create for what makes no sense in the setting.
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn lgreco_cut_setting_to_bytes(
     // SAFETY: README.md, handles and pointers.
     unsafe {
         handle::call(context, |_| {
-            let setting = versioned(setting)?.to_core()?;
+            let setting = read_struct(setting)?.to_core()?;
             setting.check()?;
             let to = slice_mut(bytes, capacity, "bytes")?.first_chunk_mut();
             let expected = LGRECO_CUT_SETTING_BYTES;
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn lgreco_cut_setting_compare(
         handle::call(context, |_| {
             let compatibility = place(compatibility, "compatibility")?;
             let what = if what.is_null() { None } else { Some(place(what, "what")?) };
-            let (code, field) = match versioned(setting)?.to_core()?.compare(&versioned(trained)?.to_core()?) {
+            let (code, field) = match read_struct(setting)?.to_core()?.compare(&read_struct(trained)?.to_core()?) {
                 Compatibility::Same => (LGRECO_COMPATIBILITY_SAME, ""),
                 Compatibility::TrainsDifferently { what } => (LGRECO_COMPATIBILITY_TRAINS_DIFFERENTLY, what),
                 Compatibility::EvaluatesDifferently { what } => (LGRECO_COMPATIBILITY_EVALUATES_DIFFERENTLY, what),

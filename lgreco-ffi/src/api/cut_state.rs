@@ -2,7 +2,7 @@ use super::context::lgreco_context;
 use super::cut::*;
 use super::cut_setting::lgreco_cut_setting;
 use crate::handle;
-use crate::pointers::{Range, Versioned, disjoint, filled, place, slice, slice_mut};
+use crate::pointers::{Range, SizedStruct, disjoint, filled, place, slice, slice_mut};
 use crate::status::{Failure, lgreco_status};
 use lgreco_train::CoreError;
 use lgreco_train::pipeline::{Counters, Direction, Downstream, Upstream};
@@ -42,9 +42,8 @@ impl Default for lgreco_cut_counters {
 }
 
 // SAFETY: repr(C), starts with a usize, numbers only.
-unsafe impl Versioned for lgreco_cut_counters {
+unsafe impl SizedStruct for lgreco_cut_counters {
     const WHAT: &'static str = "cut counters";
-    const FIRST_SIZE: usize = 88;
 }
 
 impl From<Counters> for lgreco_cut_counters {

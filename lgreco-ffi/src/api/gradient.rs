@@ -1,4 +1,4 @@
-use crate::pointers::{Range, Versioned, address, slice, slice_mut, text};
+use crate::pointers::{Range, SizedStruct, address, slice, slice_mut, text};
 use crate::status::Failure;
 use core::ffi::{c_char, c_void};
 use lgreco_train::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
@@ -29,8 +29,6 @@ pub struct lgreco_layer {
     pub values: *const c_void,
     /// Type of its elements.
     pub dtype: lgreco_dtype,
-    /// Must be 0.
-    pub reserved: u32,
 }
 
 impl Default for lgreco_layer {
@@ -42,15 +40,13 @@ impl Default for lgreco_layer {
             dims_len: 0,
             values: core::ptr::null(),
             dtype: LGRECO_DTYPE_F32,
-            reserved: 0,
         }
     }
 }
 
 // SAFETY: repr(C), starts with a usize, integers and raw pointers only.
-unsafe impl Versioned for lgreco_layer {
+unsafe impl SizedStruct for lgreco_layer {
     const WHAT: &'static str = "layer";
-    const FIRST_SIZE: usize = 48;
 }
 
 /// What a layer says about itself, its gradient apart.
@@ -68,9 +64,6 @@ impl lgreco_layer {
     /// # Safety
     /// README.md, pointers; `'a` is within the call.
     pub(crate) unsafe fn tensor<'a>(&self) -> Result<Tensor<'a>, Failure> {
-        if self.reserved != 0 {
-            return Err(Failure::UnknownConstant { what: "reserved field of a layer", found: self.reserved });
-        }
         // SAFETY: passed on.
         let (name, dims) =
             unsafe { (text(self.name, "name of a layer")?, slice(self.dims, self.dims_len, "dims of a layer")) };

@@ -3,7 +3,7 @@ use super::plan::{LGRECO_LIMIT_ERROR, Stated, lgreco_limit};
 use super::setting::lgreco_setting;
 use super::table_file::write_text;
 use crate::handle;
-use crate::pointers::{Versioned, filled, place, slice_mut};
+use crate::pointers::{SizedStruct, filled, place, slice_mut};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::controller::metrics_line;
@@ -50,8 +50,6 @@ pub struct lgreco_metrics {
     pub not_contractive: u64,
     /// LGRECO_UNCOMPRESSED_...
     pub uncompressed: lgreco_uncompressed,
-    /// 0.
-    pub reserved: u32,
 }
 
 impl Default for lgreco_metrics {
@@ -66,15 +64,13 @@ impl Default for lgreco_metrics {
             bucket_seconds: -1.0,
             not_contractive: 0,
             uncompressed: LGRECO_UNCOMPRESSED_NOT,
-            reserved: 0,
         }
     }
 }
 
 // SAFETY: repr(C), starts with a usize, numbers only.
-unsafe impl Versioned for lgreco_metrics {
+unsafe impl SizedStruct for lgreco_metrics {
     const WHAT: &'static str = "metrics";
-    const FIRST_SIZE: usize = 72;
 }
 
 impl From<Metrics<'_>> for lgreco_metrics {
@@ -139,8 +135,8 @@ pub struct lgreco_decision {
     pub not_contractive: u32,
     /// What the plan was made for: LGRECO_LIMIT_ERROR or LGRECO_LIMIT_SIZE.
     pub limit: lgreco_limit,
-    /// Always 0.
-    pub reserved: u32,
+    /// LGRECO_OBJECTIVE_MEASURED_SECONDS: layers that are compressed. Otherwise 0.
+    pub compressed: u32,
     /// LGRECO_LIMIT_SIZE: the most that the plan may have, in the unit of `size`. Otherwise 0.
     pub size_limit: u64,
     /// LGRECO_LIMIT_SIZE: no plan within the size limit has less error. Otherwise 0.
@@ -160,8 +156,6 @@ pub struct lgreco_decision {
     pub default_seconds: f64,
     /// With all layers uncompressed.
     pub uncompressed_seconds: f64,
-    /// Layers that are compressed.
-    pub compressed: u64,
 }
 
 impl Default for lgreco_decision {
@@ -182,7 +176,7 @@ impl Default for lgreco_decision {
             slower: 0,
             not_contractive: 0,
             limit: LGRECO_LIMIT_ERROR,
-            reserved: 0,
+            compressed: 0,
             size_limit: 0,
             error_lower_bound: 0.0,
             measured_seconds: 0.0,
@@ -192,15 +186,13 @@ impl Default for lgreco_decision {
             plan_computing_seconds: 0.0,
             default_seconds: 0.0,
             uncompressed_seconds: 0.0,
-            compressed: 0,
         }
     }
 }
 
 // SAFETY: repr(C), starts with a usize, numbers only.
-unsafe impl Versioned for lgreco_decision {
+unsafe impl SizedStruct for lgreco_decision {
     const WHAT: &'static str = "decision";
-    const FIRST_SIZE: usize = 88;
 }
 
 impl From<&Decision> for lgreco_decision {
@@ -228,6 +220,7 @@ impl From<&Decision> for lgreco_decision {
             slower: decision.slower,
             not_contractive: decision.not_contractive,
             limit,
+            compressed: decision.timing.map_or(0, |timing| timing.compressed),
             size_limit,
             error_lower_bound,
             measured_seconds: seconds(|timing| timing.measured),
@@ -237,7 +230,6 @@ impl From<&Decision> for lgreco_decision {
             plan_computing_seconds: seconds(|timing| timing.plan_computing),
             default_seconds: seconds(|timing| timing.default),
             uncompressed_seconds: seconds(|timing| timing.uncompressed),
-            compressed: decision.timing.map_or(0, |timing| timing.compressed.into()),
             ..lgreco_decision::default()
         }
     }

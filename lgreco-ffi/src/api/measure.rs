@@ -4,7 +4,7 @@ use super::row::measure;
 use super::setting::*;
 use super::table::{Source, TableState, lgreco_table};
 use crate::handle;
-use crate::pointers::{Range, Versioned, disjoint, slice_mut, versioned_array, versioned_or_default};
+use crate::pointers::{Range, SizedStruct, disjoint, read_struct_or_default, read_structs, slice_mut};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_void;
 use core::num::NonZero;
@@ -83,9 +83,8 @@ impl Default for lgreco_search_options {
 }
 
 // SAFETY: repr(C), starts with a usize, numbers only.
-unsafe impl Versioned for lgreco_search_options {
+unsafe impl SizedStruct for lgreco_search_options {
     const WHAT: &'static str = "search options";
-    const FIRST_SIZE: usize = 64;
 }
 
 impl lgreco_search_options {
@@ -139,9 +138,9 @@ pub unsafe extern "C" fn lgreco_table_measure(
     unsafe {
         handle::create::<_, lgreco_table>(context, table, |context| {
             check_stream(stream)?;
-            let search = versioned_or_default(options)?.search()?;
+            let search = read_struct_or_default(options)?.search()?;
             let mut model = Vec::new();
-            for layer in versioned_array(layers, layers_len)? {
+            for layer in read_structs(layers, layers_len)? {
                 let tensor = layer.tensor()?;
                 model.push(Layer::new(tensor.name, tensor.dims, layer.gradient(tensor)?.values())?);
             }
@@ -174,8 +173,8 @@ pub unsafe extern "C" fn lgreco_measure(
     unsafe {
         handle::call(context, |context| {
             check_stream(stream)?;
-            let layer = crate::pointers::versioned(layer)?;
-            let (tensor, settings) = (layer.tensor()?, versioned_array(settings, settings_len)?);
+            let layer = crate::pointers::read_struct(layer)?;
+            let (tensor, settings) = (layer.tensor()?, read_structs(settings, settings_len)?);
             let gradient = layer.gradient(tensor)?;
             let named = |error| NamedError { error, layer: Some(tensor.name.into()), option: None };
             let settings = settings.into_iter().map(lgreco_setting::to_core).collect::<Result<Vec<_>, _>>()?;

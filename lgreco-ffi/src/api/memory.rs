@@ -93,7 +93,7 @@ pub unsafe extern "C" fn lgreco_compressor_saved_len(
     }
 }
 
-/// Writes what the compressor remembers, versioned and the same on every machine, to saved[0 .. lgreco_compressor_saved_len].
+/// Writes what the compressor remembers, read_struct and the same on every machine, to saved[0 .. lgreco_compressor_saved_len].
 /// Layer and rank are for the caller to note.
 ///
 /// LGRECO_LENGTH when `capacity` is less.

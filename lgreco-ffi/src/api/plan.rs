@@ -1,7 +1,9 @@
 use super::context::lgreco_context;
 use super::table::{TableView, lgreco_table_view};
 use crate::handle::{self, Immutable, Kind};
-use crate::pointers::{Range, Versioned, disjoint, filled, place, slice, slice_mut, versioned, versioned_or_default};
+use crate::pointers::{
+    Range, SizedStruct, disjoint, filled, place, read_struct, read_struct_or_default, slice, slice_mut,
+};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::CoreError;
@@ -43,8 +45,6 @@ pub struct lgreco_plan_options {
     pub alpha: f64,
     /// LGRECO_LIMIT_ERROR by default.
     pub limit: lgreco_limit,
-    /// Must be 0.
-    pub reserved: u32,
     /// LGRECO_LIMIT_SIZE: the most bits, or, of a controller that plans in seconds, picoseconds. Otherwise not read.
     pub size_limit: u64,
 }
@@ -58,16 +58,14 @@ impl Default for lgreco_plan_options {
             states: exact::Limits::default().states as u64,
             alpha: 1.0,
             limit: LGRECO_LIMIT_ERROR,
-            reserved: 0,
             size_limit: 0,
         }
     }
 }
 
 // SAFETY: repr(C), starts with a usize, numbers only.
-unsafe impl Versioned for lgreco_plan_options {
+unsafe impl SizedStruct for lgreco_plan_options {
     const WHAT: &'static str = "plan options";
-    const FIRST_SIZE: usize = 32;
 }
 
 impl lgreco_plan_options {
@@ -81,16 +79,9 @@ impl lgreco_plan_options {
         }
     }
 
-    pub(super) fn limit(&self) -> Result<lgreco_limit, Failure> {
-        match self.reserved {
-            0 => Ok(self.limit),
-            found => Err(Failure::UnknownConstant { what: "reserved field of the plan options", found }),
-        }
-    }
-
     fn budget<'a>(&self, view: &TableView<'a>) -> Result<Budget<'a>, Failure> {
         let alpha = self.alpha;
-        match (self.limit()?, view.budget, view.defaults) {
+        match (self.limit, view.budget, view.defaults) {
             (LGRECO_LIMIT_SIZE, ..) => Ok(Budget::Size(self.size_limit)),
             (LGRECO_LIMIT_DEFAULT_SIZE, _, Some(options)) => Ok(Budget::DefaultSize { alpha, options }),
             (LGRECO_LIMIT_DEFAULT_SIZE, _, None) => Err(Failure::Null { what: "the array of defaults of the table" }),
@@ -161,9 +152,8 @@ impl Default for lgreco_plan_view {
 }
 
 // SAFETY: repr(C), starts with a usize, numbers and raw pointers only.
-unsafe impl Versioned for lgreco_plan_view {
+unsafe impl SizedStruct for lgreco_plan_view {
     const WHAT: &'static str = "plan view";
-    const FIRST_SIZE: usize = 72;
 }
 
 fn view(options: &[u32], summary: &Summary, solver: *const c_char) -> lgreco_plan_view {
@@ -241,7 +231,7 @@ pub unsafe extern "C" fn lgreco_plan_solve(
     // SAFETY: README.md, handles and pointers.
     unsafe {
         handle::create::<_, lgreco_plan>(context, plan, |_| {
-            let (view, options) = (TableView::read(table)?, versioned_or_default(options)?);
+            let (view, options) = (TableView::read(table)?, read_struct_or_default(options)?);
             let (table, solver) = (view.table()?, options.solver()?);
             let plan = solve_against(&table, options.budget(&view)?, view.defaults, solver);
             let plan = plan.map_err(|error| view.named(error))?;
@@ -263,7 +253,7 @@ pub unsafe extern "C" fn lgreco_plan_workspace_len(
     unsafe {
         handle::call(context, |_| {
             let words = place(words, "words")?;
-            let (view, options) = (TableView::read(table)?, versioned_or_default(options)?);
+            let (view, options) = (TableView::read(table)?, read_struct_or_default(options)?);
             let table = view.table()?;
             words.write(match options.solver()? {
                 Solver::Exact(limits) => exact::workspace_len(&table, limits),
@@ -294,7 +284,7 @@ pub unsafe extern "C" fn lgreco_plan_solve_into(
     // SAFETY: README.md, handles and pointers.
     unsafe {
         handle::call(context, |_| {
-            let (view, options) = (TableView::read(table)?, versioned_or_default(options)?);
+            let (view, options) = (TableView::read(table)?, read_struct_or_default(options)?);
             let plan = filled(plan)?;
             let chosen = Range::of(choices, choices_len, "choices");
             let scratch = Range::of(workspace, workspace_len, "workspace");
@@ -332,7 +322,7 @@ pub unsafe extern "C" fn lgreco_plan_check(
     // SAFETY: README.md, handles and pointers.
     unsafe {
         handle::call(context, |_| {
-            let (view, plan) = (TableView::read(table)?, versioned(plan)?);
+            let (view, plan) = (TableView::read(table)?, read_struct(plan)?);
             let options = slice(plan.options, plan.layers, "options of the plan")?;
             let lgreco_plan_view { size, error, lower_bound, budget, size_limit, error_lower_bound, .. } = plan;
             let proof = match plan.limit {

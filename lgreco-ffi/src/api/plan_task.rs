@@ -2,7 +2,7 @@ use super::controller::{ControllerState, lgreco_controller};
 use super::setting::lgreco_setting;
 use crate::device::Device;
 use crate::handle::{self, Kind};
-use crate::pointers::{place, versioned_array};
+use crate::pointers::{place, read_structs};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::Error;
@@ -180,7 +180,7 @@ pub unsafe extern "C" fn lgreco_controller_set_settings(
     // SAFETY: README.md, handles and pointers.
     unsafe {
         handle::call(controller, |state| {
-            let settings = versioned_array(settings, settings_len)?;
+            let settings = read_structs(settings, settings_len)?;
             let settings = settings.into_iter().map(lgreco_setting::to_core).collect::<Result<_, _>>()?;
             state.controller.set_settings(settings).map_err(|error| state.named(error))
         })

@@ -1,5 +1,5 @@
 use super::context::{LGRECO_DEVICE_CPU, LGRECO_DEVICE_CUDA, lgreco_device};
-use crate::pointers::Versioned;
+use crate::pointers::SizedStruct;
 use core::ffi::c_void;
 use core::ptr::{null, null_mut};
 use lgreco_train::exchange::{Request, Round};
@@ -47,8 +47,6 @@ pub struct lgreco_request {
     pub memory: lgreco_device,
     /// The worker whose bytes all others get.
     pub root: u32,
-    /// 0.
-    pub reserved: u32,
     /// What is replaced or filled; aligned for f32 where it holds them.
     pub buffer: *mut c_void,
     /// Number of f32 or bf16.
@@ -74,7 +72,6 @@ impl Default for lgreco_request {
             kind: LGRECO_REQUEST_NONE,
             memory: LGRECO_DEVICE_CPU,
             root: 0,
-            reserved: 0,
             buffer: null_mut(),
             count: 0,
             length: 0,
@@ -88,9 +85,8 @@ impl Default for lgreco_request {
 }
 
 // SAFETY: repr(C), starts with a usize, numbers and raw pointers only.
-unsafe impl Versioned for lgreco_request {
+unsafe impl SizedStruct for lgreco_request {
     const WHAT: &'static str = "request";
-    const FIRST_SIZE: usize = 88;
 }
 
 impl lgreco_request {

@@ -1,7 +1,7 @@
 use super::controller::{ControllerState, lgreco_controller};
 use super::table::Texts;
 use crate::handle;
-use crate::pointers::{Filled, Versioned, filled, place, slice, slice_mut};
+use crate::pointers::{Filled, SizedStruct, filled, place, slice, slice_mut};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::CoreError;
@@ -57,9 +57,8 @@ impl Default for lgreco_loaded {
 }
 
 // SAFETY: repr(C), starts with a usize, numbers and raw pointers only.
-unsafe impl Versioned for lgreco_loaded {
+unsafe impl SizedStruct for lgreco_loaded {
     const WHAT: &'static str = "loaded";
-    const FIRST_SIZE: usize = 64;
 }
 
 /// How much of a controller is saved: LGRECO_SAVE_...
@@ -93,7 +92,7 @@ unsafe fn write(bytes: &[u8], saved: *mut u8, capacity: usize, length: *mut usiz
     Ok(())
 }
 
-/// Writes this rank's state, versioned and the same on every machine: residuals, factors, settings, schedule, but not the
+/// Writes this rank's state, read_struct and the same on every machine: residuals, factors, settings, schedule, but not the
 /// options; `contents` is LGRECO_SAVE_... Every rank saves its own, between the same two steps. `length`, which must not be
 /// NULL, receives the number of bytes.
 ///

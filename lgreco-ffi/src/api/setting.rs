@@ -1,5 +1,5 @@
 use super::gradient::{LGRECO_DTYPE_F32, dtype, lgreco_dtype};
-use crate::pointers::Versioned;
+use crate::pointers::SizedStruct;
 use crate::status::Failure;
 use lgreco_train::CoreError;
 use lgreco_train::compress::{
@@ -130,9 +130,8 @@ impl Default for lgreco_setting {
 }
 
 // SAFETY: repr(C), starts with a usize, numbers only.
-unsafe impl Versioned for lgreco_setting {
+unsafe impl SizedStruct for lgreco_setting {
     const WHAT: &'static str = "setting";
-    const FIRST_SIZE: usize = 72;
 }
 
 /// A number of bits that fits core's type; core says whether it makes sense.

@@ -1,7 +1,7 @@
 use super::context::lgreco_context;
 use super::setting::lgreco_setting;
 use crate::handle;
-use crate::pointers::{filled, slice, slice_mut, versioned};
+use crate::pointers::{filled, read_struct, slice, slice_mut};
 use crate::status::{Failure, lgreco_status};
 use lgreco_train::CoreError;
 use lgreco_train::compress::{SEAL_LEN, Setting, seal, unseal};
@@ -27,7 +27,7 @@ pub unsafe extern "C" fn lgreco_setting_to_bytes(
     // SAFETY: README.md, handles and pointers.
     unsafe {
         handle::call(context, |_| {
-            let setting = versioned(setting)?.to_core()?;
+            let setting = read_struct(setting)?.to_core()?;
             let to = slice_mut(bytes, capacity, "bytes")?.first_chunk_mut();
             let expected = LGRECO_SETTING_BYTES;
             *to.ok_or(CoreError::Length { what: "bytes", expected, found: capacity })? = written(setting);

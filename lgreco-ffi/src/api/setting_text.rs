@@ -2,7 +2,7 @@ use super::context::lgreco_context;
 use super::setting::lgreco_setting;
 use super::table_file::write_text;
 use crate::handle;
-use crate::pointers::{filled, text, versioned};
+use crate::pointers::{filled, read_struct, text};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::compress::Setting;
@@ -27,7 +27,7 @@ pub unsafe extern "C" fn lgreco_setting_to_text(
     // SAFETY: README.md, handles and pointers.
     unsafe {
         handle::call(context, |_| {
-            let written = versioned(setting)?.to_core()?.to_string();
+            let written = read_struct(setting)?.to_core()?.to_string();
             // Only what is in range can be read again.
             written.parse::<Setting>()?;
             write_text(&written, "text", text, capacity, length)

@@ -1,7 +1,7 @@
 use super::context::lgreco_context;
 use super::setting::lgreco_setting;
 use crate::handle::{self, Immutable, Kind};
-use crate::pointers::{Range, Versioned, filled, slice, text, versioned};
+use crate::pointers::{Range, SizedStruct, filled, read_struct, slice, text};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::table::{Choice, NamedError, NamedTable, Table};
@@ -75,9 +75,8 @@ impl Default for lgreco_table_view {
 }
 
 // SAFETY: repr(C), starts with a usize, integers and raw pointers only.
-unsafe impl Versioned for lgreco_table_view {
+unsafe impl SizedStruct for lgreco_table_view {
     const WHAT: &'static str = "table view";
-    const FIRST_SIZE: usize = 96;
 }
 
 /// A caller's view with its arrays as slices.
@@ -106,7 +105,7 @@ impl<'a> TableView<'a> {
     pub(crate) unsafe fn read(view: *const lgreco_table_view) -> Result<Self, Failure> {
         // SAFETY: passed on; lgreco_choice has the layout of Choice.
         unsafe {
-            let raw = versioned(view)?;
+            let raw = read_struct(view)?;
             let ends: &[usize] = slice(raw.ends, raw.layers, "ends")?;
             let options = ends.last().copied().unwrap_or(0);
             Ok(TableView {

@@ -237,7 +237,7 @@ fn one(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
     let (gradient, mut room) = (gradient(bytes), [0u32; ROOM / 4]);
     let (layer, setting) = (layer(bytes, &gradient), setting(bytes));
     let (layer, setting) = (bytes.maybe(&raw const layer), bytes.maybe(&raw const setting));
-    let rng = lgreco_rng_stream { reserved: u32::from(bytes.below(8) / 7), ..Default::default() };
+    let rng = lgreco_rng_stream { rank: u32::from(bytes.below(8) / 7), ..Default::default() };
     let rng = bytes.maybe(&raw const rng);
     let payload = bytes.maybe_mut(room.as_mut_ptr()).cast::<u8>();
     let (capacity, mut length, mut number) = (usize::from(bytes.next()) * 4, 0, 0);

@@ -95,7 +95,7 @@ static void works(const lgreco::Context &context) {
     const lgreco::Table table = cuda.measure(model);
     const lgreco::Plan plan = lgreco::Plan::solve(context, table.view());
     const lgreco_setting setting = table.setting(0, plan.view().options[0]);
-    const lgreco_rng_stream words{1, 2, 0, 3, 0};
+    const lgreco_rng_stream words{1, 2, 0, 3};
 
     std::vector<std::uint8_t> payload, same;
     cuda.encode(model[0], setting, words, payload);

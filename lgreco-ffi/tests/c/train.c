@@ -590,7 +590,7 @@ static void misuse(void) {
         TEXT("residual gain is 1.5, expected in (0, 1]", lgreco_context_message(context));
     }
     uint32_t *const codes[] = {&options.policy,     &options.feedback, &options.storage, &options.loco_storage,
-                               &options.non_finite, &options.route,    &options.reserved};
+                               &options.non_finite, &options.route,    &options.objective};
     for (int i = 0; i < 7; i++) {
         options = base();
         *codes[i] = 17;

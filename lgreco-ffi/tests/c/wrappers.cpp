@@ -330,10 +330,10 @@ int main() {
            [&] { lgreco::Table::measure(context, model); });
     throws(LGRECO_NO_SETTINGS, "LGRECO_NO_SETTINGS", [&] { bare.setting(0, 0); });
     throws(LGRECO_JSON, "LGRECO_JSON: ", [&] { lgreco::Table::from_json(context, "{"); });
-    throws(LGRECO_NOT_BUILT_IN, "LGRECO_NOT_BUILT_IN: the library was built without this kind of device", [] {
-        lgreco_context_options cuda = lgreco::context_options();
-        cuda.device = LGRECO_DEVICE_CUDA;
-        lgreco::Context none(cuda);
+    throws(LGRECO_UNAVAILABLE, "LGRECO_UNAVAILABLE: the device is not available", [] {
+        lgreco_context_options second = lgreco::context_options();
+        second.device_index = 1;
+        lgreco::Context none(second);
     });
     return report("wrappers");
 }

@@ -1,6 +1,6 @@
 //! Layers of any shape and element type: rows, tables, compressors, controllers, cuts.
 
-use super::memory::{Buffer, Grown, Values, grown};
+use super::memory::{Buffer, CallerStructs, Values, caller_structs};
 use super::{Bytes, expect};
 use crate::sequences::{search, setting};
 use crate::*;
@@ -68,7 +68,7 @@ impl Owned {
 }
 
 /// Layers as structs that name the memory they have.
-fn layers(bytes: &mut Bytes, views: &[lgreco_layer]) -> Grown {
+fn layers(bytes: &mut Bytes, views: &[lgreco_layer]) -> CallerStructs {
     let kept = [
         offset_of!(lgreco_layer, name),
         offset_of!(lgreco_layer, dims),
@@ -76,12 +76,12 @@ fn layers(bytes: &mut Bytes, views: &[lgreco_layer]) -> Grown {
         offset_of!(lgreco_layer, values),
         offset_of!(lgreco_layer, dtype),
     ];
-    grown(bytes, views, &kept)
+    caller_structs(bytes, views, &kept)
 }
 
 /// Settings as structs; power iterations are what the caller has time for.
-fn settings(bytes: &mut Bytes, settings: &[lgreco_setting]) -> Grown {
-    grown(bytes, settings, &[offset_of!(lgreco_setting, iterations) & !7])
+fn settings(bytes: &mut Bytes, settings: &[lgreco_setting]) -> CallerStructs {
+    caller_structs(bytes, settings, &[offset_of!(lgreco_setting, iterations) & !7])
 }
 
 /// A row of errors of one layer, or the table of up to three.
@@ -106,15 +106,15 @@ pub(super) fn measure(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco
         }
         let mut table = core::ptr::dangling_mut();
         let (layers, options) = (layers(bytes, &views[..count]), search(bytes));
-        let options = grown(bytes, &[options], &[]);
+        let options = caller_structs(bytes, &[options], &[]);
         let status =
             expect(lgreco_table_measure(context, layers.pointer(), count, options.pointer(), &mut table, null_mut()));
         assert_eq!(status == LGRECO_OK, !table.is_null(), "a failed call leaves NULL");
         if status == LGRECO_OK {
-            let mut view = grown(bytes, &[lgreco_table_view::default()], &[]);
+            let mut view = caller_structs(bytes, &[lgreco_table_view::default()], &[]);
             expect(lgreco_table_get(table, view.place()));
             view.check_guard();
-            let mut found = grown(bytes, &[lgreco_setting::default()], &[]);
+            let mut found = caller_structs(bytes, &[lgreco_setting::default()], &[]);
             expect(lgreco_table_setting(table, bytes.below(3).into(), bytes.below(9).into(), found.place()));
             found.check_guard();
         }
@@ -137,7 +137,7 @@ pub(super) fn compressor(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
     // SAFETY: structs are as large as they say, buffers as long; handles are live or NULL.
     unsafe {
         let layer = layers(bytes, &[view]);
-        let (setting, options) = (setting(bytes), grown(bytes, &[options], &[]));
+        let (setting, options) = (setting(bytes), caller_structs(bytes, &[options], &[]));
         let setting = settings(bytes, &[setting]);
         let (setting, options) = (setting.pointer(), options.pointer());
         let mut status = expect(lgreco_compressor_create(context, layer.pointer(), setting, options, &mut compressor));
@@ -221,7 +221,7 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
         offset_of!(lgreco_collective, reduce_scatter_sum_bf16),
     ];
     let (fixed, search) = ([setting(bytes), setting(bytes), setting(bytes)], search(bytes));
-    let (fixed, search) = (settings(bytes, &fixed), grown(bytes, &[search], &[]));
+    let (fixed, search) = (settings(bytes, &fixed), caller_structs(bytes, &[search], &[]));
     // Room for few states, which three layers do not need more of: clearing that of the default takes most of a run.
     let plan = lgreco_plan_options { states: 1 << 8, ..Default::default() };
     let options = lgreco_controller_options {
@@ -244,8 +244,8 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
     let mut controller = core::ptr::dangling_mut();
     // SAFETY: structs are as large as they say, buffers as long; handles are live or NULL.
     unsafe {
-        let (layers, options) = (layers(bytes, &views[..count]), grown(bytes, &[options], &options_kept));
-        let functions = grown(bytes, &[functions], &functions_kept);
+        let (layers, options) = (layers(bytes, &views[..count]), caller_structs(bytes, &[options], &options_kept));
+        let functions = caller_structs(bytes, &[functions], &functions_kept);
         let (collective, layers, options) = (functions.pointer(), layers.pointer(), options.pointer());
         let mut status = expect(lgreco_controller_create(context, collective, layers, count, options, &mut controller));
         assert_eq!(status == LGRECO_OK, !controller.is_null(), "a failed call leaves NULL");
@@ -255,7 +255,7 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
             }
             let sound = owned.iter().take(count).all(|layer| layer.values.are_finite(layer.dtype));
             let gradients = owned.each_mut().map(|layer| layer.values.place(bytes));
-            let mut report = grown(bytes, &[lgreco_report::default()], &[]);
+            let mut report = caller_structs(bytes, &[lgreco_report::default()], &[]);
             let (from, to) = (bytes.maybe(gradients.as_ptr()), report.place());
             let rate = f64::from(bytes.value());
             status = expect(lgreco_controller_step(controller, collective, from, count, rate, to, null_mut()));
@@ -264,8 +264,10 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
             assert!(status != LGRECO_OK || !sound || finite, "means that are not finite");
         }
         if !controller.is_null() {
-            let (mut request, mut report) =
-                (grown(bytes, &[lgreco_request::default()], &[]), grown(bytes, &[lgreco_report::default()], &[]));
+            let (mut request, mut report) = (
+                caller_structs(bytes, &[lgreco_request::default()], &[]),
+                caller_structs(bytes, &[lgreco_report::default()], &[]),
+            );
             expect(lgreco_controller_begin_step(controller, f64::from(bytes.value()), null_mut()));
             expect(lgreco_controller_control(controller, request.place()));
             expect(lgreco_controller_finish_step(controller, report.place()));
@@ -273,16 +275,16 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
             report.check_guard();
             let layer = usize::from(bytes.below(4));
             let mut found = [
-                grown(bytes, &[lgreco_setting::default()], &[]),
-                grown(bytes, &[lgreco_metrics::default()], &[]),
-                grown(bytes, &[lgreco_decision::default()], &[]),
+                caller_structs(bytes, &[lgreco_setting::default()], &[]),
+                caller_structs(bytes, &[lgreco_metrics::default()], &[]),
+                caller_structs(bytes, &[lgreco_decision::default()], &[]),
             ];
             let [setting, metrics, decision] = &mut found;
             expect(lgreco_controller_setting(controller, layer, setting.place()));
             expect(lgreco_controller_metrics(controller, layer, metrics.place()));
             expect(lgreco_controller_decision(controller, decision.place()));
             found.iter().for_each(|found| found.check_guard());
-            let (mut length, mut loaded) = (0, grown(bytes, &[lgreco_loaded::default()], &[]));
+            let (mut length, mut loaded) = (0, caller_structs(bytes, &[lgreco_loaded::default()], &[]));
             expect(lgreco_controller_save(controller, LGRECO_SAVE_EVERYTHING, null_mut(), 0, &mut length));
             let mut saved = Buffer::<u8>::new(length);
             let to = saved.place(bytes);
@@ -314,7 +316,7 @@ pub(super) fn cut(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco_sta
     let (forward, backward) = (link(bytes), link(bytes));
     // The capacity of a memory is what its owner wants to spend.
     let kept = [offset_of!(lgreco_link, capacity) & !7];
-    let (forward, backward) = (grown(bytes, &[forward], &kept), grown(bytes, &[backward], &kept));
+    let (forward, backward) = (caller_structs(bytes, &[forward], &kept), caller_structs(bytes, &[backward], &kept));
     let (batch, features) = (1 + usize::from(bytes.below(3)), 1 + usize::from(bytes.below(12)));
     let setting = lgreco_cut_setting {
         forward: forward.pointer(),
@@ -330,7 +332,7 @@ pub(super) fn cut(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco_sta
         offset_of!(lgreco_cut_setting, batch) & !7,
         offset_of!(lgreco_cut_setting, features) & !7,
     ];
-    let setting = grown(bytes, &[setting], &kept);
+    let setting = caller_structs(bytes, &[setting], &kept);
     let mut ends = [core::ptr::dangling_mut(); 2];
     // SAFETY: structs are as large as they say, buffers as long; handles are live or NULL.
     unsafe {

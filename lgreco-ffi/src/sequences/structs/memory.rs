@@ -1,13 +1,13 @@
 //! The caller's memory: structs as large as they say, buffers with guards behind them.
 
 use super::Bytes;
-use crate::pointers::Versioned;
+use crate::pointers::SizedStruct;
 use core::ffi::c_void;
 
 const WORD: usize = size_of::<u64>();
 
-/// Structs one after the other, each as large as its first word says, or of no struct's size.
-pub(super) struct Grown {
+/// Structs one after the other, each as large as its first word says.
+pub(super) struct CallerStructs {
     words: Vec<u64>,
     /// Words of the structs; behind them is a guard.
     used: usize,
@@ -32,12 +32,11 @@ const WORDS: [u64; 12] = [
     0x0000_0001_0000_0001,
 ];
 
-/// `values` as a caller of any age may pass them: the size of the first header, of this one, of a later one, or of none.
-/// Numbers may have been overwritten by any, but for those in the words at the offsets `kept`: pointers, and numbers that
-/// say what they point to.
-pub(super) fn grown<T: Versioned>(bytes: &mut Bytes, values: &[T], kept: &[usize]) -> Grown {
-    let size = match bytes.below(16) {
-        0 => T::FIRST_SIZE,
+/// `values` as a caller may pass them: of their size, or of another. Numbers may have been overwritten by any, but for
+/// those in the words at the offsets `kept`: pointers, and numbers that say what they point to.
+pub(super) fn caller_structs<T: SizedStruct>(bytes: &mut Bytes, values: &[T], kept: &[usize]) -> CallerStructs {
+    let size = match bytes.below(64) {
+        0 => size_of::<T>() - WORD,
         1 => size_of::<T>() + WORD,
         2 => size_of::<T>() + 8 * WORD,
         3 => usize::from(bytes.next()) % size_of::<T>(),
@@ -45,32 +44,39 @@ pub(super) fn grown<T: Versioned>(bytes: &mut Bytes, values: &[T], kept: &[usize
     };
     let stride = size.next_multiple_of(WORD).max(WORD);
     let used = stride / WORD * values.len();
-    let mut words = vec![0; used + 1];
+    let mut words = vec![0u64; used + 1];
     words[used] = GUARD;
     for (value, to) in values.iter().zip(words.chunks_exact_mut(stride / WORD)) {
-        let known = to.len().min(size_of::<T>() / WORD);
-        // SAFETY: both are as long as that; structs of the header have no padding.
-        unsafe { (&raw const *value).cast::<u64>().copy_to_nonoverlapping(to.as_mut_ptr(), known) };
-        to[0] = size as u64;
+        let (len, to) = (to.len(), to.as_mut_ptr());
+        // SAFETY: both are as long as that. What a struct pads with is never read.
+        unsafe {
+            (&raw const *value).cast::<u8>().copy_to_nonoverlapping(to.cast(), stride.min(size_of::<T>()));
+            to.write(size as u64);
+        }
         for _ in 0..bytes.below(8) / 6 {
-            let at = 1 + usize::from(bytes.next()) % to.len().max(2);
+            let at = 1 + usize::from(bytes.next()) % len.max(2);
             let word = match bytes.below(16) {
                 kind @ 0..12 => WORDS[usize::from(kind)],
                 _ => u64::from(bytes.next()),
             };
-            match to.get_mut(at) {
-                Some(_) if kept.contains(&(at * WORD)) => {}
+            if at >= len || kept.contains(&(at * WORD)) {
+                continue;
+            }
+            // SAFETY: within the struct.
+            let to = unsafe { to.add(at) };
+            match bytes.below(2) {
                 // A half of it, where two numbers share a word.
-                Some(to) if bytes.below(2) == 0 => *to = *to & !0xffff_ffff | word & 0xffff_ffff,
-                Some(to) => *to = word,
-                None => {}
+                // SAFETY: as above.
+                0 => unsafe { to.cast::<u32>().write(word as u32) },
+                // SAFETY: as above.
+                _ => unsafe { to.write(word) },
             }
         }
     }
-    Grown { words, used, null: bytes.below(32) == 31 }
+    CallerStructs { words, used, null: bytes.below(32) == 31 }
 }
 
-impl Grown {
+impl CallerStructs {
     pub(super) fn pointer<T>(&self) -> *const T {
         if self.null { core::ptr::null() } else { self.words.as_ptr().cast() }
     }
@@ -81,7 +87,7 @@ impl Grown {
 
     /// Asserts that nothing was written behind the structs.
     pub(super) fn check_guard(&self) {
-        assert_eq!(self.words[self.used], GUARD, "a struct was filled beyond its struct_size");
+        assert_eq!(self.words[self.used], GUARD, "a call wrote behind the structs");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Structs of callers of any age, with any numbers in them; layers of any shape and element type; arrays of any length.
+//! Structs of the right size or another, with any numbers in them; layers of any shape and element type; arrays of any length.
 //!
 //! All memory is there, as long as the lengths say, but where a call must refuse a length before it reads anything.
 
@@ -12,8 +12,7 @@ use core::ffi::CStr;
 use core::mem::offset_of;
 use core::ptr::null_mut;
 
-/// Makes the calls that `bytes` say on structs whose size is that of an older or newer header, or of none, and whose
-/// numbers are any. Returns how many calls succeed on layers alone, on compressors, on controllers, on cuts, and on
+/// Makes the calls that `bytes` say on structs whose size may be wrong and whose numbers are any. Returns how many calls succeed on layers alone, on compressors, on controllers, on cuts, and on
 /// tables and plans.
 ///
 /// # Panics
@@ -28,7 +27,7 @@ pub fn check(bytes: &[u8]) -> [usize; 5] {
         let options = {
             let kept =
                 [offset_of!(lgreco_context_options, message), offset_of!(lgreco_context_options, message_capacity)];
-            memory::grown(&mut bytes, &[lgreco_context_options { device, ..Default::default() }], &kept)
+            memory::caller_structs(&mut bytes, &[lgreco_context_options { device, ..Default::default() }], &kept)
         };
         let mut created = expect(lgreco_context_create(options.pointer(), &mut context));
         assert_eq!(created == LGRECO_OK, !context.is_null(), "a failed call leaves NULL");

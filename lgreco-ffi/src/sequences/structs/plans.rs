@@ -1,6 +1,6 @@
 //! Tables and plans as views.
 
-use super::memory::{Buffer, grown};
+use super::memory::{Buffer, caller_structs};
 use super::{Bytes, expect};
 use crate::*;
 use core::ffi::c_char;
@@ -40,7 +40,7 @@ pub(super) fn table_and_plan(bytes: &mut Bytes, context: *mut lgreco_context) ->
     };
     // All of a view are pointers, and the number of what they point to.
     let kept: Vec<usize> = (1..size_of::<lgreco_table_view>() / 8).map(|word| 8 * word).collect();
-    let view = grown(bytes, &[view], &kept);
+    let view = caller_structs(bytes, &[view], &kept);
     let options = lgreco_plan_options {
         solver: bytes.below(3).into(),
         levels: bytes.next().into(),
@@ -51,13 +51,13 @@ pub(super) fn table_and_plan(bytes: &mut Bytes, context: *mut lgreco_context) ->
     };
     // Levels and states are what the caller has memory and time for.
     let kept = [offset_of!(lgreco_plan_options, levels) & !7, offset_of!(lgreco_plan_options, states)];
-    let options = grown(bytes, &[options], &kept);
+    let options = caller_structs(bytes, &[options], &kept);
     let (mut table, mut plan) = (core::ptr::dangling_mut(), core::ptr::dangling_mut());
     // SAFETY: structs are as large as they say, buffers as long; handles are live or NULL.
     unsafe {
         let created = expect(lgreco_table_create(context, view.pointer(), &mut table));
         assert_eq!(created == LGRECO_OK, !table.is_null(), "a failed call leaves NULL");
-        let mut got = grown(bytes, &[lgreco_table_view::default()], &[]);
+        let mut got = caller_structs(bytes, &[lgreco_table_view::default()], &[]);
         if created == LGRECO_OK {
             expect(lgreco_table_get(table, got.place()));
             got.check_guard();
@@ -72,7 +72,7 @@ pub(super) fn table_and_plan(bytes: &mut Bytes, context: *mut lgreco_context) ->
             let short = usize::from(bytes.below(8) / 7);
             let (mut workspace, mut chosen) =
                 (Buffer::<u64>::new(words.saturating_sub(short)), Buffer::<u32>::new(layers));
-            let mut into = grown(bytes, &[lgreco_plan_view::default()], &[]);
+            let mut into = caller_structs(bytes, &[lgreco_plan_view::default()], &[]);
             let (work, work_len) = (workspace.place(bytes), workspace.values().len());
             let (to, to_len) = (chosen.place(bytes), layers.saturating_sub(usize::from(bytes.below(8) / 7)));
             let (table, options, plan) = (view.pointer(), options.pointer(), into.place());
@@ -84,7 +84,7 @@ pub(super) fn table_and_plan(bytes: &mut Bytes, context: *mut lgreco_context) ->
             assert_eq!(lgreco_plan_get(plan, &mut found), LGRECO_OK);
             assert_eq!(lgreco_plan_check(context, view.pointer(), &found), LGRECO_OK, "a plan fails its own check");
             let kept = [offset_of!(lgreco_plan_view, layers), offset_of!(lgreco_plan_view, options)];
-            let any = grown(bytes, &[found], &[kept[0], kept[1], offset_of!(lgreco_plan_view, solver)]);
+            let any = caller_structs(bytes, &[found], &[kept[0], kept[1], offset_of!(lgreco_plan_view, solver)]);
             expect(lgreco_plan_check(context, view.pointer(), any.pointer()));
         }
         assert_eq!(lgreco_plan_destroy(&mut plan), LGRECO_OK);
