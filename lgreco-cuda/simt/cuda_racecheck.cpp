@@ -203,8 +203,7 @@ void report(const Race& found, bool shared, void* pc) {
     cuda_shim::fail(b, 0);
 }
 bool is_shared(uintptr_t p) {
-    return (p >= (uintptr_t)__start_cuda_shared && p < (uintptr_t)__stop_cuda_shared) ||
-           (p >= (uintptr_t)S.dyn.data() && p < (uintptr_t)S.dyn.data() + S.dyn.size());
+    return p >= (uintptr_t)__start_cuda_shared && p < (uintptr_t)__stop_cuda_shared;
 }
 // Neither shared nor global: a thread's own stack, and what the shim keeps.
 bool is_own(uintptr_t p) {

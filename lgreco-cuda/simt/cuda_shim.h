@@ -40,7 +40,6 @@ constexpr int warpSize = 32;
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __shared__ static __attribute__((section("cuda_shared")))  // a static is the copy of the block that is running
-#define DYN_SHARED(T, name) T* name = reinterpret_cast<T*>(cuda_shim::S.dyn.data())
 #define SHIM_NOSAN __attribute__((no_sanitize("thread")))
 extern "C" {
 extern char __start_cuda_shared[] __attribute__((weak));
@@ -71,7 +70,7 @@ struct Block {
     uint3 at;
     std::vector<Fiber> f;
     std::vector<int> nwait, order;
-    std::vector<char> dyn, shared;  // the latter while another block runs
+    std::vector<char> shared;  // while another block runs
     std::vector<uint32_t> warp_epoch;
     int alive = 0, at_bar = 0;
 };
@@ -248,7 +247,7 @@ SHIM_NOSAN inline unsigned ballot(uint32_t m, bool p, int line) {
 }
 SHIM_NOSAN inline int lane() { return S.cur->lane; }
 // A block begins, with stacks from `pool` on.
-SHIM_NOSAN inline void begin(uint3 at, size_t dyn, char* pool) {
+SHIM_NOSAN inline void begin(uint3 at, char* pool) {
     size_t n = size_t(S.n);
     dim3 b = blockDim;
     S.at = at;
@@ -256,8 +255,6 @@ SHIM_NOSAN inline void begin(uint3 at, size_t dyn, char* pool) {
     S.order.resize(n);
     S.nwait.assign((n + 31) / 32, 0);
     S.warp_epoch.assign((n + 31) / 32, 0);
-    S.dyn.assign(dyn ? dyn : 1, char(0xFF));
-    S.dyn.shrink_to_fit();
     S.alive = int(n);
     S.at_bar = 0;
     ++S.block_epoch;
@@ -337,7 +334,7 @@ inline std::vector<uint64_t> sequence(std::vector<uint64_t> all) {
     return all;
 }
 // run a grid, or those of its blocks that are chosen; returns "" or what went wrong
-SHIM_NOSAN inline std::string run(dim3 g, dim3 b, size_t dyn, std::vector<uint64_t> chosen, void (*call)(void*), void* ctx) {
+SHIM_NOSAN inline std::string run(dim3 g, dim3 b, std::vector<uint64_t> chosen, void (*call)(void*), void* ctx) {
     size_t n = size_t(b.x) * b.y * b.z;
     if (n == 0 || n > 1024) return "block size";
     S.rng = 0x9E3779B97F4A7C15ull * (S.mode + 1) | 1;
@@ -372,7 +369,7 @@ SHIM_NOSAN inline std::string run(dim3 g, dim3 b, size_t dyn, std::vector<uint64
             }
             uint64_t at = blocks[next++];
             blockIdx = uint3{unsigned(at % g.x), unsigned(at / g.x % g.y), unsigned(at / g.x / g.y)};
-            begin(blockIdx, dyn, stacks.back());
+            begin(blockIdx, stacks.back());
             stacks.pop_back();
             ++running;
             continue;
@@ -397,7 +394,7 @@ inline void unpack(void (*k)(A...), void** p, std::index_sequence<I...>) {
 // Like cuLaunchKernel's kernelParams; the first is a struct of `size` bytes, and there are `count` (0 where nobody
 // knows).
 template <class... A>
-inline std::string launch(void (*k)(A...), dim3 g, dim3 b, size_t dyn, std::vector<uint64_t> chosen, void** params,
+inline std::string launch(void (*k)(A...), dim3 g, dim3 b, std::vector<uint64_t> chosen, void** params,
                           size_t size, size_t count) {
     if (count != 0 && sizeof...(A) != count)
         return "takes " + std::to_string(sizeof...(A)) + " arguments, not " + std::to_string(count);
@@ -409,7 +406,7 @@ inline std::string launch(void (*k)(A...), dim3 g, dim3 b, size_t dyn, std::vect
         void** p;
     } c{k, params};
     return run(
-        g, b, dyn, std::move(chosen),
+        g, b, std::move(chosen),
         [](void* v) {
             C* c = static_cast<C*>(v);
             unpack(c->k, c->p, std::index_sequence_for<A...>{});
@@ -430,7 +427,6 @@ SHIM_NOSAN inline T rmw(T* p, F f) {
 // `order - 2` (modulo their number) begins when all others are done. Returns whether it failed, and then why.
 struct cuda_shim_launch {
     unsigned grid[3], block[3];
-    size_t dynamic;
     void** params;
     size_t size, count;
     int order;
@@ -460,7 +456,7 @@ inline std::vector<uint64_t> chosen(const cuda_shim_launch* l) {
     extern "C" __attribute__((visibility("default"))) int shim_##kernel(const cuda_shim_launch* l) {          \
         cuda_shim::S.mode = l->order;                                                                         \
         const unsigned *g = l->grid, *b = l->block;                                                           \
-        std::string e = cuda_shim::launch(kernel, dim3(g[0], g[1], g[2]), dim3(b[0], b[1], b[2]), l->dynamic, \
+        std::string e = cuda_shim::launch(kernel, dim3(g[0], g[1], g[2]), dim3(b[0], b[1], b[2]), \
                                           cuda_shim::chosen(l), l->params, l->size, l->count);                \
         snprintf(l->error, l->room, "%s", e.c_str());                                                         \
         return !e.empty();                                                                                    \

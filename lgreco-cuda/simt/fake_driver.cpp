@@ -43,7 +43,6 @@
 
 struct Launch {  // cuda_shim_launch
     unsigned grid[3], block[3];
-    size_t dynamic;
     void** params;
     size_t size, count;
     int order;
@@ -597,7 +596,7 @@ IN_CONTEXT(cuModuleGetFunction, (void** function, void* module, const char* name
            *function = keep(functions, made))
 ENQUEUED(
     cuLaunchKernel,
-    (void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+    (void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned,
      void* stream, void** params, void**),
     auto called = find(functions, function);
     if (!called || called->context != here || owner != here || called->module.expired()) return INVALID_HANDLE;
@@ -605,7 +604,7 @@ ENQUEUED(
     for (size_t i = 0; i < called->count; i++)
         values.emplace_back(static_cast<char*>(params[i]), i ? sizeof(void*) : called->first);
     ++launched;, char error[512]; std::vector<void*> places; for (auto& value : values) places.push_back(value.data());
-    Launch launch = {{gx, gy, gz}, {bx, by, bz}, shared, places.data(), 0, 0, 0, error, sizeof error};
+    Launch launch = {{gx, gy, gz}, {bx, by, bz}, places.data(), 0, 0, 0, error, sizeof error};
     if (called->module.expired()) {
         fprintf(stderr, "fake driver: a kernel's module was unloaded before the kernel ran\n");
         return LAUNCH_FAILED;
@@ -615,10 +614,11 @@ ENQUEUED(
         return LAUNCH_FAILED;
     })
 
-CALL(cuGetErrorName, (int code, const char** name),
+// Codes from 1000 on are those of a newer driver that has no words for them.
+CALL(cuGetErrorName, (int code, const char** name), *name = nullptr; if (code >= 1000) return INVALID_VALUE;
      *name = code == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR")
 // For as long as the thread.
-CALL(cuGetErrorString, (int code, const char** text), static thread_local char words[32];
+CALL(cuGetErrorString, (int code, const char** text), *text = nullptr; if (code >= 1000) return INVALID_VALUE; static thread_local char words[32];
      snprintf(words, sizeof words, "code %d", code); *text = words)
 
 // What examples/on_device does on its own.
@@ -661,9 +661,6 @@ IN_CONTEXT(cuGraphLaunch, (void* executable, void* stream), auto found = find(gr
            auto to = stream_of(stream, here); if (!found || !to) return INVALID_HANDLE;
            for (auto& work : *found) if (int code = enqueue(to, work)) return code)
 
-// NVRTC asks for a table of the driver's: one that holds nothing but its own size.
-CALL(cuGetExportTable, (const void** table, const void*), static size_t own = sizeof own; *table = &own)
-
 #define OWN extern "C" __attribute__((visibility("default")))
 
 // What there is now: allocations, contexts held, streams, modules, contexts on this thread's stack, page-locked blocks
@@ -678,7 +675,7 @@ OWN void fake_cuda_state(int* state) {
                   synchronised,        launched,          pageable};
     memcpy(state, now, sizeof now);
 }
-// Enqueues in a stream, for fake_cublas.cpp, fake_nccl.cpp and tests.
+// Enqueues in a stream, for fake_nccl.cpp and tests.
 OWN int fake_cuda_enqueue(int (*call)(void*), void* argument, void* stream) {
     std::lock_guard<std::mutex> guard(mutex);
     Context* here;
@@ -689,10 +686,4 @@ OWN int fake_cuda_enqueue(int (*call)(void*), void* argument, void* stream) {
 OWN void* fake_cuda_last_stream() {
     std::lock_guard<std::mutex> guard(mutex);
     return last_stream;
-}
-// For fake_cublas.cpp: whether that is memory of the current context.
-OWN bool fake_cuda_inside(uint64_t address, size_t bytes) {
-    std::lock_guard<std::mutex> guard(mutex);
-    Context* here;
-    return !current(&here) && !writable(address, bytes, here);
 }

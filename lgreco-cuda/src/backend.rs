@@ -15,7 +15,6 @@ use lgreco_core::compress::wire::Payload;
 use lgreco_core::gradient::{Gradient, Shape};
 use lgreco_core::rng::Stream;
 use std::ffi::c_void;
-use std::path::PathBuf;
 
 /// An NVIDIA GPU.
 ///
@@ -54,7 +53,7 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NoDriver`], [`Error::NoCompiler`], [`Error::NoDevice`], [`Error::NoPools`], [`Error::TooOld`], each with what
+    /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::NoPools`], [`Error::TooOld`], [`Error::Unsupported`], each with what
     /// is missing; [`Error::Driver`], also when the device has no memory for a context.
     pub fn new(ordinal: usize) -> Result<Self, Error> {
         Ok(Self::on(Box::new(Driver::new(ordinal)?)))
@@ -89,21 +88,6 @@ impl CudaBackend {
         CudaBackend { gpu: Gpu::new(device), pending: Pending::default(), failure: None }
     }
 
-    /// Keeps compiled kernels in `folder`, which exists, and takes them from there: starting costs some seconds less
-    /// from the second time on. Anybody who may write there may decide what the GPU executes. Files are named by the
-    /// architecture and a hash of sources, options and NVRTC's version, and written at once or not at all; one that
-    /// cannot be written is left out, one that is damaged or does not load is made anew. Kernels that were compiled
-    /// before the call are kept too.
-    ///
-    /// ```no_run
-    /// # let mut backend = lgreco_cuda::CudaBackend::new(0)?;
-    /// backend.keep_code_in(std::env::temp_dir());
-    /// # Ok::<(), lgreco_cuda::Error>(())
-    /// ```
-    pub fn keep_code_in(&mut self, folder: impl Into<PathBuf>) {
-        self.gpu.keep_code_in(folder.into());
-    }
-
     /// Whether rows and payloads of such gradients are made by this backend: under QSGD, TopK, also in few bits, and
     /// PowerSGD of ranks up to 1024, or whatever rank where a matrix has no more rows or columns, and sides up to 2^31.
     /// Others are [`Error::Method`].
@@ -126,34 +110,6 @@ impl CudaBackend {
             Setting::PowerSgd(power) => powersgd::check(shape, power.rank).is_ok(),
             _ => false,
         }
-    }
-
-    /// Done: makes the products of PowerSGD's encoders, [`encode_with_feedback`](CudaBackend::encode_with_feedback) among
-    /// them, with cuBLAS from now on. Rows and decoders stay with the crate's own kernels.
-    ///
-    /// Payloads then depend on the kind of GPU and the version of cuBLAS; with both unchanged, the same input gives the
-    /// same bits as long as cuBLAS's own promise of that holds. Sums are plain f32, without TF32: a factor's element made of
-    /// n products may be off by n · 2⁻²⁴ of the sum of their magnitudes, typically by √n · 2⁻²⁴. The columns of P are made
-    /// orthonormal by the crate's own kernels all the same. Decoded matrices differ from those without cuBLAS by about as
-    /// much as their factors do, where the gradient's leading singular values are apart from the rest.
-    ///
-    /// Costs 32 MiB of workspace for cuBLAS from the call on, and 4 bytes per element of the largest matrix encoded: a
-    /// scaled copy in f32, written once and read by both products of every iteration. Matrices of more than `i32::MAX`
-    /// rows or columns keep the crate's own kernels.
-    ///
-    /// ```no_run
-    /// # let mut backend = lgreco_cuda::CudaBackend::new(0)?;
-    /// if let Err(error) = backend.use_cublas() {
-    ///     println!("{error}: PowerSGD keeps the crate's own kernels");
-    /// }
-    /// # Ok::<(), lgreco_cuda::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::NoCublas`]; [`Error::Driver`] when cuBLAS cannot be set up; [`Error::OutOfMemory`]. The crate's own kernels
-    /// then stay.
-    pub fn use_cublas(&mut self) -> Result<(), Error> {
-        self.gpu.use_cublas()
     }
 
     /// Bytes of device memory held between calls: the workspace, which grows with the largest layer (under PowerSGD,
@@ -260,10 +216,6 @@ impl CudaBackend {
         let mut values = vec![0.0f32; elements];
         lgreco_core::compress::decode(payload, &mut values)?;
         self.gpu.write(bytemuck::cast_slice(&values), target)
-    }
-
-    pub(crate) fn gpu(&self) -> &Gpu {
-        &self.gpu
     }
 
     pub(crate) fn gpu_mut(&mut self) -> &mut Gpu {

@@ -2,7 +2,6 @@
 
 use crate::Error;
 use crate::kernels::Kernel;
-use std::path::PathBuf;
 
 /// Memory of a device, whose address is only ever passed on. Made by allocation, by cutting, or from what an embedder
 /// promised, so that a kernel is never given memory that is not there.
@@ -41,11 +40,9 @@ pub(crate) const BLOCK: u32 = 256;
 /// One launch of a kernel: its arguments are `params`, by value, then the addresses of `parts`.
 pub(crate) struct Launch<'a> {
     pub(crate) kernel: Kernel,
-    pub(crate) grid: [u32; 3],
+    pub(crate) blocks: u32,
     /// Threads per block.
     pub(crate) block: u32,
-    /// Bytes of dynamic shared memory.
-    pub(crate) shared: u32,
     /// The kernel's `Params`.
     pub(crate) params: &'a [u8],
     pub(crate) parts: &'a [Part],
@@ -53,25 +50,9 @@ pub(crate) struct Launch<'a> {
     pub(crate) capturable: bool,
 }
 
-/// A product in f32 of matrices whose columns lie one after the other: `product = left right`, of `rows` rows, `cols`
-/// columns and `terms` terms each, all at most `i32::MAX`; or `leftᵀ right`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Gemm {
-    pub(crate) transposed: bool,
-    pub(crate) rows: u32,
-    pub(crate) cols: u32,
-    pub(crate) terms: u32,
-    pub(crate) left: Part,
-    pub(crate) right: Part,
-    pub(crate) product: Part,
-}
-
 /// A device with one stream: whatever is enqueued happens in the order of the calls. Every error may be that of earlier
 /// work.
 pub(crate) trait Device: Send {
-    /// Keeps compiled kernels in a folder, if it compiles any.
-    fn keep_code_in(&mut self, _: PathBuf) {}
-
     /// `Err` while the device takes no memory back, because its stream is being captured.
     fn may_free(&self) -> Result<(), Error> {
         Ok(())
@@ -110,16 +91,6 @@ pub(crate) trait Device: Send {
 
     /// Enqueued.
     fn launch(&mut self, launch: Launch<'_>) -> Result<(), Error>;
-
-    /// Done: from now on [`multiply`](Device::multiply) may be called. cuBLAS has the memory to itself.
-    fn use_cublas(&mut self, _: Part) -> Result<(), Error> {
-        Err(Error::NoCublas)
-    }
-
-    /// Enqueued: a product by cuBLAS.
-    fn multiply(&mut self, _: &Gemm) -> Result<(), Error> {
-        Err(Error::NoCublas)
-    }
 
     /// Done, and so is all that was enqueued before. `bytes` are as long as `from`.
     fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<(), Error>;

@@ -30,10 +30,10 @@ pub struct RowsBytes {
 }
 
 /// A workspace after the jobs were enqueued, and the bytes of the host that they took.
-fn rehearsed(like: &Gpu, jobs: &[Work<'_>]) -> Result<(Gpu, usize), DeviceJobError> {
+fn rehearsed(jobs: &[Work<'_>]) -> Result<(Gpu, usize), DeviceJobError> {
     check_all(jobs)?;
     let uploaded = Arc::new(AtomicUsize::new(0));
-    let mut gpu = like.rehearsal(Counting { uploaded: uploaded.clone(), ..Counting::default() })?;
+    let mut gpu = Gpu::new(Box::new(Counting { uploaded: uploaded.clone(), ..Counting::default() }));
     enqueue(&mut gpu, jobs, Part { address: 0, bytes: results_bytes(jobs) })?;
     Ok((gpu, uploaded.load(Ordering::Relaxed)))
 }
@@ -49,7 +49,7 @@ impl CudaBackend {
     /// That of enqueuing the jobs.
     pub fn rows_bytes(&self, jobs: &[DeviceJob<'_>]) -> Result<RowsBytes, DeviceJobError> {
         let jobs = work(jobs);
-        let (gpu, _) = rehearsed(self.gpu(), &jobs)?;
+        let (gpu, _) = rehearsed(&jobs)?;
         Ok(RowsBytes { workspace: gpu.room(), results: results_bytes(&jobs) })
     }
 
@@ -97,7 +97,7 @@ impl CudaBackend {
         results: u64,
     ) -> Result<(), DeviceJobError> {
         let jobs = work(jobs);
-        let (rehearsed, uploaded) = rehearsed(self.gpu(), &jobs)?;
+        let (rehearsed, uploaded) = rehearsed(&jobs)?;
         let memory = checked(workspace, rehearsed.room(), gpu::ALIGN)?;
         let results = checked(results, results_bytes(&jobs), 8)?;
         let gpu = self.gpu_mut();

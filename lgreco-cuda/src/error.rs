@@ -3,7 +3,6 @@
 //! Errors are values with text. The core's `Error` is `Copy` and has only their kind (`Error::Device`), so the
 //! backend keeps the text (`CudaBackend::failure`).
 
-use cudarc::driver::DriverError;
 use lgreco_core::backend::JobError;
 
 /// Why a call failed: bad input, in the core's words, or the device.
@@ -26,14 +25,23 @@ pub enum Error {
     /// The driver's library is not there.
     #[error("no NVIDIA driver: the library libcuda (nvcuda on Windows) was not found")]
     NoDriver,
-    /// There is no compiled code for the device and the driver, and the compiler's library is not there.
+    /// No kernels come with the crate for the device.
+    #[error("no kernels come with this crate for devices of compute capability {capability}")]
+    Unsupported {
+        /// The device's.
+        capability: String,
+    },
+    /// The compiled kernels are of other sources than the crate's: somebody has changed a kernel and not compiled it.
     #[error(
-        "no compiled kernels for this device and driver, and no NVRTC: the library libnvrtc (nvrtc64 on Windows) was not found on the library path, in CUDA_HOME, \
-         CUDA_PATH or /usr/local/cuda, nor among the Python packages of VIRTUAL_ENV, CONDA_PREFIX, ~/.local or \
-         /usr/local; it comes with the CUDA toolkit, with PyTorch, and with the PyPI packages nvidia-cuda-nvrtc and \
-         nvidia-cuda-nvrtc-cu12"
+        "compiled/kernels has no code of {module} for {architecture}: its sources have changed; run \
+         `cargo run --release -p lgreco-cuda --features testing --example compile_kernels`"
     )]
-    NoCompiler,
+    NoKernels {
+        /// The kernel's source file.
+        module: &'static str,
+        /// The device's architecture.
+        architecture: String,
+    },
     /// A library is there, but not all of it, or it is none.
     #[error("{library} does not load: {reason}")]
     Library {
@@ -42,13 +50,6 @@ pub enum Error {
         /// The loader's words.
         reason: String,
     },
-    /// The library of products that was asked for is not there.
-    #[error(
-        "no cuBLAS of CUDA 11.5 or later: the library libcublas (cublas64 on Windows) was not found where NVRTC is \
-         looked for; it comes with the CUDA toolkit, with PyTorch, and with the PyPI packages nvidia-cublas and \
-         nvidia-cublas-cu12"
-    )]
-    NoCublas,
     /// There is no device of this number, or none at all.
     #[error("no CUDA device {ordinal}: {reason}")]
     NoDevice {
@@ -60,7 +61,7 @@ pub enum Error {
     /// The device cannot allocate in the order of a stream, as is the case of some virtual GPUs.
     #[error("the device has no memory pools, which the backend allocates from")]
     NoPools,
-    /// The driver or the device is too old, or NVRTC too new for it.
+    /// The driver or the device is too old.
     #[error("{what} is {found}, at least {needed} is needed")]
     TooOld {
         /// What is too old.
@@ -75,16 +76,6 @@ pub enum Error {
     OutOfMemory {
         /// Size of the allocation.
         bytes: u64,
-    },
-    /// A kernel does not compile.
-    #[error("{module} does not compile for {architecture}: {log}")]
-    Compile {
-        /// Its module.
-        module: &'static str,
-        /// What it was to be compiled for.
-        architecture: String,
-        /// NVRTC's log.
-        log: String,
     },
     /// The driver refused a call, or work enqueued before failed; after some such errors a context is of no more use.
     #[error("the driver failed in {call}: {reason}")]
@@ -119,7 +110,7 @@ impl From<lgreco_train::Error> for Error {
 }
 
 impl Error {
-    /// Whether the device, its driver or its compiler failed, and not what the call was given. It may then have been at
+    /// Whether the device or its driver failed, and not what the call was given. It may then have been at
     /// something that was enqueued by an earlier call.
     ///
     /// ```
@@ -144,13 +135,11 @@ impl Error {
             Error::Train(_) => "a bucket's steps are out of order",
             Error::NoDriver => "there is no driver",
             Error::Library { .. } => "a library of its does not load",
-            Error::NoCompiler => "there is no compiler for its kernels",
-            Error::NoCublas => "cuBLAS is not there",
+            Error::Unsupported { .. } | Error::NoKernels { .. } => "there are no kernels for it",
             Error::NoDevice { .. } => "it is not there",
             Error::NoPools => "it has no memory pools",
             Error::TooOld { .. } => "it or its driver is too old",
             Error::OutOfMemory { .. } => "it is out of memory",
-            Error::Compile { .. } => "a kernel does not compile",
             Error::Driver { .. } => "its driver failed",
             Error::Captured => "its stream is being captured",
             Error::Memory { .. } => "device memory cannot be used",
@@ -172,16 +161,9 @@ impl Error {
 /// ```
 pub type DeviceJobError = JobError<Error>;
 
-/// `Err` with the driver's words.
-pub(crate) fn said<T>(call: &'static str, outcome: Result<T, DriverError>) -> Result<T, Error> {
-    outcome.map_err(|error| Error::Driver { call, reason: words(error) })
-}
-
-pub(crate) fn words(error: DriverError) -> String {
-    let text = |text: Result<&std::ffi::CStr, DriverError>| {
-        text.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
-    };
-    format!("{} ({})", text(error.error_string()), text(error.error_name()))
+/// A version as it is written.
+pub(crate) fn version((major, minor): (u32, u32)) -> String {
+    format!("{major}.{minor}")
 }
 
 /// What went wrong while job `index` was worked on: the batch, when it was the device that failed.

@@ -1,13 +1,10 @@
 //! A device with its workspace: buffers that live from call to call.
 
 use crate::Error;
-use crate::counting::Counting;
-use crate::cublas::WORKSPACE;
-use crate::device::{BLOCK, Device, Gemm, Launch, Part};
+use crate::device::{BLOCK, Device, Launch, Part};
 use crate::kernels::Kernel;
 use bytemuck::Pod;
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
 
 /// Buffers of the workspace, each with one purpose at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,12 +17,6 @@ pub(crate) enum Scratch {
     Grids,
     Payload,
     Output,
-    #[cfg(feature = "train")]
-    Offered,
-    #[cfg(feature = "train")]
-    Decoded,
-    #[cfg(feature = "train")]
-    Known,
     Statuses,
     Bins,
     Selected,
@@ -41,8 +32,6 @@ pub(crate) enum Scratch {
     Triangle,
     Matrices,
     Counters,
-    Matrix,
-    Cublas,
 }
 
 /// Parts of a workspace begin at multiples of it.
@@ -53,7 +42,6 @@ pub(crate) struct Gpu {
     buffers: HashMap<Scratch, Part>,
     /// Those that are zeros, where whoever takes them needs that, once everything enqueued is done.
     zeros: HashSet<Scratch>,
-    has_cublas: bool,
     /// Payloads of the host decoded here, not left to the core.
     #[cfg(test)]
     pub(crate) decoded: usize,
@@ -65,61 +53,14 @@ impl Gpu {
             device,
             buffers: HashMap::new(),
             zeros: HashSet::new(),
-            has_cublas: false,
             #[cfg(test)]
             decoded: 0,
         }
     }
 
-    pub(crate) fn keep_code_in(&mut self, folder: PathBuf) {
-        self.device.keep_code_in(folder);
-    }
-
-    /// Done: cuBLAS, with its own buffer.
-    pub(crate) fn use_cublas(&mut self) -> Result<(), Error> {
-        if self.has_cublas {
-            return Ok(());
-        }
-        let workspace = self.scratch(Scratch::Cublas, WORKSPACE)?;
-        let outcome = self.device.use_cublas(workspace);
-        self.has_cublas = outcome.is_ok();
-        if !self.has_cublas {
-            self.buffers.remove(&Scratch::Cublas);
-            self.device.free(workspace);
-        }
-        outcome
-    }
-
-    /// Whether products may be cuBLAS's.
-    pub(crate) fn has_cublas(&self) -> bool {
-        self.has_cublas
-    }
-
-    /// Runs `call` with the crate's own products, whatever was said.
-    pub(crate) fn without_cublas<T>(&mut self, call: impl FnOnce(&mut Gpu) -> T) -> T {
-        let has_cublas = std::mem::take(&mut self.has_cublas);
-        let outcome = call(self);
-        self.has_cublas = has_cublas;
-        outcome
-    }
-
-    /// Enqueued: a product by cuBLAS.
-    pub(crate) fn multiply(&mut self, gemm: &Gemm) -> Result<(), Error> {
-        self.device.multiply(gemm)
-    }
-
     /// Bytes of the workspace.
     pub(crate) fn held(&self) -> u64 {
         self.buffers.values().map(|buffer| buffer.bytes).sum()
-    }
-
-    /// A workspace as this one begins, on a device that only notes what it is asked for.
-    pub(crate) fn rehearsal(&self, device: Counting) -> Result<Gpu, Error> {
-        let mut gpu = Gpu::new(Box::new(device));
-        if self.has_cublas {
-            gpu.use_cublas()?;
-        }
-        Ok(gpu)
     }
 
     /// Done: makes every buffer at least as large as `other`'s. What buffers that grow held is lost.
@@ -132,15 +73,9 @@ impl Gpu {
         Ok(())
     }
 
-    /// Bytes of memory in which [`within`](Gpu::within) has room for as much as this one holds, but for cuBLAS's.
+    /// Bytes of memory in which [`within`](Gpu::within) has room for as much as this one holds.
     pub(crate) fn room(&self) -> u64 {
-        self.lent().map(|(_, bytes)| bytes.next_multiple_of(ALIGN)).sum()
-    }
-
-    /// What calls are lent, in any order.
-    fn lent(&self) -> impl Iterator<Item = (Scratch, u64)> {
-        let lent = self.buffers.iter().filter(|&(&name, _)| name != Scratch::Cublas);
-        lent.map(|(&name, buffer)| (name, buffer.bytes))
+        self.buffers.values().map(|buffer| buffer.bytes.next_multiple_of(ALIGN)).sum()
     }
 
     /// Runs `call` with a workspace in `memory`, aligned, in place of the own one: with as much as `rehearsed` holds, for
@@ -150,9 +85,9 @@ impl Gpu {
             return call(self);
         }
         let mut rest = memory;
-        let lent = rehearsed.lent().map(|(name, bytes)| {
-            let part = rest.cut(0, bytes);
-            rest = rest.from(bytes.next_multiple_of(ALIGN));
+        let lent = rehearsed.buffers.iter().map(|(&name, buffer)| {
+            let part = rest.cut(0, buffer.bytes);
+            rest = rest.from(buffer.bytes.next_multiple_of(ALIGN));
             (name, part)
         });
         let lent = lent.collect();
@@ -247,7 +182,7 @@ impl Gpu {
         parts: &[Part],
         blocks: u64,
     ) -> Result<(), Error> {
-        self.launch_3d(kernel, params, parts, [blocks, 1, 1], 0)
+        self.launch_of(kernel, params, parts, blocks, BLOCK)
     }
 
     /// Enqueued: as [`launch`](Gpu::launch), with blocks of `threads` threads.
@@ -259,34 +194,11 @@ impl Gpu {
         blocks: u64,
         threads: u32,
     ) -> Result<(), Error> {
-        let params = bytemuck::bytes_of(&params);
-        self.device.launch(Launch {
-            kernel,
-            grid: [blocks as u32, 1, 1],
-            block: threads,
-            shared: 0,
-            params,
-            parts,
-            capturable: false,
-        })
-    }
-
-    /// Enqueued: as [`launch`](Gpu::launch), with a grid of three dimensions and `shared` bytes of dynamic shared
-    /// memory.
-    pub(crate) fn launch_3d<P: Pod>(
-        &mut self,
-        kernel: Kernel,
-        params: P,
-        parts: &[Part],
-        grid: [u64; 3],
-        shared: u32,
-    ) -> Result<(), Error> {
-        if grid.contains(&0) {
+        if blocks == 0 {
             return Ok(());
         }
-        let grid = grid.map(|blocks| blocks as u32);
-        let params = bytemuck::bytes_of(&params);
-        self.device.launch(Launch { kernel, grid, block: BLOCK, shared, params, parts, capturable: false })
+        let (params, blocks) = (bytemuck::bytes_of(&params), blocks as u32);
+        self.device.launch(Launch { kernel, blocks, block: threads, params, parts, capturable: false })
     }
 
     /// Enqueued: as [`launch`](Gpu::launch), also into a graph. No argument changes from step to step, and the kernel is
@@ -298,8 +210,8 @@ impl Gpu {
         parts: &[Part],
         blocks: u64,
     ) -> Result<(), Error> {
-        let (params, grid) = (bytemuck::bytes_of(&params), [blocks as u32, 1, 1]);
-        self.device.launch(Launch { kernel, grid, block: BLOCK, shared: 0, params, parts, capturable: true })
+        let (params, blocks) = (bytemuck::bytes_of(&params), blocks as u32);
+        self.device.launch(Launch { kernel, blocks, block: BLOCK, params, parts, capturable: true })
     }
 
     /// Done: the bytes of `part`.

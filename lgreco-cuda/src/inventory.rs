@@ -1,7 +1,9 @@
 //! The devices of this machine.
 
-use crate::compiler::capability;
-use crate::{Error, driver};
+use crate::Error;
+use crate::driver::{self, Started};
+use crate::error::version;
+use crate::shipped::{Architecture, capability};
 
 /// A device and whether the backend can use it.
 ///
@@ -20,8 +22,7 @@ pub struct DeviceInfo {
     pub memory: u64,
     /// CUDA's version that the driver supports, such as `12.4`.
     pub driver: String,
-    /// Why the backend cannot use it, if it cannot; else what its kernels are compiled for, and by what
-    /// unless they come with the crate.
+    /// Which of the crate's kernels it runs, such as `sm_90`; or why the backend cannot use it.
     pub usable: Result<String, Error>,
 }
 
@@ -37,19 +38,18 @@ pub struct DeviceInfo {
 /// # Errors
 /// [`Error::NoDriver`], [`Error::TooOld`], [`Error::NoDevice`] when there is none, [`Error::Driver`].
 pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
-    let driver = driver::start()?;
-    let count = driver::count()?;
+    let started = driver::start()?;
+    let count = started.count()?;
     if count == 0 {
         return Err(Error::NoDevice { ordinal: 0, reason: "the driver shows none".into() });
     }
-    (0..count).map(|ordinal| info(ordinal, driver)).collect()
+    (0..count).map(|ordinal| info(started, ordinal)).collect()
 }
 
-fn info(ordinal: usize, driver: (u32, u32)) -> Result<DeviceInfo, Error> {
-    let device = driver::device(ordinal)?;
-    let usable = driver::code(device, driver).map(|code| code.name());
-    let (name, memory) = driver::name_and_memory(device)?;
-    let capability = capability(driver::compute_capability(device)?);
-    let driver = format!("{}.{}", driver.0, driver.1);
-    Ok(DeviceInfo { name, capability, memory, driver, usable })
+fn info(started: Started, ordinal: usize) -> Result<DeviceInfo, Error> {
+    let device = started.device(ordinal)?;
+    let usable = started.architecture(device).map(Architecture::name);
+    let (name, memory) = started.name_and_memory(device)?;
+    let capability = capability(started.compute_capability(device)?);
+    Ok(DeviceInfo { name, capability, memory, driver: version(started.version), usable })
 }

@@ -5,8 +5,6 @@
 pub(crate) enum Module {
     Magnitude,
     Qsgd,
-    #[cfg(feature = "train")]
-    Feedback,
     Exchange,
     ExchangeSums,
     Selection,
@@ -24,11 +22,10 @@ macro_rules! file {
 }
 
 impl Module {
-    #[cfg(all(any(test, feature = "testing"), feature = "train"))]
-    pub(crate) const ALL: [Module; 10] = [
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) const ALL: [Module; 9] = [
         Module::Magnitude,
         Module::Qsgd,
-        Module::Feedback,
         Module::Exchange,
         Module::ExchangeSums,
         Module::Selection,
@@ -43,8 +40,6 @@ impl Module {
         match self {
             Module::Magnitude => "magnitude.cu",
             Module::Qsgd => "qsgd.cu",
-            #[cfg(feature = "train")]
-            Module::Feedback => "feedback.cu",
             Module::Exchange => "exchange.cu",
             Module::ExchangeSums => "exchange_sums.cu",
             Module::Selection => "selection.cu",
@@ -71,8 +66,6 @@ impl Module {
         match self {
             Module::Magnitude => [DEVICE, VALUES, file!("magnitude.cu")].concat(),
             Module::Qsgd => [DEVICE, VALUES, PHILOX, BUCKETS, CODES, file!("qsgd.cu")].concat(),
-            #[cfg(feature = "train")]
-            Module::Feedback => [DEVICE, VALUES, PHILOX, file!("feedback.cu")].concat(),
             Module::Exchange => [
                 DEVICE,
                 VALUES,

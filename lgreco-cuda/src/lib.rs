@@ -4,9 +4,8 @@
 //! on gradients that lie in device memory ([`DeviceGradient`]), on a trainer's own context and stream; of those only
 //! rows and payloads come back.
 //!
-//! Nothing of CUDA is needed to build it: the driver is loaded at run time. Kernels come compiled with the crate for drivers of
-//! CUDA 12 and later; NVRTC, loaded at run time too, compiles them for others. Where something is missing,
-//! [`CudaBackend::new`] says what.
+//! Nothing of CUDA is needed to build it: the driver, of CUDA 12 or later, is loaded at run time. Kernels come compiled with the
+//! crate. Where something is missing, [`CudaBackend::new`] says what.
 //!
 //! # Enqueued or done
 //! Every call says in its first word which it is. *Enqueued*: the work is in the backend's stream, in the order of the
@@ -20,8 +19,7 @@
 //! # Exactness
 //! Payloads of QSGD and TopK, and what payloads of all methods decode to, are, bit for bit, those of the core: kernels are
 //! compiled without contraction, and with subnormal numbers and correctly rounded divisions. PowerSGD's payloads are the
-//! same on every device, and decode to nearly the core's matrix; once [`use_cublas`](CudaBackend::use_cublas) has been
-//! called, they are those of one kind of GPU and one version of cuBLAS. Rows agree with the core's within 1e-4; they are
+//! same on every device, and decode to nearly the core's matrix. Rows agree with the core's within 1e-4; they are
 //! sums in f64, added in an order that depends on the number of elements alone, so the same input gives the same bits.
 //!
 //! # Inside
@@ -38,29 +36,27 @@
 //! | `backend` | [`CudaBackend`]: the core's trait, and calls on device memory |
 //! | `device_payloads`, `pending` | payloads that stay on the device; what has been enqueued and not been checked |
 //! | `device_rows`, `window` | rows whose results stay on the device; the mean of a model's last gradients, of which plans are made |
-//! | `rows`, `codec`, `tensor`, `feedback`, `magnitude`, `error` | as in lgreco-wgpu |
+//! | `rows`, `codec`, `tensor`, `magnitude`, `error` | as in lgreco-wgpu |
 //! | `exchange` | the exchange of a bucket without the host: `bucket`, a space of lgreco-train's flights; its program, and what kernels read of it and of layers (`layer`); what is gathered (QSGD here, TopK by `selection`) and what is summed (`sums`) |
 //! | `factors` | tables of matrices and their factors, for launches over many of them |
 //! | `device` | trait `Device`: memory, copies and launches |
 //! | `driver`, `counting`, `simt` | its implementations: the driver; notes of what is asked for; the processor |
 //! | `reserve` | workspace and kernels before there is work: the calls rehearsed on `counting` |
 //! | `gpu` | a device with its workspace, whose parts have one purpose at a time |
-//! | `code`, `shipped` | where a device's machine code comes from; what comes with the crate, for 7.0 to 12.x and PTX |
-//! | `compiler`, `kept` | the NVRTC that suits driver and device, its code; code in files |
+//! | `shipped` | the compiled kernels that come with the crate: machine code for 7.0 to 12.x, and PTX |
 //! | `kernels` | sources put together from `kernels/*.cu` |
-//! | `nvrtc`, `cublas`, `libraries` | NVRTC's functions; cuBLAS's product; where both libraries may be |
+//! | `libcuda` | the functions of the driver's library |
 //! | `qsgd`, `topk`, `powersgd` | what the `.cu` file of the same name is asked to do, and `orthonormal.cu` |
 //! | `tops` | tables of layers under TopK |
 //! | `selection` | TopK's payloads, of one layer or of all of an exchange, and their means: `sample.cu`, `selection.cu`, `kept.cu`, `kept_means.cu` |
 //! | `positions` | TopK's payloads back to values; `topk` has its rows, `few_bits` those in few bits: `kept_errors.cu` |
 //! | `staging` | page-locked memory through which bytes of the host go to the device |
 //! | `inventory` | what devices there are, or what is missing |
-//! | `roofline` | what kernels cost by their machine code: a gate, and a prediction for three kinds of GPUs |
 //! | `simt/` | `cuda_shim.h`, `cuda_racecheck.cpp`: CUDA C++ on the processor |
-//! | `simt/fake_*.cpp` | driver, compilers and cuBLAS for tests |
+//! | `simt/fake_*.cpp` | driver and NCCL for tests |
 //!
-//! Kernels are checked without a GPU in five ways that fail apart: NVRTC compiles them for every architecture (no spills,
-//! registers counted); nvdisasm tells what their loops cost (`roofline`); g++ compiles the same files against a shim, so that the conformance suite runs through the same
+//! Kernels are checked without a GPU in four ways that fail apart: the shipped machine code and PTX are read (no spills, registers
+//! within bounds, rounding and fences as written); g++ compiles the same files against a shim, so that the conformance suite runs through the same
 //! launches, in several orders of threads and of blocks; the shim's race check and the sanitizers watch them; and a stand-in for the driver's
 //! library runs what only `driver.rs` does. Planted faults of each kind are tests.
 //!
@@ -85,12 +81,8 @@
 
 #[allow(unsafe_code)]
 mod backend;
-mod code;
 mod codec;
-mod compiler;
 mod counting;
-#[allow(unsafe_code)]
-mod cublas;
 mod device;
 #[allow(unsafe_code)]
 mod device_payloads;
@@ -102,28 +94,20 @@ mod error;
 #[allow(unsafe_code)]
 mod exchange;
 mod factors;
-#[cfg(feature = "train")]
-#[allow(unsafe_code)]
-mod feedback;
 mod few_bits;
 mod gpu;
 mod inventory;
-mod kept;
 mod kernels;
-mod libraries;
+#[allow(unsafe_code)]
+mod libcuda;
 mod magnitude;
 #[allow(unsafe_code)]
 mod modules;
-#[allow(unsafe_code)]
-mod nvrtc;
 mod pending;
 mod positions;
 mod powersgd;
 mod qsgd;
 mod reserve;
-#[cfg(all(any(test, feature = "testing"), feature = "train"))]
-#[cfg_attr(not(test), allow(dead_code, reason = "the gate is a test"))]
-mod roofline;
 mod rows;
 mod selection;
 mod shipped;
@@ -151,10 +135,7 @@ pub use error::{DeviceJobError, Error};
 #[cfg(feature = "train")]
 pub use exchange::{DeviceBucket, DeviceLayer, DeviceMemory, DeviceRequest};
 pub use exchange::{DeviceExchange, ExchangeConfig, ExchangeFault, ExchangeOutcome, ExchangeProgram, OnFault};
-#[cfg(feature = "train")]
-pub use feedback::DeviceResidual;
 pub use inventory::{DeviceInfo, devices};
-pub use libraries::look_among_packages;
 pub use reserve::Call;
 pub use tensor::{DeviceGradient, DeviceJob};
 pub use window::DeviceWindow;

@@ -3,13 +3,15 @@
 
 use crate::Error;
 use crate::kernels::Module;
-use cudarc::driver::{result, sys};
+use crate::libcuda::Cuda;
+use cudarc::driver::sys::{CUcontext, CUmodule};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The modules of one context. While a backend has them, its context is there.
 pub(crate) struct Modules {
-    loaded: Mutex<HashMap<Module, sys::CUmodule>>,
+    cuda: &'static Cuda,
+    loaded: Mutex<HashMap<Module, CUmodule>>,
 }
 
 // SAFETY: the driver's handles may be used from any thread, with their context current.
@@ -27,14 +29,14 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Modules {
     /// Those of a context, which is there until they are given [back](Modules::give_back).
-    pub(crate) fn of(context: sys::CUcontext) -> Arc<Self> {
+    pub(crate) fn of(cuda: &'static Cuda, context: CUcontext) -> Arc<Self> {
         let mut all = locked(&OF_CONTEXTS);
         all.retain(|(_, modules)| modules.strong_count() > 0);
         let known = all.iter().find(|(address, _)| *address == context.addr());
         if let Some(modules) = known.and_then(|(_, modules)| modules.upgrade()) {
             return modules;
         }
-        let modules = Arc::new(Modules { loaded: Mutex::new(HashMap::new()) });
+        let modules = Arc::new(Modules { cuda, loaded: Mutex::new(HashMap::new()) });
         all.push((context.addr(), Arc::downgrade(&modules)));
         modules
     }
@@ -43,8 +45,8 @@ impl Modules {
     pub(crate) fn get(
         &self,
         module: Module,
-        load: impl FnOnce() -> Result<sys::CUmodule, Error>,
-    ) -> Result<sys::CUmodule, Error> {
+        load: impl FnOnce() -> Result<CUmodule, Error>,
+    ) -> Result<CUmodule, Error> {
         let mut loaded = locked(&self.loaded);
         if let Some(&handle) = loaded.get(&module) {
             return Ok(handle);
@@ -54,18 +56,13 @@ impl Modules {
         Ok(handle)
     }
 
-    /// Those that are loaded.
-    pub(crate) fn loaded(&self) -> Vec<Module> {
-        locked(&self.loaded).keys().copied().collect()
-    }
-
     /// Unloads them if no other backend has them. The context is current, and none of the caller's kernels is enqueued any
     /// more. Nothing can be done about an error.
     pub(crate) fn give_back(self: Arc<Self>) {
         let Some(mut last) = Arc::into_inner(self) else { return };
         for (_, module) in last.loaded.get_mut().unwrap_or_else(PoisonError::into_inner).drain() {
             // SAFETY: loaded by `get`, and used no more.
-            let _ = unsafe { result::module::unload(module) };
+            let _ = unsafe { last.cuda.cuModuleUnload(module) };
         }
     }
 

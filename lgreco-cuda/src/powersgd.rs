@@ -14,11 +14,10 @@
 //! those of one block, whose warps fetch the same values from their multiprocessor's cache.
 
 use crate::Error;
-use crate::device::{Gemm, Part};
+use crate::device::Part;
 use crate::factors::{Table, Totals, tiles};
 use crate::gpu::{Gpu, Scratch, looping_blocks, looping_pieces};
 use crate::kernels::{Kernel, Module};
-use crate::magnitude;
 use crate::tensor::Tensor;
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::powersgd::effective_rank;
@@ -149,8 +148,6 @@ struct Run {
     counters: Part,
     /// Where the largest magnitudes are, and what is to become of them.
     results: Part,
-    /// The one matrix as cuBLAS reads it, where it makes the products.
-    matrix: Option<Part>,
     /// What every launch is told.
     base: Params,
 }
@@ -224,7 +221,7 @@ impl Run {
             ..Params::default()
         };
         let q = gpu.scratch(Scratch::Q, 4 * totals.q)?;
-        Ok(Run { totals, table, rows, sought, p, q, counters, results, matrix: None, base })
+        Ok(Run { totals, table, rows, sought, p, q, counters, results, base })
     }
 
     /// Enqueued: as many pieces of work.
@@ -232,15 +229,14 @@ impl Run {
         gpu.launch(kernel(entry), self.base, parts, looping_pieces(pieces.into()))
     }
 
-    /// Enqueued: power iterations, from the start matrices on. Unless cuBLAS makes the products, the largest magnitudes are
-    /// found by the first of them.
+    /// Enqueued: power iterations, from the start matrices on. The first product finds the largest magnitudes.
     fn iterate(&self, gpu: &mut Gpu, iterations: u32) -> Result<(), Error> {
         for iteration in 0..iterations {
             let fresh = u32::from(iteration == 0);
             let params = Params { fresh, ..self.base };
             gpu.launch(kernel("scale_columns"), params, &[self.table, self.q], looping_pieces(params.columns.into()))?;
             self.multiply(gpu, "project", Params { known: 1 - fresh, ..self.base })?;
-            if fresh == 1 && self.matrix.is_none() {
+            if fresh == 1 {
                 self.multiply(gpu, "project", Params { known: 1, again: 1, ..self.base })?;
             }
             self.orthonormalise(gpu)?;
@@ -249,32 +245,10 @@ impl Run {
         Ok(())
     }
 
-    /// Enqueued: has the products of its one matrix made by cuBLAS, if the backend has it and the sizes fit its integers.
-    fn by_cublas(mut self, gpu: &mut Gpu, layer: &Layer<'_>) -> Result<Self, Error> {
-        let (rows, cols) = (layer.shape.rows() as u32, layer.shape.cols() as u32);
-        if gpu.has_cublas() && rows.max(cols) <= i32::MAX as u32 {
-            magnitude::largest(gpu, layer.tensor, self.results)?;
-            let elements = layer.shape.elements() as u64;
-            let matrix = gpu.scratch(Scratch::Matrix, 4 * elements)?;
-            let params = Params { rows, cols, ..self.base };
-            let parts = [self.table, self.rows, self.results, matrix];
-            gpu.launch(kernel("scale_matrix"), params, &parts, looping_blocks(elements))?;
-            self.matrix = Some(matrix);
-            (self.base.rows, self.base.cols) = (rows, cols);
-        }
-        Ok(self)
-    }
-
     /// Enqueued: the product that a kernel makes, of the matrices and `q`, or of the transposed ones and `p`.
     fn multiply(&self, gpu: &mut Gpu, entry: &'static str, params: Params) -> Result<(), Error> {
         let transposed = entry == "back_project";
         let (right, product) = if transposed { (self.p, self.q) } else { (self.q, self.p) };
-        if let Some(left) = self.matrix {
-            let Params { rows, cols, columns, .. } = params;
-            let (rows, terms) = if transposed { (cols, rows) } else { (rows, cols) };
-            // Rows that lie one after the other are the columns of the transposed matrix.
-            return gpu.multiply(&Gemm { transposed: !transposed, rows, cols: columns, terms, left, right, product });
-        }
         let partial = gpu.scratch(Scratch::Chunks, 4 * self.totals.partial)?;
         let parts = [self.table, self.rows, self.results, right, partial, self.counters, product];
         let pieces = if transposed { params.backs } else { params.products };
@@ -369,7 +343,7 @@ pub(crate) fn encode(
     // P is made where it is sent.
     let body = payload.from(HEADER_LEN as u64);
     let p = body.cut(0, tables.p_bytes());
-    let run = Run::new(gpu, &tables, layer.stream.seed, p, (status, 0))?.by_cublas(gpu, layer)?;
+    let run = Run::new(gpu, &tables, layer.stream.seed, p, (status, 0))?;
     run.iterate(gpu, iterations)?;
     let (q, faults) = (body.from(p.bytes), status.from(4));
     let params = Params { near_overflow: NEAR_OVERFLOW, ..of_one(shape, rank) };

@@ -8,8 +8,6 @@ use crate::codec::{STATUS, encode, enqueue_decoding, enqueue_told};
 use crate::counting::{Counting, Kernels};
 use crate::device::Part;
 use crate::error::{DeviceJobError, of_job};
-#[cfg(feature = "train")]
-use crate::feedback::{Memory, rehearse_step};
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{INFINITY, first_from};
 use crate::pending::Pending;
@@ -17,8 +15,6 @@ use crate::rows::rehearse;
 use crate::tensor::{DeviceJob, Input, Tensor, work};
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::Dtype;
-#[cfg(feature = "train")]
-use lgreco_train::feedback::Storage;
 
 /// A call that [`reserve`](CudaBackend::reserve) makes memory and kernels for.
 ///
@@ -33,10 +29,6 @@ pub enum Call {
     Measure,
     /// [`encode_device`](CudaBackend::encode_device) under any candidate.
     Encode,
-    /// [`encode_with_feedback`](CudaBackend::encode_with_feedback) under any candidate, whatever the residual is
-    /// kept in.
-    #[cfg(feature = "train")]
-    EncodeWithFeedback,
     /// [`decode_to_device`](CudaBackend::decode_to_device) of such payloads.
     Decode,
     /// [`encode_to_device`](CudaBackend::encode_to_device) under any candidate.
@@ -60,8 +52,8 @@ impl CudaBackend {
     /// let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] };
     /// let jobs = [DeviceJob { gradient, candidates, stream: Stream::default() }];
     /// assert!(backend.workspace_bytes(&jobs, &[Call::Measure])? < 1 << 20);
-    /// // The sum of gradient and residual, and the next residual.
-    /// assert!(backend.workspace_bytes(&jobs, &[Call::EncodeWithFeedback])? > 8 << 20);
+    /// // The payloads themselves, of at least half a byte per value.
+    /// assert!(backend.workspace_bytes(&jobs, &[Call::Encode])? > 1 << 19);
     /// # Ok(())
     /// # }
     /// ```
@@ -72,10 +64,10 @@ impl CudaBackend {
     /// # Complexity
     /// That of enqueuing the calls.
     pub fn workspace_bytes(&self, jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<u64, DeviceJobError> {
-        rehearsed(self.gpu(), jobs, calls).map(|(gpu, _)| gpu.held())
+        rehearsed(jobs, calls).map(|(gpu, _)| gpu.held())
     }
 
-    /// Done: allocates that workspace, and compiles and loads the kernels of these calls. The calls, for these jobs and
+    /// Done: allocates that workspace, and loads the kernels of these calls. The calls, for these jobs and
     /// their candidates, then allocate nothing and load nothing, so that those that only enqueue never wait.
     ///
     /// ```no_run
@@ -87,20 +79,19 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// As [`workspace_bytes`](CudaBackend::workspace_bytes); [`Error::OutOfMemory`], [`Error::Compile`],
-    /// [`Error::Driver`].
+    /// As [`workspace_bytes`](CudaBackend::workspace_bytes); [`Error::OutOfMemory`], [`Error::Driver`].
     pub fn reserve(&mut self, jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<(), DeviceJobError> {
-        let (rehearsed, kernels) = rehearsed(self.gpu(), jobs, calls)?;
+        let (rehearsed, kernels) = rehearsed(jobs, calls)?;
         let gpu = self.gpu_mut();
         gpu.grow_to(&rehearsed)?;
         Ok(kernels.get().into_iter().try_for_each(|kernel| gpu.prepare(kernel))?)
     }
 }
 
-/// A workspace as `like` begins, after the calls, and the kernels that they launch.
-fn rehearsed(like: &Gpu, jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<(Gpu, Kernels), DeviceJobError> {
+/// A workspace after the calls, and the kernels that they launch.
+fn rehearsed(jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<(Gpu, Kernels), DeviceJobError> {
     let kernels = Kernels::default();
-    let mut gpu = like.rehearsal(Counting { kernels: kernels.clone(), ..Counting::default() })?;
+    let mut gpu = Gpu::new(Box::new(Counting { kernels: kernels.clone(), ..Counting::default() }));
     for &call in calls {
         if call == Call::Measure {
             rehearse(&mut gpu, &work(jobs))?;
@@ -135,14 +126,6 @@ fn rehearse_setting(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>, setting: &Se
         Call::Encode => {
             let mut payload = vec![0; len(job.gradient.dtype())?];
             encode(gpu, setting, &input, job.stream, &mut payload).map(drop)
-        }
-        #[cfg(feature = "train")]
-        Call::EncodeWithFeedback => {
-            let mut payload = vec![0; len(Dtype::F32)?];
-            [Storage::F32, Storage::Bf16, Storage::Int8].into_iter().try_for_each(|storage| {
-                let memory = Memory { part: of_caller(storage.bytes(shape.elements())), storage, gain: 1.0 };
-                rehearse_step(gpu, setting, &job.gradient, &memory, job.stream, &mut payload)
-            })
         }
         Call::EncodeToDevice => {
             let status = Pending::default().status(gpu)?;

@@ -210,13 +210,13 @@ fn row(gpu: &mut Gpu, alike: &[Work<'_>], tensors: &[Tensor], results: Part) -> 
     }
 }
 
-/// Done: encodes at PowerSGD's largest rank, with the crate's own products, which says whether anything overflows.
+/// Done: encodes at PowerSGD's largest rank, which says whether anything overflows.
 fn try_largest(gpu: &mut Gpu, job: &Work<'_>) -> Result<(), Error> {
     let Candidates::PowerSgd { iterations, ranks } = job.candidates else { return Ok(()) };
     let Some(&rank) = ranks.iter().max() else { return Ok(()) };
     let setting = Setting::PowerSgd(PowerSgd { rank, iterations });
     let mut payload = vec![0; setting.payload_len(job.gradient.shape(), job.gradient.dtype())?];
-    gpu.without_cublas(|gpu| encode(gpu, &setting, &job.gradient, job.stream, &mut payload)).map(drop)
+    encode(gpu, &setting, &job.gradient, job.stream, &mut payload).map(drop)
 }
 
 /// All that [`measure`] may do with any values; the device must be one that does nothing.

@@ -1,9 +1,43 @@
-//! Kernels that come compiled with the crate, so that no compiler is needed where they run: `compiled/kernels`, which
-//! `examples/compile_kernels.rs` writes.
+//! The compiled kernels that come with the crate: `compiled/kernels`, which `examples/compile_kernels.rs` writes.
 
-use crate::compiler::{Architecture, sources_hash};
+use crate::Error;
+use crate::error::version;
 use crate::kernels::Module;
 use std::sync::OnceLock;
+
+/// The compiler's options for every module. Bits of payloads depend on arithmetic, so it is IEEE 754's.
+pub(crate) const OPTIONS: [&str; 6] = [
+    "--std=c++17",
+    "--fmad=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+    "--ftz=false",
+    "--device-as-default-execution-space",
+];
+
+/// What a module is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Architecture {
+    /// Machine code for one compute capability, 80 for 8.0.
+    Sass(u32),
+    /// Code that drivers compile for this compute capability and later ones.
+    Ptx(u32),
+}
+
+impl Architecture {
+    /// The compiler's name for it.
+    pub(crate) fn name(self) -> String {
+        match self {
+            Architecture::Sass(number) => format!("sm_{number}"),
+            Architecture::Ptx(number) => format!("compute_{number}"),
+        }
+    }
+}
+
+/// 80 is 8.0.
+pub(crate) fn capability(number: u32) -> String {
+    version((number / 10, number % 10))
+}
 
 /// Entries one after another, of [what is compressed together](TOGETHER) each: the length of a name, the name, the length of what
 /// follows, and, as LZMA, such entries of modules, whose code is what follows.
@@ -25,28 +59,43 @@ pub(crate) const TOGETHER: [&[Architecture]; 4] = [
 /// Compute capabilities of systems on a chip, which do not run the machine code of the graphics cards of their kind.
 const ON_A_CHIP: [u32; 4] = [72, 87, 101, 110];
 
-/// The least driver that takes machine code: of a later minor version than its own, too.
-const DRIVER: (u32, u32) = (12, 0);
-/// The compiler of all of it.
-#[cfg(test)]
-pub(crate) const COMPILER: (u32, u32) = (12, 9);
-/// And the version of the PTX, with the least driver that reads it.
+/// The oldest driver that loads the machine code.
+pub(crate) const DRIVER: (u32, u32) = (12, 0);
+/// The oldest driver that reads the PTX, and the PTX's version.
+const PTX_DRIVER: (u32, u32) = (12, 9);
 #[cfg(test)]
 const PTX_VERSION: &str = ".version 8.8";
-const PTX_DRIVER: (u32, u32) = (12, 9);
 
-/// What there is for a device of compute capability `device`, under a driver of CUDA's version `driver`.
-pub(crate) fn architecture(driver: (u32, u32), device: u32) -> Option<Architecture> {
+/// What a device of compute capability `device` runs, under a driver of CUDA's version `driver`, which is at least [`DRIVER`].
+pub(crate) fn architecture(driver: (u32, u32), device: u32) -> Result<Architecture, Error> {
     let runs = |number: &u32| number / 10 == device / 10 && *number <= device && !ON_A_CHIP.contains(&device);
-    match SASS.into_iter().filter(runs).max() {
-        Some(number) => (driver >= DRIVER).then_some(Architecture::Sass(number)),
-        None => (driver >= PTX_DRIVER && device > PTX).then_some(Architecture::Ptx(PTX)),
+    if let Some(number) = SASS.into_iter().filter(runs).max() {
+        return Ok(Architecture::Sass(number));
     }
+    if device < SASS[0] {
+        let (needed, found) = (capability(SASS[0]), capability(device));
+        return Err(Error::TooOld { what: "the device's compute capability", needed, found });
+    }
+    if device <= PTX {
+        return Err(Error::Unsupported { capability: capability(device) });
+    }
+    if driver < PTX_DRIVER {
+        let needed = format!("{} (for compute capability {})", version(PTX_DRIVER), capability(device));
+        return Err(Error::TooOld { what: "the CUDA version of the NVIDIA driver", needed, found: version(driver) });
+    }
+    Ok(Architecture::Ptx(PTX))
 }
 
-/// What the code of a module is called; the hash is of all that it is made of, so that code of other sources is not found.
+/// The name of a module's code. It has a hash of the sources and the options, so that code of other sources is not found.
 pub(crate) fn name(module: Module, architecture: Architecture) -> String {
-    format!("{} {} {:016x}", module.name(), architecture.name(), sources_hash(&module.source()))
+    let hash = hash(format!("{}{OPTIONS:?}", module.source()).as_bytes());
+    format!("{} {} {hash:016x}", module.name(), architecture.name())
+}
+
+/// FNV-1a.
+fn hash(bytes: &[u8]) -> u64 {
+    let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 /// What architectures are called together.
@@ -56,15 +105,19 @@ pub(crate) fn names(architectures: &[Architecture]) -> String {
 }
 
 /// An entry.
-#[cfg(any(test, all(feature = "testing", feature = "train")))]
+#[cfg(any(test, feature = "testing"))]
 pub(crate) fn entry(name: &str, bytes: &[u8]) -> Vec<u8> {
     let len = |bytes: &[u8]| (bytes.len() as u32).to_le_bytes();
     [&len(name.as_bytes())[..], name.as_bytes(), &len(bytes), bytes].concat()
 }
 
-/// A module's code; `None` when there is none of these sources.
-pub(crate) fn code(module: Module, architecture: Architecture) -> Option<Vec<u8>> {
-    find(modules(architecture)?, &name(module, architecture)).map(<[u8]>::to_vec)
+/// A module's code.
+///
+/// # Errors
+/// [`Error::NoKernels`] when the archive has none of these sources.
+pub(crate) fn code(module: Module, architecture: Architecture) -> Result<&'static [u8], Error> {
+    let code = modules(architecture).and_then(|modules| find(modules, &name(module, architecture)));
+    code.ok_or_else(|| Error::NoKernels { module: module.name(), architecture: architecture.name() })
 }
 
 /// An architecture's entries and its neighbour's, which are kept.
@@ -104,41 +157,46 @@ mod tests {
 
     #[test]
     fn devices_get_code_that_they_run() {
-        let of = |device| architecture((12, 9), device).map(Architecture::name);
+        let of =
+            |driver, device| architecture(driver, device).map(Architecture::name).map_err(|error| error.to_string());
         for (device, expected) in [
-            (61, None),
-            (70, Some("sm_70")),
-            (72, None),
-            (75, Some("sm_75")),
-            (80, Some("sm_80")),
-            (86, Some("sm_80")),
-            (87, Some("compute_75")),
-            (89, Some("sm_80")),
-            (90, Some("sm_90")),
-            (103, Some("sm_100")),
-            (110, Some("compute_75")),
-            (121, Some("sm_120")),
-            (130, Some("compute_75")),
+            (70, "sm_70"),
+            (75, "sm_75"),
+            (80, "sm_80"),
+            (86, "sm_80"),
+            (87, "compute_75"),
+            (89, "sm_80"),
+            (90, "sm_90"),
+            (103, "sm_100"),
+            (110, "compute_75"),
+            (121, "sm_120"),
+            (130, "compute_75"),
         ] {
-            assert_eq!(of(device).as_deref(), expected, "{device}");
+            assert_eq!(of((12, 9), device).as_deref(), Ok(expected), "{device}");
         }
-        assert_eq!((architecture((11, 8), 80), architecture((12, 8), 87)), (None, None));
-        assert_eq!(architecture((12, 0), 89), Some(Architecture::Sass(80)));
+        assert_eq!(of((12, 0), 89).as_deref(), Ok("sm_80"));
+        for (driver, device, expected) in [
+            ((12, 9), 61, "the device's compute capability is 6.1, at least 7.0 is needed"),
+            ((12, 9), 72, "no kernels come with this crate for devices of compute capability 7.2"),
+            (
+                (12, 8),
+                87,
+                "the CUDA version of the NVIDIA driver is 12.8, at least 12.9 (for compute capability 8.7) is needed",
+            ),
+        ] {
+            assert_eq!(of(driver, device), Err(expected.to_owned()), "{device}");
+        }
     }
 
     #[test]
     fn there_is_code_of_these_sources() {
         for module in Module::ALL {
             for architecture in SASS.map(Architecture::Sass).into_iter().chain([Architecture::Ptx(PTX)]) {
-                let code = code(module, architecture);
-                let code = code.unwrap_or_else(|| {
-                    let command = "cargo run --release -p lgreco-cuda --features testing --example compile_kernels";
-                    panic!("{}: the sources have changed: {command}", name(module, architecture))
-                });
+                let code = code(module, architecture).unwrap_or_else(|error| panic!("{error}"));
                 match architecture {
                     Architecture::Sass(_) => assert!(code.starts_with(b"\x7fELF")),
                     Architecture::Ptx(number) => {
-                        let text = String::from_utf8(code).unwrap();
+                        let text = str::from_utf8(code).unwrap();
                         assert!(text.contains(&format!(".target sm_{number}")) && text.ends_with('\0'));
                         assert!(text.contains(PTX_VERSION), "for which drivers is it?");
                     }

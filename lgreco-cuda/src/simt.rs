@@ -3,13 +3,13 @@
 mod library;
 
 use crate::Error;
-use crate::device::{Device, Gemm, Launch, Part};
+use crate::device::{Device, Launch, Part};
 use crate::driver::Arguments;
 use crate::kernels::{Kernel, Module};
 use libloading::Library;
-pub(crate) use library::{Flavour, build, target};
+pub(crate) use library::{Flavour, build};
 #[cfg(test)]
-pub(crate) use library::{entries, stand_in};
+pub(crate) use library::{entries, stand_in, target};
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -19,13 +19,8 @@ use std::sync::{Mutex, PoisonError};
 
 /// Says that something cannot be checked here, and fails when `LGRECO_REQUIRE` names cuda.
 pub(crate) fn unavailable(reason: &str) {
-    unavailable_of("cuda", reason);
-}
-
-/// The same of another kind.
-pub(crate) fn unavailable_of(kind: &str, reason: &str) {
     let required = std::env::var("LGRECO_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|name| name == kind), "{reason}, but LGRECO_REQUIRE");
+    assert!(!required.split(',').any(|name| name == "cuda"), "{reason}, but LGRECO_REQUIRE");
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(reason.into()) {
         // Not by `eprintln!`, which libtest keeps to itself.
@@ -67,7 +62,6 @@ static RUNNING: Mutex<()> = Mutex::new(());
 struct ShimLaunch {
     grid: [u32; 3],
     block: [u32; 3],
-    dynamic: usize,
     params: *mut *mut c_void,
     size: usize,
     count: usize,
@@ -287,9 +281,8 @@ impl Device for Simt {
         let mut error = [0u8; 512];
         let chosen = chosen_by.and_then(|chosen| chosen(&launch));
         let shim = ShimLaunch {
-            grid: launch.grid,
+            grid: [launch.blocks, 1, 1],
             block: [launch.block, 1, 1],
-            dynamic: launch.shared as usize,
             params: pointers.as_mut_ptr(),
             size: launch.params.len(),
             count: pointers.len(),
@@ -304,24 +297,6 @@ impl Device for Simt {
             return Ok(());
         }
         Err(Simt::driver(kernel, &CStr::from_bytes_until_nul(&error).unwrap_or_default().to_string_lossy()))
-    }
-
-    fn use_cublas(&mut self, _: Part) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn multiply(&mut self, gemm: &Gemm) -> Result<(), Error> {
-        // SAFETY: parts are memory that is there; all hold f32, and the product overlaps none.
-        let [left, right, product] = [gemm.left, gemm.right, gemm.product].map(|part| unsafe {
-            std::slice::from_raw_parts_mut(pointer(part).cast::<f32>(), part.bytes as usize / 4)
-        });
-        let [rows, terms] = [gemm.rows, gemm.terms].map(|size| size as usize);
-        for (i, value) in product.iter_mut().enumerate() {
-            let (row, col) = (i % rows, i / rows);
-            let of_left = |term| if gemm.transposed { left[row * terms + term] } else { left[term * rows + row] };
-            *value = (0..terms).map(|term| of_left(term) * right[col * terms + term]).sum();
-        }
-        Ok(())
     }
 
     fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<(), Error> {

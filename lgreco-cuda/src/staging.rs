@@ -2,19 +2,21 @@
 //! reads the processor's memory by itself, and no enqueued copy waits for pageable memory.
 
 use crate::Error;
-use crate::error::said;
-use cudarc::driver::{result, sys};
+use crate::libcuda::{Cuda, Failure};
+use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream};
+use std::ptr::null_mut;
 
 /// Bytes of each half, at least.
 pub(crate) const HALF: usize = if cfg!(test) { 4096 } else { 2 << 20 };
 
 /// Two halves: one is written while the device reads the other. The context is current in all calls.
 pub(crate) struct Staging {
+    cuda: &'static Cuda,
     memory: *mut u8,
     /// Bytes of a half.
     half: usize,
     /// What marks that the device has read a half.
-    read: [sys::CUevent; 2],
+    read: [CUevent; 2],
     /// Whether the device may still read it.
     busy: [bool; 2],
     current: usize,
@@ -26,20 +28,32 @@ impl Staging {
     ///
     /// # Errors
     /// [`Error::Driver`].
-    pub(crate) fn new(half: usize) -> Result<Self, Error> {
-        let event = || result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
-        let first = said("cuEventCreate", event())?;
-        let second = said("cuEventCreate", event()).inspect_err(|_| forget(first))?;
-        // SAFETY: the memory is written before it is read.
-        let memory = said("cuMemHostAlloc", unsafe { result::malloc_host(2 * half, 0) }).inspect_err(|_| {
-            forget(first);
-            forget(second);
-        })?;
-        Ok(Staging { memory: memory.cast(), half, read: [first, second], busy: [false; 2], current: 0, used: 0 })
+    pub(crate) fn new(cuda: &'static Cuda, half: usize) -> Result<Self, Error> {
+        let read = [null_mut(); 2];
+        let mut staging = Staging { cuda, memory: null_mut(), half, read, busy: [false; 2], current: 0, used: 0 };
+        let made = staging.make();
+        if made.is_err() {
+            staging.free();
+        }
+        made?;
+        Ok(staging)
+    }
+
+    fn make(&mut self) -> Result<(), Failure> {
+        let mut memory = null_mut();
+        // SAFETY: places for events and an address; the memory is written before it is read.
+        unsafe {
+            for event in &mut self.read {
+                self.cuda.cuEventCreate(event, CUevent_flags::CU_EVENT_DISABLE_TIMING as u32)?;
+            }
+            self.cuda.cuMemHostAlloc(&mut memory, 2 * self.half, 0)?;
+        }
+        self.memory = memory.cast();
+        Ok(())
     }
 
     /// Enqueued, unless both halves are full: `bytes` to device memory that has as many.
-    pub(crate) fn upload(&mut self, bytes: &[u8], mut address: u64, stream: sys::CUstream) -> Result<(), Error> {
+    pub(crate) fn upload(&mut self, bytes: &[u8], mut address: u64, stream: CUstream) -> Result<(), Error> {
         let mut rest = bytes;
         while !rest.is_empty() {
             if self.used == self.half {
@@ -52,8 +66,7 @@ impl Staging {
             unsafe {
                 let place = self.memory.add(at);
                 std::ptr::copy_nonoverlapping(now.as_ptr(), place, now.len());
-                let staged = std::slice::from_raw_parts(place, now.len());
-                said("cuMemcpyHtoDAsync", result::memcpy_htod_async(address, staged, stream))?;
+                self.cuda.cuMemcpyHtoDAsync_v2(address, place.cast(), now.len(), stream)?;
             }
             self.used += now.len();
             address += now.len() as u64;
@@ -63,14 +76,14 @@ impl Staging {
     }
 
     /// Goes over to the other half, when the device has read it.
-    fn turn(&mut self, stream: sys::CUstream) -> Result<(), Error> {
+    fn turn(&mut self, stream: CUstream) -> Result<(), Error> {
         // SAFETY: the event lives, and so does the stream.
-        said("cuEventRecord", unsafe { result::event::record(self.read[self.current], stream) })?;
+        unsafe { self.cuda.cuEventRecord(self.read[self.current], stream) }?;
         self.busy[self.current] = true;
         self.current = 1 - self.current;
         if self.busy[self.current] {
             // SAFETY: the event lives.
-            said("cuEventSynchronize", unsafe { result::event::synchronize(self.read[self.current]) })?;
+            unsafe { self.cuda.cuEventSynchronize(self.read[self.current]) }?;
             self.busy[self.current] = false;
         }
         self.used = 0;
@@ -89,14 +102,13 @@ impl Staging {
 
     /// Gives everything back; the stream has been waited for. Nothing can be done about an error.
     pub(crate) fn free(&mut self) {
-        self.read.into_iter().for_each(forget);
-        // SAFETY: `new` got it, and nobody reads it any more.
-        let _ = unsafe { result::free_host(self.memory.cast()) };
+        for event in self.read.into_iter().filter(|event| !event.is_null()) {
+            // SAFETY: made by the driver, and used no more.
+            let _ = unsafe { self.cuda.cuEventDestroy_v2(event) };
+        }
+        if !self.memory.is_null() {
+            // SAFETY: `make` got it, and nobody reads it any more.
+            let _ = unsafe { self.cuda.cuMemFreeHost(self.memory.cast()) };
+        }
     }
-}
-
-/// Nothing can be done about an error.
-fn forget(event: sys::CUevent) {
-    // SAFETY: made by the driver, and used no more.
-    let _ = unsafe { result::event::destroy(event) };
 }

@@ -821,8 +821,8 @@ typedef struct lgreco_cut_counters {
 // Calls on device memory, a sum of LGRECO_CUDA_...
 typedef uint32_t lgreco_cuda_calls;
 
-// The random words of one payload: QSGD rounds by all of it, PowerSGD starts from `seed` and `layer`, with feedback
-// also from `step`. Residuals in bf16 and int8 are rounded by all of it. This struct never changes.
+// The random words of one payload: QSGD rounds by all of it, PowerSGD starts from `seed` and `layer`.
+// This struct never changes.
 typedef struct lgreco_rng_stream {
     // Seed of the run, the same on every rank.
     uint64_t seed;
@@ -1404,17 +1404,14 @@ typedef struct lgreco_cuda_outcome {
 // lgreco_cuda_encode.
 #define LGRECO_CUDA_ENCODE 2
 
-// lgreco_cuda_encode_with_feedback, whatever the storage.
-#define LGRECO_CUDA_ENCODE_WITH_FEEDBACK 4
-
 // lgreco_cuda_decode.
-#define LGRECO_CUDA_DECODE 8
+#define LGRECO_CUDA_DECODE 4
 
 // lgreco_cuda_encode_to_device.
-#define LGRECO_CUDA_ENCODE_TO_DEVICE 16
+#define LGRECO_CUDA_ENCODE_TO_DEVICE 8
 
 // lgreco_cuda_decode_on_device.
-#define LGRECO_CUDA_DECODE_ON_DEVICE 32
+#define LGRECO_CUDA_DECODE_ON_DEVICE 16
 
 // Zeros.
 #define LGRECO_ON_FAULT_ZEROS 0
@@ -2327,8 +2324,8 @@ lgreco_status lgreco_cut_restore(struct lgreco_context *context,
 // runtime), on a stream of its own, which does not wait for the default stream.
 //
 // LGRECO_NOT_BUILT_IN without the feature `cuda`; LGRECO_UNAVAILABLE when the driver or the device is missing or
-// too old, or the compiler NVRTC is missing where it is needed: the context's message says which; LGRECO_DEVICE when the driver fails, also for want of
-// memory for a context or a stream.
+// too old, or no kernels come with the library for it: the context's message says which; LGRECO_DEVICE when the driver
+// fails, also for want of memory for a context or a stream.
 lgreco_status lgreco_cuda_create(struct lgreco_context *context,
                                  uint32_t ordinal,
                                  struct lgreco_cuda **cuda);
@@ -2349,20 +2346,6 @@ lgreco_status lgreco_cuda_destroy(struct lgreco_cuda **cuda);
 // What went wrong in the last failed call on the handle, with the layer's name where it is that layer's fault; empty
 // if none has failed. Valid until the next call on it.
 const char *lgreco_cuda_message(const struct lgreco_cuda *cuda);
-
-// Keeps compiled kernels in an existing folder, a path in UTF-8, and takes them from there, which saves some seconds
-// at every later start. Who may write there decides what the GPU executes. What cannot be written is left out, what is
-// damaged is made anew.
-lgreco_status lgreco_cuda_keep_code_in(struct lgreco_cuda *cuda,
-                                       const char *folder);
-
-// Done: PowerSGD's payloads are made with cuBLAS's products from now on, which costs 32 MiB of device memory, and four
-// bytes per element of the largest matrix. They then depend on the GPU and on cuBLAS's version. Tables and decoded
-// values do not.
-//
-// LGRECO_UNAVAILABLE where cuBLAS of CUDA 11.5 or later is not found; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE. All stays
-// as it was then.
-lgreco_status lgreco_cuda_use_cublas(struct lgreco_cuda *cuda);
 
 // Tells the bytes of device memory that the handle holds: what calls have worked in so far, and what was reserved.
 lgreco_status lgreco_cuda_held_bytes(struct lgreco_cuda *cuda,
@@ -2479,26 +2462,6 @@ lgreco_status lgreco_cuda_encode(struct lgreco_cuda *cuda,
                                  uint8_t *payload,
                                  size_t capacity,
                                  size_t *length);
-
-// Done: one step of error feedback: compresses the sum of gradient and `residual`, and leaves in `residual` `gain` times
-// what was not sent of the sum, plus 1 - `gain` times what was there. `residual` is in the device's memory, 4-byte
-// aligned, zeros before the first step, and kept in `storage`: for n elements it has 4 n bytes (LGRECO_STORAGE_F32), 2
-// n (LGRECO_STORAGE_BF16), or n + n / 512, the quotient rounded up (LGRECO_STORAGE_INT8). The same as
-// lgreco_compressor_encode with LGRECO_FEEDBACK_RESIDUAL.
-//
-// As lgreco_cuda_encode; LGRECO_NOT_CONTRACTIVE as lgreco_feedback_check without values; LGRECO_PARAMETER unless `gain` is in (0, 1], LGRECO_UNAVAILABLE for uncompressed gradients.
-// The residual is then unchanged.
-lgreco_status lgreco_cuda_encode_with_feedback(struct lgreco_cuda *cuda,
-                                               const struct lgreco_layer *layer,
-                                               const struct lgreco_setting *setting,
-                                               const struct lgreco_rng_stream *rng,
-                                               float gain,
-                                               lgreco_storage storage,
-                                               void *residual,
-                                               size_t residual_bytes,
-                                               uint8_t *payload,
-                                               size_t capacity,
-                                               size_t *length);
 
 // Enqueued for QSGD, done for other methods: decodes any payload in host memory into `values` in the device's memory,
 // `values_len` = the number of elements. The payload may go when the call has returned.

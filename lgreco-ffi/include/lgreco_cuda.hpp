@@ -40,10 +40,6 @@ public:
         return Cuda(made);
     }
 
-    void keep_code_in(const std::string &folder) { check(lgreco_cuda_keep_code_in(get(), folder.c_str())); }
-
-    void use_cublas() { check(lgreco_cuda_use_cublas(get())); }
-
     Table measure(const std::vector<lgreco_layer> &layers, const lgreco_search_options &options = search_options()) {
         lgreco_table *made = nullptr;
         check(lgreco_cuda_measure(get(), layers.data(), layers.size(), &options, &made));
@@ -103,17 +99,6 @@ public:
         std::size_t length = 0;
         payload.resize(payload_len(layer, setting));
         check(lgreco_cuda_encode(get(), &layer, &setting, &rng, payload.data(), payload.size(), &length));
-        payload.resize(length);
-    }
-
-    // As `encode`; `residual` is kept in `storage`.
-    void encode_with_feedback(const lgreco_layer &layer, const lgreco_setting &setting,
-                              const lgreco_rng_stream &rng, float gain, lgreco_storage storage, void *residual,
-                              std::size_t residual_bytes, std::vector<std::uint8_t> &payload) {
-        std::size_t length = 0;
-        payload.resize(payload_len(layer, setting));
-        check(lgreco_cuda_encode_with_feedback(get(), &layer, &setting, &rng, gain, storage, residual,
-                                               residual_bytes, payload.data(), payload.size(), &length));
         payload.resize(length);
     }
 

@@ -3,7 +3,6 @@
 
 use crate::status::{Failure, lgreco_status};
 use lgreco_train::compress::{Candidates, Setting};
-use lgreco_train::feedback::Storage;
 use lgreco_train::gradient::{Dtype, Shape};
 use lgreco_train::rng::Stream;
 use std::any::Any;
@@ -42,7 +41,6 @@ pub(crate) struct RowsBytes {
 pub(crate) enum Call {
     Measure,
     Encode,
-    EncodeWithFeedback,
     Decode,
     EncodeToDevice,
     DecodeOnDevice,
@@ -109,8 +107,6 @@ pub(crate) trait OnDeviceBucket: Any {
 
 /// A device with a stream. Safety of the unsafe calls: addresses are as README.md asks of device pointers.
 pub(crate) trait OnDevice: Any {
-    fn keep_code_in(&mut self, folder: &str);
-    fn use_cublas(&mut self) -> Result<(), Failure>;
     fn held_bytes(&self) -> u64;
     fn synchronise(&mut self) -> Result<(), Failure>;
     fn check(&mut self) -> Result<(), Failure>;
@@ -130,15 +126,6 @@ pub(crate) trait OnDevice: Any {
         setting: &Setting,
         gradient: DeviceTensor,
         stream: Stream,
-        payload: &mut [u8],
-    ) -> Result<usize, Failure>;
-    unsafe fn encode_with_feedback(
-        &mut self,
-        setting: &Setting,
-        gradient: DeviceTensor,
-        stream: Stream,
-        gain: f32,
-        residual: (u64, Storage),
         payload: &mut [u8],
     ) -> Result<usize, Failure>;
     unsafe fn decode(&mut self, payload: &[u8], values: u64) -> Result<(), Failure>;
@@ -195,10 +182,9 @@ mod bucket;
 mod backend {
     use super::{BucketLayers, Call, DeviceTensor, OnDevice, OnDeviceBucket, Row, RowsBytes, bucket};
     use crate::status::Failure;
-    use lgreco_cuda::{CudaBackend, DeviceGradient, DeviceJob, DeviceJobError, DeviceResidual};
+    use lgreco_cuda::{CudaBackend, DeviceGradient, DeviceJob, DeviceJobError};
     use lgreco_train::CoreError;
     use lgreco_train::compress::Setting;
-    use lgreco_train::feedback::Storage;
     use lgreco_train::gradient::Shape;
     use lgreco_train::rng::Stream;
 
@@ -224,7 +210,6 @@ mod backend {
         let to_cuda = |call: &Call| match call {
             Call::Measure => lgreco_cuda::Call::Measure,
             Call::Encode => lgreco_cuda::Call::Encode,
-            Call::EncodeWithFeedback => lgreco_cuda::Call::EncodeWithFeedback,
             Call::Decode => lgreco_cuda::Call::Decode,
             Call::EncodeToDevice => lgreco_cuda::Call::EncodeToDevice,
             Call::DecodeOnDevice => lgreco_cuda::Call::DecodeOnDevice,
@@ -243,14 +228,6 @@ mod backend {
     }
 
     impl OnDevice for CudaBackend {
-        fn keep_code_in(&mut self, folder: &str) {
-            CudaBackend::keep_code_in(self, folder);
-        }
-
-        fn use_cublas(&mut self) -> Result<(), Failure> {
-            Ok(CudaBackend::use_cublas(self)?)
-        }
-
         fn held_bytes(&self) -> u64 {
             CudaBackend::held_bytes(self)
         }
@@ -326,23 +303,6 @@ mod backend {
             // SAFETY: passed on.
             let gradient = unsafe { gradient(tensor) }?;
             Ok(self.encode_device(setting, &gradient, stream, payload)?)
-        }
-
-        unsafe fn encode_with_feedback(
-            &mut self,
-            setting: &Setting,
-            tensor: DeviceTensor,
-            stream: Stream,
-            gain: f32,
-            (address, storage): (u64, Storage),
-            payload: &mut [u8],
-        ) -> Result<usize, Failure> {
-            let residual = DeviceResidual { address, storage };
-            // SAFETY: passed on.
-            unsafe {
-                let gradient = gradient(tensor)?;
-                Ok(CudaBackend::encode_with_feedback(self, setting, &gradient, residual, gain, stream, payload)?)
-            }
         }
 
         unsafe fn decode(&mut self, payload: &[u8], values: u64) -> Result<(), Failure> {

@@ -279,14 +279,13 @@ pub(crate) enum Failure {
 #[cfg(feature = "cuda")]
 fn of_cuda(error: &lgreco_cuda::Error) -> lgreco_status {
     use lgreco_cuda::Error::{
-        Core, Library, Method, NoCompiler, NoCublas, NoDevice, NoDriver, NoPools, OutOfMemory, TooOld,
+        Core, Library, Method, NoDevice, NoDriver, NoKernels, NoPools, OutOfMemory, TooOld, Unsupported,
     };
     match error {
         Core(error) => error.code(),
         lgreco_cuda::Error::Train(error) => error.code(),
-        NoDriver | NoCompiler | NoCublas | NoPools | Library { .. } | NoDevice { .. } | TooOld { .. } | Method(_) => {
-            LGRECO_UNAVAILABLE
-        }
+        NoDriver | NoPools | Library { .. } | NoDevice { .. } => LGRECO_UNAVAILABLE,
+        TooOld { .. } | Unsupported { .. } | NoKernels { .. } | Method(_) => LGRECO_UNAVAILABLE,
         OutOfMemory { .. } => LGRECO_OUT_OF_MEMORY,
         _ => LGRECO_DEVICE,
     }

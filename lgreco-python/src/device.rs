@@ -132,8 +132,7 @@ fn lens(controller: &Controller, layers: &[usize]) -> Vec<usize> {
 impl Device {
     /// The stream with this handle, of the context that is current if it is the default stream.
     #[new]
-    fn new(py: Python<'_>, stream: usize) -> PyResult<Device> {
-        crate::look_among_own_packages(py);
+    fn new(stream: usize) -> PyResult<Device> {
         // SAFETY: by the contract of `Device` (`_lgreco.pyi`), stream and context outlive it.
         let cuda = unsafe { CudaBackend::with_stream(with_exposed_provenance_mut(stream)) };
         let cuda = cuda.map_err(|error| LgrecoError::new_err(error.to_string()))?;

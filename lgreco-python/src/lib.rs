@@ -16,23 +16,11 @@ mod window;
 
 use pyo3::prelude::*;
 use std::ffi::OsString;
-use std::path::PathBuf;
 
 /// The `lgreco` command with these arguments, the program's name first; gives its exit code.
 #[pyfunction]
 fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
-    look_among_own_packages(py);
     py.detach(|| lgreco_cli::run(arguments))
-}
-
-/// Has NVIDIA's libraries looked for where this interpreter has its packages, if it knows: no variable says so where it is run by its
-/// path.
-fn look_among_own_packages(py: Python<'_>) {
-    let folder = |kind: &str| -> PyResult<Option<PathBuf>> {
-        py.import("sysconfig")?.call_method1("get_path", (kind,))?.extract()
-    };
-    let found = ["purelib", "platlib"].map(folder);
-    found.into_iter().flatten().flatten().for_each(lgreco_cuda::look_among_packages);
 }
 
 /// Nothing here waits for the interpreter's lock: it is given up around all work.

@@ -120,17 +120,6 @@ extern "C" __global__ void scale_columns(Params p, const Factors* all, float* fa
     }
 }
 
-// The matrix in f32, for products by cuBLAS.
-extern "C" __global__ void scale_matrix(Params p, const Factors* all, const Row* rows, const u32* largest,
-                                        float* scaled) {
-    Matrix matrix(all[0], rows[0], exponent_of(*largest));
-    u64 count = u64(p.rows) * p.cols;
-    u64 stride = u64(gridDim.x) * BLOCK;
-    for (u64 i = u64(blockIdx.x) * BLOCK + threadIdx.x; i < count; i += stride) {
-        scaled[i] = matrix.scaled(i);
-    }
-}
-
 // P = M Q, scaled where magnitudes are extreme; results = at least the bits of each matrix's largest magnitude.
 extern "C" __launch_bounds__(BLOCK, 3) __global__ void project(Params p, const Factors* all, const Row* rows,
                                                                u32* results, const float* of_cols, float* partial,

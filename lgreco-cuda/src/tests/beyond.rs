@@ -35,7 +35,7 @@ const LAST: u64 = 600;
 
 /// The blocks of a grid that run.
 fn ends(launch: &Launch<'_>) -> Option<Vec<u64>> {
-    let blocks: u64 = launch.grid.iter().map(|&side| u64::from(side)).product();
+    let blocks = u64::from(launch.blocks);
     let of_sums = launch.kernel.module == Module::ExchangeSums;
     match launch.kernel.entry {
         // Blocks go over one stretch each.
@@ -49,12 +49,6 @@ fn ends(launch: &Launch<'_>) -> Option<Vec<u64>> {
         "average_kept" => Some((0..FIRST_BLOCKS).chain(blocks / 2 + 8 - LAST..blocks / 2 + 8).collect()),
         // There are few buckets, and a block takes 256.
         "make_grids" => Some((0..LAST).collect()),
-        // Every block has an element of each 2^28: of the last lap these have the last ones.
-        "offer" | "remember" if matches!(launch.kernel.module, Module::Feedback) => {
-            Some((4096 - FEW as u64 / 256..4096).collect())
-        }
-        // And every thread has four elements of each 2^30.
-        "store_bf16" => Some((1024 - FEW as u64 / 1024..1024).collect()),
         // All tiles of the last 64 rows.
         "reconstruct" => Some((blocks - 1026..blocks).collect()),
         "project" if !of_sums => Some((blocks - 9..blocks).collect()),

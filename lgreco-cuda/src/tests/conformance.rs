@@ -40,11 +40,11 @@ impl Backend for DecodedByKernels {
     }
 
     fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<(), Error> {
-        let before = self.0.gpu().decoded;
+        let before = self.0.gpu_mut().decoded;
         self.0.decode(payload, values)?;
         let header = Payload::parse(payload)?.header;
         let expected = before + usize::from(header.method != Method::Dense);
-        assert_eq!(self.0.gpu().decoded, expected, "{header:?}: which of the device and the core decodes");
+        assert_eq!(self.0.gpu_mut().decoded, expected, "{header:?}: which of the device and the core decodes");
         Ok(())
     }
 }

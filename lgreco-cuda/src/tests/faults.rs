@@ -5,12 +5,11 @@ use super::{ROWS, backend, unavailable};
 use crate::CudaBackend;
 use crate::kernels::Module;
 use lgreco_core::backend::{Backend, Job, JobError};
-use lgreco_core::compress::{Candidates, Setting, qsgd::Qsgd};
+use lgreco_core::compress::{Candidates, qsgd::Qsgd};
 use lgreco_core::gradient::Gradient;
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::{Tensor, check_dense, check_qsgd, check_rows};
 use lgreco_core::testing::powersgd::uniform;
-use lgreco_train::testing::residual;
 use std::process::{Command, Output};
 
 #[test]
@@ -19,9 +18,6 @@ fn no_kernel_has_a_data_race() {
     let Some(mut backend) = backend(Flavour::Races, 0) else { return };
     check_dense(&mut backend);
     check_qsgd(&mut backend, ROWS);
-    for storage in residual::STORAGES {
-        residual::check(&mut backend, (61, 47), Setting::Qsgd(Qsgd::default()), 0.2, storage);
-    }
 }
 
 /// Runs tests of this program in another process, under the sanitizers' library. `None` where there is none.
@@ -62,10 +58,8 @@ fn the_suite_passes_under_the_sanitizers() {
         "tests::orders::what_is_gathered",
         "tests::sample::what_may",
         "tests::memory",
-        "tests::feedback",
         "tests::few_bits",
         "tests::qsgd::layers",
-        "tests::cublas::the_scaled",
         "tests::orthonormal::more",
         "tests::window::means",
     ];

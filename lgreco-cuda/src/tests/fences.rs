@@ -1,11 +1,10 @@
 //! What blocks of one launch tell each other: fences are on both sides of the atomic that says which block is the last one. The
-//! check for races finds each of them left out, and all are in what NVRTC makes.
+//! check for races finds each of them left out, and all are in the PTX that comes with the crate.
 
-use super::nvrtc::compiler;
+use super::ptx::ptx;
 use super::simt::{Edit, Flavour, Simt};
 use super::topk::with_ties;
 use crate::CudaBackend;
-use crate::compiler::Architecture;
 use crate::kernels::Module;
 use lgreco_core::backend::{Backend, Job};
 use lgreco_core::compress::quantised_topk::QuantisedTopK;
@@ -207,20 +206,30 @@ pub(super) fn check(module: Module, ptx: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// `nvrtc` has what is there looked through.
+/// `ptx` has what is there looked through.
 #[test]
 fn what_is_missing_in_what_is_compiled_is_found() {
-    let Some(compiler) = compiler() else { return };
-    let barriers = [(BEFORE, "    __threadfence();\n"), (AFTER, "    __threadfence();\n")];
     for module in [Module::TopK, Module::PowerSgd] {
-        let fresh = (module == Module::TopK).then_some((FRESH, "return word;"));
-        for (from, to) in WITHOUT_A_FENCE.into_iter().chain(barriers).chain(fresh) {
-            let source = module.source();
-            assert!(source.contains(from), "{module:?}: {from}");
-            let source = source.replacen(from, to, 1);
-            let (code, _) = compiler.compile(module.name(), &source, Architecture::Ptx(80), &[]).unwrap();
-            let found = check(module, &String::from_utf8(code).unwrap());
-            assert!(found.is_err(), "{module:?}: {from} becomes {to}");
+        let text = ptx(module);
+        let lines: Vec<&str> = text.lines().collect();
+        let events: Vec<(usize, Event<'_>)> =
+            lines.iter().enumerate().filter_map(|(at, line)| Some((at, event(line)?))).collect();
+        let fence = |found: &&(usize, Event<'_>)| found.1 == Event::Fence;
+        let mut fences = Vec::new();
+        for (at, added) in events.iter().enumerate() {
+            let Event::Add(counter) = added.1 else { continue };
+            let reset = events[at..].iter().position(|event| event.1 == Event::Reset(counter));
+            if let Some(reset) = reset {
+                let around = [events[..at].iter().rfind(fence), events[at + reset..].iter().find(fence)];
+                fences.extend(around.map(|fence| fence.expect("a fence").0));
+            }
+        }
+        assert!(fences.len() >= 2, "{module:?}: {fences:?}");
+        for at in fences {
+            let without = [&lines[..at], &lines[at + 1..]].concat().join("\n");
+            assert!(check(module, &without).is_err(), "{module:?}: without line {at}");
         }
     }
+    let text = ptx(Module::TopK).replace("ld.volatile.global", "ld.global");
+    assert!(check(Module::TopK, &text).is_err());
 }

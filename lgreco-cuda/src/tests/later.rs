@@ -12,7 +12,7 @@ use lgreco_core::rng::Stream;
 use lgreco_core::testing::powersgd::uniform;
 
 fn with_the_fake(test: &str) {
-    run("later", test, &[], None);
+    run("later", test, &[]);
 }
 
 /// The values at an address, to be written.

@@ -1,18 +1,14 @@
-//! The kernels on the processor, and through NVRTC.
+//! The kernels on the processor, and their shipped code.
 
 mod beyond;
 mod beyond_exchange;
-#[cfg(feature = "train")]
-mod beyond_feedback;
 #[cfg(feature = "train")]
 mod beyond_shards;
 mod beyond_window;
 #[cfg(feature = "train")]
 mod bucket;
-mod compiler;
 mod conformance;
 mod contexts;
-mod cublas;
 mod driver;
 mod enqueued;
 mod exchange;
@@ -23,7 +19,6 @@ mod exchange_shards;
 mod exchange_sums;
 mod exchange_topk;
 mod faults;
-mod feedback;
 mod fences;
 mod few_bits;
 mod hostile;
@@ -31,14 +26,15 @@ mod large;
 mod later;
 mod launches;
 mod memory;
-mod nvrtc;
 mod orders;
 mod orthonormal;
 mod powersgd;
+mod ptx;
 mod qsgd;
 mod reads;
 mod replays;
 mod reserve;
+mod resources;
 mod sample;
 mod sources;
 #[cfg(feature = "train")]

@@ -6,7 +6,7 @@ use crate::testing::memory::enter;
 
 #[test]
 fn graphs_of_buckets_replay_as_their_steps_do() {
-    run("replays", "buckets", &[], None);
+    run("replays", "buckets", &[]);
 }
 
 #[test]

@@ -5,17 +5,15 @@ use super::launches::{Calls, Counted};
 use crate::codec::header;
 use crate::device::Part;
 use crate::tensor::Input;
-use crate::{Call, CudaBackend, DeviceGradient, DeviceJob, DeviceResidual};
+use crate::{Call, CudaBackend, DeviceGradient, DeviceJob};
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::compress::{Candidates, Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_train::feedback::Storage;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-const CALLS: [Call; 6] =
-    [Call::Measure, Call::Encode, Call::EncodeWithFeedback, Call::Decode, Call::EncodeToDevice, Call::DecodeOnDevice];
+const CALLS: [Call; 5] = [Call::Measure, Call::Encode, Call::Decode, Call::EncodeToDevice, Call::DecodeOnDevice];
 
 fn job(candidates: Candidates<'_>, rows: usize, cols: usize, dtype: Dtype) -> DeviceJob<'_> {
     let shape = Shape::new(rows, cols).unwrap();
@@ -74,12 +72,6 @@ fn make_one(backend: &mut CudaBackend, call: Call, job: &DeviceJob<'_>, setting:
         let _ = match call {
             Call::Measure => return,
             Call::Encode => backend.encode_device(setting, &job.gradient, stream, &mut payload),
-            Call::EncodeWithFeedback => {
-                [Storage::F32, Storage::Bf16, Storage::Int8].into_iter().try_fold(0, |_, storage| {
-                    let residual = DeviceResidual { address: 256, storage };
-                    backend.encode_with_feedback(setting, &job.gradient, residual, 0.5, stream, &mut payload)
-                })
-            }
             Call::Decode => {
                 header(setting, &Input::Device(job.gradient)).unwrap().write(&mut payload).unwrap();
                 backend.decode_to_device(&payload, 256).map(|()| 0)
@@ -100,20 +92,16 @@ fn make_all(backend: &mut CudaBackend, of_device: &Calls, call: Call, jobs: &[De
     }
 }
 
-fn counted(cublas: bool) -> (CudaBackend, Arc<Calls>) {
+fn counted() -> (CudaBackend, Arc<Calls>) {
     let of_device = Arc::new(Calls::default());
-    let mut backend = CudaBackend::on(Box::new(Counted(of_device.clone())));
-    if cublas {
-        backend.use_cublas().unwrap();
-    }
-    (backend, of_device)
+    (CudaBackend::on(Box::new(Counted(of_device.clone()))), of_device)
 }
 
 #[test]
 fn what_is_reserved_is_what_calls_take() {
-    for (cublas, call) in [false, true].into_iter().flat_map(|cublas| CALLS.map(|call| (cublas, call))) {
+    for call in CALLS {
         each_method(|jobs| {
-            let (mut backend, of_device) = counted(cublas);
+            let (mut backend, of_device) = counted();
             let bytes = backend.workspace_bytes(jobs, &[call]).unwrap();
             backend.reserve(jobs, &[call]).unwrap();
             let allocations = of_device.allocations.load(Ordering::Relaxed);
@@ -127,7 +115,7 @@ fn what_is_reserved_is_what_calls_take() {
             assert!(launched.iter().all(|kernel| prepared.contains(kernel)), "{context:?}: {launched:?}");
             assert!(prepared.iter().all(|kernel| launched.contains(kernel)), "{context:?}: {launched:?}");
 
-            let (mut other, of_device) = counted(cublas);
+            let (mut other, of_device) = counted();
             make_all(&mut other, &of_device, call, jobs);
             assert_eq!(other.held_bytes(), bytes, "{context:?}: without a reservation");
         });
@@ -139,7 +127,7 @@ fn what_is_reserved_is_what_calls_take() {
 fn encoders_of_powersgd_hold_no_factor_that_is_sent() {
     let rows = 1 << 18;
     let job = job(Candidates::PowerSgd { iterations: 1, ranks: &[4] }, rows, 8, Dtype::F32);
-    let (backend, _) = counted(false);
+    let (backend, _) = counted();
     let bytes = |call| backend.workspace_bytes(&[job], &[call]).unwrap();
     let p = 4 * 4 * rows as u64;
     assert!(bytes(Call::EncodeToDevice) < p, "{}", bytes(Call::EncodeToDevice));
@@ -151,7 +139,7 @@ fn encoders_of_powersgd_hold_no_factor_that_is_sent() {
 #[test]
 fn reservations_add_to_each_other() {
     each_method(|jobs| {
-        let (mut backend, of_device) = counted(false);
+        let (mut backend, of_device) = counted();
         backend.reserve(&jobs[..1], &CALLS[..3]).unwrap();
         backend.reserve(jobs, &CALLS).unwrap();
         assert_eq!(backend.held_bytes(), backend.workspace_bytes(jobs, &CALLS).unwrap());
@@ -164,7 +152,7 @@ fn reservations_add_to_each_other() {
 
 #[test]
 fn empty_gradients_and_no_candidates_are_nothing_to_fail_on() {
-    let (mut backend, _) = counted(false);
+    let (mut backend, _) = counted();
     let base = Qsgd::default();
     let empty = job(Candidates::Qsgd { base, bits: &[4] }, 0, 5, Dtype::F32);
     let undecided = job(Candidates::Qsgd { base, bits: &[] }, 3, 5, Dtype::F32);
@@ -174,7 +162,7 @@ fn empty_gradients_and_no_candidates_are_nothing_to_fail_on() {
 
 #[test]
 fn candidates_that_do_not_fit_are_named_with_their_job() {
-    let (backend, _) = counted(false);
+    let (backend, _) = counted();
     let fitting = jobs(Candidates::Qsgd { base: Qsgd::default(), bits: &[4] })[0];
     for (candidates, expected) in [
         (Candidates::TopK { values: Dtype::F32, keeps: &[21_001] }, "kept elements is 21001"),

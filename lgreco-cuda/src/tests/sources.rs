@@ -2,7 +2,7 @@
 
 use super::simt::entries;
 use crate::kernels::Module;
-use crate::{exchange, factors, feedback, magnitude, positions, powersgd, qsgd, selection, topk, tops, window};
+use crate::{exchange, factors, magnitude, positions, powersgd, qsgd, selection, topk, tops, window};
 
 /// The fields of a struct of the source, with their offsets, and its size.
 fn fields<'s>(source: &'s str, name: &str) -> (Vec<(&'s str, usize)>, usize) {
@@ -28,7 +28,6 @@ fn parameters_are_laid_out_as_in_the_sources() {
     let of_module = |module| match module {
         Module::Magnitude => (magnitude::Params::FIELDS, size_of::<magnitude::Params>()),
         Module::Qsgd => (qsgd::Params::FIELDS, size_of::<qsgd::Params>()),
-        Module::Feedback => (feedback::Params::FIELDS, size_of::<feedback::Params>()),
         Module::Exchange => (qsgd::Params::FIELDS, size_of::<qsgd::Params>()),
         Module::ExchangeSums => (exchange::SumsParams::FIELDS, size_of::<exchange::SumsParams>()),
         Module::Selection => (tops::Params::FIELDS, size_of::<tops::Params>()),

@@ -5,6 +5,7 @@
 use super::driver::{run, run_in_all_orders, state, trainer};
 use super::enqueued::{COLS, ROWS, capture, device, payload, qsgd, values};
 use crate::kernels::{Kernel, Module};
+use crate::libcuda::Cuda;
 use crate::staging::{HALF, Staging};
 use crate::{Call, CudaBackend, DeviceGradient, Error};
 use cudarc::driver::sys::{self, CUresult, CUstream};
@@ -15,7 +16,7 @@ use lgreco_core::testing::powersgd::uniform;
 use std::ptr::null_mut;
 
 fn with_the_fake(test: &str, variables: &[(&str, &str)]) -> Option<String> {
-    run("streams", test, variables, None)
+    run("streams", test, variables)
 }
 
 /// Has what is enqueued in `later` from now on come after what is in `earlier`.
@@ -303,7 +304,7 @@ fn staging_waits_for_the_half_that_it_writes() {
 fn halves() {
     let stream = trainer(0).1;
     let target = device(3 * HALF);
-    let mut staging = Staging::new(HALF).unwrap();
+    let mut staging = Staging::new(Cuda::load().unwrap(), HALF).unwrap();
     // The third is written where the first was.
     let bytes: Vec<u8> = [1, 2, 3].iter().flat_map(|&value| [value; HALF]).collect();
     staging.upload(&bytes, target, stream).unwrap();
@@ -384,7 +385,6 @@ fn spoilt() {
     assert_eq!(backend().map(drop), Err(Error::Captured));
     assert_eq!(early.reserve(&[], &[Call::Measure]).map_err(|failed| failed.error), Err(Error::Captured));
     assert_eq!(early.gpu_mut().prepare(kernel), Err(Error::Captured));
-    assert_eq!(early.use_cublas(), Err(Error::Captured));
     assert_eq!(early.synchronise(), Err(Error::Captured));
     drop(late);
     assert_eq!(capture(stream, false), 0);

@@ -1,7 +1,7 @@
 use super::context::lgreco_context;
 use crate::cuda::{self, OnDevice};
 use crate::handle::{self, Kind};
-use crate::pointers::{place, text};
+use crate::pointers::place;
 use crate::status::lgreco_status;
 use core::ffi::{c_char, c_void};
 
@@ -22,8 +22,8 @@ impl Kind for lgreco_cuda {
 /// runtime), on a stream of its own, which does not wait for the default stream.
 ///
 /// LGRECO_NOT_BUILT_IN without the feature `cuda`; LGRECO_UNAVAILABLE when the driver or the device is missing or
-/// too old, or the compiler NVRTC is missing where it is needed: the context's message says which; LGRECO_DEVICE when the driver fails, also for want of
-/// memory for a context or a stream.
+/// too old, or no kernels come with the library for it: the context's message says which; LGRECO_DEVICE when the driver
+/// fails, also for want of memory for a context or a stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_create(
     context: *mut lgreco_context,
@@ -63,32 +63,6 @@ pub unsafe extern "C" fn lgreco_cuda_destroy(cuda: *mut *mut lgreco_cuda) -> lgr
 pub unsafe extern "C" fn lgreco_cuda_message(cuda: *const lgreco_cuda) -> *const c_char {
     // SAFETY: README.md, handles.
     unsafe { handle::message(cuda) }
-}
-
-/// Keeps compiled kernels in an existing folder, a path in UTF-8, and takes them from there, which saves some seconds
-/// at every later start. Who may write there decides what the GPU executes. What cannot be written is left out, what is
-/// damaged is made anew.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_cuda_keep_code_in(cuda: *mut lgreco_cuda, folder: *const c_char) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(cuda, |cuda| {
-            cuda.keep_code_in(text(folder, "folder")?);
-            Ok(())
-        })
-    }
-}
-
-/// Done: PowerSGD's payloads are made with cuBLAS's products from now on, which costs 32 MiB of device memory, and four
-/// bytes per element of the largest matrix. They then depend on the GPU and on cuBLAS's version. Tables and decoded
-/// values do not.
-///
-/// LGRECO_UNAVAILABLE where cuBLAS of CUDA 11.5 or later is not found; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE. All stays
-/// as it was then.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_cuda_use_cublas(cuda: *mut lgreco_cuda) -> lgreco_status {
-    // SAFETY: README.md, handles.
-    unsafe { handle::call(cuda, |cuda| cuda.use_cublas()) }
 }
 
 /// Tells the bytes of device memory that the handle holds: what calls have worked in so far, and what was reserved.

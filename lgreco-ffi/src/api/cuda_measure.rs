@@ -121,20 +121,17 @@ pub type lgreco_cuda_calls = u32;
 pub const LGRECO_CUDA_MEASURE: lgreco_cuda_calls = 1;
 /// lgreco_cuda_encode.
 pub const LGRECO_CUDA_ENCODE: lgreco_cuda_calls = 2;
-/// lgreco_cuda_encode_with_feedback, whatever the storage.
-pub const LGRECO_CUDA_ENCODE_WITH_FEEDBACK: lgreco_cuda_calls = 4;
 /// lgreco_cuda_decode.
-pub const LGRECO_CUDA_DECODE: lgreco_cuda_calls = 8;
+pub const LGRECO_CUDA_DECODE: lgreco_cuda_calls = 4;
 /// lgreco_cuda_encode_to_device.
-pub const LGRECO_CUDA_ENCODE_TO_DEVICE: lgreco_cuda_calls = 16;
+pub const LGRECO_CUDA_ENCODE_TO_DEVICE: lgreco_cuda_calls = 8;
 /// lgreco_cuda_decode_on_device.
-pub const LGRECO_CUDA_DECODE_ON_DEVICE: lgreco_cuda_calls = 32;
+pub const LGRECO_CUDA_DECODE_ON_DEVICE: lgreco_cuda_calls = 16;
 
 fn named(calls: lgreco_cuda_calls) -> Result<Vec<Call>, Failure> {
     let known = [
         (LGRECO_CUDA_MEASURE, Call::Measure),
         (LGRECO_CUDA_ENCODE, Call::Encode),
-        (LGRECO_CUDA_ENCODE_WITH_FEEDBACK, Call::EncodeWithFeedback),
         (LGRECO_CUDA_DECODE, Call::Decode),
         (LGRECO_CUDA_ENCODE_TO_DEVICE, Call::EncodeToDevice),
         (LGRECO_CUDA_DECODE_ON_DEVICE, Call::DecodeOnDevice),

@@ -1,4 +1,3 @@
-use super::compressor_options::{lgreco_storage, storage as to_core};
 use super::cuda::lgreco_cuda;
 use super::gradient::{Tensor, lgreco_layer};
 use super::setting::lgreco_setting;
@@ -9,12 +8,10 @@ use crate::status::{Failure, lgreco_status};
 use lgreco_train::CoreError;
 use lgreco_train::compress::wire::Payload;
 use lgreco_train::compress::{Compressor as _, Setting};
-use lgreco_train::feedback::{Residual, Rule};
 use lgreco_train::rng::Stream;
-use std::ffi::c_void;
 
-/// The random words of one payload: QSGD rounds by all of it, PowerSGD starts from `seed` and `layer`, with feedback
-/// also from `step`. Residuals in bf16 and int8 are rounded by all of it. This struct never changes.
+/// The random words of one payload: QSGD rounds by all of it, PowerSGD starts from `seed` and `layer`.
+/// This struct never changes.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct lgreco_rng_stream {
@@ -73,13 +70,12 @@ impl<'a> Encoding<'a> {
     /// README.md, pointers.
     unsafe fn to_host(
         &self,
-        others: &[Range],
         (payload, capacity, length): (*mut u8, usize, *mut usize),
         call: impl FnOnce(DeviceTensor, &mut [u8]) -> Result<usize, Failure>,
     ) -> Result<(), Failure> {
-        let ranges =
+        let mut ranges =
             [self.layer.range(self.tensor), Range::of(payload, capacity, "payload"), Range::of(length, 1, "length")];
-        all_disjoint(&mut [&ranges[..], others].concat())?;
+        all_disjoint(&mut ranges)?;
         // SAFETY: passed on.
         let (length, payload) = unsafe { (place(length, "length")?, slice_mut(payload, capacity, "payload")?) };
         length.write(self.run(|gradient| call(gradient, payload))?);
@@ -134,49 +130,8 @@ pub unsafe extern "C" fn lgreco_cuda_encode(
     unsafe {
         handle::call(cuda, |cuda| {
             let encoding = Encoding::read(layer, setting, rng)?;
-            encoding.to_host(&[], (payload, capacity, length), |gradient, payload| {
+            encoding.to_host((payload, capacity, length), |gradient, payload| {
                 cuda.encode(&encoding.setting, gradient, encoding.stream, payload)
-            })
-        })
-    }
-}
-
-/// Done: one step of error feedback: compresses the sum of gradient and `residual`, and leaves in `residual` `gain` times
-/// what was not sent of the sum, plus 1 - `gain` times what was there. `residual` is in the device's memory, 4-byte
-/// aligned, zeros before the first step, and kept in `storage`: for n elements it has 4 n bytes (LGRECO_STORAGE_F32), 2
-/// n (LGRECO_STORAGE_BF16), or n + n / 512, the quotient rounded up (LGRECO_STORAGE_INT8). The same as
-/// lgreco_compressor_encode with LGRECO_FEEDBACK_RESIDUAL.
-///
-/// As lgreco_cuda_encode; LGRECO_NOT_CONTRACTIVE as lgreco_feedback_check without values; LGRECO_PARAMETER unless `gain` is in (0, 1], LGRECO_UNAVAILABLE for uncompressed gradients.
-/// The residual is then unchanged.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_cuda_encode_with_feedback(
-    cuda: *mut lgreco_cuda,
-    layer: *const lgreco_layer,
-    setting: *const lgreco_setting,
-    rng: *const lgreco_rng_stream,
-    gain: f32,
-    storage: lgreco_storage,
-    residual: *mut c_void,
-    residual_bytes: usize,
-    payload: *mut u8,
-    capacity: usize,
-    length: *mut usize,
-) -> lgreco_status {
-    // SAFETY: README.md, handles, pointers and device memory.
-    unsafe {
-        handle::call(cuda, |cuda| {
-            let encoding = Encoding::read(layer, setting, rng)?;
-            let (residual, storage) = (residual.cast::<u8>(), to_core(storage)?);
-            let needed = storage.bytes(encoding.tensor.shape.elements()) as usize;
-            expect_of("residual bytes", encoding.tensor, needed, residual_bytes)?;
-            let others = [Range::of(residual, residual_bytes, "residual")];
-            let residual = (bytes_address(residual, residual_bytes, "residual")?, storage);
-            encoding.to_host(&others, (payload, capacity, length), |gradient, payload| {
-                let Encoding { setting, stream, tensor, .. } = &encoding;
-                let rule = Rule::Residual(Residual { gain, reset_every: 0, storage });
-                rule.suits(setting, tensor.shape)?;
-                cuda.encode_with_feedback(setting, gradient, *stream, gain, residual, payload)
             })
         })
     }

@@ -9,7 +9,6 @@ use core::ffi::c_void;
 use core::ptr::{null, null_mut};
 use lgreco_train::CoreError;
 use lgreco_train::compress::{Compressor, Setting};
-use lgreco_train::feedback::Storage;
 use lgreco_train::gradient::Shape;
 use lgreco_train::rng::Stream;
 
@@ -28,12 +27,6 @@ fn expect(expected: usize, found: usize) -> Result<(), Failure> {
 struct NoDevice;
 
 impl OnDevice for NoDevice {
-    fn keep_code_in(&mut self, _: &str) {}
-
-    fn use_cublas(&mut self) -> Result<(), Failure> {
-        Ok(())
-    }
-
     fn held_bytes(&self) -> u64 {
         0
     }
@@ -90,19 +83,6 @@ impl OnDevice for NoDevice {
     ) -> Result<usize, Failure> {
         let len = setting.payload_len(shape, dtype)?;
         if len > payload.len() { Err(Failure::Null { what: "payload" }) } else { Ok(len) }
-    }
-
-    unsafe fn encode_with_feedback(
-        &mut self,
-        setting: &Setting,
-        gradient: DeviceTensor,
-        stream: Stream,
-        _: f32,
-        _: (u64, Storage),
-        payload: &mut [u8],
-    ) -> Result<usize, Failure> {
-        // SAFETY: nothing is touched.
-        unsafe { self.encode(setting, gradient, stream, payload) }
     }
 
     unsafe fn decode(&mut self, _: &[u8], _: u64) -> Result<(), Failure> {
@@ -284,10 +264,8 @@ fn one(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
                 handle::create::<_, lgreco_cuda>(context, to, |_| Ok(Box::new(NoDevice)))
             }),
             6 => lgreco_cuda_destroy(to),
-            7 => lgreco_cuda_keep_code_in(cuda, bytes.maybe([c"/tmp", c"\xff"][which].as_ptr())),
-            8 => lgreco_cuda_held_bytes(cuda, bytes.maybe_mut(&mut number)),
+            7 | 8 => lgreco_cuda_held_bytes(cuda, bytes.maybe_mut(&mut number)),
             9 => lgreco_cuda_synchronize(cuda),
-            10 if which == 0 => lgreco_cuda_use_cublas(cuda),
             10 => lgreco_cuda_check(cuda),
             11 | 21 | 22 => {
                 let (search, layers, calls) =
@@ -323,26 +301,7 @@ fn one(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
                 }
             }
             12 => lgreco_cuda_payload_len(cuda, layer, setting, length),
-            13 => lgreco_cuda_encode(cuda, layer, setting, rng, payload, capacity, length),
-            14 | 15 => {
-                let (gain, storage) = (bytes.value(), u32::from(bytes.below(4)));
-                let mut residual = [0u32; ELEMENTS];
-                let residual = bytes.maybe_mut(residual.as_mut_ptr()).cast();
-                let residual_bytes = [0, 96, 48, 25][usize::from(bytes.below(4))];
-                lgreco_cuda_encode_with_feedback(
-                    cuda,
-                    layer,
-                    setting,
-                    rng,
-                    gain,
-                    storage,
-                    residual,
-                    residual_bytes,
-                    payload,
-                    capacity,
-                    length,
-                )
-            }
+            13..=15 => lgreco_cuda_encode(cuda, layer, setting, rng, payload, capacity, length),
             16 => lgreco_cuda_encode_to_device(cuda, layer, setting, rng, payload, capacity, length),
             17 => {
                 let from = bytes.maybe(state.payload.as_ptr());

@@ -7,7 +7,7 @@
 
 enum { ROWS = 64, COLS = 48, ELEMENTS = ROWS * COLS, BYTES = 4 * ELEMENTS, ROOM = BYTES + 64 };
 enum { BIAS = 96, BUCKET = ELEMENTS + BIAS, BUCKET_ROOM = 32 * BUCKET };
-enum { LAYERS = 4, STEPS = 3, SEED = 7, RANK = 2 };
+enum { LAYERS = 4, SEED = 7, RANK = 2 };
 
 static const size_t MATRIX[] = {ROWS, COLS}, CONVOLUTION[] = {COLS, 4, 4, 4}, VECTOR[] = {ELEMENTS};
 static const char *const NAMES[LAYERS] = {"bias", "fc1", "fc2", "conv"};
@@ -20,7 +20,7 @@ static lgreco_layer on_host[LAYERS], model[LAYERS];  // the same values on both 
 static uint8_t one[ROOM], two[ROOM];
 static float decoded[ELEMENTS], other[ELEMENTS];
 static uint8_t *payload;           // on the device
-static float *values, *residual;  // on the device
+static float *values;  // on the device
 static void *bucket_memory[2], *bucket_values;  // likewise
 static size_t length;
 
@@ -67,7 +67,6 @@ static void prepare(void) {
     }
     payload = on_device(NULL, ROOM);
     values = on_device(NULL, 4 * ELEMENTS);
-    residual = on_device(NULL, 4 * ELEMENTS);
     for (int i = 0; i < 2; i++) bucket_memory[i] = on_device(NULL, BUCKET_ROOM);
     bucket_values = on_device(NULL, 4 * BUCKET);
 }
@@ -77,16 +76,12 @@ static lgreco_rng_stream words(int layer, uint32_t step) {
     return words;
 }
 
-static lgreco_compressor *compressor_of(int layer, const lgreco_setting *setting, lgreco_feedback feedback,
-                                        lgreco_storage storage) {
+static lgreco_compressor *compressor_of(int layer, const lgreco_setting *setting) {
     lgreco_compressor_options options = LGRECO_COMPRESSOR_OPTIONS_INIT;
     lgreco_compressor *made = NULL;
     options.seed = SEED;
     options.layer_index = (uint32_t)layer;
     options.rank = RANK;
-    options.feedback = feedback;
-    options.gain = 0.75f;
-    options.storage = storage;
     OK(lgreco_compressor_create(context, &on_host[layer], setting, &options, &made));
     return made;
 }
@@ -102,7 +97,7 @@ static int near(const float *a, const float *b, int exactly) {
 static void payloads(int layer, const lgreco_setting *setting) {
     const int exactly = setting->method != LGRECO_METHOD_POWERSGD;
     const lgreco_rng_stream stream_of = words(layer, 3);
-    lgreco_compressor *compressor = compressor_of(layer, setting, LGRECO_FEEDBACK_NONE, LGRECO_STORAGE_F32);
+    lgreco_compressor *compressor = compressor_of(layer, setting);
     size_t needed = 0, expected = 0;
     OK(lgreco_cuda_payload_len(cuda, &model[layer], setting, &needed));
     OK(lgreco_compressor_encode(compressor, 3, on_host[layer].values, one, ROOM, &expected, NULL));
@@ -125,32 +120,8 @@ static void payloads(int layer, const lgreco_setting *setting) {
     OK(lgreco_compressor_destroy(&compressor));
 }
 
-static size_t residual_bytes(lgreco_storage storage) {
-    return storage == LGRECO_STORAGE_F32    ? 4 * ELEMENTS
-           : storage == LGRECO_STORAGE_BF16 ? 2 * ELEMENTS
-                                            : ELEMENTS + (ELEMENTS + 511) / 512;
-}
-
-static void feedback(int layer, const lgreco_setting *setting, lgreco_storage storage) {
-    static const float zeros[ELEMENTS];
-    lgreco_compressor *compressor = compressor_of(layer, setting, LGRECO_FEEDBACK_RESIDUAL, storage);
-    CHECK(driver.to_device((uint64_t)(uintptr_t)residual, zeros, sizeof zeros, stream) == 0);
-    for (uint32_t step = 0; step < STEPS; step++) {
-        const lgreco_rng_stream stream_of = words(layer, step);
-        size_t expected = 0;
-        OK(lgreco_compressor_encode(compressor, step, on_host[layer].values, one, ROOM, &expected, NULL));
-        OK(lgreco_cuda_encode_with_feedback(cuda, &model[layer], setting, &stream_of, 0.75f, storage, residual,
-                                            residual_bytes(storage), two, ROOM, &length));
-        CHECK(length == expected && memcmp(one, two, length) == 0);
-        OK(lgreco_compressor_memory(compressor, decoded, ELEMENTS));
-        to_host(other, residual, residual_bytes(storage));
-        CHECK(storage != LGRECO_STORAGE_F32 || memcmp(decoded, other, sizeof other) == 0);
-    }
-    OK(lgreco_compressor_destroy(&compressor));
-}
-
-static const lgreco_cuda_calls ALL = LGRECO_CUDA_MEASURE | LGRECO_CUDA_ENCODE | LGRECO_CUDA_ENCODE_WITH_FEEDBACK |
-                                     LGRECO_CUDA_DECODE | LGRECO_CUDA_ENCODE_TO_DEVICE | LGRECO_CUDA_DECODE_ON_DEVICE;
+static const lgreco_cuda_calls ALL = LGRECO_CUDA_MEASURE | LGRECO_CUDA_ENCODE | LGRECO_CUDA_DECODE |
+                                     LGRECO_CUDA_ENCODE_TO_DEVICE | LGRECO_CUDA_DECODE_ON_DEVICE;
 
 // Measures, plans on what was measured, and compresses by the plan.
 static void tables(lgreco_method method) {
@@ -188,7 +159,6 @@ static void tables(lgreco_method method) {
         lgreco_setting setting = LGRECO_SETTING_INIT;
         OK(lgreco_table_setting(found, l, chosen.options[l], &setting));
         payloads((int)b.model_layers[l], &setting);
-        if (setting.method != LGRECO_METHOD_POWERSGD) feedback((int)b.model_layers[l], &setting, LGRECO_STORAGE_INT8);
     }
     OK(lgreco_cuda_held_bytes(cuda, &needed));
     CHECK(held == needed);
@@ -396,7 +366,6 @@ static void arguments(void) {
     uint64_t bytes = 0;
     setting.method = LGRECO_METHOD_QSGD;
     loco.method = LGRECO_METHOD_LOCO;
-    NULL_(lgreco_cuda_keep_code_in(cuda, NULL));
     NULL_(lgreco_cuda_held_bytes(cuda, NULL));
     NULL_(lgreco_cuda_measure(cuda, NULL, 1, NULL, &table));
     NULL_(lgreco_cuda_measure(cuda, fc1, 1, NULL, NULL));
@@ -413,12 +382,6 @@ static void arguments(void) {
     NULL_(lgreco_cuda_encode(cuda, fc1, &setting, NULL, one, ROOM, &length));
     NULL_(lgreco_cuda_encode(cuda, fc1, &setting, &stream_of, NULL, ROOM, &length));
     NULL_(lgreco_cuda_encode(cuda, fc1, &setting, &stream_of, one, ROOM, NULL));
-    NULL_(lgreco_cuda_encode_with_feedback(cuda, NULL, &setting, &stream_of, 1, 0, residual, BYTES, one, ROOM, &length));
-    NULL_(lgreco_cuda_encode_with_feedback(cuda, fc1, NULL, &stream_of, 1, 0, residual, BYTES, one, ROOM, &length));
-    NULL_(lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, NULL, 1, 0, residual, BYTES, one, ROOM, &length));
-    NULL_(lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1, 0, NULL, BYTES, one, ROOM, &length));
-    NULL_(lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1, 0, residual, BYTES, NULL, ROOM, &length));
-    NULL_(lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1, 0, residual, BYTES, one, ROOM, NULL));
     NULL_(lgreco_cuda_encode_to_device(cuda, NULL, &setting, &stream_of, payload, ROOM, &length));
     NULL_(lgreco_cuda_encode_to_device(cuda, fc1, NULL, &stream_of, payload, ROOM, &length));
     NULL_(lgreco_cuda_encode_to_device(cuda, fc1, &setting, NULL, payload, ROOM, &length));
@@ -443,9 +406,6 @@ static void arguments(void) {
     STATUS(LGRECO_ALIGNMENT, lgreco_cuda_decode(cuda, one, length, (float *)(void *)(payload + 2), ELEMENTS));
     STATUS(LGRECO_ALIGNMENT,
            lgreco_cuda_encode_to_device(cuda, fc1, &setting, &stream_of, payload + 2, ROOM - 2, &length));
-    broken.values = residual;
-    STATUS(LGRECO_OVERLAP, lgreco_cuda_encode_with_feedback(cuda, &broken, &setting, &stream_of, 1, 0, residual, BYTES,
-                                                            one, ROOM, &length));
     STATUS(LGRECO_OVERLAP, lgreco_cuda_decode_on_device(cuda, fc1, &setting, payload, length,
                                                         (float *)(void *)payload, ELEMENTS));
     STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_cuda_encode(cuda, fc1, &setting, &reserved, one, ROOM, &length));
@@ -455,14 +415,6 @@ static void arguments(void) {
     STATUS(LGRECO_LENGTH, lgreco_cuda_decode(cuda, one, length - 1, values, ELEMENTS));
     STATUS(LGRECO_LENGTH, lgreco_cuda_decode_on_device(cuda, fc1, &setting, payload, length - 1, values, ELEMENTS));
     STATUS(LGRECO_LENGTH, lgreco_cuda_decode_on_device(cuda, fc1, &setting, payload, length, values, ELEMENTS - 1));
-    STATUS(LGRECO_LENGTH, lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1, 0, residual, BYTES - 1,
-                                                           one, ROOM, &length));
-    STATUS(LGRECO_LENGTH, lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1, LGRECO_STORAGE_INT8,
-                                                           residual, BYTES, one, ROOM, &length));
-    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1, 3, residual,
-                                                                     BYTES, one, ROOM, &length));
-    STATUS(LGRECO_PARAMETER, lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1.5f, 0, residual, BYTES,
-                                                              one, ROOM, &length));
     STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_encode(cuda, fc1, &loco, &stream_of, one, ROOM, &length));
     TEXT("layer `fc1`: this setting does not run on CUDA devices", lgreco_cuda_message(cuda));
     setting.bits = 9;
@@ -501,11 +453,6 @@ static void not_finite(void) {
     let_go(&copy);
     let_go_of_rows(&memory);
     CHECK(table == NULL);
-    to_host(decoded, residual, sizeof decoded);
-    STATUS(LGRECO_NON_FINITE, lgreco_cuda_encode_with_feedback(cuda, &model[1], &setting, &stream_of, 1, 0, residual,
-                                                               BYTES, one, ROOM, &length));
-    to_host(other, residual, sizeof other);
-    CHECK(memcmp(decoded, other, sizeof other) == 0);
     // Decodings have numbers too, those of QSGD, which cannot fail, among them; calls that are refused have none.
     lgreco_setting qsgd = LGRECO_SETTING_INIT;
     qsgd.method = LGRECO_METHOD_QSGD;
@@ -850,17 +797,6 @@ static void outcomes_later(void) {
     OK(lgreco_cuda_bucket_destroy(&bucket));
 }
 
-// A GPU may be without cuBLAS.
-static void products_by_cublas(void) {
-    const lgreco_status status = lgreco_cuda_use_cublas(cuda);
-    if (status == LGRECO_UNAVAILABLE && driver.state == NULL) {
-        fprintf(stderr, "SKIP: products by cuBLAS: %s\n", lgreco_cuda_message(cuda));
-        return;
-    }
-    OK(status);
-    tables(LGRECO_METHOD_POWERSGD);
-}
-
 static void in_the_primary_context(void) {
     STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_create(context, 1000, &cuda));
     TEXT("no CUDA device 1000: ", lgreco_context_message(context));
@@ -892,7 +828,6 @@ int main(int argc, char **argv) {
     OK(lgreco_cuda_destroy(&cuda));
     if (driver.state != NULL) driver.state(before);
     OK(lgreco_cuda_create_on_stream(context, &cuda, stream));
-    if (argc > 1) OK(lgreco_cuda_keep_code_in(cuda, argv[1]));
     const lgreco_method methods[] = {LGRECO_METHOD_QSGD, LGRECO_METHOD_TOPK, LGRECO_METHOD_POWERSGD,
                                      LGRECO_METHOD_HYBRID};
     for (int m = 0; m < 4; m++) {
@@ -901,16 +836,6 @@ int main(int argc, char **argv) {
     }
     lgreco_setting setting = LGRECO_SETTING_INIT;
     payloads(1, &setting);
-    for (int l = 1; l < LAYERS; l++) {
-        for (lgreco_storage storage = LGRECO_STORAGE_F32; storage <= LGRECO_STORAGE_INT8; storage++) {
-            setting.method = LGRECO_METHOD_QSGD;
-            feedback(l, &setting, storage);
-            setting.method = LGRECO_METHOD_TOPK;
-            setting.keep = 100;
-            feedback(l, &setting, storage);
-        }
-    }
-    products_by_cublas();
     arguments();
     arguments_of_rows();
     not_finite();

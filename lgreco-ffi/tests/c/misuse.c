@@ -390,8 +390,6 @@ static void null_pointers(void) {
     lgreco_rng_stream words = {0, 0, 0, 0, 0};
     NULL_(lgreco_cuda_create(NULL, 0, &no_cuda));
     NULL_(lgreco_cuda_create_on_stream(NULL, &no_cuda, NULL));
-    NULL_(lgreco_cuda_keep_code_in(NULL, "."));
-    NULL_(lgreco_cuda_use_cublas(NULL));
     NULL_(lgreco_cuda_held_bytes(NULL, &steps));
     NULL_(lgreco_cuda_synchronize(NULL));
     NULL_(lgreco_cuda_check(NULL));
@@ -403,8 +401,6 @@ static void null_pointers(void) {
     NULL_(lgreco_cuda_reserve(NULL, &layer, 1, NULL, 1));
     NULL_(lgreco_cuda_payload_len(NULL, &layer, &setting, &length));
     NULL_(lgreco_cuda_encode(NULL, &layer, &setting, &words, bytes, sizeof bytes, &length));
-    NULL_(lgreco_cuda_encode_with_feedback(NULL, &layer, &setting, &words, 1, 0, floats, sizeof floats, bytes, sizeof bytes,
-                                           &length));
     NULL_(lgreco_cuda_decode(NULL, bytes, 48, floats, ELEMENTS));
     NULL_(lgreco_cuda_encode_to_device(NULL, &layer, &setting, &words, bytes, sizeof bytes, &length));
     NULL_(lgreco_cuda_decode_on_device(NULL, &layer, &setting, bytes, 48, floats, ELEMENTS));
