@@ -78,9 +78,9 @@ need_swiftshader() {
 # NVIDIA's run-time compiler, from PyPI, which compiles the kernels that lgreco-cuda ships.
 cuda_venv=target/cuda/venv
 nvrtc_package=nvidia-cuda-nvrtc-cu12==12.9.86 # 180 MB on disk
-has_nvrtc() { compgen -G "$cuda_venv/lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.12" >/dev/null; }
+nvrtc() { compgen -G "$PWD/$cuda_venv/lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.12"; }
 need_nvrtc() {
-    has_nvrtc && return
+    nvrtc >/dev/null && return
     python3 -m venv "$cuda_venv" || skip nvrtc "no Python with venv"
     "$cuda_venv/bin/pip" install --quiet --disable-pip-version-check "$nvrtc_package" ||
         skip nvrtc "could not install $nvrtc_package"
