@@ -38,8 +38,8 @@ pub enum Call {
 }
 
 impl CudaBackend {
-    /// Bytes of workspace that these calls need for `jobs`: what a backend without any, used as this one is with regard
-    /// to cuBLAS, holds after [`reserve`](CudaBackend::reserve). No device is asked, and no gradient read.
+    /// Bytes of workspace that these calls need for `jobs`: what a backend without any holds after
+    /// [`reserve`](CudaBackend::reserve). No device is asked, and no gradient read.
     ///
     /// ```no_run
     /// use lgreco_core::compress::{Candidates, qsgd::Qsgd};
