@@ -1,6 +1,14 @@
-"""Runs a function on several ranks of a Gloo group, a process each."""
+"""Runs a function, or a program, on several ranks, a process each.
 
+The processes are forked from this one, which has imported torch: importing it takes six seconds of processor time.
+"""
+
+import contextlib
+import io
 import os
+import runpy
+import socket
+import sys
 import tempfile
 import time
 import traceback
@@ -16,14 +24,27 @@ import torch.multiprocessing as mp
 TIMEOUT = timedelta(seconds=60)
 
 
-def _main(rank: int, world: int, folder: str, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _in_group(rank: int, world: int, folder: str, work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world, timeout=TIMEOUT)
+    result = work(rank, *arguments)
+    dist.destroy_process_group()
+    return result
+
+
+def _program(rank: int, world: int, port: int, path: str, arguments: list[str]) -> str:
+    """What a program prints that makes its own group, from the environment that torchrun gives it."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    sys.argv = [path, *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(path, run_name="__main__")
+    return printed.getvalue()
+
+
+def _main(rank: int, folder: str, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
-        dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world, timeout=TIMEOUT)
-        result = work(rank, *arguments)
-        torch.save(result, f"{folder}/{rank}.pt")
-        dist.destroy_process_group()
+        torch.save(work(rank, *arguments), f"{folder}/{rank}.pt")
     except BaseException:
         print(f"rank {rank}:\n{traceback.format_exc()}", flush=True)
         os._exit(1)
@@ -31,19 +52,32 @@ def _main(rank: int, world: int, folder: str, work: Callable[..., Any], argument
     os._exit(0)
 
 
+def _forked(world: int, folder: str, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+    context = mp.get_context("fork")
+    ranks = [context.Process(target=_main, args=(rank, folder, work, arguments)) for rank in range(world)]
+    for process in ranks:
+        process.start()
+    until = time.monotonic() + 120
+    for process in ranks:
+        process.join(max(0.0, until - time.monotonic()))
+    hang = [rank for rank, process in enumerate(ranks) if process.is_alive()]
+    for process in ranks:
+        process.kill()
+    assert not hang, f"ranks {hang} hang"
+    assert all(process.exitcode == 0 for process in ranks), "a rank has failed"
+    return [torch.load(f"{folder}/{rank}.pt", weights_only=False) for rank in range(world)]
+
+
 def on_ranks(world: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What ``work(rank, *arguments)`` returns on each rank; fails when one fails."""
+    """What ``work(rank, *arguments)`` returns on each rank of a Gloo group; fails when one fails."""
     with tempfile.TemporaryDirectory() as folder:
-        context = mp.get_context("fork")
-        ranks = [context.Process(target=_main, args=(rank, world, folder, work, arguments)) for rank in range(world)]
-        for process in ranks:
-            process.start()
-        until = time.monotonic() + 120
-        for process in ranks:
-            process.join(max(0.0, until - time.monotonic()))
-        hang = [rank for rank, process in enumerate(ranks) if process.is_alive()]
-        for process in ranks:
-            process.kill()
-        assert not hang, f"ranks {hang} hang"
-        assert all(process.exitcode == 0 for process in ranks), "a rank has failed"
-        return [torch.load(f"{folder}/{rank}.pt", weights_only=False) for rank in range(world)]
+        return _forked(world, folder, _in_group, world, folder, work, arguments)
+
+
+def printed_on_ranks(world: int, path: str, *arguments: str) -> list[str]:
+    """What a program prints that is started on each rank as torchrun does; fails when one fails."""
+    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        return _forked(world, folder, _program, world, port, path, list(arguments))

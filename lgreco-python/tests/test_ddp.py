@@ -71,7 +71,7 @@ def _train_all(rank: int, view: bool) -> list[tuple[torch.Tensor, float, tuple[f
     return [_train(rank, view, options) for options in (None, *SCHEMES.values())]
 
 
-@pytest.mark.parametrize("world, view", [(2, False), (2, True), (4, False)])
+@pytest.mark.parametrize("world, view", [(2, True), *(pytest.param(*of, marks=pytest.mark.slow) for of in ((2, False), (4, False)))])
 def test_ranks_train_alike(world: int, view: bool) -> None:
     expected, *schemes = zip(*on_ranks(world, _train_all, view))
     for options, found in zip(SCHEMES.values(), schemes, strict=True):

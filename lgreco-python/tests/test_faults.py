@@ -27,9 +27,12 @@ REQUIRED = "python" in os.environ.get("LGRECO_REQUIRE", "").split(",")  # then i
         pytest.param(
             # A step has more bytes than a cut link lets through within the timeout.
             dataclasses.replace(SMALL, scheme="lgreco TopK 5 % in few bits", kind="cut", seconds=22.0, world=2),
-            marks=pytest.mark.skipif(
-                not SHAPED and not REQUIRED, reason="no network namespace with a slow link: no root, or no iproute2"
-            ),
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(
+                    not SHAPED and not REQUIRED, reason="no network namespace with a slow link: no root, or no iproute2"
+                ),
+            ],
         ),
     ],
     ids=lambda case: f"{case.scheme} {case.kind} {case.seconds:g}",

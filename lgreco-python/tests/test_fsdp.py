@@ -123,7 +123,7 @@ def _layers(rank: int, replicated: bool, compressed: bool, precision: str) -> to
 
 
 @pytest.mark.parametrize("replicated", [False, True])
-@pytest.mark.parametrize("precision", POLICIES)
+@pytest.mark.parametrize("precision", ["both", *(pytest.param(one, marks=pytest.mark.slow) for one in POLICIES if one != "both")])
 def test_several_modules_in_bfloat16(replicated: bool, precision: str) -> None:
     """With replicas, against FSDP's own on a mesh of two dimensions."""
     world = 4 if replicated else 2

@@ -54,7 +54,10 @@ def _losses(rank: int, kind: str) -> dict[str, tuple[float, float, float]]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["fsdp1", "fsdp2", "hsdp", "compiled"])
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("fsdp1", "hsdp", "compiled")]
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", *SLOW])
 def test_losses_fall(kind: str) -> None:
     for found in on_ranks(2, _losses, kind):
         (_, plain, _), (_, of_qsgd, _) = found["plain"], found["qsgd"]

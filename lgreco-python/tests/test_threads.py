@@ -1,6 +1,7 @@
 """Several threads of one process, which without a GIL run at the same time."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -39,6 +40,7 @@ def _watched(rank: int, is_watched: bool) -> tuple[torch.Tensor, int]:
                 assert state.plan is None or state.plan["size"] > 0
                 assert list(state.metrics()) == state.names
                 told[0] += 1
+                time.sleep(1e-3)
             except Exception as error:
                 wrong.append(error)
 
