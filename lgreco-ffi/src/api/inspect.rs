@@ -3,10 +3,9 @@ use super::plan::{LGRECO_LIMIT_ERROR, Stated, lgreco_limit};
 use super::setting::lgreco_setting;
 use super::table_file::write_text;
 use crate::handle;
-use crate::pointers::{Versioned, filled, place, slice, slice_mut};
+use crate::pointers::{Versioned, filled, place, slice_mut};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
-use lgreco_train::CoreError;
 use lgreco_train::controller::metrics_line;
 use lgreco_train::controller::{Cause, Decision, Metrics, Timing};
 
