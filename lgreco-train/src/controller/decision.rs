@@ -160,7 +160,7 @@ impl Decision {
         let (size, error) = self.plan.map_or((0, 0.0), |plan| (plan.size, plan.error));
         [
             self.step,
-            self.cause as u64 | planned << 8 | u64::from(self.timing.is_some()) * IN_PICOSECONDS,
+            self.cause as u64 | planned << 8 | if self.timing.is_some() { IN_PICOSECONDS } else { 0 },
             size,
             lower_bound,
             error.to_bits(),

@@ -65,7 +65,7 @@ impl Qsgd {
     /// The least number of elements that ends a bucket and a block; more than there are if there is none.
     pub(super) fn unit(&self) -> usize {
         let bucket = self.bucket as usize;
-        bucket.checked_mul(BLOCK >> bucket.trailing_zeros().min(BLOCK.ilog2())).unwrap_or(usize::MAX)
+        bucket.saturating_mul(BLOCK >> bucket.trailing_zeros().min(BLOCK.ilog2()))
     }
 }
 
