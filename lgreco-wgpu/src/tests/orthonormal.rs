@@ -34,10 +34,11 @@ fn columns_are_orthonormal_whoever_works_on_them() {
         let tensor = Tensor::new(&uniform(rows * cols, 7), rows, cols);
         let gradient = tensor.gradients()[0];
         let candidates = Candidates::PowerSgd { iterations: 2, ranks: &[1, 3, rank as u32] };
+        // The CPU takes seconds for high ranks.
         if rank < 100 || is_full() {
             check_rows(&mut backend, &[Job { gradient, candidates, stream: STREAM }], ROWS);
+            check_low_rank(&mut backend, PowerSgd { rank: rank as u32, iterations: 1 }, &gradient, STREAM);
         }
-        check_low_rank(&mut backend, PowerSgd { rank: rank as u32, iterations: 1 }, &gradient, STREAM);
         check_orthonormal(&p_of(&mut backend, &gradient, rank as u32), rank);
     }
 }
@@ -55,8 +56,9 @@ fn p_of(backend: &mut WgpuBackend, gradient: &Gradient<'_>, rank: u32) -> Vec<Ve
 /// Of several chunks of rows, with one dispatch and with several.
 #[test]
 fn no_workgroup_memory_is_read_before_it_is_written() {
+    let shapes = [(33_000, 12, 4), (781, 205, 195)];
     for [mut filled, mut plain] in pairs() {
-        for (rows, cols, rank) in [(33_000, 12, 4), (781, 205, 195)] {
+        for &(rows, cols, rank) in if is_full() { &shapes[..] } else { &shapes[..1] } {
             assert!(Tall::new(rows, rows, rank).chunks > 1);
             let tensor = Tensor::new(&uniform(rows * cols, 7), rows, cols);
             let gradient = tensor.gradients()[0];
@@ -97,7 +99,8 @@ fn dependent() -> Vec<(&'static str, Vec<f32>, usize)> {
 fn dependent_columns_of_long_factors_are_zeros() {
     let Some(mut backend) = backend() else { return };
     assert!(Tall::new(LONG, LONG, 8).chunks > 60);
-    for (what, values, independent) in dependent() {
+    // Every second of them, unless all are wanted.
+    for (what, values, independent) in dependent().into_iter().step_by(if is_full() { 1 } else { 2 }) {
         let tensor = Tensor::new(&values, LONG, COLS);
         let gradient = tensor.gradients()[0];
         check_low_rank(&mut backend, PowerSgd { rank: 8, iterations: 1 }, &gradient, STREAM);
