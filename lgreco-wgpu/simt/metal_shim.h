@@ -214,7 +214,7 @@ inline int serve(const EntryPoint* entries, void (*measure)()) {
         std::vector<uint64_t> all(uint64_t(head[2]) * head[3] * head[4]);
         for (uint64_t i = 0; i < all.size(); ++i) all[i] = i;
         cuda_shim::S.mode = int(head[1]);
-        std::string error = cuda_shim::run(dim3(head[2], head[3], head[4]), dim3(entry.size[0], entry.size[1], entry.size[2]), 0,
+        std::string error = cuda_shim::run(dim3(head[2], head[3], head[4]), dim3(entry.size[0], entry.size[1], entry.size[2]),
                                            std::move(all), entry.run, nullptr);
         uint32_t len = uint32_t(error.size());
         give(&len, sizeof len);
