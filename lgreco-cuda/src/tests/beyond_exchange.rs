@@ -123,6 +123,7 @@ fn gradients(first: usize) -> Vec<f32> {
 }
 
 #[test]
+#[ignore = "slow"]
 fn exchanges() {
     let values = gradients(KNOWN);
     let Some(mut backend) = sparse(None) else { return };
@@ -161,6 +162,7 @@ const OF_TOPS: [(Module, &str, &str); 3] = {
 };
 
 #[test]
+#[ignore = "slow"]
 fn first_layers_of_topk() {
     let Some(mut backend) = sparse(OF_TOPS) else { return };
     MOST.set(1 << 21);
@@ -174,6 +176,7 @@ fn first_layers_of_topk() {
 }
 
 #[test]
+#[ignore = "slow"]
 fn first_layers_of_every_method_in_every_type() {
     let column = [ALL, KNOWN].map(|rows| Shape::new(rows, 1).unwrap());
     let matrix = [1 << 21, 64].map(|rows| Shape::new(rows, 1040).unwrap());
@@ -196,6 +199,7 @@ fn first_layers_of_every_method_in_every_type() {
 
 /// Places that are counted in 31 bits.
 #[test]
+#[ignore = "slow"]
 fn faults_are_found() {
     let values = gradients(KNOWN);
     for (module, from, to) in [

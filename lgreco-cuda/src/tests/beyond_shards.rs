@@ -194,6 +194,7 @@ const FILLED: [(Module, &str, &str); 3] = {
 };
 
 #[test]
+#[ignore = "slow"]
 fn shards() {
     for (setting, dtypes) in [
         (NEAREST, [Dtype::F32, Dtype::F32]),
@@ -208,6 +209,7 @@ fn shards() {
 
 /// Places that are counted in 31 bits.
 #[test]
+#[ignore = "slow"]
 fn faults_are_found() {
     for (module, setting, from, to) in [
         (Module::Exchange, NEAREST, "layer, start + i + k);", "layer, (start + i + k) % (1u << 31));"),

@@ -1,7 +1,7 @@
 //! The core's conformance suite, with the kernels on the processor.
 
 use super::simt::{Flavour, flavour};
-use super::{ROWS, backend};
+use super::{ROWS, backend, is_full};
 use crate::CudaBackend;
 use lgreco_core::Error;
 use lgreco_core::backend::{Backend, Job, JobError};
@@ -49,9 +49,9 @@ impl Backend for DecodedByKernels {
     }
 }
 
-/// Threads and blocks run forwards, backwards and at random; under the sanitizers, at random.
+/// Threads and blocks run at random; all cases run forwards and backwards, too, but not under the sanitizers.
 fn in_all_orders(check: impl Fn(&mut dyn Backend)) {
-    let orders = if flavour() == Flavour::Plain { 0..3 } else { 2..3 };
+    let orders = if is_full() && flavour() == Flavour::Plain { 0..3 } else { 2..3 };
     for order in orders {
         let Some(backend) = backend(flavour(), order) else { return };
         check(&mut DecodedByKernels(backend));

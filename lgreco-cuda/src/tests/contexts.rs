@@ -1,7 +1,7 @@
 //! Several contexts and threads, through the stand-in for the driver: each device has its context, and each thread its stack.
 #![allow(unsafe_code)]
 
-use super::driver::{run_in_all_orders, state, trainer};
+use super::driver::{is_child, run_in_all_orders, state, trainer};
 use super::enqueued::{COLS, ROWS, capture, current_context, payload, qsgd, tensor};
 use crate::CudaBackend;
 use cudarc::driver::sys::{self, CUresult};
@@ -40,6 +40,9 @@ fn encode_and_decode(device: usize, together: &Barrier) {
 #[test]
 #[ignore = "needs the fake driver"]
 fn two_threads() {
+    if !is_child() {
+        return;
+    }
     let together = Barrier::new(2);
     std::thread::scope(|scope| {
         let threads = [0, 1].map(|device| {
@@ -59,6 +62,9 @@ fn backends_of_a_context_share_its_modules() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn shared_modules() {
+    if !is_child() {
+        return;
+    }
     let decode = |backend: &mut CudaBackend| {
         let expected = payload(&qsgd(4));
         backend.decode(&expected, &mut vec![0.0; ROWS * COLS]).unwrap();
@@ -102,6 +108,9 @@ fn what_belongs_to_another_context_is_refused() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn another_context() {
+    if !is_child() {
+        return;
+    }
     let (first, own) = trainer(0);
     let (second, other) = trainer(1);
     let (mut memory, mut event) = (0, null_mut());

@@ -12,7 +12,7 @@ use cudarc::driver::sys;
 use lgreco_core::compress::{Candidates, Setting, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_testing::backend::check_all;
+use lgreco_testing::backend::{check_dense, check_qsgd};
 use std::ffi::c_void;
 use std::path::PathBuf;
 use std::process::Command;
@@ -82,11 +82,16 @@ pub(super) fn run_in_all_orders(file: &str, test: &str, variables: &[(&str, &str
     orders().into_iter().map_while(run_in).collect()
 }
 
+/// Whether [`run`] has started this process. Otherwise an ignored test has nothing to do, which `--include-ignored` runs, too.
+pub(super) fn is_child() -> bool {
+    std::env::var_os("LGRECO_CHILD").is_some()
+}
+
 /// The same, with nothing but these variables.
 fn run_with(file: &str, test: &str, variables: &[(&str, &str)]) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--ignored", "--exact", "--nocapture", &format!("tests::{file}::{test}")]);
-    let output = command.envs(variables.iter().copied()).output().unwrap();
+    let output = command.env("LGRECO_CHILD", "1").envs(variables.iter().copied()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.contains("1 passed"), "{text}");
@@ -181,26 +186,33 @@ fn the_drivers_own_name_is_looked_for_first() {
 #[test]
 #[ignore = "needs a library path of its own"]
 fn what_is_missing() {
+    if !is_child() {
+        return;
+    }
     println!("devices: {}", devices().unwrap_err());
     println!("new: {}", CudaBackend::new(0).err().unwrap());
 }
 
 #[test]
-fn the_suite_passes_through_a_driver() {
+fn a_suite_passes_through_a_driver() {
     run("driver", "suite", &[]);
 }
 
 #[test]
 #[ignore = "needs the fake driver"]
 fn suite() {
+    if !is_child() {
+        return;
+    }
     let listed = devices().unwrap();
     let DeviceInfo { name, capability, usable, .. } = &listed[0];
     assert_eq!((listed.len(), name.as_str(), capability.as_str()), (1, "Fake GPU", "8.0"));
     assert_eq!(usable.as_deref(), Ok("sm_80"));
     let mut backend = CudaBackend::new(0).unwrap();
-    check_all(&mut backend, ROWS);
+    check_dense(&mut backend);
+    check_qsgd(&mut backend, ROWS);
     let State { left: [allocations, contexts, streams, modules, on_stack, staging], launches, pageable, .. } = state();
-    assert!(allocations > 3 && modules >= 2 && launches > 1000, "{:?}", state());
+    assert!(allocations > 3 && modules >= 2 && launches > 100, "{:?}", state());
     assert_eq!((contexts, streams, on_stack, staging, pageable), (1, 1, 0, 3, 0));
     drop(backend);
     assert_eq!(state().left, [0; 6], "what is left");
@@ -216,6 +228,9 @@ fn a_trainers_stream_is_used_and_waited_for_once() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn beside_a_trainer() {
+    if !is_child() {
+        return;
+    }
     // SAFETY: no context is current, which is refused.
     assert!(matches!(unsafe { CudaBackend::with_stream(std::ptr::null_mut()) }, Err(Error::NoDevice { .. })));
     let (_, stream) = trainer(0);
@@ -283,6 +298,9 @@ fn failures_of_the_driver_are_said() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn encoding() {
+    if !is_child() {
+        return;
+    }
     let encoded = CudaBackend::new(0).and_then(|mut backend| {
         let values = lgreco_testing::powersgd::uniform(64 * 64, 1);
         let tensor = lgreco_testing::backend::Tensor::new(&values, 64, 64);
@@ -332,5 +350,8 @@ fn a_device_without_memory_pools_is_not_usable() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn listed() {
+    if !is_child() {
+        return;
+    }
     println!("usable: {:?}", devices().unwrap()[0].usable.as_ref().map_err(ToString::to_string));
 }

@@ -1,7 +1,7 @@
 //! What holds between a call that enqueues and the wait, through the stand-in for the driver, in every order of what is enqueued.
 #![allow(unsafe_code)]
 
-use super::driver::{State, run_in_all_orders, state, trainer};
+use super::driver::{State, is_child, run_in_all_orders, state, trainer};
 use crate::checks::graphs::Graph;
 use crate::{CudaBackend, DeviceExchange, DeviceGradient, Error, ExchangeConfig, ExchangeProgram};
 use cudarc::driver::sys;
@@ -113,6 +113,9 @@ fn payloads_may_go_when_the_call_has_returned() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn payloads_that_go() {
+    if !is_child() {
+        return;
+    }
     let (mut backend, _) = beside_a_trainer();
     for setting in settings() {
         let payload = payload(&setting);
@@ -143,6 +146,9 @@ fn more_uploads_than_are_staged_at_once_arrive() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn many_uploads() {
+    if !is_child() {
+        return;
+    }
     let (mut backend, _) = beside_a_trainer();
     // 61 x 147 values of 8 bits are more than both halves of what is staged in tests.
     let setting = qsgd(8);
@@ -169,6 +175,9 @@ fn a_stream_that_is_being_captured_is_refused() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn captured() {
+    if !is_child() {
+        return;
+    }
     let (mut backend, stream) = beside_a_trainer();
     let shape = Shape::new(ROWS, COLS).unwrap();
     let (gradient, sent, back) = (device(4 * ROWS * COLS), device(4 * ROWS * COLS), device(4 * ROWS * COLS));
@@ -201,6 +210,9 @@ fn a_streams_context_is_used_from_any_thread() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn fresh_thread() {
+    if !is_child() {
+        return;
+    }
     let (_, stream) = trainer(0);
     let (stream, target) = (stream.expose_provenance(), device(4 * ROWS * COLS));
     let decode = move || {
@@ -234,6 +246,9 @@ fn what_was_not_checked_is_checked_again() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn failing_check() {
+    if !is_child() {
+        return;
+    }
     let (mut backend, _) = beside_a_trainer();
     let (address, sent) = (device(4 * 64), device(4096));
     // SAFETY: the stand-in's memory is the processor's.
@@ -266,6 +281,9 @@ fn what_enqueued_work_has_failed_with_is_not_forgotten() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn failing_work() {
+    if !is_child() {
+        return;
+    }
     let (mut backend, stream) = beside_a_trainer();
     extern "C" fn fail(_: *mut c_void) -> i32 {
         700
@@ -298,6 +316,9 @@ fn a_device_that_is_full_can_still_do_what_fits() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn full() {
+    if !is_child() {
+        return;
+    }
     let mut backend = CudaBackend::new(0).unwrap();
     let mut encode = |rows: usize| {
         let (values, shape) = (uniform(64 * rows, 1), Shape::new(rows, 64).unwrap());
@@ -355,6 +376,9 @@ struct Rank {
 #[test]
 #[ignore = "needs the fake driver"]
 fn replayed() {
+    if !is_child() {
+        return;
+    }
     let (mut backend, stream) = beside_a_trainer();
     let power = Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 });
     let top = Setting::TopK(TopK { keep: 40, values: Dtype::Bf16 });

@@ -1,8 +1,8 @@
 //! Exchanges on the device against the core, step for step: payloads, residuals and means.
 #![allow(unsafe_code)]
 
-use super::backend;
 use super::simt::{Edit, Flavour, Simt, flavour};
+use super::{backend, some};
 use crate::device::Part;
 use crate::kernels::Module;
 use crate::{CudaBackend, DeviceExchange, Error, ExchangeConfig, ExchangeFault, ExchangeProgram, OnFault};
@@ -283,7 +283,7 @@ fn faults_in_the_means_of_many_ranks_are_found() {
     // Of 2 bits there are elements for which all ranks send zero with a sign.
     let layers = [(Shape::new(9, 119).unwrap(), of_bits(7)), (Shape::new(65, 64).unwrap(), of_bits(2))];
     let config = ExchangeConfig { world: 5, ..config(Dtype::F32, 1.0) };
-    for (from, to) in edits {
+    for (from, to) in some(edits) {
         let edit = Edit { module: Module::Exchange, from, to };
         let Some(device) = Simt::new(Flavour::Plain, 0, Some(edit)) else { return };
         let mut backend = CudaBackend::on(Box::new(device));
@@ -448,7 +448,7 @@ fn planted_faults_are_found() {
         ("p.layer = layer.id;", ""),
         ("p.step = step;", ""),
     ];
-    for (from, to) in edits {
+    for (from, to) in some(edits) {
         let edit = Edit { module: Module::Exchange, from, to };
         let Some(device) = Simt::new(Flavour::Plain, 0, Some(edit)) else { return };
         let mut backend = CudaBackend::on(Box::new(device));
@@ -475,7 +475,7 @@ fn no_race_is_found_until_one_is_planted() {
     let elements: usize = layers().iter().map(|(shape, _)| shape.elements()).sum();
     assert_eq!(outcome, Ok(WORLD * elements));
     let from = "        // The next span's buckets may be shared by other warps.\n        __syncthreads();\n";
-    for (from, to) in [(from, ""), ("held = next;\n            __syncthreads();", "held = next;")] {
+    for (from, to) in some([(from, ""), ("held = next;\n            __syncthreads();", "held = next;")]) {
         let edit = Edit { module: Module::Exchange, from, to };
         let found = run(Some(edit)).expect("g++").expect_err("the planted race");
         assert!(found.contains("race ("), "{from}: {found}");

@@ -1,10 +1,10 @@
 //! What goes wrong in exchanges by sums: on one rank, on all, between ranks that disagree; and data races.
 #![allow(unsafe_code)]
 
-use super::backend;
 use super::exchange::{Memory, bits, narrowed};
 use super::exchange_sums::{After, Layers, Rank, WORLD, config, floats, of, power, ranks, step, summed};
 use super::simt::{Edit, Flavour, Simt, flavour};
+use super::{backend, some};
 use crate::exchange::PEER;
 use crate::kernels::Module;
 use crate::{CudaBackend, Error, ExchangeConfig, ExchangeFault, ExchangeProgram, OnFault};
@@ -229,10 +229,10 @@ fn no_race_is_found_until_one_is_planted() {
     let Some(outcome) = run(None) else { return };
     assert_eq!(outcome, Ok(()));
     // Of what exchanges share with rows, the tests of these plant more.
-    for (from, to) in [
+    for (from, to) in some([
         ("    // The next piece needs the room.\n    __syncthreads();\n", ""),
         ("u32(first && row + k / STEPS < f.rows && ", "u32(first && "),
-    ] {
+    ]) {
         let edit = Edit { module: Module::ExchangeSums, from, to };
         let found = run(Some(edit)).expect("g++").err().map(|error| error.to_string());
         assert!(found.as_ref().is_some_and(|said| said.contains("race (")), "{from}: {found:?}");

@@ -1,9 +1,9 @@
 //! Exchanges of layers under TopK on the device, alone and among others, against the core.
 
-use super::backend;
 use super::exchange::{Memory, Rank, WORLD, bits, config, gathered, ranks, spoiled_step, steps_of, told};
 use super::sample;
 use super::simt::{Edit, Flavour, Simt, flavour};
+use super::{backend, is_full, some};
 use crate::kernels::Module;
 use crate::{CudaBackend, ExchangeConfig, ExchangeFault, OnFault};
 use lgreco_core::backend::{Backend, Portable};
@@ -80,7 +80,7 @@ fn so_they_are_of_magnitudes_of_any_kind() {
         |_, x| f32::from_bits(0x3f80_0000 | (x.to_bits() & 0x3ff)),
         |_, x| if x < 0.0 { -0.0 } else { f32::from_bits(x.to_bits() & 0xffff) },
     ];
-    for (number, kind) in kinds.into_iter().enumerate() {
+    for (number, kind) in some(kinds.into_iter().enumerate()) {
         let Some(mut backend) = backend(flavour(), number as i32 % 3) else { return };
         let values = |count: usize, seed: u64| {
             uniform(count, seed).into_iter().enumerate().map(|(i, x)| kind(i, x)).collect::<Vec<_>>()
@@ -100,7 +100,7 @@ fn means_of_many_ranks_are_the_cores() {
         let config = ExchangeConfig { world, ..config(Dtype::F32, 1.0) };
         Some(steps_of(&mut backend, &layers, config, 1, uniform))
     };
-    for world in [1, 5, 32, 35, 65] {
+    for world in if is_full() { vec![1, 5, 32, 35, 65] } else { vec![5, 35] } {
         let Some(compared) = steps(world, None) else { return };
         assert_eq!(compared, Ok(of(&layers) / WORLD * world as usize), "{world} ranks");
     }
@@ -273,12 +273,12 @@ fn edited(
 fn no_race_is_found_until_one_is_planted() {
     let Some(outcome) = edited(Flavour::Races, 1, []) else { return };
     assert_eq!(outcome, Ok(of(&layers())));
-    for (from, to) in [
+    for (from, to) in some([
         ("        __syncthreads();\n        u32 to = together.place;", "        u32 to = together.place;"),
         ("                __syncwarp();\n            }\n        }\n    }\n}", "            }\n        }\n    }\n}"),
         ("atomicAdd(&room[bin_of(magnitude, base)], 1u);", "room[bin_of(magnitude, base)] += 1;"),
         ("index + 1 == top.keep && index % 2 == 0", "false"),
-    ] {
+    ]) {
         let Some(Err(said)) = edited(Flavour::Races, 1, [(from, to)]) else { panic!("not found: {from}") };
         assert!(said.contains("race ("), "{from}: {said}");
     }
@@ -300,7 +300,7 @@ fn planted_faults_are_found() {
         ("sum << (ROOM - (exponent - least_exponent(bin)))", "sum << ROOM"),
         ("if (!misses) {", "if (true) {"),
     ];
-    for (from, to) in edits {
+    for (from, to) in some(edits) {
         // Of what there is no room for, where the sample is wrong.
         let lower = "max(lower.bin << SAMPLE_SHIFT, 2u << 23) - (2u << 23)";
         let no_room = from.contains("fits").then_some(("min(lower.bin << SAMPLE_SHIFT, INFINITE)", lower));

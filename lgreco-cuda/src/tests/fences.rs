@@ -3,6 +3,7 @@
 
 use super::ptx::ptx;
 use super::simt::{Edit, Flavour, Simt};
+use super::some;
 use super::topk::with_ties;
 use crate::CudaBackend;
 use crate::kernels::Module;
@@ -79,21 +80,21 @@ const WITH_TOO_LITTLE: [(&str, &str); 3] = [
 
 #[test]
 fn a_missing_fence_is_found() {
-    for module in [Module::TopK, Module::Selection, Module::PowerSgd] {
-        for (from, to) in WITHOUT_A_FENCE {
-            let Some(said) = race(module, from, to) else { return };
-            assert!(said.contains(" between blocks, global memory"), "{module:?}, {from} becomes {to}: {said}");
-        }
+    let modules = [Module::TopK, Module::Selection, Module::PowerSgd];
+    for (module, (from, to)) in some(modules.into_iter().flat_map(|module| WITHOUT_A_FENCE.map(|edit| (module, edit))))
+    {
+        let Some(said) = race(module, from, to) else { return };
+        assert!(said.contains(" between blocks, global memory"), "{module:?}, {from} becomes {to}: {said}");
     }
 }
 
 #[test]
 fn a_fence_that_orders_too_little_is_found() {
-    for module in [Module::TopK, Module::PowerSgd] {
-        for (from, to) in WITH_TOO_LITTLE {
-            let Some(said) = race(module, from, to) else { return };
-            assert!(said.contains(" between blocks, global memory"), "{module:?}, {from} becomes {to}: {said}");
-        }
+    let modules = [Module::TopK, Module::PowerSgd];
+    for (module, (from, to)) in some(modules.into_iter().flat_map(|module| WITH_TOO_LITTLE.map(|edit| (module, edit))))
+    {
+        let Some(said) = race(module, from, to) else { return };
+        assert!(said.contains(" between blocks, global memory"), "{module:?}, {from} becomes {to}: {said}");
     }
 }
 
@@ -101,10 +102,10 @@ fn a_fence_that_orders_too_little_is_found() {
 /// empties what others read later.
 #[test]
 fn a_block_that_does_not_wait_is_found() {
-    for (module, from, kind) in [
+    for (module, from, kind) in some([
         (Module::TopK, "    return before + own == all;\n", "race (write-read between blocks"),
         (Module::PowerSgd, "    return shared;\n", "race (read-write between blocks"),
-    ] {
+    ]) {
         let Some(said) = race(module, from, "    return true;\n") else { return };
         assert!(said.contains(kind), "{module:?}: {said}");
     }
@@ -120,7 +121,7 @@ fn other_ways_that_are_right_are_no_races() {
     let by_one = "    __syncthreads();\n    if (threadIdx.x == 0) {\n        __threadfence();\n        \
                   before = atomicAdd(done, own);\n        __threadfence();\n        if (before + own == all) {\n            \
                   atomicExch(done, 0u);\n        }\n    }\n    __syncthreads();\n";
-    for (from, to) in [(own, by_one), (FRESH, "return word;")] {
+    for (from, to) in some([(own, by_one), (FRESH, "return word;")]) {
         let Some(said) = race(Module::TopK, from, to) else { return };
         assert_eq!(said, "", "{to}");
     }

@@ -2,7 +2,7 @@
 //! what is enqueued when somebody waits and not before.
 #![allow(unsafe_code)]
 
-use super::driver::{State, run, state};
+use super::driver::{State, is_child, run, state};
 use super::enqueued::{COLS, ROWS, beside_a_trainer, device, qsgd, values};
 use crate::{CudaBackend, DeviceGradient, DeviceJob, DeviceWindow, ExchangeConfig, ExchangeFault, ExchangeProgram};
 use cudarc::driver::sys;
@@ -57,6 +57,9 @@ fn faults_of_a_step_are_read_while_the_next_is_enqueued() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn faults_later() {
+    if !is_child() {
+        return;
+    }
     let (mut backend, stream) = beside_a_trainer();
     let shape = Shape::new(ROWS, COLS).unwrap();
     let top = Setting::TopK(TopK { keep: 40, values: Dtype::F32 });
@@ -137,6 +140,9 @@ fn plans_rows_need_no_wait_and_no_memory_but_the_callers() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn rows_later() {
+    if !is_child() {
+        return;
+    }
     let (mut backend, stream) = beside_a_trainer();
     let shape = Shape::new(ROWS, COLS).unwrap();
     let layers = [(shape, Dtype::F32); 3];
@@ -208,6 +214,9 @@ fn rows_of_what_is_not_finite_say_where() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn not_finite_later() {
+    if !is_child() {
+        return;
+    }
     let (mut backend, stream) = beside_a_trainer();
     let (shape, gradients) = (Shape::new(ROWS, COLS).unwrap(), device(4 * ROWS * COLS));
     // SAFETY: as many values.

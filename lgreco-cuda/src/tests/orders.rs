@@ -1,10 +1,10 @@
 //! Blocks of a grid in every order, one after another and a few at a time: the bits are the same, whichever comes last.
 
-use super::backend;
 use super::exchange::{config, steps_of};
 use super::exchange_sums::{self, floats, ranks, step};
 use super::exchange_topk::{layers, of};
 use super::simt::{Edit, Flavour, Simt, flavour};
+use super::{backend, is_full, some};
 use crate::CudaBackend;
 use crate::gpu::most;
 use crate::kernels::Module;
@@ -17,9 +17,10 @@ use lgreco_core::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_encode, check_rows};
 use lgreco_testing::powersgd::uniform;
 
-/// Forwards, backwards, and at random so that each block of the largest grid in which blocks loop comes last once.
-fn orders() -> std::ops::Range<i32> {
-    0..2 + most() as i32
+/// Forwards, and at random so that the second block of a grid comes last; with all cases backwards, too, and so that each block of the
+/// largest grid in which blocks loop comes last once.
+fn orders() -> Vec<i32> {
+    if is_full() { (0..2 + most() as i32).collect() } else { vec![0, 3] }
 }
 
 /// Rows of all methods, of many more values than three blocks take at once, and a payload of PowerSGD.
@@ -116,14 +117,15 @@ const LAST: &str = "return before + own == all;";
 /// Each of these faults is of one block alone, and found where this one comes last.
 #[test]
 fn every_block_comes_last() {
-    for (last, fault) in [
-        "return before + own == all && blockIdx.x != 0;",
-        "return before + own == all && blockIdx.x != 1;",
-        "return before + own == all && blockIdx.x != 2;",
-    ]
-    .into_iter()
-    .enumerate()
-    {
+    for (last, fault) in some(
+        [
+            "return before + own == all && blockIdx.x != 0;",
+            "return before + own == all && blockIdx.x != 1;",
+            "return before + own == all && blockIdx.x != 2;",
+        ]
+        .into_iter()
+        .enumerate(),
+    ) {
         for check in [one_layer, one_row] {
             let Some(found) = fails(2 + last as i32, LAST, fault, check) else { return };
             assert!(found, "block {last}");

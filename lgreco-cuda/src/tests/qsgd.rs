@@ -1,7 +1,7 @@
 //! QSGD's fused kernels: buckets that a block holds, data races, and planted bugs.
 
 use super::simt::{Edit, Flavour, Simt, flavour};
-use super::{ROWS, backend};
+use super::{ROWS, backend, some};
 use crate::device::Part;
 use crate::gpu::Scratch;
 use crate::kernels::Module;
@@ -192,12 +192,12 @@ fn said(flavour: Flavour, bucket: u32, from: &'static str, to: &'static str) -> 
 
 #[test]
 fn missing_barriers_are_found() {
-    for (bucket, from, to) in [
+    for (bucket, from, to) in some([
         (256, "    meet(p);\n    u32 slot", "    u32 slot"),
         (256, "    meet(p);\n}", "}"),
         (256, "        __syncwarp();\n    }\n}", "    }\n}"),
         (512, "    __syncthreads();\n    sum = 0.0;", "    sum = 0.0;"),
-    ] {
+    ]) {
         let Some(said) = said(Flavour::Races, bucket, from, to) else { return };
         assert!(said.contains("race (") && said.contains("shared memory"), "{from}: {said}");
     }
@@ -208,7 +208,7 @@ fn missing_barriers_are_found() {
 
 #[test]
 fn wrong_numbers_are_found() {
-    for (bucket, from, to) in [
+    for (bucket, from, to) in some([
         (64, "min(p.bucket / 4, 32u)", "32"),
         (256, "held.extremes[slot] = Extremes{0, 0, 0};", ""),
         (4096, "(first & (p.bucket - 1)) == 0", "true"),
@@ -220,7 +220,7 @@ fn wrong_numbers_are_found() {
         (512, "u64(high) << (4 * p.bits)", "u64(high) << (3 * p.bits)"),
         (512, "(here * bits + 7) / 8", "here * bits / 8"),
         (512, "upper ? values[k] : values[k + places]", "values[k]"),
-    ] {
+    ]) {
         let Some(said) = said(Flavour::Plain, bucket, from, to) else { return };
         let differs = ["that differs", ", expected "].iter().any(|words| said.contains(words));
         assert!(differs, "{from}: {said}");

@@ -2,7 +2,7 @@
 //! runs what nothing orders as `FAKE_CUDA_ORDER` says.
 #![allow(unsafe_code)]
 
-use super::driver::{run, run_in_all_orders, state, trainer};
+use super::driver::{is_child, run, run_in_all_orders, state, trainer};
 use super::enqueued::{COLS, ROWS, capture, device, payload, qsgd, values};
 use crate::kernels::{Kernel, Module};
 use crate::libcuda::Cuda;
@@ -104,6 +104,9 @@ fn is_sent(backends: &mut [CudaBackend; 2], streams: [CUstream; 2], ordered: boo
 #[test]
 #[ignore = "needs the fake driver"]
 fn two_streams() {
+    if !is_child() {
+        return;
+    }
     let streams = [trainer(0).1, trainer(0).1];
     // SAFETY: the streams and their context stay.
     let mut backends = streams.map(|stream| unsafe { CudaBackend::with_stream(stream.cast()) }.unwrap());
@@ -130,6 +133,9 @@ fn copies_of_the_null_stream_that_wait_for_no_backend_are_found() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn copied_after() {
+    if !is_child() {
+        return;
+    }
     trainer(0);
     let mut backend = CudaBackend::new(0).unwrap();
     let ((gradient, _), expected) = (gradient(), payload(&qsgd(4)));
@@ -161,6 +167,9 @@ fn uploads_that_no_backend_waits_for_are_found() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn uploaded_before() {
+    if !is_child() {
+        return;
+    }
     trainer(0);
     let mut backend = CudaBackend::new(0).unwrap();
     let expected = payload(&qsgd(4));
@@ -189,6 +198,9 @@ fn only_waits_are_waits() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn no_waits() {
+    if !is_child() {
+        return;
+    }
     let ([stream, other], words) = ([trainer(0).1, trainer(0).1], [device(4), device(4)]);
     let (mut of_stream, freed) = (0, device(4));
     let now = || words.map(|word| values(word, 1)[0].to_bits());
@@ -217,6 +229,9 @@ fn events_are_places_in_their_streams() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn places() {
+    if !is_child() {
+        return;
+    }
     let stream = trainer(0).1;
     let (mut event, words) = (null_mut(), device(8));
     let now = || values(words, 2).to_vec().into_iter().map(f32::to_bits).collect::<Vec<_>>();
@@ -246,6 +261,9 @@ fn pageable_memory_is_copied_at_once_and_counted() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn pageable() {
+    if !is_child() {
+        return;
+    }
     let (stream, word) = (trainer(0).1, device(4));
     let mut bits = 7u32;
     assert_eq!(state().pageable, 0);
@@ -266,6 +284,9 @@ fn the_null_stream_is_ordered_with_those_that_block() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn null_stream() {
+    if !is_child() {
+        return;
+    }
     let other = trainer(0).1;
     let (mut blocking, words) = (null_mut(), device(4));
     // SAFETY: a place for a stream, and a word.
@@ -302,6 +323,9 @@ fn staging_waits_for_the_half_that_it_writes() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn halves() {
+    if !is_child() {
+        return;
+    }
     let stream = trainer(0).1;
     let target = device(3 * HALF);
     let mut staging = Staging::new(Cuda::load().unwrap(), HALF).unwrap();
@@ -329,6 +353,9 @@ fn captures_refuse_what_waits_and_loads() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn refusals() {
+    if !is_child() {
+        return;
+    }
     let (stream, other) = (trainer(0).1, trainer(0).1);
     let (mut event, mut memory, mut module) = (null_mut(), 0, null_mut());
     let mut word = 0u32;
@@ -372,6 +399,9 @@ fn a_backend_spoils_no_capture() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn spoilt() {
+    if !is_child() {
+        return;
+    }
     let stream = trainer(0).1;
     // SAFETY: the stream and its context stay.
     let backend = || unsafe { CudaBackend::with_stream(stream.cast()) };
@@ -398,6 +428,9 @@ fn workspace_that_would_grow_in_a_capture_is_kept() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn growing() {
+    if !is_child() {
+        return;
+    }
     let stream = trainer(0).1;
     let target = device(4 * ROWS * COLS);
     let own = state().left[0];

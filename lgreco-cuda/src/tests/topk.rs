@@ -2,7 +2,7 @@
 
 use super::qsgd::part;
 use super::simt::{Edit, Flavour, Simt, flavour};
-use super::{ROWS, backend};
+use super::{ROWS, backend, some};
 use crate::gpu::Scratch;
 use crate::kernels::Module;
 use crate::{CudaBackend, DeviceGradient, DeviceJob};
@@ -144,7 +144,7 @@ fn race(module: Module, from: &'static str, to: &'static str) -> Option<String> 
 
 #[test]
 fn missing_barriers_are_found() {
-    for (module, from, to) in [
+    for (module, from, to) in some([
         (Module::TopK, "    __syncthreads();\n    const void* values", "    const void* values"),
         (Module::TopK, "    __syncthreads();\n    window.give_all", "    window.give_all"),
         (Module::TopK, "exponents);\n    }\n    __syncthreads();", "exponents);\n    }"),
@@ -152,7 +152,7 @@ fn missing_barriers_are_found() {
         (Module::TopK, "    __syncthreads();\n    double* errors", "    double* errors"),
         (Module::Positions, "    __syncthreads();\n    u32 index", "    u32 index"),
         (Module::Positions, "    __syncthreads();\n    sum = 0", "    sum = 0"),
-    ] {
+    ]) {
         let Some(said) = race(module, from, to) else { return };
         assert!(said.contains("race (") && said.contains("shared memory"), "{from}: {said}");
     }
@@ -185,7 +185,7 @@ fn wrong_numbers_are_found() {
         [&ties.concat()[..], &of_narrow(backend).unwrap_or([f64::NAN; 3])].concat()
     };
     let expected_rows = all_rows(&mut Portable);
-    for (module, from, to) in [
+    for (module, from, to) in some([
         (Module::TopK, "window.add(p, all, bits_of(four[k]))", "window.add(p, all, bits_of(four[0]))"),
         (Module::TopK, "i < end; i += READERS * 4", "i < end; i += READERS * 8"),
         (Module::TopK, "(part + 0.5) * (WIDTH / PARTS)", "0.0"),
@@ -198,7 +198,7 @@ fn wrong_numbers_are_found() {
         (Module::TopK, "rank - above,", "rank,"),
         (Module::TopK, "up ? unit - part : part", "part"),
         (Module::Positions, "= kept_value(p, kept, index);", "= kept_value(p, kept, 0);"),
-    ] {
+    ]) {
         let Some(mut backend) = edited(Flavour::Plain, module, from, to) else { return };
         let rows = all_rows(&mut backend);
         let near = rows.iter().zip(&expected_rows).all(|(a, b)| (a - b).abs() <= ROWS * b);
@@ -335,13 +335,13 @@ fn payloads_in_turn(backend: &mut CudaBackend) {
 fn payloads_do_not_depend_on_those_before() {
     let Some(simt) = Simt::new(flavour(), 0, None) else { return };
     payloads_in_turn(&mut CudaBackend::on(Box::new(simt.reusing())));
-    for (from, to) in [
+    for (from, to) in some([
         ("u32 largest = atomicExch(&cut->largest, 0u);", "u32 largest = cut->largest;"),
         ("u32 least = atomicExch(&cut->least, 0u);", "u32 least = cut->least;"),
         ("atomicExch(&few->counts[slot], 0u)", "few->counts[slot]"),
         ("u64 sum = atomicExch(&few->sums[slot], 0ull);", "u64 sum = few->sums[slot];"),
         ("u64 another = atomicExch(&few->sums[slot + other], 0ull);", "u64 another = few->sums[slot + other];"),
-    ] {
+    ]) {
         let edit = Edit { module: Module::Selection, from, to };
         let Some(simt) = Simt::new(Flavour::Plain, 0, Some(edit)) else { return };
         let mut backend = CudaBackend::on(Box::new(simt.reusing()));

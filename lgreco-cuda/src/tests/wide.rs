@@ -1,10 +1,10 @@
 //! Layers under TopK that keep so much, or have so many ties, that what is gathered has an upper end, too, against the core.
 
-use super::backend;
 use super::exchange::{config, steps_of};
 use super::exchange_topk::of;
 use super::sample::{KINDS, edited};
 use super::simt::{Flavour, flavour};
+use super::{backend, some};
 use crate::CudaBackend;
 use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Setting, topk::TopK};
@@ -62,7 +62,7 @@ fn check_some(backend: &mut CudaBackend, kind: fn(usize, f32) -> f32, number: us
 
 #[test]
 fn payloads_are_the_cores_at_any_k() {
-    for (number, kind) in kinds().enumerate() {
+    for (number, kind) in some(kinds().enumerate()) {
         let Some(mut backend) = backend(flavour(), number as i32 % 4) else { return };
         check(&mut backend, kind, number);
     }
@@ -77,7 +77,7 @@ fn ties_take_no_slow_way() {
     let through_few = "u32 size = gathered && cut->used <= top.count / 64 ? cut->used : 0;";
     let read = "u32 size = gathered ? cut->used : top.count;";
     let Some(mut through_few) = edited(Flavour::Plain, 0, read, through_few) else { return };
-    for (number, kind) in kinds().enumerate().filter(|(number, _)| [1, 2, 3, 6, 8, 10].contains(number)) {
+    for (number, kind) in some(kinds().enumerate().filter(|(number, _)| [1, 2, 3, 6, 8, 10].contains(number))) {
         let is_sparse = |keep| number == 3 && keep == COUNT / 100;
         check_some(&mut without, kind, number, |keep| !is_sparse(keep));
         check_some(&mut through_few, kind, number, is_sparse);
@@ -103,7 +103,7 @@ fn layers() -> Vec<(Shape, Setting)> {
 #[test]
 fn buckets_are_the_cores() {
     let layers = layers();
-    for (number, kind) in kinds().enumerate().filter(|(number, _)| [0, 3, 7, 8, 11].contains(number)) {
+    for (number, kind) in some(kinds().enumerate().filter(|(number, _)| [0, 3, 7, 8, 11].contains(number))) {
         let Some(mut backend) = backend(flavour(), 1 + number as i32 % 5) else { return };
         let config = config([Dtype::F32, Dtype::Bf16][number % 2], [1.0, 0.6][number % 2]);
         let compared = steps_of(&mut backend, &layers, config, 2, |count, seed| values(kind, count, seed));
@@ -124,7 +124,7 @@ fn no_kernel_has_a_data_race() {
 #[test]
 fn planted_faults_are_found() {
     let mut missed = Vec::new();
-    for (from, to) in [
+    for (from, to) in some([
         ("above += warps[warp] & field;", ""),
         ("ends.above << 16;", "0;"),
         ("add(ceiling, ends.upper);", ""),
@@ -132,7 +132,7 @@ fn planted_faults_are_found() {
         ("ends.lower * above_or_tied(bound, prefix)", "0"),
         ("cut->above = 0;", ""),
         ("digits_of(magnitude, most - guess)", "digits_of(magnitude, most)"),
-    ] {
+    ]) {
         let Some(mut backend) = edited(Flavour::Plain, 0, from, to) else { return };
         let layers = layers();
         let found = kinds().enumerate().filter(|(number, _)| [0, 3, 6, 11].contains(number)).any(|(_, kind)| {
