@@ -7,7 +7,7 @@
 //! AdaComp ([`adacomp`](crate::compress::adacomp)) is the one method that looks at `g` beside `p`: [`Memory::step`] hands it
 //! both.
 //!
-//! All methods go with it, [`suits`] tells before there is a gradient, [`contraction`] of a gradient. QSGD is unbiased and
+//! All methods go with it, [`suits()`] tells before there is a gradient, [`contraction`] of a gradient. QSGD is unbiased and
 //! needs no feedback, and goes with it by bits and bucket: 4 bits in up to 512, 3 in 128. With too few bits for its bucket it
 //! is no contraction, and whatever is remembered grows from step to step until it overflows. LoCo's own feedback is
 //! [`Residual::LOCO`].
