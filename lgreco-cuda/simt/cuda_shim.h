@@ -25,6 +25,12 @@ struct alignas(8) uint2 {
 };
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
+    // One store, as on a GPU.
+    __attribute__((always_inline)) uint4& operator=(const uint4& other) {
+        typedef unsigned Vector __attribute__((vector_size(16), may_alias));
+        *reinterpret_cast<Vector*>(this) = *reinterpret_cast<const Vector*>(&other);
+        return *this;
+    }
 };
 struct dim3 {
     unsigned x, y, z;
@@ -40,7 +46,6 @@ constexpr int warpSize = 32;
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __shared__ static __attribute__((section("cuda_shared")))  // a static is the copy of the block that is running
-#define DYN_SHARED(T, name) T* name = reinterpret_cast<T*>(cuda_shim::S.dyn.data())
 #define SHIM_NOSAN __attribute__((no_sanitize("thread")))
 extern "C" {
 extern char __start_cuda_shared[] __attribute__((weak));

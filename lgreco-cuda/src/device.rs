@@ -44,8 +44,6 @@ pub(crate) struct Launch<'a> {
     pub(crate) grid: [u32; 3],
     /// Threads per block.
     pub(crate) block: u32,
-    /// Bytes of dynamic shared memory.
-    pub(crate) shared: u32,
     /// The kernel's `Params`.
     pub(crate) params: &'a [u8],
     pub(crate) parts: &'a [Part],
@@ -110,6 +108,11 @@ pub(crate) trait Device: Send {
 
     /// Enqueued.
     fn launch(&mut self, launch: Launch<'_>) -> Result<(), Error>;
+
+    /// Blocks of a kernel, of so many threads, that run at a time.
+    fn resident(&mut self, _: Kernel, _threads: u32) -> Result<u64, Error> {
+        Ok(2048)
+    }
 
     /// Done: from now on [`multiply`](Device::multiply) may be called. cuBLAS has the memory to itself.
     fn use_cublas(&mut self, _: Part) -> Result<(), Error> {

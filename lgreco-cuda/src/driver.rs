@@ -5,7 +5,7 @@ use crate::Error;
 use crate::code::Code;
 use crate::compiler::capability;
 use crate::cublas::Cublas;
-use crate::device::{Device, Gemm, Launch, Part};
+use crate::device::{BLOCK, Device, Gemm, Launch, Part};
 use crate::error::{said, words};
 use crate::kernels::{Kernel, Module};
 use crate::libraries::fault;
@@ -21,7 +21,7 @@ const OLDEST_DRIVER: i32 = 11_020;
 pub(crate) const OLDEST_DEVICE: u32 = 70;
 
 /// What is called of the driver's library, by way of cudarc, which panics where one is missing.
-pub(crate) const FUNCTIONS: [&str; 36] = [
+pub(crate) const FUNCTIONS: [&str; 37] = [
     "cuCtxGetDevice",
     "cuCtxPopCurrent_v2",
     "cuCtxPushCurrent_v2",
@@ -53,6 +53,7 @@ pub(crate) const FUNCTIONS: [&str; 36] = [
     "cuModuleGetFunction",
     "cuModuleLoadData",
     "cuModuleUnload",
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor",
     "cuStreamCreate",
     "cuStreamDestroy_v2",
     "cuStreamGetCtx",
@@ -155,6 +156,8 @@ pub(crate) struct Driver {
     folder: Option<PathBuf>,
     modules: HashMap<Module, sys::CUmodule>,
     functions: HashMap<Kernel, sys::CUfunction>,
+    /// Blocks that run at a time.
+    resident: HashMap<Kernel, u64>,
     cublas: Option<Cublas>,
     staging: Option<Staging>,
 }
@@ -236,9 +239,9 @@ impl Driver {
     }
 
     fn of(context: sys::CUcontext, stream: sys::CUstream, own: Option<sys::CUdevice>, code: Code) -> Self {
-        let (modules, functions) = (HashMap::new(), HashMap::new());
+        let (modules, functions, resident) = (HashMap::new(), HashMap::new(), HashMap::new());
         let (folder, cublas, staging) = (None, None, None);
-        Driver { context, stream, own, code, folder, modules, functions, cublas, staging }
+        Driver { context, stream, own, code, folder, modules, functions, resident, cublas, staging }
     }
 
     /// What bytes of the host go through. The context is current.
@@ -316,8 +319,26 @@ impl Device for Driver {
     }
 
     fn prepare(&mut self, kernel: Kernel) -> Result<(), Error> {
+        self.resident(kernel, BLOCK).map(drop)
+    }
+
+    fn resident(&mut self, kernel: Kernel, threads: u32) -> Result<u64, Error> {
+        if let Some(&blocks) = self.resident.get(&kernel) {
+            return Ok(blocks);
+        }
         let _current = self.enter()?;
-        self.function(kernel).map(drop)
+        let function = self.function(kernel)?;
+        let (mut each, mut device) = (0, 0);
+        // SAFETY: a place for an int; the kernel is loaded.
+        let found = unsafe { sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut each, function, threads as i32, 0) };
+        said("cuOccupancyMaxActiveBlocksPerMultiprocessor", found.result())?;
+        // SAFETY: a place for a device; a context is current.
+        said("cuCtxGetDevice", unsafe { sys::cuCtxGetDevice(&mut device) }.result())?;
+        let multiprocessors =
+            attribute(device, sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let blocks = each.max(1) as u64 * multiprocessors.max(1) as u64;
+        self.resident.insert(kernel, blocks);
+        Ok(blocks)
     }
 
     fn stage(&mut self, bytes: usize) -> Result<(), Error> {
@@ -369,7 +390,7 @@ impl Device for Driver {
         // returns; what it does with its memory is checked on the processor, under a sanitizer.
         let launched = unsafe {
             let (grid, block) = ((x, y, z), (launch.block, 1, 1));
-            result::launch_kernel(function, grid, block, launch.shared, self.stream, &mut params.pointers())
+            result::launch_kernel(function, grid, block, 0, self.stream, &mut params.pointers())
         };
         said(launch.kernel.entry, launched)
     }

@@ -15,9 +15,7 @@ pub(crate) enum Scratch {
     Values,
     Results,
     Partials,
-    Extremes,
     Layers,
-    Grids,
     Payload,
     Output,
     #[cfg(feature = "train")]
@@ -245,9 +243,9 @@ impl Gpu {
         kernel: Kernel,
         params: P,
         parts: &[Part],
-        blocks: u64,
+        blocks: impl Into<Blocks>,
     ) -> Result<(), Error> {
-        self.launch_3d(kernel, params, parts, [blocks, 1, 1], 0)
+        self.launch_of(kernel, params, parts, blocks, BLOCK)
     }
 
     /// Enqueued: as [`launch`](Gpu::launch), with blocks of `threads` threads.
@@ -256,37 +254,10 @@ impl Gpu {
         kernel: Kernel,
         params: P,
         parts: &[Part],
-        blocks: u64,
+        blocks: impl Into<Blocks>,
         threads: u32,
     ) -> Result<(), Error> {
-        let params = bytemuck::bytes_of(&params);
-        self.device.launch(Launch {
-            kernel,
-            grid: [blocks as u32, 1, 1],
-            block: threads,
-            shared: 0,
-            params,
-            parts,
-            capturable: false,
-        })
-    }
-
-    /// Enqueued: as [`launch`](Gpu::launch), with a grid of three dimensions and `shared` bytes of dynamic shared
-    /// memory.
-    pub(crate) fn launch_3d<P: Pod>(
-        &mut self,
-        kernel: Kernel,
-        params: P,
-        parts: &[Part],
-        grid: [u64; 3],
-        shared: u32,
-    ) -> Result<(), Error> {
-        if grid.contains(&0) {
-            return Ok(());
-        }
-        let grid = grid.map(|blocks| blocks as u32);
-        let params = bytemuck::bytes_of(&params);
-        self.device.launch(Launch { kernel, grid, block: BLOCK, shared, params, parts, capturable: false })
+        self.start(kernel, bytemuck::bytes_of(&params), parts, blocks.into(), (threads, false))
     }
 
     /// Enqueued: as [`launch`](Gpu::launch), also into a graph. No argument changes from step to step, and the kernel is
@@ -296,10 +267,28 @@ impl Gpu {
         kernel: Kernel,
         params: P,
         parts: &[Part],
-        blocks: u64,
+        blocks: impl Into<Blocks>,
     ) -> Result<(), Error> {
-        let (params, grid) = (bytemuck::bytes_of(&params), [blocks as u32, 1, 1]);
-        self.device.launch(Launch { kernel, grid, block: BLOCK, shared: 0, params, parts, capturable: true })
+        self.start(kernel, bytemuck::bytes_of(&params), parts, blocks.into(), (BLOCK, true))
+    }
+
+    fn start(
+        &mut self,
+        kernel: Kernel,
+        params: &[u8],
+        parts: &[Part],
+        blocks: Blocks,
+        (block, capturable): (u32, bool),
+    ) -> Result<(), Error> {
+        let blocks = match blocks {
+            Blocks::Exactly(blocks) => blocks,
+            Blocks::AtMost(blocks) => blocks.min(most(self.device.resident(kernel, block)?)),
+        };
+        if blocks == 0 {
+            return Ok(());
+        }
+        let grid = [blocks as u32, 1, 1];
+        self.device.launch(Launch { kernel, grid, block, params, parts, capturable })
     }
 
     /// Done: the bytes of `part`.
@@ -333,10 +322,30 @@ impl Drop for Gpu {
     }
 }
 
-/// Blocks of kernels whose threads take more than one share when there would be more of them; enough to fill any
-/// device.
+/// Blocks of a launch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Blocks {
+    Exactly(u64),
+    /// As many as the device runs at a time, up to this number. They go over their shares in a loop.
+    AtMost(u64),
+}
+
+impl From<u64> for Blocks {
+    fn from(blocks: u64) -> Self {
+        Blocks::Exactly(blocks)
+    }
+}
+
+/// Blocks that go over their shares in a loop, of so many that the device runs at a time.
 #[cfg(not(test))]
-pub(crate) const fn most() -> u64 {
+const fn most(resident: u64) -> u64 {
+    resident
+}
+
+/// Sums of a layer in f64 at most, one for each block that adds some up. The number does not depend on the device, so that all
+/// devices add in the same order.
+#[cfg(not(test))]
+const fn sums() -> u64 {
     2048
 }
 
@@ -347,13 +356,18 @@ thread_local! {
 }
 
 #[cfg(test)]
-pub(crate) fn most() -> u64 {
+fn most(resident: u64) -> u64 {
+    resident.min(MOST.get())
+}
+
+#[cfg(test)]
+fn sums() -> u64 {
     MOST.get()
 }
 
 /// Blocks of a launch over several layers, if there is more than one.
 pub(crate) fn together() -> u64 {
-    64 * most()
+    64 * sums()
 }
 
 /// Blocks for `threads` threads.
@@ -362,11 +376,16 @@ pub(crate) fn blocks(threads: u64) -> u64 {
 }
 
 /// Blocks for at most `threads` threads, which go over their shares in a loop.
-pub(crate) fn looping_blocks(threads: u64) -> u64 {
-    blocks(threads).min(most())
+pub(crate) fn looping_blocks(threads: u64) -> Blocks {
+    Blocks::AtMost(blocks(threads))
 }
 
 /// Blocks for pieces of work, each of which takes one; they go over their shares in a loop.
-pub(crate) fn looping_pieces(pieces: u64) -> u64 {
-    pieces.min(most())
+pub(crate) fn looping_pieces(pieces: u64) -> Blocks {
+    Blocks::AtMost(pieces)
+}
+
+/// Blocks for pieces of work of which each block adds up some in f64.
+pub(crate) fn summing_blocks(pieces: u64) -> u64 {
+    pieces.min(sums())
 }

@@ -289,7 +289,7 @@ impl Device for Simt {
         let shim = ShimLaunch {
             grid: launch.grid,
             block: [launch.block, 1, 1],
-            dynamic: launch.shared as usize,
+            dynamic: 0,
             params: pointers.as_mut_ptr(),
             size: launch.params.len(),
             count: pointers.len(),
@@ -304,6 +304,10 @@ impl Device for Simt {
             return Ok(());
         }
         Err(Simt::driver(kernel, &CStr::from_bytes_until_nul(&error).unwrap_or_default().to_string_lossy()))
+    }
+
+    fn resident(&mut self, _: Kernel, _: u32) -> Result<u64, Error> {
+        Ok(if self.chosen.is_some() { u64::MAX } else { 2048 })
     }
 
     fn use_cublas(&mut self, _: Part) -> Result<(), Error> {

@@ -1,9 +1,5 @@
 // What every module begins with: types, constants, sums and maxima over blocks and warps.
 
-#ifndef CUDA_SHIM
-#define DYN_SHARED(T, name) extern __shared__ T name[]
-#endif
-
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;

@@ -47,8 +47,6 @@ fn ends(launch: &Launch<'_>) -> Option<Vec<u64>> {
         "back_project" => Some((15..blocks).step_by(16).collect()),
         // A block takes two spans.
         "average_kept" => Some((0..FIRST_BLOCKS).chain(blocks / 2 + 8 - LAST..blocks / 2 + 8).collect()),
-        // There are few buckets, and a block takes 256.
-        "make_grids" => Some((0..LAST).collect()),
         // Every block has an element of each 2^28: of the last lap these have the last ones.
         "offer" | "remember" if matches!(launch.kernel.module, Module::Feedback) => {
             Some((4096 - FEW as u64 / 256..4096).collect())
@@ -57,6 +55,8 @@ fn ends(launch: &Launch<'_>) -> Option<Vec<u64>> {
         "store_bf16" => Some((1024 - FEW as u64 / 1024..1024).collect()),
         // All tiles of the last 64 rows.
         "reconstruct" => Some((blocks - 1026..blocks).collect()),
+        // A block takes 1024 values.
+        "decode" => Some((0..FIRST_BLOCKS).chain(blocks - 2 * LAST..blocks).collect()),
         "project" if !of_sums => Some((blocks - 9..blocks).collect()),
         _ => Some((0..FIRST_BLOCKS).chain(blocks - LAST..blocks).collect()),
     }
@@ -157,7 +157,7 @@ fn qsgd() {
     let (tensor, shape) = (Tensor::new(&tail, TAIL, 1), Shape::new(ALL, 1).unwrap());
     let base = FIRST;
     for base in
-        [base, Qsgd { scale: Scale::MinMax, ..base }, Qsgd { bucket: 1 << 19, rounding: Rounding::Nearest, ..base }]
+        [base, Qsgd { scale: Scale::MinMax, ..base }, Qsgd { bucket: 4096, rounding: Rounding::Nearest, ..base }]
     {
         let candidates = Candidates::Qsgd { base, bits: &[2, 4] };
         let found = measured(&mut backend, (values.part(), Dtype::F32), shape, candidates);
@@ -303,7 +303,12 @@ fn faults_are_found() {
     let of_qsgd = Candidates::Qsgd { base: QSGD, bits: &[2] };
     let of_top = Candidates::TopK { values: Dtype::F32, keeps: &[100] };
     for (module, from, to, candidates) in [
-        (Module::Qsgd, "bucket(p, share.values, tile,", "bucket(p, share.values, tile % (1u << 22),", of_qsgd),
+        (
+            Module::Qsgd,
+            "bucket(p, share.values, tile * TILE",
+            "bucket(p, share.values, tile % (1u << 22) * TILE",
+            of_qsgd,
+        ),
         (
             Module::TopK,
             "u32 begin = (chunk - row.first_chunk) * CHUNK;",

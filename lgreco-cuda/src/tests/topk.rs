@@ -161,10 +161,31 @@ fn missing_barriers_are_found() {
 #[test]
 fn lost_updates_are_found() {
     for (from, to) in
-        [("atomicAdd(&room[at], 1u);", "room[at] += 1;"), ("atomicAdd(&own_counts[at], 1u);", "own_counts[at] += 1;")]
+        [("atomicAdd(word, 1u << SUM_BITS | low) <", "(*word += 1u << SUM_BITS | low) <"), ("atomicAdd(&own_counts[at], 1u);", "own_counts[at] += 1;")]
     {
         let Some(said) = race(Module::TopK, from, to) else { return };
         assert!(said.contains("race ("), "{from}: {said}");
+    }
+}
+
+/// More equal magnitudes than a word of counts and sums has room for.
+#[test]
+fn full_words_are_emptied() {
+    let values: Vec<f32> = (0..40_003).map(|i| [1.0, 1.001, -1.007][i % 3]).collect();
+    let tensor = Tensor::new(&values, 40_003, 1);
+    let check = |edit| {
+        let mut backend = CudaBackend::on(Box::new(Simt::new(flavour(), 2, edit)?));
+        let check = || {
+            for (values, gradient) in [Dtype::F32, Dtype::F16, Dtype::F16].into_iter().zip(tensor.gradients()) {
+                let candidates = Candidates::TopK { values, keeps: &[1, 30_000, 20_000] };
+                check_rows(&mut backend, &[Job { gradient, candidates, stream: Stream::default() }], ROWS);
+            }
+        };
+        Some(std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).is_ok())
+    };
+    assert_ne!(check(None), Some(false));
+    for (from, to) in [("< HELD << SUM_BITS", "< 0xffffffffu"), ("HELD = 1023 - ", "HELD = 2048 - ")] {
+        assert_ne!(check(Some(Edit { module: Module::TopK, from, to })), Some(true), "{from}");
     }
 }
 
