@@ -152,7 +152,7 @@ fn failures_are_the_hosts() {
 #[test]
 fn damage_is_found_as_by_the_host() {
     if is_there() {
-        let apart = if is_full() { 1 } else { 5 };
+        let apart = if is_full() { 1 } else { 3 };
         check_space_damage(&damaged_qsgd(), 1, 2 * apart, open::<false>);
         check_space_damage(&damaged(), 1, 11 * apart, open::<false>);
         check_space_damage(&damaged_qsgd(), 1, 2 * apart, open::<true>);
