@@ -142,7 +142,7 @@ int main(int argc, char **argv) {
         if (arguments.size() > 1 + options) throw std::invalid_argument("usage: mpi_trainer [--overlap|--time] [DIGITS]");
         const Batch digits = read_digits(arguments.size() > options
                                              ? std::filesystem::path(arguments[options])
-                                             : here / "../../lgreco-cli/examples/data/digits.bin");
+                                             : here / "../../examples/data/digits.bin");
         MpiCollective collective(MPI_COMM_WORLD);
         if (collective.rank() == 0)
             std::printf("digits, %u ranks, %d steps (%d of them uncompressed before the first decision)\n",

@@ -220,7 +220,7 @@ int main(int argc, char **argv) {
         const MpiCollective mpi(MPI_COMM_WORLD);
         const int rank = static_cast<int>(mpi.rank()), ranks = static_cast<int>(mpi.world_size());
         const auto here = std::filesystem::path(__FILE__).parent_path();
-        const Batch digits = read_digits(argc > 1 ? std::filesystem::path(argv[1]) : here / "../../lgreco-cli/examples/data/digits.bin");
+        const Batch digits = read_digits(argc > 1 ? std::filesystem::path(argv[1]) : here / "../../examples/data/digits.bin");
         MPI_Comm node;  // the ranks of this machine, each with a GPU
         int on_node = 0;
         mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node));

@@ -27,7 +27,7 @@ class Text:
     """Characters to learn from, and others to be told the loss of."""
 
     def __init__(self) -> None:
-        text = (pathlib.Path(__file__).parents[2] / "lgreco-cli/examples/data/eighty_days.txt").read_text()
+        text = (pathlib.Path(__file__).parents[2] / "examples/data/eighty_days.txt").read_text()
         known = {character: number for number, character in enumerate(sorted(set(text)))}
         self.characters = len(known)
         all_of_it = torch.tensor([known[character] for character in text])

@@ -139,7 +139,7 @@ int main(int argc, char **argv) {
     try {
         torch::set_num_threads(1);  // per rank
         const auto here = std::filesystem::path(__FILE__).parent_path();
-        const Text text = read_text(argc > 1 ? argv[1] : here / "../../../lgreco-cli/examples/data/eighty_days.txt");
+        const Text text = read_text(argc > 1 ? argv[1] : here / "../../../examples/data/eighty_days.txt");
         MpiCollective collective(MPI_COMM_WORLD);
         if (collective.rank() == 0)
             std::printf("transformer, LibTorch %s, %u ranks, %d steps "

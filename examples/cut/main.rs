@@ -1,6 +1,6 @@
 //! Trains a convolutional network that is cut in two, with compression at the cut.
 //!
-//! `cargo run --release -p lgreco-cli --example cut [-- --steps N]`
+//! `cargo run --release --manifest-path examples/Cargo.toml --bin cut [-- --steps N]`
 //!
 //! The stage above the cut sends its features (512 per image) to the stage below, which sends back the loss's gradient by
 //! them. Every run starts from the same parameters and sees the same images in the same order. After training the

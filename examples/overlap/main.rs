@@ -1,6 +1,6 @@
 //! Exchanges gradients while the backward pass goes on, and trains the same parameters, bit for bit, as without.
 //!
-//! `cargo run --release -p lgreco-cli --example overlap [-- --mbits N]`
+//! `cargo run --release --manifest-path examples/Cargo.toml --bin overlap [-- --mbits N]`
 //!
 //! Two workers, threads of this process, train a perceptron on images of digits. Its layers are differentiated one by
 //! one, from the last to the first. Each is submitted as a bucket as soon as its gradients are there, and a thread of

@@ -1,6 +1,6 @@
 //! Trains two small models with every compression scheme and compares what they learn with what they send.
 //!
-//! `cargo run --release -p lgreco-cli --example train [-- --quick] [--task NAME] [--scheme NAME] [--seed N,…] [--steps N]
+//! `cargo run --release --manifest-path examples/Cargo.toml --bin train [-- --quick] [--task NAME] [--scheme NAME] [--seed N,…] [--steps N]
 //! [--optimizer sgd|adamw] [--json FILE] [--report FILE] [--metrics FILE] [--plot FILE] [--frontier FILE]`
 //!
 //! Four workers, threads of this process, hold one replica each of a transformer that learns to continue a novel, or of

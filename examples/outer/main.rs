@@ -1,6 +1,6 @@
 //! Workers train apart and average how far they have come, every 30 steps, compressed: what it costs, and what it sends.
 //!
-//! `cargo run --release -p lgreco-cli --example outer [-- --scheme NAME,…] [--seed N,…] [--steps N] [--every N]
+//! `cargo run --release --manifest-path examples/Cargo.toml --bin outer [-- --scheme NAME,…] [--seed N,…] [--steps N] [--every N]
 //! [--learning-rate X] [--momentum X] [--decay X] [--fragments N] [--width N]
 //! [--forget-moved]`
 //!
