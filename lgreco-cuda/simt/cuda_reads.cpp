@@ -1,6 +1,8 @@
-// Counts what kernels that cuda_shim.h runs load: with the kernels compiled by -fsanitize=thread this is linked in libtsan's
-// place and receives every load. What is watched is told by `cuda_shim_watch`.
+// Counts what kernels that cuda_shim.h runs load and store: with the kernels compiled by -fsanitize=thread this is linked in
+// libtsan's place and receives every load and store. What is watched is told by `cuda_shim_watch` and `cuda_shim_watch_stores`.
 #include "cuda_shim.h"
+#include <map>
+#include <set>
 namespace {
 uintptr_t watched;
 size_t watched_bytes;
@@ -10,8 +12,38 @@ void count(const void* p, size_t n) {
     if (!cuda_shim::S.in_kernel || at >= watched_bytes) return;
     for (size_t i = 0; i < n && at + i < watched_bytes; ++i) ++counts[at + i];
 }
+// A request is a store that the lanes of a warp make at one place of the code, each for the same time.
+struct Stores {
+    uintptr_t first = 0;
+    size_t bytes = 0;
+    std::map<std::tuple<uint64_t, unsigned, unsigned, uintptr_t>, uint64_t> times;  // by launch, block, thread and place
+    std::map<std::tuple<uint64_t, unsigned, unsigned, uintptr_t, uint64_t>, std::set<uintptr_t>> sectors;
+    uint64_t stored = 0;
+} stores;
+void store(const void* p, size_t n, const void* place) {
+    uintptr_t at = uintptr_t(p) - stores.first;
+    if (!cuda_shim::S.in_kernel || at >= stores.bytes) return;
+    auto code = uintptr_t(place);
+    uint64_t launch = cuda_shim::S.launch_id;
+    uint64_t time = stores.times[{launch, blockIdx.x, threadIdx.x, code}]++;
+    auto& sectors = stores.sectors[{launch, blockIdx.x, threadIdx.x / 32, code, time}];
+    for (uintptr_t sector = uintptr_t(p) / 32; sector <= (uintptr_t(p) + n - 1) / 32; ++sector) sectors.insert(sector);
+    stores.stored += n;
+}
 }  // namespace
 extern "C" {
+// From now on.
+__attribute__((visibility("default"))) void cuda_shim_watch_stores(const void* p, size_t bytes) {
+    stores = Stores();
+    stores.first = uintptr_t(p);
+    stores.bytes = bytes;
+}
+// Bytes that were stored, and sectors of 32 bytes of all requests.
+__attribute__((visibility("default"))) void cuda_shim_stores(uint64_t* found) {
+    found[0] = stores.stored;
+    found[1] = 0;
+    for (auto& request : stores.sectors) found[1] += request.second.size();
+}
 // From now on; nothing where there are no bytes.
 __attribute__((visibility("default"))) void cuda_shim_watch(const void* p, size_t bytes, uint32_t* of_bytes) {
     watched = uintptr_t(p);
@@ -20,13 +52,13 @@ __attribute__((visibility("default"))) void cuda_shim_watch(const void* p, size_
 }
 #define RW(n)                                                   \
     void __tsan_read##n(void* p) { count(p, n); }               \
-    void __tsan_write##n(void*) {}                              \
+    void __tsan_write##n(void* p) { store(p, n, __builtin_return_address(0)); } \
     void __tsan_unaligned_read##n(void* p) { count(p, n); }     \
-    void __tsan_unaligned_write##n(void*) {}                    \
+    void __tsan_unaligned_write##n(void* p) { store(p, n, __builtin_return_address(0)); } \
     void __tsan_volatile_read##n(void* p) { count(p, n); }      \
-    void __tsan_volatile_write##n(void*) {}
+    void __tsan_volatile_write##n(void* p) { store(p, n, __builtin_return_address(0)); }
 RW(1) RW(2) RW(4) RW(8) RW(16) void __tsan_read_range(void* p, size_t n) { count(p, n); }
-void __tsan_write_range(void*, size_t) {}
+void __tsan_write_range(void* p, size_t n) { store(p, n, __builtin_return_address(0)); }
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}

@@ -25,6 +25,12 @@ struct alignas(8) uint2 {
 };
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
+    // One store, as on a GPU.
+    __attribute__((always_inline)) uint4& operator=(const uint4& other) {
+        typedef unsigned Vector __attribute__((vector_size(16), may_alias));
+        *reinterpret_cast<Vector*>(this) = *reinterpret_cast<const Vector*>(&other);
+        return *this;
+    }
 };
 struct dim3 {
     unsigned x, y, z;

@@ -559,6 +559,7 @@ ENQUEUED(cuMemsetD32Async, (uint64_t to, unsigned value, size_t words, void* str
          if (int code = writable(to, 4 * words, owner)) return code;
          if (to % 4 != 0) return ILLEGAL_ADDRESS;
          , for (size_t i = 0; i < words; i++) memcpy(reinterpret_cast<void*>(to + 4 * i), &value, 4))
+IN_CONTEXT(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int* blocks, void*, int, size_t), *blocks = 4)
 // What is enqueued must not need the module any more.
 FREEING(cuModuleUnload, (void* module), auto found = find(modules, module);
         if (!found || found->context != here) return INVALID_HANDLE; forget(modules, module))

@@ -8,7 +8,7 @@ use crate::gpu::{Gpu, Scratch};
 use crate::pending::Pending;
 use crate::rows::measure;
 use crate::tensor::{DeviceGradient, DeviceJob, Input, checked, work};
-use crate::{Error, powersgd};
+use crate::{Error, powersgd, qsgd};
 use lgreco_core::backend::{Backend, Job, JobError};
 use lgreco_core::compress::Setting;
 use lgreco_core::compress::wire::Payload;
@@ -88,12 +88,13 @@ impl CudaBackend {
         CudaBackend { gpu: Gpu::new(device), pending: Pending::default(), failure: None }
     }
 
-    /// Whether rows and payloads of such gradients are made by this backend: under QSGD, TopK, also in few bits, and
-    /// PowerSGD of ranks up to 1024, or whatever rank where a matrix has no more rows or columns, and sides up to 2^31.
-    /// Others are [`Error::Method`].
+    /// Whether this backend makes rows and payloads of such gradients. It does under QSGD with buckets that are powers of two from
+    /// 64 to 4096, under TopK, also in few bits, and under PowerSGD of ranks up to 1024, or of any rank where a matrix has no more
+    /// rows or columns, with sides up to 2^31. It refuses others ([`Error::Method`]), but for host gradients under QSGD with other
+    /// buckets: the core compresses these.
     ///
     /// ```
-    /// use lgreco_core::compress::{Setting, powersgd::PowerSgd};
+    /// use lgreco_core::compress::{Setting, powersgd::PowerSgd, qsgd::Qsgd};
     /// use lgreco_core::gradient::Shape;
     /// use lgreco_cuda::CudaBackend;
     /// let setting = Setting::PowerSgd(PowerSgd { rank: 1500, iterations: 1 });
@@ -102,11 +103,13 @@ impl CudaBackend {
     /// assert!(CudaBackend::takes(&setting, Shape::new(1 << 31, 1)?));
     /// assert!(!CudaBackend::takes(&setting, Shape::new((1 << 31) + 1, 1)?));
     /// assert!(!CudaBackend::takes(&Setting::Dense, Shape::new(2048, 1024)?)); // there is nothing to make
+    /// assert!(!CudaBackend::takes(&Setting::Qsgd(Qsgd { bucket: 100, ..Qsgd::default() }), Shape::new(64, 64)?));
     /// # Ok::<(), lgreco_core::Error>(())
     /// ```
     pub fn takes(setting: &Setting, shape: Shape) -> bool {
         match setting {
-            Setting::Qsgd(_) | Setting::TopK(_) | Setting::QuantisedTopK(_) => true,
+            Setting::Qsgd(qsgd) => qsgd::holds(qsgd.bucket),
+            Setting::TopK(_) | Setting::QuantisedTopK(_) => true,
             Setting::PowerSgd(power) => powersgd::check(shape, power.rank).is_ok(),
             _ => false,
         }

@@ -9,6 +9,7 @@ use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
 use lgreco_core::compress::{
     Compressor, Setting,
     powersgd::{PowerSgd, effective_rank},
+    qsgd::Qsgd,
     topk::TopK,
 };
 use lgreco_core::gradient::Shape;
@@ -167,6 +168,12 @@ pub(crate) fn encode(
     payload: &mut [u8],
 ) -> Result<usize, Error> {
     let len = checked_len(setting, input, payload.len())?;
+    if let (Setting::Qsgd(Qsgd { bucket, .. }), Input::Host(gradient)) = (setting, input)
+        && !qsgd::holds(*bucket)
+    {
+        let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), input.dtype())];
+        return Ok(setting.encode(gradient, stream, &mut workspace, payload)?);
+    }
     let header = header(setting, input)?;
     let part = gpu.scratch(Scratch::Payload, len as u64)?;
     let status = gpu.scratch(Scratch::Results, STATUS)?;

@@ -92,6 +92,11 @@ pub(crate) trait Device: Send {
     /// Enqueued.
     fn launch(&mut self, launch: Launch<'_>) -> Result<(), Error>;
 
+    /// Blocks of a kernel, of so many threads, that run at a time.
+    fn resident(&mut self, _: Kernel, _threads: u32) -> Result<u64, Error> {
+        Ok(2048)
+    }
+
     /// Done, and so is all that was enqueued before. `bytes` are as long as `from`.
     fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<(), Error>;
 

@@ -2,7 +2,7 @@
 //! before.
 
 use crate::Error;
-use crate::device::{Device, Launch, Part};
+use crate::device::{BLOCK, Device, Launch, Part};
 use crate::error::version;
 use crate::kernels::Kernel;
 use crate::libcuda::{Cuda, Failure, INVALID_CONTEXT, NO_DEVICE, OUT_OF_MEMORY, STREAM_CAPTURE_IMPLICIT};
@@ -108,6 +108,8 @@ pub(crate) struct Driver {
     /// Shared by all backends of the context; `None` once they are given back.
     modules: Option<Arc<Modules>>,
     functions: HashMap<Kernel, CUfunction>,
+    /// Blocks that run at a time.
+    resident: HashMap<Kernel, u64>,
     staging: Option<Staging>,
 }
 
@@ -196,8 +198,8 @@ impl Driver {
         own: Option<CUdevice>,
         architecture: Architecture,
     ) -> Self {
-        let (modules, functions) = (Some(Modules::of(context)), HashMap::new());
-        Driver { cuda, context, stream, own, architecture, modules, functions, staging: None }
+        let (modules, functions, resident) = (Some(Modules::of(context)), HashMap::new(), HashMap::new());
+        Driver { cuda, context, stream, own, architecture, modules, functions, resident, staging: None }
     }
 
     /// What bytes of the host go through. The context is current.
@@ -282,8 +284,27 @@ impl Device for Driver {
     }
 
     fn prepare(&mut self, kernel: Kernel) -> Result<(), Error> {
+        self.resident(kernel, BLOCK).map(drop)
+    }
+
+    fn resident(&mut self, kernel: Kernel, threads: u32) -> Result<u64, Error> {
+        if let Some(&blocks) = self.resident.get(&kernel) {
+            return Ok(blocks);
+        }
         let _current = self.enter()?;
-        self.function(kernel).map(drop)
+        let function = self.function(kernel)?;
+        let (mut each, mut device, mut multiprocessors) = (0, 0, 0);
+        let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as i32;
+        // SAFETY: places for two ints and a device; the kernel is loaded, and its context is current.
+        unsafe {
+            let block = threads as i32;
+            self.cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut each, function, block, 0)?;
+            self.cuda.cuCtxGetDevice(&mut device)?;
+            self.cuda.cuDeviceGetAttribute(&mut multiprocessors, count, device)?;
+        }
+        let blocks = each.max(1) as u64 * multiprocessors.max(1) as u64;
+        self.resident.insert(kernel, blocks);
+        Ok(blocks)
     }
 
     fn stage(&mut self, bytes: usize) -> Result<(), Error> {

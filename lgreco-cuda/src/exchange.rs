@@ -17,7 +17,7 @@ mod sums;
 use crate::Error;
 use crate::backend::CudaBackend;
 use crate::device::Part;
-use crate::gpu::looping_pieces;
+use crate::gpu::{Blocks, looping_pieces};
 use crate::kernels::{Kernel, Module};
 use crate::selection;
 use crate::tensor::checked;
@@ -78,7 +78,7 @@ impl DeviceExchange {
         self.program.places(self.memory).of_rows
     }
 
-    fn blocks(&self) -> u64 {
+    fn blocks(&self) -> Blocks {
         looping_pieces(self.program.head.spans.into())
     }
 
@@ -180,10 +180,10 @@ impl CudaBackend {
     ///
     /// # Complexity
     /// One read of gradients and residuals, one write of payloads and residuals: 12.5 bytes per f32 value at 4 bits. Under
-    /// TopK, a sample more: a sixteenth of a layer, 65,536 values at most. Of layers of more than 32,768 values that keep more than
-    /// 7 of 32, or have so many ties that there is no room for what is gathered, a second read, of the next residuals, and in few
-    /// bits a third one; where the sample is wrong, by a chance of less than one in 10^8, three reads more; with a gain below 1 another read and write
-    /// of the next residuals, and another read of the last ones.
+    /// TopK, a sample more: a sixteenth of a layer, 65,536 values at most. The next residuals are read three times more in layers of
+    /// more than 32,768 values that keep more than 7 of 32, in layers with so many ties that there is no room for what is gathered,
+    /// and where the sample is wrong, by a chance of less than one in 10^8. A gain below 1 adds another read and write of the next
+    /// residuals, and another read of the last ones.
     ///
     /// # Safety
     /// The gradients are valid memory of all layers' values, one after the other, and the message of
@@ -263,6 +263,6 @@ impl CudaBackend {
             }
         }
         let parts = [layers, layer_of, head, messages, means];
-        gpu.launch_capturable(kernel("average"), program.params, &parts, looping_pieces(spans.into()).max(1))
+        gpu.launch_capturable(kernel("average"), program.params, &parts, looping_pieces(spans.max(1).into()))
     }
 }

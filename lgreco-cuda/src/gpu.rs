@@ -12,9 +12,7 @@ pub(crate) enum Scratch {
     Values,
     Results,
     Partials,
-    Extremes,
     Layers,
-    Grids,
     Payload,
     Output,
     Statuses,
@@ -180,7 +178,7 @@ impl Gpu {
         kernel: Kernel,
         params: P,
         parts: &[Part],
-        blocks: u64,
+        blocks: impl Into<Blocks>,
     ) -> Result<(), Error> {
         self.launch_of(kernel, params, parts, blocks, BLOCK)
     }
@@ -191,14 +189,10 @@ impl Gpu {
         kernel: Kernel,
         params: P,
         parts: &[Part],
-        blocks: u64,
+        blocks: impl Into<Blocks>,
         threads: u32,
     ) -> Result<(), Error> {
-        if blocks == 0 {
-            return Ok(());
-        }
-        let (params, blocks) = (bytemuck::bytes_of(&params), blocks as u32);
-        self.device.launch(Launch { kernel, blocks, block: threads, params, parts, capturable: false })
+        self.start(kernel, bytemuck::bytes_of(&params), parts, blocks.into(), (threads, false))
     }
 
     /// Enqueued: as [`launch`](Gpu::launch), also into a graph. No argument changes from step to step, and the kernel is
@@ -208,10 +202,27 @@ impl Gpu {
         kernel: Kernel,
         params: P,
         parts: &[Part],
-        blocks: u64,
+        blocks: impl Into<Blocks>,
     ) -> Result<(), Error> {
-        let (params, blocks) = (bytemuck::bytes_of(&params), blocks as u32);
-        self.device.launch(Launch { kernel, blocks, block: BLOCK, params, parts, capturable: true })
+        self.start(kernel, bytemuck::bytes_of(&params), parts, blocks.into(), (BLOCK, true))
+    }
+
+    fn start(
+        &mut self,
+        kernel: Kernel,
+        params: &[u8],
+        parts: &[Part],
+        blocks: Blocks,
+        (block, capturable): (u32, bool),
+    ) -> Result<(), Error> {
+        let blocks = match blocks {
+            Blocks::Exactly(blocks) => blocks,
+            Blocks::AtMost(blocks) => blocks.min(most(self.device.resident(kernel, block)?)),
+        };
+        if blocks == 0 {
+            return Ok(());
+        }
+        self.device.launch(Launch { kernel, blocks: blocks as u32, block, params, parts, capturable })
     }
 
     /// Done: the bytes of `part`.
@@ -245,10 +256,30 @@ impl Drop for Gpu {
     }
 }
 
-/// Blocks of kernels whose threads take more than one share when there would be more of them; enough to fill any
-/// device.
+/// Blocks of a launch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Blocks {
+    Exactly(u64),
+    /// As many as the device runs at a time, up to this number. They go over their shares in a loop.
+    AtMost(u64),
+}
+
+impl From<u64> for Blocks {
+    fn from(blocks: u64) -> Self {
+        Blocks::Exactly(blocks)
+    }
+}
+
+/// Blocks that go over their shares in a loop, of so many that the device runs at a time.
 #[cfg(not(test))]
-pub(crate) const fn most() -> u64 {
+const fn most(resident: u64) -> u64 {
+    resident
+}
+
+/// Sums of a layer in f64 at most, one for each block that adds some up. The number does not depend on the device, so that all
+/// devices add in the same order.
+#[cfg(not(test))]
+const fn sums() -> u64 {
     2048
 }
 
@@ -259,13 +290,18 @@ thread_local! {
 }
 
 #[cfg(test)]
-pub(crate) fn most() -> u64 {
+fn most(resident: u64) -> u64 {
+    resident.min(MOST.get())
+}
+
+#[cfg(test)]
+fn sums() -> u64 {
     MOST.get()
 }
 
 /// Blocks of a launch over several layers, if there is more than one.
 pub(crate) fn together() -> u64 {
-    64 * most()
+    64 * sums()
 }
 
 /// Blocks for `threads` threads.
@@ -274,11 +310,16 @@ pub(crate) fn blocks(threads: u64) -> u64 {
 }
 
 /// Blocks for at most `threads` threads, which go over their shares in a loop.
-pub(crate) fn looping_blocks(threads: u64) -> u64 {
-    blocks(threads).min(most())
+pub(crate) fn looping_blocks(threads: u64) -> Blocks {
+    Blocks::AtMost(blocks(threads))
 }
 
 /// Blocks for pieces of work, each of which takes one; they go over their shares in a loop.
-pub(crate) fn looping_pieces(pieces: u64) -> u64 {
-    pieces.min(most())
+pub(crate) fn looping_pieces(pieces: u64) -> Blocks {
+    Blocks::AtMost(pieces)
+}
+
+/// Blocks for pieces of work of which each block adds up some in f64.
+pub(crate) fn summing_blocks(pieces: u64) -> u64 {
+    pieces.min(sums())
 }

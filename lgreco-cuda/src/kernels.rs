@@ -95,7 +95,6 @@ impl Module {
                 file!("counts.cu"),
                 file!("sample.cu"),
                 file!("strips.cu"),
-                file!("interval.cu"),
                 file!("selection.cu"),
                 file!("kept.cu"),
                 file!("kept_means.cu"),

@@ -106,6 +106,7 @@ functions! {
     cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
     cuModuleLoadData(module: *mut CUmodule, code: *const c_void);
     cuModuleUnload(module: CUmodule);
+    cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks: *mut c_int, function: CUfunction, threads: c_int, shared: usize);
     cuStreamCreate(stream: *mut CUstream, flags: c_uint);
     cuStreamDestroy_v2(stream: CUstream);
     cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);

@@ -380,7 +380,7 @@ pub(crate) fn decode(
     let params = of_one(shape, rank);
     let body = payload.from(HEADER_LEN as u64);
     let factors = [body, body.from(4 * u64::from(rank) * u64::from(params.rows))];
-    gpu.launch(kernel("reconstruct"), params, &[factors[0], factors[1], target, status], params.tiles.into())
+    gpu.launch(kernel("reconstruct"), params, &[factors[0], factors[1], target, status], u64::from(params.tiles))
 }
 
 /// Enqueued: makes the columns of a factor orthonormal, as those of `P` become.

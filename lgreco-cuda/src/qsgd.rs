@@ -1,19 +1,19 @@
 //! QSGD: what `buckets.cu` and `qsgd.cu` are asked to do.
 //!
-//! A gradient is read once where buckets are powers of two from 64 to 4096 (twice under max norm for rows of 1 bit
-//! and others: 1 bit has no sign, and so another grid): a block holds 4096 values in shared memory, finds the grids
-//! of their buckets and goes on to the row or the codes. Other buckets end in several blocks, so their grids take a
-//! pass of their own. Both give every value to the same thread, so rows have the same bits. Expectations are summed in closed
-//! form, as n/4 − Σ (f − 1/2)², which rounding puts off by up to 2^-24 of a squared level distance per value.
+//! Buckets are powers of two from 64 to 4096 values. Host gradients with other buckets are left to the core, and device gradients
+//! are refused. A gradient is read once (twice under max norm for rows of 1 bit and others: 1 bit has no sign, and so another
+//! grid). A block holds 4096 values in shared memory, finds the grids of their buckets, and goes on to the row or the codes.
+//! Expectations are summed in closed form, as n/4 − Σ (f − 1/2)², which rounding puts off by up to 2^-24 of a squared level
+//! distance per value.
 //!
 //! In the usual case (buckets of 512 under max norm with a sign, rounded at random) a warp holds a bucket in registers.
 //!
-//! Consecutive layers of a table share a launch, each with its own blocks, as long as these, and grids in memory, are not too many in
-//! all. In hybrid tables a layer's rows of all methods follow one another, so no launch is shared.
+//! Consecutive layers of a table share a launch, each with its own blocks, as long as these are not too many in all. In hybrid
+//! tables a layer's rows of all methods follow one another, so no launch is shared.
 
 use crate::Error;
-use crate::device::{BLOCK, Part};
-use crate::gpu::{self, Gpu, Scratch, blocks, looping_blocks};
+use crate::device::Part;
+use crate::gpu::{self, Gpu, Scratch, blocks, looping_blocks, summing_blocks};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
 use bytemuck::{Pod, Zeroable};
@@ -71,19 +71,14 @@ impl Params {
     ];
 }
 
-/// Values a block reads before it is worth another, and those a thread codes.
+/// Values a block reads before it is worth another, those a thread codes, and those a thread decodes.
 const PER_READER: u64 = 4 * SPAN;
-const PER_CODER: u64 = 8;
-/// Values of a thread that finds grids before it codes.
 const PER_ENCODER: u64 = 16;
+const PER_DECODER: u64 = 4;
 /// Values of a block's tiles.
 const SPAN: u64 = 4096;
 /// The bucket that a warp holds in registers.
 const TILE: u32 = 512;
-/// Bytes of `Extremes` and of `Grid`, and of all of both where layers share launches.
-const EXTREMES: u64 = 12;
-const GRID: u64 = 24;
-const GRIDS: u64 = 64 << 20;
 /// Widths of a record of sums.
 const WIDTHS: u32 = 8;
 
@@ -91,8 +86,11 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Qsgd, entry }
 }
 
-/// Whether a block holds whole buckets of this size, so that one pass finds their grids and uses them.
-pub(crate) fn is_fused(bucket: u32) -> bool {
+/// What is said of other buckets in device memory.
+pub(crate) const OTHER_BUCKETS: Error = Error::Method("QSGD with buckets that are no power of two from 64 to 4096");
+
+/// Whether a block holds whole buckets of this size.
+pub(crate) fn holds(bucket: u32) -> bool {
     bucket.is_power_of_two() && (64..=4096).contains(&bucket)
 }
 
@@ -129,7 +127,7 @@ const RESULTS: u64 = 8 * RESULT_WORDS as u64;
 
 /// Blocks that read all values, a record of sums each.
 fn reading_blocks(elements: u32) -> u64 {
-    looping_blocks(u64::from(elements).div_ceil(PER_READER) * u64::from(BLOCK))
+    summing_blocks(u64::from(elements).div_ceil(PER_READER))
 }
 
 /// Widths that are measured together: those with a sign, or those without.
@@ -154,9 +152,6 @@ impl Kind {
     }
 }
 
-/// Enqueued: the records of a kind for every tensor; results follow each other. Their first words as in [`Table::grids`].
-pub(crate) type Strategy = fn(&mut Gpu, &[Tensor], Kind, Part) -> Result<(), Error>;
-
 /// `Layer` of `qsgd.cu`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -166,8 +161,6 @@ pub(crate) struct Layer {
     count: u32,
     first_block: u32,
     blocks: u32,
-    first_bucket: u32,
-    buckets: u32,
 }
 
 #[cfg(test)]
@@ -178,8 +171,6 @@ impl Layer {
         ("count", std::mem::offset_of!(Layer, count)),
         ("first_block", std::mem::offset_of!(Layer, first_block)),
         ("blocks", std::mem::offset_of!(Layer, blocks)),
-        ("first_bucket", std::mem::offset_of!(Layer, first_bucket)),
-        ("buckets", std::mem::offset_of!(Layer, buckets)),
     ];
 }
 
@@ -189,134 +180,66 @@ struct Table {
     layer_of: Part,
     count: u64,
     blocks: u64,
-    buckets: u64,
 }
 
 impl Table {
     /// Enqueued: brings the tables to the device.
-    fn new(gpu: &mut Gpu, tensors: &[Tensor], bucket: u32) -> Result<Self, Error> {
-        let (mut layers, mut layer_of, mut all_buckets) = (Vec::new(), Vec::new(), 0);
+    fn new(gpu: &mut Gpu, tensors: &[Tensor]) -> Result<Self, Error> {
+        let (mut layers, mut layer_of) = (Vec::new(), Vec::new());
         for (tensor, number) in tensors.iter().zip(0u32..) {
-            let (blocks, buckets) = (reading_blocks(tensor.elements), tensor.elements.div_ceil(bucket));
+            let blocks = reading_blocks(tensor.elements);
             layers.push(Layer {
                 values: tensor.part.address,
                 dtype: tensor.dtype as u32,
                 count: tensor.elements,
                 first_block: layer_of.len() as u32,
                 blocks: blocks as u32,
-                first_bucket: all_buckets as u32,
-                buckets,
             });
             layer_of.extend(std::iter::repeat_n(number, blocks as usize));
-            all_buckets += u64::from(buckets);
         }
         let tables = [bytemuck::cast_slice::<_, u8>(&layers), bytemuck::cast_slice(&layer_of)];
         let [count, blocks] = [layers.len(), layer_of.len()].map(|len| len as u64);
         let lens = tables.map(|table| table.len() as u64);
         let [layers, layer_of] = gpu.upload(Scratch::Layers, &tables.concat())?.split(lens);
-        Ok(Table { layers, layer_of, count, blocks, buckets: all_buckets })
-    }
-
-    /// Enqueued: a launch with these parts behind the tables.
-    fn launch(&self, gpu: &mut Gpu, kernel: Kernel, params: Params, parts: &[Part]) -> Result<(), Error> {
-        gpu.launch(kernel, params, &[&[self.layers, self.layer_of], parts].concat(), self.blocks)
-    }
-
-    /// Enqueued: the grids of all buckets. The first word of each tensor's results becomes at least the largest magnitude where that
-    /// is not finite.
-    fn grids(&self, gpu: &mut Gpu, params: Params, results: Part) -> Result<Part, Error> {
-        let extremes = gpu.scratch(Scratch::Extremes, EXTREMES * self.buckets)?;
-        gpu.clear(extremes)?;
-        self.launch(gpu, kernel("extreme_values"), params, &[extremes, results])?;
-        let grids = gpu.scratch(Scratch::Grids, GRID * self.buckets)?;
-        self.launch(gpu, kernel("make_grids"), params, &[extremes, grids, results])?;
-        Ok(grids)
+        Ok(Table { layers, layer_of, count, blocks })
     }
 }
 
-/// The [`Strategy`] by way of the grids of all buckets, which reads the values twice.
-pub(crate) fn rows(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<(), Error> {
-    in_groups(gpu, tensors, kind, results, |gpu, table, partials, results| {
-        let params = kind.params(&tensors[0]);
-        let grids = table.grids(gpu, params, results)?;
-        table.launch(gpu, kind.kernel("row", "row_of_residuals"), params, &[grids, partials, results])
-    })
+/// How many tensors from the first on one launch works on.
+fn together(tensors: &[Tensor]) -> usize {
+    let mut blocks = 0;
+    let fits = |&(index, tensor): &(usize, &Tensor)| {
+        blocks += reading_blocks(tensor.elements);
+        index == 0 || blocks <= gpu::together()
+    };
+    tensors.iter().enumerate().take_while(fits).count()
 }
 
-/// The [`Strategy`] of one pass, for buckets that a block holds; to the same bits.
-pub(crate) fn fused_rows(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<(), Error> {
-    in_one_pass(gpu, tensors, kind, results, kind.kernel("fused_row", "fused_row_of_residuals"))
-}
-
-/// The same for buckets that a warp holds in registers, under max norm with a sign, rounded at random. At the end of a layer
-/// sums are rounded otherwise.
-fn usual_rows(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<(), Error> {
-    in_one_pass(gpu, tensors, kind, results, kernel("usual_row"))
-}
-
-fn in_one_pass(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part, rows: Kernel) -> Result<(), Error> {
-    in_groups(gpu, tensors, kind, results, |gpu, table, partials, results| {
-        table.launch(gpu, rows, kind.params(&tensors[0]), &[partials, results])
-    })
-}
-
-/// Enqueued: the records of tensors that share launches, of which `add` makes partial sums, behind their results.
-fn in_groups(
-    gpu: &mut Gpu,
-    tensors: &[Tensor],
-    kind: Kind,
-    results: Part,
-    add: impl Fn(&mut Gpu, &Table, Part, Part) -> Result<(), Error>,
-) -> Result<(), Error> {
+/// Enqueued: the records of a kind for every tensor; results follow each other. The first word of each tensor's results becomes
+/// at least the largest magnitude where that is not finite. The usual case rounds sums otherwise at the end of a layer.
+fn measure_kind(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<(), Error> {
     let (mut rest, mut results) = (tensors, results);
+    let rows =
+        if is_usual(kind.qsgd) { kernel("usual_row") } else { kind.kernel("fused_row", "fused_row_of_residuals") };
     while let Some(first) = rest.first() {
-        let (group, others) = rest.split_at(together(rest, kind.qsgd.bucket));
-        let table = Table::new(gpu, group, kind.qsgd.bucket)?;
+        let (group, others) = rest.split_at(together(rest));
+        let (table, params) = (Table::new(gpu, group)?, kind.params(first));
         let partials = gpu.scratch(Scratch::Partials, 8 * u64::from(WIDTHS) * table.blocks)?;
-        add(gpu, &table, partials, results)?;
+        gpu.launch(rows, params, &[table.layers, table.layer_of, partials, results], table.blocks)?;
         let parts = [table.layers, partials, results.from(kind.record)];
-        gpu.launch(kernel("add_records"), kind.params(first), &parts, table.count)?;
+        gpu.launch(kernel("add_records"), params, &parts, table.count)?;
         (rest, results) = (others, results.from(RESULTS * table.count));
     }
     Ok(())
 }
 
-/// The fastest [`Strategy`] of one pass.
-pub(crate) fn fewest_passes(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<(), Error> {
-    let rows = if is_usual(kind.qsgd) { usual_rows } else { fused_rows };
-    rows(gpu, tensors, kind, results)
-}
-
-/// How many tensors from the first on one launch works on.
-fn together(tensors: &[Tensor], bucket: u32) -> usize {
-    let (mut blocks, mut buckets) = (0, 0);
-    let fits = |&(index, tensor): &(usize, &Tensor)| {
-        blocks += reading_blocks(tensor.elements);
-        buckets += u64::from(tensor.elements.div_ceil(bucket));
-        index == 0 || (blocks <= gpu::together() && (EXTREMES + GRID) * buckets <= GRIDS)
-    };
-    tensors.iter().enumerate().take_while(fits).count()
-}
-
 /// Enqueued: the measurement of `bits`, of which there are some, for every tensor; results follow each other.
 pub(crate) fn measure(gpu: &mut Gpu, tensors: &[Tensor], base: Qsgd, bits: &[u8], results: Part) -> Result<(), Error> {
-    measure_by(if is_fused(base.bucket) { fewest_passes } else { rows }, gpu, tensors, base, bits, results)
-}
-
-/// Enqueued: as [`measure`], by this strategy.
-pub(crate) fn measure_by(
-    strategy: Strategy,
-    gpu: &mut Gpu,
-    tensors: &[Tensor],
-    base: Qsgd,
-    bits: &[u8],
-    results: Part,
-) -> Result<(), Error> {
     for (with_sign, record) in [(true, 8), (false, 8 + 8 * u64::from(WIDTHS))] {
         let of_kind = |&&bits: &&u8| sign_magnitude(Qsgd { bits, ..base }) == with_sign;
         let Some(&first) = bits.iter().find(of_kind) else { continue };
         let widths = bits.iter().filter(of_kind).fold(0, |mask, &bits| mask | 1u32 << (bits - 1));
-        strategy(gpu, tensors, Kind { qsgd: Qsgd { bits: first, ..base }, widths, record }, results)?;
+        measure_kind(gpu, tensors, Kind { qsgd: Qsgd { bits: first, ..base }, widths, record }, results)?;
     }
     Ok(())
 }
@@ -339,7 +262,8 @@ fn codes_at(qsgd: Qsgd, elements: u32) -> u64 {
     (HEADER_LEN + scales_len(qsgd, elements.div_ceil(qsgd.bucket) as usize)) as u64
 }
 
-/// Enqueued: all of `payload` but the header. The first word of `result` as in [`Table::grids`].
+/// Enqueued: all of `payload` but the header. The first word of `result` becomes at least the largest magnitude where that is not
+/// finite.
 pub(crate) fn encode(
     gpu: &mut Gpu,
     tensor: &Tensor,
@@ -348,6 +272,9 @@ pub(crate) fn encode(
     payload: Part,
     result: Part,
 ) -> Result<(), Error> {
+    if !holds(qsgd.bucket) {
+        return Err(OTHER_BUCKETS);
+    }
     let params = Params {
         step: stream.step,
         layer: stream.layer,
@@ -358,25 +285,14 @@ pub(crate) fn encode(
     };
     let scales = payload.from(HEADER_LEN as u64);
     let codes = payload.from(codes_at(qsgd, tensor.elements));
-    if is_fused(params.bucket) {
-        let parts = [tensor.part, scales, codes, result];
-        let entry = if is_usual(qsgd) { "usual_encode" } else { "fused_encode" };
-        return gpu.launch(
-            kernel(entry),
-            params,
-            &parts,
-            looping_blocks(u64::from(params.count).div_ceil(PER_ENCODER)),
-        );
-    }
-    let grids = Table::new(gpu, std::slice::from_ref(tensor), qsgd.bucket)?.grids(gpu, params, result)?;
-    gpu.launch(kernel("scales"), params, &[grids, scales], blocks(u64::from(params.buckets)))?;
-    let blocks = blocks(u64::from(params.count).div_ceil(PER_CODER));
-    gpu.launch(kernel("encode"), params, &[tensor.part, grids, codes], blocks)
+    let entry = if is_usual(qsgd) { "usual_encode" } else { "fused_encode" };
+    let blocks = looping_blocks(u64::from(params.count).div_ceil(PER_ENCODER));
+    gpu.launch(kernel(entry), params, &[tensor.part, scales, codes, result], blocks)
 }
 
 /// Enqueued: decodes a payload that the core has checked into `target`.
 pub(crate) fn decode(gpu: &mut Gpu, qsgd: Qsgd, payload: Part, target: &Tensor) -> Result<(), Error> {
     let parts = [payload.from(HEADER_LEN as u64), payload.from(codes_at(qsgd, target.elements)), target.part];
-    let blocks = blocks(u64::from(target.elements).div_ceil(PER_CODER));
+    let blocks = blocks(u64::from(target.elements).div_ceil(PER_DECODER));
     gpu.launch(kernel("decode"), params(target, qsgd), &parts, blocks)
 }

@@ -36,8 +36,16 @@ fn check(work: &Work<'_>) -> Result<(), Error> {
         _ => return Err(NO_ROW),
     }
     work.candidates.check(shape, work.gradient.dtype())?;
+    if is_of_other_buckets(work) && matches!(work.gradient, Input::Device(_)) {
+        return Err(qsgd::OTHER_BUCKETS);
+    }
     let Candidates::PowerSgd { ranks, .. } = work.candidates else { return Ok(()) };
     ranks.iter().try_for_each(|&rank| powersgd::check(shape, rank))
+}
+
+/// Whether a job is under QSGD with buckets that no kernel takes. The core measures such gradients of the host.
+fn is_of_other_buckets(work: &Work<'_>) -> bool {
+    matches!(work.candidates, Candidates::Qsgd { base, .. } if !qsgd::holds(base.bucket))
 }
 
 /// Done: measures all jobs and writes their rows one after another.
@@ -175,7 +183,7 @@ fn sent_by(candidates: &Candidates<'_>) -> Option<Dtype> {
 /// Enqueued: jobs that are alike, or one, by their tensors.
 fn row(gpu: &mut Gpu, alike: &[Work<'_>], tensors: &[Tensor], results: Part) -> Result<(), Error> {
     let (job, tensor) = (&alike[0], &tensors[0]);
-    if tensor.elements == 0 {
+    if tensor.elements == 0 || is_of_other_buckets(job) {
         return Ok(());
     }
     if job.candidates.is_empty() {
@@ -234,6 +242,10 @@ pub(crate) fn rehearse(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), DeviceJob
 fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u64], row: &mut [f64]) -> Result<(), Error> {
     check_finite(gpu, &job.gradient, words[0] as u32)?;
     match job.candidates {
+        Candidates::Qsgd { base, bits } if !qsgd::holds(base.bucket) => {
+            let Input::Host(gradient) = job.gradient else { return Err(qsgd::OTHER_BUCKETS) };
+            lgreco_core::compress::qsgd::measure(&gradient, base, bits, row)?;
+        }
         Candidates::Qsgd { base, bits } => {
             row.iter_mut().zip(qsgd::errors(base, bits, words)).for_each(|(place, error)| *place = error);
         }

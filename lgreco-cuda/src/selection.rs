@@ -5,23 +5,11 @@
 //! step of an exchange) tells a magnitude that at least k values reach but for a chance of less than one in 10^8, and few others: the bound.
 //! What reaches it is gathered, in order, and counted in 4096 bins, of which the narrow ones, of 8192 magnitudes each, span four
 //! powers of two. What is in the k-th largest's bin is counted by magnitude. The rest is done with what was gathered. For that
-//! there is room for k, a 32nd of the layer and what a small sample cannot tell from the k-th largest, or for all of eight spans. The
-//! sample's magnitudes have room there before.
+//! there is room for k, a 32nd of the layer and what a small sample cannot tell from the k-th largest, or for all of eight spans.
 //!
-//! Of layers that keep more than 7 of 32 values, and have more than eight spans, all values are read twice. The sample
-//! tells an interval that has the k-th largest magnitude, but for that chance. The first
-//! read gathers what lies within, and counts, span by span, what is above it and what is at either end. That makes the cut known,
-//! and how much each span keeps of what, so the second read writes values, positions and what is to be remembered. Ends are where
-//! the sample's bins end or, where those have too much (zeros, or any two other magnitudes that many values have), magnitudes
-//! of the sample, so there is always room for what lies between. In few bits the second read adds up the bins, too: of a layer
-//! alone while codes are written, since no code depends on the means. Where residuals are kept, which the means are taken off,
-//! it comes before, and codes are written with what is to be remembered by a third read, of the sums.
-//!
-//! So are those of other layers whose sample says that there is no room for what reaches the bound, but for a 32nd of it: where
-//! fewer than k values are not zeros, or many are the same. The sample is besides.
-//!
-//! What does not fit its room stays where the sums are and is read there again by each of the launches that follow: four reads in
-//! all, by that small chance only.
+//! What does not fit its room stays where the sums are. Each of the three launches that follow reads it there again, so such values
+//! are read four times in all. These are layers of more than eight spans that keep more than 7 of 32 values, layers where many
+//! values are the same or fewer than k are not zeros, and others only by that small chance.
 //!
 //! Whatever the sample, the bits are the same. Where the k-th largest is not where the sample has it, or its bin is not a narrow one,
 //! one block finds the cut: in the first case, or where not everything was gathered, among all values, which it reads three
@@ -30,8 +18,8 @@
 //! more where a bin spans seven powers of two or more and no value is in the upper four of them.
 
 use crate::Error;
-use crate::device::{BLOCK, Part};
-use crate::gpu::{Gpu, Scratch, looping_blocks, looping_pieces};
+use crate::device::Part;
+use crate::gpu::{Gpu, Scratch, looping_pieces};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
 use crate::tops::{BINS, CUT, ENTRY, FEW, KEPT, Params, Parts, Place, Top, Tops};
@@ -58,8 +46,8 @@ pub(crate) fn find_cuts(
     common: [Part; 6],
     [bins, spans, entries, message]: [Part; 4],
 ) -> Result<(), Error> {
-    let sampling = looping_blocks(u64::from(params.layers) * DRAWS * u64::from(BLOCK));
-    gpu.launch_capturable(kernel("sample"), params, &[&common[..], &[bins, entries]].concat(), sampling)?;
+    let sampling = looping_pieces(u64::from(params.layers) * DRAWS);
+    gpu.launch_capturable(kernel("sample"), params, &[&common[..], &[bins]].concat(), sampling)?;
     let mut launch = |entry: &'static str, parts: &[Part]| {
         gpu.launch_capturable(kernel(entry), params, &[&common, parts].concat(), params.blocks())
     };
@@ -94,7 +82,7 @@ pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, payload: Part, 
     gpu.copy(made.cut(body, len - body), payload.from(body))
 }
 
-/// Enqueued, in five launches with two reads of the values at most besides the sample: a payload of one layer without its header, in the workspace. The first
+/// Enqueued, in five launches: a payload of one layer without its header, in the workspace. The first
 /// word of `status` becomes at least the largest magnitude, the second the k-th largest. From 1 to all of the elements are kept.
 pub(crate) fn make(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, status: Part) -> Result<Part, Error> {
     let place = Place { layer: 0, first: 0, start: 0, payload: 0, header: [0; 2] };
@@ -106,8 +94,8 @@ pub(crate) fn make(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, status: Part) -> 
     let [few, cut, bins] = gpu.zeros(Scratch::Selected, sizes.iter().sum())?.split(sizes);
     let spans = gpu.scratch(Scratch::Records, KEPT * u64::from(layer.spans))?;
     let entries = gpu.scratch(Scratch::Entries, ENTRY * u64::from(layer.room_size))?;
-    // Bits are set in whole words, which payloads do not end with.
-    let words = gpu.scratch(Scratch::Bits, layer.end.div_ceil(32) * 4)?;
+    // Zeros come up to a multiple of 16 bytes.
+    let words = gpu.scratch(Scratch::Bits, layer.end.div_ceil(128) * 16)?;
     let params = Params { dtype: tensor.dtype as u32, layers: 1, spans: layer.spans, chunks: 0, remembers: 0 };
     // Neither is there a table of spans, nor are there residuals.
     let common = [table, table, program, tensor.part, status, cut];

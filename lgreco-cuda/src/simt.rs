@@ -299,6 +299,10 @@ impl Device for Simt {
         Err(Simt::driver(kernel, &CStr::from_bytes_until_nul(&error).unwrap_or_default().to_string_lossy()))
     }
 
+    fn resident(&mut self, _: Kernel, _: u32) -> Result<u64, Error> {
+        Ok(if self.chosen.is_some() { u64::MAX } else { 2048 })
+    }
+
     fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<(), Error> {
         assert_eq!(bytes.len() as u64, from.bytes);
         // SAFETY: a part is memory that is there.

@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::device::{BLOCK, Part};
-use crate::gpu::{Gpu, looping_blocks};
+use crate::gpu::{Blocks, Gpu, looping_pieces};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::topk::Coding;
 use lgreco_core::compress::wire::HEADER_LEN;
@@ -37,8 +37,8 @@ impl Params {
     }
 
     /// Blocks that have spans in turn.
-    pub(crate) fn blocks(&self) -> u64 {
-        looping_blocks(u64::from(self.spans) * u64::from(BLOCK))
+    pub(crate) fn blocks(&self) -> Blocks {
+        looping_pieces(self.spans.into())
     }
 }
 
@@ -69,8 +69,6 @@ pub(crate) struct Top {
     bits: u32,
     few: u32,
     start: u32,
-    wide: u32,
-    unused: u32,
 }
 
 #[cfg(test)]
@@ -99,8 +97,6 @@ impl Top {
         ("bits", std::mem::offset_of!(Top, bits)),
         ("few", std::mem::offset_of!(Top, few)),
         ("start", std::mem::offset_of!(Top, start)),
-        ("wide", std::mem::offset_of!(Top, wide)),
-        ("unused", std::mem::offset_of!(Top, unused)),
     ];
 }
 
@@ -136,7 +132,6 @@ impl Top {
             Coding::All => u64::from(count).div_ceil(SPAN),
             _ => layout.high_bytes.div_ceil(CHUNK),
         };
-        let (room_size, is_wide) = room_of(top.keep, count);
         Ok(Top {
             first: place.first,
             payload: place.payload,
@@ -146,8 +141,7 @@ impl Top {
             low_at: 8 * low,
             high_at: 8 * (low + layout.low_bytes),
             end: 8 * (low + layout.bytes()),
-            room_size,
-            wide: is_wide.into(),
+            room_size: room_of(top.keep, count),
             layer: place.layer,
             start: place.start,
             count,
@@ -168,27 +162,25 @@ const SPAN: u64 = 4096;
 const WINDOWS: u64 = 4;
 const CHUNK: u64 = 4 * BLOCK as u64;
 pub(crate) const BINS: u64 = 1 << 13;
-/// Bytes of `Cut`, of `Kept`, of an entry and of `Few`.
-pub(crate) const CUT: u64 = 52;
-pub(crate) const KEPT: u64 = 24;
+/// Bytes of `Cut`, of a span in `Spans`, of an entry and of `Few`.
+pub(crate) const CUT: u64 = 44;
+pub(crate) const KEPT: u64 = 20;
 pub(crate) const ENTRY: u64 = 8;
 pub(crate) const FEW: u64 = 20 * 128;
 /// Parts begin at multiples of it.
 const ALIGN: u64 = 16;
 
-/// Entries that there is room for of a layer, and for the magnitudes of its sample, two to an entry; and whether it keeps so much that
-/// what is gathered has an upper end, too, whatever the sample says. Then that is
-/// what the sample cannot tell from the k-th largest, of which twelve standard deviations and some are 12 / sqrt(2^16) / 2 = 2.4 %
-/// of a large layer, and 24 / sqrt(n) of one whose sample is a sixteenth. Else it is k, a 32nd of the layer and nine standard
-/// deviations of how many of a sixteenth are among the k largest; of a layer of up to eight spans all of it.
-fn room_of(keep: u32, count: u32) -> (u32, bool) {
+/// Entries that there is room for of a layer. A layer of up to eight spans has room for all its values. Larger layers have room for
+/// k, a 32nd of the layer, and nine standard deviations of how many of a sixteenth are among the k largest. They have none where
+/// k and the 32nd are more than a quarter of the layer: entries would take more memory than the values.
+fn room_of(keep: u32, count: u32) -> u32 {
     let wanted = u64::from(keep) + u64::from(count) / 32;
     if u64::from(count) <= 8 * SPAN {
-        (count, false)
+        count
     } else if wanted <= u64::from(count) / 4 {
-        (wanted as u32 + 36 * keep.isqrt() + 160, false)
+        wanted as u32 + 36 * keep.isqrt() + 160
     } else {
-        (count.min(count / 16 + 48 * count.isqrt()), true)
+        0
     }
 }
 
@@ -262,9 +254,9 @@ impl Tops {
         Ok(())
     }
 
-    /// Where the last layer's payload ends in a message, in whole words.
+    /// Where the last layer's payload ends in a message, with zeros up to a multiple of 16.
     pub(crate) fn end(&self) -> u64 {
-        self.layers.last().map_or(0, |layer| layer.payload + layer.end.div_ceil(32) * 4)
+        self.layers.last().map_or(0, |layer| layer.payload + layer.end.div_ceil(128) * 16)
     }
 
     /// Bytes of each part, in order.

@@ -6,7 +6,7 @@
 use crate::Error;
 use crate::backend::CudaBackend;
 use crate::device::Part;
-use crate::gpu::{Gpu, looping_pieces};
+use crate::gpu::{Gpu, summing_blocks};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::{DeviceGradient, checked};
 use bytemuck::{Pod, Zeroable};
@@ -59,7 +59,7 @@ const fn kernel(entry: &'static str) -> Kernel {
 }
 
 fn blocks(shape: Shape) -> u64 {
-    looping_pieces((shape.elements() as u64).div_ceil(PER_BLOCK))
+    summing_blocks((shape.elements() as u64).div_ceil(PER_BLOCK))
 }
 
 /// The mean of a model's last gradients in device memory, layer after layer, of which a plan is made: blended with each step's

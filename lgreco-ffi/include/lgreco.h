@@ -1041,7 +1041,8 @@ typedef struct lgreco_cuda_outcome {
 #define LGRECO_DEVICE_CPU 0
 
 // An NVIDIA GPU through CUDA, in libraries built with the feature `cuda`. As LGRECO_DEVICE_WGPU, of values in host
-// memory, but for PowerSGD with ranks above 1024, which are the CPU's; what works on values in the GPU's memory begins
+// memory, but for PowerSGD with ranks above 1024 and QSGD with buckets that are no power of two from 64 to 4096, which are the
+// CPU's; what works on values in the GPU's memory begins
 // with lgreco_cuda_.
 #define LGRECO_DEVICE_CUDA 1
 
@@ -2268,8 +2269,8 @@ lgreco_status lgreco_cuda_check(struct lgreco_cuda *cuda);
 // come back. `values` of layers are device pointers; those of layers that are left out of the table are not looked at.
 // `options` may be NULL. Allocates, on the device too unless that was reserved.
 //
-// As lgreco_table_measure; LGRECO_UNAVAILABLE for PowerSGD with ranks above 1024; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE,
-// which name no layer.
+// As lgreco_table_measure; LGRECO_UNAVAILABLE for PowerSGD with ranks above 1024 and for QSGD with buckets that are no power of
+// two from 64 to 4096; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE, which name no layer.
 lgreco_status lgreco_cuda_measure(struct lgreco_cuda *cuda,
                                   const struct lgreco_layer *layers,
                                   size_t layers_len,
@@ -2349,8 +2350,8 @@ lgreco_status lgreco_cuda_payload_len(struct lgreco_cuda *cuda,
                                       size_t *bytes);
 
 // Done: compresses a gradient in the device's memory, `values` of `layer`, into a payload in host memory, of `length`
-// bytes. Takes QSGD, TopK, also in few bits, PowerSGD of ranks up to 1024 and uncompressed gradients. `rng` names the random
-// words.
+// bytes. Takes QSGD with buckets of a power of two from 64 to 4096 values, TopK, also in few bits, PowerSGD of ranks up to 1024
+// and uncompressed gradients. `rng` names the random words.
 //
 // LGRECO_NON_FINITE; LGRECO_LENGTH when `capacity` is less than lgreco_cuda_payload_len; LGRECO_UNAVAILABLE for other
 // methods and ranks; LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.

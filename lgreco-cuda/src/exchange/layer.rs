@@ -1,7 +1,7 @@
 //! What kernels read of an exchange: its program, which changes from step to step, and its layers.
 
 use crate::Error;
-use crate::qsgd::{is_fused, sign_magnitude};
+use crate::qsgd::{holds, sign_magnitude};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::Setting;
 use lgreco_core::compress::qsgd::{Rounding, Scale};
@@ -127,7 +127,7 @@ impl Layer {
         let mut bytes = [0; HEADER_LEN];
         let header = match *setting {
             Setting::Dense | Setting::PowerSgd(_) => return Ok(place),
-            Setting::Qsgd(qsgd) if is_fused(qsgd.bucket) => qsgd.header(shape)?,
+            Setting::Qsgd(qsgd) if holds(qsgd.bucket) => qsgd.header(shape)?,
             Setting::TopK(top) => top.header(shape)?,
             Setting::QuantisedTopK(few) => quantised_topk::header(&few, shape)?,
             Setting::Qsgd(_) => {

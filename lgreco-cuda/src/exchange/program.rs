@@ -270,13 +270,12 @@ impl ExchangeProgram {
         })
     }
 
-    /// Bytes of the memory for the program itself, which begins at a multiple of 16. Of a layer under TopK 32 KiB are for
-    /// counts, or 34.5 KiB in few bits; for what is selected from it there are 8 bytes for each of up to 32,768 elements. Of more there
-    /// are 8 per element kept, a quarter of one for each element, 288 for the square root of how many are kept, and 1,280; or, if it keeps
-    /// more than 7 of 32, half a byte for each and 384 for the square root of their number. Each of its spans of 4096 elements takes
-    /// 28 bytes, and 16 per rank, and each of its positions' chunks of 1 KiB 4 bytes, and 8 per rank. Of one under PowerSGD some are
-    /// for its factors and what is remembered of them, twice, and for what its
-    /// products are made in.
+    /// Bytes of the memory for the program itself, which begins at a multiple of 16. A layer under TopK takes 32 KiB for counts, or
+    /// 34.5 KiB in few bits. What is selected from a layer of up to 32,768 elements takes 8 bytes per element. A larger layer takes
+    /// 8 bytes per element kept, a quarter of a byte for each element, 288 times the square root of the number kept, and 1,280. It
+    /// takes none of these if it keeps more than 7 of 32. Each span of 4096 elements takes 24 bytes, and 16 per rank. Each chunk of
+    /// 1 KiB of positions takes 4 bytes, and 8 per rank. A layer under PowerSGD takes memory for its factors, for the remembered
+    /// factors twice, and for its products.
     pub fn memory_bytes(&self) -> u64 {
         self.summed_at() + self.summed.bytes()
     }

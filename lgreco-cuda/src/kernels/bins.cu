@@ -165,9 +165,15 @@ __device__ inline void give(const Bins& all, u32 bin, u32 count, u32 low, u64 er
 
 // Some of the bins in shared memory: those of the exponents about the largest that the block saw first, but none of
 // subnormal numbers. What is outside of them is rare and goes to device memory.
+//
+// Without errors a bin's count and its sum are one word, so that a value takes one atomic. Either half of the block has words of its
+// own. A thread that finds a word with HELD values empties it before it adds another, so a word has at most
+// HELD + READERS / 2 = 1023, whose sum is below 2^22.
 template <bool ERRORS>
 struct Window {
     static const u32 SIZE = ROOM / (ERRORS ? 4 : 2);
+    static const u32 SUM_BITS = 22;
+    static const u32 HELD = 1023 - READERS / 2;
 
     u32* room;
     u32 bottom;
@@ -179,23 +185,48 @@ struct Window {
 
     // Returns whether the magnitude is 0, which is not counted.
     __device__ bool add(const Params& p, const Bins& all, u32 magnitude) {
+        if (!ERRORS) {
+            return add_exact(all, magnitude);
+        }
         u32 key = magnitude + (23u << FRACTION_BITS);
         u32 at = (key >> COARSE) - bottom;
         if (at < SIZE) {
             atomicAdd(&room[at], 1u);
             atomicAdd(&room[SIZE + at], low_of(key));
-            if (ERRORS) {
-                add_error(at, squared_error(key, p.sent));
-            }
+            add_error(at, squared_error(key, p.sent));
             return false;
         }
         key = key_of(magnitude);
         if (key != 0) {
-            u64 error = ERRORS ? squared_error(key, p.sent) : 0;
-            give<ERRORS>(all, key >> COARSE, 1, low_of(key), error);
+            give<true>(all, key >> COARSE, 1, low_of(key), squared_error(key, p.sent));
             atomicAdd(&all.totals()[key >> FRACTION_BITS], 1u);
         }
         return key == 0;
+    }
+
+    __device__ bool add_exact(const Bins& all, u32 magnitude) {
+        u32 key = magnitude + (23u << FRACTION_BITS);
+        u32 at = (key >> COARSE) - bottom;
+        u32 count = 1;
+        u32 low = low_of(key);
+        if (at < SIZE) {
+            u32* word = &room[threadIdx.x / (READERS / 2) * SIZE + at];
+            if (atomicAdd(word, 1u << SUM_BITS | low) < HELD << SUM_BITS) {
+                return false;
+            }
+            u32 both = atomicExch(word, 0u);
+            count = both >> SUM_BITS;
+            low = both & ((1u << SUM_BITS) - 1);
+        } else {
+            key = key_of(magnitude);
+            if (key == 0) {
+                return true;
+            }
+            low = low_of(key);
+        }
+        give<false>(all, key >> COARSE, count, low, 0);
+        atomicAdd(&all.totals()[key >> FRACTION_BITS], count);
+        return false;
     }
 
     __device__ static u32 low_of(u32 key) {
@@ -221,10 +252,13 @@ struct Window {
 #pragma unroll
             for (u32 part = 0; part < PER_EXPONENT; part += 32) {
                 u32 at = first + part + lane;
-                if (room[at] != 0) {
+                u32 sums = (1u << SUM_BITS) - 1;
+                u32 count = ERRORS ? room[at] : (room[at] >> SUM_BITS) + (room[SIZE + at] >> SUM_BITS);
+                if (count != 0) {
+                    u32 low = ERRORS ? room[SIZE + at] : (room[at] & sums) + (room[SIZE + at] & sums);
                     u64 error = ERRORS ? u64(room[3 * SIZE + at]) << 32 | room[2 * SIZE + at] : 0;
-                    give<ERRORS>(all, bottom + at, room[at], room[SIZE + at], error);
-                    total += room[at];
+                    give<ERRORS>(all, bottom + at, count, low, error);
+                    total += count;
                 }
             }
             total = warp_sum(total);

@@ -38,6 +38,7 @@ struct Grid {
 // Values that a warp reads at once, those of its tile, and those of a block's tiles.
 #define STRIP 128
 #define TILE 512
+#define STRIPS (TILE / STRIP)
 #define SPAN (TILE * WARPS)
 // Buckets of a span at most, where they are powers of two from 64 on.
 #define SLOTS (SPAN / 64)
@@ -52,40 +53,77 @@ __device__ inline u32 from_ordered(u32 key) {
     return key ^ (key >= SIGN ? SIGN : 0xffffffffu);
 }
 
-// Values in device memory, in buckets of any size.
+// What a lane has of a tile: four consecutive values of each strip, from `first` on in the first one. Beyond the layer's end are
+// zeros.
+__device__ inline void load_tile(const void* all, u32 dtype, u64 count, u64 first, float (&values)[STRIPS][4]) {
+    bool whole = (first / TILE + 1) * TILE <= count;
+    if (whole && dtype == 0 && reinterpret_cast<u64>(all) % 16 == 0) {
+        const uint4* quads = static_cast<const uint4*>(all) + first / 4;
+        uint4 four[STRIPS];
+#pragma unroll
+        for (u32 j = 0; j < STRIPS; j++) {
+            four[j] = quads[j * (STRIP / 4)];
+        }
+#pragma unroll
+        for (u32 j = 0; j < STRIPS; j++) {
+            values[j][0] = __uint_as_float(four[j].x);
+            values[j][1] = __uint_as_float(four[j].y);
+            values[j][2] = __uint_as_float(four[j].z);
+            values[j][3] = __uint_as_float(four[j].w);
+        }
+    } else if (whole && dtype != 0 && reinterpret_cast<u64>(all) % 8 == 0) {
+        const uint2* quads = static_cast<const uint2*>(all) + first / 4;
+        uint2 four[STRIPS];
+#pragma unroll
+        for (u32 j = 0; j < STRIPS; j++) {
+            four[j] = quads[j * (STRIP / 4)];
+        }
+#pragma unroll
+        for (u32 j = 0; j < STRIPS; j++) {
+            widen4(four[j], dtype, values[j]);
+        }
+    } else {
+#pragma unroll
+        for (u32 j = 0; j < STRIPS; j++) {
+#pragma unroll
+            for (u32 k = 0; k < 4; k++) {
+                u64 i = first + j * STRIP + k;
+                values[j][k] = i < count ? value(all, dtype, i) : 0.0f;
+            }
+        }
+    }
+}
+
+// Values in device memory.
 struct Everywhere {
-    static const bool TOGETHER = false;
     const void* values;
 
-    __device__ u32 load(const Params& p, u64 i, float (&four)[4]) const {
-        return load4(values, p.dtype, i, p.count, four);
-    }
-
-    __device__ u32 bucket(const Params& p, u64 i) const {
-        return u32(i) / p.bucket;
-    }
-
-    // Values from i to the end of its bucket.
-    __device__ u32 left(const Params& p, u64 i) const {
-        return p.bucket - u32(i) % p.bucket;
+    __device__ void load(const Params& p, u64 first, float (&own)[STRIPS][4]) const {
+        load_tile(values, p.dtype, p.count, first, own);
     }
 };
+
+// How many of four values from `i` on there are.
+__device__ inline u32 there(const Params& p, u64 i) {
+    return i >= p.count ? 0 : p.count - i < 4 ? u32(p.count - i) : 4;
+}
 
 // A span that a block holds in shared memory, with whole buckets, which have numbers of their own there. All lanes of a
 // warp go from one bucket to the next together.
 struct Held {
-    static const bool TOGETHER = true;
+    // Pairs of strips that are coded at once.
+    static const u32 PAIRS = 1;
     uint4 values[SPAN / 4];
     Extremes extremes[SLOTS];
     Grid grids[SLOTS];
 
-    __device__ u32 load(const Params& p, u64 i, float (&four)[4]) const {
+    // What this thread has put there.
+    __device__ void load(u64 i, u32, float (&four)[4]) const {
         uint4 bits = values[i % SPAN / 4];
         four[0] = __uint_as_float(bits.x);
         four[1] = __uint_as_float(bits.y);
         four[2] = __uint_as_float(bits.z);
         four[3] = __uint_as_float(bits.w);
-        return i >= p.count ? 0 : p.count - i < 4 ? u32(p.count - i) : 4;
     }
 
     __device__ static u32 log_bucket(const Params& p) {
@@ -96,25 +134,21 @@ struct Held {
         return u32(i) % SPAN >> log_bucket(p);
     }
 
-    // No four values, and no eight, from a multiple of their number on lie in two buckets.
-    __device__ u32 left(const Params&, u64) const {
-        return 8;
+    __device__ const Grid& grid(const Params& p, u64 i) const {
+        return grids[bucket(p, i)];
     }
 };
 
 // Shows `to` what this thread has of the warp's tile, in order, with `to.next` where a bucket begins that is not
-// `to.bucket`.
-template <class Values, class To>
-__device__ inline void visit(const Params& p, const Values& values, u64 tile, To& to) {
-    for (u32 j = 0; j < TILE / STRIP; j++) {
+// `to.bucket`. No four values from a multiple of four on lie in two buckets.
+template <class To>
+__device__ inline void visit(const Params& p, const Held& held, u64 tile, To& to) {
+    for (u32 j = 0; j < STRIPS; j++) {
         u64 i = tile * TILE + j * STRIP + threadIdx.x % 32 * 4;
-        if (i >= p.count && !Values::TOGETHER) {
-            break;
-        }
         float four[4];
-        u32 here = values.load(p, i, four);
-        u32 bucket = values.bucket(p, i);
-        u32 left = values.left(p, i);
+        u32 here = there(p, i);
+        held.load(i, j, four);
+        u32 bucket = held.bucket(p, i);
         if (bucket != to.bucket) {
             to.next(bucket);
         }
@@ -123,12 +157,6 @@ __device__ inline void visit(const Params& p, const Values& values, u64 tile, To
             if (k >= here) {
                 break;
             }
-            if (left == 0) {
-                bucket++;
-                left = p.bucket;
-                to.next(bucket);
-            }
-            left--;
             to.add(four[k]);
         }
     }
@@ -211,60 +239,35 @@ __device__ inline Params usual(Params p) {
     return p;
 }
 
-// A bucket that fills a warp's tile, in registers: four quads of consecutive values per lane. Beyond the layer's end are
-// zeros.
+// A bucket that fills a warp's tile, in registers.
 struct Bucket {
-    float values[4][4];
+    static const u32 PAIRS = STRIPS / 2;
+    float values[STRIPS][4];
+    Grid own;
 
-    // The lane's quads begin at `first` and after that at `first` + each of `apart`.
-    __device__ Bucket(const Params& p, const void* all, u64 tile, u32 lane_first, const u32 (&apart)[4]) {
-        u64 first = tile * TILE + lane_first;
-        bool whole = (tile + 1) * TILE <= p.count;
-        if (whole && p.dtype == 0 && reinterpret_cast<u64>(all) % 16 == 0) {
-            const uint4* quads = static_cast<const uint4*>(all) + first / 4;
-#pragma unroll
-            for (u32 j = 0; j < 4; j++) {
-                uint4 quad = quads[apart[j] / 4];
-                values[j][0] = __uint_as_float(quad.x);
-                values[j][1] = __uint_as_float(quad.y);
-                values[j][2] = __uint_as_float(quad.z);
-                values[j][3] = __uint_as_float(quad.w);
-            }
-        } else if (whole && p.dtype != 0 && reinterpret_cast<u64>(all) % 8 == 0) {
-            const uint2* quads = static_cast<const uint2*>(all) + first / 4;
-            uint2 four[4];
-#pragma unroll
-            for (u32 j = 0; j < 4; j++) {
-                four[j] = quads[apart[j] / 4];
-            }
-#pragma unroll
-            for (u32 j = 0; j < 4; j++) {
-                widen4(four[j], p.dtype, values[j]);
-            }
-        } else {
-#pragma unroll
-            for (u32 j = 0; j < 4; j++) {
-#pragma unroll
-                for (u32 k = 0; k < 4; k++) {
-                    u64 i = first + apart[j] + k;
-                    float own = value(all, p.dtype, min(i, u64(p.count) - 1));
-                    values[j][k] = i < p.count ? own : 0.0f;
-                }
-            }
-        }
-    }
-
-    // As every lane has it.
-    __device__ Grid grid(const Params& p, u32* result) const {
+    // Its grid, as every lane has it.
+    __device__ Bucket(const Params& p, const void* all, u64 first, u32* result) {
+        load_tile(all, p.dtype, p.count, first, values);
         u32 largest = 0;
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) {
+        for (u32 j = 0; j < STRIPS; j++) {
 #pragma unroll
             for (u32 k = 0; k < 4; k++) {
                 largest = max(largest, __float_as_uint(values[j][k]) & MAGNITUDE);
             }
         }
-        return make_grid(p, Extremes{warp_max(largest), 0, 0}, result);
+        own = make_grid(p, Extremes{warp_max(largest), 0, 0}, result);
+    }
+
+    __device__ void load(u64, u32 strip, float (&four)[4]) const {
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
+            four[k] = values[strip][k];
+        }
+    }
+
+    __device__ const Grid& grid(const Params&, u64) const {
+        return own;
     }
 };
 
@@ -298,15 +301,12 @@ template <class Values>
 __device__ inline void hold(const Params& p, const Values& values, u64 span, Held& held, u32* result) {
     u64 tile = span * WARPS + threadIdx.x / 32;
     u64 first = tile * TILE + threadIdx.x % 32 * 4;
+    float own[STRIPS][4];
+    values.load(p, first, own);
 #pragma unroll
-    for (u32 j = 0; j < TILE / STRIP; j++) {
-        u64 i = first + j * STRIP;
-        if (i < p.count) {
-            float four[4];
-            values.load(p, i, four);
-            held.values[i % SPAN / 4] = uint4{__float_as_uint(four[0]), __float_as_uint(four[1]),
-                                              __float_as_uint(four[2]), __float_as_uint(four[3])};
-        }
+    for (u32 j = 0; j < STRIPS; j++) {
+        held.values[(first + j * STRIP) % SPAN / 4] = uint4{__float_as_uint(own[j][0]), __float_as_uint(own[j][1]),
+                                                            __float_as_uint(own[j][2]), __float_as_uint(own[j][3])};
     }
     Seen seen(p, held.extremes, min(p.bucket / 4, 32u), held.bucket(p, first));
     visit(p, held, tile, seen);

@@ -139,6 +139,6 @@ __device__ inline void average_codes(const Layer& layer, const float* parts, u32
             u32 together = part == 0 ? before : part == 1 ? 1 : world.ranks - 1 - before;
             ranks.add_all(together, layer.sign_magnitude, parts, eight);
         }
-        give_eight(dtype, program, layer.number, layer.start, world, means, first, here, eight);
+        give_eight(dtype, program, layer.number, layer.start, world, means, first, here, layer.count / SPAN > span, eight);
     }
 }

@@ -54,6 +54,10 @@ __device__ inline float step_of(const Params& p) {
 // What is left of eight codes when the last `8 - here` are not there: so many bytes of `packed`. Words are written where they
 // fit.
 __device__ inline void store_codes(u8* target, u64 packed, u32 bits, u32 here) {
+    if (here == PER_CODER && bits == 8 && reinterpret_cast<u64>(target) % 8 == 0) {
+        *reinterpret_cast<u64*>(target) = packed;
+        return;
+    }
     if (here == PER_CODER && bits % 4 == 0 && reinterpret_cast<u64>(target) % 4 == 0) {
         u32* words = reinterpret_cast<u32*>(target);
         words[0] = u32(packed);
@@ -89,65 +93,57 @@ __device__ inline u64 load_codes(const u8* source, u32 bits, u32 here) {
 
 // Where nobody asks what codes stand for.
 struct Nowhere {
-    __device__ void take(u64, float, const Grid&, u32) const {}
+    __device__ void take(const Params&, u64, const float (&)[4], const Grid&, u32) const {}
 };
 
-// Codes 8 values from `first`, a multiple of 8, on, or what is left of them; they are `bits` bytes. `to` takes each value
-// and its code.
-template <class Values, class To>
-__device__ inline void encode_eight(const Params& p, const Values& values, const Grid* grids, u64 first, u8* codes,
-                                    const To& to) {
-    if (first >= p.count) {
-        return;
-    }
-    u32 bucket = values.bucket(p, first);
-    u32 left = values.left(p, first);
-    Grid grid = grids[bucket];
-    u64 packed = 0;
-    u32 coded = 0;
-    for (u32 half = 0; half < PER_CODER && first + half < p.count; half += 4) {
-        float four[4];
-        u32 here = values.load(p, first + half, four);
-        Words draws = {{HALF << 9, HALF << 9, HALF << 9, HALF << 9}};
-        if (!p.nearest) {
-            draws = philox(u32((first + half) / 4), p.step, p.layer, p.rank, p.seed_low, p.seed_high);
-        }
-#pragma unroll
-        for (u32 k = 0; k < 4; k++) {
-            if (k >= here) {
-                break;
-            }
-            if (left == 0) {
-                bucket++;
-                left = p.bucket;
-                grid = grids[bucket];
-            }
-            left--;
-            u32 at = in_levels(position_on(grid, scaled(p, grid, four[k])), p.log_levels);
-            u32 code = (at + (draws.word[k] >> 9)) >> FRACTION_BITS;
-            if (p.sign_magnitude) {
-                code |= (__float_as_uint(four[k]) >> 31) << p.log_levels;
-            }
-            to.take(first + half + k, four[k], grid, code);
-            packed |= u64(code & 0xffu) << (coded * p.bits);
-            coded++;
-        }
-    }
-    store_codes(codes + first / PER_CODER * p.bits, packed, p.bits, coded);
-}
-
-// Codes of a quad of a bucket from position i on, in the low bits.
+// Codes of four values of a bucket from position i on, in the low bits.
 __device__ inline u32 encode_quad(const Params& p, const Grid& grid, const float (&quad)[4], u64 i) {
-    Words draws = philox(u32(i / 4), p.step, p.layer, p.rank, p.seed_low, p.seed_high);
+    Words draws = {{HALF << 9, HALF << 9, HALF << 9, HALF << 9}};
+    if (!p.nearest) {
+        draws = philox(u32(i / 4), p.step, p.layer, p.rank, p.seed_low, p.seed_high);
+    }
     u32 packed = 0;
 #pragma unroll
     for (u32 k = 0; k < 4; k++) {
         u32 at = in_levels(position_on(grid, scaled(p, grid, quad[k])), p.log_levels);
         u32 code = (at + (draws.word[k] >> 9)) >> FRACTION_BITS;
-        code |= (__float_as_uint(quad[k]) >> 31) << p.log_levels;
+        if (p.sign_magnitude) {
+            code |= (__float_as_uint(quad[k]) >> 31) << p.log_levels;
+        }
         packed |= (code & 0xffu) << (k * p.bits);
     }
-    return packed;
+    // Beyond the layer's end there are none.
+    u32 bits = there(p, i) * p.bits;
+    return bits < 32 ? packed & ((1u << bits) - 1) : packed;
+}
+
+// Codes a warp's tile, eight values to `bits` bytes. `to` takes each lane's four values of a strip and their codes. Of two strips
+// the even lanes write the first one's codes, with the next lane's four, and the odd lanes the second one's. All lanes must come.
+template <class Values, class To>
+__device__ inline void encode_tile(const Params& p, const Values& values, u64 tile, u8* codes, const To& to) {
+    u32 is_odd = threadIdx.x % 2;
+#pragma unroll Values::PAIRS
+    for (u32 j = 0; j < STRIPS; j += 2) {
+        u64 first = tile * TILE + j * STRIP + threadIdx.x % 32 * 4;
+        u32 quads[2];
+#pragma unroll
+        for (u32 strip = 0; strip < 2; strip++) {
+            u64 i = first + strip * STRIP;
+            float four[4];
+            values.load(i, j + strip, four);
+            const Grid& grid = values.grid(p, i);
+            quads[strip] = encode_quad(p, grid, four, i);
+            to.take(p, i, four, grid, quads[strip]);
+        }
+        u32 other = __shfl_xor_sync(FULL, is_odd ? quads[0] : quads[1], 1);
+        u64 own = is_odd ? first - 4 + STRIP : first;
+        u32 low = is_odd ? other : quads[0];
+        u64 high = is_odd ? quads[1] : other;
+        if (own < p.count) {
+            u32 here = p.count - own < PER_CODER ? u32(p.count - own) : PER_CODER;
+            store_codes(codes + own / PER_CODER * p.bits, low | high << (4 * p.bits), p.bits, here);
+        }
+    }
 }
 
 // The ends of a bucket's grid, of what was sent.
@@ -159,30 +155,24 @@ struct Ends {
         : low(p.min_max ? sent[2 * bucket] : -sent[bucket]), high(p.min_max ? sent[2 * bucket + 1] : sent[bucket]) {}
 };
 
-// What eight codes from `first`, a multiple of 8, on stand for; `sent` is what was sent of the buckets. Returns how many
+// What four codes from `first`, a multiple of 4, on stand for; `sent` is what was sent of the buckets. Returns how many
 // values there are.
-__device__ inline u32 decode_eight(const Params& p, const float* sent, const u8* codes, u64 first,
-                                   float (&values)[PER_CODER]) {
-    if (first >= p.count) {
+__device__ inline u32 decode_quad(const Params& p, const float* sent, const u8* codes, u64 first, float (&values)[4]) {
+    u32 here = there(p, first);
+    if (here == 0) {
         return 0;
     }
-    u32 here = p.count - first < PER_CODER ? u32(p.count - first) : PER_CODER;
-    u64 packed = load_codes(codes + first / PER_CODER * p.bits, p.bits, here);
-    u32 halves[2] = {u32(packed), u32(packed >> (4 * p.bits))};
+    u64 eight = first / PER_CODER * PER_CODER;
+    u32 coded = p.count - eight < PER_CODER ? u32(p.count - eight) : PER_CODER;
+    u64 packed = load_codes(codes + eight / PER_CODER * p.bits, p.bits, coded);
+    u32 quad = u32(packed >> (first % PER_CODER * p.bits));
     float inverse = step_of(p);
     u32 bucket = u32(first) / p.bucket;
     u32 left = p.bucket - u32(first) % p.bucket;
     Ends ends(p, sent, bucket);
     u32 mask = (1u << p.bits) - 1;
-    if (left >= PER_CODER) {
 #pragma unroll
-        for (u32 k = 0; k < PER_CODER; k++) {
-            values[k] = decoded(p, halves[k / 4] >> (k % 4 * p.bits) & mask, ends.low, ends.high, inverse);
-        }
-        return here;
-    }
-#pragma unroll
-    for (u32 k = 0; k < PER_CODER; k++) {
+    for (u32 k = 0; k < 4; k++) {
         if (k >= here) {
             break;
         }
@@ -192,7 +182,7 @@ __device__ inline u32 decode_eight(const Params& p, const float* sent, const u8*
             ends = Ends(p, sent, bucket);
         }
         left--;
-        values[k] = decoded(p, halves[k / 4] >> (k % 4 * p.bits) & mask, ends.low, ends.high, inverse);
+        values[k] = decoded(p, quad >> (k * p.bits) & mask, ends.low, ends.high, inverse);
     }
     return here;
 }

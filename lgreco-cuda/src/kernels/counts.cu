@@ -25,12 +25,14 @@ __device__ inline bool give_counts(u32* room, u32* bins, u32 own, u32 all, Cut* 
     return is_last(&cut->done, own, all);
 }
 
-// A layer's counts begin anew, by the last block.
-__device__ inline void forget_counts(u32* bins) {
+// Takes a layer's counts, which begin anew, to shared memory, by the last block.
+template <u32 BITS>
+__device__ inline void take_counts(u32* room, u32* bins) {
 #pragma unroll 4
-    for (u32 bin = threadIdx.x; bin < BINS; bin += BLOCK) {
-        atomicExch(&bins[bin], 0u);
+    for (u32 bin = threadIdx.x; bin < 1u << BITS; bin += BLOCK) {
+        room[bin] = atomicExch(&bins[bin], 0u);
     }
+    __syncthreads();
 }
 
 struct Picked {
@@ -38,8 +40,8 @@ struct Picked {
     u32 rank;  // there
 };
 
-// Where number `rank` from above is among so many bins, up to 32 for each thread; 0 is in the first. All threads of the block must
-// come.
+// Where number `rank` from above is among so many bins in shared memory, up to 32 for each thread; 0 is in the first. All threads
+// of the block must come.
 __device__ static inline Picked pick(const u32* bins, u32 all, u32 rank) {
     u32 each = all / BLOCK;
     __shared__ u32 owner;
@@ -49,7 +51,8 @@ __device__ static inline Picked pick(const u32* bins, u32 all, u32 rank) {
     u32 sum = 0;
 #pragma unroll 4
     for (u32 k = 0; k < each; k++) {
-        sum += fresh(bins[first + k]);
+        // Lanes begin apart, in different banks.
+        sum += bins[first + (k + threadIdx.x) % each];
     }
     if (threadIdx.x == 0) {
         owner = NOWHERE;
@@ -63,7 +66,7 @@ __device__ static inline Picked pick(const u32* bins, u32 all, u32 rank) {
     __syncthreads();
     if (threadIdx.x < 32 && owner != NOWHERE) {
         u32 bin = owner + each - 1 - threadIdx.x;
-        u32 own = threadIdx.x < each ? fresh(bins[bin]) : 0;
+        u32 own = threadIdx.x < each ? bins[bin] : 0;
         u32 reached = before + warp_scan(own);
         if (own > 0 && reached >= rank && reached - own < rank) {
             found = Picked{bin, rank - (reached - own)};
@@ -89,10 +92,10 @@ struct Digits {
         return bits != 0;
     }
 
-    // Counts a magnitude that begins with these bits, so many times, by its next digit.
-    __device__ void add(u32* room, u32 magnitude, u32 begins, u32 times) const {
-        if (times != 0 && u64(magnitude) >> (shift + bits) == begins) {
-            atomicAdd(&room[magnitude >> shift & ((1u << bits) - 1)], times);
+    // Counts a magnitude that begins with these bits by its next digit.
+    __device__ void add(u32* room, u32 magnitude, u32 begins) const {
+        if (u64(magnitude) >> (shift + bits) == begins) {
+            atomicAdd(&room[magnitude >> shift & ((1u << bits) - 1)], 1u);
         }
     }
 

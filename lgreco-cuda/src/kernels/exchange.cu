@@ -30,43 +30,59 @@ struct Offered {
     u32 layer;
     u64 start;
 
-    __device__ u32 load(const Params& p, u64 i, float (&four)[4]) const {
-        float own[4];
-        float before[4];
-        u32 here = load4(gradient, p.dtype, i, p.count, own);
-        load4(residual, 0, i, p.count, before);
+    __device__ void load(const Params& p, u64 first, float (&both)[STRIPS][4]) const {
+        float own[STRIPS][4];
+        load_tile(gradient, p.dtype, p.count, first, own);
+        load_tile(residual, 0, p.count, first, both);
 #pragma unroll
-        for (u32 k = 0; k < 4; k++) {
-            four[k] = before[k] + own[k];
-            if (k < here && !is_finite(four[k])) {
-                note(fault, is_finite(own[k]) ? SUM_LEFT_F32 : NOT_FINITE, layer, start + i + k);
+        for (u32 j = 0; j < STRIPS; j++) {
+#pragma unroll
+            for (u32 k = 0; k < 4; k++) {
+                both[j][k] += own[j][k];
+                if (!is_finite(both[j][k])) {
+                    u32 kind = is_finite(own[j][k]) ? SUM_LEFT_F32 : NOT_FINITE;
+                    note(fault, kind, layer, start + first + j * STRIP + k);
+                }
             }
         }
-        return here;
     }
 };
 
-// What stays of a value that is sent.
+// What stays of values that are sent.
 struct Remember {
-    const Params& p;
-    const Program& program;
+    float gain;
+    float keep;
     const float* before;
     float* after;
     u64* fault;
     u32 layer;
     u64 start;
 
-    __device__ void take(u64 i, float offered, const Grid& grid, u32 code) const {
-        float sent = decoded(p, code, grid.low, grid.high, step_of(p));
-        float stays = program.gain * (offered - sent);
+    __device__ void take(const Params& p, u64 i, const float (&offered)[4], const Grid& grid, u32 codes) const {
+        u32 here = there(p, i);
+        if (here == 0) {
+            return;
+        }
         // Times 0, what was remembered is a zero of the sign that the sum has already.
-        if (program.keep != 0.0f) {
-            stays = program.keep * before[i] + stays;
+        float remembered[4] = {};
+        if (keep != 0.0f) {
+            load4(before, 0, i, p.count, remembered);
         }
-        after[i] = stays;
-        if (!is_finite(stays)) {
-            note(fault, REST_LEFT_F32, layer, start + i);
+        u32 mask = (1u << p.bits) - 1;
+        u32 bits[4];
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
+            float sent = decoded(p, codes >> (k * p.bits) & mask, grid.low, grid.high, step_of(p));
+            float stays = gain * (offered[k] - sent);
+            if (keep != 0.0f) {
+                stays = keep * remembered[k] + stays;
+            }
+            bits[k] = __float_as_uint(stays);
+            if (k < here && !is_finite(stays)) {
+                note(fault, REST_LEFT_F32, layer, start + i + k);
+            }
         }
+        store4(after, 0, i, here, bits);
     }
 };
 
@@ -78,6 +94,8 @@ extern "C" __global__ void encode(Params p, const Layer* layers, const u32* laye
     u64 size = p.dtype == 0 ? 4 : 2;
     const float* before = residuals + program->half * program->elements;
     float* after = residuals + (1 - program->half) * program->elements;
+    float gain = program->gain;
+    float keep = program->keep;
     for (u64 at = blockIdx.x; at < program->spans; at += gridDim.x) {
         Layer layer = layers[layer_of[at]];
         p = of_layer(p, layer, program->step);
@@ -86,6 +104,11 @@ extern "C" __global__ void encode(Params p, const Layer* layers, const u32* laye
         if (span == 0 && threadIdx.x == 0) {
             reinterpret_cast<u64*>(payload)[0] = layer.header_low;
             reinterpret_cast<u64*>(payload)[1] = layer.header_high;
+            // The next payload begins at a multiple of 16.
+            u64 end = HEADER + codes_at(p) + (u64(p.count) * p.bits + 7) / 8;
+            for (u64 at = end; at % 16 != 0; at++) {
+                payload[at] = 0;
+            }
         }
         const void* gradient = static_cast<const u8*>(gradients) + layer.first * size;
         Offered offered{gradient, before + layer.first, &program->fault, layer.number, layer.start};
@@ -95,12 +118,8 @@ extern "C" __global__ void encode(Params p, const Layer* layers, const u32* laye
         if (slot < SLOTS && bucket < p.buckets) {
             send(p, held.grids[slot], bucket, reinterpret_cast<float*>(payload + HEADER));
         }
-        Remember to{p,      *program,     before + layer.first, after + layer.first, &program->fault, layer.number,
-                    layer.start};
-        u64 tile = span * WARPS + threadIdx.x / 32;
-        for (u32 in_tile = threadIdx.x % 32 * PER_CODER; in_tile < TILE; in_tile += 32 * PER_CODER) {
-            encode_eight(p, held, held.grids, tile * TILE + in_tile, payload + HEADER + codes_at(p), to);
-        }
+        Remember to{gain, keep, before + layer.first, after + layer.first, &program->fault, layer.number, layer.start};
+        encode_tile(p, held, span * WARPS + threadIdx.x / 32, payload + HEADER + codes_at(p), to);
         // The next span's buckets may be shared by other warps.
         __syncthreads();
     }

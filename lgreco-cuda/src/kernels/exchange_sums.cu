@@ -380,7 +380,8 @@ extern "C" __global__ void means(Params p, const Dense* dense, const Factors* al
                         eight[half + k] = four[k];
                     }
                 }
-                give_eight(p.dtype, program, layer.layer, layer.start, all_ranks, own, i, here, eight);
+                give_eight(p.dtype, program, layer.layer, layer.start, all_ranks, own, i, here, first + SPAN <= count,
+                           eight);
             }
         }
     }

@@ -51,16 +51,18 @@ __device__ inline void mark(u32* words, u64 at, bool in_turn, bool goes, u32 pos
     }
 }
 
-// Writes what is kept of a block's spans, and what stays. Where it `ADDS`, which is of a layer on its own, its bins are added up, too.
-template <bool ADDS>
-__device__ inline void write_spans(const Params& p, const Top* tops, const u32* top_of, Program* program,
-                                   const void* gradients, float* residuals, const Cut* cuts, const Kept* spans,
-                                   const uint2* entries, const Few* few, u8* message, BinSums& sums) {
+// The payloads, and what stays. Then what the other ranks are told of this one or, of a layer on its own, which magnitudes
+// are the largest and the k-th largest (0 for the latter, perhaps, where all are kept), in place of residuals.
+extern "C" __launch_bounds__(BLOCK, 4) __global__ void write_kept(Params p, const Top* tops, const u32* top_of,
+                                                                  Program* program, const void* gradients,
+                                                                  float* residuals, const Cut* cuts, uint2* of_spans,
+                                                                  const uint2* entries, const Few* few, u8* message) {
+    Spans spans(p, of_spans);
     u32 lane = threadIdx.x % 32;
     u32 before = (1u << lane) - 1;
     u32 end = share(p.spans, blockIdx.x + 1);
     for (u32 at = share(p.spans, blockIdx.x) + threadIdx.x / 32; at < end; at += WARPS) {
-        u32 number = ADDS || p.layers == 1 ? 0 : top_of[at];
+        u32 number = p.layers == 1 ? 0 : top_of[at];
         const Top& top = tops[number];
         Cut cut = cuts[number];
         Offered offered(p, top, program, gradients, residuals);
@@ -69,9 +71,10 @@ __device__ inline void write_spans(const Params& p, const Top* tops, const u32* 
             u64 half = lane < 2 ? top.header_low : top.header_high;
             words[lane] = u32(half >> (lane % 2 * 32));
         }
-        Kept kept = spans[at];
-        Choice choice(top, kept, offered, entries, at - top.first_span);
-        if (!ADDS && offered.after != nullptr && program->keep != 0.0f && choice.entries != nullptr) {
+        uint2 kept = spans.before[at];
+        Choice choice(top, spans.chosen[at], offered, entries, at - top.first_span);
+        bool has_all = choice.entries == nullptr;
+        if (offered.after != nullptr && program->keep != 0.0f && !has_all) {
             // What is not sent stays as part of what was remembered, too.
             u64 stop = min(choice.first + SPAN, u64(top.count));
             for (u64 i = choice.first + lane; i < stop; i += 32) {
@@ -79,23 +82,20 @@ __device__ inline void write_spans(const Params& p, const Top* tops, const u32* 
             }
             __syncwarp();
         }
-        for (u32 first = 0; first < kept.size; first += 32) {
+        for (u32 first = 0; first < choice.size; first += 32) {
             u32 i = first + lane;
-            bool here = i < kept.size;
+            bool here = i < choice.size;
             uint2 entry = here ? choice.at(i) : uint2{0, 0};
             u32 magnitude = entry.y & MAGNITUDE;
             u32 above = __ballot_sync(FULL, here && magnitude > cut.prefix);
             u32 ties = __ballot_sync(FULL, here && magnitude == cut.prefix);
-            u32 tied = kept.tied_before + __popc(ties & before);
-            u32 index = kept.above_before + __popc(above & before) + min(tied, cut.rank);
+            u32 tied = kept.y + __popc(ties & before);
+            u32 index = kept.x + __popc(above & before) + min(tied, cut.rank);
             bool is_tied = (ties >> lane & 1) != 0 && tied < cut.rank;
             // More than k only when the values were written to meanwhile.
             bool goes = ((above >> lane & 1) != 0 || is_tied) && index < top.keep;
             float sent = goes ? write_one(top, cut, few, words, index, entry) : 0.0f;
-            if (ADDS && here) {
-                sums.add(BinUnits{CodeBins(top, cut)}, magnitude, cut.prefix);
-            }
-            if (!ADDS && here && offered.after != nullptr && (goes || kept.start == NOWHERE)) {
+            if (here && offered.after != nullptr && (goes || has_all)) {
                 float stays = offered.stays(program, entry.x, __uint_as_float(entry.y), sent);
                 offered.after[entry.x] = stays;
                 if (!is_finite(stays)) {
@@ -103,41 +103,13 @@ __device__ inline void write_spans(const Params& p, const Top* tops, const u32* 
                 }
             }
             if (top.placement == 1) {
-                mark(words, top.high_at, kept.start == NOWHERE, goes, entry.x);
+                mark(words, top.high_at, has_all, goes, entry.x);
             }
-            kept.above_before += __popc(above);
-            kept.tied_before += __popc(ties);
+            kept.x += __popc(above);
+            kept.y += __popc(ties);
         }
     }
-}
-
-// The payloads, and what stays. Then what the other ranks are told of this one or, of a layer on its own, which magnitudes
-// are the largest and the k-th largest (0 for the latter, perhaps, where all are kept), in place of residuals.
-extern "C" __launch_bounds__(BLOCK, 4) __global__ void write_kept(Params p, const Top* tops, const u32* top_of,
-                                                                  Program* program, const void* gradients,
-                                                                  float* residuals, const Cut* cuts, const Kept* spans,
-                                                                  const uint2* entries, Few* few, u8* message) {
-    __shared__ BinSums sums;
-    // Several layers' are added up before, as is what is taken off what is remembered.
-    bool adds = adds_later(p, tops[0], cuts[0]);
-    if (adds) {
-        sums.clear();
-        write_spans<true>(p, tops, top_of, program, gradients, residuals, cuts, spans, entries, few, message, sums);
-        sums.give(&few[0]);
-    } else {
-        write_spans<false>(p, tops, top_of, program, gradients, residuals, cuts, spans, entries, few, message, sums);
-    }
-    if (!is_last(&program->done, 1, gridDim.x)) {
-        return;
-    }
-    if (adds) {
-        Top top = tops[0];
-        BinUnits units{CodeBins(top, cuts[0])};
-        Offered offered(p, top, program, gradients, residuals);
-        add_missed(top, cuts[0].prefix, units, offered, spans, entries, &few[0], sums);
-        make_means(top, cuts[0], units, &few[0], reinterpret_cast<u32*>(message + top.payload));
-    }
-    if (threadIdx.x != 0) {
+    if (!is_last(&program->done, 1, gridDim.x) || threadIdx.x != 0) {
         return;
     }
     if (p.remembers) {

@@ -80,23 +80,6 @@ struct Payload {
     }
 };
 
-// How many ones there are before each chunk of a payload, by one block; whether they are `keep`.
-__device__ inline bool add_up(const Top& top, const u32* counts, u32* before) {
-    u32 first = u32(u64(top.chunks) * threadIdx.x / BLOCK);
-    u32 end = u32(u64(top.chunks) * (threadIdx.x + 1) / BLOCK);
-    u64 sum = 0;
-    for (u32 chunk = first; chunk < end; chunk++) {
-        sum += fresh(counts[chunk]);
-    }
-    Sums sums = block_scan(sum);
-    sum = sums.before;
-    for (u32 chunk = first; chunk < end; chunk++) {
-        before[chunk] = u32(sum);
-        sum += fresh(counts[chunk]);
-    }
-    return sums.all == top.keep;
-}
-
 // QSGD's payloads; the ones of each chunk of TopK's, and those before it.
 extern "C" __global__ void check_payloads(Params p, const Top* tops, const u32* top_of, Program* program,
                                           const u8* messages, u32* counts, u32* before, u32* done, const Layer* layers,
@@ -117,7 +100,9 @@ extern "C" __global__ void check_payloads(Params p, const Top* tops, const u32* 
         }
         if (is_last(&done[u64(rank) * p.layers + number], 1, top.chunks)) {
             u64 first = u64(rank) * p.chunks + top.first_chunk;
-            bool complete = add_up(top, counts + first, before + first) || top.placement == 0;
+            auto ones = [&](u32 chunk) { return u64(fresh(counts[first + chunk])); };
+            auto take = [&](u32 chunk, u64 sum) { before[first + chunk] = u32(sum); };
+            bool complete = add_up(0, top.chunks, ones, take) == top.keep || top.placement == 0;
             if (!complete || !payload.has_header() || !payload.is_padded() || !payload.has_mean()) {
                 blame(program, rank, top.layer);
             }
@@ -363,14 +348,16 @@ extern "C" __launch_bounds__(BLOCK, 3) __global__ void average_kept(Params p, co
         add_window(p, top, number, program, messages, starts, window, sums);
         __syncwarp();
         void* own = static_cast<u8*>(means) + top.first * (p.dtype == 0 ? 4 : 2);
+        u32 here = min(u32(WINDOW), top.count - first);
 #pragma unroll 1
-        for (u32 i = lane * 8; i < min(u32(WINDOW), top.count - first); i += 32 * 8) {
+        for (u32 i = lane * 8; i < here; i += 32 * 8) {
             float eight[8];
 #pragma unroll
             for (u32 k = 0; k < 8; k++) {
                 eight[k] = sums[i + k];
             }
-            give_eight(p.dtype, program, top.layer, top.start, world, own, u64(first) + i, min(top.count - first - i, 8u), eight);
+            give_eight(p.dtype, program, top.layer, top.start, world, own, u64(first) + i, min(here - i, 8u),
+                       here == WINDOW, eight);
         }
         // What is next begins with zeros.
         __syncwarp();

@@ -82,6 +82,7 @@ __device__ inline void factorise(u32 columns, u32 stretches, bool second, const 
         if (k <= c) {
             u64 own = u64(number_of_part(k / EDGE, c / EDGE)) * BLOCK + k % EDGE * EDGE + c % EDGE;
             double sum = 0.0;
+#pragma unroll 8
             for (u32 stretch = 0; stretch < stretches; stretch++) {
                 sum += partial[stretch * parts * BLOCK + own];
             }

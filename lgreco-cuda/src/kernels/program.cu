@@ -147,56 +147,65 @@ struct World {
 };
 
 // Writes the means of eight sums from `first`, a multiple of 8, on, as far as they are `here`; `note`s the first that leaves its
-// type, by its place in the layer.
+// type, by its place in the layer. Where all lanes of the warp come with eight that follow the last lane's, they are `together`.
 __device__ inline void give_eight(u32 dtype, Program* program, u32 layer, u64 start, const World& world, void* means,
-                                  u64 first, u32 here, const float (&sums)[8]) {
+                                  u64 first, u32 here, bool together, const float (&sums)[8]) {
     u32 infinite = infinite_of(dtype);
     u8* to = static_cast<u8*>(means) + first * (dtype == 0 ? 4 : 2);
     bool whole = here == 8 && reinterpret_cast<u64>(to) % 16 == 0;
     u32 bits[8];
+    bool good = true;
 #pragma unroll
     for (u32 k = 0; k < 8; k++) {
         bits[k] = __float_as_uint(world.mean(sums[k]));
     }
-    if (dtype == 0 && whole) {
-        reinterpret_cast<uint4*>(to)[0] = uint4{bits[0], bits[1], bits[2], bits[3]};
-        reinterpret_cast<uint4*>(to)[1] = uint4{bits[4], bits[5], bits[6], bits[7]};
-    } else {
-        if (dtype == 1) {
+    if (dtype == 1) {
 #pragma unroll
-            for (u32 k = 0; k < 8; k++) {
-                bits[k] = k < here ? narrow_f16(bits[k]) : 0;
-            }
-        } else {
-#pragma unroll
-            for (u32 k = 0; k < 8; k++) {
-                bits[k] = k < here ? narrowed(dtype, bits[k]) : 0;
-            }
+        for (u32 k = 0; k < 8; k++) {
+            bits[k] = narrow_f16(bits[k]);
         }
-        if (whole) {
-            *reinterpret_cast<uint4*>(to) = uint4{bits[0] | bits[1] << 16, bits[2] | bits[3] << 16,
-                                                  bits[4] | bits[5] << 16, bits[6] | bits[7] << 16};
-        } else {
+    } else {
 #pragma unroll
-            for (u32 k = 0; k < 8; k++) {
-                if (k < here) {
-                    put(means, dtype, first + k, bits[k]);
-                }
-            }
+        for (u32 k = 0; k < 8; k++) {
+            bits[k] = narrowed(dtype, bits[k]);
         }
     }
-    bool good = true;
 #pragma unroll
     for (u32 k = 0; k < 8; k++) {
-        good = good && (bits[k] & infinite) != infinite;
+        good = good && (k >= here || (bits[k] & infinite) != infinite);
     }
     if (!good) {
         u32 lost = 0;
 #pragma unroll
         for (u32 k = 8; k-- > 0;) {
-            lost = (bits[k] & infinite) == infinite ? k : lost;
+            lost = k < here && (bits[k] & infinite) == infinite ? k : lost;
         }
         note(&program->fault, MEAN_LEFT_ITS_TYPE, layer, start + first + lost);
+    }
+    if (dtype == 0 && whole) {
+        // Of two lanes' four quads the even one writes the first and the third, so that each store fills whole sectors.
+        bool is_odd = together && threadIdx.x % 2 != 0;
+        uint4* quads = reinterpret_cast<uint4*>(to) - is_odd;
+        if (together) {
+#pragma unroll
+            for (u32 k = 0; k < 4; k++) {
+                u32 of_pair = __shfl_xor_sync(FULL, is_odd ? bits[k] : bits[4 + k], 1);
+                bits[k] = is_odd ? of_pair : bits[k];
+                bits[4 + k] = is_odd ? bits[4 + k] : of_pair;
+            }
+        }
+        quads[0] = uint4{bits[0], bits[1], bits[2], bits[3]};
+        quads[together ? 2 : 1] = uint4{bits[4], bits[5], bits[6], bits[7]};
+    } else if (whole) {
+        *reinterpret_cast<uint4*>(to) = uint4{bits[0] | bits[1] << 16, bits[2] | bits[3] << 16, bits[4] | bits[5] << 16,
+                                              bits[6] | bits[7] << 16};
+    } else {
+#pragma unroll
+        for (u32 k = 0; k < 8; k++) {
+            if (k < here) {
+                put(means, dtype, first + k, bits[k]);
+            }
+        }
     }
 }
 

@@ -7,8 +7,6 @@ struct Layer {
     u32 count;
     u32 first_block;
     u32 blocks;  // that work on it
-    u32 first_bucket;  // among all layers'
-    u32 buckets;
 };
 
 // Of 8 bytes, of a layer's results.
@@ -20,7 +18,6 @@ struct Share {
     const void* values;
     u64 block;   // among the layer's
     u64 blocks;
-    u64 first_bucket;
     u32* result;
 
     __device__ Share(const Params& all, const Layer* layers, const u32* layer_of, u32* results) : p(all) {
@@ -28,40 +25,14 @@ struct Share {
         Layer layer = layers[number];
         p.dtype = layer.dtype;
         p.count = layer.count;
-        p.buckets = layer.buckets;
         values = reinterpret_cast<const void*>(layer.values);
         // An address that comes from memory could be of any kind.
         __builtin_assume(__isGlobal(values));
         block = blockIdx.x - layer.first_block;
         blocks = layer.blocks;
-        first_bucket = layer.first_bucket;
         result = results + u64(number) * (2 * RESULT_WORDS);
     }
 };
-
-extern "C" __global__ void extreme_values(Params all, const Layer* layers, const u32* layer_of, Extremes* extremes,
-                                          u32* results) {
-    Share share(all, layers, layer_of, results);
-    const Params& p = share.p;
-    for (u64 tile = share.block * WARPS + threadIdx.x / 32; tile * TILE < p.count; tile += share.blocks * WARPS) {
-        Seen seen(p, extremes + share.first_bucket, 1, u32(tile * TILE / p.bucket));
-        visit(p, Everywhere{share.values}, tile, seen);
-        if (__all_sync(FULL, seen.bucket == __shfl_sync(FULL, seen.bucket, 0))) {
-            seen.sharing = 32;
-        }
-        seen.give();
-    }
-}
-
-extern "C" __global__ void make_grids(Params all, const Layer* layers, const u32* layer_of, const Extremes* extremes,
-                                      Grid* grids, u32* results) {
-    Share share(all, layers, layer_of, results);
-    u64 first = share.block * BLOCK + threadIdx.x;
-    for (u64 bucket = first; bucket < share.p.buckets; bucket += share.blocks * BLOCK) {
-        u64 at = share.first_bucket + bucket;
-        grids[at] = make_grid(share.p, extremes[at], share.result);
-    }
-}
 
 // The square of 1 / s; a constant once loops are unrolled.
 __device__ constexpr double squared_step(u32 log_levels) {
@@ -212,20 +183,7 @@ struct Row {
     }
 };
 
-// The squared error of each width, summed over the values of a block, whose buckets have grids.
-template <bool CLOSED>
-__device__ inline void add_row(const Share& share, const Grid* grids, double* partials) {
-    const Params& p = share.p;
-    Row<CLOSED> row(p, grids + share.first_bucket);
-    for (u64 tile = share.block * WARPS + threadIdx.x / 32; tile * TILE < p.count; tile += share.blocks * WARPS) {
-        row.begin(u32(tile * TILE / p.bucket));
-        visit(p, Everywhere{share.values}, tile, row);
-        row.end();
-    }
-    row.give(partials);
-}
-
-// The same, grids and all in one pass.
+// The squared error of each width, summed over the values of a block's spans.
 template <bool CLOSED>
 __device__ inline void add_fused_row(const Params& all, const Layer* layers, const u32* layer_of, Held& held,
                                      double* partials, u32* results) {
@@ -244,24 +202,13 @@ __device__ inline void add_fused_row(const Params& all, const Layer* layers, con
 }
 
 // For stochastic rounding where every interval holds zero.
-extern "C" __launch_bounds__(BLOCK, 2) __global__ void row(Params p, const Layer* layers, const u32* layer_of,
-                                                           const Grid* grids, double* partials, u32* results) {
-    add_row<true>(Share(p, layers, layer_of, results), grids, partials);
-}
-
-// For all else.
-extern "C" __launch_bounds__(BLOCK, 2) __global__ void row_of_residuals(Params p, const Layer* layers,
-                                                                        const u32* layer_of, const Grid* grids,
-                                                                        double* partials, u32* results) {
-    add_row<false>(Share(p, layers, layer_of, results), grids, partials);
-}
-
 extern "C" __launch_bounds__(BLOCK, 4) __global__ void fused_row(Params p, const Layer* layers, const u32* layer_of,
                                                                  double* partials, u32* results) {
     __shared__ Held held;
     add_fused_row<true>(p, layers, layer_of, held, partials, results);
 }
 
+// For all else.
 extern "C" __launch_bounds__(BLOCK, 3) __global__ void fused_row_of_residuals(Params p, const Layer* layers,
                                                                               const u32* layer_of, double* partials,
                                                                               u32* results) {
@@ -276,10 +223,10 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void usual_row(Params all, con
     Params p = usual(share.p);
     Row<true> row(p, nullptr);
     for (u64 tile = share.block * WARPS + threadIdx.x / 32; tile * TILE < p.count; tile += share.blocks * WARPS) {
-        Bucket bucket(p, share.values, tile, threadIdx.x % 32 * 4, {0, STRIP, 2 * STRIP, 3 * STRIP});
-        row.grid = bucket.grid(p, share.result);
+        Bucket bucket(p, share.values, tile * TILE + threadIdx.x % 32 * 4, share.result);
+        row.grid = bucket.own;
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) {
+        for (u32 j = 0; j < STRIPS; j++) {
 #pragma unroll
             for (u32 k = 0; k < 4; k++) {
                 row.add(bucket.values[j][k]);
@@ -305,19 +252,7 @@ extern "C" __global__ void add_records(Params, const Layer* layers, const double
     }
 }
 
-extern "C" __global__ void scales(Params p, const Grid* grids, float* sent) {
-    u32 bucket = blockIdx.x * BLOCK + threadIdx.x;
-    if (bucket < p.buckets) {
-        send(p, grids[bucket], bucket, sent);
-    }
-}
-
-extern "C" __global__ void encode(Params p, const void* values, const Grid* grids, u8* codes) {
-    u64 first = (u64(blockIdx.x) * BLOCK + threadIdx.x) * PER_CODER;
-    encode_eight(p, Everywhere{values}, grids, first, codes, Nowhere());
-}
-
-// The same, with grids and what is sent of them in one pass.
+// What is sent of the buckets' grids, and the codes.
 extern "C" __global__ void fused_encode(Params p, const void* values, float* sent, u8* codes, u32* result) {
     __shared__ Held held;
     hold_nothing(held);
@@ -329,11 +264,7 @@ extern "C" __global__ void fused_encode(Params p, const void* values, float* sen
             send(p, held.grids[slot], bucket, sent);
         }
         // A warp codes its own tile.
-        u64 tile = span * WARPS + threadIdx.x / 32;
-        for (u32 in_tile = threadIdx.x % 32 * PER_CODER; in_tile < TILE; in_tile += 32 * PER_CODER) {
-            encode_eight(p, held, held.grids, tile * TILE + in_tile, codes, Nowhere());
-        }
-        __syncwarp();
+        encode_tile(p, held, span * WARPS + threadIdx.x / 32, codes, Nowhere());
     }
 }
 
@@ -344,47 +275,23 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void usual_encode(Params all, 
     u32 lane = threadIdx.x % 32;
     u64 warps = u64(gridDim.x) * WARPS;
     for (u64 tile = u64(blockIdx.x) * WARPS + threadIdx.x / 32; tile * TILE < p.count; tile += warps) {
-        // Eight values that are coded together, twice.
-        Bucket bucket(p, values, tile, lane * PER_CODER, {0, 4, TILE / 2, TILE / 2 + 4});
-        Grid grid = bucket.grid(p, result);
+        Bucket bucket(p, values, tile * TILE + lane * 4, result);
         if (lane == 0) {
-            send(p, grid, tile, sent);
+            send(p, bucket.own, tile, sent);
         }
-#pragma unroll
-        for (u32 j = 0; j < 4; j += 2) {
-            u64 first = tile * TILE + lane * PER_CODER + j / 2 * (TILE / 2);
-            u32 low = encode_quad(p, grid, bucket.values[j], first);
-            u32 high = encode_quad(p, grid, bucket.values[j + 1], first + 4);
-            if (first < p.count) {
-                u32 here = p.count - first < PER_CODER ? u32(p.count - first) : PER_CODER;
-                u64 packed = low | u64(high) << (4 * p.bits);
-                store_codes(codes + first / PER_CODER * p.bits, packed, p.bits, here);
-            }
-        }
+        encode_tile(p, bucket, tile, codes, Nowhere());
     }
 }
 
-// The values that codes stand for; `sent` is what `scales` made.
+// The values that codes stand for; `sent` is what was sent of the buckets.
 extern "C" __global__ void decode(Params p, const float* sent, const u8* codes, float* output) {
-    u64 first = (u64(blockIdx.x) * BLOCK + threadIdx.x) * PER_CODER;
-    if (first >= p.count) {
-        return;
-    }
-    float eight[PER_CODER];
-    u32 here = decode_eight(p, sent, codes, first, eight);
-    if (here == PER_CODER && reinterpret_cast<u64>(output) % 16 == 0) {
-        uint4* quads = reinterpret_cast<uint4*>(output + first);
+    u64 first = (u64(blockIdx.x) * BLOCK + threadIdx.x) * 4;
+    float four[4];
+    u32 here = decode_quad(p, sent, codes, first, four);
+    u32 bits[4];
 #pragma unroll
-        for (u32 k = 0; k < PER_CODER; k += 4) {
-            quads[k / 4] = uint4{__float_as_uint(eight[k]), __float_as_uint(eight[k + 1]),
-                                 __float_as_uint(eight[k + 2]), __float_as_uint(eight[k + 3])};
-        }
-        return;
+    for (u32 k = 0; k < 4; k++) {
+        bits[k] = k < here ? __float_as_uint(four[k]) : 0;
     }
-#pragma unroll
-    for (u32 k = 0; k < PER_CODER; k++) {
-        if (k < here) {
-            output[first + k] = eight[k];
-        }
-    }
+    store4(output, 0, first, here, bits);
 }

@@ -33,8 +33,6 @@ struct Top {
     u32 bits;  // of a code; 0 where values are sent as `sent`
     u32 few;   // number among layers with codes
     u32 start;  // its first value's place in the layer
-    u32 wide;   // whether what is gathered has an upper end
-    u32 unused;
 };
 
 // What is known of where a layer's k largest end.
@@ -49,20 +47,17 @@ struct Cut {
     u32 low;
     u32 bound;  // from which on magnitudes are gathered and counted,
     u32 base;   // and narrow bins begin
-    u32 bin;    // that has the k-th largest; NOWHERE if this is not known to be from `bound` to `ceiling`
-    u32 ceiling;  // up to which they are gathered; NOWHERE if all are
-    u32 above;    // how many are larger
+    u32 bin;    // that has the k-th largest; NOWHERE if fewer than k reach `bound`
 };
 
-// A span: what was gathered of it, which is NOWHERE if there was no room; and how many are above and at the cut, here and in the
-// layer's spans before. Until the cut is known, of layers that have a ceiling, how many are above it and at the interval's ends.
-struct Kept {
-    u32 start;
-    u32 size;
-    u32 above;
-    u32 tied;
-    u32 above_before;
-    u32 tied_before;
+// What is known of each span, each kind in a place of its own.
+struct Spans {
+    uint2* chosen;  // where what was gathered of it begins, NOWHERE if there was no room, and how many these are
+    uint2* before;  // how many are above the cut and at it in the layer's spans before
+    u32* kept;      // 0x10000 for each above the cut, 1 for each at it
+
+    __device__ Spans(const Params& p, uint2* memory)
+        : chosen(memory), before(memory + p.spans), kept(reinterpret_cast<u32*>(memory + 2 * u64(p.spans))) {}
 };
 
 // Values of a span.
@@ -100,6 +95,41 @@ __device__ static inline Sums block_scan(u64 own) {
         sums.all += totals[other];
     }
     return sums;
+}
+
+// Shows `take` each of `count` places from `first` on and the sum of what `of` has for those before it; returns the sum of all. Each
+// warp has places in a row, of which its lanes read four times as many as they are at once. All threads of the block must come.
+template <class Of, class Take>
+__device__ inline u64 add_up(u32 first, u32 count, const Of& of, const Take& take) {
+    u32 lane = threadIdx.x % 32;
+    u32 warp = threadIdx.x / 32;
+    u32 begin = first + u32(u64(count) * warp / WARPS);
+    u32 end = first + u32(u64(count) * (warp + 1) / WARPS);
+    u64 own = 0;
+#pragma unroll 8
+    for (u32 at = begin + lane; at < end; at += 32) {
+        own += of(at);
+    }
+    own = warp_sum(own);
+    Sums sums = block_scan(lane == 31 ? own : 0);
+    for (u32 base = begin; base < end; base += 4 * 32) {
+        u64 four[4];
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
+            u32 at = base + k * 32 + lane;
+            four[k] = at < end ? of(at) : 0;
+        }
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
+            u32 at = base + k * 32 + lane;
+            u64 sum = warp_scan(four[k]);
+            if (at < end) {
+                take(at, sums.before + sum - four[k]);
+            }
+            sums.before += __shfl_sync(FULL, sum, 31);
+        }
+    }
+    return sums.all;
 }
 
 // Of a layer: what is selected from, and what is remembered.
@@ -146,9 +176,9 @@ struct Choice {
     u64 first;
     u32 size;
 
-    __device__ Choice(const Top& top, const Kept& kept, const Offered& offered, const uint2* all, u32 span)
-        : offered(offered), first(u64(span) * SPAN), size(kept.size) {
-        entries = kept.start == NOWHERE ? nullptr : all + top.room + kept.start;
+    __device__ Choice(const Top& top, uint2 chosen, const Offered& offered, const uint2* all, u32 span)
+        : offered(offered), first(u64(span) * SPAN), size(chosen.y) {
+        entries = chosen.x == NOWHERE ? nullptr : all + top.room + chosen.x;
     }
 
     // Position and bits.

@@ -49,10 +49,10 @@ fn ends(launch: &Launch<'_>) -> Option<Vec<u64>> {
         "back_project" => Some((15..blocks).step_by(16).collect()),
         // A block takes two spans.
         "average_kept" => Some((0..FIRST_BLOCKS).chain(blocks / 2 + 8 - LAST..blocks / 2 + 8).collect()),
-        // There are few buckets, and a block takes 256.
-        "make_grids" => Some((0..LAST).collect()),
         // All tiles of the last 64 rows.
         "reconstruct" => Some((blocks - 1026..blocks).collect()),
+        // A block takes 1024 values.
+        "decode" => Some((0..FIRST_BLOCKS).chain(blocks - 2 * LAST..blocks).collect()),
         "project" if !of_sums => Some((blocks - 9..blocks).collect()),
         _ => Some((0..FIRST_BLOCKS).chain(blocks - LAST..blocks).collect()),
     }
@@ -152,11 +152,9 @@ fn qsgd() {
     let Some(mut backend) = sparse(None) else { return };
     let (tensor, shape) = (Tensor::new(&tail, TAIL, 1), Shape::new(ALL, 1).unwrap());
     let base = FIRST;
-    for base in some([
-        base,
-        Qsgd { scale: Scale::MinMax, ..base },
-        Qsgd { bucket: 1 << 19, rounding: Rounding::Nearest, ..base },
-    ]) {
+    for base in
+        some([base, Qsgd { scale: Scale::MinMax, ..base }, Qsgd { bucket: 4096, rounding: Rounding::Nearest, ..base }])
+    {
         let candidates = Candidates::Qsgd { base, bits: &[2, 4] };
         let found = measured(&mut backend, (values.part(), Dtype::F32), shape, candidates);
         assert!(is_row(&found, tensor.gradients()[0], candidates), "{found:?}");
@@ -309,7 +307,12 @@ fn faults_are_found() {
     let of_qsgd = Candidates::Qsgd { base: QSGD, bits: &[2] };
     let of_top = Candidates::TopK { values: Dtype::F32, keeps: &[100] };
     for (module, from, to, candidates) in some([
-        (Module::Qsgd, "bucket(p, share.values, tile,", "bucket(p, share.values, tile % (1u << 22),", of_qsgd),
+        (
+            Module::Qsgd,
+            "bucket(p, share.values, tile * TILE",
+            "bucket(p, share.values, tile % (1u << 22) * TILE",
+            of_qsgd,
+        ),
         (
             Module::TopK,
             "u32 begin = (chunk - row.first_chunk) * CHUNK;",

@@ -441,8 +441,8 @@ fn an_exchange_without_layers_does_nothing() {
 #[test]
 fn planted_faults_are_found() {
     let edits = [
-        ("before[k] + own[k]", "own[k]"),
-        ("program.keep * before[i] + ", ""),
+        ("both[j][k] += own[j][k];", "both[j][k] = own[j][k];"),
+        ("stays = keep * remembered[k] + stays;", ""),
         ("sums[k] += SIGNED ?", "sums[k] = SIGNED ?"),
         ("program->half ^= !failed;", ""),
         ("p.layer = layer.id;", ""),

@@ -103,7 +103,7 @@ fn tensor() -> Tensor {
 
 fn job<'a>(gradient: Gradient<'a>) -> Job<'a> {
     // Buckets that several threads, and several warps, work on.
-    let candidates = Candidates::Qsgd { base: Qsgd { bucket: 1000, ..Qsgd::default() }, bits: &[2, 4] };
+    let candidates = Candidates::Qsgd { base: Qsgd { bucket: 1024, ..Qsgd::default() }, bits: &[2, 4] };
     Job { gradient, candidates, stream: Stream::default() }
 }
 
@@ -137,7 +137,7 @@ fn an_atomic_left_out_is_found() {
 
 #[test]
 fn a_wrong_stride_is_found() {
-    let edit = ("tile * TILE + j * STRIP + threadIdx.x % 32 * 4", "tile * TILE + j * 64 + threadIdx.x % 32 * 4");
+    let edit = ("quads[j * (STRIP / 4)]", "quads[j * (STRIP / 8)]");
     let Some(mut backend) = edited(flavour(), Module::Qsgd, edit.0, edit.1) else { return };
     let tensor = tensor();
     let check = || check_rows(&mut backend, &[job(tensor.gradients()[0])], ROWS);
@@ -150,7 +150,7 @@ fn a_wrong_stride_is_found() {
 fn a_write_out_of_bounds_is_found() {
     let Some(output) = under_sanitizers(&["--ignored", "--exact", "tests::faults::out_of_bounds"]) else { return };
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("heap-buffer-overflow") && said.contains("make_grids"), "{said}");
+    assert!(!output.status.success() && said.contains("heap-buffer-overflow") && said.contains("fused_row"), "{said}");
 }
 
 /// The fault of the test above.
@@ -160,7 +160,7 @@ fn out_of_bounds() {
     if flavour() != Flavour::Sanitized {
         return;
     }
-    let (from, to) = ("bucket < share.p.buckets;", "bucket <= share.p.buckets;");
+    let (from, to) = ("* 8 + threadIdx.x] = sum;", "* 8 + threadIdx.x + 8] = sum;");
     if let Some(mut backend) = edited(flavour(), Module::Qsgd, from, to) {
         rows(&mut backend).ok();
     }

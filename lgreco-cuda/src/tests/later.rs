@@ -119,7 +119,7 @@ fn faults_later() {
 fn jobs<'a>(gradients: impl Iterator<Item = DeviceGradient>, keeps: &'a [u32]) -> Vec<DeviceJob<'a>> {
     let candidates = [
         Candidates::Qsgd { base: Qsgd::default(), bits: &[1, 4, 8] },
-        Candidates::Qsgd { base: Qsgd { bucket: 100, ..Qsgd::default() }, bits: &[3] },
+        Candidates::Qsgd { base: Qsgd { bucket: 128, ..Qsgd::default() }, bits: &[3] },
         Candidates::TopK { values: Dtype::F32, keeps },
         Candidates::TopK { values: Dtype::F16, keeps },
         Candidates::QuantisedTopK { keeps, bits: &[2, 8] },

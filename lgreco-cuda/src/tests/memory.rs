@@ -40,7 +40,7 @@ fn settings() -> [Setting; 5] {
         Setting::QuantisedTopK(QuantisedTopK { keep: 57, bits: 5 }),
         Setting::Dense,
         Setting::Qsgd(Qsgd::default()),
-        Setting::Qsgd(Qsgd { bits: 3, bucket: 100, ..Qsgd::default() }),
+        Setting::Qsgd(Qsgd { bits: 3, bucket: 128, ..Qsgd::default() }),
     ]
 }
 
@@ -154,7 +154,7 @@ fn payloads_are_decoded_to_device_memory() {
 fn payloads_stay_on_the_device() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
     for setting in [
-        Setting::Qsgd(Qsgd { bits: 5, bucket: 100, ..Qsgd::default() }),
+        Setting::Qsgd(Qsgd { bits: 5, bucket: 128, ..Qsgd::default() }),
         Setting::TopK(TopK { keep: 70, values: Dtype::F32 }),
         Setting::QuantisedTopK(QuantisedTopK { keep: 71, bits: 3 }),
         Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 }),
@@ -184,7 +184,7 @@ fn stay_on_the_device(backend: &mut CudaBackend, values: &[f32], setting: Settin
         let other = other.as_mut_ptr().expose_provenance() as u64;
         // SAFETY: all of it lives, and is large enough.
         let found = unsafe {
-            let small = Setting::Qsgd(Qsgd { bits: 2, bucket: 2, ..Qsgd::default() });
+            let small = Setting::Qsgd(Qsgd { bits: 2, bucket: 64, ..Qsgd::default() });
             backend.encode_to_device(&small, &fine, stream, other).unwrap();
             // Calls that cannot fail have numbers too; those that are refused have none.
             backend.decode_on_device(&small, fine.shape(), other, out).unwrap();
@@ -221,7 +221,7 @@ fn payloads_of_several_ranks_lie_one_after_another() {
     let Some(mut backend) = backend(flavour(), 1) else { return };
     let shape = Shape::new(61, 47).unwrap();
     for setting in [
-        Setting::Qsgd(Qsgd { bits: 7, bucket: 100, ..Qsgd::default() }),
+        Setting::Qsgd(Qsgd { bits: 7, bucket: 128, ..Qsgd::default() }),
         Setting::TopK(TopK { keep: 71, values: Dtype::F16 }),
         Setting::QuantisedTopK(QuantisedTopK { keep: 71, bits: 5 }),
     ] {
@@ -261,10 +261,10 @@ fn a_check_is_due_after_so_many_calls() {
 #[test]
 fn what_is_enqueued_next_may_overwrite_a_gradient_at_fault() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
-    let (mean, stream) = (Setting::Qsgd(Qsgd { bucket: 12, ..Qsgd::default() }), Stream::default());
+    let (mean, stream) = (Setting::Qsgd(Qsgd { bucket: 64, ..Qsgd::default() }), Stream::default());
     let encoders = [
         Setting::Dense,
-        Setting::Qsgd(Qsgd { bucket: 5, ..Qsgd::default() }),
+        Setting::Qsgd(Qsgd { bucket: 128, ..Qsgd::default() }),
         Setting::TopK(TopK { keep: 3, values: Dtype::F16 }),
         Setting::TopK(TopK { keep: 3, values: Dtype::F32 }),
         Setting::QuantisedTopK(QuantisedTopK { keep: 3, bits: 2 }),

@@ -6,7 +6,7 @@ use super::exchange_topk::{layers, of};
 use super::simt::{Edit, Flavour, Simt, flavour};
 use super::{backend, is_full, some};
 use crate::CudaBackend;
-use crate::gpu::most;
+use crate::gpu::MOST;
 use crate::kernels::Module;
 use lgreco_core::backend::{Backend, Job};
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
@@ -20,7 +20,7 @@ use lgreco_testing::powersgd::uniform;
 /// Forwards, and at random so that the second block of a grid comes last; with all cases backwards, too, and so that each block of the
 /// largest grid in which blocks loop comes last once.
 fn orders() -> Vec<i32> {
-    if is_full() { (0..2 + most() as i32).collect() } else { vec![0, 3] }
+    if is_full() { (0..2 + MOST.get() as i32).collect() } else { vec![0, 3] }
 }
 
 /// Rows of all methods, of many more values than three blocks take at once, and a payload of PowerSGD.
@@ -31,8 +31,8 @@ fn measured(backend: &mut CudaBackend) -> (Vec<u64>, Vec<u8>) {
     let mut rows = Vec::new();
     for (tensor, candidates) in [
         (&many, qsgd(base)),
-        (&many, qsgd(Qsgd { bucket: 100, scale: Scale::MinMax, ..base })),
-        (&many, qsgd(Qsgd { bucket: 9000, rounding: Rounding::Nearest, ..base })),
+        (&many, qsgd(Qsgd { bucket: 128, scale: Scale::MinMax, ..base })),
+        (&many, qsgd(Qsgd { bucket: 4096, rounding: Rounding::Nearest, ..base })),
         (&many, Candidates::TopK { values: Dtype::F32, keeps: &[1, 40, 9000] }),
         (&many, Candidates::TopK { values: Dtype::Bf16, keeps: &[1, 40, 9000] }),
         (&many, Candidates::QuantisedTopK { keeps: &[1, 40, 9000, 20_003], bits: &[1, 3, 8] }),

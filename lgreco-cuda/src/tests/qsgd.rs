@@ -1,12 +1,9 @@
-//! QSGD's fused kernels: buckets that a block holds, data races, and planted bugs.
+//! QSGD's kernels: buckets that a block holds, data races, and planted bugs.
 
 use super::simt::{Edit, Flavour, Simt, flavour};
 use super::{ROWS, backend, some};
 use crate::device::Part;
-use crate::gpu::Scratch;
 use crate::kernels::Module;
-use crate::qsgd::{RESULT_WORDS, Strategy, fewest_passes, fused_rows, measure_by, rows};
-use crate::tensor::Tensor as OnDevice;
 use crate::{CudaBackend, DeviceGradient, DeviceJob, Error};
 use lgreco_core::backend::{Backend, Job, Portable};
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
@@ -45,36 +42,26 @@ pub(super) fn part(gradient: &Gradient<'_>) -> Part {
     Part { address: bytes.as_ptr().expose_provenance() as u64, bytes: bytes.len() as u64 }
 }
 
-/// The words of the rows of all gradients.
-fn words(backend: &mut CudaBackend, strategy: Strategy, gradients: &[Gradient<'_>], base: Qsgd) -> Vec<u64> {
-    let gpu = backend.gpu_mut();
-    let results = gpu.scratch(Scratch::Results, (8 * RESULT_WORDS * gradients.len()) as u64).unwrap();
-    gpu.clear(results).unwrap();
-    let tensor = |gradient: &Gradient<'_>| OnDevice {
-        part: part(gradient),
-        dtype: gradient.values().dtype(),
-        elements: gradient.shape().elements() as u32,
-    };
-    let tensors: Vec<OnDevice> = gradients.iter().map(tensor).collect();
-    measure_by(strategy, gpu, &tensors, base, WIDTHS, results).unwrap();
-    gpu.read(results).unwrap()
-}
-
+/// The device refuses gradients in its memory under other buckets; the core compresses those of the host.
 #[test]
-fn one_pass_makes_the_bits_that_two_make() {
+fn other_buckets_are_refused_or_left_to_the_core() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
-    // Part of a strip; of a tile; of a span; more spans than blocks; more layers than one launch works on.
-    let tensors = [3, 700, 5000, 29_001, 4096, 5, 64, 13_000, 512, 4097].map(tensor);
-    let gradients: Vec<_> = tensors.iter().enumerate().map(|(i, tensor)| tensor.gradients()[i % 3]).collect();
-    for base in fused_settings() {
-        let expected = words(&mut backend, rows, &gradients, base);
-        let counts = |words: &[u64]| words[1..].iter().any(|&word| f64::from_bits(word) > 0.0);
-        assert!(expected.chunks(RESULT_WORDS).all(counts), "{base:?}");
-        assert_eq!(words(&mut backend, fused_rows, &gradients, base), expected, "{base:?}");
-        // The usual case rounds otherwise at the end of a layer.
-        let found = words(&mut backend, fewest_passes, &gradients, base);
-        let near = |(&a, &b): (&u64, &u64)| (f64::from_bits(a) / f64::from_bits(b) - 1.0).abs() < 1e-5;
-        assert!(found.iter().zip(&expected).all(|pair| pair.0 == pair.1 || near(pair)), "{base:?}");
+    let (tensor, stream) = (tensor(700), Stream::default());
+    let gradient = tensor.gradients()[0];
+    let on_device = DeviceGradient::of_part(part(&gradient), gradient.values().dtype(), gradient.shape());
+    for bucket in [1, 32, 100, 8192] {
+        let base = Qsgd { bucket, ..Qsgd::default() };
+        let (setting, candidates) = (Setting::Qsgd(base), Candidates::Qsgd { base, bits: &[3] });
+        assert!(!CudaBackend::takes(&setting, gradient.shape()));
+        let job = DeviceJob { gradient: on_device, candidates, stream };
+        let refused = backend.measure_device(&[job], &mut [0.0]).unwrap_err();
+        assert!(refused.job == Some(0) && matches!(refused.error, Error::Method(_)), "{bucket}: {refused}");
+        let refused = backend.encode_device(&setting, &on_device, stream, &mut vec![0; 10_000]).unwrap_err();
+        assert!(matches!(refused, Error::Method(_)), "{bucket}: {refused}");
+        let found = backend.rows_bytes(&[job]).unwrap_err();
+        assert!(matches!(found.error, Error::Method(_)), "{bucket}: {found}");
+        check_encode(&mut backend, &setting, &gradient, stream);
+        check_rows(&mut backend, &[Job { gradient, candidates, stream }], 0.0);
     }
 }
 
@@ -91,7 +78,7 @@ fn check_layers(backend: &mut CudaBackend) {
     let candidates = |layer: usize| match layer {
         5 => Candidates::TopK { values: Dtype::F32, keeps: &[7, 70] },
         11 => Candidates::Qsgd { base: Qsgd::default(), bits: &[1, 3] },
-        12 => Candidates::Qsgd { base: Qsgd { bucket: 100, ..Qsgd::default() }, bits: &[2, 4] },
+        12 => Candidates::Qsgd { base: Qsgd { bucket: 128, ..Qsgd::default() }, bits: &[2, 4] },
         13 | 14 => Candidates::Qsgd { base: Qsgd::default(), bits: &[] },
         _ => Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] },
     };
@@ -195,7 +182,6 @@ fn missing_barriers_are_found() {
     for (bucket, from, to) in some([
         (256, "    meet(p);\n    u32 slot", "    u32 slot"),
         (256, "    meet(p);\n}", "}"),
-        (256, "        __syncwarp();\n    }\n}", "    }\n}"),
         (512, "    __syncthreads();\n    sum = 0.0;", "    sum = 0.0;"),
     ]) {
         let Some(said) = said(Flavour::Races, bucket, from, to) else { return };
@@ -216,8 +202,9 @@ fn wrong_numbers_are_found() {
         // The usual case: one lane's largest; values at the layer's end; a quad's codes, and those of the last
         // eight; sums over lanes.
         (512, "Extremes{warp_max(largest), 0, 0}", "Extremes{largest, 0, 0}"),
-        (512, "min(i, u64(p.count) - 1)", "min(i, u64(p.count) - 100)"),
-        (512, "u64(high) << (4 * p.bits)", "u64(high) << (3 * p.bits)"),
+        (512, "i < count ? value(all, dtype, i)", "i + 100 < count ? value(all, dtype, i)"),
+        (512, "low | high << (4 * p.bits)", "low | high << (3 * p.bits)"),
+        (512, "is_odd ? first - 4 + STRIP : first", "is_odd ? first - 4 : first"),
         (512, "(here * bits + 7) / 8", "here * bits / 8"),
         (512, "upper ? values[k] : values[k + places]", "values[k]"),
     ]) {

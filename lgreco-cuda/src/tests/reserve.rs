@@ -31,7 +31,7 @@ fn jobs(candidates: Candidates<'_>) -> Vec<DeviceJob<'_>> {
 fn each_method(mut check: impl FnMut(&[DeviceJob<'_>])) {
     let of = |base| Candidates::Qsgd { base, bits: &[3, 1, 8] };
     check(&jobs(of(Qsgd::default())));
-    check(&jobs(of(Qsgd { bucket: 100, rounding: Rounding::Nearest, ..Qsgd::default() })));
+    check(&jobs(of(Qsgd { bucket: 128, rounding: Rounding::Nearest, ..Qsgd::default() })));
     check(&jobs(of(Qsgd { bucket: 1024, scale: Scale::MinMax, ..Qsgd::default() })));
     for values in [Dtype::F32, Dtype::Bf16] {
         check(&jobs(Candidates::TopK { values, keeps: &[7, 300, 1] }));

@@ -19,7 +19,7 @@ struct Use {
 const USUAL: Use = Use { registers: 64, shared: 8 << 10, local: 0 };
 
 /// The most registers and shared memory of kernels that need more.
-const MORE: [(&str, u32, u32); 20] = [
+const MORE: [(&str, u32, u32); 18] = [
     ("exchange.cu/encode", 96, 20 << 10),
     ("exchange_sums.cu/back_project", 80, 8 << 10),
     ("exchange_sums.cu/gram", 64, 42 << 10),
@@ -33,8 +33,6 @@ const MORE: [(&str, u32, u32); 20] = [
     ("qsgd.cu/fused_encode", 64, 20 << 10),
     ("qsgd.cu/fused_row", 64, 20 << 10),
     ("qsgd.cu/fused_row_of_residuals", 80, 20 << 10),
-    ("qsgd.cu/row", 104, 8 << 10),
-    ("qsgd.cu/row_of_residuals", 128, 8 << 10),
     ("selection.cu/average_kept", 80, 34 << 10),
     ("selection.cu/offer", 80, 18 << 10),
     ("selection.cu/refine", 80, 34 << 10),

@@ -23,18 +23,14 @@ pub(super) fn edited(flavour: Flavour, order: i32, from: &'static str, to: &'sta
 const SMALL: (&str, &str) = ("top.count / 16 + (top.count % 16 != 0)", "top.count / 512 + 1");
 
 /// What leads every layer another way than the usual one.
-const ELSEWHERE: [(&str, &str); 7] = [
+const ELSEWHERE: [(&str, &str); 4] = [
     // Fewer than k values reach the bound.
     ("cut->bound = bound;", "cut->bound = INFINITE;"),
-    // All do, and there is no room for them.
-    ("is_open ? 0 : min", "true ? 0 : min"),
+    // All do, and large layers have no room for them.
+    ("lower.bin == NOWHERE ? 0 : min", "true ? 0 : min"),
     // The k-th largest is below the narrow bins, or above them.
     ("cut->base = least", "cut->base = INFINITE; cut->bin = least"),
     ("cut->base = least", "cut->base = 0; cut->bin = least"),
-    // The same of those that have an upper end, too; and the k-th largest is above that.
-    ("cut->base = least > 0 && ceiling", "cut->base = INFINITE; cut->bin = least > 0 && ceiling"),
-    ("cut->base = least > 0 && ceiling", "cut->base = 0; cut->bin = least > 0 && ceiling"),
-    ("cut->ceiling = ceiling;", "cut->ceiling = bound;"),
 ];
 
 /// Values of each kind, by their index and by uniform ones.

@@ -168,6 +168,26 @@ fn lost_updates_are_found() {
     }
 }
 
+/// More equal magnitudes than a word of counts and sums has room for.
+#[test]
+fn full_words_are_emptied() {
+    let values: Vec<f32> = (0..40_003).map(|i| [1.1, 1.3, -1.7][i % 3]).collect();
+    let tensor = Tensor::new(&values, 40_003, 1);
+    let check = |edit| {
+        let mut backend = CudaBackend::on(Box::new(Simt::new(flavour(), 2, edit)?));
+        let check = || {
+            for (values, gradient) in [Dtype::F32, Dtype::F16, Dtype::F16].into_iter().zip(tensor.gradients()) {
+                let candidates = Candidates::TopK { values, keeps: &[1, 30_000, 20_000] };
+                check_rows(&mut backend, &[Job { gradient, candidates, stream: Stream::default() }], ROWS);
+            }
+        };
+        Some(std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).is_ok())
+    };
+    assert_ne!(check(None), Some(false));
+    let edit = Edit { module: Module::TopK, from: "low = both & ((1u << SUM_BITS) - 1);", to: "low = 0;" };
+    assert_ne!(check(Some(edit)), Some(true));
+}
+
 /// Edits of what a kernel computes change the numbers that the suite compares.
 #[test]
 fn wrong_numbers_are_found() {

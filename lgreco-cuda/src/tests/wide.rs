@@ -1,4 +1,4 @@
-//! Layers under TopK that keep so much, or have so many ties, that what is gathered has an upper end, too, against the core.
+//! Layers under TopK that keep so much, or have so many ties, that there is no room for what is gathered, against the core.
 
 use super::exchange::{config, steps_of};
 use super::exchange_topk::of;
@@ -23,7 +23,7 @@ fn few(keep: u32, bits: u8) -> Setting {
     Setting::QuantisedTopK(QuantisedTopK { keep, bits })
 }
 
-/// What is gathered without an end but for ties, around that, and up to all.
+/// Around the largest k that has room, and up to all.
 fn keeps(count: u32) -> [u32; 10] {
     let most = count / 4 - count / 32;
     [count / 100, count / 10, most - 1, most, most + 1, count / 2, count / 10 * 9, count - 2, count - 1, count]
@@ -68,19 +68,14 @@ fn payloads_are_the_cores_at_any_k() {
     }
 }
 
-/// Nothing but the ends of what is gathered has many values, so no slow way is taken; but where nearly as many are kept as are not zeros,
-/// of which the sample has hardly any, through these few.
+/// One block finds the cut alone only where nearly as many values are kept as are not zeros, of which the sample has hardly any.
 #[test]
 fn ties_take_no_slow_way() {
     let slow = "settle(top, offered, cut, spans, entries, room);\n            }";
     let Some(mut without) = edited(Flavour::Plain, 0, slow, "}") else { return };
-    let through_few = "u32 size = gathered && cut->used <= top.count / 64 ? cut->used : 0;";
-    let read = "u32 size = gathered ? cut->used : top.count;";
-    let Some(mut through_few) = edited(Flavour::Plain, 0, read, through_few) else { return };
     for (number, kind) in some(kinds().enumerate().filter(|(number, _)| [1, 2, 3, 6, 8, 10].contains(number))) {
         let is_sparse = |keep| number == 3 && keep == COUNT / 100;
         check_some(&mut without, kind, number, |keep| !is_sparse(keep));
-        check_some(&mut through_few, kind, number, is_sparse);
     }
 }
 
@@ -123,24 +118,16 @@ fn no_kernel_has_a_data_race() {
 
 #[test]
 fn planted_faults_are_found() {
-    let mut missed = Vec::new();
-    for (from, to) in some([
-        ("above += warps[warp] & field;", ""),
-        ("ends.above << 16;", "0;"),
-        ("add(ceiling, ends.upper);", ""),
-        ("add(cut->bound, ends.lower);", ""),
-        ("ends.lower * above_or_tied(bound, prefix)", "0"),
-        ("cut->above = 0;", ""),
-        ("digits_of(magnitude, most - guess)", "digits_of(magnitude, most)"),
-    ]) {
-        let Some(mut backend) = edited(Flavour::Plain, 0, from, to) else { return };
-        let layers = layers();
-        let found = kinds().enumerate().filter(|(number, _)| [0, 3, 6, 11].contains(number)).any(|(_, kind)| {
-            let of_kind = |count, seed| values(kind, count, seed);
-            let steps = || steps_of(&mut backend, &layers, config(Dtype::F32, 1.0), 2, of_kind);
-            super::exchange::told(steps).is_err()
-        });
-        missed.extend((!found).then_some(from));
-    }
-    assert!(missed.is_empty(), "{missed:?}");
+    let Some(mut backend) =
+        edited(Flavour::Plain, 0, "digits_of(magnitude, most - guess)", "digits_of(magnitude, most)")
+    else {
+        return;
+    };
+    let layers = layers();
+    let found = kinds().enumerate().filter(|(number, _)| [0, 3, 6, 11].contains(number)).any(|(_, kind)| {
+        let of_kind = |count, seed| values(kind, count, seed);
+        let steps = || steps_of(&mut backend, &layers, config(Dtype::F32, 1.0), 2, of_kind);
+        super::exchange::told(steps).is_err()
+    });
+    assert!(found);
 }

@@ -11,7 +11,8 @@ pub type lgreco_device = u32;
 /// The CPU.
 pub const LGRECO_DEVICE_CPU: lgreco_device = 0;
 /// An NVIDIA GPU through CUDA, in libraries built with the feature `cuda`. As LGRECO_DEVICE_WGPU, of values in host
-/// memory, but for PowerSGD with ranks above 1024, which are the CPU's; what works on values in the GPU's memory begins
+/// memory, but for PowerSGD with ranks above 1024 and QSGD with buckets that are no power of two from 64 to 4096, which are the
+/// CPU's; what works on values in the GPU's memory begins
 /// with lgreco_cuda_.
 pub const LGRECO_DEVICE_CUDA: lgreco_device = 1;
 /// Any GPU through Vulkan, Metal or DirectX 12, in libraries built with the feature `wgpu`. Error rows and payloads of QSGD,

@@ -147,8 +147,8 @@ fn named(calls: lgreco_cuda_calls) -> Result<Vec<Call>, Failure> {
 /// come back. `values` of layers are device pointers; those of layers that are left out of the table are not looked at.
 /// `options` may be NULL. Allocates, on the device too unless that was reserved.
 ///
-/// As lgreco_table_measure; LGRECO_UNAVAILABLE for PowerSGD with ranks above 1024; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE,
-/// which name no layer.
+/// As lgreco_table_measure; LGRECO_UNAVAILABLE for PowerSGD with ranks above 1024 and for QSGD with buckets that are no power of
+/// two from 64 to 4096; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE, which name no layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_measure(
     cuda: *mut lgreco_cuda,

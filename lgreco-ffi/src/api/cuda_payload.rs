@@ -105,8 +105,8 @@ pub unsafe extern "C" fn lgreco_cuda_payload_len(
 }
 
 /// Done: compresses a gradient in the device's memory, `values` of `layer`, into a payload in host memory, of `length`
-/// bytes. Takes QSGD, TopK, also in few bits, PowerSGD of ranks up to 1024 and uncompressed gradients. `rng` names the random
-/// words.
+/// bytes. Takes QSGD with buckets of a power of two from 64 to 4096 values, TopK, also in few bits, PowerSGD of ranks up to 1024
+/// and uncompressed gradients. `rng` names the random words.
 ///
 /// LGRECO_NON_FINITE; LGRECO_LENGTH when `capacity` is less than lgreco_cuda_payload_len; LGRECO_UNAVAILABLE for other
 /// methods and ranks; LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
