@@ -3,6 +3,9 @@
 //! What is left out is measured as for TopK in full. What the largest k keeps is written down once, as in a payload; among that the cut
 //! of each k is found, and what it keeps fills the bins of its range. Layers share these launches, five to write down and four to
 //! measure, and so do all their k: as many as the workspace has room for.
+//!
+//! The bins of TopK in full cannot replace these launches. Values within a bin would have to be taken as evenly spread, and then errors
+//! are up to 0.4 % off and some plans change: those of the built-in sample in 2 of 15 layers.
 
 use crate::Error;
 use crate::device::Part;

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::simt::{Edit, Flavour, Simt, flavour};
-use super::{backend, some};
+use super::{backend, planted};
 use crate::device::Part;
 use crate::kernels::Module;
 use crate::{CudaBackend, DeviceExchange, Error, ExchangeConfig, ExchangeFault, ExchangeProgram, OnFault};
@@ -272,6 +272,7 @@ fn means_of_many_ranks_are_the_cores() {
 }
 
 #[test]
+#[ignore = "slow"]
 fn faults_in_the_means_of_many_ranks_are_found() {
     let edits = [
         ("layer.sign_magnitude && level != 0 && code > level", "layer.sign_magnitude && code > level"),
@@ -283,7 +284,7 @@ fn faults_in_the_means_of_many_ranks_are_found() {
     // Of 2 bits there are elements for which all ranks send zero with a sign.
     let layers = [(Shape::new(9, 119).unwrap(), of_bits(7)), (Shape::new(65, 64).unwrap(), of_bits(2))];
     let config = ExchangeConfig { world: 5, ..config(Dtype::F32, 1.0) };
-    for (from, to) in some(edits) {
+    for (from, to) in edits {
         let edit = Edit { module: Module::Exchange, from, to };
         let Some(device) = Simt::new(Flavour::Plain, 0, Some(edit)) else { return };
         let mut backend = CudaBackend::on(Box::new(device));
@@ -439,6 +440,7 @@ fn an_exchange_without_layers_does_nothing() {
 }
 
 #[test]
+#[ignore = "slow"]
 fn planted_faults_are_found() {
     let edits = [
         ("both[j][k] += own[j][k];", "both[j][k] = own[j][k];"),
@@ -448,7 +450,7 @@ fn planted_faults_are_found() {
         ("p.layer = layer.id;", ""),
         ("p.step = step;", ""),
     ];
-    for (from, to) in some(edits) {
+    for (from, to) in edits {
         let edit = Edit { module: Module::Exchange, from, to };
         let Some(device) = Simt::new(Flavour::Plain, 0, Some(edit)) else { return };
         let mut backend = CudaBackend::on(Box::new(device));
@@ -475,7 +477,7 @@ fn no_race_is_found_until_one_is_planted() {
     let elements: usize = layers().iter().map(|(shape, _)| shape.elements()).sum();
     assert_eq!(outcome, Ok(WORLD * elements));
     let from = "        // The next span's buckets may be shared by other warps.\n        __syncthreads();\n";
-    for (from, to) in some([(from, ""), ("held = next;\n            __syncthreads();", "held = next;")]) {
+    for (from, to) in planted([(from, ""), ("held = next;\n            __syncthreads();", "held = next;")]) {
         let edit = Edit { module: Module::Exchange, from, to };
         let found = run(Some(edit)).expect("g++").expect_err("the planted race");
         assert!(found.contains("race ("), "{from}: {found}");

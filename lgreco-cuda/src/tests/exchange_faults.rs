@@ -4,7 +4,7 @@
 use super::exchange::{Memory, bits, narrowed};
 use super::exchange_sums::{After, Layers, Rank, WORLD, config, floats, of, power, ranks, step, summed};
 use super::simt::{Edit, Flavour, Simt, flavour};
-use super::{backend, some};
+use super::{backend, planted};
 use crate::exchange::PEER;
 use crate::kernels::Module;
 use crate::{CudaBackend, Error, ExchangeConfig, ExchangeFault, ExchangeProgram, OnFault};
@@ -229,7 +229,7 @@ fn no_race_is_found_until_one_is_planted() {
     let Some(outcome) = run(None) else { return };
     assert_eq!(outcome, Ok(()));
     // Of what exchanges share with rows, the tests of these plant more.
-    for (from, to) in some([
+    for (from, to) in planted([
         ("    // The next piece needs the room.\n    __syncthreads();\n", ""),
         ("u32(first && row + k / STEPS < f.rows && ", "u32(first && "),
     ]) {

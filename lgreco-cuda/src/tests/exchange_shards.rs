@@ -1,11 +1,11 @@
 //! Buckets whose ranks average shards: what the suite of all spaces (`space`) does not ask for.
 #![allow(unsafe_code)]
 
+use super::backend;
 use super::bucket::seen;
 use super::exchange::Memory;
 use super::launches::{Calls, Counted};
 use super::simt::{Edit, Flavour, Simt, flavour};
-use super::{backend, some};
 use crate::kernels::Module;
 use crate::{
     CudaBackend, DeviceBucket, DeviceLayer, DeviceMemory, DeviceRequest, Error, ExchangeConfig, ExchangeFault,
@@ -175,13 +175,14 @@ fn no_race_is_found() {
 }
 
 #[test]
+#[ignore = "slow"]
 fn faults_in_the_kernels_are_found() {
-    for (module, setting, from, to) in some([
+    for (module, setting, from, to) in [
         (Module::Exchange, QSGD, "layer.number, layer.start, world", "layer.number, 0, world"),
         (Module::ExchangeSums, Setting::Dense, "layer.layer, layer.start, all_ranks", "layer.layer, 0, all_ranks"),
         (Module::Exchange, QSGD, "i < owners(*program); i += BLOCK", "i < 1; i += BLOCK"),
         (Module::ExchangeSums, Setting::Dense, "i < owners(*program); i++", "i < 1; i++"),
-    ]) {
+    ] {
         let Some(device) = Simt::new(Flavour::Plain, 0, Some(Edit { module, from, to })) else { return };
         let mut cuda = CudaBackend::on(Box::new(device));
         let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| alone(&mut cuda, setting)));

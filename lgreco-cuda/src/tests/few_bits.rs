@@ -4,7 +4,7 @@
 use super::memory::Held;
 use super::sample::KINDS;
 use super::simt::{Edit, Flavour, Simt, flavour};
-use super::{ROWS, backend, some};
+use super::{ROWS, backend};
 use crate::CudaBackend;
 use crate::device::Part;
 use crate::few_bits::{Layer, measure, result_words};
@@ -171,14 +171,15 @@ fn edited(module: Module, from: &'static str, to: &'static str) -> Option<CudaBa
 }
 
 #[test]
+#[ignore = "slow"]
 fn planted_faults_are_found() {
-    for (from, to) in some([
+    for (from, to) in [
         ("index >= means_of(p) || ", "true || "),
         ("is_padded(kept + 4 * means_of(p), u64(p.keep) * p.bits)", "true"),
         ("is_padded(low, u64(p.keep) * p.low_bits)", "true"),
         ("(shift + p.bits > 8 ? u32(codes[1]) << 8 : 0)", "0"),
         ("index * p.bits / 8", "index"),
-    ]) {
+    ] {
         let Some(mut backend) = edited(Module::Positions, from, to) else { return };
         assert!(damaged(&mut backend).is_err(), "{from}");
     }
@@ -244,8 +245,9 @@ fn rows_of_magnitudes_of_all_kinds_are_the_cores() {
 }
 
 #[test]
+#[ignore = "slow"]
 fn planted_faults_in_rows_are_found() {
-    for (from, to) in some([
+    for (from, to) in [
         (" - double(rest) * part;", ";"),
         ("u64 less = whole * (sum + rest);", "u64 less = whole * sum;"),
         ("upper -= __umul64hi(whole, sum + rest) + (lower < less);", "upper -= (lower < less);"),
@@ -258,7 +260,7 @@ fn planted_faults_in_rows_are_found() {
         ("atomicAdd(&highs[bin], square >> 32);", ""),
         ("digits_of(magnitude, units.least_exponent(bin + 1))", "digits_of(magnitude, units.least_exponent(bin))"),
         ("errors + top.payload", "errors"),
-    ]) {
+    ] {
         let Some(mut backend) = edited(Module::Selection, from, to) else { return };
         let rows = || {
             for kind in [KINDS[0], KINDS[6], KINDS[7], neighbours] {

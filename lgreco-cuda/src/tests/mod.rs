@@ -71,6 +71,11 @@ fn some<T>(cases: impl IntoIterator<Item = T>) -> Vec<T> {
     cases.into_iter().skip(first).step_by(ONE_IN).collect()
 }
 
+/// Faults that a test plants beside what it checks: all of them if the environment asks for all cases, else none.
+fn planted<T>(faults: impl IntoIterator<Item = T>) -> Vec<T> {
+    faults.into_iter().filter(|_| is_full()).collect()
+}
+
 /// The backend with kernels that run on the processor.
 fn backend(flavour: Flavour, order: i32) -> Option<CudaBackend> {
     Some(CudaBackend::on(Box::new(Simt::new(flavour, order, None)?)))

@@ -1,7 +1,7 @@
 //! PowerSGD: shapes that many blocks share, what its factors promise, and planted bugs.
 
 use super::simt::{Edit, Flavour, Simt, flavour};
-use super::{ROWS, backend, some};
+use super::{ROWS, backend};
 use crate::CudaBackend;
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
@@ -174,8 +174,9 @@ fn row(backend: &mut dyn Backend) -> Result<Vec<f64>, JobError> {
 }
 
 #[test]
+#[ignore = "slow"]
 fn missing_barriers_are_found() {
-    for (from, to) in some([
+    for (from, to) in [
         ("    __syncthreads();\n    found = warp_max", "    found = warp_max"),
         ("                __syncthreads();\n            }\n        } else", "            }\n        } else"),
         ("    __syncthreads();\n    partial +=", "    partial +="),
@@ -192,7 +193,7 @@ fn missing_barriers_are_found() {
             "    }\n    __syncthreads();\n    for (u32 at = threadIdx.x; at < columns",
             "    }\n    for (u32 at = threadIdx.x; at < columns",
         ),
-    ]) {
+    ] {
         let Some(mut backend) = edited(Flavour::Races, from, to) else { return };
         assert!(row(&mut backend).is_err(), "{from}");
         let said = backend.failure().expect("a failure").to_string();
@@ -202,9 +203,10 @@ fn missing_barriers_are_found() {
 
 /// Edits of what a kernel computes change the numbers that the suite compares.
 #[test]
+#[ignore = "slow"]
 fn wrong_numbers_are_found() {
     let expected = row(&mut Portable).unwrap();
-    for (from, to) in some([
+    for (from, to) in [
         ("piece < p.columns; piece += gridDim.x", "piece < p.columns; piece += 2 * gridDim.x"),
         ("u32(at / 4), 0, layer", "u32(at / 4), 1, layer"),
         ("sum += part;", "sum = part;"),
@@ -217,7 +219,7 @@ fn wrong_numbers_are_found() {
         ("turn == 0 ? sums[at] : sum + sums[at]", "sums[at]"),
         ("at < min(first + RUN, tiles)", "at + 1 < min(first + RUN, tiles)"),
         ("sum * unit * unit", "sum * unit"),
-    ]) {
+    ] {
         let Some(mut backend) = edited(Flavour::Plain, from, to) else { return };
         let near = |(found, expected): (&f64, &f64)| (found - expected).abs() <= ROWS * expected;
         let right = row(&mut backend).is_ok_and(|row| row.iter().zip(&expected).all(near));
@@ -268,9 +270,10 @@ fn every_width_has_the_columns_of_the_widest() {
 
 /// Magnitudes that the first product cannot bear, or does not find.
 #[test]
+#[ignore = "slow"]
 fn wrong_scales_are_found() {
     let largest = f32::MAX / 16.0;
-    for (from, to, magnitude) in some([
+    for (from, to, magnitude) in [
         ("e < -64 || e > 64 ? e : 0", "0", largest),
         ("if (p.again && e == 0)", "if (p.again)", largest),
         ("int e = p.known ?", "int e = !p.known ?", largest),
@@ -278,7 +281,7 @@ fn wrong_scales_are_found() {
         ("found = max(found, __float_as_uint(out[k])", "found = min(found, __float_as_uint(out[k])", 1e20),
         ("out[k] *= first;", "", 1e20),
         ("all[first + at] = value * by;", "all[first + at] = value;", 1e20),
-    ]) {
+    ] {
         let Some(mut backend) = edited(Flavour::Plain, from, to) else { return };
         let right = apart(&mut backend, 5, magnitude).is_some_and(|(far, _)| is_near(far));
         assert!(!right, "{from}");

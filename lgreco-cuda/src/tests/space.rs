@@ -4,7 +4,7 @@
 use super::exchange::Memory;
 use super::exchange_sums::power;
 use super::simt::{Edit, Flavour, Simt, flavour};
-use super::{backend, is_full, some};
+use super::{backend, is_full, planted, some};
 use crate::CudaBackend;
 use crate::checks::memory;
 use crate::checks::space::{OnDevice, all_members_of, damaged, damaged_qsgd, members_of};
@@ -130,7 +130,7 @@ fn no_race_is_found_in_powersgds_until_one_is_planted() {
     }
     powersgds_under_the_race_check(true, None);
     powersgds_under_the_race_check(false, None);
-    for (from, to) in some([
+    for (from, to) in planted([
         ("    // The next piece needs the room.\n    __syncthreads();\n", ""),
         ("u32(first && row + k / STEPS < f.rows && ", "u32(first && "),
     ]) {
@@ -173,11 +173,12 @@ enum Check {
 }
 
 #[test]
+#[ignore = "slow"]
 fn faults_in_the_kernels_are_found() {
     if !is_there() {
         return;
     }
-    for (module, from, to, check) in some([
+    for (module, from, to, check) in [
         (Module::Exchange, "float sent = decoded(", "float sent = 0.0f * decoded(", Check::Steps),
         (Module::Selection, "message[0] = atomicMax(&program->fault, 0ull) != 0;", "message[0] = 7;", Check::Steps),
         (
@@ -200,7 +201,7 @@ fn faults_in_the_kernels_are_found() {
         (Module::Exchange, "p.rank = layer.rank;", "", Check::Shards),
         (Module::Exchange, "program->sharded ? program->rank : world.ranks", "world.ranks", Check::Shards),
         (Module::Selection, "rank >= program.rank ? later : rank", "false ? later : rank", Check::Shards),
-    ]) {
+    ] {
         let edited = || {
             let device = Simt::new(Flavour::Plain, 0, Some(Edit { module, from, to })).expect("g++, as before");
             CudaBackend::on(Box::new(device))

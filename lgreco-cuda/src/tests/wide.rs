@@ -117,6 +117,7 @@ fn no_kernel_has_a_data_race() {
 }
 
 #[test]
+#[ignore = "slow"]
 fn planted_faults_are_found() {
     let Some(mut backend) =
         edited(Flavour::Plain, 0, "digits_of(magnitude, most - guess)", "digits_of(magnitude, most)")

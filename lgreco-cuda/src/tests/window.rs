@@ -1,10 +1,10 @@
 //! The mean of a model's last gradients on the device.
 #![allow(unsafe_code)]
 
-use super::backend;
 use super::exchange::Memory;
 use super::launches::{Calls, Counted};
 use super::simt::{Edit, Flavour, Simt, flavour};
+use super::{backend, planted};
 use crate::checks::window::check_window;
 use crate::kernels::Module;
 use crate::{CudaBackend, DeviceWindow, Error};
@@ -30,10 +30,13 @@ fn no_races_are_found_until_one_is_planted() {
     };
     let Some(outcome) = run(None) else { return };
     outcome.expect("no races");
-    let (from, to) = ("u64 stride = u64(layer.blocks) * BLOCK * 4;", "u64 stride = u64(layer.blocks) * BLOCK * 2;");
-    let said = run(Some(Edit { module: Module::Window, from, to })).unwrap().unwrap_err();
-    let said = said.downcast_ref::<String>().expect("a text");
-    assert!(said.contains("race"), "{said}");
+    for (from, to) in
+        planted([("u64 stride = u64(layer.blocks) * BLOCK * 4;", "u64 stride = u64(layer.blocks) * BLOCK * 2;")])
+    {
+        let said = run(Some(Edit { module: Module::Window, from, to })).unwrap().unwrap_err();
+        let said = said.downcast_ref::<String>().expect("a text");
+        assert!(said.contains("race"), "{said}");
+    }
 }
 
 #[test]

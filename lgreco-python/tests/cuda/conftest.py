@@ -1,6 +1,24 @@
-"""These tests use the models and processes of the folder above."""
+"""These tests use the models and processes of the folder above.
 
+Each test function runs on one of its cases, and on all of them where LGRECO_FULL is set: an imitated GPU is slow.
+"""
+
+import os
 import pathlib
 import sys
 
+import pytest
+
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("LGRECO_FULL"):
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.split("[")[0], []).append(item)
+    # Functions that share a list of cases have different ones of them.
+    chosen = {of_one[number % len(of_one)] for number, of_one in enumerate(cases.values())}
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]

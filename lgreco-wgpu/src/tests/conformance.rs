@@ -1,6 +1,6 @@
 //! The core's conformance suite, at the adapter's limits and at small ones.
 
-use super::planted::is_full;
+use super::is_full;
 use super::poison::pairs;
 use super::{ROWS, backend, cut, skipped, with};
 use crate::WgpuBackend;

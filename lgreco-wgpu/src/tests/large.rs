@@ -1,7 +1,7 @@
 //! Rows of up to 2^24 values, of kinds that sums in f32 go wrong for, against the core's f64.
 
 use super::backend;
-use super::planted::is_full;
+use super::is_full;
 use lgreco_core::backend::{Backend, Job, JobError, Portable};
 use lgreco_core::compress::{Candidates, qsgd::Qsgd};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};

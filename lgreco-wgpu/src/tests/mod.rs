@@ -14,7 +14,6 @@ mod large;
 mod later;
 mod memory;
 mod orthonormal;
-mod planted;
 mod poison;
 mod races;
 mod rows;
@@ -36,7 +35,6 @@ use wgpu::BufferUsages;
 
 pub(crate) use devices::{Changes, Kind, give_back};
 use devices::{backend, cut, small_backend, with};
-use planted::planted;
 pub(crate) use poison::poisoned;
 
 /// Rows are within this of the core's.
@@ -44,6 +42,11 @@ const ROWS: f64 = 1e-4;
 
 /// What buffers of the embedder's are used for.
 const USAGE: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
+
+/// Whether everything is run: `tests/run --full` sets `LGRECO_FULL`.
+fn is_full() -> bool {
+    std::env::var_os("LGRECO_FULL").is_some()
+}
 
 /// Says what is not checked here: not by `eprintln!`, which libtest keeps to itself.
 fn skipped(reason: &str) {

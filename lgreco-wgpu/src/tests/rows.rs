@@ -2,8 +2,8 @@
 
 use super::buffers::{buffer, bytes, holding};
 use super::devices::small;
-use super::planted::is_full;
-use super::{ROWS, backend, cut, planted, small_backend};
+use super::is_full;
+use super::{ROWS, backend, cut, small_backend};
 use crate::kernels::Shader;
 use crate::{BufferGradient, BufferJob, WgpuBackend};
 use lgreco_core::backend::{Backend, Job};
@@ -261,13 +261,14 @@ fn rows_of_qsgd_fit_any_binding() {
 
 /// Of layers that share tables, each has its own.
 #[test]
+#[ignore = "slow"]
 fn faults_in_what_layers_share_are_found() {
     let Some(mut good) = backend() else { return };
     // The long ones' columns are made orthonormal by several workgroups, between whose dispatches others' work lies.
     let model = Model::new(&[&SHAPES[3..7], &[(16_500, 8), (16_400, 9), (90, 130)]].concat());
     let jobs = model.jobs();
     let alone = alone(&mut good, &jobs);
-    for (shader, text, fault) in planted([
+    for (shader, text, fault) in [
         (Shader::Qsgd, "let bucket = params.first_grid + group.x", "let bucket = group.x"),
         (Shader::Qsgd, "(params.record + group.x) * 16u", "(group.x) * 16u"),
         (Shader::Sums, "(params.first + record) * 16u", "record * 16u"),
@@ -285,7 +286,7 @@ fn faults_in_what_layers_share_are_found() {
         (Shader::PowerSgd, "params.sought + next", "next"),
         (Shader::PowerSgd, "tasks[middle].first <= at", "tasks[middle].first < at"),
         (Shader::TopK, "let own = at - tasks[low].first;", "let own = at;"),
-    ]) {
+    ] {
         let mut backend = backend().expect("the device there was before");
         backend.gpu().kernels.edit(shader, text, fault);
         assert!(together(&mut backend, &jobs) != alone, "not found: {text}");

@@ -1,6 +1,6 @@
 //! Tensors larger than a binding or a dispatch, at limits made small for it.
 
-use super::planted::is_full;
+use super::is_full;
 use super::{ROWS, check_payload, cut, small_backend};
 use crate::WgpuBackend;
 use crate::factor::SIDE;
