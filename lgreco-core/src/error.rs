@@ -255,6 +255,21 @@ pub enum Error {
 }
 
 impl Error {
+    /// [`Error::Parameter`] unless `holds`.
+    pub(crate) fn require(holds: bool, what: &'static str, value: f64, expected: &'static str) -> Result<(), Error> {
+        if holds { Ok(()) } else { Err(Error::Parameter { what, value, expected }) }
+    }
+
+    /// [`Error::Overflow`] unless `finite`.
+    pub(crate) fn require_finite(finite: bool, what: &'static str) -> Result<(), Error> {
+        if finite { Ok(()) } else { Err(Error::Overflow { what }) }
+    }
+
+    /// [`Error::PayloadBody`] with what is wrong, unless `sound`.
+    pub(crate) fn require_body(sound: bool, what: &'static str) -> Result<(), Error> {
+        if sound { Ok(()) } else { Err(Error::PayloadBody { what }) }
+    }
+
     /// No plan meets `budget`, since the most exact one has the error `smallest`.
     pub(crate) fn infeasible(budget: f64, smallest: Sum) -> Error {
         let smallest = smallest.rounded_up();

@@ -69,6 +69,31 @@ impl FromIterator<f64> for Sum {
     }
 }
 
+/// The greatest common divisor; of 0 and a number, that number.
+pub fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while b > 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+/// A u128 that is aligned like a u64.
+#[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(transparent)]
+pub struct Wide([u64; 2]);
+
+impl Wide {
+    #[inline(always)]
+    pub const fn new(value: u128) -> Wide {
+        Wide([value as u64, (value >> 64) as u64])
+    }
+
+    #[inline(always)]
+    pub const fn value(self) -> u128 {
+        (self.0[1] as u128) << 64 | self.0[0] as u128
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::Sum;

@@ -56,3 +56,16 @@ pub fn dispatch<K: Kernel>(kernel: K) -> K::Output {
     #[cfg(not(feature = "std"))]
     kernel.run()
 }
+
+/// [`dispatch`] for a function of its arguments, which must be `#[inline(always)]`.
+pub fn dispatch_with<A, R>(arguments: A, run: impl FnOnce(A) -> R) -> R {
+    struct Call<A, F>(A, F);
+    impl<A, R, F: FnOnce(A) -> R> Kernel for Call<A, F> {
+        type Output = R;
+        #[inline(always)]
+        fn run(self) -> R {
+            (self.1)(self.0)
+        }
+    }
+    dispatch(Call(arguments, run))
+}

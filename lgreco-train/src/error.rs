@@ -184,6 +184,33 @@ impl core::fmt::Display for OfEmbedder {
 }
 
 impl Error {
+    pub(crate) fn parameter(what: &'static str, value: f64, expected: &'static str) -> Error {
+        CoreError::Parameter { what, value, expected }.into()
+    }
+
+    /// [`CoreError::Parameter`] unless `holds`.
+    pub(crate) fn require(holds: bool, what: &'static str, value: f64, expected: &'static str) -> Result<(), Error> {
+        if holds { Ok(()) } else { Err(Error::parameter(what, value, expected)) }
+    }
+
+    /// [`CoreError::SavedState`] unless `holds`.
+    pub(crate) fn require_saved(holds: bool, what: &'static str, found: u64) -> Result<(), Error> {
+        if holds { Ok(()) } else { Err(Error::saved(what, found)) }
+    }
+
+    pub(crate) fn saved(what: &'static str, found: u64) -> Error {
+        CoreError::SavedState { what, found }.into()
+    }
+
+    /// [`CoreError::Overflow`] unless `finite`.
+    pub(crate) fn require_finite(finite: bool, what: &'static str) -> Result<(), Error> {
+        if finite { Ok(()) } else { Err(CoreError::Overflow { what }.into()) }
+    }
+
+    pub(crate) fn out_of_memory(words: usize) -> Error {
+        CoreError::OutOfMemory { words }.into()
+    }
+
     /// Code of [`Error::NonFiniteGradient`].
     pub(crate) const NON_FINITE_GRADIENT: u32 = 101;
 
@@ -247,7 +274,6 @@ pub(crate) fn expect_distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> R
     Ok(of_core::expect_distinct(names)?)
 }
 
-/// As the core's.
 pub(crate) fn expect_len(what: &'static str, expected: usize, found: usize) -> Result<(), Error> {
     Ok(of_core::expect_len(what, expected, found)?)
 }

@@ -33,6 +33,7 @@ pub mod gradient;
 pub mod outer;
 #[cfg(feature = "pipeline")]
 pub mod pipeline;
+mod state;
 
 pub use error::Error;
 #[cfg(feature = "json")]

@@ -98,7 +98,7 @@ pub trait Backend {
     /// device while it works on all.
     fn measure(&mut self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError>;
 
-    /// Compresses `gradient` under `setting`; see [`Compressor::encode`].
+    /// Compresses `gradient` under `setting`, on the CPU unless the backend does so itself; see [`Compressor::encode`].
     ///
     /// # Errors
     /// As [`Compressor::encode`].
@@ -109,13 +109,17 @@ pub trait Backend {
         stream: Stream,
         workspace: &mut [u64],
         payload: &mut [u8],
-    ) -> Result<usize, Error>;
+    ) -> Result<usize, Error> {
+        setting.encode(gradient, stream, workspace, payload)
+    }
 
-    /// Decodes any payload into `values`; see [`decode`].
+    /// Decodes any payload into `values`, on the CPU unless the backend does so itself; see [`decode`].
     ///
     /// # Errors
     /// As [`decode`].
-    fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<(), Error>;
+    fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<(), Error> {
+        decode(payload, values).map(drop)
+    }
 }
 
 /// The CPU, one core: the reference the other backends are compared with.
@@ -159,20 +163,5 @@ impl Backend for Portable {
             rest = next;
         }
         Ok(())
-    }
-
-    fn encode(
-        &mut self,
-        setting: &Setting,
-        gradient: &Gradient<'_>,
-        stream: Stream,
-        workspace: &mut [u64],
-        payload: &mut [u8],
-    ) -> Result<usize, Error> {
-        setting.encode(gradient, stream, workspace, payload)
-    }
-
-    fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<(), Error> {
-        decode(payload, values).map(|_| ())
     }
 }

@@ -1,11 +1,7 @@
 //! The CPU, all cores: layers in parallel.
 
-use super::{Backend, Job, JobError, Portable};
-use crate::Error;
-use crate::compress::Setting;
+use super::{Backend, Job, JobError};
 use crate::error::expect_len;
-use crate::gradient::Gradient;
-use crate::rng::Stream;
 use alloc::vec::Vec;
 use rayon::prelude::*;
 
@@ -57,20 +53,5 @@ impl Backend for Parallel {
             Some(failure) => Err(failure),
             None => Ok(()),
         }
-    }
-
-    fn encode(
-        &mut self,
-        setting: &Setting,
-        gradient: &Gradient<'_>,
-        stream: Stream,
-        workspace: &mut [u64],
-        payload: &mut [u8],
-    ) -> Result<usize, Error> {
-        Portable.encode(setting, gradient, stream, workspace, payload)
-    }
-
-    fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<(), Error> {
-        Portable.decode(payload, values)
     }
 }

@@ -80,16 +80,11 @@ impl CltK {
         let mut count = 0;
         positions::for_each(self.layout(shape.elements()), positions, |position| {
             count += 1;
-            if count > self.keep {
-                return Err(Error::PayloadBody { what: "more positions than kept values" });
-            }
+            Error::require_body(count <= self.keep, "more positions than kept values")?;
             visit(position as usize);
             Ok(())
         })?;
-        if count < self.keep {
-            return Err(Error::PayloadBody { what: "fewer positions than kept values" });
-        }
-        Ok(())
+        Error::require_body(count == self.keep, "fewer positions than kept values")
     }
 }
 

@@ -28,10 +28,6 @@ impl Compressor for Dense {
             .ok_or(Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })
     }
 
-    fn encode_workspace_len(&self, _: Shape, _: Dtype) -> usize {
-        0
-    }
-
     fn encode(&self, gradient: &Gradient<'_>, _: Stream, _: &mut [u64], payload: &mut [u8]) -> Result<usize, Error> {
         let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
         let len = self.payload_len(shape, dtype)?;
@@ -95,11 +91,7 @@ fn read_values<T: Element>(body: &[u8], values: &mut [f32]) -> Result<(), Error>
     for (value, bytes) in values.iter_mut().zip(body.chunks_exact(size_of::<T>())) {
         *value = T::read_le(bytes).to_f32();
     }
-    if values.iter().all(|v| v.is_finite()) {
-        Ok(())
-    } else {
-        Err(Error::PayloadBody { what: "a value is not finite" })
-    }
+    Error::require_body(values.iter().all(|v| v.is_finite()), "a value is not finite")
 }
 
 #[cfg(test)]

@@ -31,6 +31,7 @@ pub mod quantised_topk;
 mod sealed;
 pub(crate) mod setting;
 pub mod sidco;
+mod sparse;
 pub(crate) mod stretch;
 mod text;
 pub mod topk;
@@ -74,7 +75,9 @@ pub trait Compressor {
     }
 
     /// Words of workspace that [`encode`](Compressor::encode) needs for this shape and element type.
-    fn encode_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize;
+    fn encode_workspace_len(&self, _shape: Shape, _dtype: Dtype) -> usize {
+        0
+    }
 
     /// Compresses `gradient` into the front of `payload`, which has room for [`payload_len`](Compressor::payload_len)
     /// bytes, and returns the number of bytes written. Random bits, where the method uses any, are those of `stream`.

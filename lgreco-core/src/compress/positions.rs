@@ -84,6 +84,10 @@ impl Layout {
     }
 
     /// How many positions there could be.
+    pub(super) fn keep(self) -> u32 {
+        self.keep
+    }
+
     pub(super) fn elements(self) -> usize {
         self.elements as usize
     }
@@ -92,10 +96,7 @@ impl Layout {
     pub(super) fn check_padding(self, bytes: &[u8]) -> Result<(), Error> {
         let low = &bytes[..self.low_bytes as usize];
         let padding = self.low_bytes * 8 - self.keep as u64 * self.low_bits as u64;
-        if low.last().is_some_and(|&last| last as u32 >> (8 - padding) != 0) {
-            return Err(Error::PayloadBody { what: "padding is not zero" });
-        }
-        Ok(())
+        Error::require_body(low.last().is_none_or(|&last| last as u32 >> (8 - padding) == 0), "padding is not zero")
     }
 }
 

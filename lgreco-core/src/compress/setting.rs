@@ -11,6 +11,7 @@ use super::powersgd::{self, PowerSgd};
 use super::qsgd::{self, Qsgd, Rounding};
 use super::quantised_topk::{self, QuantisedTopK};
 use super::sidco::Sidco;
+use super::sparse;
 use super::topk::{self, TopK};
 use super::wire::{HEADER_LEN, Header, Method, Payload};
 use crate::Error;
@@ -238,8 +239,8 @@ pub fn decode_parsed(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Er
 /// `scratch`, which has a place per element. Same errors as [`decode`]; `values` are then of no use.
 pub fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32], scratch: &mut [f32]) -> Result<(), Error> {
     match payload.header.method {
-        Method::TopK => topk::combine(payload, how, values),
-        Method::QuantisedTopK => quantised_topk::combine(payload, how, values),
+        Method::TopK => sparse::combine::<topk::Body<'_>>(payload, how, values),
+        Method::QuantisedTopK => sparse::combine::<quantised_topk::Body<'_>>(payload, how, values),
         Method::AdaComp => adacomp::combine(payload, how, values),
         Method::Qsgd => qsgd::combine(payload, how, values),
         Method::PowerSgd => powersgd::combine(payload, how, values),

@@ -1,11 +1,9 @@
 //! Payloads added up a stretch at a time, so that the sum stays in a core's caches.
 
+pub use super::sparse::STRETCH;
 use super::wire::{Method, Payload};
-use super::{qsgd, quantised_topk, topk};
+use super::{qsgd, quantised_topk, sparse, topk};
 use crate::Error;
-
-/// Elements of a stretch: as f32 they stay in a core's caches while several payloads are added up.
-pub const STRETCH: usize = 1 << 13;
 
 /// Whether payloads of a method can be read by [`combine_stretch`].
 pub const fn reads_stretches(method: Method) -> bool {
@@ -25,8 +23,10 @@ pub fn combine_stretch(
 ) -> Result<(), Error> {
     match payload.header.method {
         Method::Qsgd => qsgd::combine_stretch(payload, replace, start, values),
-        Method::TopK => topk::combine_stretch(payload, replace, start, place, values),
-        Method::QuantisedTopK => quantised_topk::combine_stretch(payload, replace, start, place, values),
+        Method::TopK => sparse::combine_stretch::<topk::Body<'_>>(payload, replace, start, place, values),
+        Method::QuantisedTopK => {
+            sparse::combine_stretch::<quantised_topk::Body<'_>>(payload, replace, start, place, values)
+        }
         _ => Err(Error::PayloadBody { what: "it is not read in stretches" }),
     }
 }
@@ -35,8 +35,8 @@ pub fn combine_stretch(
 /// `None` where they have to be read.
 pub fn place_of(payload: &Payload<'_>, start: usize) -> Result<Option<[u64; 2]>, Error> {
     match payload.header.method {
-        Method::TopK => topk::place_of(payload, start),
-        Method::QuantisedTopK => quantised_topk::place_of(payload, start),
+        Method::TopK => sparse::place_of::<topk::Body<'_>>(payload, start),
+        Method::QuantisedTopK => sparse::place_of::<quantised_topk::Body<'_>>(payload, start),
         Method::Qsgd => Ok(Some([0; 2])),
         _ => Ok(None),
     }

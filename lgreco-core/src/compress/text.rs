@@ -123,39 +123,45 @@ impl Words<'_> {
         Ok(number)
     }
 
-    fn qsgd(&mut self) -> Result<Qsgd, Error> {
-        let bits = self.number("bits, 1 to 8")?;
-        let (mut bucket, mut scale, mut rounding) = (None, None, None);
+    /// The options that follow, each of them known and at most once.
+    fn options(&mut self, known: &'static [&'static str]) -> Result<Options, Error> {
+        let mut found = Options::default();
         while let Some(word) = self.0.next() {
             match word {
-                "bucket" => once(word, &mut bucket, self.number("a number of elements per bucket")?)?,
-                "max-norm" => once(word, &mut scale, Scale::MaxNorm)?,
-                "min-max" => once(word, &mut scale, Scale::MinMax)?,
-                "stochastic" => once(word, &mut rounding, Rounding::Stochastic)?,
-                "nearest" => once(word, &mut rounding, Rounding::Nearest)?,
-                _ => return Err(unknown(word, &["bucket", "max-norm", "min-max", "stochastic", "nearest"])),
+                _ if !known.contains(&word) => return Err(unknown(word, known)),
+                "bucket" => once(word, &mut found.bucket, self.number("a number of elements per bucket")?)?,
+                "max-norm" => once(word, &mut found.scale, Scale::MaxNorm)?,
+                "min-max" => once(word, &mut found.scale, Scale::MinMax)?,
+                "stochastic" => once(word, &mut found.rounding, Rounding::Stochastic)?,
+                "nearest" => once(word, &mut found.rounding, Rounding::Nearest)?,
+                "iterations" => once(word, &mut found.iterations, self.number("a number of power iterations")?)?,
+                "exponential" => once(word, &mut found.fit, Fit::Exponential)?,
+                "gamma-pareto" => once(word, &mut found.fit, Fit::GammaPareto)?,
+                "pareto" => once(word, &mut found.fit, Fit::Pareto)?,
+                "stages" => once(word, &mut found.stages, self.number("a number of stages")?)?,
+                "bits" if found.values.is_none() => {
+                    once(word, &mut found.bits, self.number("bits per kept value, 1 to 8")?)?
+                }
+                "f32" if found.bits.is_none() => once(word, &mut found.values, Dtype::F32)?,
+                "f16" if found.bits.is_none() => once(word, &mut found.values, Dtype::F16)?,
+                "bf16" if found.bits.is_none() => once(word, &mut found.values, Dtype::Bf16)?,
+                _ => return Err(wrong(word, "a type or bits, not both")),
             }
         }
-        Ok(Qsgd {
-            bits,
-            bucket: bucket.unwrap_or(Qsgd::default().bucket),
-            scale: scale.unwrap_or_default(),
-            rounding: rounding.unwrap_or_default(),
-        })
+        Ok(found)
     }
 
-    /// Values have a type or a number of bits.
+    fn qsgd(&mut self) -> Result<Qsgd, Error> {
+        let bits = self.number("bits, 1 to 8")?;
+        let Options { bucket, scale, rounding, .. } =
+            self.options(&["bucket", "max-norm", "min-max", "stochastic", "nearest"])?;
+        let bucket = bucket.unwrap_or(Qsgd::default().bucket);
+        Ok(Qsgd { bits, bucket, scale: scale.unwrap_or_default(), rounding: rounding.unwrap_or_default() })
+    }
+
     fn topk(&mut self) -> Result<Setting, Error> {
         let keep = self.number("a number of elements")?;
-        let (mut values, mut bits) = (None, None);
-        while let Some(word) = self.0.next() {
-            match (word, dtype(word)) {
-                ("bits", _) if values.is_none() => once(word, &mut bits, self.number("bits per kept value, 1 to 8")?)?,
-                (_, Some(dtype)) if bits.is_none() => once(word, &mut values, dtype)?,
-                ("bits", _) | (_, Some(_)) => return Err(wrong(word, "a type or bits, not both")),
-                _ => return Err(unknown(word, &["bits", "f32", "f16", "bf16"])),
-            }
-        }
+        let Options { bits, values, .. } = self.options(&["bits", "f32", "f16", "bf16"])?;
         Ok(match bits {
             Some(bits) => Setting::QuantisedTopK(QuantisedTopK { keep, bits }),
             None => Setting::TopK(TopK { keep, values: values.unwrap_or(Dtype::F32) }),
@@ -164,58 +170,34 @@ impl Words<'_> {
 
     fn powersgd(&mut self) -> Result<PowerSgd, Error> {
         let rank = self.number("a rank")?;
-        let mut iterations = None;
-        while let Some(word) = self.0.next() {
-            match word {
-                "iterations" => once(word, &mut iterations, self.number("a number of power iterations")?)?,
-                _ => return Err(unknown(word, &["iterations"])),
-            }
-        }
-        Ok(PowerSgd { rank, iterations: iterations.unwrap_or(ITERATIONS) })
+        Ok(PowerSgd { rank, iterations: self.options(&["iterations"])?.iterations.unwrap_or(ITERATIONS) })
     }
 
     fn sidco(&mut self) -> Result<Sidco, Error> {
         let density = self.number("a density, in (0, 1]")?;
-        let (mut fit, mut stages, mut values) = (None, None, None);
-        while let Some(word) = self.0.next() {
-            match word {
-                "exponential" => once(word, &mut fit, Fit::Exponential)?,
-                "gamma-pareto" => once(word, &mut fit, Fit::GammaPareto)?,
-                "pareto" => once(word, &mut fit, Fit::Pareto)?,
-                "stages" => once(word, &mut stages, self.number("a number of stages")?)?,
-                _ => match dtype(word) {
-                    Some(dtype) => once(word, &mut values, dtype)?,
-                    None => {
-                        return Err(unknown(
-                            word,
-                            &["exponential", "gamma-pareto", "pareto", "stages", "f32", "f16", "bf16"],
-                        ));
-                    }
-                },
-            }
-        }
+        let Options { fit, stages, values, .. } =
+            self.options(&["exponential", "gamma-pareto", "pareto", "stages", "f32", "f16", "bf16"])?;
         let (fit, stages) = (fit.unwrap_or_default(), stages.unwrap_or(STAGES));
         Ok(Sidco { density, fit, stages, values: values.unwrap_or(Dtype::F32) })
     }
 
-    /// The type of the values sent, if it is there, and the end.
+    /// The type of the values.
     fn values(&mut self) -> Result<Dtype, Error> {
-        let mut values = None;
-        for word in self.0.by_ref() {
-            let dtype = dtype(word).ok_or_else(|| unknown(word, &["f32", "f16", "bf16"]))?;
-            once(word, &mut values, dtype)?;
-        }
-        Ok(values.unwrap_or(Dtype::F32))
+        Ok(self.options(&["f32", "f16", "bf16"])?.values.unwrap_or(Dtype::F32))
     }
 }
 
-fn dtype(word: &str) -> Option<Dtype> {
-    match word {
-        "f32" => Some(Dtype::F32),
-        "f16" => Some(Dtype::F16),
-        "bf16" => Some(Dtype::Bf16),
-        _ => None,
-    }
+/// Options of any method.
+#[derive(Default)]
+struct Options {
+    bucket: Option<u32>,
+    scale: Option<Scale>,
+    rounding: Option<Rounding>,
+    iterations: Option<u32>,
+    fit: Option<Fit>,
+    stages: Option<u32>,
+    bits: Option<u8>,
+    values: Option<Dtype>,
 }
 
 /// Sets a parameter that has not been set yet.

@@ -113,6 +113,12 @@ impl Header {
     }
 }
 
+/// Bytes of a payload with as long a body.
+pub(super) fn payload_len(body: u64, shape: Shape) -> Result<usize, Error> {
+    let len = usize::try_from(HEADER_LEN as u64 + body);
+    len.map_err(|_| Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })
+}
+
 fn expect(what: &'static str, expected: u64, found: u64) -> Result<(), Error> {
     if expected == found { Ok(()) } else { Err(Error::PayloadHeader { what, expected, found }) }
 }
@@ -144,15 +150,8 @@ impl<'a> Payload<'a> {
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         crate::error::expect_room("payload bytes", HEADER_LEN, bytes.len())?;
         let (header, body) = bytes.split_at(HEADER_LEN);
-        let expect = |what, expected: u8, found: u8| {
-            if expected == found {
-                Ok(())
-            } else {
-                Err(Error::PayloadHeader { what, expected: expected as u64, found: found as u64 })
-            }
-        };
-        expect("magic", MAGIC, header[0])?;
-        expect("version", VERSION, header[1])?;
+        expect("magic", MAGIC.into(), header[0].into())?;
+        expect("version", VERSION.into(), header[1].into())?;
         let method = METHODS.into_iter().find(|&m| m as u8 == header[2]).ok_or(Error::PayloadField {
             what: "method",
             largest: Method::QuantisedTopK as u64,

@@ -6,7 +6,7 @@
 use super::product::Matrix;
 use super::{LANES, Row, add_scaled};
 use crate::gradient::Element;
-use crate::simd::{Kernel, dispatch};
+use crate::simd::dispatch_with;
 use crate::spread::{Start, spread_parts};
 
 /// A stored f32.
@@ -103,15 +103,7 @@ fn put_product<F: Factor>(
 /// `squares[c] = ‖M − P Qᵀ‖²` with the sum taken over columns `..=c`, for `c` in `from..squares.len()`.
 pub(crate) fn residuals<T: Element, F: Factor>(m: Matrix<'_, T>, p: F, q: F, from: usize, squares: &mut [f64]) {
     squares[from..].fill(0.0);
-    dispatch(Residuals { m, p, q, from, squares });
-}
-
-struct Residuals<'a, T, F> {
-    m: Matrix<'a, T>,
-    p: F,
-    q: F,
-    from: usize,
-    squares: &'a mut [f64],
+    dispatch_with((m, p, q, from, squares), add_residuals);
 }
 
 /// `DEPTH` columns of both factors, the rows a tile needs.
@@ -206,44 +198,40 @@ fn product<F: Factor>(
     largest < f32::INFINITY.to_bits()
 }
 
-impl<T: Element, F: Factor> Kernel for Residuals<'_, T, F> {
-    type Output = ();
-    #[inline(always)]
-    fn run(self) {
-        let Residuals { m, p, q, from, squares } = self;
-        let mut slab = Slab::EMPTY;
-        for tile in Tile::all(m.rows, m.cols) {
-            let mut sums: Sums = [[[[0.0; LANES]; BLOCK]; TILE_ROWS / BLOCK]; TILE_COLS / LANES];
-            let mut values = sums;
-            for i in 0..tile.rows {
-                let row = &m.values[(tile.row + i) * m.cols + tile.col..][..tile.cols];
-                for (k, row) in row.chunks(LANES).enumerate() {
-                    let out = &mut values[k][i / BLOCK][i % BLOCK];
-                    out.iter_mut().zip(row).for_each(|(out, x)| *out = x.to_f32());
-                }
+#[inline(always)]
+fn add_residuals<T: Element, F: Factor>((m, p, q, from, squares): (Matrix<'_, T>, F, F, usize, &mut [f64])) {
+    let mut slab = Slab::EMPTY;
+    for tile in Tile::all(m.rows, m.cols) {
+        let mut sums: Sums = [[[[0.0; LANES]; BLOCK]; TILE_ROWS / BLOCK]; TILE_COLS / LANES];
+        let mut values = sums;
+        for i in 0..tile.rows {
+            let row = &m.values[(tile.row + i) * m.cols + tile.col..][..tile.cols];
+            for (k, row) in row.chunks(LANES).enumerate() {
+                let out = &mut values[k][i / BLOCK][i % BLOCK];
+                out.iter_mut().zip(row).for_each(|(out, x)| *out = x.to_f32());
             }
-            for start in (0..squares.len()).step_by(DEPTH) {
-                let squares = &mut squares[start..];
-                let depth = DEPTH.min(squares.len());
-                let plain = from.saturating_sub(start).min(depth);
-                slab.load(p, q, start..start + depth, 0, tile);
-                slab.clear_beyond(tile);
-                let mut partial = [[0.0f64; LANES]; DEPTH];
-                for (b, k) in tile.blocks() {
-                    let mut block = sums[k][b];
-                    let mut terms = slab.terms(depth, b, k);
-                    for (p, q) in terms.by_ref().take(plain) {
-                        block = add_outer(block, p, q);
-                    }
-                    for ((p, q), partial) in terms.zip(&mut partial[plain..]) {
-                        block = add_outer(block, p, q);
-                        add_squared_difference(partial, &values[k][b], &block);
-                    }
-                    sums[k][b] = block;
+        }
+        for start in (0..squares.len()).step_by(DEPTH) {
+            let squares = &mut squares[start..];
+            let depth = DEPTH.min(squares.len());
+            let plain = from.saturating_sub(start).min(depth);
+            slab.load(p, q, start..start + depth, 0, tile);
+            slab.clear_beyond(tile);
+            let mut partial = [[0.0f64; LANES]; DEPTH];
+            for (b, k) in tile.blocks() {
+                let mut block = sums[k][b];
+                let mut terms = slab.terms(depth, b, k);
+                for (p, q) in terms.by_ref().take(plain) {
+                    block = add_outer(block, p, q);
                 }
-                for (square, lanes) in squares.iter_mut().zip(&partial).take(depth).skip(plain) {
-                    *square += lanes.iter().sum::<f64>();
+                for ((p, q), partial) in terms.zip(&mut partial[plain..]) {
+                    block = add_outer(block, p, q);
+                    add_squared_difference(partial, &values[k][b], &block);
                 }
+                sums[k][b] = block;
+            }
+            for (square, lanes) in squares.iter_mut().zip(&partial).take(depth).skip(plain) {
+                *square += lanes.iter().sum::<f64>();
             }
         }
     }

@@ -8,7 +8,7 @@
 use super::product::{inner_sums, outer_sums};
 use super::{LANES, Row, add_scaled, largest, panels, scale, to_unit};
 use crate::num::sqrt;
-use crate::simd::{Kernel, dispatch};
+use crate::simd::dispatch_with;
 
 /// A column that loses all but this part of its norm to the columns before it is dependent on them: what is left is
 /// rounding (f32 keeps 6e-8 of each of the terms subtracted).
@@ -23,58 +23,41 @@ const CHUNK: usize = 64;
 pub(crate) fn orthonormalise(factor: &mut [Row], len: usize, rank: usize) {
     debug_assert_eq!(factor.len(), panels(rank) * len);
     if len > 0 {
-        dispatch(Orthonormalise { factor, len });
+        dispatch_with((factor, len), orthonormalise_panels);
     }
 }
 
-struct Orthonormalise<'a> {
-    factor: &'a mut [Row],
-    len: usize,
-}
-
-impl Kernel for Orthonormalise<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run(self) {
-        let Orthonormalise { factor, len } = self;
-        for panel in 0..factor.len() / len {
-            let (done, rest) = factor.split_at_mut(panel * len);
-            let current = &mut rest[..len];
-            let mut norms = [0.0; LANES];
-            for threshold in [DEPENDENT, UNSTABLE] {
-                scale(current, &largest(current).map(to_unit));
-                let smallest = squares(current).map(|before| threshold * threshold * before);
-                for earlier in done.chunks_exact(len) {
-                    subtract_projection(current, earlier);
-                }
-                norms = gram_schmidt(current, &smallest);
+#[inline(always)]
+fn orthonormalise_panels((factor, len): (&mut [Row], usize)) {
+    for panel in 0..factor.len() / len {
+        let (done, rest) = factor.split_at_mut(panel * len);
+        let current = &mut rest[..len];
+        let mut norms = [0.0; LANES];
+        for threshold in [DEPENDENT, UNSTABLE] {
+            scale(current, &largest(current).map(to_unit));
+            let smallest = squares(current).map(|before| threshold * threshold * before);
+            for earlier in done.chunks_exact(len) {
+                subtract_projection(current, earlier);
             }
-            scale(current, &norms.map(|n: f64| if n > 0.0 { (1.0 / sqrt(n)) as f32 } else { 0.0 }));
+            norms = gram_schmidt(current, &smallest);
         }
+        scale(current, &norms.map(|n: f64| if n > 0.0 { (1.0 / sqrt(n)) as f32 } else { 0.0 }));
     }
 }
 
 /// Squared norm of each column of a panel, in f64.
 pub(crate) fn squared_norms(panel: &[Row]) -> [f64; LANES] {
-    dispatch(SquaredNorms { panel })
-}
-
-struct SquaredNorms<'a> {
-    panel: &'a [Row],
-}
-
-impl Kernel for SquaredNorms<'_> {
-    type Output = [f64; LANES];
     #[inline(always)]
-    fn run(self) -> [f64; LANES] {
+    fn sums(panel: &[Row]) -> [f64; LANES] {
         let mut sums = [0.0; LANES];
-        for row in self.panel {
+        for row in panel {
             for l in 0..LANES {
                 sums[l] += row[l] as f64 * row[l] as f64;
             }
         }
         sums
     }
+    dispatch_with(panel, sums)
 }
 
 #[inline(always)]

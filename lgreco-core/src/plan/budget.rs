@@ -84,10 +84,8 @@ impl<'a> Budget<'a> {
                 let sum = table.chosen(options)?.map(|choice| choice.error).collect::<Sum>().rounded_up();
                 // Rounding is monotone: for alpha >= 1 the product is not below the rounded-up sum.
                 let value = alpha * sum;
-                if !value.is_finite() {
-                    let (what, value) = ("alpha times the error of the defaults", f64::INFINITY);
-                    return Err(Error::Parameter { what, value, expected: "a finite number" });
-                }
+                let what = "alpha times the error of the defaults";
+                Error::require(value.is_finite(), what, f64::INFINITY, "a finite number")?;
                 Limit::Error(value).checked()
             }
             Budget::DefaultSize { alpha, options } => {
@@ -104,10 +102,7 @@ impl<'a> Budget<'a> {
 }
 
 fn expect_factor(alpha: f64) -> Result<(), Error> {
-    if alpha.is_finite() && alpha >= 0.0 {
-        return Ok(());
-    }
-    Err(Error::Parameter { what: "alpha", value: alpha, expected: "a finite number >= 0" })
+    Error::require(alpha.is_finite() && alpha >= 0.0, "alpha", alpha, "a finite number >= 0")
 }
 
 /// `alpha` times `size`, rounded down; `None` from 2^64 on.

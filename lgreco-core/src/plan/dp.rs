@@ -38,8 +38,10 @@ mod grid;
 
 use super::goal::Goal;
 use super::{Limit, Summary};
-use crate::{Error, error::expect_len, error::expect_room, num::Sum, simd, table::Table};
-use cell::{Cell, Fill, LANES, Wide};
+use crate::error::{expect_len, expect_room};
+use crate::num::{Sum, Wide, gcd};
+use crate::{Error, simd, table::Table};
+use cell::{Cell, Fill, LANES};
 use grid::{Kept, keep_layer};
 
 /// The paper's number of cells.
@@ -98,13 +100,6 @@ fn index_bits(table: &Table) -> u32 {
     table.iter().map(<[_]>::len).max().unwrap_or(1).next_power_of_two().trailing_zeros()
 }
 
-fn gcd(mut a: u64, mut b: u64) -> u64 {
-    while b > 0 {
-        (a, b) = (b, a % b);
-    }
-    a
-}
-
 /// Cells of a row or trace, in whole blocks.
 fn stride(levels: u32) -> usize {
     (levels as usize).saturating_add(1).div_ceil(LANES).saturating_mul(LANES)
@@ -160,9 +155,7 @@ pub fn solve(
     options: &mut [u32],
 ) -> Result<Summary, Error> {
     expect_len("choices, one per layer", table.layers(), options.len())?;
-    if levels == 0 {
-        return Err(Error::Parameter { what: "levels", value: 0.0, expected: "at least 1" });
-    }
+    Error::require(levels > 0, "levels", 0.0, "at least 1")?;
     let limit = limit.into().checked()?;
     expect_room("workspace", workspace_len(table, levels), workspace.len())?;
     let layout = match limit {
@@ -234,7 +227,7 @@ impl Grid<'_> {
             rows: [bytemuck::cast_slice_mut::<u64, C>(previous), bytemuck::cast_slice_mut::<u64, C>(next)],
             trace: bytemuck::cast_slice_mut::<u64, T>(trace),
         };
-        let mut cell = simd::dispatch(fill);
+        let mut cell = simd::dispatch_with(fill, Fill::run);
         let trace: &[T] = bytemuck::cast_slice(trace);
         for layer in (0..options.len()).rev() {
             let start = if layer == 0 { 0 } else { self.ends[layer - 1] as usize };

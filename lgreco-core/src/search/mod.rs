@@ -313,9 +313,7 @@ impl Search {
     /// # Errors
     /// [`Error::Parameter`] when `first` is outside what the method can do, or `done` not from 0 to 1.
     pub fn ramped(&self, first: f64, done: f64) -> Result<Self, Error> {
-        if !(0.0..=1.0).contains(&done) {
-            return Err(Error::Parameter { what: "done part of a ramp-up", value: done, expected: "from 0 to 1" });
-        }
+        Error::require((0.0..=1.0).contains(&done), "done part of a ramp-up", done, "from 0 to 1")?;
         let mut search = self.clone();
         search.families[0] = self.families[0].ramped(first, done)?;
         Ok(search)

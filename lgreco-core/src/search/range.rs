@@ -276,23 +276,14 @@ impl Family {
         if let Some(range) = range {
             check_parameter(method, "start of the range", range.first)?;
             check_parameter(method, "end of the range", range.last)?;
-            let wrong = |what, value, expected| Err(Error::Parameter { what, value, expected });
-            if range.first > range.last {
-                return wrong("end of the range", range.last, "not below its start");
-            }
-            if !(range.step > 0.0 && range.step.is_finite()) {
-                return wrong("step of the range", range.step, "a finite number above 0");
-            }
-            if method != Method::TopK && Float::fract(range.step) != 0.0 {
-                return wrong("step of the range", range.step, "a whole number");
-            }
-            if (range.last - range.first) / range.step >= MAX_OPTIONS as f64 {
-                return wrong("step of the range", range.step, "at most 10000 options");
-            }
+            let Range { first, last, step } = range;
+            Error::require(first <= last, "end of the range", last, "not below its start")?;
+            let require = |holds, expected| Error::require(holds, "step of the range", step, expected);
+            require(step > 0.0 && step.is_finite(), "a finite number above 0")?;
+            require(method == Method::TopK || Float::fract(step) == 0.0, "a whole number")?;
+            require((last - first) / step < MAX_OPTIONS as f64, "at most 10000 options")?;
             family.range = range;
-            if family.parameters().len() > MAX_OPTIONS {
-                return wrong("step of the range", range.step, "at most 10000 options with the default");
-            }
+            require(family.parameters().len() <= MAX_OPTIONS, "at most 10000 options with the default")?;
         }
         Ok(family)
     }
@@ -331,7 +322,7 @@ fn check_parameter(method: Method, what: &'static str, value: f64) -> Result<(),
         Method::Qsgd => (whole && (1.0..=MAX_BITS).contains(&value), "a whole number of bits, 1 to 8"),
         _ => (whole && (1.0..=MAX_RANK).contains(&value), "a whole rank, 1 to 65536"),
     };
-    if fits { Ok(()) } else { Err(Error::Parameter { what, value, expected }) }
+    Error::require(fits, what, value, expected)
 }
 
 #[cfg(test)]

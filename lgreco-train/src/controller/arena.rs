@@ -8,11 +8,11 @@ use super::groups::Groups;
 use super::layer::LayerState;
 use super::lens::Lens;
 use super::{Config, Tensor};
+use crate::Error;
 use crate::compress::Setting;
 use crate::exchange::{Layer, Spec, workspace_len};
 use crate::feedback::Memory;
 use crate::gradient::{Dtype, Shape};
-use crate::{CoreError, Error};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -86,7 +86,7 @@ impl Arena {
         grow(&mut self.sent, layers, 0)?;
         grow(&mut self.workspace, words, 0)?;
         let more = |len: usize| layers.saturating_sub(len);
-        let out_of_memory = Error::Core(CoreError::OutOfMemory { words: layers });
+        let out_of_memory = Error::out_of_memory(layers);
         self.kept.try_reserve(more(self.kept.len())).map_err(|_| out_of_memory)?;
         self.list.try_reserve(more(self.list.len())).map_err(|_| out_of_memory)
     }

@@ -8,9 +8,9 @@ use super::NonFinite;
 use super::arena::{Arena, Kept, recycled};
 use super::check::{check, first_non_finite, relative_error};
 use super::layer::LayerState;
-use super::lens::Lens;
+use super::lens::{Facts, Lens};
 use super::spread;
-use super::view::{Places, When, is_in_place, list_of, owns, repays, take};
+use super::view::{Places, When, list_of};
 use super::window;
 use crate::compress::{Compressor, Setting};
 use crate::exchange::{
@@ -23,7 +23,7 @@ use crate::{CoreError, Error};
 
 /// Where a bucket is.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Progress {
+pub(super) enum Progress {
     Open,
     UnderWay,
     /// Gradients are means, and what layers remember is that of the next step.
@@ -100,7 +100,7 @@ pub struct Bucket {
     pub(super) flight: Option<Flight>,
     /// By which the controller knows it.
     pub(super) ticket: u64,
-    progress: Progress,
+    pub(super) progress: Progress,
 }
 
 /// Words of workspace for layers of these settings.
@@ -116,29 +116,6 @@ pub(super) fn words<'a>(
 }
 
 impl Bucket {
-    pub(super) fn new(arena: Arena, moment: Moment, agreement: Agreement) -> Bucket {
-        Bucket {
-            arena,
-            moment,
-            agreement,
-            measured: false,
-            measurable: false,
-            window_steps: 0,
-            non_finite: NonFinite::Error,
-            failure: None,
-            late: None,
-            not_finite: false,
-            bytes: 0,
-            began: None,
-            clock: None,
-            computing: 0.0,
-            wire: 0.0,
-            flight: None,
-            ticket: 0,
-            progress: Progress::Open,
-        }
-    }
-
     /// Makes room for the exchange.
     pub(super) fn reserve(&mut self) -> Result<(), Error> {
         let kept = self.arena.kept.iter();
@@ -149,7 +126,8 @@ impl Bucket {
 
     /// Values of the buffers.
     fn lens(&self, measured: bool) -> Lens {
-        let lens = self.arena.kept.iter().map(|kept| Lens::of(kept, self.moment.route, measured));
+        let lens =
+            self.arena.kept.iter().map(|kept| Facts::of(kept, self.moment.route, measured).lens(kept.shape.elements()));
         lens.fold(Lens::default(), Lens::add)
     }
 
@@ -169,29 +147,9 @@ impl Bucket {
         Ok(program.rounds().map(|(_, round)| round))
     }
 
-    pub(super) fn has_elements(&self) -> bool {
-        self.arena.kept.iter().any(|kept| kept.shape.elements() > 0)
-    }
-
     /// What was to be told to all and has not been, because there were no gradients.
     pub(super) fn untold(&self) -> Option<Error> {
         self.failure.filter(|_| self.progress == Progress::Open)
-    }
-
-    pub(super) fn is_exchanged(&self) -> bool {
-        self.progress == Progress::Exchanged
-    }
-
-    pub(super) fn failed_alone(&self) -> bool {
-        self.progress == Progress::FailedAlone
-    }
-
-    pub(super) fn is_broken(&self) -> bool {
-        self.progress == Progress::Broken
-    }
-
-    pub(super) fn has_failed(&self) -> bool {
-        self.progress == Progress::Failed
     }
 
     /// Says that a layer has no gradient on this rank in this step: whatever stands in its place counts as zeros, and its
@@ -388,7 +346,7 @@ impl Bucket {
     fn offer(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
         let (route, measured) = (self.moment.route, self.measured);
         let Arena { kept, offered, .. } = &mut self.arena;
-        let len = |kept: &Kept| Lens::of(kept, route, measured).offered;
+        let len = |kept: &Kept| Facts::of(kept, route, measured).lens(kept.shape.elements()).offered;
         spread::for_each(kept, gradients, offered, &len, &|kept, gradient, offered| {
             if kept.withheld {
                 gradient.write(core::iter::repeat(0.0));
@@ -407,11 +365,16 @@ impl Bucket {
 
     /// Gradients become means, and residuals take note.
     fn take_means(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
+        let Moment { seed, step, rank, route, reduce_dtype, .. } = self.moment;
+        let facts = |kept: &Kept, measured| {
+            let facts = Facts::of(kept, route, measured);
+            (facts, facts.lens(kept.shape.elements()))
+        };
         let Arena { kept, mean, offered, own, sent, .. } = &mut self.arena;
-        let mut means = &mut mean[..];
+        let mut means = &mean[..];
         for kept in kept.iter() {
-            let mean = take(&mut means, Lens::of(kept, self.moment.route, self.measured).mean);
-            let wanted = kept.spec().wanted(self.moment.route, self.moment.rank);
+            let mean = means.split_off(..facts(kept, self.measured).1.mean).unwrap_or_default();
+            let wanted = kept.spec().wanted(route, rank);
             let mean = &mean[..wanted.len().min(mean.len())];
             if let Some(index) = first_too_large(mean, kept.dtype) {
                 return Err(Error::Core(CoreError::ElementOverflow {
@@ -420,14 +383,13 @@ impl Bucket {
                 }));
             }
         }
-        let (mut means, mut offered, mut own) = (&mut mean[..], &mut offered[..], &mut own[..]);
+        let mut places = Places { mean, offered, own };
         for ((kept, gradient), &sent) in kept.iter_mut().zip(gradients).zip(&*sent) {
-            let Moment { seed, step, rank, route, reduce_dtype, .. } = self.moment;
             let stream = Stream { seed, step, layer: kept.index as u32, rank };
-            let (shape, lens) = (kept.shape, Lens::of(kept, route, self.measured));
-            let (mean, offered) = (take(&mut means, lens.mean), take(&mut offered, lens.offered));
-            let own: &[f32] = take(&mut own, lens.own);
-            if self.measured && owns(kept, route, true) && !kept.withheld {
+            let (shape, (facts, lens)) = (kept.shape, facts(kept, self.measured));
+            let Places { mean, offered, own } = places.take(lens);
+            let own: &[f32] = own;
+            if self.measured && facts.owns && !kept.withheld {
                 let state = &mut kept.state;
                 state.relative_error = Some(match &state.memory {
                     Some(memory) if memory.is_plain() => {
@@ -437,11 +399,10 @@ impl Bucket {
                     None => relative_error(gradient.values(), own),
                 });
             }
-            let in_place = is_in_place(kept, route, self.measured);
-            if repays(kept, route) {
+            if facts.repays {
                 self.late = self.late.or(kept.state.repay(own, offered, stream).err());
             }
-            let own = owns(kept, route, self.measured).then_some(own);
+            let own = facts.owns.then_some(own);
             if !kept.withheld {
                 let remembered = kept.state.remember(&Gradient::new(gradient.values(), shape)?, own, self.late, stream);
                 self.late = self.late.or(remembered.err());
@@ -459,7 +420,7 @@ impl Bucket {
             counts.bytes_in += bytes;
             counts.bytes_out += sent;
             self.bytes += sent;
-            if !in_place {
+            if !facts.in_place {
                 let wanted = kept.spec().wanted(route, rank);
                 let mean = &mean[..wanted.len()];
                 gradient.part(wanted).narrow(mean)?;

@@ -1,13 +1,13 @@
 //! Buffers that may be refused.
 
-use crate::{CoreError, Error};
+use crate::Error;
 use alloc::vec::Vec;
 
 /// At least `len` values.
 pub(super) fn grow<T: Clone>(values: &mut Vec<T>, len: usize, value: T) -> Result<(), Error> {
     let words = len.saturating_mul(size_of::<T>()).div_ceil(8);
     let more = len.saturating_sub(values.len());
-    values.try_reserve_exact(more).map_err(|_| Error::Core(CoreError::OutOfMemory { words }))?;
+    values.try_reserve_exact(more).map_err(|_| Error::out_of_memory(words))?;
     values.resize(len.max(values.len()), value);
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Settings as numbers: in the planner's broadcast and in saved states.
 
 use super::Uncompressed;
+use crate::Error;
 use crate::compress::Setting;
 use crate::compress::adacomp::AdaComp;
 use crate::compress::clt::CltK;
@@ -12,7 +13,6 @@ use crate::compress::quantised_topk::QuantisedTopK;
 use crate::compress::sidco::{Fit, Sidco};
 use crate::compress::topk::TopK;
 use crate::gradient::Dtype;
-use crate::{CoreError, Error};
 
 /// Words of a coded choice.
 pub(super) const WORDS: usize = 2;
@@ -57,7 +57,7 @@ impl Choice {
 
     /// The choice that encodes to exactly these words.
     pub(super) fn decode(words: [u64; WORDS]) -> Result<Choice, Error> {
-        let wrong = Error::Core(CoreError::SavedState { what: "a layer's setting", found: words[0] });
+        let wrong = Error::saved("a layer's setting", words[0]);
         let (parameters, number) = (words[0] >> 16, words[1] as u32);
         let byte = |shift: u32| (parameters >> shift) as u8;
         let values = || Dtype::from_code(byte(0)).map_err(|_| wrong);

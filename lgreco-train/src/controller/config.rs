@@ -1,11 +1,11 @@
 //! What a controller is told once.
 
 use super::{Feedback, Legacy, RampUp, Tensor};
+use crate::Error;
 use crate::compress::{Compressor, Setting};
 use crate::exchange::{Route, check_reduce_dtype};
 use crate::plan::Solver;
 use crate::search::Search;
-use crate::{CoreError, Error};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -301,9 +301,7 @@ impl Config {
     }
 
     pub(super) fn check(&self, tensors: &[Tensor], world: u32) -> Result<(), Error> {
-        let require = |holds: bool, what, value: f64, expected| {
-            if holds { Ok(()) } else { Err(Error::Core(CoreError::Parameter { what, value, expected })) }
-        };
+        let require = Error::require;
         let Schedule { warmup, period, window, lead } = self.schedule;
         require(warmup >= 2, "warm-up", warmup as f64, "at least 2 steps")?;
         require(period >= 1, "period", period as f64, "at least 1 step")?;

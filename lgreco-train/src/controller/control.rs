@@ -209,7 +209,7 @@ impl Controller {
 
     /// On the measuring rank, measures and plans unless somebody else has or does, or has the gradients; others make room for its plan.
     fn decide(&mut self) -> Stage {
-        if !self.planner.has_result()
+        if self.planner.result.is_none()
             && !self.planner.window.is_elsewhere()
             && let Some(task) = self.planner.take_task()
         {

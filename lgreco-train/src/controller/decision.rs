@@ -1,8 +1,8 @@
 //! What was decided.
 
 use super::Timing;
+use crate::Error;
 use crate::plan::{Proof, Summary};
-use crate::{CoreError, Error};
 use core::fmt;
 
 /// Why a layer is sent uncompressed.
@@ -204,10 +204,7 @@ impl Decision {
         });
         let mut expected = decision.encode();
         expected[1] |= kind & IN_PICOSECONDS;
-        if numbers && expected == *words {
-            return Ok(decision);
-        }
-        Err(Error::Core(CoreError::SavedState { what: "the decision", found: kind }))
+        Error::require_saved(numbers && expected == *words, "the decision", kind).map(|()| decision)
     }
 }
 

@@ -1,10 +1,10 @@
 //! Layers whose gradients are exchanged elsewhere: in the memory of a device, say. Schedule, window, decisions, settings and
 //! saved states are the controller's all the same; buckets, and between steps residuals, are those of whoever exchanges.
 
-use super::Controller;
 use super::check::check_layer;
 use super::layer::{Fate, Undo};
 use super::window;
+use super::{Controller, Tensor};
 use crate::compress::Setting;
 use crate::error::expect_len;
 use crate::feedback::{Memory, Residual};
@@ -85,10 +85,11 @@ impl Controller {
         Ok(())
     }
 
-    fn expect_layer(&self, layer: usize) -> Result<(), Error> {
-        let layers = self.states.len();
-        let missing = Error::LayerMismatch { layer, what: "layers", expected: layers, found: layer };
-        self.states.get(layer).map(drop).ok_or(missing)
+    /// A layer of the model, which must have as many.
+    pub(super) fn expect_layer(&self, layer: usize) -> Result<&Tensor, Error> {
+        let expected = self.states.len();
+        let missing = Error::LayerMismatch { layer, what: "layers", expected, found: layer };
+        self.planner.tensors.get(layer).ok_or(missing)
     }
 
     /// Which of the window's steps the one under way is, from 1 on, where its gradients are to be [observed](Controller::watches);
@@ -233,10 +234,8 @@ impl Controller {
         self.control.expect_idle()?;
         self.expect_layer(layer)?;
         let state = &mut self.states[layer];
-        if !(relative_error.is_finite() && relative_error >= 0.0) {
-            let (what, expected) = ("a relative error", "a finite number >= 0");
-            return Err(CoreError::Parameter { what, value: relative_error, expected }.into());
-        }
+        let sound = relative_error.is_finite() && relative_error >= 0.0;
+        Error::require(sound, "a relative error", relative_error, "a finite number >= 0")?;
         if state.choice.uncompressed.is_none() {
             state.relative_error = Some(relative_error);
         }

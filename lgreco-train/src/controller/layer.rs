@@ -3,13 +3,13 @@
 use super::buffers::{values, workspace};
 use super::codes::Choice;
 use super::{Config, Policy, Tensor, Uncompressed};
+use crate::Error;
 use crate::compress::Compressor;
 use crate::exchange::factor_rank;
 use crate::feedback::{Memory, is_finite, plain_values};
 use crate::gradient::{Gradient, Shape};
 use crate::internal::payload::{Combine, combine_values};
 use crate::rng::Stream;
-use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -83,8 +83,13 @@ impl LayerState {
     /// A layer before the first decision.
     pub(super) fn new(policy: &Policy) -> Self {
         let why = if *policy == Policy::Uncompressed { Uncompressed::Chosen } else { Uncompressed::WarmUp };
+        LayerState::with(Choice::dense(why))
+    }
+
+    /// A layer of which nothing is known but its setting.
+    fn with(choice: Choice) -> Self {
         LayerState {
-            choice: Choice::dense(why),
+            choice,
             memory: None,
             pending: vec![],
             undo: Undo::Nothing,
@@ -102,18 +107,13 @@ impl LayerState {
     /// Lends everything to the bucket with this ticket; the choice stays known.
     pub(super) fn lend(&mut self, ticket: u64) -> LayerState {
         let nothing = LayerState {
-            choice: self.choice,
-            memory: None,
-            pending: vec![],
-            undo: Undo::Nothing,
             feedback: self.feedback,
-            factor: vec![],
             counts: self.counts,
             relative_error: self.relative_error,
             bucket_seconds: self.bucket_seconds,
             lent: ticket,
             fate: self.fate,
-            spent: None,
+            ..LayerState::with(self.choice)
         };
         core::mem::replace(self, nothing)
     }
@@ -164,7 +164,7 @@ impl LayerState {
     /// gone wrong with what is left of plain residuals, of which one has then failed.
     ///
     /// # Errors
-    /// [`CoreError::Overflow`] when the residual does not fit its format; it is then unchanged.
+    /// [`CoreError::Overflow`](crate::CoreError::Overflow) when the residual does not fit its format; it is then unchanged.
     pub(super) fn remember(
         &mut self,
         gradient: &Gradient<'_>,
@@ -182,9 +182,8 @@ impl LayerState {
             if let Some(own) = own {
                 combine_values(left, Combine::Subtract, own);
             }
-            if (late.is_some() || own.is_some()) && !is_finite(left) {
-                return Err(Error::Core(CoreError::Overflow { what: "what is to be remembered" }));
-            }
+            let finite = late.is_none() && own.is_none() || is_finite(left);
+            Error::require_finite(finite, "what is to be remembered")?;
             memory.replace(&mut self.pending);
         } else {
             let own = own.unwrap_or_default();
@@ -204,9 +203,7 @@ impl LayerState {
         let Some(memory) = &mut self.memory else { return Ok(()) };
         memory.values(room)?;
         combine_values(room, Combine::Subtract, own);
-        if !is_finite(room) {
-            return Err(Error::Core(CoreError::Overflow { what: "what is to be remembered" }));
-        }
+        Error::require_finite(is_finite(room), "what is to be remembered")?;
         memory.copy_words(&mut self.pending);
         memory.set(room, stream)?;
         self.undo = Undo::Uncounted;

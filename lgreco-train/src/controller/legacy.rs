@@ -1,7 +1,7 @@
 //! LEGACY's rule: parameters by the size of a layer and the phase of training.
 
+use crate::Error;
 use crate::search::Search;
-use crate::{CoreError, Error};
 use alloc::vec::Vec;
 
 /// LEGACY's rule ("LEGACY: A Lightweight Dynamic Gradient Compression Strategy", ICLR 2026): one parameter per class of size and phase of training, in the
@@ -39,15 +39,11 @@ impl Legacy {
     }
 
     pub(super) fn check(&self, search: &Search) -> Result<(), Error> {
-        let wrong = |what, value: f64, expected| Err(Error::Core(CoreError::Parameter { what, value, expected }));
-        if self.steps == 0 {
-            return wrong("LEGACY's steps of training", 0.0, "at least 1");
-        }
-        if self.levels.is_empty() {
-            return wrong("LEGACY's phases", 0.0, "at least 1");
-        }
-        if let Some(pair) = self.sizes.windows(2).find(|pair| pair[0] >= pair[1]) {
-            return wrong("LEGACY's bound of sizes", pair[1] as f64, "more than the bound before");
+        Error::require(self.steps > 0, "LEGACY's steps of training", 0.0, "at least 1")?;
+        Error::require(!self.levels.is_empty(), "LEGACY's phases", 0.0, "at least 1")?;
+        for pair in self.sizes.windows(2) {
+            let (ascends, expected) = (pair[0] < pair[1], "more than the bound before");
+            Error::require(ascends, "LEGACY's bound of sizes", pair[1] as f64, expected)?;
         }
         for levels in &self.levels {
             crate::error::expect_len("LEGACY's levels of a phase", self.sizes.len() + 1, levels.len())?;

@@ -1,17 +1,17 @@
 //! Buckets lent and taken back.
 
+use super::Controller;
 use super::arena::{Arena, Kept};
-use super::bucket::{self, Bucket};
+use super::bucket::{self, Bucket, Progress};
 use super::codes::Choice;
 use super::layer::{Fate, LayerState};
-use super::lens::Lens;
+use super::lens::{Facts, Lens};
 use super::planner::Planner;
-use super::{Controller, Tensor};
+use crate::Error;
 use crate::checksum::Hash;
 use crate::exchange::{Agreement, Collective, Moment, Spec};
 use crate::feedback::{Memory, Residual};
 use crate::gradient::ValuesMut;
-use crate::{CoreError, Error};
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -23,7 +23,7 @@ impl Controller {
     ///
     /// # Errors
     /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::LayerMismatch`] for a layer that
-    /// there is not; [`Error::InFlight`] for one that is in another bucket, or twice in this; [`CoreError::OutOfMemory`].
+    /// there is not; [`Error::InFlight`] for one that is in another bucket, or twice in this; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory).
     ///
     /// # Complexity
     /// O(layers). Allocates where no bucket that was taken back had as much room: what the settings need, and an f32 per
@@ -53,11 +53,11 @@ impl Controller {
     ) -> Result<Bucket, Error> {
         self.control.expect_open()?;
         self.lendings += 1;
-        let ticket = Hash(self.planner.identity()).add(self.lendings).0.max(1);
+        let ticket = Hash(self.planner.identity).add(self.lendings).0.max(1);
         let mut arena = self.arenas.pop().unwrap_or_default();
         arena.kept.clear();
         if arena.kept.try_reserve(layers.len()).is_err() {
-            return Err(Error::Core(CoreError::OutOfMemory { words: layers.len() }));
+            return Err(Error::out_of_memory(layers.len()));
         }
         for index in layers {
             if let Err(error) = self.expect_lendable(index) {
@@ -83,40 +83,51 @@ impl Controller {
             reduce_dtype: config.search.reduce_dtype,
             seed: config.search.seed,
             step: self.planner.step as u32,
-            terms: self.control.terms(),
+            terms: self.control.terms,
         };
-        let mut bucket = Bucket::new(arena, moment, agreement);
-        let every = self.planner.config.metrics_every;
-        (bucket.measurable, bucket.measured) = (every > 0, every > 0 && self.planner.step.is_multiple_of(every));
+        let every = config.metrics_every;
+        let mut bucket = Bucket {
+            arena,
+            moment,
+            agreement,
+            measured: every > 0 && self.planner.step.is_multiple_of(every),
+            measurable: every > 0,
+            window_steps: self.planner.window_step(),
+            non_finite: config.non_finite,
+            failure: None,
+            late: None,
+            not_finite: false,
+            bytes: 0,
+            began: None,
+            clock: config.clock.filter(|_| self.planner.meter.is_some()),
+            computing: 0.0,
+            wire: 0.0,
+            flight: None,
+            ticket,
+            progress: Progress::Open,
+        };
         if let Err(error) = bucket.reserve() {
             self.take_back(bucket.arena);
             return Err(error);
         }
-        bucket.window_steps = self.planner.window_step();
-        bucket.non_finite = self.planner.config.non_finite;
         // A bucket without elements has nobody to tell.
-        if bucket.has_elements() {
+        if bucket.arena.kept.iter().any(|kept| kept.shape.elements() > 0) {
             bucket.failure = self.late.take();
         }
-        bucket.ticket = ticket;
         bucket.began = self.now();
-        bucket.clock = self.planner.config.clock.filter(|_| self.planner.meter.is_some());
         Ok(bucket)
     }
 
     /// Whether the step under way can still exchange a layer.
     pub(super) fn expect_lendable(&self, index: usize) -> Result<(), Error> {
-        match self.states.get(index) {
-            None => {
-                let expected = self.states.len();
-                Err(Error::LayerMismatch { layer: index, what: "layers", expected, found: index })
-            }
-            Some(state) if state.lent != 0 => Err(Error::InFlight { layer: index }),
-            Some(state) if state.fate == Fate::Exchanged => Err(Error::StepOrder {
+        self.expect_layer(index)?;
+        match &self.states[index] {
+            state if state.lent != 0 => Err(Error::InFlight { layer: index }),
+            state if state.fate == Fate::Exchanged => Err(Error::StepOrder {
                 what: "a layer of the bucket has been exchanged in this step",
                 expected: "layers that have not",
             }),
-            Some(_) => Ok(()),
+            _ => Ok(()),
         }
     }
 
@@ -130,18 +141,20 @@ impl Controller {
             return Err(Error::StepOrder { what: "the bucket is not lent", expected: "one of this step" });
         }
         // A rank that failed alone has agreed with the others before.
-        if (bucket.is_exchanged() || bucket.failed_alone()) && bucket.agreement == Agreement::Needed {
+        let exchanged = bucket.progress == Progress::Exchanged;
+        let alone = bucket.progress == Progress::FailedAlone;
+        if (exchanged || alone) && bucket.agreement == Agreement::Needed {
             self.agreed.insert(bucket.layers().collect(), self.planner.step);
         }
         self.taken.bytes_out += bucket.bytes;
         self.taken.wire += bucket.wire;
         self.taken.computing += bucket.computing;
-        self.taken.broken |= bucket.is_broken();
+        self.taken.broken |= bucket.progress == Progress::Broken;
         self.taken.not_finite |= bucket.not_finite;
-        self.taken.incomplete |= bucket.window_steps > 0 && !bucket.is_exchanged();
+        self.taken.incomplete |= bucket.window_steps > 0 && !exchanged;
         self.late = self.late.or(bucket.late).or(bucket.untold());
         let seconds = bucket.began.zip(self.now()).map(|(start, end)| end - start);
-        let (exchanged, failed) = (bucket.is_exchanged(), bucket.has_failed() || bucket.failed_alone());
+        let failed = alone || bucket.progress == Progress::Failed;
         let mut arena = bucket.arena;
         for kept in &mut arena.kept {
             kept.state.fate = match kept.state.fate {
@@ -172,19 +185,14 @@ impl Controller {
         let theirs = self.agreed.iter().filter(|(_, step)| Some(*step) == last).map(|(bucket, _)| bucket.clone());
         let ours = groups.ranges.iter().filter(|_| last.is_none()).cloned().map(Vec::from_iter);
         for bucket in ours.chain(theirs) {
-            let of = |&index: &usize| {
-                let Tensor { shape, dtype, shards, .. } = &tensors[index];
-                let (setting, shape, dtype) = (choices[index].setting, *shape, *dtype);
-                Spec { index: index as u32, setting, shape, dtype, shards }
-            };
+            let of = |&index: &usize| Spec { index: index as u32, ..tensors[index].spec(choices[index].setting) };
             words = words.max(bucket::words(bucket.iter().map(of), config.route, self.world)?);
             let lens = bucket.iter().map(|&index| {
-                let setting = &choices[index].setting;
                 // What is left of a residual goes out once.
                 let left = || states[index].memory.as_ref().map(Memory::is_plain);
-                let memory = config.feedback.of(setting).map(Residual::is_plain).or_else(left);
-                let uncompressed = choices[index].uncompressed.is_some();
-                Lens::with(setting, memory, uncompressed, config.route, measured).times(tensors[index].shape.elements())
+                let plain = config.feedback.of(&choices[index].setting).map(Residual::is_plain).or_else(left);
+                let facts = Facts::new(&choices[index], plain, config.route, measured);
+                facts.lens(tensors[index].shape.elements())
             });
             most = most.max(lens.fold(Lens::default(), Lens::add));
             layers = layers.max(bucket.len());

@@ -1,9 +1,9 @@
-use super::{Cause, Controller, Outcome, Report};
+use super::{Cause, Controller, Decision, Metrics, Outcome, Report, Timing};
 use crate::file::VERSION;
 use crate::plan::{Limit, Proof};
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
-use serde::Serialize;
+use serde_json::Value;
 
 /// A step's report with the metrics of all layers as one line of JSON, without the line's end: one object whose keys are
 /// those of [`Report`], [`Decision`](crate::controller::Decision), its [`Timing`](crate::controller::Timing) and [`Metrics`](crate::controller::Metrics). What is not known
@@ -28,163 +28,115 @@ use serde::Serialize;
 /// # Complexity
 /// A pass over the residuals.
 pub fn metrics_line(controller: &Controller, report: &Report) -> String {
-    let layers = (0..controller.tensors().len()).map(|layer| {
-        let metrics = controller.metrics(layer);
-        Layer {
-            name: metrics.name,
-            setting: metrics.setting.to_string(),
-            uncompressed: metrics.uncompressed.map(|why| why.name()),
-            steps: metrics.steps,
-            bytes_in: metrics.bytes_in,
-            bytes_out: metrics.bytes_out,
-            relative_error: metrics.relative_error,
-            residual_norm: metrics.residual_norm,
-            bucket_seconds: metrics.bucket_seconds,
-            not_contractive: metrics.not_contractive,
-        }
-    });
-    let line = Line {
-        version: VERSION,
-        step: report.step,
-        outcome: match report.outcome {
+    let layers: Vec<String> =
+        (0..controller.tensors().len()).map(|layer| of_layer(&controller.metrics(layer))).collect();
+    let mut line = Object::default();
+    line.put("version", VERSION);
+    line.put("step", report.step);
+    line.put(
+        "outcome",
+        match report.outcome {
             Outcome::Exchanged => "exchanged",
             Outcome::Skipped => "skipped",
             Outcome::PassedThrough => "passed through",
             Outcome::Failed => "failed",
         },
-        switched: report.switched,
-        bytes_in: report.bytes_in,
-        bytes_out: report.bytes_out,
-        planning_seconds: report.seconds.map(|seconds| seconds.planning),
-        exchange_seconds: report.seconds.map(|seconds| seconds.exchange),
-        non_finite_steps: controller.non_finite_steps(),
-        decision: controller.decision().map(|decision| Decision {
-            step: decision.step,
-            cause: match decision.cause {
-                Cause::Schedule => "schedule",
-                Cause::LearningRate => "learning rate",
-                Cause::Caller => "caller",
-            },
-            unit: decision.plan.map(|_| if decision.timing.is_some() { "picoseconds" } else { "bits" }),
-            size: decision.plan.map(|plan| plan.size),
-            lower_bound: decision.plan.map(|plan| match plan.proof {
-                Proof::Size { lower_bound, .. } => LowerBound::Size(lower_bound),
-                Proof::Error { lower_bound, .. } => LowerBound::Error(lower_bound),
-            }),
-            error: decision.plan.map(|plan| plan.error),
-            budget: decision.plan.and_then(|plan| match plan.limit() {
-                Limit::Error(budget) => Some(budget),
-                Limit::Size(_) => None,
-            }),
-            size_limit: decision.plan.and_then(|plan| match plan.limit() {
-                Limit::Error(_) => None,
-                Limit::Size(limit) => Some(limit),
-            }),
-            default_size: decision.plan.map(|_| decision.default_size),
-            uncompressed_size: decision.plan.map(|_| decision.uncompressed_size),
-            pays: decision.pays(),
-            slower: decision.slower,
-            not_contractive: decision.not_contractive,
-            timing: decision.timing.map(|timing| Timing {
-                measured: timing.measured,
-                computing: timing.computing,
-                seconds_per_byte: timing.seconds_per_byte,
-                plan: timing.plan,
-                plan_computing: timing.plan_computing,
-                default: timing.default,
-                uncompressed: timing.uncompressed,
-                compressed: timing.compressed,
-                layers: timing.layers,
-            }),
-        }),
-        layers: layers.collect(),
-    };
-    // Strings, finite numbers and lists of them have a JSON form.
-    serde_json::to_string(&line).unwrap_or_default()
+    );
+    line.put("switched", report.switched);
+    line.put("bytes_in", report.bytes_in);
+    line.put("bytes_out", report.bytes_out);
+    line.put_known("planning_seconds", report.seconds.map(|seconds| seconds.planning));
+    line.put_known("exchange_seconds", report.seconds.map(|seconds| seconds.exchange));
+    line.put("non_finite_steps", controller.non_finite_steps());
+    if let Some(decision) = controller.decision() {
+        line.json("decision", &of_decision(decision));
+    }
+    line.json("layers", &alloc::format!("[{}]", layers.join(",")));
+    line.end()
 }
 
-#[derive(Serialize)]
-struct Line<'a> {
-    version: u64,
-    step: u64,
-    outcome: &'static str,
-    switched: bool,
-    bytes_in: u64,
-    bytes_out: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    planning_seconds: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    exchange_seconds: Option<f64>,
-    non_finite_steps: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    decision: Option<Decision>,
-    layers: Vec<Layer<'a>>,
+fn of_layer(metrics: &Metrics<'_>) -> String {
+    let mut layer = Object::default();
+    layer.put("name", metrics.name);
+    layer.put("setting", metrics.setting.to_string());
+    layer.put_known("uncompressed", metrics.uncompressed.map(|why| why.name()));
+    layer.put("steps", metrics.steps);
+    layer.put("bytes_in", metrics.bytes_in);
+    layer.put("bytes_out", metrics.bytes_out);
+    layer.put_known("relative_error", metrics.relative_error);
+    layer.put_known("residual_norm", metrics.residual_norm);
+    layer.put_known("bucket_seconds", metrics.bucket_seconds);
+    layer.put("not_contractive", metrics.not_contractive);
+    layer.end()
 }
 
-#[derive(Serialize)]
-struct Decision {
-    step: u64,
-    cause: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    unit: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    size: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    lower_bound: Option<LowerBound>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    budget: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    size_limit: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    default_size: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    uncompressed_size: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pays: Option<bool>,
-    slower: u32,
-    not_contractive: u32,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    timing: Option<Timing>,
+fn of_decision(decision: &Decision) -> String {
+    let mut object = Object::default();
+    object.put("step", decision.step);
+    object.put(
+        "cause",
+        match decision.cause {
+            Cause::Schedule => "schedule",
+            Cause::LearningRate => "learning rate",
+            Cause::Caller => "caller",
+        },
+    );
+    if let Some(plan) = decision.plan {
+        object.put("unit", if decision.timing.is_some() { "picoseconds" } else { "bits" });
+        object.put("size", plan.size);
+        match plan.proof {
+            Proof::Size { lower_bound, .. } => object.put("lower_bound", lower_bound),
+            Proof::Error { lower_bound, .. } => object.put("lower_bound", lower_bound),
+        }
+        object.put("error", plan.error);
+        match plan.limit() {
+            Limit::Error(budget) => object.put("budget", budget),
+            Limit::Size(limit) => object.put("size_limit", limit),
+        }
+        object.put("default_size", decision.default_size);
+        object.put("uncompressed_size", decision.uncompressed_size);
+    }
+    object.put_known("pays", decision.pays());
+    object.put("slower", decision.slower);
+    object.put("not_contractive", decision.not_contractive);
+    if let Some(timing) = &decision.timing {
+        object.json("timing", &of_timing(timing));
+    }
+    object.end()
 }
 
-/// Seconds of a step's exchange.
-#[derive(Serialize)]
-struct Timing {
-    measured: f64,
-    computing: f64,
-    seconds_per_byte: f64,
-    plan: f64,
-    plan_computing: f64,
-    default: f64,
-    uncompressed: f64,
-    compressed: u32,
-    layers: u32,
+fn of_timing(timing: &Timing) -> String {
+    let mut object = Object::default();
+    object.put("measured", timing.measured);
+    object.put("computing", timing.computing);
+    object.put("seconds_per_byte", timing.seconds_per_byte);
+    object.put("plan", timing.plan);
+    object.put("plan_computing", timing.plan_computing);
+    object.put("default", timing.default);
+    object.put("uncompressed", timing.uncompressed);
+    object.put("compressed", timing.compressed);
+    object.put("layers", timing.layers);
+    object.end()
 }
 
-/// Of what the plan minimises: its size within a budget, its error within a size limit.
-#[derive(Serialize)]
-#[serde(untagged)]
-enum LowerBound {
-    Size(u64),
-    Error(f64),
-}
+/// The fields of a JSON object in the order in which they are put, each with a comma in front.
+#[derive(Default)]
+struct Object(String);
 
-#[derive(Serialize)]
-struct Layer<'a> {
-    name: &'a str,
-    setting: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    uncompressed: Option<&'static str>,
-    steps: u64,
-    bytes_in: u64,
-    bytes_out: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    relative_error: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    residual_norm: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    bucket_seconds: Option<f64>,
-    not_contractive: u64,
+impl Object {
+    fn json(&mut self, key: &str, json: &str) {
+        self.0 += &alloc::format!(",\"{key}\":{json}");
+    }
+
+    fn put(&mut self, key: &str, value: impl Into<Value>) {
+        self.json(key, &value.into().to_string());
+    }
+
+    fn put_known(&mut self, key: &str, value: Option<impl Into<Value>>) {
+        value.into_iter().for_each(|value| self.put(key, value));
+    }
+
+    fn end(&self) -> String {
+        alloc::format!("{{{}}}", self.0.trim_start_matches(','))
+    }
 }

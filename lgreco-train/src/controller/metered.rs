@@ -11,9 +11,9 @@ use super::costs::Costs;
 use super::meter::Sample;
 use super::stage::seconds_per_byte;
 use super::{Controller, Policy};
+use crate::Error;
 use crate::compress::Setting;
 use crate::exchange::share_of_others;
-use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::mem::take;
@@ -77,7 +77,7 @@ impl Controller {
     /// the computing are added. A step that was not exchanged counts for nothing.
     ///
     /// # Errors
-    /// [`Error::StepOrder`] while a step is under way; [`CoreError::Parameter`] for numbers that are not finite or negative.
+    /// [`Error::StepOrder`] while a step is under way; [`CoreError::Parameter`](crate::CoreError::Parameter) for numbers that are not finite or negative.
     pub fn record_exchange(&mut self, wire_bytes: f64, seconds: f64, computing: f64) -> Result<(), Error> {
         self.control.expect_idle()?;
         [wire_bytes, seconds, computing].into_iter().try_for_each(check)?;
@@ -115,9 +115,7 @@ impl Controller {
     pub fn trials(&self, layers: &[usize]) -> Result<Vec<Vec<Setting>>, Error> {
         let mut kinds: [_; FAMILIES] = core::array::from_fn(|_| vec![Setting::Dense; layers.len()]);
         for (place, &layer) in layers.iter().enumerate() {
-            let (search, expected) = (&self.planner.config.search, self.states.len());
-            let missing = Error::LayerMismatch { layer, what: "layers", expected, found: layer };
-            let tensor = self.planner.tensors.get(layer).ok_or(missing)?;
+            let (search, tensor) = (&self.planner.config.search, self.expect_layer(layer)?);
             if !search.takes(&tensor.dims)
                 || !matches!(self.planner.config.policy, Policy::LGreco { .. } | Policy::KMeans { .. })
             {
@@ -142,9 +140,7 @@ impl Controller {
         let payloads = Costs::payloads(self.planner.config.route, self.world);
         let mut works = [0.0; FAMILIES];
         for (&layer, setting) in layers.iter().zip(settings) {
-            let (expected, found) = (self.states.len(), layer);
-            let missing = Error::LayerMismatch { layer, what: "layers", expected, found };
-            let shape = self.planner.tensors.get(layer).ok_or(missing)?.shape;
+            let shape = self.expect_layer(layer)?.shape;
             works[family(setting)] += work(setting, shape, payloads);
         }
         let tried = (DENSE + 1..FAMILIES).find(|&family| works[family] > 0.0);
@@ -156,9 +152,6 @@ impl Controller {
 }
 
 fn check(value: f64) -> Result<(), Error> {
-    if value.is_finite() && value >= 0.0 {
-        return Ok(());
-    }
-    let (what, expected) = ("seconds or bytes that were measured", "a finite number >= 0");
-    Err(CoreError::Parameter { what, value, expected }.into())
+    let what = "seconds or bytes that were measured";
+    Error::require(value.is_finite() && value >= 0.0, what, value, "a finite number >= 0")
 }

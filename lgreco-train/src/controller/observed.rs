@@ -5,7 +5,7 @@ use super::decide::norm;
 use super::window::Typed;
 use crate::backend::{Backend, Job, JobError};
 use crate::compress::Setting;
-use crate::feedback::{contraction, contraction_workspace_len, with_candidates};
+use crate::feedback::{candidates, contraction, contraction_workspace_len};
 use crate::gradient::Gradient;
 use crate::num::sqrt;
 use crate::rng::Stream;
@@ -140,11 +140,10 @@ impl<'a, 'b> Means<'a, 'b> {
         }
         let (norm, mut squared) = (self.norms[layer], [0.0]);
         let observed = self.observed.as_mut().ok_or(ELSEWHERE)?;
-        with_candidates(setting, |candidates| match candidates {
-            Some(candidates) => observed.measure(&[OfferedRow { layer, candidates, stream }], &mut squared),
-            None => Ok(()),
-        })
-        .map_err(|failed| failed.error)?;
+        if let Some(candidates) = candidates(setting) {
+            let row = OfferedRow { layer, candidates, stream };
+            observed.measure(&[row], &mut squared).map_err(|failed| failed.error)?;
+        }
         Ok(if norm > 0.0 { squared[0] / (norm * norm) } else { 0.0 })
     }
 }

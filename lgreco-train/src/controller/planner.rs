@@ -12,9 +12,9 @@ use super::identity::identity;
 use super::meter::Meter;
 use super::window::Window;
 use super::{Config, Decision, PlanResult, PlanTask, Policy, Tensor};
+use crate::Error;
 use crate::compress::Setting;
 use crate::error::expect_distinct;
-use crate::{CoreError, Error};
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -143,12 +143,6 @@ impl Planner {
 }
 
 pub(super) fn check_rate(learning_rate: f64) -> Result<(), Error> {
-    if learning_rate.is_finite() && learning_rate >= 0.0 {
-        return Ok(());
-    }
-    Err(Error::Core(CoreError::Parameter {
-        what: "learning rate",
-        value: learning_rate,
-        expected: "a finite number >= 0",
-    }))
+    let sound = learning_rate.is_finite() && learning_rate >= 0.0;
+    Error::require(sound, "learning rate", learning_rate, "a finite number >= 0")
 }

@@ -1,7 +1,7 @@
 //! Settings that begin mild.
 
+use crate::Error;
 use crate::search::Search;
-use crate::{CoreError, Error};
 
 /// A ramp-up of compression, as DGC's of sparsity (Lin et al., ICLR 2018): at first the search's default is another one,
 /// milder, and every decision brings it nearer to its own, by a like factor in like times. Budgets follow, because they are
@@ -35,9 +35,7 @@ impl RampUp {
 
     /// `Err` unless it is one of `search`, under a policy and a budget that go by the default.
     pub(super) fn check(&self, search: &Search, policy_goes: bool, budget_goes: bool) -> Result<(), Error> {
-        let require = |holds: bool, what, value, expected| {
-            if holds { Ok(()) } else { Err(Error::Core(CoreError::Parameter { what, value, expected })) }
-        };
+        let require = Error::require;
         let (what, first) = ("first default", self.first);
         require(policy_goes, what, first, "none under a policy that does not go by the default")?;
         require(budget_goes, what, first, "none under a budget that does not go by the default")?;

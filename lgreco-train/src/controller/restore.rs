@@ -4,11 +4,11 @@ use super::codes::Choice;
 use super::decide::suited;
 use super::layer::LayerState;
 use super::planner::Planner;
-use super::saved::{self, Layers, Owner, Part, Run, check};
+use super::saved::{self, Layers, Owner, Part, Run};
 use super::{Controller, Policy, Uncompressed};
+use crate::Error;
 use crate::feedback::{Memory, SavedState};
 use crate::rng::Stream;
-use crate::{CoreError, Error};
 use alloc::collections::BTreeSet;
 use alloc::string::String;
 use alloc::vec;
@@ -106,7 +106,7 @@ impl Controller {
     /// As [`load`](Controller::load).
     pub fn load_parts(&mut self, plan: &[&[u8]], residuals: &[&[u8]]) -> Result<Loaded, Error> {
         let (runs, mut plans) = sorted(plan)?;
-        let several = |what, found: usize| Error::Core(CoreError::SavedState { what, found: found as u64 });
+        let several = |what, found: usize| Error::saved(what, found as u64);
         let [run] = &runs[..] else {
             return Err(several("parts that belong to no layer, of which there must be one", runs.len()));
         };
@@ -118,8 +118,8 @@ impl Controller {
     fn continue_from(&mut self, run: &Run, plan: &Layers<'_>, residuals: &[Layers<'_>]) -> Result<Loaded, Error> {
         let Owner { rank, world, step } = plan.owner;
         for Owner { world: other, step: at, .. } in residuals.iter().map(|layers| layers.owner) {
-            check("a residual's step", at <= step, at)?;
-            check("a residual's number of workers", other == world, other as u64)?;
+            Error::require_saved(at <= step, "a residual's step", at)?;
+            Error::require_saved(other == world, "a residual's number of workers", other as u64)?;
         }
         let oldest_residual = residuals.iter().map(|layers| layers.owner.step).fold(step, u64::min);
         let mut loaded = Loaded { rank, world_size: world, step, oldest_residual, ..Loaded::default() };

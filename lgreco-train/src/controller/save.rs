@@ -4,9 +4,8 @@ use super::layer::Counts;
 use super::saved::{MAGIC, NONE, PART_MAGIC, UNMEASURED_VERSION, VERSION};
 use super::{Cause, Controller, Decision, Timing};
 use crate::Error;
-use crate::checksum;
 use crate::feedback::{Memory, RESIDUAL};
-use alloc::vec;
+use crate::state::Writer;
 use alloc::vec::Vec;
 
 /// How much of a controller is saved.
@@ -29,30 +28,6 @@ pub enum Contents {
     /// Without the window's gradients: whoever continues collects new ones for the next decision, which comes at its step
     /// if at least one is there.
     WithoutWindow,
-}
-
-/// Writes the fields.
-struct Writer(Vec<u8>);
-
-impl Writer {
-    fn numbers(&mut self, numbers: impl IntoIterator<Item = u64>) {
-        numbers.into_iter().for_each(|number| self.0.extend(number.to_le_bytes()));
-    }
-
-    fn pad(&mut self) {
-        self.0.resize(self.0.len().next_multiple_of(8), 0);
-    }
-
-    fn values(&mut self, values: &[f32]) {
-        values.iter().for_each(|value| self.0.extend(value.to_le_bytes()));
-        self.pad();
-    }
-
-    fn sealed(mut self) -> Vec<u8> {
-        self.0.resize(self.0.len() + checksum::LEN, 0);
-        checksum::seal(&mut self.0);
-        self.0
-    }
 }
 
 impl Controller {
@@ -87,8 +62,7 @@ impl Controller {
     /// As [`save`](Controller::save).
     pub fn save_only(&self, contents: Contents) -> Result<Vec<u8>, Error> {
         self.expect_saveable(contents)?;
-        let mut to = Writer(vec![]);
-        self.save_head(MAGIC, &mut to);
+        let mut to = self.writer(MAGIC);
         self.save_run(contents, &mut to);
         to.numbers([self.planner.tensors.len() as u64]);
         (0..self.states.len()).for_each(|layer| self.save_layer(layer, contents, &mut to));
@@ -144,8 +118,7 @@ impl Controller {
     }
 
     fn part(&self, layer: Option<usize>, contents: Contents) -> Vec<u8> {
-        let mut to = Writer(vec![]);
-        self.save_head(PART_MAGIC, &mut to);
+        let mut to = self.writer(PART_MAGIC);
         to.numbers([u64::from(layer.is_some())]);
         match layer {
             None => self.save_run(contents, &mut to),
@@ -167,9 +140,11 @@ impl Controller {
         }
     }
 
-    fn save_head(&self, magic: u64, to: &mut Writer) {
+    fn writer(&self, magic: u64) -> Writer {
         let version = if self.planner.meter.is_some() { VERSION } else { UNMEASURED_VERSION };
-        to.numbers([magic, version, self.rank as u64, self.world as u64, self.planner.step]);
+        let mut to = Writer::new(magic, version);
+        to.numbers([self.rank.into(), self.world.into(), self.planner.step]);
+        to
     }
 
     fn save_run(&self, contents: Contents, to: &mut Writer) {
@@ -192,8 +167,7 @@ impl Controller {
         let (planner, state) = (&self.planner, &self.states[layer]);
         let tensor = &planner.tensors[layer];
         to.numbers([tensor.name.len() as u64]);
-        to.0.extend(tensor.name.bytes());
-        to.pad();
+        to.bytes(tensor.name.as_bytes());
         to.numbers([tensor.shape.rows() as u64, tensor.shape.cols() as u64, tensor.dtype as u64]);
         let Counts { steps, bytes_in, bytes_out, not_contractive } = state.counts;
         to.numbers(state.choice.encode());
@@ -207,10 +181,7 @@ impl Controller {
         let len = state.memory.as_ref().map_or(0, Memory::part_len);
         to.numbers([len as u64]);
         if let Some(memory) = &state.memory {
-            let start = to.0.len();
-            to.0.resize(start + len, 0);
-            memory.save_part(RESIDUAL, &mut to.0[start..]);
-            to.pad();
+            memory.save_part(RESIDUAL, to.room(len));
         }
     }
 }

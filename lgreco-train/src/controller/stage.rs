@@ -195,15 +195,6 @@ impl Control {
         self.answers & BROKEN != 0
     }
 
-    pub(super) fn switched(&self) -> bool {
-        self.switched
-    }
-
-    /// Stands for all that ranks must agree on at this step.
-    pub(super) fn terms(&self) -> u64 {
-        self.terms
-    }
-
     /// Ends the step, or what was said about it.
     pub(super) fn cancel(&mut self) {
         self.stage = Stage::Idle;

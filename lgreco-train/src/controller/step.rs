@@ -1,6 +1,7 @@
 //! One worker's end of the training loop.
 
 use super::arena::Arena;
+use super::bucket::Progress;
 use super::check::{check_layer, non_finite};
 use super::codes::Choice;
 use super::layer::{Fate, LayerState, Switch};
@@ -8,13 +9,15 @@ use super::meter::Sample;
 use super::planner::Planner;
 use super::stage::{Control, Taken};
 use super::{Config, NonFinite, Outcome, Report, Seconds, Tensor};
+#[cfg(doc)]
+use crate::CoreError;
+use crate::Error;
 use crate::backend::{Backend, Portable};
 use crate::checksum::Hash;
 use crate::error::expect_len;
 use crate::exchange::{Collective, Place};
 use crate::gradient::{Element, ValuesMut, with_elements};
 use crate::rng::Stream;
-use crate::{CoreError, Error};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec;
@@ -154,14 +157,8 @@ impl Controller {
         gradients: &mut [ValuesMut<'_>],
         learning_rate: f64,
     ) -> Result<Report, Error> {
-        if (collective.rank(), collective.world_size()) != (self.rank, self.world) {
-            let value = collective.rank() as f64;
-            return Err(Error::Core(CoreError::Parameter {
-                what: "rank",
-                value,
-                expected: "that of the controller, of as many workers",
-            }));
-        }
+        let is_own = (collective.rank(), collective.world_size()) == (self.rank, self.world);
+        Error::require(is_own, "rank", collective.rank().into(), "that of the controller, of as many workers")?;
         let local =
             self.check(gradients).and_then(|()| match (first_non_finite(gradients), self.planner.config.non_finite) {
                 (Some(error), NonFinite::Error) => Err(error),
@@ -184,7 +181,7 @@ impl Controller {
                 }
             };
             let exchanged = bucket.exchange(collective, &mut gradients[range]);
-            let alone = bucket.failed_alone();
+            let alone = bucket.progress == Progress::FailedAlone;
             self.close(bucket)?;
             match exchanged {
                 Ok(()) => {}
@@ -320,7 +317,7 @@ impl Controller {
         self.control.expect_open()?;
         self.expect_taken_back()?;
         let (step, taken) = (self.planner.step, self.taken);
-        let switched = self.control.switched();
+        let switched = self.control.switched;
         let outcome = match self.states.iter().any(|state| state.fate == Fate::Failed) {
             true => Outcome::Failed,
             false if taken.broken => Outcome::PassedThrough,

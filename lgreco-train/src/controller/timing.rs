@@ -1,6 +1,6 @@
 //! What was measured before a decision, and what it expects.
 
-use crate::{CoreError, Error};
+use crate::Error;
 use core::fmt;
 
 /// Seconds that a decision under [`Objective::MeasuredSeconds`](super::Objective) went by: of a step's exchange, from the first
@@ -50,8 +50,9 @@ impl Timing {
         }
         let [numbers @ .., counts] = words;
         let numbers = numbers.map(f64::from_bits);
-        if let Some(wrong) = numbers.iter().find(|number| !(number.is_finite() && number.is_sign_positive())) {
-            return Err(Error::Core(CoreError::SavedState { what: "a time of the decision", found: wrong.to_bits() }));
+        for number in numbers {
+            let sound = number.is_finite() && number.is_sign_positive();
+            Error::require_saved(sound, "a time of the decision", number.to_bits())?;
         }
         let [measured, computing, seconds_per_byte, plan, plan_computing, default, uncompressed] = numbers;
         let (compressed, layers) = ((counts >> 32) as u32, *counts as u32);

@@ -2,9 +2,9 @@
 
 use super::Controller;
 use super::layer::Undo;
+use crate::Error;
 use crate::error::expect_len;
 use crate::rng::Stream;
-use crate::{CoreError, Error};
 
 impl Controller {
     /// Takes back what the last step has done to residuals, because its means have not been applied: a loss scaler has skipped
@@ -95,10 +95,7 @@ impl Controller {
     /// Three passes over the residuals. The last step can then no longer be rolled back, nor when it fails by overflow.
     pub fn rescale_residuals(&mut self, factor: f32) -> Result<(), Error> {
         self.control.expect_idle()?;
-        if !(factor > 0.0 && factor.is_finite()) {
-            let (what, value, expected) = ("rescaling factor", factor as f64, "positive and finite");
-            return Err(Error::Core(CoreError::Parameter { what, value, expected }));
-        }
+        Error::require(factor > 0.0 && factor.is_finite(), "rescaling factor", factor.into(), "positive and finite")?;
         self.states.iter_mut().for_each(|state| state.undo = Undo::Nothing);
         let (seed, step, rank) = (self.planner.config.search.seed, self.planner.step as u32, self.rank);
         let mut outcome = Ok(());

@@ -72,11 +72,6 @@ impl Planner {
         Ok(Some(self.unmeasured(choices, Cause::LearningRate)))
     }
 
-    /// Whether there is something to tell.
-    pub(super) fn has_result(&self) -> bool {
-        self.result.is_some()
-    }
-
     /// Whether this rank decides for all.
     pub(super) fn measures(&self) -> bool {
         self.rank == self.config.measuring_rank && self.config.policy != Policy::Uncompressed
@@ -194,10 +189,5 @@ impl Planner {
         let rate = if self.config.accordion().is_some() { self.rate } else { 0.0 };
         let schedule = [rate.to_bits(), self.step, self.due.unwrap_or(u64::MAX), u64::from(self.given)];
         schedule.into_iter().fold(Hash(self.identity), Hash::add).0
-    }
-
-    /// Of the configuration and the model.
-    pub(super) fn identity(&self) -> u64 {
-        self.identity
     }
 }

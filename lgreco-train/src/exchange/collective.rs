@@ -1,7 +1,7 @@
 //! What the embedder supplies: its network.
 
+use crate::Error;
 use crate::gradient::Bf16;
-use crate::{CoreError, Error};
 
 /// A collective call that failed.
 ///
@@ -173,12 +173,7 @@ impl Place {
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
-        let wrong =
-            |what, value: u32, expected| Err(Error::Core(CoreError::Parameter { what, value: value.into(), expected }));
-        match *self {
-            Place { world: 0, .. } => wrong("the number of workers", 0, "at least 1"),
-            Place { rank, world } if rank >= world => wrong("rank", rank, "below the number of workers"),
-            _ => Ok(()),
-        }
+        Error::require(self.world > 0, "the number of workers", 0.0, "at least 1")?;
+        Error::require(self.rank < self.world, "rank", self.rank.into(), "below the number of workers")
     }
 }

@@ -90,17 +90,17 @@ impl Flight {
         moment.check()?;
         let program = Program::new(space.layers(), moment, agreement, space.remembered());
         let checked = program.and_then(|program| space.check(&program).map(|()| program));
-        let mut flight = match (checked, agreement) {
-            (Ok(program), _) => Flight { program, counter: 0, failure, untold: false, outcome: None },
+        let (program, failure) = match (checked, agreement) {
+            (Ok(program), _) => (program, failure),
             (Err(error), Agreement::Reached) => return Err(error),
             (Err(error), Agreement::Needed) => {
-                let program = Program::unknown(space.layers(), moment);
-                let failure = failure.or(Some(error));
+                let (program, failure) = (Program::unknown(space.layers(), moment), failure.or(Some(error)));
                 let slip = Slip::new(failure, program.fingerprint);
                 space.run(Op::PutSlip { part: Part::Greetings, slip }, &program)?;
-                Flight { program, counter: 0, failure, untold: false, outcome: None }
+                (program, failure)
             }
         };
+        let mut flight = Flight { program, counter: 0, failure, untold: false, outcome: None };
         while let Some((_, Instruction::Own(op))) = flight.instruction() {
             flight.own(space, op);
             flight.counter += 1;
@@ -161,10 +161,8 @@ impl Flight {
             return outcome.map(|()| None);
         }
         let advanced = self.run(space);
-        match advanced {
-            Ok(Some(_)) => {}
-            Ok(None) => self.outcome = Some(Ok(())),
-            Err(error) => self.outcome = Some(Err(error)),
+        if !matches!(advanced, Ok(Some(_))) {
+            self.outcome = Some(advanced.map(drop));
         }
         advanced
     }

@@ -65,17 +65,15 @@ impl Spec<'_> {
         if route != Route::Sharded {
             return expect_len("ends of shards", 0, self.shards.len());
         }
-        let wrong = |what, value, expected| Err(Error::Core(CoreError::Parameter { what, value, expected }));
-        if !self.setting.has_fixed_len() {
-            let expected = "one that does not shard, for methods whose lengths the values decide";
-            return wrong("route", route as u32 as f64, expected);
-        }
+        let expected = "one that does not shard, for methods whose lengths the values decide";
+        Error::require(self.setting.has_fixed_len(), "route", route as u32 as f64, expected)?;
         expect_len("ends of shards, one per rank", world as usize, self.shards.len())?;
         let elements = self.shape.elements() as u64;
         let descends = self.shards.windows(2).find(|ends| ends[0] > ends[1]).map(|ends| ends[1]);
         match descends.or(self.shards.last().copied().filter(|&end| end != elements)) {
             Some(end) => {
-                wrong("end of a shard", end as f64, "not before the last rank's, and at last that of the layer")
+                let expected = "not before the last rank's, and at last that of the layer";
+                Err(Error::parameter("end of a shard", end as f64, expected))
             }
             None => Ok(()),
         }
@@ -242,9 +240,8 @@ impl Layer<'_> {
                 Setting::TopK(_) | Setting::QuantisedTopK(_) | Setting::HardThreshold(_) | Setting::Sidco(_)
             );
             // What TopK sends is f32, or nearer to zero than infinity is, or has the value's sign.
-            if !sparse && !is_finite(values) {
-                self.late = Some(Error::Core(CoreError::Overflow { what: "what is to be remembered" }));
-            }
+            let finite = sparse || is_finite(values);
+            self.late = self.late.or(Error::require_finite(finite, "what is to be remembered").err());
         }
         Ok(())
     }

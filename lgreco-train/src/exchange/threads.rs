@@ -156,9 +156,8 @@ impl ThreadCollective {
     }
 
     /// `Err` unless there is a length per rank, and as much room as all of them.
-    fn check_lens(&self, lens: &[u64], room: &[u8]) -> Result<(), CollectiveError> {
-        let all = lens.iter().fold(0, |all: u64, len| all.saturating_add(*len));
-        let fits = lens.len() == self.group.slots.len() && all == room.len() as u64;
+    fn check_lens(&self, lens: &[u64], room: usize) -> Result<(), CollectiveError> {
+        let fits = lens.len() == self.group.slots.len() && sum(lens) == room as u64;
         if fits { Ok(()) } else { Err(Self::MISMATCH) }
     }
 
@@ -233,14 +232,11 @@ impl ThreadCollective {
 
     /// Replaces this thread's part of the values by its sum.
     fn reduce_scatter<T: Element>(&mut self, lens: &[u64], values: &mut [T]) -> Result<(), CollectiveError> {
-        let before = lens.iter().take(self.rank).fold(0, |all: u64, len| all.saturating_add(*len)) as usize;
+        let before = sum(&lens[..self.rank.min(lens.len())]) as usize;
         let call = Call::ReduceScatter { len: values.len(), dtype: T::DTYPE };
         self.put(call, bytemuck::cast_slice(values));
         self.see(call, |this| {
-            let all = lens.iter().fold(0, |all: u64, len| all.saturating_add(*len));
-            if lens.len() != this.group.slots.len() || all != values.len() as u64 {
-                return Err(Self::MISMATCH);
-            }
+            this.check_lens(lens, values.len())?;
             let sum = &mut values[before..before + lens[this.rank] as usize];
             (0..lens.len()).for_each(|rank| this.slot(rank).add(before, rank == 0, sum));
             Ok(())
@@ -291,10 +287,10 @@ impl Collective for ThreadCollective {
     }
 
     fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {
-        let start = lens.iter().take(self.rank).fold(0, |all: u64, len| all.saturating_add(*len));
+        let start = sum(&lens[..self.rank.min(lens.len())]);
         let own = lens.get(self.rank).and_then(|len| Some(start as usize..start.checked_add(*len)? as usize));
         let own = own.filter(|own| own.end <= buffer.len()).unwrap_or(0..0);
-        let checked = self.check_lens(lens, buffer);
+        let checked = self.check_lens(lens, buffer.len());
         self.gather(own, |rank| checked.map_or(0, |()| lens[rank] as usize), buffer).and(checked)
     }
 
@@ -320,7 +316,7 @@ impl Collective for ThreadCollective {
         // Everybody's lengths, then the bytes.
         let shown: Vec<u8> = send_lens.iter().flat_map(|len| len.to_ne_bytes()).chain(send.iter().copied()).collect();
         self.show(Call::AllToAll, &shown, |this| {
-            this.check_lens(received_lens, received)?;
+            this.check_lens(received_lens, received.len())?;
             for (rank, &len) in received_lens.iter().enumerate() {
                 let slot = this.slot(rank);
                 let (lens, mut bytes) =
@@ -345,6 +341,10 @@ impl Collective for ThreadCollective {
     fn reduce_scatter_sum_bf16(&mut self, lens: &[u64], values: &mut [Bf16]) -> Result<(), CollectiveError> {
         self.reduce_scatter(lens, values)
     }
+}
+
+fn sum(lens: &[u64]) -> u64 {
+    lens.iter().fold(0, |all: u64, len| all.saturating_add(*len))
 }
 
 /// Fills the first `len` bytes of `room`, which then begins behind them.

@@ -5,29 +5,31 @@ use crate::compress::{Candidates, Setting};
 use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::num::Sum;
 use crate::rng::Stream;
+use core::slice::from_ref;
 
-pub(crate) fn with_candidates<R>(setting: &Setting, then: impl FnOnce(Option<Candidates<'_>>) -> R) -> R {
-    match *setting {
-        Setting::Dense => then(None),
-        Setting::Qsgd(base) => then(Some(Candidates::Qsgd { base, bits: &[base.bits] })),
-        Setting::TopK(top) => then(Some(Candidates::TopK { values: top.values, keeps: &[top.keep] })),
-        Setting::QuantisedTopK(top) => then(Some(Candidates::QuantisedTopK { keeps: &[top.keep], bits: &[top.bits] })),
+/// The row of the error table with this setting alone; none of an uncompressed layer.
+pub(crate) fn candidates(setting: &Setting) -> Option<Candidates<'_>> {
+    Some(match setting {
+        Setting::Dense => return None,
+        Setting::Qsgd(base) => Candidates::Qsgd { base: *base, bits: from_ref(&base.bits) },
+        Setting::TopK(top) => Candidates::TopK { values: top.values, keeps: from_ref(&top.keep) },
+        Setting::QuantisedTopK(top) => {
+            Candidates::QuantisedTopK { keeps: from_ref(&top.keep), bits: from_ref(&top.bits) }
+        }
         Setting::HardThreshold(hard) => {
-            then(Some(Candidates::HardThreshold { values: hard.values, lambdas: &[hard.lambda] }))
+            Candidates::HardThreshold { values: hard.values, lambdas: from_ref(&hard.lambda) }
         }
-        Setting::AdaComp(ada) => then(Some(Candidates::AdaComp { bins: &[ada.bin] })),
-        Setting::Sidco(base) => then(Some(Candidates::Sidco { base, densities: &[base.density] })),
-        Setting::LoCo(loco) => then(Some(Candidates::LoCo { groups: &[loco.group] })),
-        Setting::CltK(clt) => then(Some(Candidates::CltK { keeps: &[clt.keep] })),
-        Setting::PowerSgd(power) => {
-            then(Some(Candidates::PowerSgd { iterations: power.iterations, ranks: &[power.rank] }))
-        }
-    }
+        Setting::AdaComp(ada) => Candidates::AdaComp { bins: from_ref(&ada.bin) },
+        Setting::Sidco(base) => Candidates::Sidco { base: *base, densities: from_ref(&base.density) },
+        Setting::LoCo(loco) => Candidates::LoCo { groups: from_ref(&loco.group) },
+        Setting::CltK(clt) => Candidates::CltK { keeps: from_ref(&clt.keep) },
+        Setting::PowerSgd(power) => Candidates::PowerSgd { iterations: power.iterations, ranks: from_ref(&power.rank) },
+    })
 }
 
 /// Words of workspace that [`contraction`] needs.
 pub fn contraction_workspace_len(setting: &Setting, shape: Shape, dtype: Dtype) -> usize {
-    with_candidates(setting, |row| row.map_or(0, |row| row.measure_workspace_len(shape, dtype)))
+    candidates(setting).map_or(0, |row| row.measure_workspace_len(shape, dtype))
 }
 
 /// The relative squared error ‖g − decode(encode(g))‖² / ‖g‖², for stochastic rounding its expectation; 0 for a
@@ -66,10 +68,10 @@ pub fn contraction(
     workspace: &mut [u64],
 ) -> Result<f64, Error> {
     let mut squared_error = [0.0];
-    with_candidates(setting, |row| match row {
-        Some(row) => row.measure(gradient, stream, workspace, &mut squared_error),
-        None => crate::compress::check_finite(gradient),
-    })?;
+    match candidates(setting) {
+        Some(row) => row.measure(gradient, stream, workspace, &mut squared_error)?,
+        None => crate::compress::check_finite(gradient)?,
+    }
     let square = |x: f32| x as f64 * x as f64;
     let norm: Sum = with_elements!(gradient.values(), v => v.iter().map(|x| square(x.to_f32())).collect());
     Ok(if norm.value() > 0.0 { squared_error[0] / norm.value() } else { 0.0 })

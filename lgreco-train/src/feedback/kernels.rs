@@ -3,7 +3,6 @@
 use super::storage::{Block, GROUP, Storage, largest_bits, load, store, widen};
 use crate::gradient::Element;
 use crate::rng::Stream;
-use crate::simd::Kernel;
 
 /// What becomes of the memory `m` once the receiver has `d`, for a gradient `g`.
 #[derive(Clone, Copy)]
@@ -23,32 +22,21 @@ fn part<T>(values: &[T], start: usize) -> &[T] {
 }
 
 /// Writes `m + g` to `offered`; returns the bits of its largest magnitude.
-pub(super) struct Offer<'a, T> {
-    pub(super) storage: Storage,
-    pub(super) words: &'a [u64],
-    pub(super) gradient: &'a [T],
-    pub(super) offered: &'a mut [f32],
-}
-
-impl<T: Element> Kernel for Offer<'_, T> {
-    type Output = u32;
-
-    #[inline(always)]
-    fn run(self) -> u32 {
-        let (mut m, mut g) = ([0.0; GROUP], [0.0; GROUP]);
-        let n = self.offered.len();
-        let mut largest = 0;
-        for (block, offered) in self.offered.chunks_mut(GROUP).enumerate() {
-            load(self.storage, self.words, n, block * GROUP, &mut m);
-            widen(part(self.gradient, block * GROUP), &mut g);
-            for i in 0..GROUP {
-                g[i] += m[i];
-            }
-            largest = largest.max(largest_bits(&g));
-            offered.copy_from_slice(&g[..offered.len()]);
+#[inline(always)]
+pub(super) fn offer<T: Element>((storage, words, gradient, offered): (Storage, &[u64], &[T], &mut [f32])) -> u32 {
+    let (mut m, mut g) = ([0.0; GROUP], [0.0; GROUP]);
+    let n = offered.len();
+    let mut largest = 0;
+    for (block, offered) in offered.chunks_mut(GROUP).enumerate() {
+        load(storage, words, n, block * GROUP, &mut m);
+        widen(part(gradient, block * GROUP), &mut g);
+        for i in 0..GROUP {
+            g[i] += m[i];
         }
-        largest
+        largest = largest.max(largest_bits(&g));
+        offered.copy_from_slice(&g[..offered.len()]);
     }
+    largest
 }
 
 /// The memory after a step. With `store`, keeps it; returns the bits of its largest magnitude.
@@ -62,11 +50,9 @@ pub(super) struct Commit<'a, T> {
     pub(super) store: Option<Stream>,
 }
 
-impl<T: Element> Kernel for Commit<'_, T> {
-    type Output = u32;
-
+impl<T: Element> Commit<'_, T> {
     #[inline(always)]
-    fn run(self) -> u32 {
+    pub(super) fn run(self) -> u32 {
         let (mut m, mut g, mut d) = ([0.0; GROUP], [0.0; GROUP], [0.0; GROUP]);
         let n = self.elements;
         let mut largest = 0;
@@ -97,25 +83,15 @@ impl<T: Element> Kernel for Commit<'_, T> {
 }
 
 /// The squared norm of the memory.
-pub(super) struct SquaredNorm<'a> {
-    pub(super) elements: usize,
-    pub(super) words: &'a [u64],
-    pub(super) storage: Storage,
-}
-
-impl Kernel for SquaredNorm<'_> {
-    type Output = f64;
-
-    #[inline(always)]
-    fn run(self) -> f64 {
-        let mut m = [0.0; GROUP];
-        let mut squares = [0.0; LANES];
-        for start in (0..self.elements).step_by(GROUP) {
-            load(self.storage, self.words, self.elements, start, &mut m);
-            add_squares(&m, &mut squares);
-        }
-        squares.iter().sum()
+#[inline(always)]
+pub(super) fn squared_norm((elements, words, storage): (usize, &[u64], Storage)) -> f64 {
+    let mut m = [0.0; GROUP];
+    let mut squares = [0.0; LANES];
+    for start in (0..elements).step_by(GROUP) {
+        load(storage, words, elements, start, &mut m);
+        add_squares(&m, &mut squares);
     }
+    squares.iter().sum()
 }
 
 const LANES: usize = 16;

@@ -1,12 +1,14 @@
 //! The memory of one layer on one rank.
 
-use super::kernels::{Commit, Offer, SquaredNorm, Update};
+use super::kernels::{Commit, Update, offer, squared_norm};
 use super::{Residual, plain, storage};
+#[cfg(any(doc, test))]
+use crate::CoreError;
+use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Element, Gradient, Shape, with_elements};
 use crate::rng::Stream;
-use crate::simd::dispatch;
-use crate::{CoreError, Error};
+use crate::simd::dispatch_with;
 
 /// What one worker remembers of one layer, in `W`, a buffer of words: borrowed (`&mut [u64]`) or owned (`Vec<u64>`).
 ///
@@ -50,7 +52,7 @@ impl Memory<alloc::vec::Vec<u64>> {
     pub fn owned(residual: Residual, shape: Shape) -> Result<Self, Error> {
         let len = residual.state_len(shape);
         let mut words = alloc::vec::Vec::new();
-        words.try_reserve_exact(len).map_err(|_| Error::Core(CoreError::OutOfMemory { words: len }))?;
+        words.try_reserve_exact(len).map_err(|_| Error::out_of_memory(len))?;
         words.resize(len, 0);
         Memory::new(residual, shape, words)
     }
@@ -87,7 +89,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Squared L2 norm of the residual.
     pub fn squared_norm(&self) -> f64 {
         let (storage, elements) = (self.residual.storage, self.shape.elements());
-        dispatch(SquaredNorm { elements, words: self.words.as_ref(), storage })
+        dispatch_with((elements, self.words.as_ref(), storage), squared_norm)
     }
 
     /// Writes the residual, row-major: to inspect it, or to hand it to another worker.
@@ -129,14 +131,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// # Errors
     /// [`CoreError::Parameter`] unless `factor` is positive and finite; [`CoreError::Overflow`].
     pub fn rescale(&mut self, factor: f32, stream: Stream) -> Result<(), Error> {
-        if !(factor > 0.0 && factor.is_finite()) {
-            let value = factor as f64;
-            return Err(Error::Core(CoreError::Parameter {
-                what: "rescaling factor",
-                value,
-                expected: "positive and finite",
-            }));
-        }
+        Error::require(factor > 0.0 && factor.is_finite(), "rescaling factor", factor.into(), "positive and finite")?;
         self.commit::<f32>(Update::Scale { factor }, &[], &[], stream)
     }
 
@@ -183,9 +178,8 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         };
         if !finite {
             crate::compress::check_finite(gradient)?;
-            return Err(Error::Core(CoreError::Overflow { what: "the gradient with what is remembered" }));
         }
-        Ok(())
+        Error::require_finite(finite, "the gradient with what is remembered")
     }
 
     /// Takes note of `decoded`, what the receivers will make of this worker's own payload (not the average over
@@ -261,7 +255,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
 
     fn offer_values<T: Element>(&self, gradient: &[T], offered: &mut [f32]) -> u32 {
         let (storage, words) = (self.residual.storage, self.words.as_ref());
-        dispatch(Offer { storage, words, gradient, offered })
+        dispatch_with((storage, words, gradient, offered), offer)
     }
 
     /// Counts a step, and forgets everything where that is due.
@@ -284,14 +278,12 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         let (storage, elements) = (self.residual.storage, self.shape.elements());
         // A key of their own: the same bits must not round both payload and memory.
         let stream = Stream { seed: stream.seed ^ u64::from_le_bytes(*b"feedback"), ..stream };
-        let words = self.words.as_mut();
-        if dispatch(Commit { update, storage, words, elements, gradient, decoded, store: None })
-            > storage.largest().to_bits()
-        {
-            return Err(Error::Core(CoreError::Overflow { what: "what is to be remembered" }));
-        }
-        let words = self.words.as_mut();
-        dispatch(Commit { update, storage, words, elements, gradient, decoded, store: Some(stream) });
+        let mut pass = |store| {
+            let words = self.words.as_mut();
+            dispatch_with(Commit { update, storage, words, elements, gradient, decoded, store }, Commit::run)
+        };
+        Error::require_finite(pass(None) <= storage.largest().to_bits(), "what is to be remembered")?;
+        pass(Some(stream));
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use super::Memory;
 use crate::compress::{Compressor, Setting, decode};
 use crate::error::{expect_len, expect_room};
-use crate::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values};
+use crate::gradient::{Bf16, Dtype, Element, F16, Gradient, Values};
 use crate::rng::Stream;
 use crate::{CoreError, Error};
 
@@ -23,7 +23,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// ```
     /// use lgreco_train::compress::{Compressor, Setting, topk::TopK};
     /// use lgreco_train::feedback::{Memory, Residual};
-    /// use lgreco_train::gradient::{Dtype, Gradient, Shape, Values};
+    /// use lgreco_train::gradient::{Dtype, Gradient, Values};
     /// use lgreco_train::rng::Stream;
     /// let (shape, setting) = (Shape::new(3, 1)?, Setting::TopK(TopK { keep: 1, values: Dtype::F32 }));
     /// let mut memory = Memory::owned(Residual::CLASSIC, shape)?;
@@ -68,7 +68,16 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
                 let compensated = Gradient::new(Values::F32(decoded), self.shape)?;
                 ada.encode_compensated(&compensated, gradient, payload)?
             }
-            _ => encode(setting, self.shape, decoded, dtype, stream, workspace, payload)?,
+            _ => {
+                let (narrow, rest) = workspace.split_at_mut(narrow_words(setting, dtype, decoded.len()));
+                let values = match dtype {
+                    Dtype::F16 if narrows(setting, dtype) => Values::F16(narrowed::<F16>(decoded, narrow)?),
+                    Dtype::Bf16 if narrows(setting, dtype) => Values::Bf16(narrowed::<Bf16>(decoded, narrow)?),
+                    _ => Values::F32(decoded),
+                };
+                let offered = Gradient::new(values, self.shape)?;
+                setting.encode(&offered, payload_stream(setting, stream), rest, payload)?
+            }
         };
         decode(&payload[..len], decoded)?;
         self.update(gradient, decoded, stream)?;
@@ -112,25 +121,6 @@ const fn narrows(setting: &Setting, dtype: Dtype) -> bool {
 
 const fn narrow_words(setting: &Setting, dtype: Dtype, elements: usize) -> usize {
     if narrows(setting, dtype) { elements.div_ceil(4) } else { 0 }
-}
-
-/// Encodes `offered` into a payload like that of a gradient of type `dtype`.
-fn encode(
-    setting: &Setting,
-    shape: Shape,
-    offered: &[f32],
-    dtype: Dtype,
-    stream: Stream,
-    workspace: &mut [u64],
-    payload: &mut [u8],
-) -> Result<usize, Error> {
-    let (narrow, rest) = workspace.split_at_mut(narrow_words(setting, dtype, offered.len()));
-    let values = match dtype {
-        Dtype::F16 if narrows(setting, dtype) => Values::F16(narrowed::<F16>(offered, narrow)?),
-        Dtype::Bf16 if narrows(setting, dtype) => Values::Bf16(narrowed::<Bf16>(offered, narrow)?),
-        _ => Values::F32(offered),
-    };
-    Ok(setting.encode(&Gradient::new(values, shape)?, payload_stream(setting, stream), rest, payload)?)
 }
 
 fn narrowed<'a, T: Element>(wide: &[f32], words: &'a mut [u64]) -> Result<&'a [T], Error> {

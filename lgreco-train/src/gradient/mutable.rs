@@ -1,5 +1,5 @@
 use super::{Bf16, Dtype, Element, F16, Values};
-use crate::simd::{Kernel, dispatch};
+use crate::simd::dispatch_with;
 use crate::{CoreError, Error};
 use core::ops::Range;
 
@@ -59,8 +59,8 @@ impl ValuesMut<'_> {
                 v.copy_from_slice(values);
                 return Ok(());
             }
-            ValuesMut::F16(v) => dispatch(Narrow { to: v, values }),
-            ValuesMut::Bf16(v) => dispatch(Narrow { to: v, values }),
+            ValuesMut::F16(v) => dispatch_with((&mut **v, values), narrow),
+            ValuesMut::Bf16(v) => dispatch_with((&mut **v, values), narrow),
         };
         if fits {
             return Ok(());
@@ -103,23 +103,15 @@ impl ValuesMut<'_> {
     }
 }
 
-struct Narrow<'a, T> {
-    to: &'a mut [T],
-    values: &'a [f32],
-}
-
-impl<T: Element> Kernel for Narrow<'_, T> {
-    type Output = bool;
-
-    #[inline(always)]
-    fn run(self) -> bool {
-        let mut fits = true;
-        for (to, &x) in self.to.iter_mut().zip(self.values) {
-            *to = T::from_f32(x);
-            fits &= to.to_f32().is_finite();
-        }
-        fits
+/// Rounds values to a type, and answers whether they are finite in it.
+#[inline(always)]
+fn narrow<T: Element>((to, values): (&mut [T], &[f32])) -> bool {
+    let mut fits = true;
+    for (to, &x) in to.iter_mut().zip(values) {
+        *to = T::from_f32(x);
+        fits &= to.to_f32().is_finite();
     }
+    fits
 }
 
 /// Position of the first value that `dtype` cannot hold.

@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 pub(super) struct Fragment {
-    layers: Range<usize>,
+    pub layers: Range<usize>,
     pub controller: Controller,
     /// Parameters after the last outer step, layer by layer.
     pub starts: Vec<Vec<f32>>,
@@ -37,14 +37,6 @@ impl Fragment {
         let mut controller = Controller::new(config, tensors, collective)?;
         controller.compress_warmup()?;
         Ok(Fragment { layers, controller, starts, velocities, moved, joined })
-    }
-
-    pub(super) fn layers(&self) -> Range<usize> {
-        self.layers.clone()
-    }
-
-    pub(super) fn controller(&self) -> &Controller {
-        &self.controller
     }
 
     pub(super) fn lens(&self) -> impl Iterator<Item = usize> {

@@ -21,10 +21,10 @@
 mod fragment;
 mod saved;
 
+use crate::Error;
 use crate::controller::{Config, Controller, Report, Tensor};
 use crate::exchange::Collective;
 use crate::gradient::Dtype;
-use crate::{CoreError, Error};
 use alloc::vec::Vec;
 use fragment::{Fragment, config_of, divided};
 
@@ -94,7 +94,7 @@ impl Outer {
             ("fragments", fragments as f64, (1..=most).contains(&fragments), "1 to the number of layers and of steps"),
         ];
         match wrong.into_iter().find(|(_, _, holds, _)| !holds) {
-            Some((what, value, _, expected)) => Err(CoreError::Parameter { what, value, expected }.into()),
+            Some((what, value, _, expected)) => Err(Error::parameter(what, value, expected)),
             None => Ok(()),
         }
     }
@@ -138,8 +138,8 @@ impl OuterStep {
     /// fragments, and so is a budget in bits or seconds, of which each fragment has a share by its elements.
     ///
     /// # Errors
-    /// [`CoreError::Parameter`] for what `outer` must not be, and for tensors that are not f32;
-    /// [`CoreError::TooManyElements`] for 2^32 elements and more that are joined;
+    /// [`CoreError::Parameter`](crate::CoreError::Parameter) for what `outer` must not be, and for tensors that are not f32;
+    /// [`CoreError::TooManyElements`](crate::CoreError::TooManyElements) for 2^32 elements and more that are joined;
     /// [`Error::LayerMismatch`] when parameters are not those of the tensors; those of [`Controller::new`] and of the
     /// broadcast.
     ///
@@ -155,7 +155,7 @@ impl OuterStep {
         outer.check(tensors.len())?;
         if let Some(tensor) = tensors.iter().find(|tensor| tensor.dtype() != Dtype::F32) {
             let (what, value) = ("bytes of a parameter", tensor.dtype().bytes() as f64);
-            return Err(CoreError::Parameter { what, value, expected: "4: outer steps are taken in f32" }.into());
+            return Err(Error::parameter(what, value, "4: outer steps are taken in f32"));
         }
         let lens: Vec<usize> = tensors.iter().map(|tensor| tensor.shape().elements()).collect();
         check_lens(lens.iter().copied(), parameters)?;
@@ -201,7 +201,7 @@ impl OuterStep {
         let is_next = |index: u64| (steps + index * every / count).is_multiple_of(every);
         let turn = (0..).zip(&mut self.fragments).find(|(index, _)| is_next(*index));
         let Some((_, fragment)) = turn else { return Ok(None) };
-        let part = fragment.layers();
+        let part = fragment.layers.clone();
         fragment.average(&self.outer, collective, &mut parameters[part]).map(Some)
     }
 
@@ -213,7 +213,7 @@ impl OuterStep {
     /// The layers of each fragment, and the controller of their outer steps, for settings, decisions and metrics; that of joined
     /// layers has one layer.
     pub fn fragments(&self) -> impl ExactSizeIterator<Item = (core::ops::Range<usize>, &Controller)> {
-        self.fragments.iter().map(|fragment| (fragment.layers(), fragment.controller()))
+        self.fragments.iter().map(|fragment| (fragment.layers.clone(), &fragment.controller))
     }
 }
 

@@ -5,9 +5,10 @@
 
 use super::OuterStep;
 use super::fragment::Fragment;
-use crate::checksum;
-use crate::{CoreError, Error};
-use alloc::vec;
+#[cfg(doc)]
+use crate::CoreError;
+use crate::Error;
+use crate::state::{Reader, Writer};
 use alloc::vec::Vec;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"lgreco-o");
@@ -30,24 +31,15 @@ impl OuterStep {
     /// # Complexity
     /// Two f32 per parameter, and the controllers' states.
     pub fn save(&self) -> Result<Vec<u8>, Error> {
-        let mut bytes = vec![];
-        let numbers = |all: &[u64], bytes: &mut Vec<u8>| {
-            all.iter().for_each(|number| bytes.extend(number.to_le_bytes()));
-        };
-        numbers(&[MAGIC, VERSION, self.steps, self.fragments.len() as u64], &mut bytes);
+        let mut to = Writer::new(MAGIC, VERSION);
+        to.numbers([self.steps, self.fragments.len() as u64]);
         for fragment in &self.fragments {
             let state = fragment.controller.save()?;
-            numbers(&[state.len() as u64], &mut bytes);
-            bytes.extend(state);
-            bytes.resize(bytes.len().next_multiple_of(8), 0);
-            for values in fragment.starts.iter().chain(&fragment.velocities) {
-                values.iter().for_each(|value| bytes.extend(value.to_le_bytes()));
-                bytes.resize(bytes.len().next_multiple_of(8), 0);
-            }
+            to.numbers([state.len() as u64]);
+            to.bytes(&state);
+            fragment.starts.iter().chain(&fragment.velocities).for_each(|values| to.values(values));
         }
-        bytes.resize(bytes.len() + checksum::LEN, 0);
-        checksum::seal(&mut bytes);
-        Ok(bytes)
+        Ok(to.sealed())
     }
 
     /// Continues from saved states, of the same layers and fragments, and replaces `parameters` by what the next outer step
@@ -77,7 +69,7 @@ impl OuterStep {
             }
         }
         for (fragment, saved) in self.fragments.iter_mut().zip(saved) {
-            for (values, start) in parameters[fragment.layers()].iter_mut().zip(&saved.starts) {
+            for (values, start) in parameters[fragment.layers.clone()].iter_mut().zip(&saved.starts) {
                 values.copy_from_slice(start);
             }
             (fragment.starts, fragment.velocities) = (saved.starts, saved.velocities);
@@ -87,57 +79,18 @@ impl OuterStep {
     }
 
     fn parse<'a>(&self, bytes: &'a [u8]) -> Result<(u64, Vec<Saved<'a>>), Error> {
-        let mut rest = Rest(bytes);
-        expect("magic", MAGIC, rest.number()?)?;
-        expect("version", VERSION, rest.number()?)?;
-        rest = Rest(&checksum::open(bytes)?[16..]);
-        let steps = rest.number()?;
-        expect("number of fragments", self.fragments.len() as u64, rest.number()?)?;
+        let mut reader = Reader::open(bytes, MAGIC, &[VERSION])?;
+        let [steps, fragments] = reader.numbers()?;
+        Error::require_saved(fragments == self.fragments.len() as u64, "number of fragments", fragments)?;
         let mut all = Vec::with_capacity(self.fragments.len());
         for fragment in &self.fragments {
-            let len = rest.number()?;
-            let controller = rest.take(len)?;
-            let mut values = || fragment.lens().map(|len| rest.values(len)).collect::<Result<Vec<_>, _>>();
+            let len = reader.number()?;
+            let controller = reader.bytes(len)?;
+            let mut values = || fragment.lens().map(|len| reader.values(len)).collect::<Result<Vec<_>, _>>();
             let (starts, velocities) = (values()?, values()?);
             all.push(Saved { controller, starts, velocities });
         }
-        expect("bytes after the last fragment", 0, rest.0.len() as u64)?;
+        reader.end("saved state bytes after the last fragment")?;
         Ok((steps, all))
-    }
-}
-
-fn expect(what: &'static str, expected: u64, found: u64) -> Result<(), Error> {
-    if found == expected { Ok(()) } else { Err(CoreError::SavedState { what, found }.into()) }
-}
-
-/// What has not been read.
-struct Rest<'a>(&'a [u8]);
-
-impl<'a> Rest<'a> {
-    fn take(&mut self, len: u64) -> Result<&'a [u8], Error> {
-        let cut = CoreError::Length {
-            what: "saved state bytes",
-            expected: usize::try_from(len).unwrap_or(usize::MAX),
-            found: self.0.len(),
-        };
-        let whole = usize::try_from(len).ok().and_then(|len| Some((len, len.checked_next_multiple_of(8)?)));
-        let (len, padded) = whole.ok_or(cut)?;
-        let (bytes, rest) = self.0.split_at_checked(padded).ok_or(cut)?;
-        self.0 = rest;
-        expect("padding", 0, bytes[len..].iter().map(|&byte| u64::from(byte)).sum())?;
-        Ok(&bytes[..len])
-    }
-
-    fn number(&mut self) -> Result<u64, Error> {
-        Ok(self.take(8)?.first_chunk().map_or(0, |&bytes| u64::from_le_bytes(bytes)))
-    }
-
-    fn values(&mut self, len: usize) -> Result<Vec<f32>, Error> {
-        let bytes = self.take(4 * len as u64)?.as_chunks().0;
-        let values: Vec<f32> = bytes.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
-        match values.iter().find(|value| !value.is_finite()) {
-            Some(value) => Err(CoreError::SavedState { what: "a value", found: value.to_bits().into() }.into()),
-            None => Ok(values),
-        }
     }
 }

@@ -110,9 +110,7 @@ impl Codec {
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
     pub fn top_k(density: f64, features: usize, values: Dtype) -> Result<Codec, Error> {
-        if !(density > 0.0 && density <= 1.0) {
-            return Err(Error::Core(CoreError::Parameter { what: "density", value: density, expected: "in (0, 1]" }));
-        }
+        Error::require(density > 0.0 && density <= 1.0, "density", density, "in (0, 1]")?;
         let n = Shape::new(1, features)?.elements() as u32;
         let dropped = (n as f64 * (1.0 - density)) as u32;
         let codec = Codec::TopK { keep: (n - dropped).max(1), values };
@@ -130,21 +128,18 @@ impl Codec {
     /// [`CoreError::Parameter`], naming the one that is not; [`CoreError::TooManyElements`] from 2^32 features on.
     pub fn check(&self, features: usize) -> Result<(), Error> {
         Shape::new(1, features)?;
-        let expect = |what, holds: bool, value: f64, expected| {
-            if holds { Ok(()) } else { Err(Error::Core(CoreError::Parameter { what, value, expected })) }
-        };
-        expect("features", features > 0, 0.0, "at least 1")?;
+        Error::require(features > 0, "features", 0.0, "at least 1")?;
         match *self {
             Codec::Dense { .. } => Ok(()),
             Codec::MinMax { bits, tile } => Ok(quantiser(bits, tile, features).check()?),
             Codec::Symmetric { bits, scope, scale } => {
-                expect("bits of a symmetric quantiser", (2..=8).contains(&bits), bits as f64, "2 to 8")?;
-                expect("type of the scales", scale != Dtype::F16, 1.0, "f32 (0) or bf16 (2)")?;
+                Error::require((2..=8).contains(&bits), "bits of a symmetric quantiser", bits.into(), "2 to 8")?;
+                Error::require(scale != Dtype::F16, "type of the scales", 1.0, "f32 (0) or bf16 (2)")?;
                 match scope {
                     Scope::Sample => Ok(()),
                     Scope::Channel { channels } => {
                         let divides = channels > 0 && features.is_multiple_of(channels as usize);
-                        expect("channels", divides, channels as f64, "a divisor of the number of features")
+                        Error::require(divides, "channels", channels.into(), "a divisor of the number of features")
                     }
                 }
             }

@@ -11,7 +11,9 @@ use super::half::{Clock, Half, State};
 use super::message::Direction;
 use super::setting::CutSetting;
 use super::tickets::Tickets;
-use crate::{CoreError, Error};
+#[cfg(doc)]
+use crate::CoreError;
+use crate::Error;
 use core::marker::PhantomData;
 
 /// Which end of a cut, as a type: [`Above`] or [`Below`].
@@ -128,14 +130,8 @@ impl<S: Side> End<S> {
     /// # Errors
     /// [`CoreError::Parameter`] when no activations went through the cut in this step: it is configured, but not in use.
     pub fn commit_step(&mut self) -> Result<(), Error> {
-        if self.forward.sequence == self.first_of_step {
-            let expected = "at least 1: is the cut in use?";
-            return Err(Error::Core(CoreError::Parameter {
-                what: "messages forward in this step",
-                value: 0.0,
-                expected,
-            }));
-        }
+        let sent = self.forward.sequence > self.first_of_step;
+        Error::require(sent, "messages forward in this step", 0.0, "at least 1: is the cut in use?")?;
         self.forward.publish();
         self.first_of_step = self.forward.sequence;
         self.clock.step += 1;

@@ -3,15 +3,15 @@
 use super::codec::Codec;
 use super::counters::{COUNT_LIMIT, Counters};
 use super::estimate::Estimate;
-use super::message::{Direction, HEADER_LEN, Header, Message, Mode, SAMPLE_ENTRY_LEN};
+use super::message::{Direction, HEADER_LEN, Header, Message, Mode, SAMPLE_ENTRY_LEN, expect};
 use super::setting::{CutSetting, Link, LinkMemory};
 use super::store::Store;
+use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::feedback::{Memory, RESIDUAL, SavedState};
 use crate::gradient::{Dtype, Shape};
 use crate::rng::Stream;
 use crate::select;
-use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -108,7 +108,7 @@ impl Half {
     /// The samples in so many values.
     ///
     /// # Errors
-    /// [`CoreError::Length`] unless they are whole samples, and as many as the setting allows.
+    /// [`CoreError::Length`](crate::CoreError::Length) unless they are whole samples, and as many as the setting allows.
     pub(super) fn shape_of(&self, values: usize, training: bool) -> Result<Shape, Error> {
         let samples = values / self.features();
         expect_len("values, whole samples", samples * self.features(), values)?;
@@ -239,36 +239,22 @@ impl Half {
             State::Nothing => expect_len("bytes of a saved memory", 0, memory_len)?,
             State::Residual(state) | State::Estimate(Estimate(state)) => {
                 let saved = SavedState::parse_part(kind, memory)?;
-                if saved.residual() != state.residual() || saved.shape() != state.shape() {
-                    return Err(Error::Core(CoreError::SavedState {
-                        what: "memory of another rule or shape, updates",
-                        found: saved.steps(),
-                    }));
-                }
+                let same = (saved.residual(), saved.shape()) == (state.residual(), state.shape());
+                Error::require_saved(same, "memory of another rule or shape, updates", saved.steps())?;
                 *state = saved.restore(vec![0; saved.residual().state_len(saved.shape())])?;
             }
             State::Samples(store) => store.restore(memory)?,
         }
         self.sequence = long(0);
-        if self.sequence >= COUNT_LIMIT {
-            return Err(Error::Core(CoreError::SavedState { what: "sequence number", found: self.sequence }));
-        }
+        Error::require_saved(self.sequence < COUNT_LIMIT, "sequence number", self.sequence)?;
         let counters = head[8..].first_chunk().and_then(Counters::from_bytes);
-        self.counters = counters
-            .ok_or(Error::Core(CoreError::SavedState { what: "one of the counters, messages", found: long(8) }))?;
+        self.counters = counters.ok_or(Error::saved("one of the counters, messages", long(8)))?;
         Ok(rest)
     }
 
     /// `Err` unless a message is this direction's, for this cut, in this mode, of this generation.
     pub(super) fn check_message(&self, message: &Message<'_>, training: bool, clock: Clock) -> Result<(), Error> {
         let header = &message.header;
-        let expect = |what, expected: u64, found: u64| {
-            if expected == found {
-                Ok(())
-            } else {
-                Err(Error::Core(CoreError::PayloadHeader { what, expected, found }))
-            }
-        };
         let codec = |codec: &Codec| u64::from_be_bytes(codec.to_bytes());
         expect("direction", self.direction as u64, header.direction as u64)?;
         expect("mode other than training", !training as u64, (header.mode != Mode::Train) as u64)?;

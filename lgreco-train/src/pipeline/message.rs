@@ -231,19 +231,9 @@ impl<'a> Message<'a> {
         let (head, body) = bytes.split_at(HEADER_LEN);
         let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
         let long = |at: usize| word(at) as u64 | (word(at + 4) as u64) << 32;
-        let expect = |what, expected: u64, found: u64| {
-            if expected == found {
-                Ok(())
-            } else {
-                Err(Error::Core(CoreError::PayloadHeader { what, expected, found }))
-            }
-        };
-        let at_most = |what, largest: u8, found: u8| {
-            if found <= largest {
-                Ok(())
-            } else {
-                Err(Error::Core(CoreError::PayloadField { what, largest: largest as u64, found: found as u64 }))
-            }
+        let at_most = |what, largest: u64, found: u8| match u64::from(found) {
+            found if found > largest => Err(CoreError::PayloadField { what, largest, found }),
+            _ => Ok(()),
         };
         expect("magic", MAGIC as u64, word(0) as u64 & 0xffff)?;
         expect("version", VERSION as u64, head[2] as u64)?;
@@ -330,6 +320,11 @@ impl<'a> Message<'a> {
             (&[], self.body)
         }
     }
+}
+
+/// `Err` unless a header's field is as it must be.
+pub(super) fn expect(what: &'static str, expected: u64, found: u64) -> Result<(), Error> {
+    if expected == found { Ok(()) } else { Err(CoreError::PayloadHeader { what, expected, found }.into()) }
 }
 
 /// Writes a sample's entry.

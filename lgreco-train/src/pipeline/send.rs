@@ -8,10 +8,10 @@ use super::mixed::restrict;
 use super::setting::LinkMemory;
 use super::store::Store;
 use super::values::put_all;
+use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Element, Gradient, Values, with_elements};
 use crate::select::check_finite;
-use crate::{CoreError, Error};
 
 /// A message that has been written, and what it says.
 pub(super) struct Written {
@@ -129,9 +129,7 @@ impl Half {
                     hit_energy += energy(row);
                     row.iter_mut().zip(&*remembered).for_each(|(x, m)| *x -= m);
                     change_energy += energy(row);
-                    if check_finite(row).is_err() {
-                        return Err(Error::Core(CoreError::Overflow { what: "the change of a sample" }));
-                    }
+                    Error::require_finite(check_finite(row).is_ok(), "the change of a sample")?;
                     Visit::Change { checksum }
                 }
             };
@@ -158,9 +156,7 @@ impl Half {
             if let Some(id) = sample {
                 store.read(id, row)?;
                 row.iter_mut().zip(decoded).for_each(|(m, d)| *m += d);
-                if check_finite(row).is_err() {
-                    return Err(Error::Core(CoreError::Overflow { what: "a sample with its change" }));
-                }
+                Error::require_finite(check_finite(row).is_ok(), "a sample with its change")?;
             }
         }
         header.write(message)?;

@@ -1,11 +1,13 @@
 //! How a cut compresses, as a value that is saved with the model.
 
 use super::codec::{Codec, Tile};
+#[cfg(doc)]
+use crate::CoreError;
+use crate::Error;
 use crate::checksum;
 use crate::error::expect_len;
 use crate::feedback::{Residual, Storage};
 use crate::gradient::Shape;
-use crate::{CoreError, Error};
 
 /// How the rows that AQ-SGD remembers are kept. Rounding is to nearest, so that both ends keep the same bits.
 ///
@@ -175,12 +177,8 @@ impl CutSetting {
     /// its codec or its direction.
     pub fn check(&self) -> Result<(), Error> {
         Shape::new(self.batch as usize, self.features as usize)?;
-        let at_least_one = |what, value: u32| match value {
-            0 => Err(Error::Core(CoreError::Parameter { what, value: 0.0, expected: "at least 1" })),
-            _ => Ok(()),
-        };
-        at_least_one("batch", self.batch)?;
-        at_least_one("micro-batches in flight", self.in_flight)?;
+        Error::require(self.batch > 0, "batch", 0.0, "at least 1")?;
+        Error::require(self.in_flight > 0, "micro-batches in flight", 0.0, "at least 1")?;
         for link in [&self.forward, &self.backward] {
             link.codec.body_len(self.batch as usize, self.features as usize)?;
             link.memory.check(&link.codec)?;
@@ -199,14 +197,7 @@ impl CutSetting {
                 let needs = "a forward memory under which activations are what TopK kept";
                 return Err(Error::FeedbackRule { rule: "shared-index", needs });
             }
-            if keep != shared {
-                let expected = "those of the forward TopK";
-                return Err(Error::Core(CoreError::Parameter {
-                    what: "shared indices per sample",
-                    value: shared as f64,
-                    expected,
-                }));
-            }
+            Error::require(keep == shared, "shared indices per sample", shared.into(), "those of the forward TopK")?;
         }
         Ok(())
     }
@@ -289,10 +280,9 @@ impl CutSetting {
         let link = |at: usize| {
             let codec = bytes[at..].first_chunk().and_then(|&codec| Codec::from_bytes(codec));
             let memory = bytes[at + Codec::BYTES..].first_chunk().and_then(|&memory| LinkMemory::from_bytes(memory));
-            let codec =
-                codec.ok_or(Error::Core(CoreError::SavedState { what: "codec of a cut", found: word(at) as u64 }))?;
+            let codec = codec.ok_or(Error::saved("codec of a cut", word(at) as u64))?;
             let found = word(at + Codec::BYTES) as u64;
-            let memory = memory.ok_or(Error::Core(CoreError::SavedState { what: "memory of a cut", found }))?;
+            let memory = memory.ok_or(Error::saved("memory of a cut", found))?;
             Ok::<_, Error>(Link { codec, memory })
         };
         let setting = CutSetting {
@@ -310,12 +300,7 @@ impl CutSetting {
 
 fn check_version(bytes: &[u8]) -> Result<(), Error> {
     let found = [bytes[0], bytes[1], bytes[2], bytes[3]];
-    let what = "magic or version of a cut's setting";
-    if found == MAGIC {
-        Ok(())
-    } else {
-        Err(Error::Core(CoreError::SavedState { what, found: u32::from_le_bytes(found) as u64 }))
-    }
+    Error::require_saved(found == MAGIC, "magic or version of a cut's setting", u32::from_le_bytes(found).into())
 }
 
 impl LinkMemory {
@@ -341,19 +326,11 @@ impl LinkMemory {
                 Err(Error::FeedbackRule { rule: "EF-mixed", needs: "TopK" })
             }
             LinkMemory::Residual(residual) | LinkMemory::Mixed(residual) => residual.check(),
-            LinkMemory::Samples { capacity: 0, .. } => Err(Error::Core(CoreError::Parameter {
-                what: "capacity for samples",
-                value: 0.0,
-                expected: "at least 1",
-            })),
-            LinkMemory::Samples { storage: RowStorage::Quantised { bits }, .. } if !(2..=8).contains(&bits) => {
-                Err(Error::Core(CoreError::Parameter {
-                    what: "bits of remembered samples",
-                    value: bits as f64,
-                    expected: "2 to 8",
-                }))
+            LinkMemory::Samples { capacity, storage } => {
+                Error::require(capacity > 0, "capacity for samples", 0.0, "at least 1")?;
+                let RowStorage::Quantised { bits } = storage else { return Ok(()) };
+                Error::require((2..=8).contains(&bits), "bits of remembered samples", bits.into(), "2 to 8")
             }
-            LinkMemory::Samples { .. } => Ok(()),
         }
     }
 

@@ -45,36 +45,28 @@ pub(in crate::compress) fn stated(header: &Header) -> Result<(usize, Layout), Er
     header.expect_method(Method::AdaComp)?;
     header.expect_variant(0)?;
     let (count, elements) = (header.parameter, header.shape.elements());
-    if count as usize > elements {
-        let expected = "at most the number of elements";
-        return Err(Error::Parameter { what: "elements sent", value: count as f64, expected });
-    }
+    let expected = "at most the number of elements";
+    Error::require(count as usize <= elements, "elements sent", count as f64, expected)?;
     Ok((super::payload_len(count, header.shape)? - HEADER_LEN, Layout::new(elements as u32, count)))
 }
 
 /// Combines the elements of a body, which has its stated length, with `values`.
 fn scatter(count: u32, layout: Layout, body: &[u8], how: Combine, values: &mut [f32]) -> Result<(), Error> {
-    let refused = |what| Err(Error::PayloadBody { what });
     let (magnitude, rest) = body.split_at(4);
     let (positions, signs) = rest.split_at(layout.bytes() as usize);
     let bits = u32::from_le_bytes([magnitude[0], magnitude[1], magnitude[2], magnitude[3]]);
     let magnitude = f32::from_bits(bits);
     let sound = if count > 0 { magnitude > 0.0 && magnitude.is_finite() } else { bits == 0 };
-    if !sound {
-        return refused("the magnitude is not positive and finite");
-    }
-    if !count.is_multiple_of(8) && signs.last().is_some_and(|&last| last >> (count % 8) != 0) {
-        return refused("padding is not zero");
-    }
+    Error::require_body(sound, "the magnitude is not positive and finite")?;
+    let padded = !count.is_multiple_of(8) && signs.last().is_some_and(|&last| last >> (count % 8) != 0);
+    Error::require_body(!padded, "padding is not zero")?;
     let mut found = 0;
     positions::for_each(layout, positions, |position| {
-        if found == count {
-            return refused("more positions than elements sent");
-        }
+        Error::require_body(found < count, "more positions than elements sent")?;
         let sign = (signs[found as usize / 8] >> (found % 8) & 1) as u32;
         how.put(&mut values[position as usize], f32::from_bits(bits | sign << 31));
         found += 1;
         Ok(())
     })?;
-    if found < count { refused("fewer positions than elements sent") } else { Ok(()) }
+    Error::require_body(found == count, "fewer positions than elements sent")
 }

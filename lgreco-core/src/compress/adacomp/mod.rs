@@ -35,7 +35,7 @@ pub use decode::decode;
 pub(super) use decode::{combine, stated};
 
 use super::positions::{Layout, Writer};
-use super::wire::{HEADER_LEN, Header, Method};
+use super::wire::{self, HEADER_LEN, Header, Method};
 use super::{Compressor, check_finite};
 use crate::Error;
 use crate::error::{expect_len, expect_room};
@@ -70,10 +70,7 @@ pub struct AdaComp {
 
 impl AdaComp {
     pub(super) fn check(&self) -> Result<(), Error> {
-        match self.bin {
-            0 => Err(Error::Parameter { what: "bin size", value: 0.0, expected: "at least 1" }),
-            _ => Ok(()),
-        }
+        Error::require(self.bin > 0, "bin size", 0.0, "at least 1")
     }
 
     /// Encodes `compensated` (`p`, the gradient with what is remembered), of which `fresh` (`w`) was added at this step;
@@ -130,24 +127,18 @@ impl AdaComp {
 /// Bytes of a payload with `count` of the elements.
 fn payload_len(count: u32, shape: Shape) -> Result<usize, Error> {
     let body = 4 + Layout::new(shape.elements() as u32, count).bytes() + (count as u64).div_ceil(8);
-    usize::try_from(HEADER_LEN as u64 + body)
-        .map_err(|_| Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })
+    wire::payload_len(body, shape)
 }
 
 impl Compressor for AdaComp {
     /// A bit for the position and a bit for the sign of every element: a payload is never longer.
     fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize, Error> {
         self.check()?;
-        usize::try_from(HEADER_LEN as u64 + 4 + 2 * (shape.elements() as u64).div_ceil(8))
-            .map_err(|_| Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })
+        wire::payload_len(4 + 2 * (shape.elements() as u64).div_ceil(8), shape)
     }
 
     fn has_fixed_len(&self) -> bool {
         false
-    }
-
-    fn encode_workspace_len(&self, _: Shape, _: Dtype) -> usize {
-        0
     }
 
     fn encode(&self, gradient: &Gradient<'_>, _: Stream, _: &mut [u64], payload: &mut [u8]) -> Result<usize, Error> {

@@ -26,7 +26,6 @@ use super::Compressor;
 use super::topk::{self, AtLeast};
 use crate::Error;
 use crate::gradient::{Dtype, Gradient, Shape, with_elements};
-use crate::num::sqrt;
 use crate::rng::Stream;
 use crate::select;
 
@@ -62,30 +61,9 @@ pub struct HardThreshold {
 }
 
 impl HardThreshold {
-    /// The λ for about `sends` elements per step over the whole model, 1 / (2 √sends), for gradients as large as those of
-    /// the paper's image models.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] when `sends` is 0.
-    ///
-    /// ```
-    /// use lgreco_core::{compress::hard_threshold::HardThreshold, gradient::Dtype};
-    /// let hard = HardThreshold::for_sends(11_174, Dtype::F32)?; // 0.1 % of ResNet-18
-    /// assert_eq!((hard.lambda * 1e5).round(), 473.0);
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
-    pub fn for_sends(sends: u64, values: Dtype) -> Result<Self, Error> {
-        if sends == 0 {
-            return Err(Error::Parameter { what: "elements sent", value: 0.0, expected: "at least 1" });
-        }
-        Ok(HardThreshold { lambda: (0.5 / sqrt(sends as f64)) as f32, values })
-    }
-
     pub(super) fn check(&self) -> Result<(), Error> {
-        if self.lambda > 0.0 && self.lambda.is_finite() {
-            return Ok(());
-        }
-        Err(Error::Parameter { what: "lambda", value: self.lambda as f64, expected: "positive and finite" })
+        let sound = self.lambda > 0.0 && self.lambda.is_finite();
+        Error::require(sound, "lambda", self.lambda as f64, "positive and finite")
     }
 }
 

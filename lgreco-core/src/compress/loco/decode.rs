@@ -7,7 +7,7 @@ use crate::compress::bits;
 use crate::compress::wire::{Header, Method, Payload};
 use crate::error::expect_len;
 use crate::rng::block::BLOCK;
-use crate::simd::{Kernel, dispatch};
+use crate::simd::dispatch_with;
 
 /// Writes the values that `payload`, made by [`LoCo`], stands for; `values` has one entry per element.
 ///
@@ -34,15 +34,13 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
     expect_len("decoded values", elements, values.len())?;
     let loco = LoCo { group: header.parameter };
     let (scales, codes) = payload.body_of_len(len)?.split_at(loco.body_lens(elements)?.0);
-    if elements % 2 == 1 && codes.last().is_some_and(|&last| last >> 4 != 0) {
-        return Err(Error::PayloadBody { what: "padding is not zero" });
-    }
+    let padded = elements % 2 == 1 && codes.last().is_some_and(|&last| last >> 4 != 0);
+    Error::require_body(!padded, "padding is not zero")?;
     let scales = scales.as_chunks::<4>().0;
     // Anything above the bits of the largest finite number is infinite, NaN or negative.
-    if scales.iter().any(|&scale| u32::from_le_bytes(scale) > f32::MAX.to_bits()) {
-        return Err(Error::PayloadBody { what: "a scale is not finite and positive" });
-    }
-    dispatch(Decode { group: loco.group as usize, scales, codes, values });
+    let sound = scales.iter().all(|&scale| u32::from_le_bytes(scale) <= f32::MAX.to_bits());
+    Error::require_body(sound, "a scale is not finite and positive")?;
+    dispatch_with((loco.group as usize, scales, codes, values), put);
     Ok(())
 }
 
@@ -54,31 +52,20 @@ pub(in crate::compress) fn stated(header: &Header) -> Result<usize, Error> {
     Ok(scales + codes)
 }
 
-struct Decode<'a> {
-    group: usize,
-    scales: &'a [[u8; 4]],
-    codes: &'a [u8],
-    values: &'a mut [f32],
-}
-
-impl Kernel for Decode<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let mut block_codes = [0u8; BLOCK];
-        for ((block, values), packed) in self.values.chunks_mut(BLOCK).enumerate().zip(self.codes.chunks(BLOCK / 2)) {
-            bits::unpack(4, packed, &mut block_codes);
-            let mut at = 0;
-            while at < values.len() {
-                let start = block * BLOCK + at;
-                let end = values.len().min(at.saturating_add(self.group - start % self.group));
-                let largest = f32::from_le_bytes(self.scales[start / self.group]);
-                for (to, &code) in values[at..end].iter_mut().zip(&block_codes[at..end]) {
-                    *to = value((code as i32 ^ 8) - 8, largest);
-                }
-                at = end;
+#[inline(always)]
+fn put((group, scales, codes, values): (usize, &[[u8; 4]], &[u8], &mut [f32])) {
+    let mut block_codes = [0u8; BLOCK];
+    for ((block, values), packed) in values.chunks_mut(BLOCK).enumerate().zip(codes.chunks(BLOCK / 2)) {
+        bits::unpack(4, packed, &mut block_codes);
+        let mut at = 0;
+        while at < values.len() {
+            let start = block * BLOCK + at;
+            let end = values.len().min(at.saturating_add(group - start % group));
+            let largest = f32::from_le_bytes(scales[start / group]);
+            for (to, &code) in values[at..end].iter_mut().zip(&block_codes[at..end]) {
+                *to = value((code as i32 ^ 8) - 8, largest);
             }
+            at = end;
         }
     }
 }

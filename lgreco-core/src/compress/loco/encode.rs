@@ -5,7 +5,6 @@ use crate::compress::bits;
 use crate::compress::qsgd::{Scale, grid::Grid};
 use crate::gradient::Element;
 use crate::rng::block::BLOCK;
-use crate::simd::Kernel;
 
 /// The code of a value, −8 to 7.
 #[inline(always)]
@@ -31,65 +30,48 @@ fn grid<E: Element>(values: &[E], start: usize, group: usize) -> Result<Grid, Er
 }
 
 /// Fills `scales` and `codes`, which have exactly the lengths needed.
-pub(super) struct Encode<'a, E> {
-    pub(super) group: usize,
-    pub(super) values: &'a [E],
-    pub(super) scales: &'a mut [[u8; 4]],
-    pub(super) codes: &'a mut [u8],
-}
-
-impl<E: Element> Kernel for Encode<'_, E> {
-    type Output = Result<(), Error>;
-
-    #[inline(always)]
-    fn run(self) -> Result<(), Error> {
-        let mut found = Grid::default();
-        let mut block_codes = [0u8; BLOCK];
-        let packed = self.codes.chunks_mut(BLOCK / 2);
-        for ((block, values), packed) in self.values.chunks(BLOCK).enumerate().zip(packed) {
-            let mut at = 0;
-            while at < values.len() {
-                let start = block * BLOCK + at;
-                let within = start % self.group;
-                if within == 0 {
-                    found = grid(self.values, start, self.group)?;
-                    self.scales[start / self.group] = found.high.to_le_bytes();
-                }
-                let end = values.len().min(at.saturating_add(self.group - within));
-                for (&x, to) in values[at..end].iter().zip(&mut block_codes[at..end]) {
-                    *to = (code(&found, x.to_f32()) & 15) as u8;
-                }
-                at = end;
+#[inline(always)]
+pub(super) fn encode<E: Element>(
+    (group, values, scales, codes): (usize, &[E], &mut [[u8; 4]], &mut [u8]),
+) -> Result<(), Error> {
+    let all = values;
+    let mut found = Grid::default();
+    let mut block_codes = [0u8; BLOCK];
+    let packed = codes.chunks_mut(BLOCK / 2);
+    for ((block, values), packed) in all.chunks(BLOCK).enumerate().zip(packed) {
+        let mut at = 0;
+        while at < values.len() {
+            let start = block * BLOCK + at;
+            let within = start % group;
+            if within == 0 {
+                found = grid(all, start, group)?;
+                scales[start / group] = found.high.to_le_bytes();
             }
-            block_codes[at..].fill(0);
-            bits::pack(4, &block_codes, packed);
+            let end = values.len().min(at.saturating_add(group - within));
+            for (&x, to) in values[at..end].iter().zip(&mut block_codes[at..end]) {
+                *to = (code(&found, x.to_f32()) & 15) as u8;
+            }
+            at = end;
         }
-        Ok(())
+        block_codes[at..].fill(0);
+        bits::pack(4, &block_codes, packed);
     }
+    Ok(())
 }
 
 /// The squared error.
-pub(super) struct Measure<'a, E> {
-    pub(super) group: usize,
-    pub(super) values: &'a [E],
-}
-
-impl<E: Element> Kernel for Measure<'_, E> {
-    type Output = Result<f64, Error>;
-
-    #[inline(always)]
-    fn run(self) -> Result<f64, Error> {
-        const LANES: usize = 16;
-        let mut sums = [0.0; LANES];
-        for (index, group) in self.values.chunks(self.group).enumerate() {
-            let grid = grid(self.values, index * self.group, self.group)?;
-            for chunk in group.chunks(LANES) {
-                for (sum, &x) in sums.iter_mut().zip(chunk) {
-                    let error = x.to_f32() as f64 - value(code(&grid, x.to_f32()), grid.high) as f64;
-                    *sum += error * error;
-                }
+#[inline(always)]
+pub(super) fn squared_error<E: Element>((group_len, values): (usize, &[E])) -> Result<f64, Error> {
+    const LANES: usize = 16;
+    let mut sums = [0.0; LANES];
+    for (index, group) in values.chunks(group_len).enumerate() {
+        let grid = grid(values, index * group_len, group_len)?;
+        for chunk in group.chunks(LANES) {
+            for (sum, &x) in sums.iter_mut().zip(chunk) {
+                let error = x.to_f32() as f64 - value(code(&grid, x.to_f32()), grid.high) as f64;
+                *sum += error * error;
             }
         }
-        Ok(sums.iter().sum())
     }
+    Ok(sums.iter().sum())
 }

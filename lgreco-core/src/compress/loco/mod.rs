@@ -32,8 +32,7 @@ use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::select::check_finite;
-use crate::simd::dispatch;
-use encode::{Encode, Measure};
+use crate::simd::dispatch_with;
 
 /// 4-bit codes in groups.
 ///
@@ -67,10 +66,7 @@ impl Default for LoCo {
 
 impl LoCo {
     pub(super) fn check(&self) -> Result<(), Error> {
-        match self.group {
-            0 => Err(Error::Parameter { what: "group size", value: 0.0, expected: "at least 1" }),
-            _ => Ok(()),
-        }
+        Error::require(self.group > 0, "group size", 0.0, "at least 1")
     }
 
     /// Bytes of the scales and of the codes.
@@ -78,10 +74,8 @@ impl LoCo {
         self.check()?;
         let (n, group) = (elements as u64, self.group as u64);
         let (scales, codes) = (4 * n.div_ceil(group), packed_len(n, 4));
-        if HEADER_LEN as u64 + scales + codes > isize::MAX as u64 {
-            let expected = "large enough for the payload to fit memory";
-            return Err(Error::Parameter { what: "group size", value: group as f64, expected });
-        }
+        let fits = HEADER_LEN as u64 + scales + codes <= isize::MAX as u64;
+        Error::require(fits, "group size", group as f64, "large enough for the payload to fit memory")?;
         Ok((scales as usize, codes as usize))
     }
 }
@@ -92,10 +86,6 @@ impl Compressor for LoCo {
         Ok(HEADER_LEN + scales + codes)
     }
 
-    fn encode_workspace_len(&self, _: Shape, _: Dtype) -> usize {
-        0
-    }
-
     fn encode(&self, gradient: &Gradient<'_>, _: Stream, _: &mut [u64], payload: &mut [u8]) -> Result<usize, Error> {
         let shape = gradient.shape();
         let len = self.payload_len(shape, Dtype::F32)?;
@@ -103,7 +93,7 @@ impl Compressor for LoCo {
         Header { method: Method::LoCo, variant: 0, parameter: self.group, shape }.write(payload)?;
         let (scales, codes) = payload[HEADER_LEN..len].split_at_mut(self.body_lens(shape.elements())?.0);
         with_elements!(gradient.values(), values => {
-            dispatch(Encode { group: self.group as usize, values, scales: scales.as_chunks_mut().0, codes })
+            dispatch_with((self.group as usize, values, scales.as_chunks_mut::<4>().0, codes), encode::encode)
         })?;
         Ok(len)
     }
@@ -133,7 +123,7 @@ pub fn measure(gradient: &Gradient<'_>, groups: &[u32], squared_errors: &mut [f6
     with_elements!(gradient.values(), values => {
         check_finite(values)?;
         for (&group, error) in groups.iter().zip(squared_errors) {
-            *error = dispatch(Measure { group: group as usize, values })?;
+            *error = dispatch_with((group as usize, values), encode::squared_error)?;
         }
     });
     Ok(())

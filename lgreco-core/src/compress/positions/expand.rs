@@ -71,13 +71,9 @@ where
                 at += word.count_ones() as usize;
             }
             index += there as u64;
-            if there < found {
-                return Err(Error::PayloadBody { what: "more positions than kept values" });
-            }
+            Error::require_body(there == found, "more positions than kept values")?;
         }
-        if is_last && !end.is_multiple_of(64) && word_at(end - end % 64) >> (end % 64) != 0 {
-            return Err(Error::PayloadBody { what: "a position outside the tensor" });
-        }
-        Ok(index)
+        let beyond = is_last && !end.is_multiple_of(64) && word_at(end - end % 64) >> (end % 64) != 0;
+        Error::require_body(!beyond, "a position outside the tensor").map(|()| index)
     }
 }

@@ -7,7 +7,7 @@ use super::{Coding, Layout, word};
 use crate::Error;
 use crate::compress::bits;
 use crate::select::ones;
-use crate::simd::{Kernel, dispatch};
+use crate::simd::dispatch_with;
 use core::ops::Range;
 
 /// Most positions of a block.
@@ -39,7 +39,7 @@ pub(in crate::compress) fn for_each_block(
     let mut reader = Reader::new(layout, bytes, *place, range)?;
     let mut block = [0; BLOCK];
     loop {
-        let (count, end) = dispatch(Next { reader: &mut reader, block: &mut block });
+        let (count, end) = dispatch_with((&mut reader, &mut block), next);
         visit(&block[..count])?;
         if let Some(end) = end {
             end?;
@@ -121,59 +121,48 @@ impl<'a> Reader<'a> {
 }
 
 /// Reads the next block: how many positions, and whether and how the range ends behind them.
-struct Next<'r, 'a> {
-    reader: &'r mut Reader<'a>,
-    block: &'r mut [u32; BLOCK],
-}
-
-impl Kernel for Next<'_, '_> {
-    type Output = (usize, Option<Result<(), Error>>);
-
-    #[inline(always)]
-    fn run(self) -> Self::Output {
-        let Next { reader, block } = self;
-        if reader.layout.coding == Coding::All {
-            let count = (reader.end - reader.bit).min(BLOCK as u64);
-            for (place, position) in block.iter_mut().zip(reader.bit..) {
-                *place = position as u32;
-            }
-            (reader.bit, reader.index) = (reader.bit + count, reader.index + count);
-            return (count as usize, (reader.bit == reader.end).then_some(Ok(())));
+#[inline(always)]
+fn next((reader, block): (&mut Reader<'_>, &mut [u32; BLOCK])) -> (usize, Option<Result<(), Error>>) {
+    if reader.layout.coding == Coding::All {
+        let count = (reader.end - reader.bit).min(BLOCK as u64);
+        for (place, position) in block.iter_mut().zip(reader.bit..) {
+            *place = position as u32;
         }
-        let mut ones = [0; BLOCK];
-        let found = reader.next_ones(&mut ones);
-        if found == 0 {
-            reader.bit = 8 * reader.high.len() as u64;
-            return (0, Some(Ok(())));
-        }
-        let mut kept = found;
-        match reader.layout.coding {
-            Coding::EliasFano => {
-                kept = found.min((reader.layout.keep as u64).saturating_sub(reader.index) as usize);
-                reader.join(&ones, kept, block);
-            }
-            _ => *block = ones,
-        }
-        let mut ascend = true;
-        for (a, b) in block.iter().zip(&block[1..kept.max(1)]) {
-            ascend &= a < b;
-        }
-        let sound = kept > 0
-            && reader.high_part(ones[kept - 1], kept - 1)
-                <= (reader.layout.elements as u64 - 1) >> reader.layout.low_bits
-            && ascend
-            && block[0] as u64 >= reader.least
-            && (block[kept - 1] as u64) < reader.end;
-        let (count, mut end) = if sound { (kept, None) } else { reader.one_by_one(&ones, &block[..kept]) };
-        if end.is_none() && kept < found {
-            end = Some(Err(Error::PayloadBody { what: "more positions than kept values" }));
-        }
-        if let Some(last) = count.checked_sub(1) {
-            reader.least = block[last] as u64 + 1;
-        }
-        reader.index += count as u64;
-        (count, end)
+        (reader.bit, reader.index) = (reader.bit + count, reader.index + count);
+        return (count as usize, (reader.bit == reader.end).then_some(Ok(())));
     }
+    let mut ones = [0; BLOCK];
+    let found = reader.next_ones(&mut ones);
+    if found == 0 {
+        reader.bit = 8 * reader.high.len() as u64;
+        return (0, Some(Ok(())));
+    }
+    let mut kept = found;
+    match reader.layout.coding {
+        Coding::EliasFano => {
+            kept = found.min((reader.layout.keep as u64).saturating_sub(reader.index) as usize);
+            reader.join(&ones, kept, block);
+        }
+        _ => *block = ones,
+    }
+    let mut ascend = true;
+    for (a, b) in block.iter().zip(&block[1..kept.max(1)]) {
+        ascend &= a < b;
+    }
+    let sound = kept > 0
+        && reader.high_part(ones[kept - 1], kept - 1) <= (reader.layout.elements as u64 - 1) >> reader.layout.low_bits
+        && ascend
+        && block[0] as u64 >= reader.least
+        && (block[kept - 1] as u64) < reader.end;
+    let (count, mut end) = if sound { (kept, None) } else { reader.one_by_one(&ones, &block[..kept]) };
+    if end.is_none() && kept < found {
+        end = Some(Err(Error::PayloadBody { what: "more positions than kept values" }));
+    }
+    if let Some(last) = count.checked_sub(1) {
+        reader.least = block[last] as u64 + 1;
+    }
+    reader.index += count as u64;
+    (count, end)
 }
 
 impl Reader<'_> {

@@ -3,7 +3,7 @@
 use super::read::BLOCK;
 use super::{Coding, Layout};
 use crate::select::ones;
-use crate::simd::{Kernel, dispatch};
+use crate::simd::dispatch_with;
 
 /// Writes positions, which come in ascending order.
 pub(in crate::compress) enum Writer<'a> {
@@ -56,7 +56,7 @@ impl<'a> Writer<'a> {
                     (ones.at, ones.word) = (at, word);
                 }
             }
-            Writer::EliasFano { .. } => dispatch(Marked { writer: self, first, marks }),
+            Writer::EliasFano { .. } => dispatch_with((self, first, marks), extend_by_blocks),
         }
     }
 
@@ -73,30 +73,20 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// The positions of ones, a block at a time.
-struct Marked<'w, 'a> {
-    writer: &'w mut Writer<'a>,
-    first: usize,
-    marks: &'w [u64],
-}
-
-impl Kernel for Marked<'_, '_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let (mut block, mut count) = ([0; BLOCK], 0);
-        for (first, &word) in (self.first..).step_by(64).zip(self.marks) {
-            if let Some(places) = block[count..].first_chunk_mut() {
-                count += ones(word, first as u32, places);
-            }
-            if count > BLOCK - 64 {
-                self.writer.extend(&block[..count]);
-                count = 0;
-            }
+/// Writes the positions of ones, a block at a time.
+#[inline(always)]
+fn extend_by_blocks((writer, first, marks): (&mut Writer<'_>, usize, &[u64])) {
+    let (mut block, mut count) = ([0; BLOCK], 0);
+    for (first, &word) in (first..).step_by(64).zip(marks) {
+        if let Some(places) = block[count..].first_chunk_mut() {
+            count += ones(word, first as u32, places);
         }
-        self.writer.extend(&block[..count]);
+        if count > BLOCK - 64 {
+            writer.extend(&block[..count]);
+            count = 0;
+        }
     }
+    writer.extend(&block[..count]);
 }
 
 /// Sets bits of zeros, in ascending order.

@@ -54,16 +54,11 @@ fn with_factors<'a>(
     let Factors { rank, p, q } = of_payload(payload)?;
     let shape = payload.header.shape;
     expect_len("decoded values", shape.elements(), values.len())?;
-    if !p.iter().chain(q).all(|&x| f32::from_le_bytes(x).is_finite()) {
-        return Err(Error::PayloadBody { what: "a factor is not finite" });
-    }
+    let finite = p.iter().chain(q).all(|&x| f32::from_le_bytes(x).is_finite());
+    Error::require_body(finite, "a factor is not finite")?;
     let p = Columns { values: p, len: shape.rows() };
     let q = Columns { values: q, len: shape.cols() };
-    if multiply(p, q, rank as usize, shape.cols(), values) {
-        Ok(())
-    } else {
-        Err(Error::Overflow { what: "the product of the factors" })
-    }
+    Error::require_finite(multiply(p, q, rank as usize, shape.cols(), values), "the product of the factors")
 }
 
 /// A payload's factors, made by [`of_payload`]: f32 little-endian, one column after the other.
@@ -107,8 +102,7 @@ pub(in crate::compress) fn stated(header: &Header) -> Result<usize, Error> {
     header.expect_method(Method::PowerSgd)?;
     header.expect_variant(0)?;
     let (shape, rank) = (header.shape, header.parameter as usize);
-    if rank != effective_rank(shape, header.parameter) || (rank == 0 && shape.elements() > 0) {
-        return Err(Error::PayloadBody { what: "the rank does not fit the shape" });
-    }
+    let fits = rank == effective_rank(shape, header.parameter) && (rank > 0 || shape.elements() == 0);
+    Error::require_body(fits, "the rank does not fit the shape")?;
     body_len(shape, rank)
 }

@@ -1,13 +1,11 @@
 //! Power iteration and the payload it ends in.
 
-use super::{PowerSgd, body_len, effective_rank, header, start::start};
+use super::start::start;
 use crate::Error;
-use crate::compress::wire::HEADER_LEN;
-use crate::error::expect_room;
-use crate::gradient::{Element, Gradient, Shape, with_elements};
+use crate::gradient::{Element, Shape};
 use crate::linalg::{self, LANES, Matrix, Panels, Row};
 use crate::rng::Stream;
-use crate::simd::{Kernel, dispatch};
+use crate::simd::dispatch_with;
 
 /// Workspace cut into its parts.
 pub(super) struct Work<'a> {
@@ -51,7 +49,7 @@ pub(super) struct Scan {
 
 /// Finite or [`Error::NonFinite`].
 pub(super) fn scan<T: Element>(values: &[T]) -> Result<Scan, Error> {
-    let scan = dispatch(ScanKernel { values });
+    let scan = dispatch_with(values, scan_all);
     if scan.largest.is_finite() {
         return Ok(scan);
     }
@@ -59,66 +57,49 @@ pub(super) fn scan<T: Element>(values: &[T]) -> Result<Scan, Error> {
     found.map_or(Ok(scan), |(index, value)| Err(Error::NonFinite { index, value }))
 }
 
-struct ScanKernel<'a, T> {
-    values: &'a [T],
-}
-
-impl<T: Element> Kernel for ScanKernel<'_, T> {
-    type Output = Scan;
-    #[inline(always)]
-    fn run(self) -> Scan {
-        let mut squares = [0.0f64; 2 * LANES];
-        let mut largest = [0u32; 2 * LANES];
-        let (chunks, last) = self.values.as_chunks::<{ 2 * LANES }>();
-        for chunk in chunks {
-            for l in 0..2 * LANES {
-                let x = chunk[l].to_f32();
-                largest[l] = largest[l].max(x.to_bits() & 0x7fff_ffff);
-                squares[l] += x as f64 * x as f64;
-            }
-        }
-        for (l, x) in last.iter().enumerate() {
-            let x = x.to_f32();
+#[inline(always)]
+fn scan_all<T: Element>(values: &[T]) -> Scan {
+    let mut squares = [0.0f64; 2 * LANES];
+    let mut largest = [0u32; 2 * LANES];
+    let (chunks, last) = values.as_chunks::<{ 2 * LANES }>();
+    for chunk in chunks {
+        for l in 0..2 * LANES {
+            let x = chunk[l].to_f32();
             largest[l] = largest[l].max(x.to_bits() & 0x7fff_ffff);
             squares[l] += x as f64 * x as f64;
         }
-        Scan { squared_norm: squares.iter().sum(), largest: f32::from_bits(largest.into_iter().fold(0, u32::max)) }
+    }
+    for (l, x) in last.iter().enumerate() {
+        let x = x.to_f32();
+        largest[l] = largest[l].max(x.to_bits() & 0x7fff_ffff);
+        squares[l] += x as f64 * x as f64;
+    }
+    Scan { squared_norm: squares.iter().sum(), largest: f32::from_bits(largest.into_iter().fold(0, u32::max)) }
+}
+
+#[inline(always)]
+fn scale_panels((factor, len, largest): (&mut [Row], usize, f32)) {
+    /// Largest magnitudes in [2^-40, 2^40] need no help.
+    const SAFE: f32 = (1u64 << 40) as f32;
+    let against = linalg::to_unit(largest);
+    let against = if against < 1.0 / SAFE {
+        against * SAFE
+    } else if against > SAFE {
+        against / SAFE
+    } else {
+        1.0
+    };
+    for panel in factor.chunks_exact_mut(len) {
+        linalg::scale(panel, &linalg::largest(panel).map(linalg::to_unit));
+        linalg::scale(panel, &[against; LANES]);
     }
 }
 
 /// Scales every column by a power of two, which changes no direction, so that products with numbers up to `largest`
 /// stay in the middle of the range of f32. Values must be finite.
-struct ScaleColumns<'a> {
-    factor: &'a mut [Row],
-    len: usize,
-    largest: f32,
-}
-
-impl Kernel for ScaleColumns<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run(self) {
-        /// Largest magnitudes in [2^-40, 2^40] need no help.
-        const SAFE: f32 = (1u64 << 40) as f32;
-        let against = linalg::to_unit(self.largest);
-        let against = if against < 1.0 / SAFE {
-            against * SAFE
-        } else if against > SAFE {
-            against / SAFE
-        } else {
-            1.0
-        };
-        for panel in self.factor.chunks_exact_mut(self.len) {
-            linalg::scale(panel, &linalg::largest(panel).map(linalg::to_unit));
-            linalg::scale(panel, &[against; LANES]);
-        }
-    }
-}
-
-/// Keeps every product of a column with numbers up to `largest` in range; see [`ScaleColumns`].
 pub(super) fn scale_columns(factor: &mut [Row], len: usize, largest: f32) {
     if len > 0 {
-        dispatch(ScaleColumns { factor, len, largest });
+        dispatch_with((factor, len, largest), scale_panels);
     }
 }
 
@@ -145,15 +126,18 @@ pub(super) fn iterate<T: Element>(
         linalg::project(m, work.q, work.p, rank, work.scratch);
         linalg::orthonormalise(work.p, m.rows, rank);
         linalg::back_project(m, work.p, work.q, rank, work.scratch);
-        if !finite(work.q) {
-            return Err(Error::Overflow { what: "PowerSGD factor Q" });
-        }
+        Error::require_finite(finite(work.q), "PowerSGD factor Q")?;
     }
     Ok(())
 }
 
 /// `Err` when decode would refuse the factors, because their product or a partial sum of it is not finite.
-fn check_product<T: Element>(m: Matrix<'_, T>, scan: Scan, rank: usize, work: &mut Work<'_>) -> Result<(), Error> {
+pub(super) fn check_product<T: Element>(
+    m: Matrix<'_, T>,
+    scan: Scan,
+    rank: usize,
+    work: &mut Work<'_>,
+) -> Result<(), Error> {
     /// No sum exceeds `‖M‖` by more than rounding: `P̂` is orthonormal.
     const SAFE: f64 = f32::MAX as f64 / 2.0;
     if rank == 0 || scan.squared_norm < SAFE * SAFE {
@@ -162,45 +146,10 @@ fn check_product<T: Element>(m: Matrix<'_, T>, scan: Scan, rank: usize, work: &m
     let squares = &mut bytemuck::cast_slice_mut::<u64, f64>(work.scratch)[..rank];
     let (p, q) = (Panels { rows: work.p, len: m.rows }, Panels { rows: work.q, len: m.cols });
     linalg::residuals(m, p, q, rank - 1, squares);
-    if squares[rank - 1].is_finite() { Ok(()) } else { Err(Error::Overflow { what: "the product of the factors" }) }
+    Error::require_finite(squares[rank - 1].is_finite(), "the product of the factors")
 }
 
 pub(super) fn finite(factor: &[Row]) -> bool {
     let bits = |x: &f32| x.to_bits() & 0x7fff_ffff;
     factor.as_flattened().iter().map(bits).fold(0, u32::max) < f32::INFINITY.to_bits()
-}
-
-pub(super) fn encode(
-    compressor: PowerSgd,
-    gradient: &Gradient<'_>,
-    stream: Stream,
-    workspace: &mut [u64],
-    payload: &mut [u8],
-) -> Result<usize, Error> {
-    compressor.check()?;
-    let (shape, rank) = (gradient.shape(), effective_rank(gradient.shape(), compressor.rank));
-    let mut work = prepare(shape, rank, workspace, payload.len())?;
-    with_elements!(gradient.values(), values => {
-        let scan = scan(values)?;
-        cold_start(stream, shape.cols(), rank, work.q);
-        let m = Matrix { values, rows: shape.rows(), cols: shape.cols() };
-        iterate(m, scan.largest, rank, compressor.iterations, &mut work)?;
-        check_product(m, scan, rank, &mut work)?;
-    });
-    write(shape, rank, &work, payload)
-}
-
-fn prepare(shape: Shape, rank: usize, workspace: &mut [u64], payload_len: usize) -> Result<Work<'_>, Error> {
-    expect_room("payload bytes", HEADER_LEN + body_len(shape, rank)?, payload_len)?;
-    expect_room("workspace words", workspace_len(shape, rank), workspace.len())?;
-    Ok(Work::split(shape, rank, workspace))
-}
-
-fn write(shape: Shape, rank: usize, work: &Work<'_>, payload: &mut [u8]) -> Result<usize, Error> {
-    header(shape, rank).write(payload)?;
-    let words = payload[HEADER_LEN..].as_chunks_mut::<4>().0;
-    let (p, q) = words.split_at_mut(rank * shape.rows());
-    linalg::unpack(work.p, shape.rows(), rank, |i, x| p[i] = x.to_le_bytes());
-    linalg::unpack(work.q, shape.cols(), rank, |i, x| q[i] = x.to_le_bytes());
-    Ok(HEADER_LEN + body_len(shape, rank)?)
 }

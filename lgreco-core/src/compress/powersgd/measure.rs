@@ -71,31 +71,29 @@ pub fn measure(
     let rank = effective_rank(shape, max_rank);
     let mut work = Work::split(shape, rank, workspace);
     with_elements!(gradient.values(), values => {
-        let scan = scan(values)?;
-        if rank == 0 {
-            squared_errors.fill(0.0);
-            return Ok(());
-        }
-        let m = Matrix { values, rows: shape.rows(), cols: shape.cols() };
-        cold_start(stream, m.cols, rank, work.q);
-        iterate(m, scan.largest, rank, iterations, &mut work)?;
+            let scan = scan(values)?;
+            if rank == 0 {
+                squared_errors.fill(0.0);
+                return Ok(());
+            }
+            let m = Matrix { values, rows: shape.rows(), cols: shape.cols() };
+            cold_start(stream, m.cols, rank, work.q);
+            iterate(m, scan.largest, rank, iterations, &mut work)?;
 
-        let errors = &mut bytemuck::cast_slice_mut::<u64, f64>(work.rest)[..rank];
-        let summed = if scan.largest < SMALL { f64::INFINITY } else { SUMMED * scan.squared_norm };
-        what_is_left(scan.squared_norm, work.q, m.cols, errors);
-        let first = ranks.iter().map(|&r| effective_rank(shape, r)).filter(|&r| errors[r - 1] <= summed).min();
-        let first = first.unwrap_or(rank);
-        let (p, q) = (Panels { rows: work.p, len: m.rows }, Panels { rows: work.q, len: m.cols });
-        linalg::residuals(m, p, q, first - 1, errors);
-        // What is not finite at a rank is not at any larger one.
-        if !errors[rank - 1].is_finite() {
-            return Err(Error::Overflow { what: "the product of the factors" });
-        }
-        add_what_lacks(work.q, m.cols, &mut errors[..first]);
-        for (error, &r) in squared_errors.iter_mut().zip(ranks) {
-            *error = errors[effective_rank(shape, r) - 1];
-        }
-    });
+            let errors = &mut bytemuck::cast_slice_mut::<u64, f64>(work.rest)[..rank];
+            let summed = if scan.largest < SMALL { f64::INFINITY } else { SUMMED * scan.squared_norm };
+            what_is_left(scan.squared_norm, work.q, m.cols, errors);
+            let first = ranks.iter().map(|&r| effective_rank(shape, r)).filter(|&r| errors[r - 1] <= summed).min();
+            let first = first.unwrap_or(rank);
+            let (p, q) = (Panels { rows: work.p, len: m.rows }, Panels { rows: work.q, len: m.cols });
+            linalg::residuals(m, p, q, first - 1, errors);
+            // What is not finite at a rank is not at any larger one.
+    Error::require_finite(errors[rank - 1].is_finite(), "the product of the factors")?;
+            add_what_lacks(work.q, m.cols, &mut errors[..first]);
+            for (error, &r) in squared_errors.iter_mut().zip(ranks) {
+                *error = errors[effective_rank(shape, r) - 1];
+            }
+        });
     Ok(())
 }
 

@@ -37,8 +37,11 @@ pub use steps::{back_project, orthonormalise, project, reconstruct, reconstruct_
 use crate::Error;
 use crate::compress::Compressor;
 use crate::compress::wire::{HEADER_LEN, Header, Method};
-use crate::gradient::{Dtype, Gradient, Shape};
+use crate::error::expect_room;
+use crate::gradient::{Dtype, Gradient, Shape, with_elements};
+use crate::linalg::{self, Matrix};
 use crate::rng::Stream;
+use encode::Work;
 
 /// The most power iterations: far more than any gap between singular values in f32 takes to be seen, and few enough that a
 /// call ends.
@@ -103,7 +106,23 @@ impl Compressor for PowerSgd {
         workspace: &mut [u64],
         payload: &mut [u8],
     ) -> Result<usize, Error> {
-        encode::encode(*self, gradient, stream, workspace, payload)
+        let (shape, rank) = (gradient.shape(), effective_rank(gradient.shape(), self.rank));
+        let len = self.payload_len(shape, Dtype::F32)?;
+        expect_room("payload bytes", len, payload.len())?;
+        expect_room("workspace words", encode::workspace_len(shape, rank), workspace.len())?;
+        let mut work = Work::split(shape, rank, workspace);
+        with_elements!(gradient.values(), values => {
+        let scan = encode::scan(values)?;
+        encode::cold_start(stream, shape.cols(), rank, work.q);
+        let m = Matrix { values, rows: shape.rows(), cols: shape.cols() };
+        encode::iterate(m, scan.largest, rank, self.iterations, &mut work)?;
+        encode::check_product(m, scan, rank, &mut work)?;
+        });
+        header(shape, rank).write(payload)?;
+        let (p, q) = payload[HEADER_LEN..].as_chunks_mut::<4>().0.split_at_mut(rank * shape.rows());
+        linalg::unpack(work.p, shape.rows(), rank, |i, x| p[i] = x.to_le_bytes());
+        linalg::unpack(work.q, shape.cols(), rank, |i, x| q[i] = x.to_le_bytes());
+        Ok(len)
     }
 }
 
@@ -118,14 +137,9 @@ impl PowerSgd {
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
-        if self.rank == 0 {
-            return Err(Error::Parameter { what: "rank", value: 0.0, expected: "at least 1" });
-        }
-        if !(1..=MOST_ITERATIONS).contains(&self.iterations) {
-            let value = f64::from(self.iterations);
-            return Err(Error::Parameter { what: "power iterations", value, expected: "1 to 1000" });
-        }
-        Ok(())
+        Error::require(self.rank > 0, "rank", 0.0, "at least 1")?;
+        let sound = (1..=MOST_ITERATIONS).contains(&self.iterations);
+        Error::require(sound, "power iterations", self.iterations.into(), "1 to 1000")
     }
 }
 

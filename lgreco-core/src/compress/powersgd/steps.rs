@@ -202,11 +202,7 @@ pub fn reconstruct_rows(
     expect_len("values", rows.len() * shape.cols(), values.len())?;
     // Of each column from the first row on: columns are still as far apart.
     let p = Columns { values: &p.values[rows.start.min(p.values.len())..], len: p.len };
-    if linalg::reconstruct(p, q, rank, shape.cols(), values) {
-        Ok(())
-    } else {
-        Err(Error::Overflow { what: "the product of the factors" })
-    }
+    Error::require_finite(linalg::reconstruct(p, q, rank, shape.cols(), values), "the product of the factors")
 }
 
 /// `values −= P Qᵀ`: what a worker has left of `values` when it has sent the factors. Everything else as [`reconstruct`].
@@ -224,11 +220,7 @@ pub fn reconstruct_rows(
 pub fn take_off(shape: Shape, rank: u32, p: &[f32], q: &[f32], values: &mut [f32]) -> Result<(), Error> {
     let ([p, q], rank) = factors(shape, rank, [p, q])?;
     expect_len("values", shape.elements(), values.len())?;
-    if linalg::subtract_product(p, q, rank, shape.cols(), values) {
-        Ok(())
-    } else {
-        Err(Error::Overflow { what: "what is to be remembered" })
-    }
+    Error::require_finite(linalg::subtract_product(p, q, rank, shape.cols(), values), "what is to be remembered")
 }
 
 /// The factors as columns, and the rank in effect, when all have the lengths of this shape.

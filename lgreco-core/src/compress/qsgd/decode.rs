@@ -115,10 +115,8 @@ impl Qsgd {
 
     fn check_padding(&self, codes: &[u8], elements: usize) -> Result<(), Error> {
         let used = (elements as u64 * self.bits as u64 % 8) as u32;
-        if used != 0 && codes.last().is_some_and(|&last| last >> used != 0) {
-            return Err(Error::PayloadBody { what: "unused bits of the last byte are set" });
-        }
-        Ok(())
+        let unused = used == 0 || codes.last().is_none_or(|&last| last >> used == 0);
+        Error::require_body(unused, "unused bits of the last byte are set")
     }
 }
 
@@ -178,7 +176,8 @@ fn decode_as<const SIGN_MAGNITUDE: bool>(
     scales: &[[u8; 4]],
     put: impl Fn(&mut f32, f32),
 ) -> Result<(), Error> {
-    let bucket_len = qsgd.bucket as usize;
+    let (bucket_len, log_levels) = (qsgd.bucket as usize, qsgd.log_levels());
+    let inverse = inverse_levels(log_levels);
     let (mut low, mut high) = match values {
         [] => (0.0, 0.0),
         _ => read_scales(qsgd.scale, start / bucket_len, scales)?,
@@ -195,14 +194,16 @@ fn decode_as<const SIGN_MAGNITUDE: bool>(
                 (low, high) = read_scales(qsgd.scale, (first + at) / bucket_len, scales)?;
             }
             let end = block_values.len().min(at.saturating_add(bucket_len - within));
-            dequantise::<SIGN_MAGNITUDE>(
-                low,
-                high,
-                qsgd.log_levels(),
-                &block_codes[at..end],
-                &mut block_values[at..end],
-                &put,
-            );
+            for (&code, value) in block_codes[at..end].iter().zip(&mut block_values[at..end]) {
+                let code = code as i32;
+                let level = if SIGN_MAGNITUDE {
+                    let negative = code >> log_levels;
+                    ((code & ((1 << log_levels) - 1)) ^ -negative) + negative
+                } else {
+                    code
+                };
+                put(value, point::<SIGN_MAGNITUDE>(level, inverse, low, high));
+            }
             at = end;
         }
     }
@@ -223,27 +224,5 @@ fn read_scales(scale: Scale, bucket: usize, scales: &[[u8; 4]]) -> Result<(f32, 
         Ok((low, high))
     } else {
         Err(Error::PayloadBody { what: "a bucket's scale is not finite or out of order" })
-    }
-}
-
-#[inline(always)]
-fn dequantise<const SIGN_MAGNITUDE: bool>(
-    low: f32,
-    high: f32,
-    log_levels: u32,
-    codes: &[u8],
-    values: &mut [f32],
-    put: impl Fn(&mut f32, f32),
-) {
-    let inverse = inverse_levels(log_levels);
-    for (&code, value) in codes.iter().zip(values) {
-        let code = code as i32;
-        let level = if SIGN_MAGNITUDE {
-            let negative = code >> log_levels;
-            ((code & ((1 << log_levels) - 1)) ^ -negative) + negative
-        } else {
-            code
-        };
-        put(value, point::<SIGN_MAGNITUDE>(level, inverse, low, high));
     }
 }

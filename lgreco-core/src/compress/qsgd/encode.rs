@@ -28,7 +28,7 @@ fn encode_as<E: Element, const SIGN_MAGNITUDE: bool>(
     qsgd: Qsgd,
     stream: Stream,
 ) -> Result<(), Error> {
-    let bucket_len = qsgd.bucket as usize;
+    let (bucket_len, log_levels) = (qsgd.bucket as usize, qsgd.log_levels());
     let mut grid = Grid::default();
     let mut addends = [HALF; BLOCK];
     let mut block_codes = [0u8; BLOCK];
@@ -46,13 +46,18 @@ fn encode_as<E: Element, const SIGN_MAGNITUDE: bool>(
                 write_scales(qsgd.scale, &grid, (first + at) / bucket_len, scales);
             }
             let end = block_values.len().min(at.saturating_add(bucket_len - within));
-            quantise::<E, SIGN_MAGNITUDE>(
-                &grid,
-                qsgd.log_levels(),
-                &block_values[at..end],
-                &addends[at..end],
-                &mut block_codes[at..end],
-            );
+            // Each addend turns rounding down into the rounding wanted.
+            let pairs = block_values[at..end].iter().zip(&addends[at..end]);
+            for ((&value, &addend), code) in pairs.zip(&mut block_codes[at..end]) {
+                let value = value.to_f32();
+                let (scaled, sign) = if SIGN_MAGNITUDE {
+                    (value.abs() * grid.power, (value.to_bits() >> 31) << log_levels)
+                } else {
+                    (value * grid.power, 0)
+                };
+                let level = (in_levels(grid.position(scaled), log_levels) + addend) >> FRACTION_BITS;
+                *code = (level | sign) as u8;
+            }
             at = end;
         }
         block_codes[at..].fill(0);
@@ -87,26 +92,5 @@ fn write_scales(scale: Scale, grid: &Grid, bucket: usize, scales: &mut [u8]) {
             words[2 * bucket] = grid.low.to_le_bytes();
             words[2 * bucket + 1] = grid.high.to_le_bytes();
         }
-    }
-}
-
-/// Codes of values of one bucket; each addend is what turns rounding down into the rounding wanted.
-#[inline(always)]
-fn quantise<E: Element, const SIGN_MAGNITUDE: bool>(
-    grid: &Grid,
-    log_levels: u32,
-    values: &[E],
-    addends: &[u32],
-    codes: &mut [u8],
-) {
-    for ((&value, &addend), code) in values.iter().zip(addends).zip(codes) {
-        let value = value.to_f32();
-        let (scaled, sign) = if SIGN_MAGNITUDE {
-            (value.abs() * grid.power, (value.to_bits() >> 31) << log_levels)
-        } else {
-            (value * grid.power, 0)
-        };
-        let level = (in_levels(grid.position(scaled), log_levels) + addend) >> FRACTION_BITS;
-        *code = (level | sign) as u8;
     }
 }

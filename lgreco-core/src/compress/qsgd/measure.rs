@@ -7,7 +7,7 @@ use crate::error::expect_len;
 use crate::gradient::{Element, Gradient, with_elements};
 use crate::rng::block::BLOCK;
 use crate::select::check_finite;
-use crate::simd::{Kernel, dispatch};
+use crate::simd::dispatch_with;
 
 const LANES: usize = 32;
 
@@ -53,24 +53,15 @@ pub fn measure(gradient: &Gradient<'_>, base: Qsgd, bits: &[u8], squared_errors:
     if bits.is_empty() {
         return with_elements!(gradient.values(), values => check_finite(values));
     }
-    with_elements!(gradient.values(), values => dispatch(Measure { base, bits, values, squared_errors }))
+    with_elements!(gradient.values(), values => dispatch_with((base, bits, values, squared_errors), measure_all))
 }
 
-pub(super) struct Measure<'a, E> {
-    pub(super) base: Qsgd,
-    pub(super) bits: &'a [u8],
-    pub(super) values: &'a [E],
-    pub(super) squared_errors: &'a mut [f64],
-}
-
-impl<E: Element> Kernel for Measure<'_, E> {
-    type Output = Result<(), Error>;
-
-    #[inline(always)]
-    fn run(mut self) -> Result<(), Error> {
-        self.run_as::<true>()?;
-        self.run_as::<false>()
-    }
+#[inline(always)]
+pub(super) fn measure_all<E: Element>(
+    (base, bits, values, squared_errors): (Qsgd, &[u8], &[E], &mut [f64]),
+) -> Result<(), Error> {
+    measure_as::<E, true>(base, bits, values, squared_errors)?;
+    measure_as::<E, false>(base, bits, values, squared_errors)
 }
 
 /// One block, padded to whole lanes with values on the lowest level.
@@ -79,46 +70,48 @@ struct Block {
     scaled: [f32; BLOCK],
 }
 
-impl<E: Element> Measure<'_, E> {
-    /// Adds the errors of the widths that code with a sign and a magnitude, or of those that do not.
-    #[inline(always)]
-    fn run_as<const SIGN_MAGNITUDE: bool>(&mut self) -> Result<(), Error> {
-        let (base, values) = (self.base, self.values);
-        let with_bits = |bits: u8| Qsgd { bits, ..base };
-        let Some(&bits) = self.bits.iter().find(|&&bits| with_bits(bits).sign_magnitude() == SIGN_MAGNITUDE) else {
-            return Ok(());
-        };
-        let mut block = Block { positions: [0; BLOCK], scaled: [0.0; BLOCK] };
-        for (index, bucket) in values.chunks(base.bucket as usize).enumerate() {
-            let grid = with_bits(bits).grid(values, index * base.bucket as usize)?;
-            let unit = (grid.scaled_high - grid.scaled_low) as f64 / grid.power as f64;
-            let residual_unit = 1.0 / grid.power as f64;
-            for values in bucket.chunks(BLOCK) {
-                let len = block.fill::<E, SIGN_MAGNITUDE>(&grid, values);
-                for (&bits, error) in self.bits.iter().zip(self.squared_errors.iter_mut()) {
-                    let qsgd = with_bits(bits);
-                    if qsgd.sign_magnitude() != SIGN_MAGNITUDE {
-                        continue;
-                    }
-                    let log_levels = qsgd.log_levels();
-                    *error += match base.rounding {
-                        Rounding::Stochastic if grid.holds_zero() && !grid.is_faint() => {
-                            let step = unit / ((1u32 << log_levels) - 1) as f64;
-                            block.variance(len, log_levels) * (step * step)
-                        }
-                        Rounding::Stochastic => {
-                            let expected = block.expected_residual::<SIGN_MAGNITUDE>(len, log_levels, &grid);
-                            expected * (residual_unit * residual_unit)
-                        }
-                        Rounding::Nearest => {
-                            block.residual::<SIGN_MAGNITUDE>(len, log_levels, &grid) * (residual_unit * residual_unit)
-                        }
-                    };
+/// Adds the errors of the widths that code with a sign and a magnitude, or of those that do not.
+#[inline(always)]
+fn measure_as<E: Element, const SIGN_MAGNITUDE: bool>(
+    base: Qsgd,
+    widths: &[u8],
+    values: &[E],
+    squared_errors: &mut [f64],
+) -> Result<(), Error> {
+    let with_bits = |bits: u8| Qsgd { bits, ..base };
+    let Some(&bits) = widths.iter().find(|&&bits| with_bits(bits).sign_magnitude() == SIGN_MAGNITUDE) else {
+        return Ok(());
+    };
+    let mut block = Block { positions: [0; BLOCK], scaled: [0.0; BLOCK] };
+    for (index, bucket) in values.chunks(base.bucket as usize).enumerate() {
+        let grid = with_bits(bits).grid(values, index * base.bucket as usize)?;
+        let unit = (grid.scaled_high - grid.scaled_low) as f64 / grid.power as f64;
+        let residual_unit = 1.0 / grid.power as f64;
+        for values in bucket.chunks(BLOCK) {
+            let len = block.fill::<E, SIGN_MAGNITUDE>(&grid, values);
+            for (&bits, error) in widths.iter().zip(squared_errors.iter_mut()) {
+                let qsgd = with_bits(bits);
+                if qsgd.sign_magnitude() != SIGN_MAGNITUDE {
+                    continue;
                 }
+                let log_levels = qsgd.log_levels();
+                *error += match base.rounding {
+                    Rounding::Stochastic if grid.holds_zero() && !grid.is_faint() => {
+                        let step = unit / ((1u32 << log_levels) - 1) as f64;
+                        block.variance(len, log_levels) * (step * step)
+                    }
+                    Rounding::Stochastic => {
+                        let expected = block.expected_residual::<SIGN_MAGNITUDE>(len, log_levels, &grid);
+                        expected * (residual_unit * residual_unit)
+                    }
+                    Rounding::Nearest => {
+                        block.residual::<SIGN_MAGNITUDE>(len, log_levels, &grid) * (residual_unit * residual_unit)
+                    }
+                };
             }
         }
-        Ok(())
     }
+    Ok(())
 }
 
 impl Block {

@@ -140,13 +140,8 @@ impl Qsgd {
     /// `Err` unless bits and bucket are in range.
     #[doc(hidden)]
     pub fn check(&self) -> Result<(), Error> {
-        if !(1..=8).contains(&self.bits) {
-            return Err(Error::Parameter { what: "bits", value: self.bits as f64, expected: "1 to 8" });
-        }
-        if self.bucket == 0 {
-            return Err(Error::Parameter { what: "bucket size", value: 0.0, expected: "at least 1" });
-        }
-        Ok(())
+        Error::require((1..=8).contains(&self.bits), "bits", self.bits.into(), "1 to 8")?;
+        Error::require(self.bucket > 0, "bucket size", 0.0, "at least 1")
     }
 
     /// Whether codes are a sign and a level of the magnitude.
@@ -194,13 +189,8 @@ impl Qsgd {
     fn body_lens(&self, elements: usize) -> Result<(usize, usize), Error> {
         let scales = (elements as u64).div_ceil(self.bucket as u64) * self.scale_bytes() as u64;
         let codes = bits::packed_len(elements as u64, self.bits);
-        if (HEADER_LEN as u64 + scales + codes) > isize::MAX as u64 {
-            return Err(Error::Parameter {
-                what: "bucket size",
-                value: self.bucket as f64,
-                expected: "large enough for the payload to fit memory",
-            });
-        }
+        let fits = HEADER_LEN as u64 + scales + codes <= isize::MAX as u64;
+        Error::require(fits, "bucket size", self.bucket.into(), "large enough for the payload to fit memory")?;
         Ok((scales as usize, codes as usize))
     }
 }
@@ -214,10 +204,6 @@ impl Compressor for Qsgd {
         self.check()?;
         let (scales, codes) = self.body_lens(shape.elements())?;
         Ok(HEADER_LEN + scales + codes)
-    }
-
-    fn encode_workspace_len(&self, _: Shape, _: Dtype) -> usize {
-        0
     }
 
     fn encode(
@@ -241,7 +227,6 @@ impl Compressor for Qsgd {
 mod tests {
     use super::*;
     use crate::gradient::Values;
-    use crate::simd::Kernel;
     use crate::spread::{Per, Start};
     use std::{vec, vec::Vec};
 
@@ -271,9 +256,7 @@ mod tests {
             let (mut row, mut row_again) = ([0.0; 8], [0.0; 8]);
             let bits = [1, 2, 3, 4, 5, 6, 7, 8];
             measure(&gradient, qsgd, &bits, &mut row).unwrap();
-            let baseline =
-                measure::Measure { base: qsgd, bits: &bits, values: &values[..], squared_errors: &mut row_again };
-            baseline.run().unwrap();
+            measure::measure_all((qsgd, &bits, &values[..], &mut row_again)).unwrap();
             assert_eq!(row.map(f64::to_bits), row_again.map(f64::to_bits));
         }
     }

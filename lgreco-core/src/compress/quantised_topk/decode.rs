@@ -3,10 +3,9 @@
 use super::{Parts, QuantisedTopK};
 use crate::Error;
 use crate::compress::bits;
-use crate::compress::combine::Combine;
 use crate::compress::positions::{self, BLOCK, Coding, Expand, Fetched, Layout};
+use crate::compress::sparse::{self, Sparse};
 use crate::compress::wire::{Header, Method, Payload};
-use crate::error::{expect_len, expect_room};
 use crate::simd::dispatch_lanes;
 
 /// Writes what a payload of [`QuantisedTopK`] holds to `values`, zeros elsewhere. On an error `values` holds nothing of
@@ -32,38 +31,7 @@ use crate::simd::dispatch_lanes;
 /// # Complexity
 /// O(n) time, no workspace.
 pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
-    let body = body(payload, values.len())?;
-    values.fill(0.0);
-    body.scatter_all(values, 0.0, |place, value| *place = value)
-}
-
-/// Combines what a payload holds with `values`, in time that grows with what it holds. Same errors as [`decode`].
-pub(in crate::compress) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<(), Error> {
-    body(payload, values.len())?.scatter_all(values, how.unkept(), |place, value| how.put(place, value))
-}
-
-/// As TopK's of the same name.
-pub(in crate::compress) fn place_of(payload: &Payload<'_>, start: usize) -> Result<Option<[u64; 2]>, Error> {
-    let body = Body::of(payload)?;
-    Ok(positions::find(body.layout, body.positions, start as u64))
-}
-
-/// The same of the elements from `start` on, a multiple of 64; `place` is where the last stretch has ended.
-pub(in crate::compress) fn combine_stretch(
-    payload: &Payload<'_>,
-    replace: bool,
-    start: usize,
-    place: &mut [u64; 2],
-    values: &mut [f32],
-) -> Result<(), Error> {
-    let body = Body::of(payload)?;
-    let elements = payload.header.shape.elements();
-    expect_room("elements", start.saturating_add(values.len()), elements)?;
-    if replace {
-        values.fill(0.0);
-    }
-    body.scatter(start, place, values, -0.0, |place, value| *place += value)?;
-    if start + values.len() == elements { body.check_end(place) } else { Ok(()) }
+    sparse::decode::<Body<'_>>(payload, values)
 }
 
 /// Bytes of the body that a header implies.
@@ -84,14 +52,8 @@ fn read(header: &Header) -> Result<(QuantisedTopK, Parts), Error> {
     Ok((top, parts))
 }
 
-/// The body of the payload of a tensor with as many values.
-fn body<'a>(payload: &Payload<'a>, values: usize) -> Result<Body<'a>, Error> {
-    let body = Body::of(payload)?;
-    expect_len("values", payload.header.shape.elements(), values)?;
-    Ok(body)
-}
-
 /// The parts of a payload's body.
+#[derive(Clone, Copy)]
 pub struct Body<'a> {
     /// What it keeps.
     pub top: QuantisedTopK,
@@ -105,50 +67,27 @@ pub struct Body<'a> {
     pub positions: &'a [u8],
 }
 
-impl<'a> Body<'a> {
-    pub(super) fn of(payload: &Payload<'a>) -> Result<Self, Error> {
+impl<'a> Sparse<'a> for Body<'a> {
+    fn of(payload: &Payload<'a>) -> Result<Self, Error> {
         let (top, parts) = read(&payload.header)?;
         let body = payload.body_of_len(body_len(&parts))?;
         let (means, rest) = body.split_at(parts.means);
         let (codes, positions) = rest.split_at(parts.codes);
         let means = means.as_chunks::<4>().0;
         // Anything above the bits of the largest finite number is infinite, NaN or negative.
-        if means.iter().any(|&mean| u32::from_le_bytes(mean) > f32::MAX.to_bits()) {
-            return Err(Error::PayloadBody { what: "a mean is not finite and positive" });
-        }
+        let sound = means.iter().all(|&mean| u32::from_le_bytes(mean) <= f32::MAX.to_bits());
+        Error::require_body(sound, "a mean is not finite and positive")?;
         let padding = 8 * codes.len() as u64 - top.keep as u64 * top.bits as u64;
-        if codes.last().is_some_and(|&last| last as u32 >> (8 - padding) != 0) {
-            return Err(Error::PayloadBody { what: "padding is not zero" });
-        }
+        let padded = codes.last().is_some_and(|&last| last as u32 >> (8 - padding) != 0);
+        Error::require_body(!padded, "padding is not zero")?;
         parts.layout.check_padding(positions)?;
         Ok(Body { top, layout: parts.layout, means, codes, positions })
     }
 
-    /// What each code stands for.
-    fn meanings(&self) -> [f32; 256] {
-        let mut meanings = [0.0; 256];
-        for (sign, meanings) in meanings.chunks_mut(self.means.len()).take(2).enumerate() {
-            for (meaning, &mean) in meanings.iter_mut().zip(self.means) {
-                *meaning = f32::from_bits(u32::from_le_bytes(mean) | (sign as u32) << 31);
-            }
-        }
-        meanings
+    fn positions(&self) -> (Layout, &'a [u8]) {
+        (self.layout, self.positions)
     }
 
-    /// The `count` codes from code `first` on.
-    #[inline(always)]
-    fn codes<'c>(&self, first: u64, count: usize, codes: &'c mut [u8]) -> &'c [u8] {
-        bits::unpack_some(self.top.bits, self.codes, first, count, codes)
-    }
-
-    fn scatter_all(&self, values: &mut [f32], unkept: f32, put: impl Fn(&mut f32, f32)) -> Result<(), Error> {
-        let mut place = [0; 2];
-        self.scatter(0, &mut place, values, unkept, put)?;
-        self.check_end(&place)
-    }
-
-    /// Puts what is kept of the elements from `start` on into `values`; `place` as in [`positions::for_each_block`]. What is
-    /// not kept may be put too, as `unkept`, a zero with which nothing changes.
     #[inline(always)]
     fn scatter(
         &self,
@@ -174,14 +113,30 @@ impl<'a> Body<'a> {
                 }
             }
             index += there as u64;
-            if beyond.is_empty() {
-                return Ok(());
-            }
-            Err(Error::PayloadBody { what: "more positions than kept values" })
+            Error::require_body(beyond.is_empty(), "more positions than kept values")
         })
     }
+}
 
-    /// The same from a bitmap; how many are kept up to the end of `values`.
+impl Body<'_> {
+    /// What each code stands for.
+    fn meanings(&self) -> [f32; 256] {
+        let mut meanings = [0.0; 256];
+        for (sign, meanings) in meanings.chunks_mut(self.means.len()).take(2).enumerate() {
+            for (meaning, &mean) in meanings.iter_mut().zip(self.means) {
+                *meaning = f32::from_bits(u32::from_le_bytes(mean) | (sign as u32) << 31);
+            }
+        }
+        meanings
+    }
+
+    /// The `count` codes from code `first` on.
+    #[inline(always)]
+    fn codes<'c>(&self, first: u64, count: usize, codes: &'c mut [u8]) -> &'c [u8] {
+        bits::unpack_some(self.top.bits, self.codes, first, count, codes)
+    }
+
+    /// [`Sparse::scatter`] from a bitmap; how many are kept up to the end of `values`.
     fn expand(
         &self,
         start: usize,
@@ -201,13 +156,5 @@ impl<'a> Body<'a> {
         };
         let (bitmap, keep) = (self.positions, self.top.keep as u64);
         dispatch_lanes(Expand { bitmap, is_last, start, values, index, keep, fetch, put, unkept })
-    }
-
-    /// `Err` unless all that is kept has found its place.
-    fn check_end(&self, place: &[u64; 2]) -> Result<(), Error> {
-        if place[0] < self.top.keep as u64 {
-            return Err(Error::PayloadBody { what: "fewer positions than kept values" });
-        }
-        Ok(())
     }
 }

@@ -33,16 +33,17 @@ mod sums;
 pub(crate) mod whole;
 
 pub use decode::decode;
-pub(super) use decode::{combine, combine_stretch, place_of, stated};
+pub(super) use decode::{Body, stated};
 pub use measure::{measure, measure_workspace_len};
 
 use super::Compressor;
 use super::bits::packed_len;
-use super::positions::Layout;
-use super::topk::check_keep;
-use super::wire::{HEADER_LEN, Header, Method};
+use super::positions::{Layout, Writer};
+use super::topk::{check_keep, write_positions};
+use super::wire::{self, HEADER_LEN, Header, Method};
 use crate::Error;
-use crate::gradient::{Dtype, Gradient, Shape};
+use crate::error::expect_room;
+use crate::gradient::{Dtype, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::select;
 
@@ -89,10 +90,7 @@ impl Parts {
 
 impl QuantisedTopK {
     pub(super) fn check(&self) -> Result<(), Error> {
-        if (1..=8).contains(&self.bits) {
-            return Ok(());
-        }
-        Err(Error::Parameter { what: "bits per kept value", value: self.bits.into(), expected: "1 to 8" })
+        Error::require((1..=8).contains(&self.bits), "bits per kept value", self.bits.into(), "1 to 8")
     }
 
     fn parts(&self, elements: usize) -> Result<Parts, Error> {
@@ -110,8 +108,7 @@ impl QuantisedTopK {
 
 impl Compressor for QuantisedTopK {
     fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize, Error> {
-        usize::try_from(HEADER_LEN as u64 + self.parts(shape.elements())?.body_len())
-            .map_err(|_| Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })
+        wire::payload_len(self.parts(shape.elements())?.body_len(), shape)
     }
 
     fn encode_workspace_len(&self, shape: Shape, _: Dtype) -> usize {
@@ -127,6 +124,27 @@ impl Compressor for QuantisedTopK {
         workspace: &mut [u64],
         payload: &mut [u8],
     ) -> Result<usize, Error> {
-        encode::encode(self, gradient, workspace, payload)
+        let shape = gradient.shape();
+        let (parts, len) = (self.parts(shape.elements())?, self.payload_len(shape, Dtype::F32)?);
+        expect_room("payload bytes", len, payload.len())?;
+        expect_room("workspace words", self.encode_workspace_len(shape, Dtype::F32), workspace.len())?;
+        self.header(shape, parts.layout).write(payload)?;
+        let (means, rest) = payload[HEADER_LEN..len].split_at_mut(parts.means);
+        let (codes, positions) = rest.split_at_mut(parts.codes);
+        let (workspace, kept) = workspace.split_at_mut(select::workspace_len(shape.elements()));
+        let kept: &mut [u32] = &mut bytemuck::cast_slice_mut(kept)[..self.keep as usize];
+        if self.keep > 0 {
+            let mut places = &mut *kept;
+            let writer = Writer::new(parts.layout, positions);
+            with_elements!(gradient.values(), v => {
+                write_positions(v, parts.layout, self.keep, workspace, writer, |bits| {
+                    let (here, rest) = core::mem::take(&mut places).split_at_mut(bits.len());
+                    here.copy_from_slice(bits);
+                    places = rest;
+                })
+            })?;
+        }
+        encode::quantise_kept(self.bits, kept, means, codes);
+        Ok(len)
     }
 }

@@ -3,6 +3,7 @@
 use super::QuantisedTopK;
 pub use super::decode::Body;
 use crate::Error;
+use crate::compress::sparse::Sparse;
 use crate::compress::topk::TopK;
 use crate::compress::wire::{Header, Payload};
 use crate::gradient::{Dtype, Shape};
@@ -54,5 +55,5 @@ pub fn header(top: &QuantisedTopK, shape: Shape) -> Result<Header, Error> {
 /// # Errors
 /// As there, but for the positions.
 pub fn of_payload<'a>(payload: &Payload<'a>) -> Result<Body<'a>, Error> {
-    Body::of(payload)
+    Sparse::of(payload)
 }

@@ -4,7 +4,7 @@ use super::gamma::inverse_upper_gamma;
 use super::{Fit, Sidco};
 use crate::gradient::Element;
 use crate::num::{exp, ln, sqrt};
-use crate::simd::{Kernel, dispatch};
+use crate::simd::dispatch_with;
 
 /// Share of the elements that the first of several stages leaves.
 const FIRST_DENSITY: f64 = 0.25;
@@ -82,7 +82,7 @@ struct Moments {
 
 impl Moments {
     fn of<T: Element>(values: &[T], shift: f64, floor: f64) -> Moments {
-        dispatch(Sums { values, shift, floor })
+        dispatch_with((values, shift, floor), moments)
     }
 
     fn mean(&self) -> f64 {
@@ -101,43 +101,33 @@ impl Moments {
     }
 }
 
-struct Sums<'a, T> {
-    values: &'a [T],
-    shift: f64,
-    floor: f64,
-}
-
-impl<T: Element> Kernel for Sums<'_, T> {
-    type Output = Moments;
-
-    #[inline(always)]
-    fn run(self) -> Moments {
-        const LANES: usize = 8;
-        let (mut count, mut sum, mut squares) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
-        let (mut least, mut largest) = ([f64::INFINITY; LANES], [0.0; LANES]);
-        let mut add = |lane: usize, x: T| {
-            let magnitude = x.to_f32().abs() as f64;
-            let above = magnitude > self.floor;
-            let excess = if above { magnitude - self.shift } else { 0.0 };
-            count[lane] += if above { 1.0 } else { 0.0 };
-            sum[lane] += excess;
-            squares[lane] += excess * excess;
-            least[lane] = if above && magnitude < least[lane] { magnitude } else { least[lane] };
-            largest[lane] = if magnitude > largest[lane] { magnitude } else { largest[lane] };
-        };
-        let (chunks, rest) = self.values.as_chunks::<LANES>();
-        for chunk in chunks {
-            for (lane, &x) in chunk.iter().enumerate() {
-                add(lane, x);
-            }
+#[inline(always)]
+fn moments<T: Element>((values, shift, floor): (&[T], f64, f64)) -> Moments {
+    const LANES: usize = 8;
+    let (mut count, mut sum, mut squares) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+    let (mut least, mut largest) = ([f64::INFINITY; LANES], [0.0; LANES]);
+    let mut add = |lane: usize, x: T| {
+        let magnitude = x.to_f32().abs() as f64;
+        let above = magnitude > floor;
+        let excess = if above { magnitude - shift } else { 0.0 };
+        count[lane] += if above { 1.0 } else { 0.0 };
+        sum[lane] += excess;
+        squares[lane] += excess * excess;
+        least[lane] = if above && magnitude < least[lane] { magnitude } else { least[lane] };
+        largest[lane] = if magnitude > largest[lane] { magnitude } else { largest[lane] };
+    };
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, &x) in chunk.iter().enumerate() {
+            add(lane, x);
         }
-        rest.iter().enumerate().for_each(|(lane, &x)| add(lane, x));
-        Moments {
-            count: count.iter().sum(),
-            sum: sum.iter().sum(),
-            squares: squares.iter().sum(),
-            least: least.into_iter().fold(f64::INFINITY, f64::min),
-            largest: largest.into_iter().fold(0.0, f64::max),
-        }
+    }
+    rest.iter().enumerate().for_each(|(lane, &x)| add(lane, x));
+    Moments {
+        count: count.iter().sum(),
+        sum: sum.iter().sum(),
+        squares: squares.iter().sum(),
+        least: least.into_iter().fold(f64::INFINITY, f64::min),
+        largest: largest.into_iter().fold(0.0, f64::max),
     }
 }

@@ -98,9 +98,7 @@ enum Selected {
 
 impl Sidco {
     pub(super) fn check(&self) -> Result<(), Error> {
-        if !(1..=MOST_STAGES).contains(&self.stages) {
-            return Err(Error::Parameter { what: "stages", value: self.stages as f64, expected: "1 to 1100" });
-        }
+        Error::require((1..=MOST_STAGES).contains(&self.stages), "stages", self.stages.into(), "1 to 1100")?;
         TopK::with_density(self.density, 1, self.values).map(|_| ())
     }
 

@@ -6,14 +6,9 @@ use crate::gradient::Dtype;
 
 /// `Err` unless `keep` elements of `elements` can be kept.
 pub fn check_keep(keep: u32, elements: usize) -> Result<(), Error> {
-    if keep as usize <= elements && (keep > 0 || elements == 0) {
-        return Ok(());
-    }
-    Err(Error::Parameter {
-        what: "kept elements",
-        value: keep as f64,
-        expected: "between 1 and the number of elements (0 if there are none)",
-    })
+    let fits = keep as usize <= elements && (keep > 0 || elements == 0);
+    let expected = "between 1 and the number of elements (0 if there are none)";
+    Error::require(fits, "kept elements", keep.into(), expected)
 }
 
 /// Bytes of a payload's body.

@@ -1,34 +1,16 @@
 //! Encoding: find the k-th largest magnitude, then write what reaches it.
 
-use super::{STRETCH, TopK, check_keep, header, payload_len};
+use super::{STRETCH, TopK, header};
 use crate::Error;
 use crate::compress::positions::{Coding, Layout, Writer};
 use crate::compress::value::{WireValue, with_wire_type};
 use crate::compress::wire::HEADER_LEN;
-use crate::error::expect_room;
-use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
+use crate::gradient::{Dtype, Element, Shape};
 use crate::select::mark::{mark_at_least, marked};
 use crate::select::{self, Cut};
 
 /// Stretches that are looked at together; more by several cores, which wait for each other at the end.
 const TOGETHER: usize = if cfg!(feature = "rayon") { 256 } else { 64 };
-
-pub(super) fn encode(
-    top: &TopK,
-    gradient: &Gradient<'_>,
-    workspace: &mut [u64],
-    payload: &mut [u8],
-) -> Result<usize, Error> {
-    let shape = gradient.shape();
-    let elements = shape.elements();
-    check_keep(top.keep, elements)?;
-    let len = payload_len(top.keep, shape, top.values)?;
-    expect_room("payload bytes", len, payload.len())?;
-    expect_room("workspace words", select::workspace_len(elements), workspace.len())?;
-    let body = Body::begin(top.keep, top.values, shape, &mut payload[..len])?;
-    with_elements!(gradient.values(), v => fill(top, v, workspace, body))?;
-    Ok(len)
-}
 
 /// Fills a payload's body, which a message may hold without its header; everything has the length it needs.
 pub fn encode_body<T: Element>(
@@ -40,7 +22,7 @@ pub fn encode_body<T: Element>(
     fill(top, elements, workspace, Body::of(top.keep, top.values, elements.len(), body))
 }
 
-fn fill<T: Element>(top: &TopK, elements: &[T], workspace: &mut [u64], body: Body<'_>) -> Result<(), Error> {
+pub(super) fn fill<T: Element>(top: &TopK, elements: &[T], workspace: &mut [u64], body: Body<'_>) -> Result<(), Error> {
     if top.keep == 0 {
         return Ok(());
     }

@@ -30,22 +30,21 @@ mod measure;
 
 pub(super) use at_least::{AtLeast, sent, write_workspace_len};
 pub(super) use body::{body_len, check_keep};
+pub(super) use decode::stated;
 pub use decode::{Body, decode, of_payload};
-pub(super) use decode::{combine, combine_stretch, place_of, stated};
 pub(super) use encode::write_positions;
 pub use measure::{measure, measure_workspace_len};
 
 pub use super::positions::{Coding, Layout};
 
 use super::Compressor;
-use super::wire::{HEADER_LEN, Header, Method};
+use super::sparse::STRETCH;
+use super::wire::{self, Header, Method};
 use crate::Error;
-use crate::gradient::{Dtype, Gradient, Shape};
+use crate::error::expect_room;
+use crate::gradient::{Dtype, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::select;
-
-/// Elements whose positions are collected at a time.
-const STRETCH: usize = 1 << 13;
 
 /// Keeps the `keep` elements of largest magnitude; of equal magnitudes, those with the lowest positions.
 ///
@@ -91,9 +90,7 @@ impl TopK {
     /// # Ok::<(), lgreco_core::Error>(())
     /// ```
     pub fn with_density(density: f64, elements: usize, values: Dtype) -> Result<TopK, Error> {
-        if !(density > 0.0 && density <= 1.0) {
-            return Err(Error::Parameter { what: "density", value: density, expected: "in (0, 1]" });
-        }
+        Error::require(density > 0.0 && density <= 1.0, "density", density, "in (0, 1]")?;
         let elements = Shape::new(elements, 1)?.elements() as u32;
         let keep = (density * elements as f64 + 0.5) as u32;
         Ok(TopK { keep: keep.clamp(elements.min(1), elements), values })
@@ -124,8 +121,7 @@ fn header(keep: u32, values: Dtype, shape: Shape, layout: Layout) -> Header {
 
 /// Bytes of a payload with `keep` of the elements.
 pub(super) fn payload_len(keep: u32, shape: Shape, values: Dtype) -> Result<usize, Error> {
-    usize::try_from(HEADER_LEN as u64 + body_len(keep, shape.elements(), values))
-        .map_err(|_| Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })
+    wire::payload_len(body_len(keep, shape.elements(), values), shape)
 }
 
 impl Compressor for TopK {
@@ -149,6 +145,12 @@ impl Compressor for TopK {
         workspace: &mut [u64],
         payload: &mut [u8],
     ) -> Result<usize, Error> {
-        encode::encode(self, gradient, workspace, payload)
+        let shape = gradient.shape();
+        let len = self.payload_len(shape, Dtype::F32)?;
+        expect_room("payload bytes", len, payload.len())?;
+        expect_room("workspace words", select::workspace_len(shape.elements()), workspace.len())?;
+        let body = encode::Body::begin(self.keep, self.values, shape, &mut payload[..len])?;
+        with_elements!(gradient.values(), v => encode::fill(self, v, workspace, body))?;
+        Ok(len)
     }
 }

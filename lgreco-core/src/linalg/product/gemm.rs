@@ -8,7 +8,7 @@
 use super::Matrix;
 use crate::gradient::{Dtype, Element};
 use crate::linalg::{LANES, Row, panels};
-use crate::simd::{Kernel, dispatch};
+use crate::simd::dispatch_with;
 use core::ops::Range;
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, ShapeBuilder};
@@ -58,34 +58,15 @@ impl<T: Element> Matrix<'_, T> {
         if T::DTYPE == Dtype::F32 {
             return matrix(&bytemuck::cast_slice(self.values)[place..], rows.len(), cols.len(), self.cols);
         }
-        dispatch(Widen {
-            values: &self.values[place..],
-            stride: self.cols,
-            out: wide,
-            rows: rows.len(),
-            cols: cols.len(),
-        });
+        let values = self.values[place..].chunks(self.cols).take(rows.len());
+        dispatch_with(values.zip(wide.chunks_exact_mut(cols.len())), widen);
         matrix(wide, rows.len(), cols.len(), cols.len())
     }
 }
 
-struct Widen<'a, T> {
-    values: &'a [T],
-    stride: usize,
-    out: &'a mut [f32],
-    rows: usize,
-    cols: usize,
-}
-
-impl<T: Element> Kernel for Widen<'_, T> {
-    type Output = ();
-    #[inline(always)]
-    fn run(self) {
-        let rows = self.values.chunks(self.stride).zip(self.out.chunks_exact_mut(self.cols));
-        for (values, out) in rows.take(self.rows) {
-            out.iter_mut().zip(values).for_each(|(out, x)| *out = x.to_f32());
-        }
-    }
+#[inline(always)]
+fn widen<'a, T: Element>(rows: impl Iterator<Item = (&'a [T], &'a mut [f32])>) {
+    rows.for_each(|(values, out)| out.iter_mut().zip(values).for_each(|(out, x)| *out = x.to_f32()));
 }
 
 /// What one product needs. Rows of both factors lie next to each other, as `matrixmultiply` wants them.

@@ -69,11 +69,9 @@ pub fn kmeans(
     expect_len("metrics, one per layer", layers, metric.len())?;
     expect_room("workspace", kmeans_workspace_len(table, clusters), workspace.len())?;
     let limit = limit.into().checked()?;
-    if clusters == 0 {
-        return Err(Error::Parameter { what: "clusters", value: 0.0, expected: "at least 1" });
-    }
-    if let Some(&value) = metric.iter().find(|value| !(value.is_finite() && **value >= 0.0)) {
-        return Err(Error::Parameter { what: "metric", value, expected: "a finite number >= 0" });
+    Error::require(clusters > 0, "clusters", 0.0, "at least 1")?;
+    for &value in metric {
+        Error::require(value.is_finite() && value >= 0.0, "metric", value, "a finite number >= 0")?;
     }
 
     let centres = clusters.min(layers);

@@ -1,7 +1,7 @@
 //! The inner loop: one number per cell, relaxed by an addition and a minimum.
 
 use super::grid::Kept;
-use crate::simd::Kernel;
+use crate::num::Wide;
 
 /// Cells computed together, held in the first-level cache over all options of a layer.
 pub(super) const LANES: usize = 256;
@@ -56,26 +56,9 @@ impl Cell for f64 {
     }
 }
 
-/// 128 bits, low word first: 64 of objective and 32 of option, with room to add to [`Cell::UNREACHABLE`].
-#[derive(Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C)]
-pub(super) struct Wide([u64; 2]);
-
-impl Wide {
-    #[inline(always)]
-    fn value(self) -> u128 {
-        u128::from(self.0[1]) << 64 | u128::from(self.0[0])
-    }
-
-    #[inline(always)]
-    fn new(value: u128) -> Wide {
-        Wide([value as u64, (value >> 64) as u64])
-    }
-}
-
 impl Cell for Wide {
-    const UNREACHABLE: Wide = Wide([0, 1 << 63]);
-    const ZERO: Wide = Wide([0, 0]);
+    const UNREACHABLE: Wide = Wide::new(1 << 127);
+    const ZERO: Wide = Wide::new(0);
 
     fn option(objective: u64, option: usize, index_bits: u32) -> Wide {
         Wide::new((u128::from(objective) << index_bits) + option as u128)
@@ -94,7 +77,7 @@ impl Cell for Wide {
 
     #[inline(always)]
     fn split(self, mask: u64) -> (Wide, u64) {
-        (Wide([self.0[0] & !mask, self.0[1]]), self.0[0] & mask)
+        (Wide::new(self.value() & !u128::from(mask)), self.value() as u64 & mask)
     }
 }
 
@@ -142,11 +125,9 @@ pub(super) struct Fill<'a, C, T> {
     pub trace: &'a mut [T],
 }
 
-impl<C: Cell, T: Trace> Kernel for Fill<'_, C, T> {
-    type Output = usize;
-
+impl<C: Cell, T: Trace> Fill<'_, C, T> {
     #[inline(always)]
-    fn run(self) -> usize {
+    pub(super) fn run(self) -> usize {
         let Fill { kept, ends, cells, index_bits, rows: [mut previous, mut next], trace } = self;
         let stride = previous.len() - 2 * LANES;
         let mask = (1u64 << index_bits) - 1;

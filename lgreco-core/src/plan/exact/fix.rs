@@ -2,6 +2,7 @@
 
 use super::relax::Multiplier;
 use super::rows::{Item, Span};
+use crate::num::gcd;
 
 /// The least value of the layer's items.
 pub(super) fn least_value(items: &[Item], multiplier: Multiplier) -> u128 {
@@ -73,13 +74,6 @@ impl Lattice {
         let over = (objective % self.step + self.step - self.residue) % self.step;
         if over == 0 { objective } else { objective.checked_add(self.step - over).unwrap_or(objective) }
     }
-}
-
-fn gcd(mut a: u64, mut b: u64) -> u64 {
-    while b != 0 {
-        (a, b) = (b, a % b);
-    }
-    a
 }
 
 #[cfg(test)]

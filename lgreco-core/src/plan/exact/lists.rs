@@ -4,13 +4,14 @@ use bytemuck::{Pod, Zeroable};
 
 use super::relax::Multiplier;
 use super::rows::Item;
+use crate::num::Wide;
 
 /// A partial plan: its objective, the units it needs, the state it extends and the item it adds.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct State {
     pub(super) objective: u64,
-    units: [u64; 2],
+    units: Wide,
     parent: u32,
     item: u32,
 }
@@ -20,12 +21,12 @@ const ROOT: u32 = u32::MAX;
 
 impl State {
     pub(super) fn root(objective: u64, units: u128) -> Self {
-        State { objective, units: [units as u64, (units >> 64) as u64], parent: ROOT, item: 0 }
+        State { objective, units: Wide::new(units), parent: ROOT, item: 0 }
     }
 
     #[inline(always)]
     pub(super) fn units(&self) -> u128 {
-        u128::from(self.units[1]) << 64 | u128::from(self.units[0])
+        self.units.value()
     }
 
     /// The order of merging: by units, then objective, then item.
@@ -254,7 +255,7 @@ impl<B: Bound> Source<'_, B> {
             if objective < below && self.bound.may_admit(objective, units) {
                 return Some(State {
                     objective,
-                    units: [units as u64, (units >> 64) as u64],
+                    units: Wide::new(units),
                     parent: (self.offset + index) as u32,
                     item: (self.first + option) as u32,
                 });

@@ -51,7 +51,6 @@ mod lists;
 mod relax;
 mod relaxed;
 mod repair;
-mod rival;
 mod rows;
 mod search;
 mod tail;

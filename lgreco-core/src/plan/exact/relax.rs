@@ -5,6 +5,7 @@ use core::cmp::Ordering;
 use bytemuck::{Pod, Zeroable};
 
 use super::rows::{Item, Span};
+use crate::num::Wide;
 
 /// Units are cut to 63 bits where they meet a multiplier.
 const COARSE: u32 = 57;
@@ -17,7 +18,7 @@ pub(super) struct Edge {
     pub(super) saved: u64,
     /// Coarse units that it costs.
     pub(super) coarse: u64,
-    units: [u64; 2],
+    units: Wide,
     pub(super) layer: u32,
     pub(super) to: u32,
 }
@@ -28,14 +29,14 @@ impl Edge {
         Edge {
             saved: items[from].objective - items[to].objective,
             coarse: coarse(items[to].units()) - coarse(items[from].units()),
-            units: [units as u64, (units >> 64) as u64],
+            units: Wide::new(units),
             layer: layer as u32,
             to: to as u32,
         }
     }
 
     fn units(&self) -> u128 {
-        u128::from(self.units[1]) << 64 | u128::from(self.units[0])
+        self.units.value()
     }
 
     /// Objective saved per coarse unit.

@@ -6,7 +6,6 @@ use super::fix;
 use super::lists::{Arena, Line, State};
 use super::relax::{self, Edge, Multiplier, Solution};
 use super::repair;
-use super::rival;
 use super::rows::{self, Item, Span};
 use super::search::Core;
 use super::tail::{self, Step, Tail};
@@ -15,6 +14,7 @@ use super::units::{Rounding, Scale};
 use super::workspace::{Carver, words};
 use crate::Error;
 use crate::num::Sum;
+use crate::plan::dp;
 use crate::plan::goal::Goal;
 use crate::table::{Choice, Table};
 
@@ -153,12 +153,30 @@ impl<'w> Relaxed<'w> {
         self.bound = targets::search(&core, range, &mut arena, self.order, self.plan, best);
     }
 
-    /// Whether the plan of Algorithm 1 may be better than the best one.
+    /// Whether the plan of Algorithm 1 can be better than the best plan, decided without making it.
+    ///
+    /// It finds no plan with an objective below both this bound and the best plan's.
+    ///
+    /// It rounds what is limited up to cells, and fixing dropped only options of plans that are not better than the best: so
+    /// this is the Lagrangian bound of the options left, with their units in cells.
+    ///
+    /// # Complexity
+    /// O(n) for n options left.
     pub(super) fn has_rival(&mut self, best: &Best<'_>) -> bool {
         if self.bound >= best.objective {
             return false;
         }
         self.fix(best);
-        rival::lower_bound(self.items, self.spans, self.multiplier, self.capacity, best) < best.objective
+        let cell = u128::from(relax::coarse(self.capacity)) / u128::from(dp::LEVELS);
+        let in_units = |cells: u32| relax::fine(u128::from(cells) * cell);
+        let least = self.spans.iter().zip(best.table.iter()).map(|(span, row)| {
+            let values = self.items[span.range()].iter().map(|item| {
+                let cells = best.goal.cells(&row[item.option as usize], dp::LEVELS);
+                self.multiplier.value(item.objective, in_units(cells))
+            });
+            values.min().unwrap_or(0)
+        });
+        let bound = self.multiplier.bound(least.fold(0, u128::saturating_add), in_units(dp::LEVELS));
+        bound < best.objective
     }
 }

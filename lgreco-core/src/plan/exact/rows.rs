@@ -4,6 +4,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::units::Scale;
+use crate::num::Wide;
 use crate::plan::goal::Goal;
 use crate::table::{Choice, Table};
 
@@ -12,18 +13,18 @@ use crate::table::{Choice, Table};
 #[repr(C)]
 pub(super) struct Item {
     pub(super) objective: u64,
-    units: [u64; 2],
+    units: Wide,
     pub(super) option: u64,
 }
 
 impl Item {
     pub(super) fn new(objective: u64, units: u128, option: u64) -> Self {
-        Item { objective, units: [units as u64, (units >> 64) as u64], option }
+        Item { objective, units: Wide::new(units), option }
     }
 
     #[inline(always)]
     pub(super) fn units(&self) -> u128 {
-        u128::from(self.units[1]) << 64 | u128::from(self.units[0])
+        self.units.value()
     }
 }
 

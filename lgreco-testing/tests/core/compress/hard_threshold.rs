@@ -39,16 +39,6 @@ fn payload_bytes_are_fixed() {
     assert_eq!(decoded, many);
 }
 
-/// §3.3 of the authors' run script: 0.1 % of three models.
-#[test]
-fn the_rule_for_lambda() {
-    for (sends, lambda) in [(11_174, 4.73e-3), (11_220, 4.72e-3), (6_166, 6.37e-3)] {
-        let found = HardThreshold::for_sends(sends, Dtype::F32).unwrap().lambda;
-        assert!((found - lambda).abs() < 5e-6, "{sends}: {found}");
-    }
-    assert!(matches!(HardThreshold::for_sends(0, Dtype::F32), Err(Error::Parameter { .. })));
-}
-
 #[test]
 fn small_tensors_exhaustively() {
     const SET: [f32; 5] = [0.0, -0.0, 1.0, -1.0, 1.001];

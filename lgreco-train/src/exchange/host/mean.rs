@@ -90,7 +90,7 @@ pub(super) fn average(sum: &mut [f32], world: u32) -> Result<(), Error> {
 }
 
 fn finite(is_finite: bool) -> Result<(), Error> {
-    is_finite.then_some(()).ok_or(Error::Core(CoreError::Overflow { what: "the sum over the workers" }))
+    Error::require_finite(is_finite, "the sum over the workers")
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use super::mean::{average, in_tensor, narrow};
 use super::room::{Ranks, Room, messages, sum};
 use super::sum::{decode_from, mean_of};
 use super::sums::widen_part;
+use crate::Error;
 use crate::compress::wire::Payload;
 use crate::compress::{Compressor, check_finite, decode};
 use crate::exchange::division::{Division, Piece, is_scattered};
@@ -13,7 +14,6 @@ use crate::exchange::slip::{self, Slip};
 use crate::feedback::is_finite;
 use crate::gradient::{Gradient, Values};
 use crate::internal::payload::{Combine, combine, combine_values};
-use crate::{CoreError, Error};
 
 fn division(layers: &[Layer<'_>], moment: Moment) -> Division {
     Division::new(layers.iter().map(Layer::spec), moment.route, moment.world_size)
@@ -170,10 +170,9 @@ pub(super) fn average_own(layers: &mut [Layer<'_>], moment: Moment, room: &mut R
 /// Notes where what is left of what was compensated is not finite.
 fn check_left(layers: &mut [Layer<'_>]) {
     for layer in layers.iter_mut().filter(|layer| is_scattered(&layer.setting)) {
-        if let Input::Compensated { values, .. } = &layer.gradient
-            && !is_finite(values)
-        {
-            layer.late = Some(Error::Core(CoreError::Overflow { what: "what is to be remembered" }));
+        if let Input::Compensated { values, .. } = &layer.gradient {
+            let remembered = Error::require_finite(is_finite(values), "what is to be remembered");
+            layer.late = layer.late.or(remembered.err());
         }
     }
 }

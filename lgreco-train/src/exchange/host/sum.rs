@@ -31,7 +31,11 @@ pub(super) fn mean_of<'p, P: Fn(u32) -> &'p [u8] + Sync>(
         return spread(Stretches { world, payload_of, setting, shape, start: 0, mean, places, wide });
     }
     let mut add_up = |sum: &mut [f32]| {
-        (0..world).try_for_each(|rank| sum_from(rank, payload_of(rank), setting, shape, sum, decoded))?;
+        decode_from(0, payload_of(0), setting, shape, sum)?;
+        for rank in 1..world {
+            let add = |payload: &Payload<'_>| combine(payload, Combine::Add, sum, decoded);
+            read_from(rank, payload_of(rank), setting, shape, add)?;
+        }
         average(sum, world)
     };
     if let Some(mean) = mean.as_f32() {
@@ -134,24 +138,6 @@ impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Divide for Stretches<'_, P> {
         }
         dispatch(Stretches { places: &mut places[..self.world as usize], wide: &mut wide, ..self })
     }
-}
-
-/// Adds what `rank` contributes to the sum, which rank 0 begins.
-fn sum_from(
-    rank: u32,
-    payload: &[u8],
-    setting: &Setting,
-    shape: Shape,
-    sum: &mut [f32],
-    decoded: &mut [f32],
-) -> Result<(), Error> {
-    if rank == 0 && method(setting) != Method::AdaComp {
-        return decode_from(rank, payload, setting, shape, sum);
-    }
-    if rank == 0 {
-        sum.fill(0.0);
-    }
-    read_from(rank, payload, setting, shape, |payload| combine(payload, Combine::Add, sum, decoded))
 }
 
 /// What payloads of `setting` say they are.

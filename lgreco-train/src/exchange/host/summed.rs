@@ -6,7 +6,7 @@
 use crate::exchange::moment::Moment;
 use crate::exchange::slip::Slip;
 use crate::gradient::{Bf16, Dtype, Element};
-use crate::simd::{Kernel, dispatch};
+use crate::simd::dispatch_with;
 use core::ops::Range;
 
 /// f32 that a rank's slip takes, at the most.
@@ -19,59 +19,28 @@ pub(super) fn halves(values: &mut [f32]) -> &mut [Bf16] {
     bytemuck::cast_slice_mut(values)
 }
 
-/// Rounds some values into the memory of others before them.
-struct Narrow<'a> {
-    memory: &'a mut [f32],
-    from: Range<usize>,
-    /// In bf16.
-    to: usize,
-}
-
-impl Kernel for Narrow<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run(self) {
-        let Narrow { memory, from, mut to } = self;
-        let mut block = [Bf16(0); BLOCK];
-        for start in from.clone().step_by(BLOCK) {
-            let values = &memory[start..from.end.min(start + BLOCK)];
-            let block = &mut block[..values.len()];
-            block.iter_mut().zip(values).for_each(|(half, &value)| *half = Bf16::from_f32(value));
-            halves(memory)[to..to + block.len()].copy_from_slice(block);
-            to += block.len();
-        }
+/// Rounds the values at `from` into the memory of others before them, from bf16 `to` on.
+#[inline(always)]
+fn narrow((memory, from, mut to): (&mut [f32], Range<usize>, usize)) {
+    let mut block = [Bf16(0); BLOCK];
+    for start in from.clone().step_by(BLOCK) {
+        let values = &memory[start..from.end.min(start + BLOCK)];
+        let block = &mut block[..values.len()];
+        block.iter_mut().zip(values).for_each(|(half, &value)| *half = Bf16::from_f32(value));
+        halves(memory)[to..to + block.len()].copy_from_slice(block);
+        to += block.len();
     }
 }
 
 /// Widens the first values of a memory.
-struct Widen<'a> {
-    memory: &'a mut [f32],
-    values: usize,
-}
-
-impl Kernel for Widen<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run(self) {
-        let Widen { memory, values } = self;
-        let mut block = [Bf16(0); BLOCK];
-        for start in (0..values).step_by(BLOCK).rev() {
-            let range = start..values.min(start + BLOCK);
-            let block = &mut block[..range.len()];
-            block.copy_from_slice(&halves(memory)[range.clone()]);
-            memory[range].iter_mut().zip(block).for_each(|(value, half)| *value = half.to_f32());
-        }
-    }
-}
-
-/// What bf16 leaves of values.
-struct Round<'a>(&'a mut [f32]);
-
-impl Kernel for Round<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run(self) {
-        self.0.iter_mut().for_each(|value| *value = rounded(*value, Dtype::Bf16));
+#[inline(always)]
+fn widen((memory, values): (&mut [f32], usize)) {
+    let mut block = [Bf16(0); BLOCK];
+    for start in (0..values).step_by(BLOCK).rev() {
+        let range = start..values.min(start + BLOCK);
+        let block = &mut block[..range.len()];
+        block.copy_from_slice(&halves(memory)[range.clone()]);
+        memory[range].iter_mut().zip(block).for_each(|(value, half)| *value = half.to_f32());
     }
 }
 
@@ -83,8 +52,12 @@ pub(super) fn rounded(value: f32, dtype: Dtype) -> f32 {
 
 /// Makes values what they are when they travel.
 pub(super) fn round(values: &mut [f32], dtype: Dtype) {
+    #[inline(always)]
+    fn run(values: &mut [f32]) {
+        values.iter_mut().for_each(|value| *value = rounded(*value, Dtype::Bf16));
+    }
     if dtype == Dtype::Bf16 {
-        dispatch(Round(values));
+        dispatch_with(values, run);
     }
 }
 
@@ -120,7 +93,7 @@ impl Wire {
     pub(super) fn put(&self, memory: &mut [f32], values: Range<usize>, to: usize, slip: Slip) {
         let end = to + values.len();
         if self.dtype == Dtype::Bf16 {
-            dispatch(Narrow { memory, from: values, to });
+            dispatch_with((&mut *memory, values, to), narrow);
             let slips = &mut halves(memory)[end..].as_chunks_mut::<3>().0[..self.world];
             slips.fill([Bf16(0); 3]);
             slips[self.rank] = slip.to_bf16_sum();
@@ -147,7 +120,7 @@ impl Wire {
         }
         let values = places.len();
         halves(memory).copy_within(places, 0);
-        dispatch(Widen { memory, values });
+        dispatch_with((&mut *memory, values), widen);
         &mut memory[..values]
     }
 }

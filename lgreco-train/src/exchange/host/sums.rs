@@ -4,6 +4,7 @@ use super::lanes::{Parts, Scratch, side_by_side};
 use super::mean::{self, average};
 use super::room::Room;
 use super::summed::{keep_rest, round};
+use crate::Error;
 use crate::compress::Setting;
 use crate::compress::powersgd::{
     back_project, orthonormalise, project, reconstruct, reconstruct_rows, start_matrix, take_off,
@@ -15,7 +16,6 @@ use crate::exchange::program::Program;
 use crate::gradient::{Element, Gradient, with_elements};
 use crate::internal::spread::spread_parts;
 use crate::rng::Stream;
-use crate::{CoreError, Error};
 
 /// Cuts the first `len` values off.
 pub(super) fn take<'a>(values: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
@@ -164,9 +164,7 @@ fn warm_start(layer: &Layer<'_>, stream: Stream, q: &mut [f32]) -> Result<(), Er
 pub(super) fn between(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     for_each_product(layers, program, room, |layer, rank, p, q, scratch| {
         let shape = layer.gradient.shape();
-        if !p.iter().all(|x| x.is_finite()) {
-            return Err(Error::Core(CoreError::Overflow { what: "the sum over the workers" }));
-        }
+        Error::require_finite(p.iter().all(|x| x.is_finite()), "the sum over the workers")?;
         orthonormalise(shape, rank, scratch.encode, p)?;
         back_project(&layer.gradient.get()?, rank, p, scratch.encode, q)?;
         round(q, program.moment.reduce_dtype);

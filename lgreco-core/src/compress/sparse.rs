@@ -1,0 +1,140 @@
+//! What decoding has in common for TopK and TopK in few bits: kept values go to their positions.
+
+use super::combine::Combine;
+use super::positions::{self, Layout};
+use super::wire::Payload;
+use crate::Error;
+use crate::error::{expect_len, expect_room};
+use crate::simd::Kernel;
+use crate::spread::{Divide, spread};
+
+/// Elements of a stretch: as f32 they stay in a core's caches while several payloads are added up.
+pub const STRETCH: usize = 1 << 13;
+
+/// The parts of a payload's body.
+pub(super) trait Sparse<'a>: Copy + Send {
+    /// Of a payload, of which neither values nor positions are looked at.
+    fn of(payload: &Payload<'a>) -> Result<Self, Error>;
+
+    fn positions(&self) -> (Layout, &'a [u8]);
+
+    /// Puts what is kept of the elements from `start` on into `values`; `place` is how many are kept before, and what
+    /// [`positions::for_each_block`] says. What is not kept may be put too, as `unkept`, a zero with which nothing changes.
+    fn scatter(
+        &self,
+        start: usize,
+        place: &mut [u64; 2],
+        values: &mut [f32],
+        unkept: f32,
+        put: impl Fn(&mut f32, f32),
+    ) -> Result<(), Error>;
+}
+
+/// Writes what a payload holds to `values`, zeros elsewhere.
+pub(super) fn decode<'a, S: Sparse<'a>>(payload: &Payload<'a>, values: &mut [f32]) -> Result<(), Error> {
+    let body = S::of(payload)?;
+    expect_len("values", payload.header.shape.elements(), values.len())?;
+    decode_body(body, values)
+}
+
+pub(super) fn decode_body<'a>(body: impl Sparse<'a>, values: &mut [f32]) -> Result<(), Error> {
+    values.fill(0.0);
+    scatter_all(body, values, 0.0, |place, value| *place = value)
+}
+
+/// Combines what a payload holds with `values`, in time that grows with what it holds. Same errors as [`decode`].
+pub(super) fn combine<'a, S: Sparse<'a>>(payload: &Payload<'a>, how: Combine, values: &mut [f32]) -> Result<(), Error> {
+    let body = S::of(payload)?;
+    expect_len("values", payload.header.shape.elements(), values.len())?;
+    scatter_all(body, values, how.unkept(), move |place, value| how.put(place, value))
+}
+
+/// Where [`combine_stretch`] begins at `start`, a multiple of [`STRETCH`], without having read what comes before, of which
+/// it then finds no errors; `None` where it has to be read.
+pub(super) fn place_of<'a, S: Sparse<'a>>(payload: &Payload<'a>, start: usize) -> Result<Option<[u64; 2]>, Error> {
+    let (layout, positions) = S::of(payload)?.positions();
+    Ok(positions::find(layout, positions, start as u64))
+}
+
+/// [`combine`] by addition, or with `replace` [`decode`], of the elements from `start` on, a multiple of 64; `place` is
+/// where the last stretch has ended.
+pub(super) fn combine_stretch<'a, S: Sparse<'a>>(
+    payload: &Payload<'a>,
+    replace: bool,
+    start: usize,
+    place: &mut [u64; 2],
+    values: &mut [f32],
+) -> Result<(), Error> {
+    let body = S::of(payload)?;
+    let elements = payload.header.shape.elements();
+    expect_room("elements", start.saturating_add(values.len()), elements)?;
+    if replace {
+        values.fill(0.0);
+    }
+    body.scatter(start, place, values, -0.0, |place, value| *place += value)?;
+    if start + values.len() == elements { check_end(&body, place) } else { Ok(()) }
+}
+
+/// Kept values that are worth the while of several cores.
+const WORTHWHILE: u32 = 1 << 13;
+
+/// What is kept of the elements from `start` on goes to its places.
+struct Scatter<'v, S, F> {
+    body: S,
+    start: usize,
+    /// As in [`Sparse::scatter`].
+    place: [u64; 2],
+    values: &'v mut [f32],
+    unkept: f32,
+    put: F,
+}
+
+impl<'a, S: Sparse<'a>, F: Fn(&mut f32, f32)> Kernel for Scatter<'_, S, F> {
+    type Output = Result<[u64; 2], Error>;
+
+    #[inline(always)]
+    fn run(self) -> Result<[u64; 2], Error> {
+        let Scatter { body, start, mut place, values, unkept, put } = self;
+        body.scatter(start, &mut place, values, unkept, put).map(|()| place)
+    }
+}
+
+impl<'a, S: Sparse<'a>, F: Fn(&mut f32, f32) + Copy + Send> Divide for Scatter<'_, S, F> {
+    fn elements(&self) -> usize {
+        self.values.len()
+    }
+
+    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
+        let at = at / STRETCH * STRETCH;
+        let start = self.start + at;
+        let (layout, positions) = self.body.positions();
+        let Some(place) = positions::find(layout, positions, start as u64) else {
+            return Err(self);
+        };
+        let Scatter { body, start: first, place: first_place, values, unkept, put } = self;
+        let (values, others) = values.split_at_mut(at);
+        let second = Scatter { body, start, place, values: others, unkept, put };
+        Ok((Scatter { body, start: first, place: first_place, values, unkept, put }, second))
+    }
+
+    fn start(self) -> Self::Output {
+        self.run() // reading positions, it chooses instructions itself
+    }
+}
+
+fn scatter_all<'a>(
+    body: impl Sparse<'a>,
+    values: &mut [f32],
+    unkept: f32,
+    put: impl Fn(&mut f32, f32) + Copy + Send,
+) -> Result<(), Error> {
+    let all = Scatter { body, start: 0, place: [0; 2], values, unkept, put };
+    let place = if body.positions().0.keep() < WORTHWHILE { all.run() } else { spread(all) };
+    check_end(&body, &place?)
+}
+
+/// `Err` unless all that is kept has found its place.
+fn check_end<'a>(body: &impl Sparse<'a>, place: &[u64; 2]) -> Result<(), Error> {
+    let keep = body.positions().0.keep();
+    Error::require_body(place[0] >= keep.into(), "fewer positions than kept values")
+}
