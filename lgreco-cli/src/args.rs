@@ -1,10 +1,11 @@
 //! The command line's grammar.
 
-use clap::builder::{PathBufValueParser, TypedValueParser};
+use clap::builder::{PathBufValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use lgreco_core::search::{Method, Metric, Width};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 /// Chooses, layer by layer, how hard to compress each gradient, and proves the choice optimal.
 #[derive(Debug, Parser)]
@@ -73,8 +74,8 @@ pub struct Source {
     /// their folder. Without it a small sample compiled into the command is used: a transformer's bf16 gradients.
     pub gradients: Option<PathBuf>,
     /// How to compress.
-    #[arg(long, value_enum, default_value_t = MethodArg::Qsgd)]
-    pub method: MethodArg,
+    #[arg(long, value_parser = method(), default_value = "qsgd")]
+    pub method: Method,
     #[command(flatten)]
     pub candidates: Candidates,
     /// The setting whose error is the budget: bits, density (`1%` or `0.01`) or rank. [default: qsgd 4, topk 1%,
@@ -96,8 +97,8 @@ pub struct Source {
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Candidates {
     /// What is summed over the layers, and kept within the budget or made as small as `--size` allows.
-    #[arg(long, value_enum, default_value_t = MetricArg::L2)]
-    pub metric: MetricArg,
+    #[arg(long, value_parser = metric(), default_value = "l2")]
+    pub metric: Metric,
     /// How many workers' payloads will be averaged. It matters where methods mix: errors of `qsgd` are independent from worker
     /// to worker, so that their squares are divided by it.
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = workers, default_value_t = 1)]
@@ -156,8 +157,8 @@ pub struct Compare {
     /// Gradients as for `plan`; without them the sample compiled into the command.
     pub gradients: Option<PathBuf>,
     /// Only this method. Without it all four, each against the budget of its own default.
-    #[arg(long, value_enum)]
-    pub method: Option<MethodArg>,
+    #[arg(long, value_parser = method())]
+    pub method: Option<Method>,
     #[command(flatten)]
     pub candidates: Candidates,
     /// The method's default, as for `plan`.
@@ -191,50 +192,6 @@ pub enum Target {
 impl From<std::ffi::OsString> for Target {
     fn from(text: std::ffi::OsString) -> Self {
         if text == "-" { Target::Stdout } else { Target::File(text.into()) }
-    }
-}
-
-/// Methods, as words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum MethodArg {
-    /// Quantisation (QSGD) with max-norm buckets of 512 and stochastic rounding; unbiased.
-    Qsgd,
-    /// Sparsification: the largest magnitudes; biased.
-    #[value(name = "topk")]
-    TopK,
-    /// Low rank; biased.
-    #[value(name = "powersgd")]
-    PowerSgd,
-    /// All three, chosen per layer, within the budget of uniform QSGD.
-    Hybrid,
-}
-
-impl From<MethodArg> for Method {
-    fn from(method: MethodArg) -> Self {
-        match method {
-            MethodArg::Qsgd => Method::Qsgd,
-            MethodArg::TopK => Method::TopK,
-            MethodArg::PowerSgd => Method::PowerSgd,
-            MethodArg::Hybrid => Method::Hybrid,
-        }
-    }
-}
-
-/// Metrics, as words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum MetricArg {
-    /// L2 norms of the layers' compression errors, as in the paper.
-    L2,
-    /// Squared L2 norms, which add up to that of the whole model.
-    SquaredL2,
-}
-
-impl From<MetricArg> for Metric {
-    fn from(metric: MetricArg) -> Self {
-        match metric {
-            MetricArg::L2 => Metric::L2,
-            MetricArg::SquaredL2 => Metric::SquaredL2,
-        }
     }
 }
 
@@ -287,6 +244,33 @@ pub struct RangeArg {
     pub last: f64,
     /// The step, when given.
     pub step: Option<f64>,
+}
+
+/// Methods, as words.
+fn method() -> impl TypedValueParser<Value = Method> {
+    words([
+        ("qsgd", "Quantisation (QSGD) with max-norm buckets of 512 and stochastic rounding; unbiased"),
+        ("topk", "Sparsification: the largest magnitudes; biased"),
+        ("powersgd", "Low rank; biased"),
+        ("hybrid", "All three, chosen per layer, within the budget of uniform QSGD"),
+    ])
+}
+
+/// Metrics, as words.
+fn metric() -> impl TypedValueParser<Value = Metric> {
+    words([
+        ("l2", "L2 norms of the layers' compression errors, as in the paper"),
+        ("squared-l2", "Squared L2 norms, which add up to that of the whole model"),
+    ])
+}
+
+/// The names of values of the core's, each with a text for the help.
+fn words<T, const N: usize>(words: [(&'static str, &'static str); N]) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr<Err = lgreco_core::Error> + Clone + Send + Sync + 'static,
+{
+    let values = words.map(|(word, help)| PossibleValue::new(word).help(help));
+    PossibleValuesParser::new(values).try_map(|word| word.parse::<T>())
 }
 
 /// Cells of Algorithm 1. Time and memory are proportional to them; the paper has 10,000.

@@ -15,7 +15,8 @@ pub enum Kind {
 }
 
 /// A failure of a command.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
 pub struct Failure {
     /// What kind.
     pub kind: Kind,
@@ -48,14 +49,6 @@ impl Failure {
         }
     }
 }
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for Failure {}
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {

@@ -51,7 +51,7 @@ fn main() {
     let c = fastest(|step| {
         let (from, to, mut length) = (black_box(&values).as_ptr().cast(), black_box(&mut payload).as_mut_ptr(), 0);
         // SAFETY: as many values as the layer has, and a payload with its length.
-        let status = unsafe { lgreco_compressor_encode(compressor, step, from, to, 32, &mut length, null_mut()) };
+        let status = unsafe { lgreco_compressor_encode(compressor, step, from, to, 32, &mut length) };
         assert_eq!((black_box(status), length), (LGRECO_OK, 32));
     });
     compare("encode", rust, c);
@@ -61,7 +61,7 @@ fn main() {
     let c = fastest(|_| {
         let (from, to) = (black_box(&payload).as_ptr(), black_box(&mut decoded).as_mut_ptr());
         // SAFETY: a payload with its length, and as many places as the layer has values.
-        let status = unsafe { lgreco_compressor_decode(compressor, from, 32, to, 4, null_mut()) };
+        let status = unsafe { lgreco_compressor_decode(compressor, from, 32, to, 4) };
         assert_eq!(black_box(status), LGRECO_OK);
     });
     compare("decode", rust, c);

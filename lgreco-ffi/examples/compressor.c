@@ -47,7 +47,7 @@ int main(void) {
     lgreco_table_view measured = LGRECO_TABLE_VIEW_INIT;
     lgreco_plan *plan = NULL;
     lgreco_plan_view chosen = LGRECO_PLAN_VIEW_INIT;
-    check(lgreco_table_measure(context, layers, LAYERS, &search, &table, NULL), lgreco_context_message(context));
+    check(lgreco_table_measure(context, layers, LAYERS, &search, &table), lgreco_context_message(context));
     check(lgreco_table_get(table, &measured), "no view");
     check(lgreco_plan_solve(context, &measured, NULL, &plan), lgreco_context_message(context));
     check(lgreco_plan_get(plan, &chosen), "no view");
@@ -75,10 +75,10 @@ int main(void) {
                 lgreco_compressor *own = compressors[w];
                 size_t length = 0;
                 gradient(w, l, step, values[l]);
-                check(lgreco_compressor_encode(own, (uint32_t)step, values[l], payload, bound, &length, NULL),
+                check(lgreco_compressor_encode(own, (uint32_t)step, values[l], payload, bound, &length),
                       lgreco_compressor_message(own));
                 // Here the payload travels; every worker decodes everybody's.
-                check(lgreco_compressor_decode(own, payload, length, decoded, ELEMENTS, NULL),
+                check(lgreco_compressor_decode(own, payload, length, decoded, ELEMENTS),
                       lgreco_compressor_message(own));
                 for (int i = 0; i < ELEMENTS; i++) {
                     sent[i] += decoded[i] / WORKERS;
@@ -87,9 +87,9 @@ int main(void) {
             }
             if (step == STEPS / 2) {  // A checkpoint: what worker 0 remembers moves to a new compressor.
                 size_t saved_len = 0;
-                check(lgreco_compressor_saved_len(compressors[0], &saved_len), "no length");
+                lgreco_compressor_save(compressors[0], NULL, 0, &saved_len);  // tells how many bytes it takes
                 uint8_t *saved = malloc(saved_len);
-                check(lgreco_compressor_save(compressors[0], saved, saved_len), "not saved");
+                check(lgreco_compressor_save(compressors[0], saved, saved_len, &saved_len), "not saved");
                 lgreco_compressor_options options = LGRECO_COMPRESSOR_OPTIONS_INIT;
                 options.layer_index = (uint32_t)l;
                 options.feedback = LGRECO_FEEDBACK_RESIDUAL;

@@ -96,6 +96,7 @@ public:
             sent_ += asked.count * sizeof(float);
             return;
         case LGRECO_REQUEST_ALL_REDUCE_SUM_BF16:
+        case LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16:  // all of the values, wherever they go
             mpi_check(MPI_Iallreduce(MPI_IN_PLACE, asked.buffer, mpi_count(asked.count), MPI_UINT16_T, bf16_sum(),
                                      communicator_, &request_));
             sent_ += asked.count * sizeof(std::uint16_t);

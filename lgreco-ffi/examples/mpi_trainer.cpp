@@ -31,31 +31,6 @@ struct Run {
     }
 };
 
-// MPI_Allreduce may add in another order than MPI_Iallreduce; this adds as buckets in flight do.
-class SameSums : public MpiCollective {
-public:
-    explicit SameSums(MPI_Comm communicator) : MpiCollective(communicator), call_(communicator) {}
-
-    void all_reduce_sum(float *values, std::size_t count) override {
-        reduce(LGRECO_REQUEST_ALL_REDUCE_SUM, values, count);
-    }
-    void all_reduce_sum_bf16(std::uint16_t *values, std::size_t count) override {
-        reduce(LGRECO_REQUEST_ALL_REDUCE_SUM_BF16, values, count);
-    }
-
-private:
-    void reduce(lgreco_request_kind kind, void *values, std::size_t count) {
-        lgreco_request asked = lgreco::request();
-        asked.kind = kind;
-        asked.buffer = values;
-        asked.count = count;
-        call_.start(asked);
-        call_.wait();
-    }
-
-    MpiCall call_;
-};
-
 // With `buckets`, one per parameter, the exchange overlaps the backward pass.
 Run train(const Scheme &scheme, MpiCollective &collective, const Batch &digits, MpiBuckets *buckets,
           const lgreco_controller_options &options, bool times = false) {
@@ -83,7 +58,7 @@ Run train(const Scheme &scheme, MpiCollective &collective, const Batch &digits, 
         if (buckets != nullptr) {
             controller.begin_step(learning_rate);
             for (auto asked = controller.control(); asked.kind != LGRECO_REQUEST_NONE; asked = controller.control())
-                lgreco::perform(collective, asked);
+                collective.perform(asked);
             network.backward(batch, [&](std::size_t parameter) {
                 buckets->submit(controller, parameter, {gradients[parameter]});
                 buckets->poll();
@@ -113,7 +88,7 @@ bool compare_overlapped(MpiCollective &collective, const Batch &digits) {
     for (std::size_t parameter = 0; parameter < 2 * layers; parameter++) groups.push_back({parameter});
     lgreco_controller_options options = lgreco::controller_options();
     options.bucket_bytes = 0;  // the same groups for blocking calls
-    SameSums blocking(MPI_COMM_WORLD);
+    MpiCollective blocking(MPI_COMM_WORLD);
     MpiBuckets buckets(MPI_COMM_WORLD, groups);
     bool same = true;
     const bool good = compare(collective, [&](const Scheme &scheme) {

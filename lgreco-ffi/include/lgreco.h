@@ -18,10 +18,10 @@
  *     asks for, until that is LGRECO_REQUEST_NONE. What has become of a step, and the table of a later plan, are read when
  *     they are there: lgreco_cuda_bucket_outcome_place, lgreco_cuda_enqueue_rows. examples/nccl_trainer.cpp
  *   - One that exchanges after the backward pass: the blocking controller. lgreco_controller_create with the network as
- *     callbacks (lgreco_collective), then lgreco_controller_step after every backward pass: measures, plans, switches,
+ *     a callback (lgreco_collective), then lgreco_controller_step after every backward pass: measures, plans, switches,
  *     compresses, exchanges and remembers. examples/mpi_trainer.cpp, examples/libtorch
  *   - One that exchanges during the backward pass, or has its own non-blocking collectives: buckets in flight. The same
- *     controller, whose callbacks are then never called. Every step:
+ *     controller, whose callback is then never called. Every step:
  *         lgreco_controller_begin_step
  *         lgreco_controller_control, perform what it asks for, until that is LGRECO_REQUEST_NONE
  *         per bucket, any number at a time, on any threads:
@@ -35,12 +35,12 @@
  *     lgreco_plan_task_run on a thread of its own. Where ranks keep a shard of the model each (FSDP, ZeRO):
  *     LGRECO_ROUTE_SHARDED. To decide by oneself: LGRECO_POLICY_FIXED, and lgreco_controller_set_settings later.
  *   - One that sends activations and their gradients between pipeline stages: pipeline cuts. A lgreco_cut at both ends,
- *     lgreco_cut_send_activations, _receive_activations, _send_gradients, _receive_gradients, _commit_step.
+ *     lgreco_cut_send_activations, _send_gradients, _receive, _commit_step.
  *
  * Compressing by hand: what lgreco_controller does for a trainer, one that exchanges payloads itself must do.
- *   - Every rank needs the settings of every layer: lgreco_setting_to_bytes and lgreco_setting_from_bytes, whose bytes
- *     are the same on every machine. Tables and plans as JSON hold settings as text: lgreco_table_setting tells those of
- *     a table that was read, lgreco_setting_from_text that of any such text.
+ *   - Every rank needs the settings of every layer: lgreco_setting_to_text and lgreco_setting_from_text, whose text is
+ *     the same on every machine and at most LGRECO_SETTING_TEXT_BYTES long. Tables and plans as JSON hold settings as the same
+ *     text; lgreco_table_setting tells those of a table that was read.
  *   - lgreco_feedback_check tells which feedback suits which method.
  *   - Networks that may change bits unnoticed: lgreco_payload_seal and lgreco_payload_unseal put a checksum behind a payload.
  *   - Payloads are decoded one by one, and what they decode to is summed. Those of PowerSGD too: two factors of every
@@ -64,9 +64,6 @@
 #define LGRECO_VERSION_STRING "0.1.0"
 #define LGRECO_VERSION (LGRECO_VERSION_MAJOR * 10000 + LGRECO_VERSION_MINOR * 100 + LGRECO_VERSION_PATCH)
 
-// Bytes of a setting.
-#define LGRECO_SETTING_BYTES 76
-
 // Bytes that hold any setting's text and the NUL after it.
 #define LGRECO_SETTING_TEXT_BYTES 64
 
@@ -75,6 +72,9 @@
 
 // Bytes that lgreco_payload_seal adds. Sizes in tables and plans are those of payloads without them.
 #define LGRECO_SEAL_BYTES 8
+
+// What `perform` returns for a kind of collective that the embedder does not have.
+#define LGRECO_COLLECTIVE_UNSUPPORTED INT32_MIN
 
 // Bytes of a saved cut setting.
 #define LGRECO_CUT_SETTING_BYTES 76
@@ -251,8 +251,8 @@ typedef struct lgreco_search_options {
     // controller for its world size.
     uint32_t workers;
     // The type in which values that are summed on the wire travel: uncompressed ones, PowerSGD's factors, and those at shared
-    // positions. LGRECO_DTYPE_F32, the default, or LGRECO_DTYPE_BF16, of half the size, for which collectives need
-    // `all_reduce_sum_bf16`.
+    // positions. LGRECO_DTYPE_F32, the default, or LGRECO_DTYPE_BF16, of half the size, which are summed by
+    // LGRECO_REQUEST_ALL_REDUCE_SUM_BF16.
     lgreco_dtype reduce_dtype;
 } lgreco_search_options;
 
@@ -372,13 +372,48 @@ typedef struct lgreco_compressor_options {
     lgreco_storage storage;
 } lgreco_compressor_options;
 
+// A collective that the caller is to perform: LGRECO_REQUEST_...
+typedef uint32_t lgreco_request_kind;
+
+// A collective to perform, blocking or not, on memory of the library's. Begin with LGRECO_REQUEST_INIT.
+//
+// Fields that the kind does not speak of are 0 or NULL. Pointers are valid until the next call on the bucket, or for
+// lgreco_controller_control on the controller, which comes once the collective is done. All workers are asked for the
+// same ones with the same lengths, and must start those of different buckets in the same order. Later versions may
+// ask for other kinds, only where a new option asks for it.
+typedef struct lgreco_request {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // LGRECO_REQUEST_...
+    lgreco_request_kind kind;
+    // Whose memory the pointers but `lens`, `send_lens` and `received_lens` are to: LGRECO_DEVICE_CPU; of
+    // lgreco_cuda_bucket_next LGRECO_DEVICE_CUDA.
+    lgreco_device memory;
+    // The worker whose bytes all others get.
+    uint32_t root;
+    // What is replaced or filled; aligned for f32 where it holds them.
+    void *buffer;
+    // Number of f32 or bf16.
+    size_t count;
+    // Bytes; of one worker where they are gathered.
+    size_t length;
+    // Bytes of each worker; of sums that are scattered number of values.
+    const uint64_t *lens;
+    // What to send, by receiver.
+    const uint8_t *send;
+    // Bytes for each worker.
+    const uint64_t *send_lens;
+    // What comes, by sender.
+    uint8_t *received;
+    // Bytes from each worker.
+    const uint64_t *received_lens;
+} lgreco_request;
+
+// Performs one collective, which blocks.
+typedef int32_t (*lgreco_perform)(void *user, const struct lgreco_request *request);
+
 // The network: blocking collective calls of one worker in a group, which the embedder supplies over NCCL, MPI, Gloo or
 // sockets. Begin with LGRECO_COLLECTIVE_INIT.
-//
-// All workers make the same calls in the same order with the same lengths. Every callback gets `user` and returns 0, or
-// an error code of the embedder's: the call that made it then fails with LGRECO_COLLECTIVE. A worker that cannot go on
-// must make the others' calls fail rather than wait for ever. Callbacks are made in the calling thread, during the call,
-// and `stream` is what that call was given. They must not throw, nor use the handle of the call (LGRECO_BUSY).
 typedef struct lgreco_collective {
     // Set by the INIT macro.
     size_t struct_size;
@@ -386,40 +421,19 @@ typedef struct lgreco_collective {
     uint32_t rank;
     // Number of workers, at least 1; 1 by default.
     uint32_t world_size;
-    // Given to every callback.
+    // Given to `perform`.
     void *user;
-    // Replaces `values` by their sums over the workers: the same bits on each, NaN stays NaN.
-    int32_t (*all_reduce_sum)(void *user, float *values, size_t count, void *stream);
-    // Fills `buffer` with `length` bytes of every worker, in rank order: world_size * length in all. This worker's are
-    // in their place already: MPI_Allgather with MPI_IN_PLACE, ncclAllGather with sendbuff = recvbuff + rank * length.
-    int32_t (*all_gather)(void *user, uint8_t *buffer, size_t length, void *stream);
-    // Replaces `length` bytes by those of worker `root`.
-    int32_t (*broadcast)(void *user, uint32_t root, uint8_t *bytes, size_t length, void *stream);
-    // As `all_gather`, with lens[i] bytes of worker i, which may be 0: MPI_Allgatherv with MPI_IN_PLACE. Only hard
-    // thresholds, SIDCo, AdaComp and LGRECO_ROUTE_SCATTER_REDUCE need it; where it is NULL, their steps fail with
-    // LGRECO_COLLECTIVE.
-    int32_t (*all_gather_each)(void *user, const uint64_t *lens, uint8_t *buffer, void *stream);
-    // Sends worker i the next send_lens[i] bytes of `send`, and receives the next received_lens[i] of `received` from
-    // it, i ascending. Only LGRECO_ROUTE_SCATTER_REDUCE and LGRECO_ROUTE_SHARDED need it; NULL likewise.
-    int32_t (*all_to_all)(void *user,
-                          const uint8_t *send,
-                          const uint64_t *send_lens,
-                          uint8_t *received,
-                          const uint64_t *received_lens,
-                          void *stream);
-    // Replaces the next lens[i] of `values`, i being this worker, by their sums over the workers; what becomes of the others
-    // does not matter. Only LGRECO_ROUTE_SHARDED needs it; where it is NULL, `all_reduce_sum` is called for all of the
-    // values, at about twice the traffic.
-    int32_t (*reduce_scatter_sum)(void *user, const uint64_t *lens, float *values, size_t count, void *stream);
-    // As `all_reduce_sum`, of bf16 (the upper halves of f32), rounded once or at every addition. Only
-    // `reduce_dtype` LGRECO_DTYPE_BF16 needs it; where it is NULL, such steps fail with LGRECO_COLLECTIVE.
-    int32_t (*all_reduce_sum_bf16)(void *user, uint16_t *values, size_t count, void *stream);
-    // As `reduce_scatter_sum`, of bf16; where it is NULL, `all_reduce_sum_bf16` is called for all of the values.
-    int32_t (*reduce_scatter_sum_bf16)(void *user,
-                                       const uint64_t *lens,
-                                       uint16_t *values,
-                                       size_t count,
-                                       void *stream);
+    // Performs what a lgreco_request describes and returns 0, or an error code of the embedder's: the call that made it then
+    // fails with LGRECO_COLLECTIVE. All workers are asked for the same collectives in the same order with the same lengths. A
+    // worker that cannot go on must make the others' collectives fail rather than wait for ever.
+    //
+    // It is called in the calling thread, during the call; the request and its memory are valid until it returns. It must not
+    // throw, nor use the handle of the call (LGRECO_BUSY).
+    //
+    // Every network needs LGRECO_REQUEST_ALL_REDUCE_SUM, ALL_GATHER and BROADCAST. The other kinds are asked for by options that
+    // say so; without them it returns LGRECO_COLLECTIVE_UNSUPPORTED. LGRECO_REQUEST_REDUCE_SCATTER_SUM may be performed as
+    // an all-reduce of all `count` values, at about twice the traffic.
+    lgreco_perform perform;
 } lgreco_collective;
 
 // Who decides how hard each layer is compressed: LGRECO_POLICY_...
@@ -537,43 +551,6 @@ typedef struct lgreco_report {
     // Seconds for compressing and exchanging.
     double exchange_seconds;
 } lgreco_report;
-
-// A collective that the caller is to perform: LGRECO_REQUEST_...
-typedef uint32_t lgreco_request_kind;
-
-// A collective to perform, blocking or not, on memory of the library's. Begin with LGRECO_REQUEST_INIT.
-//
-// Fields that the kind does not speak of are 0 or NULL. Pointers are valid until the next call on the bucket, or for
-// lgreco_controller_control on the controller, which comes once the collective is done. All workers are asked for the
-// same ones with the same lengths, and must start those of different buckets in the same order. Later versions may
-// ask for other kinds, only where a new option asks for it.
-typedef struct lgreco_request {
-    // Set by the INIT macro.
-    size_t struct_size;
-    // LGRECO_REQUEST_...
-    lgreco_request_kind kind;
-    // Whose memory the pointers but `lens`, `send_lens` and `received_lens` are to: LGRECO_DEVICE_CPU; of
-    // lgreco_cuda_bucket_next LGRECO_DEVICE_CUDA.
-    lgreco_device memory;
-    // The worker whose bytes all others get.
-    uint32_t root;
-    // What is replaced or filled; aligned for f32 where it holds them.
-    void *buffer;
-    // Number of f32 or bf16.
-    size_t count;
-    // Bytes; of one worker where they are gathered.
-    size_t length;
-    // Bytes of each worker; of sums that are scattered number of values.
-    const uint64_t *lens;
-    // What to send, by receiver.
-    const uint8_t *send;
-    // Bytes for each worker.
-    const uint64_t *send_lens;
-    // What comes, by sender.
-    uint8_t *received;
-    // Bytes from each worker.
-    const uint64_t *received_lens;
-} lgreco_request;
 
 // Why a layer is sent uncompressed: LGRECO_UNCOMPRESSED_...
 typedef uint32_t lgreco_uncompressed;
@@ -1151,6 +1128,38 @@ typedef struct lgreco_cuda_outcome {
 // About 1 byte per element, stochastically rounded.
 #define LGRECO_STORAGE_INT8 2
 
+// None: there is nothing left to do.
+#define LGRECO_REQUEST_NONE 0
+
+// Replace the `count` f32 of `buffer` by their sums over the workers: the same bits on each, NaN stays NaN.
+#define LGRECO_REQUEST_ALL_REDUCE_SUM 1
+
+// Fill `buffer` with `length` bytes of every worker, in rank order: world_size * length in all. This worker's are in their
+// place already: MPI_Allgather with MPI_IN_PLACE, ncclAllGather with sendbuff = recvbuff + rank * length.
+#define LGRECO_REQUEST_ALL_GATHER 2
+
+// As LGRECO_REQUEST_ALL_GATHER, with lens[i] bytes of worker i, which may be 0: MPI_Allgatherv with MPI_IN_PLACE. Only hard
+// thresholds, SIDCo, AdaComp and LGRECO_ROUTE_SCATTER_REDUCE ask for it.
+#define LGRECO_REQUEST_ALL_GATHER_EACH 3
+
+// Replace the `length` bytes of `buffer` by those of worker `root`.
+#define LGRECO_REQUEST_BROADCAST 4
+
+// Send worker i the next send_lens[i] bytes of `send`, and receive the next received_lens[i] of `received` from it, i
+// ascending. Only LGRECO_ROUTE_SCATTER_REDUCE and LGRECO_ROUTE_SHARDED ask for it.
+#define LGRECO_REQUEST_ALL_TO_ALL 5
+
+// Replace, of the `count` f32 of `buffer`, the next lens[i], i being this worker, by their sums over the workers; what becomes
+// of the others does not matter. Only LGRECO_ROUTE_SHARDED asks for it.
+#define LGRECO_REQUEST_REDUCE_SCATTER_SUM 6
+
+// As LGRECO_REQUEST_ALL_REDUCE_SUM, of `count` bf16 (the upper halves of f32), rounded once or at every addition. Only
+// `reduce_dtype` LGRECO_DTYPE_BF16 asks for it.
+#define LGRECO_REQUEST_ALL_REDUCE_SUM_BF16 7
+
+// As LGRECO_REQUEST_REDUCE_SCATTER_SUM, of `count` bf16; likewise.
+#define LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16 8
+
 // The cheapest plan within the error budget; with `accordion_low` set, Accordion's levels are where the budget comes from.
 #define LGRECO_POLICY_L_GRECO 0
 
@@ -1184,11 +1193,11 @@ typedef struct lgreco_cuda_outcome {
 // Everybody gets everybody's payloads.
 #define LGRECO_ROUTE_ALL_GATHER 0
 
-// Each rank averages a part and compresses the mean again; needs the collective's `all_gather_each` and `all_to_all`.
+// Each rank averages a part and compresses the mean again; asks for LGRECO_REQUEST_ALL_GATHER_EACH and ALL_TO_ALL.
 #define LGRECO_ROUTE_SCATTER_REDUCE 1
 
 // Each rank gets the means of its shards alone (FSDP, ZeRO), in their place in the gradients, whose other elements are then
-// of no use; needs `shards` and the collective's `all_to_all`. Not for hard thresholds, SIDCo and AdaComp.
+// of no use; needs `shards`, and asks for LGRECO_REQUEST_ALL_TO_ALL and REDUCE_SCATTER_SUM. Not for hard thresholds, SIDCo and AdaComp.
 #define LGRECO_ROUTE_SHARDED 2
 
 // Bits on the wire.
@@ -1211,36 +1220,6 @@ typedef struct lgreco_cuda_outcome {
 
 // After buckets in flight: the exchange of some bucket has failed, on every rank, and its gradients are of no use.
 #define LGRECO_OUTCOME_FAILED 3
-
-// None: there is nothing left to do.
-#define LGRECO_REQUEST_NONE 0
-
-// Replace the `count` f32 of `buffer` by their sums over the workers, as the collective's `all_reduce_sum`.
-#define LGRECO_REQUEST_ALL_REDUCE_SUM 1
-
-// Fill `buffer` with `length` bytes of every worker, as the collective's `all_gather`.
-#define LGRECO_REQUEST_ALL_GATHER 2
-
-// Fill `buffer` with lens[i] bytes of worker i, as the collective's `all_gather_each`.
-#define LGRECO_REQUEST_ALL_GATHER_EACH 3
-
-// Replace the `length` bytes of `buffer` by those of worker `root`, as the collective's `broadcast`.
-#define LGRECO_REQUEST_BROADCAST 4
-
-// Send worker i the next send_lens[i] bytes of `send`, and receive the next received_lens[i] of `received` from it, as
-// the collective's `all_to_all`.
-#define LGRECO_REQUEST_ALL_TO_ALL 5
-
-// Replace, of the `count` f32 of `buffer`, the next lens[i], i being this worker, by their sums over the workers, as the
-// collective's `reduce_scatter_sum`.
-#define LGRECO_REQUEST_REDUCE_SCATTER_SUM 6
-
-// As LGRECO_REQUEST_ALL_REDUCE_SUM, of `count` bf16; the collective's `all_reduce_sum_bf16`. Only `reduce_dtype`
-// LGRECO_DTYPE_BF16 asks for it.
-#define LGRECO_REQUEST_ALL_REDUCE_SUM_BF16 7
-
-// As LGRECO_REQUEST_REDUCE_SCATTER_SUM, of `count` bf16; likewise.
-#define LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16 8
 
 // It is compressed.
 #define LGRECO_UNCOMPRESSED_NOT 0
@@ -1384,25 +1363,6 @@ lgreco_status lgreco_context_destroy(struct lgreco_context **context);
 // such call.
 const char *lgreco_context_message(const struct lgreco_context *context);
 
-// Writes a setting to bytes[0 .. LGRECO_SETTING_BYTES], the same on every machine, so that ranks that compress by hand can
-// send it to one another. Settings that compress alike have the same bytes: fields of other methods are left out.
-//
-// LGRECO_LENGTH when `capacity` is less; LGRECO_UNKNOWN_CONSTANT, LGRECO_PARAMETER.
-lgreco_status lgreco_setting_to_bytes(struct lgreco_context *context,
-                                      const struct lgreco_setting *setting,
-                                      uint8_t *bytes,
-                                      size_t capacity);
-
-// Fills `setting` with what lgreco_setting_to_bytes wrote. Any bytes may be given. Whether the setting fits a layer is for
-// the calls that use it to say.
-//
-// LGRECO_CHECKSUM for a setting that is not as it was written; LGRECO_LENGTH, LGRECO_SAVED_STATE for bytes that are no
-// setting; LGRECO_UNKNOWN_CONSTANT, LGRECO_PARAMETER.
-lgreco_status lgreco_setting_from_bytes(struct lgreco_context *context,
-                                        const uint8_t *bytes,
-                                        size_t length,
-                                        struct lgreco_setting *setting);
-
 // Writes a setting as text with a NUL after it, such as "qsgd 4", "topk 786" or "powersgd 4 iterations 2", as it stands in
 // table and plan files; `length`, which must not be NULL, receives the number of bytes before the NUL. README.md has the
 // words.
@@ -1433,8 +1393,7 @@ lgreco_status lgreco_table_measure(struct lgreco_context *context,
                                    const struct lgreco_layer *layers,
                                    size_t layers_len,
                                    const struct lgreco_search_options *options,
-                                   struct lgreco_table **table,
-                                   void *stream);
+                                   struct lgreco_table **table);
 
 // Measures one layer under given settings: squared_errors[i] is the squared L2 norm of what compression by settings[i]
 // does to the gradient (for stochastic rounding its expectation), sizes[i] the bits of its payload, also where the values
@@ -1451,8 +1410,7 @@ lgreco_status lgreco_measure(struct lgreco_context *context,
                              uint64_t seed,
                              uint32_t layer_index,
                              double *squared_errors,
-                             uint64_t *sizes,
-                             void *stream);
+                             uint64_t *sizes);
 
 // Copies a table into a handle and checks it whole: names and labels too.
 lgreco_status lgreco_table_create(struct lgreco_context *context,
@@ -1617,8 +1575,7 @@ lgreco_status lgreco_compressor_encode(struct lgreco_compressor *compressor,
                                        const void *values,
                                        uint8_t *payload,
                                        size_t capacity,
-                                       size_t *length,
-                                       void *stream);
+                                       size_t *length);
 
 // Decodes any payload of this layer, whatever setting made it, into `values`, `values_len` = the layer's number of
 // elements. Changes nothing; does not allocate.
@@ -1628,8 +1585,7 @@ lgreco_status lgreco_compressor_decode(struct lgreco_compressor *compressor,
                                        const uint8_t *payload,
                                        size_t length,
                                        float *values,
-                                       size_t values_len,
-                                       void *stream);
+                                       size_t values_len);
 
 // Writes what the compressor remembers to `values`; `values_len` = the layer's number of
 // elements.
@@ -1659,16 +1615,14 @@ lgreco_status lgreco_compressor_memory_norm(struct lgreco_compressor *compressor
                                             double *squared_norm,
                                             uint64_t *steps);
 
-// Tells how many bytes lgreco_compressor_save writes, always the same.
-lgreco_status lgreco_compressor_saved_len(struct lgreco_compressor *compressor, size_t *bytes);
-
-// Writes what the compressor remembers, read_struct and the same on every machine, to saved[0 .. lgreco_compressor_saved_len].
-// Layer and rank are for the caller to note.
+// Writes what the compressor remembers, versioned and the same on every machine. Layer and rank are for the caller to note.
+// `length`, which must not be NULL, receives the number of bytes, always the same.
 //
-// LGRECO_LENGTH when `capacity` is less.
+// LGRECO_LENGTH when `capacity` is less: `length` is then set all the same, and `saved` may be NULL.
 lgreco_status lgreco_compressor_save(struct lgreco_compressor *compressor,
                                      uint8_t *saved,
-                                     size_t capacity);
+                                     size_t capacity,
+                                     size_t *length);
 
 // Restores what another compressor of the same layer and options saved; it continues bit for bit. Any bytes may be given.
 //
@@ -1731,8 +1685,7 @@ lgreco_status lgreco_controller_step(struct lgreco_controller *controller,
                                      void *const *gradients,
                                      size_t gradients_len,
                                      double learning_rate,
-                                     struct lgreco_report *report,
-                                     void *stream);
+                                     struct lgreco_report *report);
 
 // Begins a step of which the caller performs the collectives: then come the requests of lgreco_controller_control, the
 // buckets (lgreco_bucket_open), as many as the caller likes at the same time, and lgreco_controller_finish_step. All
@@ -1741,8 +1694,7 @@ lgreco_status lgreco_controller_step(struct lgreco_controller *controller,
 //
 // LGRECO_STEP_ORDER when a step is under way; LGRECO_PARAMETER.
 lgreco_status lgreco_controller_begin_step(struct lgreco_controller *controller,
-                                           double learning_rate,
-                                           void *stream);
+                                           double learning_rate);
 
 // Tells the next collective to perform before buckets may be opened; to be called again once it is done, until the
 // kind is LGRECO_REQUEST_NONE: at once at most steps. Where a decision is due, the measuring rank measures and plans
@@ -1823,8 +1775,7 @@ lgreco_status lgreco_bucket_round(struct lgreco_bucket *bucket,
 // lgreco_bucket_next fails on each.
 lgreco_status lgreco_bucket_submit(struct lgreco_bucket *bucket,
                                    void *const *gradients,
-                                   size_t gradients_len,
-                                   void *stream);
+                                   size_t gradients_len);
 
 // Goes on, once the collective asked for before is done, and tells the next one; LGRECO_REQUEST_NONE when the
 // gradients are means. Does not allocate.
@@ -1836,8 +1787,7 @@ lgreco_status lgreco_bucket_submit(struct lgreco_bucket *bucket,
 // options do not make gradients that are not finite an error, all of the bucket's become NaN on every rank instead,
 // for a loss scaler to find, and residuals stay. LGRECO_STEP_ORDER before lgreco_bucket_submit, and after a failure.
 lgreco_status lgreco_bucket_next(struct lgreco_bucket *bucket,
-                                 struct lgreco_request *request,
-                                 void *stream);
+                                 struct lgreco_request *request);
 
 // Gives a bucket back to its controller, wherever it is, frees it and sets the caller's pointer to NULL; NULL, or a
 // pointer to NULL, does nothing. A collective that is still under way on its memory must have ended. One that has not
@@ -2072,8 +2022,7 @@ lgreco_status lgreco_cut_send_activations(struct lgreco_cut *cut,
                                           uint8_t *message,
                                           size_t capacity,
                                           size_t *length,
-                                          uint64_t *ticket,
-                                          void *stream);
+                                          uint64_t *ticket);
 
 // Upstream: writes the message of a micro-batch in flight once more, when it was lost or for another forward pass of the
 // same step over the same values. Changes nothing.
@@ -2088,32 +2037,29 @@ lgreco_status lgreco_cut_repeat_activations(struct lgreco_cut *cut,
                                             const uint64_t *ids,
                                             uint8_t *message,
                                             size_t capacity,
-                                            size_t *length,
-                                            void *stream);
+                                            size_t *length);
 
-// Downstream: decompresses a message of activations into `values`, `values_len` = its samples times the features; `ticket`
-// receives the micro-batch's number.
+// Decompresses the other end's message into `values`, `values_len` = its samples times the features: downstream activations,
+// upstream gradients. `ticket` receives the micro-batch's number, which the upstream end gives back.
 //
 // LGRECO_OUT_OF_STEP when it is not the next message, LGRECO_SAMPLE_OUT_OF_STEP when the ends remember different things;
-// LGRECO_PAYLOAD_HEADER when it is another cut's; LGRECO_TOO_MANY_IN_FLIGHT, LGRECO_PAYLOAD_BODY, LGRECO_LENGTH;
-// LGRECO_OTHER_END upstream.
-lgreco_status lgreco_cut_receive_activations(struct lgreco_cut *cut,
-                                             const uint8_t *message,
-                                             size_t length,
-                                             float *values,
-                                             size_t values_len,
-                                             uint64_t *ticket,
-                                             void *stream);
+// LGRECO_PAYLOAD_HEADER when it is another cut's or not for this end; LGRECO_TOO_MANY_IN_FLIGHT, LGRECO_NOT_IN_FLIGHT,
+// LGRECO_PAYLOAD_BODY, LGRECO_LENGTH.
+lgreco_status lgreco_cut_receive(struct lgreco_cut *cut,
+                                 const uint8_t *message,
+                                 size_t length,
+                                 float *values,
+                                 size_t values_len,
+                                 uint64_t *ticket);
 
 // Downstream: decompresses a message that lgreco_cut_repeat_activations wrote, or the first one again. Changes nothing.
 //
-// As lgreco_cut_receive_activations; LGRECO_NOT_IN_FLIGHT; LGRECO_FEEDBACK_RULE under a memory by position.
+// As lgreco_cut_receive; LGRECO_NOT_IN_FLIGHT; LGRECO_FEEDBACK_RULE under a memory by position.
 lgreco_status lgreco_cut_receive_repeated(struct lgreco_cut *cut,
                                           const uint8_t *message,
                                           size_t length,
                                           float *values,
-                                          size_t values_len,
-                                          void *stream);
+                                          size_t values_len);
 
 // Downstream: compresses the gradients of a micro-batch, as many as its activations, into `message`, and gives its ticket
 // back. The micro-batches' gradients may go back in any order.
@@ -2127,20 +2073,7 @@ lgreco_status lgreco_cut_send_gradients(struct lgreco_cut *cut,
                                         size_t samples,
                                         uint8_t *message,
                                         size_t capacity,
-                                        size_t *length,
-                                        void *stream);
-
-// Upstream: decompresses a message of gradients into `values`, `values_len` = its samples times the features; `ticket`
-// receives the micro-batch's number, which is given back.
-//
-// As lgreco_cut_receive_activations; LGRECO_NOT_IN_FLIGHT; LGRECO_OTHER_END downstream.
-lgreco_status lgreco_cut_receive_gradients(struct lgreco_cut *cut,
-                                           const uint8_t *message,
-                                           size_t length,
-                                           float *values,
-                                           size_t values_len,
-                                           uint64_t *ticket,
-                                           void *stream);
+                                        size_t *length);
 
 // Upstream: writes a message of evaluation, by the forward codec without memory if `compressed` is not 0, else
 // uncompressed. Changes nothing.
@@ -2153,18 +2086,16 @@ lgreco_status lgreco_cut_evaluate(struct lgreco_cut *cut,
                                   size_t samples,
                                   uint8_t *message,
                                   size_t capacity,
-                                  size_t *length,
-                                  void *stream);
+                                  size_t *length);
 
 // Downstream: decompresses a message of evaluation. Changes nothing.
 //
-// As lgreco_cut_receive_activations on messages and buffers.
+// As lgreco_cut_receive on messages and buffers.
 lgreco_status lgreco_cut_receive_evaluation(struct lgreco_cut *cut,
                                             const uint8_t *message,
                                             size_t length,
                                             float *values,
-                                            size_t values_len,
-                                            void *stream);
+                                            size_t values_len);
 
 // Ends an optimiser step: what its messages made of the samples is remembered from now on. Both ends must commit between
 // the same two activation messages.
@@ -2192,22 +2123,24 @@ lgreco_status lgreco_cut_remembered(struct lgreco_cut *cut,
                                     size_t values_len,
                                     uint32_t *found);
 
-// AQ-SGD: writes the ids of all samples remembered to samples[0 .. count], least recently updated first; `count`, which
+// AQ-SGD: writes the ids of all samples remembered to samples[0 .. length], least recently updated first; `length`, which
 // must not be NULL, receives their number.
 //
-// LGRECO_LENGTH when `capacity` is less: `count` is then set all the same, and `samples` may be NULL.
+// LGRECO_LENGTH when `capacity` is less: `length` is then set all the same, and `samples` may be NULL.
 lgreco_status lgreco_cut_remembered_samples(struct lgreco_cut *cut,
                                             uint64_t *samples,
                                             size_t capacity,
-                                            size_t *count);
+                                            size_t *length);
 
-// Tells how many bytes lgreco_cut_save writes now.
-lgreco_status lgreco_cut_saved_len(struct lgreco_cut *cut, size_t *bytes);
-
-// Writes the whole end to saved[0 .. lgreco_cut_saved_len]. Both ends must be saved after the same step.
+// Writes the whole end. Both ends must be saved after the same step. `length`, which must not be NULL, receives the number of
+// bytes.
 //
-// LGRECO_MID_STEP while updates wait for lgreco_cut_commit_step or tickets are in flight; LGRECO_LENGTH.
-lgreco_status lgreco_cut_save(struct lgreco_cut *cut, uint8_t *saved, size_t capacity);
+// LGRECO_MID_STEP while updates wait for lgreco_cut_commit_step or tickets are in flight; LGRECO_LENGTH when `capacity` is
+// less: `length` is then set all the same, and `saved` may be NULL.
+lgreco_status lgreco_cut_save(struct lgreco_cut *cut,
+                              uint8_t *saved,
+                              size_t capacity,
+                              size_t *length);
 
 // Makes the end that was saved, which continues bit for bit. Any bytes may be given.
 //
@@ -2528,8 +2461,7 @@ lgreco_status lgreco_cuda_bucket_take_over(struct lgreco_cuda *cuda,
 #define LGRECO_PLAN_VIEW_INIT {sizeof(lgreco_plan_view), 0, NULL, 0, 0, 0, 0, NULL, 0, LGRECO_LIMIT_ERROR, 0, 0}
 #define LGRECO_COMPRESSOR_OPTIONS_INIT                                                                                 \
     {sizeof(lgreco_compressor_options), 0, 0, 0, LGRECO_FEEDBACK_NONE, 1, 0, LGRECO_STORAGE_F32}
-#define LGRECO_COLLECTIVE_INIT                                                                                          \
-    {sizeof(lgreco_collective), 0, 1, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
+#define LGRECO_COLLECTIVE_INIT {sizeof(lgreco_collective), 0, 1, NULL, NULL}
 #define LGRECO_CONTROLLER_OPTIONS_INIT                                                                                 \
     {sizeof(lgreco_controller_options), NULL, NULL, NULL, 6, 0, 0, 0.5, 1.5, 100, 1000, 10, 0, LGRECO_POLICY_L_GRECO,  \
      LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_F32, 1, 0, LGRECO_STORAGE_INT8, 0.2f, 512, LGRECO_NON_FINITE_STEP_ERROR,  \

@@ -140,10 +140,10 @@ public:
     }
 
     static Table measure(const Context &context, const std::vector<lgreco_layer> &layers,
-                         const lgreco_search_options &options = search_options(), void *stream = nullptr) {
+                         const lgreco_search_options &options = search_options()) {
         Table table;
         table.make(context, [&](lgreco_table **made) {
-            return lgreco_table_measure(context.get(), layers.data(), layers.size(), &options, made, stream);
+            return lgreco_table_measure(context.get(), layers.data(), layers.size(), &options, made);
         });
         return table;
     }
@@ -247,22 +247,23 @@ public:
     }
 
     // Compresses into `payload`, which it makes as long as the payload; does not allocate once it had room for `bound`.
-    void encode(std::uint32_t step, const void *values, std::vector<std::uint8_t> &payload, void *stream = nullptr) {
+    void encode(std::uint32_t step, const void *values, std::vector<std::uint8_t> &payload) {
         std::size_t length = 0;
         payload.resize(bound());
-        check(lgreco_compressor_encode(get(), step, values, payload.data(), payload.size(), &length, stream));
+        check(lgreco_compressor_encode(get(), step, values, payload.data(), payload.size(), &length));
         payload.resize(length);
     }
 
-    void decode(const std::vector<std::uint8_t> &payload, std::vector<float> &values, void *stream = nullptr) const {
-        check(lgreco_compressor_decode(get(), payload.data(), payload.size(), values.data(), values.size(), stream));
+    void decode(const std::vector<std::uint8_t> &payload, std::vector<float> &values) const {
+        check(lgreco_compressor_decode(get(), payload.data(), payload.size(), values.data(), values.size()));
     }
 
     std::vector<std::uint8_t> save() const {
         std::size_t length = 0;
-        check(lgreco_compressor_saved_len(get(), &length));
+        const lgreco_status status = lgreco_compressor_save(get(), nullptr, 0, &length);
+        if (status != LGRECO_LENGTH) check(status);
         std::vector<std::uint8_t> saved(length);
-        check(lgreco_compressor_save(get(), saved.data(), saved.size()));
+        check(lgreco_compressor_save(get(), saved.data(), saved.size(), &length));
         return saved;
     }
 
@@ -278,34 +279,16 @@ private:
     detail::Handle<lgreco_compressor, lgreco_compressor_destroy> handle_;
 };
 
-// The network, to be derived from. An exception that a call throws comes out of the Controller's call that made it.
+// The network, to be derived from.
 class Collective {
 public:
     virtual ~Collective() = default;
 
     virtual std::uint32_t rank() const = 0;
     virtual std::uint32_t world_size() const = 0;
-    // As the callbacks of lgreco_collective.
-    virtual void all_reduce_sum(float *values, std::size_t count) = 0;
-    virtual void all_gather(std::uint8_t *buffer, std::size_t length) = 0;
-    virtual void broadcast(std::uint32_t root, std::uint8_t *bytes, std::size_t length) = 0;
-    virtual void all_gather_each(const std::uint64_t *, std::uint8_t *) {
-        throw Error(LGRECO_UNAVAILABLE, "this collective has no all_gather_each");
-    }
-    virtual void all_to_all(const std::uint8_t *, const std::uint64_t *, std::uint8_t *, const std::uint64_t *) {
-        throw Error(LGRECO_UNAVAILABLE, "this collective has no all_to_all");
-    }
-    // Unless it is overridden, all values are summed everywhere.
-    virtual void reduce_scatter_sum(const std::uint64_t *, float *values, std::size_t count) {
-        all_reduce_sum(values, count);
-    }
-    // For `reduce_dtype` LGRECO_DTYPE_BF16.
-    virtual void all_reduce_sum_bf16(std::uint16_t *, std::size_t) {
-        throw Error(LGRECO_UNAVAILABLE, "this collective has no all_reduce_sum_bf16");
-    }
-    virtual void reduce_scatter_sum_bf16(const std::uint64_t *, std::uint16_t *values, std::size_t count) {
-        all_reduce_sum_bf16(values, count);
-    }
+    // Performs what a controller or a bucket asks for, and waits until it is done. An exception comes out of the Controller's call
+    // that made it.
+    virtual void perform(const lgreco_request &request) = 0;
 
 protected:
     Collective() = default;
@@ -320,77 +303,26 @@ struct Calls {
     Collective &collective;
     std::exception_ptr thrown = nullptr;
 
-    lgreco_collective callbacks() {
-        lgreco_collective callbacks = LGRECO_COLLECTIVE_INIT;
-        callbacks.rank = collective.rank();
-        callbacks.world_size = collective.world_size();
-        callbacks.user = this;
-        callbacks.all_reduce_sum = [](void *user, float *values, std::size_t count, void *) {
-            return guarded(user, [&](Collective &own) { own.all_reduce_sum(values, count); });
+    lgreco_collective callback() {
+        lgreco_collective callback = LGRECO_COLLECTIVE_INIT;
+        callback.rank = collective.rank();
+        callback.world_size = collective.world_size();
+        callback.user = this;
+        callback.perform = [](void *user, const lgreco_request *request) -> std::int32_t {
+            Calls &calls = *static_cast<Calls *>(user);
+            try {
+                calls.collective.perform(*request);
+                return 0;
+            } catch (...) {
+                calls.thrown = std::current_exception();
+                return 1;
+            }
         };
-        callbacks.all_gather = [](void *user, std::uint8_t *buffer, std::size_t length, void *) {
-            return guarded(user, [&](Collective &own) { own.all_gather(buffer, length); });
-        };
-        callbacks.broadcast = [](void *user, std::uint32_t root, std::uint8_t *bytes, std::size_t length, void *) {
-            return guarded(user, [&](Collective &own) { own.broadcast(root, bytes, length); });
-        };
-        callbacks.all_gather_each = [](void *user, const std::uint64_t *lens, std::uint8_t *buffer, void *) {
-            return guarded(user, [&](Collective &own) { own.all_gather_each(lens, buffer); });
-        };
-        callbacks.all_to_all = [](void *user, const std::uint8_t *send, const std::uint64_t *send_lens,
-                                  std::uint8_t *received, const std::uint64_t *received_lens, void *) {
-            return guarded(user, [&](Collective &own) { own.all_to_all(send, send_lens, received, received_lens); });
-        };
-        callbacks.reduce_scatter_sum = [](void *user, const std::uint64_t *lens, float *values, std::size_t count,
-                                          void *) {
-            return guarded(user, [&](Collective &own) { own.reduce_scatter_sum(lens, values, count); });
-        };
-        callbacks.all_reduce_sum_bf16 = [](void *user, std::uint16_t *values, std::size_t count, void *) {
-            return guarded(user, [&](Collective &own) { own.all_reduce_sum_bf16(values, count); });
-        };
-        callbacks.reduce_scatter_sum_bf16 = [](void *user, const std::uint64_t *lens, std::uint16_t *values,
-                                               std::size_t count, void *) {
-            return guarded(user, [&](Collective &own) { own.reduce_scatter_sum_bf16(lens, values, count); });
-        };
-        return callbacks;
-    }
-
-    template <typename Call> static std::int32_t guarded(void *user, Call call) noexcept {
-        Calls &calls = *static_cast<Calls *>(user);
-        try {
-            call(calls.collective);
-            return 0;
-        } catch (...) {
-            calls.thrown = std::current_exception();
-            return 1;
-        }
+        return callback;
     }
 };
 
 } // namespace detail
-
-// Does what a bucket or a controller asks for, and waits until it is done.
-inline void perform(Collective &collective, const lgreco_request &request) {
-    const auto bytes = static_cast<std::uint8_t *>(request.buffer);
-    switch (request.kind) {
-    case LGRECO_REQUEST_NONE: return;
-    case LGRECO_REQUEST_ALL_REDUCE_SUM:
-        return collective.all_reduce_sum(static_cast<float *>(request.buffer), request.count);
-    case LGRECO_REQUEST_ALL_REDUCE_SUM_BF16:
-        return collective.all_reduce_sum_bf16(static_cast<std::uint16_t *>(request.buffer), request.count);
-    case LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16:
-        return collective.reduce_scatter_sum_bf16(request.lens, static_cast<std::uint16_t *>(request.buffer),
-                                                  request.count);
-    case LGRECO_REQUEST_ALL_GATHER: return collective.all_gather(bytes, request.length);
-    case LGRECO_REQUEST_ALL_GATHER_EACH: return collective.all_gather_each(request.lens, bytes);
-    case LGRECO_REQUEST_BROADCAST: return collective.broadcast(request.root, bytes, request.length);
-    case LGRECO_REQUEST_ALL_TO_ALL:
-        return collective.all_to_all(request.send, request.send_lens, request.received, request.received_lens);
-    case LGRECO_REQUEST_REDUCE_SCATTER_SUM:
-        return collective.reduce_scatter_sum(request.lens, static_cast<float *>(request.buffer), request.count);
-    default: throw Error(LGRECO_UNAVAILABLE, "this header does not know what is asked for");
-    }
-}
 
 // Layers on loan from a controller for one exchange. Destroying it gives them back, unless another thread is using the
 // controller at that moment (Controller::close throws then): the layers are in flight for ever.
@@ -417,14 +349,14 @@ public:
     }
 
     // Takes the gradients, one pointer per layer, and keeps the pointers until they are means.
-    void submit(const std::vector<void *> &gradients, void *stream = nullptr) {
-        check(lgreco_bucket_submit(get(), gradients.data(), gradients.size(), stream));
+    void submit(const std::vector<void *> &gradients) {
+        check(lgreco_bucket_submit(get(), gradients.data(), gradients.size()));
     }
 
     // The next collective to perform, once the one before is done; LGRECO_REQUEST_NONE when the gradients are means.
-    lgreco_request next(void *stream = nullptr) {
+    lgreco_request next() {
         lgreco_request asked = request();
-        check(lgreco_bucket_next(get(), &asked, stream));
+        check(lgreco_bucket_next(get(), &asked));
         return asked;
     }
 
@@ -472,28 +404,27 @@ public:
     Controller(const Context &context, Collective &collective, const std::vector<lgreco_layer> &layers,
                const lgreco_controller_options &options = controller_options()) {
         detail::Calls calls{collective};
-        const lgreco_collective callbacks = calls.callbacks();
+        const lgreco_collective callback = calls.callback();
         lgreco_controller *made = nullptr;
-        context.check(lgreco_controller_create(context.get(), &callbacks, layers.data(), layers.size(), &options, &made));
+        context.check(lgreco_controller_create(context.get(), &callback, layers.data(), layers.size(), &options, &made));
         handle_.reset(made, detail::Destroy<lgreco_controller, lgreco_controller_destroy>());
     }
 
     // Replaces gradients, one pointer per layer, by their means.
-    lgreco_report step(Collective &collective, const std::vector<void *> &gradients, double learning_rate,
-                       void *stream = nullptr) {
+    lgreco_report step(Collective &collective, const std::vector<void *> &gradients, double learning_rate) {
         detail::Calls calls{collective};
-        const lgreco_collective callbacks = calls.callbacks();
+        const lgreco_collective callback = calls.callback();
         lgreco_report report = LGRECO_REPORT_INIT;
-        const lgreco_status status = lgreco_controller_step(get(), &callbacks, gradients.data(), gradients.size(),
-                                                            learning_rate, &report, stream);
+        const lgreco_status status = lgreco_controller_step(get(), &callback, gradients.data(), gradients.size(),
+                                                            learning_rate, &report);
         if (calls.thrown) std::rethrow_exception(calls.thrown);
         check(status);
         return report;
     }
 
     // Begins a step of which the caller performs the collectives.
-    void begin_step(double learning_rate, void *stream = nullptr) {
-        check(lgreco_controller_begin_step(get(), learning_rate, stream));
+    void begin_step(double learning_rate) {
+        check(lgreco_controller_begin_step(get(), learning_rate));
     }
 
     // The next collective to perform before buckets are opened; LGRECO_REQUEST_NONE when there is none left.
@@ -702,43 +633,32 @@ public:
 
     // Upstream. Returns the micro-batch's ticket; `ids` is empty or has one id per sample.
     std::uint64_t send_activations(const float *values, std::size_t samples, const std::vector<std::uint64_t> &ids,
-                                   std::vector<std::uint8_t> &message, void *stream = nullptr) {
+                                   std::vector<std::uint8_t> &message) {
         if (!ids.empty() && ids.size() != samples) lgreco::check(LGRECO_LENGTH, "ids, one per sample");
         std::size_t length = 0;
         std::uint64_t ticket = 0;
         message.resize(bound());
         check(lgreco_cut_send_activations(get(), values, LGRECO_DTYPE_F32, samples, ids.empty() ? nullptr : ids.data(),
-                                          message.data(), message.size(), &length, &ticket, stream));
+                                          message.data(), message.size(), &length, &ticket));
         message.resize(length);
         return ticket;
     }
 
-    // Downstream. `values` has the message's samples times the features; returns the ticket.
-    std::uint64_t receive_activations(const std::vector<std::uint8_t> &message, std::vector<float> &values,
-                                      void *stream = nullptr) {
+    // The other end's message. `values` has its samples times the features; returns the ticket.
+    std::uint64_t receive(const std::vector<std::uint8_t> &message, std::vector<float> &values) {
         std::uint64_t ticket = 0;
-        check(lgreco_cut_receive_activations(get(), message.data(), message.size(), values.data(), values.size(), &ticket,
-                                             stream));
+        check(lgreco_cut_receive(get(), message.data(), message.size(), values.data(), values.size(), &ticket));
         return ticket;
     }
 
     // Downstream.
     void send_gradients(std::uint64_t ticket, const float *values, std::size_t samples,
-                        std::vector<std::uint8_t> &message, void *stream = nullptr) {
+                        std::vector<std::uint8_t> &message) {
         std::size_t length = 0;
         message.resize(bound());
         check(lgreco_cut_send_gradients(get(), ticket, values, LGRECO_DTYPE_F32, samples, message.data(), message.size(),
-                                        &length, stream));
+                                        &length));
         message.resize(length);
-    }
-
-    // Upstream. Returns the ticket.
-    std::uint64_t receive_gradients(const std::vector<std::uint8_t> &message, std::vector<float> &values,
-                                    void *stream = nullptr) {
-        std::uint64_t ticket = 0;
-        check(lgreco_cut_receive_gradients(get(), message.data(), message.size(), values.data(), values.size(), &ticket,
-                                           stream));
-        return ticket;
     }
 
     void commit_step() { check(lgreco_cut_commit_step(get())); }
@@ -762,9 +682,10 @@ public:
 
     std::vector<std::uint8_t> save() const {
         std::size_t length = 0;
-        check(lgreco_cut_saved_len(get(), &length));
+        const lgreco_status status = lgreco_cut_save(get(), nullptr, 0, &length);
+        if (status != LGRECO_LENGTH) check(status);
         std::vector<std::uint8_t> saved(length);
-        check(lgreco_cut_save(get(), saved.data(), saved.size()));
+        check(lgreco_cut_save(get(), saved.data(), saved.size(), &length));
         return saved;
     }
 

@@ -30,21 +30,16 @@ pub(crate) struct Row<'a> {
     pub(crate) stream: Stream,
 }
 
-/// What rows take of device memory that are measured without a wait.
-pub(crate) struct RowsBytes {
-    pub(crate) workspace: u64,
-    pub(crate) results: u64,
+/// A gradient to encode, by which setting and with which random words.
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nobody reads it"))]
+pub(crate) struct Encoding {
+    pub(crate) gradient: DeviceTensor,
+    pub(crate) setting: Setting,
+    pub(crate) stream: Stream,
 }
 
-/// Calls to reserve memory for.
-#[derive(Clone, Copy)]
-pub(crate) enum Call {
-    Measure,
-    Encode,
-    Decode,
-    EncodeToDevice,
-    DecodeOnDevice,
-}
+/// A number for each call to reserve memory for, to be added up: measure, encode, decode, encode to and decode on the device.
+pub(crate) const CALLS: [u32; 5] = [1, 2, 4, 8, 16];
 
 /// A bucket of layers to be exchanged on the device.
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nobody reads it"))]
@@ -110,69 +105,43 @@ pub(crate) trait OnDevice: Any {
     fn held_bytes(&self) -> u64;
     fn synchronise(&mut self) -> Result<(), Failure>;
     fn check(&mut self) -> Result<(), Failure>;
-    /// Nothing is done with addresses, which may be [`NOWHERE`].
-    fn workspace_bytes(&self, rows: &[Row<'_>], calls: &[Call]) -> Result<u64, Failure>;
-    /// Nothing is done with addresses, which may be [`NOWHERE`].
-    fn reserve(&mut self, rows: &[Row<'_>], calls: &[Call]) -> Result<(), Failure>;
+    /// Nothing is done with addresses, which may be [`NOWHERE`]. `calls` is a sum of [`CALLS`].
+    fn workspace_bytes(&self, rows: &[Row<'_>], calls: u32) -> Result<u64, Failure>;
+    /// As `workspace_bytes`.
+    fn reserve(&mut self, rows: &[Row<'_>], calls: u32) -> Result<(), Failure>;
     unsafe fn measure(&mut self, rows: &[Row<'_>], squared_errors: &mut [f64]) -> Result<(), Failure>;
-    /// Nothing is done with addresses, which may be [`NOWHERE`].
-    fn rows_bytes(&self, rows: &[Row<'_>]) -> Result<RowsBytes, Failure>;
+    /// Bytes of workspace and of results. Nothing is done with addresses, which may be [`NOWHERE`].
+    fn rows_bytes(&self, rows: &[Row<'_>]) -> Result<(u64, u64), Failure>;
     unsafe fn enqueue_rows(&mut self, rows: &[Row<'_>], workspace: u64, results: u64) -> Result<(), Failure>;
-    /// `results` is a copy of what was enqueued for these rows, or anything else.
-    unsafe fn read_rows(&mut self, rows: &[Row<'_>], results: &[u8], squared_errors: &mut [f64])
-    -> Result<(), Failure>;
-    unsafe fn encode(
-        &mut self,
-        setting: &Setting,
-        gradient: DeviceTensor,
-        stream: Stream,
-        payload: &mut [u8],
-    ) -> Result<usize, Failure>;
+    /// `copy` is a copy of the results that were enqueued for these rows, or anything else.
+    unsafe fn read_rows(&mut self, rows: &[Row<'_>], copy: &[u8], squared_errors: &mut [f64]) -> Result<(), Failure>;
+    unsafe fn encode(&mut self, encoding: &Encoding, payload: &mut [u8]) -> Result<usize, Failure>;
     unsafe fn decode(&mut self, payload: &[u8], values: u64) -> Result<(), Failure>;
-    unsafe fn encode_to_device(
-        &mut self,
-        setting: &Setting,
-        gradient: DeviceTensor,
-        stream: Stream,
-        payload: u64,
-    ) -> Result<usize, Failure>;
-    unsafe fn decode_on_device(
-        &mut self,
-        setting: &Setting,
-        shape: Shape,
-        payload: u64,
-        values: u64,
-    ) -> Result<(), Failure>;
+    unsafe fn encode_to_device(&mut self, encoding: &Encoding, payload: u64) -> Result<usize, Failure>;
+    unsafe fn decode_on_device(&mut self, by: &Setting, shape: Shape, payload: u64, values: u64)
+    -> Result<(), Failure>;
     fn bucket_bytes(&self, layers: &BucketLayers) -> Result<u64, Failure>;
     unsafe fn bucket(&mut self, layers: &BucketLayers, memory: u64) -> Result<Box<dyn OnDeviceBucket>, Failure>;
 }
 
 /// The device of this number in its primary context, on a stream of its own.
-#[cfg(feature = "cuda")]
 pub(crate) fn open(ordinal: u32) -> Result<Box<dyn OnDevice>, Failure> {
-    Ok(Box::new(lgreco_cuda::CudaBackend::new(ordinal as usize)?))
-}
-
-#[cfg(not(feature = "cuda"))]
-pub(crate) fn open(_: u32) -> Result<Box<dyn OnDevice>, Failure> {
-    Err(Failure::NotBuiltIn)
+    #[cfg(feature = "cuda")]
+    return Ok(Box::new(lgreco_cuda::CudaBackend::new(ordinal as usize)?));
+    #[cfg(not(feature = "cuda"))]
+    crate::device::not_built_in(ordinal)
 }
 
 /// A stream in its context.
 ///
 /// # Safety
 /// Both outlive the device.
-#[cfg(feature = "cuda")]
 pub(crate) unsafe fn on_stream(stream: *mut c_void) -> Result<Box<dyn OnDevice>, Failure> {
+    #[cfg(feature = "cuda")]
     // SAFETY: passed on.
-    Ok(Box::new(unsafe { lgreco_cuda::CudaBackend::with_stream(stream) }?))
-}
-
-/// # Safety
-/// None is asked for.
-#[cfg(not(feature = "cuda"))]
-pub(crate) unsafe fn on_stream(_: *mut c_void) -> Result<Box<dyn OnDevice>, Failure> {
-    Err(Failure::NotBuiltIn)
+    return Ok(Box::new(unsafe { lgreco_cuda::CudaBackend::with_stream(stream) }?));
+    #[cfg(not(feature = "cuda"))]
+    crate::device::not_built_in(stream)
 }
 
 #[cfg(feature = "cuda")]
@@ -180,13 +149,13 @@ mod bucket;
 
 #[cfg(feature = "cuda")]
 mod backend {
-    use super::{BucketLayers, Call, DeviceTensor, OnDevice, OnDeviceBucket, Row, RowsBytes, bucket};
+    use super::{BucketLayers, CALLS, DeviceTensor, Encoding, OnDevice, OnDeviceBucket, Row, bucket};
     use crate::status::Failure;
-    use lgreco_cuda::{CudaBackend, DeviceGradient, DeviceJob, DeviceJobError};
+    use lgreco_cuda::Call::{Decode, DecodeOnDevice, Encode, EncodeToDevice, Measure};
+    use lgreco_cuda::{Call, CudaBackend, DeviceGradient, DeviceJob, DeviceJobError};
     use lgreco_train::CoreError;
     use lgreco_train::compress::Setting;
     use lgreco_train::gradient::Shape;
-    use lgreco_train::rng::Stream;
 
     /// # Safety
     /// As for [`DeviceGradient::new`].
@@ -195,36 +164,32 @@ mod backend {
         Ok(unsafe { DeviceGradient::new(tensor.address, tensor.dtype, tensor.shape) }?)
     }
 
+    /// Runs a call on rows; failures name the layer.
+    ///
     /// # Safety
-    /// As for [`DeviceGradient::new`], of every row.
-    unsafe fn jobs<'a>(rows: &[Row<'a>]) -> Result<Vec<DeviceJob<'a>>, Failure> {
+    /// As for [`DeviceGradient::new`], of every row; addresses of which nothing is read or written may be anything.
+    unsafe fn on<'a, T>(
+        rows: &[Row<'a>],
+        call: impl FnOnce(&[DeviceJob<'a>]) -> Result<T, DeviceJobError>,
+    ) -> Result<T, Failure> {
         let job = |row: &Row<'a>| {
             // SAFETY: passed on.
             let gradient = unsafe { gradient(row.gradient) }.map_err(|failure| failure.of_layer(row.layer))?;
             Ok(DeviceJob { gradient, candidates: row.candidates, stream: row.stream })
         };
-        rows.iter().map(job).collect()
-    }
-
-    fn to_cuda(calls: &[Call]) -> Vec<lgreco_cuda::Call> {
-        let to_cuda = |call: &Call| match call {
-            Call::Measure => lgreco_cuda::Call::Measure,
-            Call::Encode => lgreco_cuda::Call::Encode,
-            Call::Decode => lgreco_cuda::Call::Decode,
-            Call::EncodeToDevice => lgreco_cuda::Call::EncodeToDevice,
-            Call::DecodeOnDevice => lgreco_cuda::Call::DecodeOnDevice,
-        };
-        calls.iter().map(to_cuda).collect()
-    }
-
-    fn of_layer(rows: &[Row<'_>]) -> impl Fn(DeviceJobError) -> Failure {
-        |failed| {
+        let jobs = rows.iter().map(job).collect::<Result<Vec<_>, Failure>>()?;
+        call(&jobs).map_err(|failed| {
             let failure = Failure::from(failed.error);
             match failed.job.and_then(|job| rows.get(job)) {
                 Some(row) => failure.of_layer(row.layer),
                 None => failure,
             }
-        }
+        })
+    }
+
+    fn named(calls: u32) -> Vec<Call> {
+        let known = CALLS.into_iter().zip([Measure, Encode, Decode, EncodeToDevice, DecodeOnDevice]);
+        known.filter(|(number, _)| calls & number != 0).map(|(_, call)| call).collect()
     }
 
     impl OnDevice for CudaBackend {
@@ -243,66 +208,52 @@ mod backend {
             })
         }
 
-        fn workspace_bytes(&self, rows: &[Row<'_>], calls: &[Call]) -> Result<u64, Failure> {
+        fn workspace_bytes(&self, rows: &[Row<'_>], calls: u32) -> Result<u64, Failure> {
             // SAFETY: nothing is done with the addresses.
-            let jobs = unsafe { jobs(rows) }?;
-            CudaBackend::workspace_bytes(self, &jobs, &to_cuda(calls)).map_err(of_layer(rows))
+            unsafe { on(rows, |jobs| CudaBackend::workspace_bytes(self, jobs, &named(calls))) }
         }
 
-        fn reserve(&mut self, rows: &[Row<'_>], calls: &[Call]) -> Result<(), Failure> {
+        fn reserve(&mut self, rows: &[Row<'_>], calls: u32) -> Result<(), Failure> {
             // SAFETY: nothing is done with the addresses.
-            let jobs = unsafe { jobs(rows) }?;
-            CudaBackend::reserve(self, &jobs, &to_cuda(calls)).map_err(of_layer(rows))
+            unsafe { on(rows, |jobs| CudaBackend::reserve(self, jobs, &named(calls))) }
         }
 
         unsafe fn measure(&mut self, rows: &[Row<'_>], squared_errors: &mut [f64]) -> Result<(), Failure> {
             // SAFETY: passed on.
-            let jobs = unsafe { jobs(rows) }?;
-            self.measure_device(&jobs, squared_errors).map_err(of_layer(rows))
+            unsafe { on(rows, |jobs| self.measure_device(jobs, squared_errors)) }
         }
 
-        fn rows_bytes(&self, rows: &[Row<'_>]) -> Result<RowsBytes, Failure> {
+        fn rows_bytes(&self, rows: &[Row<'_>]) -> Result<(u64, u64), Failure> {
             // SAFETY: nothing is done with the addresses.
-            let jobs = unsafe { jobs(rows) }?;
-            let bytes = CudaBackend::rows_bytes(self, &jobs).map_err(of_layer(rows))?;
-            Ok(RowsBytes { workspace: bytes.workspace, results: bytes.results })
+            let bytes = unsafe { on(rows, |jobs| CudaBackend::rows_bytes(self, jobs)) }?;
+            Ok((bytes.workspace, bytes.results))
         }
 
         unsafe fn enqueue_rows(&mut self, rows: &[Row<'_>], workspace: u64, results: u64) -> Result<(), Failure> {
             // SAFETY: passed on.
-            unsafe {
-                let jobs = jobs(rows)?;
-                CudaBackend::enqueue_rows(self, &jobs, workspace, results).map_err(of_layer(rows))
-            }
+            unsafe { on(rows, |jobs| CudaBackend::enqueue_rows(self, jobs, workspace, results)) }
         }
 
         unsafe fn read_rows(
             &mut self,
             rows: &[Row<'_>],
-            results: &[u8],
+            copy: &[u8],
             squared_errors: &mut [f64],
         ) -> Result<(), Failure> {
-            // SAFETY: passed on.
-            let jobs = unsafe { jobs(rows) }?;
-            let (words, rest) = results.as_chunks();
+            let (words, rest) = copy.as_chunks();
             if !rest.is_empty() {
-                let expected = CudaBackend::rows_bytes(self, &jobs).map_err(of_layer(rows))?.results as usize;
-                return Err(CoreError::Length { what: "bytes of results", expected, found: results.len() }.into());
+                let expected = OnDevice::rows_bytes(self, rows)?.1 as usize;
+                return Err(CoreError::Length { what: "bytes of results", expected, found: copy.len() }.into());
             }
             let words: Vec<u64> = words.iter().map(|&word| u64::from_ne_bytes(word)).collect();
-            CudaBackend::read_rows(self, &jobs, &words, squared_errors).map_err(of_layer(rows))
+            // SAFETY: passed on.
+            unsafe { on(rows, |jobs| CudaBackend::read_rows(self, jobs, &words, squared_errors)) }
         }
 
-        unsafe fn encode(
-            &mut self,
-            setting: &Setting,
-            tensor: DeviceTensor,
-            stream: Stream,
-            payload: &mut [u8],
-        ) -> Result<usize, Failure> {
+        unsafe fn encode(&mut self, encoding: &Encoding, payload: &mut [u8]) -> Result<usize, Failure> {
             // SAFETY: passed on.
-            let gradient = unsafe { gradient(tensor) }?;
-            Ok(self.encode_device(setting, &gradient, stream, payload)?)
+            let gradient = unsafe { gradient(encoding.gradient) }?;
+            Ok(self.encode_device(&encoding.setting, &gradient, encoding.stream, payload)?)
         }
 
         unsafe fn decode(&mut self, payload: &[u8], values: u64) -> Result<(), Failure> {
@@ -310,29 +261,15 @@ mod backend {
             Ok(unsafe { self.decode_to_device(payload, values) }?)
         }
 
-        unsafe fn encode_to_device(
-            &mut self,
-            setting: &Setting,
-            tensor: DeviceTensor,
-            stream: Stream,
-            payload: u64,
-        ) -> Result<usize, Failure> {
+        unsafe fn encode_to_device(&mut self, encoding: &Encoding, payload: u64) -> Result<usize, Failure> {
+            let Encoding { gradient: tensor, setting, stream } = encoding;
             // SAFETY: passed on.
-            unsafe {
-                let gradient = gradient(tensor)?;
-                Ok(CudaBackend::encode_to_device(self, setting, &gradient, stream, payload)?)
-            }
+            unsafe { Ok(CudaBackend::encode_to_device(self, setting, &gradient(*tensor)?, *stream, payload)?) }
         }
 
-        unsafe fn decode_on_device(
-            &mut self,
-            setting: &Setting,
-            shape: Shape,
-            payload: u64,
-            values: u64,
-        ) -> Result<(), Failure> {
+        unsafe fn decode_on_device(&mut self, by: &Setting, shape: Shape, from: u64, to: u64) -> Result<(), Failure> {
             // SAFETY: passed on.
-            Ok(unsafe { CudaBackend::decode_on_device(self, setting, shape, payload, values) }?)
+            Ok(unsafe { CudaBackend::decode_on_device(self, by, shape, from, to) }?)
         }
 
         fn bucket_bytes(&self, layers: &BucketLayers) -> Result<u64, Failure> {

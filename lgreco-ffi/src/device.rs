@@ -18,7 +18,7 @@ pub(crate) enum Device {
     Wgpu(Arc<Mutex<lgreco_wgpu::WgpuBackend>>),
 }
 
-const NO_DEVICE: Failure = Failure::Unavailable { what: "the device" };
+const NO_DEVICE: Failure = Failure::Unavailable("the device");
 
 /// The devices of each kind, by their numbers.
 impl Device {
@@ -26,30 +26,28 @@ impl Device {
         if index == 0 { Ok(Device::Cpu) } else { Err(NO_DEVICE) }
     }
 
-    #[cfg(feature = "cuda")]
     pub(crate) fn cuda(index: u32) -> Result<Device, Failure> {
-        let backend = lgreco_cuda::CudaBackend::new(index as usize)?;
-        Ok(Device::Cuda(Arc::new(Mutex::new(backend))))
+        #[cfg(feature = "cuda")]
+        return Ok(Device::Cuda(Arc::new(Mutex::new(lgreco_cuda::CudaBackend::new(index as usize)?))));
+        #[cfg(not(feature = "cuda"))]
+        not_built_in(index)
     }
 
-    #[cfg(not(feature = "cuda"))]
-    pub(crate) fn cuda(_: u32) -> Result<Device, Failure> {
-        Err(Failure::NotBuiltIn)
-    }
-
-    #[cfg(feature = "wgpu")]
     pub(crate) fn wgpu(index: u32) -> Result<Device, Failure> {
-        if index > 0 {
-            return Err(NO_DEVICE);
-        }
-        let backend = lgreco_wgpu::WgpuBackend::new().map_err(Failure::Wgpu)?;
-        Ok(Device::Wgpu(Arc::new(Mutex::new(backend))))
+        #[cfg(feature = "wgpu")]
+        return match index {
+            0 => Ok(Device::Wgpu(Arc::new(Mutex::new(lgreco_wgpu::WgpuBackend::new().map_err(Failure::Wgpu)?)))),
+            _ => Err(NO_DEVICE),
+        };
+        #[cfg(not(feature = "wgpu"))]
+        not_built_in(index)
     }
+}
 
-    #[cfg(not(feature = "wgpu"))]
-    pub(crate) fn wgpu(_: u32) -> Result<Device, Failure> {
-        Err(Failure::NotBuiltIn)
-    }
+/// What a library says that was built without a kind of device.
+#[cfg(not(all(feature = "cuda", feature = "wgpu")))]
+pub(crate) fn not_built_in<T>(_device: impl Sized) -> Result<T, Failure> {
+    Err(Failure::NotBuiltIn)
 }
 
 impl Device {

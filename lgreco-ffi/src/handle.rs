@@ -5,7 +5,6 @@ use crate::message::Message;
 use crate::status::*;
 use core::cell::UnsafeCell;
 use core::ffi::c_char;
-use core::fmt;
 use core::sync::atomic::{AtomicU8, Ordering};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -21,12 +20,42 @@ pub(crate) trait Kind {
         let _ = state;
         None
     }
+    /// The names of the layers that errors count by their index, if the handle knows them, for messages.
+    fn names(state: &Self::State) -> &[String] {
+        let _ = state;
+        &[]
+    }
     /// The device the handle works on, if it may be a GPU, which has words of its own for failures.
     fn device(state: &Self::State) -> Option<&Device> {
         let _ = state;
         None
     }
 }
+
+/// Implements [`Kind`] for an opaque type: its name, tag and state, and the fields of the state in which `layer`, `names` and
+/// `device` find what they return.
+macro_rules! kind {
+    (
+        $kind:ident, $what:literal, $tag:literal, $state:ty
+        $(, layer: $layer:ident)? $(, names: $names:ident)? $(, device: $device:ident)?
+    ) => {
+        impl $crate::handle::Kind for $kind {
+            const WHAT: &'static str = $what;
+            const TAG: [u8; 8] = *$tag;
+            type State = $state;
+            $(fn layer(state: &$state) -> Option<&str> {
+                Some(&state.$layer)
+            })?
+            $(fn names(state: &$state) -> &[String] {
+                &state.$names
+            })?
+            $(fn device(state: &$state) -> Option<&$crate::device::Device> {
+                Some(&state.$device)
+            })?
+        }
+    };
+}
+pub(crate) use kind;
 
 /// A kind whose state never changes, so that any number of calls may read it.
 pub(crate) trait Immutable: Kind<State: Sync> {}
@@ -59,12 +88,12 @@ pub(crate) fn new<K: Kind>(state: K::State) -> *mut K {
 unsafe fn checked<'a, K: Kind>(pointer: *const K) -> Result<&'a Handle<K::State>, Failure> {
     let handle = pointer.cast::<Handle<K::State>>();
     if handle.is_null() {
-        return Err(Failure::Null { what: K::WHAT });
+        return Err(Failure::Null(K::WHAT));
     }
     // A handle of another kind may be smaller, but has its tag at the same place.
     // SAFETY: a live handle begins with its tag.
     if !handle.is_aligned() || unsafe { handle.cast::<[u8; 8]>().read() } != K::TAG {
-        return Err(Failure::Handle { what: K::WHAT });
+        return Err(Failure::Handle(K::WHAT));
     }
     // SAFETY: only `new::<K>` makes handles with this tag, and it is live by the caller's promise.
     Ok(unsafe { &*handle })
@@ -81,6 +110,15 @@ pub(crate) unsafe fn shared<'a, K: Immutable>(pointer: *const K) -> Result<&'a K
     Ok(unsafe { &*handle.state.get() })
 }
 
+/// Takes a handle's lock, unless a call has it or has panicked.
+fn lock(lock: &AtomicU8) -> Result<(), Failure> {
+    match lock.compare_exchange(FREE, BUSY, Ordering::Acquire, Ordering::Relaxed) {
+        Ok(_) => Ok(()),
+        Err(BUSY) => Err(Failure::Busy),
+        Err(_) => Err(Failure::Panicked),
+    }
+}
+
 /// Runs `call` on the state of a handle and keeps a message if it fails.
 ///
 /// # Safety
@@ -94,10 +132,8 @@ pub(crate) unsafe fn call<K: Kind>(
         Ok(handle) => handle,
         Err(failure) => return failure.status(),
     };
-    match handle.lock.compare_exchange(FREE, BUSY, Ordering::Acquire, Ordering::Relaxed) {
-        Ok(_) => {}
-        Err(BUSY) => return Failure::Busy.status(),
-        Err(_) => return Failure::Panicked.status(),
+    if let Err(failure) = lock(&handle.lock) {
+        return failure.status();
     }
     // SAFETY: the lock was free: no other call has state or message.
     let (state, message) = unsafe { (&mut *handle.state.get(), &mut *handle.message.get()) };
@@ -108,8 +144,11 @@ pub(crate) unsafe fn call<K: Kind>(
                 Some(device) => device.in_its_words(failure),
                 None => failure,
             };
-            let layer = K::layer(state).filter(|_| !failure.is_of_device());
-            message.set(format_args!("{}{failure}", OfLayer(layer)));
+            let failure = failure.with_name(K::names(state));
+            match K::layer(state).filter(|_| !failure.is_of_device()) {
+                Some(name) => message.set(format_args!("layer `{name}`: {failure}")),
+                None => message.set(format_args!("{failure}")),
+            }
             (failure.status(), FREE)
         }
         Err(panic) => {
@@ -142,37 +181,21 @@ pub(crate) unsafe fn with<K: Kind, T>(
 ) -> Result<T, Failure> {
     // SAFETY: passed on.
     let handle = unsafe { checked(pointer) }?;
-    match handle.lock.compare_exchange(FREE, BUSY, Ordering::Acquire, Ordering::Relaxed) {
-        Ok(_) => {}
-        Err(BUSY) => return Err(Failure::Busy),
-        Err(_) => return Err(Failure::Panicked),
-    }
+    lock(&handle.lock)?;
     let _lock = Lock(&handle.lock);
     // SAFETY: the lock was free: no other call has the state.
     work(unsafe { &mut *handle.state.get() })
 }
 
-/// Makes a handle of what `make` returns in a call on another one. Whatever fails, `place` holds NULL.
+/// Makes a handle of the state that `make` returns in a call on another one. Where it returns `None`, and whatever fails,
+/// `place` holds NULL.
 ///
 /// # Safety
 /// `pointer` as for [`call`]; `place` is null, misaligned, or valid for writes.
-pub(crate) unsafe fn create<K: Kind, N: Kind>(
+pub(crate) unsafe fn create<K: Kind, N: Kind, M: Into<Option<N::State>>>(
     pointer: *mut K,
     place: *mut *mut N,
-    make: impl FnOnce(&mut K::State) -> Result<N::State, Failure>,
-) -> lgreco_status {
-    // SAFETY: passed on.
-    unsafe { create_if(pointer, place, |state| make(state).map(Some)) }
-}
-
-/// As [`create`], but `place` also holds NULL when there is nothing to make a handle of.
-///
-/// # Safety
-/// As [`create`].
-pub(crate) unsafe fn create_if<K: Kind, N: Kind>(
-    pointer: *mut K,
-    place: *mut *mut N,
-    make: impl FnOnce(&mut K::State) -> Result<Option<N::State>, Failure>,
+    make: impl FnOnce(&mut K::State) -> Result<M, Failure>,
 ) -> lgreco_status {
     // SAFETY: passed on; the place stays valid.
     unsafe {
@@ -181,19 +204,11 @@ pub(crate) unsafe fn create_if<K: Kind, N: Kind>(
         }
         call(pointer, |state| {
             let place = crate::pointers::place(place, N::WHAT)?;
-            if let Some(state) = make(state)? {
+            if let Some(state) = make(state)?.into() {
                 place.write(new::<N>(state));
             }
             Ok(())
         })
-    }
-}
-
-struct OfLayer<'a>(Option<&'a str>);
-
-impl fmt::Display for OfLayer<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |name| write!(f, "layer `{name}`: "))
     }
 }
 
@@ -215,7 +230,7 @@ pub(crate) unsafe fn message<K: Kind>(pointer: *const K) -> *const c_char {
     match unsafe { checked(pointer) } {
         // SAFETY: no call is using the handle.
         Ok(handle) => unsafe { &*handle.message.get() }.as_ptr(),
-        Err(Failure::Null { .. }) => c"the handle is NULL".as_ptr(),
+        Err(Failure::Null(_)) => c"the handle is NULL".as_ptr(),
         Err(_) => c"the pointer is not a handle of this kind".as_ptr(),
     }
 }
@@ -225,24 +240,10 @@ pub(crate) unsafe fn message<K: Kind>(pointer: *const K) -> *const c_char {
 /// # Safety
 /// `place` is null or valid for reads and writes; what is there is null, or a live handle of any kind.
 pub(crate) unsafe fn destroy<K: Kind>(place: *mut *mut K) -> lgreco_status {
-    call_without_handle(|| {
-        if place.is_null() {
-            return Ok(());
-        }
-        // SAFETY: not null, and valid by the caller's promise.
-        let place = unsafe { crate::pointers::place(place, "handle")?.assume_init_mut() };
-        if place.is_null() {
-            return Ok(());
-        }
-        // SAFETY: passed on.
-        let handle = unsafe { checked(*place) }?;
-        if handle.lock.load(Ordering::Acquire) == BUSY {
-            return Err(Failure::Busy);
-        }
-        // SAFETY: `new` boxed it, and no call is using it.
-        drop(unsafe { Box::from_raw(place.cast::<Handle<K::State>>()) });
-        *place = core::ptr::null_mut();
-        Ok(())
+    // SAFETY: passed on.
+    call_without_handle(|| match unsafe { take(place, |_| Ok(())) } {
+        Ok(_) | Err(Failure::Panicked) => Ok(()),
+        Err(failure) => Err(failure),
     })
 }
 
@@ -321,7 +322,7 @@ mod tests {
             *n += 1;
             Ok(())
         };
-        let fail = |_: &mut u32| Err(Failure::Null { what: "values" });
+        let fail = |_: &mut u32| Err(Failure::Null("values"));
         assert_eq!(count(handle, fail), (LGRECO_NULL_POINTER, "values is NULL".into()));
         assert_eq!(count(handle, add).0, LGRECO_OK);
         assert_eq!(count(handle, fail).1, "layer `fc1`: values is NULL");

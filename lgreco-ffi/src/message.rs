@@ -1,6 +1,6 @@
 //! The text a handle keeps about its last failed call.
 
-use core::ffi::{CStr, c_char};
+use core::ffi::c_char;
 use core::fmt;
 
 const CAPACITY: usize = 512;
@@ -50,15 +50,10 @@ impl fmt::Write for Message {
     }
 }
 
-impl fmt::Debug for Message {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        CStr::from_bytes_until_nul(&self.bytes).unwrap_or_default().fmt(f)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::ffi::CStr;
 
     fn text(message: &Message) -> &str {
         CStr::from_bytes_until_nul(&message.bytes).unwrap().to_str().unwrap()

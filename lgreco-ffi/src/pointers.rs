@@ -7,8 +7,8 @@ use lgreco_train::CoreError;
 
 fn check<T>(pointer: *const T, what: &'static str) -> Result<(), Failure> {
     match pointer {
-        pointer if pointer.is_null() => Err(Failure::Null { what }),
-        pointer if !pointer.is_aligned() => Err(Failure::Alignment { what }),
+        pointer if pointer.is_null() => Err(Failure::Null(what)),
+        pointer if !pointer.is_aligned() => Err(Failure::Alignment(what)),
         _ => Ok(()),
     }
 }
@@ -75,6 +75,69 @@ pub(crate) unsafe fn place<'a, T>(pointer: *mut T, what: &'static str) -> Result
     Ok(unsafe { &mut *pointer.cast() })
 }
 
+/// Writes what `make` returns, once the place for it has been checked.
+///
+/// # Safety
+/// As [`place`].
+pub(crate) unsafe fn write<T>(
+    pointer: *mut T,
+    what: &'static str,
+    make: impl FnOnce() -> Result<T, Failure>,
+) -> Result<(), Failure> {
+    // SAFETY: passed on.
+    unsafe { place(pointer, what) }?.write(make()?);
+    Ok(())
+}
+
+/// An array of the caller's to be filled, and the place for the number of elements.
+pub(crate) struct Output<T> {
+    /// The argument, for messages.
+    pub(crate) what: &'static str,
+    pub(crate) to: *mut T,
+    pub(crate) capacity: usize,
+    pub(crate) length: *mut usize,
+}
+
+impl<T> Output<T> {
+    /// Tells `length`, also where the array has fewer than `needed` elements, and has `fill` fill that many.
+    ///
+    /// # Safety
+    /// As [`slice_mut`] and [`place`].
+    pub(crate) unsafe fn fill(
+        self,
+        length: usize,
+        needed: usize,
+        fill: impl FnOnce(&mut [T]) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let Output { what, to, capacity, length: told } = self;
+        disjoint(Range::of(told, 1, "length"), &[Range::of(to, capacity, what)])?;
+        // SAFETY: passed on.
+        unsafe { place(told, "length") }?.write(length);
+        if capacity < needed {
+            return Err(CoreError::Length { what, expected: needed, found: capacity }.into());
+        }
+        // SAFETY: passed on.
+        fill(&mut unsafe { slice_mut(to, capacity, what) }?[..needed])
+    }
+}
+
+impl Output<c_char> {
+    /// Writes `text` with a NUL after it, which does not count as its length.
+    ///
+    /// # Safety
+    /// As [`Output::fill`].
+    pub(crate) unsafe fn write_text(self, text: &str) -> Result<(), Failure> {
+        let Output { what, to, capacity, length } = self;
+        let fill = |to: &mut [u8]| {
+            to[..text.len()].copy_from_slice(text.as_bytes());
+            to[text.len()] = 0;
+            Ok(())
+        };
+        // SAFETY: passed on.
+        unsafe { Output { what, to: to.cast::<u8>(), capacity, length }.fill(text.len(), text.len() + 1, fill) }
+    }
+}
+
 /// The caller's NUL-terminated text.
 ///
 /// # Safety
@@ -116,10 +179,10 @@ pub(crate) fn disjoint(output: Range, others: &[Range]) -> Result<(), Failure> {
             && other.start < output.start.saturating_add(output.bytes)
     };
     match others.iter().find(meets) {
-        Some(other) => {
-            let layers = [output.layer, other.layer];
-            Err(Failure::Overlap { what: output.what, with: other.what, layers })
-        }
+        Some(other) => Err(match (output.layer, other.layer) {
+            (Some(layer), Some(with)) => Failure::LayersOverlap { what: output.what, layers: [layer, with] },
+            _ => Failure::Overlap(output.what, other.what),
+        }),
         None => Ok(()),
     }
 }
@@ -136,6 +199,21 @@ pub(crate) fn all_disjoint(ranges: &mut [Range]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Bytes of the caller's that a call is to decode, and the values that it makes of them, which do not overlap. `what` is the
+/// bytes' argument, for messages.
+///
+/// # Safety
+/// README.md, pointers; `'a` is within the call.
+pub(crate) unsafe fn encoded<'a>(
+    what: &'static str,
+    (bytes, length): (*const u8, usize),
+    (values, values_len): (*mut f32, usize),
+) -> Result<(&'a [u8], &'a mut [f32]), Failure> {
+    disjoint(Range::of(values, values_len, "values"), &[Range::of(bytes, length, what)])?;
+    // SAFETY: passed on.
+    unsafe { Ok((slice(bytes, length, what)?, slice_mut(values, values_len, "values")?)) }
+}
+
 /// A struct that starts with `struct_size`.
 ///
 /// # Safety
@@ -144,6 +222,29 @@ pub(crate) unsafe trait SizedStruct: Copy + Default {
     /// The struct, for messages.
     const WHAT: &'static str;
 }
+
+/// Implements `SizedStruct` and `Default`. Fields that are not named are 0, NULL or the constant that is 0.
+///
+/// A `SAFETY` comment at each use says why the struct keeps to the contract of `SizedStruct`.
+macro_rules! sized_struct {
+    ($what:literal, $name:ident { $($field:ident: $value:expr),* $(,)? }) => {
+        const _: () = assert!(core::mem::offset_of!($name, struct_size) == 0);
+
+        // SAFETY: the comment where the macro is used.
+        unsafe impl $crate::pointers::SizedStruct for $name {
+            const WHAT: &'static str = $what;
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                // SAFETY: every bit pattern is valid.
+                let zeros: Self = unsafe { core::mem::zeroed() };
+                Self { struct_size: size_of::<Self>(), $($field: $value,)* ..zeros }
+            }
+        }
+    };
+}
+pub(crate) use sized_struct;
 
 /// `Err` unless the caller's struct says that it has the size of a `T`.
 ///
@@ -192,32 +293,32 @@ pub(crate) unsafe fn read_structs<T: SizedStruct>(pointer: *const T, count: usiz
     (0..count).map(|index| unsafe { read_struct(pointer.add(index)) }).collect()
 }
 
-/// A struct of the caller's that a call is to fill.
-pub(crate) struct Filled<T> {
-    pointer: *mut T,
-}
-
-/// The caller's struct to be filled.
+/// Fills the caller's struct with what `make` returns, once its size has been checked.
 ///
 /// # Safety
-/// As [`check_size`]; valid for writes until [`Filled::fill`] has been called.
-pub(crate) unsafe fn filled<T: SizedStruct>(pointer: *mut T) -> Result<Filled<T>, Failure> {
-    // SAFETY: passed on.
-    unsafe { check_size(pointer) }?;
-    Ok(Filled { pointer })
+/// As [`check_size`]; also valid for writes.
+pub(crate) unsafe fn fill<T: SizedStruct>(
+    pointer: *mut T,
+    make: impl FnOnce() -> Result<T, Failure>,
+) -> Result<(), Failure> {
+    // SAFETY: passed on; a struct of that size is writable.
+    unsafe {
+        check_size(pointer)?;
+        pointer.write(make()?);
+    }
+    Ok(())
 }
 
-impl<T: SizedStruct> Filled<T> {
-    /// Where it lies.
-    pub(crate) fn range(&self) -> Range {
-        Range::of(self.pointer, 1, T::WHAT)
-    }
-
-    /// Writes the whole struct.
-    pub(crate) fn fill(self, value: T) {
-        // SAFETY: valid for writes of a `T` by the promise made to `filled`.
-        unsafe { self.pointer.write(value) };
-    }
+/// As [`fill`], but the struct may be NULL: then `make` is only called.
+///
+/// # Safety
+/// As [`fill`].
+pub(crate) unsafe fn fill_unless_null<T: SizedStruct>(
+    pointer: *mut T,
+    make: impl FnOnce() -> Result<T, Failure>,
+) -> Result<(), Failure> {
+    // SAFETY: passed on.
+    if pointer.is_null() { make().map(drop) } else { unsafe { fill(pointer, make) } }
 }
 
 #[cfg(test)]
@@ -258,10 +359,11 @@ mod tests {
         for size in [0, 16, 23, 25, 32] {
             let words = [size, 7, 8, 0];
             assert_eq!(read(words.as_ptr().cast()), Err(LGRECO_STRUCT_SIZE), "{size}");
-            let mut filled_words = words;
+            let mut filled = words;
             // SAFETY: as above.
-            let refused = unsafe { filled(filled_words.as_mut_ptr().cast::<Pair>()) }.err();
-            assert_eq!(refused.map(|failure| failure.status()), Some(LGRECO_STRUCT_SIZE), "{size}");
+            let refused = unsafe { fill(filled.as_mut_ptr().cast::<Pair>(), || Ok(pair(5, 6))) };
+            assert_eq!(refused.map_err(|failure| failure.status()), Err(LGRECO_STRUCT_SIZE), "{size}");
+            assert_eq!(filled, words, "{size}");
         }
         assert_eq!(read(core::ptr::null()), Err(LGRECO_NULL_POINTER));
         assert_eq!(read(core::ptr::without_provenance(4)), Err(LGRECO_ALIGNMENT));
@@ -271,7 +373,7 @@ mod tests {
     fn structs_are_filled_whole_and_no_further() {
         let mut words = [24u64, 7, 8, 99];
         // SAFETY: as long as the first element says.
-        unsafe { filled(words.as_mut_ptr().cast::<Pair>()) }.unwrap().fill(pair(5, 6));
+        unsafe { fill(words.as_mut_ptr().cast::<Pair>(), || Ok(pair(5, 6))) }.unwrap();
         assert_eq!(words, [24, 5, 6, 99]);
     }
 

@@ -1,9 +1,9 @@
 //! Status codes and what is said about failures.
 
 use core::ffi::{CStr, c_char};
-use core::fmt;
 use lgreco_train::table::NamedError;
-use lgreco_train::{CoreError, Error, file};
+use lgreco_train::{CoreError, file};
+use thiserror::Error;
 
 /// How a call ended: LGRECO_OK, or why it failed. Codes are permanent.
 pub type lgreco_status = u32;
@@ -140,136 +140,91 @@ pub extern "C" fn lgreco_status_name(status: lgreco_status) -> *const c_char {
     name(status).unwrap_or(c"unknown status").as_ptr()
 }
 
-fn name(status: lgreco_status) -> Option<&'static CStr> {
-    Some(match status {
-        LGRECO_OK => c"LGRECO_OK",
-        LGRECO_LENGTH => c"LGRECO_LENGTH",
-        LGRECO_PARAMETER => c"LGRECO_PARAMETER",
-        LGRECO_TOO_MANY_ELEMENTS => c"LGRECO_TOO_MANY_ELEMENTS",
-        LGRECO_NON_FINITE => c"LGRECO_NON_FINITE",
-        LGRECO_OVERFLOW => c"LGRECO_OVERFLOW",
-        LGRECO_UNKNOWN_NAME => c"LGRECO_UNKNOWN_NAME",
-        LGRECO_OUT_OF_MEMORY => c"LGRECO_OUT_OF_MEMORY",
-        LGRECO_ELEMENT_OVERFLOW => c"LGRECO_ELEMENT_OVERFLOW",
-        LGRECO_DEVICE => c"LGRECO_DEVICE",
-        LGRECO_SETTING_WORD => c"LGRECO_SETTING_WORD",
-        LGRECO_SETTING_SYNTAX => c"LGRECO_SETTING_SYNTAX",
-        LGRECO_EMPTY_TABLE => c"LGRECO_EMPTY_TABLE",
-        LGRECO_EMPTY_LAYER => c"LGRECO_EMPTY_LAYER",
-        LGRECO_OPTION_ERROR => c"LGRECO_OPTION_ERROR",
-        LGRECO_SIZE_OVERFLOW => c"LGRECO_SIZE_OVERFLOW",
-        LGRECO_NO_SUCH_OPTION => c"LGRECO_NO_SUCH_OPTION",
-        LGRECO_BUDGET => c"LGRECO_BUDGET",
-        LGRECO_INFEASIBLE => c"LGRECO_INFEASIBLE",
-        LGRECO_OVER_BUDGET => c"LGRECO_OVER_BUDGET",
-        LGRECO_PLAN_MISMATCH => c"LGRECO_PLAN_MISMATCH",
-        LGRECO_DUPLICATE_NAME => c"LGRECO_DUPLICATE_NAME",
-        LGRECO_SIZE_INFEASIBLE => c"LGRECO_SIZE_INFEASIBLE",
-        LGRECO_OVER_SIZE => c"LGRECO_OVER_SIZE",
-        LGRECO_PAYLOAD_HEADER => c"LGRECO_PAYLOAD_HEADER",
-        LGRECO_PAYLOAD_BODY => c"LGRECO_PAYLOAD_BODY",
-        LGRECO_PAYLOAD_FIELD => c"LGRECO_PAYLOAD_FIELD",
-        LGRECO_NOT_CONTRACTIVE => c"LGRECO_NOT_CONTRACTIVE",
-        LGRECO_FEEDBACK_RULE => c"LGRECO_FEEDBACK_RULE",
-        LGRECO_SAVED_STATE => c"LGRECO_SAVED_STATE",
-        LGRECO_CHECKSUM => c"LGRECO_CHECKSUM",
-        LGRECO_COLLECTIVE => c"LGRECO_COLLECTIVE",
-        LGRECO_PEER => c"LGRECO_PEER",
-        LGRECO_PEER_PLAN => c"LGRECO_PEER_PLAN",
-        LGRECO_PEER_MESSAGE => c"LGRECO_PEER_MESSAGE",
-        LGRECO_LAYER_MISMATCH => c"LGRECO_LAYER_MISMATCH",
-        LGRECO_NON_FINITE_GRADIENT => c"LGRECO_NON_FINITE_GRADIENT",
-        LGRECO_IN_FLIGHT => c"LGRECO_IN_FLIGHT",
-        LGRECO_STEP_ORDER => c"LGRECO_STEP_ORDER",
-        LGRECO_NOT_FIXED => c"LGRECO_NOT_FIXED",
-        LGRECO_OUT_OF_STEP => c"LGRECO_OUT_OF_STEP",
-        LGRECO_SAMPLE_OUT_OF_STEP => c"LGRECO_SAMPLE_OUT_OF_STEP",
-        LGRECO_DUPLICATE_SAMPLE => c"LGRECO_DUPLICATE_SAMPLE",
-        LGRECO_TOO_MANY_IN_FLIGHT => c"LGRECO_TOO_MANY_IN_FLIGHT",
-        LGRECO_NOT_IN_FLIGHT => c"LGRECO_NOT_IN_FLIGHT",
-        LGRECO_MID_STEP => c"LGRECO_MID_STEP",
-        LGRECO_OTHER_SETTING => c"LGRECO_OTHER_SETTING",
-        LGRECO_NULL_POINTER => c"LGRECO_NULL_POINTER",
-        LGRECO_ALIGNMENT => c"LGRECO_ALIGNMENT",
-        LGRECO_OVERLAP => c"LGRECO_OVERLAP",
-        LGRECO_STRUCT_SIZE => c"LGRECO_STRUCT_SIZE",
-        LGRECO_UNKNOWN_CONSTANT => c"LGRECO_UNKNOWN_CONSTANT",
-        LGRECO_TEXT => c"LGRECO_TEXT",
-        LGRECO_JSON => c"LGRECO_JSON",
-        LGRECO_JSON_VERSION => c"LGRECO_JSON_VERSION",
-        LGRECO_HANDLE => c"LGRECO_HANDLE",
-        LGRECO_BUSY => c"LGRECO_BUSY",
-        LGRECO_UNAVAILABLE => c"LGRECO_UNAVAILABLE",
-        LGRECO_NO_SETTINGS => c"LGRECO_NO_SETTINGS",
-        LGRECO_OTHER_END => c"LGRECO_OTHER_END",
-        LGRECO_NOT_BUILT_IN => c"LGRECO_NOT_BUILT_IN",
-        LGRECO_PANIC => c"LGRECO_PANIC",
-        _ => return None,
-    })
+/// Writes the function `name`, which knows the names of these constants.
+macro_rules! named_constants {
+    ($($constant:ident,)*) => {
+        fn name(status: lgreco_status) -> Option<&'static CStr> {
+            let name = match status {
+                $($constant => concat!(stringify!($constant), "\0"),)*
+                _ => return None,
+            };
+            CStr::from_bytes_with_nul(name.as_bytes()).ok()
+        }
+    };
+}
+
+named_constants! {
+    LGRECO_OK, LGRECO_LENGTH, LGRECO_PARAMETER, LGRECO_TOO_MANY_ELEMENTS, LGRECO_NON_FINITE, LGRECO_OVERFLOW,
+    LGRECO_UNKNOWN_NAME, LGRECO_OUT_OF_MEMORY, LGRECO_ELEMENT_OVERFLOW, LGRECO_DEVICE, LGRECO_SETTING_WORD,
+    LGRECO_SETTING_SYNTAX, LGRECO_EMPTY_TABLE, LGRECO_EMPTY_LAYER, LGRECO_OPTION_ERROR, LGRECO_SIZE_OVERFLOW,
+    LGRECO_NO_SUCH_OPTION, LGRECO_BUDGET, LGRECO_INFEASIBLE, LGRECO_OVER_BUDGET, LGRECO_PLAN_MISMATCH,
+    LGRECO_DUPLICATE_NAME, LGRECO_SIZE_INFEASIBLE, LGRECO_OVER_SIZE, LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_BODY,
+    LGRECO_PAYLOAD_FIELD, LGRECO_NOT_CONTRACTIVE, LGRECO_FEEDBACK_RULE, LGRECO_SAVED_STATE, LGRECO_CHECKSUM,
+    LGRECO_COLLECTIVE, LGRECO_PEER, LGRECO_PEER_PLAN, LGRECO_PEER_MESSAGE, LGRECO_LAYER_MISMATCH,
+    LGRECO_NON_FINITE_GRADIENT, LGRECO_IN_FLIGHT, LGRECO_STEP_ORDER, LGRECO_NOT_FIXED, LGRECO_OUT_OF_STEP,
+    LGRECO_SAMPLE_OUT_OF_STEP, LGRECO_DUPLICATE_SAMPLE, LGRECO_TOO_MANY_IN_FLIGHT, LGRECO_NOT_IN_FLIGHT,
+    LGRECO_MID_STEP, LGRECO_OTHER_SETTING, LGRECO_NULL_POINTER, LGRECO_ALIGNMENT, LGRECO_OVERLAP,
+    LGRECO_STRUCT_SIZE, LGRECO_UNKNOWN_CONSTANT, LGRECO_TEXT, LGRECO_JSON, LGRECO_JSON_VERSION, LGRECO_HANDLE,
+    LGRECO_BUSY, LGRECO_UNAVAILABLE, LGRECO_NO_SETTINGS, LGRECO_OTHER_END, LGRECO_NOT_BUILT_IN, LGRECO_PANIC,
 }
 
 /// Why a call failed.
-#[derive(Debug)]
+#[derive(Debug, Error)]
 pub(crate) enum Failure {
-    Core(Error),
-    Named(NamedError),
-    File(file::Error),
-    Null {
-        what: &'static str,
-    },
-    Alignment {
-        what: &'static str,
-    },
-    Overlap {
-        what: &'static str,
-        with: &'static str,
-        /// Index of the layers that both belong to, if they belong to layers.
-        layers: [Option<usize>; 2],
-    },
-    StructSize {
-        what: &'static str,
-        expected: usize,
-        found: usize,
-    },
-    UnknownConstant {
-        what: &'static str,
-        found: u32,
-    },
-    Text {
-        what: &'static str,
-        why: &'static str,
-    },
-    Handle {
-        what: &'static str,
-    },
+    #[error(transparent)]
+    Core(#[from] lgreco_train::Error),
+    #[error(transparent)]
+    Named(#[from] NamedError),
+    #[error(transparent)]
+    File(#[from] file::Error),
+    #[error("{0} is NULL")]
+    Null(&'static str),
+    #[error("{0} is not aligned for its type")]
+    Alignment(&'static str),
+    #[error("{0} overlaps {1}")]
+    Overlap(&'static str, &'static str),
+    /// Of two layers' gradients, with the layers' indices.
+    #[error("{what} share memory with {what} of layer {}, counted from 0", .layers[1])]
+    LayersOverlap { what: &'static str, layers: [usize; 2] },
+    #[error(
+        "struct_size of {what} is {found}, expected {expected}: begin with the INIT macro, and use the header that came \
+         with the library"
+    )]
+    StructSize { what: &'static str, expected: usize, found: usize },
+    #[error("{what} is {found}, which is none of its constants")]
+    UnknownConstant { what: &'static str, found: u32 },
+    #[error("{what} {why}")]
+    Text { what: &'static str, why: &'static str },
+    #[error("not a {0} handle")]
+    Handle(&'static str),
+    #[error("the handle is in use by another call")]
     Busy,
-    Unavailable {
-        what: &'static str,
-    },
+    #[error("{0} is not available")]
+    Unavailable(&'static str),
     #[cfg_attr(all(feature = "cuda", feature = "wgpu"), expect(dead_code, reason = "every device is built in"))]
+    #[error("the library was built without this kind of device")]
     NotBuiltIn,
     #[cfg(feature = "cuda")]
-    Cuda(lgreco_cuda::Error),
+    #[error(transparent)]
+    Cuda(#[from] lgreco_cuda::Error),
     /// There is no such GPU, or none that can be used.
     #[cfg(feature = "wgpu")]
+    #[error(transparent)]
     Wgpu(lgreco_wgpu::Error),
-    OfLayer {
-        name: String,
-        failure: Box<Failure>,
-    },
+    #[error("layer `{name}`: {failure}")]
+    OfLayer { name: String, failure: Box<Failure> },
     #[cfg(feature = "cuda")]
-    OfCall {
-        call: usize,
-        failure: Box<Failure>,
-    },
-    /// A callback that a call turned out to need.
-    Callback {
-        what: &'static str,
-    },
+    #[error("call {call} since the last check: {failure}")]
+    OfCall { call: usize, failure: Box<Failure> },
+    #[error("the table has no compressor setting for the option")]
     NoSettings,
+    #[error("the compressor has no feedback, and so no memory")]
     NoFeedback,
+    #[error("the saved state is that of other feedback options")]
     OtherFeedback,
+    #[error("the call is for the other end of the cut")]
     OtherEnd,
+    #[error("an earlier call panicked: the handle can only be destroyed")]
     Panicked,
 }
 
@@ -295,18 +250,33 @@ impl Failure {
     }
 
     /// With the name of the layer at fault, if it is known.
-    pub(crate) fn named(error: impl Into<Error>, layer: Option<String>) -> Failure {
+    pub(crate) fn named(error: impl Into<lgreco_train::Error>, layer: Option<String>) -> Failure {
         match (error.into(), layer) {
-            (Error::Core(error), layer) => Failure::Named(NamedError { error, layer, option: None }),
+            (lgreco_train::Error::Core(error), layer) => Failure::Named(NamedError { error, layer, option: None }),
             (error, None) => Failure::Core(error),
             (error, Some(name)) => Failure::OfLayer { name, failure: Box::new(Failure::Core(error)) },
+        }
+    }
+
+    /// With the name of the layer that the failure tells by its index, where `names` has it.
+    pub(crate) fn with_name(self, names: &[String]) -> Failure {
+        match self {
+            Failure::Core(error) => match error.layer().and_then(|layer| names.get(layer)).cloned() {
+                None => Failure::Core(error),
+                name => Failure::named(error, name),
+            },
+            Failure::LayersOverlap { layers: [layer, _], .. } => match names.get(layer) {
+                Some(name) => self.of_layer(name),
+                None => self,
+            },
+            other => other,
         }
     }
 
     /// Whether a device failed, perhaps in what it had been told earlier.
     pub(crate) fn is_of_device(&self) -> bool {
         match self {
-            Failure::Core(Error::Core(error)) | Failure::Named(NamedError { error, .. }) => {
+            Failure::Core(lgreco_train::Error::Core(error)) | Failure::Named(NamedError { error, .. }) => {
                 matches!(error, CoreError::Device { .. })
             }
             #[cfg(feature = "cuda")]
@@ -323,15 +293,15 @@ impl Failure {
             Failure::File(file::Error::Setting { error, .. }) => error.code(),
             Failure::File(file::Error::Version { .. }) => LGRECO_JSON_VERSION,
             Failure::File(_) => LGRECO_JSON,
-            Failure::Null { .. } => LGRECO_NULL_POINTER,
-            Failure::Alignment { .. } => LGRECO_ALIGNMENT,
-            Failure::Overlap { .. } => LGRECO_OVERLAP,
+            Failure::Null(_) => LGRECO_NULL_POINTER,
+            Failure::Alignment(_) => LGRECO_ALIGNMENT,
+            Failure::Overlap(..) | Failure::LayersOverlap { .. } => LGRECO_OVERLAP,
             Failure::StructSize { .. } => LGRECO_STRUCT_SIZE,
             Failure::UnknownConstant { .. } => LGRECO_UNKNOWN_CONSTANT,
             Failure::Text { .. } => LGRECO_TEXT,
-            Failure::Handle { .. } => LGRECO_HANDLE,
+            Failure::Handle(_) => LGRECO_HANDLE,
             Failure::Busy => LGRECO_BUSY,
-            Failure::Unavailable { .. } => LGRECO_UNAVAILABLE,
+            Failure::Unavailable(_) => LGRECO_UNAVAILABLE,
             Failure::NotBuiltIn => LGRECO_NOT_BUILT_IN,
             #[cfg(feature = "cuda")]
             Failure::Cuda(error) => of_cuda(error),
@@ -340,7 +310,6 @@ impl Failure {
             Failure::OfLayer { failure, .. } => failure.status(),
             #[cfg(feature = "cuda")]
             Failure::OfCall { failure, .. } => failure.status(),
-            Failure::Callback { .. } => LGRECO_COLLECTIVE,
             Failure::NoSettings => LGRECO_NO_SETTINGS,
             Failure::NoFeedback => LGRECO_FEEDBACK_RULE,
             Failure::OtherFeedback => LGRECO_SAVED_STATE,
@@ -350,76 +319,9 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Failure::Core(error) => error.fmt(f),
-            Failure::Named(named) => named.fmt(f),
-            Failure::File(error) => error.fmt(f),
-            Failure::Null { what } => write!(f, "{what} is NULL"),
-            Failure::Alignment { what } => write!(f, "{what} is not aligned for its type"),
-            Failure::Overlap { what, with, layers: [_, None] } => write!(f, "{what} overlaps {with}"),
-            Failure::Overlap { what, with, layers: [_, Some(layer)] } => {
-                write!(f, "{what} share memory with {with} of layer {layer}, counted from 0")
-            }
-            Failure::StructSize { what, expected, found } => write!(
-                f,
-                "struct_size of {what} is {found}, expected {expected}: begin with the INIT macro, and use the header that \
-                 came with the library"
-            ),
-            Failure::UnknownConstant { what, found } => write!(f, "{what} is {found}, which is none of its constants"),
-            Failure::Text { what, why } => write!(f, "{what} {why}"),
-            Failure::Handle { what } => write!(f, "not a {what} handle"),
-            Failure::Busy => f.write_str("the handle is in use by another call"),
-            Failure::Unavailable { what } => write!(f, "{what} is not available"),
-            Failure::NotBuiltIn => f.write_str("the library was built without this kind of device"),
-            #[cfg(feature = "cuda")]
-            Failure::Cuda(error) => error.fmt(f),
-            #[cfg(feature = "wgpu")]
-            Failure::Wgpu(error) => error.fmt(f),
-            Failure::OfLayer { name, failure } => write!(f, "layer `{name}`: {failure}"),
-            #[cfg(feature = "cuda")]
-            Failure::OfCall { call, failure } => write!(f, "call {call} since the last check: {failure}"),
-            Failure::Callback { what } => {
-                write!(f, "the collective's callback {what} is NULL, which these settings or this route need")
-            }
-            Failure::NoSettings => f.write_str("the table has no compressor setting for the option"),
-            Failure::NoFeedback => f.write_str("the compressor has no feedback, and so no memory"),
-            Failure::OtherFeedback => f.write_str("the saved state is that of other feedback options"),
-            Failure::OtherEnd => f.write_str("the call is for the other end of the cut"),
-            Failure::Panicked => f.write_str("an earlier call panicked: the handle can only be destroyed"),
-        }
-    }
-}
-
 impl From<CoreError> for Failure {
     fn from(error: CoreError) -> Failure {
         Failure::Core(error.into())
-    }
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Failure {
-        Failure::Core(error)
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl From<lgreco_cuda::Error> for Failure {
-    fn from(error: lgreco_cuda::Error) -> Failure {
-        Failure::Cuda(error)
-    }
-}
-
-impl From<NamedError> for Failure {
-    fn from(named: NamedError) -> Failure {
-        Failure::Named(named)
-    }
-}
-
-impl From<file::Error> for Failure {
-    fn from(error: file::Error) -> Failure {
-        Failure::File(error)
     }
 }
 

@@ -8,15 +8,7 @@ use lgreco::*;
 use std::ffi::{CStr, c_void};
 use std::ptr::{null, null_mut};
 
-unsafe extern "C" fn no_reduce(_: *mut c_void, _: *mut f32, _: usize, _: *mut c_void) -> i32 {
-    1
-}
-
-unsafe extern "C" fn no_gather(_: *mut c_void, _: *mut u8, _: usize, _: *mut c_void) -> i32 {
-    1
-}
-
-unsafe extern "C" fn no_broadcast(_: *mut c_void, _: u32, _: *mut u8, _: usize, _: *mut c_void) -> i32 {
+unsafe extern "C" fn perform(_: *mut c_void, _: *const lgreco_request) -> i32 {
     1
 }
 
@@ -28,12 +20,7 @@ struct Alone(*mut lgreco_controller);
 
 impl Alone {
     fn new(options: lgreco_controller_options) -> Alone {
-        let collective = lgreco_collective {
-            all_reduce_sum: Some(no_reduce),
-            all_gather: Some(no_gather),
-            broadcast: Some(no_broadcast),
-            ..Default::default()
-        };
+        let collective = lgreco_collective { perform: Some(perform), ..Default::default() };
         let layers = [0, 1, 2].map(|layer| lgreco_layer {
             name: NAMES[layer].as_ptr(),
             dims: DIMS[layer].as_ptr(),
@@ -56,7 +43,7 @@ impl Alone {
         let mut request = lgreco_request::default();
         // SAFETY: live handles and values.
         unsafe {
-            assert_eq!(lgreco_controller_begin_step(self.0, 0.1, null_mut()), LGRECO_OK);
+            assert_eq!(lgreco_controller_begin_step(self.0, 0.1), LGRECO_OK);
             while lgreco_controller_control(self.0, &raw mut request) == LGRECO_OK
                 && request.kind != LGRECO_REQUEST_NONE
             {}
@@ -119,7 +106,7 @@ impl Alone {
             let pointers = [values.as_mut_ptr().cast::<c_void>()];
             // SAFETY: as many values as the layer has, which stay until the bucket is done.
             count += allocations(|| unsafe {
-                assert_eq!(lgreco_bucket_submit(*bucket, pointers.as_ptr(), 1, null_mut()), LGRECO_OK);
+                assert_eq!(lgreco_bucket_submit(*bucket, pointers.as_ptr(), 1), LGRECO_OK);
             });
         }
         for (bucket, _) in &mut buckets {
@@ -127,7 +114,7 @@ impl Alone {
             loop {
                 // SAFETY: as above.
                 count += allocations(|| unsafe {
-                    assert_eq!(lgreco_bucket_next(*bucket, &raw mut request, null_mut()), LGRECO_OK);
+                    assert_eq!(lgreco_bucket_next(*bucket, &raw mut request), LGRECO_OK);
                 });
                 if request.kind == LGRECO_REQUEST_NONE {
                     break;

@@ -58,9 +58,8 @@ impl Handles {
         let mut length = 0;
         let (to, capacity) = (payload.as_mut_ptr(), payload.len());
         // SAFETY: the tests' values are as many as the layer has.
-        let status = unsafe {
-            lgreco_compressor_encode(self.compressor, step, values.cast(), to, capacity, &mut length, null_mut())
-        };
+        let status =
+            unsafe { lgreco_compressor_encode(self.compressor, step, values.cast(), to, capacity, &mut length) };
         assert_eq!(status, LGRECO_OK);
         length
     }
@@ -68,8 +67,7 @@ impl Handles {
     fn decode(&self, payload: &[u8], values: &mut [f32]) {
         let (from, to) = (payload.as_ptr(), values.as_mut_ptr());
         // SAFETY: slices with their lengths.
-        let status =
-            unsafe { lgreco_compressor_decode(self.compressor, from, payload.len(), to, values.len(), null_mut()) };
+        let status = unsafe { lgreco_compressor_decode(self.compressor, from, payload.len(), to, values.len()) };
         assert_eq!(status, LGRECO_OK);
     }
 }
@@ -307,7 +305,7 @@ fn rows_are_rusts() {
     unsafe {
         assert_eq!(lgreco_context_create(null(), &raw mut context), LGRECO_OK);
         let (from, to, count) = (settings.as_ptr(), errors.as_mut_ptr(), settings.len());
-        let status = lgreco_measure(context, &layer, from, count, 5, 2, to, sizes.as_mut_ptr(), null_mut());
+        let status = lgreco_measure(context, &layer, from, count, 5, 2, to, sizes.as_mut_ptr());
         assert_eq!(status, LGRECO_OK);
         assert_eq!(lgreco_context_destroy(&raw mut context), LGRECO_OK);
     }

@@ -14,19 +14,7 @@ use lgreco_train::search::{Method, Search};
 use std::ffi::{CStr, c_void};
 use std::ptr::{null, null_mut};
 
-unsafe extern "C" fn reduce_one(_: *mut c_void, _: *mut f32, _: usize, _: *mut c_void) -> i32 {
-    0
-}
-
-unsafe extern "C" fn gather_one(_: *mut c_void, _: *mut u8, _: usize, _: *mut c_void) -> i32 {
-    0
-}
-
-unsafe extern "C" fn gather_each_one(_: *mut c_void, _: *const u64, _: *mut u8, _: *mut c_void) -> i32 {
-    0
-}
-
-unsafe extern "C" fn broadcast_one(_: *mut c_void, _: u32, _: *mut u8, _: usize, _: *mut c_void) -> i32 {
+unsafe extern "C" fn perform(_: *mut c_void, _: *const lgreco_request) -> i32 {
     0
 }
 
@@ -49,13 +37,7 @@ impl Alone {
 
     /// Without a controller where that fails.
     fn created(options: lgreco_controller_options) -> (Alone, lgreco_status) {
-        let collective = lgreco_collective {
-            all_reduce_sum: Some(reduce_one),
-            all_gather: Some(gather_one),
-            broadcast: Some(broadcast_one),
-            all_gather_each: Some(gather_each_one),
-            ..Default::default()
-        };
+        let collective = lgreco_collective { perform: Some(perform), ..Default::default() };
         let layers = [0, 1, 2].map(|layer| lgreco_layer {
             name: NAMES[layer].as_ptr(),
             dims: DIMS[layer].as_ptr(),
@@ -88,7 +70,7 @@ impl Alone {
             // SAFETY: as many values as the layers have.
             let status = unsafe {
                 let (pointers, report) = (pointers.as_ptr(), &raw mut report);
-                lgreco_controller_step(self.controller, &self.collective, pointers, 3, 0.1, report, null_mut())
+                lgreco_controller_step(self.controller, &self.collective, pointers, 3, 0.1, report)
             };
             assert_eq!(status, LGRECO_OK);
         });

@@ -147,19 +147,18 @@ impl Ends {
         let (mut length, mut ticket) = (0, 0);
         let (values, f32) = (activations.as_ptr().cast(), LGRECO_DTYPE_F32);
         let (bytes, capacity, to) = (message.as_mut_ptr(), message.len(), received.as_mut_ptr());
-        let (length, ticket, none) = (&raw mut length, &raw mut ticket, null_mut());
+        let (length, ticket) = (&raw mut length, &raw mut ticket);
         // SAFETY: all live, with their lengths.
         unsafe {
             let ids = ids.as_ptr();
             let sent =
-                lgreco_cut_send_activations(self.above, values, f32, BATCH, ids, bytes, capacity, length, ticket, none);
+                lgreco_cut_send_activations(self.above, values, f32, BATCH, ids, bytes, capacity, length, ticket);
             assert_eq!(sent, LGRECO_OK);
-            let got = lgreco_cut_receive_activations(self.below, bytes, *length, to, received.len(), ticket, none);
+            let got = lgreco_cut_receive(self.below, bytes, *length, to, received.len(), ticket);
             assert_eq!(got, LGRECO_OK);
-            let sent =
-                lgreco_cut_send_gradients(self.below, *ticket, values, f32, BATCH, bytes, capacity, length, none);
+            let sent = lgreco_cut_send_gradients(self.below, *ticket, values, f32, BATCH, bytes, capacity, length);
             assert_eq!(sent, LGRECO_OK);
-            let got = lgreco_cut_receive_gradients(self.above, bytes, *length, to, received.len(), ticket, none);
+            let got = lgreco_cut_receive(self.above, bytes, *length, to, received.len(), ticket);
             assert_eq!(got, LGRECO_OK);
             assert_eq!(lgreco_cut_commit_step(self.above), LGRECO_OK);
             assert_eq!(lgreco_cut_commit_step(self.below), LGRECO_OK);

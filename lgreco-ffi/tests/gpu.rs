@@ -100,11 +100,11 @@ fn trace(
             let (mut payload, mut length) = (vec![0; bound], 0);
             let (values, mut decoded) = (gradient(step, ELEMENTS), vec![0.0; 2 * ELEMENTS]);
             let (from, to) = (values.as_ptr().cast(), payload.as_mut_ptr());
-            let status = lgreco_compressor_encode(compressor, step, from, to, bound, &raw mut length, null_mut());
+            let status = lgreco_compressor_encode(compressor, step, from, to, bound, &raw mut length);
             assert_eq!(status, LGRECO_OK);
             payload.truncate(length);
             let to = decoded.as_mut_ptr();
-            let status = lgreco_compressor_decode(compressor, payload.as_ptr(), length, to, ELEMENTS, null_mut());
+            let status = lgreco_compressor_decode(compressor, payload.as_ptr(), length, to, ELEMENTS);
             assert_eq!(status, LGRECO_OK);
             if feedback != LGRECO_FEEDBACK_NONE {
                 assert_eq!(lgreco_compressor_memory(compressor, to.add(ELEMENTS), ELEMENTS), LGRECO_OK);
@@ -153,7 +153,7 @@ fn rows_are_those_of_the_cpu() {
         assert_eq!(errors.len(), count);
         let (from, to, bits) = (settings.as_ptr(), errors.as_mut_ptr(), sizes.as_mut_ptr());
         // SAFETY: all live, with their lengths.
-        let status = unsafe { lgreco_measure(context, &layer, from, count, 1, 0, to, bits, null_mut()) };
+        let status = unsafe { lgreco_measure(context, &layer, from, count, 1, 0, to, bits) };
         assert_eq!(status, LGRECO_OK);
         (errors, sizes)
     });
@@ -177,7 +177,7 @@ fn tables_are_those_of_the_cpu() {
             // SAFETY: all live; the view's arrays are as long as it says, until the table is destroyed.
             unsafe {
                 let place = &raw mut table;
-                let status = lgreco_table_measure(context, layers.as_ptr(), 2, &search, place, null_mut());
+                let status = lgreco_table_measure(context, layers.as_ptr(), 2, &search, place);
                 assert_eq!(status, LGRECO_OK);
                 assert_eq!(lgreco_table_get(table, &raw mut view), LGRECO_OK);
                 let ends = std::slice::from_raw_parts(view.ends, view.layers).to_vec();
@@ -193,21 +193,7 @@ fn tables_are_those_of_the_cpu() {
     }
 }
 
-unsafe extern "C" fn reduce(_: *mut std::ffi::c_void, _: *mut f32, _: usize, _: *mut std::ffi::c_void) -> i32 {
-    0
-}
-
-unsafe extern "C" fn gather(_: *mut std::ffi::c_void, _: *mut u8, _: usize, _: *mut std::ffi::c_void) -> i32 {
-    0
-}
-
-unsafe extern "C" fn broadcast(
-    _: *mut std::ffi::c_void,
-    _: u32,
-    _: *mut u8,
-    _: usize,
-    _: *mut std::ffi::c_void,
-) -> i32 {
+unsafe extern "C" fn perform(_: *mut std::ffi::c_void, _: *const lgreco_request) -> i32 {
     0
 }
 
@@ -215,12 +201,7 @@ unsafe extern "C" fn broadcast(
 #[test]
 #[cfg_attr(not(all(feature = "cuda", feature = "wgpu")), ignore = "needs --features cuda,wgpu")]
 fn decisions_are_those_of_the_cpu() {
-    let collective = lgreco_collective {
-        all_reduce_sum: Some(reduce),
-        all_gather: Some(gather),
-        broadcast: Some(broadcast),
-        ..Default::default()
-    };
+    let collective = lgreco_collective { perform: Some(perform), ..Default::default() };
     let options = lgreco_controller_options { warmup: 2, period: 3, ..Default::default() };
     let layers = [layer(c"fc1", &[ROWS, COLS], &[]), layer(c"fc2", &[COLS, ROWS], &[])];
     let Some(contexts) = Contexts::new() else { return };
@@ -243,8 +224,8 @@ fn decisions_are_those_of_the_cpu() {
                 let mut values = [gradient(step, ELEMENTS), gradient(step + 9, ELEMENTS)];
                 let pointers = values.each_mut().map(|values| values.as_mut_ptr().cast());
                 let from = pointers.as_ptr();
-                let (report, none) = (null_mut(), null_mut());
-                let status = lgreco_controller_step(*controller, &collective, from, 2, 0.1, report, none);
+                let report = null_mut();
+                let status = lgreco_controller_step(*controller, &collective, from, 2, 0.1, report);
                 assert_eq!(status, LGRECO_OK);
             }
             assert_eq!(lgreco_controller_decision(*controller, &raw mut decision), LGRECO_OK);

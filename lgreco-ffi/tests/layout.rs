@@ -195,23 +195,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         reset_every,
         storage
     );
-    struct_of!(
-        p,
-        lgreco_collective,
-        "LGRECO_COLLECTIVE_INIT",
-        struct_size,
-        rank,
-        world_size,
-        user,
-        all_reduce_sum,
-        all_gather,
-        broadcast,
-        all_gather_each,
-        all_to_all,
-        reduce_scatter_sum,
-        all_reduce_sum_bf16,
-        reduce_scatter_sum_bf16
-    );
+    struct_of!(p, lgreco_collective, "LGRECO_COLLECTIVE_INIT", struct_size, rank, world_size, user, perform);
     struct_of!(
         p,
         lgreco_controller_options,

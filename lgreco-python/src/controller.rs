@@ -137,8 +137,7 @@ impl Controller {
 
 /// Settings as text, one per layer.
 pub(crate) fn parsed(settings: &[String]) -> PyResult<Vec<Setting>> {
-    let parsed = settings.iter().map(|text| text.parse::<Setting>()).collect::<Result<_, _>>();
-    parsed.map_err(|error| LgrecoError::new_err(error.to_string()))
+    settings.iter().map(|text| text.parse().map_err(refused)).collect()
 }
 
 /// Bytes that a layer sends under a setting.

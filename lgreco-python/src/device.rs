@@ -5,11 +5,9 @@ use crate::controller::{Controller, parsed};
 use crate::cores::detached;
 use crate::error::{LgrecoError, named, of_layer, refused_by_device as refused};
 use crate::request::Request;
-use crate::task::{PlanResult, PlanTask};
-use crate::window::Window;
 use lgreco_cuda::{CudaBackend, DeviceBucket, DeviceLayer, ExchangeConfig, ExchangeFault, OnFault};
 use lgreco_train::compress::Setting;
-use lgreco_train::controller::NonFinite;
+use lgreco_train::controller::{NonFinite, Tensor};
 use lgreco_train::gradient::Dtype;
 use lgreco_train::rng::Stream;
 use lgreco_train::{CoreError, Error};
@@ -110,22 +108,30 @@ fn described<'a>(
 
 /// What the controller remembers of these layers, one after the other.
 fn remembered(py: Python<'_>, controller: &Controller, layers: &[usize]) -> PyResult<Vec<f32>> {
-    let lens = lens(controller, layers);
-    let mut residuals = vec![0f32; lens.iter().sum()];
-    controller.attempt(py, |controller| {
-        let mut rest = &mut residuals[..];
-        layers.iter().zip(lens).try_for_each(|(&layer, len)| {
-            let (own, others) = std::mem::take(&mut rest).split_at_mut(len);
-            rest = others;
-            controller.residual(layer, own)
-        })
+    let mut residuals = room(controller, layers);
+    controller.attempt(py, |own| {
+        let mut parts = parts(&controller.tensors, layers, &mut residuals);
+        parts.try_for_each(|(layer, part)| own.residual(layer, part))
     })?;
     Ok(residuals)
 }
 
-/// Their numbers of elements.
-fn lens(controller: &Controller, layers: &[usize]) -> Vec<usize> {
-    layers.iter().map(|&layer| controller.tensors[layer].shape().elements()).collect()
+/// Room for the values of these layers.
+fn room(controller: &Controller, layers: &[usize]) -> Vec<f32> {
+    vec![0f32; layers.iter().map(|&layer| controller.tensors[layer].shape().elements()).sum()]
+}
+
+/// The layers with their values, which lie one after the other.
+fn parts<'a>(
+    tensors: &'a [Tensor],
+    layers: &'a [usize],
+    mut values: &'a mut [f32],
+) -> impl Iterator<Item = (usize, &'a mut [f32])> {
+    layers.iter().map(move |&layer| {
+        let (own, others) = std::mem::take(&mut values).split_at_mut(tensors[layer].shape().elements());
+        values = others;
+        (layer, own)
+    })
 }
 
 #[pymethods]
@@ -232,66 +238,19 @@ impl Device {
         before: u64,
         forgotten: Option<Vec<usize>>,
     ) -> PyResult<()> {
-        let lens = lens(controller, &bucket.layers);
-        let mut residuals = vec![0f32; lens.iter().sum()];
+        let mut residuals = room(controller, &bucket.layers);
         let cuda = self.inner();
         let read = detached(py, || bucket.bucket.residuals_before(cuda, before as u32, &mut residuals));
         read.map_err(|error| refused(py, error, &bucket.names))?;
-        controller.attempt(py, |controller| {
-            let mut rest = &mut residuals[..];
-            bucket.layers.iter().zip(lens).enumerate().try_for_each(|(place, (&layer, len))| {
-                let (own, others) = std::mem::take(&mut rest).split_at_mut(len);
-                rest = others;
+        controller.attempt(py, |own| {
+            let parts = parts(&controller.tensors, &bucket.layers, &mut residuals);
+            parts.enumerate().try_for_each(|(place, (layer, part))| {
                 if forgotten.as_ref().is_some_and(|forgotten| forgotten.contains(&place)) {
-                    own.fill(0.0);
+                    part.fill(0.0);
                 }
-                controller.set_residual(layer, own)
+                own.set_residual(layer, part)
             })
         })
-    }
-
-    /// Bytes of memory for a window of all layers.
-    fn window_bytes(&self, controller: &Controller) -> u64 {
-        Window::bytes(controller)
-    }
-
-    /// A window in that memory.
-    fn window(&mut self, py: Python<'_>, controller: &Controller, memory: u64) -> PyResult<Window> {
-        Window::new(py, self.inner(), controller, memory)
-    }
-
-    /// Blends the gradients of these layers, by address, with their means, as those of the window's `step`-th step.
-    fn observe(
-        &mut self,
-        py: Python<'_>,
-        window: &Window,
-        layers: Vec<usize>,
-        addresses: Vec<u64>,
-        step: u64,
-    ) -> PyResult<()> {
-        window.observe(py, self.inner(), (layers, addresses), step)
-    }
-
-    /// Waits: the means of these layers become the controller's.
-    fn take_window_home(
-        &mut self,
-        py: Python<'_>,
-        controller: &Controller,
-        window: &Window,
-        layers: Vec<usize>,
-    ) -> PyResult<()> {
-        window.take_home(py, self.inner(), controller, layers)
-    }
-
-    /// Waits: does a task with what was observed in a window, in memory that `allocate` gives.
-    fn plan(
-        &mut self,
-        py: Python<'_>,
-        window: &Window,
-        task: &mut PlanTask,
-        allocate: Py<PyAny>,
-    ) -> PyResult<PlanResult> {
-        window.plan(py, self.inner(), task, allocate)
     }
 
     /// Waits: the controller's residuals become the bucket's, between two steps.

@@ -26,18 +26,17 @@ pub(crate) fn raised(py: Python<'_>, error: Error, names: &[String]) -> PyErr {
     let layer = error.layer().and_then(|layer| names.get(layer)).map(String::as_str);
     let raised = named(py, of_layer(layer, &error.to_string()), error.code(), layer);
     match error {
-        Error::Peer { rank, code } => of_peer(py, raised, rank, code),
+        Error::Peer { rank, code } => with_attributes(py, raised, |value| {
+            value.setattr("peer", rank)?;
+            value.setattr("peer_code", code)
+        }),
         _ => raised,
     }
 }
 
-/// The exception with the rank that has failed and its code.
-fn of_peer(py: Python<'_>, raised: PyErr, rank: u32, code: u32) -> PyErr {
-    let value = raised.value(py);
-    match value.setattr("peer", rank).and_then(|()| value.setattr("peer_code", code)) {
-        Ok(()) => raised,
-        Err(other) => other,
-    }
+/// The exception with the attributes that `set` sets, or what is wrong with them.
+fn with_attributes(py: Python<'_>, raised: PyErr, set: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<()>) -> PyErr {
+    set(raised.value(py).as_any()).err().unwrap_or(raised)
 }
 
 /// The exception for what a device has refused.
@@ -56,12 +55,10 @@ pub(crate) fn of_layer(layer: Option<&str>, text: &str) -> String {
 
 /// The exception with this text, code and layer.
 pub(crate) fn named(py: Python<'_>, text: String, code: u32, layer: Option<&str>) -> PyErr {
-    let raised = LgrecoError::new_err(text);
-    let value = raised.value(py);
-    match value.setattr("code", code).and_then(|()| value.setattr("layer", layer)) {
-        Ok(()) => raised,
-        Err(other) => other,
-    }
+    with_attributes(py, LgrecoError::new_err(text), |value| {
+        value.setattr("code", code)?;
+        value.setattr("layer", layer)
+    })
 }
 
 /// The error on a rank that another one, with this code, has failed; without a code, that it wants something else.

@@ -29,7 +29,6 @@ fn _lgreco(module: &Bound<'_, PyModule>) -> PyResult<()> {
     error::add_to(module)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(plan::make_plan, module)?)?;
-    module.add_function(wrap_pyfunction!(plan::plan_file, module)?)?;
     module.add_function(wrap_pyfunction!(plan::check_plan, module)?)?;
     module.add_function(wrap_pyfunction!(controller::payload_len, module)?)?;
     module.add_function(wrap_pyfunction!(run_command, module)?)?;

@@ -86,12 +86,19 @@ impl Asked {
     }
 }
 
-/// Measures layers (name, dims, dtype, address) and plans: the JSON of a plan file.
+/// Gradients in memory by layer (name, dims, dtype, address), or the path of safetensors files.
+#[derive(FromPyObject)]
+pub(crate) enum Model {
+    Layers(Vec<(String, Vec<usize>, String, usize)>),
+    Files(PathBuf),
+}
+
+/// Measures layers and plans: the JSON of a plan file. Files are read as the command reads them.
 #[pyfunction]
-#[pyo3(signature = (layers, solver, alpha, budget, size, **options))]
+#[pyo3(signature = (model, solver, alpha, budget, size, **options))]
 pub(crate) fn make_plan(
     py: Python<'_>,
-    layers: Vec<(String, Vec<usize>, String, usize)>,
+    model: Model,
     solver: &str,
     alpha: Option<Bound<'_, PyAny>>,
     budget: Option<Bound<'_, PyAny>>,
@@ -100,6 +107,14 @@ pub(crate) fn make_plan(
 ) -> PyResult<String> {
     let none = PyDict::new(py);
     let asked = Asked::new(solver, alpha, budget, size, options.unwrap_or(&none))?;
+    let layers = match model {
+        Model::Layers(layers) => layers,
+        Model::Files(path) => {
+            let read = py.detach(|| files::Gradients::read(&path)).map_err(refused)?;
+            let model = read.layers();
+            return detached(py, || asked.plan(&model)).map_err(|failed| asked.failed(py, model.len(), failed));
+        }
+    };
     let places = layers.iter().map(|(name, dims, element, address)| {
         let elements = dims.iter().try_fold(1, |product: usize, &dim| product.checked_mul(dim));
         Ok((*address, layer_dtype(py, name, element)?, elements.unwrap_or(usize::MAX / 8)))
@@ -116,25 +131,6 @@ pub(crate) fn make_plan(
         })
     });
     planned.map_err(|failed| asked.failed(py, layers.len(), failed))
-}
-
-/// The same for the layers of safetensors files, as the command reads them.
-#[pyfunction]
-#[pyo3(signature = (path, solver, alpha, budget, size, **options))]
-pub(crate) fn plan_file(
-    py: Python<'_>,
-    path: PathBuf,
-    solver: &str,
-    alpha: Option<Bound<'_, PyAny>>,
-    budget: Option<Bound<'_, PyAny>>,
-    size: Option<Bound<'_, PyAny>>,
-    options: Option<&Bound<'_, PyDict>>,
-) -> PyResult<String> {
-    let none = PyDict::new(py);
-    let asked = Asked::new(solver, alpha, budget, size, options.unwrap_or(&none))?;
-    let read = py.detach(|| files::Gradients::read(&path)).map_err(refused)?;
-    let model = read.layers();
-    detached(py, || asked.plan(&model)).map_err(|failed| asked.failed(py, model.len(), failed))
 }
 
 /// The same plan file, once it has been checked.

@@ -6,6 +6,7 @@ use lgreco_train::gradient::Bf16;
 use pyo3::prelude::*;
 
 /// A collective on memory of a bucket or controller, which stays in its place until that is asked to go on.
+#[derive(Default)]
 #[pyclass(frozen, get_all, module = "lgreco._lgreco")]
 pub(crate) struct Request {
     kind: &'static str,
@@ -22,16 +23,7 @@ pub(crate) struct Request {
 
 impl Request {
     fn plain(kind: &'static str, (address, length): (usize, usize), lens: &[u64], root: u32) -> Request {
-        Request {
-            kind,
-            address,
-            length,
-            lens: lens.into(),
-            root,
-            received_address: 0,
-            received_length: 0,
-            received_lens: Vec::new(),
-        }
+        Request { kind, address, length, lens: lens.into(), root, ..Request::default() }
     }
 }
 

@@ -3,6 +3,7 @@
 
 use crate::controller::Controller;
 use crate::cores::{detached, on_cores};
+use crate::device::Device;
 use crate::error::{LgrecoError, refused_by_device as refused};
 use crate::task::{PlanResult, PlanTask};
 use lgreco_cuda::{CudaBackend, DeviceJob, DeviceJobError, DeviceWindow};
@@ -27,51 +28,51 @@ fn layers(controller: &Controller) -> Vec<(Shape, Dtype)> {
     controller.tensors.iter().map(|tensor| (tensor.shape(), tensor.dtype())).collect()
 }
 
+#[pymethods]
 impl Window {
-    /// Bytes of device memory for a window of all layers.
-    pub(crate) fn bytes(controller: &Controller) -> u64 {
-        DeviceWindow::bytes(&layers(controller))
-    }
-
     /// In that memory, of all layers, without gradients.
-    pub(crate) fn new(
-        py: Python<'_>,
-        cuda: &mut CudaBackend,
-        controller: &Controller,
-        memory: u64,
-    ) -> PyResult<Window> {
-        let layers = layers(controller);
-        // SAFETY: by the contract of `Device.window` (`_lgreco.pyi`).
+    #[new]
+    fn new(py: Python<'_>, device: &mut Device, controller: &Controller, memory: u64) -> PyResult<Window> {
+        let (layers, cuda) = (layers(controller), device.inner());
+        // SAFETY: by the contract of `DeviceWindow` (`_lgreco.pyi`).
         let window = detached(py, || unsafe { cuda.begin_window(&layers, memory) });
         let window = window.map_err(|error| refused(py, error, &controller.names))?;
         Ok(Window { window, names: controller.names.clone() })
     }
 
-    /// Takes the gradients of these layers, by address, as those of the window's `step`-th step.
-    pub(crate) fn observe(
+    /// Bytes of device memory for a window of all layers.
+    #[staticmethod]
+    fn bytes(controller: &Controller) -> u64 {
+        DeviceWindow::bytes(&layers(controller))
+    }
+
+    /// Blends the gradients of these layers, by address, with their means, as those of the window's `step`-th step.
+    fn observe(
         &self,
         py: Python<'_>,
-        cuda: &mut CudaBackend,
-        (layers, addresses): (Vec<usize>, Vec<u64>),
+        device: &mut Device,
+        layers: Vec<usize>,
+        addresses: Vec<u64>,
         step: u64,
     ) -> PyResult<()> {
         if layers.len() != addresses.len() {
             return Err(LgrecoError::new_err("one address per layer"));
         }
         let seen: Vec<(usize, u64)> = layers.into_iter().zip(addresses).collect();
-        // SAFETY: by the contract of `Device.observe` (`_lgreco.pyi`).
-        let observed = unsafe { cuda.observe(&self.window, &seen, step) };
+        // SAFETY: by the contract of `DeviceWindow.observe` (`_lgreco.pyi`).
+        let observed = unsafe { device.inner().observe(&self.window, &seen, step) };
         observed.map_err(|error| refused(py, error, &self.names))
     }
 
     /// Waits: the means of these layers become the controller's.
-    pub(crate) fn take_home(
+    fn take_home(
         &self,
         py: Python<'_>,
-        cuda: &mut CudaBackend,
+        device: &mut Device,
         controller: &Controller,
         layers: Vec<usize>,
     ) -> PyResult<()> {
+        let cuda = device.inner();
         for layer in layers {
             let mut mean = vec![0f32; controller.tensors[controller.check(layer)?].shape().elements()];
             let read = detached(py, || cuda.window_mean(&self.window, layer, &mut mean));
@@ -82,15 +83,15 @@ impl Window {
     }
 
     /// Waits: does a plan's task with what was observed here, in memory that `allocate` gives the address of.
-    pub(crate) fn plan(
+    fn plan(
         &self,
         py: Python<'_>,
-        cuda: &mut CudaBackend,
+        device: &mut Device,
         task: &mut PlanTask,
         allocate: Py<PyAny>,
     ) -> PyResult<PlanResult> {
         let task = task.take()?;
-        let mut observed = OnDevice { cuda, window: &self.window, allocate, failed: None };
+        let mut observed = OnDevice { cuda: device.inner(), window: &self.window, allocate, failed: None };
         // Not on the threads for compressors, which would wait for the device, too.
         let result = py.detach(|| task.run_with(&mut observed, &mut OnCores));
         match observed.failed {
@@ -130,7 +131,7 @@ impl OnDevice<'_> {
             Python::attach(|py| self.allocate.call1(py, (bytes.max(1),))?.extract::<u64>(py)).map_err(Failed::Python)
         });
         let (workspace, results) = (workspace?, results?);
-        // SAFETY: by the contract of `Device.plan` (`_lgreco.pyi`) there are as many bytes, which nobody else uses.
+        // SAFETY: by the contract of `DeviceWindow.plan` (`_lgreco.pyi`) there are as many bytes, which nobody else uses.
         unsafe { self.cuda.enqueue_rows(&jobs, workspace, results) }.map_err(of_device)?;
         let mut words = vec![0; (bytes.results / 8) as usize];
         // SAFETY: as before, and filled when what is enqueued is done.

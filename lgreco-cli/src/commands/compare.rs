@@ -1,11 +1,10 @@
 //! `lgreco compare`: every way of choosing, on the same tables.
 
 use super::{emit, model, solve, timed, write};
-use crate::args::{BudgetArg, Compare, Limits, MethodArg, SizeArg};
+use crate::args::{BudgetArg, Compare, Limits, SizeArg};
 use crate::failure::Failure;
 use crate::plot::Point;
 use crate::report::{Comparison, HYBRID_NOTE, Scheme, compared};
-use clap::ValueEnum;
 use lgreco_core::Error;
 use lgreco_core::plan::budget::Budget;
 use lgreco_core::plan::{self, Limit, Plan, Proof, Solver, Summary, baseline};
@@ -16,7 +15,7 @@ use std::io::Write;
 
 pub fn run(compare: &Compare, out: &mut dyn Write) -> Result<(), Failure> {
     solve::expect_multiple(compare.limits)?;
-    let methods = compare.method.map_or_else(|| MethodArg::value_variants().to_vec(), |method| vec![method]);
+    let methods = compare.method.map_or_else(|| Method::ALL.to_vec(), |method| vec![method]);
     let search =
         |&method| model::build_search(method, &compare.candidates, compare.default, compare.range, &compare.widths);
     let searches = methods.iter().map(search).collect::<Result<Vec<_>, Failure>>()?;
@@ -26,7 +25,7 @@ pub fn run(compare: &Compare, out: &mut dyn Write) -> Result<(), Failure> {
     let (mut comparisons, mut infeasible) = (Vec::new(), Vec::new());
     for ((method, search), outcome) in methods.into_iter().zip(searches).zip(outcomes) {
         let model::Outcome { measured, facts, seconds: measure } = outcome;
-        let (method, metric) = (Method::from(method), search.metric);
+        let metric = search.metric;
         let failed = |error| {
             let named = measured.table.name_error(error);
             Failure::from_core(&error, format_args!("{}: {}: {named}", model.name, method.name()))

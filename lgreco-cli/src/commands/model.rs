@@ -2,13 +2,14 @@
 
 use super::backend::Opened;
 use super::timed;
-use crate::args::{BackendArg, Candidates, MethodArg, RangeArg, Source};
+use crate::args::{BackendArg, Candidates, RangeArg, Source};
 use crate::failure::Failure;
 use crate::gradients::Stored;
 use crate::report::{Facts, LeftAlone};
 use crate::units::counted;
 use lgreco_core::Error;
-use lgreco_core::backend::{Backend, Job};
+use lgreco_core::backend::Backend;
+use lgreco_core::compress::check_finite;
 use lgreco_core::gradient::{Element, Values};
 use lgreco_core::search::{Layer, Measured, Method, Offer, Range, Search, Width};
 use lgreco_core::table::NamedError;
@@ -78,11 +79,8 @@ impl Model {
         let pass = |search: &Search| {
             let offer = search.offer(gradients.layers()).map_err(|failed| self.failed(search, failed, None))?;
             if offer.rows().next().is_none() {
-                return Err(self.failed(
-                    search,
-                    NamedError { error: Error::EmptyTable, layer: None, option: None },
-                    None,
-                ));
+                let nothing = NamedError { error: Error::EmptyTable, layer: None, option: None };
+                return Err(self.failed(search, nothing, None));
             }
             Ok(Pass { offer, errors: Vec::new(), rows: 0, seconds: 0.0 })
         };
@@ -96,7 +94,7 @@ impl Model {
             norms.par_extend(layers.par_iter().map(norm));
             // The norm of finite gradients is finite, in f64.
             if let Some(bad) = norms[batch.start..].iter().position(|norm| !norm.is_finite())
-                && let Some(error) = first_non_finite(&layers[bad])
+                && let Err(error) = check_finite(&layers[bad].gradient())
             {
                 let file = gradients.file_of(batch.start + bad).map_or(self.name.clone(), |f| f.display().to_string());
                 return Err(Failure::bad_input(format_args!("{file}: layer `{}`: {error}", layers[bad].name())));
@@ -169,25 +167,11 @@ impl Pass<'_> {
         let start = Instant::now();
         let rows = self.offer.rows().skip(self.rows).take_while(|row| row.layer < first + layers.len());
         let rows: Vec<_> = rows.collect();
-        let jobs: Vec<_> = rows
-            .iter()
-            .map(|row| Job {
-                gradient: layers[row.layer - first].gradient(),
-                candidates: row.candidates,
-                stream: row.stream,
-            })
-            .collect();
-        let measured = self.errors.len();
-        self.errors.resize(measured + jobs.iter().map(|job| job.candidates.len()).sum::<usize>(), 0.0);
-        let needed = backend.workspace_len(&jobs);
-        workspace.resize(needed.max(workspace.len()), 0);
-        let done = backend.measure(&jobs, workspace, &mut self.errors[measured..]);
+        let gradient = |layer: usize| layers[layer - first].gradient();
+        let done = self.offer.measure(&rows, gradient, backend, workspace, &mut self.errors);
         self.rows += rows.len();
         self.seconds += start.elapsed().as_secs_f64();
-        done.map_err(|failed| {
-            let layer = failed.job.map(|job| layers[rows[job].layer - first].name().into());
-            NamedError { error: failed.error, layer, option: None }
-        })
+        done
     }
 }
 
@@ -197,15 +181,14 @@ pub fn search(source: &Source) -> Result<Search, Failure> {
 }
 
 pub fn build_search(
-    method: MethodArg,
+    method: Method,
     candidates: &Candidates,
     default: Option<f64>,
     range: Option<RangeArg>,
     widths: &[Width],
 ) -> Result<Search, Failure> {
-    let method = Method::from(method);
     let mut search = Search::new(method);
-    search.metric = candidates.metric.into();
+    search.metric = candidates.metric;
     search.min_elements = candidates.min_elements;
     search.workers = NonZero::new(candidates.workers);
     let of_method = |error: Error| Failure::bad_input(format_args!("--method {}: {error}", method.name()));
@@ -237,16 +220,4 @@ fn norm(layer: &Layer<'_>) -> f64 {
         Values::Bf16(v) => squared(v),
     }
     .sqrt()
-}
-
-fn first_non_finite(layer: &Layer<'_>) -> Option<Error> {
-    fn first<T: Element>(values: &[T]) -> Option<Error> {
-        let index = values.iter().position(|v| !v.to_f32().is_finite())?;
-        Some(Error::NonFinite { index, value: values[index].to_f32() })
-    }
-    match layer.gradient().values() {
-        Values::F32(v) => first(v),
-        Values::F16(v) => first(v),
-        Values::Bf16(v) => first(v),
-    }
 }

@@ -1,11 +1,11 @@
 //! `lgreco plan`: measure, choose, show.
 
 use super::{emit, model, solve, write};
-use crate::args::{MethodArg, Output, Solving, Source};
+use crate::args::{Output, Solving, Source};
 use crate::failure::Failure;
 use crate::report;
 use lgreco_core::file::{PlanFile, Seconds};
-use lgreco_core::search::{Method, Metric};
+use lgreco_core::search::Method;
 use std::io::Write;
 
 pub fn run(source: &Source, solving: Solving, output: &Output, out: &mut dyn Write) -> Result<(), Failure> {
@@ -17,14 +17,14 @@ pub fn run(source: &Source, solving: Solving, output: &Output, out: &mut dyn Wri
     let table = &measured.table;
     let solved = solve::solve(&model.name, table, None, solving)?;
     if let Some(path) = &output.plot {
-        let (method, metric) = (Method::from(source.method), Metric::from(source.candidates.metric));
-        let title = solve::title(&model.name, &format!("{}, {}", method.name(), metric.name()));
+        let (method, metric) = (source.method.name(), source.candidates.metric.name());
+        let title = solve::title(&model.name, &format!("{method}, {metric}"));
         write::file(path, &solve::picture(title, table, &solved.plan, Some(&facts)).svg())?;
     }
     let report = || {
         let times = [("reading", reading), ("measuring", measure), ("solving", solved.seconds)];
         let mut text = report::plan(table, &solved, Some(&facts), &times);
-        if source.method == MethodArg::Hybrid {
+        if source.method == Method::Hybrid {
             text += report::HYBRID_NOTE;
         }
         text

@@ -1,6 +1,6 @@
 //! The smallest size for each error budget.
 
-use super::{Area, CHOSEN, DEFAULT, Drawn, GRID, INK, MUTED, Picture, Point, heading, text};
+use super::{Area, CHOSEN, DEFAULT, Drawn, GRID, INK, MUTED, Picture, Point, heading, span, text};
 use crate::units;
 use plotters::coord::combinators::LogCoord;
 use plotters::coord::ranged1d::ValueFormatter;
@@ -31,11 +31,6 @@ pub(super) fn draw(picture: &Picture, area: &Area<'_>) -> Drawn {
     } else {
         curve(picture, area, chart.build_cartesian_2d(budgets, 0.0..high.max(1.0) * 1.1)?, axis, place)
     }
-}
-
-/// The smallest and largest of the values above 0.
-fn span(values: impl Iterator<Item = f64>) -> (f64, f64) {
-    values.filter(|&v| v > 0.0).fold((f64::INFINITY, 0.0f64), |(low, high), v| (low.min(v), high.max(v)))
 }
 
 fn curve<Y: Ranged<ValueType = f64> + ValueFormatter<f64>>(

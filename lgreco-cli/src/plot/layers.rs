@@ -1,6 +1,6 @@
 //! Every layer's chosen setting against its default.
 
-use super::{Area, Bar, CHOSEN, Drawn, GRID, INK, MARGIN, MUTED, Picture, WIDTH, heading, text};
+use super::{Area, Bar, CHOSEN, Drawn, GRID, INK, MARGIN, MUTED, Picture, WIDTH, heading, span, text};
 use crate::units;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
@@ -38,9 +38,7 @@ struct Axis {
 
 impl Axis {
     fn around(values: impl Iterator<Item = f64>) -> Self {
-        let (low, high) = values
-            .filter(|&v| v > 0.0)
-            .fold((f64::INFINITY, 0.0f64), |(low, high), value| (low.min(value), high.max(value)));
+        let (low, high) = span(values);
         if low > high { Axis { low: 0.5, high: 2.0 } } else { Axis { low: low / 1.5, high: high * 1.1 } }
     }
 

@@ -97,3 +97,8 @@ fn heading(area: &Area<'_>, words: &str, note: &str, at: (i32, i32)) -> Drawn {
     text(area, words, at, 17, &INK, HPos::Left)?;
     text(area, note, (at.0, at.1 + 21), 13, &MUTED, HPos::Left)
 }
+
+/// The smallest and largest of the values above 0.
+fn span(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    values.filter(|&v| v > 0.0).fold((f64::INFINITY, 0.0f64), |(low, high), v| (low.min(v), high.max(v)))
+}

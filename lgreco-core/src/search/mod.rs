@@ -17,7 +17,7 @@ pub use offer::{Offer, OfferedRow};
 pub use range::{MAX_OPTIONS, Method, Metric, Range, Width};
 
 use crate::Error;
-use crate::backend::{Backend, Job};
+use crate::backend::Backend;
 use crate::compress::Setting;
 use crate::gradient::{Dtype, Gradient, Shape, Values};
 use crate::rng::Stream;
@@ -400,17 +400,14 @@ impl Search {
     /// for PowerSGD; allocates the rows and the backend's workspace.
     pub fn measure(&self, model: &[Layer<'_>], backend: &mut dyn Backend) -> Result<Measured, NamedError> {
         let offer = self.offer(model.iter().map(|layer| (layer.name, layer.dims, layer.dtype())))?;
-        let mut jobs = Vec::new();
-        for OfferedRow { layer, candidates, stream } in offer.rows() {
-            jobs.push(Job { gradient: model[layer].gradient, candidates, stream });
-        }
-        let mut rows = vec![0.0; jobs.iter().map(|job| job.candidates.len()).sum()];
-        let mut workspace = vec![0; backend.workspace_len(&jobs)];
-        backend.measure(&jobs, &mut workspace, &mut rows).map_err(|failed| {
-            let row = failed.job.and_then(|job| offer.rows().nth(job));
-            let layer = row.map(|row| model[row.layer].name.into());
-            NamedError { error: failed.error, layer, option: None }
-        })?;
+        let mut rows = Vec::new();
+        offer.measure(
+            &offer.rows().collect::<Vec<_>>(),
+            |layer| model[layer].gradient,
+            backend,
+            &mut Vec::new(),
+            &mut rows,
+        )?;
         offer.into_measured(&rows)
     }
 }

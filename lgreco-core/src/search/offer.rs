@@ -4,9 +4,10 @@ use super::layer::LayerOptions;
 use super::range::Weighing;
 use super::{Measured, Search};
 use crate::Error;
+use crate::backend::{Backend, Job};
 use crate::compress::Candidates;
 use crate::error::expect_len;
-use crate::gradient::{Dtype, Shape};
+use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
 use crate::table::{NamedError, NamedTable};
 use alloc::vec::Vec;
@@ -121,6 +122,35 @@ impl Offer<'_> {
         self.layers.iter().flat_map(|layer| {
             let stream = super::stream(self.seed, layer.index);
             layer.options.candidates().map(move |candidates| OfferedRow { layer: layer.index, candidates, stream })
+        })
+    }
+
+    /// Measures `rows` of this offer and appends their squared errors to `squared_errors`. `gradient` tells a layer's gradient by
+    /// its index in the model. The workspace grows as the backend needs it.
+    ///
+    /// # Errors
+    /// Those of the backend, with the name of the layer at fault.
+    pub fn measure<'g>(
+        &self,
+        rows: &[OfferedRow<'g>],
+        gradient: impl Fn(usize) -> Gradient<'g>,
+        backend: &mut dyn Backend,
+        workspace: &mut Vec<u64>,
+        squared_errors: &mut Vec<f64>,
+    ) -> Result<(), NamedError> {
+        let job = |row: &OfferedRow<'g>| Job {
+            gradient: gradient(row.layer),
+            candidates: row.candidates,
+            stream: row.stream,
+        };
+        let jobs: Vec<_> = rows.iter().map(job).collect();
+        let measured = squared_errors.len();
+        squared_errors.resize(measured + jobs.iter().map(|job| job.candidates.len()).sum::<usize>(), 0.0);
+        workspace.resize(backend.workspace_len(&jobs).max(workspace.len()), 0);
+        backend.measure(&jobs, workspace, &mut squared_errors[measured..]).map_err(|failed| {
+            let row = failed.job.and_then(|job| rows.get(job));
+            let layer = row.and_then(|row| self.layers.iter().find(|layer| layer.index == row.layer));
+            NamedError { error: failed.error, layer: layer.map(|layer| layer.name.into()), option: None }
         })
     }
 

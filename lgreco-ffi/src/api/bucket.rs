@@ -1,14 +1,11 @@
-use super::context::check_stream;
 use super::controller::{ControllerState, lgreco_controller};
-use super::gradient::{values_mut, values_range};
+use super::gradient::{GradientLayer, Gradients};
 use super::request::{LGRECO_REQUEST_NONE, lgreco_request};
-use crate::handle::{self, Kind};
-use crate::pointers::{Range, all_disjoint, filled, slice};
+use crate::handle::{self, Kind as _, kind};
+use crate::pointers::{fill, slice};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::{c_char, c_void};
 use lgreco_train::controller::Bucket;
-use lgreco_train::gradient::{Dtype, Shape, ValuesMut};
-use lgreco_train::{CoreError, Error};
 use std::sync::{Arc, Weak};
 
 /// Layers that are exchanged together in one step, on loan from a controller with all that this rank remembers of them.
@@ -18,17 +15,7 @@ pub struct lgreco_bucket {
     _private: [u8; 0],
 }
 
-impl Kind for lgreco_bucket {
-    const WHAT: &'static str = "bucket";
-    const TAG: [u8; 8] = *b"lgbucket";
-    type State = BucketState;
-}
-
-struct Lent {
-    index: usize,
-    shape: Shape,
-    dtype: Dtype,
-}
+kind!(lgreco_bucket, "bucket", b"lgbucket", BucketState, names: names);
 
 pub(crate) struct BucketState {
     bucket: Bucket,
@@ -39,80 +26,37 @@ pub(crate) struct BucketState {
     loads: u64,
     /// Of all the controller's layers.
     names: Arc<[String]>,
-    layers: Vec<Lent>,
+    gradients: Gradients,
     /// The gradients on their way: none before they are submitted, and when they are means.
     pointers: Vec<*mut c_void>,
-    /// Empty between calls; kept so that calls do not allocate.
-    gradients: Vec<ValuesMut<'static>>,
-    ranges: Vec<Range>,
 }
 
 impl BucketState {
     fn new(bucket: Bucket, from: &ControllerState) -> BucketState {
         let tensors = from.controller.tensors();
-        let lent = |index: usize| Lent { index, shape: tensors[index].shape(), dtype: tensors[index].dtype() };
-        let layers: Vec<Lent> = bucket.layers().map(lent).collect();
+        let layers: Vec<_> = bucket.layers().map(|index| GradientLayer::of(index, &tensors[index])).collect();
         BucketState {
             world_size: from.world_size,
             owner: Arc::downgrade(&from.owner),
             loads: from.loads,
             names: from.names.clone(),
             pointers: Vec::with_capacity(layers.len()),
-            gradients: Vec::with_capacity(layers.len()),
-            ranges: Vec::with_capacity(layers.len()),
-            layers,
+            gradients: Gradients::new(layers),
             bucket,
         }
-    }
-
-    fn is_of(&self, controller: &ControllerState) -> bool {
-        core::ptr::eq(self.owner.as_ptr(), Arc::as_ptr(&controller.owner))
-    }
-
-    /// Adds the layer's name to an error.
-    fn named(&self, error: Error) -> Failure {
-        Failure::named(error, error.layer().and_then(|layer| self.names.get(layer)).cloned())
-    }
-
-    /// # Safety Pointers are null, misaligned, or to as many values as the layers have, which nothing else uses during
-    /// the call and until the bucket is done.
-    unsafe fn submit(&mut self, pointers: &[*mut c_void]) -> Result<(), Failure> {
-        self.gradients.clear();
-        self.ranges.clear();
-        for (&pointer, layer) in pointers.iter().zip(&self.layers) {
-            // SAFETY: passed on; cleared before the call ends, or else before it is used again.
-            self.gradients.push(unsafe { values_mut(pointer, layer.dtype, layer.shape.elements()) }?);
-            self.ranges.push(values_range(pointer, layer.dtype, layer.shape).of_layer(layer.index));
-        }
-        if pointers.len() != self.layers.len() {
-            let (expected, found) = (self.layers.len(), pointers.len());
-            return Err(CoreError::Length { what: "gradients, one per layer", expected, found }.into());
-        }
-        all_disjoint(&mut self.ranges).map_err(|failure| match failure {
-            Failure::Overlap { layers: [Some(layer), _], .. } => failure.of_layer(&self.names[layer]),
-            failure => failure,
-        })?;
-        let submitted = self.bucket.submit(&mut self.gradients);
-        self.gradients.clear();
-        submitted.map_err(|error| self.named(error))?;
-        self.pointers.extend(pointers);
-        Ok(())
     }
 
     /// # Safety
     /// The pointers that were submitted still are what was promised then.
     unsafe fn next(&mut self) -> Result<lgreco_request, Failure> {
-        self.gradients.clear();
-        for (&pointer, layer) in self.pointers.iter().zip(&self.layers) {
-            // SAFETY: passed on; cleared before the call ends, or else before it is used again.
-            self.gradients.push(unsafe { values_mut(pointer, layer.dtype, layer.shape.elements()) }?);
-        }
-        let next = self.bucket.next(&mut self.gradients).map(|next| lgreco_request::of(next, self.world_size));
-        self.gradients.clear();
+        let BucketState { bucket, gradients, pointers, world_size, .. } = self;
+        let next = |values: &mut [_]| bucket.next(values).map(|next| lgreco_request::of(next, *world_size));
+        // SAFETY: passed on.
+        let next = unsafe { gradients.with(pointers, next) }?;
         if !next.as_ref().is_ok_and(|request| request.kind != LGRECO_REQUEST_NONE) {
-            self.pointers.clear();
+            pointers.clear();
         }
-        next.map_err(|error| self.named(error))
+        Ok(next?)
     }
 }
 
@@ -130,14 +74,11 @@ pub unsafe extern "C" fn lgreco_bucket_open(
     layers_len: usize,
     bucket: *mut *mut lgreco_bucket,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::create::<_, lgreco_bucket>(controller, bucket, |state| {
-            let layers = slice(layers, layers_len, "layers")?;
-            let bucket = state.controller.open(layers).map_err(|error| state.named(error))?;
-            Ok(BucketState::new(bucket, state))
-        })
-    }
+    create!(controller, bucket, |state| {
+        let layers = slice(layers, layers_len, "layers")?;
+        let bucket = state.controller.open(layers)?;
+        Ok(BucketState::new(bucket, state))
+    })
 }
 
 /// Says that a layer has no gradient on this rank in this step, before lgreco_bucket_submit: whatever is submitted in
@@ -146,8 +87,7 @@ pub unsafe extern "C" fn lgreco_bucket_open(
 /// LGRECO_STEP_ORDER when there are gradients already; LGRECO_LAYER_MISMATCH when the layer is not in this bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_withhold(bucket: *mut lgreco_bucket, layer: usize) -> lgreco_status {
-    // SAFETY: README.md, handles.
-    unsafe { handle::call(bucket, |state| state.bucket.withhold(layer).map_err(|error| state.named(error))) }
+    call!(bucket, |state| Ok(state.bucket.withhold(layer)?))
 }
 
 /// Tells the collective number `index`, from 0, that lgreco_bucket_next will ask for, so that memory can be reserved or
@@ -161,15 +101,7 @@ pub unsafe extern "C" fn lgreco_bucket_round(
     index: usize,
     request: *mut lgreco_request,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(bucket, |state| {
-            let request = filled(request)?;
-            let rounds = state.bucket.rounds().map_err(|error| state.named(error));
-            request.fill(lgreco_request::announced(rounds?.nth(index)));
-            Ok(())
-        })
-    }
+    call!(bucket, |state| fill(request, || Ok(lgreco_request::announced(state.bucket.rounds()?.nth(index)))))
 }
 
 /// Takes the gradients of this step, one pointer per layer in the order in which the bucket was opened, adds residuals
@@ -184,15 +116,14 @@ pub unsafe extern "C" fn lgreco_bucket_submit(
     bucket: *mut lgreco_bucket,
     gradients: *const *mut c_void,
     gradients_len: usize,
-    stream: *mut c_void,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers; gradients as the documentation above says.
-    unsafe {
-        handle::call(bucket, |state| {
-            check_stream(stream)?;
-            state.submit(slice(gradients, gradients_len, "gradients")?)
-        })
-    }
+    call!(bucket, |state| {
+        let BucketState { bucket, gradients: own, pointers: kept, .. } = state;
+        let pointers = own.pointers(gradients, gradients_len)?;
+        own.with(pointers, |values| bucket.submit(values))??;
+        kept.extend(pointers);
+        Ok(())
+    })
 }
 
 /// Goes on, once the collective asked for before is done, and tells the next one; LGRECO_REQUEST_NONE when the
@@ -205,20 +136,8 @@ pub unsafe extern "C" fn lgreco_bucket_submit(
 /// options do not make gradients that are not finite an error, all of the bucket's become NaN on every rank instead,
 /// for a loss scaler to find, and residuals stay. LGRECO_STEP_ORDER before lgreco_bucket_submit, and after a failure.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_bucket_next(
-    bucket: *mut lgreco_bucket,
-    request: *mut lgreco_request,
-    stream: *mut c_void,
-) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers; gradients as `lgreco_bucket_submit` says.
-    unsafe {
-        handle::call(bucket, |state| {
-            check_stream(stream)?;
-            let request = filled(request)?;
-            request.fill(state.next()?);
-            Ok(())
-        })
-    }
+pub unsafe extern "C" fn lgreco_bucket_next(bucket: *mut lgreco_bucket, request: *mut lgreco_request) -> lgreco_status {
+    call!(bucket, |state| { fill(request, || state.next()) })
 }
 
 /// Gives a bucket back to its controller, wherever it is, frees it and sets the caller's pointer to NULL; NULL, or a
@@ -233,33 +152,20 @@ pub unsafe extern "C" fn lgreco_bucket_close(
     controller: *mut lgreco_controller,
     bucket: *mut *mut lgreco_bucket,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        if controller.is_null() {
-            return handle::call_without_handle(|| {
-                let is_orphan = |state: &BucketState| match state.owner.strong_count() {
-                    0 => Ok(()),
-                    _ => Err(Failure::Null { what: lgreco_controller::WHAT }),
-                };
-                handle::take(bucket, is_orphan).map(drop)
-            });
-        }
-        handle::call(controller, |state| {
-            let is_own = |bucket: &BucketState| match bucket.is_of(state) {
-                true => Ok(()),
-                false => {
-                    let (what, expected) = ("the bucket is another controller's", "one of this controller's");
-                    Err(Error::StepOrder { what, expected }.into())
-                }
-            };
-            match handle::take(bucket, is_own)? {
-                Some(bucket) if bucket.loads == state.loads => {
-                    state.controller.close(bucket.bucket).map_err(|error| state.named(error))
-                }
-                _ => Ok(()),
-            }
-        })
+    if controller.is_null() {
+        let is_orphan = |state: &BucketState| match state.owner.strong_count() {
+            0 => Ok(()),
+            _ => Err(Failure::Null(lgreco_controller::WHAT)),
+        };
+        // SAFETY: README.md, handles.
+        return handle::call_without_handle(|| unsafe { handle::take(bucket, is_orphan) }.map(drop));
     }
+    call!(controller, |state| {
+        match handle::take(bucket, |bucket| state.check_own(&bucket.owner, "the bucket is another controller's"))? {
+            Some(bucket) if bucket.loads == state.loads => Ok(state.controller.close(bucket.bucket)?),
+            _ => Ok(()),
+        }
+    })
 }
 
 /// What went wrong in the last failed call on the bucket, with the layer's name if one is at fault; empty if none has

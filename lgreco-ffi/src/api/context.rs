@@ -1,9 +1,9 @@
 use crate::device::Device;
-use crate::handle::{self, Kind};
+use crate::handle::{self, kind};
 use crate::message::Message;
-use crate::pointers::{Range, SizedStruct, disjoint, place, read_struct_or_default, slice_mut};
+use crate::pointers::{Range, disjoint, place, read_struct_or_default, sized_struct, slice_mut};
 use crate::status::{Failure, lgreco_status};
-use core::ffi::{c_char, c_void};
+use core::ffi::c_char;
 
 /// A device: LGRECO_DEVICE_...
 pub type lgreco_device = u32;
@@ -37,22 +37,8 @@ pub struct lgreco_context_options {
     pub message_capacity: usize,
 }
 
-impl Default for lgreco_context_options {
-    fn default() -> Self {
-        lgreco_context_options {
-            struct_size: size_of::<lgreco_context_options>(),
-            device: LGRECO_DEVICE_CPU,
-            device_index: 0,
-            message: core::ptr::null_mut(),
-            message_capacity: 0,
-        }
-    }
-}
-
-// SAFETY: repr(C), starts with a usize, integers and a raw pointer only.
-unsafe impl SizedStruct for lgreco_context_options {
-    const WHAT: &'static str = "context options";
-}
+// SAFETY: repr(C), starts with a usize; integers and a raw pointer only.
+sized_struct!("context options", lgreco_context_options {});
 
 /// A device, and the message about the last failed call that was given the context.
 ///
@@ -65,14 +51,7 @@ pub(crate) struct Context {
     pub(crate) device: Device,
 }
 
-impl Kind for lgreco_context {
-    const WHAT: &'static str = "context";
-    const TAG: [u8; 8] = *b"lgcontxt";
-    type State = Context;
-    fn device(state: &Context) -> Option<&Device> {
-        Some(&state.device)
-    }
-}
+kind!(lgreco_context, "context", b"lgcontxt", Context, device: device);
 
 /// Makes a context. `options` may be NULL: the CPU.
 ///
@@ -124,9 +103,4 @@ pub unsafe extern "C" fn lgreco_context_destroy(context: *mut *mut lgreco_contex
 pub unsafe extern "C" fn lgreco_context_message(context: *const lgreco_context) -> *const c_char {
     // SAFETY: README.md, handles.
     unsafe { handle::message(context) }
-}
-
-/// `Err` unless `stream` is that of the CPU.
-pub(crate) fn check_stream(stream: *mut c_void) -> Result<(), Failure> {
-    if stream.is_null() { Ok(()) } else { Err(Failure::Unavailable { what: "a device stream" }) }
 }

@@ -1,20 +1,18 @@
 use super::collective::lgreco_collective;
-use super::context::{check_stream, lgreco_context};
+use super::context::lgreco_context;
 use super::controller_options::lgreco_controller_options;
-use super::gradient::{lgreco_layer, values_mut, values_range};
+use super::gradient::{GradientLayer, Gradients, lgreco_layer};
+use super::request::lgreco_request;
 use super::table::Texts;
 use crate::device::Device;
-use crate::handle::{self, Kind};
-use crate::pointers::{
-    Range, SizedStruct, all_disjoint, filled, read_struct, read_struct_or_default, read_structs, slice,
-};
+use crate::handle::{self, kind};
+use crate::pointers::{fill, fill_unless_null, read_struct, read_struct_or_default, read_structs, sized_struct, slice};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::{c_char, c_void};
 use lgreco_train::controller::{Controller, Outcome, Report, Tensor};
 use lgreco_train::exchange::Collective;
-use lgreco_train::gradient::ValuesMut;
 use lgreco_train::{CoreError, Error};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// One worker's end of the training loop: decides when and how hard to compress each layer, compresses, exchanges,
 /// remembers.
@@ -22,14 +20,7 @@ pub struct lgreco_controller {
     _private: [u8; 0],
 }
 
-impl Kind for lgreco_controller {
-    const WHAT: &'static str = "controller";
-    const TAG: [u8; 8] = *b"lgcontrl";
-    type State = ControllerState;
-    fn device(state: &ControllerState) -> Option<&Device> {
-        Some(&state.device)
-    }
-}
+kind!(lgreco_controller, "controller", b"lgcontrl", ControllerState, names: names, device: device);
 
 pub(crate) struct ControllerState {
     pub(super) controller: Controller,
@@ -47,24 +38,25 @@ pub(crate) struct ControllerState {
     pub(super) report: Option<Report>,
     /// What the last load did not find, found too much, and found in another shape.
     pub(super) loaded: [Texts; 3],
-    /// Empty between calls; kept so that steps do not allocate.
-    gradients: Vec<ValuesMut<'static>>,
-    ranges: Vec<Range>,
+    gradients: Gradients,
 }
 
 impl ControllerState {
-    /// Adds the layer's name to an error.
-    pub(super) fn named(&self, error: Error) -> Failure {
-        Failure::named(error, error.layer().and_then(|layer| self.names.get(layer)).cloned())
+    /// `Err` with the text `what` unless `owner` is this controller's.
+    pub(super) fn check_own(&self, owner: &Weak<()>, what: &'static str) -> Result<(), Failure> {
+        if core::ptr::eq(owner.as_ptr(), Arc::as_ptr(&self.owner)) {
+            return Ok(());
+        }
+        Err(Error::StepOrder { what, expected: "one of this controller's" }.into())
     }
 
     /// `Err` unless there is such a layer.
     pub(super) fn check_layer(&self, layer: usize) -> Result<(), Failure> {
         let layers = self.controller.tensors().len();
-        match layer < layers {
-            true => Ok(()),
-            false => Err(CoreError::Length { what: "layer", expected: layers, found: layer }.into()),
+        if layer < layers {
+            return Ok(());
         }
+        Err(CoreError::Length { what: "layer", expected: layers, found: layer }.into())
     }
 }
 
@@ -103,25 +95,8 @@ pub struct lgreco_report {
     pub exchange_seconds: f64,
 }
 
-impl Default for lgreco_report {
-    fn default() -> Self {
-        lgreco_report {
-            struct_size: size_of::<lgreco_report>(),
-            step: 0,
-            outcome: LGRECO_OUTCOME_EXCHANGED,
-            switched: 0,
-            bytes_in: 0,
-            bytes_out: 0,
-            planning_seconds: 0.0,
-            exchange_seconds: 0.0,
-        }
-    }
-}
-
-// SAFETY: repr(C), starts with a usize, numbers only.
-unsafe impl SizedStruct for lgreco_report {
-    const WHAT: &'static str = "report";
-}
+// SAFETY: repr(C), starts with a usize; numbers only.
+sized_struct!("report", lgreco_report {});
 
 impl From<Report> for lgreco_report {
     fn from(report: Report) -> Self {
@@ -156,44 +131,39 @@ pub unsafe extern "C" fn lgreco_controller_create(
     options: *const lgreco_controller_options,
     controller: *mut *mut lgreco_controller,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::create::<_, lgreco_controller>(context, controller, |context| {
-            let collective = read_struct(collective)?.callbacks(core::ptr::null_mut())?;
-            let mut tensors = Vec::new();
-            for layer in read_structs(layers, layers_len)? {
-                let tensor = layer.tensor()?;
-                tensors.push(Tensor::new(tensor.name, tensor.dims, tensor.dtype)?);
-            }
-            let options = read_struct_or_default(options)?;
-            let world = collective.world_size() as usize;
-            if !options.shards.is_null() && world > 0 {
-                let shards = slice(options.shards, tensors.len().saturating_mul(world), "shards")?;
-                let rows = tensors.into_iter().zip(shards.chunks(world));
-                tensors = rows.map(|(tensor, ends)| tensor.with_shards(ends)).collect();
-            }
-            let config = options.config(tensors.len())?;
-            let names: Arc<[String]> = tensors.iter().map(|tensor| tensor.name().into()).collect();
-            let texts = Texts::new(names.iter().map(String::as_str), "name of a layer")?;
-            let controller = Controller::new(config, tensors, &collective).map_err(|error| {
-                let layer = error.layer().and_then(|layer| names.get(layer)).cloned();
-                Failure::named(error, layer)
-            })?;
-            Ok(ControllerState {
-                controller: controller.with_backend(Box::new(context.device.clone())),
-                device: context.device.clone(),
-                world_size: collective.world_size(),
-                owner: Arc::new(()),
-                loads: 0,
-                report: None,
-                loaded: Default::default(),
-                gradients: Vec::with_capacity(names.len()),
-                ranges: Vec::with_capacity(names.len()),
-                texts,
-                names,
-            })
+    create!(context, controller, |context| {
+        let collective = read_struct(collective)?.callback()?;
+        let mut tensors = Vec::new();
+        for layer in read_structs(layers, layers_len)? {
+            let tensor = layer.tensor()?;
+            tensors.push(Tensor::new(tensor.name, tensor.dims, tensor.dtype)?);
+        }
+        let options = read_struct_or_default(options)?;
+        let world = collective.world_size() as usize;
+        if !options.shards.is_null() && world > 0 {
+            let shards = slice(options.shards, tensors.len().saturating_mul(world), "shards")?;
+            let rows = tensors.into_iter().zip(shards.chunks(world));
+            tensors = rows.map(|(tensor, ends)| tensor.with_shards(ends)).collect();
+        }
+        let config = options.config(tensors.len())?;
+        let names: Arc<[String]> = tensors.iter().map(|tensor| tensor.name().into()).collect();
+        let texts = Texts::new(names.iter().map(String::as_str), "name of a layer")?;
+        let layers = tensors.iter().enumerate().map(|(index, tensor)| GradientLayer::of(index, tensor)).collect();
+        let controller = Controller::new(config, tensors, &collective);
+        let controller = controller.map_err(|error| Failure::from(error).with_name(&names))?;
+        Ok(ControllerState {
+            controller: controller.with_backend(Box::new(context.device.clone())),
+            device: context.device.clone(),
+            world_size: collective.world_size(),
+            owner: Arc::new(()),
+            loads: 0,
+            report: None,
+            loaded: Default::default(),
+            gradients: Gradients::new(layers),
+            texts,
+            names,
         })
-    }
+    })
 }
 
 /// Frees a controller and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
@@ -229,42 +199,98 @@ pub unsafe extern "C" fn lgreco_controller_step(
     gradients_len: usize,
     learning_rate: f64,
     report: *mut lgreco_report,
-    stream: *mut c_void,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers; what a failed call left in `gradients` is cleared before it is used.
-    unsafe {
-        handle::call(controller, |state| {
-            check_stream(stream)?;
-            let mut collective = read_struct(collective)?.callbacks(stream)?;
-            let report = if report.is_null() { None } else { Some(filled(report)?) };
-            let pointers = slice(gradients, gradients_len, "gradients")?;
-            state.gradients.clear();
-            state.ranges.clear();
-            let tensors = state.controller.tensors();
-            for (layer, (&pointer, tensor)) in pointers.iter().zip(tensors).enumerate() {
-                let (dtype, shape) = (tensor.dtype(), tensor.shape());
-                state.gradients.push(values_mut(pointer, dtype, shape.elements())?);
-                state.ranges.push(values_range(pointer, dtype, shape).of_layer(layer));
-            }
-            if pointers.len() != tensors.len() {
-                let (expected, found) = (tensors.len(), pointers.len());
-                return Err(CoreError::Length { what: "gradients, one per layer", expected, found }.into());
-            }
-            all_disjoint(&mut state.ranges).map_err(|failure| match failure {
-                Failure::Overlap { layers: [Some(layer), _], .. } => failure.of_layer(tensors[layer].name()),
-                failure => failure,
-            })?;
-            let done = state.controller.step(&mut collective, &mut state.gradients, learning_rate);
-            state.gradients.clear();
-            let done = done.map_err(|error| match (error, collective.missing()) {
-                (Error::Collective { .. }, Some(what)) => Failure::Callback { what },
-                _ => state.named(error),
-            })?;
-            state.report = Some(done);
-            if let Some(report) = report {
-                report.fill(done.into());
-            }
-            Ok(())
+    call!(controller, |state| {
+        let mut collective = read_struct(collective)?.callback()?;
+        let ControllerState { controller, gradients: own, report: last, .. } = state;
+        fill_unless_null(report, || {
+            let pointers = own.pointers(gradients, gradients_len)?;
+            let done = own.with(pointers, |values| controller.step(&mut collective, values, learning_rate))??;
+            *last = Some(done);
+            Ok(done.into())
         })
-    }
+    })
+}
+
+/// Begins a step of which the caller performs the collectives: then come the requests of lgreco_controller_control, the
+/// buckets (lgreco_bucket_open), as many as the caller likes at the same time, and lgreco_controller_finish_step. All
+/// workers do, with the same `learning_rate`, which matters to Accordion alone. lgreco_controller_step does all of this
+/// in one call, and finds out before anything is exchanged whether all gradients can be.
+///
+/// LGRECO_STEP_ORDER when a step is under way; LGRECO_PARAMETER.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_begin_step(
+    controller: *mut lgreco_controller,
+    learning_rate: f64,
+) -> lgreco_status {
+    call!(controller, |state| { Ok(state.controller.begin_step(learning_rate)?) })
+}
+
+/// Tells the next collective to perform before buckets may be opened; to be called again once it is done, until the
+/// kind is LGRECO_REQUEST_NONE: at once at most steps. Where a decision is due, the measuring rank measures and plans
+/// during a call. Allocates at decisions only.
+///
+/// What fails on one rank fails on all, and the step may be begun again: LGRECO_PEER, LGRECO_PEER_PLAN,
+/// LGRECO_PEER_MESSAGE, codes of measuring and planning. LGRECO_STEP_ORDER when no step is under way. Where a
+/// collective cannot be performed, ranks may differ: lgreco_controller_load ends the step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_control(
+    controller: *mut lgreco_controller,
+    request: *mut lgreco_request,
+) -> lgreco_status {
+    call!(controller, |state| fill(request, || Ok(lgreco_request::of(state.controller.control()?, state.world_size))))
+}
+
+/// Ends the step, of which all buckets have been closed. Layers that were in none keep what is remembered of them.
+/// `report` may be NULL; its outcome is LGRECO_OUTCOME_FAILED when the exchange of some bucket has failed,
+/// LGRECO_OUTCOME_PASSED_THROUGH when the gradients of some were not finite.
+///
+/// LGRECO_IN_FLIGHT when a bucket has not been closed; LGRECO_STEP_ORDER when no step is under way, or its control
+/// requests are not done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_finish_step(
+    controller: *mut lgreco_controller,
+    report: *mut lgreco_report,
+) -> lgreco_status {
+    call!(controller, |state| {
+        fill_unless_null(report, || {
+            let done = state.controller.finish_step()?;
+            state.report = Some(done);
+            Ok(done.into())
+        })
+    })
+}
+
+/// Takes back what the last step has done to residuals, because its means have not been applied: a loss scaler has
+/// skipped the update, say. The step still counts. Every rank does it or none; once only.
+///
+/// LGRECO_STEP_ORDER while a step is under way.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_roll_back(controller: *mut lgreco_controller) -> lgreco_status {
+    call!(controller, |state| Ok(state.controller.roll_back()?))
+}
+
+/// Gives up the step under way, because a collective has failed: residuals are what they were before it, and it may be begun
+/// again. All buckets are closed first, once the engine no longer touches their memory. Ranks may have got differently far:
+/// whatever they go on with, all load the plan of one of them, each with its own residuals. lgreco_controller_step does it
+/// by itself when a callback fails.
+///
+/// LGRECO_IN_FLIGHT when a bucket is not closed, LGRECO_STEP_ORDER when no step is under way.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_abandon_step(controller: *mut lgreco_controller) -> lgreco_status {
+    call!(controller, |state| Ok(state.controller.abandon_step()?))
+}
+
+/// Multiplies all residuals by `factor`, because gradients are from now on so many times what they were: the scale of
+/// the loss has changed. Every rank does it with the same factor, or none. The last step can then no longer be rolled
+/// back.
+///
+/// LGRECO_PARAMETER unless `factor` is positive and finite, LGRECO_OVERFLOW when a residual no longer fits its format,
+/// LGRECO_STEP_ORDER while a step is under way: no residual has changed then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_rescale_residuals(
+    controller: *mut lgreco_controller,
+    factor: f32,
+) -> lgreco_status {
+    call!(controller, |state| Ok(state.controller.rescale_residuals(factor)?))
 }

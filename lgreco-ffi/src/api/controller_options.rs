@@ -1,8 +1,9 @@
-use super::compressor_options::*;
+use super::compressor::*;
 use super::measure::lgreco_search_options;
 use super::plan::{LGRECO_LIMIT_DEFAULT_SIZE, LGRECO_LIMIT_ERROR, LGRECO_LIMIT_SIZE, lgreco_plan_options};
 use super::setting::lgreco_setting;
-use crate::pointers::{SizedStruct, read_struct_or_default, read_structs, slice};
+use crate::constants::one_of;
+use crate::pointers::{read_struct_or_default, read_structs, sized_struct, slice};
 use crate::status::Failure;
 use lgreco_train::CoreError;
 use lgreco_train::controller::{
@@ -10,6 +11,7 @@ use lgreco_train::controller::{
 };
 use lgreco_train::exchange::Route;
 use lgreco_train::feedback::Residual;
+use lgreco_train::search::{Method, Search};
 use std::sync::OnceLock;
 use std::time::Instant;
 
@@ -46,10 +48,10 @@ pub type lgreco_route = u32;
 
 /// Everybody gets everybody's payloads.
 pub const LGRECO_ROUTE_ALL_GATHER: lgreco_route = 0;
-/// Each rank averages a part and compresses the mean again; needs the collective's `all_gather_each` and `all_to_all`.
+/// Each rank averages a part and compresses the mean again; asks for LGRECO_REQUEST_ALL_GATHER_EACH and ALL_TO_ALL.
 pub const LGRECO_ROUTE_SCATTER_REDUCE: lgreco_route = 1;
 /// Each rank gets the means of its shards alone (FSDP, ZeRO), in their place in the gradients, whose other elements are then
-/// of no use; needs `shards` and the collective's `all_to_all`. Not for hard thresholds, SIDCo and AdaComp.
+/// of no use; needs `shards`, and asks for LGRECO_REQUEST_ALL_TO_ALL and REDUCE_SCATTER_SUM. Not for hard thresholds, SIDCo and AdaComp.
 pub const LGRECO_ROUTE_SHARDED: lgreco_route = 2;
 
 /// What plans minimise: LGRECO_OBJECTIVE_...
@@ -145,53 +147,35 @@ pub struct lgreco_controller_options {
     pub ramp_up_steps: u64,
 }
 
-impl Default for lgreco_controller_options {
-    fn default() -> Self {
-        let config = Config::new(lgreco_train::search::Search::new(lgreco_train::search::Method::Qsgd));
-        let Accordion { eta, drop, .. } = Accordion::new(0.0, 0.0);
-        lgreco_controller_options {
-            struct_size: size_of::<lgreco_controller_options>(),
-            search: core::ptr::null(),
-            plan: core::ptr::null(),
-            fixed: core::ptr::null(),
-            clusters: 6,
-            accordion_low: 0.0,
-            accordion_high: 0.0,
-            accordion_eta: eta,
-            accordion_drop: drop,
-            warmup: config.schedule.warmup,
-            period: config.schedule.period,
-            window: config.schedule.window,
-            lead: config.schedule.lead,
-            policy: LGRECO_POLICY_L_GRECO,
-            feedback: LGRECO_FEEDBACK_RESIDUAL,
-            storage: LGRECO_STORAGE_F32,
-            gain: Residual::CLASSIC.gain,
-            reset_every: Residual::CLASSIC.reset_every,
-            loco_storage: LGRECO_STORAGE_INT8,
-            loco_gain: Residual::LOCO.gain,
-            loco_reset_every: Residual::LOCO.reset_every,
-            non_finite: LGRECO_NON_FINITE_STEP_ERROR,
-            route: LGRECO_ROUTE_ALL_GATHER,
-            measuring_rank: config.measuring_rank,
-            objective: LGRECO_OBJECTIVE_BITS,
-            bucket_bytes: config.bucket_bytes,
-            metrics_every: config.metrics_every,
-            shards: core::ptr::null(),
-            legacy_levels: core::ptr::null(),
-            legacy_sizes: core::ptr::null(),
-            legacy_classes: 1,
-            legacy_phases: 1,
-            legacy_steps: 0,
-            ramp_up_first: 0.0,
-            ramp_up_steps: 0,
-        }
+// SAFETY: repr(C), starts with a usize; numbers and raw pointers only.
+sized_struct!(
+    "controller options",
+    lgreco_controller_options {
+        clusters: 6,
+        accordion_eta: Accordion::new(0.0, 0.0).eta,
+        accordion_drop: Accordion::new(0.0, 0.0).drop,
+        warmup: core_defaults().schedule.warmup,
+        period: core_defaults().schedule.period,
+        window: core_defaults().schedule.window,
+        lead: core_defaults().schedule.lead,
+        feedback: LGRECO_FEEDBACK_RESIDUAL,
+        gain: Residual::CLASSIC.gain,
+        reset_every: Residual::CLASSIC.reset_every,
+        loco_storage: LGRECO_STORAGE_INT8,
+        loco_gain: Residual::LOCO.gain,
+        loco_reset_every: Residual::LOCO.reset_every,
+        bucket_bytes: core_defaults().bucket_bytes,
+        metrics_every: core_defaults().metrics_every,
+        legacy_classes: 1,
+        legacy_phases: 1,
     }
-}
+);
 
-// SAFETY: repr(C), starts with a usize; numbers and raw pointers.
-unsafe impl SizedStruct for lgreco_controller_options {
-    const WHAT: &'static str = "controller options";
+const NON_FINITE: [NonFinite; 3] = [NonFinite::Error, NonFinite::Skip, NonFinite::PassThrough];
+const OBJECTIVES: [Objective; 2] = [Objective::Bits, Objective::MeasuredSeconds];
+
+fn core_defaults() -> Config {
+    Config::new(Search::new(Method::Qsgd))
 }
 
 /// Seconds since the first call.
@@ -202,36 +186,22 @@ fn clock() -> f64 {
 
 impl lgreco_controller_options {
     fn feedback(&self) -> Result<Feedback, Failure> {
-        let storage = [storage(self.storage)?, storage(self.loco_storage)?];
         let residual = |gain, reset_every, storage| Some(Residual { gain, reset_every, storage });
-        match self.feedback {
-            LGRECO_FEEDBACK_NONE => Ok(Feedback::NONE),
-            LGRECO_FEEDBACK_RESIDUAL => Ok(Feedback {
-                qsgd: None,
-                loco: residual(self.loco_gain, self.loco_reset_every, storage[1]),
-                others: residual(self.gain, self.reset_every, storage[0]),
-            }),
-            found => Err(Failure::UnknownConstant { what: "feedback of a controller", found }),
-        }
-    }
-
-    fn in_seconds(&self) -> bool {
-        self.objective == LGRECO_OBJECTIVE_MEASURED_SECONDS
-    }
-
-    fn objective(&self) -> Result<Objective, Failure> {
-        match self.objective {
-            LGRECO_OBJECTIVE_BITS => Ok(Objective::Bits),
-            LGRECO_OBJECTIVE_MEASURED_SECONDS => Ok(Objective::MeasuredSeconds),
-            found => Err(Failure::UnknownConstant { what: "objective of a controller", found }),
-        }
+        let feedback = Feedback {
+            qsgd: None,
+            loco: residual(self.loco_gain, self.loco_reset_every, storage(self.loco_storage)?),
+            others: residual(self.gain, self.reset_every, storage(self.storage)?),
+        };
+        one_of("feedback of a controller", self.feedback, [Feedback::NONE, feedback])
     }
 
     fn budget(&self, plan: &lgreco_plan_options) -> Result<Budget, Failure> {
         match plan.limit {
             LGRECO_LIMIT_ERROR => Ok(Budget::Error),
             LGRECO_LIMIT_DEFAULT_SIZE => Ok(Budget::Size),
-            LGRECO_LIMIT_SIZE if self.in_seconds() => Ok(Budget::Seconds(plan.size_limit as f64 / 1e12)),
+            LGRECO_LIMIT_SIZE if self.objective == LGRECO_OBJECTIVE_MEASURED_SECONDS => {
+                Ok(Budget::Seconds(plan.size_limit as f64 / 1e12))
+            }
             LGRECO_LIMIT_SIZE => Ok(Budget::Bits(plan.size_limit)),
             found => Err(Failure::UnknownConstant { what: "limit of a plan", found }),
         }
@@ -289,19 +259,9 @@ impl lgreco_controller_options {
             ramp_up: (self.ramp_up_first != 0.0)
                 .then_some(RampUp { first: self.ramp_up_first, steps: self.ramp_up_steps }),
             feedback: self.feedback()?,
-            objective: self.objective()?,
-            non_finite: match self.non_finite {
-                LGRECO_NON_FINITE_STEP_ERROR => NonFinite::Error,
-                LGRECO_NON_FINITE_STEP_SKIP => NonFinite::Skip,
-                LGRECO_NON_FINITE_STEP_PASS_THROUGH => NonFinite::PassThrough,
-                found => return Err(Failure::UnknownConstant { what: "non_finite", found }),
-            },
-            route: match self.route {
-                LGRECO_ROUTE_ALL_GATHER => Route::AllGather,
-                LGRECO_ROUTE_SCATTER_REDUCE => Route::ScatterReduce,
-                LGRECO_ROUTE_SHARDED => Route::Sharded,
-                found => return Err(Failure::UnknownConstant { what: "route", found }),
-            },
+            objective: one_of("objective of a controller", self.objective, OBJECTIVES)?,
+            non_finite: one_of("non_finite", self.non_finite, NON_FINITE)?,
+            route: one_of("route", self.route, [Route::AllGather, Route::ScatterReduce, Route::Sharded])?,
             bucket_bytes: self.bucket_bytes,
             measuring_rank: self.measuring_rank,
             metrics_every: self.metrics_every,

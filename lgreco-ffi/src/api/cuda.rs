@@ -1,7 +1,7 @@
 use super::context::lgreco_context;
 use crate::cuda::{self, OnDevice};
-use crate::handle::{self, Kind};
-use crate::pointers::place;
+use crate::handle::{self, kind};
+use crate::pointers::write;
 use crate::status::lgreco_status;
 use core::ffi::{c_char, c_void};
 
@@ -12,11 +12,7 @@ pub struct lgreco_cuda {
     _private: [u8; 0],
 }
 
-impl Kind for lgreco_cuda {
-    const WHAT: &'static str = "cuda";
-    const TAG: [u8; 8] = *b"lgcuda\0\0";
-    type State = Box<dyn OnDevice>;
-}
+kind!(lgreco_cuda, "cuda", b"lgcuda\0\0", Box<dyn OnDevice>);
 
 /// Makes a handle for device number `ordinal`, from 0, in its primary context (PyTorch's, and that of the CUDA
 /// runtime), on a stream of its own, which does not wait for the default stream.
@@ -30,8 +26,7 @@ pub unsafe extern "C" fn lgreco_cuda_create(
     ordinal: u32,
     cuda: *mut *mut lgreco_cuda,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe { handle::create::<_, lgreco_cuda>(context, cuda, |_| cuda::open(ordinal)) }
+    create!(context, cuda, |_| cuda::open(ordinal))
 }
 
 /// Makes a handle for a stream, a cudaStream_t or CUstream, and its CUDA context, from any thread; of NULL, the default
@@ -45,8 +40,7 @@ pub unsafe extern "C" fn lgreco_cuda_create_on_stream(
     cuda: *mut *mut lgreco_cuda,
     stream: *mut c_void,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles, pointers and device memory.
-    unsafe { handle::create::<_, lgreco_cuda>(context, cuda, |_| cuda::on_stream(stream)) }
+    create!(context, cuda, |_| cuda::on_stream(stream))
 }
 
 /// Done: waits for the stream, frees the handle with its memory and sets the caller's pointer to NULL; NULL, or a pointer
@@ -68,13 +62,7 @@ pub unsafe extern "C" fn lgreco_cuda_message(cuda: *const lgreco_cuda) -> *const
 /// Tells the bytes of device memory that the handle holds: what calls have worked in so far, and what was reserved.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_held_bytes(cuda: *mut lgreco_cuda, bytes: *mut u64) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(cuda, |cuda| {
-            place(bytes, "bytes")?.write(cuda.held_bytes());
-            Ok(())
-        })
-    }
+    call!(cuda, |cuda| write(bytes, "bytes", || Ok(cuda.held_bytes())))
 }
 
 /// Done: waits for all that is in the stream.
@@ -82,8 +70,7 @@ pub unsafe extern "C" fn lgreco_cuda_held_bytes(cuda: *mut lgreco_cuda, bytes: *
 /// LGRECO_DEVICE also when something enqueued before has failed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_synchronize(cuda: *mut lgreco_cuda) -> lgreco_status {
-    // SAFETY: README.md, handles.
-    unsafe { handle::call(cuda, |cuda| cuda.synchronise()) }
+    call!(cuda, |cuda| cuda.synchronise())
 }
 
 /// Done: whether all that lgreco_cuda_encode_to_device and lgreco_cuda_decode_on_device have enqueued since the last
@@ -95,6 +82,5 @@ pub unsafe extern "C" fn lgreco_cuda_synchronize(cuda: *mut lgreco_cuda) -> lgre
 /// driver fails: then no call is named and nothing is known of any.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_check(cuda: *mut lgreco_cuda) -> lgreco_status {
-    // SAFETY: README.md, handles.
-    unsafe { handle::call(cuda, |cuda| cuda.check()) }
+    call!(cuda, |cuda| cuda.check())
 }

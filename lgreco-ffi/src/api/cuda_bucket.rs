@@ -1,15 +1,17 @@
+use super::context::LGRECO_DEVICE_CUDA;
 use super::cuda::lgreco_cuda;
-use super::gradient::{LGRECO_DTYPE_F32, dtype, lgreco_dtype, lgreco_layer};
+use super::gradient::{dtype, lgreco_dtype, lgreco_layer};
 use super::request::{
     LGRECO_REQUEST_ALL_GATHER, LGRECO_REQUEST_ALL_REDUCE_SUM, LGRECO_REQUEST_ALL_REDUCE_SUM_BF16, lgreco_request,
 };
 use super::setting::lgreco_setting;
+use crate::constants::one_of;
 use crate::cuda::{BucketLayers, Collective, OnDeviceBucket, Outcome};
-use crate::handle::{self, Kind};
+use crate::handle::{self, kind};
 use crate::pointers::{
-    Range, SizedStruct, address, at_least, disjoint, filled, place, read_struct, read_structs, slice, slice_mut,
+    Range, address, at_least, disjoint, fill, read_struct, read_structs, sized_struct, slice, slice_mut, write,
 };
-use crate::status::{Failure, LGRECO_OK, lgreco_status};
+use crate::status::{Failure, lgreco_status};
 use core::ffi::c_void;
 use lgreco_train::CoreError;
 use lgreco_train::gradient::Dtype;
@@ -23,11 +25,7 @@ pub struct lgreco_cuda_bucket {
     _private: [u8; 0],
 }
 
-impl Kind for lgreco_cuda_bucket {
-    const WHAT: &'static str = "cuda bucket";
-    const TAG: [u8; 8] = *b"lgcubckt";
-    type State = Box<dyn OnDeviceBucket>;
-}
+kind!(lgreco_cuda_bucket, "cuda bucket", b"lgcubckt", Box<dyn OnDeviceBucket>);
 
 /// What becomes of means where a rank has failed: LGRECO_ON_FAULT_...
 pub type lgreco_on_fault = u32;
@@ -62,26 +60,8 @@ pub struct lgreco_cuda_bucket_options {
     pub reduce_dtype: lgreco_dtype,
 }
 
-impl Default for lgreco_cuda_bucket_options {
-    fn default() -> Self {
-        lgreco_cuda_bucket_options {
-            struct_size: size_of::<lgreco_cuda_bucket_options>(),
-            seed: 0,
-            indices: core::ptr::null(),
-            world_size: 1,
-            rank: 0,
-            step: 0,
-            gain: 1.0,
-            on_fault: LGRECO_ON_FAULT_ZEROS,
-            reduce_dtype: LGRECO_DTYPE_F32,
-        }
-    }
-}
-
-// SAFETY: repr(C), starts with a usize, numbers and a raw pointer only.
-unsafe impl SizedStruct for lgreco_cuda_bucket_options {
-    const WHAT: &'static str = "cuda bucket options";
-}
+// SAFETY: repr(C), starts with a usize; numbers and a raw pointer only.
+sized_struct!("cuda bucket options", lgreco_cuda_bucket_options { world_size: 1, gain: 1.0 });
 
 /// No rank is at fault.
 pub const LGRECO_NO_RANK: u32 = u32::MAX;
@@ -111,21 +91,6 @@ pub struct lgreco_cuda_outcome {
     pub has_failed: u32,
 }
 
-impl Default for lgreco_cuda_outcome {
-    fn default() -> Self {
-        lgreco_cuda_outcome {
-            struct_size: size_of::<lgreco_cuda_outcome>(),
-            step: 0,
-            failed: 0,
-            rank: LGRECO_NO_RANK,
-            fault: LGRECO_OK,
-            layer: 0,
-            element: 0,
-            has_failed: 0,
-        }
-    }
-}
-
 impl From<Outcome> for lgreco_cuda_outcome {
     fn from(Outcome { step, failed, has_failed, rank, fault, value: (layer, element) }: Outcome) -> Self {
         let (rank, has_failed) = (rank.unwrap_or(LGRECO_NO_RANK), has_failed.into());
@@ -135,17 +100,17 @@ impl From<Outcome> for lgreco_cuda_outcome {
 
 fn to_request(collective: Option<Collective>) -> lgreco_request {
     let Some(Collective { address, sum, len }) = collective else { return lgreco_request::default() };
-    match sum {
-        None => lgreco_request::on_cuda(LGRECO_REQUEST_ALL_GATHER, address, 0, len),
-        Some(Dtype::Bf16) => lgreco_request::on_cuda(LGRECO_REQUEST_ALL_REDUCE_SUM_BF16, address, len, 0),
-        Some(_) => lgreco_request::on_cuda(LGRECO_REQUEST_ALL_REDUCE_SUM, address, len, 0),
-    }
+    let (kind, count, length) = match sum {
+        None => (LGRECO_REQUEST_ALL_GATHER, 0, len),
+        Some(Dtype::Bf16) => (LGRECO_REQUEST_ALL_REDUCE_SUM_BF16, len, 0),
+        Some(_) => (LGRECO_REQUEST_ALL_REDUCE_SUM, len, 0),
+    };
+    let buffer = core::ptr::with_exposed_provenance_mut(address as usize);
+    lgreco_request { kind, memory: LGRECO_DEVICE_CUDA, buffer, count, length, ..Default::default() }
 }
 
-// SAFETY: repr(C), starts with a usize, numbers only.
-unsafe impl SizedStruct for lgreco_cuda_outcome {
-    const WHAT: &'static str = "cuda outcome";
-}
+// SAFETY: repr(C), starts with a usize; numbers only.
+sized_struct!("cuda outcome", lgreco_cuda_outcome { rank: LGRECO_NO_RANK });
 
 /// # Safety
 /// README.md, pointers.
@@ -160,11 +125,7 @@ unsafe fn read(
         let (layers, settings) = (read_structs(layers, layers_len)?, read_structs(settings, layers_len)?);
         (layers, settings, read_struct(options)?)
     };
-    let nan_on_fault = match options.on_fault {
-        LGRECO_ON_FAULT_ZEROS => false,
-        LGRECO_ON_FAULT_NAN => true,
-        found => return Err(Failure::UnknownConstant { what: "on_fault", found }),
-    };
+    let nan_on_fault = one_of("on_fault", options.on_fault, [false, true])?;
     let indices = if options.indices.is_null() {
         (0..layers_len as u32).collect()
     } else {
@@ -203,14 +164,7 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_bytes(
     options: *const lgreco_cuda_bucket_options,
     bytes: *mut u64,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(cuda, |cuda| {
-            let bytes = place(bytes, "bytes")?;
-            bytes.write(cuda.bucket_bytes(&read(layers, settings, layers_len, options)?)?);
-            Ok(())
-        })
-    }
+    call!(cuda, |cuda| { write(bytes, "bytes", || cuda.bucket_bytes(&read(layers, settings, layers_len, options)?)) })
 }
 
 /// Enqueued: makes a bucket of these layers in `memory` on the device, of at least lgreco_cuda_bucket_bytes and aligned to 16, which
@@ -229,14 +183,11 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_create(
     memory_bytes: u64,
     bucket: *mut *mut lgreco_cuda_bucket,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles, pointers and device memory.
-    unsafe {
-        handle::create::<_, lgreco_cuda_bucket>(cuda, bucket, |cuda| {
-            let layers = read(layers, settings, layers_len, options)?;
-            at_least(cuda.bucket_bytes(&layers)?, memory_bytes, "bytes of the bucket's memory")?;
-            cuda.bucket(&layers, address(memory.cast::<u8>(), memory_bytes as usize, "memory")?)
-        })
-    }
+    create!(cuda, bucket, |cuda| {
+        let layers = read(layers, settings, layers_len, options)?;
+        at_least(cuda.bucket_bytes(&layers)?, memory_bytes, "bytes of the bucket's memory")?;
+        cuda.bucket(&layers, address(memory.cast::<u8>(), memory_bytes as usize, "memory")?)
+    })
 }
 
 /// Frees a bucket and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing. Its memory may go when what was
@@ -258,12 +209,9 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_submit(
     bucket: *mut lgreco_cuda_bucket,
     gradients: *mut c_void,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and device memory.
-    unsafe {
-        handle::call(cuda, |cuda| {
-            handle::with(bucket, |bucket| bucket.submit(&mut **cuda, gradients.expose_provenance() as u64))
-        })
-    }
+    call!(cuda, |cuda| {
+        handle::with(bucket, |bucket| bucket.submit(&mut **cuda, gradients.expose_provenance() as u64))
+    })
 }
 
 /// Enqueued: goes on, once the collective asked for before is enqueued, and tells the next one, on the device's memory, to be enqueued
@@ -279,14 +227,7 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_next(
     bucket: *mut lgreco_cuda_bucket,
     request: *mut lgreco_request,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles, pointers and device memory.
-    unsafe {
-        handle::call(cuda, |cuda| {
-            let request = filled(request)?;
-            request.fill(to_request(handle::with(bucket, |bucket| bucket.next(&mut **cuda))?));
-            Ok(())
-        })
-    }
+    call!(cuda, |cuda| { fill(request, || Ok(to_request(handle::with(bucket, |bucket| bucket.next(&mut **cuda))?))) })
 }
 
 /// Done: what has become of the bucket's steps so far. lgreco_cuda_bucket_outcome_place is for those who do not want to wait.
@@ -298,14 +239,7 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_outcome(
     bucket: *mut lgreco_cuda_bucket,
     outcome: *mut lgreco_cuda_outcome,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(cuda, |cuda| {
-            let outcome = filled(outcome)?;
-            outcome.fill(handle::with(bucket, |bucket| bucket.outcome(&mut **cuda))?.into());
-            Ok(())
-        })
-    }
+    call!(cuda, |cuda| fill(outcome, || Ok(handle::with(bucket, |bucket| bucket.outcome(&mut **cuda))?.into())))
 }
 
 /// Tells where in the device's memory is what the bucket knows of its last step, and of how many bytes: the same as long as it lives.
@@ -319,17 +253,14 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_outcome_place(
     address: *mut *const c_void,
     bytes: *mut usize,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(cuda, |_| {
-            disjoint(Range::of(address, 1, "address"), &[Range::of(bytes, 1, "bytes")])?;
-            let (address, bytes) = (place(address, "address")?, place(bytes, "bytes")?);
-            let (start, len) = handle::with(bucket, |bucket| Ok(bucket.outcome_place()))?;
-            address.write(core::ptr::with_exposed_provenance(start as usize));
-            bytes.write(len);
-            Ok(())
+    call!(cuda, |_| {
+        disjoint(Range::of(address, 1, "address"), &[Range::of(bytes, 1, "bytes")])?;
+        let (start, len) = handle::with(bucket, |bucket| Ok(bucket.outcome_place()))?;
+        write(address, "address", || {
+            write(bytes, "bytes", || Ok(len))?;
+            Ok(core::ptr::with_exposed_provenance(start as usize))
         })
-    }
+    })
 }
 
 /// What such a copy, which need not be aligned, says of the bucket's steps up to its own. The device is not asked.
@@ -344,16 +275,11 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_read_outcome(
     copy_bytes: usize,
     outcome: *mut lgreco_cuda_outcome,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(cuda, |_| {
-            let outcome = filled(outcome)?;
-            disjoint(outcome.range(), &[Range::of(copy.cast::<u8>(), copy_bytes, "copy")])?;
-            let copy = slice(copy.cast(), copy_bytes, "copy")?;
-            outcome.fill(handle::with(bucket, |bucket| bucket.outcome_of(copy))?.into());
-            Ok(())
-        })
-    }
+    call!(cuda, |_| {
+        disjoint(Range::of(outcome, 1, "cuda outcome"), &[Range::of(copy.cast::<u8>(), copy_bytes, "copy")])?;
+        let copy = slice(copy.cast(), copy_bytes, "copy")?;
+        fill(outcome, || Ok(handle::with(bucket, |bucket| bucket.outcome_of(copy))?.into()))
+    })
 }
 
 /// Tells where in the device's memory an f32 is that is 1 after a step that failed on some rank, else 0: `found_inf` of loss scalers.
@@ -363,15 +289,10 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_found_inf(
     bucket: *mut lgreco_cuda_bucket,
     found_inf: *mut *mut f32,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(cuda, |_| {
-            let found_inf = place(found_inf, "found_inf")?;
-            let address = handle::with(bucket, |bucket| Ok(bucket.found_inf()))?;
-            found_inf.write(core::ptr::with_exposed_provenance_mut(address as usize));
-            Ok(())
-        })
-    }
+    call!(cuda, |_| {
+        let address = handle::with(bucket, |bucket| Ok(bucket.found_inf()))?;
+        write(found_inf, "found_inf", || Ok(core::ptr::with_exposed_provenance_mut(address as usize)))
+    })
 }
 
 /// Done: copies what is remembered of all layers, one after the other, to host memory, between two steps.
@@ -384,13 +305,10 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_get_residuals(
     values: *mut f32,
     values_len: usize,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(cuda, |cuda| {
-            let values = slice_mut(values, values_len, "values")?;
-            handle::with(bucket, |bucket| bucket.residuals(&mut **cuda, values))
-        })
-    }
+    call!(cuda, |cuda| {
+        let values = slice_mut(values, values_len, "values")?;
+        handle::with(bucket, |bucket| bucket.residuals(&mut **cuda, values))
+    })
 }
 
 /// Done: remembers these values instead, between two steps.
@@ -403,13 +321,10 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_set_residuals(
     values: *const f32,
     values_len: usize,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(cuda, |cuda| {
-            let values = slice(values, values_len, "values")?;
-            handle::with(bucket, |bucket| bucket.set_residuals(&mut **cuda, values))
-        })
-    }
+    call!(cuda, |cuda| {
+        let values = slice(values, values_len, "values")?;
+        handle::with(bucket, |bucket| bucket.set_residuals(&mut **cuda, values))
+    })
 }
 
 /// Done: takes over the residuals of another bucket of the same layers and how many steps it has taken, between two steps: so layers
@@ -422,10 +337,7 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_take_over(
     bucket: *mut lgreco_cuda_bucket,
     from: *mut lgreco_cuda_bucket,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and device memory.
-    unsafe {
-        handle::call(cuda, |cuda| {
-            handle::with(bucket, |bucket| handle::with(from, |from| bucket.take_over(&mut **cuda, &**from)))
-        })
-    }
+    call!(cuda, |cuda| {
+        handle::with(bucket, |bucket| handle::with(from, |from| bucket.take_over(&mut **cuda, &**from)))
+    })
 }

@@ -1,10 +1,9 @@
 use super::cuda::lgreco_cuda;
 use super::gradient::{Tensor, lgreco_layer};
 use super::measure::lgreco_search_options;
-use super::table::{Source, TableState, lgreco_table};
-use crate::cuda::{Call, DeviceTensor, NOWHERE, OnDevice, Row};
-use crate::handle;
-use crate::pointers::{Range, address, at_least, disjoint, place, read_struct_or_default, read_structs, slice};
+use super::table::{TableState, lgreco_table};
+use crate::cuda::{CALLS, DeviceTensor, NOWHERE, OnDevice, Row};
+use crate::pointers::{Range, address, at_least, disjoint, read_struct_or_default, read_structs, slice, write};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_void;
 use lgreco_train::CoreError;
@@ -91,27 +90,26 @@ struct Unit {
     _bytes: [u8; 256],
 }
 
-/// Runs a call on the rows that a search asks for, whose values are not looked at, and on the calls that `calls` names.
+/// Runs a call on the rows that a search asks for, whose values are not looked at, if `calls` is a sum of constants.
 ///
 /// # Safety
-/// README.md, handles and pointers.
+/// README.md, pointers.
 unsafe fn without_values(
-    cuda: *mut lgreco_cuda,
+    cuda: &mut Box<dyn OnDevice>,
     layers: *const lgreco_layer,
     layers_len: usize,
     options: *const lgreco_search_options,
     calls: lgreco_cuda_calls,
-    call: impl FnOnce(&mut Box<dyn OnDevice>, &[Row<'_>], &[Call]) -> Result<(), Failure>,
-) -> lgreco_status {
-    // SAFETY: passed on.
-    unsafe {
-        handle::call(cuda, |cuda| {
-            let calls = named(calls)?;
-            let model = Model::read(layers, layers_len)?;
-            let offer = model.offer(options)?;
-            call(cuda, &model.rows(&offer, |_, _| Ok(NOWHERE))?, &calls)
-        })
+    call: impl FnOnce(&mut Box<dyn OnDevice>, &[Row<'_>]) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    if calls & !CALLS.iter().sum::<u32>() != 0 {
+        return Err(Failure::UnknownConstant { what: "calls", found: calls });
     }
+    // SAFETY: passed on.
+    let model = unsafe { Model::read(layers, layers_len) }?;
+    // SAFETY: passed on.
+    let offer = unsafe { model.offer(options) }?;
+    call(cuda, &model.rows(&offer, |_, _| Ok(NOWHERE))?)
 }
 
 /// Calls on device memory, a sum of LGRECO_CUDA_...
@@ -128,21 +126,6 @@ pub const LGRECO_CUDA_ENCODE_TO_DEVICE: lgreco_cuda_calls = 8;
 /// lgreco_cuda_decode_on_device.
 pub const LGRECO_CUDA_DECODE_ON_DEVICE: lgreco_cuda_calls = 16;
 
-fn named(calls: lgreco_cuda_calls) -> Result<Vec<Call>, Failure> {
-    let known = [
-        (LGRECO_CUDA_MEASURE, Call::Measure),
-        (LGRECO_CUDA_ENCODE, Call::Encode),
-        (LGRECO_CUDA_DECODE, Call::Decode),
-        (LGRECO_CUDA_ENCODE_TO_DEVICE, Call::EncodeToDevice),
-        (LGRECO_CUDA_DECODE_ON_DEVICE, Call::DecodeOnDevice),
-    ];
-    let all = known.iter().fold(0, |all, &(flag, _)| all | flag);
-    if calls & !all != 0 {
-        return Err(Failure::UnknownConstant { what: "calls", found: calls });
-    }
-    Ok(known.into_iter().filter(|&(flag, _)| calls & flag != 0).map(|(_, call)| call).collect())
-}
-
 /// Done: lgreco_table_measure for gradients in the device's memory: enqueues all layers, waits once, and only errors
 /// come back. `values` of layers are device pointers; those of layers that are left out of the table are not looked at.
 /// `options` may be NULL. Allocates, on the device too unless that was reserved.
@@ -157,17 +140,14 @@ pub unsafe extern "C" fn lgreco_cuda_measure(
     options: *const lgreco_search_options,
     table: *mut *mut lgreco_table,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles, pointers and device memory.
-    unsafe {
-        handle::create::<_, lgreco_table>(cuda, table, |cuda| {
-            let model = Model::read(layers, layers_len)?;
-            let offer = model.offer(options)?;
-            let rows = model.rows(&offer, |layer, tensor| layer.address(tensor))?;
-            let mut squared_errors = squared_errors(&rows);
-            cuda.measure(&rows, &mut squared_errors)?;
-            TableState::new(Source::Measured(offer.into_measured(&squared_errors)?), None)
-        })
-    }
+    create!(cuda, table, |cuda| {
+        let model = Model::read(layers, layers_len)?;
+        let offer = model.offer(options)?;
+        let rows = model.rows(&offer, |layer, tensor| layer.address(tensor))?;
+        let mut squared_errors = squared_errors(&rows);
+        cuda.measure(&rows, &mut squared_errors)?;
+        TableState::measured(offer.into_measured(&squared_errors)?)
+    })
 }
 
 /// Tells the bytes of device memory that lgreco_cuda_enqueue_rows takes for such layers, whose `values` are not looked at, under
@@ -183,20 +163,17 @@ pub unsafe extern "C" fn lgreco_cuda_rows_bytes(
     workspace_bytes: *mut u64,
     results_bytes: *mut u64,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(cuda, |cuda| {
-            let other = Range::of(results_bytes, 1, "results_bytes");
-            disjoint(Range::of(workspace_bytes, 1, "workspace_bytes"), &[other])?;
-            let places = (place(workspace_bytes, "workspace_bytes")?, place(results_bytes, "results_bytes")?);
-            let model = Model::read(layers, layers_len)?;
-            let offer = model.offer(options)?;
-            let bytes = cuda.rows_bytes(&some(model.rows(&offer, |_, _| Ok(NOWHERE))?)?)?;
-            places.0.write(bytes.workspace);
-            places.1.write(bytes.results);
-            Ok(())
+    call!(cuda, |cuda| {
+        let other = Range::of(results_bytes, 1, "results_bytes");
+        disjoint(Range::of(workspace_bytes, 1, "workspace_bytes"), &[other])?;
+        let model = Model::read(layers, layers_len)?;
+        let offer = model.offer(options)?;
+        let (workspace, results) = cuda.rows_bytes(&some(model.rows(&offer, |_, _| Ok(NOWHERE))?)?)?;
+        write(workspace_bytes, "workspace_bytes", || {
+            write(results_bytes, "results_bytes", || Ok(results))?;
+            Ok(workspace)
         })
-    }
+    })
 }
 
 /// Enqueued: what lgreco_cuda_measure does before it waits, in `workspace` and `results` on the device, aligned to 256 and to 8, of at
@@ -217,26 +194,23 @@ pub unsafe extern "C" fn lgreco_cuda_enqueue_rows(
     results: *mut c_void,
     results_bytes: u64,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles, pointers and device memory.
-    unsafe {
-        handle::call(cuda, |cuda| {
-            let model = Model::read(layers, layers_len)?;
-            let offer = model.offer(options)?;
-            let rows = model.rows_on_device(&offer)?;
-            let needed = cuda.rows_bytes(&rows)?;
-            at_least(needed.workspace, workspace_bytes, "bytes of the rows' workspace")?;
-            at_least(needed.results, results_bytes, "bytes of the rows' results")?;
-            let units = (needed.workspace as usize).div_ceil(size_of::<Unit>());
-            let workspace_address = address(workspace.cast::<Unit>(), units, "workspace")?;
-            let results_address = address(results.cast::<u64>(), needed.results as usize / 8, "results")?;
-            let workspace = Range::of(workspace.cast::<u8>(), needed.workspace as usize, "workspace");
-            let results = Range::of(results.cast::<u8>(), needed.results as usize, "results");
-            disjoint(workspace, &[results])?;
-            model.check_apart(&offer, workspace)?;
-            model.check_apart(&offer, results)?;
-            cuda.enqueue_rows(&rows, workspace_address, results_address)
-        })
-    }
+    call!(cuda, |cuda| {
+        let model = Model::read(layers, layers_len)?;
+        let offer = model.offer(options)?;
+        let rows = model.rows_on_device(&offer)?;
+        let needed = cuda.rows_bytes(&rows)?;
+        at_least(needed.0, workspace_bytes, "bytes of the rows' workspace")?;
+        at_least(needed.1, results_bytes, "bytes of the rows' results")?;
+        let units = (needed.0 as usize).div_ceil(size_of::<Unit>());
+        let workspace_address = address(workspace.cast::<Unit>(), units, "workspace")?;
+        let results_address = address(results.cast::<u64>(), needed.1 as usize / 8, "results")?;
+        let workspace = Range::of(workspace.cast::<u8>(), needed.0 as usize, "workspace");
+        let results = Range::of(results.cast::<u8>(), needed.1 as usize, "results");
+        disjoint(workspace, &[results])?;
+        model.check_apart(&offer, workspace)?;
+        model.check_apart(&offer, results)?;
+        cuda.enqueue_rows(&rows, workspace_address, results_address)
+    })
 }
 
 /// Makes the table of lgreco_cuda_measure out of a copy of what lgreco_cuda_enqueue_rows has left in `results`, for the same layers and
@@ -256,17 +230,14 @@ pub unsafe extern "C" fn lgreco_cuda_read_rows(
     copy_bytes: usize,
     table: *mut *mut lgreco_table,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles, pointers and device memory.
-    unsafe {
-        handle::create::<_, lgreco_table>(cuda, table, |cuda| {
-            let model = Model::read(layers, layers_len)?;
-            let offer = model.offer(options)?;
-            let rows = model.rows_on_device(&offer)?;
-            let mut squared_errors = squared_errors(&rows);
-            cuda.read_rows(&rows, slice(copy.cast(), copy_bytes, "copy")?, &mut squared_errors)?;
-            TableState::new(Source::Measured(offer.into_measured(&squared_errors)?), None)
-        })
-    }
+    create!(cuda, table, |cuda| {
+        let model = Model::read(layers, layers_len)?;
+        let offer = model.offer(options)?;
+        let rows = model.rows_on_device(&offer)?;
+        let mut squared_errors = squared_errors(&rows);
+        cuda.read_rows(&rows, slice(copy.cast(), copy_bytes, "copy")?, &mut squared_errors)?;
+        TableState::measured(offer.into_measured(&squared_errors)?)
+    })
 }
 
 /// Tells the bytes of device memory that `calls` work in on such layers, whose `values` are not looked at, under any
@@ -283,13 +254,11 @@ pub unsafe extern "C" fn lgreco_cuda_workspace_bytes(
     calls: lgreco_cuda_calls,
     bytes: *mut u64,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        without_values(cuda, layers, layers_len, options, calls, |cuda, rows, calls| {
-            place(bytes, "bytes")?.write(cuda.workspace_bytes(rows, calls)?);
-            Ok(())
+    call!(cuda, |cuda| {
+        without_values(cuda, layers, layers_len, options, calls, |cuda, rows| {
+            write(bytes, "bytes", || cuda.workspace_bytes(rows, calls))
         })
-    }
+    })
 }
 
 /// Done: allocates that memory, and compiles and loads the kernels, so that later `calls` for such layers, under any
@@ -304,6 +273,5 @@ pub unsafe extern "C" fn lgreco_cuda_reserve(
     options: *const lgreco_search_options,
     calls: lgreco_cuda_calls,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe { without_values(cuda, layers, layers_len, options, calls, |cuda, rows, calls| cuda.reserve(rows, calls)) }
+    call!(cuda, |cuda| without_values(cuda, layers, layers_len, options, calls, |cuda, rows| cuda.reserve(rows, calls)))
 }

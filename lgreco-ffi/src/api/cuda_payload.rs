@@ -1,9 +1,8 @@
 use super::cuda::lgreco_cuda;
 use super::gradient::{Tensor, lgreco_layer};
 use super::setting::lgreco_setting;
-use crate::cuda::{DeviceTensor, OnDevice};
-use crate::handle;
-use crate::pointers::{Range, address, all_disjoint, disjoint, place, read_struct, slice, slice_mut};
+use crate::cuda::{DeviceTensor, Encoding};
+use crate::pointers::{Range, address, all_disjoint, at_least, disjoint, read_struct, slice, slice_mut, write};
 use crate::status::{Failure, lgreco_status};
 use lgreco_train::CoreError;
 use lgreco_train::compress::wire::Payload;
@@ -25,61 +24,33 @@ pub struct lgreco_rng_stream {
 }
 
 /// What is encoded: a layer under a setting, with its random words.
-struct Encoding<'a> {
-    layer: lgreco_layer,
+struct Encoded<'a> {
     tensor: Tensor<'a>,
-    setting: Setting,
-    stream: Stream,
+    /// Where the gradient lies.
+    range: Range,
+    encoding: Encoding,
 }
 
-impl<'a> Encoding<'a> {
+impl<'a> Encoded<'a> {
     /// # Safety
     /// README.md, pointers; `'a` is within the call.
     unsafe fn read(
         layer: *const lgreco_layer,
         setting: *const lgreco_setting,
         rng: *const lgreco_rng_stream,
-    ) -> Result<Encoding<'a>, Failure> {
+    ) -> Result<Encoded<'a>, Failure> {
         // SAFETY: passed on.
         let (layer, tensor, setting, rng) = unsafe {
             let layer = read_struct(layer)?;
             (layer, layer.tensor()?, read_struct(setting)?.to_core()?, slice(rng, 1, "rng")?[0])
         };
         let lgreco_rng_stream { seed, step, layer: index, rank } = rng;
-        Ok(Encoding { layer, tensor, setting, stream: Stream { seed, step, layer: index, rank } })
+        let (Tensor { name, dtype, shape, .. }, range) = (tensor, layer.range(tensor));
+        let address = layer.address(tensor).map_err(|failure| failure.of_layer(name))?;
+        let gradient = DeviceTensor { address, dtype, shape };
+        let stream = Stream { seed, step, layer: index, rank };
+        Ok(Encoded { tensor, range, encoding: Encoding { gradient, setting, stream } })
     }
-
-    /// Runs `call` on the gradient where it lies; failures name the layer.
-    fn run(&self, call: impl FnOnce(DeviceTensor) -> Result<usize, Failure>) -> Result<usize, Failure> {
-        let Tensor { name, dtype, shape, .. } = self.tensor;
-        let address = self.layer.address(self.tensor);
-        address
-            .and_then(|address| call(DeviceTensor { address, dtype, shape }))
-            .map_err(|failure| failure.of_layer(name))
-    }
-
-    /// Runs a call that writes a payload to host memory.
-    ///
-    /// # Safety
-    /// README.md, pointers.
-    unsafe fn to_host(
-        &self,
-        (payload, capacity, length): (*mut u8, usize, *mut usize),
-        call: impl FnOnce(DeviceTensor, &mut [u8]) -> Result<usize, Failure>,
-    ) -> Result<(), Failure> {
-        let mut ranges =
-            [self.layer.range(self.tensor), Range::of(payload, capacity, "payload"), Range::of(length, 1, "length")];
-        all_disjoint(&mut ranges)?;
-        // SAFETY: passed on.
-        let (length, payload) = unsafe { (place(length, "length")?, slice_mut(payload, capacity, "payload")?) };
-        length.write(self.run(|gradient| call(gradient, payload))?);
-        Ok(())
-    }
-}
-
-/// The address of `bytes` bytes in the device's memory, which is a multiple of 4.
-fn bytes_address(pointer: *const u8, bytes: usize, what: &'static str) -> Result<u64, Failure> {
-    address(pointer.cast::<u32>(), bytes.div_ceil(4), what)
 }
 
 /// Tells the bytes of the payload of a layer under a setting, whatever the values, which are not looked at.
@@ -92,16 +63,10 @@ pub unsafe extern "C" fn lgreco_cuda_payload_len(
     setting: *const lgreco_setting,
     bytes: *mut usize,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(cuda, |_| {
-            let (tensor, setting) = (read_struct(layer)?.tensor()?, read_struct(setting)?.to_core()?);
-            let bytes = place(bytes, "bytes")?;
-            let len = setting.payload_len(tensor.shape, tensor.dtype);
-            bytes.write(len.map_err(|error| Failure::from(error).of_layer(tensor.name))?);
-            Ok(())
-        })
-    }
+    call!(cuda, |_| {
+        let (tensor, setting) = (read_struct(layer)?.tensor()?, read_struct(setting)?.to_core()?);
+        write(bytes, "bytes", || payload_len(&setting, tensor).map_err(|failure| failure.of_layer(tensor.name)))
+    })
 }
 
 /// Done: compresses a gradient in the device's memory, `values` of `layer`, into a payload in host memory, of `length`
@@ -120,15 +85,14 @@ pub unsafe extern "C" fn lgreco_cuda_encode(
     capacity: usize,
     length: *mut usize,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles, pointers and device memory.
-    unsafe {
-        handle::call(cuda, |cuda| {
-            let encoding = Encoding::read(layer, setting, rng)?;
-            encoding.to_host((payload, capacity, length), |gradient, payload| {
-                cuda.encode(&encoding.setting, gradient, encoding.stream, payload)
-            })
+    call!(cuda, |cuda| {
+        let Encoded { tensor, range, encoding } = Encoded::read(layer, setting, rng)?;
+        all_disjoint(&mut [range, Range::of(payload, capacity, "payload"), Range::of(length, 1, "length")])?;
+        write(length, "length", || {
+            let written = cuda.encode(&encoding, slice_mut(payload, capacity, "payload")?);
+            written.map_err(|failure| failure.of_layer(tensor.name))
         })
-    }
+    })
 }
 
 /// Enqueued for QSGD, done for other methods: decodes any payload in host memory into `values` in the device's memory,
@@ -144,16 +108,12 @@ pub unsafe extern "C" fn lgreco_cuda_decode(
     values: *mut f32,
     values_len: usize,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles, pointers and device memory.
-    unsafe {
-        handle::call(cuda, |cuda| {
-            disjoint(Range::of(values, values_len, "values"), &[Range::of(payload, length, "payload")])?;
-            let (payload, values) = (slice(payload, length, "payload")?, address(values, values_len, "values")?);
-            let expected = Payload::parse(payload)?.header.shape.elements();
-            expect("values", expected, values_len)?;
-            cuda.decode(payload, values)
-        })
-    }
+    call!(cuda, |cuda| {
+        disjoint(Range::of(values, values_len, "values"), &[Range::of(payload, length, "payload")])?;
+        let (payload, values) = (slice(payload, length, "payload")?, address(values, values_len, "values")?);
+        expect(Payload::parse(payload)?.header.shape.elements(), values_len)?;
+        cuda.decode(payload, values)
+    })
 }
 
 /// Enqueued: compresses a gradient as lgreco_cuda_encode, but into `payload` in the device's memory, 4-byte aligned, from
@@ -171,24 +131,16 @@ pub unsafe extern "C" fn lgreco_cuda_encode_to_device(
     capacity: usize,
     length: *mut usize,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles, pointers and device memory.
-    unsafe {
-        handle::call(cuda, |cuda| {
-            let encoding = Encoding::read(layer, setting, rng)?;
-            let tensor = encoding.tensor;
-            disjoint(Range::of(payload, capacity, "payload"), &[encoding.layer.range(tensor)])?;
-            let (length, payload) = (place(length, "length")?, bytes_address(payload, capacity, "payload")?);
-            let written = encoding.run(|gradient| {
-                let needed = encoding.setting.payload_len(tensor.shape, tensor.dtype)?;
-                if capacity < needed {
-                    return Err(CoreError::Length { what: "payload bytes", expected: needed, found: capacity }.into());
-                }
-                cuda.encode_to_device(&encoding.setting, gradient, encoding.stream, payload)
-            });
-            length.write(written?);
-            Ok(())
+    call!(cuda, |cuda| {
+        let Encoded { tensor, range, encoding } = Encoded::read(layer, setting, rng)?;
+        disjoint(Range::of(payload, capacity, "payload"), &[range])?;
+        let payload = address(payload.cast::<u32>(), capacity.div_ceil(4), "payload")?;
+        write(length, "length", || {
+            let encoded = expect_payload(&encoding.setting, tensor, capacity)
+                .and_then(|()| cuda.encode_to_device(&encoding, payload));
+            encoded.map_err(|failure| failure.of_layer(tensor.name))
         })
-    }
+    })
 }
 
 /// Enqueued: decodes a payload in the device's memory into `values` there; one that is not 4-byte aligned is copied to the
@@ -208,40 +160,26 @@ pub unsafe extern "C" fn lgreco_cuda_decode_on_device(
     values: *mut f32,
     values_len: usize,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles, pointers and device memory.
-    unsafe {
-        handle::call(cuda, |cuda| {
-            let (tensor, setting) = (read_struct(layer)?.tensor()?, read_struct(setting)?.to_core()?);
-            disjoint(Range::of(values, values_len, "values"), &[Range::of(payload, length, "payload")])?;
-            let (from, to) = (address(payload, length, "payload")?, address(values, values_len, "values")?);
-            expect_of("values", tensor, tensor.shape.elements(), values_len)?;
-            let decoded = decode_on_device(cuda, &setting, tensor, (from, length), to);
-            decoded.map_err(|failure| failure.of_layer(tensor.name))
-        })
-    }
+    call!(cuda, |cuda| {
+        let (tensor, setting) = (read_struct(layer)?.tensor()?, read_struct(setting)?.to_core()?);
+        disjoint(Range::of(values, values_len, "values"), &[Range::of(payload, length, "payload")])?;
+        let (from, to) = (address(payload, length, "payload")?, address(values, values_len, "values")?);
+        let decoded = expect(tensor.shape.elements(), values_len)
+            .and_then(|()| expect_payload(&setting, tensor, length))
+            .and_then(|()| cuda.decode_on_device(&setting, tensor.shape, from, to));
+        decoded.map_err(|failure| failure.of_layer(tensor.name))
+    })
 }
 
-/// # Safety
-/// README.md, device memory.
-unsafe fn decode_on_device(
-    cuda: &mut Box<dyn OnDevice>,
-    setting: &Setting,
-    tensor: Tensor<'_>,
-    (payload, length): (u64, usize),
-    values: u64,
-) -> Result<(), Failure> {
-    let needed = setting.payload_len(tensor.shape, tensor.dtype)?;
-    if length < needed {
-        return Err(CoreError::Length { what: "payload bytes", expected: needed, found: length }.into());
-    }
-    // SAFETY: passed on.
-    unsafe { cuda.decode_on_device(setting, tensor.shape, payload, values) }
+fn payload_len(setting: &Setting, tensor: Tensor<'_>) -> Result<usize, Failure> {
+    Ok(setting.payload_len(tensor.shape, tensor.dtype)?)
 }
 
-fn expect(what: &'static str, expected: usize, found: usize) -> Result<(), Failure> {
-    if expected == found { Ok(()) } else { Err(CoreError::Length { what, expected, found }.into()) }
+/// `Err` unless there is room for the layer's payload.
+fn expect_payload(setting: &Setting, tensor: Tensor<'_>, found: usize) -> Result<(), Failure> {
+    at_least(payload_len(setting, tensor)? as u64, found as u64, "payload bytes")
 }
 
-fn expect_of(what: &'static str, tensor: Tensor<'_>, expected: usize, found: usize) -> Result<(), Failure> {
-    expect(what, expected, found).map_err(|failure| failure.of_layer(tensor.name))
+fn expect(expected: usize, found: usize) -> Result<(), Failure> {
+    if expected == found { Ok(()) } else { Err(CoreError::Length { what: "values", expected, found }.into()) }
 }

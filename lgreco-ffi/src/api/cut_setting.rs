@@ -1,10 +1,13 @@
-use super::compressor_options::*;
-use super::gradient::{LGRECO_DTYPE_F32, dtype, lgreco_dtype};
+use super::compressor::*;
+use super::context::lgreco_context;
+use super::gradient::{dtype, lgreco_dtype};
 use super::setting::bits;
-use crate::pointers::{SizedStruct, read_struct};
-use crate::status::Failure;
+use crate::pointers::{fill, read_struct, sized_struct, slice, slice_mut, write};
+use crate::status::{Failure, lgreco_status};
+use core::ffi::{CStr, c_char};
+use lgreco_train::CoreError;
 use lgreco_train::feedback::Residual;
-use lgreco_train::pipeline::{Codec, CutSetting, Link, LinkMemory, RowStorage, Scope, Tile};
+use lgreco_train::pipeline::{Codec, Compatibility, CutSetting, Link, LinkMemory, RowStorage, Scope, Tile};
 
 /// How one direction of a cut is compressed: LGRECO_CODEC_...
 pub type lgreco_codec = u32;
@@ -81,38 +84,30 @@ pub struct lgreco_link {
     pub row_bits: u32,
 }
 
-impl Default for lgreco_link {
-    fn default() -> Self {
-        lgreco_link {
-            struct_size: size_of::<lgreco_link>(),
-            codec: LGRECO_CODEC_MIN_MAX,
-            bits: 4,
-            tile: 128,
-            channels: 0,
-            scale: LGRECO_DTYPE_F32,
-            keep: 1,
-            values: LGRECO_DTYPE_F32,
-            memory: LGRECO_LINK_MEMORY_NONE,
-            gain: Residual::CLASSIC.gain,
-            reset_every: Residual::CLASSIC.reset_every,
-            storage: LGRECO_STORAGE_F32,
-            capacity: 1024,
-            rows: LGRECO_ROWS_BF16,
-            row_bits: 8,
-        }
+// SAFETY: repr(C), starts with a usize; numbers only.
+sized_struct!(
+    "link",
+    lgreco_link {
+        codec: LGRECO_CODEC_MIN_MAX,
+        bits: 4,
+        tile: 128,
+        keep: 1,
+        gain: Residual::CLASSIC.gain,
+        reset_every: Residual::CLASSIC.reset_every,
+        capacity: 1024,
+        rows: LGRECO_ROWS_BF16,
+        row_bits: 8,
     }
-}
-
-// SAFETY: repr(C), starts with a usize, numbers only.
-unsafe impl SizedStruct for lgreco_link {
-    const WHAT: &'static str = "link";
-}
+);
 
 impl lgreco_link {
     fn to_core(self) -> Result<Link, Failure> {
         let residual = || {
-            let storage = storage(self.storage)?;
-            Ok::<_, Failure>(Residual { gain: self.gain, reset_every: self.reset_every, storage })
+            Ok::<_, Failure>(Residual {
+                gain: self.gain,
+                reset_every: self.reset_every,
+                storage: storage(self.storage)?,
+            })
         };
         let codec = match self.codec {
             LGRECO_CODEC_DENSE => Codec::Dense { values: dtype(self.values)? },
@@ -153,18 +148,12 @@ impl lgreco_link {
         match link.codec {
             Codec::Dense { values } => (to.codec, to.values) = (LGRECO_CODEC_DENSE, values as lgreco_dtype),
             Codec::MinMax { bits, tile } => {
-                let tile = match tile {
-                    Tile::Batch => 0,
-                    Tile::Elements(tile) => tile,
-                };
-                (to.codec, to.bits, to.tile) = (LGRECO_CODEC_MIN_MAX, bits.into(), tile);
+                (to.codec, to.bits) = (LGRECO_CODEC_MIN_MAX, bits.into());
+                to.tile = if let Tile::Elements(tile) = tile { tile } else { 0 };
             }
             Codec::Symmetric { bits, scope, scale } => {
-                to.channels = match scope {
-                    Scope::Sample => 0,
-                    Scope::Channel { channels } => channels,
-                };
                 (to.codec, to.bits, to.scale) = (LGRECO_CODEC_SYMMETRIC, bits.into(), scale as lgreco_dtype);
+                to.channels = if let Scope::Channel { channels } = scope { channels } else { 0 };
             }
             Codec::TopK { keep, values } => {
                 (to.codec, to.keep, to.values) = (LGRECO_CODEC_TOPK, keep, values as lgreco_dtype);
@@ -180,23 +169,19 @@ impl lgreco_link {
             LinkMemory::Ef21 => LGRECO_LINK_MEMORY_EF21,
             LinkMemory::Samples { .. } => LGRECO_LINK_MEMORY_SAMPLES,
         };
-        match link.memory {
-            LinkMemory::Residual(residual) | LinkMemory::Mixed(residual) => {
-                (to.gain, to.reset_every) = (residual.gain, residual.reset_every);
-                to.storage = residual.storage as lgreco_storage;
-            }
-            LinkMemory::Samples { capacity, storage } => {
-                to.capacity = capacity;
-                to.rows = match storage {
-                    RowStorage::F32 => LGRECO_ROWS_F32,
-                    RowStorage::Bf16 => LGRECO_ROWS_BF16,
-                    RowStorage::Quantised { bits } => {
-                        to.row_bits = bits.into();
-                        LGRECO_ROWS_QUANTISED
-                    }
-                };
-            }
-            LinkMemory::None | LinkMemory::Ef21 => {}
+        if let LinkMemory::Residual(residual) | LinkMemory::Mixed(residual) = link.memory {
+            (to.gain, to.reset_every) = (residual.gain, residual.reset_every);
+            to.storage = residual.storage as lgreco_storage;
+        }
+        if let LinkMemory::Samples { capacity, storage } = link.memory {
+            (to.capacity, to.rows) = match storage {
+                RowStorage::F32 => (capacity, LGRECO_ROWS_F32),
+                RowStorage::Bf16 => (capacity, LGRECO_ROWS_BF16),
+                RowStorage::Quantised { bits } => {
+                    to.row_bits = bits.into();
+                    (capacity, LGRECO_ROWS_QUANTISED)
+                }
+            };
         }
         to
     }
@@ -223,24 +208,8 @@ pub struct lgreco_cut_setting {
     pub in_flight: u32,
 }
 
-impl Default for lgreco_cut_setting {
-    fn default() -> Self {
-        lgreco_cut_setting {
-            struct_size: size_of::<lgreco_cut_setting>(),
-            forward: core::ptr::null(),
-            backward: core::ptr::null(),
-            cut: 0,
-            batch: 0,
-            features: 0,
-            in_flight: CutSetting::new(0, 1, 1).in_flight,
-        }
-    }
-}
-
-// SAFETY: repr(C), starts with a usize, numbers and raw pointers only.
-unsafe impl SizedStruct for lgreco_cut_setting {
-    const WHAT: &'static str = "cut setting";
-}
+// SAFETY: repr(C), starts with a usize; numbers and raw pointers only.
+sized_struct!("cut setting", lgreco_cut_setting { in_flight: CutSetting::new(0, 1, 1).in_flight });
 
 impl lgreco_cut_setting {
     /// # Safety
@@ -256,4 +225,109 @@ impl lgreco_cut_setting {
         }
         Ok(setting)
     }
+}
+
+/// Bytes of a saved cut setting.
+pub const LGRECO_CUT_SETTING_BYTES: usize = 76;
+
+const _: () = assert!(LGRECO_CUT_SETTING_BYTES == CutSetting::BYTES);
+
+/// Whether a model trained with one setting of a cut may be run with another: LGRECO_COMPATIBILITY_...
+pub type lgreco_compatibility = u32;
+
+/// The settings are the same.
+pub const LGRECO_COMPATIBILITY_SAME: lgreco_compatibility = 0;
+/// Evaluation gives the same numbers, training goes on differently.
+pub const LGRECO_COMPATIBILITY_TRAINS_DIFFERENTLY: lgreco_compatibility = 1;
+/// Evaluation is of another model than was trained.
+pub const LGRECO_COMPATIBILITY_EVALUATES_DIFFERENTLY: lgreco_compatibility = 2;
+
+/// Writes a setting to bytes[0 .. LGRECO_CUT_SETTING_BYTES], read_struct and the same on every machine. Compression at a cut
+/// becomes part of the model: save this with it.
+///
+/// LGRECO_LENGTH when `capacity` is less; codes of lgreco_cut_create for what makes no sense in the setting.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cut_setting_to_bytes(
+    context: *mut lgreco_context,
+    setting: *const lgreco_cut_setting,
+    bytes: *mut u8,
+    capacity: usize,
+) -> lgreco_status {
+    call!(context, |_| {
+        let setting = read_struct(setting)?.to_core()?;
+        setting.check()?;
+        let to = slice_mut(bytes, capacity, "bytes")?.first_chunk_mut();
+        let expected = LGRECO_CUT_SETTING_BYTES;
+        *to.ok_or(CoreError::Length { what: "bytes", expected, found: capacity })? = setting.to_bytes();
+        Ok(())
+    })
+}
+
+/// Fills `setting`, and `forward` and `backward`, to which the setting then points, with what lgreco_cut_setting_to_bytes
+/// wrote. Any bytes may be given.
+///
+/// LGRECO_CHECKSUM for a setting that is damaged; LGRECO_LENGTH, LGRECO_SAVED_STATE for bytes that are no setting; codes of
+/// lgreco_cut_create.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cut_setting_from_bytes(
+    context: *mut lgreco_context,
+    bytes: *const u8,
+    length: usize,
+    setting: *mut lgreco_cut_setting,
+    forward: *mut lgreco_link,
+    backward: *mut lgreco_link,
+) -> lgreco_status {
+    call!(context, |_| {
+        let saved = CutSetting::from_bytes(slice(bytes, length, "bytes")?)?;
+        fill(setting, || {
+            fill(forward, || {
+                fill(backward, || Ok(lgreco_link::from_core(saved.backward)))?;
+                Ok(lgreco_link::from_core(saved.forward))
+            })?;
+            let CutSetting { cut, batch, features, in_flight, .. } = saved;
+            Ok(lgreco_cut_setting { forward, backward, cut, batch, features, in_flight, ..Default::default() })
+        })
+    })
+}
+
+/// Tells what running with `setting` means for a model trained with `trained`, and in `what`, unless it is NULL, the first
+/// field that differs: static text, such as "forward codec"; "" when none does.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cut_setting_compare(
+    context: *mut lgreco_context,
+    setting: *const lgreco_cut_setting,
+    trained: *const lgreco_cut_setting,
+    compatibility: *mut lgreco_compatibility,
+    what: *mut *const c_char,
+) -> lgreco_status {
+    call!(context, |_| {
+        let (code, field) = match read_struct(setting)?.to_core()?.compare(&read_struct(trained)?.to_core()?) {
+            Compatibility::Same => (LGRECO_COMPATIBILITY_SAME, ""),
+            Compatibility::TrainsDifferently { what } => (LGRECO_COMPATIBILITY_TRAINS_DIFFERENTLY, what),
+            Compatibility::EvaluatesDifferently { what } => (LGRECO_COMPATIBILITY_EVALUATES_DIFFERENTLY, what),
+        };
+        write(compatibility, "compatibility", || {
+            if !what.is_null() {
+                write(what, "what", || Ok(static_text(field)?.as_ptr()))?;
+            }
+            Ok(code)
+        })
+    })
+}
+
+/// The core's names of fields, as C wants them.
+fn static_text(field: &str) -> Result<&'static CStr, Failure> {
+    let fields = [
+        c"",
+        c"cut",
+        c"features",
+        c"forward codec",
+        c"forward memory",
+        c"backward codec",
+        c"backward memory",
+        c"batch",
+        c"micro-batches in flight",
+    ];
+    let found = fields.into_iter().find(|name| name.to_bytes() == field.as_bytes());
+    found.ok_or(Failure::Text { what: "name of a field", why: "is none that the C API knows" })
 }

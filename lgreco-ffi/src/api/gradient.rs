@@ -1,6 +1,8 @@
-use crate::pointers::{Range, SizedStruct, address, slice, slice_mut, text};
+use crate::constants::one_of;
+use crate::pointers::{Range, address, all_disjoint, sized_struct, slice, slice_mut, text};
 use crate::status::Failure;
 use core::ffi::{c_char, c_void};
+use lgreco_train::CoreError;
 use lgreco_train::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
 
 /// An element type: LGRECO_DTYPE_...
@@ -31,23 +33,8 @@ pub struct lgreco_layer {
     pub dtype: lgreco_dtype,
 }
 
-impl Default for lgreco_layer {
-    fn default() -> Self {
-        lgreco_layer {
-            struct_size: size_of::<lgreco_layer>(),
-            name: core::ptr::null(),
-            dims: core::ptr::null(),
-            dims_len: 0,
-            values: core::ptr::null(),
-            dtype: LGRECO_DTYPE_F32,
-        }
-    }
-}
-
-// SAFETY: repr(C), starts with a usize, integers and raw pointers only.
-unsafe impl SizedStruct for lgreco_layer {
-    const WHAT: &'static str = "layer";
-}
+// SAFETY: repr(C), starts with a usize; integers and raw pointers only.
+sized_struct!("layer", lgreco_layer {});
 
 /// What a layer says about itself, its gradient apart.
 #[derive(Clone, Copy)]
@@ -101,12 +88,7 @@ impl lgreco_layer {
 }
 
 pub(crate) fn dtype(code: lgreco_dtype) -> Result<Dtype, Failure> {
-    match code {
-        LGRECO_DTYPE_F32 => Ok(Dtype::F32),
-        LGRECO_DTYPE_F16 => Ok(Dtype::F16),
-        LGRECO_DTYPE_BF16 => Ok(Dtype::Bf16),
-        found => Err(Failure::UnknownConstant { what: "dtype", found }),
-    }
+    one_of("dtype", code, [Dtype::F32, Dtype::F16, Dtype::Bf16])
 }
 
 /// Where a gradient lies.
@@ -145,5 +127,71 @@ pub(crate) unsafe fn values_mut<'a>(
             Dtype::F16 => ValuesMut::F16(slice_mut(pointer.cast(), elements, "gradient")?),
             Dtype::Bf16 => ValuesMut::Bf16(slice_mut(pointer.cast(), elements, "gradient")?),
         })
+    }
+}
+
+/// A layer's gradient: the layer's index in the model, its type and shape.
+pub(super) struct GradientLayer {
+    pub(super) index: usize,
+    pub(super) dtype: Dtype,
+    pub(super) shape: Shape,
+}
+
+impl GradientLayer {
+    pub(super) fn of(index: usize, tensor: &lgreco_train::controller::Tensor) -> GradientLayer {
+        GradientLayer { index, dtype: tensor.dtype(), shape: tensor.shape() }
+    }
+}
+
+/// The caller's gradients, one per layer, which are references during a call alone.
+pub(super) struct Gradients {
+    layers: Vec<GradientLayer>,
+    /// Empty between calls; kept so that calls do not allocate.
+    values: Vec<ValuesMut<'static>>,
+    ranges: Vec<Range>,
+}
+
+impl Gradients {
+    pub(super) fn new(layers: Vec<GradientLayer>) -> Gradients {
+        Gradients { values: Vec::with_capacity(layers.len()), ranges: Vec::with_capacity(layers.len()), layers }
+    }
+
+    /// The caller's pointers, one per layer.
+    ///
+    /// # Safety
+    /// README.md, pointers.
+    pub(super) unsafe fn pointers<'a>(
+        &self,
+        pointers: *const *mut c_void,
+        len: usize,
+    ) -> Result<&'a [*mut c_void], Failure> {
+        let expected = self.layers.len();
+        if len != expected {
+            return Err(CoreError::Length { what: "gradients, one per layer", expected, found: len }.into());
+        }
+        // SAFETY: passed on.
+        unsafe { slice(pointers, len, "gradients") }
+    }
+
+    /// Runs a call on the gradients at `pointers`, which are one per layer or none.
+    ///
+    /// # Safety
+    /// Pointers are null, misaligned, or to as many values as the layers have, which nothing else uses during the call.
+    pub(super) unsafe fn with<T>(
+        &mut self,
+        pointers: &[*mut c_void],
+        call: impl FnOnce(&mut [ValuesMut<'static>]) -> T,
+    ) -> Result<T, Failure> {
+        self.values.clear();
+        self.ranges.clear();
+        for (&pointer, layer) in pointers.iter().zip(&self.layers) {
+            // SAFETY: passed on; cleared before the call ends, or else before it is used again.
+            self.values.push(unsafe { values_mut(pointer, layer.dtype, layer.shape.elements()) }?);
+            self.ranges.push(values_range(pointer, layer.dtype, layer.shape).of_layer(layer.index));
+        }
+        all_disjoint(&mut self.ranges)?;
+        let done = call(&mut self.values);
+        self.values.clear();
+        Ok(done)
     }
 }

@@ -1,9 +1,7 @@
 use super::controller::lgreco_controller;
-use super::plan::{LGRECO_LIMIT_ERROR, Stated, lgreco_limit};
+use super::plan::{Stated, lgreco_limit};
 use super::setting::lgreco_setting;
-use super::table_file::write_text;
-use crate::handle;
-use crate::pointers::{SizedStruct, filled, place, slice_mut};
+use crate::pointers::{Output, fill, sized_struct, slice_mut, write};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::controller::metrics_line;
@@ -52,26 +50,8 @@ pub struct lgreco_metrics {
     pub uncompressed: lgreco_uncompressed,
 }
 
-impl Default for lgreco_metrics {
-    fn default() -> Self {
-        lgreco_metrics {
-            struct_size: size_of::<lgreco_metrics>(),
-            steps: 0,
-            bytes_in: 0,
-            bytes_out: 0,
-            relative_error: -1.0,
-            residual_norm: -1.0,
-            bucket_seconds: -1.0,
-            not_contractive: 0,
-            uncompressed: LGRECO_UNCOMPRESSED_NOT,
-        }
-    }
-}
-
-// SAFETY: repr(C), starts with a usize, numbers only.
-unsafe impl SizedStruct for lgreco_metrics {
-    const WHAT: &'static str = "metrics";
-}
+// SAFETY: repr(C), starts with a usize; numbers only.
+sized_struct!("metrics", lgreco_metrics { relative_error: -1.0, residual_norm: -1.0, bucket_seconds: -1.0 });
 
 impl From<Metrics<'_>> for lgreco_metrics {
     fn from(metrics: Metrics<'_>) -> Self {
@@ -158,42 +138,8 @@ pub struct lgreco_decision {
     pub uncompressed_seconds: f64,
 }
 
-impl Default for lgreco_decision {
-    fn default() -> Self {
-        lgreco_decision {
-            struct_size: size_of::<lgreco_decision>(),
-            step: 0,
-            cause: LGRECO_CAUSE_NONE,
-            in_picoseconds: 0,
-            planned: 0,
-            proven: 0,
-            size: 0,
-            lower_bound: 0,
-            default_size: 0,
-            uncompressed_size: 0,
-            error: 0.0,
-            budget: 0.0,
-            slower: 0,
-            not_contractive: 0,
-            limit: LGRECO_LIMIT_ERROR,
-            compressed: 0,
-            size_limit: 0,
-            error_lower_bound: 0.0,
-            measured_seconds: 0.0,
-            computing_seconds: 0.0,
-            seconds_per_byte: 0.0,
-            plan_seconds: 0.0,
-            plan_computing_seconds: 0.0,
-            default_seconds: 0.0,
-            uncompressed_seconds: 0.0,
-        }
-    }
-}
-
-// SAFETY: repr(C), starts with a usize, numbers only.
-unsafe impl SizedStruct for lgreco_decision {
-    const WHAT: &'static str = "decision";
-}
+// SAFETY: repr(C), starts with a usize; numbers only.
+sized_struct!("decision", lgreco_decision {});
 
 impl From<&Decision> for lgreco_decision {
     fn from(decision: &Decision) -> Self {
@@ -243,15 +189,12 @@ pub unsafe extern "C" fn lgreco_controller_setting(
     layer: usize,
     setting: *mut lgreco_setting,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(controller, |state| {
-            let setting = filled(setting)?;
+    call!(controller, |state| {
+        fill(setting, || {
             state.check_layer(layer)?;
-            setting.fill(lgreco_setting::from_core(state.controller.setting(layer)));
-            Ok(())
+            Ok(lgreco_setting::from_core(state.controller.setting(layer)))
         })
-    }
+    })
 }
 
 /// Fills `metrics` with what is known about layer `layer` on this rank; looks at all of its residual.
@@ -261,15 +204,12 @@ pub unsafe extern "C" fn lgreco_controller_metrics(
     layer: usize,
     metrics: *mut lgreco_metrics,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(controller, |state| {
-            let metrics = filled(metrics)?;
+    call!(controller, |state| {
+        fill(metrics, || {
             state.check_layer(layer)?;
-            metrics.fill(state.controller.metrics(layer).into());
-            Ok(())
+            Ok(state.controller.metrics(layer).into())
         })
-    }
+    })
 }
 
 /// Writes the residual of layer `layer` on this rank to `values`, zeros without one; `values_len` = its number of elements.
@@ -281,14 +221,10 @@ pub unsafe extern "C" fn lgreco_controller_residual(
     values: *mut f32,
     values_len: usize,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(controller, |state| {
-            state.check_layer(layer)?;
-            let residual = state.controller.residual(layer, slice_mut(values, values_len, "values")?);
-            residual.map_err(|error| state.named(error))
-        })
-    }
+    call!(controller, |state| {
+        state.check_layer(layer)?;
+        Ok(state.controller.residual(layer, slice_mut(values, values_len, "values")?)?)
+    })
 }
 
 /// Fills `decision` with the last decision; LGRECO_CAUSE_NONE before the first.
@@ -297,13 +233,9 @@ pub unsafe extern "C" fn lgreco_controller_decision(
     controller: *mut lgreco_controller,
     decision: *mut lgreco_decision,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(controller, |state| {
-            filled(decision)?.fill(state.controller.decision().map_or_else(Default::default, Into::into));
-            Ok(())
-        })
-    }
+    call!(controller, |state| {
+        fill(decision, || Ok(state.controller.decision().map_or_else(Default::default, Into::into)))
+    })
 }
 
 /// Tells the number of steps taken, skipped ones included, and of those in which some rank's gradient was not finite.
@@ -313,15 +245,12 @@ pub unsafe extern "C" fn lgreco_controller_steps(
     steps: *mut u64,
     non_finite: *mut u64,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(controller, |state| {
-            let (steps, non_finite) = (place(steps, "steps")?, place(non_finite, "non_finite")?);
-            steps.write(state.controller.steps());
-            non_finite.write(state.controller.non_finite_steps());
-            Ok(())
+    call!(controller, |state| {
+        write(steps, "steps", || {
+            write(non_finite, "non_finite", || Ok(state.controller.non_finite_steps()))?;
+            Ok(state.controller.steps())
         })
-    }
+    })
 }
 
 /// Writes the last step's report with the last decision and the metrics of all layers as one line of JSON, without the
@@ -335,12 +264,8 @@ pub unsafe extern "C" fn lgreco_controller_metrics_json(
     capacity: usize,
     length: *mut usize,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(controller, |state| {
-            let report =
-                state.report.as_ref().ok_or(Failure::Unavailable { what: "a report, before the first step," })?;
-            write_text(&metrics_line(&state.controller, report), "json", json, capacity, length)
-        })
-    }
+    call!(controller, |state| {
+        let report = state.report.as_ref().ok_or(Failure::Unavailable("a report, before the first step,"))?;
+        Output { what: "json", to: json, capacity, length }.write_text(&metrics_line(&state.controller, report))
+    })
 }

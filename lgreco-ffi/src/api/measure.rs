@@ -1,13 +1,19 @@
-use super::context::{check_stream, lgreco_context};
-use super::gradient::{LGRECO_DTYPE_F32, dtype, lgreco_dtype, lgreco_layer};
-use super::row::measure;
+use super::context::lgreco_context;
+use super::gradient::{dtype, lgreco_dtype, lgreco_layer};
 use super::setting::*;
-use super::table::{Source, TableState, lgreco_table};
-use crate::handle;
-use crate::pointers::{Range, SizedStruct, disjoint, read_struct_or_default, read_structs, slice_mut};
+use super::table::{TableState, lgreco_table};
+use crate::constants::one_of;
+use crate::device::Device;
+use crate::pointers::{Range, disjoint, read_struct_or_default, read_structs, sized_struct, slice_mut};
 use crate::status::{Failure, lgreco_status};
-use core::ffi::c_void;
 use core::num::NonZero;
+use lgreco_train::CoreError;
+use lgreco_train::backend::Job;
+use lgreco_train::compress::{
+    Candidates, Compressor, Setting, adacomp::AdaComp, check_finite, clt::CltK, hard_threshold::HardThreshold,
+    loco::LoCo, powersgd::PowerSgd, qsgd::Qsgd, quantised_topk::QuantisedTopK, sidco::Sidco, topk::TopK,
+};
+use lgreco_train::gradient::Gradient;
 use lgreco_train::rng::Stream;
 use lgreco_train::search::{Layer, Method, Metric, Range as Parameters, Search, Width};
 use lgreco_train::table::NamedError;
@@ -57,35 +63,20 @@ pub struct lgreco_search_options {
     /// controller for its world size.
     pub workers: u32,
     /// The type in which values that are summed on the wire travel: uncompressed ones, PowerSGD's factors, and those at shared
-    /// positions. LGRECO_DTYPE_F32, the default, or LGRECO_DTYPE_BF16, of half the size, for which collectives need
-    /// `all_reduce_sum_bf16`.
+    /// positions. LGRECO_DTYPE_F32, the default, or LGRECO_DTYPE_BF16, of half the size, which are summed by
+    /// LGRECO_REQUEST_ALL_REDUCE_SUM_BF16.
     pub reduce_dtype: lgreco_dtype,
 }
 
-impl Default for lgreco_search_options {
-    fn default() -> Self {
-        let search = Search::new(Method::Qsgd);
-        lgreco_search_options {
-            struct_size: size_of::<lgreco_search_options>(),
-            method: LGRECO_METHOD_QSGD,
-            metric: LGRECO_METRIC_SQUARED_L2,
-            parameter: 0.0,
-            first: 0.0,
-            last: 0.0,
-            step: 0.0,
-            min_elements: search.min_elements,
-            seed: search.seed,
-            widths: 0,
-            workers: 0,
-            reduce_dtype: LGRECO_DTYPE_F32,
-        }
+// SAFETY: repr(C), starts with a usize; numbers only.
+sized_struct!(
+    "search options",
+    lgreco_search_options {
+        method: LGRECO_METHOD_QSGD,
+        metric: LGRECO_METRIC_SQUARED_L2,
+        min_elements: Search::new(Method::Qsgd).min_elements,
     }
-}
-
-// SAFETY: repr(C), starts with a usize, numbers only.
-unsafe impl SizedStruct for lgreco_search_options {
-    const WHAT: &'static str = "search options";
-}
+);
 
 impl lgreco_search_options {
     pub(super) fn search(&self) -> Result<Search, Failure> {
@@ -108,11 +99,7 @@ impl lgreco_search_options {
             let widths: Vec<Width> = (0..64).filter(|&bit| self.widths >> bit & 1 == 1).map(width).collect();
             search = search.with_widths(&widths)?;
         }
-        search.metric = match self.metric {
-            LGRECO_METRIC_L2 => Metric::L2,
-            LGRECO_METRIC_SQUARED_L2 => Metric::SquaredL2,
-            found => return Err(Failure::UnknownConstant { what: "metric", found }),
-        };
+        search.metric = one_of("metric", self.metric, [Metric::L2, Metric::SquaredL2])?;
         (search.min_elements, search.seed) = (self.min_elements, self.seed);
         search.workers = NonZero::new(self.workers);
         search.reduce_dtype = dtype(self.reduce_dtype)?;
@@ -132,21 +119,16 @@ pub unsafe extern "C" fn lgreco_table_measure(
     layers_len: usize,
     options: *const lgreco_search_options,
     table: *mut *mut lgreco_table,
-    stream: *mut c_void,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::create::<_, lgreco_table>(context, table, |context| {
-            check_stream(stream)?;
-            let search = read_struct_or_default(options)?.search()?;
-            let mut model = Vec::new();
-            for layer in read_structs(layers, layers_len)? {
-                let tensor = layer.tensor()?;
-                model.push(Layer::new(tensor.name, tensor.dims, layer.gradient(tensor)?.values())?);
-            }
-            TableState::new(Source::Measured(search.measure(&model, &mut context.device)?), None)
-        })
-    }
+    create!(context, table, |context| {
+        let search = read_struct_or_default(options)?.search()?;
+        let mut model = Vec::new();
+        for layer in read_structs(layers, layers_len)? {
+            let tensor = layer.tensor()?;
+            model.push(Layer::new(tensor.name, tensor.dims, layer.gradient(tensor)?.values())?);
+        }
+        TableState::measured(search.measure(&model, &mut context.device)?)
+    })
 }
 
 /// Measures one layer under given settings: squared_errors[i] is the squared L2 norm of what compression by settings[i]
@@ -167,33 +149,117 @@ pub unsafe extern "C" fn lgreco_measure(
     layer_index: u32,
     squared_errors: *mut f64,
     sizes: *mut u64,
-    stream: *mut c_void,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(context, |context| {
-            check_stream(stream)?;
-            let layer = crate::pointers::read_struct(layer)?;
-            let (tensor, settings) = (layer.tensor()?, read_structs(settings, settings_len)?);
-            let gradient = layer.gradient(tensor)?;
-            let named = |error| NamedError { error, layer: Some(tensor.name.into()), option: None };
-            let settings = settings.into_iter().map(lgreco_setting::to_core).collect::<Result<Vec<_>, _>>()?;
-            let input = layer.range(tensor);
-            let errors_range = Range::of(squared_errors, settings_len, "squared_errors");
-            let sizes_len = if sizes.is_null() { 0 } else { settings_len };
-            disjoint(errors_range, &[input])?;
-            disjoint(Range::of(sizes, sizes_len, "sizes"), &[input, errors_range])?;
-            let errors = slice_mut(squared_errors, settings_len, "squared_errors")?;
-            let sizes = slice_mut(sizes, sizes_len, "sizes")?;
-            let stream = Stream { seed, step: 0, layer: layer_index, rank: 0 };
-            let row = measure(&context.device, gradient, &settings, stream).map_err(named)?;
-            for (index, (squared_error, bytes)) in row.into_iter().enumerate() {
-                errors[index] = squared_error;
-                if let Some(size) = sizes.get_mut(index) {
-                    *size = 8 * bytes as u64;
-                }
+    call!(context, |context| {
+        let layer = crate::pointers::read_struct(layer)?;
+        let (tensor, settings) = (layer.tensor()?, read_structs(settings, settings_len)?);
+        let gradient = layer.gradient(tensor)?;
+        let named = |error| NamedError { error, layer: Some(tensor.name.into()), option: None };
+        let settings = settings.into_iter().map(lgreco_setting::to_core).collect::<Result<Vec<_>, _>>()?;
+        let input = layer.range(tensor);
+        let errors_range = Range::of(squared_errors, settings_len, "squared_errors");
+        let sizes_len = if sizes.is_null() { 0 } else { settings_len };
+        disjoint(errors_range, &[input])?;
+        disjoint(Range::of(sizes, sizes_len, "sizes"), &[input, errors_range])?;
+        let errors = slice_mut(squared_errors, settings_len, "squared_errors")?;
+        let sizes = slice_mut(sizes, sizes_len, "sizes")?;
+        let stream = Stream { seed, step: 0, layer: layer_index, rank: 0 };
+        let row = measure(&context.device, gradient, &settings, stream).map_err(named)?;
+        for (index, (squared_error, bytes)) in row.into_iter().enumerate() {
+            errors[index] = squared_error;
+            if let Some(size) = sizes.get_mut(index) {
+                *size = 8 * bytes as u64;
             }
-            Ok(())
+        }
+        Ok(())
+    })
+}
+
+/// Squared error and payload bytes of each setting; each run of like settings is one row.
+pub(super) fn measure(
+    device: &Device,
+    gradient: Gradient<'_>,
+    settings: &[Setting],
+    stream: Stream,
+) -> Result<Vec<(f64, usize)>, CoreError> {
+    let mut measured = Vec::with_capacity(settings.len());
+    for run in settings.chunk_by(|a, b| base(a) == base(b)) {
+        let row = Row::of(run);
+        let (mut errors, mut lens) = (vec![0.0; run.len()], vec![0; run.len()]);
+        match row.candidates(&run[0]) {
+            Some(candidates) => device.row(&Job { gradient, candidates, stream }, &mut errors, &mut lens)?,
+            None => {
+                check_finite(&gradient)?;
+                lens.fill(Setting::Dense.payload_len(gradient.shape(), gradient.values().dtype())?);
+            }
+        }
+        measured.extend(errors.into_iter().zip(lens));
+    }
+    Ok(measured)
+}
+
+/// The setting without what may differ within a run.
+fn base(setting: &Setting) -> Setting {
+    match *setting {
+        Setting::Dense => Setting::Dense,
+        Setting::Qsgd(qsgd) => Setting::Qsgd(Qsgd { bits: 0, ..qsgd }),
+        Setting::TopK(top) => Setting::TopK(TopK { keep: 0, ..top }),
+        Setting::QuantisedTopK(top) => Setting::QuantisedTopK(QuantisedTopK { keep: 0, ..top }),
+        Setting::PowerSgd(power) => Setting::PowerSgd(PowerSgd { rank: 0, ..power }),
+        Setting::CltK(_) => Setting::CltK(CltK { keep: 0 }),
+        Setting::HardThreshold(hard) => Setting::HardThreshold(HardThreshold { lambda: 0.0, ..hard }),
+        Setting::AdaComp(_) => Setting::AdaComp(AdaComp { bin: 0 }),
+        Setting::LoCo(_) => Setting::LoCo(LoCo { group: 0 }),
+        Setting::Sidco(sidco) => Setting::Sidco(Sidco { density: 0.0, ..sidco }),
+    }
+}
+
+/// What differs within a run, in the types that candidates take.
+#[derive(Default)]
+struct Row {
+    bits: Vec<u8>,
+    counts: Vec<u32>,
+    lambdas: Vec<f32>,
+    densities: Vec<f64>,
+}
+
+impl Row {
+    fn of(run: &[Setting]) -> Row {
+        let mut row = Row::default();
+        for setting in run {
+            match *setting {
+                Setting::Dense => {}
+                Setting::Qsgd(Qsgd { bits, .. }) => row.bits.push(bits),
+                Setting::HardThreshold(HardThreshold { lambda, .. }) => row.lambdas.push(lambda),
+                Setting::Sidco(Sidco { density, .. }) => row.densities.push(density),
+                Setting::QuantisedTopK(QuantisedTopK { keep, bits }) => {
+                    row.counts.push(keep);
+                    row.bits = vec![bits];
+                }
+                Setting::TopK(TopK { keep: count, .. })
+                | Setting::CltK(CltK { keep: count })
+                | Setting::PowerSgd(PowerSgd { rank: count, .. })
+                | Setting::AdaComp(AdaComp { bin: count })
+                | Setting::LoCo(LoCo { group: count }) => row.counts.push(count),
+            }
+        }
+        row
+    }
+
+    /// The row whose settings are like `first`; `None` for uncompressed ones.
+    fn candidates(&self, first: &Setting) -> Option<Candidates<'_>> {
+        let Row { bits, counts, lambdas, densities } = self;
+        Some(match *first {
+            Setting::Dense => return None,
+            Setting::Qsgd(base) => Candidates::Qsgd { base, bits },
+            Setting::TopK(top) => Candidates::TopK { values: top.values, keeps: counts },
+            Setting::QuantisedTopK(_) => Candidates::QuantisedTopK { keeps: counts, bits },
+            Setting::PowerSgd(power) => Candidates::PowerSgd { iterations: power.iterations, ranks: counts },
+            Setting::CltK(_) => Candidates::CltK { keeps: counts },
+            Setting::HardThreshold(hard) => Candidates::HardThreshold { values: hard.values, lambdas },
+            Setting::AdaComp(_) => Candidates::AdaComp { bins: counts },
+            Setting::LoCo(_) => Candidates::LoCo { groups: counts },
+            Setting::Sidco(base) => Candidates::Sidco { base, densities },
         })
     }
 }

@@ -1,4 +1,23 @@
 //! The exported functions, one file per noun.
+//!
+//! Each of them is one call on a handle: `call!`, or `create!` if it makes another handle. These macros hold the function's
+//! `unsafe` block and its reason.
+
+/// Runs a closure on the state of the handle that an exported function is given.
+macro_rules! call {
+    ($handle:expr, $body:expr) => {
+        // SAFETY: whoever calls an exported function promises what README.md says of handles, pointers and device memory.
+        unsafe { $crate::handle::call($handle, $body) }
+    };
+}
+
+/// As `call!`. The closure returns the state of a new handle, whose address is written to `$place`.
+macro_rules! create {
+    ($handle:expr, $place:expr, $body:expr) => {
+        // SAFETY: as in `call!`.
+        unsafe { $crate::handle::create($handle, $place, $body) }
+    };
+}
 
 // The order of the header, kept by the empty lines.
 mod version;
@@ -9,40 +28,23 @@ mod gradient;
 
 mod setting;
 
-mod setting_bytes;
-
-mod setting_text;
-
 mod measure;
-mod row;
 
 mod table;
 
-mod table_file;
-
 mod plan;
-
-mod plan_file;
-
-mod encoded;
-
-mod compressor_options;
 
 mod compressor;
 
-mod memory;
-
 mod sealed;
+
+mod request;
 
 mod collective;
 
 mod controller_options;
 
 mod controller;
-
-mod request;
-
-mod step;
 
 mod bucket;
 
@@ -54,13 +56,7 @@ mod saved;
 
 mod cut_setting;
 
-mod cut_setting_bytes;
-
 mod cut;
-
-mod cut_messages;
-
-mod cut_state;
 
 mod cuda;
 
@@ -73,38 +69,10 @@ mod cuda_bucket;
 #[cfg(feature = "testing")]
 mod testing;
 
-pub use bucket::*;
-pub use collective::*;
-pub use compressor::*;
-pub use compressor_options::*;
-pub use context::*;
-pub use controller::*;
-pub use controller_options::*;
-pub use cuda::*;
-pub use cuda_bucket::*;
-pub use cuda_measure::*;
-pub use cuda_payload::*;
-pub use cut::*;
-pub use cut_messages::*;
-pub use cut_setting::*;
-pub use cut_setting_bytes::*;
-pub use cut_state::*;
-pub use gradient::*;
-pub use inspect::*;
-pub use measure::*;
-pub use memory::*;
-pub use plan::*;
-pub use plan_file::*;
-pub use plan_task::*;
-pub use request::*;
-pub use saved::*;
-pub use sealed::*;
-pub use setting::*;
-pub use setting_bytes::*;
-pub use setting_text::*;
-pub use step::*;
-pub use table::*;
-pub use table_file::*;
 #[cfg(feature = "testing")]
 pub use testing::*;
-pub use version::*;
+pub use {
+    bucket::*, collective::*, compressor::*, context::*, controller::*, controller_options::*, cuda::*, cuda_bucket::*,
+    cuda_measure::*, cuda_payload::*, cut::*, cut_setting::*, gradient::*, inspect::*, measure::*, plan::*,
+    plan_task::*, request::*, saved::*, sealed::*, setting::*, table::*, version::*,
+};

@@ -1,13 +1,16 @@
 use super::context::lgreco_context;
-use super::table::{TableView, lgreco_table_view};
-use crate::handle::{self, Immutable, Kind};
+use super::table::{TableView, c_text, lgreco_table, lgreco_table_view};
+use crate::handle::{self, Immutable, kind};
 use crate::pointers::{
-    Range, SizedStruct, disjoint, filled, place, read_struct, read_struct_or_default, slice, slice_mut,
+    Output, Range, disjoint, fill, read_struct, read_struct_or_default, sized_struct, slice, slice_mut, write,
 };
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::CoreError;
+use lgreco_train::file::PlanFile;
 use lgreco_train::plan::{Plan, Proof, Solver, Summary, budget::Budget, check, dp, exact, solve_against};
+use lgreco_train::table::NamedTable;
+use std::collections::BTreeMap;
 use std::ffi::CString;
 
 /// How to choose: LGRECO_SOLVER_...
@@ -49,24 +52,11 @@ pub struct lgreco_plan_options {
     pub size_limit: u64,
 }
 
-impl Default for lgreco_plan_options {
-    fn default() -> Self {
-        lgreco_plan_options {
-            struct_size: size_of::<lgreco_plan_options>(),
-            solver: LGRECO_SOLVER_EXACT,
-            levels: dp::LEVELS,
-            states: exact::Limits::default().states as u64,
-            alpha: 1.0,
-            limit: LGRECO_LIMIT_ERROR,
-            size_limit: 0,
-        }
-    }
-}
-
-// SAFETY: repr(C), starts with a usize, numbers only.
-unsafe impl SizedStruct for lgreco_plan_options {
-    const WHAT: &'static str = "plan options";
-}
+// SAFETY: repr(C), starts with a usize; numbers only.
+sized_struct!(
+    "plan options",
+    lgreco_plan_options { levels: dp::LEVELS, states: exact::Limits::default().states as u64, alpha: 1.0 }
+);
 
 impl lgreco_plan_options {
     pub(super) fn solver(&self) -> Result<Solver, Failure> {
@@ -84,7 +74,7 @@ impl lgreco_plan_options {
         match (self.limit, view.budget, view.defaults) {
             (LGRECO_LIMIT_SIZE, ..) => Ok(Budget::Size(self.size_limit)),
             (LGRECO_LIMIT_DEFAULT_SIZE, _, Some(options)) => Ok(Budget::DefaultSize { alpha, options }),
-            (LGRECO_LIMIT_DEFAULT_SIZE, _, None) => Err(Failure::Null { what: "the array of defaults of the table" }),
+            (LGRECO_LIMIT_DEFAULT_SIZE, _, None) => Err(Failure::Null("the array of defaults of the table")),
             (LGRECO_LIMIT_ERROR, Some(value), _) if alpha.is_finite() && alpha >= 0.0 => {
                 Ok(Budget::Absolute(alpha * value))
             }
@@ -92,9 +82,7 @@ impl lgreco_plan_options {
                 Err(CoreError::Parameter { what: "alpha", value: alpha, expected: "a finite number >= 0" }.into())
             }
             (LGRECO_LIMIT_ERROR, None, Some(options)) => Ok(Budget::Defaults { alpha, options }),
-            (LGRECO_LIMIT_ERROR, None, None) => {
-                Err(Failure::Null { what: "the array of defaults of a table without budget" })
-            }
+            (LGRECO_LIMIT_ERROR, None, None) => Err(Failure::Null("the array of defaults of a table without budget")),
             (found, ..) => Err(Failure::UnknownConstant { what: "limit of a plan", found }),
         }
     }
@@ -132,29 +120,8 @@ pub struct lgreco_plan_view {
     pub error_lower_bound: f64,
 }
 
-impl Default for lgreco_plan_view {
-    fn default() -> Self {
-        lgreco_plan_view {
-            struct_size: size_of::<lgreco_plan_view>(),
-            layers: 0,
-            options: core::ptr::null(),
-            size: 0,
-            lower_bound: 0,
-            error: 0.0,
-            budget: 0.0,
-            solver: core::ptr::null(),
-            proven: 0,
-            limit: LGRECO_LIMIT_ERROR,
-            size_limit: 0,
-            error_lower_bound: 0.0,
-        }
-    }
-}
-
-// SAFETY: repr(C), starts with a usize, numbers and raw pointers only.
-unsafe impl SizedStruct for lgreco_plan_view {
-    const WHAT: &'static str = "plan view";
-}
+// SAFETY: repr(C), starts with a usize; numbers and raw pointers only.
+sized_struct!("plan view", lgreco_plan_view {});
 
 fn view(options: &[u32], summary: &Summary, solver: *const c_char) -> lgreco_plan_view {
     let Stated { limit, lower_bound, budget, size_limit, error_lower_bound } = summary.proof.into();
@@ -202,11 +169,7 @@ pub struct lgreco_plan {
     _private: [u8; 0],
 }
 
-impl Kind for lgreco_plan {
-    const WHAT: &'static str = "plan";
-    const TAG: [u8; 8] = *b"lgplan\0\0";
-    type State = PlanState;
-}
+kind!(lgreco_plan, "plan", b"lgplan\0\0", PlanState);
 
 impl Immutable for lgreco_plan {}
 
@@ -228,17 +191,14 @@ pub unsafe extern "C" fn lgreco_plan_solve(
     options: *const lgreco_plan_options,
     plan: *mut *mut lgreco_plan,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::create::<_, lgreco_plan>(context, plan, |_| {
-            let (view, options) = (TableView::read(table)?, read_struct_or_default(options)?);
-            let (table, solver) = (view.table()?, options.solver()?);
-            let plan = solve_against(&table, options.budget(&view)?, view.defaults, solver);
-            let plan = plan.map_err(|error| view.named(error))?;
-            let solver = CString::new(plan.solver()).map_err(|_| Failure::Panicked)?;
-            Ok(PlanState { plan, solver })
-        })
-    }
+    create!(context, plan, |_| {
+        let (view, options) = (TableView::read(table)?, read_struct_or_default(options)?);
+        let (table, solver) = (view.table()?, options.solver()?);
+        let plan = solve_against(&table, options.budget(&view)?, view.defaults, solver);
+        let plan = plan.map_err(|error| view.named(error))?;
+        let solver = CString::new(plan.solver()).map_err(|_| Failure::Panicked)?;
+        Ok(PlanState { plan, solver })
+    })
 }
 
 /// Tells the words of workspace that lgreco_plan_solve_into needs for this table. `options` may be NULL.
@@ -249,20 +209,17 @@ pub unsafe extern "C" fn lgreco_plan_workspace_len(
     options: *const lgreco_plan_options,
     words: *mut usize,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(context, |_| {
-            let words = place(words, "words")?;
+    call!(context, |_| {
+        write(words, "words", || {
             let (view, options) = (TableView::read(table)?, read_struct_or_default(options)?);
             let table = view.table()?;
-            words.write(match options.solver()? {
-                Solver::Exact(limits) => exact::workspace_len(&table, limits),
-                Solver::Dp { levels } => dp::workspace_len(&table, levels),
-                _ => return Err(Failure::Unavailable { what: "the solver" }),
-            });
-            Ok(())
+            match options.solver()? {
+                Solver::Exact(limits) => Ok(exact::workspace_len(&table, limits)),
+                Solver::Dp { levels } => Ok(dp::workspace_len(&table, levels)),
+                _ => Err(Failure::Unavailable("the solver")),
+            }
         })
-    }
+    })
 }
 
 /// As lgreco_plan_solve, without an allocation: writes the choices to `choices`, one per layer, and fills `plan`, whose
@@ -281,31 +238,28 @@ pub unsafe extern "C" fn lgreco_plan_solve_into(
     choices_len: usize,
     plan: *mut lgreco_plan_view,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(context, |_| {
-            let (view, options) = (TableView::read(table)?, read_struct_or_default(options)?);
-            let plan = filled(plan)?;
-            let chosen = Range::of(choices, choices_len, "choices");
-            let scratch = Range::of(workspace, workspace_len, "workspace");
-            disjoint(chosen, &view.ranges())?;
-            disjoint(scratch, &view.ranges())?;
-            disjoint(scratch, &[chosen])?;
-            let (table, solver) = (view.table()?, options.solver()?);
-            let limit = options.budget(&view)?.limit(&table).map_err(|error| view.named(error))?;
-            let workspace = slice_mut(workspace, workspace_len, "workspace")?;
-            let choices = slice_mut(choices, choices_len, "choices")?;
+    call!(context, |_| {
+        let (view, options) = (TableView::read(table)?, read_struct_or_default(options)?);
+        let chosen = Range::of(choices, choices_len, "choices");
+        let scratch = Range::of(workspace, workspace_len, "workspace");
+        disjoint(chosen, &view.ranges())?;
+        disjoint(scratch, &view.ranges())?;
+        disjoint(scratch, &[chosen])?;
+        let (table, solver) = (view.table()?, options.solver()?);
+        let limit = options.budget(&view)?.limit(&table).map_err(|error| view.named(error))?;
+        let workspace = slice_mut(workspace, workspace_len, "workspace")?;
+        let choices = slice_mut(choices, choices_len, "choices")?;
+        fill(plan, || {
             let (summary, name) = match solver {
                 Solver::Exact(limits) => (exact::solve(&table, limit, limits, workspace, choices), c"exact"),
                 Solver::Dp { levels } => (dp::solve(&table, limit, levels, workspace, choices), c"dp"),
-                _ => return Err(Failure::Unavailable { what: "the solver" }),
+                _ => return Err(Failure::Unavailable("the solver")),
             };
             let summary = summary.map_err(|error| view.named(error))?;
             check::verify(&table, choices, &summary)?;
-            plan.fill(self::view(choices, &summary, name.as_ptr()));
-            Ok(())
+            Ok(self::view(choices, &summary, name.as_ptr()))
         })
-    }
+    })
 }
 
 /// Verifies a plan against a table: one option per layer, size and error as stated, error within the stated budget or size
@@ -319,31 +273,27 @@ pub unsafe extern "C" fn lgreco_plan_check(
     table: *const lgreco_table_view,
     plan: *const lgreco_plan_view,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(context, |_| {
-            let (view, plan) = (TableView::read(table)?, read_struct(plan)?);
-            let options = slice(plan.options, plan.layers, "options of the plan")?;
-            let lgreco_plan_view { size, error, lower_bound, budget, size_limit, error_lower_bound, .. } = plan;
-            let proof = match plan.limit {
-                LGRECO_LIMIT_ERROR => Proof::Size { lower_bound, budget },
-                LGRECO_LIMIT_SIZE => Proof::Error { lower_bound: error_lower_bound, size_limit },
-                found => return Err(Failure::UnknownConstant { what: "limit of a plan view", found }),
-            };
-            let summary = Summary { size, error, proof };
-            check::verify(&view.table()?, options, &summary).map_err(|error| view.named(error))
-        })
-    }
+    call!(context, |_| {
+        let (view, plan) = (TableView::read(table)?, read_struct(plan)?);
+        let options = slice(plan.options, plan.layers, "options of the plan")?;
+        let lgreco_plan_view { size, error, lower_bound, budget, size_limit, error_lower_bound, .. } = plan;
+        let proof = match plan.limit {
+            LGRECO_LIMIT_ERROR => Proof::Size { lower_bound, budget },
+            LGRECO_LIMIT_SIZE => Proof::Error { lower_bound: error_lower_bound, size_limit },
+            found => return Err(Failure::UnknownConstant { what: "limit of a plan view", found }),
+        };
+        let summary = Summary { size, error, proof };
+        check::verify(&view.table()?, options, &summary).map_err(|error| view.named(error))
+    })
 }
 
 /// Fills `view` with the plan and a pointer to its choices, valid until the plan is destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_get(plan: *const lgreco_plan, view: *mut lgreco_plan_view) -> lgreco_status {
     handle::call_without_handle(|| {
+        let read = |plan: &PlanState| self::view(plan.plan.options(), plan.plan.summary(), plan.solver.as_ptr());
         // SAFETY: README.md, handles and pointers.
-        let (plan, view) = unsafe { (handle::shared(plan)?, filled(view)?) };
-        view.fill(self::view(plan.plan.options(), plan.plan.summary(), plan.solver.as_ptr()));
-        Ok(())
+        unsafe { fill(view, || Ok(read(handle::shared(plan)?))) }
     })
 }
 
@@ -352,4 +302,86 @@ pub unsafe extern "C" fn lgreco_plan_get(plan: *const lgreco_plan, view: *mut lg
 pub unsafe extern "C" fn lgreco_plan_destroy(plan: *mut *mut lgreco_plan) -> lgreco_status {
     // SAFETY: README.md, handles.
     unsafe { handle::destroy(plan) }
+}
+
+/// Writes a plan for `table` as JSON (schemas/plan.schema.json) with a NUL after it, and in it the settings that the table
+/// has; `length` as for lgreco_table_to_json.
+///
+/// Also LGRECO_PLAN_MISMATCH and the other codes of lgreco_plan_check when the plan is not one for this table. Allocates.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_plan_to_json(
+    plan: *const lgreco_plan,
+    table: *const lgreco_table,
+    json: *mut c_char,
+    capacity: usize,
+    length: *mut usize,
+) -> lgreco_status {
+    handle::call_without_handle(|| {
+        // SAFETY: README.md, handles and pointers.
+        unsafe {
+            let (plan, table) = (handle::shared(plan)?, &handle::shared(table)?.table);
+            check::verify(&table.view(), plan.plan.options(), plan.plan.summary())?;
+            let mut file = PlanFile::new(table, &plan.plan);
+            file.solver = plan.solver.to_string_lossy().into_owned();
+            Output { what: "json", to: json, capacity, length }.write_text(&file.to_json())
+        }
+    })
+}
+
+/// Reads a plan file for `table`, `length` bytes of JSON, and verifies it: layers may stand in another order, but each
+/// must name a layer of the table and its option by index and label. That no plan is smaller than the bound in the file is
+/// taken on trust.
+///
+/// LGRECO_JSON, LGRECO_JSON_VERSION; the codes of lgreco_setting_from_text for a setting in it; LGRECO_LENGTH when it does not have one entry per layer; LGRECO_UNKNOWN_NAME for a
+/// layer or label that is not the table's, LGRECO_DUPLICATE_NAME; LGRECO_PLAN_MISMATCH and the other codes of
+/// lgreco_plan_check. The message names the layer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_plan_from_json(
+    context: *mut lgreco_context,
+    table: *const lgreco_table,
+    json: *const c_char,
+    length: usize,
+    plan: *mut *mut lgreco_plan,
+) -> lgreco_status {
+    create!(context, plan, |_| {
+        let table = &handle::shared(table)?.table;
+        let file = PlanFile::parse(slice(json.cast(), length, "json")?)?;
+        verified(table, &file)
+    })
+}
+
+fn verified(table: &NamedTable, file: &PlanFile) -> Result<PlanState, Failure> {
+    let layers = table.layers();
+    if file.layers.len() != layers {
+        return Err(CoreError::Length { what: "layers of the plan", expected: layers, found: file.layers.len() }.into());
+    }
+    let mut options = vec![None; layers];
+    let places: BTreeMap<&str, usize> = (0..layers).map(|layer| (table.name(layer), layer)).collect();
+    for entry in &file.layers {
+        let at = |error| lgreco_train::table::NamedError {
+            error,
+            layer: Some(entry.name.clone()),
+            option: Some(entry.label.clone()),
+        };
+        let layer = places.get(&*entry.name).copied();
+        let layer = layer.ok_or(at(CoreError::UnknownName { what: "layer", expected: "one of the table's" }))?;
+        let labels = table.labels(layer);
+        let label = labels.get(entry.option as usize);
+        let label = label.ok_or_else(|| {
+            at(CoreError::NoSuchOption { layer, option: entry.option as usize, options: labels.len() })
+        })?;
+        if *label != entry.label {
+            return Err(
+                at(CoreError::UnknownName { what: "label", expected: "that of the option in the table" }).into()
+            );
+        }
+        if options[layer].replace(entry.option).is_some() {
+            return Err(at(CoreError::DuplicateName { layer, first: layer }).into());
+        }
+    }
+    let options = options.into_iter().flatten().collect();
+    // A cast from f64 saturates; the file's bound was rounded down.
+    let plan =
+        Plan::verified(&table.view(), "file", options, file.summary()).map_err(|error| table.name_error(error))?;
+    Ok(PlanState { plan, solver: c_text(&file.solver, "solver")? })
 }

@@ -1,8 +1,8 @@
-use super::controller::{ControllerState, lgreco_controller};
+use super::controller::lgreco_controller;
 use super::setting::lgreco_setting;
 use crate::device::Device;
-use crate::handle::{self, Kind};
-use crate::pointers::{place, read_structs};
+use crate::handle::{self, kind};
+use crate::pointers::{read_structs, write};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::Error;
@@ -15,14 +15,7 @@ pub struct lgreco_plan_task {
     _private: [u8; 0],
 }
 
-impl Kind for lgreco_plan_task {
-    const WHAT: &'static str = "plan task";
-    const TAG: [u8; 8] = *b"lgplntsk";
-    type State = PlanTaskState;
-    fn device(state: &PlanTaskState) -> Option<&Device> {
-        Some(&state.device)
-    }
-}
+kind!(lgreco_plan_task, "plan task", b"lgplntsk", PlanTaskState, names: names, device: device);
 
 pub(crate) struct PlanTaskState {
     /// Until it is run.
@@ -38,26 +31,11 @@ pub(crate) struct PlanTaskState {
 }
 
 impl PlanTaskState {
-    fn new(task: PlanTask, from: &ControllerState) -> PlanTaskState {
-        PlanTaskState {
-            task: Some(task),
-            result: None,
-            device: from.device.clone(),
-            owner: Arc::downgrade(&from.owner),
-            names: from.names.clone(),
-        }
-    }
-
     fn run(&mut self) -> Result<(), Failure> {
         let (what, expected) = ("the plan task has been run", "lgreco_controller_hand_in");
         let task = self.task.take().ok_or(Error::StepOrder { what, expected })?;
-        let result = task.run(&mut self.device);
-        let outcome = result.decision();
-        self.result = Some(result);
-        outcome.map(drop).map_err(|error| {
-            let layer = error.layer().and_then(|layer| self.names.get(layer)).cloned();
-            Failure::named(error, layer)
-        })
+        let result = self.result.insert(task.run(&mut self.device));
+        Ok(result.decision().map(drop)?)
     }
 }
 
@@ -74,12 +52,16 @@ pub unsafe extern "C" fn lgreco_controller_take_plan_task(
     controller: *mut lgreco_controller,
     task: *mut *mut lgreco_plan_task,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::create_if::<_, lgreco_plan_task>(controller, task, |state| {
-            Ok(state.controller.take_plan_task().map(|task| PlanTaskState::new(task, state)))
-        })
-    }
+    create!(controller, task, |state| {
+        let task = state.controller.take_plan_task();
+        Ok(task.map(|task| PlanTaskState {
+            task: Some(task),
+            result: None,
+            device: state.device.clone(),
+            owner: Arc::downgrade(&state.owner),
+            names: state.names.clone(),
+        }))
+    })
 }
 
 /// Measures and plans, in the calling thread, on the device of the controller's context. The controller may be used
@@ -89,8 +71,7 @@ pub unsafe extern "C" fn lgreco_controller_take_plan_task(
 /// handed in all the same. LGRECO_STEP_ORDER when it has been run.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_task_run(task: *mut lgreco_plan_task) -> lgreco_status {
-    // SAFETY: README.md, handles.
-    unsafe { handle::call(task, PlanTaskState::run) }
+    call!(task, PlanTaskState::run)
 }
 
 /// Hands in a task that has been run, frees it and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does
@@ -104,29 +85,22 @@ pub unsafe extern "C" fn lgreco_controller_hand_in(
     controller: *mut lgreco_controller,
     task: *mut *mut lgreco_plan_task,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(controller, |state| {
-            let may = |task: &PlanTaskState| {
-                let own = core::ptr::eq(task.owner.as_ptr(), Arc::as_ptr(&state.owner));
-                match (own, &task.task) {
-                    (false, _) => {
-                        let (what, expected) = ("the plan task is another controller's", "one of this controller's");
-                        Err(Error::StepOrder { what, expected }.into())
-                    }
-                    (true, Some(_)) => {
-                        let (what, expected) = ("the plan task has not been run", "lgreco_plan_task_run");
-                        Err(Error::StepOrder { what, expected }.into())
-                    }
-                    (true, None) => Ok(()),
+    call!(controller, |state| {
+        let may = |task: &PlanTaskState| {
+            state.check_own(&task.owner, "the plan task is another controller's")?;
+            match task.task {
+                None => Ok(()),
+                Some(_) => {
+                    let (what, expected) = ("the plan task has not been run", "lgreco_plan_task_run");
+                    Err(Error::StepOrder { what, expected }.into())
                 }
-            };
-            if let Some(PlanTaskState { result: Some(result), .. }) = handle::take(task, may)? {
-                state.controller.hand_in(result);
             }
-            Ok(())
-        })
-    }
+        };
+        if let Some(PlanTaskState { result: Some(result), .. }) = handle::take(task, may)? {
+            state.controller.hand_in(result);
+        }
+        Ok(())
+    })
 }
 
 /// Frees a task and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing. Its work is there to be
@@ -154,14 +128,7 @@ pub unsafe extern "C" fn lgreco_plan_task_message(task: *const lgreco_plan_task)
 /// LGRECO_STEP_ORDER while a step is under way.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_replan(controller: *mut lgreco_controller, due: *mut u64) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(controller, |state| {
-            let due = place(due, "due")?;
-            due.write(state.controller.replan().map_err(|error| state.named(error))?.unwrap_or(u64::MAX));
-            Ok(())
-        })
-    }
+    call!(controller, |state| write(due, "due", || Ok(state.controller.replan()?.unwrap_or(u64::MAX))))
 }
 
 /// Gives a controller of LGRECO_POLICY_FIXED other settings, one per layer. All ranks do, between the same two steps, and
@@ -177,12 +144,9 @@ pub unsafe extern "C" fn lgreco_controller_set_settings(
     settings: *const lgreco_setting,
     settings_len: usize,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(controller, |state| {
-            let settings = read_structs(settings, settings_len)?;
-            let settings = settings.into_iter().map(lgreco_setting::to_core).collect::<Result<_, _>>()?;
-            state.controller.set_settings(settings).map_err(|error| state.named(error))
-        })
-    }
+    call!(controller, |state| {
+        let settings = read_structs(settings, settings_len)?;
+        let settings = settings.into_iter().map(lgreco_setting::to_core).collect::<Result<_, _>>()?;
+        Ok(state.controller.set_settings(settings)?)
+    })
 }

@@ -1,7 +1,6 @@
-use super::context::{LGRECO_DEVICE_CPU, LGRECO_DEVICE_CUDA, lgreco_device};
-use crate::pointers::SizedStruct;
+use super::context::lgreco_device;
+use crate::pointers::sized_struct;
 use core::ffi::c_void;
-use core::ptr::{null, null_mut};
 use lgreco_train::exchange::{Request, Round};
 
 /// A collective that the caller is to perform: LGRECO_REQUEST_...
@@ -9,22 +8,24 @@ pub type lgreco_request_kind = u32;
 
 /// None: there is nothing left to do.
 pub const LGRECO_REQUEST_NONE: lgreco_request_kind = 0;
-/// Replace the `count` f32 of `buffer` by their sums over the workers, as the collective's `all_reduce_sum`.
+/// Replace the `count` f32 of `buffer` by their sums over the workers: the same bits on each, NaN stays NaN.
 pub const LGRECO_REQUEST_ALL_REDUCE_SUM: lgreco_request_kind = 1;
-/// Fill `buffer` with `length` bytes of every worker, as the collective's `all_gather`.
+/// Fill `buffer` with `length` bytes of every worker, in rank order: world_size * length in all. This worker's are in their
+/// place already: MPI_Allgather with MPI_IN_PLACE, ncclAllGather with sendbuff = recvbuff + rank * length.
 pub const LGRECO_REQUEST_ALL_GATHER: lgreco_request_kind = 2;
-/// Fill `buffer` with lens[i] bytes of worker i, as the collective's `all_gather_each`.
+/// As LGRECO_REQUEST_ALL_GATHER, with lens[i] bytes of worker i, which may be 0: MPI_Allgatherv with MPI_IN_PLACE. Only hard
+/// thresholds, SIDCo, AdaComp and LGRECO_ROUTE_SCATTER_REDUCE ask for it.
 pub const LGRECO_REQUEST_ALL_GATHER_EACH: lgreco_request_kind = 3;
-/// Replace the `length` bytes of `buffer` by those of worker `root`, as the collective's `broadcast`.
+/// Replace the `length` bytes of `buffer` by those of worker `root`.
 pub const LGRECO_REQUEST_BROADCAST: lgreco_request_kind = 4;
-/// Send worker i the next send_lens[i] bytes of `send`, and receive the next received_lens[i] of `received` from it, as
-/// the collective's `all_to_all`.
+/// Send worker i the next send_lens[i] bytes of `send`, and receive the next received_lens[i] of `received` from it, i
+/// ascending. Only LGRECO_ROUTE_SCATTER_REDUCE and LGRECO_ROUTE_SHARDED ask for it.
 pub const LGRECO_REQUEST_ALL_TO_ALL: lgreco_request_kind = 5;
-/// Replace, of the `count` f32 of `buffer`, the next lens[i], i being this worker, by their sums over the workers, as the
-/// collective's `reduce_scatter_sum`.
+/// Replace, of the `count` f32 of `buffer`, the next lens[i], i being this worker, by their sums over the workers; what becomes
+/// of the others does not matter. Only LGRECO_ROUTE_SHARDED asks for it.
 pub const LGRECO_REQUEST_REDUCE_SCATTER_SUM: lgreco_request_kind = 6;
-/// As LGRECO_REQUEST_ALL_REDUCE_SUM, of `count` bf16; the collective's `all_reduce_sum_bf16`. Only `reduce_dtype`
-/// LGRECO_DTYPE_BF16 asks for it.
+/// As LGRECO_REQUEST_ALL_REDUCE_SUM, of `count` bf16 (the upper halves of f32), rounded once or at every addition. Only
+/// `reduce_dtype` LGRECO_DTYPE_BF16 asks for it.
 pub const LGRECO_REQUEST_ALL_REDUCE_SUM_BF16: lgreco_request_kind = 7;
 /// As LGRECO_REQUEST_REDUCE_SCATTER_SUM, of `count` bf16; likewise.
 pub const LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16: lgreco_request_kind = 8;
@@ -65,95 +66,49 @@ pub struct lgreco_request {
     pub received_lens: *const u64,
 }
 
-impl Default for lgreco_request {
-    fn default() -> Self {
-        lgreco_request {
-            struct_size: size_of::<lgreco_request>(),
-            kind: LGRECO_REQUEST_NONE,
-            memory: LGRECO_DEVICE_CPU,
-            root: 0,
-            buffer: null_mut(),
-            count: 0,
-            length: 0,
-            lens: null(),
-            send: null(),
-            send_lens: null(),
-            received: null_mut(),
-            received_lens: null(),
-        }
-    }
-}
-
-// SAFETY: repr(C), starts with a usize, numbers and raw pointers only.
-unsafe impl SizedStruct for lgreco_request {
-    const WHAT: &'static str = "request";
-}
+// SAFETY: repr(C), starts with a usize; numbers and raw pointers only.
+sized_struct!("request", lgreco_request {});
 
 impl lgreco_request {
     pub(super) fn of(request: Option<Request<'_>>, world_size: u32) -> lgreco_request {
-        let none = lgreco_request::default();
+        fn sums<T>(kind: lgreco_request_kind, values: &mut [T]) -> lgreco_request {
+            let (buffer, count) = (values.as_mut_ptr().cast(), values.len());
+            lgreco_request { kind, buffer, count, ..Default::default() }
+        }
+        fn bytes(kind: lgreco_request_kind, buffer: &mut [u8], length: usize) -> lgreco_request {
+            lgreco_request { kind, buffer: buffer.as_mut_ptr().cast(), length, ..Default::default() }
+        }
         match request {
-            None => none,
-            Some(Request::AllReduceSum { values }) => lgreco_request {
-                kind: LGRECO_REQUEST_ALL_REDUCE_SUM,
-                buffer: values.as_mut_ptr().cast(),
-                count: values.len(),
-                ..none
-            },
-            Some(Request::AllReduceSumBf16 { values }) => lgreco_request {
-                kind: LGRECO_REQUEST_ALL_REDUCE_SUM_BF16,
-                buffer: values.as_mut_ptr().cast(),
-                count: values.len(),
-                ..none
-            },
-            Some(Request::AllGather { buffer }) => lgreco_request {
-                kind: LGRECO_REQUEST_ALL_GATHER,
-                buffer: buffer.as_mut_ptr().cast(),
-                length: buffer.len() / world_size as usize,
-                ..none
-            },
-            Some(Request::AllGatherEach { lens, buffer }) => lgreco_request {
-                kind: LGRECO_REQUEST_ALL_GATHER_EACH,
-                buffer: buffer.as_mut_ptr().cast(),
-                lens: lens.as_ptr(),
-                ..none
-            },
-            Some(Request::Broadcast { root, bytes }) => lgreco_request {
-                kind: LGRECO_REQUEST_BROADCAST,
-                root,
-                buffer: bytes.as_mut_ptr().cast(),
-                length: bytes.len(),
-                ..none
-            },
-            Some(Request::AllToAll { send, send_lens, received, received_lens }) => lgreco_request {
-                kind: LGRECO_REQUEST_ALL_TO_ALL,
-                send: send.as_ptr(),
-                send_lens: send_lens.as_ptr(),
-                received: received.as_mut_ptr(),
-                received_lens: received_lens.as_ptr(),
-                ..none
-            },
-            Some(Request::ReduceScatterSum { lens, values }) => lgreco_request {
-                kind: LGRECO_REQUEST_REDUCE_SCATTER_SUM,
-                buffer: values.as_mut_ptr().cast(),
-                count: values.len(),
-                lens: lens.as_ptr(),
-                ..none
-            },
-            Some(Request::ReduceScatterSumBf16 { lens, values }) => lgreco_request {
-                kind: LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16,
-                buffer: values.as_mut_ptr().cast(),
-                count: values.len(),
-                lens: lens.as_ptr(),
-                ..none
-            },
+            None => lgreco_request::default(),
+            Some(Request::AllReduceSum { values }) => sums(LGRECO_REQUEST_ALL_REDUCE_SUM, values),
+            Some(Request::AllReduceSumBf16 { values }) => sums(LGRECO_REQUEST_ALL_REDUCE_SUM_BF16, values),
+            Some(Request::ReduceScatterSum { lens, values }) => {
+                lgreco_request { lens: lens.as_ptr(), ..sums(LGRECO_REQUEST_REDUCE_SCATTER_SUM, values) }
+            }
+            Some(Request::ReduceScatterSumBf16 { lens, values }) => {
+                lgreco_request { lens: lens.as_ptr(), ..sums(LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16, values) }
+            }
+            Some(Request::AllGather { buffer }) => {
+                let length = buffer.len() / world_size as usize;
+                bytes(LGRECO_REQUEST_ALL_GATHER, buffer, length)
+            }
+            Some(Request::AllGatherEach { lens, buffer }) => {
+                lgreco_request { lens: lens.as_ptr(), ..bytes(LGRECO_REQUEST_ALL_GATHER_EACH, buffer, 0) }
+            }
+            Some(Request::Broadcast { root, bytes: all }) => {
+                let length = all.len();
+                lgreco_request { root, ..bytes(LGRECO_REQUEST_BROADCAST, all, length) }
+            }
+            Some(Request::AllToAll { send, send_lens, received, received_lens }) => {
+                lgreco_request::all_to_all(send, send_lens, received, received_lens)
+            }
         }
     }
 
-    /// One on a device's memory.
-    pub(super) fn on_cuda(kind: lgreco_request_kind, address: u64, count: usize, length: usize) -> lgreco_request {
-        let buffer = core::ptr::with_exposed_provenance_mut(address as usize);
-        lgreco_request { kind, memory: LGRECO_DEVICE_CUDA, buffer, count, length, ..Default::default() }
+    pub(super) fn all_to_all(send: &[u8], send_lens: &[u64], received: &mut [u8], lens: &[u64]) -> lgreco_request {
+        let (kind, send, send_lens) = (LGRECO_REQUEST_ALL_TO_ALL, send.as_ptr(), send_lens.as_ptr());
+        let (received, received_lens) = (received.as_mut_ptr(), lens.as_ptr());
+        lgreco_request { kind, send, send_lens, received, received_lens, ..Default::default() }
     }
 
     /// A collective whose memory is not there yet.

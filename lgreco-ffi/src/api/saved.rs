@@ -1,10 +1,9 @@
 use super::controller::{ControllerState, lgreco_controller};
 use super::table::Texts;
-use crate::handle;
-use crate::pointers::{Filled, SizedStruct, filled, place, slice, slice_mut};
+use crate::constants::one_of;
+use crate::pointers::{Output, fill_unless_null, place, sized_struct, slice};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
-use lgreco_train::CoreError;
 use lgreco_train::controller::{Contents, Loaded};
 
 /// What lgreco_controller_load found. Begin with LGRECO_LOADED_INIT. The names are valid until the next load, or until the
@@ -38,28 +37,8 @@ pub struct lgreco_loaded {
     pub oldest_residual: u64,
 }
 
-impl Default for lgreco_loaded {
-    fn default() -> Self {
-        lgreco_loaded {
-            struct_size: size_of::<lgreco_loaded>(),
-            missing: core::ptr::null(),
-            missing_len: 0,
-            extra: core::ptr::null(),
-            extra_len: 0,
-            misshaped: core::ptr::null(),
-            misshaped_len: 0,
-            rank: 0,
-            world_size: 0,
-            step: 0,
-            oldest_residual: 0,
-        }
-    }
-}
-
-// SAFETY: repr(C), starts with a usize, numbers and raw pointers only.
-unsafe impl SizedStruct for lgreco_loaded {
-    const WHAT: &'static str = "loaded";
-}
+// SAFETY: repr(C), starts with a usize; numbers and raw pointers only.
+sized_struct!("loaded", lgreco_loaded {});
 
 /// How much of a controller is saved: LGRECO_SAVE_...
 pub type lgreco_save_contents = u32;
@@ -70,26 +49,19 @@ pub const LGRECO_SAVE_EVERYTHING: lgreco_save_contents = 0;
 /// whoever continues collects new ones.
 pub const LGRECO_SAVE_WITHOUT_WINDOW: lgreco_save_contents = 1;
 
-fn contents_of(contents: lgreco_save_contents) -> Result<Contents, Failure> {
-    match contents {
-        LGRECO_SAVE_EVERYTHING => Ok(Contents::Everything),
-        LGRECO_SAVE_WITHOUT_WINDOW => Ok(Contents::WithoutWindow),
-        found => Err(Failure::UnknownConstant { what: "contents", found }),
-    }
-}
-
 /// # Safety
 /// README.md, pointers.
-unsafe fn write(bytes: &[u8], saved: *mut u8, capacity: usize, length: *mut usize) -> Result<(), Failure> {
+unsafe fn write_saved(bytes: &[u8], to: Output<u8>) -> Result<(), Failure> {
+    let fill = |to: &mut [u8]| {
+        to.copy_from_slice(bytes);
+        Ok(())
+    };
     // SAFETY: passed on.
-    unsafe {
-        place(length, "length")?.write(bytes.len());
-        if capacity < bytes.len() {
-            return Err(CoreError::Length { what: "saved", expected: bytes.len(), found: capacity }.into());
-        }
-        slice_mut(saved, capacity, "saved")?[..bytes.len()].copy_from_slice(bytes);
-    }
-    Ok(())
+    unsafe { to.fill(bytes.len(), bytes.len(), fill) }
+}
+
+fn contents_of(contents: lgreco_save_contents) -> Result<Contents, Failure> {
+    one_of("contents", contents, [Contents::Everything, Contents::WithoutWindow])
 }
 
 /// Writes this rank's state, read_struct and the same on every machine: residuals, factors, settings, schedule, but not the
@@ -106,14 +78,10 @@ pub unsafe extern "C" fn lgreco_controller_save(
     capacity: usize,
     length: *mut usize,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(controller, |state| {
-            let contents = contents_of(contents)?;
-            let bytes = state.controller.save_only(contents).map_err(|error| state.named(error))?;
-            write(&bytes, saved, capacity, length)
-        })
-    }
+    call!(controller, |state| {
+        let bytes = state.controller.save_only(contents_of(contents)?)?;
+        write_saved(&bytes, Output { what: "saved", to: saved, capacity, length })
+    })
 }
 
 /// As lgreco_controller_save, a part of the state, for checkpoints that are maps by name: part 0 is what belongs to no
@@ -131,22 +99,18 @@ pub unsafe extern "C" fn lgreco_controller_save_part(
     capacity: usize,
     length: *mut usize,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(controller, |state| {
-            let contents = contents_of(contents)?;
-            let name = place(name, "name")?;
-            name.write(core::ptr::null());
-            if let Some(length) = length.as_mut() {
-                *length = 0;
-            }
-            let layer = part.checked_sub(1);
-            layer.map_or(Ok(()), |layer| state.check_layer(layer))?;
-            let bytes = state.controller.save_part(layer, contents).map_err(|error| state.named(error))?;
-            name.write(layer.map_or(core::ptr::null(), |layer| state.texts.pointers()[layer]));
-            write(&bytes, saved, capacity, length)
-        })
-    }
+    call!(controller, |state| {
+        let contents = contents_of(contents)?;
+        if let Some(length) = length.as_mut() {
+            *length = 0;
+        }
+        let name = place(name, "name")?.write(core::ptr::null());
+        let layer = part.checked_sub(1);
+        layer.map_or(Ok(()), |layer| state.check_layer(layer))?;
+        let bytes = state.controller.save_part(layer, contents)?;
+        *name = layer.map_or(core::ptr::null(), |layer| state.texts.pointers()[layer]);
+        write_saved(&bytes, Output { what: "saved", to: saved, capacity, length })
+    })
 }
 
 /// Continues from `plan`, the saved state of any rank, with the residuals of `residuals`, an array of saved states of the
@@ -168,16 +132,14 @@ pub unsafe extern "C" fn lgreco_controller_load(
     residuals_len: usize,
     loaded: *mut lgreco_loaded,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(controller, |state| {
-            let to_fill = if loaded.is_null() { None } else { Some(filled(loaded)?) };
+    call!(controller, |state| {
+        fill_unless_null(loaded, || {
             let plan = slice(plan, plan_len, "plan")?;
             let residuals = states(residuals, residual_lens, residuals_len, RESIDUALS)?;
             let found = state.controller.load(plan, &residuals)?;
-            finish(state, found, to_fill)
+            state.told(found)
         })
-    }
+    })
 }
 
 /// As lgreco_controller_load, from parts that lgreco_controller_save_part wrote: `plan` is an array of all parts of any
@@ -194,16 +156,14 @@ pub unsafe extern "C" fn lgreco_controller_load_parts(
     residuals_len: usize,
     loaded: *mut lgreco_loaded,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(controller, |state| {
-            let to_fill = if loaded.is_null() { None } else { Some(filled(loaded)?) };
+    call!(controller, |state| {
+        fill_unless_null(loaded, || {
             let plan = states(plan, plan_lens, plan_len, ["plan", "plan_lens", "a part of the plan"])?;
             let residuals = states(residuals, residual_lens, residuals_len, RESIDUALS)?;
             let found = state.controller.load_parts(&plan, &residuals)?;
-            finish(state, found, to_fill)
+            state.told(found)
         })
-    }
+    })
 }
 
 const RESIDUALS: [&str; 3] = ["residuals", "residual_lens", "a residual"];
@@ -223,17 +183,18 @@ unsafe fn states<'a>(
     }
 }
 
-/// Keeps what was found, and tells it.
-fn finish(state: &mut ControllerState, found: Loaded, to_fill: Option<Filled<lgreco_loaded>>) -> Result<(), Failure> {
-    state.loads += 1;
-    // Any bytes may be given, so that names may hold NULs.
-    let [missing, extra, misshaped] = [found.missing, found.extra, found.misshaped]
-        .map(|names| names.into_iter().map(|name| name.replace('\0', "?")).collect::<Vec<_>>());
-    let texts = |names: &[String]| Texts::new(names.iter().map(String::as_str), "name of a layer");
-    state.loaded = [texts(&missing)?, texts(&extra)?, texts(&misshaped)?];
-    let [missing, extra, misshaped] = state.loaded.each_ref().map(Texts::pointers);
-    if let Some(loaded) = to_fill {
-        loaded.fill(lgreco_loaded {
+impl ControllerState {
+    /// Keeps what a load has found, for C.
+    fn told(&mut self, found: Loaded) -> Result<lgreco_loaded, Failure> {
+        self.loads += 1;
+        // Any bytes may be given, so that names may hold NULs.
+        let texts = |names: Vec<String>| {
+            let names: Vec<String> = names.iter().map(|name| name.replace('\0', "?")).collect();
+            Texts::new(names.iter().map(String::as_str), "name of a layer")
+        };
+        self.loaded = [texts(found.missing)?, texts(found.extra)?, texts(found.misshaped)?];
+        let [missing, extra, misshaped] = self.loaded.each_ref().map(Texts::pointers);
+        Ok(lgreco_loaded {
             missing: missing.as_ptr(),
             missing_len: missing.len(),
             extra: extra.as_ptr(),
@@ -245,7 +206,6 @@ fn finish(state: &mut ControllerState, found: Loaded, to_fill: Option<Filled<lgr
             step: found.step,
             oldest_residual: found.oldest_residual,
             ..lgreco_loaded::default()
-        });
+        })
     }
-    Ok(())
 }

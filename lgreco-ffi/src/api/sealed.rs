@@ -1,6 +1,5 @@
 use super::context::lgreco_context;
-use crate::handle;
-use crate::pointers::{Range, disjoint, place, slice, slice_mut};
+use crate::pointers::{Range, disjoint, slice, slice_mut, write};
 use crate::status::lgreco_status;
 use lgreco_train::compress::{seal, unseal};
 
@@ -20,16 +19,11 @@ pub unsafe extern "C" fn lgreco_payload_seal(
     capacity: usize,
     sealed_length: *mut usize,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(context, |_| {
-            let sealed = Range::of(sealed_length, 1, "sealed_length");
-            disjoint(Range::of(payload, capacity, "payload"), &[sealed])?;
-            let place = place(sealed_length, "sealed_length")?;
-            place.write(seal(slice_mut(payload, capacity, "payload")?, length)?);
-            Ok(())
-        })
-    }
+    call!(context, |_| {
+        let sealed = Range::of(sealed_length, 1, "sealed_length");
+        disjoint(Range::of(payload, capacity, "payload"), &[sealed])?;
+        write(sealed_length, "sealed_length", || Ok(seal(slice_mut(payload, capacity, "payload")?, length)?))
+    })
 }
 
 /// Tells how many of the bytes that lgreco_payload_seal closed are the payload: those that lgreco_compressor_decode takes.
@@ -43,14 +37,9 @@ pub unsafe extern "C" fn lgreco_payload_unseal(
     sealed_length: usize,
     length: *mut usize,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(context, |_| {
-            let bytes = Range::of(sealed, sealed_length, "sealed");
-            disjoint(Range::of(length, 1, "length"), &[bytes])?;
-            let place = place(length, "length")?;
-            place.write(unseal(slice(sealed, sealed_length, "sealed")?)?.len());
-            Ok(())
-        })
-    }
+    call!(context, |_| {
+        let bytes = Range::of(sealed, sealed_length, "sealed");
+        disjoint(Range::of(length, 1, "length"), &[bytes])?;
+        write(length, "length", || Ok(unseal(slice(sealed, sealed_length, "sealed")?)?.len()))
+    })
 }

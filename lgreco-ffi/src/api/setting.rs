@@ -1,7 +1,11 @@
-use super::gradient::{LGRECO_DTYPE_F32, dtype, lgreco_dtype};
-use crate::pointers::SizedStruct;
-use crate::status::Failure;
+use super::context::lgreco_context;
+use super::gradient::{dtype, lgreco_dtype};
+use crate::constants::one_of;
+use crate::pointers::{self, Output, fill, read_struct, sized_struct};
+use crate::status::{Failure, lgreco_status};
+use core::ffi::c_char;
 use lgreco_train::CoreError;
+
 use lgreco_train::compress::{
     Setting,
     adacomp::AdaComp,
@@ -106,33 +110,21 @@ pub struct lgreco_setting {
     pub group: u32,
 }
 
-impl Default for lgreco_setting {
-    fn default() -> Self {
-        lgreco_setting {
-            struct_size: size_of::<lgreco_setting>(),
-            method: LGRECO_METHOD_DENSE,
-            bits: 4,
-            bucket: 512,
-            scale: LGRECO_SCALE_MAX_NORM,
-            rounding: LGRECO_ROUNDING_STOCHASTIC,
-            keep: 1,
-            values: LGRECO_DTYPE_F32,
-            rank: 4,
-            iterations: 1,
-            lambda: 0.0,
-            density: 0.01,
-            fit: LGRECO_SIDCO_FIT_EXPONENTIAL,
-            stages: 1,
-            bin: 500,
-            group: LoCo::default().group,
-        }
+// SAFETY: repr(C), starts with a usize; numbers only.
+sized_struct!(
+    "setting",
+    lgreco_setting {
+        bits: 4,
+        bucket: 512,
+        keep: 1,
+        rank: 4,
+        iterations: 1,
+        density: 0.01,
+        stages: 1,
+        bin: 500,
+        group: LoCo::default().group,
     }
-}
-
-// SAFETY: repr(C), starts with a usize, numbers only.
-unsafe impl SizedStruct for lgreco_setting {
-    const WHAT: &'static str = "setting";
-}
+);
 
 /// A number of bits that fits core's type; core says whether it makes sense.
 pub(super) fn bits(bits: u32) -> Result<u8, CoreError> {
@@ -146,16 +138,8 @@ impl lgreco_setting {
             LGRECO_METHOD_QSGD => Setting::Qsgd(Qsgd {
                 bits: bits(self.bits)?,
                 bucket: self.bucket,
-                scale: match self.scale {
-                    LGRECO_SCALE_MAX_NORM => Scale::MaxNorm,
-                    LGRECO_SCALE_MIN_MAX => Scale::MinMax,
-                    found => return Err(Failure::UnknownConstant { what: "scale", found }),
-                },
-                rounding: match self.rounding {
-                    LGRECO_ROUNDING_STOCHASTIC => Rounding::Stochastic,
-                    LGRECO_ROUNDING_NEAREST => Rounding::Nearest,
-                    found => return Err(Failure::UnknownConstant { what: "rounding", found }),
-                },
+                scale: one_of("scale", self.scale, [Scale::MaxNorm, Scale::MinMax])?,
+                rounding: one_of("rounding", self.rounding, [Rounding::Stochastic, Rounding::Nearest])?,
             }),
             LGRECO_METHOD_TOPK => Setting::TopK(TopK { keep: self.keep, values: dtype(self.values)? }),
             LGRECO_METHOD_QUANTISED_TOPK => {
@@ -170,12 +154,7 @@ impl lgreco_setting {
             }
             LGRECO_METHOD_SIDCO => Setting::Sidco(Sidco {
                 density: self.density,
-                fit: match self.fit {
-                    LGRECO_SIDCO_FIT_EXPONENTIAL => Fit::Exponential,
-                    LGRECO_SIDCO_FIT_GAMMA_PARETO => Fit::GammaPareto,
-                    LGRECO_SIDCO_FIT_PARETO => Fit::Pareto,
-                    found => return Err(Failure::UnknownConstant { what: "fit", found }),
-                },
+                fit: one_of("fit", self.fit, [Fit::Exponential, Fit::GammaPareto, Fit::Pareto])?,
                 stages: self.stages,
                 values: dtype(self.values)?,
             }),
@@ -184,50 +163,76 @@ impl lgreco_setting {
     }
 
     pub(crate) fn from_core(setting: Setting) -> lgreco_setting {
-        let other = lgreco_setting::default();
+        let mut s = lgreco_setting::default();
         match setting {
-            Setting::Dense => other,
-            Setting::Qsgd(Qsgd { bits, bucket, scale, rounding }) => lgreco_setting {
-                method: LGRECO_METHOD_QSGD,
-                bits: bits.into(),
-                bucket,
-                scale: match scale {
-                    Scale::MaxNorm => LGRECO_SCALE_MAX_NORM,
-                    Scale::MinMax => LGRECO_SCALE_MIN_MAX,
-                },
-                rounding: match rounding {
+            Setting::Dense => s.method = LGRECO_METHOD_DENSE,
+            Setting::Qsgd(Qsgd { bits, bucket, scale, rounding }) => {
+                (s.method, s.bits, s.bucket) = (LGRECO_METHOD_QSGD, bits.into(), bucket);
+                s.scale = scale as lgreco_scale;
+                s.rounding = match rounding {
                     Rounding::Stochastic => LGRECO_ROUNDING_STOCHASTIC,
                     Rounding::Nearest => LGRECO_ROUNDING_NEAREST,
-                },
-                ..other
-            },
+                };
+            }
             Setting::TopK(TopK { keep, values }) => {
-                lgreco_setting { method: LGRECO_METHOD_TOPK, keep, values: values as lgreco_dtype, ..other }
+                (s.method, s.keep, s.values) = (LGRECO_METHOD_TOPK, keep, values as lgreco_dtype);
             }
             Setting::QuantisedTopK(QuantisedTopK { keep, bits }) => {
-                lgreco_setting { method: LGRECO_METHOD_QUANTISED_TOPK, keep, bits: bits.into(), ..other }
+                (s.method, s.keep, s.bits) = (LGRECO_METHOD_QUANTISED_TOPK, keep, bits.into());
             }
             Setting::PowerSgd(PowerSgd { rank, iterations }) => {
-                lgreco_setting { method: LGRECO_METHOD_POWERSGD, rank, iterations, ..other }
+                (s.method, s.rank, s.iterations) = (LGRECO_METHOD_POWERSGD, rank, iterations);
             }
-            Setting::AdaComp(AdaComp { bin }) => lgreco_setting { method: LGRECO_METHOD_ADACOMP, bin, ..other },
-            Setting::LoCo(LoCo { group }) => lgreco_setting { method: LGRECO_METHOD_LOCO, group, ..other },
-            Setting::CltK(CltK { keep }) => lgreco_setting { method: LGRECO_METHOD_CLT_K, keep, ..other },
+            Setting::AdaComp(AdaComp { bin }) => (s.method, s.bin) = (LGRECO_METHOD_ADACOMP, bin),
+            Setting::LoCo(LoCo { group }) => (s.method, s.group) = (LGRECO_METHOD_LOCO, group),
+            Setting::CltK(CltK { keep }) => (s.method, s.keep) = (LGRECO_METHOD_CLT_K, keep),
             Setting::HardThreshold(HardThreshold { lambda, values }) => {
-                lgreco_setting { method: LGRECO_METHOD_HARD_THRESHOLD, lambda, values: values as lgreco_dtype, ..other }
+                (s.method, s.lambda, s.values) = (LGRECO_METHOD_HARD_THRESHOLD, lambda, values as lgreco_dtype);
             }
-            Setting::Sidco(Sidco { density, fit, stages, values }) => lgreco_setting {
-                method: LGRECO_METHOD_SIDCO,
-                density,
-                fit: match fit {
-                    Fit::Exponential => LGRECO_SIDCO_FIT_EXPONENTIAL,
-                    Fit::GammaPareto => LGRECO_SIDCO_FIT_GAMMA_PARETO,
-                    Fit::Pareto => LGRECO_SIDCO_FIT_PARETO,
-                },
-                stages,
-                values: values as lgreco_dtype,
-                ..other
-            },
+            Setting::Sidco(Sidco { density, fit, stages, values }) => {
+                (s.method, s.density, s.fit) = (LGRECO_METHOD_SIDCO, density, fit as lgreco_sidco_fit);
+                (s.stages, s.values) = (stages, values as lgreco_dtype);
+            }
         }
+        s
     }
+}
+
+/// Bytes that hold any setting's text and the NUL after it.
+pub const LGRECO_SETTING_TEXT_BYTES: usize = 64;
+
+/// Writes a setting as text with a NUL after it, such as "qsgd 4", "topk 786" or "powersgd 4 iterations 2", as it stands in
+/// table and plan files; `length`, which must not be NULL, receives the number of bytes before the NUL. README.md has the
+/// words.
+///
+/// LGRECO_LENGTH when `capacity` is not above that number: `length` is then set all the same, and `text` may be NULL.
+/// LGRECO_UNKNOWN_CONSTANT, LGRECO_PARAMETER. Allocates.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_setting_to_text(
+    context: *mut lgreco_context,
+    setting: *const lgreco_setting,
+    text: *mut c_char,
+    capacity: usize,
+    length: *mut usize,
+) -> lgreco_status {
+    call!(context, |_| {
+        let written = read_struct(setting)?.to_core()?.to_string();
+        // Only what is in range can be read again.
+        written.parse::<Setting>()?;
+        Output { what: "text", to: text, capacity, length }.write_text(&written)
+    })
+}
+
+/// Fills `setting` with what `text`, which ends with a NUL, says, as lgreco_setting_to_text writes it. Whether the setting
+/// fits a layer is for the calls that use it to say.
+///
+/// LGRECO_SETTING_WORD for a word that is unknown there, LGRECO_SETTING_SYNTAX where another word or a number is expected:
+/// the message names the word; LGRECO_PARAMETER for a parameter out of range; LGRECO_TEXT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_setting_from_text(
+    context: *mut lgreco_context,
+    text: *const c_char,
+    setting: *mut lgreco_setting,
+) -> lgreco_status {
+    call!(context, |_| { fill(setting, || Ok(lgreco_setting::from_core(pointers::text(text, "text")?.parse()?))) })
 }

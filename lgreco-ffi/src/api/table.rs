@@ -1,9 +1,10 @@
 use super::context::lgreco_context;
 use super::setting::lgreco_setting;
-use crate::handle::{self, Immutable, Kind};
-use crate::pointers::{Range, SizedStruct, filled, read_struct, slice, text};
+use crate::handle::{self, Immutable, kind};
+use crate::pointers::{Output, Range, fill, read_struct, sized_struct, slice, text};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
+use lgreco_train::file::TableFile;
 use lgreco_train::table::{Choice, NamedError, NamedTable, Table};
 use lgreco_train::{CoreError, search::Measured};
 use std::ffi::CString;
@@ -55,29 +56,8 @@ pub struct lgreco_table_view {
     pub model_layers: *const usize,
 }
 
-impl Default for lgreco_table_view {
-    fn default() -> Self {
-        lgreco_table_view {
-            struct_size: size_of::<lgreco_table_view>(),
-            layers: 0,
-            ends: core::ptr::null(),
-            choices: core::ptr::null(),
-            defaults: core::ptr::null(),
-            budget: core::ptr::null(),
-            names: core::ptr::null(),
-            labels: core::ptr::null(),
-            elements: core::ptr::null(),
-            uncompressed_sizes: core::ptr::null(),
-            metric: core::ptr::null(),
-            model_layers: core::ptr::null(),
-        }
-    }
-}
-
-// SAFETY: repr(C), starts with a usize, integers and raw pointers only.
-unsafe impl SizedStruct for lgreco_table_view {
-    const WHAT: &'static str = "table view";
-}
+// SAFETY: repr(C), starts with a usize; integers and raw pointers only.
+sized_struct!("table view", lgreco_table_view {});
 
 /// A caller's view with its arrays as slices.
 pub(crate) struct TableView<'a> {
@@ -191,23 +171,15 @@ pub struct lgreco_table {
     _private: [u8; 0],
 }
 
-impl Kind for lgreco_table {
-    const WHAT: &'static str = "table";
-    const TAG: [u8; 8] = *b"lgtable\0";
-    type State = TableState;
-}
+kind!(lgreco_table, "table", b"lgtable\0", TableState);
 
 impl Immutable for lgreco_table {}
 
-/// Where a table comes from.
-pub(crate) enum Source {
-    Given(NamedTable),
-    Measured(Measured),
-}
-
 pub(crate) struct TableState {
-    source: Source,
-    budget: Option<f64>,
+    pub(crate) table: NamedTable,
+    /// Of measured tables, which of the model's layers are in it.
+    model_layers: Option<Vec<usize>>,
+    pub(crate) budget: Option<f64>,
     ends: Vec<usize>,
     defaults: Option<Vec<u32>>,
     elements: Vec<u64>,
@@ -244,11 +216,11 @@ pub(crate) fn c_text(text: &str, what: &'static str) -> Result<CString, Failure>
 }
 
 impl TableState {
-    pub(crate) fn new(source: Source, budget: Option<f64>) -> Result<TableState, Failure> {
-        let (table, defaults) = match &source {
-            Source::Given(table) => (table, table.defaults()),
-            Source::Measured(measured) => (&measured.table, Some(measured.defaults.clone())),
-        };
+    pub(crate) fn measured(measured: Measured) -> Result<TableState, Failure> {
+        Ok(TableState { model_layers: Some(measured.layers), ..TableState::new(measured.table, None)? })
+    }
+
+    pub(crate) fn new(table: NamedTable, budget: Option<f64>) -> Result<TableState, Failure> {
         let layers = 0..table.layers();
         let size = |layer| table.uncompressed_size(layer).unwrap_or(table.elements(layer).saturating_mul(32));
         let ends = table.view().iter().scan(0, |end, options| {
@@ -257,41 +229,27 @@ impl TableState {
         });
         Ok(TableState {
             ends: ends.collect(),
-            defaults,
+            defaults: table.defaults(),
             elements: layers.clone().map(|layer| table.elements(layer)).collect(),
             uncompressed_sizes: layers.clone().map(size).collect(),
             metric: c_text(table.metric(), "metric")?,
             names: Texts::new(layers.clone().map(|layer| table.name(layer)), "name of a layer")?,
             labels: Texts::new(layers.flat_map(|layer| table.labels(layer)).map(String::as_str), "label of an option")?,
-            source,
+            table,
+            model_layers: None,
             budget,
         })
-    }
-
-    pub(crate) fn table(&self) -> &NamedTable {
-        match &self.source {
-            Source::Given(table) => table,
-            Source::Measured(measured) => &measured.table,
-        }
-    }
-
-    pub(crate) fn budget(&self) -> Option<f64> {
-        self.budget
     }
 
     fn view(&self) -> lgreco_table_view {
         fn pointer<T>(values: Option<&[T]>) -> *const T {
             values.map_or(core::ptr::null(), <[T]>::as_ptr)
         }
-        let model_layers = match &self.source {
-            Source::Given(_) => None,
-            Source::Measured(measured) => Some(measured.layers.as_slice()),
-        };
         lgreco_table_view {
             struct_size: size_of::<lgreco_table_view>(),
             layers: self.ends.len(),
             ends: self.ends.as_ptr(),
-            choices: self.table().view().choices().as_ptr().cast(),
+            choices: self.table.view().choices().as_ptr().cast(),
             defaults: pointer(self.defaults.as_deref()),
             budget: pointer(self.budget.as_ref().map(core::slice::from_ref)),
             names: self.names.pointers().as_ptr(),
@@ -299,7 +257,7 @@ impl TableState {
             elements: self.elements.as_ptr(),
             uncompressed_sizes: self.uncompressed_sizes.as_ptr(),
             metric: self.metric.as_ptr(),
-            model_layers: pointer(model_layers),
+            model_layers: pointer(self.model_layers.as_deref()),
         }
     }
 }
@@ -311,13 +269,10 @@ pub unsafe extern "C" fn lgreco_table_create(
     view: *const lgreco_table_view,
     table: *mut *mut lgreco_table,
 ) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::create::<_, lgreco_table>(context, table, |_| {
-            let view = TableView::read(view)?;
-            TableState::new(Source::Given(view.to_named_table()?), view.budget)
-        })
-    }
+    create!(context, table, |_| {
+        let view = TableView::read(view)?;
+        TableState::new(view.to_named_table()?, view.budget)
+    })
 }
 
 /// Frees a table and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
@@ -333,9 +288,7 @@ pub unsafe extern "C" fn lgreco_table_destroy(table: *mut *mut lgreco_table) -> 
 pub unsafe extern "C" fn lgreco_table_get(table: *const lgreco_table, view: *mut lgreco_table_view) -> lgreco_status {
     handle::call_without_handle(|| {
         // SAFETY: README.md, handles and pointers.
-        let (table, view) = unsafe { (handle::shared(table)?, filled(view)?) };
-        view.fill(table.view());
-        Ok(())
+        unsafe { fill(view, || Ok(handle::shared(table)?.view())) }
     })
 }
 
@@ -351,10 +304,8 @@ pub unsafe extern "C" fn lgreco_table_setting(
     option: u32,
     setting: *mut lgreco_setting,
 ) -> lgreco_status {
-    handle::call_without_handle(|| {
-        // SAFETY: README.md, handles and pointers.
-        let (table, setting) = unsafe { (handle::shared(table)?, filled(setting)?) };
-        let table = table.table();
+    let find = |state: &TableState| {
+        let table = &state.table;
         let layers = table.layers();
         if layer >= layers {
             return Err(CoreError::Length { what: "layer", expected: layers, found: layer }.into());
@@ -363,8 +314,48 @@ pub unsafe extern "C" fn lgreco_table_setting(
         if option >= options {
             return Err(CoreError::NoSuchOption { layer, option, options }.into());
         }
-        let found = table.setting(layer, option).ok_or(Failure::NoSettings)?;
-        setting.fill(lgreco_setting::from_core(found));
-        Ok(())
+        Ok(lgreco_setting::from_core(table.setting(layer, option).ok_or(Failure::NoSettings)?))
+    };
+    handle::call_without_handle(|| {
+        // SAFETY: README.md, handles and pointers.
+        unsafe { fill(setting, || find(handle::shared(table)?)) }
+    })
+}
+
+/// Reads a table file, `length` bytes of JSON as described by schemas/table.schema.json.
+///
+/// LGRECO_JSON, LGRECO_JSON_VERSION, and the codes of lgreco_table_create and lgreco_setting_from_text; the message names layer, option and field.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_table_from_json(
+    context: *mut lgreco_context,
+    json: *const c_char,
+    length: usize,
+    table: *mut *mut lgreco_table,
+) -> lgreco_status {
+    create!(context, table, |_| {
+        let file = TableFile::parse(slice(json.cast(), length, "json")?)?;
+        TableState::new(file.table, file.budget)
+    })
+}
+
+/// Writes the table as JSON with a NUL after it; `length`, which must not be NULL, receives the number of bytes before
+/// the NUL.
+///
+/// LGRECO_LENGTH when `capacity` is not above that number: `length` is then set all the same, and `json` may be NULL.
+/// Allocates.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_table_to_json(
+    table: *const lgreco_table,
+    json: *mut c_char,
+    capacity: usize,
+    length: *mut usize,
+) -> lgreco_status {
+    handle::call_without_handle(|| {
+        // SAFETY: README.md, handles and pointers.
+        unsafe {
+            let table = handle::shared(table)?;
+            let file = TableFile { table: table.table.clone(), budget: table.budget };
+            Output { what: "json", to: json, capacity, length }.write_text(&file.to_json())
+        }
     })
 }

@@ -1,12 +1,10 @@
 use core::ffi::{CStr, c_char};
 
 const fn number(text: &str) -> u32 {
-    let (digits, mut value, mut at) = (text.as_bytes(), 0, 0);
-    while at < digits.len() {
-        value = 10 * value + (digits[at] - b'0') as u32;
-        at += 1;
+    match u32::from_str_radix(text, 10) {
+        Ok(number) => number,
+        Err(_) => panic!("a part of the version is no number"),
     }
-    value
 }
 
 const PACKED: u32 = 10_000 * number(env!("CARGO_PKG_VERSION_MAJOR"))

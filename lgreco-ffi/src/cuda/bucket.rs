@@ -32,7 +32,7 @@ pub(super) unsafe fn new(
     Ok(Box::new(unsafe { DeviceBucket::new(device, &layers, config, memory) }?))
 }
 
-const OTHER_DEVICE: Failure = Failure::Unavailable { what: "a bucket of this device" };
+const OTHER_DEVICE: Failure = Failure::Unavailable("a bucket of this device");
 
 fn cuda(device: &mut dyn OnDevice) -> Result<&mut CudaBackend, Failure> {
     (device as &mut dyn Any).downcast_mut().ok_or(OTHER_DEVICE)
@@ -65,7 +65,7 @@ impl OnDeviceBucket for DeviceBucket {
             Some(Request::AllGather { buffer }) => (buffer.address, None, buffer.len / world_size),
             Some(Request::AllReduceSum { values }) => (values.address, Some(Dtype::F32), values.len),
             Some(Request::AllReduceSumBf16 { values }) => (values.address, Some(Dtype::Bf16), values.len),
-            Some(_) => return Err(Failure::Unavailable { what: "a collective of this kind on devices" }),
+            Some(_) => return Err(Failure::Unavailable("a collective of this kind on devices")),
         };
         Ok(Some(Collective { address, sum, len }))
     }

@@ -45,20 +45,20 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
         // gradients stay in their place as long as the state; handles are live or NULL.
         last = unsafe {
             match at {
-                0 => lgreco_controller_begin_step(controller, f64::from(bytes.value()).abs(), null_mut()),
+                0 => lgreco_controller_begin_step(controller, f64::from(bytes.value()).abs()),
                 1 => lgreco_controller_control(controller, bytes.maybe_mut(&raw mut request)),
                 2 => open(bytes, state, which, controller),
                 3 => {
                     let own = &mut state.gradients[which];
                     own.copy_from_slice(&gradient(bytes));
                     let pointers = [bytes.maybe_mut(own.as_mut_ptr().cast::<c_void>())];
-                    lgreco_bucket_submit(bucket, pointers.as_ptr(), 1 - usize::from(bytes.below(16) / 15), null_mut())
+                    lgreco_bucket_submit(bucket, pointers.as_ptr(), 1 - usize::from(bytes.below(16) / 15))
                 }
                 4 | 5 => {
                     let to = bytes.maybe_mut(&raw mut request);
-                    let mut status = lgreco_bucket_next(bucket, to, null_mut());
+                    let mut status = lgreco_bucket_next(bucket, to);
                     while status == LGRECO_OK && request.kind != LGRECO_REQUEST_NONE && bytes.below(16) > 0 {
-                        status = lgreco_bucket_next(bucket, to, null_mut());
+                        status = lgreco_bucket_next(bucket, to);
                     }
                     let ended = status == LGRECO_OK && request.kind == LGRECO_REQUEST_NONE;
                     exchanged |= ended && state.gradients[which].iter().all(|x| x.is_finite());

@@ -1,7 +1,7 @@
 //! CUDA devices: the calls on one that is not there, for what they do before a device is asked.
 
 use super::{Bytes, ELEMENTS, ROOM, State, gradient, layer, renew, search, setting};
-use crate::cuda::{BucketLayers, Call, Collective, DeviceTensor, OnDevice, OnDeviceBucket, Outcome, Row, RowsBytes};
+use crate::cuda::{BucketLayers, Collective, DeviceTensor, Encoding, OnDevice, OnDeviceBucket, Outcome, Row};
 use crate::handle;
 use crate::status::Failure;
 use crate::*;
@@ -10,7 +10,6 @@ use core::ptr::{null, null_mut};
 use lgreco_train::CoreError;
 use lgreco_train::compress::{Compressor, Setting};
 use lgreco_train::gradient::Shape;
-use lgreco_train::rng::Stream;
 
 /// The number of no device, whatever there is.
 const ORDINAL: u32 = 1 << 20;
@@ -39,11 +38,11 @@ impl OnDevice for NoDevice {
         Ok(())
     }
 
-    fn workspace_bytes(&self, rows: &[Row<'_>], calls: &[Call]) -> Result<u64, Failure> {
-        Ok(rows.len() as u64 * calls.len() as u64)
+    fn workspace_bytes(&self, rows: &[Row<'_>], calls: u32) -> Result<u64, Failure> {
+        Ok(rows.len() as u64 * u64::from(calls.count_ones()))
     }
 
-    fn reserve(&mut self, _: &[Row<'_>], _: &[Call]) -> Result<(), Failure> {
+    fn reserve(&mut self, _: &[Row<'_>], _: u32) -> Result<(), Failure> {
         Ok(())
     }
 
@@ -52,8 +51,8 @@ impl OnDevice for NoDevice {
         Ok(())
     }
 
-    fn rows_bytes(&self, rows: &[Row<'_>]) -> Result<RowsBytes, Failure> {
-        Ok(RowsBytes { workspace: 1, results: 8 * rows.len() as u64 })
+    fn rows_bytes(&self, rows: &[Row<'_>]) -> Result<(u64, u64), Failure> {
+        Ok((1, 8 * rows.len() as u64))
     }
 
     unsafe fn enqueue_rows(&mut self, rows: &[Row<'_>], workspace: u64, results: u64) -> Result<(), Failure> {
@@ -74,29 +73,19 @@ impl OnDevice for NoDevice {
         Ok(())
     }
 
-    unsafe fn encode(
-        &mut self,
-        setting: &Setting,
-        DeviceTensor { shape, dtype, .. }: DeviceTensor,
-        _: Stream,
-        payload: &mut [u8],
-    ) -> Result<usize, Failure> {
-        let len = setting.payload_len(shape, dtype)?;
-        if len > payload.len() { Err(Failure::Null { what: "payload" }) } else { Ok(len) }
+    unsafe fn encode(&mut self, encoding: &Encoding, payload: &mut [u8]) -> Result<usize, Failure> {
+        let DeviceTensor { shape, dtype, .. } = encoding.gradient;
+        let len = encoding.setting.payload_len(shape, dtype)?;
+        if len > payload.len() { Err(Failure::Null("payload")) } else { Ok(len) }
     }
 
     unsafe fn decode(&mut self, _: &[u8], _: u64) -> Result<(), Failure> {
         Ok(())
     }
 
-    unsafe fn encode_to_device(
-        &mut self,
-        setting: &Setting,
-        DeviceTensor { shape, dtype, .. }: DeviceTensor,
-        _: Stream,
-        _: u64,
-    ) -> Result<usize, Failure> {
-        Ok(setting.payload_len(shape, dtype)?)
+    unsafe fn encode_to_device(&mut self, encoding: &Encoding, _: u64) -> Result<usize, Failure> {
+        let DeviceTensor { shape, dtype, .. } = encoding.gradient;
+        Ok(encoding.setting.payload_len(shape, dtype)?)
     }
 
     unsafe fn decode_on_device(&mut self, _: &Setting, _: Shape, _: u64, _: u64) -> Result<(), Failure> {
@@ -221,7 +210,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     if state.cudas[which].is_null() {
         // SAFETY: the context is live or NULL, or a handle of another kind.
         renew(&mut state.cudas[which], lgreco_cuda_destroy, |to| unsafe {
-            handle::create::<_, lgreco_cuda>(context, to, |_| Ok(Box::new(NoDevice)))
+            handle::create(context, to, |_| Ok(Box::new(NoDevice) as Box<dyn OnDevice>))
         });
     }
     several(bytes, |bytes| one(bytes, state, which))
@@ -261,7 +250,7 @@ fn one(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
                 status
             }
             2..=5 => renew(&mut *to, lgreco_cuda_destroy, |to| {
-                handle::create::<_, lgreco_cuda>(context, to, |_| Ok(Box::new(NoDevice)))
+                handle::create(context, to, |_| Ok(Box::new(NoDevice) as Box<dyn OnDevice>))
             }),
             6 => lgreco_cuda_destroy(to),
             7 | 8 => lgreco_cuda_held_bytes(cuda, bytes.maybe_mut(&mut number)),

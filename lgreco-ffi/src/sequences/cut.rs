@@ -2,7 +2,7 @@
 
 use super::{Bytes, ROOM, State, renew};
 use crate::*;
-use core::ptr::{null, null_mut};
+use core::ptr::null;
 use lgreco_core::internal::checksum::seal;
 
 const BATCH: usize = 2;
@@ -40,7 +40,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     let samples = usize::from(bytes.below(16) % 13).min(BATCH);
     let [above, below] = if bytes.below(16) == 15 { [state.cuts[1], state.cuts[0]] } else { state.cuts };
     let mut received = [0.0; VALUES];
-    let (to, to_len, none) = (received.as_mut_ptr(), samples * FEATURES, null_mut());
+    let (to, to_len) = (received.as_mut_ptr(), samples * FEATURES);
     let (message, capacity) = (state.message.as_mut_ptr(), ROOM - usize::from(bytes.below(8) / 7) * (ROOM - 30));
     let length = state.message_length.min(ROOM).saturating_sub(usize::from(bytes.below(16) / 15));
     let (f32, lengths, ticket) = (LGRECO_DTYPE_F32, &raw mut state.message_length, &raw mut state.ticket);
@@ -57,25 +57,23 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 }
                 status
             }
-            2 | 3 => {
-                lgreco_cut_send_activations(above, from, f32, samples, ids, message, capacity, lengths, ticket, none)
-            }
+            2 | 3 => lgreco_cut_send_activations(above, from, f32, samples, ids, message, capacity, lengths, ticket),
             4 | 5 => {
                 let mut stated = 0;
                 let status = lgreco_cut_samples(below, message, length, &mut stated);
                 assert!(status != LGRECO_OK || stated <= BATCH);
-                lgreco_cut_receive_activations(below, message, length, to, to_len, ticket, none)
+                lgreco_cut_receive(below, message, length, to, to_len, ticket)
             }
             6 => {
                 let ticket = *ticket;
-                lgreco_cut_send_gradients(below, ticket, from, f32, samples, message, capacity, lengths, none)
+                lgreco_cut_send_gradients(below, ticket, from, f32, samples, message, capacity, lengths)
             }
-            7 => lgreco_cut_receive_gradients(above, message, length, to, to_len, ticket, none),
+            7 => lgreco_cut_receive(above, message, length, to, to_len, ticket),
             8 => {
                 let how = u32::from(bytes.below(2));
-                let sent = lgreco_cut_evaluate(above, how, from, f32, samples, message, capacity, lengths, none);
+                let sent = lgreco_cut_evaluate(above, how, from, f32, samples, message, capacity, lengths);
                 match sent {
-                    LGRECO_OK => lgreco_cut_receive_evaluation(below, message, *lengths, to, to_len, none),
+                    LGRECO_OK => lgreco_cut_receive_evaluation(below, message, *lengths, to, to_len),
                     status => status,
                 }
             }
@@ -93,10 +91,9 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                         message,
                         capacity,
                         lengths,
-                        none,
                     )
                 }
-                _ => lgreco_cut_receive_repeated(below, message, length, to, to_len, none),
+                _ => lgreco_cut_receive_repeated(below, message, length, to, to_len),
             },
             10 | 11 => {
                 let both = [lgreco_cut_commit_step(above), lgreco_cut_commit_step(below)];
@@ -135,11 +132,10 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
             _ => {
                 let (to, end) = (state.saved.as_mut_ptr(), which as u32);
                 let mut length = 0;
-                let status = lgreco_cut_saved_len(state.cuts[which], &mut length);
-                if status != LGRECO_OK || length > ROOM {
-                    return status;
+                let written = lgreco_cut_save(state.cuts[which], to, ROOM, &mut length);
+                if length > ROOM {
+                    return written;
                 }
-                let written = lgreco_cut_save(state.cuts[which], to, ROOM);
                 state.saved[usize::from(bytes.next()) % length.max(1)] ^= bytes.below(4) / 3;
                 seal(&mut state.saved[..length]);
                 let saved = state.saved.as_ptr();

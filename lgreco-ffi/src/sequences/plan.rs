@@ -3,7 +3,6 @@
 use super::{Bytes, State, gradient, layer, renew, search, setting};
 use crate::*;
 use core::ffi::CStr;
-use core::ptr::null_mut;
 
 pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
     let context = state.context(which, bytes);
@@ -33,7 +32,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 let layer = layer(bytes, &gradient);
                 let search = search(bytes);
                 renew(&mut state.tables[which], lgreco_table_destroy, |to| {
-                    lgreco_table_measure(context, &layer, 1, &search, to, null_mut())
+                    lgreco_table_measure(context, &layer, 1, &search, to)
                 })
             }
             3 => lgreco_table_destroy(&raw mut state.tables[which]),
@@ -96,7 +95,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 let (mut errors, mut sizes) = ([0.0; 3], [0; 3]);
                 let (from, count) = (bytes.maybe(settings.as_ptr()), usize::from(bytes.below(4)));
                 let (to, sizes) = (bytes.maybe_mut(errors.as_mut_ptr()), bytes.maybe_mut(sizes.as_mut_ptr()));
-                let status = lgreco_measure(context, &layer, from, count, 1, 0, to, sizes, null_mut());
+                let status = lgreco_measure(context, &layer, from, count, 1, 0, to, sizes);
                 assert!(status != LGRECO_OK || errors.iter().all(|&error| error >= 0.0 && error.is_finite()));
                 status
             }

@@ -10,46 +10,20 @@ use lgreco_core::internal::checksum::seal;
 static LEGACY_LEVELS: [f64; 4] = [0.5, 0.1, 0.2, 4.0];
 static LEGACY_SIZES: [u64; 1] = [64];
 
-unsafe extern "C" fn reduce(user: *mut c_void, _: *mut f32, _: usize, _: *mut c_void) -> i32 {
-    i32::from(!user.is_null())
-}
-
-unsafe extern "C" fn gather(user: *mut c_void, _: *mut u8, _: usize, _: *mut c_void) -> i32 {
-    i32::from(!user.is_null())
-}
-
-unsafe extern "C" fn reduce_bf16(user: *mut c_void, _: *mut u16, _: usize, _: *mut c_void) -> i32 {
-    i32::from(!user.is_null())
-}
-
-unsafe extern "C" fn gather_each(user: *mut c_void, _: *const u64, _: *mut u8, _: *mut c_void) -> i32 {
-    i32::from(!user.is_null())
-}
-
-unsafe extern "C" fn broadcast(user: *mut c_void, _: u32, _: *mut u8, _: usize, _: *mut c_void) -> i32 {
+unsafe extern "C" fn perform(user: *mut c_void, _: *const lgreco_request) -> i32 {
     i32::from(!user.is_null())
 }
 
 /// Whose calls succeed.
 pub(super) fn collective_of_one() -> lgreco_collective {
-    lgreco_collective {
-        all_reduce_sum: Some(reduce),
-        all_gather: Some(gather),
-        broadcast: Some(broadcast),
-        all_gather_each: Some(gather_each),
-        ..Default::default()
-    }
+    lgreco_collective { perform: Some(perform), ..Default::default() }
 }
 
 fn collective(bytes: &mut Bytes) -> lgreco_collective {
     lgreco_collective {
         rank: u32::from(bytes.below(32) == 31),
         user: if bytes.below(16) == 15 { core::ptr::dangling_mut() } else { null_mut() },
-        all_reduce_sum: Some(reduce),
-        all_gather: Some(gather),
-        broadcast: (bytes.below(32) < 31).then_some(broadcast),
-        all_gather_each: (bytes.below(32) < 31).then_some(gather_each),
-        all_reduce_sum_bf16: (bytes.below(32) < 31).then_some(reduce_bf16),
+        perform: (bytes.below(32) < 31).then_some(perform),
         ..Default::default()
     }
 }
@@ -105,7 +79,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                     let mut report = lgreco_report::default();
                     let report = bytes.maybe_mut(&raw mut report);
                     let from = pointers.as_ptr();
-                    status = lgreco_controller_step(controller, &collective, from, 1, 0.1, report, null_mut());
+                    status = lgreco_controller_step(controller, &collective, from, 1, 0.1, report);
                 }
                 status
             }
@@ -154,7 +128,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
             }
             _ => match bytes.below(2) {
                 0 => lgreco_controller_destroy(&raw mut state.controllers[which]),
-                _ => lgreco_controller_step(controller, null(), null(), 1, 0.1, null_mut(), null_mut()),
+                _ => lgreco_controller_step(controller, null(), null(), 1, 0.1, null_mut()),
             },
         }
     }

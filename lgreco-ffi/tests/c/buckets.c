@@ -24,7 +24,7 @@ typedef struct {
 
 static void submit(Flight *flight) {
     void *pointers[] = {flight->values};
-    flight->status = lgreco_bucket_submit(flight->bucket, pointers, 1, NULL);
+    flight->status = lgreco_bucket_submit(flight->bucket, pointers, 1);
     flight->request = (lgreco_request)LGRECO_REQUEST_INIT;
     flight->done = flight->status != LGRECO_OK;
 }
@@ -50,7 +50,7 @@ static void check_round(const lgreco_request *announced, const lgreco_request *r
 static void go_on(Flight *flight, Member *member) {
     lgreco_request announced = LGRECO_REQUEST_INIT;
     OK(lgreco_bucket_round(flight->bucket, flight->round++, &announced));
-    flight->status = lgreco_bucket_next(flight->bucket, &flight->request, NULL);
+    flight->status = lgreco_bucket_next(flight->bucket, &flight->request);
     flight->done = flight->status != LGRECO_OK || flight->request.kind == LGRECO_REQUEST_NONE;
     if (flight->status == LGRECO_OK && flight->request.kind != LGRECO_REQUEST_NONE)
         check_round(&announced, &flight->request, member->group->workers);
@@ -66,7 +66,7 @@ static void *fly(void *argument) {
 
 static void begin(lgreco_controller *controller, Member *member) {
     lgreco_request request = LGRECO_REQUEST_INIT;
-    OK(lgreco_controller_begin_step(controller, 0.1, NULL));
+    OK(lgreco_controller_begin_step(controller, 0.1));
     for (;;) {
         OK(lgreco_controller_control(controller, &request));
         if (request.kind == LGRECO_REQUEST_NONE) return;
@@ -209,7 +209,7 @@ static void *spoilt(void *argument) {
             CHECK(flights[0].status == (member->rank == 1 ? LGRECO_NON_FINITE_GRADIENT : LGRECO_PEER));
             TEXT(member->rank == 1 ? "layer `fc1.weight`: layer 0, element 77 is -inf" : "rank 1 failed with error code 101",
                  lgreco_bucket_message(flights[0].bucket));
-            STATUS(LGRECO_STEP_ORDER, lgreco_bucket_next(flights[0].bucket, &flights[0].request, NULL));
+            STATUS(LGRECO_STEP_ORDER, lgreco_bucket_next(flights[0].bucket, &flights[0].request));
             STATUS(LGRECO_IN_FLIGHT, lgreco_controller_finish_step(controller, NULL));
             TEXT("layer `fc1.weight`: ", lgreco_controller_message(controller));
             OK(lgreco_bucket_close(controller, &flights[0].bucket));
@@ -258,7 +258,7 @@ static void *transactions(void *argument) {
     lgreco_bucket *lost = NULL;
     const size_t first[] = {0};
     OK(lgreco_bucket_open(controller, first, 1, &lost));
-    OK(lgreco_bucket_submit(lost, (void *[]){model->values[0]}, 1, NULL));
+    OK(lgreco_bucket_submit(lost, (void *[]){model->values[0]}, 1));
     STATUS(LGRECO_IN_FLIGHT, lgreco_controller_abandon_step(controller));
     OK(lgreco_bucket_close(controller, &lost));
     OK(lgreco_controller_abandon_step(controller));
@@ -285,7 +285,7 @@ static void *transactions(void *argument) {
     STATUS(LGRECO_LAYER_MISMATCH, lgreco_bucket_withhold(flight.bucket, 1));
     TEXT("layer `fc1.bias`: ", lgreco_bucket_message(flight.bucket));
     if (member->rank == 0) OK(lgreco_bucket_withhold(flight.bucket, 0));
-    OK(lgreco_bucket_submit(flight.bucket, pointers, 2, NULL));
+    OK(lgreco_bucket_submit(flight.bucket, pointers, 2));
     STATUS(LGRECO_STEP_ORDER, lgreco_bucket_withhold(flight.bucket, 0));
     *request = (lgreco_request)LGRECO_REQUEST_INIT;
     do go_on(&flight, member);
@@ -312,7 +312,7 @@ static void *different_layers(void *argument) {
     gradients(model, member->rank, 0);
     begin(controller, member);
     OK(lgreco_bucket_open(controller, layers, 2 - member->rank, &flight.bucket));
-    OK(lgreco_bucket_submit(flight.bucket, pointers, 2 - member->rank, NULL));
+    OK(lgreco_bucket_submit(flight.bucket, pointers, 2 - member->rank));
     flight.request = (lgreco_request)LGRECO_REQUEST_INIT;
     do go_on(&flight, member);
     while (!flight.done);
@@ -339,10 +339,9 @@ static void out_of_order(void) {
     STATUS(LGRECO_STEP_ORDER, lgreco_bucket_open(controller, all, LAYERS, &bucket));
     STATUS(LGRECO_STEP_ORDER, lgreco_controller_control(controller, &request));
     STATUS(LGRECO_STEP_ORDER, lgreco_controller_finish_step(controller, NULL));
-    STATUS(LGRECO_PARAMETER, lgreco_controller_begin_step(controller, NAN, NULL));
-    STATUS(LGRECO_UNAVAILABLE, lgreco_controller_begin_step(controller, 0.1, &model));
-    OK(lgreco_controller_begin_step(controller, 0.1, NULL));
-    STATUS(LGRECO_STEP_ORDER, lgreco_controller_begin_step(controller, 0.1, NULL));
+    STATUS(LGRECO_PARAMETER, lgreco_controller_begin_step(controller, NAN));
+    OK(lgreco_controller_begin_step(controller, 0.1));
+    STATUS(LGRECO_STEP_ORDER, lgreco_controller_begin_step(controller, 0.1));
     STATUS(LGRECO_STEP_ORDER, lgreco_bucket_open(controller, all, LAYERS, &bucket));
     TEXT("ranks have not agreed on the step", lgreco_controller_message(controller));
     OK(lgreco_controller_control(controller, &request));
@@ -355,28 +354,26 @@ static void out_of_order(void) {
     STATUS(LGRECO_IN_FLIGHT, lgreco_bucket_open(controller, all, LAYERS, &second));
     STATUS(LGRECO_IN_FLIGHT, lgreco_controller_finish_step(controller, NULL));
     const lgreco_collective collective = collective_of(&member);
-    STATUS(LGRECO_STEP_ORDER, lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, NULL, NULL));
+    STATUS(LGRECO_STEP_ORDER, lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, NULL));
 
     // Pointers that are refused leave an open bucket.
-    STATUS(LGRECO_STEP_ORDER, lgreco_bucket_next(bucket, &request, NULL));
-    STATUS(LGRECO_UNAVAILABLE, lgreco_bucket_submit(bucket, pointers, 2, &model));
-    STATUS(LGRECO_LENGTH, lgreco_bucket_submit(bucket, pointers, 1, NULL));
-    STATUS(LGRECO_LENGTH, lgreco_bucket_submit(bucket, pointers, LAYERS, NULL));
+    STATUS(LGRECO_STEP_ORDER, lgreco_bucket_next(bucket, &request));
+    STATUS(LGRECO_LENGTH, lgreco_bucket_submit(bucket, pointers, 1));
+    STATUS(LGRECO_LENGTH, lgreco_bucket_submit(bucket, pointers, LAYERS));
     pointers[1] = NULL;
-    STATUS(LGRECO_NULL_POINTER, lgreco_bucket_submit(bucket, pointers, 2, NULL));
+    STATUS(LGRECO_NULL_POINTER, lgreco_bucket_submit(bucket, pointers, 2));
     pointers[1] = (uint8_t *)model.values[1] + 2;
-    STATUS(LGRECO_ALIGNMENT, lgreco_bucket_submit(bucket, pointers, 2, NULL));
+    STATUS(LGRECO_ALIGNMENT, lgreco_bucket_submit(bucket, pointers, 2));
     pointers[1] = model.values[0] + ELEMENTS - 1;
-    STATUS(LGRECO_OVERLAP, lgreco_bucket_submit(bucket, pointers, 2, NULL));
+    STATUS(LGRECO_OVERLAP, lgreco_bucket_submit(bucket, pointers, 2));
     TEXT("layer `fc1.", lgreco_bucket_message(bucket));
     pointers[1] = model.values[1];
-    OK(lgreco_bucket_submit(bucket, pointers, 2, NULL));
-    STATUS(LGRECO_STEP_ORDER, lgreco_bucket_submit(bucket, pointers, 2, NULL));
-    STATUS(LGRECO_UNAVAILABLE, lgreco_bucket_next(bucket, &request, &model));
+    OK(lgreco_bucket_submit(bucket, pointers, 2));
+    STATUS(LGRECO_STEP_ORDER, lgreco_bucket_submit(bucket, pointers, 2));
     lgreco_request no_request;
     memset(&no_request, 0, sizeof no_request);
-    STATUS(LGRECO_STRUCT_SIZE, lgreco_bucket_next(bucket, &no_request, NULL));
-    OK(lgreco_bucket_next(bucket, &request, NULL));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_bucket_next(bucket, &no_request));
+    OK(lgreco_bucket_next(bucket, &request));
     CHECK(request.kind != LGRECO_REQUEST_NONE);
 
     // In the middle: to its own controller alone, once.
@@ -399,14 +396,14 @@ static void out_of_order(void) {
     *own = model;
     for (int l = 0; l < LAYERS; l++) pointers[l] = own->values[l];
     Flight flight = {.bucket = bucket, .request = LGRECO_REQUEST_INIT};
-    OK(lgreco_bucket_submit(bucket, pointers, LAYERS, NULL));
+    OK(lgreco_bucket_submit(bucket, pointers, LAYERS));
     do go_on(&flight, &member);
     while (!flight.done);
     CHECK(memcmp(own->values[0], model.values[0], sizeof model.values[0]) == 0);  // alone, not compressed yet
     free(own);
-    OK(lgreco_bucket_next(bucket, &request, NULL));
+    OK(lgreco_bucket_next(bucket, &request));
     CHECK(request.kind == LGRECO_REQUEST_NONE && request.buffer == NULL);
-    STATUS(LGRECO_STEP_ORDER, lgreco_bucket_submit(bucket, pointers, LAYERS, NULL));
+    STATUS(LGRECO_STEP_ORDER, lgreco_bucket_submit(bucket, pointers, LAYERS));
     OK(lgreco_bucket_close(controller, &bucket));
     OK(lgreco_controller_finish_step(controller, NULL));
 

@@ -34,7 +34,7 @@ static void encode(lgreco_compressor *compressor, uint32_t step, Payload *payloa
     OK(lgreco_compressor_bound(compressor, &bound));
     CHECK(bound <= sizeof payload->bytes);
     memset(payload->bytes, 0xa5, sizeof payload->bytes);
-    OK(lgreco_compressor_encode(compressor, step, values, payload->bytes, bound, &payload->length, NULL));
+    OK(lgreco_compressor_encode(compressor, step, values, payload->bytes, bound, &payload->length));
     CHECK(payload->length <= bound && payload->bytes[bound] == 0xa5);
 }
 
@@ -66,10 +66,10 @@ static void golden(void) {
     uint8_t payload[64];
     size_t length = 0;
     OK(lgreco_compressor_create(context, &one, &setting, NULL, &compressor));
-    OK(lgreco_compressor_encode(compressor, 0, from, payload, sizeof payload, &length, NULL));
+    OK(lgreco_compressor_encode(compressor, 0, from, payload, sizeof payload, &length));
     CHECK(length == sizeof topk && memcmp(payload, topk, sizeof topk) == 0);
     float decoded[24];
-    OK(lgreco_compressor_decode(compressor, topk, sizeof topk, decoded, 24, NULL));
+    OK(lgreco_compressor_decode(compressor, topk, sizeof topk, decoded, 24));
     for (int i = 0; i < 24; i++) CHECK(decoded[i] == (fabsf(from[i]) >= 2.5f ? from[i] : 0.0f));
     lgreco_compressor_destroy(&compressor);
 }
@@ -254,7 +254,7 @@ static void residuals(void) {
     for (uint32_t step = 0; step < 5; step++) {
         fill(values, ELEMENTS, step);
         encode(compressor, step, &payload);
-        OK(lgreco_compressor_decode(compressor, payload.bytes, payload.length, decoded, ELEMENTS, NULL));
+        OK(lgreco_compressor_decode(compressor, payload.bytes, payload.length, decoded, ELEMENTS));
         for (int i = 0; i < ELEMENTS; i++) sent[i] += decoded[i], wanted[i] += values[i];
     }
     OK(lgreco_compressor_memory(compressor, memory, ELEMENTS));
@@ -270,7 +270,7 @@ static void residuals(void) {
     values[9] = NAN;
     size_t length = 12345;
     STATUS(LGRECO_NON_FINITE,
-           lgreco_compressor_encode(compressor, 5, values, payload.bytes, sizeof payload.bytes, &length, NULL));
+           lgreco_compressor_encode(compressor, 5, values, payload.bytes, sizeof payload.bytes, &length));
     TEXT("layer `fc1.weight`: element 9 is NaN", lgreco_compressor_message(compressor));
     CHECK(length == 12345 && memory_norm(compressor, &steps) > 0 && steps == 5);
     values[9] = 0;
@@ -363,30 +363,7 @@ static void sealed_payloads(void) {
     STATUS(LGRECO_CHECKSUM, lgreco_payload_unseal(context, payload, sizeof payload, &length));
 }
 
-// Ranks that compress by hand send one another their settings.
-static void settings_as_bytes(void) {
-    uint8_t bytes[LGRECO_SETTING_BYTES], again[LGRECO_SETTING_BYTES];
-    lgreco_setting setting = LGRECO_SETTING_INIT, read = LGRECO_SETTING_INIT;
-    setting.method = LGRECO_METHOD_SIDCO;
-    setting.density = 0.125;
-    setting.fit = LGRECO_SIDCO_FIT_PARETO;
-    setting.bits = 7;  // of another method
-    STATUS(LGRECO_LENGTH, lgreco_setting_to_bytes(context, &setting, bytes, sizeof bytes - 1));
-    OK(lgreco_setting_to_bytes(context, &setting, bytes, sizeof bytes));
-    OK(lgreco_setting_from_bytes(context, bytes, sizeof bytes, &read));
-    CHECK(read.method == setting.method && read.density == 0.125 && read.fit == setting.fit && read.bits == 4);
-    OK(lgreco_setting_to_bytes(context, &read, again, sizeof again));
-    CHECK(memcmp(bytes, again, sizeof bytes) == 0);
-    STATUS(LGRECO_LENGTH, lgreco_setting_from_bytes(context, bytes, sizeof bytes - 1, &read));
-    bytes[20] ^= 1;
-    STATUS(LGRECO_CHECKSUM, lgreco_setting_from_bytes(context, bytes, sizeof bytes, &read));
-    bytes[0] ^= 1;
-    STATUS(LGRECO_SAVED_STATE, lgreco_setting_from_bytes(context, bytes, sizeof bytes, &read));
-    setting.method = 77;
-    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_setting_to_bytes(context, &setting, bytes, sizeof bytes));
-}
-
-// People and files have them as text.
+// Files have settings as text, and ranks that compress by hand send them to one another.
 static void settings_as_text(void) {
     char text[LGRECO_SETTING_TEXT_BYTES];
     size_t length = 0;
@@ -470,10 +447,10 @@ static void saved_state(void) {
         encode(stopped, step, &two);
     }
     size_t length = 0;
-    OK(lgreco_compressor_saved_len(stopped, &length));
+    STATUS(LGRECO_LENGTH, lgreco_compressor_save(stopped, NULL, 0, &length));
     uint8_t *saved = malloc(length);
-    STATUS(LGRECO_LENGTH, lgreco_compressor_save(stopped, saved, length - 1));
-    OK(lgreco_compressor_save(stopped, saved, length));
+    STATUS(LGRECO_LENGTH, lgreco_compressor_save(stopped, saved, length - 1, &length));
+    OK(lgreco_compressor_save(stopped, saved, length, &length));
     lgreco_compressor_destroy(&stopped);
     stopped = create(setting, options);
     OK(lgreco_compressor_load(stopped, saved, length));
@@ -532,35 +509,35 @@ static void hostile_payloads(void) {
             // On the heap, so that reading past the end is found.
             uint8_t *cut = malloc(shorter + 1);
             memcpy(cut, payload.bytes, shorter);
-            const lgreco_status status = lgreco_compressor_decode(compressor, cut, shorter, decoded, ELEMENTS, NULL);
+            const lgreco_status status = lgreco_compressor_decode(compressor, cut, shorter, decoded, ELEMENTS);
             CHECK(status == LGRECO_LENGTH || status == LGRECO_PAYLOAD_BODY);
             free(cut);
         }
         for (size_t at = 0; at < payload.length; at += at < 64 ? 1 : 131) {
             Payload flipped = payload;
             flipped.bytes[at] ^= 0xff;
-            lgreco_compressor_decode(compressor, flipped.bytes, flipped.length, decoded, ELEMENTS, NULL);
+            lgreco_compressor_decode(compressor, flipped.bytes, flipped.length, decoded, ELEMENTS);
         }
         payload.bytes[0] = 'M';
         STATUS(LGRECO_PAYLOAD_HEADER,
-               lgreco_compressor_decode(compressor, payload.bytes, payload.length, decoded, ELEMENTS, NULL));
+               lgreco_compressor_decode(compressor, payload.bytes, payload.length, decoded, ELEMENTS));
         TEXT("layer `fc1.weight`: payload: magic is 0x4d, expected 0x4c", lgreco_compressor_message(compressor));
         payload.bytes[0] = 'L';
         const uint8_t method = payload.bytes[2];
         payload.bytes[2] = 99;
         STATUS(LGRECO_PAYLOAD_FIELD,
-               lgreco_compressor_decode(compressor, payload.bytes, payload.length, decoded, ELEMENTS, NULL));
+               lgreco_compressor_decode(compressor, payload.bytes, payload.length, decoded, ELEMENTS));
         payload.bytes[2] = method;
         payload.bytes[8] ^= 1;  // another number of rows
         STATUS(LGRECO_PAYLOAD_BODY,
-               lgreco_compressor_decode(compressor, payload.bytes, payload.length, decoded, ELEMENTS, NULL));
+               lgreco_compressor_decode(compressor, payload.bytes, payload.length, decoded, ELEMENTS));
         payload.bytes[8] ^= 1;
         STATUS(LGRECO_LENGTH,
-               lgreco_compressor_decode(compressor, payload.bytes, payload.length, decoded, ELEMENTS - 1, NULL));
+               lgreco_compressor_decode(compressor, payload.bytes, payload.length, decoded, ELEMENTS - 1));
         // What does not fit is refused, whether or not the length was known before.
         const size_t short_by_one = payload.length - 1;
         size_t length = 0;
-        STATUS(LGRECO_LENGTH, lgreco_compressor_encode(compressor, 0, values, payload.bytes, short_by_one, &length, NULL));
+        STATUS(LGRECO_LENGTH, lgreco_compressor_encode(compressor, 0, values, payload.bytes, short_by_one, &length));
         lgreco_compressor_destroy(&compressor);
     }
 }
@@ -575,7 +552,6 @@ int main(void) {
     residuals();
     every_option_of_feedback_counts();
     sealed_payloads();
-    settings_as_bytes();
     settings_as_text();
     feedback_that_diverges_is_refused();
     saved_state();

@@ -100,10 +100,10 @@ static void payloads(int layer, const lgreco_setting *setting) {
     lgreco_compressor *compressor = compressor_of(layer, setting);
     size_t needed = 0, expected = 0;
     OK(lgreco_cuda_payload_len(cuda, &model[layer], setting, &needed));
-    OK(lgreco_compressor_encode(compressor, 3, on_host[layer].values, one, ROOM, &expected, NULL));
+    OK(lgreco_compressor_encode(compressor, 3, on_host[layer].values, one, ROOM, &expected));
     OK(lgreco_cuda_encode(cuda, &model[layer], setting, &stream_of, two, needed, &length));
     CHECK(length == needed && length == expected && memcmp(one, two, exactly ? length : 16) == 0);
-    OK(lgreco_compressor_decode(compressor, one, expected, decoded, ELEMENTS, NULL));
+    OK(lgreco_compressor_decode(compressor, one, expected, decoded, ELEMENTS));
     OK(lgreco_cuda_decode(cuda, two, length, values, ELEMENTS));
     OK(lgreco_cuda_synchronize(cuda));
     to_host(other, values, sizeof other);
@@ -143,7 +143,7 @@ static void tables(lgreco_method method) {
     OK(lgreco_cuda_held_bytes(cuda, &held));
     CHECK(held >= needed);
     OK(lgreco_cuda_measure(cuda, model, LAYERS, &search, &found));
-    OK(lgreco_table_measure(context, on_host, LAYERS, &search, &expected, NULL));
+    OK(lgreco_table_measure(context, on_host, LAYERS, &search, &expected));
     OK(lgreco_table_get(expected, &a));
     OK(lgreco_table_get(found, &b));
     CHECK(a.layers == LAYERS - 1 && b.layers == a.layers);
@@ -485,20 +485,20 @@ static void failures_of_the_device(void) {
     TEXT("the device is out of memory: ", lgreco_cuda_message(cuda));
     STATUS(LGRECO_OUT_OF_MEMORY, lgreco_cuda_encode(cuda, &model[2], &qsgd, &stream_of, one, ROOM, &length));
     TEXT("the device is out of memory: ", lgreco_cuda_message(cuda));
-    STATUS(LGRECO_OUT_OF_MEMORY, lgreco_measure(gpu, &on_host[2], &qsgd, 1, 0, 0, &error, NULL, NULL));
+    STATUS(LGRECO_OUT_OF_MEMORY, lgreco_measure(gpu, &on_host[2], &qsgd, 1, 0, 0, &error, NULL));
     TEXT("the device is out of memory: ", lgreco_context_message(gpu));
-    STATUS(LGRECO_OUT_OF_MEMORY, lgreco_table_measure(gpu, &on_host[2], 1, NULL, &table, NULL));
+    STATUS(LGRECO_OUT_OF_MEMORY, lgreco_table_measure(gpu, &on_host[2], 1, NULL, &table));
     TEXT("the device is out of memory: ", lgreco_context_message(gpu));
-    STATUS(LGRECO_OUT_OF_MEMORY, lgreco_compressor_encode(compressor, 0, bf16, one, ROOM, &length, NULL));
+    STATUS(LGRECO_OUT_OF_MEMORY, lgreco_compressor_encode(compressor, 0, bf16, one, ROOM, &length));
     TEXT("the device is out of memory: ", lgreco_compressor_message(compressor));
     CHECK(setenv("FAKE_CUDA_FAIL", "cuStreamSynchronize=700", 1) == 0);
-    STATUS(LGRECO_DEVICE, lgreco_compressor_encode(compressor, 0, bf16, one, ROOM, &length, NULL));
+    STATUS(LGRECO_DEVICE, lgreco_compressor_encode(compressor, 0, bf16, one, ROOM, &length));
     TEXT("the driver failed in cuStreamSynchronize: ", lgreco_compressor_message(compressor));
     CHECK(setenv("FAKE_CUDA_FAIL", "cuStreamCreate=2", 1) == 0);
     lgreco_cuda *other_cuda = NULL;
     STATUS(LGRECO_DEVICE, lgreco_cuda_create(context, 0, &other_cuda));
     CHECK(unsetenv("FAKE_CUDA_FAIL") == 0 && other_cuda == NULL);
-    OK(lgreco_compressor_encode(compressor, 0, bf16, one, ROOM, &length, NULL));
+    OK(lgreco_compressor_encode(compressor, 0, bf16, one, ROOM, &length));
     OK(lgreco_compressor_destroy(&compressor));
     OK(lgreco_context_destroy(&gpu));
 }
@@ -526,9 +526,9 @@ static void large_ranks(void) {
     options.device = LGRECO_DEVICE_CUDA;
     OK(lgreco_context_create(&options, &gpu));
     OK(lgreco_compressor_create(gpu, &wide, &power, NULL, &compressor));
-    STATUS(LGRECO_NON_FINITE, lgreco_compressor_encode(compressor, 0, square, room, sizeof room, &length, NULL));
+    STATUS(LGRECO_NON_FINITE, lgreco_compressor_encode(compressor, 0, square, room, sizeof room, &length));
     TEXT("layer `wide`: element 7 is NaN", lgreco_compressor_message(compressor));
-    STATUS(LGRECO_NON_FINITE, lgreco_measure(gpu, &wide, &power, 1, 0, 0, &error, NULL, NULL));
+    STATUS(LGRECO_NON_FINITE, lgreco_measure(gpu, &wide, &power, 1, 0, 0, &error, NULL));
     TEXT("layer `wide`: element 7 is NaN", lgreco_context_message(gpu));
     lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
     lgreco_table *table = NULL;
@@ -536,7 +536,7 @@ static void large_ranks(void) {
     search.parameter = search.first = 1;
     search.last = LARGE;
     search.step = LARGE - 1;
-    STATUS(LGRECO_NON_FINITE, lgreco_table_measure(gpu, &wide, 1, &search, &table, NULL));
+    STATUS(LGRECO_NON_FINITE, lgreco_table_measure(gpu, &wide, 1, &search, &table));
     TEXT("layer `wide`: element 7 is NaN", lgreco_context_message(gpu));
     wide.values = on_device(square, sizeof square);
     STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_encode(cuda, &wide, &power, &stream_of, room, sizeof room, &length));

@@ -57,16 +57,15 @@ static Trace steps(Ends ends, uint32_t first, uint32_t count, float change) {
         fill(gradients, VALUES, 500 + step);
         for (int i = 0; i < VALUES; i++) activations[i] += change * (float)step * (float)(i % 5);
         OK(lgreco_cut_send_activations(ends.above, activations, LGRECO_DTYPE_F32, BATCH, IDS, message, sizeof message,
-                                       &trace.forward_bytes, &ticket, NULL));
+                                       &trace.forward_bytes, &ticket));
         OK(lgreco_cut_samples(ends.below, message, trace.forward_bytes, &samples));
         CHECK(samples == BATCH);
         CHECK(lgreco_cut_samples(ends.above, message, trace.forward_bytes, &samples) == LGRECO_PAYLOAD_HEADER);
-        OK(lgreco_cut_receive_activations(ends.below, message, trace.forward_bytes, received, VALUES, &arrived, NULL));
+        OK(lgreco_cut_receive(ends.below, message, trace.forward_bytes, received, VALUES, &arrived));
         CHECK(arrived == ticket);
         trace.forward_error = error_of(activations);
-        OK(lgreco_cut_send_gradients(ends.below, ticket, gradients, LGRECO_DTYPE_F32, BATCH, back, sizeof back, &length,
-                                     NULL));
-        OK(lgreco_cut_receive_gradients(ends.above, back, length, received, VALUES, &arrived, NULL));
+        OK(lgreco_cut_send_gradients(ends.below, ticket, gradients, LGRECO_DTYPE_F32, BATCH, back, sizeof back, &length));
+        OK(lgreco_cut_receive(ends.above, back, length, received, VALUES, &arrived));
         CHECK(arrived == ticket);
         trace.backward_bytes = length;
         trace.backward_error = error_of(gradients);
@@ -174,14 +173,14 @@ static void counted(void) {
     size_t length = 0;
     uint64_t ticket = 0;
     OK(lgreco_cut_send_activations(ends.above, activations, LGRECO_DTYPE_F32, BATCH, no_id, message, sizeof message,
-                                   &length, &ticket, NULL));
+                                   &length, &ticket));
     OK(lgreco_cut_get_counters(ends.above, &forward, &backward));
     CHECK(forward.unremembered == 2);
     STATUS(LGRECO_DUPLICATE_SAMPLE, lgreco_cut_send_activations(ends.above, activations, LGRECO_DTYPE_F32, BATCH, twice,
-                                                                message, sizeof message, &length, &ticket, NULL));
+                                                                message, sizeof message, &length, &ticket));
     TEXT("sample 7 is in the batch twice", lgreco_cut_message(ends.above));
     STATUS(LGRECO_LENGTH, lgreco_cut_send_activations(ends.above, activations, LGRECO_DTYPE_F32, BATCH, NULL, message,
-                                                      sizeof message, &length, &ticket, NULL));
+                                                      sizeof message, &length, &ticket));
     destroy(&ends);
 }
 
@@ -193,32 +192,31 @@ static void lost_and_repeated_messages(void) {
     uint64_t first = 0, second = 0, ticket = 0;
     static uint8_t repeated[sizeof message], next[sizeof message];
     OK(lgreco_cut_send_activations(ends.above, activations, LGRECO_DTYPE_F32, BATCH, NULL, message, sizeof message, &length,
-                                   &first, NULL));
+                                   &first));
     OK(lgreco_cut_repeat_activations(ends.above, first, activations, LGRECO_DTYPE_F32, BATCH, NULL, repeated,
-                                     sizeof repeated, &again, NULL));
+                                     sizeof repeated, &again));
     CHECK(again == length && memcmp(message, repeated, length) == 0);
-    OK(lgreco_cut_send_activations(ends.above, activations, LGRECO_DTYPE_F32, 2, NULL, next, sizeof next, &other, &second,
-                                   NULL));
+    OK(lgreco_cut_send_activations(ends.above, activations, LGRECO_DTYPE_F32, 2, NULL, next, sizeof next, &other, &second));
     STATUS(LGRECO_TOO_MANY_IN_FLIGHT, lgreco_cut_send_activations(ends.above, activations, LGRECO_DTYPE_F32, BATCH, NULL,
-                                                                  repeated, sizeof repeated, &again, &ticket, NULL));
+                                                                  repeated, sizeof repeated, &again, &ticket));
     STATUS(LGRECO_OUT_OF_STEP,
-           lgreco_cut_receive_activations(ends.below, next, other, received, 2 * FEATURES, &ticket, NULL));
-    OK(lgreco_cut_receive_activations(ends.below, message, length, received, VALUES, &ticket, NULL));
+           lgreco_cut_receive(ends.below, next, other, received, 2 * FEATURES, &ticket));
+    OK(lgreco_cut_receive(ends.below, message, length, received, VALUES, &ticket));
     STATUS(LGRECO_OUT_OF_STEP,
-           lgreco_cut_receive_activations(ends.below, message, length, received, VALUES, &ticket, NULL));
-    OK(lgreco_cut_receive_repeated(ends.below, message, length, received, VALUES, NULL));
+           lgreco_cut_receive(ends.below, message, length, received, VALUES, &ticket));
+    OK(lgreco_cut_receive_repeated(ends.below, message, length, received, VALUES));
     for (size_t shorter = 0; shorter < other; shorter++) {
         uint8_t *cut = malloc(shorter + 1);
         memcpy(cut, next, shorter);
-        CHECK(lgreco_cut_receive_activations(ends.below, cut, shorter, received, 2 * FEATURES, &ticket, NULL) != LGRECO_OK);
+        CHECK(lgreco_cut_receive(ends.below, cut, shorter, received, 2 * FEATURES, &ticket) != LGRECO_OK);
         free(cut);
     }
-    OK(lgreco_cut_receive_activations(ends.below, next, other, received, 2 * FEATURES, &ticket, NULL));
+    OK(lgreco_cut_receive(ends.below, next, other, received, 2 * FEATURES, &ticket));
     CHECK(ticket == second);
     size_t len = 0;
-    STATUS(LGRECO_MID_STEP, lgreco_cut_save(ends.above, repeated, sizeof repeated));
+    STATUS(LGRECO_MID_STEP, lgreco_cut_save(ends.above, repeated, sizeof repeated, &len));
     STATUS(LGRECO_NOT_IN_FLIGHT, lgreco_cut_send_gradients(ends.below, 77, gradients, LGRECO_DTYPE_F32, BATCH, back,
-                                                           sizeof back, &len, NULL));
+                                                           sizeof back, &len));
     OK(lgreco_cut_forget(ends.above, first));
     OK(lgreco_cut_forget(ends.below, first));
     STATUS(LGRECO_NOT_IN_FLIGHT, lgreco_cut_forget(ends.above, first));
@@ -227,25 +225,23 @@ static void lost_and_repeated_messages(void) {
     size_t bound = 0;
     OK(lgreco_cut_bound(ends.above, &bound));
     STATUS(LGRECO_LENGTH, lgreco_cut_send_activations(ends.above, activations, LGRECO_DTYPE_F32, BATCH + 1, NULL, message,
-                                                      sizeof message, &length, &ticket, NULL));
+                                                      sizeof message, &length, &ticket));
     STATUS(LGRECO_LENGTH, lgreco_cut_send_activations(ends.above, activations, LGRECO_DTYPE_F32, BATCH, NULL, message,
-                                                      bound - 1, &length, &ticket, NULL));
+                                                      bound - 1, &length, &ticket));
     activations[5] = NAN;
     STATUS(LGRECO_NON_FINITE, lgreco_cut_send_activations(ends.above, activations, LGRECO_DTYPE_F32, BATCH, NULL, message,
-                                                          bound, &length, &ticket, NULL));
+                                                          bound, &length, &ticket));
     activations[5] = 0;
     STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_cut_send_activations(ends.above, activations, 9, BATCH, NULL, message, bound,
-                                                                &length, &ticket, NULL));
+                                                                &length, &ticket));
     STATUS(LGRECO_OVERLAP, lgreco_cut_send_activations(ends.above, activations, LGRECO_DTYPE_F32, BATCH, NULL,
-                                                       (uint8_t *)activations + 9, bound, &length, &ticket, NULL));
+                                                       (uint8_t *)activations + 9, bound, &length, &ticket));
     // Calls for the other end.
     STATUS(LGRECO_OTHER_END, lgreco_cut_send_activations(ends.below, activations, LGRECO_DTYPE_F32, BATCH, NULL, message,
-                                                         bound, &length, &ticket, NULL));
-    STATUS(LGRECO_OTHER_END,
-           lgreco_cut_receive_activations(ends.above, message, length, received, VALUES, &ticket, NULL));
+                                                         bound, &length, &ticket));
+    CHECK(lgreco_cut_receive(ends.above, message, length, received, VALUES, &ticket) != LGRECO_OK);
     STATUS(LGRECO_OTHER_END, lgreco_cut_send_gradients(ends.above, second, gradients, LGRECO_DTYPE_F32, 2, back,
-                                                       sizeof back, &len, NULL));
-    STATUS(LGRECO_OTHER_END, lgreco_cut_receive_gradients(ends.below, message, length, received, VALUES, &ticket, NULL));
+                                                       sizeof back, &len));
     destroy(&ends);
 }
 
@@ -259,16 +255,14 @@ static void evaluation(void) {
     steps(ends, 0, 1, 0);
     size_t plain = 0, compressed = 0, saved_len = 0, again_len = 0;
     static uint8_t before[8192], after[8192];
-    OK(lgreco_cut_saved_len(ends.above, &saved_len));
-    OK(lgreco_cut_save(ends.above, before, sizeof before));
-    OK(lgreco_cut_evaluate(ends.above, 0, activations, LGRECO_DTYPE_F32, BATCH, message, sizeof message, &plain, NULL));
-    OK(lgreco_cut_receive_evaluation(ends.below, message, plain, received, VALUES, NULL));
+    OK(lgreco_cut_save(ends.above, before, sizeof before, &saved_len));
+    OK(lgreco_cut_evaluate(ends.above, 0, activations, LGRECO_DTYPE_F32, BATCH, message, sizeof message, &plain));
+    OK(lgreco_cut_receive_evaluation(ends.below, message, plain, received, VALUES));
     CHECK(error_of(activations) == 0);
-    OK(lgreco_cut_evaluate(ends.above, 1, activations, LGRECO_DTYPE_F32, BATCH, message, sizeof message, &compressed, NULL));
-    OK(lgreco_cut_receive_evaluation(ends.below, message, compressed, received, VALUES, NULL));
+    OK(lgreco_cut_evaluate(ends.above, 1, activations, LGRECO_DTYPE_F32, BATCH, message, sizeof message, &compressed));
+    OK(lgreco_cut_receive_evaluation(ends.below, message, compressed, received, VALUES));
     CHECK(error_of(activations) > 0 && compressed < plain);
-    OK(lgreco_cut_saved_len(ends.above, &again_len));
-    OK(lgreco_cut_save(ends.above, after, sizeof after));
+    OK(lgreco_cut_save(ends.above, after, sizeof after, &again_len));
     CHECK(saved_len == again_len && memcmp(before, after, saved_len) == 0);
     destroy(&ends);
 }
@@ -283,10 +277,10 @@ static void saved_ends(void) {
     lgreco_cut **const place[] = {&restored.above, &restored.below};
     for (uint32_t end = 0; end < 2; end++) {
         size_t length = 0;
-        OK(lgreco_cut_saved_len(each[end], &length));
+        STATUS(LGRECO_LENGTH, lgreco_cut_save(each[end], NULL, 0, &length));
         uint8_t *saved = malloc(length);
-        STATUS(LGRECO_LENGTH, lgreco_cut_save(each[end], saved, length - 1));
-        OK(lgreco_cut_save(each[end], saved, length));
+        STATUS(LGRECO_LENGTH, lgreco_cut_save(each[end], saved, length - 1, &length));
+        OK(lgreco_cut_save(each[end], saved, length, &length));
         OK(lgreco_cut_restore(context, &setting, end, saved, length, place[end]));
         lgreco_cut *none = NULL;
         for (size_t shorter = 0; shorter < length; shorter += 3)
@@ -442,8 +436,8 @@ static void settings_refused(void) {
     uint64_t ticket = 0;
     OK(lgreco_cut_create(context, &setting, LGRECO_END_DOWNSTREAM, 2, &later));
     OK(lgreco_cut_send_activations(ends.above, activations, LGRECO_DTYPE_F32, BATCH, NULL, message, sizeof message, &length,
-                                   &ticket, NULL));
-    STATUS(LGRECO_OUT_OF_STEP, lgreco_cut_receive_activations(later, message, length, received, VALUES, &ticket, NULL));
+                                   &ticket));
+    STATUS(LGRECO_OUT_OF_STEP, lgreco_cut_receive(later, message, length, received, VALUES, &ticket));
     OK(lgreco_cut_destroy(&later));
     destroy(&ends);
 }

@@ -25,6 +25,7 @@ typedef struct {
     int calls;       // made so far
     int fail_at;     // the call that fails with fail_code, from 1; 0 for none
     int fail_code;
+    uint32_t missing;  // a bit for each kind of request that is unsupported
 } Member;
 
 // Waits for all workers; nonzero when one of them has given up.
@@ -51,11 +52,10 @@ static inline int enter(Member *member) {
     return member->fail_code;
 }
 
-static inline int32_t all_reduce_sum(void *user, float *values, size_t count, void *stream) {
-    Member *const member = user;
+static inline int32_t all_reduce_sum(Member *member, float *values, size_t count) {
     Group *const group = member->group;
     int code = enter(member);
-    if (code || stream != NULL) return code ? code : 1;
+    if (code) return code;
     group->from[member->rank] = values;
     if (member->rank == 0) {
         free(group->sums);
@@ -71,11 +71,10 @@ static inline int32_t all_reduce_sum(void *user, float *values, size_t count, vo
 }
 
 // Takes from every other worker's buffer what that worker has put into its place there.
-static inline int32_t all_gather_each(void *user, const uint64_t *lens, uint8_t *buffer, void *stream) {
-    Member *const member = user;
+static inline int32_t all_gather_each(Member *member, const uint64_t *lens, uint8_t *buffer) {
     Group *const group = member->group;
     int code = enter(member);
-    if (code || stream != NULL) return code ? code : 1;
+    if (code) return code;
     group->from[member->rank] = buffer;
     if ((code = meet(group))) return code;
     size_t at = 0;
@@ -85,29 +84,27 @@ static inline int32_t all_gather_each(void *user, const uint64_t *lens, uint8_t 
     return meet(group);
 }
 
-static inline int32_t all_gather(void *user, uint8_t *buffer, size_t length, void *stream) {
+static inline int32_t all_gather(Member *member, uint8_t *buffer, size_t length) {
     uint64_t lens[WORKERS_MAX];
     for (int rank = 0; rank < WORKERS_MAX; rank++) lens[rank] = length;
-    return all_gather_each(user, lens, buffer, stream);
+    return all_gather_each(member, lens, buffer);
 }
 
-static inline int32_t broadcast(void *user, uint32_t root, uint8_t *bytes, size_t length, void *stream) {
-    Member *const member = user;
+static inline int32_t broadcast(Member *member, uint32_t root, uint8_t *bytes, size_t length) {
     Group *const group = member->group;
     int code = enter(member);
-    if (code || stream != NULL) return code ? code : 1;
+    if (code) return code;
     if (member->rank == root) group->from[root] = bytes;
     if ((code = meet(group))) return code;
     if (member->rank != root) memcpy(bytes, group->from[root], length);
     return meet(group);
 }
 
-static inline int32_t all_to_all(void *user, const uint8_t *send, const uint64_t *send_lens, uint8_t *received,
-                                 const uint64_t *received_lens, void *stream) {
-    Member *const member = user;
+static inline int32_t all_to_all(Member *member, const uint8_t *send, const uint64_t *send_lens, uint8_t *received,
+                                 const uint64_t *received_lens) {
     Group *const group = member->group;
     int code = enter(member);
-    if (code || stream != NULL) return code ? code : 1;
+    if (code) return code;
     group->from[member->rank] = send;
     group->lens[member->rank] = send_lens;
     if ((code = meet(group))) return code;
@@ -119,11 +116,10 @@ static inline int32_t all_to_all(void *user, const uint8_t *send, const uint64_t
     return meet(group);
 }
 
-static inline int32_t reduce_scatter_sum(void *user, const uint64_t *lens, float *values, size_t count, void *stream) {
-    Member *const member = user;
+static inline int32_t reduce_scatter_sum(Member *member, const uint64_t *lens, float *values, size_t count) {
     Group *const group = member->group;
     int code = enter(member);
-    if (code || stream != NULL) return code ? code : 1;
+    if (code) return code;
     size_t before = 0, all = 0;
     for (uint32_t rank = 0; rank < group->workers; rank++) {
         before += rank < member->rank ? lens[rank] : 0;
@@ -149,10 +145,10 @@ static inline float widened(uint16_t half) {
 }
 
 // Sums in f32, rounded once, to nearest and ties to even.
-static inline int32_t all_reduce_sum_bf16(void *user, uint16_t *values, size_t count, void *stream) {
+static inline int32_t all_reduce_sum_bf16(Member *member, uint16_t *values, size_t count) {
     float *const sums = calloc(count + 1, sizeof *sums);
     for (size_t i = 0; i < count; i++) sums[i] = widened(values[i]);
-    const int32_t code = all_reduce_sum(user, sums, count, stream);
+    const int32_t code = all_reduce_sum(member, sums, count);
     for (size_t i = 0; i < count; i++) {
         uint32_t bits;
         memcpy(&bits, &sums[i], sizeof bits);
@@ -162,19 +158,21 @@ static inline int32_t all_reduce_sum_bf16(void *user, uint16_t *values, size_t c
     return code;
 }
 
-// Does what a bucket or a controller asks for.
-static inline int32_t perform(Member *member, const lgreco_request *request) {
+// Performs what a bucket or a controller asks for.
+static inline int32_t perform(void *user, const lgreco_request *request) {
+    Member *const member = user;
+    if (member->missing >> request->kind & 1) return LGRECO_COLLECTIVE_UNSUPPORTED;
     switch (request->memory == LGRECO_DEVICE_CPU ? request->kind : LGRECO_REQUEST_NONE) {
-    case LGRECO_REQUEST_ALL_REDUCE_SUM: return all_reduce_sum(member, request->buffer, request->count, NULL);
+    case LGRECO_REQUEST_ALL_REDUCE_SUM: return all_reduce_sum(member, request->buffer, request->count);
     case LGRECO_REQUEST_ALL_REDUCE_SUM_BF16:
-    case LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16: return all_reduce_sum_bf16(member, request->buffer, request->count, NULL);
-    case LGRECO_REQUEST_ALL_GATHER: return all_gather(member, request->buffer, request->length, NULL);
-    case LGRECO_REQUEST_ALL_GATHER_EACH: return all_gather_each(member, request->lens, request->buffer, NULL);
-    case LGRECO_REQUEST_BROADCAST: return broadcast(member, request->root, request->buffer, request->length, NULL);
+    case LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16: return all_reduce_sum_bf16(member, request->buffer, request->count);
+    case LGRECO_REQUEST_ALL_GATHER: return all_gather(member, request->buffer, request->length);
+    case LGRECO_REQUEST_ALL_GATHER_EACH: return all_gather_each(member, request->lens, request->buffer);
+    case LGRECO_REQUEST_BROADCAST: return broadcast(member, request->root, request->buffer, request->length);
     case LGRECO_REQUEST_ALL_TO_ALL:
-        return all_to_all(member, request->send, request->send_lens, request->received, request->received_lens, NULL);
+        return all_to_all(member, request->send, request->send_lens, request->received, request->received_lens);
     case LGRECO_REQUEST_REDUCE_SCATTER_SUM:
-        return reduce_scatter_sum(member, request->lens, request->buffer, request->count, NULL);
+        return reduce_scatter_sum(member, request->lens, request->buffer, request->count);
     default: return BROKEN;
     }
 }
@@ -184,13 +182,7 @@ static inline lgreco_collective collective_of(Member *member) {
     collective.rank = member->rank;
     collective.world_size = member->group->workers;
     collective.user = member;
-    collective.all_reduce_sum = all_reduce_sum;
-    collective.all_gather = all_gather;
-    collective.broadcast = broadcast;
-    collective.all_gather_each = all_gather_each;
-    collective.all_to_all = all_to_all;
-    collective.reduce_scatter_sum = reduce_scatter_sum;
-    collective.all_reduce_sum_bf16 = all_reduce_sum_bf16;
+    collective.perform = perform;
     return collective;
 }
 

@@ -27,8 +27,8 @@ static double squared_error(lgreco_context *context, const lgreco_layer *layer, 
     size_t bound = 0, length = 0;
     OK(lgreco_compressor_bound(compressor, &bound));
     uint8_t *payload = malloc(bound);
-    OK(lgreco_compressor_encode(compressor, 0, layer->values, payload, bound, &length, NULL));
-    OK(lgreco_compressor_decode(compressor, payload, length, decoded, ELEMENTS, NULL));
+    OK(lgreco_compressor_encode(compressor, 0, layer->values, payload, bound, &length));
+    OK(lgreco_compressor_decode(compressor, payload, length, decoded, ELEMENTS));
     double sum = 0;
     for (int i = 0; i < ELEMENTS; i++) sum += pow((double)((const float *)layer->values)[i] - decoded[i], 2);
     *bits = 8 * length;
@@ -67,7 +67,7 @@ static void rows(lgreco_context *context, const float *values) {
     const lgreco_layer one = layer("fc1", values);
     double errors[COUNT];
     uint64_t sizes[COUNT];
-    OK(lgreco_measure(context, &one, settings, COUNT, 5, 3, errors, sizes, NULL));
+    OK(lgreco_measure(context, &one, settings, COUNT, 5, 3, errors, sizes));
     for (int i = 0; i < COUNT; i++) {
         uint64_t bits = 0;
         const double found = squared_error(context, &one, &settings[i], 3, &bits);
@@ -80,14 +80,14 @@ static void rows(lgreco_context *context, const float *values) {
 
     // Seed and layer name PowerSGD's start matrix.
     double others[COUNT];
-    OK(lgreco_measure(context, &one, settings, COUNT, 6, 3, others, NULL, NULL));
+    OK(lgreco_measure(context, &one, settings, COUNT, 6, 3, others, NULL));
     CHECK(others[0] == errors[0] && others[6] != errors[6]);
-    OK(lgreco_measure(context, &one, settings, COUNT, 5, 4, others, NULL, NULL));
+    OK(lgreco_measure(context, &one, settings, COUNT, 5, 4, others, NULL));
     CHECK(others[0] == errors[0] && others[6] != errors[6]);
     // Runs do not depend on what stands next to them.
-    OK(lgreco_measure(context, &one, &settings[7], 1, 5, 3, others, NULL, NULL));
+    OK(lgreco_measure(context, &one, &settings[7], 1, 5, 3, others, NULL));
     CHECK(others[0] == errors[7]);
-    OK(lgreco_measure(context, &one, &settings[12], 1, 5, 3, others, NULL, NULL));
+    OK(lgreco_measure(context, &one, &settings[12], 1, 5, 3, others, NULL));
     CHECK(others[0] == errors[12]);
 }
 
@@ -107,15 +107,15 @@ static void element_types(lgreco_context *context, const float *values) {
     lgreco_layer a = layer("a", wide), b = layer("b", narrow);
     b.dtype = LGRECO_DTYPE_BF16;
     double x = 0, y = 0;
-    OK(lgreco_measure(context, &a, &setting, 1, 0, 0, &x, NULL, NULL));
-    OK(lgreco_measure(context, &b, &setting, 1, 0, 0, &y, NULL, NULL));
+    OK(lgreco_measure(context, &a, &setting, 1, 0, 0, &x, NULL));
+    OK(lgreco_measure(context, &b, &setting, 1, 0, 0, &y, NULL));
     CHECK(x == y && x > 0);
     // The same bits are other numbers in f16.
     for (int i = 0; i < ELEMENTS; i++) narrow[i] = (uint16_t)(0x3c00 | (i % 1024));
     b.dtype = LGRECO_DTYPE_F16;
     for (int i = 0; i < ELEMENTS; i++) wide[i] = 1.0f + (float)(i % 1024) / 1024;
-    OK(lgreco_measure(context, &a, &setting, 1, 0, 0, &x, NULL, NULL));
-    OK(lgreco_measure(context, &b, &setting, 1, 0, 0, &y, NULL, NULL));
+    OK(lgreco_measure(context, &a, &setting, 1, 0, 0, &x, NULL));
+    OK(lgreco_measure(context, &b, &setting, 1, 0, 0, &y, NULL));
     CHECK(x == y && x > 0);
 }
 
@@ -128,7 +128,7 @@ static void tables(lgreco_context *context, float *values) {
     model[0].dims_len = 1;
     lgreco_table *table = NULL;
     lgreco_table_view view = LGRECO_TABLE_VIEW_INIT;
-    OK(lgreco_table_measure(context, model, 3, NULL, &table, NULL));
+    OK(lgreco_table_measure(context, model, 3, NULL, &table));
     OK(lgreco_table_get(table, &view));
     CHECK(view.layers == 2 && view.model_layers[0] == 1 && view.model_layers[1] == 2);
     CHECK(strcmp(view.names[1], "fc2") == 0 && strcmp(view.labels[view.defaults[0]], "qsgd 4") == 0);
@@ -141,7 +141,7 @@ static void tables(lgreco_context *context, float *values) {
     for (uint32_t option = 0; option < 7; option++) {
         OK(lgreco_table_setting(table, 1, option, &setting));
         CHECK(setting.method == LGRECO_METHOD_QSGD && setting.bits == 2 + option);
-        OK(lgreco_measure(context, &model[2], &setting, 1, 0, 2, &error, &bits, NULL));
+        OK(lgreco_measure(context, &model[2], &setting, 1, 0, 2, &error, &bits));
         const lgreco_choice choice = view.choices[view.ends[0] + option];
         CHECK(choice.error == error && choice.size == bits);
     }
@@ -167,39 +167,39 @@ static void tables(lgreco_context *context, float *values) {
     search.last = 0.2;
     search.step = 0.01;
     search.min_elements = ELEMENTS + 1;
-    STATUS(LGRECO_EMPTY_TABLE, lgreco_table_measure(context, model, 3, &search, &table, NULL));
+    STATUS(LGRECO_EMPTY_TABLE, lgreco_table_measure(context, model, 3, &search, &table));
     search.min_elements = ELEMENTS;
-    OK(lgreco_table_measure(context, model, 3, &search, &table, NULL));
+    OK(lgreco_table_measure(context, model, 3, &search, &table));
     OK(lgreco_table_get(table, &view));
     CHECK(view.ends[0] == 20 && strcmp(view.labels[0], "topk 1%") == 0 && strcmp(view.metric, "l2") == 0);
     CHECK(strcmp(view.labels[view.defaults[0]], "topk 5%") == 0);
     OK(lgreco_table_setting(table, 0, 0, &setting));
-    OK(lgreco_measure(context, &model[1], &setting, 1, 0, 1, &error, NULL, NULL));
+    OK(lgreco_measure(context, &model[1], &setting, 1, 0, 1, &error, NULL));
     CHECK(fabs(view.choices[0].error - sqrt(error)) <= 1e-5 * sqrt(error));
     lgreco_table_destroy(&table);
     search.widths = 1 << 4 | 1 << 2;
-    OK(lgreco_table_measure(context, model, 3, &search, &table, NULL));
+    OK(lgreco_table_measure(context, model, 3, &search, &table));
     OK(lgreco_table_get(table, &view));
     CHECK(view.ends[0] == 41 && view.defaults[0] == 0 && strcmp(view.labels[0], "topk 5%") == 0);
     CHECK(strcmp(view.labels[1], "topk 1% bits 4") == 0 && strcmp(view.labels[2], "topk 1% bits 2") == 0);
     OK(lgreco_table_setting(table, 0, 1, &setting));
     CHECK(setting.method == LGRECO_METHOD_QUANTISED_TOPK && setting.bits == 4);
-    OK(lgreco_measure(context, &model[1], &setting, 1, 0, 1, &error, NULL, NULL));
+    OK(lgreco_measure(context, &model[1], &setting, 1, 0, 1, &error, NULL));
     CHECK(fabs(view.choices[1].error - sqrt(error)) <= 1e-5 * sqrt(error));
     lgreco_table_destroy(&table);
     search.widths = LGRECO_WIDTH_FULL | 1 << 9;
-    STATUS(LGRECO_PARAMETER, lgreco_table_measure(context, model, 3, &search, &table, NULL));
+    STATUS(LGRECO_PARAMETER, lgreco_table_measure(context, model, 3, &search, &table));
     search.widths = LGRECO_WIDTH_FULL;
     search.method = LGRECO_METHOD_QSGD;
     search.parameter = search.first = search.last = search.step = 0;
-    STATUS(LGRECO_UNKNOWN_NAME, lgreco_table_measure(context, model, 3, &search, &table, NULL));
+    STATUS(LGRECO_UNKNOWN_NAME, lgreco_table_measure(context, model, 3, &search, &table));
     search = (lgreco_search_options)LGRECO_SEARCH_OPTIONS_INIT;
     search.method = LGRECO_METHOD_POWERSGD;
     search.parameter = 2;
     double errors[2];
     for (uint64_t seed = 0; seed < 2; seed++) {
         search.seed = seed;
-        OK(lgreco_table_measure(context, model, 3, &search, &table, NULL));
+        OK(lgreco_table_measure(context, model, 3, &search, &table));
         OK(lgreco_table_get(table, &view));
         CHECK(strcmp(view.labels[0], "powersgd 1") == 0 && strcmp(view.labels[view.ends[0] - 1], "powersgd 4") == 0);
         errors[seed] = view.choices[0].error;
@@ -208,33 +208,33 @@ static void tables(lgreco_context *context, float *values) {
     CHECK(errors[0] != errors[1]);
     search = (lgreco_search_options)LGRECO_SEARCH_OPTIONS_INIT;
     search.method = LGRECO_METHOD_HYBRID;
-    OK(lgreco_table_measure(context, model, 3, &search, &table, NULL));
+    OK(lgreco_table_measure(context, model, 3, &search, &table));
     OK(lgreco_table_get(table, &view));
     CHECK(view.ends[0] > 100);
     lgreco_table_destroy(&table);
 
     search.parameter = 9;
-    STATUS(LGRECO_PARAMETER, lgreco_table_measure(context, model, 3, &search, &table, NULL));
+    STATUS(LGRECO_PARAMETER, lgreco_table_measure(context, model, 3, &search, &table));
     search.parameter = 0;
     search.method = LGRECO_METHOD_DENSE;
-    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_table_measure(context, model, 3, &search, &table, NULL));
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_table_measure(context, model, 3, &search, &table));
     search.method = LGRECO_METHOD_QSGD;
     search.metric = 2;
-    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_table_measure(context, model, 3, &search, &table, NULL));
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_table_measure(context, model, 3, &search, &table));
     model[2].name = "fc1";
-    STATUS(LGRECO_DUPLICATE_NAME, lgreco_table_measure(context, model, 3, NULL, &table, NULL));
+    STATUS(LGRECO_DUPLICATE_NAME, lgreco_table_measure(context, model, 3, NULL, &table));
     model[2].name = "fc3";
     model[2].dtype = 99;
-    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_table_measure(context, model, 3, NULL, &table, NULL));
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_table_measure(context, model, 3, NULL, &table));
     TEXT("layer `fc3`: dtype is 99", lgreco_context_message(context));
     model[2].dtype = LGRECO_DTYPE_F32;
     model[2].values = NULL;
-    STATUS(LGRECO_NULL_POINTER, lgreco_table_measure(context, model, 3, NULL, &table, NULL));
+    STATUS(LGRECO_NULL_POINTER, lgreco_table_measure(context, model, 3, NULL, &table));
     TEXT("layer `fc3`: values is NULL", lgreco_context_message(context));
     model[2].dims = NULL;
-    STATUS(LGRECO_NULL_POINTER, lgreco_table_measure(context, model, 3, NULL, &table, NULL));
+    STATUS(LGRECO_NULL_POINTER, lgreco_table_measure(context, model, 3, NULL, &table));
     TEXT("layer `fc3`: dims of a layer is NULL", lgreco_context_message(context));
-    STATUS(LGRECO_EMPTY_TABLE, lgreco_table_measure(context, NULL, 0, NULL, &table, NULL));
+    STATUS(LGRECO_EMPTY_TABLE, lgreco_table_measure(context, NULL, 0, NULL, &table));
 }
 
 static void refusals(lgreco_context *context, float *values) {
@@ -249,26 +249,26 @@ static void refusals(lgreco_context *context, float *values) {
                                 LGRECO_METHOD_CLT_K, LGRECO_METHOD_HARD_THRESHOLD, LGRECO_METHOD_SIDCO};
     for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
         setting.method = methods[i];
-        STATUS(LGRECO_NON_FINITE, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL, NULL));
+        STATUS(LGRECO_NON_FINITE, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL));
         TEXT("layer `fc1`: element 77 is inf", lgreco_context_message(context));
     }
-    STATUS(LGRECO_NON_FINITE, lgreco_table_measure(context, &one, 1, NULL, &table, NULL));
+    STATUS(LGRECO_NON_FINITE, lgreco_table_measure(context, &one, 1, NULL, &table));
     TEXT("layer `fc1`: element 77 is inf", lgreco_context_message(context));
     values[77] = 0;
     setting.method = LGRECO_METHOD_TOPK;
     setting.keep = ELEMENTS + 1;
-    STATUS(LGRECO_PARAMETER, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL, NULL));
+    STATUS(LGRECO_PARAMETER, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL));
     setting.method = LGRECO_METHOD_QSGD;
     setting.bits = 256 + 4;
-    STATUS(LGRECO_PARAMETER, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL, NULL));
+    STATUS(LGRECO_PARAMETER, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL));
     TEXT("bits is 260, expected 1 to 8", lgreco_context_message(context));
     setting.method = LGRECO_METHOD_HYBRID;
-    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL, NULL));
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL));
     one.dtype = 3;
-    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL, NULL));
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL));
     const size_t huge[] = {(size_t)1 << 20, (size_t)1 << 20};
     one.dims = huge;
-    STATUS(LGRECO_TOO_MANY_ELEMENTS, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL, NULL));
+    STATUS(LGRECO_TOO_MANY_ELEMENTS, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL));
 }
 
 int main(void) {

@@ -30,16 +30,8 @@ static char text[256];
 static size_t length;
 
 // A group of one.
-static int32_t reduce_one(void *user, float *values, size_t count, void *stream) {
-    return user != NULL || stream != NULL || (count > 0 && values == NULL);
-}
-
-static int32_t gather_one(void *user, uint8_t *buffer, size_t count, void *stream) {
-    return user != NULL || stream != NULL || (count > 0 && buffer == NULL);
-}
-
-static int32_t broadcast_one(void *user, uint32_t root, uint8_t *bytes_of_root, size_t count, void *stream) {
-    return user != NULL || stream != NULL || root != 0 || (count > 0 && bytes_of_root == NULL);
+static int32_t perform_one(void *user, const lgreco_request *request) {
+    return user != NULL || request->root != 0 || (request->count + request->length > 0 && request->buffer == NULL);
 }
 
 static void prepare(void) {
@@ -58,9 +50,7 @@ static void prepare(void) {
     OK(lgreco_plan_solve(context, &view, NULL, &plan));
     OK(lgreco_plan_get(plan, &plan_view));
     OK(lgreco_compressor_create(context, &layer, &setting, &options, &compressor));
-    collective.all_reduce_sum = reduce_one;
-    collective.all_gather = gather_one;
-    collective.broadcast = broadcast_one;
+    collective.perform = perform_one;
     OK(lgreco_controller_create(context, &collective, &layer, 1, NULL, &controller));
     cut_setting.batch = 1;
     cut_setting.features = ELEMENTS;
@@ -84,13 +74,13 @@ static void null_pointers(void) {
     small.levels = 10;
 
     NULL_(lgreco_context_create(NULL, NULL));
-    NULL_(lgreco_table_measure(NULL, &layer, 1, NULL, &no_table, NULL));
-    NULL_(lgreco_table_measure(context, NULL, 1, NULL, &no_table, NULL));
-    NULL_(lgreco_table_measure(context, &layer, 1, NULL, NULL, NULL));
-    NULL_(lgreco_measure(NULL, &layer, &setting, 1, 0, 0, &error, NULL, NULL));
-    NULL_(lgreco_measure(context, NULL, &setting, 1, 0, 0, &error, NULL, NULL));
-    NULL_(lgreco_measure(context, &layer, NULL, 1, 0, 0, &error, NULL, NULL));
-    NULL_(lgreco_measure(context, &layer, &setting, 1, 0, 0, NULL, NULL, NULL));
+    NULL_(lgreco_table_measure(NULL, &layer, 1, NULL, &no_table));
+    NULL_(lgreco_table_measure(context, NULL, 1, NULL, &no_table));
+    NULL_(lgreco_table_measure(context, &layer, 1, NULL, NULL));
+    NULL_(lgreco_measure(NULL, &layer, &setting, 1, 0, 0, &error, NULL));
+    NULL_(lgreco_measure(context, NULL, &setting, 1, 0, 0, &error, NULL));
+    NULL_(lgreco_measure(context, &layer, NULL, 1, 0, 0, &error, NULL));
+    NULL_(lgreco_measure(context, &layer, &setting, 1, 0, 0, NULL, NULL));
     NULL_(lgreco_table_create(NULL, &view, &no_table));
     NULL_(lgreco_table_create(context, NULL, &no_table));
     NULL_(lgreco_table_create(context, &view, NULL));
@@ -130,15 +120,7 @@ static void null_pointers(void) {
     NULL_(lgreco_plan_from_json(context, NULL, "{}", 2, &no_plan));
     NULL_(lgreco_plan_from_json(context, table, NULL, 2, &no_plan));
     NULL_(lgreco_plan_from_json(context, table, "{}", 2, NULL));
-    uint8_t setting_bytes[LGRECO_SETTING_BYTES];
-    NULL_(lgreco_setting_to_bytes(NULL, &setting, setting_bytes, sizeof setting_bytes));
-    NULL_(lgreco_setting_to_bytes(context, NULL, setting_bytes, sizeof setting_bytes));
-    NULL_(lgreco_setting_to_bytes(context, &setting, NULL, sizeof setting_bytes));
-    OK(lgreco_setting_to_bytes(context, &setting, setting_bytes, sizeof setting_bytes));
     lgreco_setting read_setting = LGRECO_SETTING_INIT;
-    NULL_(lgreco_setting_from_bytes(NULL, setting_bytes, sizeof setting_bytes, &read_setting));
-    NULL_(lgreco_setting_from_bytes(context, NULL, sizeof setting_bytes, &read_setting));
-    NULL_(lgreco_setting_from_bytes(context, setting_bytes, sizeof setting_bytes, NULL));
     char setting_text[LGRECO_SETTING_TEXT_BYTES];
     size_t text_length = 0;
     NULL_(lgreco_setting_to_text(NULL, &setting, setting_text, sizeof setting_text, &text_length));
@@ -149,12 +131,12 @@ static void null_pointers(void) {
     NULL_(lgreco_setting_from_text(context, NULL, &read_setting));
     NULL_(lgreco_setting_from_text(context, "dense", NULL));
     size_t sealed_length = 0;
-    NULL_(lgreco_payload_seal(NULL, setting_bytes, 1, sizeof setting_bytes, &sealed_length));
-    NULL_(lgreco_payload_seal(context, NULL, 1, sizeof setting_bytes, &sealed_length));
-    NULL_(lgreco_payload_seal(context, setting_bytes, 1, sizeof setting_bytes, NULL));
-    NULL_(lgreco_payload_unseal(NULL, setting_bytes, sizeof setting_bytes, &sealed_length));
-    NULL_(lgreco_payload_unseal(context, NULL, sizeof setting_bytes, &sealed_length));
-    NULL_(lgreco_payload_unseal(context, setting_bytes, sizeof setting_bytes, NULL));
+    NULL_(lgreco_payload_seal(NULL, bytes, 1, sizeof bytes, &sealed_length));
+    NULL_(lgreco_payload_seal(context, NULL, 1, sizeof bytes, &sealed_length));
+    NULL_(lgreco_payload_seal(context, bytes, 1, sizeof bytes, NULL));
+    NULL_(lgreco_payload_unseal(NULL, bytes, sizeof bytes, &sealed_length));
+    NULL_(lgreco_payload_unseal(context, NULL, sizeof bytes, &sealed_length));
+    NULL_(lgreco_payload_unseal(context, bytes, sizeof bytes, NULL));
     NULL_(lgreco_feedback_check(NULL, &layer, &setting, NULL));
     NULL_(lgreco_feedback_check(context, NULL, &setting, NULL));
     NULL_(lgreco_feedback_check(context, &layer, NULL, NULL));
@@ -166,15 +148,15 @@ static void null_pointers(void) {
     NULL_(lgreco_compressor_set_setting(compressor, NULL));
     NULL_(lgreco_compressor_bound(NULL, &length));
     NULL_(lgreco_compressor_bound(compressor, NULL));
-    NULL_(lgreco_compressor_encode(NULL, 0, VALUES, bytes, sizeof bytes, &length, NULL));
-    NULL_(lgreco_compressor_encode(compressor, 0, NULL, bytes, sizeof bytes, &length, NULL));
+    NULL_(lgreco_compressor_encode(NULL, 0, VALUES, bytes, sizeof bytes, &length));
+    NULL_(lgreco_compressor_encode(compressor, 0, NULL, bytes, sizeof bytes, &length));
     TEXT("layer `fc1`: values is NULL", lgreco_compressor_message(compressor));
-    NULL_(lgreco_compressor_encode(compressor, 0, VALUES, NULL, sizeof bytes, &length, NULL));
-    NULL_(lgreco_compressor_encode(compressor, 0, VALUES, bytes, sizeof bytes, NULL, NULL));
-    OK(lgreco_compressor_encode(compressor, 0, VALUES, bytes, sizeof bytes, &length, NULL));
-    NULL_(lgreco_compressor_decode(NULL, bytes, length, floats, ELEMENTS, NULL));
-    NULL_(lgreco_compressor_decode(compressor, NULL, length, floats, ELEMENTS, NULL));
-    NULL_(lgreco_compressor_decode(compressor, bytes, length, NULL, ELEMENTS, NULL));
+    NULL_(lgreco_compressor_encode(compressor, 0, VALUES, NULL, sizeof bytes, &length));
+    NULL_(lgreco_compressor_encode(compressor, 0, VALUES, bytes, sizeof bytes, NULL));
+    OK(lgreco_compressor_encode(compressor, 0, VALUES, bytes, sizeof bytes, &length));
+    NULL_(lgreco_compressor_decode(NULL, bytes, length, floats, ELEMENTS));
+    NULL_(lgreco_compressor_decode(compressor, NULL, length, floats, ELEMENTS));
+    NULL_(lgreco_compressor_decode(compressor, bytes, length, NULL, ELEMENTS));
     NULL_(lgreco_compressor_memory(NULL, floats, ELEMENTS));
     NULL_(lgreco_compressor_memory(compressor, NULL, ELEMENTS));
     NULL_(lgreco_compressor_set_memory(NULL, 0, VALUES, ELEMENTS));
@@ -183,10 +165,9 @@ static void null_pointers(void) {
     NULL_(lgreco_compressor_memory_norm(NULL, &norm, &steps));
     NULL_(lgreco_compressor_memory_norm(compressor, NULL, &steps));
     NULL_(lgreco_compressor_memory_norm(compressor, &norm, NULL));
-    NULL_(lgreco_compressor_saved_len(NULL, &length));
-    NULL_(lgreco_compressor_saved_len(compressor, NULL));
-    NULL_(lgreco_compressor_save(NULL, bytes, sizeof bytes));
-    NULL_(lgreco_compressor_save(compressor, NULL, sizeof bytes));
+    NULL_(lgreco_compressor_save(NULL, bytes, sizeof bytes, &length));
+    NULL_(lgreco_compressor_save(compressor, NULL, 10000, &length));
+    NULL_(lgreco_compressor_save(compressor, bytes, sizeof bytes, NULL));
     NULL_(lgreco_compressor_load(NULL, bytes, sizeof bytes));
     NULL_(lgreco_compressor_load(compressor, NULL, sizeof bytes));
 
@@ -200,11 +181,11 @@ static void null_pointers(void) {
     NULL_(lgreco_controller_create(context, NULL, &layer, 1, NULL, &no_controller));
     NULL_(lgreco_controller_create(context, &collective, NULL, 1, NULL, &no_controller));
     NULL_(lgreco_controller_create(context, &collective, &layer, 1, NULL, NULL));
-    NULL_(lgreco_controller_step(NULL, &collective, gradients, 1, 0.1, NULL, NULL));
-    NULL_(lgreco_controller_step(controller, NULL, gradients, 1, 0.1, NULL, NULL));
-    NULL_(lgreco_controller_step(controller, &collective, NULL, 1, 0.1, NULL, NULL));
-    NULL_(lgreco_controller_step(controller, &collective, null_gradients, 1, 0.1, NULL, NULL));
-    OK(lgreco_controller_step(controller, &collective, gradients, 1, 0.1, NULL, NULL));
+    NULL_(lgreco_controller_step(NULL, &collective, gradients, 1, 0.1, NULL));
+    NULL_(lgreco_controller_step(controller, NULL, gradients, 1, 0.1, NULL));
+    NULL_(lgreco_controller_step(controller, &collective, NULL, 1, 0.1, NULL));
+    NULL_(lgreco_controller_step(controller, &collective, null_gradients, 1, 0.1, NULL));
+    OK(lgreco_controller_step(controller, &collective, gradients, 1, 0.1, NULL));
     NULL_(lgreco_controller_setting(NULL, 0, &setting));
     NULL_(lgreco_controller_setting(controller, 0, NULL));
     NULL_(lgreco_controller_metrics(NULL, 0, &metrics));
@@ -243,8 +224,8 @@ static void null_pointers(void) {
     lgreco_request request = LGRECO_REQUEST_INIT;
     lgreco_bucket *flying = NULL;
     const size_t lent[] = {0};
-    NULL_(lgreco_controller_begin_step(NULL, 0.1, NULL));
-    OK(lgreco_controller_begin_step(controller, 0.1, NULL));
+    NULL_(lgreco_controller_begin_step(NULL, 0.1));
+    OK(lgreco_controller_begin_step(controller, 0.1));
     NULL_(lgreco_controller_control(NULL, &request));
     NULL_(lgreco_controller_control(controller, NULL));
     OK(lgreco_controller_control(controller, &request));
@@ -255,13 +236,13 @@ static void null_pointers(void) {
     NULL_(lgreco_bucket_withhold(NULL, 0));
     NULL_(lgreco_bucket_round(NULL, 0, &request));
     NULL_(lgreco_bucket_round(flying, 0, NULL));
-    NULL_(lgreco_bucket_submit(NULL, gradients, 1, NULL));
-    NULL_(lgreco_bucket_submit(flying, NULL, 1, NULL));
-    NULL_(lgreco_bucket_submit(flying, null_gradients, 1, NULL));
+    NULL_(lgreco_bucket_submit(NULL, gradients, 1));
+    NULL_(lgreco_bucket_submit(flying, NULL, 1));
+    NULL_(lgreco_bucket_submit(flying, null_gradients, 1));
     TEXT("gradient is NULL", lgreco_bucket_message(flying));
-    OK(lgreco_bucket_submit(flying, gradients, 1, NULL));
-    NULL_(lgreco_bucket_next(NULL, &request, NULL));
-    NULL_(lgreco_bucket_next(flying, NULL, NULL));
+    OK(lgreco_bucket_submit(flying, gradients, 1));
+    NULL_(lgreco_bucket_next(NULL, &request));
+    NULL_(lgreco_bucket_next(flying, NULL));
     NULL_(lgreco_bucket_close(NULL, &flying));
     OK(lgreco_bucket_close(controller, NULL));
     OK(lgreco_bucket_close(controller, &flying));
@@ -295,53 +276,52 @@ static void null_pointers(void) {
     NULL_(lgreco_cut_create(context, &cut_setting, 0, 0, NULL));
     NULL_(lgreco_cut_bound(NULL, &room));
     NULL_(lgreco_cut_bound(above, NULL));
-    NULL_(lgreco_cut_send_activations(NULL, VALUES, f32, 1, NULL, bytes, sizeof bytes, &length, &ticket, NULL));
-    NULL_(lgreco_cut_send_activations(above, NULL, f32, 1, NULL, bytes, sizeof bytes, &length, &ticket, NULL));
-    NULL_(lgreco_cut_send_activations(above, VALUES, f32, 1, NULL, NULL, sizeof bytes, &length, &ticket, NULL));
-    NULL_(lgreco_cut_send_activations(above, VALUES, f32, 1, NULL, bytes, sizeof bytes, NULL, &ticket, NULL));
-    NULL_(lgreco_cut_send_activations(above, VALUES, f32, 1, NULL, bytes, sizeof bytes, &length, NULL, NULL));
-    OK(lgreco_cut_send_activations(above, VALUES, f32, 1, NULL, bytes, sizeof bytes, &length, &ticket, NULL));
-    NULL_(lgreco_cut_repeat_activations(NULL, ticket, VALUES, f32, 1, NULL, bytes, sizeof bytes, &length, NULL));
-    NULL_(lgreco_cut_repeat_activations(above, ticket, NULL, f32, 1, NULL, bytes, sizeof bytes, &length, NULL));
-    NULL_(lgreco_cut_repeat_activations(above, ticket, VALUES, f32, 1, NULL, NULL, sizeof bytes, &length, NULL));
-    NULL_(lgreco_cut_repeat_activations(above, ticket, VALUES, f32, 1, NULL, bytes, sizeof bytes, NULL, NULL));
+    NULL_(lgreco_cut_send_activations(NULL, VALUES, f32, 1, NULL, bytes, sizeof bytes, &length, &ticket));
+    NULL_(lgreco_cut_send_activations(above, NULL, f32, 1, NULL, bytes, sizeof bytes, &length, &ticket));
+    NULL_(lgreco_cut_send_activations(above, VALUES, f32, 1, NULL, NULL, sizeof bytes, &length, &ticket));
+    NULL_(lgreco_cut_send_activations(above, VALUES, f32, 1, NULL, bytes, sizeof bytes, NULL, &ticket));
+    NULL_(lgreco_cut_send_activations(above, VALUES, f32, 1, NULL, bytes, sizeof bytes, &length, NULL));
+    OK(lgreco_cut_send_activations(above, VALUES, f32, 1, NULL, bytes, sizeof bytes, &length, &ticket));
+    NULL_(lgreco_cut_repeat_activations(NULL, ticket, VALUES, f32, 1, NULL, bytes, sizeof bytes, &length));
+    NULL_(lgreco_cut_repeat_activations(above, ticket, NULL, f32, 1, NULL, bytes, sizeof bytes, &length));
+    NULL_(lgreco_cut_repeat_activations(above, ticket, VALUES, f32, 1, NULL, NULL, sizeof bytes, &length));
+    NULL_(lgreco_cut_repeat_activations(above, ticket, VALUES, f32, 1, NULL, bytes, sizeof bytes, NULL));
     NULL_(lgreco_cut_samples(NULL, bytes, length, &room));
     NULL_(lgreco_cut_samples(below, NULL, length, &room));
     NULL_(lgreco_cut_samples(below, bytes, length, NULL));
-    NULL_(lgreco_cut_receive_activations(NULL, bytes, length, floats, ELEMENTS, &ticket, NULL));
-    NULL_(lgreco_cut_receive_activations(below, NULL, length, floats, ELEMENTS, &ticket, NULL));
-    NULL_(lgreco_cut_receive_activations(below, bytes, length, NULL, ELEMENTS, &ticket, NULL));
-    NULL_(lgreco_cut_receive_activations(below, bytes, length, floats, ELEMENTS, NULL, NULL));
-    OK(lgreco_cut_receive_activations(below, bytes, length, floats, ELEMENTS, &ticket, NULL));
-    NULL_(lgreco_cut_receive_repeated(NULL, bytes, length, floats, ELEMENTS, NULL));
-    NULL_(lgreco_cut_receive_repeated(below, NULL, length, floats, ELEMENTS, NULL));
-    NULL_(lgreco_cut_receive_repeated(below, bytes, length, NULL, ELEMENTS, NULL));
-    NULL_(lgreco_cut_send_gradients(NULL, ticket, VALUES, f32, 1, bytes, sizeof bytes, &length, NULL));
-    NULL_(lgreco_cut_send_gradients(below, ticket, NULL, f32, 1, bytes, sizeof bytes, &length, NULL));
-    NULL_(lgreco_cut_send_gradients(below, ticket, VALUES, f32, 1, NULL, sizeof bytes, &length, NULL));
-    NULL_(lgreco_cut_send_gradients(below, ticket, VALUES, f32, 1, bytes, sizeof bytes, NULL, NULL));
-    OK(lgreco_cut_send_gradients(below, ticket, VALUES, f32, 1, bytes, sizeof bytes, &length, NULL));
-    NULL_(lgreco_cut_receive_gradients(NULL, bytes, length, floats, ELEMENTS, &ticket, NULL));
-    NULL_(lgreco_cut_receive_gradients(above, NULL, length, floats, ELEMENTS, &ticket, NULL));
-    NULL_(lgreco_cut_receive_gradients(above, bytes, length, NULL, ELEMENTS, &ticket, NULL));
-    NULL_(lgreco_cut_receive_gradients(above, bytes, length, floats, ELEMENTS, NULL, NULL));
-    OK(lgreco_cut_receive_gradients(above, bytes, length, floats, ELEMENTS, &ticket, NULL));
-    NULL_(lgreco_cut_evaluate(NULL, 0, VALUES, f32, 1, bytes, sizeof bytes, &length, NULL));
-    NULL_(lgreco_cut_evaluate(above, 0, NULL, f32, 1, bytes, sizeof bytes, &length, NULL));
-    NULL_(lgreco_cut_evaluate(above, 0, VALUES, f32, 1, NULL, sizeof bytes, &length, NULL));
-    NULL_(lgreco_cut_evaluate(above, 0, VALUES, f32, 1, bytes, sizeof bytes, NULL, NULL));
-    NULL_(lgreco_cut_receive_evaluation(NULL, bytes, length, floats, ELEMENTS, NULL));
-    NULL_(lgreco_cut_receive_evaluation(below, NULL, length, floats, ELEMENTS, NULL));
-    NULL_(lgreco_cut_receive_evaluation(below, bytes, length, NULL, ELEMENTS, NULL));
+    NULL_(lgreco_cut_receive(NULL, bytes, length, floats, ELEMENTS, &ticket));
+    NULL_(lgreco_cut_receive(below, NULL, length, floats, ELEMENTS, &ticket));
+    NULL_(lgreco_cut_receive(below, bytes, length, NULL, ELEMENTS, &ticket));
+    NULL_(lgreco_cut_receive(below, bytes, length, floats, ELEMENTS, NULL));
+    OK(lgreco_cut_receive(below, bytes, length, floats, ELEMENTS, &ticket));
+    NULL_(lgreco_cut_receive_repeated(NULL, bytes, length, floats, ELEMENTS));
+    NULL_(lgreco_cut_receive_repeated(below, NULL, length, floats, ELEMENTS));
+    NULL_(lgreco_cut_receive_repeated(below, bytes, length, NULL, ELEMENTS));
+    NULL_(lgreco_cut_send_gradients(NULL, ticket, VALUES, f32, 1, bytes, sizeof bytes, &length));
+    NULL_(lgreco_cut_send_gradients(below, ticket, NULL, f32, 1, bytes, sizeof bytes, &length));
+    NULL_(lgreco_cut_send_gradients(below, ticket, VALUES, f32, 1, NULL, sizeof bytes, &length));
+    NULL_(lgreco_cut_send_gradients(below, ticket, VALUES, f32, 1, bytes, sizeof bytes, NULL));
+    OK(lgreco_cut_send_gradients(below, ticket, VALUES, f32, 1, bytes, sizeof bytes, &length));
+    NULL_(lgreco_cut_receive(NULL, bytes, length, floats, ELEMENTS, &ticket));
+    NULL_(lgreco_cut_receive(above, NULL, length, floats, ELEMENTS, &ticket));
+    NULL_(lgreco_cut_receive(above, bytes, length, NULL, ELEMENTS, &ticket));
+    NULL_(lgreco_cut_receive(above, bytes, length, floats, ELEMENTS, NULL));
+    OK(lgreco_cut_receive(above, bytes, length, floats, ELEMENTS, &ticket));
+    NULL_(lgreco_cut_evaluate(NULL, 0, VALUES, f32, 1, bytes, sizeof bytes, &length));
+    NULL_(lgreco_cut_evaluate(above, 0, NULL, f32, 1, bytes, sizeof bytes, &length));
+    NULL_(lgreco_cut_evaluate(above, 0, VALUES, f32, 1, NULL, sizeof bytes, &length));
+    NULL_(lgreco_cut_evaluate(above, 0, VALUES, f32, 1, bytes, sizeof bytes, NULL));
+    NULL_(lgreco_cut_receive_evaluation(NULL, bytes, length, floats, ELEMENTS));
+    NULL_(lgreco_cut_receive_evaluation(below, NULL, length, floats, ELEMENTS));
+    NULL_(lgreco_cut_receive_evaluation(below, bytes, length, NULL, ELEMENTS));
     NULL_(lgreco_cut_commit_step(NULL));
     NULL_(lgreco_cut_forget(NULL, 0));
     NULL_(lgreco_cut_get_counters(NULL, &counters, &counters));
     NULL_(lgreco_cut_get_counters(above, NULL, &counters));
     NULL_(lgreco_cut_get_counters(above, &counters, NULL));
-    NULL_(lgreco_cut_saved_len(NULL, &room));
-    NULL_(lgreco_cut_saved_len(above, NULL));
-    NULL_(lgreco_cut_save(NULL, bytes, sizeof bytes));
-    NULL_(lgreco_cut_save(above, NULL, sizeof bytes));
+    NULL_(lgreco_cut_save(NULL, bytes, sizeof bytes, &room));
+    NULL_(lgreco_cut_save(above, NULL, 10000, &room));
+    NULL_(lgreco_cut_save(above, bytes, sizeof bytes, NULL));
     NULL_(lgreco_cut_restore(NULL, &cut_setting, 0, bytes, 1, &no_cut));
     NULL_(lgreco_cut_restore(context, NULL, 0, bytes, 1, &no_cut));
     NULL_(lgreco_cut_restore(context, &cut_setting, 0, NULL, 1, &no_cut));
@@ -434,7 +414,7 @@ static void null_pointers(void) {
     TEXT("the handle is NULL", lgreco_plan_task_message(NULL));
     TEXT("unknown status", lgreco_status_name(12345));
     // Empty arrays may be NULL.
-    STATUS(LGRECO_LENGTH, lgreco_compressor_decode(compressor, NULL, 0, floats, ELEMENTS, NULL));
+    STATUS(LGRECO_LENGTH, lgreco_compressor_decode(compressor, NULL, 0, floats, ELEMENTS));
 }
 
 // Whatever is wrong, a handle output is NULL afterwards.
@@ -482,7 +462,7 @@ static void null_fields(void) {
     nameless = layer;
     nameless.values = NULL;
     double error;
-    NULL_(lgreco_measure(context, &nameless, &setting, 1, 0, 0, &error, NULL, NULL));
+    NULL_(lgreco_measure(context, &nameless, &setting, 1, 0, 0, &error, NULL));
     OK(lgreco_compressor_create(context, &nameless, &setting, NULL, &none));  // needs no values
     OK(lgreco_compressor_destroy(&none));
     lgreco_plan_view optionless = plan_view;
@@ -494,16 +474,16 @@ static void misaligned_and_overlapping(void) {
     static float room[2 * ELEMENTS];
     uint8_t *const odd = (uint8_t *)room + 2;
     memcpy(room, VALUES, sizeof VALUES);
-    STATUS(LGRECO_ALIGNMENT, lgreco_compressor_encode(compressor, 0, odd, bytes, sizeof bytes, &length, NULL));
-    STATUS(LGRECO_ALIGNMENT, lgreco_compressor_decode(compressor, bytes, 48, (float *)(void *)odd, ELEMENTS, NULL));
-    STATUS(LGRECO_OVERLAP, lgreco_compressor_encode(compressor, 0, room, (uint8_t *)room + 28, 36, &length, NULL));
+    STATUS(LGRECO_ALIGNMENT, lgreco_compressor_encode(compressor, 0, odd, bytes, sizeof bytes, &length));
+    STATUS(LGRECO_ALIGNMENT, lgreco_compressor_decode(compressor, bytes, 48, (float *)(void *)odd, ELEMENTS));
+    STATUS(LGRECO_OVERLAP, lgreco_compressor_encode(compressor, 0, room, (uint8_t *)room + 28, 36, &length));
     TEXT("layer `fc1`: payload overlaps values", lgreco_compressor_message(compressor));
-    STATUS(LGRECO_OVERLAP, lgreco_compressor_decode(compressor, (uint8_t *)room, 48, room, ELEMENTS, NULL));
+    STATUS(LGRECO_OVERLAP, lgreco_compressor_decode(compressor, (uint8_t *)room, 48, room, ELEMENTS));
     double errors[2] = {1.5, 2.5};
     lgreco_layer over = layer;
     over.values = errors;
-    STATUS(LGRECO_OVERLAP, lgreco_measure(context, &over, &setting, 1, 0, 0, errors, NULL, NULL));
-    STATUS(LGRECO_OVERLAP, lgreco_measure(context, &layer, &setting, 1, 0, 0, errors, (uint64_t *)(void *)errors, NULL));
+    STATUS(LGRECO_OVERLAP, lgreco_measure(context, &over, &setting, 1, 0, 0, errors, NULL));
+    STATUS(LGRECO_OVERLAP, lgreco_measure(context, &layer, &setting, 1, 0, 0, errors, (uint64_t *)(void *)errors));
     lgreco_plan_view out = LGRECO_PLAN_VIEW_INIT;
     STATUS(LGRECO_OVERLAP, lgreco_plan_solve_into(context, &view, NULL, workspace, 1 << 17, (uint32_t *)workspace, 1, &out));
     uint32_t defaults[1] = {1};
@@ -556,9 +536,9 @@ static void sizes_of_structs(void) {
     STATUS(LGRECO_STRUCT_SIZE, lgreco_plan_solve(context, &view, &no_options, &solved));
     STATUS(LGRECO_STRUCT_SIZE, lgreco_plan_get(plan, &no_plan));
     STATUS(LGRECO_STRUCT_SIZE, lgreco_plan_check(context, &view, &no_plan));
-    STATUS(LGRECO_STRUCT_SIZE, lgreco_table_measure(context, &no_layer, 1, NULL, &made, NULL));
-    STATUS(LGRECO_STRUCT_SIZE, lgreco_table_measure(context, &layer, 1, &no_search, &made, NULL));
-    STATUS(LGRECO_STRUCT_SIZE, lgreco_measure(context, &layer, &no_setting, 1, 0, 0, &error, NULL, NULL));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_table_measure(context, &no_layer, 1, NULL, &made));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_table_measure(context, &layer, 1, &no_search, &made));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_measure(context, &layer, &no_setting, 1, 0, 0, &error, NULL));
     STATUS(LGRECO_STRUCT_SIZE, lgreco_compressor_create(context, &layer, &setting, &no_compressor, &none));
     lgreco_controller *no_controller = NULL;
     lgreco_collective no_collective;
@@ -591,8 +571,8 @@ static void sizes_of_structs(void) {
     void *gradients[] = {own};
     STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_create(context, &no_collective, &layer, 1, NULL, &no_controller));
     STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_create(context, &collective, &layer, 1, &no_controls, &no_controller));
-    STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_step(controller, &collective, gradients, 1, 0.1, &no_report, NULL));
-    OK(lgreco_controller_begin_step(controller, 0.1, NULL));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_step(controller, &collective, gradients, 1, 0.1, &no_report));
+    OK(lgreco_controller_begin_step(controller, 0.1));
     STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_control(controller, &no_request));
     TEXT("struct_size of request is 0, expected 88", lgreco_controller_message(controller));
     lgreco_request done = LGRECO_REQUEST_INIT;
@@ -662,12 +642,6 @@ static void devices(void) {
     OK(lgreco_context_create(&options, &other));
     CHECK(reason[0] == '\0');
     OK(lgreco_context_destroy(&other));
-    double error;
-    lgreco_table *made = NULL;
-    STATUS(LGRECO_UNAVAILABLE, lgreco_compressor_encode(compressor, 0, VALUES, bytes, sizeof bytes, &length, bytes));
-    STATUS(LGRECO_UNAVAILABLE, lgreco_compressor_decode(compressor, bytes, length, floats, ELEMENTS, bytes));
-    STATUS(LGRECO_UNAVAILABLE, lgreco_measure(context, &layer, &setting, 1, 0, 0, &error, NULL, bytes));
-    STATUS(LGRECO_UNAVAILABLE, lgreco_table_measure(context, &layer, 1, NULL, &made, bytes));
 }
 
 static void without_feedback(void) {
@@ -680,8 +654,7 @@ static void without_feedback(void) {
     STATUS(LGRECO_FEEDBACK_RULE, lgreco_compressor_set_memory(plain, 0, VALUES, ELEMENTS));
     STATUS(LGRECO_FEEDBACK_RULE, lgreco_compressor_rescale_memory(plain, 0, 2.0f));
     STATUS(LGRECO_FEEDBACK_RULE, lgreco_compressor_memory_norm(plain, &norm, &steps));
-    STATUS(LGRECO_FEEDBACK_RULE, lgreco_compressor_saved_len(plain, &length));
-    STATUS(LGRECO_FEEDBACK_RULE, lgreco_compressor_save(plain, bytes, sizeof bytes));
+    STATUS(LGRECO_FEEDBACK_RULE, lgreco_compressor_save(plain, bytes, sizeof bytes, &length));
     STATUS(LGRECO_FEEDBACK_RULE, lgreco_compressor_load(plain, bytes, sizeof bytes));
     STATUS(LGRECO_LENGTH, lgreco_compressor_memory(compressor, floats, ELEMENTS - 1));
     STATUS(LGRECO_LENGTH, lgreco_compressor_set_memory(compressor, 0, VALUES, ELEMENTS - 1));
@@ -723,7 +696,7 @@ int main(void) {
     versions();
     // In any order, and twice.
     OK(lgreco_context_destroy(&context));
-    OK(lgreco_compressor_encode(compressor, 1, VALUES, bytes, sizeof bytes, &length, NULL));
+    OK(lgreco_compressor_encode(compressor, 1, VALUES, bytes, sizeof bytes, &length));
     OK(lgreco_compressor_destroy(&compressor));
     OK(lgreco_plan_destroy(&plan));
     OK(lgreco_table_destroy(&table));

@@ -49,7 +49,7 @@ static inline lgreco_report take_step(lgreco_controller *controller, Member *mem
     const lgreco_collective collective = collective_of(member);
     void *const pointers[LAYERS] = {model->values[0], model->values[1], model->values[2]};
     lgreco_report report = LGRECO_REPORT_INIT;
-    OK(lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, &report, NULL));
+    OK(lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, &report));
     return report;
 }
 

@@ -119,7 +119,7 @@ static void *infeasible(void *argument) {
     }
     gradients(model, member->rank, 4);
     STATUS(measures ? LGRECO_INFEASIBLE : LGRECO_PEER,
-           lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, NULL, NULL));
+           lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, NULL));
     // It is there again; as long as somebody has it, steps can be taken, also when the controller is gone.
     OK(lgreco_controller_take_plan_task(controller, &task));
     CHECK((task != NULL) == measures && take_step(controller, member, model).switched == 0);
@@ -148,7 +148,7 @@ static void *given(void *argument) {
     settings[0].keep = settings[2].keep = 7 + member->rank;
     STATUS(LGRECO_LENGTH, lgreco_controller_set_settings(controller, settings, LAYERS - 1));
     OK(lgreco_controller_set_settings(controller, settings, LAYERS));
-    STATUS(LGRECO_PEER_PLAN, lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, NULL, NULL));
+    STATUS(LGRECO_PEER_PLAN, lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, NULL));
     TEXT("rank 1 and rank 0 differ", lgreco_controller_message(controller));
     settings[0].keep = settings[2].keep = 7;
     OK(lgreco_controller_set_settings(controller, settings, LAYERS));

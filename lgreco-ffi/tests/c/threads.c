@@ -39,8 +39,8 @@ static void *work(void *argument) {
     for (uint32_t step = 0; step < STEPS; step++) {
         size_t length = 0, bytes = 0;
         fill(values, ELEMENTS, step + 100 * worker->rank);
-        if (lgreco_compressor_encode(compressor, step, values, payload, sizeof payload, &length, NULL) != LGRECO_OK ||
-            lgreco_compressor_decode(compressor, payload, length, decoded, ELEMENTS, NULL) != LGRECO_OK)
+        if (lgreco_compressor_encode(compressor, step, values, payload, sizeof payload, &length) != LGRECO_OK ||
+            lgreco_compressor_decode(compressor, payload, length, decoded, ELEMENTS) != LGRECO_OK)
             return NULL;
         for (size_t i = 0; i < length; i++) worker->hash = (worker->hash ^ payload[i]) * 1099511628211u;
 

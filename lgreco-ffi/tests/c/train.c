@@ -34,7 +34,7 @@ static lgreco_status step(lgreco_controller *controller, Member *member, Model *
     const lgreco_collective collective = collective_of(member);
     void *pointers[LAYERS];
     for (int l = 0; l < LAYERS; l++) pointers[l] = model->values[l];
-    return lgreco_controller_step(controller, &collective, pointers, LAYERS, rate, report, NULL);
+    return lgreco_controller_step(controller, &collective, pointers, LAYERS, rate, report);
 }
 
 static void *train(void *argument) {
@@ -376,37 +376,34 @@ static void a_factor_that_overflows(void) {
     TEXT("rank 0 failed with error code 5", run.message[2]);
 }
 
-// The status of six steps, or of the first that fails, of a worker alone. Optional callbacks are NULL unless asked for.
+// The status of six steps, or of the first that fails, of a worker alone. Some kinds of collectives are missing unless asked for.
 static lgreco_status alone_with(lgreco_controller_options options, int all_gather_each_too, int all_to_all_too) {
     Group group;
     Model *const model = malloc(sizeof *model);
     begin_group(&group, 1);
     Member member = {.group = &group};
     lgreco_controller *controller = controller_of(&member, &options);
-    lgreco_collective collective = collective_of(&member);
-    if (!all_gather_each_too) collective.all_gather_each = NULL;
-    if (!all_gather_each_too) collective.reduce_scatter_sum = NULL;
-    if (!all_to_all_too) collective.all_to_all = NULL;
+    const lgreco_collective collective = collective_of(&member);
+    if (!all_gather_each_too) member.missing |= 1u << LGRECO_REQUEST_ALL_GATHER_EACH;
+    if (!all_to_all_too) member.missing |= 1u << LGRECO_REQUEST_ALL_TO_ALL | 1u << LGRECO_REQUEST_ALL_REDUCE_SUM_BF16;
     const int halves = options.search != NULL && options.search->reduce_dtype == LGRECO_DTYPE_BF16;
-    if (!all_to_all_too) collective.all_reduce_sum_bf16 = NULL;
     void *pointers[LAYERS];
     for (int l = 0; l < LAYERS; l++) pointers[l] = model->values[l];
     lgreco_status status = LGRECO_OK;
     for (uint32_t s = 0; s < 6 && status == LGRECO_OK; s++) {
         gradients(model, 0, s);
-        status = lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, NULL, NULL);
+        status = lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, NULL);
         CHECK(status == LGRECO_OK || s == (halves ? 0 : 3));  // the first that compresses
     }
     if (status == LGRECO_COLLECTIVE)
-        TEXT(all_to_all_too ? "the collective's callback all_gather_each is NULL" : "the collective's callback all_",
-             lgreco_controller_message(controller));
+        TEXT("a collective call failed: the embedder has not got it", lgreco_controller_message(controller));
     OK(lgreco_controller_destroy(&controller));
     end_group(&group);
     free(model);
     return status;
 }
 
-static void optional_callbacks(void) {
+static void optional_collectives(void) {
     STATUS(LGRECO_OK, alone_with(base(), 0, 0));
     lgreco_controller_options options = base();
     options.route = LGRECO_ROUTE_SCATTER_REDUCE;
@@ -423,7 +420,7 @@ static void optional_callbacks(void) {
     options.search = &topk;
     options.route = LGRECO_ROUTE_SHARDED;
     options.shards = shards;
-    STATUS(LGRECO_OK, alone_with(options, 0, 1));  // sums by all-reduces
+    STATUS(LGRECO_OK, alone_with(options, 0, 1));
     STATUS(LGRECO_COLLECTIVE, alone_with(options, 0, 0));
     lgreco_setting fixed[LAYERS] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
     options = base();
@@ -544,12 +541,12 @@ static void saved_states(void) {
 static lgreco_controller *inner;
 
 // A callback that uses the controller it is called from.
-static int32_t reenter(void *user, uint8_t *buffer, size_t length, void *stream) {
+static int32_t reenter(void *user, const lgreco_request *request) {
     uint64_t steps, non_finite;
     lgreco_controller *copy = inner;
     STATUS(LGRECO_BUSY, lgreco_controller_steps(inner, &steps, &non_finite));
     STATUS(LGRECO_BUSY, lgreco_controller_destroy(&copy));
-    return all_gather(user, buffer, length, stream);
+    return perform(user, request);
 }
 
 static void misuse(void) {
@@ -566,9 +563,9 @@ static void misuse(void) {
     collective.rank = 1;
     STATUS(LGRECO_PARAMETER, lgreco_controller_create(context, &collective, layers, LAYERS, NULL, &made));
     collective = collective_of(&member);
-    collective.broadcast = NULL;
+    collective.perform = NULL;
     STATUS(LGRECO_NULL_POINTER, lgreco_controller_create(context, &collective, layers, LAYERS, NULL, &made));
-    TEXT("broadcast is NULL", lgreco_context_message(context));
+    TEXT("perform is NULL", lgreco_context_message(context));
     collective = collective_of(&member);
     layers[2].name = "fc1.bias";
     STATUS(LGRECO_DUPLICATE_NAME, lgreco_controller_create(context, &collective, layers, LAYERS, NULL, &made));
@@ -605,23 +602,22 @@ static void misuse(void) {
     static Model model;
     void *pointers[LAYERS] = {model.values[0], model.values[1], model.values[2]};
     gradients(&model, 0, 0);
-    STATUS(LGRECO_LENGTH, lgreco_controller_step(made, &collective, pointers, LAYERS - 1, 0.1, NULL, NULL));
-    STATUS(LGRECO_PARAMETER, lgreco_controller_step(made, &collective, pointers, LAYERS, NAN, NULL, NULL));
-    STATUS(LGRECO_UNAVAILABLE, lgreco_controller_step(made, &collective, pointers, LAYERS, 0.1, NULL, &model));
+    STATUS(LGRECO_LENGTH, lgreco_controller_step(made, &collective, pointers, LAYERS - 1, 0.1, NULL));
+    STATUS(LGRECO_PARAMETER, lgreco_controller_step(made, &collective, pointers, LAYERS, NAN, NULL));
     pointers[1] = model.values[0] + ELEMENTS - 1;
-    STATUS(LGRECO_OVERLAP, lgreco_controller_step(made, &collective, pointers, LAYERS, 0.1, NULL, NULL));
+    STATUS(LGRECO_OVERLAP, lgreco_controller_step(made, &collective, pointers, LAYERS, 0.1, NULL));
     TEXT("layer `", lgreco_controller_message(made));
     CHECK(strstr(lgreco_controller_message(made), "share memory with values of layer 0, counted from 0") != NULL);
     pointers[1] = NULL;
-    STATUS(LGRECO_NULL_POINTER, lgreco_controller_step(made, &collective, pointers, LAYERS, 0.1, NULL, NULL));
+    STATUS(LGRECO_NULL_POINTER, lgreco_controller_step(made, &collective, pointers, LAYERS, 0.1, NULL));
     pointers[1] = model.values[1];
     size_t length = 0;
     STATUS(LGRECO_UNAVAILABLE, lgreco_controller_metrics_json(made, NULL, 0, &length));
-    collective.all_gather = reenter;
-    OK(lgreco_controller_step(made, &collective, pointers, LAYERS, 0.1, NULL, NULL));
+    collective.perform = reenter;
+    OK(lgreco_controller_step(made, &collective, pointers, LAYERS, 0.1, NULL));
     CHECK(member.calls > 0);
     collective.world_size = 2;
-    STATUS(LGRECO_PARAMETER, lgreco_controller_step(made, &collective, pointers, LAYERS, 0.1, NULL, NULL));
+    STATUS(LGRECO_PARAMETER, lgreco_controller_step(made, &collective, pointers, LAYERS, 0.1, NULL));
     lgreco_setting setting = LGRECO_SETTING_INIT;
     lgreco_metrics metrics = LGRECO_METRICS_INIT;
     float value;
@@ -642,7 +638,7 @@ int main(void) {
     non_finite_gradients();
     callbacks_that_fail();
     a_factor_that_overflows();
-    optional_callbacks();
+    optional_collectives();
     saved_states();
     misuse();
     return report("train");

@@ -20,7 +20,6 @@ __all__ = [
     "make_plan",
     "payload_len",
     "peer_error",
-    "plan_file",
     "run_command",
 ]
 
@@ -39,7 +38,7 @@ class LgrecoError(ValueError):
     """The code of the error on the rank that failed: ``peer_code or code`` is the same on all ranks."""
 
 def make_plan(
-    layers: list[tuple[str, list[int], str, int]],
+    model: list[tuple[str, list[int], str, int]] | str,
     solver: str,
     alpha: float | None,
     budget: float | None,
@@ -48,19 +47,11 @@ def make_plan(
 ) -> str:
     """Measures layers (name, dims, dtype, address of contiguous values) and plans: the JSON of a plan file.
 
+    Instead of layers, the path of a safetensors file, of an index of several or of a folder with them.
+
     Options are ``method``, ``default``, ``candidates``, ``widths``, ``metric``, ``workers``, ``min_elements`` and
     ``random_seed``.
     """
-
-def plan_file(
-    path: str,
-    solver: str,
-    alpha: float | None,
-    budget: float | None,
-    size: str | int | None,
-    **options: Any,
-) -> str:
-    """The same for the layers of a safetensors file, of an index of several or of a folder with them."""
 
 def check_plan(json: str) -> str:
     """The same plan file, once it has been checked."""
@@ -313,10 +304,6 @@ class DeviceBucket:
         """Whether its layers still have those settings."""
 
 @final
-class DeviceWindow:
-    """The mean of the gradients of a window's steps, of all layers of a controller, in a device's memory."""
-
-@final
 class Device:
     """A stream of a CUDA device, by its handle; both outlive this. The context of the default stream is the current one.
 
@@ -367,20 +354,25 @@ class Device:
     def take_out(self, controller: Controller, bucket: DeviceBucket) -> None:
         """Waits: the controller's residuals become the bucket's, between two steps."""
 
-    def window_bytes(self, controller: Controller) -> int:
+@final
+class DeviceWindow:
+    """The mean of the gradients of a window's steps, of all layers of a controller, in a device's memory."""
+
+    def __new__(cls, device: Device, controller: Controller, memory: int) -> DeviceWindow:
+        """One without gradients in ``memory``, aligned to 16 bytes, which it has for itself until its work is done."""
+
+    @staticmethod
+    def bytes(controller: Controller) -> int:
         """Bytes of memory for a window."""
 
-    def window(self, controller: Controller, memory: int) -> DeviceWindow:
-        """A window without gradients in ``memory``, aligned to 16 bytes, which it has for itself until its work is done."""
-
-    def observe(self, window: DeviceWindow, layers: list[int], addresses: list[int], step: int) -> None:
+    def observe(self, device: Device, layers: list[int], addresses: list[int], step: int) -> None:
         """Blends the gradients of these layers, each of them once, with their means, as those of the window's ``step``-th step."""
 
-    def take_window_home(self, controller: Controller, window: DeviceWindow, layers: list[int]) -> None:
+    def take_home(self, device: Device, controller: Controller, layers: list[int]) -> None:
         """Waits: the means of these layers become the controller's, between two steps."""
 
-    def plan(self, window: DeviceWindow, task: PlanTask, allocate: Callable[[int], int]) -> PlanResult:
-        """Waits: does a task with what was observed in a window, on a stream behind all of that.
+    def plan(self, device: Device, task: PlanTask, allocate: Callable[[int], int]) -> PlanResult:
+        """Waits: does a task with what was observed, on a stream behind all of that.
 
         ``allocate`` gives the address of as many bytes as it is asked for, aligned to 256, which stay until then. Raises what goes wrong on
         the device; the task can be taken again.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lgreco._arrays import Array, place
-from lgreco._lgreco import LgrecoError, check_plan, make_plan, plan_file
+from lgreco._lgreco import LgrecoError, check_plan, make_plan
 from lgreco._plot import bars
 
 
@@ -176,7 +176,7 @@ def plan(
     options: dict[str, Any] = {"method": method, "default": default, "candidates": candidates, "metric": metric}
     options.update(workers=workers, widths=widths, min_elements=min_elements, random_seed=random_seed)
     if isinstance(gradients, (str, os.PathLike)):
-        return Plan(plan_file(os.fspath(gradients), solver, alpha, budget, size, **options))
+        return Plan(make_plan(os.fspath(gradients), solver, alpha, budget, size, **options))
     if not isinstance(gradients, Mapping):
         raise TypeError(f"gradients are a {type(gradients).__name__}, expected an array per layer's name, or the path of a file")
     for name in gradients:

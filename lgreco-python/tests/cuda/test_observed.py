@@ -10,7 +10,7 @@ from ranks import on_ranks
 from test_device import PLANNED, stayed, steps_of, wrapped
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from lgreco._lgreco import Device
+from lgreco._lgreco import DeviceWindow
 from lgreco.torch import lgreco_hook
 from lgreco.torch.observed import Observed
 
@@ -194,8 +194,7 @@ class Small(Imitation):
 def _lacking(rank: int, lacking: str, options: dict[str, Any]) -> tuple[Run, Run]:
     gpu = Small(lacking)
     _, state = wrapped(PLANNED | options)
-    with gpu.stream() as handle:
-        gpu.windows = (Device(handle).window_bytes(state._controller),)
+    gpu.windows = (DeviceWindow.bytes(state._controller),)
     return _run(rank, options, torch.float32, None), _run(rank, options, torch.float32, gpu)
 
 

@@ -98,7 +98,7 @@ pub(super) fn measure(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco
             let (mut errors, mut sizes) = (Buffer::new(count), Buffer::new(count));
             let (to, sizes_to) = (errors.place(bytes), sizes.place(bytes));
             let (from, settings) = (layer.pointer(), settings.pointer());
-            let status = expect(lgreco_measure(context, from, settings, count, 1, 0, to, sizes_to, null_mut()));
+            let status = expect(lgreco_measure(context, from, settings, count, 1, 0, to, sizes_to));
             assert!(
                 status != LGRECO_OK || errors.values().iter().all(|error: &f64| error.is_finite() && *error >= 0.0)
             );
@@ -107,8 +107,7 @@ pub(super) fn measure(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco
         let mut table = core::ptr::dangling_mut();
         let (layers, options) = (layers(bytes, &views[..count]), search(bytes));
         let options = caller_structs(bytes, &[options], &[]);
-        let status =
-            expect(lgreco_table_measure(context, layers.pointer(), count, options.pointer(), &mut table, null_mut()));
+        let status = expect(lgreco_table_measure(context, layers.pointer(), count, options.pointer(), &mut table));
         assert_eq!(status == LGRECO_OK, !table.is_null(), "a failed call leaves NULL");
         if status == LGRECO_OK {
             let mut view = caller_structs(bytes, &[lgreco_table_view::default()], &[]);
@@ -153,22 +152,23 @@ pub(super) fn compressor(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
             let capacity = [bound, bound, bound, bound + 9, bound - 1, 0][usize::from(bytes.below(6))];
             let (mut payload, mut decoded) = (Buffer::<u8>::new(capacity), Buffer::<f32>::new(owned.elements));
             let (from, to) = (owned.values.place(bytes), payload.place(bytes));
-            status = expect(lgreco_compressor_encode(compressor, step, from, to, capacity, &mut length, null_mut()));
+            status = expect(lgreco_compressor_encode(compressor, step, from, to, capacity, &mut length));
             if status == LGRECO_OK {
                 assert!(length <= capacity);
                 let cut = length - usize::from(bytes.below(8) / 7).min(length);
                 let (from, elements) = (payload.place(bytes), owned.elements);
-                let (to, none) = (decoded.place(bytes), null_mut());
-                if expect(lgreco_compressor_decode(compressor, from, cut, to, elements, none)) == LGRECO_OK {
+                let to = decoded.place(bytes);
+                if expect(lgreco_compressor_decode(compressor, from, cut, to, elements)) == LGRECO_OK {
                     assert!(decoded.values().iter().all(|x| x.is_finite()), "values that are not finite");
                 }
             }
         }
         let mut needed = 0;
-        if !compressor.is_null() && expect(lgreco_compressor_saved_len(compressor, &mut needed)) == LGRECO_OK {
+        let told = |needed| lgreco_compressor_save(compressor, null_mut(), 0, needed);
+        if !compressor.is_null() && expect(told(&mut needed)) == LGRECO_LENGTH {
             let mut saved = Buffer::<u8>::new(needed);
             let to = saved.place(bytes);
-            if expect(lgreco_compressor_save(compressor, to, needed)) == LGRECO_OK {
+            if expect(lgreco_compressor_save(compressor, to, needed, &mut needed)) == LGRECO_OK {
                 expect(lgreco_compressor_load(compressor, to, needed - usize::from(bytes.below(4) / 3).min(needed)));
             }
         }
@@ -177,19 +177,7 @@ pub(super) fn compressor(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
     }
 }
 
-unsafe extern "C" fn reduce(_: *mut c_void, _: *mut f32, _: usize, _: *mut c_void) -> i32 {
-    0
-}
-
-unsafe extern "C" fn gather(_: *mut c_void, _: *mut u8, _: usize, _: *mut c_void) -> i32 {
-    0
-}
-
-unsafe extern "C" fn gather_each(_: *mut c_void, _: *const u64, _: *mut u8, _: *mut c_void) -> i32 {
-    0
-}
-
-unsafe extern "C" fn broadcast(_: *mut c_void, _: u32, _: *mut u8, _: usize, _: *mut c_void) -> i32 {
+unsafe extern "C" fn perform(_: *mut c_void, _: *const lgreco_request) -> i32 {
     0
 }
 
@@ -201,24 +189,11 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
         view.name = bytes.maybe(name.as_ptr());
     }
     let count = usize::from(bytes.below(4));
-    let functions = lgreco_collective {
-        all_reduce_sum: Some(reduce),
-        all_gather: Some(gather),
-        broadcast: Some(broadcast),
-        all_gather_each: Some(gather_each),
-        ..Default::default()
-    };
+    let functions = lgreco_collective { perform: Some(perform), ..Default::default() };
     let functions_kept = [
         offset_of!(lgreco_collective, rank),
         offset_of!(lgreco_collective, user),
-        offset_of!(lgreco_collective, all_reduce_sum),
-        offset_of!(lgreco_collective, all_gather),
-        offset_of!(lgreco_collective, broadcast),
-        offset_of!(lgreco_collective, all_gather_each),
-        offset_of!(lgreco_collective, all_to_all),
-        offset_of!(lgreco_collective, reduce_scatter_sum),
-        offset_of!(lgreco_collective, all_reduce_sum_bf16),
-        offset_of!(lgreco_collective, reduce_scatter_sum_bf16),
+        offset_of!(lgreco_collective, perform),
     ];
     let (fixed, search) = ([setting(bytes), setting(bytes), setting(bytes)], search(bytes));
     let (fixed, search) = (settings(bytes, &fixed), caller_structs(bytes, &[search], &[]));
@@ -258,7 +233,7 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
             let mut report = caller_structs(bytes, &[lgreco_report::default()], &[]);
             let (from, to) = (bytes.maybe(gradients.as_ptr()), report.place());
             let rate = f64::from(bytes.value());
-            status = expect(lgreco_controller_step(controller, collective, from, count, rate, to, null_mut()));
+            status = expect(lgreco_controller_step(controller, collective, from, count, rate, to));
             report.check_guard();
             let finite = owned.iter().take(count).all(|layer| layer.values.are_finite(layer.dtype));
             assert!(status != LGRECO_OK || !sound || finite, "means that are not finite");
@@ -268,7 +243,7 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
                 caller_structs(bytes, &[lgreco_request::default()], &[]),
                 caller_structs(bytes, &[lgreco_report::default()], &[]),
             );
-            expect(lgreco_controller_begin_step(controller, f64::from(bytes.value()), null_mut()));
+            expect(lgreco_controller_begin_step(controller, f64::from(bytes.value())));
             expect(lgreco_controller_control(controller, request.place()));
             expect(lgreco_controller_finish_step(controller, report.place()));
             request.check_guard();
@@ -353,15 +328,14 @@ pub(super) fn cut(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco_sta
             let capacity = bound - usize::from(bytes.below(16) / 15);
             let (mut message, mut received) = (Buffer::<u8>::new(capacity), Buffer::<f32>::new(elements));
             let (from, to, ids) = (values.place(bytes), message.place(bytes), bytes.maybe(ids.as_ptr()));
-            let (mut length, mut ticket, none) = (0, 0, null_mut());
+            let (mut length, mut ticket) = (0, 0);
             let (length_to, ticket_to) = (&raw mut length, &raw mut ticket);
             status = expect(lgreco_cut_send_activations(
-                above, from, dtype, samples, ids, to, capacity, length_to, ticket_to, none,
+                above, from, dtype, samples, ids, to, capacity, length_to, ticket_to,
             ));
             if status == LGRECO_OK {
                 let (from, to) = (message.place(bytes), received.place(bytes));
-                status =
-                    expect(lgreco_cut_receive_activations(below, from, length, to, elements, &raw mut ticket, none));
+                status = expect(lgreco_cut_receive(below, from, length, to, elements, &raw mut ticket));
                 assert!(status != LGRECO_OK || received.values().iter().all(|x| x.is_finite()));
             }
         }

@@ -54,7 +54,7 @@ class Observed:
         own = [layers[place] for place in places]
         try:
             with self._cuda.stream():
-                device.observe(self._window, own, [gradients[place].data_ptr() for place in places], step)
+                self._window.observe(device, own, [gradients[place].data_ptr() for place in places], step)
             self._controller.note_observed(own)
             self._layers.update(own)
         except (LgrecoError, RuntimeError) as error:
@@ -70,8 +70,8 @@ class Observed:
         self._begun = self._controller.steps
         try:
             with self._cuda.stream():
-                memory = self._cuda.allocate(max(device.window_bytes(self._controller), 16))
-                self._window, self._memory = device.window(self._controller, memory.data_ptr()), memory
+                memory = self._cuda.allocate(max(DeviceWindow.bytes(self._controller), 16))
+                self._window, self._memory = DeviceWindow(device, self._controller, memory.data_ptr()), memory
         except (LgrecoError, MemoryError, RuntimeError) as error:
             _LOG.warning("gradients are copied to the host for the next plan, as the GPU has no room for their mean: %s", error)
 
@@ -96,11 +96,11 @@ class Observed:
                 lent.append(self._cuda.allocate_aside(length))
                 return lent[-1].data_ptr()
 
-            return self._aside.plan(window, task, allocate)
+            return window.plan(self._aside, task, allocate)
 
         return plan
 
     def bring_home(self, device: Device) -> None:
         """Between steps: the controller has the means, too, as they are now. Waits for the device."""
         if self._window is not None:
-            device.take_window_home(self._controller, self._window, sorted(self._layers))
+            self._window.take_home(device, self._controller, sorted(self._layers))
