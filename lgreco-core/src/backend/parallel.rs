@@ -5,7 +5,7 @@ use crate::error::expect_len;
 use alloc::vec::Vec;
 use rayon::prelude::*;
 
-/// [`Portable`] over rayon's current thread pool, one job per thread at a time; same results bit for bit.
+/// [`Portable`](super::Portable) over rayon's current thread pool, one job per thread at a time; same results bit for bit.
 ///
 /// Each thread allocates the workspace of its largest job; the caller's workspace is not used.
 ///

@@ -212,7 +212,12 @@ fn shards() {
 #[ignore = "slow"]
 fn faults_are_found() {
     for (module, setting, from, to) in [
-        (Module::Exchange, NEAREST, "layer, start + i + k);", "layer, (start + i + k) % (1u << 31));"),
+        (
+            Module::Exchange,
+            NEAREST,
+            "start + first + j * STRIP + k);",
+            "(start + first + j * STRIP + k) % (1u << 31));",
+        ),
         (
             Module::Exchange,
             NEAREST,

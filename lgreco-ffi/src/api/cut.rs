@@ -127,9 +127,11 @@ pub unsafe extern "C" fn lgreco_cut_samples(
 /// The id of samples that are not to be remembered.
 pub const LGRECO_UNREMEMBERED: u64 = u64::MAX;
 
+/// The upstream end, with workspace and the ids of the batch.
+type UpstreamParts<'a> = (&'a mut Upstream, &'a mut [u64], &'a [Option<u64>]);
+
 impl CutState {
-    /// The upstream end, with workspace and the ids of the batch.
-    fn upstream(&mut self) -> Result<(&mut Upstream, &mut [u64], &[Option<u64>]), Failure> {
+    fn upstream(&mut self) -> Result<UpstreamParts<'_>, Failure> {
         match &mut self.end {
             End::Upstream(end) => Ok((end, &mut self.workspace, &self.ids)),
             End::Downstream(_) => Err(Failure::OtherEnd),

@@ -11,7 +11,7 @@ from test_device import PLANNED, stayed, steps_of, wrapped
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lgreco._lgreco import DeviceWindow
-from lgreco.torch import lgreco_hook
+from lgreco.torch import lgreco_hook, observed as windows
 from lgreco.torch.observed import Observed
 
 STEPS = 14
@@ -98,29 +98,29 @@ def test_plans_are_those_of_the_host_without_gradients_there(plan: str) -> None:
 
 
 class _Refusing:
-    """A GPU that keeps no gradients."""
+    """A window that keeps no gradients of one step."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    refused = 0
+    bytes = staticmethod(DeviceWindow.bytes)
+
+    def __init__(self, device: Any, controller: Any, memory: int) -> None:
+        self._window = DeviceWindow(device, controller, memory)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._device, name)
+        return getattr(self._window, name)
 
-    def observe(self, *_: Any) -> None:
-        raise RuntimeError("refused")
+    def observe(self, device: Any, layers: list[int], addresses: list[int], step: int) -> None:
+        if step == self.refused:
+            raise RuntimeError("refused")
+        self._window.observe(device, layers, addresses, step)
 
 
 def _refused(rank: int, refused: int) -> tuple[Run, Run]:
-    observe = Observed.observe
-
-    def refusing(self: Observed, device: Any, layers: list[int], gradients: list[torch.Tensor]) -> list[int]:
-        is_refused = self._controller.window_step() == refused
-        return observe(self, _Refusing(device) if is_refused else device, layers, gradients)
-
     host = _run(rank, PLANS["topk"], torch.float32, None)
-    Observed.observe = refusing  # type: ignore[method-assign]
+    _Refusing.refused = refused
+    windows.DeviceWindow = _Refusing  # type: ignore[assignment, misc]
     device = _run(rank, PLANS["topk"], torch.float32, Imitation())
-    Observed.observe = observe  # type: ignore[method-assign]
+    windows.DeviceWindow = DeviceWindow  # type: ignore[misc]
     return host, device
 
 

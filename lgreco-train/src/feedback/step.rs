@@ -23,7 +23,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// ```
     /// use lgreco_train::compress::{Compressor, Setting, topk::TopK};
     /// use lgreco_train::feedback::{Memory, Residual};
-    /// use lgreco_train::gradient::{Dtype, Gradient, Values};
+    /// use lgreco_train::gradient::{Dtype, Gradient, Shape, Values};
     /// use lgreco_train::rng::Stream;
     /// let (shape, setting) = (Shape::new(3, 1)?, Setting::TopK(TopK { keep: 1, values: Dtype::F32 }));
     /// let mut memory = Memory::owned(Residual::CLASSIC, shape)?;
