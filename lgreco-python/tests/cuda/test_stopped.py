@@ -1,5 +1,7 @@
 """The user may interrupt a step on a GPU anywhere, and the taking back of it: residuals are those before it, and training goes on."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,9 +11,17 @@ from test_device import ON_DEVICE, PLANNED, residuals, steps_of, stayed, wrapped
 from test_interrupts import Interrupting, Scaler
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from lgreco.torch import lgreco_hook
+from lgreco.torch import LGreCoState, lgreco_hook
 
 OPTIONS = PLANNED | {"method": "topk", "default": 0.1} | ON_DEVICE
+
+
+def _observe_on(device: Any, state: LGreCoState) -> None:
+    """Windows take the device itself, not what stands for it."""
+    observed = state._device.observed  # type: ignore[union-attr]
+    for name in ("observe", "bring_home"):
+        call = getattr(observed, name)
+        setattr(observed, name, lambda _, *arguments, call=call: call(device, *arguments))
 
 
 def _stopped(rank: int, where: str, after: bool, again: bool) -> tuple[bool, int, bool, bool]:
@@ -21,6 +31,7 @@ def _stopped(rank: int, where: str, after: bool, again: bool) -> tuple[bool, int
     before = on_device(state, ddp.module)
     assert before.any() and stayed(state) and state._device is not None and len(state._device._buckets) >= 2
     device = state._device._device
+    _observe_on(device, state)
     state._device._device = Interrupting(device, where, after)  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         steps_of(ddp, rank, range(9, 10))
