@@ -57,8 +57,32 @@ pub fn dispatch<K: Kernel>(kernel: K) -> K::Output {
     kernel.run()
 }
 
-/// [`dispatch`] for a function of its arguments, which must be `#[inline(always)]`.
-pub fn dispatch_with<A, R>(arguments: A, run: impl FnOnce(A) -> R) -> R {
+/// [`dispatch`] for a function of one value, which is `#[inline(always)]`: what is not inlined is compiled for the baseline
+/// instructions alone, and may take twice as long. A macro, because a function that is passed on as a value is not inlined.
+///
+/// ```
+/// use lgreco_core::simd::dispatch_with;
+/// #[inline(always)]
+/// fn squares(values: &[f32]) -> f32 {
+///     values.iter().map(|value| value * value).sum()
+/// }
+/// assert_eq!(dispatch_with!(&[3.0, 4.0], squares), 25.0);
+/// ```
+#[macro_export]
+macro_rules! dispatch_with {
+    ($arguments:expr, $function:expr $(,)?) => {
+        $crate::simd::dispatch_inlined(
+            $arguments,
+            #[inline(always)]
+            |arguments| $function(arguments),
+        )
+    };
+}
+pub use dispatch_with;
+
+/// What [`dispatch_with!`] expands to.
+#[doc(hidden)]
+pub fn dispatch_inlined<A, R>(arguments: A, run: impl FnOnce(A) -> R) -> R {
     struct Call<A, F>(A, F);
     impl<A, R, F: FnOnce(A) -> R> Kernel for Call<A, F> {
         type Output = R;

@@ -103,7 +103,7 @@ fn put_product<F: Factor>(
 /// `squares[c] = ‖M − P Qᵀ‖²` with the sum taken over columns `..=c`, for `c` in `from..squares.len()`.
 pub(crate) fn residuals<T: Element, F: Factor>(m: Matrix<'_, T>, p: F, q: F, from: usize, squares: &mut [f64]) {
     squares[from..].fill(0.0);
-    dispatch_with((m, p, q, from, squares), add_residuals);
+    dispatch_with!((m, p, q, from, squares), add_residuals);
 }
 
 /// `DEPTH` columns of both factors, the rows a tile needs.

@@ -23,7 +23,7 @@ const CHUNK: usize = 64;
 pub(crate) fn orthonormalise(factor: &mut [Row], len: usize, rank: usize) {
     debug_assert_eq!(factor.len(), panels(rank) * len);
     if len > 0 {
-        dispatch_with((factor, len), orthonormalise_panels);
+        dispatch_with!((factor, len), orthonormalise_panels);
     }
 }
 
@@ -57,7 +57,7 @@ pub(crate) fn squared_norms(panel: &[Row]) -> [f64; LANES] {
         }
         sums
     }
-    dispatch_with(panel, sums)
+    dispatch_with!(panel, sums)
 }
 
 #[inline(always)]

@@ -227,7 +227,7 @@ impl Grid<'_> {
             rows: [bytemuck::cast_slice_mut::<u64, C>(previous), bytemuck::cast_slice_mut::<u64, C>(next)],
             trace: bytemuck::cast_slice_mut::<u64, T>(trace),
         };
-        let mut cell = simd::dispatch_with(fill, Fill::run);
+        let mut cell = simd::dispatch_with!(fill, Fill::run);
         let trace: &[T] = bytemuck::cast_slice(trace);
         for layer in (0..options.len()).rev() {
             let start = if layer == 0 { 0 } else { self.ends[layer - 1] as usize };

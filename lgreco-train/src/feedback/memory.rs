@@ -89,7 +89,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Squared L2 norm of the residual.
     pub fn squared_norm(&self) -> f64 {
         let (storage, elements) = (self.residual.storage, self.shape.elements());
-        dispatch_with((elements, self.words.as_ref(), storage), squared_norm)
+        dispatch_with!((elements, self.words.as_ref(), storage), squared_norm)
     }
 
     /// Writes the residual, row-major: to inspect it, or to hand it to another worker.
@@ -255,7 +255,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
 
     fn offer_values<T: Element>(&self, gradient: &[T], offered: &mut [f32]) -> u32 {
         let (storage, words) = (self.residual.storage, self.words.as_ref());
-        dispatch_with((storage, words, gradient, offered), offer)
+        dispatch_with!((storage, words, gradient, offered), offer)
     }
 
     /// Counts a step, and forgets everything where that is due.
@@ -280,7 +280,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         let stream = Stream { seed: stream.seed ^ u64::from_le_bytes(*b"feedback"), ..stream };
         let mut pass = |store| {
             let words = self.words.as_mut();
-            dispatch_with(Commit { update, storage, words, elements, gradient, decoded, store }, Commit::run)
+            dispatch_with!(Commit { update, storage, words, elements, gradient, decoded, store }, Commit::run)
         };
         Error::require_finite(pass(None) <= storage.largest().to_bits(), "what is to be remembered")?;
         pass(Some(stream));

@@ -59,8 +59,8 @@ impl ValuesMut<'_> {
                 v.copy_from_slice(values);
                 return Ok(());
             }
-            ValuesMut::F16(v) => dispatch_with((&mut **v, values), narrow),
-            ValuesMut::Bf16(v) => dispatch_with((&mut **v, values), narrow),
+            ValuesMut::F16(v) => dispatch_with!((&mut **v, values), narrow),
+            ValuesMut::Bf16(v) => dispatch_with!((&mut **v, values), narrow),
         };
         if fits {
             return Ok(());

@@ -40,7 +40,7 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
     // Anything above the bits of the largest finite number is infinite, NaN or negative.
     let sound = scales.iter().all(|&scale| u32::from_le_bytes(scale) <= f32::MAX.to_bits());
     Error::require_body(sound, "a scale is not finite and positive")?;
-    dispatch_with((loco.group as usize, scales, codes, values), put);
+    dispatch_with!((loco.group as usize, scales, codes, values), put);
     Ok(())
 }
 

@@ -93,7 +93,7 @@ impl Compressor for LoCo {
         Header { method: Method::LoCo, variant: 0, parameter: self.group, shape }.write(payload)?;
         let (scales, codes) = payload[HEADER_LEN..len].split_at_mut(self.body_lens(shape.elements())?.0);
         with_elements!(gradient.values(), values => {
-            dispatch_with((self.group as usize, values, scales.as_chunks_mut::<4>().0, codes), encode::encode)
+            dispatch_with!((self.group as usize, values, scales.as_chunks_mut::<4>().0, codes), encode::encode)
         })?;
         Ok(len)
     }
@@ -123,7 +123,7 @@ pub fn measure(gradient: &Gradient<'_>, groups: &[u32], squared_errors: &mut [f6
     with_elements!(gradient.values(), values => {
         check_finite(values)?;
         for (&group, error) in groups.iter().zip(squared_errors) {
-            *error = dispatch_with((group as usize, values), encode::squared_error)?;
+            *error = dispatch_with!((group as usize, values), encode::squared_error)?;
         }
     });
     Ok(())

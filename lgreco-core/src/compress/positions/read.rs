@@ -39,7 +39,7 @@ pub(in crate::compress) fn for_each_block(
     let mut reader = Reader::new(layout, bytes, *place, range)?;
     let mut block = [0; BLOCK];
     loop {
-        let (count, end) = dispatch_with((&mut reader, &mut block), next);
+        let (count, end) = dispatch_with!((&mut reader, &mut block), next);
         visit(&block[..count])?;
         if let Some(end) = end {
             end?;

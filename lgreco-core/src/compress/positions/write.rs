@@ -56,7 +56,7 @@ impl<'a> Writer<'a> {
                     (ones.at, ones.word) = (at, word);
                 }
             }
-            Writer::EliasFano { .. } => dispatch_with((self, first, marks), extend_by_blocks),
+            Writer::EliasFano { .. } => dispatch_with!((self, first, marks), extend_by_blocks),
         }
     }
 

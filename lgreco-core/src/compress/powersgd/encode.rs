@@ -49,7 +49,7 @@ pub(super) struct Scan {
 
 /// Finite or [`Error::NonFinite`].
 pub(super) fn scan<T: Element>(values: &[T]) -> Result<Scan, Error> {
-    let scan = dispatch_with(values, scan_all);
+    let scan = dispatch_with!(values, scan_all);
     if scan.largest.is_finite() {
         return Ok(scan);
     }
@@ -99,7 +99,7 @@ fn scale_panels((factor, len, largest): (&mut [Row], usize, f32)) {
 /// stay in the middle of the range of f32. Values must be finite.
 pub(super) fn scale_columns(factor: &mut [Row], len: usize, largest: f32) {
     if len > 0 {
-        dispatch_with((factor, len, largest), scale_panels);
+        dispatch_with!((factor, len, largest), scale_panels);
     }
 }
 

@@ -53,7 +53,7 @@ pub fn measure(gradient: &Gradient<'_>, base: Qsgd, bits: &[u8], squared_errors:
     if bits.is_empty() {
         return with_elements!(gradient.values(), values => check_finite(values));
     }
-    with_elements!(gradient.values(), values => dispatch_with((base, bits, values, squared_errors), measure_all))
+    with_elements!(gradient.values(), values => dispatch_with!((base, bits, values, squared_errors), measure_all))
 }
 
 #[inline(always)]

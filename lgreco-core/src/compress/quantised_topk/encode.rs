@@ -17,7 +17,7 @@ fn magnitudes(kept: &[u32]) -> [u32; BLOCK] {
 
 /// Writes the means of the bins of `kept`, bits of f32 values, and the codes.
 pub(super) fn quantise_kept(bits: u8, kept: &[u32], means: &mut [u8], codes: &mut [u8]) {
-    dispatch_with((bits, kept, means, codes), quantise);
+    dispatch_with!((bits, kept, means, codes), quantise);
 }
 
 #[inline(always)]

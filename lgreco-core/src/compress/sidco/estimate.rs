@@ -82,7 +82,7 @@ struct Moments {
 
 impl Moments {
     fn of<T: Element>(values: &[T], shift: f64, floor: f64) -> Moments {
-        dispatch_with((values, shift, floor), moments)
+        dispatch_with!((values, shift, floor), moments)
     }
 
     fn mean(&self) -> f64 {

@@ -59,7 +59,7 @@ impl<T: Element> Matrix<'_, T> {
             return matrix(&bytemuck::cast_slice(self.values)[place..], rows.len(), cols.len(), self.cols);
         }
         let values = self.values[place..].chunks(self.cols).take(rows.len());
-        dispatch_with(values.zip(wide.chunks_exact_mut(cols.len())), widen);
+        dispatch_with!(values.zip(wide.chunks_exact_mut(cols.len())), widen);
         matrix(wide, rows.len(), cols.len(), cols.len())
     }
 }

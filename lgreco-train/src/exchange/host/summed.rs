@@ -57,7 +57,7 @@ pub(super) fn round(values: &mut [f32], dtype: Dtype) {
         values.iter_mut().for_each(|value| *value = rounded(*value, Dtype::Bf16));
     }
     if dtype == Dtype::Bf16 {
-        dispatch_with(values, run);
+        dispatch_with!(values, run);
     }
 }
 
@@ -93,7 +93,7 @@ impl Wire {
     pub(super) fn put(&self, memory: &mut [f32], values: Range<usize>, to: usize, slip: Slip) {
         let end = to + values.len();
         if self.dtype == Dtype::Bf16 {
-            dispatch_with((&mut *memory, values, to), narrow);
+            dispatch_with!((&mut *memory, values, to), narrow);
             let slips = &mut halves(memory)[end..].as_chunks_mut::<3>().0[..self.world];
             slips.fill([Bf16(0); 3]);
             slips[self.rank] = slip.to_bf16_sum();
@@ -120,7 +120,7 @@ impl Wire {
         }
         let values = places.len();
         halves(memory).copy_within(places, 0);
-        dispatch_with((&mut *memory, values), widen);
+        dispatch_with!((&mut *memory, values), widen);
         &mut memory[..values]
     }
 }
