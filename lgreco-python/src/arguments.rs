@@ -289,6 +289,7 @@ impl<'py> Options<'_, 'py> {
             },
             route: named("route", &route, &routes)?,
             metrics_every: self.get("metrics_every")?.unwrap_or(config.metrics_every),
+            undo: self.get("undo")?.unwrap_or(config.undo),
             clock: Some(clock),
             ..config
         })
@@ -298,7 +299,7 @@ impl<'py> Options<'_, 'py> {
 /// The names of all options.
 const KNOWN: &str = "method default candidates widths metric workers min_elements random_seed reduce_dtype settings policy \
     clusters accordion legacy residual_dtype error_feedback budget objective alpha ramp_up start_iter period window lead \
-    route metrics_every";
+    route metrics_every undo";
 
 /// Those that `lgreco.torch` keeps to itself.
 const OF_TRAINERS: &str = "grad_scaler, on_plan, optimizer";

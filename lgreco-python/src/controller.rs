@@ -10,7 +10,9 @@ use crate::request::Request;
 use crate::task::{PlanResult, PlanTask};
 use lgreco_train::Error;
 use lgreco_train::compress::{Compressor, Setting};
-use lgreco_train::controller::{self, Budget, Config, Contents, Feedback, Metrics, NonFinite, Policy, Tensor};
+use lgreco_train::controller::{
+    self, Budget, Config, Contents, Feedback, MemoryUse, Metrics, NonFinite, Policy, Tensor,
+};
 use lgreco_train::exchange::{Collective, CollectiveError};
 use lgreco_train::gradient::{Dtype, Shape, Values};
 use pyo3::prelude::*;
@@ -299,6 +301,18 @@ impl Controller {
     /// The relative squared error of what a layer was compressed to elsewhere in the last step.
     fn record_error(&self, py: Python<'_>, layer: usize, relative_error: f64) -> PyResult<()> {
         self.attempt(py, |controller| controller.record_error(layer, relative_error))
+    }
+
+    /// Bytes by what they are for, where buckets of so many bytes are on their way at the same time.
+    fn memory(&self, py: Python<'_>, in_flight: Option<usize>) -> PyResult<[(&'static str, u64); 5]> {
+        let MemoryUse { residuals, undo, factors, exchange, window } =
+            self.attempt(py, |controller| controller.memory(in_flight))?;
+        Ok([("residuals", residuals), ("undo", undo), ("factors", factors), ("exchange", exchange), ("window", window)])
+    }
+
+    /// Whether the next step is that of a plan.
+    fn is_plan_due(&self, py: Python<'_>) -> PyResult<bool> {
+        self.attempt(py, |controller| Ok(controller.is_plan_due()))
     }
 
     /// Takes back what the last step has done to residuals.

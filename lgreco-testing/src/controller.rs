@@ -129,7 +129,7 @@ pub fn alone(method: Method) -> Result<(Controller, ThreadCollective), Error> {
 
 fn alone_on(method: Method, schedule: Schedule) -> Result<(Controller, ThreadCollective), Error> {
     let worker = ThreadCollective::group(1).remove(0);
-    let config = Config { schedule, ..Config::new(Search::new(method)) };
+    let config = Config { schedule, undo: true, ..Config::new(Search::new(method)) };
     let layers = vec![Tensor::new("weight", &[64, 64], Dtype::F32)?, Tensor::new("bias", &[64], Dtype::F32)?];
     Ok((Controller::new(config, layers, &worker)?, worker))
 }

@@ -5,4 +5,3 @@ mod mutable;
 
 pub use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, with_elements};
 pub use mutable::ValuesMut;
-pub(crate) use mutable::first_too_large;

@@ -7,7 +7,7 @@ use crate::ExchangeConfig;
 use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
 use lgreco_testing::powersgd::uniform;
-use lgreco_train::exchange::{self, Collective, Input, Layer, Route, threads};
+use lgreco_train::exchange::{self, Collective, Layer, Rest, Route, threads};
 use lgreco_train::gradient::ValuesMut;
 
 /// Steps of the host's exchange: each rank's means.
@@ -22,24 +22,14 @@ fn on_the_host(layers: &Layers, config: ExchangeConfig, gradients: &[Vec<Vec<f32
         let mut factors: Vec<Vec<f32>> = places.iter().map(|place| vec![0.0; place.factors.len()]).collect();
         let each = gradients.iter().zip(step..).map(|(gradients, step)| {
             residual.iter_mut().zip(&gradients[rank]).for_each(|(sum, x)| *sum += x);
-            let mut means = vec![f32::NAN; residual.len()];
+            let mut means = gradients[rank].clone();
             let (mut values, mut rest) = (&mut residual[..], &mut means[..]);
             let layers = places.iter().zip(&mut factors).zip(first..).map(|((place, factor), index)| {
                 let (own, mean);
                 (own, values) = std::mem::take(&mut values).split_at_mut(place.values.len());
                 (mean, rest) = std::mem::take(&mut rest).split_at_mut(place.values.len());
-                Layer {
-                    index,
-                    setting: place.setting,
-                    gradient: Input::Compensated { values: own, shape: place.shape },
-                    fresh: None,
-                    sent: 0,
-                    late: None,
-                    shards: &[],
-                    mean: ValuesMut::F32(mean),
-                    own: None,
-                    factor,
-                }
+                let (mean, rest) = (ValuesMut::F32(mean), Rest::Instead(own));
+                Layer { factor, ..Layer::new(index, place.setting, place.shape, mean, rest) }
             });
             let mut layers: Vec<_> = layers.collect();
             exchange::aggregate(&mut worker, &mut layers, Route::AllGather, seed, step, &mut vec![0; words]).unwrap();

@@ -157,7 +157,6 @@ impl<M: Memory, const SHARDED: bool> Bucket for OnDevice<M, SHARDED> {
     const FORGETS: bool = false;
     const SENDS_AS_HOST: bool = false;
     const TELLS_OF_REST: bool = true;
-    const READS_ITS_OWN: bool = false;
 
     fn exchange(
         &mut self,

@@ -145,6 +145,9 @@ pub struct lgreco_controller_options {
     pub ramp_up_first: f64,
     /// With `ramp_up_first`: steps after `warmup` until the default is its own, at least 1; 0 by default.
     pub ramp_up_steps: u64,
+    /// 1: the residuals of the step before are kept, which takes their memory twice, so that lgreco_controller_roll_back and
+    /// lgreco_controller_abandon_step restore them. 0, the default: only where `non_finite` is not an error.
+    pub undo: u32,
 }
 
 // SAFETY: repr(C), starts with a usize; numbers and raw pointers only.
@@ -265,6 +268,7 @@ impl lgreco_controller_options {
             bucket_bytes: self.bucket_bytes,
             measuring_rank: self.measuring_rank,
             metrics_every: self.metrics_every,
+            undo: one_of("undo", self.undo, [false, true])?,
             clock: Some(clock),
             ..Config::new(search.search()?)
         })

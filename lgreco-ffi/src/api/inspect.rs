@@ -5,7 +5,7 @@ use crate::pointers::{Output, fill, sized_struct, slice_mut, write};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::controller::metrics_line;
-use lgreco_train::controller::{Cause, Decision, Metrics, Timing};
+use lgreco_train::controller::{Cause, Decision, MemoryUse, Metrics, Timing};
 
 /// Why a layer is sent uncompressed: LGRECO_UNCOMPRESSED_...
 pub type lgreco_uncompressed = u32;
@@ -249,6 +249,40 @@ pub unsafe extern "C" fn lgreco_controller_steps(
         write(steps, "steps", || {
             write(non_finite, "non_finite", || Ok(state.controller.non_finite_steps()))?;
             Ok(state.controller.steps())
+        })
+    })
+}
+
+/// Bytes that a controller takes on one rank, by what they are for, beside the trainer's gradients.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct lgreco_memory_use {
+    /// Residuals of error feedback.
+    pub residuals: u64,
+    /// The residuals of the step before, where `undo` asks for them.
+    pub undo: u64,
+    /// PowerSGD's factors.
+    pub factors: u64,
+    /// Messages of the buckets that are on their way at the same time, and what one of them is computed in.
+    pub exchange: u64,
+    /// The gradients that a decision is made of: on the measuring rank, in the steps of the window and until the decision.
+    pub window: u64,
+}
+
+/// Tells how much memory the run takes on this rank, before its first step too: under the settings of the last decision, or
+/// before the first under the search's default. `in_flight` is the size in bytes of buckets that are all on their way at the
+/// same time; 0 stands for lgreco_controller_step, which has one at a time.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_memory(
+    controller: *mut lgreco_controller,
+    in_flight: usize,
+    memory: *mut lgreco_memory_use,
+) -> lgreco_status {
+    call!(controller, |state| {
+        write(memory, "memory", || {
+            let MemoryUse { residuals, undo, factors, exchange, window } =
+                state.controller.memory((in_flight > 0).then_some(in_flight))?;
+            Ok(lgreco_memory_use { residuals, undo, factors, exchange, window })
         })
     })
 }

@@ -219,6 +219,12 @@ class Controller:
     def record_error(self, layer: int, relative_error: float) -> None:
         """Between two steps: the relative squared error of what a layer was compressed to elsewhere in the last one."""
 
+    def memory(self, in_flight: int | None) -> list[tuple[str, int]]:
+        """Bytes by what they are for, where buckets of so many bytes are on their way at the same time, or one alone."""
+
+    def is_plan_due(self) -> bool:
+        """Whether the next step is that of a plan, whose task has to be done before."""
+
     def roll_back(self) -> None:
         """Takes back what the last step has done to residuals, because its means were not applied."""
 

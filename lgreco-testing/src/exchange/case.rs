@@ -7,9 +7,9 @@ use lgreco_train::compress::Setting;
 use lgreco_train::compress::powersgd::effective_rank;
 use lgreco_train::exchange::threads::{self, ThreadCollective};
 use lgreco_train::exchange::{
-    Agreement, Collective, Flight, Host, Layer, Moment, Request, Round, Route, Spec, workspace_len,
+    Agreement, Collective, Flight, Host, Layer, Moment, Request, Rest, Round, Route, Space, Spec, workspace_len,
 };
-use lgreco_train::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
+use lgreco_train::gradient::{Dtype, Shape, ValuesMut};
 
 /// A bucket and what every worker brings to it.
 #[derive(Clone, Debug)]
@@ -33,7 +33,9 @@ pub struct Case {
 pub struct Outcome {
     /// The mean.
     pub mean: Vec<Vec<f32>>,
-    /// Its own contribution.
+    /// What its own contribution leaves of its gradient.
+    pub rest: Vec<Vec<f32>>,
+    /// Its own contribution, up to the rounding of that difference.
     pub own: Vec<Vec<f32>>,
     /// PowerSGD's factors for the next step.
     pub factors: Vec<Vec<f32>>,
@@ -41,7 +43,7 @@ pub struct Outcome {
 
 impl Outcome {
     pub(super) fn bits(&self) -> Vec<u32> {
-        [&self.mean, &self.own, &self.factors].into_iter().flatten().flat_map(|values| bits(values)).collect()
+        [&self.mean, &self.rest, &self.factors].into_iter().flatten().flat_map(|values| bits(values)).collect()
     }
 }
 
@@ -98,18 +100,9 @@ impl Case {
         let layers = (0..).zip(&self.layers).zip(shards);
         let spec = |((index, &(setting, shape)), shards): ((u32, &(Setting, Shape)), &'a Vec<u64>)| {
             let shards = if self.route == Route::Sharded { &shards[..] } else { &[] };
-            Spec { index, setting, shape, dtype: Dtype::F32, shards }
+            Spec { index, shards, ..Spec::from((setting, shape, Dtype::F32)) }
         };
         layers.map(spec).collect()
-    }
-
-    /// Room for a rank's means.
-    fn means(&self, specs: &[Spec<'_>], rank: u32) -> Vec<Vec<f32>> {
-        let len = |spec: &Spec<'_>| match self.route {
-            Route::Sharded => spec.shard(rank).len(),
-            _ => spec.shape.elements(),
-        };
-        specs.iter().map(|spec| vec![0.0; len(spec)]).collect()
     }
 
     /// By shards: every rank gets all ranks' means.
@@ -134,36 +127,43 @@ impl Case {
         let factors = factors.unwrap_or_else(|| self.cold());
         let (rank, shards) = (collective.rank(), self.shards());
         let specs = self.specs(&shards);
-        let mut outcome = Outcome { mean: self.means(&specs, rank), own: self.zeros(), factors };
+        let (mut values, mut factors) = (self.gradients[rank as usize].clone(), factors);
+        let mut rest = self.zeros();
         let mut layers = Vec::new();
-        let buffers = outcome.mean.iter_mut().zip(&mut outcome.own).zip(&mut outcome.factors);
-        let gradients = &self.gradients[rank as usize];
-        for (((mean, own), factor), (&spec, values)) in buffers.zip(specs.iter().zip(gradients)) {
-            let Spec { index, setting, shape, shards, .. } = spec;
-            let gradient = Gradient::new(Values::F32(values), shape)?;
-            layers.push(Layer {
-                index,
-                setting,
-                gradient: gradient.into(),
-                fresh: None,
-                sent: 0,
-                late: None,
-                shards,
-                mean: ValuesMut::F32(mean),
-                own: Some(own),
-                factor,
-            });
+        for (((spec, values), rest), factor) in specs.iter().zip(&mut values).zip(&mut rest).zip(&mut factors) {
+            let &Spec { index, setting, shape, shards, .. } = spec;
+            let layer = Layer::new(index, setting, shape, ValuesMut::F32(values), Rest::Beside(rest));
+            layers.push(Layer { shards, factor, ..layer });
         }
-        let mut host = Host { layers: &mut layers, workspace: &mut vec![STALE; self.words(&shards)?] };
+        let mut host =
+            Host { layers: &mut layers, workspace: &mut vec![STALE; self.words(&shards)?], scratch: &mut [] };
         let mut flight = Flight::begin(&mut host, self.moment(rank), Agreement::Needed, None)?;
-        let announced: Vec<Round> = flight.program().rounds().map(|(_, round)| round).collect();
+        let announced: Vec<Round> = flight.program().rounds(host.layers()).map(|(_, round)| round).collect();
         let mut announced = announced.into_iter();
         while let Some(request) = flight.next(&mut host)? {
             check_round(announced.next(), &request, self.world() as usize, rank as usize);
             request.perform(collective)?;
         }
         assert_eq!(announced.next(), None, "a collective was announced that did not come");
-        Ok(outcome)
+        Ok(self.outcome(&specs, rank, values, rest, factors))
+    }
+
+    /// Of values that have become means, and what is left of each gradient.
+    fn outcome(
+        &self,
+        specs: &[Spec<'_>],
+        rank: u32,
+        values: Vec<Vec<f32>>,
+        rest: Vec<Vec<f32>>,
+        factors: Vec<Vec<f32>>,
+    ) -> Outcome {
+        let wanted = |(spec, values): (&Spec<'_>, Vec<f32>)| match self.route {
+            Route::Sharded => values[spec.shard(rank)].to_vec(),
+            _ => values,
+        };
+        let own =
+            self.gradients[rank as usize].iter().zip(&rest).map(|(values, rest)| difference(values, rest)).collect();
+        Outcome { mean: specs.iter().zip(values).map(wanted).collect(), rest, own, factors }
     }
 
     /// The same on a device, where nothing is done before the end unless the values decide lengths.
@@ -176,8 +176,8 @@ impl Case {
     pub fn exchange_on_device(&self, collective: &mut impl Collective) -> Result<Outcome, Error> {
         let (rank, shards) = (collective.rank(), self.shards());
         let (gradients, specs) = (&self.gradients[rank as usize], self.specs(&shards));
-        let (means, words) = (self.means(&specs, rank), self.words(&shards)?);
-        let mut device = Device::new(collective, specs, gradients, means, &self.cold(), words);
+        let words = self.words(&shards)?;
+        let mut device = Device::new(collective, specs.clone(), gradients, &self.cold(), words);
         let mut flight = Flight::begin(&mut device, self.moment(rank), Agreement::Reached, None)?;
         loop {
             let (buffer, lens) = match flight.next(&mut device)? {
@@ -198,8 +198,8 @@ impl Case {
             device.enqueue(buffer, lens, &program);
         }
         assert!(device.waits == 0 || flight.program().layout.varies, "a flight has waited for its device");
-        let (mean, own, factors) = device.finish()?;
-        Ok(Outcome { mean, own, factors })
+        let (values, rest, factors) = device.finish()?;
+        Ok(self.outcome(&specs, rank, values, rest, factors))
     }
 
     /// The exchange on threads, by rank. By shards, every rank's outcome has the means of all.
@@ -211,6 +211,11 @@ impl Case {
     pub fn run_on_devices(&self) -> Vec<Result<Outcome, Error>> {
         self.assembled(threads::run(self.world(), |mut worker| self.exchange_on_device(&mut worker)))
     }
+}
+
+/// Differences of f32.
+pub(super) fn difference(values: &[f32], others: &[f32]) -> Vec<f32> {
+    values.iter().zip(others).map(|(x, y)| x - y).collect()
 }
 
 /// Asserts that a request is what was announced.

@@ -1,8 +1,8 @@
 //! A device for tests: memory that the host cannot address, where nothing is done before it is waited for.
 
 use lgreco_train::Error;
-use lgreco_train::exchange::{Collective, Host, Layer, Op, Part, Program, Request, RequestOf, Slip, Space, Spec};
-use lgreco_train::gradient::{Dtype, Gradient, Values, ValuesMut};
+use lgreco_train::exchange::{Collective, Host, Layer, Op, Part, Program, Request, RequestOf, Rest, Slip, Space, Spec};
+use lgreco_train::gradient::{Dtype, ValuesMut};
 
 /// A part's memory on a device: a name, which says nothing of where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,9 +30,8 @@ enum Enqueued {
 
 /// What the host does not see.
 struct Memory {
-    gradients: Vec<Vec<f32>>,
-    means: Vec<Vec<f32>>,
-    own: Vec<Vec<f32>>,
+    values: Vec<Vec<f32>>,
+    rest: Vec<Vec<f32>>,
     factors: Vec<Vec<f32>>,
     workspace: Vec<u64>,
     /// What has gone wrong.
@@ -42,45 +41,29 @@ struct Memory {
 impl Memory {
     /// Calls `work` with what the kernels see.
     fn with<T>(&mut self, specs: &[Spec<'_>], work: impl FnOnce(&mut Host<'_, '_>) -> T) -> Result<T, Error> {
-        let Memory { gradients, means, own, factors, workspace, .. } = self;
+        let Memory { values, rest, factors, workspace, .. } = self;
         let mut layers = Vec::new();
-        let buffers = means.iter_mut().zip(own).zip(factors);
-        for ((&Spec { index, setting, shape, shards, .. }, values), ((mean, own), factor)) in
-            specs.iter().zip(gradients).zip(buffers)
-        {
-            let gradient = Gradient::new(Values::F32(values), shape)?.into();
-            let own = Some(&mut own[..]);
-            layers.push(Layer {
-                index,
-                setting,
-                gradient,
-                fresh: None,
-                sent: 0,
-                late: None,
-                shards,
-                mean: ValuesMut::F32(mean),
-                own,
-                factor,
-            });
+        for ((spec, values), (rest, factor)) in specs.iter().zip(values).zip(rest.iter_mut().zip(factors)) {
+            let &Spec { index, setting, shape, shards, .. } = spec;
+            let layer = Layer::new(index, setting, shape, ValuesMut::F32(values), Rest::Beside(rest));
+            layers.push(Layer { shards, factor, ..layer });
         }
-        Ok(work(&mut Host { layers: &mut layers, workspace }))
+        Ok(work(&mut Host { layers: &mut layers, workspace, scratch: &mut [] }))
     }
 }
 
 impl<'c, C: Collective> Device<'c, C> {
-    /// A device with these layers, whose gradients and warm-start factors are uploaded, room for means, and as many
-    /// words of workspace.
+    /// A device with these layers, whose gradients and warm-start factors are uploaded, and as many words of workspace.
     pub fn new(
         collective: &'c mut C,
         specs: Vec<Spec<'c>>,
         gradients: &[Vec<f32>],
-        means: Vec<Vec<f32>>,
         factors: &[Vec<f32>],
         words: usize,
     ) -> Device<'c, C> {
-        let own = gradients.iter().map(|values| vec![0.0; values.len()]).collect();
-        let (gradients, factors) = (gradients.to_vec(), factors.to_vec());
-        let memory = Memory { means, own, gradients, factors, workspace: vec![super::STALE; words], status: None };
+        let rest = gradients.iter().map(|values| vec![0.0; values.len()]).collect();
+        let (values, factors) = (gradients.to_vec(), factors.to_vec());
+        let memory = Memory { values, rest, factors, workspace: vec![super::STALE; words], status: None };
         let world = collective.world_size() as usize;
         Device { collective, stream: vec![], waits: 0, specs, memory, lens: [vec![0; world], vec![0; world]] }
     }
@@ -132,7 +115,7 @@ impl<'c, C: Collective> Device<'c, C> {
         Ok(self.memory.status)
     }
 
-    /// Waits, and downloads means, contributions and factors.
+    /// Waits, and downloads means, what is left, and factors.
     ///
     /// # Errors
     /// What has gone wrong on the device.
@@ -140,7 +123,7 @@ impl<'c, C: Collective> Device<'c, C> {
     pub fn finish(&mut self) -> Result<(Vec<Vec<f32>>, Vec<Vec<f32>>, Vec<Vec<f32>>), Error> {
         match self.wait()? {
             Some(error) => Err(error),
-            None => Ok((self.memory.means.clone(), self.memory.own.clone(), self.memory.factors.clone())),
+            None => Ok((self.memory.values.clone(), self.memory.rest.clone(), self.memory.factors.clone())),
         }
     }
 }
@@ -194,6 +177,7 @@ impl<C: Collective> Space for Device<'_, C> {
         let (buffer, half) = (Handle(part), program.moment.reduce_dtype == Dtype::Bf16);
         Ok(match part {
             Part::Greetings => Request::AllGather { buffer },
+            Part::Dense { .. } => unreachable!("a device's program has no such parts"),
             Part::Positions => Request::Broadcast { root: program.moment.leader(), bytes: buffer },
             Part::Sums | Part::Factors if half => Request::AllReduceSumBf16 { values: buffer },
             Part::Sums | Part::Factors => Request::AllReduceSum { values: buffer },

@@ -17,6 +17,7 @@ mod network;
 mod shards;
 mod space;
 
+use case::difference;
 pub use case::{Case, Outcome};
 pub use members::{Member, damaged_members, members};
 pub use shards::{parts, shards};
@@ -140,7 +141,11 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
     match setting {
         Setting::Dense => {
             for (outcome, gradient) in outcomes.iter().zip(gradients()) {
-                assert_eq!(bits(&outcome.own[l]), bits(&sent(gradient)), "dense layers contribute their gradients");
+                assert_eq!(
+                    bits(&outcome.rest[l]),
+                    bits(&difference(gradient, &sent(gradient))),
+                    "dense layers contribute their gradients"
+                );
             }
             (0..mean.len()).for_each(|i| assert!(off(i) <= rounding[i], "dense: element {i} is {} off", off(i)));
         }
@@ -151,19 +156,31 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
             for (outcome, gradient) in outcomes.iter().zip(gradients()) {
                 let mut kept = vec![0.0; gradient.len()];
                 order(gradient)[..keep as usize].iter().for_each(|&i| kept[i] = gradient[i]);
-                assert_eq!(bits(&outcome.own[l]), bits(&kept), "topk contributes the largest elements");
+                assert_eq!(
+                    bits(&outcome.rest[l]),
+                    bits(&difference(gradient, &kept)),
+                    "topk contributes the largest elements"
+                );
             }
         }
         Setting::QuantisedTopK(top) if case.route == Route::AllGather => {
             for (outcome, gradient) in outcomes.iter().zip(gradients()) {
                 let sent = quantised_topk::expected(gradient, top);
-                assert_eq!(bits(&outcome.own[l]), bits(&sent), "topk in few bits contributes the means of its bins");
+                assert_eq!(
+                    bits(&outcome.rest[l]),
+                    bits(&difference(gradient, &sent)),
+                    "topk in few bits contributes the means of its bins"
+                );
             }
         }
         Setting::HardThreshold(hard) => {
             for (outcome, gradient) in outcomes.iter().zip(gradients()) {
                 let (sent, _) = expected(gradient, hard).expect("finite gradients");
-                assert_eq!(bits(&outcome.own[l]), bits(&sent), "hard thresholds contribute what reaches them");
+                assert_eq!(
+                    bits(&outcome.rest[l]),
+                    bits(&difference(gradient, &sent)),
+                    "hard thresholds contribute what reaches them"
+                );
             }
         }
         Setting::CltK(CltK { keep }) => {
@@ -173,7 +190,11 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
             for (outcome, gradient) in outcomes.iter().zip(gradients()) {
                 let there = sent(gradient).into_iter().zip(&chosen);
                 let there: Vec<f32> = there.map(|(x, &c)| if c { x } else { 0.0 }).collect();
-                assert_eq!(bits(&outcome.own[l]), bits(&there), "clt-k contributes values at the leader's positions");
+                assert_eq!(
+                    bits(&outcome.rest[l]),
+                    bits(&difference(gradient, &there)),
+                    "clt-k contributes values at the leader's positions"
+                );
             }
             for i in 0..mean.len() {
                 // Selecting commutes with averaging.
@@ -184,7 +205,11 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
         Setting::AdaComp(AdaComp { bin }) => {
             for (outcome, gradient) in outcomes.iter().zip(gradients()) {
                 let sent = adacomp::expected(bin as usize, gradient, gradient);
-                assert_eq!(bits(&outcome.own[l]), bits(&sent), "adacomp contributes what stands out of its bins");
+                assert_eq!(
+                    bits(&outcome.rest[l]),
+                    bits(&difference(gradient, &sent)),
+                    "adacomp contributes what stands out of its bins"
+                );
             }
         }
         Setting::Sidco(sidco) if shape.elements() < SMALLEST => {
@@ -195,8 +220,8 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
                 let sent = if gradient.iter().all(|&x| x == 0.0) { 0 } else { keep as usize };
                 order(gradient)[..sent].iter().for_each(|&i| kept[i] = gradient[i]);
                 assert_eq!(
-                    bits(&outcome.own[l]),
-                    bits(&kept),
+                    bits(&outcome.rest[l]),
+                    bits(&difference(gradient, &kept)),
                     "sidco contributes the largest elements of a small layer"
                 );
             }

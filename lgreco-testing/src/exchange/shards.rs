@@ -34,7 +34,7 @@ pub fn parts(members: &[Member], route: Route, world_size: u32, owner: u32) -> V
     let shards = shards(members, route, world_size);
     let specs = members.iter().zip(&shards).map(|(member, shards)| {
         let &Member { index, setting, shape, dtype } = member;
-        Spec { index, setting, shape, dtype, shards }
+        Spec { index, shards, ..Spec::from((setting, shape, dtype)) }
     });
     let moment = Moment { rank: 0, world_size, route, reduce_dtype: Dtype::F32, seed: 0, step: 0, terms: 0 };
     let program = Program::new(specs.clone(), moment, Agreement::Reached, 0).expect("settings that fit");

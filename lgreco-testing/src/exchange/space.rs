@@ -5,16 +5,15 @@ use super::STALE;
 use super::members::{Member, damaged_members, factor_lens, is_near};
 use super::near::{near, near_contents, near_sent, widened};
 use super::network::{Content, Damage, Forger, Network, Place, Sent};
-use super::shards::{is_gathered, parts, shards};
-use lgreco_train::backend::{Backend, Portable};
+use super::shards::{parts, shards};
 use lgreco_train::compress::qsgd::Qsgd;
 use lgreco_train::compress::wire::HEADER_LEN;
 use lgreco_train::compress::{Compressor, Setting, powersgd::PowerSgd, topk::TopK};
 use lgreco_train::exchange::threads;
 use lgreco_train::exchange::{
-    Agreement, Collective, Flight, Host, Input, Layer, Moment, Route, Slip, Spec, workspace_len,
+    Agreement, Collective, Flight, Host, Layer, Moment, Rest, Route, Slip, Spec, workspace_len,
 };
-use lgreco_train::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, ValuesMut};
+use lgreco_train::gradient::{Bf16, Dtype, Element, F16, Shape, ValuesMut};
 use lgreco_train::rng::Stream;
 use lgreco_train::{CoreError, Error};
 
@@ -31,10 +30,6 @@ pub trait Bucket {
     /// Whether it tells the others, too, that what is left of a rank's values is beyond f32, as though the gradient had not been
     /// finite. On the host that rank alone fails.
     const TELLS_OF_REST: bool = false;
-    /// Whether what stays of a rank's values is what its own payload leaves as it comes back from the network, as on the host. If
-    /// not, it is what the payload leaves that was sent.
-    const READS_ITS_OWN: bool = true;
-
     /// Whether the head of a message of its own, sent to be gathered, tells that its rank fares well; and the payloads in it, in
     /// the order of the layers and without gaps.
     fn message(&self, message: &[u8]) -> (bool, Vec<u8>) {
@@ -85,19 +80,6 @@ pub struct OnHost {
     pub residuals: Option<Vec<Vec<f32>>>,
     /// PowerSGD's, of the last step.
     factors: Vec<Vec<f32>>,
-    /// Whether residuals are what payloads leave that were sent, whatever comes back of them.
-    as_sent: bool,
-}
-
-/// What the payload of a layer leaves of these values.
-fn left_by(member: &Member, values: &[f32], stream: Stream) -> Result<Vec<f32>, CoreError> {
-    let &Member { setting, shape, .. } = member;
-    let mut payload = vec![0; setting.payload_len(shape, Dtype::F32)?];
-    let mut workspace = vec![STALE; setting.encode_workspace_len(shape, Dtype::F32)];
-    setting.encode(&Gradient::new(Values::F32(values), shape)?, stream, &mut workspace, &mut payload)?;
-    let mut decoded = vec![0.0; values.len()];
-    Portable.decode(&payload, &mut decoded)?;
-    Ok(values.iter().zip(decoded).map(|(x, sent)| x - sent).collect())
 }
 
 /// Values of a type in memory that is aligned to them.
@@ -114,14 +96,6 @@ impl Typed {
             Dtype::F32 => Typed::F32(bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()),
             Dtype::F16 => Typed::F16(halves().map(F16).collect()),
             Dtype::Bf16 => Typed::Bf16(halves().map(Bf16).collect()),
-        }
-    }
-
-    fn values(&self) -> Values<'_> {
-        match self {
-            Typed::F32(v) => Values::F32(v),
-            Typed::F16(v) => Values::F16(v),
-            Typed::Bf16(v) => Values::Bf16(v),
         }
     }
 
@@ -156,8 +130,7 @@ impl Bucket for OnHost {
             };
             residuals.iter().zip(&self.members).zip(gradients).map(sum).collect()
         });
-        let sent = offered.clone().filter(|_| self.as_sent);
-        let gradients: Vec<Typed> =
+        let mut values: Vec<Typed> =
             self.members.iter().zip(gradients).map(|(member, bytes)| Typed::new(member.dtype, bytes)).collect();
         let shards = shards(&self.members, moment.route, moment.world_size);
         let specs = self.members.iter().zip(&shards).map(|(m, shards)| Spec {
@@ -165,38 +138,18 @@ impl Bucket for OnHost {
             shards,
             ..Spec::from((m.setting, m.shape, m.dtype))
         });
-        let wanted = specs.clone().zip(&gradients).map(|(spec, gradient)| {
-            let (all, bytes) = (0..spec.shape.elements(), spec.dtype.bytes());
-            let wanted = if moment.route == Route::Sharded { spec.shard(moment.rank) } else { all };
-            Typed::new(spec.dtype, &gradient.bytes()[wanted.start * bytes..wanted.end * bytes])
-        });
-        let mut means: Vec<Typed> = wanted.collect();
         let mut left = offered.iter_mut().flatten();
         let mut layers = Vec::new();
-        let buffers = means.iter_mut().zip(&mut self.factors);
-        for (((member, gradient), (mean, factor)), shards) in
-            self.members.iter().zip(&gradients).zip(buffers).zip(&shards)
+        for ((member, values), (shards, factor)) in
+            self.members.iter().zip(&mut values).zip(shards.iter().zip(&mut self.factors))
         {
             let &Member { index, setting, shape, .. } = member;
-            let gradient = match left.next() {
-                Some(values) => Input::Compensated { values, shape },
-                None => Gradient::new(gradient.values(), shape)?.into(),
-            };
-            layers.push(Layer {
-                index,
-                setting,
-                gradient,
-                fresh: None,
-                sent: 0,
-                late: None,
-                shards,
-                mean: mean.values_mut(),
-                own: None,
-                factor,
-            });
+            let rest = left.next().map_or(Rest::Dropped, |values| Rest::Instead(values));
+            let layer = Layer::new(index, setting, shape, values.values_mut(), rest);
+            layers.push(Layer { shards, factor, ..layer });
         }
-        let mut workspace = vec![STALE; workspace_len(specs, moment.route, moment.world_size)?];
-        let mut host = Host { layers: &mut layers, workspace: &mut workspace };
+        let mut workspace = vec![STALE; workspace_len(specs.clone(), moment.route, moment.world_size)?];
+        let mut host = Host { layers: &mut layers, workspace: &mut workspace, scratch: &mut [] };
         let mut flight = Flight::begin(&mut host, moment, agreement, None)?;
         while let Some(request) = flight.next(&mut host)? {
             request.perform(collective)?;
@@ -205,13 +158,12 @@ impl Bucket for OnHost {
             return Err(late);
         }
         drop(layers);
-        self.means = means.iter().map(Typed::bytes).collect();
-        let residuals = offered.iter_mut().flatten().zip(sent.iter().flatten()).zip(&self.members);
-        // By shards that is what the host does.
-        let gathered = |member: &Member| moment.route == Route::AllGather && is_gathered(member);
-        for ((residual, values), member) in residuals.filter(|(_, member)| gathered(member)) {
-            *residual = left_by(member, values, moment.stream(member.index, moment.rank))?;
-        }
+        let mean = |(spec, values): (Spec<'_>, &Typed)| {
+            let (all, bytes) = (0..spec.shape.elements(), spec.dtype.bytes());
+            let wanted = if moment.route == Route::Sharded { spec.shard(moment.rank) } else { all };
+            values.bytes()[wanted.start * bytes..wanted.end * bytes].to_vec()
+        };
+        self.means = specs.zip(&values).map(mean).collect();
         if offered.is_some() {
             self.residuals = offered;
         }
@@ -378,7 +330,7 @@ pub fn on_host(members: &[Member], feedback: bool, _: u32) -> OnHost {
     let zeros = |member: &Member| vec![0.0; member.shape.elements()];
     let residuals = feedback.then(|| members.iter().map(zeros).collect());
     let factors = members.iter().map(|member| vec![0.0; factor_lens(member)[1]]).collect();
-    OnHost { members: members.to_vec(), means: vec![], residuals, factors, as_sent: false }
+    OnHost { members: members.to_vec(), means: vec![], residuals, factors }
 }
 
 /// Asserts that means, residuals and messages of some steps are the host's, bit for bit, with two and three ranks, with
@@ -529,7 +481,7 @@ pub fn check_space_damage<B: Bucket>(
         steps.push(sound(members, 2, steps.len() as u32, Agreement::Reached));
         (steps, headers)
     };
-    let host = |feedback| OnHost { as_sent: !B::READS_ITS_OWN, ..on_host(members, feedback, 2) };
+    let host = |feedback| on_host(members, feedback, 2);
     let (of_bodies, _) = steps(&bodies);
     let expected = run(|| host(true), &of_bodies, sums);
     let failed = expected[0].iter().filter(|outcome| outcome.result.is_err()).count();

@@ -367,28 +367,17 @@ fn sixteen_bit_gradients_are_summed_as_f32() {
                 Case { layers: vec![(setting, shape)], gradients, route, reduce_dtype: Dtype::F32, seed: 5, step: 0 }
                     .run();
             let means = threads::run(2, |mut worker| {
-                let values: Vec<Bf16> = noise(2, 0, worker.rank(), 99).into_iter().map(Bf16::from_f32).collect();
-                let gradient = Gradient::new(Values::Bf16(&values), shape).unwrap();
+                let mut values: Vec<Bf16> = noise(2, 0, worker.rank(), 99).into_iter().map(Bf16::from_f32).collect();
                 let words = workspace_len([(setting, shape, Dtype::Bf16)].into_iter(), route, 2).unwrap();
                 let mut factor = vec![0.0; if setting == LOW_RANK { 6 } else { 0 }];
-                let mut mean = vec![0.0; 99];
-                let layer = Layer {
-                    index: 0,
-                    setting,
-                    gradient: gradient.into(),
-                    fresh: None,
-                    sent: 0,
-                    late: None,
-                    shards: &[],
-                    mean: ValuesMut::F32(&mut mean),
-                    own: None,
-                    factor: &mut factor,
-                };
+                let layer = Layer::new(0, setting, shape, ValuesMut::Bf16(&mut values), Rest::Dropped);
+                let layer = Layer { factor: &mut factor, ..layer };
                 aggregate(&mut worker, &mut [layer], route, 5, 0, &mut vec![0; words]).unwrap();
-                mean
+                values
             });
             for (mean, expected) in means.iter().zip(expected) {
-                assert_eq!(*mean, expected.unwrap().mean[0], "{setting}");
+                let expected: Vec<Bf16> = expected.unwrap().mean[0].iter().map(|&x| Bf16::from_f32(x)).collect();
+                assert_eq!(*mean, expected, "{setting}");
             }
         }
     }

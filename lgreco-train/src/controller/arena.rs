@@ -1,16 +1,13 @@
-//! The buffers of one exchange.
+//! The buffers of one exchange, and those that no exchange has at the moment.
 //!
 //! Steps allocate nothing although an exchange's list borrows from the caller: collecting an emptied vector in place
 //! keeps the list's memory.
 
 use super::buffers::grow;
-use super::groups::Groups;
 use super::layer::LayerState;
-use super::lens::Lens;
-use super::{Config, Tensor};
+use super::lens::{Facts, Left};
 use crate::Error;
-use crate::compress::Setting;
-use crate::exchange::{Layer, Spec, workspace_len};
+use crate::exchange::{Layer, Route, Spec};
 use crate::feedback::Memory;
 use crate::gradient::{Dtype, Shape};
 use alloc::sync::Arc;
@@ -27,6 +24,8 @@ pub(super) struct Kept {
     pub window: Vec<f32>,
     /// Whether it has no gradient in this step: zeros are sent, and the residual stays.
     pub withheld: bool,
+    /// Squared norm of what is offered to the compressor, and of what that leaves, where errors are measured.
+    pub norms: [f64; 2],
 }
 
 impl Kept {
@@ -35,62 +34,137 @@ impl Kept {
         // With a residual, f32 is compressed.
         let dtype = if self.memory().is_some() { Dtype::F32 } else { self.dtype };
         let spec = Spec::from((self.state.choice.setting, self.shape, dtype));
-        Spec { index: self.index as u32, shards: &self.shards, ..spec }
+        Spec { index: self.index as u32, shards: &self.shards, in_place: self.dtype == Dtype::F32, ..spec }
     }
 
     /// The residual that goes out with the gradient.
     pub(super) fn memory(&self) -> Option<&Memory<Vec<u64>>> {
         self.state.memory.as_ref().filter(|_| !self.withheld)
     }
+
+    /// What its exchange does.
+    pub(super) fn facts(&self, route: Route, measured: bool) -> Facts {
+        let LayerState { choice, memory, feedback, .. } = &self.state;
+        Facts::new(choice, self.dtype, [memory.is_some(), *feedback, measured, self.withheld], route)
+    }
+
+    /// Whether what is left is made where the next residual will be.
+    pub(super) fn is_left_in_place(&self) -> bool {
+        self.state.keeps_undo && self.memory().is_some_and(Memory::is_plain)
+    }
+
+    /// Values that it takes beside the trainer's, from beginning to end.
+    pub(super) fn offered(&self, route: Route, measured: bool) -> usize {
+        if self.facts(route, measured).left == Left::Instead { self.shape.elements() } else { 0 }
+    }
+
+    /// The same while means take the place of values.
+    pub(super) fn rest(&self, route: Route, measured: bool) -> usize {
+        let beside = self.facts(route, measured).left == Left::Beside && !self.is_left_in_place();
+        if beside { self.shape.elements() } else { 0 }
+    }
 }
 
-/// What an exchange needs beside the gradients, kept from one to the next.
+/// What an exchange needs beside the gradients.
 #[derive(Default)]
 pub(super) struct Arena {
     pub kept: Vec<Kept>,
-    /// A place per element of the layers that need one: means that are not written over the gradients, what is offered to the
-    /// compressors, this rank's contributions.
-    pub mean: Vec<f32>,
+    /// What is offered to the compressors, of layers that have no room for it in the gradients.
     pub offered: Vec<f32>,
-    pub own: Vec<f32>,
+    /// What is left, while means take the place of values.
+    pub rest: Vec<f32>,
     /// Bytes of this rank's payloads, by layer of the bucket.
     pub sent: Vec<u64>,
     pub workspace: Vec<u64>,
+    /// What is computed in during a call.
+    pub scratch: Vec<u64>,
     /// Empty between calls; kept for its room.
     pub list: Vec<Layer<'static>>,
 }
 
 impl Arena {
-    /// Room for each of the groups, uncompressed, also in steps whose errors are measured if there are any.
-    pub(super) fn new(tensors: &[Tensor], groups: &Groups, config: &Config, world: u32) -> Result<Arena, Error> {
-        let mut arena = Arena::default();
-        let (mut layers, mut words, mut lens) = (0, 0, Lens::default());
-        for range in &groups.ranges {
-            let group = &tensors[range.clone()];
-            layers = layers.max(group.len());
-            let dense = group.iter().map(|tensor| tensor.spec(Setting::Dense));
-            words = words.max(workspace_len(dense, config.route, world)?);
-            if config.metrics_every > 0 {
-                lens.mean = lens.mean.max(group.iter().map(|tensor| tensor.shape.elements()).sum());
+    /// Has room for so much, without making room that is there already.
+    pub(super) fn reserve(&mut self, layers: usize, offered: usize, words: usize) -> Result<(), Error> {
+        grow(&mut self.offered, offered)?;
+        grow(&mut self.sent, layers)?;
+        grow(&mut self.workspace, words)?;
+        let more = |len: usize| layers.saturating_sub(len);
+        self.list.try_reserve(more(self.list.len())).map_err(|_| Error::out_of_memory(layers))
+    }
+
+    /// Bytes that depend on the gradients' size.
+    fn bytes(&self) -> usize {
+        8 * self.workspace.len() + 4 * self.offered.len()
+    }
+}
+
+/// The arenas that no bucket has. Together with those that buckets have they take no more than the buckets of a step have
+/// taken at a time, so memory is linear in the model's size whatever sizes buckets have.
+#[derive(Default)]
+pub(super) struct Arenas {
+    free: Vec<Arena>,
+    /// Empty lists, kept for their room.
+    lists: Vec<Vec<Kept>>,
+    /// Bytes that buckets have.
+    lent: usize,
+    /// The most bytes that buckets had at a time in this step, and in the one before.
+    most: [usize; 2],
+}
+
+impl Arenas {
+    /// An arena for a bucket that takes so much: the smallest that is large enough and not twice too large, else a new one in
+    /// the place of another.
+    /// A bucket that is `alone`, one at a time, grows the one that there is.
+    pub(super) fn take(&mut self, layers: usize, offered: usize, words: usize, alone: bool) -> Result<Arena, Error> {
+        let needed = 8 * words + 4 * offered;
+        let fits = |arena: &Arena| {
+            let enough = arena.workspace.len() >= words && arena.offered.len() >= offered;
+            alone || enough && arena.bytes() <= 2 * needed + SMALL
+        };
+        let fitting = self.free.iter().enumerate().filter(|(_, arena)| fits(arena));
+        let found = fitting.min_by_key(|(_, arena)| arena.bytes()).map(|(at, _)| at);
+        let mut arena = match found {
+            Some(at) => self.free.swap_remove(at),
+            None => {
+                let Arena { sent, list, .. } = self.free.pop().unwrap_or_default();
+                Arena { sent, list, ..Arena::default() }
             }
-        }
-        arena.reserve(layers, lens, words)?;
+        };
+        arena.reserve(layers, offered, words)?;
+        self.lent += arena.bytes();
+        self.most[0] = self.most[0].max(self.lent);
         Ok(arena)
     }
 
-    /// Has room for so much, without making room that is there already.
-    pub(super) fn reserve(&mut self, layers: usize, lens: Lens, words: usize) -> Result<(), Error> {
-        grow(&mut self.mean, lens.mean, 0.0)?;
-        grow(&mut self.offered, lens.offered, 0.0)?;
-        grow(&mut self.own, lens.own, 0.0)?;
-        grow(&mut self.sent, layers, 0)?;
-        grow(&mut self.workspace, words, 0)?;
-        let more = |len: usize| layers.saturating_sub(len);
-        let out_of_memory = Error::out_of_memory(layers);
-        self.kept.try_reserve(more(self.kept.len())).map_err(|_| out_of_memory)?;
-        self.list.try_reserve(more(self.list.len())).map_err(|_| out_of_memory)
+    /// An empty list of layers.
+    pub(super) fn list(&mut self, layers: usize) -> Result<Vec<Kept>, Error> {
+        let mut list = self.lists.pop().unwrap_or_default();
+        list.try_reserve_exact(layers).map_err(|_| Error::out_of_memory(layers))?;
+        Ok(list)
+    }
+
+    /// Takes an empty list back.
+    pub(super) fn put_list(&mut self, list: Vec<Kept>) {
+        self.lists.push(list);
+    }
+
+    /// Takes an arena back, whose layers are no longer in it.
+    pub(super) fn put(&mut self, arena: Arena) {
+        self.lent = self.lent.saturating_sub(arena.bytes());
+        let free: usize = self.free.iter().map(Arena::bytes).sum();
+        if self.lent + free + arena.bytes() <= self.most[0].max(self.most[1]) {
+            self.free.push(arena);
+        }
+    }
+
+    /// The next step begins.
+    pub(super) fn next_step(&mut self) {
+        self.most = [self.lent, self.most[0]];
     }
 }
+
+/// Bytes that need not be saved.
+const SMALL: usize = 4096;
 
 /// The room of an empty list, for layers of another lifetime; collecting in place keeps the allocation.
 pub(super) fn recycled<'b>(mut list: Vec<Layer<'_>>) -> Vec<Layer<'b>> {

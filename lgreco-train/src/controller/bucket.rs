@@ -6,20 +6,19 @@
 
 use super::NonFinite;
 use super::arena::{Arena, Kept, recycled};
-use super::check::{check, first_non_finite, relative_error};
-use super::layer::LayerState;
-use super::lens::{Facts, Lens};
+use super::buffers::grow;
+use super::check::{check, first_non_finite};
+use super::lens::Left;
 use super::spread;
-use super::view::{Places, When, list_of};
+use super::view::{Places, list_of, unless_failed};
 use super::window;
 use crate::compress::{Compressor, Setting};
-use crate::exchange::{
-    Agreement, Flight, Host, Moment, Part, Program, Request, Round, Route, Spec, request_in, workspace_len,
-};
-use crate::feedback::plain_values;
-use crate::gradient::{Dtype, Gradient, Values, ValuesMut, first_too_large};
+use crate::exchange::{Agreement, Flight, Host, Moment, Part, Program, Request, Round, Spec, request_in, request_of};
+use crate::feedback::{plain_values, squared_norm};
+use crate::gradient::{Dtype, Element, Gradient, Values, ValuesMut, with_elements};
 use crate::rng::Stream;
 use crate::{CoreError, Error};
+use alloc::vec::Vec;
 
 /// Where a bucket is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -80,8 +79,10 @@ pub struct Bucket {
     pub(super) agreement: Agreement,
     /// Whether relative errors are measured.
     pub(super) measured: bool,
-    /// Whether they ever are, so that there is room for it.
-    pub(super) measurable: bool,
+    /// Words that it computes in during a call.
+    pub(super) scratch: usize,
+    /// Whether what is of use during a call alone is kept for the next bucket, as there is one at a time.
+    pub(super) keeps_scratch: bool,
     /// Which step of a decision's window this is; 0 for none.
     pub(super) window_steps: u64,
     pub(super) non_finite: NonFinite,
@@ -103,32 +104,19 @@ pub struct Bucket {
     pub(super) progress: Progress,
 }
 
-/// Words of workspace for layers of these settings.
-pub(super) fn words<'a>(
-    layers: impl Iterator<Item = Spec<'a>> + Clone,
-    route: Route,
-    world: u32,
-) -> Result<usize, Error> {
-    let narrow = workspace_len(layers.clone(), route, world)?;
+/// Words of workspace, and of scratch, for layers of these settings.
+pub(super) fn words<'a>(layers: impl Iterator<Item = Spec<'a>> + Clone, moment: &Moment) -> Result<[usize; 2], Error> {
+    let narrow = moment.layout(layers.clone())?;
     // With a residual, f32 is compressed.
-    let wide = layers.map(|spec| Spec { dtype: Dtype::F32, ..spec });
-    Ok(narrow.max(workspace_len(wide, route, world)?))
+    let wide = moment.layout(layers.map(|spec| Spec { dtype: Dtype::F32, ..spec }))?;
+    Ok([narrow.words().max(wide.words()), narrow.scratch_words().max(wide.scratch_words())])
 }
 
 impl Bucket {
-    /// Makes room for the exchange.
-    pub(super) fn reserve(&mut self) -> Result<(), Error> {
-        let kept = self.arena.kept.iter();
-        let words = words(kept.clone().map(Kept::spec), self.moment.route, self.moment.world_size)?;
-        self.arena.reserve(kept.len(), self.lens(self.measurable), words)?;
-        self.arena.kept.iter_mut().try_for_each(|kept| kept.state.reserve(kept.shape))
-    }
-
-    /// Values of the buffers.
-    fn lens(&self, measured: bool) -> Lens {
-        let lens =
-            self.arena.kept.iter().map(|kept| Facts::of(kept, self.moment.route, measured).lens(kept.shape.elements()));
-        lens.fold(Lens::default(), Lens::add)
+    /// How many values and words these layers need beside the gradients.
+    pub(super) fn needs(kept: &[Kept], moment: &Moment, measured: bool) -> Result<(usize, [usize; 2]), Error> {
+        let words = words(kept.iter().map(Kept::spec), moment)?;
+        Ok((kept.iter().map(|kept| kept.offered(moment.route, measured)).sum(), words))
     }
 
     /// The layers, in the order in which their gradients are given.
@@ -141,10 +129,10 @@ impl Bucket {
     ///
     /// # Errors
     /// None that [`Controller::open`](super::Controller::open) has not had.
-    pub fn rounds(&self) -> Result<impl Iterator<Item = Round> + use<>, Error> {
+    pub fn rounds(&self) -> Result<impl Iterator<Item = Round>, Error> {
         let specs = self.arena.kept.iter().map(Kept::spec);
-        let program = Program::new(specs, self.moment, self.agreement, 0)?;
-        Ok(program.rounds().map(|(_, round)| round))
+        let program = Program::new(specs.clone(), self.moment, self.agreement, 0)?;
+        Ok(program.rounds(specs).map(|(_, round)| round))
     }
 
     /// What was to be told to all and has not been, because there were no gradients.
@@ -164,9 +152,7 @@ impl Bucket {
         let layers = self.arena.kept.len();
         let place = self.arena.kept.iter_mut().find(|kept| kept.index == layer);
         let missing = Error::LayerMismatch { layer, what: "the bucket", expected: layers, found: 0 };
-        place.map(|kept| kept.withheld = true).ok_or(missing)?;
-        // Without its residual it may need other buffers.
-        self.arena.reserve(layers, self.lens(self.measured), 0)
+        place.map(|kept| kept.withheld = true).ok_or(missing)
     }
 
     fn expect_open(&self) -> Result<(), Error> {
@@ -217,20 +203,19 @@ impl Bucket {
             self.failure = self.offer(gradients).err();
         }
         let (moment, agreement, failure) = (self.moment, self.agreement, self.failure);
-        let when = if failure.is_some() { When::Failed } else { When::Begin };
-        let Arena { kept, mean, offered, own, sent, workspace, list } = &mut self.arena;
-        let room = Places { mean, offered, own };
-        let mut layers = list_of(kept, room, gradients, when, &moment, self.measured, core::mem::take(list))?;
-        let flight = Flight::begin(&mut Host { layers: &mut layers, workspace }, moment, agreement, failure);
-        sent.iter_mut().zip(&layers).for_each(|(to, layer)| *to = layer.sent);
-        *list = recycled(layers);
-        let mut flight = flight?;
-        if flight.failure().is_none() {
-            let start = self.now();
-            self.add_to_window(gradients)?;
-            // Steps of a window are not those that plans are about.
-            self.computing -= self.now() - start;
+        let Arena { kept, offered, sent, workspace, scratch, list, .. } = &mut self.arena;
+        grow(scratch, self.scratch)?;
+        let room = Places { offered, rest: &mut [] };
+        let present = unless_failed(failure, gradients);
+        let mut layers = list_of(kept, room, present, &moment, self.measured, core::mem::take(list));
+        let flight = Flight::begin(&mut Host { layers: &mut layers, workspace, scratch }, moment, agreement, failure);
+        for (to, layer) in sent.iter_mut().zip(&layers) {
+            *to = layer.sent;
+            self.late = self.late.or(layer.late);
         }
+        *list = recycled(layers);
+        self.drop_scratch();
+        let mut flight = flight?;
         if let (None, Some(Error::Core(CoreError::NonFinite { .. }))) = (failure, flight.failure())
             && let Some(error) = first_non_finite(&self.arena.kept, gradients)
         {
@@ -258,7 +243,7 @@ impl Bucket {
     /// # Complexity
     /// In all, decodes every payload and takes up to three passes for residuals. Allocates nothing; with the feature
     /// `rayon` layers are handed to its threads, whose queue now and then does.
-    pub fn next(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<Option<Request<'_>>, Error> {
+    pub fn next<'b>(&'b mut self, gradients: &'b mut [ValuesMut<'_>]) -> Result<Option<Request<'b>>, Error> {
         match self.progress {
             Progress::UnderWay => {}
             Progress::Exchanged | Progress::Broken => return Ok(None),
@@ -269,10 +254,14 @@ impl Bucket {
         }
         let start = self.now();
         let advanced = self.advance(gradients);
+        self.drop_scratch();
         self.computing += self.now() - start;
         match (advanced?, &self.flight) {
             (Some(part), Some(flight)) => {
-                let request = request_in(part, flight.program(), &mut self.arena.workspace)?;
+                let request = match part {
+                    Part::Dense { place } => request_of(&mut gradients[place as usize])?,
+                    part => request_in(part, flight.program(), &mut self.arena.workspace)?,
+                };
                 if self.clock.is_some() {
                     self.wire += request.wire_bytes(self.moment.world_size);
                 }
@@ -285,15 +274,19 @@ impl Bucket {
     /// [`next`](Bucket::next), but for the request itself: the part that it is about.
     fn advance(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<Option<Part>, Error> {
         let Some(flight) = &mut self.flight else { return Ok(None) };
-        let failure = self.failure;
+        let (failure, moment, measured) = (self.failure, &self.moment, self.measured);
         if failure.is_none() {
             check(&self.arena.kept, gradients)?;
         }
-        let when = if failure.is_some() { When::Failed } else { When::Next };
-        let Arena { kept, mean, offered, own, workspace, list, .. } = &mut self.arena;
-        let (room, moment) = (Places { mean, offered, own }, &self.moment);
-        let mut layers = list_of(kept, room, gradients, when, moment, self.measured, core::mem::take(list))?;
-        let advanced = flight.advance(&mut Host { layers: &mut layers, workspace });
+        let Arena { kept, offered, rest, workspace, scratch, list, .. } = &mut self.arena;
+        grow(scratch, self.scratch)?;
+        if flight.is_averaging() {
+            grow(rest, kept.iter().map(|kept| kept.rest(moment.route, measured)).sum())?;
+        }
+        let present = unless_failed(failure, gradients);
+        let room = Places { offered, rest };
+        let mut layers = list_of(kept, room, present, moment, measured, core::mem::take(list));
+        let advanced = flight.advance(&mut Host { layers: &mut layers, workspace, scratch });
         let mut late = None;
         for layer in &layers {
             late = late.or(layer.late);
@@ -301,18 +294,20 @@ impl Bucket {
         *list = recycled(layers);
         self.late = self.late.or(late);
         match advanced {
-            Ok(Some(part)) => return Ok(Some(part)),
-            Ok(None) => {}
+            Ok(Some(part)) => Ok(Some(part)),
+            Ok(None) => self.remember().map(|()| None),
             Err(error) => {
                 let alone = flight.failed_alone();
-                return self.fail(error, alone, gradients);
+                self.fail(error, alone, gradients)
             }
         }
-        match self.take_means(gradients) {
-            Ok(()) => self.progress = Progress::Exchanged,
-            Err(error) => return self.fail(error, self.moment.route == Route::Sharded, gradients),
+    }
+
+    /// Frees what is of use during a call alone, so that buckets in flight do not have it.
+    fn drop_scratch(&mut self) {
+        if !self.keeps_scratch {
+            (self.arena.rest, self.arena.scratch) = (Vec::new(), Vec::new());
         }
-        Ok(None)
     }
 
     /// Ends without means.
@@ -320,8 +315,7 @@ impl Bucket {
         self.progress = if alone { Progress::FailedAlone } else { Progress::Failed };
         // Nothing is remembered of this exchange.
         self.late = alone.then_some(error);
-        self.not_finite =
-            matches!(error, Error::NonFiniteGradient { .. } | Error::Peer { code: Error::NON_FINITE_GRADIENT, .. });
+        self.not_finite = is_too_large(&error);
         if !self.not_finite || self.non_finite == NonFinite::Error {
             return Err(error);
         }
@@ -330,102 +324,117 @@ impl Bucket {
         Ok(None)
     }
 
-    /// Adds the gradients to the window's means.
-    fn add_to_window(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
-        let steps = self.window_steps;
-        if steps == 0 {
-            return Ok(());
-        }
-        spread::for_each(&mut self.arena.kept, gradients, &mut [], &|_| 0, &|kept, gradient, _| {
-            window::add(&mut kept.window, gradient.values(), steps);
+    /// Adds gradients to the window's means and residuals to gradients: what is offered to compressors.
+    fn offer(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
+        let (route, measured, steps) = (self.moment.route, self.measured, self.window_steps);
+        let Arena { kept, offered, .. } = &mut self.arena;
+        let len = |kept: &Kept| kept.offered(route, measured);
+        spread::for_each(kept, gradients, offered, &len, &|kept, gradient, offered| {
+            let facts = kept.facts(route, measured);
+            if kept.withheld {
+                gradient.write(core::iter::repeat(0.0));
+                offered.fill(0.0);
+            }
+            if steps > 0 {
+                window::add(&mut kept.window, gradient.values(), steps);
+            }
+            if kept.withheld {
+                return Ok(());
+            }
+            let values = match gradient {
+                ValuesMut::F32(values) if facts.left != Left::Instead => {
+                    let finite = kept.memory().is_none_or(|memory| memory.compensate_in_place(values));
+                    (!finite).then(|| beyond(kept.index, values)).transpose()?;
+                    &**values
+                }
+                _ => {
+                    let gradient = Gradient::new(gradient.values(), kept.shape)?;
+                    match kept.memory() {
+                        Some(memory) if memory.compensate(&gradient, offered).is_err() => {
+                            beyond(kept.index, offered)?;
+                        }
+                        None if facts.left == Left::Instead => widen(gradient.values(), offered),
+                        _ => {}
+                    }
+                    offered
+                }
+            };
+            if facts.measured {
+                kept.norms[0] = squared_norm(values);
+            }
             Ok(())
         })
     }
 
-    /// Writes what is to be compressed where there is a residual.
-    fn offer(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
-        let (route, measured) = (self.moment.route, self.measured);
-        let Arena { kept, offered, .. } = &mut self.arena;
-        let len = |kept: &Kept| Facts::of(kept, route, measured).lens(kept.shape.elements()).offered;
-        spread::for_each(kept, gradients, offered, &len, &|kept, gradient, offered| {
-            if kept.withheld {
-                gradient.write(core::iter::repeat(0.0));
-                return Ok(());
-            }
-            let LayerState { memory: Some(memory), pending, .. } = &mut kept.state else { return Ok(()) };
-            let offered = if memory.is_plain() { plain_values(pending, kept.shape) } else { offered };
-            let compensated = memory.compensate(&Gradient::new(gradient.values(), kept.shape)?, offered);
-            let layer = kept.index;
-            compensated.map_err(|error| match error {
-                Error::Core(CoreError::NonFinite { index, value }) => Error::NonFiniteGradient { layer, index, value },
-                error => error,
-            })
-        })
-    }
-
-    /// Gradients become means, and residuals take note.
-    fn take_means(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
+    /// Gradients have become means, and residuals take note of what is left.
+    fn remember(&mut self) -> Result<(), Error> {
         let Moment { seed, step, rank, route, reduce_dtype, .. } = self.moment;
-        let facts = |kept: &Kept, measured| {
-            let facts = Facts::of(kept, route, measured);
-            (facts, facts.lens(kept.shape.elements()))
-        };
-        let Arena { kept, mean, offered, own, sent, .. } = &mut self.arena;
-        let mut means = &mean[..];
-        for kept in kept.iter() {
-            let mean = means.split_off(..facts(kept, self.measured).1.mean).unwrap_or_default();
-            let wanted = kept.spec().wanted(route, rank);
-            let mean = &mean[..wanted.len().min(mean.len())];
-            if let Some(index) = first_too_large(mean, kept.dtype) {
-                return Err(Error::Core(CoreError::ElementOverflow {
-                    index: wanted.start + index,
-                    value: mean[index],
-                }));
-            }
-        }
-        let mut places = Places { mean, offered, own };
-        for ((kept, gradient), &sent) in kept.iter_mut().zip(gradients).zip(&*sent) {
+        let Arena { kept, offered, rest, sent, .. } = &mut self.arena;
+        let mut places = Places { offered, rest };
+        for (kept, &sent) in kept.iter_mut().zip(&*sent) {
             let stream = Stream { seed, step, layer: kept.index as u32, rank };
-            let (shape, (facts, lens)) = (kept.shape, facts(kept, self.measured));
-            let Places { mean, offered, own } = places.take(lens);
-            let own: &[f32] = own;
-            if self.measured && facts.owns && !kept.withheld {
-                let state = &mut kept.state;
-                state.relative_error = Some(match &state.memory {
-                    Some(memory) if memory.is_plain() => {
-                        relative_error(Values::F32(plain_values(&mut state.pending, shape)), own)
-                    }
-                    Some(_) => relative_error(Values::F32(offered), own),
-                    None => relative_error(gradient.values(), own),
-                });
+            let (facts, in_place) = (kept.facts(route, self.measured), kept.is_left_in_place());
+            let Places { offered, rest } = places.take(kept, &self.moment, self.measured);
+            let rest = match facts.left {
+                Left::Instead => Some(&*offered),
+                Left::Beside if !in_place => Some(&*rest),
+                _ => None,
+            };
+            let Kept { state, shape, norms: [all, left], .. } = kept;
+            if facts.measured {
+                match (facts.left, rest) {
+                    (Left::Norm, _) => {}
+                    (_, Some(rest)) => *left = squared_norm(rest),
+                    (_, None) => *left = squared_norm(plain_values(&mut state.pending, *shape)),
+                }
+                state.relative_error = Some(if *all > 0.0 { *left / *all } else { 0.0 });
             }
-            if facts.repays {
-                self.late = self.late.or(kept.state.repay(own, offered, stream).err());
-            }
-            let own = facts.owns.then_some(own);
-            if !kept.withheld {
-                let remembered = kept.state.remember(&Gradient::new(gradient.values(), shape)?, own, self.late, stream);
-                self.late = self.late.or(remembered.err());
-            }
-            let setting = kept.state.choice.setting;
-            let bytes = (shape.elements() * kept.dtype.bytes()) as u64;
+            let remembered = match (facts.repays, kept.withheld) {
+                (true, _) => state.repay(rest.unwrap_or_default(), stream),
+                (false, false) => state.remember(rest, self.late, stream),
+                (false, true) => Ok(()),
+            };
+            self.late = self.late.or(remembered.err());
+            let (shape, setting) = (*shape, state.choice.setting);
             let sent = match setting {
                 // Without a header.
                 Setting::Dense => (shape.elements() * kept.dtype.bytes().min(reduce_dtype.bytes())) as u64,
                 _ if setting.has_fixed_len() => setting.exchanged_len(shape, kept.dtype, reduce_dtype)? as u64,
                 _ => sent,
             };
-            let counts = &mut kept.state.counts;
+            let counts = &mut state.counts;
             counts.steps += 1;
-            counts.bytes_in += bytes;
+            counts.bytes_in += (shape.elements() * kept.dtype.bytes()) as u64;
             counts.bytes_out += sent;
             self.bytes += sent;
-            if !facts.in_place {
-                let wanted = kept.spec().wanted(route, rank);
-                let mean = &mean[..wanted.len()];
-                gradient.part(wanted).narrow(mean)?;
-            }
         }
+        self.progress = Progress::Exchanged;
         Ok(())
     }
+}
+
+/// Whether values, or their sums, were too large for the types in which they are computed or sent, on this rank or another: a
+/// loss scaler then has to be told.
+fn is_too_large(error: &Error) -> bool {
+    match error {
+        Error::NonFiniteGradient { .. } => true,
+        Error::Core(CoreError::ElementOverflow { .. }) => true,
+        Error::Peer { code, .. } => {
+            let overflow = CoreError::ElementOverflow { index: 0, value: 0.0 }.code();
+            *code == Error::NON_FINITE_GRADIENT || *code == overflow
+        }
+        _ => false,
+    }
+}
+
+/// The error of the first value that is NaN or infinite.
+fn beyond(layer: usize, values: &[f32]) -> Result<(), Error> {
+    match values.iter().enumerate().find(|(_, x)| !x.is_finite()) {
+        Some((index, &value)) => Err(Error::NonFiniteGradient { layer, index, value }),
+        None => Ok(()),
+    }
+}
+
+fn widen(values: Values<'_>, to: &mut [f32]) {
+    with_elements!(values, v => to.iter_mut().zip(v).for_each(|(to, x)| *to = x.to_f32()));
 }

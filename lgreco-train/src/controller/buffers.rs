@@ -2,26 +2,29 @@
 
 use crate::Error;
 use alloc::vec::Vec;
+use bytemuck::Zeroable;
+use bytemuck::allocation::try_zeroed_vec;
 
-/// At least `len` values.
-pub(super) fn grow<T: Clone>(values: &mut Vec<T>, len: usize, value: T) -> Result<(), Error> {
-    let words = len.saturating_mul(size_of::<T>()).div_ceil(8);
-    let more = len.saturating_sub(values.len());
-    values.try_reserve_exact(more).map_err(|_| Error::out_of_memory(words))?;
-    values.resize(len.max(values.len()), value);
+/// At least `len` values. Zeros of the allocator's take no memory before they are written to.
+pub(super) fn grow<T: Zeroable + Clone>(values: &mut Vec<T>, len: usize) -> Result<(), Error> {
+    if values.len() < len {
+        let words = len.saturating_mul(size_of::<T>()).div_ceil(8);
+        *values = Vec::new();
+        *values = try_zeroed_vec(len).map_err(|()| Error::out_of_memory(words))?;
+    }
     Ok(())
 }
 
 /// Zeros.
 pub(super) fn values(len: usize) -> Result<Vec<f32>, Error> {
     let mut values = Vec::new();
-    grow(&mut values, len, 0.0)?;
+    grow(&mut values, len)?;
     Ok(values)
 }
 
 /// Zeroed memory.
 pub(super) fn workspace(words: usize) -> Result<Vec<u64>, Error> {
     let mut workspace = Vec::new();
-    grow(&mut workspace, words, 0)?;
+    grow(&mut workspace, words)?;
     Ok(workspace)
 }

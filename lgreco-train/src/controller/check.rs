@@ -3,7 +3,7 @@
 use super::arena::Kept;
 use crate::compress::check_finite;
 use crate::error::expect_len;
-use crate::gradient::{Dtype, Element, Gradient, Shape, Values, ValuesMut, with_elements};
+use crate::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
 use crate::{CoreError, Error};
 
 /// Whether gradients are those of the layers.
@@ -38,15 +38,4 @@ pub(super) fn non_finite(layer: usize, gradient: &ValuesMut<'_>) -> Option<Error
 
 pub(super) fn first_non_finite(kept: &[Kept], gradients: &[ValuesMut<'_>]) -> Option<Error> {
     kept.iter().zip(gradients).find_map(|(kept, gradient)| non_finite(kept.index, gradient))
-}
-
-/// ‖values − own‖² / ‖values‖², 0 for zeros.
-pub(super) fn relative_error(values: Values<'_>, own: &[f32]) -> f64 {
-    let (mut error, mut norm) = (0.0, 0.0);
-    with_elements!(values, v => for (x, &y) in v.iter().zip(own) {
-        let (x, y) = (x.to_f32() as f64, y as f64);
-        error += (x - y) * (x - y);
-        norm += x * x;
-    });
-    if norm > 0.0 { error / norm } else { 0.0 }
 }

@@ -40,6 +40,10 @@ pub struct Config {
     pub objective: Objective,
     /// What happens to a step in which some rank's gradient holds NaN or infinity.
     pub non_finite: NonFinite,
+    /// Whether the residuals of the step before are kept, which takes their memory twice, so that
+    /// [`roll_back`](super::Controller::roll_back) and [`abandon_step`](super::Controller::abandon_step) can restore them. They
+    /// always are where `non_finite` is not an error, because a loss scaler then skips steps.
+    pub undo: bool,
     /// How payloads that cannot be summed on the wire travel. By [`Route::Sharded`] each rank gets the means of its
     /// [shards](Tensor::with_shards) alone, in their place in the gradients, whose other elements are then of no use.
     pub route: Route,
@@ -252,12 +256,25 @@ impl Config {
             feedback: Feedback::default(),
             objective: Objective::default(),
             non_finite: NonFinite::default(),
+            undo: false,
             route: Route::default(),
             bucket_bytes: 4 << 20,
             measuring_rank: 0,
             metrics_every: 10,
             clock: None,
         }
+    }
+
+    /// Whether a step can be taken back.
+    pub(super) fn keeps_undo(&self) -> bool {
+        self.undo || self.non_finite != NonFinite::Error
+    }
+
+    /// Whether decisions look at gradients.
+    pub(super) fn looks_at_gradients(&self) -> bool {
+        let blind =
+            matches!(self.policy, Policy::Uncompressed | Policy::Uniform | Policy::Fixed(_) | Policy::Legacy(_));
+        !blind || self.feedback != super::Feedback::NONE
     }
 
     /// The detector of the policies that have one.

@@ -6,9 +6,7 @@ use super::{Config, Policy, Tensor, Uncompressed};
 use crate::Error;
 use crate::compress::Compressor;
 use crate::exchange::factor_rank;
-use crate::feedback::{Memory, is_finite, plain_values};
-use crate::gradient::{Gradient, Shape};
-use crate::internal::payload::{Combine, combine_values};
+use crate::feedback::{Memory, copy, is_finite, plain_values};
 use crate::rng::Stream;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -20,8 +18,10 @@ pub(super) struct LayerState {
     /// The residual. Under a setting without feedback it is what is left of the one before: it goes out whole with the
     /// next gradient.
     pub memory: Option<Memory<Vec<u64>>>,
-    /// As many words as the memory has. During a step it is where the next residual is made, if that is plain f32; after
-    /// it, the residual of the step before. Not saved.
+    /// Whether the residual of the step before is kept, so that a step can be taken back.
+    pub keeps_undo: bool,
+    /// With that, as many words as the memory has. During a step it is where the next residual is made, if that is plain f32;
+    /// after it, the residual of the step before. Not saved.
     pub pending: Vec<u64>,
     /// What the last step can be undone with.
     pub undo: Undo,
@@ -46,6 +46,8 @@ pub(super) struct LayerState {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Undo {
     Nothing,
+    /// What was remembered before the step is gone.
+    Lost,
     /// `pending`, or `spent`, is what was remembered before the step.
     Step,
     /// `pending` likewise, of a layer without a gradient: the memory has not counted the step.
@@ -81,9 +83,9 @@ pub(super) struct Switch {
 
 impl LayerState {
     /// A layer before the first decision.
-    pub(super) fn new(policy: &Policy) -> Self {
-        let why = if *policy == Policy::Uncompressed { Uncompressed::Chosen } else { Uncompressed::WarmUp };
-        LayerState::with(Choice::dense(why))
+    pub(super) fn new(config: &Config) -> Self {
+        let why = if config.policy == Policy::Uncompressed { Uncompressed::Chosen } else { Uncompressed::WarmUp };
+        LayerState { keeps_undo: config.keeps_undo(), ..LayerState::with(Choice::dense(why)) }
     }
 
     /// A layer of which nothing is known but its setting.
@@ -91,6 +93,7 @@ impl LayerState {
         LayerState {
             choice,
             memory: None,
+            keeps_undo: false,
             pending: vec![],
             undo: Undo::Nothing,
             feedback: false,
@@ -108,6 +111,7 @@ impl LayerState {
     pub(super) fn lend(&mut self, ticket: u64) -> LayerState {
         let nothing = LayerState {
             feedback: self.feedback,
+            keeps_undo: self.keeps_undo,
             counts: self.counts,
             relative_error: self.relative_error,
             bucket_seconds: self.bucket_seconds,
@@ -145,90 +149,81 @@ impl LayerState {
                 Some(new)
             }
         };
-        let words = memory.as_ref().or(self.memory.as_ref()).map_or(0, |memory| memory.residual().state_len(shape));
+        let words = self.words_for_undo(memory.as_ref().or(self.memory.as_ref()));
         let pending = (self.pending.len() != words).then(|| workspace(words)).transpose()?;
         Ok(Switch { choice, feedback: residual.is_some(), memory, pending, factor })
     }
 
-    /// Makes room for the next residual.
-    pub(super) fn reserve(&mut self, shape: Shape) -> Result<(), Error> {
+    fn words_for_undo(&self, memory: Option<&Memory<Vec<u64>>>) -> usize {
+        let kept = memory.filter(|_| self.keeps_undo);
+        kept.map_or(0, |memory| memory.residual().state_len(memory.shape()))
+    }
+
+    /// Makes room for what a step can be taken back with.
+    pub(super) fn reserve(&mut self) -> Result<(), Error> {
         (self.undo, self.spent) = (Undo::Nothing, None);
-        let words = self.memory.as_ref().map_or(0, |memory| memory.residual().state_len(shape));
+        let words = self.words_for_undo(self.memory.as_ref());
         if self.pending.len() != words {
             self.pending = workspace(words)?;
         }
         Ok(())
     }
 
-    /// Takes note of what has been sent: `own`, where the residual is not plain f32 or it is measured; `late` is what has
-    /// gone wrong with what is left of plain residuals, of which one has then failed.
+    /// Takes note of what is left of residual and gradient: `rest`, or, if it is `None`, what is pending. `late` is what has
+    /// gone wrong with plain residuals, of which one has then failed.
     ///
     /// # Errors
     /// [`CoreError::Overflow`](crate::CoreError::Overflow) when the residual does not fit its format; it is then unchanged.
-    pub(super) fn remember(
-        &mut self,
-        gradient: &Gradient<'_>,
-        own: Option<&[f32]>,
-        late: Option<Error>,
-        stream: Stream,
-    ) -> Result<(), Error> {
+    pub(super) fn remember(&mut self, rest: Option<&[f32]>, late: Option<Error>, stream: Stream) -> Result<(), Error> {
+        let undo = if self.keeps_undo { Undo::Step } else { Undo::Lost };
         let Some(memory) = self.memory.as_mut().filter(|_| self.feedback) else {
-            self.spent = self.memory.take();
-            self.undo = Undo::Step;
+            if let Some(memory) = self.memory.take() {
+                self.undo = undo;
+                self.spent = Some(memory).filter(|_| self.keeps_undo);
+            }
             return Ok(());
         };
         if memory.is_plain() {
-            let left = plain_values(&mut self.pending, gradient.shape());
-            if let Some(own) = own {
-                combine_values(left, Combine::Subtract, own);
+            let left = rest.unwrap_or_else(|| plain_values(&mut self.pending, memory.shape()));
+            Error::require_finite(late.is_none() || is_finite(left), "what is to be remembered")?;
+            match rest {
+                Some(rest) if self.keeps_undo => {
+                    copy(rest, plain_values(&mut self.pending, memory.shape()));
+                    memory.replace(&mut self.pending);
+                }
+                Some(rest) => memory.replace_by(rest),
+                None => memory.replace(&mut self.pending),
             }
-            let finite = late.is_none() && own.is_none() || is_finite(left);
-            Error::require_finite(finite, "what is to be remembered")?;
-            memory.replace(&mut self.pending);
         } else {
-            let own = own.unwrap_or_default();
-            memory.copy_words(&mut self.pending);
-            memory.update(gradient, own, stream)?;
+            if self.keeps_undo {
+                memory.copy_words(&mut self.pending);
+            }
+            memory.keep(rest.unwrap_or_default(), stream)?;
         }
-        self.undo = Undo::Step;
+        self.undo = undo;
         Ok(())
     }
 
-    /// Takes note of what this rank has added to the mean of a layer of which it has no gradient: what another
-    /// compression of its share has lost. `room` has a place per element.
+    /// Takes note of what this rank has added to the mean of a layer of which it has no gradient, times -1: `rest`, what another
+    /// compression of its share has lost.
     ///
     /// # Errors
     /// As [`remember`](LayerState::remember).
-    pub(super) fn repay(&mut self, own: &[f32], room: &mut [f32], stream: Stream) -> Result<(), Error> {
+    pub(super) fn repay(&mut self, rest: &[f32], stream: Stream) -> Result<(), Error> {
         let Some(memory) = &mut self.memory else { return Ok(()) };
-        memory.values(room)?;
-        combine_values(room, Combine::Subtract, own);
-        Error::require_finite(is_finite(room), "what is to be remembered")?;
-        memory.copy_words(&mut self.pending);
-        memory.set(room, stream)?;
-        self.undo = Undo::Uncounted;
-        Ok(())
-    }
-
-    /// Scales what is remembered; what it was is pending.
-    pub(super) fn rescale(&mut self, factor: f32, stream: Stream) -> Result<(), Error> {
-        let Some(memory) = &mut self.memory else { return Ok(()) };
-        memory.copy_words(&mut self.pending);
-        memory.rescale(factor, stream)
-    }
-
-    /// What is pending becomes what is remembered.
-    pub(super) fn swap_pending(&mut self) {
-        if let Some(memory) = &mut self.memory {
-            memory.swap_words(&mut self.pending);
+        if self.keeps_undo {
+            memory.copy_words(&mut self.pending);
         }
+        memory.add(rest, stream)?;
+        self.undo = if self.keeps_undo { Undo::Uncounted } else { Undo::Lost };
+        Ok(())
     }
 
     /// Takes back what the last step has changed, if it was the last of this layer.
     pub(super) fn undo(&mut self) {
         let undo = core::mem::replace(&mut self.undo, Undo::Nothing);
         match (undo, &mut self.memory, self.spent.take()) {
-            (Undo::Nothing, ..) => {}
+            (Undo::Nothing | Undo::Lost, ..) => {}
             (_, None, spent) => self.memory = spent,
             (Undo::Step, Some(memory), _) => memory.undo(&mut self.pending),
             (Undo::Uncounted, Some(memory), _) => memory.swap_words(&mut self.pending),

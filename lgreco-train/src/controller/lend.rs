@@ -2,15 +2,11 @@
 
 use super::Controller;
 use super::arena::{Arena, Kept};
-use super::bucket::{self, Bucket, Progress};
-use super::codes::Choice;
-use super::layer::{Fate, LayerState};
-use super::lens::{Facts, Lens};
-use super::planner::Planner;
+use super::bucket::{Bucket, Progress};
+use super::layer::Fate;
 use crate::Error;
 use crate::checksum::Hash;
-use crate::exchange::{Agreement, Collective, Moment, Spec};
-use crate::feedback::{Memory, Residual};
+use crate::exchange::{Agreement, Collective, Moment};
 use crate::gradient::ValuesMut;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -26,9 +22,8 @@ impl Controller {
     /// there is not; [`Error::InFlight`] for one that is in another bucket, or twice in this; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory).
     ///
     /// # Complexity
-    /// O(layers). Allocates where no bucket that was taken back had as much room: what the settings need, and an f32 per
-    /// element of layers whose residual is not plain f32, whose errors are measured, or whose gradients are still needed
-    /// when the means come (PowerSGD, CLT-k and scatter-reduce without a residual), up to three where several of these hold.
+    /// O(layers). Allocates where no bucket that was taken back had room that fits: messages and workspaces, which
+    /// [`memory`](Controller::memory) tells, and an f32 per element of layers of 16 bits with a residual.
     /// [`Controller::step`] has one bucket at a time.
     pub fn open(&mut self, layers: &[usize]) -> Result<Bucket, Error> {
         let agreement = match self.agreed.get_mut(layers) {
@@ -38,43 +33,21 @@ impl Controller {
             }
             None => Agreement::Needed,
         };
-        self.lend(layers.iter().copied(), agreement)
+        self.lend(layers.iter().copied(), agreement, false)
     }
 
     /// Lends the layers of a group, of which all ranks know that they exchange them together.
     pub(super) fn open_group(&mut self, layers: Range<usize>) -> Result<Bucket, Error> {
-        self.lend(layers, Agreement::Reached)
+        self.lend(layers, Agreement::Reached, true)
     }
 
     fn lend(
         &mut self,
         layers: impl ExactSizeIterator<Item = usize> + Clone,
         agreement: Agreement,
+        alone: bool,
     ) -> Result<Bucket, Error> {
         self.control.expect_open()?;
-        self.lendings += 1;
-        let ticket = Hash(self.planner.identity).add(self.lendings).0.max(1);
-        let mut arena = self.arenas.pop().unwrap_or_default();
-        arena.kept.clear();
-        if arena.kept.try_reserve(layers.len()).is_err() {
-            return Err(Error::out_of_memory(layers.len()));
-        }
-        for index in layers {
-            if let Err(error) = self.expect_lendable(index) {
-                self.take_back(arena);
-                return Err(error);
-            }
-            let tensor = &self.planner.tensors[index];
-            arena.kept.push(Kept {
-                index,
-                shape: tensor.shape,
-                dtype: tensor.dtype,
-                shards: tensor.shards.clone(),
-                state: self.states[index].lend(ticket),
-                window: self.planner.lend_mean(index),
-                withheld: false,
-            });
-        }
         let config = &self.planner.config;
         let moment = Moment {
             rank: self.rank,
@@ -85,37 +58,77 @@ impl Controller {
             step: self.planner.step as u32,
             terms: self.control.terms,
         };
-        let every = config.metrics_every;
+        let (every, step) = (config.metrics_every, self.planner.step);
+        let (non_finite, clock) = (config.non_finite, config.clock.filter(|_| self.planner.meter.is_some()));
+        let measured = every > 0 && step.is_multiple_of(every);
+        self.lendings += 1;
+        let ticket = Hash(self.planner.identity).add(self.lendings).0.max(1);
+        let mut kept = self.arenas.list(layers.len())?;
+        let lent = self.lend_layers(layers, ticket, &mut kept);
+        let needs = lent.and_then(|()| Bucket::needs(&kept, &moment, measured));
+        let arena = needs.and_then(|(offered, [words, scratch])| {
+            Ok((self.arenas.take(kept.len(), offered, words, alone)?, scratch))
+        });
+        let (mut arena, scratch) = match arena {
+            Ok(found) => found,
+            Err(error) => {
+                self.take_layers_back(kept);
+                return Err(error);
+            }
+        };
+        arena.kept = kept;
         let mut bucket = Bucket {
             arena,
             moment,
             agreement,
-            measured: every > 0 && self.planner.step.is_multiple_of(every),
-            measurable: every > 0,
+            measured,
+            scratch,
+            keeps_scratch: alone,
             window_steps: self.planner.window_step(),
-            non_finite: config.non_finite,
+            non_finite,
             failure: None,
             late: None,
             not_finite: false,
             bytes: 0,
             began: None,
-            clock: config.clock.filter(|_| self.planner.meter.is_some()),
+            clock,
             computing: 0.0,
             wire: 0.0,
             flight: None,
             ticket,
             progress: Progress::Open,
         };
-        if let Err(error) = bucket.reserve() {
-            self.take_back(bucket.arena);
-            return Err(error);
-        }
         // A bucket without elements has nobody to tell.
         if bucket.arena.kept.iter().any(|kept| kept.shape.elements() > 0) {
             bucket.failure = self.late.take();
         }
         bucket.began = self.now();
         Ok(bucket)
+    }
+
+    /// Lends layers, with all that is kept of them.
+    fn lend_layers(
+        &mut self,
+        layers: impl Iterator<Item = usize>,
+        ticket: u64,
+        kept: &mut Vec<Kept>,
+    ) -> Result<(), Error> {
+        for index in layers {
+            self.expect_lendable(index)?;
+            self.states[index].reserve()?;
+            let tensor = &self.planner.tensors[index];
+            kept.push(Kept {
+                index,
+                shape: tensor.shape,
+                dtype: tensor.dtype,
+                shards: tensor.shards.clone(),
+                state: self.states[index].lend(ticket),
+                window: self.planner.lend_mean(index),
+                withheld: false,
+                norms: [0.0; 2],
+            });
+        }
+        Ok(())
     }
 
     /// Whether the step under way can still exchange a layer.
@@ -170,42 +183,17 @@ impl Controller {
         Ok(())
     }
 
-    /// Makes room for the last step's buckets under new settings: all buffers are here, for nothing is on its way.
-    pub(super) fn make_room(&mut self, choices: &[Choice]) -> Result<(), Error> {
-        let (layers, lens, words) = self.room_for(&self.states, choices)?;
-        self.arenas.iter_mut().try_for_each(|arena| arena.reserve(layers, lens, words))
-    }
-
-    /// Layers, values and words of the largest of these buckets, where `states` have got these settings.
-    pub(super) fn room_for(&self, states: &[LayerState], choices: &[Choice]) -> Result<(usize, Lens, usize), Error> {
-        let Planner { config, tensors, groups, .. } = &self.planner;
-        let measured = config.metrics_every > 0;
-        let (mut layers, mut most, mut words) = (0, Lens::default(), 0);
-        let last = self.agreed.values().max();
-        let theirs = self.agreed.iter().filter(|(_, step)| Some(*step) == last).map(|(bucket, _)| bucket.clone());
-        let ours = groups.ranges.iter().filter(|_| last.is_none()).cloned().map(Vec::from_iter);
-        for bucket in ours.chain(theirs) {
-            let of = |&index: &usize| Spec { index: index as u32, ..tensors[index].spec(choices[index].setting) };
-            words = words.max(bucket::words(bucket.iter().map(of), config.route, self.world)?);
-            let lens = bucket.iter().map(|&index| {
-                // What is left of a residual goes out once.
-                let left = || states[index].memory.as_ref().map(Memory::is_plain);
-                let plain = config.feedback.of(&choices[index].setting).map(Residual::is_plain).or_else(left);
-                let facts = Facts::new(&choices[index], plain, config.route, measured);
-                facts.lens(tensors[index].shape.elements())
-            });
-            most = most.max(lens.fold(Lens::default(), Lens::add));
-            layers = layers.max(bucket.len());
-        }
-        Ok((layers, most, words))
-    }
-
     fn take_back(&mut self, mut arena: Arena) {
-        for Kept { index, state, window, .. } in arena.kept.drain(..) {
+        self.take_layers_back(core::mem::take(&mut arena.kept));
+        self.arenas.put(arena);
+    }
+
+    fn take_layers_back(&mut self, mut kept: Vec<Kept>) {
+        for Kept { index, state, window, .. } in kept.drain(..) {
             self.states[index] = state;
             self.planner.take_mean_back(index, window);
         }
-        self.arenas.push(arena);
+        self.arenas.put_list(kept);
     }
 }
 

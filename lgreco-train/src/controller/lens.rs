@@ -1,58 +1,55 @@
-//! How the layers of a bucket use its buffers.
+//! What becomes of a layer's values in an exchange, and the memory that takes.
 
 use super::codes::Choice;
 use crate::compress::Setting;
-use crate::exchange::{Route, is_gathered, is_sharded};
+use crate::exchange::{Route, is_gathered};
+use crate::gradient::Dtype;
 
-/// How many values layers have of each of the bucket's buffers.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Lens {
-    pub mean: usize,
-    pub offered: usize,
-    pub own: usize,
+/// Where the part of a layer's values goes that is not sent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Left {
+    Nowhere,
+    /// Its norm is taken.
+    Norm,
+    /// Beside the values, for the time in which means take their place.
+    Beside,
+    /// It is made, from beginning to end, in memory beside the values: they are 16 bits, or AdaComp's gradient.
+    Instead,
 }
 
-impl Lens {
-    pub(super) fn add(self, other: Lens) -> Lens {
-        let Lens { mean, offered, own } = self;
-        Lens { mean: mean + other.mean, offered: offered + other.offered, own: own + other.own }
-    }
-
-    pub(super) fn max(self, other: Lens) -> Lens {
-        let Lens { mean, offered, own } = self;
-        Lens { mean: mean.max(other.mean), offered: offered.max(other.offered), own: own.max(other.own) }
-    }
-}
-
-/// What an exchange does with a layer's buffers.
+/// What an exchange does with a layer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Facts {
-    /// Whether the residual that goes out with the gradient is plain; `None` without one.
-    pub plain: Option<bool>,
-    /// Whether means are written over the gradients as they arrive: nobody needs these then.
-    pub in_place: bool,
-    /// Whether this rank's contribution is written down.
-    pub owns: bool,
+    pub left: Left,
+    /// Whether relative errors are measured.
+    pub measured: bool,
     /// Whether a layer without a gradient has a residual that takes up what compressing this rank's share of the mean loses.
     pub repays: bool,
 }
 
 impl Facts {
-    /// Of a layer with a gradient.
-    pub(super) fn new(choice: &Choice, plain: Option<bool>, route: Route, measured: bool) -> Facts {
+    /// Of a layer whose values are of this type, with a residual or without. `feedback` says whether the residual takes note of
+    /// what is left; `measured` whether errors are measured in this step; `withheld` whether the layer has no gradient.
+    pub(super) fn new(
+        choice: &Choice,
+        dtype: Dtype,
+        [residual, feedback, measured, withheld]: [bool; 4],
+        route: Route,
+    ) -> Facts {
         let setting = &choice.setting;
-        let spared = || *setting == Setting::Dense || is_gathered(setting, route) || is_sharded(setting, route);
-        Facts {
-            plain,
-            in_place: !measured && !matches!(setting, Setting::AdaComp(_)) && plain.unwrap_or_else(spared),
-            owns: plain == Some(false) || measured && (plain.is_some() || choice.uncompressed.is_none()),
-            repays: false,
-        }
-    }
-
-    pub(super) fn lens(&self, elements: usize) -> Lens {
-        let len = |needed: bool| if needed { elements } else { 0 };
-        let offered = len(self.plain == Some(false) || self.repays);
-        Lens { mean: len(!self.in_place), offered, own: len(self.owns) }
+        let scattered = route == Route::ScatterReduce && *setting != Setting::Dense && !is_gathered(setting, route);
+        let repays = withheld && scattered && feedback && residual;
+        let measured = measured && !withheld && choice.uncompressed.is_none();
+        let narrow = dtype != Dtype::F32;
+        let keeps = residual && feedback && !withheld || repays;
+        let left = match setting {
+            Setting::AdaComp(_) if residual && !withheld => Left::Instead,
+            // Also a residual that goes out whole is added in f32.
+            _ if narrow && (keeps || measured || residual && !withheld) => Left::Instead,
+            _ if keeps => Left::Beside,
+            _ if measured => Left::Norm,
+            _ => Left::Nowhere,
+        };
+        Facts { left, measured, repays }
     }
 }

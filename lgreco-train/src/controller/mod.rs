@@ -98,8 +98,9 @@
 //!   a gain `a` below 1 (ScaleCom's filter, LoCo) a residual is `a` times what has not been sent, and a switch to another
 //!   gain, or to none, takes it for the whole.
 //! * PowerSGD's `Q` is cut or extended at switches, the new columns being drawn from the shared seed.
-//! * Allocation happens at construction, when buckets are opened that were not there before, at decisions, and when state is
-//!   saved or loaded. What a decision needs is there before ranks agree to switch. A residual takes twice its bytes, so that a step can be rolled back.
+//! * Allocation happens at construction, in the first steps under other settings, at decisions and their windows, when a bucket
+//!   in flight ends whose residual is kept, and when state is saved or loaded. Residuals that a decision needs are there before
+//!   ranks agree to switch. [`Controller::memory`] tells beforehand how much it is. A residual takes its bytes once, or twice where a step may be rolled back ([`Config::undo`]).
 
 mod accordion;
 mod agreement;
@@ -126,6 +127,7 @@ mod lens;
 #[cfg(feature = "json")]
 mod line;
 mod link;
+mod memory;
 mod message;
 mod meter;
 mod metered;
@@ -160,6 +162,7 @@ pub use feedback::Feedback;
 pub use legacy::Legacy;
 #[cfg(feature = "json")]
 pub use line::metrics_line;
+pub use memory::MemoryUse;
 pub use metrics::{Metrics, Outcome, Report, Seconds};
 pub use observed::Observed;
 pub use ramp::RampUp;

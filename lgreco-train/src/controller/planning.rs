@@ -13,7 +13,8 @@ impl Controller {
     /// [`Schedule`](super::Schedule), at least 1; ask after every step. Any thread [runs](PlanTask::run) it, and
     /// [`hand_in`](Controller::hand_in) takes the result.
     ///
-    /// At step `due` the ranks then switch. If the result is not there yet, they take the step under the settings as they
+    /// At step `due` the ranks then switch. If the result is not there yet ([`is_plan_due`](Controller::is_plan_due) tells when to
+    /// wait for it), they take the step under the settings as they
     /// are, and ask again at the next one. If the task was not taken, or was dropped, [`control`](Controller::control) runs
     /// it during that call. A decision that fails is an error of that step on every rank; begun again, the step may be taken
     /// while the task is tried again. In a state that is saved meanwhile the task has not been taken: whoever loads it
@@ -46,6 +47,25 @@ impl Controller {
             return None;
         }
         self.planner.take_task()
+    }
+
+    /// Whether the next step is that of a decision: whoever plans on a thread waits for the result before it begins, so that every
+    /// run switches at the same step.
+    ///
+    /// ```
+    /// # use lgreco_testing::controller::{alone_with_lead, step_alone};
+    /// # use lgreco_train::search::Method;
+    /// # let (mut controller, mut worker) = alone_with_lead(Method::TopK, 1)?;
+    /// let mut due = vec![];
+    /// for step in 0..4 {
+    ///     due.push(controller.is_plan_due());
+    ///     step_alone(&mut controller, &mut worker)?;
+    /// }
+    /// assert_eq!(due, [false, false, false, true]);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    pub fn is_plan_due(&self) -> bool {
+        self.planner.is_due()
     }
 
     /// Takes what became of a plan task; whether anybody still waits for it. Nobody does when a saved state has been
@@ -151,7 +171,6 @@ impl Controller {
         let choices: Vec<Choice> =
             choices.into_iter().zip(&**tensors).map(|(choice, tensor)| suited(&config, tensor, choice)).collect();
         let switches = self.prepare(&self.states, &choices, 0)?;
-        self.make_room(&choices)?;
         self.switch(switches);
         Ok(())
     }

@@ -130,7 +130,7 @@ impl Controller {
         let mut states = vec![];
         let mut choices = vec![];
         for (index, tensor) in tensors.iter().enumerate() {
-            let mut state = LayerState::new(&config.policy);
+            let mut state = LayerState::new(config);
             match plan.fitting(tensor) {
                 None if plan.layer(&tensor.name).is_some() => loaded.misshaped.push(tensor.name.clone()),
                 None => loaded.missing.push(tensor.name.clone()),
@@ -156,8 +156,6 @@ impl Controller {
             states.push(state);
         }
         let switches = self.prepare(&states, &choices, step)?;
-        let (layers, lens, words) = self.room_for(&states, &choices)?;
-        self.arenas.iter_mut().try_for_each(|arena| arena.reserve(layers, lens, words))?;
         for (state, switch) in states.iter_mut().zip(switches) {
             let counts = state.counts;
             state.commit(switch);
@@ -197,7 +195,7 @@ impl Controller {
         if same_world && complete && !incomplete {
             planner.window.steps = run.window_steps;
             for (to, mean) in planner.window.means_mut().iter_mut().zip(means) {
-                to.iter_mut().zip(mean.into_iter().flatten()).for_each(|(to, &x)| *to = x);
+                *to = mean.cloned().unwrap_or_default();
             }
         }
     }

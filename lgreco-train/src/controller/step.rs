@@ -1,6 +1,6 @@
 //! One worker's end of the training loop.
 
-use super::arena::Arena;
+use super::arena::Arenas;
 use super::bucket::Progress;
 use super::check::{check_layer, non_finite};
 use super::codes::Choice;
@@ -20,7 +20,6 @@ use crate::gradient::{Element, ValuesMut, with_elements};
 use crate::rng::Stream;
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
-use alloc::vec;
 use alloc::vec::Vec;
 
 /// One worker's end of the training loop: decides when and how hard to compress, compresses, exchanges, and remembers.
@@ -47,7 +46,7 @@ pub struct Controller {
     /// Layers of which ranks know that they all exchange them together, and when they last have.
     pub(super) agreed: BTreeMap<Vec<usize>, u64>,
     /// Buffers that no bucket has.
-    pub(super) arenas: Vec<Arena>,
+    pub(super) arenas: Arenas,
     pub(super) control: Control,
     /// Buckets lent so far.
     pub(super) lendings: u64,
@@ -80,8 +79,7 @@ impl Controller {
     /// [`CoreError::DuplicateName`]; [`CoreError::OutOfMemory`].
     ///
     /// # Complexity
-    /// O(n log n) in the layers. Allocates what uncompressed exchanges of the largest bucket need, and on the measuring rank
-    /// an f32 per element of the model.
+    /// O(n log n) in the layers. On the measuring rank it allocates an f32 per element of the model.
     pub fn new<C: Collective + ?Sized>(config: Config, tensors: Vec<Tensor>, collective: &C) -> Result<Self, Error> {
         let Place { rank, world } = Place::of(collective)?;
         let planner = Planner::new(config, tensors, rank, world)?;
@@ -89,11 +87,11 @@ impl Controller {
         let mut controller = Controller {
             rank,
             world,
-            states: tensors.iter().map(|_| LayerState::new(&config.policy)).collect(),
+            states: tensors.iter().map(|_| LayerState::new(config)).collect(),
             non_finite: 0,
             late: None,
             agreed: BTreeMap::new(),
-            arenas: vec![Arena::new(tensors, &planner.groups, config, world)?],
+            arenas: Arenas::default(),
             control: Control::new(world)?,
             lendings: 0,
             taken: Taken::default(),

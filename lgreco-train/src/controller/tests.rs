@@ -55,7 +55,7 @@ fn layers_are_exchanged_in_buckets_of_so_many_bytes() {
 fn powersgds_factor_is_cut_or_extended_by_zeros() {
     let tensor = Tensor::new("w", &[12, 10], Dtype::F32).unwrap();
     let config = config(Policy::Uncompressed);
-    let mut state = layer::LayerState::new(&config.policy);
+    let mut state = layer::LayerState::new(&config);
     let mut to = |rank: u32| {
         let setting = Setting::PowerSgd(PowerSgd { rank, iterations: 1 });
         let choice = codes::Choice { setting, uncompressed: None };

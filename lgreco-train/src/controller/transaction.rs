@@ -26,18 +26,23 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`Error::StepOrder`] while a step is under way.
+    /// [`Error::StepOrder`] while a step is under way, and where the residuals before it are gone: the configuration has to ask
+    /// for [`undo`](super::Config::undo). Then nothing has changed.
     ///
     /// # Complexity
     /// O(layers).
     pub fn roll_back(&mut self) -> Result<(), Error> {
         self.control.expect_idle()?;
+        if self.states.iter().any(|state| state.undo == Undo::Lost) {
+            return Err(Error::StepOrder { what: "the residuals of the step before are not kept", expected: "`undo`" });
+        }
         self.states.iter_mut().for_each(|state| state.undo());
         Ok(())
     }
 
-    /// Gives up the step under way, because a collective has failed: residuals are what they were before it, and it may be
-    /// begun again. A collection of gradients for the next decision begins anew. All buckets are taken back first, wherever
+    /// Gives up the step under way, because a collective has failed: it may be begun again, and residuals are what they were
+    /// before it, if the configuration asks for [`undo`](super::Config::undo). If not, those of layers whose exchange was done
+    /// are what it has left. A collection of gradients for the next decision begins anew. All buckets are taken back first, wherever
     /// they are, once the engine no longer touches their memory.
     ///
     /// Ranks may have got differently far, and differ in settings and factors: whatever they go on with, in a new group of
@@ -92,26 +97,19 @@ impl Controller {
     /// [`CoreError::Overflow`](crate::CoreError::Overflow) when a residual no longer fits its format: then no residual has changed. [`Error::StepOrder`] while a step is under way.
     ///
     /// # Complexity
-    /// Three passes over the residuals. The last step can then no longer be rolled back, nor when it fails by overflow.
+    /// Three passes over the residuals. The last step can then no longer be rolled back.
     pub fn rescale_residuals(&mut self, factor: f32) -> Result<(), Error> {
         self.control.expect_idle()?;
         Error::require(factor > 0.0 && factor.is_finite(), "rescaling factor", factor.into(), "positive and finite")?;
-        self.states.iter_mut().for_each(|state| state.undo = Undo::Nothing);
+        let memories = || self.states.iter().filter_map(|state| state.memory.as_ref());
+        memories().try_for_each(|memory| memory.check_rescale(factor))?;
         let (seed, step, rank) = (self.planner.config.search.seed, self.planner.step as u32, self.rank);
-        let mut outcome = Ok(());
-        let mut scaled = 0;
-        for (layer, (state, tensor)) in self.states.iter_mut().zip(&*self.planner.tensors).enumerate() {
+        for (layer, state) in self.states.iter_mut().enumerate() {
+            state.undo = Undo::Nothing;
             let stream = Stream { seed, step, layer: layer as u32, rank };
-            outcome = state.reserve(tensor.shape).and_then(|()| state.rescale(factor, stream));
-            if outcome.is_err() {
-                break;
-            }
-            scaled += 1;
+            state.memory.iter_mut().try_for_each(|memory| memory.rescale(factor, stream))?;
         }
-        if outcome.is_err() {
-            self.states[..scaled].iter_mut().for_each(|state| state.swap_pending());
-        }
-        outcome
+        Ok(())
     }
 
     /// Forgets residuals where the means of the last step, f32 and one slice per layer, are not zero. An estimate (EF21) stays

@@ -138,6 +138,9 @@ impl Planner {
         });
         self.watches = near && !broken;
         self.window.steps += u64::from(self.watches);
+        if self.window.steps == 1 && self.watches() {
+            self.window.open(&self.tensors);
+        }
     }
 
     /// The next step is another one.
@@ -175,7 +178,7 @@ impl Planner {
     /// Begins the window anew. Tasks that are still out are not waited for.
     pub(super) fn forget(&mut self) {
         (self.result, self.watches) = (None, false);
-        self.window.clear(&self.tensors);
+        self.window.clear();
     }
 
     /// Forgets what belongs to the run before a saved state.

@@ -13,8 +13,8 @@ use alloc::vec::Vec;
 pub(super) struct Window {
     /// Steps seen.
     pub steps: u64,
-    /// Means by layer; empty on ranks that do not measure. Shared with a plan task, while there is one, and then not
-    /// added to.
+    /// Means by layer, each empty between a decision and the first step of the next window; none on ranks that do not measure.
+    /// Shared with a plan task, while there is one, and then not added to.
     means: Arc<Vec<Vec<f32>>>,
     /// Of layers whose means are elsewhere, a copy as they are now, empty where none was brought; by layer, as `means` are.
     elsewhere: Vec<Option<Vec<f32>>>,
@@ -23,7 +23,15 @@ pub(super) struct Window {
 impl Window {
     /// No steps yet, of a rank that measures.
     pub(super) fn new(tensors: &[Tensor]) -> Window {
-        Window { steps: 0, means: Arc::new(zeros(tensors)), elsewhere: vec![None; tensors.len()] }
+        Window { steps: 0, means: Arc::new(vec![vec![]; tensors.len()]), elsewhere: vec![None; tensors.len()] }
+    }
+
+    /// Takes the memory of its means, at its first step.
+    pub(super) fn open(&mut self, tensors: &[Tensor]) {
+        for (mean, tensor) in self.means_mut().iter_mut().zip(tensors) {
+            // Zeros of the allocator's, which take no memory before they are written to.
+            *mean = vec![0.0; tensor.shape.elements()];
+        }
     }
 
     /// Takes note that a layer's mean is elsewhere, and another one than before.
@@ -45,19 +53,19 @@ impl Window {
     pub(super) fn bring(&mut self, layer: usize, mean: &[f32]) {
         match Arc::get_mut(&mut self.means) {
             Some(means) => {
-                means[layer].copy_from_slice(mean);
+                means[layer] = mean.to_vec();
                 self.elsewhere[layer] = None;
             }
             None => self.elsewhere[layer] = Some(mean.to_vec()),
         }
     }
 
-    /// A layer's mean, to be saved; `None` on ranks that do not measure, `Err` with a layer whose mean has to be brought first.
+    /// A layer's mean, to be saved; `None` on ranks that do not measure and between windows, `Err` with a layer whose mean has to be brought first.
     pub(super) fn mean(&self, layer: usize) -> Result<Option<&[f32]>, usize> {
         match self.elsewhere.get(layer) {
             Some(Some(mean)) if mean.is_empty() && !self.means[layer].is_empty() => Err(layer),
             Some(Some(mean)) => Ok(Some(mean)),
-            _ => Ok(self.means.get(layer).map(Vec::as_slice)),
+            _ => Ok(self.means.get(layer).map(Vec::as_slice).filter(|_| self.steps > 0)),
         }
     }
 
@@ -82,32 +90,16 @@ impl Window {
         Arc::ptr_eq(&self.means, means)
     }
 
-    /// Starts anew, whatever was lost or is still with a task that nobody waits for.
-    pub(super) fn clear(&mut self, tensors: &[Tensor]) {
+    /// Starts anew, whatever was lost or is still with a task that nobody waits for; frees the means.
+    pub(super) fn clear(&mut self) {
         self.steps = 0;
-        if self.means.is_empty() {
-            return;
-        }
         match Arc::get_mut(&mut self.means) {
-            Some(means) => {
-                for ((mean, elsewhere), tensor) in means.iter_mut().zip(&self.elsewhere).zip(tensors) {
-                    if elsewhere.is_some() {
-                        // Zeros of the allocator's, which take no memory unless they are written to.
-                        *mean = vec![0.0; tensor.shape.elements()];
-                        continue;
-                    }
-                    mean.fill(0.0);
-                    mean.resize(tensor.shape.elements(), 0.0);
-                }
-            }
-            None => self.means = Arc::new(zeros(tensors)),
+            // `fill` would keep their memory.
+            Some(means) => means.iter_mut().for_each(|mean| *mean = vec![]),
+            None => self.means = Arc::new(vec![vec![]; self.elsewhere.len()]),
         }
         self.elsewhere.fill(None);
     }
-}
-
-fn zeros(tensors: &[Tensor]) -> Vec<Vec<f32>> {
-    tensors.iter().map(|tensor| vec![0.0; tensor.shape.elements()]).collect()
 }
 
 /// Adds a layer's gradient, the `steps`-th, to its mean; on ranks that do not measure, which is empty, does nothing.

@@ -16,7 +16,7 @@ use crate::gradient::Dtype;
 /// use lgreco_train::exchange::{Route, workspace_len};
 /// use lgreco_train::gradient::{Dtype, Shape};
 /// let layers = [(Setting::Dense, Shape::new(10, 10)?, Dtype::F32)];
-/// assert_eq!(workspace_len(layers.into_iter(), Route::AllGather, 4)?, 4 * 7 + (100 + 2 * 4) / 2);
+/// assert_eq!(workspace_len(layers.into_iter(), Route::AllGather, 4)?, 4 * 8 + (100 + 2 * 4) / 2);
 /// # Ok::<(), lgreco_train::Error>(())
 /// ```
 ///
@@ -27,7 +27,8 @@ pub fn workspace_len<'a>(
     route: Route,
     world_size: u32,
 ) -> Result<usize, Error> {
-    Ok(Layout::new(layers.map(Into::into), route, world_size)?.words())
+    let layout = Layout::new(layers.map(Into::into), route, world_size, Dtype::F32)?;
+    Ok(layout.words().saturating_add(layout.scratch_words()))
 }
 
 /// Averages a bucket of layers over the workers by blocking collectives: a [`Flight`], and
@@ -46,22 +47,16 @@ pub fn workspace_len<'a>(
 ///
 /// ```
 /// use lgreco_train::compress::Setting;
-/// use lgreco_train::exchange::{self, Collective, Layer, Route, threads};
-/// use lgreco_train::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
+/// use lgreco_train::exchange::{self, Collective, Layer, Rest, Route, threads};
+/// use lgreco_train::gradient::{Dtype, Shape, ValuesMut};
 ///
 /// let (shape, setting) = (Shape::new(2, 1)?, Setting::Dense);
 /// let means = threads::run(2, |mut worker| {
-///     let values = [1.0, worker.rank() as f32];
-///     let gradient = Gradient::new(Values::F32(&values), shape)?;
-///     let mut means = [0.0; 2];
+///     let mut values = [1.0, worker.rank() as f32];
 ///     let words = exchange::workspace_len([(setting, shape, Dtype::F32)].into_iter(), Route::AllGather, 2)?;
-///     let factor = &mut [][..];
-///     let gradient = gradient.into();
-///     let (shards, mean) = (&[][..], ValuesMut::F32(&mut means));
-///     let late = None;
-///     let layer = Layer { index: 0, setting, gradient, fresh: None, sent: 0, late, shards, mean, own: None, factor };
+///     let layer = Layer::new(0, setting, shape, ValuesMut::F32(&mut values), Rest::Dropped);
 ///     exchange::aggregate(&mut worker, &mut [layer], Route::AllGather, 7, 0, &mut vec![0; words])?;
-///     Ok::<_, lgreco_train::Error>(means)
+///     Ok::<_, lgreco_train::Error>(values)
 /// });
 /// assert_eq!(means, [Ok([1.0, 0.5]); 2]);
 /// # Ok::<(), lgreco_train::Error>(())
@@ -76,7 +71,7 @@ pub fn aggregate<C: Collective + ?Sized>(
 ) -> Result<(), Error> {
     let Place { rank, world } = Place::of(collective)?;
     let moment = Moment { rank, world_size: world, route, reduce_dtype: Dtype::F32, seed, step, terms: 0 };
-    let mut host = Host { layers, workspace };
+    let mut host = Host { layers, workspace, scratch: &mut [] };
     let mut flight = Flight::begin(&mut host, moment, Agreement::Needed, None)?;
     while let Some(request) = flight.next(&mut host)? {
         request.perform(collective)?;

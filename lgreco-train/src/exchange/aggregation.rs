@@ -57,11 +57,6 @@ pub(crate) fn is_gathered(setting: &Setting, route: Route) -> bool {
     }
 }
 
-/// Whether payloads of `setting` travel by shards.
-pub(crate) fn is_sharded(setting: &Setting, route: Route) -> bool {
-    route == Route::Sharded && Aggregation::of(setting) == Aggregation::Payloads
-}
-
 /// Columns of PowerSGD's factors; 0 for other settings.
 pub(crate) fn factor_rank(setting: &Setting, shape: Shape) -> usize {
     match setting {

@@ -14,9 +14,9 @@ use crate::Error;
 ///
 /// ```
 /// use lgreco_train::compress::{Setting, topk::TopK};
-/// use lgreco_train::exchange::{Agreement, Collective, Flight, Host, Layer, Moment, Request, Route};
+/// use lgreco_train::exchange::{Agreement, Collective, Flight, Host, Layer, Moment, Request, Rest, Route};
 /// use lgreco_train::exchange::{threads, workspace_len};
-/// use lgreco_train::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
+/// use lgreco_train::gradient::{Dtype, Shape, ValuesMut};
 ///
 /// let shape = Shape::new(4, 1)?;
 /// let setting = Setting::TopK(TopK { keep: 1, values: Dtype::F32 });
@@ -30,14 +30,11 @@ use crate::Error;
 ///         step: 0,
 ///         terms: 0,
 ///     };
-///     let values = [[0.0f32, 4.0, 0.0, 1.0], [0.0, 1.0, -2.0, 0.0]][worker.rank() as usize];
-///     let gradient = Gradient::new(Values::F32(&values), shape)?;
-///     let (mut means, mut own) = ([0.0; 4], [0.0; 4]);
-///     let (own, factor) = (Some(&mut own[..]), &mut [][..]);
-///     let (gradient, late, shards, mean) = (gradient.into(), None, &[][..], ValuesMut::F32(&mut means));
-///     let layer = Layer { index: 0, setting, gradient, fresh: None, sent: 0, late, shards, mean, own, factor };
+///     let mut values = [[0.0, 4.0, 0.0, 1.0], [0.0, 1.0, -2.0, 0.0]][worker.rank() as usize];
+///     let mut residual = [0.0; 4]; // what is not sent
+///     let layer = Layer::new(0, setting, shape, ValuesMut::F32(&mut values), Rest::Beside(&mut residual));
 ///     let mut workspace = vec![0; workspace_len([(setting, shape, Dtype::F32)].into_iter(), Route::AllGather, 2)?];
-///     let mut host = Host { layers: &mut [layer], workspace: &mut workspace };
+///     let mut host = Host { layers: &mut [layer], workspace: &mut workspace, scratch: &mut [] };
 ///
 ///     let mut flight = Flight::begin(&mut host, moment, Agreement::Reached, None)?;
 ///     let mut collectives = 0;
@@ -46,9 +43,10 @@ use crate::Error;
 ///         request.perform(&mut worker)?; // or start it, do something else, and wait before the next call
 ///         collectives += 1;
 ///     }
-///     Ok::<_, lgreco_train::Error>((means, collectives))
+///     Ok::<_, lgreco_train::Error>((values, residual, collectives))
 /// });
-/// assert_eq!(means, [Ok(([0.0, 2.0, -1.0, 0.0], 1)), Ok(([0.0, 2.0, -1.0, 0.0], 1))]);
+/// let mean = [0.0, 2.0, -1.0, 0.0];
+/// assert_eq!(means, [Ok((mean, [0.0, 0.0, 0.0, 1.0], 1)), Ok((mean, [0.0, 1.0, 0.0, 0.0], 1))]);
 /// # Ok::<(), lgreco_train::Error>(())
 /// ```
 #[derive(Debug)]
@@ -60,6 +58,8 @@ pub struct Flight {
     failure: Option<Error>,
     /// Whether the others will not be told.
     untold: bool,
+    /// The layers before this one have been summed in their place.
+    summed: usize,
     /// How it has ended.
     outcome: Option<Result<(), Error>>,
 }
@@ -100,7 +100,7 @@ impl Flight {
                 (program, failure)
             }
         };
-        let mut flight = Flight { program, counter: 0, failure, untold: false, outcome: None };
+        let mut flight = Flight { program, counter: 0, failure, untold: false, summed: 0, outcome: None };
         while let Some((_, Instruction::Own(op))) = flight.instruction() {
             flight.own(space, op);
             flight.counter += 1;
@@ -117,6 +117,17 @@ impl Flight {
     /// mean of its shard; it should tell the others by the next flight, as the failure that it begins with.
     pub fn failed_alone(&self) -> bool {
         self.untold
+    }
+
+    /// Whether means take the place of values, and what is left needs its own, before a further collective is asked for.
+    pub fn is_averaging(&self) -> bool {
+        let of_bucket = |&&(part, _): &&(Part, Instruction)| self.program.has(part);
+        let decides = |&(_, instruction): &(Part, Instruction)| match instruction {
+            Instruction::Exchange => Some(false),
+            Instruction::Own(op) | Instruction::All(op) => op.is_mean().then_some(true),
+            Instruction::Judge => None,
+        };
+        PROGRAM[self.counter..].iter().filter(of_bucket).find_map(decides).unwrap_or(false)
     }
 
     /// What it does.
@@ -175,6 +186,12 @@ impl Flight {
                 // A rank that fails alone remembers what the others do.
                 Instruction::All(op) if self.failure.is_none() || self.is_sharded() => space.run(op, &self.program)?,
                 Instruction::All(_) => {}
+                Instruction::Exchange if matches!(part, Part::Dense { .. }) => {
+                    if let Some(place) = self.next_dense(space) {
+                        self.counter -= 1;
+                        return Ok(Some(Part::Dense { place }));
+                    }
+                }
                 Instruction::Exchange => {
                     let slip = Slip::new(self.failure, self.program.fingerprint);
                     space.run(Op::PutSlip { part, slip }, &self.program)?;
@@ -196,6 +213,14 @@ impl Flight {
         self.failure.take().map_or(Ok(None), Err)
     }
 
+    /// The place of the next layer that is summed where it is.
+    fn next_dense<S: Space>(&mut self, space: &S) -> Option<u32> {
+        let mut rest = space.layers().enumerate().skip(self.summed);
+        let (place, _) = rest.find(|(_, spec)| self.program.is_in_place(spec))?;
+        self.summed = place + 1;
+        Some(place as u32)
+    }
+
     fn is_sharded(&self) -> bool {
         self.program.moment.route == Route::Sharded
     }
@@ -203,7 +228,7 @@ impl Flight {
     /// The next instruction about a part that this bucket has.
     fn instruction(&mut self) -> Option<(Part, Instruction)> {
         while let Some(&(part, instruction)) = PROGRAM.get(self.counter) {
-            if self.program.round(part).is_some() {
+            if self.program.has(part) {
                 return Some((part, instruction));
             }
             self.counter += 1;

@@ -2,13 +2,15 @@
 
 use super::aggregation::{factor_rank, is_gathered};
 use super::moment::{Moment, Route};
+#[cfg(doc)]
+use crate::CoreError;
+use crate::Error;
 use crate::compress::wire::Payload;
-use crate::compress::{Compressor, Setting, decode};
+use crate::compress::{Compressor, Setting};
 use crate::error::expect_len;
-use crate::feedback::is_finite;
+use crate::feedback::{copy, is_finite, squared_norm};
 use crate::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
 use crate::internal::payload::{Combine, combine};
-use crate::{CoreError, Error};
 use core::ops::Range;
 
 /// What all ranks know of a layer before it is exchanged.
@@ -37,11 +39,14 @@ pub struct Spec<'a> {
     /// `shards[r]`, which may be none, and the last rank's end with the layer. Rows of a matrix (FSDP) are shards, and
     /// so are what ranges of a flat buffer (ZeRO) leave of each layer. Empty on other routes.
     pub shards: &'a [u64],
+    /// Whether an uncompressed layer's values, which are f32, may be summed where they are; [`Program::is_in_place`](super::Program)
+    /// says which are. All ranks have the same. False where nobody has asked.
+    pub in_place: bool,
 }
 
 impl From<(Setting, Shape, Dtype)> for Spec<'_> {
     fn from((setting, shape, dtype): (Setting, Shape, Dtype)) -> Self {
-        Spec { index: 0, setting, shape, dtype, shards: &[] }
+        Spec { index: 0, setting, shape, dtype, shards: &[], in_place: false }
     }
 }
 
@@ -80,102 +85,40 @@ impl Spec<'_> {
     }
 }
 
-/// What a layer brings to an exchange.
+/// What becomes of the part of a layer's values that this worker's message does not carry.
 ///
 /// ```
-/// use lgreco_train::exchange::Input;
-/// use lgreco_train::gradient::{Gradient, Shape, Values};
-/// let (shape, mut sum) = (Shape::new(2, 1)?, [1.5, 0.5]);
-/// let alone = Input::from(Gradient::new(Values::F32(&[1.0, 2.0]), shape)?);
-/// let with_residual = Input::Compensated { values: &mut sum, shape };
-/// assert_eq!(alone.shape(), with_residual.shape());
-/// # Ok::<(), lgreco_train::Error>(())
+/// use lgreco_train::exchange::Rest;
+/// let mut residual = [0.0; 4];
+/// let kept = Rest::Beside(&mut residual);
+/// assert!(!matches!(kept, Rest::Dropped));
 /// ```
 #[derive(Debug)]
-pub enum Input<'a> {
-    /// Values that stay as they are.
-    Gradient(Gradient<'a>),
-    /// Gradient and residual together. When the means are ready they are what is left after this worker's contribution:
-    /// the next residual.
-    Compensated {
-        /// One per element.
-        values: &'a mut [f32],
-        /// Of the tensor.
-        shape: Shape,
-    },
-    /// A gradient whose values nobody needs any more: [`Flight::next`](super::Flight::next) does not, where layers are
-    /// dense or their payloads travel whole.
-    Spent {
-        /// Of the tensor.
-        shape: Shape,
-        /// Of its elements.
-        dtype: Dtype,
-    },
+pub enum Rest<'a> {
+    /// Nobody keeps it.
+    Dropped,
+    /// Nobody keeps it, but its squared norm is wanted. The values are f32.
+    Measured(&'a mut f64),
+    /// It is the next residual, and is moved here before the mean takes the values' place: one place per element. The values are
+    /// f32, gradient and residual together. The slice may be empty until [`Flight::is_averaging`](super::Flight::is_averaging),
+    /// and is then the same until the end.
+    Beside(&'a mut [f32]),
+    /// These f32, gradient and residual together, are compressed instead of the values, and become the next residual. For
+    /// values of 16 bits, and for AdaComp, which looks at the gradient alone as well.
+    Instead(&'a mut [f32]),
 }
 
-impl<'a> From<Gradient<'a>> for Input<'a> {
-    fn from(gradient: Gradient<'a>) -> Self {
-        Input::Gradient(gradient)
-    }
-}
-
-impl Input<'_> {
-    /// Rows and columns.
-    pub fn shape(&self) -> Shape {
-        match self {
-            Input::Gradient(gradient) => gradient.shape(),
-            Input::Compensated { shape, .. } | Input::Spent { shape, .. } => *shape,
-        }
-    }
-
-    /// The element type.
-    pub fn dtype(&self) -> Dtype {
-        match self {
-            Input::Gradient(gradient) => gradient.values().dtype(),
-            Input::Compensated { .. } => Dtype::F32,
-            Input::Spent { dtype, .. } => *dtype,
-        }
-    }
-
-    /// What is to be compressed.
-    ///
-    /// # Errors
-    /// [`CoreError::Length`] when its values are spent, or not as many as elements.
-    pub(super) fn get(&self) -> Result<Gradient<'_>, Error> {
-        match self {
-            Input::Gradient(gradient) => Ok(*gradient),
-            Input::Compensated { values, shape } => Ok(Gradient::new(Values::F32(values), *shape)?),
-            Input::Spent { shape, .. } => Err(Error::Core(CoreError::Length {
-                what: "values of the gradient",
-                expected: shape.elements(),
-                found: 0,
-            })),
-        }
-    }
-}
-
-/// One layer of a bucket. All but the values of the gradient is the same on every rank.
+/// One layer of a bucket. All but the values is the same on every rank.
 ///
 /// ```
 /// use lgreco_train::compress::{Setting, powersgd::PowerSgd};
-/// use lgreco_train::exchange::Layer;
-/// use lgreco_train::gradient::{Gradient, Shape, Values, ValuesMut};
-/// let gradient = Gradient::new(Values::F32(&[1.0; 12]), Shape::new(3, 4)?)?;
+/// use lgreco_train::exchange::{Layer, Rest};
+/// use lgreco_train::gradient::{Shape, ValuesMut};
+/// let mut gradient = [1.0; 12];
 /// let setting = Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 });
-/// // Zeros at the first step; kept for the next one.
-/// let (mut mean, mut factor) = (vec![0.0; 12], vec![0.0; 4 * 2]);
-/// let layer = Layer {
-///     index: 0,
-///     setting,
-///     gradient: gradient.into(),
-///     fresh: None,
-///     sent: 0,
-///     late: None,
-///     shards: &[],
-///     mean: ValuesMut::F32(&mut mean),
-///     own: None, // no residual
-///     factor: &mut factor,
-/// };
+/// let mut factor = vec![0.0; 4 * 2]; // zeros at the first step; kept for the next one
+/// let values = ValuesMut::F32(&mut gradient);
+/// let layer = Layer { factor: &mut factor, ..Layer::new(0, setting, Shape::new(3, 4)?, values, Rest::Dropped) };
 /// # let _ = layer;
 /// # Ok::<(), lgreco_train::Error>(())
 /// ```
@@ -185,39 +128,57 @@ pub struct Layer<'a> {
     pub index: u32,
     /// How to compress it.
     pub setting: Setting,
-    /// What to compress: the gradient, plus the residual where there is one.
-    pub gradient: Input<'a>,
-    /// AdaComp with a memory: the gradient of this step alone, which counts twice. `None` for other settings, and
-    /// without a memory.
-    pub fresh: Option<Gradient<'a>>,
+    /// Rows and columns.
+    pub shape: Shape,
+    /// What to compress, the gradient or, where [`Rest`] says so, gradient and residual together. It becomes the mean over the
+    /// workers, by [`Route::Sharded`] in this rank's shard alone. If the exchange fails it is of no use. Empty on a rank that has
+    /// failed before.
+    pub values: ValuesMut<'a>,
+    /// What becomes of what is not sent.
+    pub rest: Rest<'a>,
     /// Gets the bytes of this worker's payload, where payloads travel whole ([`Route::AllGather`], and every route for
     /// methods whose lengths the values decide); otherwise it is untouched, and
     /// [`payload_len`](crate::compress::Compressor::payload_len) tells.
     pub sent: u64,
-    /// Gets what this rank alone finds wrong with what is left of a compensated gradient: it is not finite.
+    /// Gets what this rank alone finds wrong with what is left of its values: it is not finite.
     pub late: Option<Error>,
     /// By [`Route::Sharded`]: [where shards end](Spec::shards). Else empty.
     pub shards: &'a [u64],
-    /// Gets the mean over the workers, rounded to the element type; one place per element, by [`Route::Sharded`] per
-    /// element of this rank's shard. It may be empty in [`Flight::begin`](super::Flight::begin), and gradients that
-    /// nobody needs any more are such places.
-    pub mean: ValuesMut<'a>,
-    /// Gets this worker's own contribution to the mean, to be taken off its residual; one place per element.
-    pub own: Option<&'a mut [f32]>,
     /// PowerSGD: the averaged `Q` of the last step, cols × `min(rank, rows, cols)`, column after column; becomes this
     /// step's. Columns of zeros, as at the first step, start afresh. Empty for other settings.
     pub factor: &'a mut [f32],
 }
 
-impl Layer<'_> {
+impl<'a> Layer<'a> {
+    /// A layer without shards and factors.
+    pub fn new(index: u32, setting: Setting, shape: Shape, values: ValuesMut<'a>, rest: Rest<'a>) -> Self {
+        Layer { index, setting, shape, values, rest, sent: 0, late: None, shards: &[], factor: &mut [] }
+    }
+
     pub(super) fn spec(&self) -> Spec<'_> {
-        let (shape, dtype) = (self.gradient.shape(), self.gradient.dtype());
-        Spec { index: self.index, setting: self.setting, shape, dtype, shards: self.shards }
+        let dtype = self.values.values().dtype();
+        let (dtype, in_place) = match self.rest {
+            Rest::Instead(_) => (Dtype::F32, false),
+            _ => (dtype, dtype == Dtype::F32),
+        };
+        Spec { index: self.index, setting: self.setting, shape: self.shape, dtype, shards: self.shards, in_place }
+    }
+
+    /// What is to be compressed.
+    ///
+    /// # Errors
+    /// [`CoreError::Length`] when there are not as many values as elements.
+    pub(super) fn get(&self) -> Result<Gradient<'_>, Error> {
+        let values = match &self.rest {
+            Rest::Instead(values) => Values::F32(values),
+            _ => self.values.values(),
+        };
+        Ok(Gradient::new(values, self.shape)?)
     }
 
     /// Columns of PowerSGD's factors; 0 for other settings.
     pub(super) fn rank(&self) -> usize {
-        factor_rank(&self.setting, self.gradient.shape())
+        factor_rank(&self.setting, self.shape)
     }
 
     /// Whether everybody gets its whole payload from everybody.
@@ -225,47 +186,104 @@ impl Layer<'_> {
         is_gathered(&self.setting, route)
     }
 
-    /// Takes what this worker's payload holds off what is compensated, or writes it where contributions go.
+    /// The elements of which this rank gets the mean.
+    pub(super) fn wanted(&self, moment: &Moment) -> Range<usize> {
+        self.spec().wanted(moment.route, moment.rank)
+    }
+
+    /// Where the mean goes.
+    pub(super) fn mean(&mut self, moment: &Moment) -> ValuesMut<'_> {
+        let wanted = self.wanted(moment);
+        self.values.part(wanted)
+    }
+
+    /// From what this worker's contribution is to be taken off, if anybody wants to know what is left.
+    pub(super) fn left(&mut self) -> Option<&mut [f32]> {
+        match &mut self.rest {
+            Rest::Dropped => None,
+            Rest::Measured(_) | Rest::Beside(_) => self.values.as_f32(),
+            Rest::Instead(values) => Some(values),
+        }
+    }
+
+    /// Takes off what this worker's payload holds.
     ///
     /// # Errors
     /// Those of decoding.
     pub(super) fn contribute(&mut self, payload: &[u8], scratch: &mut [f32]) -> Result<(), Error> {
-        if let Some(own) = &mut self.own {
-            decode(payload, own)?;
-        }
-        if let Input::Compensated { values, .. } = &mut self.gradient {
+        let sparse = matches!(
+            self.setting,
+            Setting::TopK(_) | Setting::QuantisedTopK(_) | Setting::HardThreshold(_) | Setting::Sidco(_)
+        );
+        if let Some(values) = self.left() {
             combine(&Payload::parse(payload)?, Combine::Subtract, values, scratch)?;
-            let sparse = matches!(
-                self.setting,
-                Setting::TopK(_) | Setting::QuantisedTopK(_) | Setting::HardThreshold(_) | Setting::Sidco(_)
-            );
             // What TopK sends is f32, or nearer to zero than infinity is, or has the value's sign.
-            let finite = sparse || is_finite(values);
-            self.late = self.late.or(Error::require_finite(finite, "what is to be remembered").err());
+            if !sparse {
+                self.check_left();
+            }
         }
         Ok(())
     }
 
-    /// `Err` unless there is a place for each element of the mean.
-    pub(super) fn check_mean(&self, moment: &Moment) -> Result<(), Error> {
-        expect_len("mean values", self.spec().wanted(moment.route, moment.rank).len(), self.mean.values().len())
+    /// Notes where what is left is not finite, if it is to be remembered.
+    pub(super) fn check_left(&mut self) {
+        let finite = match &self.rest {
+            Rest::Dropped | Rest::Measured(_) => true,
+            Rest::Beside(_) => self.values.as_f32().is_none_or(|values| is_finite(values)),
+            Rest::Instead(values) => is_finite(values),
+        };
+        self.late = self.late.or(Error::require_finite(finite, "what is to be remembered").err());
     }
 
-    pub(super) fn check(&self, moment: &Moment) -> Result<(), Error> {
-        let shape = self.gradient.shape();
-        if let Some(fresh) = &self.fresh {
-            expect_len("rows of the fresh gradient", shape.rows(), fresh.shape().rows())?;
-            expect_len("columns of the fresh gradient", shape.cols(), fresh.shape().cols())?;
+    /// Moves what is left out of the mean's way; nothing is left of values that are sent as they are.
+    ///
+    /// # Errors
+    /// [`CoreError::Length`] when there is no place for it, or none for the mean.
+    pub(super) fn put_nothing(&mut self) -> Result<(), Error> {
+        match &mut self.rest {
+            Rest::Beside(rest) => {
+                expect_len("values of the rest", self.shape.elements(), rest.len())?;
+                rest.fill(0.0);
+            }
+            Rest::Measured(norm) => **norm = 0.0,
+            Rest::Dropped | Rest::Instead(_) => {}
         }
-        if !self.mean.values().is_empty() {
-            self.check_mean(moment)?;
+        Ok(())
+    }
+
+    /// Moves what is left out of the mean's way.
+    ///
+    /// # Errors
+    /// [`CoreError::Length`] when there is no place for it, or none for the mean.
+    pub(super) fn put_rest(&mut self) -> Result<(), Error> {
+        expect_len("values", self.shape.elements(), self.values.values().len())?;
+        match (&mut self.rest, &mut self.values) {
+            (Rest::Beside(rest), ValuesMut::F32(values)) => {
+                expect_len("values of the rest", values.len(), rest.len())?;
+                copy(values, rest);
+            }
+            (Rest::Measured(norm), ValuesMut::F32(values)) => **norm = squared_norm(values),
+            _ => {}
         }
-        if let Some(own) = &self.own {
-            expect_len("own values", shape.elements(), own.len())?;
+        Ok(())
+    }
+
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let (elements, values) = (self.shape.elements(), self.values.values());
+        let needs_f32 = matches!(self.rest, Rest::Beside(_) | Rest::Measured(_));
+        if needs_f32 && values.dtype() != Dtype::F32 {
+            let expected = "f32 values; others take what is left from a copy";
+            return Err(Error::parameter("element type", values.dtype() as u32 as f64, expected));
         }
-        if let Input::Compensated { values, .. } = &self.gradient {
-            expect_len("compensated values", shape.elements(), values.len())?;
+        if values.len() > 0 {
+            expect_len("values", elements, values.len())?;
         }
-        expect_len("warm-start factor", shape.cols() * self.rank(), self.factor.len())
+        match &self.rest {
+            Rest::Beside(rest) | Rest::Instead(rest) if !rest.is_empty() => {
+                expect_len("values of the rest", elements, rest.len())?;
+            }
+            _ => {}
+        }
+        expect_len("warm-start factor", self.shape.cols() * self.rank(), self.factor.len())
     }
 }

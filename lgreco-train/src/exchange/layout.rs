@@ -29,6 +29,16 @@ pub(super) struct Lane {
     pub(super) encode: usize,
 }
 
+/// Elements from which on a dense layer is summed in its place, by a collective of its own: so many take longer to send than
+/// another collective takes to begin.
+const IN_PLACE: usize = 1 << 16;
+
+/// Whether a layer is summed where its values are.
+pub(super) fn is_in_place(spec: &Spec<'_>, route: Route, reduce_dtype: Dtype) -> bool {
+    let travels = spec.setting == Setting::Dense && route != Route::Sharded && reduce_dtype == Dtype::F32;
+    travels && spec.in_place && spec.shape.elements() >= IN_PLACE
+}
+
 /// Divides layers into [`LANES`] runs of about as many elements.
 struct Divider {
     elements: u64,
@@ -55,9 +65,11 @@ impl Divider {
 pub struct Layout {
     /// Number of workers.
     pub world: usize,
-    /// f32: dense values, `P` factors and values at shared positions, in the order of the layers. Where there are any,
-    /// slips follow.
+    /// f32: dense values, `P` factors and values at shared positions, in the order of the layers. Where there are any, or
+    /// values are summed in their place, slips follow.
     pub sums: usize,
+    /// Dense layers that are summed in their place.
+    pub in_place: usize,
     /// f32: `Q` factors. Likewise.
     pub factors: usize,
     /// Bytes: shared positions.
@@ -70,8 +82,10 @@ pub struct Layout {
     pub pieces: usize,
     /// f32: dense values that are summed by shards. Where there are any, slips end each shard.
     pub shards: usize,
-    /// Bytes: what comes from others, at the most.
+    /// Bytes: all ranks' payloads for everybody, at the most.
     pub received: usize,
+    /// Bytes: what comes from others of pieces, at the most.
+    pub arrived: usize,
     /// f32: sums of payloads, where the mean's place is too narrow for them; on the host, of all lanes together.
     pub wide: usize,
     /// f32: one decoded payload per lane, where it takes memory of its own; on the host.
@@ -93,6 +107,7 @@ impl Layout {
         layers: impl Iterator<Item = Spec<'a>> + Clone,
         route: Route,
         world: u32,
+        reduce_dtype: Dtype,
     ) -> Result<Layout, Error> {
         let mut layout = Layout { world: world as usize, ..Layout::default() };
         layout.varies = layers.clone().any(|spec| is_gathered(&spec.setting, route) && !spec.setting.has_fixed_len());
@@ -108,6 +123,7 @@ impl Layout {
             lane.layers += 1;
             match setting {
                 Setting::Dense if route == Route::Sharded => layout.shards += shape.elements(),
+                Setting::Dense if is_in_place(&spec, route, reduce_dtype) => layout.in_place += 1,
                 Setting::Dense => layout.sums += shape.elements(),
                 Setting::PowerSgd(c) => {
                     let rank = factor_rank(&setting, shape);
@@ -148,7 +164,7 @@ impl Layout {
         if route != Route::AllGather {
             let (pieces, received) = Division::new(layers.clone(), route, world).buffer_lens(layers)?;
             layout.pieces = pieces;
-            layout.received = layout.received.max(received);
+            layout.arrived = received;
         }
         Ok(layout)
     }
@@ -178,7 +194,7 @@ mod tests {
     fn buckets_have_lanes_of_about_as_many_elements() {
         let lanes = |layers: &[(Setting, Shape)]| {
             let specs = layers.iter().map(|&(setting, shape)| Spec::from((setting, shape, Dtype::F32)));
-            let layout = Layout::new(specs, Route::AllGather, 2).unwrap();
+            let layout = Layout::new(specs, Route::AllGather, 2, Dtype::F32).unwrap();
             layout.lanes().iter().map(|lane| lane.layers).collect::<Vec<_>>()
         };
         assert_eq!(lanes(&[(topk(9), shape(100, 200)); 16]), [4; LANES]);

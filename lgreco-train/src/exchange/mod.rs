@@ -12,7 +12,7 @@
 //!
 //! | setting ([`Aggregation::of`]) | collectives | what a worker contributes |
 //! |---|---|---|
-//! | dense | all-reduce | its gradient |
+//! | dense | all-reduce; of large f32 layers one each, in their place | its gradient |
 //! | PowerSGD | all-reduce of `P`, all-reduce of `Q` | `P̂ Q_iᵀ`, its own `Q_i` before averaging |
 //! | CLT-k | broadcast of the leader's positions, all-reduce of the values there | its values at these positions |
 //! | QSGD, LoCo, TopK by [`Route::AllGather`] | all-gather of payloads | its decoded payload |
@@ -21,7 +21,7 @@
 //! | QSGD, LoCo, TopK by [`Route::Sharded`] | all-to-all of payloads | its decoded payloads |
 //! | hard threshold, SIDCo, AdaComp: the length depends on the values | all-gather of payloads by any route but [`Route::Sharded`], which refuses them | its decoded payload |
 //!
-//! Dense values, the `P` of all layers and all values at shared positions share one all-reduce, the positions of all
+//! Dense values of small layers, the `P` of all layers and all values at shared positions share one all-reduce, the positions of all
 //! layers one broadcast; payloads of all layers share one message: the payloads one after the other, in layer order.
 //!
 //! # Failures
@@ -43,10 +43,10 @@
 //! As f32, dense layers of 16-bit gradients travel in twice the bytes that their payload length and so an error table says.
 //!
 //! # The mean
-//! The decoded contributions are summed in f32 and the sum is divided by the number of workers, once, at the end.
-//! Afterwards every rank holds the same bits. Every worker also gets its own contribution `ĝ`, for its residual
-//! (`m' = m + a (g − ĝ)`); the mean of the contributions is the mean, up to rounding, for every setting and route: no
-//! gradient is lost, whatever the residuals keep.
+//! The decoded contributions are summed in f32 and the sum is divided by the number of workers, once, at the end; values that are
+//! summed in their place are divided before. Afterwards every rank holds the same bits, where its gradient was. What a
+//! worker's own contribution `ĝ` [leaves](Rest) of its gradient is its next residual (`m' = m + a (g − ĝ)`); the mean of the
+//! contributions is the mean, up to rounding, for every setting and route: no gradient is lost, whatever the residuals keep.
 //!
 //! # Scatter-reduce
 //! The elements of a bucket are divided among the ranks (QSGD, LoCo: at bucket boundaries of the quantiser; TopK:
@@ -97,14 +97,14 @@ pub mod threads;
 
 pub use aggregate::{aggregate, workspace_len};
 pub use aggregation::Aggregation;
-pub(crate) use aggregation::{factor_rank, is_gathered, is_sharded};
+pub(crate) use aggregation::{factor_rank, is_gathered};
 pub(crate) use collective::Place;
 pub use collective::{Collective, CollectiveError};
 pub use division::Piece;
 pub use flight::Flight;
 pub use host::Host;
-pub(crate) use host::request_in;
-pub use layer::{Input, Layer, Spec};
+pub(crate) use host::{request_in, request_of};
+pub use layer::{Layer, Rest, Spec};
 pub use layout::Layout;
 pub(crate) use moment::check_reduce_dtype;
 pub use moment::{Agreement, Moment, Route};

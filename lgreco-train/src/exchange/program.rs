@@ -6,12 +6,13 @@
 use super::division::{Division, Piece};
 use super::fingerprint::fingerprint;
 use super::layer::Spec;
-use super::layout::Layout;
+use super::layout::{Layout, is_in_place};
 use super::moment::Agreement;
 use super::moment::{Moment, Route};
 use super::round::Round;
 use super::slip::{GREETING, Slip};
 use crate::Error;
+use crate::checksum::Hash;
 use crate::compress::Setting;
 use crate::gradient::Dtype;
 
@@ -33,6 +34,11 @@ pub enum Part {
     Pieces,
     /// The owners' means, compressed again; an all-gather.
     Means,
+    /// The values of one large dense layer, where they are; an all-reduce.
+    Dense {
+        /// The layer's place in the bucket.
+        place: u32,
+    },
     /// Dense values for the ranks whose shards they are in; a reduce-scatter.
     Shards,
     /// Payloads for the ranks whose shards they are; an all-to-all.
@@ -40,8 +46,8 @@ pub enum Part {
 }
 
 impl Part {
-    /// In order.
-    pub const ALL: [Part; 9] = [
+    /// In order, but for those of dense layers, which come last.
+    const ALL: [Part; 9] = [
         Part::Greetings,
         Part::Positions,
         Part::Sums,
@@ -59,7 +65,8 @@ impl Part {
 pub enum Op {
     /// CLT-k: the leader writes the positions of its largest values; the others look for what is not finite.
     Lead,
-    /// Dense: the values, as f32, into the sums; rounded if they travel as bf16.
+    /// Dense: the values, as f32, into the sums; rounded if they travel as bf16. Those that are summed in their place are divided
+    /// by the number of workers, which makes their sum the mean.
     Widen,
     /// PowerSGD: `P = M Q` of the last step's `Q`, or of random columns where that is zero, into the sums.
     Project,
@@ -79,11 +86,11 @@ pub enum Op {
     Average,
     /// CLT-k: the mean; by shards, this rank's.
     Place,
-    /// Adds up what payloads hold, in the order of ranks: the mean; this worker's contribution.
+    /// Adds up what payloads hold, in the order of ranks: the mean.
     SumPayloads,
-    /// Adds up the pieces that this rank owns, compresses their mean and keeps what that decodes to.
+    /// Adds up the pieces that this rank owns and compresses their mean.
     AveragePieces,
-    /// The means of the other owners' pieces.
+    /// The means of all pieces.
     DecodeMeans,
     /// Dense: the values, as f32, into the sums by shards.
     WidenShards,
@@ -113,11 +120,10 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether it writes means.
+    /// Whether it writes means in the place of values.
     pub(super) fn is_mean(&self) -> bool {
         use Op::*;
-        let means = matches!(self, Reconstruct | Average | Place | SumPayloads | AverageShards | SumShards);
-        means || matches!(self, AveragePieces | DecodeMeans)
+        matches!(self, Reconstruct | Average | Place | SumPayloads | DecodeMeans | AverageShards | SumShards)
     }
 }
 
@@ -136,7 +142,7 @@ pub(super) enum Instruction {
 use Instruction::{All, Exchange, Judge, Own};
 
 /// Every bucket's program: what concerns parts that a bucket has not is left out.
-pub(super) const PROGRAM: [(Part, Instruction); 36] = [
+pub(super) const PROGRAM: [(Part, Instruction); 37] = [
     (Part::Sums, Own(Op::Lead)),
     (Part::Sums, Own(Op::Widen)),
     (Part::Factors, Own(Op::Project)),
@@ -153,24 +159,26 @@ pub(super) const PROGRAM: [(Part, Instruction); 36] = [
     (Part::Factors, Own(Op::BackProject)),
     (Part::Factors, Exchange),
     (Part::Factors, Judge),
-    (Part::Factors, All(Op::AverageFactors)),
-    (Part::Factors, Own(Op::Reconstruct)),
-    (Part::Sums, All(Op::Average)),
-    (Part::Sums, Own(Op::Place)),
     (Part::Payloads, Exchange),
     (Part::Payloads, Judge),
-    (Part::Payloads, All(Op::SumPayloads)),
     (Part::Pieces, Exchange),
     (Part::Pieces, Judge),
     (Part::Pieces, Own(Op::AveragePieces)),
     (Part::Means, Exchange),
     (Part::Means, Judge),
-    (Part::Means, All(Op::DecodeMeans)),
     (Part::Shards, Exchange),
     (Part::Shards, Judge),
-    (Part::Shards, Own(Op::AverageShards)),
     (Part::ShardPayloads, Exchange),
     (Part::ShardPayloads, Judge),
+    (Part::Dense { place: 0 }, Exchange),
+    // Here no collective comes any more: means take the place of values as late as they can.
+    (Part::Factors, All(Op::AverageFactors)),
+    (Part::Factors, Own(Op::Reconstruct)),
+    (Part::Sums, All(Op::Average)),
+    (Part::Sums, Own(Op::Place)),
+    (Part::Payloads, All(Op::SumPayloads)),
+    (Part::Means, All(Op::DecodeMeans)),
+    (Part::Shards, Own(Op::AverageShards)),
     (Part::ShardPayloads, Own(Op::SumShards)),
     (Part::Factors, All(Op::Remember)),
 ];
@@ -217,8 +225,10 @@ impl Program {
         remembered: u64,
     ) -> Result<Program, Error> {
         moment.check()?;
-        let layout = Layout::new(layers.clone(), moment.route, moment.world_size)?;
+        let layout = Layout::new(layers.clone(), moment.route, moment.world_size, moment.reduce_dtype)?;
         let fingerprint = fingerprint(moment, layers.clone(), remembered);
+        // All ranks sum the same layers in their place, or none.
+        let fingerprint = Hash(fingerprint).add(layout.in_place as u64).0;
         let mut program = Program { moment, layout, fingerprint, agreement, piece: 0, shard: 0 };
         if layout.pieces > 0 {
             program.piece = program.part_len(Part::Pieces, layers.clone(), moment.rank)?;
@@ -234,9 +244,24 @@ impl Program {
         Program { moment, layout, fingerprint, agreement: Agreement::Needed, piece: 0, shard: 0 }
     }
 
-    /// The collective by which a part travels, with its size; `None` if this bucket has none.
+    /// Whether a layer is summed where its values are.
+    pub fn is_in_place(&self, spec: &Spec<'_>) -> bool {
+        let Moment { route, reduce_dtype, .. } = self.moment;
+        self.layout.in_place > 0 && is_in_place(spec, route, reduce_dtype)
+    }
+
+    /// Whether this bucket has such a part.
+    pub(super) fn has(&self, part: Part) -> bool {
+        match part {
+            Part::Dense { .. } => self.layout.in_place > 0,
+            part => self.round(part).is_some(),
+        }
+    }
+
+    /// The collective by which a part travels, with its size; `None` if this bucket has none. Those of single layers
+    /// [`rounds`](Program::rounds) tells.
     pub fn round(&self, part: Part) -> Option<Round> {
-        let Layout { world, sums, factors, positions, message, varies, pieces, shards, .. } = self.layout;
+        let Layout { world, sums, in_place, factors, positions, message, varies, pieces, shards, .. } = self.layout;
         let sharded = self.moment.route == Route::Sharded;
         let (half, slips) = (self.moment.reduce_dtype == Dtype::Bf16, self.slips());
         let reduce = |values| match half {
@@ -256,15 +281,18 @@ impl Program {
             Part::Means => Round::AllGatherEach { bytes: pieces, exact: true },
             Part::Shards if half => Round::ReduceScatterSumBf16 { values: shards + slips * world, own: self.shard },
             Part::Shards => Round::ReduceScatterSum { values: shards + slips * world, own: self.shard },
+            Part::Dense { .. } => return None,
         };
         let has = match part {
             Part::Greetings => self.agreement == Agreement::Needed || varies,
             Part::Positions => positions > 0,
-            Part::Sums => sums > 0,
+            // Slips come before values that are summed in their place.
+            Part::Sums => sums > 0 || in_place > 0,
             Part::Factors => factors > 0,
             Part::Payloads => message > 0,
             Part::Pieces | Part::Means => pieces > 0 && !sharded,
             Part::Shards => shards > 0,
+            Part::Dense { .. } => in_place > 0,
             Part::ShardPayloads => pieces > 0 && sharded,
         };
         has.then_some(round)
@@ -278,8 +306,14 @@ impl Program {
     /// The collectives of this exchange, in order, and what travels by them: for embedders that reserve or register
     /// memory. All ranks have the same ones, of the same sizes but for [`Round::AllToAll`] and
     /// [`Round::ReduceScatterSum`].
-    pub fn rounds(self) -> impl Iterator<Item = (Part, Round)> {
-        Part::ALL.into_iter().filter_map(move |part| self.round(part).map(|round| (part, round)))
+    pub fn rounds<'a>(self, layers: impl Iterator<Item = Spec<'a>>) -> impl Iterator<Item = (Part, Round)> {
+        let all = Part::ALL.into_iter().filter_map(move |part| self.round(part).map(|round| (part, round)));
+        all.chain(
+            (0..)
+                .zip(layers)
+                .filter(move |(_, spec)| self.is_in_place(spec))
+                .map(|(place, spec)| (Part::Dense { place }, Round::AllReduceSum { values: spec.shape.elements() })),
+        )
     }
 
     /// How much of a part is for or from `owner`, where ranks' parts differ: bytes of the message about its pieces,

@@ -9,6 +9,8 @@ use crate::rng::Stream;
 pub(super) enum Update {
     /// `m ← (1 − gain) m + gain (m + g − d)`.
     Residual { gain: f32 },
+    /// `m ← (1 − gain) m + gain d`, where `d` is what is left of memory and gradient.
+    Keep { gain: f32 },
     /// `m ← d`.
     Replace,
     /// `m ← factor m`.
@@ -35,6 +37,24 @@ pub(super) fn offer<T: Element>((storage, words, gradient, offered): (Storage, &
         }
         largest = largest.max(largest_bits(&g));
         offered.copy_from_slice(&g[..offered.len()]);
+    }
+    largest
+}
+
+/// Adds `m` to the values; returns the bits of their largest magnitude.
+#[inline(always)]
+pub(super) fn add((storage, words, values): (Storage, &[u64], &mut [f32])) -> u32 {
+    let (mut m, mut sum) = ([0.0; GROUP], [0.0; GROUP]);
+    let n = values.len();
+    let mut largest = 0;
+    for (block, values) in values.chunks_mut(GROUP).enumerate() {
+        load(storage, words, n, block * GROUP, &mut m);
+        widen(values, &mut sum);
+        for i in 0..GROUP {
+            sum[i] += m[i];
+        }
+        largest = largest.max(largest_bits(&sum));
+        values.copy_from_slice(&sum[..values.len()]);
     }
     largest
 }
@@ -66,6 +86,11 @@ impl<T: Element> Commit<'_, T> {
                         m[i] = (1.0 - gain) * m[i] + gain * ((m[i] + g[i]) - d[i]);
                     }
                 }
+                Update::Keep { gain } => {
+                    for i in 0..GROUP {
+                        m[i] = (1.0 - gain) * m[i] + gain * d[i];
+                    }
+                }
                 Update::Replace => m = d,
                 Update::Scale { factor } => {
                     for x in &mut m {
@@ -80,6 +105,17 @@ impl<T: Element> Commit<'_, T> {
         }
         largest
     }
+}
+
+/// The bits of the memory's largest magnitude.
+#[inline(always)]
+pub(super) fn largest((elements, words, storage): (usize, &[u64], Storage)) -> u32 {
+    let mut m = [0.0; GROUP];
+    let blocks = (0..elements).step_by(GROUP);
+    blocks.fold(0, |largest, start| {
+        load(storage, words, elements, start, &mut m);
+        largest.max(largest_bits(&m))
+    })
 }
 
 /// The squared norm of the memory.

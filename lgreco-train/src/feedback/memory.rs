@@ -1,6 +1,6 @@
 //! The memory of one layer on one rank.
 
-use super::kernels::{Commit, Update, offer, squared_norm};
+use super::kernels::{Commit, Update, add, largest, offer, squared_norm};
 use super::{Residual, plain, storage};
 #[cfg(any(doc, test))]
 use crate::CoreError;
@@ -135,6 +135,13 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         self.commit::<f32>(Update::Scale { factor }, &[], &[], stream)
     }
 
+    /// What [`rescale`](Memory::rescale) would fail with.
+    pub(crate) fn check_rescale(&self, factor: f32) -> Result<(), Error> {
+        let (storage, elements) = (self.residual.storage, self.shape.elements());
+        let largest = f32::from_bits(dispatch_with!((elements, self.words.as_ref(), storage), largest));
+        Error::require_finite(largest * factor <= storage.largest(), "what is to be remembered")
+    }
+
     /// Forgets the residual where `places` is not zero.
     ///
     /// # Errors
@@ -215,9 +222,42 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         Ok(())
     }
 
+    /// Turns `values`, a gradient, into what this step is to compress; answers whether it is finite.
+    pub(crate) fn compensate_in_place(&self, values: &mut [f32]) -> bool {
+        if self.is_plain() {
+            return plain::add(&bytemuck::cast_slice(self.words.as_ref())[..values.len()], values);
+        }
+        let (storage, words) = (self.residual.storage, self.words.as_ref());
+        dispatch_with!((storage, words, values), add) <= f32::MAX.to_bits()
+    }
+
+    /// Takes note of what is left of memory and gradient after this worker's contribution: `m ← (1 − a) m + a rest`.
+    ///
+    /// # Errors
+    /// [`CoreError::Overflow`] when the new memory is not finite or does not fit its format; it is then unchanged.
+    pub(crate) fn keep(&mut self, rest: &[f32], stream: Stream) -> Result<(), Error> {
+        self.commit::<f32>(Update::Keep { gain: self.residual.gain }, &[], rest, stream)?;
+        self.count();
+        Ok(())
+    }
+
+    /// Adds `values` to what is remembered, without counting a step.
+    ///
+    /// # Errors
+    /// As [`keep`](Memory::keep).
+    pub(crate) fn add(&mut self, values: &[f32], stream: Stream) -> Result<(), Error> {
+        self.commit(Update::Residual { gain: 1.0 }, values, &[], stream)
+    }
+
     /// One step further, to the plain residual in `next`, which gets the present one.
     pub(crate) fn replace(&mut self, next: &mut W) {
         self.swap_words(next);
+        self.count();
+    }
+
+    /// One step further, to this plain residual, which is finite.
+    pub(crate) fn replace_by(&mut self, rest: &[f32]) {
+        plain::copy(rest, plain::plain_values(self.words.as_mut(), self.shape));
         self.count();
     }
 

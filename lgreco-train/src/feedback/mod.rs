@@ -57,7 +57,7 @@ mod suits;
 pub(crate) use contraction::candidates;
 pub use contraction::{contraction, contraction_workspace_len, require_contraction};
 pub use memory::Memory;
-pub(crate) use plain::{is_finite, plain_values};
+pub(crate) use plain::{copy, is_finite, plain_values, squared_norm};
 pub use residual::Residual;
 pub(crate) use saved::RESIDUAL;
 pub use saved::SavedState;

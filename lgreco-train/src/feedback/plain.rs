@@ -1,11 +1,12 @@
 //! The passes over a plain residual, which is as many f32 as there are elements.
 //!
-//! Plain residuals are made in place. Classic feedback in f32 compensates into a second buffer, compresses from
-//! there, and what is left after the worker's own contribution is the next residual: the two buffers change places,
-//! and change back when a step is rolled back. Other formats take a copy and the passes of `Memory::update`.
+//! A trainer's f32 gradients are compensated in place and compressed from there, and what is left after the worker's own
+//! contribution is the next residual. So a residual takes one value per element, and a second one only where a step may be
+//! rolled back.
 
 use crate::gradient::{Element, Shape};
 use crate::internal::spread::spread_parts;
+use crate::simd::dispatch_with;
 
 /// The bits of |x|, which order as magnitudes do; those of NaN exceed those of infinity.
 const MAGNITUDE: u32 = 0x7fff_ffff;
@@ -27,6 +28,40 @@ pub(super) fn compensate<T: Element>(residual: &[f32], gradient: &[T], sum: &mut
         largest < f32::INFINITY.to_bits()
     }
     spread_parts(sum.len(), 1, (residual, gradient, sum), (), run)
+}
+
+/// Adds `residual` to `values`; answers whether all of the sum is finite.
+pub(super) fn add(residual: &[f32], values: &mut [f32]) -> bool {
+    #[inline(always)]
+    fn run((residual, values): (&[f32], &mut [f32]), (): ()) -> bool {
+        let mut largest = 0;
+        for (value, residual) in values.iter_mut().zip(residual) {
+            *value += residual;
+            largest = largest.max(value.to_bits() & MAGNITUDE);
+        }
+        largest < f32::INFINITY.to_bits()
+    }
+    spread_parts(values.len(), 1, (residual, values), (), run)
+}
+
+/// Copies values.
+pub(crate) fn copy(values: &[f32], to: &mut [f32]) {
+    spread_parts(values.len(), 1, (values, to), (), |(values, to): (&[f32], &mut [f32]), ()| {
+        to.copy_from_slice(values)
+    });
+}
+
+/// The squared L2 norm.
+pub(crate) fn squared_norm(values: &[f32]) -> f64 {
+    #[inline(always)]
+    fn run(values: &[f32]) -> f64 {
+        let mut squares = [0.0; 16];
+        for chunk in values.chunks(16) {
+            chunk.iter().zip(&mut squares).for_each(|(&x, sum)| *sum += x as f64 * x as f64);
+        }
+        squares.iter().sum()
+    }
+    dispatch_with!(values, run)
 }
 
 /// Whether all values are finite.

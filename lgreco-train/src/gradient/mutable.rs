@@ -69,6 +69,15 @@ impl ValuesMut<'_> {
         Err(Error::Core(CoreError::ElementOverflow { index, value: values[index] }))
     }
 
+    /// The same values, for a shorter time.
+    pub(crate) fn reborrow(&mut self) -> ValuesMut<'_> {
+        match self {
+            ValuesMut::F32(v) => ValuesMut::F32(v),
+            ValuesMut::F16(v) => ValuesMut::F16(v),
+            ValuesMut::Bf16(v) => ValuesMut::Bf16(v),
+        }
+    }
+
     /// These of the values.
     pub(crate) fn part(&mut self, range: Range<usize>) -> ValuesMut<'_> {
         match self {

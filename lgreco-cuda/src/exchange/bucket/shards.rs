@@ -19,13 +19,13 @@ pub(super) struct Kept {
 
 impl Kept {
     pub(super) fn new(layer: &DeviceLayer<'_>, dtype: Dtype) -> Kept {
-        let Spec { index, setting, shape, dtype, shards } = spec(layer, dtype);
+        let Spec { index, setting, shape, dtype, shards, .. } = spec(layer, dtype);
         Kept { index, shape, setting, dtype, shards: shards.to_vec() }
     }
 
     pub(super) fn spec(&self) -> Spec<'_> {
         let &Kept { index, shape, setting, dtype, ref shards } = self;
-        Spec { index, setting, shape, dtype, shards }
+        Spec { index, shards, ..Spec::from((setting, shape, dtype)) }
     }
 
     pub(super) fn elements(&self) -> usize {
@@ -37,7 +37,7 @@ fn spec<'a>(layer: &DeviceLayer<'a>, dtype: Dtype) -> Spec<'a> {
     let &DeviceLayer { index, shape, setting, shards } = layer;
     // What is compressed is a sum with what is remembered.
     let dtype = if setting == Setting::Dense { dtype } else { Dtype::F32 };
-    Spec { index, setting, shape, dtype, shards }
+    Spec { index, shards, ..Spec::from((setting, shape, dtype)) }
 }
 
 /// Where in a run a bucket's first step is, and what the device is told.

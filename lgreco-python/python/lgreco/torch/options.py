@@ -42,6 +42,7 @@ class Options(TypedDict, total=False):
     widths: list[str | int]
     min_elements: int
     metrics_every: int
+    undo: bool
     route: str
     clusters: int
     accordion: tuple[float, float] | tuple[float, float, float, float]

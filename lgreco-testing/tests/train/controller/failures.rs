@@ -140,9 +140,9 @@ fn an_overflow_is_an_error_on_every_rank_and_the_next_step_works() {
         };
         [[1.0, 1.0], [1.0, 1.0], [3e38, 2e38], [1.0, 2e38], [1.0, 1.0]].map(&mut step)
     });
-    let overflow = Error::Core(CoreError::Overflow { what: "the gradient with what is remembered" });
+    let overflow = Error::NonFiniteGradient { layer: 0, index: 1, value: f32::INFINITY };
     assert_eq!(results[0], [Ok(()), Ok(()), Ok(()), Err(overflow), Ok(())]);
-    assert_eq!(results[1], [Ok(()), Ok(()), Ok(()), Err(Error::Peer { rank: 0, code: 5 }), Ok(())]);
+    assert_eq!(results[1], [Ok(()), Ok(()), Ok(()), Err(Error::Peer { rank: 0, code: overflow.code() }), Ok(())]);
 }
 
 /// A residual that does not fit its 16-bit format: found after the exchange, told by the next step.

@@ -9,6 +9,10 @@ use lgreco_train::compress::qsgd::Qsgd;
 use lgreco_train::compress::sidco::{Fit, Sidco};
 use lgreco_train::exchange::Route;
 
+fn config(method: Method, policy: Policy) -> Config {
+    Config { undo: true, ..super::config(method, policy) }
+}
+
 /// What becomes of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Event {
@@ -191,6 +195,19 @@ fn only_the_last_step_is_rolled_back() {
     controller.roll_back().unwrap();
     controller.roll_back().unwrap();
     assert_eq!(before, (0..3).map(|layer| residual(&controller, layer)).collect::<Vec<_>>());
+}
+
+/// Residuals take their memory once, unless somebody wants to take steps back.
+#[test]
+fn without_undo_a_step_is_not_rolled_back() {
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let config = super::config(Method::TopK, Policy::Uniform);
+    let mut controller = Controller::new(config, model(), &worker).unwrap();
+    (0..4).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
+    let before: Vec<_> = (0..3).map(|layer| residual(&controller, layer)).collect();
+    assert!(matches!(controller.roll_back(), Err(Error::StepOrder { expected: "`undo`", .. })));
+    assert_eq!(before, (0..3).map(|layer| residual(&controller, layer)).collect::<Vec<_>>());
+    assert!(take_step(&mut controller, &mut worker, 1.0, 1.0).is_ok());
 }
 
 #[test]

@@ -56,7 +56,7 @@ fn one_round_per_bucket_unless_there_are_factors() {
         };
         let spec = Spec { shards: &[40, 100], ..Spec::from((setting, shape(10, 10), Dtype::F32)) };
         let program = Program::new([spec].into_iter(), moment, Agreement::Reached, 0).unwrap();
-        program.rounds().map(|(_, round)| round).collect::<Vec<_>>()
+        program.rounds([spec].into_iter()).map(|(_, round)| round).collect::<Vec<_>>()
     };
     assert_eq!(rounds(Setting::Dense), [Round::ReduceScatterSum { values: 100 + 2 * 2, own: 60 + 2 }]);
     // 16 bytes of slip, 16 of header, 4 per bucket, 4 bits per element.
@@ -134,30 +134,17 @@ fn a_shard_that_leaves_its_type_does_not_keep_the_others_waiting() {
         let rank = worker.rank();
         let moment =
             Moment { rank, world_size: 2, route: Route::Sharded, reduce_dtype: Dtype::F32, seed: 7, step: 0, terms: 0 };
-        let (ends, range) = ([12, 24], 12 * rank as usize..12 * (rank as usize + 1));
+        let ends = [12, 24];
         let mut wide = [1.0f32; 24];
         wide[17] = 1e6;
-        let dense = [1.0f32; 24];
-        let (mut narrow, mut mean) = ([F16::from_f32(0.0); 24], [0.0; 24]);
-        let layer = |index, setting, gradient, mean| Layer {
-            index,
-            setting,
-            gradient,
-            fresh: None,
-            sent: 0,
-            late: None,
-            shards: &ends,
-            mean,
-            own: None,
-            factor: &mut [],
-        };
-        let compensated = Input::Compensated { values: &mut wide, shape };
-        let gradient = Gradient::new(Values::F32(&dense), shape).unwrap();
+        let (mut narrow, mut dense) = ([F16::from_f32(0.0); 24], [1.0f32; 24]);
+        let (narrow, rest) = (ValuesMut::F16(&mut narrow), Rest::Instead(&mut wide));
+        let layer = |layer| Layer { shards: &ends, ..layer };
         let mut layers = [
-            layer(0, Setting::CltK(CltK { keep: 3 }), compensated, ValuesMut::F16(&mut narrow[range.clone()])),
-            layer(1, Setting::Dense, gradient.into(), ValuesMut::F32(&mut mean[range])),
+            layer(Layer::new(0, Setting::CltK(CltK { keep: 3 }), shape, narrow, rest)),
+            layer(Layer::new(1, Setting::Dense, shape, ValuesMut::F32(&mut dense), Rest::Dropped)),
         ];
-        let mut host = Host { layers: &mut layers, workspace: &mut vec![0; 1000] };
+        let mut host = Host { layers: &mut layers, workspace: &mut vec![0; 1000], scratch: &mut [] };
         let mut flight = Flight::begin(&mut host, moment, Agreement::Needed, None)?;
         let outcome = loop {
             match flight.next(&mut host) {
@@ -185,26 +172,14 @@ fn ranks_with_other_shards_are_named() {
         let shards = case.shards();
         let (rank, route) = (worker.rank(), Route::Sharded);
         let moment = Moment { rank, world_size: 3, route, reduce_dtype: Dtype::F32, seed: 7, step: 0, terms: 0 };
-        let gradients = &case.gradients[worker.rank() as usize];
-        let mut means: Vec<_> = (0..2).map(|l| vec![0.0; 24 * (l + 1)]).collect();
+        let mut gradients = case.gradients[worker.rank() as usize].clone();
         let mut layers = Vec::new();
-        for ((index, mean), (values, shards)) in (0..).zip(&mut means).zip(gradients.iter().zip(&shards)) {
+        for (index, (values, shards)) in (0..).zip(gradients.iter_mut().zip(&shards)) {
             let (setting, shape) = case.layers[index as usize];
-            let spec = Spec { shards, ..Spec::from((setting, shape, Dtype::F32)) };
-            layers.push(Layer {
-                index,
-                setting,
-                gradient: Gradient::new(Values::F32(values), shape).unwrap().into(),
-                fresh: None,
-                sent: 0,
-                late: None,
-                shards,
-                mean: ValuesMut::F32(&mut mean[..spec.shard(moment.rank).len()]),
-                own: None,
-                factor: &mut [],
-            });
+            let layer = Layer::new(index, setting, shape, ValuesMut::F32(values), Rest::Dropped);
+            layers.push(Layer { shards, ..layer });
         }
-        let mut host = Host { layers: &mut layers, workspace: &mut vec![0; 1000] };
+        let mut host = Host { layers: &mut layers, workspace: &mut vec![0; 1000], scratch: &mut [] };
         let mut flight = Flight::begin(&mut host, moment, Agreement::Needed, None)?;
         while let Some(request) = flight.next(&mut host)? {
             request.perform(&mut worker)?;

@@ -68,30 +68,18 @@ fn adacomp_with_memories() {
         for step in 0..20 {
             let values = noise(step as u64, 0, worker.rank(), 90);
             let g = Gradient::new(Values::F32(&values), shape).unwrap();
-            let (mut p, mut mean, mut own) = (vec![0.0; 90], vec![0.0; 90], vec![0.0; 90]);
+            let (mut p, mut mean) = (vec![0.0; 90], values.clone());
             halves.compensate(&g, &mut p).unwrap();
+            let offered = p.clone();
             let words = workspace_len([(setting, shape, Dtype::F32)].into_iter(), Route::AllGather, 2).unwrap();
-            let gradient = Gradient::new(Values::F32(&p), shape).unwrap();
-            let own_values = Some(&mut own[..]);
-            let layer = Layer {
-                index: 0,
-                setting,
-                gradient: gradient.into(),
-                fresh: Some(g),
-                sent: 0,
-                late: None,
-                shards: &[],
-                mean: ValuesMut::F32(&mut mean),
-                own: own_values,
-                factor: &mut [],
-            };
+            let layer = Layer::new(0, setting, shape, ValuesMut::F32(&mut mean), Rest::Instead(&mut p));
             aggregate(&mut worker, &mut [layer], Route::AllGather, 5, step, &mut vec![0; words]).unwrap();
-            halves.update(&g, &own, Stream::default()).unwrap();
-
             let mut message = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
             let mut decoded = vec![0.0; 90];
             whole.step(&setting, &g, Stream::default(), &mut [], &mut message, &mut decoded).unwrap();
-            assert_eq!(own, decoded, "step {step}");
+            let rest: Vec<f32> = offered.iter().zip(&decoded).map(|(x, sent)| x - sent).collect();
+            assert_eq!(p, rest, "step {step}");
+            halves.update(&g, &decoded, Stream::default()).unwrap();
         }
         halves.squared_norm() == whole.squared_norm()
     });

@@ -11,6 +11,7 @@ use crate::exchange::layout::{LANES, Layout};
 use crate::internal::spread::join;
 
 /// What is computed in, besides layers and messages.
+#[derive(Default)]
 pub(super) struct Scratch<'a> {
     /// A word per rank: how much of its message is read.
     pub(super) read: &'a mut [u64],

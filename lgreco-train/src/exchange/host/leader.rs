@@ -6,8 +6,9 @@ use super::summed::rounded;
 use super::sums;
 use crate::Error;
 use crate::compress::{Setting, check_finite, clt::CltK};
-use crate::exchange::layer::{Input, Layer};
+use crate::exchange::layer::Layer;
 use crate::exchange::moment::Moment;
+use crate::exchange::program::Program;
 use crate::gradient::{Element, Shape, with_elements};
 
 /// Cuts the positions of a layer off.
@@ -22,11 +23,11 @@ pub(super) fn lead(layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) ->
     let mut positions = &mut *room.positions;
     for layer in layers {
         let Setting::CltK(clt) = layer.setting else { continue };
-        let positions = take(&mut positions, &clt, layer.gradient.shape());
+        let positions = take(&mut positions, &clt, layer.shape);
         if moment.rank == moment.leader() {
-            clt.lead(&layer.gradient.get()?, room.scratch.encode, positions)?;
+            clt.lead(&layer.get()?, room.scratch.encode, positions)?;
         } else {
-            check_finite(&layer.gradient.get()?)?;
+            check_finite(&layer.get()?)?;
         }
     }
     Ok(())
@@ -36,29 +37,23 @@ pub(super) fn lead(layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) ->
 ///
 /// # Errors
 /// [`Error::PeerMessage`] when they are not positions.
-pub(super) fn pick(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
+pub(super) fn pick(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
+    let moment = program.moment;
     let (mut positions, mut sums, dtype) = (&mut *room.positions, &mut *room.sums, moment.reduce_dtype);
     for layer in layers {
-        let mut values = sums::take(&mut sums, sums::part_lens(layer).0).iter_mut();
+        let mut values = sums::take(&mut sums, sums::part_lens(layer, program).0).iter_mut();
         let Setting::CltK(clt) = layer.setting else { continue };
-        let positions = take(&mut positions, &clt, layer.gradient.shape());
-        if let Some(own) = &mut layer.own {
-            own.fill(0.0);
-        }
-        let shape = layer.gradient.shape();
+        let positions = take(&mut positions, &clt, layer.shape);
+        let shape = layer.shape;
         let mut put = |value: f32| values.next().into_iter().for_each(|place| *place = value);
-        let filled = match &mut layer.gradient {
-            Input::Compensated { values, .. } => clt.for_each(shape, positions, |at| {
+        let filled = match layer.left() {
+            Some(values) => clt.for_each(shape, positions, |at| {
                 let sent = rounded(values[at], dtype);
                 put(sent);
                 values[at] -= sent;
             }),
-            gradient => with_elements!(gradient.get()?.values(), v => clt.for_each(shape, positions, |at| {
-                let sent = rounded(v[at].to_f32(), dtype);
-                put(sent);
-                if let Some(own) = &mut layer.own {
-                    own[at] = sent;
-                }
+            None => with_elements!(layer.get()?.values(), v => clt.for_each(shape, positions, |at| {
+                put(rounded(v[at].to_f32(), dtype));
             })),
         };
         filled.map_err(|error| Error::PeerMessage { rank: moment.leader(), code: error.code() })?;
@@ -67,17 +62,19 @@ pub(super) fn pick(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>
 }
 
 /// Writes the means: the sums at the positions, over the number of workers, and zeros elsewhere.
-pub(super) fn place(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
+pub(super) fn place(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
+    let moment = program.moment;
     let (mut positions, mut sums) = (&mut *room.positions, &mut *room.sums);
     for layer in layers {
-        let values = sums::take(&mut sums, sums::part_lens(layer).0);
+        let values = sums::take(&mut sums, sums::part_lens(layer, program).0);
         let Setting::CltK(clt) = layer.setting else { continue };
-        let shape = layer.gradient.shape();
+        let shape = layer.shape;
         let positions = take(&mut positions, &clt, shape);
         average(values, moment.world_size)?;
         let mut values = values.iter();
-        let wanted = layer.spec().wanted(moment.route, moment.rank);
-        let mean = &mut layer.mean;
+        layer.put_rest()?;
+        let wanted = layer.wanted(&moment);
+        let mean = &mut layer.mean(&moment);
         mean.write(core::iter::repeat(0.0));
         let mut placed = Ok(());
         clt.for_each(shape, positions, |at| {

@@ -12,6 +12,7 @@ mod summed;
 mod sums;
 
 use super::layer::{Layer, Spec};
+use super::layout::Layout;
 use super::moment::Moment;
 use super::program::{Op, Part, Program};
 use super::request::Request;
@@ -19,8 +20,9 @@ use super::slip::{self, GREETING, Slip, judge};
 use super::space::Space;
 use crate::checksum::Hash;
 use crate::error::expect_room;
-use crate::gradient::{Bf16, Dtype};
+use crate::gradient::{Bf16, Dtype, ValuesMut};
 use crate::{CoreError, Error};
+use lanes::Scratch;
 use room::{Ranks, Room, messages, sum};
 use summed::{Wire, halves};
 
@@ -31,6 +33,20 @@ pub struct Host<'a, 'l> {
     pub layers: &'a mut [Layer<'l>],
     /// Of [`workspace_len`](super::workspace_len) words, which need not be cleared.
     pub workspace: &'a mut [u64],
+    /// Where nothing stays from one call to the next, so that it may be other memory each time; empty for the end of the
+    /// workspace.
+    pub scratch: &'a mut [u64],
+}
+
+impl<'l> Host<'_, 'l> {
+    /// The layers, and the memory in which their exchange is computed.
+    fn parts(&mut self, layout: &Layout) -> Result<(&mut [Layer<'l>], Room<'_>), Error> {
+        let (workspace, scratch) = match self.scratch {
+            [] => self.workspace.split_at_mut(layout.words().min(self.workspace.len())),
+            _ => (&mut *self.workspace, &mut *self.scratch),
+        };
+        Ok((self.layers, Room::new(layout, workspace, Scratch::new(layout, scratch)?)?))
+    }
 }
 
 impl Space for Host<'_, '_> {
@@ -58,29 +74,31 @@ impl Space for Host<'_, '_> {
     }
 
     fn check(&self, program: &Program) -> Result<(), Error> {
-        self.layers.iter().try_for_each(|layer| layer.check(&program.moment))?;
-        expect_room("workspace words", program.layout.words(), self.workspace.len())?;
-        Ok(())
+        self.layers.iter().try_for_each(Layer::check)?;
+        let (workspace, scratch) = (program.layout.words(), program.layout.scratch_words());
+        if self.scratch.is_empty() {
+            return expect_room("workspace words", workspace.saturating_add(scratch), self.workspace.len());
+        }
+        expect_room("workspace words", workspace, self.workspace.len())?;
+        expect_room("scratch words", scratch, self.scratch.len())
     }
 
     fn run(&mut self, op: Op, program: &Program) -> Result<(), Error> {
-        let room = &mut Room::new(&program.layout, self.workspace)?;
-        let (layers, moment) = (&mut *self.layers, program.moment);
-        if op.is_mean() {
-            layers.iter().try_for_each(|layer| layer.check_mean(&moment))?;
-        }
+        let moment = program.moment;
+        let (layers, mut room) = self.parts(&program.layout)?;
+        let room = &mut room;
         match op {
             Op::Lead => leader::lead(layers, moment, room),
             Op::Widen => sums::dense(layers, program, room),
             Op::Project => sums::start(layers, program, room),
             Op::Encode => payloads::encode(layers, program, room),
             Op::EncodePieces | Op::EncodeShards => pieces::encode(layers, moment, room),
-            Op::Pick => leader::pick(layers, moment, room),
+            Op::Pick => leader::pick(layers, program, room),
             Op::BackProject => sums::between(layers, program, room),
             Op::AverageFactors => sums::average_factors(layers, program, room),
             Op::Reconstruct => sums::products(layers, program, room),
             Op::Average => sums::dense_means(layers, program, room),
-            Op::Place => leader::place(layers, moment, room),
+            Op::Place => leader::place(layers, program, room),
             Op::SumPayloads => payloads::means(layers, program, room),
             Op::AveragePieces => pieces::average_own(layers, moment, room),
             Op::DecodeMeans => pieces::decode_means(layers, moment, room),
@@ -89,19 +107,30 @@ impl Space for Host<'_, '_> {
             Op::SumShards => pieces::sum_shards(layers, moment, room),
             Op::Remember => sums::remember(layers, program, room),
             Op::PutSlip { part, slip } => put(part, slip, layers, program, room),
-            Op::Judge { part, own } => judge_part(part, own, program, room),
+            Op::Judge { part, own } => judge_part(part, own, layers, program, room),
         }
     }
 
     fn request(&mut self, part: Part, program: &Program) -> Result<Request<'_>, Error> {
-        request_in(part, program, self.workspace)
+        match part {
+            Part::Dense { place } => request_of(&mut self.layers[place as usize].values),
+            part => request_in(part, program, self.workspace),
+        }
     }
+}
+
+/// The collective on values in their place.
+pub(crate) fn request_of<'v>(values: &'v mut ValuesMut<'_>) -> Result<Request<'v>, Error> {
+    let (dtype, expected) = (values.values().dtype(), "f32 values");
+    let values = values.as_f32().ok_or(Error::parameter("element type", dtype as u32 as f64, expected))?;
+    Ok(Request::AllReduceSum { values })
 }
 
 /// The collective on a part of a workspace.
 pub(crate) fn request_in<'w>(part: Part, program: &Program, workspace: &'w mut [u64]) -> Result<Request<'w>, Error> {
-    let Room { ranks: Ranks { lens, spare }, sums, factors, shards, positions, pieces, received, .. } =
-        Room::new(&program.layout, workspace)?;
+    let Room { ranks, sums, factors, shards, positions, pieces, received, arrived, .. } =
+        Room::new(&program.layout, workspace, Scratch::default())?;
+    let Ranks { lens, sent, spare } = ranks;
     let half = program.moment.reduce_dtype == Dtype::Bf16;
     let reduce = |memory: &'w mut [f32], values| match (half, values + program.slips()) {
         (true, values) => Request::AllReduceSumBf16 { values: &mut halves(memory)[..values] },
@@ -110,16 +139,18 @@ pub(crate) fn request_in<'w>(part: Part, program: &Program, workspace: &'w mut [
     Ok(match part {
         Part::Greetings => Request::AllGather { buffer: bytemuck::cast_slice_mut(spare) },
         Part::Positions => Request::Broadcast { root: program.moment.leader(), bytes: positions },
+        Part::Dense { .. } => return Err(Error::parameter("part", 0.0, "one that is in the workspace")),
         Part::Sums => reduce(sums, program.layout.sums),
         Part::Factors => reduce(factors, program.layout.factors),
         Part::Payloads if !program.layout.varies => Request::AllGather { buffer: &mut received[..sum(lens)] },
-        Part::Payloads | Part::Means => Request::AllGatherEach { lens, buffer: &mut received[..sum(lens)] },
-        Part::Shards if half => Request::ReduceScatterSumBf16 { lens, values: &mut halves(shards)[..sum(lens)] },
-        Part::Shards => Request::ReduceScatterSum { lens, values: &mut shards[..sum(lens)] },
+        Part::Payloads => Request::AllGatherEach { lens, buffer: &mut received[..sum(lens)] },
+        Part::Means => Request::AllGatherEach { lens: sent, buffer: &mut arrived[..sum(sent)] },
+        Part::Shards if half => Request::ReduceScatterSumBf16 { lens: sent, values: &mut halves(shards)[..sum(sent)] },
+        Part::Shards => Request::ReduceScatterSum { lens: sent, values: &mut shards[..sum(sent)] },
         Part::Pieces | Part::ShardPayloads => {
-            let received_lens = &spare[..lens.len()];
-            let received = &mut received[..sum(received_lens)];
-            Request::AllToAll { send: &mut pieces[..sum(lens)], send_lens: lens, received, received_lens }
+            let received_lens = &spare[..sent.len()];
+            let received = &mut arrived[..sum(received_lens)];
+            Request::AllToAll { send: &mut pieces[..sum(sent)], send_lens: sent, received, received_lens }
         }
     })
 }
@@ -134,7 +165,7 @@ fn put(part: Part, slip: Slip, layers: &[Layer<'_>], program: &Program, room: &m
             slip.write(own);
             own[slip::LEN..].copy_from_slice(&len.to_le_bytes());
         }
-        Part::Positions => {}
+        Part::Positions | Part::Dense { .. } => {}
         Part::Sums => Wire::of(moment).put(room.sums, 0..layout.sums, 0, slip),
         Part::Factors => Wire::of(moment).put(room.factors, 0..layout.factors, 0, slip),
         Part::Payloads => payloads::put(slip, program, room),
@@ -146,16 +177,23 @@ fn put(part: Part, slip: Slip, layers: &[Layer<'_>], program: &Program, room: &m
 }
 
 /// Hears how all ranks fare.
-fn judge_part(part: Part, own: Option<Error>, program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
+fn judge_part(
+    part: Part,
+    own: Option<Error>,
+    layers: &[Layer<'_>],
+    program: &Program,
+    room: &mut Room<'_>,
+) -> Result<(), Error> {
     let Program { moment, layout, fingerprint, .. } = program;
     match part {
         Part::Greetings => hear(own, program, &mut room.ranks),
-        Part::Positions => Ok(()),
+        Part::Positions | Part::Dense { .. } => Ok(()),
         Part::Sums => judge_sums(own, *moment, room.sums, layout.sums),
         Part::Factors => judge_sums(own, *moment, room.factors, layout.factors),
-        Part::Payloads | Part::Means => judge(own, messages(room.ranks.lens, room.received).map(Slip::read)),
+        Part::Payloads => judge(own, messages(room.ranks.lens, room.received).map(Slip::read)),
+        Part::Means => judge(own, messages(room.ranks.sent, room.arrived).map(Slip::read)),
         Part::Pieces | Part::ShardPayloads => judge(own, pieces::slips(Slip::new(own, *fingerprint), *moment, room)),
-        Part::Shards => judge(own, shards::heard(program, room)),
+        Part::Shards => judge(own, shards::heard(layers, program, room)?),
     }
 }
 
@@ -168,7 +206,7 @@ fn judge_sums(own: Option<Error>, moment: Moment, memory: &mut [f32], values: us
 }
 
 /// Reads what all ranks have said before they send anything else.
-fn hear(own: Option<Error>, program: &Program, Ranks { lens, spare }: &mut Ranks<'_>) -> Result<(), Error> {
+fn hear(own: Option<Error>, program: &Program, Ranks { lens, spare, .. }: &mut Ranks<'_>) -> Result<(), Error> {
     let greetings = bytemuck::cast_slice::<u64, u8>(spare).as_chunks::<GREETING>().0.iter();
     judge(own, greetings.clone().map(|greeting| Slip::read(greeting)))?;
     // Of ranks that agree, only values can decide the length, and only below the most that payloads may take.

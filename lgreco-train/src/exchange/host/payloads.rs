@@ -5,10 +5,11 @@ use super::room::{Ranks, Room, sum};
 use super::sum::mean_of;
 use crate::compress::{Compressor, Setting, stated_len};
 use crate::error::expect_room;
-use crate::exchange::layer::{Layer, Spec};
+use crate::exchange::layer::{Layer, Rest, Spec};
 use crate::exchange::moment::Route;
 use crate::exchange::program::Program;
 use crate::exchange::slip::{self, Slip};
+use crate::gradient::Gradient;
 use crate::{CoreError, Error};
 
 /// Payloads that layers are to write.
@@ -43,12 +44,18 @@ pub(super) fn encode(layers: &mut [Layer<'_>], program: &Program, room: &mut Roo
     side_by_side(layers, layout, &mut room.scratch, unwritten, |layers, Unwritten { mut bytes, route }, scratch| {
         for layer in layers.iter_mut().filter(|layer| layer.is_gathered(route)) {
             let stream = moment.stream(layer.index, moment.rank);
-            let len = match (layer.setting, &layer.fresh) {
-                (Setting::AdaComp(ada), Some(fresh)) => ada.encode_compensated(&layer.gradient.get()?, fresh, bytes)?,
-                _ => layer.setting.encode(&layer.gradient.get()?, stream, scratch.encode, bytes)?,
+            let gradient = layer.get()?;
+            let len = match (layer.setting, &layer.rest) {
+                (Setting::AdaComp(ada), Rest::Instead(_)) => {
+                    let fresh = Gradient::new(layer.values.values(), layer.shape)?;
+                    ada.encode_compensated(&gradient, &fresh, bytes)?
+                }
+                _ => layer.setting.encode(&gradient, stream, scratch.encode, bytes)?,
             };
             layer.sent = len as u64;
-            bytes = &mut bytes[len..];
+            let (payload, others) = bytes.split_at_mut(len);
+            layer.contribute(payload, scratch.decoded)?;
+            bytes = others;
         }
         Ok(())
     })?;
@@ -111,8 +118,8 @@ pub(super) fn means(layers: &mut [Layer<'_>], program: &Program, room: &mut Room
                 let read = read[rank as usize];
                 &unread(rank, read)[..len(rank, read).unwrap_or(0)]
             };
-            mean_of(moment.world_size, payload_of, &setting, shape, &mut layer.mean, scratch)?;
-            layer.contribute(payload_of(moment.rank), scratch.decoded)?;
+            layer.put_rest()?;
+            mean_of(moment.world_size, payload_of, &setting, shape, &mut layer.values, scratch)?;
             for (rank, read) in (0..).zip(&mut *read) {
                 *read += len(rank, *read)? as u64;
             }

@@ -8,10 +8,9 @@ use crate::Error;
 use crate::compress::wire::Payload;
 use crate::compress::{Compressor, check_finite, decode};
 use crate::exchange::division::{Division, Piece, is_scattered};
-use crate::exchange::layer::{Input, Layer};
+use crate::exchange::layer::Layer;
 use crate::exchange::moment::{Moment, Route};
 use crate::exchange::slip::{self, Slip};
-use crate::feedback::is_finite;
 use crate::gradient::{Gradient, Values};
 use crate::internal::payload::{Combine, combine, combine_values};
 
@@ -61,14 +60,14 @@ pub(super) fn encode(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'
     layers
         .iter()
         .filter(|layer| is_scattered(&layer.setting))
-        .try_for_each(|layer| Ok::<_, Error>(check_finite(&layer.gradient.get()?)?))?;
+        .try_for_each(|layer| Ok::<_, Error>(check_finite(&layer.get()?)?))?;
     let mut first = 0;
     // By shards, this rank's own comes last: it is summed like the others.
     let own = (moment.route == Route::Sharded).then_some(rank);
     for owner in (0..world).filter(|&owner| owner != rank).chain(own) {
         let mut end = first + slip::LEN;
         for_each(division, owner, layers, |piece, layer, at| {
-            let whole = layer.gradient.get()?;
+            let whole = layer.get()?;
             let gradient = cut(&whole, &piece)?;
             let start = first + slip::LEN + at;
             end = start + piece.payload_len;
@@ -79,10 +78,7 @@ pub(super) fn encode(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'
                 room.scratch.encode,
                 payload,
             )?;
-            if let Some(own) = &mut layer.own {
-                decode(payload, &mut own[piece.range.clone()])?;
-            }
-            if let Input::Compensated { values, .. } = &mut layer.gradient {
+            if let Some(values) = layer.left() {
                 combine(&Payload::parse(payload)?, Combine::Subtract, &mut values[piece.range], room.scratch.decoded)?;
             }
             Ok(())
@@ -93,7 +89,7 @@ pub(super) fn encode(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'
 }
 
 /// Puts slips on the messages about pieces, and writes down how long they are: those that this rank sends to
-/// `room.ranks.lens`, those that it receives to `room.ranks.spare`.
+/// `room.ranks.sent`, those that it receives to `room.ranks.spare`.
 pub(super) fn put(own: Slip, layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let Moment { rank, world_size: world, .. } = moment;
     let division = division(layers, moment);
@@ -101,7 +97,7 @@ pub(super) fn put(own: Slip, layers: &[Layer<'_>], moment: Moment, room: &mut Ro
     received.fill(message_len(division, rank, layers)? as u64);
     received[rank as usize] = 0;
     let mut at = 0;
-    for (owner, len) in (0..world).zip(&mut *room.ranks.lens) {
+    for (owner, len) in (0..world).zip(&mut *room.ranks.sent) {
         *len = if owner == rank { 0 } else { message_len(division, owner, layers)? as u64 };
         if owner != rank {
             own.write(&mut room.pieces[at..]);
@@ -113,19 +109,19 @@ pub(super) fn put(own: Slip, layers: &[Layer<'_>], moment: Moment, room: &mut Ro
 
 /// The slips on what the others have sent, and this rank's own.
 pub(super) fn slips<'a>(own: Slip, moment: Moment, room: &'a Room<'_>) -> impl Iterator<Item = Slip> + Clone + 'a {
-    let received = messages(&room.ranks.spare[..moment.world_size as usize], room.received);
+    let received = messages(&room.ranks.spare[..moment.world_size as usize], room.arrived);
     (0..).zip(received).map(move |(rank, message)| if rank == moment.rank { own } else { Slip::read(message) })
 }
 
-/// Averages this rank's pieces, compresses the means into the front of `room.pieces` and keeps what they decode to.
+/// Averages this rank's pieces and compresses the means into the front of `room.pieces`.
 pub(super) fn average_own(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let Moment { rank, world_size: world, .. } = moment;
     let division = division(layers, moment);
     let len = message_len(division, rank, layers)?;
-    let received = &*room.received;
+    let received = &*room.arrived;
     let message = |peer: u32| &received[(peer as usize - (peer > rank) as usize) * len..][..len];
     for_each(division, rank, layers, |piece, layer, at| {
-        let whole = layer.gradient.get()?;
+        let whole = layer.get()?;
         let gradient = cut(&whole, &piece)?;
         let mean = &mut room.scratch.wide[..piece.range.len()];
         let decoded = &mut room.scratch.decoded[..mean.len()];
@@ -146,35 +142,24 @@ pub(super) fn average_own(layers: &mut [Layer<'_>], moment: Moment, room: &mut R
         let exact = Gradient::new(Values::F32(mean), piece.shape)?;
         piece.setting.encode(&exact, moment.piece_stream(layer.index, rank, rank), room.scratch.encode, payload)?;
         decode(payload, decoded)?;
-        let contribution =
-            |value: f32, mean: f32, decoded: f32| (value as f64 + world as f64 * (decoded as f64 - mean as f64)) as f32;
-        if let Some(own) = &mut layer.own {
-            let own = &mut own[piece.range.clone()];
-            widen_part(&gradient, 0, own);
-            for ((own, &mean), &decoded) in own.iter_mut().zip(&*mean).zip(&*decoded) {
-                *own = contribution(*own, mean, decoded);
+        if let Some(values) = layer.left() {
+            for ((x, &mean), &decoded) in values[piece.range].iter_mut().zip(&*mean).zip(&*decoded) {
+                *x -= (*x as f64 + world as f64 * (decoded as f64 - mean as f64)) as f32;
             }
         }
-        if let Input::Compensated { values, .. } = &mut layer.gradient {
-            for ((x, &mean), &decoded) in values[piece.range.clone()].iter_mut().zip(&*mean).zip(&*decoded) {
-                *x -= contribution(*x, mean, decoded);
-            }
-        }
-        narrow(decoded, piece.range.start, &mut layer.mean)?;
         Ok(())
     })?;
     check_left(layers);
     Ok(())
 }
 
+fn scattered<'s, 'l>(layers: &'s mut [Layer<'l>]) -> impl Iterator<Item = &'s mut Layer<'l>> {
+    layers.iter_mut().filter(|layer| is_scattered(&layer.setting))
+}
+
 /// Notes where what is left of what was compensated is not finite.
 fn check_left(layers: &mut [Layer<'_>]) {
-    for layer in layers.iter_mut().filter(|layer| is_scattered(&layer.setting)) {
-        if let Input::Compensated { values, .. } = &layer.gradient {
-            let remembered = Error::require_finite(is_finite(values), "what is to be remembered");
-            layer.late = layer.late.or(remembered.err());
-        }
-    }
+    scattered(layers).for_each(Layer::check_left);
 }
 
 /// Sums what the payloads of this rank's shards hold, in rank order.
@@ -182,29 +167,29 @@ pub(super) fn sum_shards(layers: &mut [Layer<'_>], moment: Moment, room: &mut Ro
     let Moment { rank, world_size: world, .. } = moment;
     let division = division(layers, moment);
     let len = message_len(division, rank, layers)?;
-    let Room { ranks: Ranks { lens, .. }, pieces, received, scratch, .. } = room;
-    let own = &pieces[sum(lens)..][..len];
+    let Room { ranks: Ranks { sent, .. }, pieces, arrived, scratch, .. } = room;
+    let own = &pieces[sum(sent)..][..len];
     let message = |peer: u32| match peer {
         _ if peer == rank => own,
-        _ => &received[(peer as usize - (peer > rank) as usize) * len..][..len],
+        _ => &arrived[(peer as usize - (peer > rank) as usize) * len..][..len],
     };
+    check_left(layers);
+    scattered(layers).try_for_each(Layer::put_rest)?;
     for_each(division, rank, layers, |piece, layer, at| {
         let payload_of = |peer: u32| &message(peer)[slip::LEN + at..][..piece.payload_len];
-        mean_of(world, payload_of, &piece.setting, piece.shape, &mut layer.mean, scratch)
+        mean_of(world, payload_of, &piece.setting, piece.shape, &mut layer.mean(&moment), scratch)
             .map_err(|error| in_tensor(error, piece.range.start))
-    })?;
-    check_left(layers);
-    Ok(())
+    })
 }
 
 /// Puts this rank's means of its pieces among all.
 pub(super) fn put_means(own: Slip, layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let division = division(layers, moment);
     let mut at = 0;
-    for (owner, len) in (0..moment.world_size).zip(&mut *room.ranks.lens) {
+    for (owner, len) in (0..moment.world_size).zip(&mut *room.ranks.sent) {
         *len = message_len(division, owner, layers)? as u64;
         if owner == moment.rank {
-            let (head, payloads) = room.received[at..at + *len as usize].split_at_mut(slip::LEN);
+            let (head, payloads) = room.arrived[at..at + *len as usize].split_at_mut(slip::LEN);
             own.write(head);
             payloads.copy_from_slice(&room.pieces[..payloads.len()]);
         }
@@ -213,19 +198,20 @@ pub(super) fn put_means(own: Slip, layers: &[Layer<'_>], moment: Moment, room: &
     Ok(())
 }
 
-/// The means of the others' pieces.
+/// The means of all pieces.
 pub(super) fn decode_means(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let division = division(layers, moment);
-    let received = messages(room.ranks.lens, room.received);
-    for (owner, message) in (0..).zip(received).filter(|(owner, _)| *owner != moment.rank) {
+    let received = messages(room.ranks.sent, room.arrived);
+    scattered(layers).try_for_each(Layer::put_rest)?;
+    for (owner, message) in (0..).zip(received) {
         for_each(division, owner, layers, |piece, layer, at| {
             let payload = &message[slip::LEN + at..][..piece.payload_len];
-            if let Some(mean) = layer.mean.as_f32() {
+            if let Some(mean) = layer.values.as_f32() {
                 return decode_from(owner, payload, &piece.setting, piece.shape, &mut mean[piece.range]);
             }
             let decoded = &mut room.scratch.decoded[..piece.range.len()];
             decode_from(owner, payload, &piece.setting, piece.shape, decoded)?;
-            narrow(decoded, piece.range.start, &mut layer.mean)
+            narrow(decoded, piece.range.start, &mut layer.values)
         })?;
     }
     Ok(())

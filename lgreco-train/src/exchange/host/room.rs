@@ -7,12 +7,14 @@ use crate::error::expect_room;
 use crate::exchange::layout::Layout;
 
 /// Words per rank for [`Ranks`].
-const WORDS: usize = 4;
+const WORDS: usize = 5;
 
 /// The part of a workspace that every exchange has, whatever its layers are.
 pub(super) struct Ranks<'a> {
-    /// Bytes of each rank's message.
+    /// Bytes of each rank's payloads for everybody.
     pub(super) lens: &'a mut [u64],
+    /// Of what is for one rank, or from it: bytes of pieces, values of shards.
+    pub(super) sent: &'a mut [u64],
     /// What ranks tell each other to agree, 24 bytes each; later other lengths.
     pub(super) spare: &'a mut [u64],
 }
@@ -21,6 +23,10 @@ impl Layout {
     /// With room for the ranks' slips, if there is anything to sum.
     fn with_slips(&self, values: usize) -> usize {
         if values == 0 { 0 } else { values + SLIP_ROOM * self.world }
+    }
+
+    fn sums_with_slips(&self) -> usize {
+        if self.sums == 0 && self.in_place == 0 { 0 } else { self.sums + SLIP_ROOM * self.world }
     }
 
     fn shards_with_slips(&self) -> usize {
@@ -37,13 +43,20 @@ impl Layout {
         self.lanes().len().saturating_mul(self.world)
     }
 
-    /// Words of the host's workspace.
-    pub(in crate::exchange) fn words(&self) -> usize {
-        let sums = [self.with_slips(self.sums), self.with_slips(self.factors), self.shards_with_slips()];
-        let singles = sums.into_iter().chain([self.wide, self.decoded]).map(|len| len.div_ceil(2));
-        let bytes = [self.positions, self.staged(), self.pieces, self.received].map(|len| len.div_ceil(8));
-        let ranks = [WORDS.saturating_mul(self.world), self.read(), self.read(), self.read()];
-        singles.chain(bytes).chain(ranks).fold(self.encode, usize::saturating_add)
+    /// Words of the host's workspace that hold something from one call to the next.
+    pub(crate) fn words(&self) -> usize {
+        let sums = [self.sums_with_slips(), self.with_slips(self.factors), self.shards_with_slips()];
+        let singles = sums.into_iter().map(|len| len.div_ceil(2));
+        let bytes =
+            [self.positions, self.staged(), self.pieces, self.received, self.arrived].map(|len| len.div_ceil(8));
+        singles.chain(bytes).fold(WORDS.saturating_mul(self.world), usize::saturating_add)
+    }
+
+    /// Words in which the host computes during a call.
+    pub(crate) fn scratch_words(&self) -> usize {
+        let singles = [self.wide, self.decoded].map(|len| len.div_ceil(2));
+        let ranks = [self.read(), self.read(), self.read()];
+        singles.into_iter().chain(ranks).fold(self.encode, usize::saturating_add)
     }
 }
 
@@ -57,38 +70,48 @@ pub(super) struct Room<'a> {
     pub(super) message: &'a mut [u8],
     pub(super) pieces: &'a mut [u8],
     pub(super) received: &'a mut [u8],
+    /// Pieces, or their means.
+    pub(super) arrived: &'a mut [u8],
     pub(super) scratch: Scratch<'a>,
 }
 
 impl<'a> Room<'a> {
-    pub(super) fn new(layout: &Layout, workspace: &'a mut [u64]) -> Result<Self, Error> {
+    pub(super) fn new(layout: &Layout, workspace: &'a mut [u64], scratch: Scratch<'a>) -> Result<Self, Error> {
         expect_room("workspace words", layout.words(), workspace.len())?;
         let (ranks, mut words) = workspace.split_at_mut(WORDS * layout.world);
-        let (lens, spare) = ranks.split_at_mut(layout.world);
-        fn take<'a, T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(
-            words: &mut &'a mut [u64],
-            len: usize,
-        ) -> &'a mut [T] {
-            let (part, rest) = core::mem::take(words).split_at_mut((len * size_of::<T>()).div_ceil(8));
-            *words = rest;
-            &mut bytemuck::cast_slice_mut(part)[..len]
-        }
+        let (lens, ranks) = ranks.split_at_mut(layout.world);
+        let (sent, spare) = ranks.split_at_mut(layout.world);
         Ok(Room {
-            ranks: Ranks { lens, spare },
-            sums: take(&mut words, layout.with_slips(layout.sums)),
+            ranks: Ranks { lens, sent, spare },
+            sums: take(&mut words, layout.sums_with_slips()),
             factors: take(&mut words, layout.with_slips(layout.factors)),
             shards: take(&mut words, layout.shards_with_slips()),
             positions: take(&mut words, layout.positions),
             message: take(&mut words, layout.staged()),
             pieces: take(&mut words, layout.pieces),
             received: take(&mut words, layout.received),
-            scratch: Scratch {
-                read: take(&mut words, layout.read()),
-                places: take(&mut words, 2 * layout.read()),
-                wide: take(&mut words, layout.wide),
-                decoded: take(&mut words, layout.decoded),
-                encode: words,
-            },
+            arrived: take(&mut words, layout.arrived),
+            scratch,
+        })
+    }
+}
+
+/// Cuts as many values off the front of words.
+fn take<'a, T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(words: &mut &'a mut [u64], len: usize) -> &'a mut [T] {
+    let (part, rest) = core::mem::take(words).split_at_mut((len * size_of::<T>()).div_ceil(8));
+    *words = rest;
+    &mut bytemuck::cast_slice_mut(part)[..len]
+}
+
+impl<'a> Scratch<'a> {
+    pub(super) fn new(layout: &Layout, mut words: &'a mut [u64]) -> Result<Self, Error> {
+        expect_room("scratch words", layout.scratch_words(), words.len())?;
+        Ok(Scratch {
+            read: take(&mut words, layout.read()),
+            places: take(&mut words, 2 * layout.read()),
+            wide: take(&mut words, layout.wide),
+            decoded: take(&mut words, layout.decoded),
+            encode: words,
         })
     }
 }

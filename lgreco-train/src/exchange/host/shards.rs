@@ -5,12 +5,12 @@
 //! elsewhere. What is wrong with the mean of one shard its rank finds out alone, and tells by its next message.
 
 use super::mean;
-use super::room::{Room, sum};
+use super::room::Room;
 use super::summed::{Wire, keep_rest, round};
 use super::sums::{take, widen_part};
 use crate::Error;
 use crate::compress::{Setting, check_finite};
-use crate::exchange::layer::{Input, Layer};
+use crate::exchange::layer::Layer;
 use crate::exchange::moment::Moment;
 use crate::exchange::program::{Part, Program};
 use crate::exchange::slip::Slip;
@@ -22,17 +22,14 @@ pub(super) fn dense(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
     let mut shards = &mut *room.shards;
     for rank in 0..world {
         for layer in layers.iter_mut().filter(|layer| layer.setting == Setting::Dense) {
-            let gradient = layer.gradient.get()?;
+            let gradient = layer.get()?;
             let range = layer.spec().shard(rank);
             let part = take(&mut shards, range.len());
             if !widen_part(&gradient, range.start, part) {
                 check_finite(&gradient)?;
             }
             round(part, moment.reduce_dtype);
-            if let Some(own) = &mut layer.own {
-                own[range.clone()].copy_from_slice(part);
-            }
-            if let Input::Compensated { values, .. } = &mut layer.gradient {
+            if let Some(values) = layer.left() {
                 keep_rest(&mut values[range], part, moment.reduce_dtype);
             }
         }
@@ -45,7 +42,7 @@ pub(super) fn dense(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
 pub(super) fn put(slip: Slip, layers: &[Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let wire = Wire::of(&program.moment);
     let (mut from, mut to) = (0, 0);
-    for (owner, len) in (0..).zip(&mut *room.ranks.lens) {
+    for (owner, len) in (0..).zip(&mut *room.ranks.sent) {
         *len = program.part_len(Part::Shards, layers.iter().map(Layer::spec), owner)? as u64;
         let values = *len as usize - program.slips();
         wire.put(room.shards, from..from + values, to, slip);
@@ -55,24 +52,32 @@ pub(super) fn put(slip: Slip, layers: &[Layer<'_>], program: &Program, room: &mu
 }
 
 /// Where the values of this rank's part of the buffer are.
-fn own(program: &Program, room: &Room<'_>) -> Range<usize> {
-    let (before, rest) = room.ranks.lens.split_at(program.moment.rank as usize);
-    sum(before)..sum(before) + rest[0] as usize - program.slips()
+fn own(layers: &[Layer<'_>], program: &Program) -> Result<Range<usize>, Error> {
+    let len = |owner| program.part_len(Part::Shards, layers.iter().map(Layer::spec), owner);
+    let rank = program.moment.rank;
+    let start = (0..rank).map(len).sum::<Result<usize, Error>>()?;
+    Ok(start..start + len(rank)? - program.slips())
 }
 
 /// What all ranks say of themselves behind this rank's shard.
-pub(super) fn heard<'r>(program: &Program, room: &'r Room<'_>) -> impl Iterator<Item = Slip> + Clone + 'r {
-    Wire::of(&program.moment).slips(room.shards, own(program, room).end)
+pub(super) fn heard<'r>(
+    layers: &[Layer<'_>],
+    program: &Program,
+    room: &'r Room<'_>,
+) -> Result<impl Iterator<Item = Slip> + Clone + use<'r>, Error> {
+    Ok(Wire::of(&program.moment).slips(room.shards, own(layers, program)?.end))
 }
 
 /// The means of this rank's shards.
 pub(super) fn means(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
-    let (moment, places) = (program.moment, own(program, room));
+    let (moment, places) = (program.moment, own(layers, program)?);
     let mut own = Wire::of(&moment).take(room.shards, places);
     for layer in layers.iter_mut().filter(|layer| layer.setting == Setting::Dense) {
-        let sum = take(&mut own, layer.mean.values().len());
-        let start = layer.spec().shard(moment.rank).start;
-        mean::put(sum, moment.world_size, &mut layer.mean).map_err(|error| mean::in_tensor(error, start))?;
+        layer.put_rest()?;
+        let wanted = layer.wanted(&moment);
+        let sum = take(&mut own, wanted.len());
+        mean::put(sum, moment.world_size, &mut layer.mean(&moment))
+            .map_err(|error| mean::in_tensor(error, wanted.start))?;
     }
     Ok(())
 }

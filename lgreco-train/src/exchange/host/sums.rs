@@ -10,9 +10,10 @@ use crate::compress::powersgd::{
     back_project, orthonormalise, project, reconstruct, reconstruct_rows, start_matrix, take_off,
 };
 use crate::compress::{check_finite, powersgd::PowerSgd};
-use crate::exchange::layer::{Input, Layer};
+use crate::exchange::layer::Layer;
 use crate::exchange::layout::ROWS;
 use crate::exchange::program::Program;
+use crate::feedback::is_finite;
 use crate::gradient::{Element, Gradient, with_elements};
 use crate::internal::spread::spread_parts;
 use crate::rng::Stream;
@@ -30,10 +31,10 @@ fn is_summed(layer: &Layer<'_>) -> bool {
 }
 
 /// Lengths of a layer's parts of the two buffers; by shards, dense layers have a buffer of their own.
-pub(super) fn part_lens(layer: &Layer<'_>) -> (usize, usize) {
-    let (shape, rank) = (layer.gradient.shape(), layer.rank());
+pub(super) fn part_lens(layer: &Layer<'_>, program: &Program) -> (usize, usize) {
+    let (shape, rank) = (layer.shape, layer.rank());
     match layer.setting {
-        Setting::Dense if is_summed(layer) => (shape.elements(), 0),
+        Setting::Dense if is_summed(layer) && !program.is_in_place(&layer.spec()) => (shape.elements(), 0),
         Setting::Dense => (0, 0),
         Setting::CltK(clt) => (clt.keep as usize, 0),
         _ => (shape.rows() * rank, shape.cols() * rank),
@@ -56,6 +57,7 @@ pub(super) fn widen_part(gradient: &Gradient<'_>, from: usize, values: &mut [f32
 
 /// The layers' parts of both buffers.
 struct Sums<'r> {
+    program: &'r Program,
     sums: &'r mut [f32],
     factors: &'r mut [f32],
 }
@@ -63,17 +65,19 @@ struct Sums<'r> {
 impl<'r> Sums<'r> {
     /// Cuts the next layer's off.
     fn take(&mut self, layer: &Layer<'_>) -> (&'r mut [f32], &'r mut [f32]) {
-        let (sums, factors) = part_lens(layer);
+        let (sums, factors) = part_lens(layer, self.program);
         (take(&mut self.sums, sums), take(&mut self.factors, factors))
     }
 }
 
 impl Parts for Sums<'_> {
     fn split(self, first: &[Layer<'_>]) -> Result<(Self, Self), Error> {
-        let lens = first.iter().map(part_lens).fold((0, 0), |(p, q), (sums, factors)| (p + sums, q + factors));
+        let program = self.program;
+        let lens = first.iter().map(|layer| part_lens(layer, program));
+        let lens = lens.fold((0, 0), |(p, q), (sums, factors)| (p + sums, q + factors));
         let ((sums, other_sums), (factors, others)) =
             (self.sums.split_at_mut(lens.0), self.factors.split_at_mut(lens.1));
-        Ok((Sums { sums, factors }, Sums { sums: other_sums, factors: others }))
+        Ok((Sums { program, sums, factors }, Sums { program, sums: other_sums, factors: others }))
     }
 }
 
@@ -84,7 +88,7 @@ fn for_each(
     room: &mut Room<'_>,
     visit: impl Fn(&mut Layer<'_>, &mut [f32], &mut [f32], &mut Scratch<'_>) -> Result<(), Error> + Sync,
 ) -> Result<(), Error> {
-    let sums = Sums { sums: room.sums, factors: room.factors };
+    let sums = Sums { program, sums: room.sums, factors: room.factors };
     side_by_side(layers, &program.layout, &mut room.scratch, sums, |layers, mut sums, scratch| {
         layers.iter_mut().try_for_each(|layer| {
             let (p, q) = sums.take(layer);
@@ -119,38 +123,57 @@ fn for_each_product(
 /// Fills the sums with the values of dense layers.
 pub(super) fn dense(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     for_each_dense(layers, program, room, |layer, sum| {
-        let gradient = layer.gradient.get()?;
+        if program.is_in_place(&layer.spec()) {
+            return share(layer, program.moment.world_size);
+        }
+        let gradient = layer.get()?;
         if !widen_part(&gradient, 0, sum) {
             check_finite(&gradient)?;
         }
         round(sum, program.moment.reduce_dtype);
-        if let Some(own) = &mut layer.own {
-            own.copy_from_slice(sum);
-        }
-        if let Input::Compensated { values, .. } = &mut layer.gradient {
+        if let Some(values) = layer.left() {
             keep_rest(values, sum, program.moment.reduce_dtype);
         }
         Ok(())
     })
 }
 
+/// Divides values by the number of workers, where they are.
+///
+/// # Errors
+/// [`CoreError::NonFinite`](crate::CoreError::NonFinite); the values are then as they were.
+fn share(layer: &mut Layer<'_>, world: u32) -> Result<(), Error> {
+    if let Some(values) = layer.values.as_f32()
+        && !is_finite(values)
+    {
+        check_finite(&layer.get()?)?;
+    }
+    layer.values.as_f32().map_or(Ok(()), |values| average(values, world))
+}
+
 /// The means of dense layers.
 pub(super) fn dense_means(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let world = program.moment.world_size;
-    for_each_dense(layers, program, room, |layer, sum| mean::put(sum, world, &mut layer.mean))
+    for_each_dense(layers, program, room, |layer, sum| {
+        if program.is_in_place(&layer.spec()) {
+            return layer.put_nothing();
+        }
+        layer.put_rest()?;
+        mean::put(sum, world, &mut layer.values)
+    })
 }
 
 /// From the last step's `Q` to this rank's `P`.
 pub(super) fn start(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     for_each_product(layers, program, room, |layer, rank, p, q, scratch| {
         warm_start(layer, program.moment.stream(layer.index, 0), q)?;
-        Ok(project(&layer.gradient.get()?, rank, q, scratch.encode, p)?)
+        Ok(project(&layer.get()?, rank, q, scratch.encode, p)?)
     })
 }
 
 /// The last step's factor, its columns of zeros replaced by those of the start matrix.
 fn warm_start(layer: &Layer<'_>, stream: Stream, q: &mut [f32]) -> Result<(), Error> {
-    let cols = layer.gradient.shape().cols();
+    let cols = layer.shape.cols();
     start_matrix(stream, cols, layer.rank() as u32, q)?;
     for (column, last) in q.chunks_exact_mut(cols.max(1)).zip(layer.factor.chunks_exact(cols.max(1))) {
         if last.iter().any(|&x| x != 0.0) {
@@ -163,15 +186,12 @@ fn warm_start(layer: &Layer<'_>, stream: Stream, q: &mut [f32]) -> Result<(), Er
 /// From summed `P` to this rank's `Q` and its own contribution.
 pub(super) fn between(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     for_each_product(layers, program, room, |layer, rank, p, q, scratch| {
-        let shape = layer.gradient.shape();
+        let shape = layer.shape;
         Error::require_finite(p.iter().all(|x| x.is_finite()), "the sum over the workers")?;
         orthonormalise(shape, rank, scratch.encode, p)?;
-        back_project(&layer.gradient.get()?, rank, p, scratch.encode, q)?;
+        back_project(&layer.get()?, rank, p, scratch.encode, q)?;
         round(q, program.moment.reduce_dtype);
-        if let Some(own) = &mut layer.own {
-            reconstruct(shape, rank, p, q, own)?;
-        }
-        if let Input::Compensated { values, .. } = &mut layer.gradient {
+        if let Some(values) = layer.left() {
             layer.late = take_off(shape, rank, p, q, values).err().map(Error::from);
         }
         Ok(())
@@ -187,9 +207,10 @@ pub(super) fn average_factors(layers: &mut [Layer<'_>], program: &Program, room:
 pub(super) fn products(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let moment = program.moment;
     for_each_product(layers, program, room, |layer, rank, p, q, scratch| {
-        let (shape, cols) = (layer.gradient.shape(), layer.gradient.shape().cols());
-        let wanted = layer.spec().wanted(moment.route, moment.rank);
-        if let (Some(mean), true) = (layer.mean.as_f32(), wanted.len() == shape.elements()) {
+        let (shape, cols) = (layer.shape, layer.shape.cols());
+        layer.put_rest()?;
+        let wanted = layer.wanted(&moment);
+        if let (Some(mean), true) = (layer.values.as_f32(), wanted.len() == shape.elements()) {
             return Ok(reconstruct(shape, rank, p, q, mean)?);
         }
         // Some rows at a time, of which a shard may want parts.
@@ -200,8 +221,7 @@ pub(super) fn products(layers: &mut [Layer<'_>], program: &Program, room: &mut R
             reconstruct_rows(shape, rank, p, q, rows.clone(), made)?;
             let end = wanted.end.min(rows.end * cols);
             let made = &made[at - rows.start * cols..end - rows.start * cols];
-            mean::narrow(made, at - wanted.start, &mut layer.mean)
-                .map_err(|error| mean::in_tensor(error, wanted.start))?;
+            mean::narrow(made, at, &mut layer.values)?;
             at = end;
         }
         Ok(())

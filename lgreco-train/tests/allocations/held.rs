@@ -1,0 +1,125 @@
+//! How much memory a controller takes: little, linear in the model's size, and known beforehand.
+
+use super::{Alone, HELD};
+use lgreco_train::Error;
+use lgreco_train::compress::{Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
+use lgreco_train::controller::{Config, Controller, MemoryUse, Policy, Tensor};
+use lgreco_train::feedback::{Residual, Storage};
+use lgreco_train::gradient::{Dtype, ValuesMut};
+use lgreco_train::search::{Method, Search};
+
+/// A model with one huge layer and many others, as embeddings make them: its layers' rows.
+fn model(scale: usize) -> Vec<usize> {
+    let mut rows = vec![128 * scale; 24];
+    rows.push(1280 * scale);
+    rows
+}
+
+const COLUMNS: usize = 512;
+
+fn config(setting: fn(u32) -> Setting, rows: &[usize], storage: Storage) -> Config {
+    let mut config = Config::new(Search::new(Method::TopK));
+    config.policy = Policy::Fixed(rows.iter().map(|&rows| setting((rows * COLUMNS) as u32)).collect());
+    config.feedback.others = Some(Residual { storage, ..Residual::CLASSIC });
+    (config.schedule.warmup, config.schedule.window) = (3, 1);
+    config
+}
+
+/// The most bytes that a run has taken, in multiples of the model's f32 gradients: in all, and under the settings of its decision;
+/// and what was predicted of it. Every layer is a
+/// bucket of its own, and all are in flight at the same time; or steps block.
+fn most(config: Config, rows: &[usize], in_flight: bool) -> Result<([f64; 2], MemoryUse), Error> {
+    let layers =
+        rows.iter().enumerate().map(|(layer, &rows)| Tensor::new(&layer.to_string(), &[rows, COLUMNS], Dtype::F32));
+    let layers = layers.collect::<Result<Vec<_>, _>>()?;
+    let mut gradients: Vec<Vec<f32>> = rows.iter().map(|rows| vec![0.0; rows * COLUMNS]).collect();
+    let elements: usize = gradients.iter().map(Vec::len).sum();
+    let before = HELD.get()[0];
+    HELD.set([before; 2]);
+    let mut controller = Controller::new(config, layers, &Alone)?;
+    let predicted = controller.memory(in_flight.then_some(1))?;
+    let mut most = 0;
+    for step in 0..6 {
+        if step == 4 {
+            let [held, until] = HELD.get();
+            (most, _) = (until, HELD.set([held; 2]));
+        }
+        for (layer, values) in gradients.iter_mut().enumerate() {
+            values.iter_mut().enumerate().for_each(|(i, x)| *x = ((i * (layer + 2) + step) as f32 * 0.37).sin());
+        }
+        if !in_flight {
+            let mut views: Vec<_> = gradients.iter_mut().map(|values| ValuesMut::F32(values)).collect();
+            controller.step(&mut Alone, &mut views, 0.1)?;
+            continue;
+        }
+        controller.begin_step(0.1)?;
+        while let Some(request) = controller.control()? {
+            request.perform(&mut Alone)?;
+        }
+        let mut buckets = vec![];
+        for (layer, values) in gradients.iter_mut().enumerate() {
+            let (mut bucket, values) = (controller.open(&[layer])?, [ValuesMut::F32(values)]);
+            let mut values = values;
+            bucket.submit(&mut values)?;
+            buckets.push((bucket, values));
+        }
+        for (mut bucket, mut values) in buckets {
+            while let Some(request) = bucket.next(&mut values)? {
+                request.perform(&mut Alone)?;
+            }
+            controller.close(bucket)?;
+        }
+        controller.finish_step()?;
+    }
+    let compressed = HELD.get()[1];
+    let multiple = |bytes: usize| (bytes - before) as f64 / (4 * elements) as f64;
+    Ok(([multiple(most.max(compressed)), multiple(compressed)], predicted))
+}
+
+const TOPK: fn(u32) -> Setting = |elements| Setting::TopK(TopK { keep: elements / 100, values: Dtype::F32 });
+const QSGD: fn(u32) -> Setting = |_| Setting::Qsgd(Qsgd::default());
+const POWERSGD: fn(u32) -> Setting = |_| Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 });
+
+/// Multiples of the gradients, of which the huge layer is 30 %: its residual is made beside it.
+#[test]
+fn memory_is_small_linear_and_known() {
+    for (setting, storage, in_flight, target) in [
+        (QSGD, Storage::F32, true, 0.5),
+        (QSGD, Storage::F32, false, 0.5),
+        (TOPK, Storage::F32, true, 1.5),
+        (TOPK, Storage::F32, false, 1.5),
+        (TOPK, Storage::Int8, true, 0.8),
+        (POWERSGD, Storage::F32, true, 1.5),
+    ] {
+        let name = setting(512);
+        let mut multiples = vec![];
+        for scale in [1, 2] {
+            let rows = model(scale);
+            let elements = rows.iter().sum::<usize>() * COLUMNS;
+            let ([most, compressed], predicted) =
+                most(config(setting, &rows, storage), &rows, in_flight).expect("sound steps");
+            let known = (predicted.total() - predicted.window) as f64 / (4 * elements) as f64;
+            let what = format!("{name}, residuals in {storage:?}, in flight: {in_flight}");
+            assert!(compressed <= target, "{what}: {compressed} times the gradients, {target} allowed");
+            // A decision looks at the gradients of its window, on the measuring rank, which this one is.
+            assert!(most <= target + 1.0, "{what}: {most} times the gradients, {target} and 1 for the window allowed");
+            assert!(
+                (0.9..=1.1).contains(&(known / compressed)),
+                "{what}: {compressed} times the gradients, {known} predicted: {predicted:?}"
+            );
+            multiples.push(compressed);
+        }
+        let [one, two] = multiples[..] else { unreachable!("two sizes") };
+        assert!((two / one - 1.0).abs() < 0.05, "{name}: {one} and {two} times the gradients");
+    }
+}
+
+/// Where steps may be taken back, residuals take their memory twice.
+#[test]
+fn undo_takes_the_residuals_again() {
+    let rows = model(1);
+    let config = Config { undo: true, ..config(TOPK, &rows, Storage::F32) };
+    let ([_, compressed], predicted) = most(config, &rows, true).expect("sound steps");
+    assert_eq!(predicted.undo, predicted.residuals);
+    assert!((2.0..=2.5).contains(&compressed), "{compressed} times the gradients");
+}
