@@ -40,4 +40,6 @@ pub use error::Error;
 pub use lgreco_core::file;
 pub use lgreco_core::{Error as CoreError, Word, backend, compress, plan, rng, search, simd, table};
 
-use lgreco_core::internal::{self, checksum, num, select};
+#[cfg(feature = "pipeline")]
+use lgreco_core::internal::select;
+use lgreco_core::internal::{self, checksum, num};

@@ -189,8 +189,13 @@ impl Controller {
     /// How many words probes may have until the next decision, by what the last one, which all ranks know, said of the link.
     fn affordable_words(&self) -> f64 {
         let Planner { config, decision, .. } = &self.planner;
-        let known = decision.and_then(|decision| decision.timing).filter(|timing| timing.seconds_per_byte > 0.0);
-        let Some(Timing { plan, seconds_per_byte, .. }) = known else { return f64::INFINITY };
+        let timing = decision.and_then(|decision| decision.timing);
+        // Numbers first and then the comparison: compilers may compare what is not there, which Valgrind reports.
+        let of_link = |Timing { plan, seconds_per_byte, .. }| [plan, seconds_per_byte];
+        let [plan, seconds_per_byte] = timing.map_or([0.0; 2], of_link);
+        if seconds_per_byte <= 0.0 {
+            return f64::INFINITY;
+        }
         let seconds = PROBING * config.schedule.period as f64 * plan;
         seconds / (8.0 * seconds_per_byte * share_of_others(self.world))
     }
