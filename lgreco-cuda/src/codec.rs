@@ -4,7 +4,7 @@ use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{INFINITY, check_finite, overflow};
 use crate::tensor::{Input, Tensor};
-use crate::{Error, magnitude, positions, powersgd, qsgd, selection, topk};
+use crate::{Error, magnitude, positions, powersgd, qsgd, selection};
 use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
 use lgreco_core::compress::{
     Compressor, Setting,
@@ -13,7 +13,8 @@ use lgreco_core::compress::{
     topk::TopK,
 };
 use lgreco_core::gradient::Shape;
-use lgreco_core::internal::quantised_topk;
+use lgreco_core::internal::error::expect_room;
+use lgreco_core::internal::{quantised_topk, topk::overflow as overflow_from};
 use lgreco_core::rng::Stream;
 
 /// Bytes of a status: two words, the first the bits of the largest magnitude (or 0 where it is known to be finite), the
@@ -38,10 +39,7 @@ pub(crate) fn header(setting: &Setting, input: &Input<'_>) -> Result<Header, Err
 /// Bytes of the payload, when there is `room` for it.
 pub(crate) fn checked_len(setting: &Setting, input: &Input<'_>, room: usize) -> Result<usize, Error> {
     let len = setting.payload_len(input.shape(), input.dtype())?;
-    if room < len {
-        let what = "payload bytes";
-        return Err(lgreco_core::Error::Length { what, expected: len, found: room }.into());
-    }
+    expect_room("payload bytes", len, room)?;
     Ok(len)
 }
 
@@ -114,7 +112,7 @@ pub(crate) const TOLD: u64 = STATUS + 8;
 /// The magnitude from which on a gradient cannot be encoded.
 fn limit(setting: &Setting) -> u32 {
     match *setting {
-        Setting::TopK(TopK { values, .. }) => topk::overflow(values),
+        Setting::TopK(TopK { values, .. }) => overflow_from(values),
         _ => INFINITY,
     }
 }

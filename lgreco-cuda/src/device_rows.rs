@@ -8,6 +8,7 @@ use crate::gpu::Gpu;
 use crate::rows::{check_all, enqueue, results_bytes, take_rows};
 use crate::tensor::{DeviceJob, Work, checked, work};
 use crate::{Error, gpu};
+use lgreco_core::internal::error::expect_len;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -128,10 +129,7 @@ impl CudaBackend {
     pub fn read_rows(&mut self, jobs: &[DeviceJob<'_>], words: &[u64], rows: &mut [f64]) -> Result<(), DeviceJobError> {
         let jobs = work(jobs);
         check_all(&jobs)?;
-        let (what, expected, found) = ("words of results", (results_bytes(&jobs) / 8) as usize, words.len());
-        if expected != found {
-            return Err(Error::from(lgreco_core::Error::Length { what, expected, found }).into());
-        }
+        expect_len("words of results", (results_bytes(&jobs) / 8) as usize, words.len()).map_err(Error::from)?;
         take_rows(self.gpu_mut(), &jobs, words, rows)
     }
 }

@@ -94,27 +94,22 @@ pub(crate) fn holds(bucket: u32) -> bool {
     bucket.is_power_of_two() && (64..=4096).contains(&bucket)
 }
 
-pub(crate) fn sign_magnitude(qsgd: Qsgd) -> bool {
-    qsgd.scale == Scale::MaxNorm && qsgd.bits > 1
-}
-
 /// Whether this is what `usual` of `buckets.cu` takes for granted.
 fn is_usual(qsgd: Qsgd) -> bool {
-    qsgd.bucket == TILE && sign_magnitude(qsgd) && qsgd.rounding == Rounding::Stochastic
+    qsgd.bucket == TILE && qsgd.sign_magnitude() && qsgd.rounding == Rounding::Stochastic
 }
 
 fn params(tensor: &Tensor, qsgd: Qsgd) -> Params {
-    let sign_magnitude = sign_magnitude(qsgd) as u32;
     Params {
         dtype: tensor.dtype as u32,
         count: tensor.elements,
         bucket: qsgd.bucket,
         buckets: tensor.elements.div_ceil(qsgd.bucket),
-        sign_magnitude,
+        sign_magnitude: qsgd.sign_magnitude() as u32,
         min_max: (qsgd.scale == Scale::MinMax) as u32,
         nearest: (qsgd.rounding == Rounding::Nearest) as u32,
         bits: qsgd.bits as u32,
-        log_levels: qsgd.bits as u32 - sign_magnitude,
+        log_levels: qsgd.log_levels(),
         ..Params::default()
     }
 }
@@ -236,7 +231,7 @@ fn measure_kind(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) ->
 /// Enqueued: the measurement of `bits`, of which there are some, for every tensor; results follow each other.
 pub(crate) fn measure(gpu: &mut Gpu, tensors: &[Tensor], base: Qsgd, bits: &[u8], results: Part) -> Result<(), Error> {
     for (with_sign, record) in [(true, 8), (false, 8 + 8 * u64::from(WIDTHS))] {
-        let of_kind = |&&bits: &&u8| sign_magnitude(Qsgd { bits, ..base }) == with_sign;
+        let of_kind = |&&bits: &&u8| Qsgd { bits, ..base }.sign_magnitude() == with_sign;
         let Some(&first) = bits.iter().find(of_kind) else { continue };
         let widths = bits.iter().filter(of_kind).fold(0, |mask, &bits| mask | 1u32 << (bits - 1));
         measure_kind(gpu, tensors, Kind { qsgd: Qsgd { bits: first, ..base }, widths, record }, results)?;
@@ -247,19 +242,14 @@ pub(crate) fn measure(gpu: &mut Gpu, tensors: &[Tensor], base: Qsgd, bits: &[u8]
 /// The squared errors of `bits` in the words that [`measure`] wrote.
 pub(crate) fn errors<'a>(base: Qsgd, bits: &'a [u8], words: &'a [u64]) -> impl Iterator<Item = f64> + 'a {
     bits.iter().map(move |&bits| {
-        let record = if sign_magnitude(Qsgd { bits, ..base }) { 0 } else { WIDTHS as usize };
+        let record = if (Qsgd { bits, ..base }).sign_magnitude() { 0 } else { WIDTHS as usize };
         f64::from_bits(words[record + bits as usize])
     })
 }
 
-/// Bytes of the scales of `buckets` buckets.
-pub(crate) fn scales_len(qsgd: Qsgd, buckets: usize) -> usize {
-    buckets * if qsgd.scale == Scale::MinMax { 8 } else { 4 }
-}
-
 /// Where the codes begin in a payload.
 fn codes_at(qsgd: Qsgd, elements: u32) -> u64 {
-    (HEADER_LEN + scales_len(qsgd, elements.div_ceil(qsgd.bucket) as usize)) as u64
+    (HEADER_LEN + elements.div_ceil(qsgd.bucket) as usize * qsgd.scale_bytes()) as u64
 }
 
 /// Enqueued: all of `payload` but the header. The first word of `result` becomes at least the largest magnitude where that is not

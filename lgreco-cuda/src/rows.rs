@@ -9,7 +9,8 @@ use crate::tensor::{Input, Tensor, Work};
 use crate::{Error, few_bits, magnitude, powersgd, qsgd, topk};
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
 use lgreco_core::gradient::Dtype;
-use lgreco_core::internal::powersgd::NEAR_OVERFLOW;
+use lgreco_core::internal::error::expect_len;
+use lgreco_core::internal::{powersgd::NEAR_OVERFLOW, topk::overflow as overflow_from};
 
 /// What is said of methods without kernels.
 const NO_ROW: Error = Error::Method("this method's row");
@@ -63,13 +64,9 @@ pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Res
 }
 
 /// `Err` unless `rows` has one place per candidate.
-fn expect_places(jobs: &[Work<'_>], rows: &[f64]) -> Result<(), DeviceJobError> {
-    let total: usize = jobs.iter().map(|job| job.candidates.len()).sum();
-    if rows.len() == total {
-        return Ok(());
-    }
-    let what = "rows, one place per candidate";
-    Err(Error::from(lgreco_core::Error::Length { what, expected: total, found: rows.len() }).into())
+fn expect_places(jobs: &[Work<'_>], rows: &[f64]) -> Result<(), Error> {
+    let total = jobs.iter().map(|job| job.candidates.len()).sum();
+    Ok(expect_len("rows, one place per candidate", total, rows.len())?)
 }
 
 /// `Err` with the first of the jobs that cannot be measured.
@@ -250,7 +247,7 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u64], row: &mut [f64]) -> Re
             row.iter_mut().zip(qsgd::errors(base, bits, words)).for_each(|(place, error)| *place = error);
         }
         Candidates::TopK { values, keeps } => {
-            if !keeps.is_empty() && words[0] as u32 >= topk::overflow(values) {
+            if !keeps.is_empty() && words[0] as u32 >= overflow_from(values) {
                 return Err(overflow(gpu, &job.gradient, words[0] as u32)?);
             }
             row.iter_mut().zip(topk::errors(words)).for_each(|(place, error)| *place = error);

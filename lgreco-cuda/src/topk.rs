@@ -78,15 +78,6 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::TopK, entry }
 }
 
-/// The magnitude from which on values become infinite when sent as `dtype`.
-pub(crate) fn overflow(dtype: Dtype) -> u32 {
-    match dtype {
-        Dtype::F32 => crate::magnitude::INFINITY,
-        Dtype::F16 => 0x477f_f000,
-        Dtype::Bf16 => 0x7f7f_8000,
-    }
-}
-
 /// Whether sending values of this tensor changes them.
 pub(crate) fn rounds(values: Dtype, sent: Dtype) -> bool {
     sent != Dtype::F32 && values != sent

@@ -11,6 +11,7 @@ use crate::kernels::{Kernel, Module};
 use crate::tensor::{DeviceGradient, checked};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_core::internal::error::expect_len;
 
 /// `Params` of `window.cu`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -258,10 +259,7 @@ impl CudaBackend {
     /// number of values than it has; those of the device.
     pub fn window_mean(&mut self, window: &DeviceWindow, layer: usize, values: &mut [f32]) -> Result<(), Error> {
         let &mean = window.means.get(layer).ok_or(no_layer(layer))?;
-        let (what, expected, found) = ("values of a mean", (mean.bytes / 4) as usize, values.len());
-        if expected != found {
-            return Err(lgreco_core::Error::Length { what, expected, found }.into());
-        }
+        expect_len("values of a mean", (mean.bytes / 4) as usize, values.len())?;
         self.gpu_mut().read_into(mean, bytemuck::cast_slice_mut(values))
     }
 }

@@ -11,6 +11,7 @@ use crate::Error;
 use crate::backend::CudaBackend;
 use crate::device::Part;
 use crate::tensor::checked;
+use lgreco_core::internal::error::expect_len;
 use lgreco_train::compress::Setting;
 use lgreco_train::exchange::{Agreement, Flight, Moment, Request};
 use lgreco_train::gradient::Shape;
@@ -399,9 +400,7 @@ impl DeviceBucket {
     /// The half of the residuals that counts, of `values` values.
     fn counted(&self, cuda: &mut CudaBackend, values: usize) -> Result<Part, Error> {
         let elements = self.exchange.program.head.elements as usize;
-        if values != elements {
-            return Err(lgreco_core::Error::Length { what: "residuals", expected: elements, found: values }.into());
-        }
+        expect_len("residuals", elements, values)?;
         Ok(Part { address: self.outcome(cuda)?.residuals, bytes: 4 * elements as u64 })
     }
 }

@@ -1,7 +1,7 @@
 //! What kernels read of an exchange: its program, which changes from step to step, and its layers.
 
 use crate::Error;
-use crate::qsgd::{holds, sign_magnitude};
+use crate::qsgd::holds;
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::Setting;
 use lgreco_core::compress::qsgd::{Rounding, Scale};
@@ -139,15 +139,14 @@ impl Layer {
         let [header_low, header_high] = bytemuck::cast::<_, [[u8; 8]; 2]>(bytes).map(u64::from_le_bytes);
         let place = Layer { header_low, header_high, ..place };
         let Setting::Qsgd(qsgd) = *setting else { return Ok(place) };
-        let sign_magnitude = u32::from(sign_magnitude(qsgd));
         Ok(Layer {
             bucket: qsgd.bucket,
             buckets: place.count.div_ceil(qsgd.bucket),
-            sign_magnitude,
+            sign_magnitude: qsgd.sign_magnitude().into(),
             min_max: (qsgd.scale == Scale::MinMax) as u32,
             nearest: (qsgd.rounding == Rounding::Nearest) as u32,
             bits: qsgd.bits.into(),
-            log_levels: u32::from(qsgd.bits) - sign_magnitude,
+            log_levels: qsgd.log_levels(),
             ..place
         })
     }

@@ -8,6 +8,7 @@ use crate::Error;
 use crate::backend::CudaBackend;
 use crate::device::Part;
 use bytemuck::Zeroable;
+use lgreco_core::internal::error::expect_len;
 
 /// What was wrong with a value of this rank, or with what it got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,10 +80,7 @@ impl DeviceExchange {
     /// says.
     pub fn outcome_of(&self, bytes: &[u8]) -> Result<ExchangeOutcome, Error> {
         let mut program = Program::zeroed();
-        if bytes.len() != BYTES {
-            let what = "bytes of an exchange's outcome";
-            return Err(lgreco_core::Error::Length { what, expected: BYTES, found: bytes.len() }.into());
-        }
+        expect_len("bytes of an exchange's outcome", BYTES, bytes.len())?;
         bytemuck::bytes_of_mut(&mut program).copy_from_slice(bytes);
         Ok(self.told(&program))
     }

@@ -146,51 +146,25 @@ impl Compressor for AdaComp {
     }
 }
 
-/// The squared error of compressing `gradient`, as it is without a residue, in each of the bin sizes `bins`, and the
-/// length of the payload in bytes. Entry `i` of both belongs to `bins[i]`.
+/// The squared error of compressing `gradient`, as it is without a residue, in each of the bin sizes `bins`. Hands `found`
+/// the index and the length in bytes of each payload.
 ///
 /// Of a run with error feedback this says little: residues are large by design, and what they make of it differs.
 ///
-/// ```
-/// use lgreco_core::compress::adacomp;
-/// use lgreco_core::gradient::{Gradient, Shape, Values};
-/// let values = [0.25f32, -1.0, 0.0, 3.0, 1.0, 1.25];
-/// let gradient = Gradient::new(Values::F32(&values), Shape::new(6, 1)?)?;
-/// let (mut squared_errors, mut lens) = ([0.0], [0]);
-/// adacomp::measure(&gradient, &[3], &mut squared_errors, &mut lens)?;
-/// assert_eq!((squared_errors, lens), ([0.0625 + 1.0 + 1.0 + 1.0 + 1.5625], [16 + 4 + 1 + 1]));
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
-///
-/// # Errors
-/// [`Error::NonFinite`] with the first offender; [`Error::Parameter`] on a bin size of 0; [`Error::Length`].
-///
 /// # Complexity
 /// Five passes per bin size, no workspace.
-pub fn measure(
+pub(super) fn measure(
     gradient: &Gradient<'_>,
     bins: &[u32],
     squared_errors: &mut [f64],
-    payload_lens: &mut [usize],
-) -> Result<(), Error> {
-    expect_len("squared errors", bins.len(), squared_errors.len())?;
-    expect_len("payload lengths", bins.len(), payload_lens.len())?;
-    each(gradient, bins, |index, squared_error, len| {
-        (squared_errors[index], payload_lens[index]) = (squared_error, len);
-    })
-}
-
-/// [`measure`], handing each entry's index, squared error and length to `found`.
-pub(super) fn each(
-    gradient: &Gradient<'_>,
-    bins: &[u32],
-    mut found: impl FnMut(usize, f64, usize),
+    mut found: impl FnMut(usize, usize),
 ) -> Result<(), Error> {
     check_finite(gradient)?;
-    for (index, &bin) in bins.iter().enumerate() {
+    for (index, (&bin, error)) in bins.iter().zip(squared_errors).enumerate() {
         AdaComp { bin }.check()?;
         let choice = Choice::new(bin as usize, gradient.values(), gradient.values());
-        found(index, choice.squared_error(), payload_len(choice.count, gradient.shape())?);
+        *error = choice.squared_error();
+        found(index, payload_len(choice.count, gradient.shape())?);
     }
     Ok(())
 }

@@ -19,8 +19,8 @@
 
 mod measure;
 
-pub(super) use measure::each;
-pub use measure::{measure, measure_workspace_len};
+pub(super) use measure::measure;
+pub use measure::measure_workspace_len;
 
 use super::Compressor;
 use super::topk::{self, AtLeast};

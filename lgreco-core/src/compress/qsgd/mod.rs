@@ -145,12 +145,14 @@ impl Qsgd {
     }
 
     /// Whether codes are a sign and a level of the magnitude.
-    const fn sign_magnitude(&self) -> bool {
+    #[doc(hidden)]
+    pub const fn sign_magnitude(&self) -> bool {
         matches!(self.scale, Scale::MaxNorm) && self.bits > 1
     }
 
     /// `log2(s + 1)`.
-    const fn log_levels(&self) -> u32 {
+    #[doc(hidden)]
+    pub const fn log_levels(&self) -> u32 {
         self.bits as u32 - self.sign_magnitude() as u32
     }
 
@@ -181,7 +183,8 @@ impl Qsgd {
     }
 
     /// Bytes that the scale of a bucket takes.
-    const fn scale_bytes(&self) -> usize {
+    #[doc(hidden)]
+    pub const fn scale_bytes(&self) -> usize {
         4 << self.scale as u32
     }
 

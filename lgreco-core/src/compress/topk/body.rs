@@ -30,3 +30,12 @@ pub fn for_each_position(
 ) -> Result<(), Error> {
     positions::for_each(Layout::new(elements as u32, keep), bytes, visit)
 }
+
+/// The bits of the magnitude from which on values become infinite when sent as `dtype`.
+pub const fn overflow(dtype: Dtype) -> u32 {
+    match dtype {
+        Dtype::F32 => 0x7f80_0000,
+        Dtype::F16 => 0x477f_f000,
+        Dtype::Bf16 => 0x7f7f_8000,
+    }
+}
