@@ -57,12 +57,26 @@ pub(crate) fn address<T>(pointer: *const T, len: usize, what: &'static str) -> R
     Ok(pointer.addr() as u64)
 }
 
-/// `Err` when memory of a device has fewer bytes than are needed.
+/// `Err` when there is less of something than is needed.
 pub(crate) fn at_least(needed: u64, found: u64, what: &'static str) -> Result<(), Failure> {
     if found >= needed {
         return Ok(());
     }
     Err(CoreError::Length { what, expected: needed as usize, found: found as usize }.into())
+}
+
+/// `Err` unless there are as many of something as is expected.
+pub(crate) fn exactly(expected: usize, found: usize, what: &'static str) -> Result<(), Failure> {
+    if expected == found { Ok(()) } else { Err(CoreError::Length { what, expected, found }.into()) }
+}
+
+/// `Err` unless a model of so many layers has a layer of this index.
+pub(crate) fn check_layer(layer: usize, layers: usize) -> Result<(), Failure> {
+    if layer < layers {
+        Ok(())
+    } else {
+        Err(CoreError::Length { what: "layer", expected: layers, found: layer }.into())
+    }
 }
 
 /// The place for one output.
@@ -113,9 +127,7 @@ impl<T> Output<T> {
         disjoint(Range::of(told, 1, "length"), &[Range::of(to, capacity, what)])?;
         // SAFETY: passed on.
         unsafe { place(told, "length") }?.write(length);
-        if capacity < needed {
-            return Err(CoreError::Length { what, expected: needed, found: capacity }.into());
-        }
+        at_least(needed as u64, capacity as u64, what)?;
         // SAFETY: passed on.
         fill(&mut unsafe { slice_mut(to, capacity, what) }?[..needed])
     }

@@ -1,13 +1,12 @@
 use super::context::lgreco_context;
 use super::gradient::{lgreco_layer, values, values_range};
 use super::setting::lgreco_setting;
-use crate::constants::one_of;
 use crate::device::Device;
 use crate::handle::{self, kind};
 use crate::pointers::{
     Output, Range, disjoint, encoded, read_struct, read_struct_or_default, sized_struct, slice, slice_mut, write,
 };
-use crate::status::{Failure, lgreco_status};
+use crate::status::{Failure, lgreco_status, one_of};
 use core::ffi::{c_char, c_void};
 use lgreco_train::backend::Backend;
 use lgreco_train::compress::{Compressor as _, Setting, wire::Payload};

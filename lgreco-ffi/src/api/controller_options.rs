@@ -2,9 +2,8 @@ use super::compressor::*;
 use super::measure::lgreco_search_options;
 use super::plan::{LGRECO_LIMIT_DEFAULT_SIZE, LGRECO_LIMIT_ERROR, LGRECO_LIMIT_SIZE, lgreco_plan_options};
 use super::setting::lgreco_setting;
-use crate::constants::one_of;
 use crate::pointers::{read_struct_or_default, read_structs, sized_struct, slice};
-use crate::status::Failure;
+use crate::status::{Failure, one_of};
 use lgreco_train::CoreError;
 use lgreco_train::controller::{
     Accordion, Budget, Config, Feedback, Legacy, NonFinite, Objective, Policy, RampUp, Schedule,

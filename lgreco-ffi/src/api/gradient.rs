@@ -1,8 +1,6 @@
-use crate::constants::one_of;
-use crate::pointers::{Range, address, all_disjoint, sized_struct, slice, slice_mut, text};
-use crate::status::Failure;
+use crate::pointers::{Range, address, all_disjoint, exactly, sized_struct, slice, slice_mut, text};
+use crate::status::{Failure, one_of};
 use core::ffi::{c_char, c_void};
-use lgreco_train::CoreError;
 use lgreco_train::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
 
 /// An element type: LGRECO_DTYPE_...
@@ -165,10 +163,7 @@ impl Gradients {
         pointers: *const *mut c_void,
         len: usize,
     ) -> Result<&'a [*mut c_void], Failure> {
-        let expected = self.layers.len();
-        if len != expected {
-            return Err(CoreError::Length { what: "gradients, one per layer", expected, found: len }.into());
-        }
+        exactly(self.layers.len(), len, "gradients, one per layer")?;
         // SAFETY: passed on.
         unsafe { slice(pointers, len, "gradients") }
     }

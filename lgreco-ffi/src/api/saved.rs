@@ -1,8 +1,7 @@
 use super::controller::{ControllerState, lgreco_controller};
 use super::table::Texts;
-use crate::constants::one_of;
 use crate::pointers::{Output, fill_unless_null, place, sized_struct, slice};
-use crate::status::{Failure, lgreco_status};
+use crate::status::{Failure, lgreco_status, one_of};
 use core::ffi::c_char;
 use lgreco_train::controller::{Contents, Loaded};
 

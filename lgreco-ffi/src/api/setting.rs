@@ -1,8 +1,7 @@
 use super::context::lgreco_context;
 use super::gradient::{dtype, lgreco_dtype};
-use crate::constants::one_of;
 use crate::pointers::{self, Output, fill, read_struct, sized_struct};
-use crate::status::{Failure, lgreco_status};
+use crate::status::{Failure, lgreco_status, one_of};
 use core::ffi::c_char;
 use lgreco_train::CoreError;
 

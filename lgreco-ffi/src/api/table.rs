@@ -1,7 +1,7 @@
 use super::context::lgreco_context;
 use super::setting::lgreco_setting;
 use crate::handle::{self, Immutable, kind};
-use crate::pointers::{Output, Range, fill, read_struct, sized_struct, slice, text};
+use crate::pointers::{Output, check_layer, fill, read_struct, sized_struct, slice, text};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::file::TableFile;
@@ -102,17 +102,6 @@ impl<'a> TableView<'a> {
 
     pub(crate) fn table(&self) -> Result<Table<'a>, Failure> {
         Table::new(self.choices, self.ends).map_err(|error| self.named(error))
-    }
-
-    /// Where the planner's inputs lie.
-    pub(crate) fn ranges(&self) -> [Range; 4] {
-        let defaults = self.defaults.unwrap_or(&[]);
-        [
-            Range::of(self.ends.as_ptr(), self.ends.len(), "ends"),
-            Range::of(self.choices.as_ptr(), self.choices.len(), "choices of the table"),
-            Range::of(defaults.as_ptr(), defaults.len(), "defaults"),
-            Range::of(self.raw.budget, self.budget.iter().len(), "budget"),
-        ]
     }
 
     /// Adds the names of layer and option to an error about this table.
@@ -306,10 +295,7 @@ pub unsafe extern "C" fn lgreco_table_setting(
 ) -> lgreco_status {
     let find = |state: &TableState| {
         let table = &state.table;
-        let layers = table.layers();
-        if layer >= layers {
-            return Err(CoreError::Length { what: "layer", expected: layers, found: layer }.into());
-        }
+        check_layer(layer, table.layers())?;
         let (option, options) = (option as usize, table.labels(layer).len());
         if option >= options {
             return Err(CoreError::NoSuchOption { layer, option, options }.into());
