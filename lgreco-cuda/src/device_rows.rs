@@ -7,7 +7,7 @@ use crate::error::DeviceJobError;
 use crate::gpu::Gpu;
 use crate::rows::{check_all, enqueue, results_bytes, take_rows};
 use crate::tensor::{DeviceJob, Work, checked, work};
-use crate::{Error, gpu};
+use crate::{Error, Result, gpu};
 use lgreco_core::internal::error::expect_len;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -114,7 +114,7 @@ impl CudaBackend {
     /// # Safety
     /// There are as many words at `results` in the backend's context, which nothing else writes, other than work ordered before or
     /// after on the backend's stream.
-    pub unsafe fn fetch_results(&mut self, results: u64, words: &mut [u64]) -> Result<(), Error> {
+    pub unsafe fn fetch_results(&mut self, results: u64, words: &mut [u64]) -> Result<()> {
         let results = checked(results, size_of_val(words) as u64, 8)?;
         self.gpu_mut().read_into(results, bytemuck::cast_slice_mut(words))
     }

@@ -11,11 +11,11 @@
 //! Consecutive layers of a table share a launch, each with its own blocks, as long as these are not too many in all. In hybrid
 //! tables a layer's rows of all methods follow one another, so no launch is shared.
 
-use crate::Error;
 use crate::device::Part;
 use crate::gpu::{self, Gpu, Scratch, blocks, looping_blocks, summing_blocks};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
+use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::compress::wire::HEADER_LEN;
@@ -179,7 +179,7 @@ struct Table {
 
 impl Table {
     /// Enqueued: brings the tables to the device.
-    fn new(gpu: &mut Gpu, tensors: &[Tensor]) -> Result<Self, Error> {
+    fn new(gpu: &mut Gpu, tensors: &[Tensor]) -> Result<Self> {
         let (mut layers, mut layer_of) = (Vec::new(), Vec::new());
         for (tensor, number) in tensors.iter().zip(0u32..) {
             let blocks = reading_blocks(tensor.elements);
@@ -212,7 +212,7 @@ fn together(tensors: &[Tensor]) -> usize {
 
 /// Enqueued: the records of a kind for every tensor; results follow each other. The first word of each tensor's results becomes
 /// at least the largest magnitude where that is not finite. The usual case rounds sums otherwise at the end of a layer.
-fn measure_kind(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<(), Error> {
+fn measure_kind(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<()> {
     let (mut rest, mut results) = (tensors, results);
     let rows =
         if is_usual(kind.qsgd) { kernel("usual_row") } else { kind.kernel("fused_row", "fused_row_of_residuals") };
@@ -229,7 +229,7 @@ fn measure_kind(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) ->
 }
 
 /// Enqueued: the measurement of `bits`, of which there are some, for every tensor; results follow each other.
-pub(crate) fn measure(gpu: &mut Gpu, tensors: &[Tensor], base: Qsgd, bits: &[u8], results: Part) -> Result<(), Error> {
+pub(crate) fn measure(gpu: &mut Gpu, tensors: &[Tensor], base: Qsgd, bits: &[u8], results: Part) -> Result<()> {
     for (with_sign, record) in [(true, 8), (false, 8 + 8 * u64::from(WIDTHS))] {
         let of_kind = |&&bits: &&u8| Qsgd { bits, ..base }.sign_magnitude() == with_sign;
         let Some(&first) = bits.iter().find(of_kind) else { continue };
@@ -261,7 +261,7 @@ pub(crate) fn encode(
     stream: Stream,
     payload: Part,
     result: Part,
-) -> Result<(), Error> {
+) -> Result<()> {
     if !holds(qsgd.bucket) {
         return Err(OTHER_BUCKETS);
     }
@@ -281,7 +281,7 @@ pub(crate) fn encode(
 }
 
 /// Enqueued: decodes a payload that the core has checked into `target`.
-pub(crate) fn decode(gpu: &mut Gpu, qsgd: Qsgd, payload: Part, target: &Tensor) -> Result<(), Error> {
+pub(crate) fn decode(gpu: &mut Gpu, qsgd: Qsgd, payload: Part, target: &Tensor) -> Result<()> {
     let parts = [payload.from(HEADER_LEN as u64), payload.from(codes_at(qsgd, target.elements)), target.part];
     let blocks = blocks(u64::from(target.elements).div_ceil(PER_DECODER));
     gpu.launch(kernel("decode"), params(target, qsgd), &parts, blocks)

@@ -243,6 +243,9 @@ fn of_cuda(error: &lgreco_cuda::Error) -> lgreco_status {
     }
 }
 
+/// What the calls behind the API give: a `T`, or a [`Failure`] unless another type is named.
+pub(crate) type Result<T, E = Failure> = core::result::Result<T, E>;
+
 impl Failure {
     /// The same, about a layer, if it can be one's fault.
     pub(crate) fn of_layer(self, name: &str) -> Failure {

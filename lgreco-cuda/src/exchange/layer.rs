@@ -1,7 +1,7 @@
 //! What kernels read of an exchange: its program, which changes from step to step, and its layers.
 
-use crate::Error;
 use crate::qsgd::holds;
+use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::Setting;
 use lgreco_core::compress::qsgd::{Rounding, Scale};
@@ -123,7 +123,7 @@ pub(super) const PROGRAM: u64 = size_of::<Program>() as u64;
 
 impl Layer {
     /// At this place, with what its setting says; one that travels by sums has nothing more here.
-    pub(super) fn new(place: Layer, setting: &Setting, shape: Shape) -> Result<Layer, Error> {
+    pub(super) fn new(place: Layer, setting: &Setting, shape: Shape) -> Result<Layer> {
         let mut bytes = [0; HEADER_LEN];
         let header = match *setting {
             Setting::Dense | Setting::PowerSgd(_) => return Ok(place),

@@ -9,7 +9,7 @@ use crate::handle::{self, kind};
 use crate::pointers::{
     check_layer, fill, fill_unless_null, read_struct, read_struct_or_default, read_structs, sized_struct, slice,
 };
-use crate::status::{Failure, lgreco_status};
+use crate::status::{Failure, Result, lgreco_status};
 use core::ffi::{c_char, c_void};
 use lgreco_train::Error;
 use lgreco_train::controller::{Controller, Outcome, Report, Tensor};
@@ -45,7 +45,7 @@ pub(crate) struct ControllerState {
 
 impl ControllerState {
     /// `Err` with the text `what` unless `owner` is this controller's.
-    pub(super) fn check_own(&self, owner: &Weak<()>, what: &'static str) -> Result<(), Failure> {
+    pub(super) fn check_own(&self, owner: &Weak<()>, what: &'static str) -> Result<()> {
         if core::ptr::eq(owner.as_ptr(), Arc::as_ptr(&self.owner)) {
             return Ok(());
         }
@@ -53,7 +53,7 @@ impl ControllerState {
     }
 
     /// `Err` unless there is such a layer.
-    pub(super) fn check_layer(&self, layer: usize) -> Result<(), Failure> {
+    pub(super) fn check_layer(&self, layer: usize) -> Result<()> {
         check_layer(layer, self.controller.tensors().len())
     }
 }

@@ -5,7 +5,7 @@ use crate::cuda::{DeviceTensor, Encoding};
 use crate::pointers::{
     Range, address, all_disjoint, at_least, disjoint, exactly, read_struct, slice, slice_mut, write,
 };
-use crate::status::{Failure, lgreco_status};
+use crate::status::{Result, lgreco_status};
 use lgreco_train::compress::wire::Payload;
 use lgreco_train::compress::{Compressor as _, Setting};
 use lgreco_train::rng::Stream;
@@ -39,7 +39,7 @@ impl<'a> Encoded<'a> {
         layer: *const lgreco_layer,
         setting: *const lgreco_setting,
         rng: *const lgreco_rng_stream,
-    ) -> Result<Encoded<'a>, Failure> {
+    ) -> Result<Encoded<'a>> {
         // SAFETY: passed on.
         let (layer, tensor, setting, rng) = unsafe {
             let layer = read_struct(layer)?;
@@ -172,11 +172,11 @@ pub unsafe extern "C" fn lgreco_cuda_decode_on_device(
     })
 }
 
-fn payload_len(setting: &Setting, tensor: Tensor<'_>) -> Result<usize, Failure> {
+fn payload_len(setting: &Setting, tensor: Tensor<'_>) -> Result<usize> {
     Ok(setting.payload_len(tensor.shape, tensor.dtype)?)
 }
 
 /// `Err` unless there is room for the layer's payload.
-fn expect_payload(setting: &Setting, tensor: Tensor<'_>, found: usize) -> Result<(), Failure> {
+fn expect_payload(setting: &Setting, tensor: Tensor<'_>, found: usize) -> Result<()> {
     at_least(payload_len(setting, tensor)? as u64, found as u64, "payload bytes")
 }

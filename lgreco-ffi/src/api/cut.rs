@@ -4,7 +4,7 @@ use super::cut_setting::lgreco_cut_setting;
 use super::gradient::{dtype, lgreco_dtype, values};
 use crate::handle::{self, kind};
 use crate::pointers::{Output, Range, disjoint, encoded, place, read_struct, slice, slice_mut, write};
-use crate::status::{Failure, lgreco_status};
+use crate::status::{Failure, Result, lgreco_status};
 use core::ffi::{c_char, c_void};
 use core::ptr::null;
 use lgreco_train::gradient::Values;
@@ -50,7 +50,7 @@ macro_rules! either {
 }
 
 impl CutState {
-    pub(super) fn new(end: End) -> Result<CutState, Failure> {
+    pub(super) fn new(end: End) -> Result<CutState> {
         let (words, batch) = either!(&end, end => (end.workspace_len(), end.setting().batch as usize));
         Ok(CutState { end, workspace: zeros(words)?, ids: zeros(batch)? })
     }
@@ -129,7 +129,7 @@ pub const LGRECO_UNREMEMBERED: u64 = u64::MAX;
 type UpstreamParts<'a> = (&'a mut Upstream, &'a mut [u64], &'a [Option<u64>]);
 
 impl CutState {
-    fn upstream(&mut self) -> Result<UpstreamParts<'_>, Failure> {
+    fn upstream(&mut self) -> Result<UpstreamParts<'_>> {
         match &mut self.end {
             End::Upstream(end) => Ok((end, &mut self.workspace, &self.ids)),
             End::Downstream(_) => Err(Failure::OtherEnd),
@@ -137,7 +137,7 @@ impl CutState {
     }
 
     /// The downstream end, with workspace.
-    fn downstream(&mut self) -> Result<(&mut Downstream, &mut [u64]), Failure> {
+    fn downstream(&mut self) -> Result<(&mut Downstream, &mut [u64])> {
         match &mut self.end {
             End::Downstream(end) => Ok((end, &mut self.workspace)),
             End::Upstream(_) => Err(Failure::OtherEnd),
@@ -153,7 +153,7 @@ impl CutState {
         (values, code, samples): (*const c_void, lgreco_dtype, usize),
         ids: *const u64,
         (message, capacity): (*mut u8, usize),
-    ) -> Result<(Values<'a>, &'a mut [u8]), Failure> {
+    ) -> Result<(Values<'a>, &'a mut [u8])> {
         let (dtype, CutSetting { batch, features, .. }) = (dtype(code)?, self.setting());
         if samples > batch as usize {
             return Err(CoreError::Length { what: "samples", expected: batch as usize, found: samples }.into());

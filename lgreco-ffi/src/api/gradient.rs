@@ -1,5 +1,5 @@
 use crate::pointers::{Range, address, all_disjoint, exactly, sized_struct, slice, slice_mut, text};
-use crate::status::{Failure, one_of};
+use crate::status::{Failure, Result, one_of};
 use core::ffi::{c_char, c_void};
 use lgreco_train::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
 
@@ -48,7 +48,7 @@ impl lgreco_layer {
     ///
     /// # Safety
     /// README.md, pointers; `'a` is within the call.
-    pub(crate) unsafe fn tensor<'a>(&self) -> Result<Tensor<'a>, Failure> {
+    pub(crate) unsafe fn tensor<'a>(&self) -> Result<Tensor<'a>> {
         // SAFETY: passed on.
         let (name, dims) =
             unsafe { (text(self.name, "name of a layer")?, slice(self.dims, self.dims_len, "dims of a layer")) };
@@ -63,7 +63,7 @@ impl lgreco_layer {
     ///
     /// # Safety
     /// As for `tensor`.
-    pub(crate) unsafe fn gradient<'a>(&self, tensor: Tensor<'a>) -> Result<Gradient<'a>, Failure> {
+    pub(crate) unsafe fn gradient<'a>(&self, tensor: Tensor<'a>) -> Result<Gradient<'a>> {
         // SAFETY: passed on.
         let values = unsafe { values(self.values, tensor.dtype, tensor.shape.elements()) };
         let gradient = values.and_then(|values| Ok(Gradient::new(values, tensor.shape)?));
@@ -71,7 +71,7 @@ impl lgreco_layer {
     }
 
     /// Where the gradient lies in a device's memory.
-    pub(crate) fn address(&self, tensor: Tensor<'_>) -> Result<u64, Failure> {
+    pub(crate) fn address(&self, tensor: Tensor<'_>) -> Result<u64> {
         let elements = tensor.shape.elements();
         match tensor.dtype {
             Dtype::F32 => address(self.values.cast::<f32>(), elements, "values"),
@@ -85,7 +85,7 @@ impl lgreco_layer {
     }
 }
 
-pub(crate) fn dtype(code: lgreco_dtype) -> Result<Dtype, Failure> {
+pub(crate) fn dtype(code: lgreco_dtype) -> Result<Dtype> {
     one_of("dtype", code, [Dtype::F32, Dtype::F16, Dtype::Bf16])
 }
 
@@ -98,7 +98,7 @@ pub(crate) fn values_range(pointer: *const c_void, dtype: Dtype, shape: Shape) -
 ///
 /// # Safety
 /// `pointer` is null, misaligned, or valid for reads of so many elements of that type during `'a`.
-pub(crate) unsafe fn values<'a>(pointer: *const c_void, dtype: Dtype, elements: usize) -> Result<Values<'a>, Failure> {
+pub(crate) unsafe fn values<'a>(pointer: *const c_void, dtype: Dtype, elements: usize) -> Result<Values<'a>> {
     // SAFETY: passed on; F16 and Bf16 are transparent over u16.
     unsafe {
         Ok(match dtype {
@@ -113,11 +113,7 @@ pub(crate) unsafe fn values<'a>(pointer: *const c_void, dtype: Dtype, elements: 
 ///
 /// # Safety
 /// As for `values`; also valid for writes, and nothing else uses it during `'a`.
-pub(crate) unsafe fn values_mut<'a>(
-    pointer: *mut c_void,
-    dtype: Dtype,
-    elements: usize,
-) -> Result<ValuesMut<'a>, Failure> {
+pub(crate) unsafe fn values_mut<'a>(pointer: *mut c_void, dtype: Dtype, elements: usize) -> Result<ValuesMut<'a>> {
     // SAFETY: passed on; F16 and Bf16 are transparent over u16.
     unsafe {
         Ok(match dtype {
@@ -158,11 +154,7 @@ impl Gradients {
     ///
     /// # Safety
     /// README.md, pointers.
-    pub(super) unsafe fn pointers<'a>(
-        &self,
-        pointers: *const *mut c_void,
-        len: usize,
-    ) -> Result<&'a [*mut c_void], Failure> {
+    pub(super) unsafe fn pointers<'a>(&self, pointers: *const *mut c_void, len: usize) -> Result<&'a [*mut c_void]> {
         exactly(self.layers.len(), len, "gradients, one per layer")?;
         // SAFETY: passed on.
         unsafe { slice(pointers, len, "gradients") }
@@ -176,7 +168,7 @@ impl Gradients {
         &mut self,
         pointers: &[*mut c_void],
         call: impl FnOnce(&mut [ValuesMut<'static>]) -> T,
-    ) -> Result<T, Failure> {
+    ) -> Result<T> {
         self.values.clear();
         self.ranges.clear();
         for (&pointer, layer) in pointers.iter().zip(&self.layers) {

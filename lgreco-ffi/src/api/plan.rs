@@ -2,7 +2,7 @@ use super::context::lgreco_context;
 use super::table::{TableView, c_text, lgreco_table, lgreco_table_view};
 use crate::handle::{self, Immutable, kind};
 use crate::pointers::{Output, exactly, fill, read_struct, read_struct_or_default, sized_struct, slice};
-use crate::status::{Failure, lgreco_status};
+use crate::status::{Failure, Result, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::CoreError;
 use lgreco_train::file::PlanFile;
@@ -57,7 +57,7 @@ sized_struct!(
 );
 
 impl lgreco_plan_options {
-    pub(super) fn solver(&self) -> Result<Solver, Failure> {
+    pub(super) fn solver(&self) -> Result<Solver> {
         match self.solver {
             LGRECO_SOLVER_EXACT => {
                 Ok(Solver::Exact(exact::Limits { states: usize::try_from(self.states).unwrap_or(usize::MAX) }))
@@ -67,7 +67,7 @@ impl lgreco_plan_options {
         }
     }
 
-    fn budget<'a>(&self, view: &TableView<'a>) -> Result<Budget<'a>, Failure> {
+    fn budget<'a>(&self, view: &TableView<'a>) -> Result<Budget<'a>> {
         let alpha = self.alpha;
         match (self.limit, view.budget, view.defaults) {
             (LGRECO_LIMIT_SIZE, ..) => Ok(Budget::Size(self.size_limit)),
@@ -287,7 +287,7 @@ pub unsafe extern "C" fn lgreco_plan_from_json(
     })
 }
 
-fn verified(table: &NamedTable, file: &PlanFile) -> Result<PlanState, Failure> {
+fn verified(table: &NamedTable, file: &PlanFile) -> Result<PlanState> {
     let layers = table.layers();
     exactly(layers, file.layers.len(), "layers of the plan")?;
     let mut options = vec![None; layers];

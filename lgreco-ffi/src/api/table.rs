@@ -2,7 +2,7 @@ use super::context::lgreco_context;
 use super::setting::lgreco_setting;
 use crate::handle::{self, Immutable, kind};
 use crate::pointers::{Output, check_layer, fill, read_struct, sized_struct, slice, text};
-use crate::status::{Failure, lgreco_status};
+use crate::status::{Failure, Result, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::file::TableFile;
 use lgreco_train::table::{Choice, NamedError, NamedTable, Table};
@@ -74,7 +74,7 @@ pub(crate) struct TableView<'a> {
 ///
 /// # Safety
 /// As `slice`.
-unsafe fn optional<'a, T>(pointer: *const T, len: usize, what: &'static str) -> Result<Option<&'a [T]>, Failure> {
+unsafe fn optional<'a, T>(pointer: *const T, len: usize, what: &'static str) -> Result<Option<&'a [T]>> {
     // SAFETY: passed on.
     if pointer.is_null() { Ok(None) } else { unsafe { slice(pointer, len, what) }.map(Some) }
 }
@@ -82,7 +82,7 @@ unsafe fn optional<'a, T>(pointer: *const T, len: usize, what: &'static str) -> 
 impl<'a> TableView<'a> {
     /// # Safety
     /// README.md, pointers; `'a` is within the call.
-    pub(crate) unsafe fn read(view: *const lgreco_table_view) -> Result<Self, Failure> {
+    pub(crate) unsafe fn read(view: *const lgreco_table_view) -> Result<Self> {
         // SAFETY: passed on; lgreco_choice has the layout of Choice.
         unsafe {
             let raw = read_struct(view)?;
@@ -100,7 +100,7 @@ impl<'a> TableView<'a> {
         }
     }
 
-    pub(crate) fn table(&self) -> Result<Table<'a>, Failure> {
+    pub(crate) fn table(&self) -> Result<Table<'a>> {
         Table::new(self.choices, self.ends).map_err(|error| self.named(error))
     }
 
@@ -120,7 +120,7 @@ impl<'a> TableView<'a> {
 
     /// # Safety
     /// README.md, pointers.
-    unsafe fn to_named_table(&self) -> Result<NamedTable, Failure> {
+    unsafe fn to_named_table(&self) -> Result<NamedTable> {
         let named = |names: Option<&[*const c_char]>, index: usize, number: usize, what| match names {
             // SAFETY: passed on.
             Some(names) => unsafe { text(names[index], what) }.map(str::to_owned),
@@ -141,7 +141,7 @@ impl<'a> TableView<'a> {
             let labelled = |(option, &choice): (usize, &Choice)| {
                 Ok((named(self.labels, start + option, option, "label of an option")?, choice))
             };
-            let options = table.layer(layer).iter().enumerate().map(labelled).collect::<Result<Vec<_>, Failure>>()?;
+            let options = table.layer(layer).iter().enumerate().map(labelled).collect::<Result<Vec<_>>>()?;
             let name = named(self.names, layer, layer, "name of a layer")?;
             let default = self.defaults.map(|defaults| defaults[layer]);
             builder.layer(name, elements.map_or(0, |elements| elements[layer]), default, options);
@@ -189,7 +189,7 @@ pub(super) struct Texts {
 unsafe impl Sync for Texts {}
 
 impl Texts {
-    pub(super) fn new<'a>(texts: impl Iterator<Item = &'a str>, what: &'static str) -> Result<Texts, Failure> {
+    pub(super) fn new<'a>(texts: impl Iterator<Item = &'a str>, what: &'static str) -> Result<Texts> {
         let owned = texts.map(|text| c_text(text, what)).collect::<Result<Vec<_>, _>>()?;
         Ok(Texts { pointers: owned.iter().map(|text| text.as_ptr()).collect(), _owned: owned })
     }
@@ -200,16 +200,16 @@ impl Texts {
     }
 }
 
-pub(crate) fn c_text(text: &str, what: &'static str) -> Result<CString, Failure> {
+pub(crate) fn c_text(text: &str, what: &'static str) -> Result<CString> {
     CString::new(text).map_err(|_| Failure::Text { what, why: "holds a NUL" })
 }
 
 impl TableState {
-    pub(crate) fn measured(measured: Measured) -> Result<TableState, Failure> {
+    pub(crate) fn measured(measured: Measured) -> Result<TableState> {
         Ok(TableState { model_layers: Some(measured.layers), ..TableState::new(measured.table, None)? })
     }
 
-    pub(crate) fn new(table: NamedTable, budget: Option<f64>) -> Result<TableState, Failure> {
+    pub(crate) fn new(table: NamedTable, budget: Option<f64>) -> Result<TableState> {
         let layers = 0..table.layers();
         let size = |layer| table.uncompressed_size(layer).unwrap_or(table.elements(layer).saturating_mul(32));
         let ends = table.view().iter().scan(0, |end, options| {

@@ -37,10 +37,10 @@ pub(super) use decode::{combine, stated};
 use super::positions::{Layout, Writer};
 use super::wire::{self, HEADER_LEN, Header, Method};
 use super::{Compressor, check_finite};
-use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
+use crate::{Error, Result};
 use choose::Choice;
 
 /// Sends a few elements of each bin as plus or minus one magnitude.
@@ -69,7 +69,7 @@ pub struct AdaComp {
 }
 
 impl AdaComp {
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<()> {
         Error::require(self.bin > 0, "bin size", 0.0, "at least 1")
     }
 
@@ -96,7 +96,7 @@ impl AdaComp {
         compensated: &Gradient<'_>,
         fresh: &Gradient<'_>,
         payload: &mut [u8],
-    ) -> Result<usize, Error> {
+    ) -> Result<usize> {
         let shape = compensated.shape();
         self.check()?;
         expect_len("rows of the fresh gradient", shape.rows(), fresh.shape().rows())?;
@@ -125,14 +125,14 @@ impl AdaComp {
 }
 
 /// Bytes of a payload with `count` of the elements.
-fn payload_len(count: u32, shape: Shape) -> Result<usize, Error> {
+fn payload_len(count: u32, shape: Shape) -> Result<usize> {
     let body = 4 + Layout::new(shape.elements() as u32, count).bytes() + (count as u64).div_ceil(8);
     wire::payload_len(body, shape)
 }
 
 impl Compressor for AdaComp {
     /// A bit for the position and a bit for the sign of every element: a payload is never longer.
-    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize, Error> {
+    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
         self.check()?;
         wire::payload_len(4 + 2 * (shape.elements() as u64).div_ceil(8), shape)
     }
@@ -141,7 +141,7 @@ impl Compressor for AdaComp {
         false
     }
 
-    fn encode(&self, gradient: &Gradient<'_>, _: Stream, _: &mut [u64], payload: &mut [u8]) -> Result<usize, Error> {
+    fn encode(&self, gradient: &Gradient<'_>, _: Stream, _: &mut [u64], payload: &mut [u8]) -> Result<usize> {
         self.encode_compensated(gradient, gradient, payload)
     }
 }
@@ -158,7 +158,7 @@ pub(super) fn measure(
     bins: &[u32],
     squared_errors: &mut [f64],
     mut found: impl FnMut(usize, usize),
-) -> Result<(), Error> {
+) -> Result<()> {
     check_finite(gradient)?;
     for (index, (&bin, error)) in bins.iter().zip(squared_errors).enumerate() {
         AdaComp { bin }.check()?;

@@ -1,12 +1,12 @@
 //! The row of the error table: error and size of every λ in one pass.
 
 use super::HardThreshold;
-use crate::Error;
 use crate::compress::topk;
 use crate::compress::value::{WireValue, with_wire_type};
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::select::{check_finite, magnitude_bits};
+use crate::{Error, Result};
 
 /// Words of workspace that a row of `lambdas` entries needs.
 pub const fn measure_workspace_len(lambdas: usize) -> usize {
@@ -28,7 +28,7 @@ pub(in crate::compress) fn measure(
     workspace: &mut [u64],
     squared_errors: &mut [f64],
     found: impl FnMut(usize, usize),
-) -> Result<(), Error> {
+) -> Result<()> {
     let room = measure_workspace_len(lambdas.len());
     expect_room("workspace words", room, workspace.len())?;
     lambdas.iter().try_for_each(|&lambda| HardThreshold { lambda, values }.check())?;
@@ -49,7 +49,7 @@ fn row<T: Element, V: WireValue>(
     (order, bins): (&[u64], &mut [u64]),
     squared_errors: &mut [f64],
     mut found: impl FnMut(usize, usize),
-) -> Result<(), Error> {
+) -> Result<()> {
     check_finite(values)?;
     let bits = |entry: &u64| (entry >> 32) as u32;
     bins.fill(0);

@@ -31,11 +31,11 @@ mod gamma;
 
 use super::topk::{self, AtLeast, TopK};
 use super::{Compressor, hard_threshold};
-use crate::Error;
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::select;
+use crate::{Error, Result};
 use core::slice::from_mut;
 
 /// Elements below which nothing is fitted.
@@ -98,7 +98,7 @@ enum Selected {
 }
 
 impl Sidco {
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<()> {
         Error::require((1..=MOST_STAGES).contains(&self.stages), "stages", self.stages.into(), "1 to 1100")?;
         TopK::with_density(self.density, 1, self.values).map(|_| ())
     }
@@ -108,12 +108,12 @@ impl Sidco {
     }
 
     /// The wanted number of elements.
-    fn target(&self, elements: usize) -> Result<u32, Error> {
+    fn target(&self, elements: usize) -> Result<u32> {
         self.check()?;
         Ok(TopK::with_density(self.density, elements, self.values)?.keep)
     }
 
-    fn select<T: Element>(&self, values: &[T]) -> Result<Selected, Error> {
+    fn select<T: Element>(&self, values: &[T]) -> Result<Selected> {
         let target = self.target(values.len())?;
         if select::count_at_least(values, 1)? == 0 {
             return Ok(Selected::AtLeast { magnitude: 1, count: 0 });
@@ -128,7 +128,7 @@ impl Sidco {
 
 impl Compressor for Sidco {
     /// The length with twice the wanted number of elements.
-    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize, Error> {
+    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
         let elements = shape.elements();
         let target = self.target(elements)?;
         let most = target.saturating_mul(2).min(elements as u32);
@@ -154,7 +154,7 @@ impl Compressor for Sidco {
         stream: Stream,
         workspace: &mut [u64],
         payload: &mut [u8],
-    ) -> Result<usize, Error> {
+    ) -> Result<usize> {
         let room = self.encode_workspace_len(gradient.shape(), Dtype::F32);
         expect_room("workspace words", room, workspace.len())?;
         match with_elements!(gradient.values(), v => self.select(v))? {
@@ -183,7 +183,7 @@ pub(super) fn measure(
     workspace: &mut [u64],
     squared_errors: &mut [f64],
     mut found: impl FnMut(usize, usize),
-) -> Result<(), Error> {
+) -> Result<()> {
     let shape = gradient.shape();
     expect_room("workspace words", measure_workspace_len(shape), workspace.len())?;
     for (index, (&density, error)) in densities.iter().zip(squared_errors).enumerate() {
