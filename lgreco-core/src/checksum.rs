@@ -7,7 +7,7 @@
 //! bit would otherwise load, among them those in the step of the next decision. As parts (a memory in a controller, a
 //! setting in an end of a cut) have none, but for the layers of a controller that is saved by layer, `lgreco_testing::reseal` repairs any state by its last eight bytes.
 
-use crate::Error;
+use crate::{Error, Result};
 
 /// 64-bit FNV-1a, a word at a time, with a shift that brings high bits down.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +51,7 @@ pub fn seal(bytes: &mut [u8]) {
 ///
 /// # Errors
 /// [`Error::Length`] when there is no room for a checksum; [`Error::Checksum`] when it is another.
-pub fn open(bytes: &[u8]) -> Result<&[u8], Error> {
+pub fn open(bytes: &[u8]) -> Result<&[u8]> {
     let short = Error::Length { what: "saved state bytes", expected: LEN, found: bytes.len() };
     let (bytes, sum) = bytes.split_last_chunk::<LEN>().ok_or(short)?;
     let (expected, found) = (Hash::of_bytes(bytes).0, u64::from_le_bytes(*sum));

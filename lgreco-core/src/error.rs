@@ -254,6 +254,9 @@ pub enum Error {
     },
 }
 
+/// What a call of this crate gives: a `T`, or an [`Error`] unless another type is named.
+pub type Result<T, E = Error> = core::result::Result<T, E>;
+
 impl Error {
     /// [`Error::Parameter`] unless `holds`.
     pub(crate) fn require(holds: bool, what: &'static str, value: f64, expected: &'static str) -> Result<(), Error> {

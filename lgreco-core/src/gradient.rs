@@ -4,7 +4,7 @@ mod element;
 
 pub use element::{Bf16, Dtype, Element, F16};
 
-use crate::Error;
+use crate::{Error, Result};
 
 /// The values of a gradient, borrowed from the trainer.
 ///
@@ -92,7 +92,7 @@ impl Shape {
     ///
     /// # Errors
     /// [`Error::TooManyElements`] unless `rows`, `cols` and `rows · cols` are below 2^32.
-    pub const fn new(rows: usize, cols: usize) -> Result<Self, Error> {
+    pub const fn new(rows: usize, cols: usize) -> Result<Self> {
         match rows.checked_mul(cols) {
             Some(n) if n <= u32::MAX as usize && rows <= u32::MAX as usize && cols <= u32::MAX as usize => {
                 Ok(Shape { rows: rows as u32, cols: cols as u32 })
@@ -112,7 +112,7 @@ impl Shape {
     /// assert_eq!((convolution.rows(), convolution.cols()), (64, 27));
     /// # Ok::<(), lgreco_core::Error>(())
     /// ```
-    pub fn from_dims(dims: &[usize]) -> Result<Self, Error> {
+    pub fn from_dims(dims: &[usize]) -> Result<Self> {
         let (rows, rest) = dims.split_first().map_or((1, dims), |(&r, rest)| (r, rest));
         let cols = if rest.contains(&0) { 0 } else { rest.iter().fold(1usize, |a, &b| a.saturating_mul(b)) };
         Shape::new(rows, cols)
@@ -154,7 +154,7 @@ impl<'a> Gradient<'a> {
     ///
     /// # Errors
     /// [`Error::Length`] when the number of values is not `shape.elements()`.
-    pub const fn new(values: Values<'a>, shape: Shape) -> Result<Self, Error> {
+    pub const fn new(values: Values<'a>, shape: Shape) -> Result<Self> {
         if values.len() != shape.elements() {
             return Err(Error::Length { what: "gradient values", expected: shape.elements(), found: values.len() });
         }

@@ -32,9 +32,9 @@ pub mod bits {
     pub use crate::compress::bits::{pack, packed_len, unpack};
 }
 
-/// Bodies of TopK's payloads without their header.
+/// Bodies of TopK's payloads without their header, and which values their types cannot hold.
 pub mod topk {
-    pub use crate::compress::topk::body::{body_len, check_keep, for_each_position, positions_len};
+    pub use crate::compress::topk::body::{body_len, check_keep, for_each_position, overflow, positions_len};
     pub use crate::compress::topk::decode::decode_body;
     pub use crate::compress::topk::encode::encode_body;
 }

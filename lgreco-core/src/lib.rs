@@ -90,4 +90,4 @@ pub mod simd;
 mod spread;
 pub mod table;
 
-pub use error::{Error, Word};
+pub use error::{Error, Result, Word};

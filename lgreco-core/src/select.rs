@@ -7,11 +7,11 @@
 
 pub mod mark;
 
-use crate::Error;
 use crate::error::expect_room;
 use crate::gradient::Element;
 use crate::simd::{Block, LANES, LaneKernel, Lanes, dispatch_lanes};
 use crate::spread::{Per, spread_parts};
+use crate::{Error, Result};
 
 /// Below this many elements a sample is not worth its while.
 const SAMPLED_FROM: usize = 1 << 10;
@@ -189,11 +189,7 @@ fn put<L: Lanes>(lanes: L, block: &Block, mask: u64, places: &mut [u32]) -> usiz
 ///
 /// # Errors
 /// [`Error::NonFinite`] with the first offender.
-pub fn split<T: Element, const ENERGY: bool>(
-    values: &[T],
-    bracket: Bracket,
-    inside: &mut [u32],
-) -> Result<Split, Error> {
+pub fn split<T: Element, const ENERGY: bool>(values: &[T], bracket: Bracket, inside: &mut [u32]) -> Result<Split> {
     let split = dispatch_lanes(SplitKernel::<T, ENERGY> { values, bracket, inside });
     if split.max >= INFINITY {
         return Err(first_non_finite(values));
@@ -238,7 +234,7 @@ fn parts<T: Element>(
 
 /// As [`split`] without energies, spread over cores. `inside` has room for one per element, or none where the bracket is
 /// empty.
-fn split_parts<T: Element>(values: &[T], bracket: Bracket, inside: &mut [u32]) -> Result<Split, Error> {
+fn split_parts<T: Element>(values: &[T], bracket: Bracket, inside: &mut [u32]) -> Result<Split> {
     let part = values.len().div_ceil(PARTS).next_multiple_of(LANES).max(1 << 12);
     let mut splits = [Split { above: 0, inside: 0, tied: 0, energy_below: 0.0, max: 0 }; PARTS];
     let slices = (values, Per(&mut *inside, 1, 1), Per(&mut splits[..], 1, part));
@@ -260,7 +256,7 @@ fn split_parts<T: Element>(values: &[T], bracket: Bracket, inside: &mut [u32]) -
 }
 
 /// `Err` with the first NaN or infinity.
-pub fn check_finite<T: Element>(values: &[T]) -> Result<(), Error> {
+pub fn check_finite<T: Element>(values: &[T]) -> Result<()> {
     let nothing = Bracket { low: Bracket::ALL.high, ..Bracket::ALL };
     split_parts(values, nothing, &mut []).map(|_| ())
 }
@@ -283,14 +279,14 @@ pub const fn workspace_len(elements: usize) -> usize {
 ///
 /// # Complexity
 /// O(n): one pass over the values, and one more when the sampled bracket misses.
-pub fn kth_largest_magnitude<T: Element>(values: &[T], k: u32, workspace: &mut [u64]) -> Result<Cut, Error> {
+pub fn kth_largest_magnitude<T: Element>(values: &[T], k: u32, workspace: &mut [u64]) -> Result<Cut> {
     expect_room("workspace words", workspace_len(values.len()), workspace.len())?;
     debug_assert!(k >= 1 && k as usize <= values.len());
     cut(values, k, bytemuck::cast_slice_mut(workspace))
 }
 
 /// The same; `buffer` has room for one number per element.
-fn cut<T: Element>(values: &[T], k: u32, buffer: &mut [u32]) -> Result<Cut, Error> {
+fn cut<T: Element>(values: &[T], k: u32, buffer: &mut [u32]) -> Result<Cut> {
     let mut bracket = Bracket::sampled(values, k, buffer);
     let mut found = split_parts(values, bracket, buffer)?;
     if !(found.above..found.above + found.inside as u32 + found.tied).contains(&(k - 1)) {
@@ -326,7 +322,7 @@ fn cut_of(magnitudes: &mut [u32], k: u32, scratch: &mut [u32]) -> Cut {
 ///
 /// # Errors
 /// [`Error::NonFinite`] with the first offender.
-pub fn count_at_least<T: Element>(values: &[T], magnitude: u32) -> Result<u32, Error> {
+pub fn count_at_least<T: Element>(values: &[T], magnitude: u32) -> Result<u32> {
     let bracket = Bracket { low: magnitude - 1, high: magnitude - 1, ..Bracket::ALL };
     split_parts(values, bracket, &mut []).map(|split| split.above)
 }

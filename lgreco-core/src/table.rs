@@ -1,6 +1,6 @@
 //! What there is to choose from: per layer, a ragged list of options with their size and error.
 
-use crate::Error;
+use crate::{Error, Result};
 
 #[cfg(feature = "alloc")]
 mod named;
@@ -60,7 +60,7 @@ impl<'a> Table<'a> {
     ///
     /// # Complexity
     /// O(choices).
-    pub fn new(choices: &'a [Choice], ends: &'a [usize]) -> Result<Self, Error> {
+    pub fn new(choices: &'a [Choice], ends: &'a [usize]) -> Result<Self> {
         let (mut start, mut total) = (0, 0u64);
         for (layer, &end) in ends.iter().enumerate() {
             if end == start {
@@ -132,7 +132,7 @@ impl<'a> Table<'a> {
     pub fn chosen<'b>(
         &self,
         options: &'b [u32],
-    ) -> Result<impl ExactSizeIterator<Item = Choice> + Clone + use<'a, 'b>, Error> {
+    ) -> Result<impl ExactSizeIterator<Item = Choice> + Clone + use<'a, 'b>> {
         crate::error::expect_len("choices, one per layer", self.layers(), options.len())?;
         for (layer, (choices, &option)) in self.iter().zip(options).enumerate() {
             if option as usize >= choices.len() {

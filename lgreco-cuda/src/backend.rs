@@ -8,7 +8,7 @@ use crate::gpu::{Gpu, Scratch};
 use crate::pending::Pending;
 use crate::rows::measure;
 use crate::tensor::{DeviceGradient, DeviceJob, Input, checked, work};
-use crate::{Error, powersgd, qsgd};
+use crate::{Error, Result, powersgd, qsgd};
 use lgreco_core::backend::{Backend, Job, JobError};
 use lgreco_core::compress::Setting;
 use lgreco_core::compress::wire::Payload;
@@ -55,7 +55,7 @@ impl CudaBackend {
     /// # Errors
     /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::NoPools`], [`Error::TooOld`], [`Error::Unsupported`], each with what
     /// is missing; [`Error::Driver`], also when the device has no memory for a context.
-    pub fn new(ordinal: usize) -> Result<Self, Error> {
+    pub fn new(ordinal: usize) -> Result<Self> {
         Ok(Self::on(Box::new(Driver::new(ordinal)?)))
     }
 
@@ -79,7 +79,7 @@ impl CudaBackend {
     ///
     /// # Safety
     /// The context and the stream, which belongs to it, outlive the backend.
-    pub unsafe fn with_stream(stream: *mut c_void) -> Result<Self, Error> {
+    pub unsafe fn with_stream(stream: *mut c_void) -> Result<Self> {
         // SAFETY: as the caller promises.
         Ok(Self::on(Box::new(unsafe { Driver::with_stream(stream) }?)))
     }
@@ -125,7 +125,7 @@ impl CudaBackend {
     ///
     /// # Errors
     /// [`Error::Driver`], also when something enqueued before has failed.
-    pub fn synchronise(&mut self) -> Result<(), Error> {
+    pub fn synchronise(&mut self) -> Result<()> {
         self.gpu.synchronise()
     }
 
@@ -181,7 +181,7 @@ impl CudaBackend {
         gradient: &DeviceGradient,
         stream: Stream,
         payload: &mut [u8],
-    ) -> Result<usize, Error> {
+    ) -> Result<usize> {
         encode(&mut self.gpu, setting, &Input::Device(*gradient), stream, payload)
     }
 
@@ -204,13 +204,13 @@ impl CudaBackend {
     /// # Safety
     /// `address` is valid memory of four bytes per element in the backend's context, which nothing else uses, other than
     /// work ordered before or after on the backend's stream.
-    pub unsafe fn decode_to_device(&mut self, payload: &[u8], address: u64) -> Result<(), Error> {
+    pub unsafe fn decode_to_device(&mut self, payload: &[u8], address: u64) -> Result<()> {
         let target = checked(address, decoded_bytes(Payload::parse(payload)?.header.shape), 4)?;
         self.decode_to_part(payload, target)
     }
 
     /// Enqueued for QSGD, done for other methods: decodes a payload into f32 values.
-    pub(crate) fn decode_to_part(&mut self, payload: &[u8], target: Part) -> Result<(), Error> {
+    pub(crate) fn decode_to_part(&mut self, payload: &[u8], target: Part) -> Result<()> {
         let parsed = Payload::parse(payload)?;
         let elements = parsed.header.shape.elements();
         if elements > 0 && decode(&mut self.gpu, payload, &parsed, target)? {
@@ -276,7 +276,7 @@ impl Backend for CudaBackend {
 
 impl CudaBackend {
     /// Done: as [`decode`], into `values`.
-    fn decode_with_room(&mut self, bytes: &[u8], payload: &Payload<'_>, values: &mut [f32]) -> Result<bool, Error> {
+    fn decode_with_room(&mut self, bytes: &[u8], payload: &Payload<'_>, values: &mut [f32]) -> Result<bool> {
         let part = self.gpu.scratch(Scratch::Output, decoded_bytes(payload.header.shape))?;
         if !decode(&mut self.gpu, bytes, payload, part)? {
             return Ok(false);

@@ -4,7 +4,7 @@ use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{INFINITY, check_finite, overflow};
 use crate::tensor::{Input, Tensor};
-use crate::{Error, magnitude, positions, powersgd, qsgd, selection, topk};
+use crate::{Error, Result, magnitude, positions, powersgd, qsgd, selection};
 use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
 use lgreco_core::compress::{
     Compressor, Setting,
@@ -13,7 +13,8 @@ use lgreco_core::compress::{
     topk::TopK,
 };
 use lgreco_core::gradient::Shape;
-use lgreco_core::internal::quantised_topk;
+use lgreco_core::internal::error::expect_room;
+use lgreco_core::internal::{quantised_topk, topk::overflow as overflow_from};
 use lgreco_core::rng::Stream;
 
 /// Bytes of a status: two words, the first the bits of the largest magnitude (or 0 where it is known to be finite), the
@@ -23,7 +24,7 @@ pub(crate) const STATUS: u64 = 8;
 const NO_ENCODER: Error = Error::Method("this setting");
 
 /// A payload's header.
-pub(crate) fn header(setting: &Setting, input: &Input<'_>) -> Result<Header, Error> {
+pub(crate) fn header(setting: &Setting, input: &Input<'_>) -> Result<Header> {
     let shape = input.shape();
     Ok(match *setting {
         Setting::Dense => Header { method: Method::Dense, variant: input.dtype() as u8, parameter: 0, shape },
@@ -36,12 +37,9 @@ pub(crate) fn header(setting: &Setting, input: &Input<'_>) -> Result<Header, Err
 }
 
 /// Bytes of the payload, when there is `room` for it.
-pub(crate) fn checked_len(setting: &Setting, input: &Input<'_>, room: usize) -> Result<usize, Error> {
+pub(crate) fn checked_len(setting: &Setting, input: &Input<'_>, room: usize) -> Result<usize> {
     let len = setting.payload_len(input.shape(), input.dtype())?;
-    if room < len {
-        let what = "payload bytes";
-        return Err(lgreco_core::Error::Length { what, expected: len, found: room }.into());
-    }
+    expect_room("payload bytes", len, room)?;
     Ok(len)
 }
 
@@ -53,7 +51,7 @@ pub(crate) fn enqueue(
     stream: Stream,
     payload: Part,
     status: Part,
-) -> Result<(), Error> {
+) -> Result<()> {
     if input.shape().elements() == 0 {
         // There may be means of nothing.
         return gpu.clear(payload.from(HEADER_LEN as u64));
@@ -84,7 +82,7 @@ pub(crate) fn enqueue_decoding(
     payload: Part,
     target: &Tensor,
     status: Part,
-) -> Result<Option<[u32; 2]>, Error> {
+) -> Result<Option<[u32; 2]>> {
     match *setting {
         Setting::Qsgd(c) => qsgd::decode(gpu, c, payload, target).map(|()| None),
         Setting::TopK(c) => positions::decode(gpu, c.into(), payload, target, status).map(Some),
@@ -99,7 +97,7 @@ pub(crate) fn enqueue_decoding(
 }
 
 /// What a status says of the gradient.
-pub(crate) fn check(gpu: &mut Gpu, setting: &Setting, input: &Input<'_>, status: &[u32]) -> Result<(), Error> {
+pub(crate) fn check(gpu: &mut Gpu, setting: &Setting, input: &Input<'_>, status: &[u32]) -> Result<()> {
     check_finite(gpu, input, status[0])?;
     match *setting {
         Setting::TopK(_) if status[0] >= limit(setting) => Err(overflow(gpu, input, status[1].max(limit(setting)))?),
@@ -114,7 +112,7 @@ pub(crate) const TOLD: u64 = STATUS + 8;
 /// The magnitude from which on a gradient cannot be encoded.
 fn limit(setting: &Setting) -> u32 {
     match *setting {
-        Setting::TopK(TopK { values, .. }) => topk::overflow(values),
+        Setting::TopK(TopK { values, .. }) => overflow_from(values),
         _ => INFINITY,
     }
 }
@@ -127,7 +125,7 @@ pub(crate) fn enqueue_told(
     stream: Stream,
     payload: Part,
     status: Part,
-) -> Result<(), Error> {
+) -> Result<()> {
     let mut bytes = [0; HEADER_LEN];
     header(setting, input)?.write(&mut bytes)?;
     let header = [0, 1, 2, 3].map(|word| u32::from_le_bytes(bytes.as_chunks::<4>().0[word]));
@@ -140,7 +138,7 @@ pub(crate) fn enqueue_told(
 }
 
 /// What a status of [`TOLD`] bytes says of a gradient that may have gone.
-pub(crate) fn check_told(setting: &Setting, [largest, second, low, high]: [u32; 4]) -> Result<(), Error> {
+pub(crate) fn check_told(setting: &Setting, [largest, second, low, high]: [u32; 4]) -> Result<()> {
     let (index, value) = magnitude::told([low, high]);
     if largest >= INFINITY {
         return Err(lgreco_core::Error::NonFinite { index, value }.into());
@@ -152,7 +150,7 @@ pub(crate) fn check_told(setting: &Setting, [largest, second, low, high]: [u32; 
 }
 
 /// `Err` when a status is not the one that decoding an encoder's payload leaves.
-pub(crate) fn check_decoded(status: &[u32], expected: Option<[u32; 2]>) -> Result<(), Error> {
+pub(crate) fn check_decoded(status: &[u32], expected: Option<[u32; 2]>) -> Result<()> {
     if expected.is_none_or(|expected| status == expected) {
         return Ok(());
     }
@@ -166,7 +164,7 @@ pub(crate) fn encode(
     input: &Input<'_>,
     stream: Stream,
     payload: &mut [u8],
-) -> Result<usize, Error> {
+) -> Result<usize> {
     let len = checked_len(setting, input, payload.len())?;
     if let (Setting::Qsgd(Qsgd { bucket, .. }), Input::Host(gradient)) = (setting, input)
         && !qsgd::holds(*bucket)
@@ -188,7 +186,7 @@ pub(crate) fn encode(
 
 /// Decodes `bytes`, parsed as `payload`, into the f32 values of `target`: enqueued for QSGD, done for the others. `false`,
 /// and done, when that is left to the core: dense payloads, those that hold nothing, and those that no encoder writes.
-pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target: Part) -> Result<bool, Error> {
+pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target: Part) -> Result<bool> {
     let Some(setting) = setting_of(payload)? else { return Ok(false) };
     let bytes = gpu.upload(Scratch::Payload, bytes)?;
     let status = gpu.scratch(Scratch::Results, STATUS)?;
@@ -206,7 +204,7 @@ pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target:
 }
 
 /// A setting whose payloads are decoded as this one is, or `None` when the core has to do that.
-fn setting_of(payload: &Payload<'_>) -> Result<Option<Setting>, Error> {
+fn setting_of(payload: &Payload<'_>) -> Result<Option<Setting>> {
     Ok(match payload.header.method {
         Method::Qsgd => Some(Setting::Qsgd(lgreco_core::compress::qsgd::of_payload(payload)?)),
         Method::TopK => {

@@ -1,6 +1,6 @@
 //! A device that only notes what it is asked for, to know a workspace and its kernels before there is work.
 
-use crate::Error;
+use crate::Result;
 use crate::device::{Device, Launch, Part};
 use crate::kernels::Kernel;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,43 +32,43 @@ pub(crate) struct Counting {
 }
 
 impl Device for Counting {
-    fn allocate(&mut self, bytes: u64) -> Result<Part, Error> {
+    fn allocate(&mut self, bytes: u64) -> Result<Part> {
         Ok(Part { address: 0, bytes })
     }
 
     fn free(&mut self, _: Part) {}
 
-    fn prepare(&mut self, kernel: Kernel) -> Result<(), Error> {
+    fn prepare(&mut self, kernel: Kernel) -> Result<()> {
         self.kernels.add(kernel);
         Ok(())
     }
 
-    fn set(&mut self, _: Part, _: u32) -> Result<(), Error> {
+    fn set(&mut self, _: Part, _: u32) -> Result<()> {
         Ok(())
     }
 
-    fn upload(&mut self, bytes: &[u8], _: Part) -> Result<(), Error> {
+    fn upload(&mut self, bytes: &[u8], _: Part) -> Result<()> {
         self.uploaded.fetch_add(bytes.len(), Ordering::Relaxed);
         Ok(())
     }
 
-    fn clear(&mut self, _: Part) -> Result<(), Error> {
+    fn clear(&mut self, _: Part) -> Result<()> {
         Ok(())
     }
 
-    fn copy(&mut self, _: Part, _: Part) -> Result<(), Error> {
+    fn copy(&mut self, _: Part, _: Part) -> Result<()> {
         Ok(())
     }
 
-    fn launch(&mut self, launch: Launch<'_>) -> Result<(), Error> {
+    fn launch(&mut self, launch: Launch<'_>) -> Result<()> {
         self.prepare(launch.kernel)
     }
 
-    fn download(&mut self, _: Part, _: &mut [u8]) -> Result<(), Error> {
+    fn download(&mut self, _: Part, _: &mut [u8]) -> Result<()> {
         Ok(())
     }
 
-    fn synchronise(&mut self) -> Result<(), Error> {
+    fn synchronise(&mut self) -> Result<()> {
         Ok(())
     }
 }

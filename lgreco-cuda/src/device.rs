@@ -1,6 +1,6 @@
 //! What the backend needs of a device. All other code is written once, over this.
 
-use crate::Error;
+use crate::Result;
 use crate::kernels::Kernel;
 
 /// Memory of a device, whose address is only ever passed on. Made by allocation, by cutting, or from what an embedder
@@ -54,21 +54,21 @@ pub(crate) struct Launch<'a> {
 /// work.
 pub(crate) trait Device: Send {
     /// `Err` while the device takes no memory back, because its stream is being captured.
-    fn may_free(&self) -> Result<(), Error> {
+    fn may_free(&self) -> Result<()> {
         Ok(())
     }
 
     /// Done: memory aligned to 256 bytes, its content undefined.
-    fn allocate(&mut self, bytes: u64) -> Result<Part, Error>;
+    fn allocate(&mut self, bytes: u64) -> Result<Part>;
 
     /// Memory that only what has been enqueued before may use.
     fn free(&mut self, part: Part);
 
     /// Done: makes a kernel ready, so that its first launch takes no longer than others.
-    fn prepare(&mut self, kernel: Kernel) -> Result<(), Error>;
+    fn prepare(&mut self, kernel: Kernel) -> Result<()>;
 
     /// Done: from now on so many bytes can be uploaded one after another without a wait, unless the device has not read those before.
-    fn stage(&mut self, _: usize) -> Result<(), Error> {
+    fn stage(&mut self, _: usize) -> Result<()> {
         Ok(())
     }
 
@@ -78,28 +78,28 @@ pub(crate) trait Device: Send {
     }
 
     /// Enqueued: a word, which goes with the command.
-    fn set(&mut self, word_at: Part, word: u32) -> Result<(), Error>;
+    fn set(&mut self, word_at: Part, word: u32) -> Result<()>;
 
     /// Enqueued: `bytes`, of the same length, which are read before the call returns.
-    fn upload(&mut self, bytes: &[u8], to: Part) -> Result<(), Error>;
+    fn upload(&mut self, bytes: &[u8], to: Part) -> Result<()>;
 
     /// Enqueued: fills with zeros.
-    fn clear(&mut self, part: Part) -> Result<(), Error>;
+    fn clear(&mut self, part: Part) -> Result<()>;
 
     /// Enqueued: parts of the same length that do not overlap.
-    fn copy(&mut self, from: Part, to: Part) -> Result<(), Error>;
+    fn copy(&mut self, from: Part, to: Part) -> Result<()>;
 
     /// Enqueued.
-    fn launch(&mut self, launch: Launch<'_>) -> Result<(), Error>;
+    fn launch(&mut self, launch: Launch<'_>) -> Result<()>;
 
     /// Blocks of a kernel, of so many threads, that run at a time.
-    fn resident(&mut self, _: Kernel, _threads: u32) -> Result<u64, Error> {
+    fn resident(&mut self, _: Kernel, _threads: u32) -> Result<u64> {
         Ok(2048)
     }
 
     /// Done, and so is all that was enqueued before. `bytes` are as long as `from`.
-    fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<(), Error>;
+    fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<()>;
 
     /// Done: everything.
-    fn synchronise(&mut self) -> Result<(), Error>;
+    fn synchronise(&mut self) -> Result<()>;
 }

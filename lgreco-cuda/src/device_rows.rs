@@ -7,7 +7,8 @@ use crate::error::DeviceJobError;
 use crate::gpu::Gpu;
 use crate::rows::{check_all, enqueue, results_bytes, take_rows};
 use crate::tensor::{DeviceJob, Work, checked, work};
-use crate::{Error, gpu};
+use crate::{Error, Result, gpu};
+use lgreco_core::internal::error::expect_len;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -113,7 +114,7 @@ impl CudaBackend {
     /// # Safety
     /// There are as many words at `results` in the backend's context, which nothing else writes, other than work ordered before or
     /// after on the backend's stream.
-    pub unsafe fn fetch_results(&mut self, results: u64, words: &mut [u64]) -> Result<(), Error> {
+    pub unsafe fn fetch_results(&mut self, results: u64, words: &mut [u64]) -> Result<()> {
         let results = checked(results, size_of_val(words) as u64, 8)?;
         self.gpu_mut().read_into(results, bytemuck::cast_slice_mut(words))
     }
@@ -128,10 +129,7 @@ impl CudaBackend {
     pub fn read_rows(&mut self, jobs: &[DeviceJob<'_>], words: &[u64], rows: &mut [f64]) -> Result<(), DeviceJobError> {
         let jobs = work(jobs);
         check_all(&jobs)?;
-        let (what, expected, found) = ("words of results", (results_bytes(&jobs) / 8) as usize, words.len());
-        if expected != found {
-            return Err(Error::from(lgreco_core::Error::Length { what, expected, found }).into());
-        }
+        expect_len("words of results", (results_bytes(&jobs) / 8) as usize, words.len()).map_err(Error::from)?;
         take_rows(self.gpu_mut(), &jobs, words, rows)
     }
 }

@@ -1,7 +1,6 @@
 //! The driver: a context, a stream, modules. Every call makes the context current and afterwards what was current
 //! before.
 
-use crate::Error;
 use crate::device::{BLOCK, Device, Launch, Part};
 use crate::error::version;
 use crate::kernels::Kernel;
@@ -9,6 +8,7 @@ use crate::libcuda::{Cuda, Failure, INVALID_CONTEXT, NO_DEVICE, OUT_OF_MEMORY, S
 use crate::modules::Modules;
 use crate::shipped::{self, Architecture};
 use crate::staging::{HALF, Staging};
+use crate::{Error, Result};
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUfunction, CUstream, CUstream_flags};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_void};
@@ -24,7 +24,7 @@ pub(crate) struct Started {
 }
 
 /// Loads and initialises the driver.
-pub(crate) fn start() -> Result<Started, Error> {
+pub(crate) fn start() -> Result<Started> {
     let cuda = Cuda::load()?;
     let mut number = 0;
     // SAFETY: a place for an int.
@@ -46,7 +46,7 @@ pub(crate) fn start() -> Result<Started, Error> {
 
 impl Started {
     /// Devices there are.
-    pub(crate) fn count(self) -> Result<usize, Error> {
+    pub(crate) fn count(self) -> Result<usize> {
         let mut count = 0;
         // SAFETY: a place for an int.
         unsafe { self.cuda.cuDeviceGetCount(&mut count) }?;
@@ -54,7 +54,7 @@ impl Started {
     }
 
     /// The device of this number.
-    pub(crate) fn device(self, ordinal: usize) -> Result<CUdevice, Error> {
+    pub(crate) fn device(self, ordinal: usize) -> Result<CUdevice> {
         let mut device = 0;
         // SAFETY: a place for a device.
         let found = unsafe { self.cuda.cuDeviceGet(&mut device, i32::try_from(ordinal).unwrap_or(i32::MAX)) };
@@ -62,7 +62,7 @@ impl Started {
     }
 
     /// A device's name, and the bytes of its memory.
-    pub(crate) fn name_and_memory(self, device: CUdevice) -> Result<(String, u64), Error> {
+    pub(crate) fn name_and_memory(self, device: CUdevice) -> Result<(String, u64)> {
         let (mut name, mut bytes) = ([0u8; 256], 0);
         // SAFETY: places of these sizes; the driver gave the device.
         unsafe {
@@ -73,7 +73,7 @@ impl Started {
         Ok((name.to_string_lossy().into_owned(), bytes as u64))
     }
 
-    fn attribute(self, device: CUdevice, attribute: CUdevice_attribute) -> Result<i32, Error> {
+    fn attribute(self, device: CUdevice, attribute: CUdevice_attribute) -> Result<i32> {
         let mut value = 0;
         // SAFETY: a place for an int; the driver gave the device.
         unsafe { self.cuda.cuDeviceGetAttribute(&mut value, attribute as i32, device) }?;
@@ -81,14 +81,14 @@ impl Started {
     }
 
     /// A device's compute capability, 80 for 8.0.
-    pub(crate) fn compute_capability(self, device: CUdevice) -> Result<u32, Error> {
+    pub(crate) fn compute_capability(self, device: CUdevice) -> Result<u32> {
         use CUdevice_attribute::*;
         let major = self.attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         Ok((10 * major + self.attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?) as u32)
     }
 
     /// Which kernels a device runs. `Err` when there are none for it, or it lacks something else.
-    pub(crate) fn architecture(self, device: CUdevice) -> Result<Architecture, Error> {
+    pub(crate) fn architecture(self, device: CUdevice) -> Result<Architecture> {
         let architecture = shipped::architecture(self.version, self.compute_capability(device)?)?;
         if self.attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? == 0 {
             return Err(Error::NoPools);
@@ -120,7 +120,7 @@ unsafe impl Send for Driver {}
 struct Current(&'static Cuda);
 
 impl Current {
-    fn make(cuda: &'static Cuda, context: CUcontext) -> Result<Self, Error> {
+    fn make(cuda: &'static Cuda, context: CUcontext) -> Result<Self> {
         // SAFETY: the context lives as long as the device.
         unsafe { cuda.cuCtxPushCurrent_v2(context) }?;
         Ok(Current(cuda))
@@ -136,7 +136,7 @@ impl Drop for Current {
 }
 
 /// `Err` when the stream is being captured. Its context is current.
-fn uncaptured(cuda: &Cuda, stream: CUstream) -> Result<(), Error> {
+fn uncaptured(cuda: &Cuda, stream: CUstream) -> Result<()> {
     let mut status = 0;
     // SAFETY: a place for a status; the stream lives.
     match unsafe { cuda.cuStreamIsCapturing(stream, &mut status) } {
@@ -148,7 +148,7 @@ fn uncaptured(cuda: &Cuda, stream: CUstream) -> Result<(), Error> {
 }
 
 impl Driver {
-    pub(crate) fn new(ordinal: usize) -> Result<Self, Error> {
+    pub(crate) fn new(ordinal: usize) -> Result<Self> {
         let started = start()?;
         let device = started.device(ordinal)?;
         let (cuda, architecture) = (started.cuda, started.architecture(device)?);
@@ -168,7 +168,7 @@ impl Driver {
     ///
     /// # Safety
     /// Both outlive the value.
-    pub(crate) unsafe fn with_stream(stream: *mut c_void) -> Result<Self, Error> {
+    pub(crate) unsafe fn with_stream(stream: *mut c_void) -> Result<Self> {
         let (started, stream) = (start()?, stream.cast());
         let cuda = started.cuda;
         let mut context = null_mut();
@@ -203,27 +203,27 @@ impl Driver {
     }
 
     /// What bytes of the host go through. The context is current.
-    fn staging(&mut self) -> Result<&mut Staging, Error> {
+    fn staging(&mut self) -> Result<&mut Staging> {
         match &mut self.staging {
             Some(staging) => Ok(staging),
             none => Ok(none.insert(Staging::new(self.cuda, HALF)?)),
         }
     }
 
-    fn current(&self) -> Result<Current, Error> {
+    fn current(&self) -> Result<Current> {
         Current::make(self.cuda, self.context)
     }
 
     /// Makes the context current for a call that enqueues. A graph would replay it with the random words, the addresses and
     /// the bytes of now, so a stream that is being captured is refused.
-    fn enter(&self) -> Result<Current, Error> {
+    fn enter(&self) -> Result<Current> {
         let current = self.current()?;
         uncaptured(self.cuda, self.stream)?;
         Ok(current)
     }
 
     /// A kernel, loaded on first use. The context is current.
-    fn function(&mut self, kernel: Kernel) -> Result<CUfunction, Error> {
+    fn function(&mut self, kernel: Kernel) -> Result<CUfunction> {
         if let Some(&function) = self.functions.get(&kernel) {
             return Ok(function);
         }
@@ -254,11 +254,11 @@ impl Driver {
 }
 
 impl Device for Driver {
-    fn may_free(&self) -> Result<(), Error> {
+    fn may_free(&self) -> Result<()> {
         self.enter().map(drop)
     }
 
-    fn allocate(&mut self, bytes: u64) -> Result<Part, Error> {
+    fn allocate(&mut self, bytes: u64) -> Result<Part> {
         let _current = self.enter()?;
         let mut address = 0;
         // SAFETY: the memory is not read before it is written: that is the kernels' business, and checked by tests; all
@@ -283,11 +283,11 @@ impl Device for Driver {
         let _ = unsafe { self.cuda.cuMemFreeAsync(part.address, self.stream) };
     }
 
-    fn prepare(&mut self, kernel: Kernel) -> Result<(), Error> {
+    fn prepare(&mut self, kernel: Kernel) -> Result<()> {
         self.resident(kernel, BLOCK).map(drop)
     }
 
-    fn resident(&mut self, kernel: Kernel, threads: u32) -> Result<u64, Error> {
+    fn resident(&mut self, kernel: Kernel, threads: u32) -> Result<u64> {
         if let Some(&blocks) = self.resident.get(&kernel) {
             return Ok(blocks);
         }
@@ -307,7 +307,7 @@ impl Device for Driver {
         Ok(blocks)
     }
 
-    fn stage(&mut self, bytes: usize) -> Result<(), Error> {
+    fn stage(&mut self, bytes: usize) -> Result<()> {
         let _current = self.enter()?;
         if bytes <= self.staging()?.half() {
             return Ok(());
@@ -319,33 +319,33 @@ impl Device for Driver {
         Ok(done?)
     }
 
-    fn set(&mut self, word_at: Part, word: u32) -> Result<(), Error> {
+    fn set(&mut self, word_at: Part, word: u32) -> Result<()> {
         let _current = self.enter()?;
         // SAFETY: a part is memory that is there; this one has a word, and is aligned for it.
         Ok(unsafe { self.cuda.cuMemsetD32Async(word_at.address, word, word_at.bytes as usize / 4, self.stream) }?)
     }
 
-    fn upload(&mut self, bytes: &[u8], to: Part) -> Result<(), Error> {
+    fn upload(&mut self, bytes: &[u8], to: Part) -> Result<()> {
         let _current = self.enter()?;
         let stream = self.stream;
         self.staging()?.upload(bytes, to.address, stream)
     }
 
-    fn clear(&mut self, part: Part) -> Result<(), Error> {
+    fn clear(&mut self, part: Part) -> Result<()> {
         let _current = self.enter()?;
         let bytes = part.bytes as usize;
         // SAFETY: a part is memory that is there.
         Ok(unsafe { self.cuda.cuMemsetD8Async(part.address, 0, bytes, self.stream) }?)
     }
 
-    fn copy(&mut self, from: Part, to: Part) -> Result<(), Error> {
+    fn copy(&mut self, from: Part, to: Part) -> Result<()> {
         let _current = self.enter()?;
         let bytes = from.bytes as usize;
         // SAFETY: parts are memory that is there.
         Ok(unsafe { self.cuda.cuMemcpyDtoDAsync_v2(to.address, from.address, bytes, self.stream) }?)
     }
 
-    fn launch(&mut self, launch: Launch<'_>) -> Result<(), Error> {
+    fn launch(&mut self, launch: Launch<'_>) -> Result<()> {
         let _current = if launch.capturable { self.current()? } else { self.enter()? };
         let function = self.function(launch.kernel)?;
         let mut params = Arguments::new(&launch);
@@ -359,7 +359,7 @@ impl Device for Driver {
         launched.map_err(|failure| Error::Driver { call: launch.kernel.entry, reason: failure.reason })
     }
 
-    fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<(), Error> {
+    fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<()> {
         let _current = self.enter()?;
         // SAFETY: as long as the part; waited for, so that nothing writes the bytes after the call.
         let copied = unsafe {
@@ -372,7 +372,7 @@ impl Device for Driver {
         Ok(())
     }
 
-    fn synchronise(&mut self) -> Result<(), Error> {
+    fn synchronise(&mut self) -> Result<()> {
         let _current = self.enter()?;
         self.wait()?;
         self.staging.iter_mut().for_each(Staging::all_read);

@@ -109,6 +109,9 @@ impl From<lgreco_train::Error> for Error {
     }
 }
 
+/// What a call of this crate gives: a `T`, or an [`Error`] unless another type is named.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
 impl Error {
     /// Whether the device or its driver failed, and not what the call was given. It may then have been at
     /// something that was enqueued by an earlier call.

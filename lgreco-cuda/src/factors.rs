@@ -1,8 +1,8 @@
 //! Tables of matrices and their factors: what `factors.cu` and `orthonormal.cu` are told of many matrices at once, and how
 //! the work on each is divided, by its shape alone.
 
-use crate::Error;
 use crate::device::BLOCK;
+use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::gradient::Shape;
 
@@ -156,7 +156,7 @@ impl Table {
     ///
     /// # Errors
     /// [`TooManyElements`](lgreco_core::Error::TooManyElements) when the pieces of work are more than have numbers.
-    pub(crate) fn add(&mut self, shape: Shape, columns: u32, values: u64, layer: u32, id: u32) -> Result<(), Error> {
+    pub(crate) fn add(&mut self, shape: Shape, columns: u32, values: u64, layer: u32, id: u32) -> Result<()> {
         let (rows, cols) = (shape.rows() as u32, shape.cols() as u32);
         let (product, back) = (Division::new(rows, cols, columns), Division::new(cols, rows, columns));
         let stretch = rows.div_ceil(STRETCHES).next_multiple_of(DEPTH).max(STRETCH);

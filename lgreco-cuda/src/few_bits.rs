@@ -7,7 +7,7 @@
 //! The bins of TopK in full cannot replace these launches. Values within a bin would have to be taken as evenly spread, and then errors
 //! are up to 0.4 % off and some plans change: those of the built-in sample in 2 of 15 layers.
 
-use crate::Error;
+use crate::Result;
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
 use crate::selection::{self, PROGRAM, find_cuts};
@@ -55,7 +55,7 @@ impl Layer<'_> {
 
 /// Enqueued: what sending means for what each k keeps costs, behind what TopK's row in full has written of each layer. As many share
 /// launches as take `together` bytes of workspace.
-pub(crate) fn measure(gpu: &mut Gpu, layers: &[Layer<'_>], together: u64, results: Part) -> Result<(), Error> {
+pub(crate) fn measure(gpu: &mut Gpu, layers: &[Layer<'_>], together: u64, results: Part) -> Result<()> {
     let mut rest = layers;
     while let Some(Layer { tensor, .. }) = rest.first() {
         let dtype = tensor.dtype;
@@ -88,7 +88,7 @@ pub(crate) fn measure(gpu: &mut Gpu, layers: &[Layer<'_>], together: u64, result
 }
 
 /// Enqueued: the errors of each k, of what the message holds.
-fn measure_rows(gpu: &mut Gpu, rows: Vec<Top>, together: u64, message: Part, results: Part) -> Result<(), Error> {
+fn measure_rows(gpu: &mut Gpu, rows: Vec<Top>, together: u64, message: Part, results: Part) -> Result<()> {
     let mut rest = rows.into_iter().peekable();
     while rest.peek().is_some() {
         let (mut tops, mut top_of, mut bytes) = (Vec::new(), Vec::new(), 0);

@@ -1,6 +1,6 @@
 //! A device with its workspace: buffers that live from call to call.
 
-use crate::Error;
+use crate::Result;
 use crate::device::{BLOCK, Device, Launch, Part};
 use crate::kernels::Kernel;
 use bytemuck::Pod;
@@ -62,7 +62,7 @@ impl Gpu {
     }
 
     /// Done: makes every buffer at least as large as `other`'s. What buffers that grow held is lost.
-    pub(crate) fn grow_to(&mut self, other: &Gpu) -> Result<(), Error> {
+    pub(crate) fn grow_to(&mut self, other: &Gpu) -> Result<()> {
         for (&name, &Part { bytes, .. }) in &other.buffers {
             if self.buffers.get(&name).is_none_or(|buffer| buffer.bytes < bytes) {
                 self.scratch(name, bytes)?;
@@ -96,18 +96,18 @@ impl Gpu {
     }
 
     /// Done: from now on so many bytes go to the device without a wait.
-    pub(crate) fn stage(&mut self, bytes: usize) -> Result<(), Error> {
+    pub(crate) fn stage(&mut self, bytes: usize) -> Result<()> {
         self.device.stage(bytes)
     }
 
     /// Done: makes a kernel ready.
-    pub(crate) fn prepare(&mut self, kernel: Kernel) -> Result<(), Error> {
+    pub(crate) fn prepare(&mut self, kernel: Kernel) -> Result<()> {
         self.device.prepare(kernel)
     }
 
     /// Exactly `bytes` of the workspace, aligned to 256, for one purpose: what the buffer held is lost, and earlier parts
     /// of it may not be used any more. Waits for the device when the buffer has to grow.
-    pub(crate) fn scratch(&mut self, name: Scratch, bytes: u64) -> Result<Part, Error> {
+    pub(crate) fn scratch(&mut self, name: Scratch, bytes: u64) -> Result<Part> {
         let bytes = bytes.max(1);
         if let Some(buffer) = self.buffers.get(&name).filter(|buffer| buffer.bytes >= bytes && self.device.reuses()) {
             return Ok(buffer.cut(0, bytes));
@@ -124,7 +124,7 @@ impl Gpu {
 
     /// Enqueued: as [`scratch`](Gpu::scratch), with zeros. Whoever takes them enqueues what leaves zeros where it needs them and then says
     /// that they [are zeros again](Gpu::are_zeros_again), or the buffer is filled with them anew.
-    pub(crate) fn zeros(&mut self, name: Scratch, bytes: u64) -> Result<Part, Error> {
+    pub(crate) fn zeros(&mut self, name: Scratch, bytes: u64) -> Result<Part> {
         let part = self.scratch(name, bytes)?;
         if !self.zeros.remove(&name) {
             self.device.clear(self.buffers[&name])?;
@@ -144,30 +144,30 @@ impl Gpu {
     }
 
     /// Enqueued: a buffer with `bytes` in it.
-    pub(crate) fn upload(&mut self, name: Scratch, bytes: &[u8]) -> Result<Part, Error> {
+    pub(crate) fn upload(&mut self, name: Scratch, bytes: &[u8]) -> Result<Part> {
         let buffer = self.scratch(name, bytes.len() as u64)?;
         self.write(bytes, buffer)?;
         Ok(buffer)
     }
 
     /// Enqueued: words go to the start of `to`, each with its command.
-    pub(crate) fn write_words(&mut self, words: &[u32], to: Part) -> Result<(), Error> {
+    pub(crate) fn write_words(&mut self, words: &[u32], to: Part) -> Result<()> {
         let at = |index: usize| to.cut(4 * index as u64, 4);
         words.iter().enumerate().try_for_each(|(index, &word)| self.device.set(at(index), word))
     }
 
     /// Enqueued: `bytes` go to the start of `to`.
-    pub(crate) fn write(&mut self, bytes: &[u8], to: Part) -> Result<(), Error> {
+    pub(crate) fn write(&mut self, bytes: &[u8], to: Part) -> Result<()> {
         if bytes.is_empty() { Ok(()) } else { self.device.upload(bytes, to.cut(0, bytes.len() as u64)) }
     }
 
     /// Enqueued: zeros.
-    pub(crate) fn clear(&mut self, part: Part) -> Result<(), Error> {
+    pub(crate) fn clear(&mut self, part: Part) -> Result<()> {
         if part.bytes == 0 { Ok(()) } else { self.device.clear(part) }
     }
 
     /// Enqueued: all of `from` goes to the start of `to`.
-    pub(crate) fn copy(&mut self, from: Part, to: Part) -> Result<(), Error> {
+    pub(crate) fn copy(&mut self, from: Part, to: Part) -> Result<()> {
         if from.bytes == 0 { Ok(()) } else { self.device.copy(from, to.cut(0, from.bytes)) }
     }
 
@@ -179,7 +179,7 @@ impl Gpu {
         params: P,
         parts: &[Part],
         blocks: impl Into<Blocks>,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         self.launch_of(kernel, params, parts, blocks, BLOCK)
     }
 
@@ -191,7 +191,7 @@ impl Gpu {
         parts: &[Part],
         blocks: impl Into<Blocks>,
         threads: u32,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         self.start(kernel, bytemuck::bytes_of(&params), parts, blocks.into(), (threads, false))
     }
 
@@ -203,7 +203,7 @@ impl Gpu {
         params: P,
         parts: &[Part],
         blocks: impl Into<Blocks>,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         self.start(kernel, bytemuck::bytes_of(&params), parts, blocks.into(), (BLOCK, true))
     }
 
@@ -214,7 +214,7 @@ impl Gpu {
         parts: &[Part],
         blocks: Blocks,
         (block, capturable): (u32, bool),
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let blocks = match blocks {
             Blocks::Exactly(blocks) => blocks,
             Blocks::AtMost(blocks) => blocks.min(most(self.device.resident(kernel, block)?)),
@@ -226,14 +226,14 @@ impl Gpu {
     }
 
     /// Done: the bytes of `part`.
-    pub(crate) fn read<T: Pod>(&mut self, part: Part) -> Result<Vec<T>, Error> {
+    pub(crate) fn read<T: Pod>(&mut self, part: Part) -> Result<Vec<T>> {
         let mut values = vec![T::zeroed(); (part.bytes / size_of::<T>() as u64) as usize];
         self.read_into(part, bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
     }
 
     /// Done: the bytes of `part`, which is as long as `bytes`.
-    pub(crate) fn read_into(&mut self, part: Part, bytes: &mut [u8]) -> Result<(), Error> {
+    pub(crate) fn read_into(&mut self, part: Part, bytes: &mut [u8]) -> Result<()> {
         if bytes.is_empty() {
             self.device.synchronise()?
         } else {
@@ -243,7 +243,7 @@ impl Gpu {
     }
 
     /// Done: everything.
-    pub(crate) fn synchronise(&mut self) -> Result<(), Error> {
+    pub(crate) fn synchronise(&mut self) -> Result<()> {
         self.device.synchronise()
     }
 }

@@ -1,9 +1,9 @@
 //! The devices of this machine.
 
-use crate::Error;
 use crate::driver::{self, Started};
 use crate::error::version;
 use crate::shipped::{Architecture, capability};
+use crate::{Error, Result};
 
 /// A device and whether the backend can use it.
 ///
@@ -23,7 +23,7 @@ pub struct DeviceInfo {
     /// CUDA's version that the driver supports, such as `12.4`.
     pub driver: String,
     /// Which of the crate's kernels it runs, such as `sm_90`; or why the backend cannot use it.
-    pub usable: Result<String, Error>,
+    pub usable: Result<String>,
 }
 
 /// All devices that the driver shows, by their numbers.
@@ -37,7 +37,7 @@ pub struct DeviceInfo {
 ///
 /// # Errors
 /// [`Error::NoDriver`], [`Error::TooOld`], [`Error::NoDevice`] when there is none, [`Error::Driver`].
-pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
+pub fn devices() -> Result<Vec<DeviceInfo>> {
     let started = driver::start()?;
     let count = started.count()?;
     if count == 0 {
@@ -46,7 +46,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
     (0..count).map(|ordinal| info(started, ordinal)).collect()
 }
 
-fn info(started: Started, ordinal: usize) -> Result<DeviceInfo, Error> {
+fn info(started: Started, ordinal: usize) -> Result<DeviceInfo> {
     let device = started.device(ordinal)?;
     let usable = started.architecture(device).map(Architecture::name);
     let (name, memory) = started.name_and_memory(device)?;

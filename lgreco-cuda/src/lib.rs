@@ -139,7 +139,7 @@ mod window;
 
 pub use backend::CudaBackend;
 pub use device_rows::RowsBytes;
-pub use error::{DeviceJobError, Error};
+pub use error::{DeviceJobError, Error, Result};
 #[cfg(feature = "train")]
 pub use exchange::{DeviceBucket, DeviceLayer, DeviceMemory, DeviceRequest};
 pub use exchange::{DeviceExchange, ExchangeConfig, ExchangeFault, ExchangeOutcome, ExchangeProgram, OnFault};

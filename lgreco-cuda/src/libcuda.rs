@@ -5,7 +5,7 @@
 //! behaviour. Codes are integers here.
 #![allow(non_snake_case, clippy::too_many_arguments, reason = "functions are the driver's")]
 
-use crate::Error;
+use crate::{Error, Result};
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream};
 use libloading::Library;
 use std::error::Error as _;
@@ -119,7 +119,7 @@ impl Cuda {
     ///
     /// # Errors
     /// [`Error::NoDriver`]; [`Error::Library`] where the library does not load or lacks a function.
-    pub(crate) fn load() -> Result<&'static Cuda, Error> {
+    pub(crate) fn load() -> Result<&'static Cuda> {
         static LOADED: OnceLock<Cuda> = OnceLock::new();
         if let Some(loaded) = LOADED.get() {
             return Ok(loaded);
@@ -157,7 +157,7 @@ impl Cuda {
 }
 
 /// The first library of these names that is there.
-fn library(names: &[&str]) -> Result<Library, Error> {
+fn library(names: &[&str]) -> Result<Library> {
     for &name in names {
         // SAFETY: the initialisers of NVIDIA's library are its own affair.
         let error = match unsafe { Library::new(name) } {

@@ -1,10 +1,10 @@
 //! The largest magnitude, and the first element that is too large: `magnitude.cu`.
 
-use crate::Error;
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch, looping_blocks};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::{Input, Tensor};
+use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
 
 /// Bits of f32 infinity; magnitudes of finite numbers are smaller.
@@ -29,14 +29,14 @@ impl Params {
         &["dtype", "count", "least", "header_0", "header_1", "header_2", "header_3"];
 }
 
-fn launch(gpu: &mut Gpu, tensor: &Tensor, entry: &'static str, least: u32, result: Part) -> Result<(), Error> {
+fn launch(gpu: &mut Gpu, tensor: &Tensor, entry: &'static str, least: u32, result: Part) -> Result<()> {
     let params = Params { dtype: tensor.dtype as u32, count: tensor.elements, least, ..Params::default() };
     let blocks = looping_blocks(u64::from(tensor.elements).div_ceil(4));
     gpu.launch(Kernel { module: Module::Magnitude, entry }, params, &[tensor.part, result], blocks)
 }
 
 /// Enqueued: the first word of `result` becomes at least the bits of the largest magnitude.
-pub(crate) fn largest(gpu: &mut Gpu, tensor: &Tensor, result: Part) -> Result<(), Error> {
+pub(crate) fn largest(gpu: &mut Gpu, tensor: &Tensor, result: Part) -> Result<()> {
     launch(gpu, tensor, "largest", 0, result)
 }
 
@@ -48,7 +48,7 @@ pub(crate) fn end_payload(
     least: u32,
     [status, fault]: [Part; 2],
     ([header_0, header_1, header_2, header_3], payload): ([u32; 4], Part),
-) -> Result<(), Error> {
+) -> Result<()> {
     let (dtype, count) = (tensor.dtype as u32, tensor.elements);
     let params = Params { dtype, count, least, header_0, header_1, header_2, header_3 };
     let (kernel, parts) =
@@ -62,7 +62,7 @@ pub(crate) fn told([low, high]: [u32; 2]) -> (usize, f32) {
 }
 
 /// Done: the first element whose magnitude is not below `least`, if there is one, and its value.
-pub(crate) fn first_from(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<Option<(usize, f32)>, Error> {
+pub(crate) fn first_from(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<Option<(usize, f32)>> {
     let tensor = input.tensor(gpu)?;
     let result = gpu.scratch(Scratch::Results, 4)?;
     gpu.clear(result)?;
@@ -75,7 +75,7 @@ pub(crate) fn first_from(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result
 }
 
 /// `Err` with the first offender when the largest magnitude is not finite.
-pub(crate) fn check_finite(gpu: &mut Gpu, input: &Input<'_>, largest: u32) -> Result<(), Error> {
+pub(crate) fn check_finite(gpu: &mut Gpu, input: &Input<'_>, largest: u32) -> Result<()> {
     if largest < INFINITY {
         return Ok(());
     }
@@ -86,7 +86,7 @@ pub(crate) fn check_finite(gpu: &mut Gpu, input: &Input<'_>, largest: u32) -> Re
 }
 
 /// What is wrong with the first element from `least` on: it is too large for the type it is sent in.
-pub(crate) fn overflow(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<Error, Error> {
+pub(crate) fn overflow(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<Error> {
     match first_from(gpu, input, least)? {
         Some((index, value)) => Ok(lgreco_core::Error::ElementOverflow { index, value }.into()),
         None => Err(changed()),

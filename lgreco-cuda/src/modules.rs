@@ -1,7 +1,7 @@
 //! Modules that are loaded into a context. All backends of a context share them, because loading takes long: a driver links
 //! the code, and a sanitizer patches all of it.
 
-use crate::Error;
+use crate::Result;
 use crate::kernels::Module;
 use crate::libcuda::Cuda;
 use cudarc::driver::sys;
@@ -41,11 +41,7 @@ impl Modules {
     }
 
     /// A module, by `load` if it is not loaded yet. The context is current.
-    pub(crate) fn get(
-        &self,
-        module: Module,
-        load: impl FnOnce() -> Result<sys::CUmodule, Error>,
-    ) -> Result<sys::CUmodule, Error> {
+    pub(crate) fn get(&self, module: Module, load: impl FnOnce() -> Result<sys::CUmodule>) -> Result<sys::CUmodule> {
         let mut loaded = locked(&self.loaded);
         if let Some(&handle) = loaded.get(&module) {
             return Ok(handle);

@@ -1,9 +1,9 @@
 //! What has been enqueued and not been checked yet.
 
-use crate::Error;
 use crate::codec::TOLD;
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
+use crate::{Error, Result};
 use lgreco_core::compress::Setting;
 
 /// Calls that may be enqueued between two checks.
@@ -28,7 +28,7 @@ pub(crate) struct Pending {
 
 impl Pending {
     /// `Err` when a check is due.
-    pub(crate) fn has_room(&self) -> Result<(), Error> {
+    pub(crate) fn has_room(&self) -> Result<()> {
         if self.calls.len() < MOST {
             return Ok(());
         }
@@ -36,7 +36,7 @@ impl Pending {
     }
 
     /// Where the next call's status will be, of zeros.
-    pub(crate) fn status(&mut self, gpu: &mut Gpu) -> Result<Part, Error> {
+    pub(crate) fn status(&mut self, gpu: &mut Gpu) -> Result<Part> {
         self.has_room()?;
         let statuses = match self.statuses {
             Some(statuses) => statuses,
@@ -56,7 +56,7 @@ impl Pending {
     }
 
     /// Enqueued: all statuses are zeros again. The calls that had them.
-    pub(crate) fn clear(&mut self, gpu: &mut Gpu) -> Result<Vec<Enqueued>, Error> {
+    pub(crate) fn clear(&mut self, gpu: &mut Gpu) -> Result<Vec<Enqueued>> {
         if let Some(statuses) = self.statuses {
             gpu.clear(statuses.cut(0, TOLD * self.given as u64))?;
         }

@@ -1,6 +1,6 @@
 //! What TopK's payloads hold: what `positions.cu` is asked to do.
 
-use crate::Error;
+use crate::Result;
 use crate::device::{BLOCK, Part};
 use crate::gpu::{Gpu, Scratch, blocks};
 use crate::kernels::{Kernel, Module};
@@ -73,13 +73,7 @@ fn params(Keep { top, bits }: Keep, elements: u32, layout: Layout) -> Params {
 
 /// Enqueued: decodes a payload whose header has been checked into `target`. Afterwards `status`, zeros before, must be what is
 /// returned: else no encoder wrote the payload.
-pub(crate) fn decode(
-    gpu: &mut Gpu,
-    keep: Keep,
-    payload: Part,
-    target: &Tensor,
-    status: Part,
-) -> Result<[u32; 2], Error> {
+pub(crate) fn decode(gpu: &mut Gpu, keep: Keep, payload: Part, target: &Tensor, status: Part) -> Result<[u32; 2]> {
     let top = keep.top;
     let layout = top.layout(target.elements)?;
     let body = Body::of(payload, keep, layout);

@@ -13,12 +13,12 @@
 //! A warp makes four columns of a product, so a matrix costs as many instructions as its rank has fours. Up to 16 columns are
 //! those of one block, whose warps fetch the same values from their multiprocessor's cache.
 
-use crate::Error;
 use crate::device::Part;
 use crate::factors::{Table, Totals, tiles};
 use crate::gpu::{Gpu, Scratch, looping_blocks, looping_pieces};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
+use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::powersgd::effective_rank;
 use lgreco_core::compress::wire::HEADER_LEN;
@@ -114,7 +114,7 @@ const fn kernel(entry: &'static str) -> Kernel {
 }
 
 /// `Err` when a rank or a side is beyond what the kernels are made for.
-pub(crate) fn check(shape: Shape, rank: u32) -> Result<(), Error> {
+pub(crate) fn check(shape: Shape, rank: u32) -> Result<()> {
     check_sides(shape)?;
     if effective_rank(shape, rank) <= LARGEST_RANK {
         return Ok(());
@@ -123,7 +123,7 @@ pub(crate) fn check(shape: Shape, rank: u32) -> Result<(), Error> {
 }
 
 /// `Err` when a side is beyond what the kernels are made for.
-pub(crate) fn check_sides(shape: Shape) -> Result<(), Error> {
+pub(crate) fn check_sides(shape: Shape) -> Result<()> {
     if shape.rows().max(shape.cols()) as u64 <= LARGEST_SIDE {
         return Ok(());
     }
@@ -163,7 +163,7 @@ struct Tables {
 
 impl Tables {
     /// Adds a matrix with factors of the last of these ranks.
-    fn add(&mut self, layer: &Layer<'_>, ranks: &[u32]) -> Result<(), Error> {
+    fn add(&mut self, layer: &Layer<'_>, ranks: &[u32]) -> Result<()> {
         let (shape, number) = (layer.shape, self.rows.len() as u32);
         let too_many = |_| Error::from(lgreco_core::Error::TooManyElements { rows: shape.rows(), cols: shape.cols() });
         self.rows.push(Row {
@@ -194,7 +194,7 @@ impl Tables {
 impl Run {
     /// Enqueued: the tables. `p` has [room](Tables::p_bytes) for the factors `P`. The results of the matrices, zeros before, are
     /// `words` words of 8 bytes apart.
-    fn new(gpu: &mut Gpu, tables: &Tables, seed: u64, p: Part, (results, words): (Part, usize)) -> Result<Self, Error> {
+    fn new(gpu: &mut Gpu, tables: &Tables, seed: u64, p: Part, (results, words): (Part, usize)) -> Result<Self> {
         let totals = tables.factors.totals;
         let factors = bytemuck::cast_slice::<_, u8>(&tables.factors.matrices);
         let all = [factors, bytemuck::cast_slice(&tables.rows), bytemuck::cast_slice(&tables.sought)];
@@ -225,12 +225,12 @@ impl Run {
     }
 
     /// Enqueued: as many pieces of work.
-    fn launch(&self, gpu: &mut Gpu, entry: &'static str, parts: &[Part], pieces: u32) -> Result<(), Error> {
+    fn launch(&self, gpu: &mut Gpu, entry: &'static str, parts: &[Part], pieces: u32) -> Result<()> {
         gpu.launch(kernel(entry), self.base, parts, looping_pieces(pieces.into()))
     }
 
     /// Enqueued: power iterations, from the start matrices on. The first product finds the largest magnitudes.
-    fn iterate(&self, gpu: &mut Gpu, iterations: u32) -> Result<(), Error> {
+    fn iterate(&self, gpu: &mut Gpu, iterations: u32) -> Result<()> {
         for iteration in 0..iterations {
             let fresh = u32::from(iteration == 0);
             let params = Params { fresh, ..self.base };
@@ -246,7 +246,7 @@ impl Run {
     }
 
     /// Enqueued: the product that a kernel makes, of the matrices and `q`, or of the transposed ones and `p`.
-    fn multiply(&self, gpu: &mut Gpu, entry: &'static str, params: Params) -> Result<(), Error> {
+    fn multiply(&self, gpu: &mut Gpu, entry: &'static str, params: Params) -> Result<()> {
         let transposed = entry == "back_project";
         let (right, product) = if transposed { (self.p, self.q) } else { (self.q, self.p) };
         let partial = gpu.scratch(Scratch::Chunks, 4 * self.totals.partial)?;
@@ -256,7 +256,7 @@ impl Run {
     }
 
     /// Enqueued: makes the columns of `p` orthonormal; those that depend on columns before them become zeros.
-    fn orthonormalise(&self, gpu: &mut Gpu) -> Result<(), Error> {
+    fn orthonormalise(&self, gpu: &mut Gpu) -> Result<()> {
         let partial = gpu.scratch(Scratch::Chunks, 8 * self.totals.gram)?;
         let triangle = gpu.scratch(Scratch::Triangle, 8 * self.totals.triangle)?;
         for second in [0, 1] {
@@ -269,7 +269,7 @@ impl Run {
     }
 
     /// Enqueued: the squared errors at `ranks` ranks, at the most.
-    fn measure(&self, gpu: &mut Gpu, ranks: usize) -> Result<(), Error> {
+    fn measure(&self, gpu: &mut Gpu, ranks: usize) -> Result<()> {
         for first_rank in (0..ranks as u32).step_by(RANKS) {
             let params = Params { first_rank, ..self.base };
             let partials = gpu.scratch(Scratch::Partials, 8 * RANKS as u64 * u64::from(params.runs))?;
@@ -295,7 +295,7 @@ pub(crate) fn measure(
     (iterations, ranks): (u32, &[u32]),
     together: u64,
     results: Part,
-) -> Result<(), Error> {
+) -> Result<()> {
     let words = result_words(ranks.len());
     let (mut rest, mut results) = (layers, results);
     while let Some(first) = rest.first() {
@@ -335,7 +335,7 @@ pub(crate) fn encode(
     (rank, iterations): (u32, u32),
     payload: Part,
     status: Part,
-) -> Result<(), Error> {
+) -> Result<()> {
     let shape = layer.shape;
     check(shape, rank)?;
     let (mut tables, rank) = (Tables::default(), effective_rank(shape, rank) as u32);
@@ -352,7 +352,7 @@ pub(crate) fn encode(
 }
 
 /// What is wrong with a payload, by the second word of its status.
-pub(crate) fn fault(faults: u32) -> Result<(), Error> {
+pub(crate) fn fault(faults: u32) -> Result<()> {
     let what = match faults {
         0 => return Ok(()),
         2 => "the product of the factors",
@@ -369,14 +369,7 @@ fn of_one(shape: Shape, rank: u32) -> Params {
 
 /// Enqueued: decodes a payload whose header has been checked into `target`. Afterwards the two words of `status`, zeros before, must
 /// be 0 still: else a factor or the product is not finite.
-pub(crate) fn decode(
-    gpu: &mut Gpu,
-    rank: u32,
-    payload: Part,
-    shape: Shape,
-    target: Part,
-    status: Part,
-) -> Result<(), Error> {
+pub(crate) fn decode(gpu: &mut Gpu, rank: u32, payload: Part, shape: Shape, target: Part, status: Part) -> Result<()> {
     let params = of_one(shape, rank);
     let body = payload.from(HEADER_LEN as u64);
     let factors = [body, body.from(4 * u64::from(rank) * u64::from(params.rows))];
@@ -385,7 +378,7 @@ pub(crate) fn decode(
 
 /// Enqueued: makes the columns of a factor orthonormal, as those of `P` become.
 #[cfg(test)]
-pub(crate) fn orthonormalise(gpu: &mut Gpu, factor: Part, rows: u32, columns: u32) -> Result<(), Error> {
+pub(crate) fn orthonormalise(gpu: &mut Gpu, factor: Part, rows: u32, columns: u32) -> Result<()> {
     let shape = Shape::new(rows as usize, columns as usize)?;
     let tensor = Tensor::of_part(factor);
     let mut tables = Tables::default();

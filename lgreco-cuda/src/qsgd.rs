@@ -11,11 +11,11 @@
 //! Consecutive layers of a table share a launch, each with its own blocks, as long as these are not too many in all. In hybrid
 //! tables a layer's rows of all methods follow one another, so no launch is shared.
 
-use crate::Error;
 use crate::device::Part;
 use crate::gpu::{self, Gpu, Scratch, blocks, looping_blocks, summing_blocks};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
+use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::compress::wire::HEADER_LEN;
@@ -94,27 +94,22 @@ pub(crate) fn holds(bucket: u32) -> bool {
     bucket.is_power_of_two() && (64..=4096).contains(&bucket)
 }
 
-pub(crate) fn sign_magnitude(qsgd: Qsgd) -> bool {
-    qsgd.scale == Scale::MaxNorm && qsgd.bits > 1
-}
-
 /// Whether this is what `usual` of `buckets.cu` takes for granted.
 fn is_usual(qsgd: Qsgd) -> bool {
-    qsgd.bucket == TILE && sign_magnitude(qsgd) && qsgd.rounding == Rounding::Stochastic
+    qsgd.bucket == TILE && qsgd.sign_magnitude() && qsgd.rounding == Rounding::Stochastic
 }
 
 fn params(tensor: &Tensor, qsgd: Qsgd) -> Params {
-    let sign_magnitude = sign_magnitude(qsgd) as u32;
     Params {
         dtype: tensor.dtype as u32,
         count: tensor.elements,
         bucket: qsgd.bucket,
         buckets: tensor.elements.div_ceil(qsgd.bucket),
-        sign_magnitude,
+        sign_magnitude: qsgd.sign_magnitude() as u32,
         min_max: (qsgd.scale == Scale::MinMax) as u32,
         nearest: (qsgd.rounding == Rounding::Nearest) as u32,
         bits: qsgd.bits as u32,
-        log_levels: qsgd.bits as u32 - sign_magnitude,
+        log_levels: qsgd.log_levels(),
         ..Params::default()
     }
 }
@@ -184,7 +179,7 @@ struct Table {
 
 impl Table {
     /// Enqueued: brings the tables to the device.
-    fn new(gpu: &mut Gpu, tensors: &[Tensor]) -> Result<Self, Error> {
+    fn new(gpu: &mut Gpu, tensors: &[Tensor]) -> Result<Self> {
         let (mut layers, mut layer_of) = (Vec::new(), Vec::new());
         for (tensor, number) in tensors.iter().zip(0u32..) {
             let blocks = reading_blocks(tensor.elements);
@@ -217,7 +212,7 @@ fn together(tensors: &[Tensor]) -> usize {
 
 /// Enqueued: the records of a kind for every tensor; results follow each other. The first word of each tensor's results becomes
 /// at least the largest magnitude where that is not finite. The usual case rounds sums otherwise at the end of a layer.
-fn measure_kind(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<(), Error> {
+fn measure_kind(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<()> {
     let (mut rest, mut results) = (tensors, results);
     let rows =
         if is_usual(kind.qsgd) { kernel("usual_row") } else { kind.kernel("fused_row", "fused_row_of_residuals") };
@@ -234,9 +229,9 @@ fn measure_kind(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) ->
 }
 
 /// Enqueued: the measurement of `bits`, of which there are some, for every tensor; results follow each other.
-pub(crate) fn measure(gpu: &mut Gpu, tensors: &[Tensor], base: Qsgd, bits: &[u8], results: Part) -> Result<(), Error> {
+pub(crate) fn measure(gpu: &mut Gpu, tensors: &[Tensor], base: Qsgd, bits: &[u8], results: Part) -> Result<()> {
     for (with_sign, record) in [(true, 8), (false, 8 + 8 * u64::from(WIDTHS))] {
-        let of_kind = |&&bits: &&u8| sign_magnitude(Qsgd { bits, ..base }) == with_sign;
+        let of_kind = |&&bits: &&u8| Qsgd { bits, ..base }.sign_magnitude() == with_sign;
         let Some(&first) = bits.iter().find(of_kind) else { continue };
         let widths = bits.iter().filter(of_kind).fold(0, |mask, &bits| mask | 1u32 << (bits - 1));
         measure_kind(gpu, tensors, Kind { qsgd: Qsgd { bits: first, ..base }, widths, record }, results)?;
@@ -247,19 +242,14 @@ pub(crate) fn measure(gpu: &mut Gpu, tensors: &[Tensor], base: Qsgd, bits: &[u8]
 /// The squared errors of `bits` in the words that [`measure`] wrote.
 pub(crate) fn errors<'a>(base: Qsgd, bits: &'a [u8], words: &'a [u64]) -> impl Iterator<Item = f64> + 'a {
     bits.iter().map(move |&bits| {
-        let record = if sign_magnitude(Qsgd { bits, ..base }) { 0 } else { WIDTHS as usize };
+        let record = if (Qsgd { bits, ..base }).sign_magnitude() { 0 } else { WIDTHS as usize };
         f64::from_bits(words[record + bits as usize])
     })
 }
 
-/// Bytes of the scales of `buckets` buckets.
-pub(crate) fn scales_len(qsgd: Qsgd, buckets: usize) -> usize {
-    buckets * if qsgd.scale == Scale::MinMax { 8 } else { 4 }
-}
-
 /// Where the codes begin in a payload.
 fn codes_at(qsgd: Qsgd, elements: u32) -> u64 {
-    (HEADER_LEN + scales_len(qsgd, elements.div_ceil(qsgd.bucket) as usize)) as u64
+    (HEADER_LEN + elements.div_ceil(qsgd.bucket) as usize * qsgd.scale_bytes()) as u64
 }
 
 /// Enqueued: all of `payload` but the header. The first word of `result` becomes at least the largest magnitude where that is not
@@ -271,7 +261,7 @@ pub(crate) fn encode(
     stream: Stream,
     payload: Part,
     result: Part,
-) -> Result<(), Error> {
+) -> Result<()> {
     if !holds(qsgd.bucket) {
         return Err(OTHER_BUCKETS);
     }
@@ -291,7 +281,7 @@ pub(crate) fn encode(
 }
 
 /// Enqueued: decodes a payload that the core has checked into `target`.
-pub(crate) fn decode(gpu: &mut Gpu, qsgd: Qsgd, payload: Part, target: &Tensor) -> Result<(), Error> {
+pub(crate) fn decode(gpu: &mut Gpu, qsgd: Qsgd, payload: Part, target: &Tensor) -> Result<()> {
     let parts = [payload.from(HEADER_LEN as u64), payload.from(codes_at(qsgd, target.elements)), target.part];
     let blocks = blocks(u64::from(target.elements).div_ceil(PER_DECODER));
     gpu.launch(kernel("decode"), params(target, qsgd), &parts, blocks)

@@ -6,10 +6,11 @@ use crate::error::{DeviceJobError, of_job};
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{check_finite, overflow};
 use crate::tensor::{Input, Tensor, Work};
-use crate::{Error, few_bits, magnitude, powersgd, qsgd, topk};
+use crate::{Error, Result, few_bits, magnitude, powersgd, qsgd, topk};
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
 use lgreco_core::gradient::Dtype;
-use lgreco_core::internal::powersgd::NEAR_OVERFLOW;
+use lgreco_core::internal::error::expect_len;
+use lgreco_core::internal::{powersgd::NEAR_OVERFLOW, topk::overflow as overflow_from};
 
 /// What is said of methods without kernels.
 const NO_ROW: Error = Error::Method("this method's row");
@@ -26,7 +27,7 @@ fn result_words(work: &Work<'_>) -> usize {
 }
 
 /// What the core says of parameters that do not fit; what there are no kernels for is refused.
-fn check(work: &Work<'_>) -> Result<(), Error> {
+fn check(work: &Work<'_>) -> Result<()> {
     let shape = work.gradient.shape();
     match work.candidates {
         Candidates::Qsgd { .. }
@@ -63,13 +64,9 @@ pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Res
 }
 
 /// `Err` unless `rows` has one place per candidate.
-fn expect_places(jobs: &[Work<'_>], rows: &[f64]) -> Result<(), DeviceJobError> {
-    let total: usize = jobs.iter().map(|job| job.candidates.len()).sum();
-    if rows.len() == total {
-        return Ok(());
-    }
-    let what = "rows, one place per candidate";
-    Err(Error::from(lgreco_core::Error::Length { what, expected: total, found: rows.len() }).into())
+fn expect_places(jobs: &[Work<'_>], rows: &[f64]) -> Result<()> {
+    let total = jobs.iter().map(|job| job.candidates.len()).sum();
+    Ok(expect_len("rows, one place per candidate", total, rows.len())?)
 }
 
 /// `Err` with the first of the jobs that cannot be measured.
@@ -181,7 +178,7 @@ fn sent_by(candidates: &Candidates<'_>) -> Option<Dtype> {
 }
 
 /// Enqueued: jobs that are alike, or one, by their tensors.
-fn row(gpu: &mut Gpu, alike: &[Work<'_>], tensors: &[Tensor], results: Part) -> Result<(), Error> {
+fn row(gpu: &mut Gpu, alike: &[Work<'_>], tensors: &[Tensor], results: Part) -> Result<()> {
     let (job, tensor) = (&alike[0], &tensors[0]);
     if tensor.elements == 0 || is_of_other_buckets(job) {
         return Ok(());
@@ -219,7 +216,7 @@ fn row(gpu: &mut Gpu, alike: &[Work<'_>], tensors: &[Tensor], results: Part) -> 
 }
 
 /// Done: encodes at PowerSGD's largest rank, which says whether anything overflows.
-fn try_largest(gpu: &mut Gpu, job: &Work<'_>) -> Result<(), Error> {
+fn try_largest(gpu: &mut Gpu, job: &Work<'_>) -> Result<()> {
     let Candidates::PowerSgd { iterations, ranks } = job.candidates else { return Ok(()) };
     let Some(&rank) = ranks.iter().max() else { return Ok(()) };
     let setting = Setting::PowerSgd(PowerSgd { rank, iterations });
@@ -239,7 +236,7 @@ pub(crate) fn rehearse(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), DeviceJob
 }
 
 /// Makes a row of the words of a job's results.
-fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u64], row: &mut [f64]) -> Result<(), Error> {
+fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u64], row: &mut [f64]) -> Result<()> {
     check_finite(gpu, &job.gradient, words[0] as u32)?;
     match job.candidates {
         Candidates::Qsgd { base, bits } if !qsgd::holds(base.bucket) => {
@@ -250,7 +247,7 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u64], row: &mut [f64]) -> Re
             row.iter_mut().zip(qsgd::errors(base, bits, words)).for_each(|(place, error)| *place = error);
         }
         Candidates::TopK { values, keeps } => {
-            if !keeps.is_empty() && words[0] as u32 >= topk::overflow(values) {
+            if !keeps.is_empty() && words[0] as u32 >= overflow_from(values) {
                 return Err(overflow(gpu, &job.gradient, words[0] as u32)?);
             }
             row.iter_mut().zip(topk::errors(words)).for_each(|(place, error)| *place = error);

@@ -17,7 +17,7 @@
 //! are in the sample. In few bits one block also reads what is kept once
 //! more where a bin spans seven powers of two or more and no value is in the upper four of them.
 
-use crate::Error;
+use crate::Result;
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch, looping_pieces};
 use crate::kernels::{Kernel, Module};
@@ -45,7 +45,7 @@ pub(crate) fn find_cuts(
     params: Params,
     common: [Part; 6],
     [bins, spans, entries, message]: [Part; 4],
-) -> Result<(), Error> {
+) -> Result<()> {
     let sampling = looping_pieces(u64::from(params.layers) * DRAWS);
     gpu.launch_capturable(kernel("sample"), params, &[&common[..], &[bins]].concat(), sampling)?;
     let mut launch = |entry: &'static str, parts: &[Part]| {
@@ -61,7 +61,7 @@ fn select(
     params: Params,
     common: [Part; 6],
     [bins, spans, entries, few, message]: [Part; 5],
-) -> Result<(), Error> {
+) -> Result<()> {
     find_cuts(gpu, params, common, [bins, spans, entries, message])?;
     let mut launch = |entry: &'static str, parts: &[Part]| {
         gpu.launch_capturable(kernel(entry), params, &[&common, parts].concat(), params.blocks())
@@ -71,12 +71,12 @@ fn select(
 }
 
 /// Enqueued: the errors of each k of each layer by width, whose cuts are known.
-pub(crate) fn measure_kept(gpu: &mut Gpu, params: Params, parts: [Part; 6]) -> Result<(), Error> {
+pub(crate) fn measure_kept(gpu: &mut Gpu, params: Params, parts: [Part; 6]) -> Result<()> {
     gpu.launch(kernel("measure_kept"), params, &parts, params.blocks())
 }
 
 /// Enqueued: the body of a payload of one layer, which [`make`] makes.
-pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, payload: Part, status: Part) -> Result<(), Error> {
+pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, payload: Part, status: Part) -> Result<()> {
     let made = make(gpu, tensor, keep, status)?;
     let (body, len) = (HEADER_LEN as u64, payload.bytes);
     gpu.copy(made.cut(body, len - body), payload.from(body))
@@ -84,7 +84,7 @@ pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, payload: Part, 
 
 /// Enqueued, in five launches: a payload of one layer without its header, in the workspace. The first
 /// word of `status` becomes at least the largest magnitude, the second the k-th largest. From 1 to all of the elements are kept.
-pub(crate) fn make(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, status: Part) -> Result<Part, Error> {
+pub(crate) fn make(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, status: Part) -> Result<Part> {
     let place = Place { layer: 0, first: 0, start: 0, payload: 0, header: [0; 2] };
     let layer = Top::new(place, keep, tensor.elements)?;
     let tables = [bytemuck::bytes_of(&layer), &[0; PROGRAM as usize]];
@@ -120,12 +120,12 @@ pub(crate) const KERNELS: [Kernel; 7] = [
 
 impl Tops {
     /// Enqueued, in five launches: all payloads, and what is to be remembered; then what the other ranks are told of this one.
-    pub(crate) fn encode(&self, gpu: &mut Gpu, dtype: Dtype, of: (u32, Part), parts: [Part; 4]) -> Result<(), Error> {
+    pub(crate) fn encode(&self, gpu: &mut Gpu, dtype: Dtype, of: (u32, Part), parts: [Part; 4]) -> Result<()> {
         self.write(gpu, Params::of_exchange(dtype, self.lens()), of, parts)
     }
 
     /// The same where nothing is remembered: where residuals would be are two words for what is known of magnitudes.
-    pub(crate) fn write_down(&self, gpu: &mut Gpu, dtype: Dtype, memory: Part, parts: [Part; 4]) -> Result<(), Error> {
+    pub(crate) fn write_down(&self, gpu: &mut Gpu, dtype: Dtype, memory: Part, parts: [Part; 4]) -> Result<()> {
         let params = Params { remembers: 0, ..Params::of_exchange(dtype, self.lens()) };
         self.write(gpu, params, (1, memory), parts)
     }
@@ -136,7 +136,7 @@ impl Tops {
         params: Params,
         (world, memory): (u32, Part),
         [program, gradients, residuals, message]: [Part; 4],
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let Parts { layers, top_of, cuts, bins, spans, entries, few, .. } = self.parts(world, memory);
         let common = [layers, top_of, program, gradients, residuals, cuts];
         select(gpu, params, common, [bins, spans, entries, few, message])
@@ -149,7 +149,7 @@ impl Tops {
         gpu: &mut Gpu,
         (world, memory): (u32, Part),
         (spans, [program, messages, of_layers, layer_of]): (u32, [Part; 4]),
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let Parts { layers, chunk_of, counts, before, done, starts, .. } = self.parts(world, memory);
         let chunks = u64::from(self.own[2]) * u64::from(world);
         let params = Params::of_exchange(Dtype::F32, self.own);
@@ -171,7 +171,7 @@ impl Tops {
         dtype: Dtype,
         (world, memory): (u32, Part),
         [program, messages, means]: [Part; 3],
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let Parts { layers, top_of, starts, .. } = self.parts(world, memory);
         let (params, parts) =
             (Params::of_exchange(dtype, self.own), [layers, top_of, program, messages, starts, means]);

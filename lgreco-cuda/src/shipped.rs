@@ -1,8 +1,8 @@
 //! The compiled kernels that come with the crate: `compiled/kernels`, which `examples/compile_kernels.rs` writes.
 
-use crate::Error;
 use crate::error::version;
 use crate::kernels::Module;
+use crate::{Error, Result};
 use std::sync::OnceLock;
 
 /// The compiler's options for every module. Bits of payloads depend on arithmetic, so it is IEEE 754's.
@@ -67,7 +67,7 @@ const PTX_DRIVER: (u32, u32) = (12, 9);
 const PTX_VERSION: &str = ".version 8.8";
 
 /// What a device of compute capability `device` runs, under a driver of CUDA's version `driver`, which is at least [`DRIVER`].
-pub(crate) fn architecture(driver: (u32, u32), device: u32) -> Result<Architecture, Error> {
+pub(crate) fn architecture(driver: (u32, u32), device: u32) -> Result<Architecture> {
     let runs = |number: &u32| number / 10 == device / 10 && *number <= device && !ON_A_CHIP.contains(&device);
     if let Some(number) = SASS.into_iter().filter(runs).max() {
         return Ok(Architecture::Sass(number));
@@ -115,7 +115,7 @@ pub(crate) fn entry(name: &str, bytes: &[u8]) -> Vec<u8> {
 ///
 /// # Errors
 /// [`Error::NoKernels`] when the archive has none of these sources.
-pub(crate) fn code(module: Module, architecture: Architecture) -> Result<&'static [u8], Error> {
+pub(crate) fn code(module: Module, architecture: Architecture) -> Result<&'static [u8]> {
     let code = modules(architecture).and_then(|modules| find(modules, &name(module, architecture)));
     code.ok_or_else(|| Error::NoKernels { module: module.name(), architecture: architecture.name() })
 }

@@ -1,8 +1,8 @@
 //! A tensor on the device.
 
-use crate::Error;
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
+use crate::{Error, Result};
 use lgreco_core::backend::Job;
 use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, with_elements};
 
@@ -35,7 +35,7 @@ impl DeviceGradient {
     /// As long as the value, or a copy of it, is used, and until all work enqueued with it is done, `address` is valid
     /// memory of `shape.elements() * dtype.bytes()` bytes in the backend's context, which nothing else writes, other
     /// than work ordered before or after on the backend's stream.
-    pub unsafe fn new(address: u64, dtype: Dtype, shape: Shape) -> Result<Self, Error> {
+    pub unsafe fn new(address: u64, dtype: Dtype, shape: Shape) -> Result<Self> {
         let bytes = (shape.elements() * dtype.bytes()) as u64;
         Ok(DeviceGradient { part: checked(address, bytes, dtype.bytes() as u64)?, dtype, shape })
     }
@@ -70,7 +70,7 @@ impl DeviceGradient {
 pub type DeviceJob<'a> = Job<'a, DeviceGradient>;
 
 /// `bytes` at `address`, which is aligned to `align`.
-pub(crate) fn checked(address: u64, bytes: u64, align: u64) -> Result<Part, Error> {
+pub(crate) fn checked(address: u64, bytes: u64, align: u64) -> Result<Part> {
     if bytes == 0 {
         return Ok(Part { address: 0, bytes });
     }
@@ -141,7 +141,7 @@ impl<'a> Input<'a> {
     }
 
     /// Its values on the device: uploaded, or where they are.
-    pub(crate) fn tensor(&self, gpu: &mut Gpu) -> Result<Tensor, Error> {
+    pub(crate) fn tensor(&self, gpu: &mut Gpu) -> Result<Tensor> {
         let (dtype, elements) = (self.dtype(), self.shape().elements() as u32);
         let part = match self {
             Input::Host(gradient) => {
@@ -176,7 +176,7 @@ impl Tensor {
     }
 
     /// Done: the value of element `index`.
-    pub(crate) fn value(&self, gpu: &mut Gpu, index: usize) -> Result<f32, Error> {
+    pub(crate) fn value(&self, gpu: &mut Gpu, index: usize) -> Result<f32> {
         let size = self.dtype.bytes() as u64;
         let at = self.part.cut(size * index as u64, size);
         Ok(match self.dtype {

@@ -10,7 +10,7 @@
 //! block each, so the number of layers makes no difference to any bit. Bins are filled with zeros once: kernels empty those
 //! that they have filled, and look at no others, of which a layer has far more than values, if it is a bias.
 
-use crate::Error;
+use crate::Result;
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch, looping_pieces};
 use crate::kernels::{Kernel, Module};
@@ -78,15 +78,6 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::TopK, entry }
 }
 
-/// The magnitude from which on values become infinite when sent as `dtype`.
-pub(crate) fn overflow(dtype: Dtype) -> u32 {
-    match dtype {
-        Dtype::F32 => crate::magnitude::INFINITY,
-        Dtype::F16 => 0x477f_f000,
-        Dtype::Bf16 => 0x7f7f_8000,
-    }
-}
-
 /// Whether sending values of this tensor changes them.
 pub(crate) fn rounds(values: Dtype, sent: Dtype) -> bool {
     sent != Dtype::F32 && values != sent
@@ -145,7 +136,7 @@ pub(crate) struct Layer<'a> {
 
 /// Enqueued: the measurement of all layers, whose results follow one another. Sending [`rounds`] the values of all tensors, or of
 /// none.
-pub(crate) fn measure(gpu: &mut Gpu, layers: &[Layer<'_>], sent: Dtype, results: Part) -> Result<(), Error> {
+pub(crate) fn measure(gpu: &mut Gpu, layers: &[Layer<'_>], sent: Dtype, results: Part) -> Result<()> {
     let (mut rest, mut results) = (layers, results);
     while let Some(Layer { tensor, .. }) = rest.first() {
         let rounds = rounds(tensor.dtype, sent);
@@ -167,12 +158,7 @@ fn together(layers: &[Layer<'_>], rounds: bool) -> usize {
     layers.iter().enumerate().take_while(fits).count()
 }
 
-fn measure_group(
-    gpu: &mut Gpu,
-    layers: &[Layer<'_>],
-    (sent, rounds): (Dtype, bool),
-    results: Part,
-) -> Result<(), Error> {
+fn measure_group(gpu: &mut Gpu, layers: &[Layer<'_>], (sent, rounds): (Dtype, bool), results: Part) -> Result<()> {
     let (mut rows, mut row_of, mut keeps, mut words) = (Vec::new(), Vec::new(), Vec::new(), 0);
     for (&Layer { tensor, keeps: own, words: own_words }, number) in layers.iter().zip(0u32..) {
         let chunks = u64::from(tensor.elements).div_ceil(CHUNK) as u32;

@@ -1,8 +1,8 @@
 //! Tables of layers under TopK: what `tops.cu` is told of each, and where what kernels find out of all of them lies.
 
-use crate::Error;
 use crate::device::{BLOCK, Part};
 use crate::gpu::{Blocks, Gpu, looping_pieces};
+use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::topk::Coding;
 use lgreco_core::compress::wire::HEADER_LEN;
@@ -122,7 +122,7 @@ impl Top {
     }
 
     /// The first of layers.
-    pub(crate) fn new(place: Place, keep: Keep, count: u32) -> Result<Top, Error> {
+    pub(crate) fn new(place: Place, keep: Keep, count: u32) -> Result<Top> {
         let Keep { top, bits } = keep;
         let layout = top.layout(count)?;
         let header = HEADER_LEN as u64;
@@ -236,7 +236,7 @@ impl Tops {
     }
 
     /// Adds a layer of `count` values.
-    pub(crate) fn push(&mut self, place: Place, keep: Keep, count: u32) -> Result<(), Error> {
+    pub(crate) fn push(&mut self, place: Place, keep: Keep, count: u32) -> Result<()> {
         let too_many = |_| Error::from(lgreco_core::Error::TooManyElements { rows: count as usize, cols: 1 });
         let number = self.layers.len() as u32;
         let layer = Top {
@@ -297,7 +297,7 @@ impl Tops {
     }
 
     /// Enqueued: brings the tables to `memory`; counts begin as zeros.
-    pub(crate) fn begin(&self, gpu: &mut Gpu, world: u32, memory: Part) -> Result<(), Error> {
+    pub(crate) fn begin(&self, gpu: &mut Gpu, world: u32, memory: Part) -> Result<()> {
         let parts = self.parts(world, memory);
         gpu.write(bytemuck::cast_slice(&self.layers), parts.layers)?;
         gpu.write(bytemuck::cast_slice(&self.top_of), parts.top_of)?;

@@ -3,7 +3,7 @@
 //! Means are f32 and have the bits of those that a planner keeps on the host. Closing a window rounds those of 16-bit layers to
 //! their type, as the host does before it measures; rows are then those of f32 values.
 
-use crate::Error;
+use crate::Result;
 use crate::backend::CudaBackend;
 use crate::device::Part;
 use crate::gpu::{Gpu, summing_blocks};
@@ -11,6 +11,7 @@ use crate::kernels::{Kernel, Module};
 use crate::tensor::{DeviceGradient, checked};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_core::internal::error::expect_len;
 
 /// `Params` of `window.cu`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -113,7 +114,7 @@ impl DeviceWindow {
     }
 
     /// The rows of the table of `gradients`, then the layer of each block.
-    fn table(&self, gradients: impl Iterator<Item = (usize, u64)>) -> Result<(Vec<Observed>, Vec<u32>), Error> {
+    fn table(&self, gradients: impl Iterator<Item = (usize, u64)>) -> Result<(Vec<Observed>, Vec<u32>)> {
         let (mut rows, mut layer_of) = (Vec::new(), Vec::new());
         let mut seen = vec![false; self.layers.len()];
         for (layer, gradient) in gradients {
@@ -139,7 +140,7 @@ impl DeviceWindow {
     }
 
     /// Enqueued: brings tables to the device.
-    fn upload(&self, gpu: &mut Gpu, rows: &[Observed], layer_of: &[u32]) -> Result<[Part; 2], Error> {
+    fn upload(&self, gpu: &mut Gpu, rows: &[Observed], layer_of: &[u32]) -> Result<[Part; 2]> {
         let [first, second] = self.table.split([size_of_val(rows) as u64, size_of_val(layer_of) as u64]);
         gpu.write(bytemuck::cast_slice(rows), first)?;
         gpu.write(bytemuck::cast_slice(layer_of), second)?;
@@ -166,12 +167,12 @@ impl CudaBackend {
     /// Enqueued: a window of these layers in `memory`, whose means are zeros. Loads the kernels first, which waits.
     ///
     /// # Errors
-    /// [`Error::Memory`] when the address is 0 or no multiple of 16; those of the device.
+    /// [`Memory`](crate::Error::Memory) when the address is 0 or no multiple of 16; those of the device.
     ///
     /// # Safety
     /// Until the window and its gradients are dropped, and until all work enqueued with them is done, `memory` is valid memory of
     /// [`bytes`](DeviceWindow::bytes) in the backend's context, which nothing else writes.
-    pub unsafe fn begin_window(&mut self, layers: &[(Shape, Dtype)], memory: u64) -> Result<DeviceWindow, Error> {
+    pub unsafe fn begin_window(&mut self, layers: &[(Shape, Dtype)], memory: u64) -> Result<DeviceWindow> {
         let memory = checked(memory, DeviceWindow::bytes(layers), ALIGN)?;
         let (mut rest, mut means) = (memory, Vec::with_capacity(layers.len()));
         for &(shape, _) in layers {
@@ -194,7 +195,7 @@ impl CudaBackend {
     /// as it did on average before.
     ///
     /// # Errors
-    /// [`Parameter`](lgreco_core::Error::Parameter) for a layer that there is not or that is named twice, and when `steps` is 0; [`Error::Memory`] when an
+    /// [`Parameter`](lgreco_core::Error::Parameter) for a layer that there is not or that is named twice, and when `steps` is 0; [`Memory`](crate::Error::Memory) when an
     /// address is 0 or no multiple of what a value takes; those of the device. Nothing is enqueued then, but by the
     /// device's.
     ///
@@ -205,12 +206,7 @@ impl CudaBackend {
     /// The addresses are valid memory of the layers' values in the backend's context, which nothing else writes, other than work
     /// ordered before or after on the backend's stream. The window was begun in the same context, and all work on it so far is ordered
     /// before.
-    pub unsafe fn observe(
-        &mut self,
-        window: &DeviceWindow,
-        gradients: &[(usize, u64)],
-        steps: u64,
-    ) -> Result<(), Error> {
+    pub unsafe fn observe(&mut self, window: &DeviceWindow, gradients: &[(usize, u64)], steps: u64) -> Result<()> {
         if steps == 0 {
             let (what, expected) = ("number of a window's step", "1 or more");
             return Err(lgreco_core::Error::Parameter { what, value: 0.0, expected }.into());
@@ -231,7 +227,7 @@ impl CudaBackend {
     ///
     /// # Complexity
     /// One read of the means, and one write of those of 16-bit layers.
-    pub fn close_window(&mut self, window: &DeviceWindow) -> Result<(), Error> {
+    pub fn close_window(&mut self, window: &DeviceWindow) -> Result<()> {
         // No gradient is read: the means stand in their place.
         let means = window.means.iter().map(|mean| mean.address).enumerate();
         let (rows, layer_of) = window.table(means)?;
@@ -247,7 +243,7 @@ impl CudaBackend {
     ///
     /// # Errors
     /// Those of the device.
-    pub fn window_norms(&mut self, window: &DeviceWindow) -> Result<Vec<f64>, Error> {
+    pub fn window_norms(&mut self, window: &DeviceWindow) -> Result<Vec<f64>> {
         self.gpu_mut().read(window.norms)
     }
 
@@ -256,12 +252,9 @@ impl CudaBackend {
     /// # Errors
     /// [`Parameter`](lgreco_core::Error::Parameter) for a layer that there is not, [`Length`](lgreco_core::Error::Length) for another
     /// number of values than it has; those of the device.
-    pub fn window_mean(&mut self, window: &DeviceWindow, layer: usize, values: &mut [f32]) -> Result<(), Error> {
+    pub fn window_mean(&mut self, window: &DeviceWindow, layer: usize, values: &mut [f32]) -> Result<()> {
         let &mean = window.means.get(layer).ok_or(no_layer(layer))?;
-        let (what, expected, found) = ("values of a mean", (mean.bytes / 4) as usize, values.len());
-        if expected != found {
-            return Err(lgreco_core::Error::Length { what, expected, found }.into());
-        }
+        expect_len("values of a mean", (mean.bytes / 4) as usize, values.len())?;
         self.gpu_mut().read_into(mean, bytemuck::cast_slice_mut(values))
     }
 }

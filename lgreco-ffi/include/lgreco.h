@@ -737,32 +737,6 @@ typedef uint32_t lgreco_compatibility;
 // Which end of a cut: LGRECO_END_...
 typedef uint32_t lgreco_end;
 
-// What an end has done in one direction, evaluation aside. Begin with LGRECO_CUT_COUNTERS_INIT.
-typedef struct lgreco_cut_counters {
-    // Set by the INIT macro.
-    size_t struct_size;
-    // Messages. None after a step: the cut is configured, but not in use.
-    uint64_t messages;
-    // Their bytes.
-    uint64_t bytes;
-    // Bytes of their values uncompressed.
-    uint64_t uncompressed_bytes;
-    // AQ-SGD: samples sent as a change.
-    uint64_t hits;
-    // AQ-SGD: samples sent uncompressed, as they were not remembered.
-    uint64_t misses;
-    // AQ-SGD: samples without id.
-    uint64_t unremembered;
-    // AQ-SGD: samples forgotten for want of capacity.
-    uint64_t evictions;
-    // AQ-SGD: samples forgotten because their values do not fit the storage.
-    uint64_t non_finite;
-    // AQ-SGD, sending end: sum over hits of the change's squared norm.
-    double change_energy;
-    // AQ-SGD, sending end: sum over hits of the activations' squared norm.
-    double hit_energy;
-} lgreco_cut_counters;
-
 // Calls on device memory, a sum of LGRECO_CUDA_...
 typedef uint32_t lgreco_cuda_calls;
 
@@ -1463,26 +1437,6 @@ lgreco_status lgreco_plan_solve(struct lgreco_context *context,
                                 const struct lgreco_plan_options *options,
                                 struct lgreco_plan **plan);
 
-// Tells the words of workspace that lgreco_plan_solve_into needs for this table. `options` may be NULL.
-lgreco_status lgreco_plan_workspace_len(struct lgreco_context *context,
-                                        const struct lgreco_table_view *table,
-                                        const struct lgreco_plan_options *options,
-                                        size_t *words);
-
-// As lgreco_plan_solve, without an allocation: writes the choices to `choices`, one per layer, and fills `plan`, whose
-// `options` then point to them. The defaults of the table give the budget, but are not competed with.
-//
-// Also LGRECO_LENGTH when `workspace` is shorter than lgreco_plan_workspace_len, or `choices_len` is not the number of
-// layers.
-lgreco_status lgreco_plan_solve_into(struct lgreco_context *context,
-                                     const struct lgreco_table_view *table,
-                                     const struct lgreco_plan_options *options,
-                                     uint64_t *workspace,
-                                     size_t workspace_len,
-                                     uint32_t *choices,
-                                     size_t choices_len,
-                                     struct lgreco_plan_view *plan);
-
 // Verifies a plan against a table: one option per layer, size and error as stated, error within the stated budget or size
 // within the stated limit. What is checked is decided in exact arithmetic; a lower bound is only compared with what it is a
 // bound of.
@@ -2108,11 +2062,6 @@ lgreco_status lgreco_cut_commit_step(struct lgreco_cut *cut);
 // LGRECO_NOT_IN_FLIGHT.
 lgreco_status lgreco_cut_forget(struct lgreco_cut *cut, uint64_t ticket);
 
-// Fills `forward` and `backward` with what the end has done with activations and with gradients.
-lgreco_status lgreco_cut_get_counters(struct lgreco_cut *cut,
-                                      struct lgreco_cut_counters *forward,
-                                      struct lgreco_cut_counters *backward);
-
 // AQ-SGD: writes what is remembered of a sample to `values`, `values_len` = the features, and 1 to `found`; when nothing is,
 // `found` receives 0, and `values` are as they were.
 //
@@ -2477,7 +2426,6 @@ lgreco_status lgreco_cuda_bucket_take_over(struct lgreco_cuda *cuda,
     {sizeof(lgreco_link), LGRECO_CODEC_MIN_MAX, 4, 128, 0, LGRECO_DTYPE_F32, 1, LGRECO_DTYPE_F32,                      \
      LGRECO_LINK_MEMORY_NONE, 1, 0, LGRECO_STORAGE_F32, 1024, LGRECO_ROWS_BF16, 8}
 #define LGRECO_CUT_SETTING_INIT {sizeof(lgreco_cut_setting), NULL, NULL, 0, 0, 0, 8}
-#define LGRECO_CUT_COUNTERS_INIT {sizeof(lgreco_cut_counters), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 #define LGRECO_LOADED_INIT {sizeof(lgreco_loaded), NULL, 0, NULL, 0, NULL, 0, 0, 0, 0, 0}
 
 #endif // LGRECO_H

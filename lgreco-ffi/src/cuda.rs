@@ -1,7 +1,7 @@
 //! What the API asks of a CUDA device about memory of that device. In libraries without the feature `cuda` nothing answers,
 //! and so there is no handle.
 
-use crate::status::{Failure, lgreco_status};
+use crate::status::{Result, lgreco_status};
 use lgreco_train::compress::{Candidates, Setting};
 use lgreco_train::gradient::{Dtype, Shape};
 use lgreco_train::rng::Stream;
@@ -87,45 +87,44 @@ pub(crate) struct Outcome {
 /// A bucket on a device, which every call is given. Safety of the unsafe calls: the device is the bucket's own, and addresses
 /// are as README.md asks of device pointers.
 pub(crate) trait OnDeviceBucket: Any {
-    unsafe fn submit(&mut self, device: &mut dyn OnDevice, gradients: u64) -> Result<(), Failure>;
-    unsafe fn next(&mut self, device: &mut dyn OnDevice) -> Result<Option<Collective>, Failure>;
-    unsafe fn outcome(&self, device: &mut dyn OnDevice) -> Result<Outcome, Failure>;
+    unsafe fn submit(&mut self, device: &mut dyn OnDevice, gradients: u64) -> Result<()>;
+    unsafe fn next(&mut self, device: &mut dyn OnDevice) -> Result<Option<Collective>>;
+    unsafe fn outcome(&self, device: &mut dyn OnDevice) -> Result<Outcome>;
     /// Where on the device its outcome is, and of how many bytes.
     fn outcome_place(&self) -> (u64, usize);
     /// What a copy of that says.
-    fn outcome_of(&self, copy: &[u8]) -> Result<Outcome, Failure>;
-    unsafe fn residuals(&self, device: &mut dyn OnDevice, values: &mut [f32]) -> Result<(), Failure>;
-    unsafe fn set_residuals(&mut self, device: &mut dyn OnDevice, values: &[f32]) -> Result<(), Failure>;
-    unsafe fn take_over(&mut self, device: &mut dyn OnDevice, other: &dyn OnDeviceBucket) -> Result<(), Failure>;
+    fn outcome_of(&self, copy: &[u8]) -> Result<Outcome>;
+    unsafe fn residuals(&self, device: &mut dyn OnDevice, values: &mut [f32]) -> Result<()>;
+    unsafe fn set_residuals(&mut self, device: &mut dyn OnDevice, values: &[f32]) -> Result<()>;
+    unsafe fn take_over(&mut self, device: &mut dyn OnDevice, other: &dyn OnDeviceBucket) -> Result<()>;
     fn found_inf(&self) -> u64;
 }
 
 /// A device with a stream. Safety of the unsafe calls: addresses are as README.md asks of device pointers.
 pub(crate) trait OnDevice: Any {
     fn held_bytes(&self) -> u64;
-    fn synchronise(&mut self) -> Result<(), Failure>;
-    fn check(&mut self) -> Result<(), Failure>;
+    fn synchronise(&mut self) -> Result<()>;
+    fn check(&mut self) -> Result<()>;
     /// Nothing is done with addresses, which may be [`NOWHERE`]. `calls` is a sum of [`CALLS`].
-    fn workspace_bytes(&self, rows: &[Row<'_>], calls: u32) -> Result<u64, Failure>;
+    fn workspace_bytes(&self, rows: &[Row<'_>], calls: u32) -> Result<u64>;
     /// As `workspace_bytes`.
-    fn reserve(&mut self, rows: &[Row<'_>], calls: u32) -> Result<(), Failure>;
-    unsafe fn measure(&mut self, rows: &[Row<'_>], squared_errors: &mut [f64]) -> Result<(), Failure>;
+    fn reserve(&mut self, rows: &[Row<'_>], calls: u32) -> Result<()>;
+    unsafe fn measure(&mut self, rows: &[Row<'_>], squared_errors: &mut [f64]) -> Result<()>;
     /// Bytes of workspace and of results. Nothing is done with addresses, which may be [`NOWHERE`].
-    fn rows_bytes(&self, rows: &[Row<'_>]) -> Result<(u64, u64), Failure>;
-    unsafe fn enqueue_rows(&mut self, rows: &[Row<'_>], workspace: u64, results: u64) -> Result<(), Failure>;
+    fn rows_bytes(&self, rows: &[Row<'_>]) -> Result<(u64, u64)>;
+    unsafe fn enqueue_rows(&mut self, rows: &[Row<'_>], workspace: u64, results: u64) -> Result<()>;
     /// `copy` is a copy of the results that were enqueued for these rows, or anything else.
-    unsafe fn read_rows(&mut self, rows: &[Row<'_>], copy: &[u8], squared_errors: &mut [f64]) -> Result<(), Failure>;
-    unsafe fn encode(&mut self, encoding: &Encoding, payload: &mut [u8]) -> Result<usize, Failure>;
-    unsafe fn decode(&mut self, payload: &[u8], values: u64) -> Result<(), Failure>;
-    unsafe fn encode_to_device(&mut self, encoding: &Encoding, payload: u64) -> Result<usize, Failure>;
-    unsafe fn decode_on_device(&mut self, by: &Setting, shape: Shape, payload: u64, values: u64)
-    -> Result<(), Failure>;
-    fn bucket_bytes(&self, layers: &BucketLayers) -> Result<u64, Failure>;
-    unsafe fn bucket(&mut self, layers: &BucketLayers, memory: u64) -> Result<Box<dyn OnDeviceBucket>, Failure>;
+    unsafe fn read_rows(&mut self, rows: &[Row<'_>], copy: &[u8], squared_errors: &mut [f64]) -> Result<()>;
+    unsafe fn encode(&mut self, encoding: &Encoding, payload: &mut [u8]) -> Result<usize>;
+    unsafe fn decode(&mut self, payload: &[u8], values: u64) -> Result<()>;
+    unsafe fn encode_to_device(&mut self, encoding: &Encoding, payload: u64) -> Result<usize>;
+    unsafe fn decode_on_device(&mut self, by: &Setting, shape: Shape, payload: u64, values: u64) -> Result<()>;
+    fn bucket_bytes(&self, layers: &BucketLayers) -> Result<u64>;
+    unsafe fn bucket(&mut self, layers: &BucketLayers, memory: u64) -> Result<Box<dyn OnDeviceBucket>>;
 }
 
 /// The device of this number in its primary context, on a stream of its own.
-pub(crate) fn open(ordinal: u32) -> Result<Box<dyn OnDevice>, Failure> {
+pub(crate) fn open(ordinal: u32) -> Result<Box<dyn OnDevice>> {
     #[cfg(feature = "cuda")]
     return Ok(Box::new(lgreco_cuda::CudaBackend::new(ordinal as usize)?));
     #[cfg(not(feature = "cuda"))]
@@ -136,7 +135,7 @@ pub(crate) fn open(ordinal: u32) -> Result<Box<dyn OnDevice>, Failure> {
 ///
 /// # Safety
 /// Both outlive the device.
-pub(crate) unsafe fn on_stream(stream: *mut c_void) -> Result<Box<dyn OnDevice>, Failure> {
+pub(crate) unsafe fn on_stream(stream: *mut c_void) -> Result<Box<dyn OnDevice>> {
     #[cfg(feature = "cuda")]
     // SAFETY: passed on.
     return Ok(Box::new(unsafe { lgreco_cuda::CudaBackend::with_stream(stream) }?));
@@ -150,7 +149,7 @@ mod bucket;
 #[cfg(feature = "cuda")]
 mod backend {
     use super::{BucketLayers, CALLS, DeviceTensor, Encoding, OnDevice, OnDeviceBucket, Row, bucket};
-    use crate::status::Failure;
+    use crate::status::{Failure, Result};
     use lgreco_cuda::Call::{Decode, DecodeOnDevice, Encode, EncodeToDevice, Measure};
     use lgreco_cuda::{Call, CudaBackend, DeviceGradient, DeviceJob, DeviceJobError};
     use lgreco_train::CoreError;
@@ -159,7 +158,7 @@ mod backend {
 
     /// # Safety
     /// As for [`DeviceGradient::new`].
-    unsafe fn gradient(tensor: DeviceTensor) -> Result<DeviceGradient, Failure> {
+    unsafe fn gradient(tensor: DeviceTensor) -> Result<DeviceGradient> {
         // SAFETY: passed on.
         Ok(unsafe { DeviceGradient::new(tensor.address, tensor.dtype, tensor.shape) }?)
     }
@@ -171,13 +170,13 @@ mod backend {
     unsafe fn on<'a, T>(
         rows: &[Row<'a>],
         call: impl FnOnce(&[DeviceJob<'a>]) -> Result<T, DeviceJobError>,
-    ) -> Result<T, Failure> {
+    ) -> Result<T> {
         let job = |row: &Row<'a>| {
             // SAFETY: passed on.
             let gradient = unsafe { gradient(row.gradient) }.map_err(|failure| failure.of_layer(row.layer))?;
             Ok(DeviceJob { gradient, candidates: row.candidates, stream: row.stream })
         };
-        let jobs = rows.iter().map(job).collect::<Result<Vec<_>, Failure>>()?;
+        let jobs = rows.iter().map(job).collect::<Result<Vec<_>>>()?;
         call(&jobs).map_err(|failed| {
             let failure = Failure::from(failed.error);
             match failed.job.and_then(|job| rows.get(job)) {
@@ -197,49 +196,44 @@ mod backend {
             CudaBackend::held_bytes(self)
         }
 
-        fn synchronise(&mut self) -> Result<(), Failure> {
+        fn synchronise(&mut self) -> Result<()> {
             Ok(CudaBackend::synchronise(self)?)
         }
 
-        fn check(&mut self) -> Result<(), Failure> {
+        fn check(&mut self) -> Result<()> {
             CudaBackend::check(self).map_err(|DeviceJobError { job, error }| match job {
                 Some(call) => Failure::OfCall { call, failure: Box::new(error.into()) },
                 None => error.into(),
             })
         }
 
-        fn workspace_bytes(&self, rows: &[Row<'_>], calls: u32) -> Result<u64, Failure> {
+        fn workspace_bytes(&self, rows: &[Row<'_>], calls: u32) -> Result<u64> {
             // SAFETY: nothing is done with the addresses.
             unsafe { on(rows, |jobs| CudaBackend::workspace_bytes(self, jobs, &named(calls))) }
         }
 
-        fn reserve(&mut self, rows: &[Row<'_>], calls: u32) -> Result<(), Failure> {
+        fn reserve(&mut self, rows: &[Row<'_>], calls: u32) -> Result<()> {
             // SAFETY: nothing is done with the addresses.
             unsafe { on(rows, |jobs| CudaBackend::reserve(self, jobs, &named(calls))) }
         }
 
-        unsafe fn measure(&mut self, rows: &[Row<'_>], squared_errors: &mut [f64]) -> Result<(), Failure> {
+        unsafe fn measure(&mut self, rows: &[Row<'_>], squared_errors: &mut [f64]) -> Result<()> {
             // SAFETY: passed on.
             unsafe { on(rows, |jobs| self.measure_device(jobs, squared_errors)) }
         }
 
-        fn rows_bytes(&self, rows: &[Row<'_>]) -> Result<(u64, u64), Failure> {
+        fn rows_bytes(&self, rows: &[Row<'_>]) -> Result<(u64, u64)> {
             // SAFETY: nothing is done with the addresses.
             let bytes = unsafe { on(rows, |jobs| CudaBackend::rows_bytes(self, jobs)) }?;
             Ok((bytes.workspace, bytes.results))
         }
 
-        unsafe fn enqueue_rows(&mut self, rows: &[Row<'_>], workspace: u64, results: u64) -> Result<(), Failure> {
+        unsafe fn enqueue_rows(&mut self, rows: &[Row<'_>], workspace: u64, results: u64) -> Result<()> {
             // SAFETY: passed on.
             unsafe { on(rows, |jobs| CudaBackend::enqueue_rows(self, jobs, workspace, results)) }
         }
 
-        unsafe fn read_rows(
-            &mut self,
-            rows: &[Row<'_>],
-            copy: &[u8],
-            squared_errors: &mut [f64],
-        ) -> Result<(), Failure> {
+        unsafe fn read_rows(&mut self, rows: &[Row<'_>], copy: &[u8], squared_errors: &mut [f64]) -> Result<()> {
             let (words, rest) = copy.as_chunks();
             if !rest.is_empty() {
                 let expected = OnDevice::rows_bytes(self, rows)?.1 as usize;
@@ -250,33 +244,33 @@ mod backend {
             unsafe { on(rows, |jobs| CudaBackend::read_rows(self, jobs, &words, squared_errors)) }
         }
 
-        unsafe fn encode(&mut self, encoding: &Encoding, payload: &mut [u8]) -> Result<usize, Failure> {
+        unsafe fn encode(&mut self, encoding: &Encoding, payload: &mut [u8]) -> Result<usize> {
             // SAFETY: passed on.
             let gradient = unsafe { gradient(encoding.gradient) }?;
             Ok(self.encode_device(&encoding.setting, &gradient, encoding.stream, payload)?)
         }
 
-        unsafe fn decode(&mut self, payload: &[u8], values: u64) -> Result<(), Failure> {
+        unsafe fn decode(&mut self, payload: &[u8], values: u64) -> Result<()> {
             // SAFETY: passed on.
             Ok(unsafe { self.decode_to_device(payload, values) }?)
         }
 
-        unsafe fn encode_to_device(&mut self, encoding: &Encoding, payload: u64) -> Result<usize, Failure> {
+        unsafe fn encode_to_device(&mut self, encoding: &Encoding, payload: u64) -> Result<usize> {
             let Encoding { gradient: tensor, setting, stream } = encoding;
             // SAFETY: passed on.
             unsafe { Ok(CudaBackend::encode_to_device(self, setting, &gradient(*tensor)?, *stream, payload)?) }
         }
 
-        unsafe fn decode_on_device(&mut self, by: &Setting, shape: Shape, from: u64, to: u64) -> Result<(), Failure> {
+        unsafe fn decode_on_device(&mut self, by: &Setting, shape: Shape, from: u64, to: u64) -> Result<()> {
             // SAFETY: passed on.
             Ok(unsafe { CudaBackend::decode_on_device(self, by, shape, from, to) }?)
         }
 
-        fn bucket_bytes(&self, layers: &BucketLayers) -> Result<u64, Failure> {
+        fn bucket_bytes(&self, layers: &BucketLayers) -> Result<u64> {
             bucket::bytes(layers)
         }
 
-        unsafe fn bucket(&mut self, layers: &BucketLayers, memory: u64) -> Result<Box<dyn OnDeviceBucket>, Failure> {
+        unsafe fn bucket(&mut self, layers: &BucketLayers, memory: u64) -> Result<Box<dyn OnDeviceBucket>> {
             // SAFETY: passed on.
             unsafe { bucket::new(self, layers, memory) }
         }

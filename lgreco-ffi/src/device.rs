@@ -1,6 +1,6 @@
 //! Where a context works: the CPU, or a GPU that it shares with what was made with it.
 
-use crate::status::Failure;
+use crate::status::{Failure, Result};
 use lgreco_train::CoreError;
 use lgreco_train::backend::{Backend, Job, JobError, Portable};
 use lgreco_train::compress::{Compressor, Setting};
@@ -22,18 +22,18 @@ const NO_DEVICE: Failure = Failure::Unavailable("the device");
 
 /// The devices of each kind, by their numbers.
 impl Device {
-    pub(crate) fn cpu(index: u32) -> Result<Device, Failure> {
+    pub(crate) fn cpu(index: u32) -> Result<Device> {
         if index == 0 { Ok(Device::Cpu) } else { Err(NO_DEVICE) }
     }
 
-    pub(crate) fn cuda(index: u32) -> Result<Device, Failure> {
+    pub(crate) fn cuda(index: u32) -> Result<Device> {
         #[cfg(feature = "cuda")]
         return Ok(Device::Cuda(Arc::new(Mutex::new(lgreco_cuda::CudaBackend::new(index as usize)?))));
         #[cfg(not(feature = "cuda"))]
         not_built_in(index)
     }
 
-    pub(crate) fn wgpu(index: u32) -> Result<Device, Failure> {
+    pub(crate) fn wgpu(index: u32) -> Result<Device> {
         #[cfg(feature = "wgpu")]
         return match index {
             0 => Ok(Device::Wgpu(Arc::new(Mutex::new(lgreco_wgpu::WgpuBackend::new().map_err(Failure::Wgpu)?)))),
@@ -46,7 +46,7 @@ impl Device {
 
 /// What a library says that was built without a kind of device.
 #[cfg(not(all(feature = "cuda", feature = "wgpu")))]
-pub(crate) fn not_built_in<T>(_device: impl Sized) -> Result<T, Failure> {
+pub(crate) fn not_built_in<T>(_device: impl Sized) -> Result<T> {
     Err(Failure::NotBuiltIn)
 }
 

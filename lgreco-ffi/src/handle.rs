@@ -85,7 +85,7 @@ pub(crate) fn new<K: Kind>(state: K::State) -> *mut K {
 
 /// # Safety
 /// `pointer` is null, or points to a live handle of any kind.
-unsafe fn checked<'a, K: Kind>(pointer: *const K) -> Result<&'a Handle<K::State>, Failure> {
+unsafe fn checked<'a, K: Kind>(pointer: *const K) -> Result<&'a Handle<K::State>> {
     let handle = pointer.cast::<Handle<K::State>>();
     if handle.is_null() {
         return Err(Failure::Null(K::WHAT));
@@ -103,7 +103,7 @@ unsafe fn checked<'a, K: Kind>(pointer: *const K) -> Result<&'a Handle<K::State>
 ///
 /// # Safety
 /// `pointer` is null, or points to a handle of any kind that is live during `'a`.
-pub(crate) unsafe fn shared<'a, K: Immutable>(pointer: *const K) -> Result<&'a K::State, Failure> {
+pub(crate) unsafe fn shared<'a, K: Immutable>(pointer: *const K) -> Result<&'a K::State> {
     // SAFETY: passed on.
     let handle = unsafe { checked(pointer) }?;
     // SAFETY: nobody writes the state of an immutable kind.
@@ -111,7 +111,7 @@ pub(crate) unsafe fn shared<'a, K: Immutable>(pointer: *const K) -> Result<&'a K
 }
 
 /// Takes a handle's lock, unless a call has it or has panicked.
-fn lock(lock: &AtomicU8) -> Result<(), Failure> {
+fn lock(lock: &AtomicU8) -> Result<()> {
     match lock.compare_exchange(FREE, BUSY, Ordering::Acquire, Ordering::Relaxed) {
         Ok(_) => Ok(()),
         Err(BUSY) => Err(Failure::Busy),
@@ -123,10 +123,7 @@ fn lock(lock: &AtomicU8) -> Result<(), Failure> {
 ///
 /// # Safety
 /// `pointer` is null, or points to a handle of any kind that is live until the call returns.
-pub(crate) unsafe fn call<K: Kind>(
-    pointer: *mut K,
-    call: impl FnOnce(&mut K::State) -> Result<(), Failure>,
-) -> lgreco_status {
+pub(crate) unsafe fn call<K: Kind>(pointer: *mut K, call: impl FnOnce(&mut K::State) -> Result<()>) -> lgreco_status {
     // SAFETY: passed on.
     let handle = match unsafe { checked(pointer) } {
         Ok(handle) => handle,
@@ -175,10 +172,7 @@ impl Drop for Lock<'_> {
 ///
 /// # Safety
 /// As [`call`].
-pub(crate) unsafe fn with<K: Kind, T>(
-    pointer: *mut K,
-    work: impl FnOnce(&mut K::State) -> Result<T, Failure>,
-) -> Result<T, Failure> {
+pub(crate) unsafe fn with<K: Kind, T>(pointer: *mut K, work: impl FnOnce(&mut K::State) -> Result<T>) -> Result<T> {
     // SAFETY: passed on.
     let handle = unsafe { checked(pointer) }?;
     lock(&handle.lock)?;
@@ -195,7 +189,7 @@ pub(crate) unsafe fn with<K: Kind, T>(
 pub(crate) unsafe fn create<K: Kind, N: Kind, M: Into<Option<N::State>>>(
     pointer: *mut K,
     place: *mut *mut N,
-    make: impl FnOnce(&mut K::State) -> Result<M, Failure>,
+    make: impl FnOnce(&mut K::State) -> Result<M>,
 ) -> lgreco_status {
     // SAFETY: passed on; the place stays valid.
     unsafe {
@@ -213,7 +207,7 @@ pub(crate) unsafe fn create<K: Kind, N: Kind, M: Into<Option<N::State>>>(
 }
 
 /// Runs a call that works on no handle of which it could change anything.
-pub(crate) fn call_without_handle(call: impl FnOnce() -> Result<(), Failure>) -> lgreco_status {
+pub(crate) fn call_without_handle(call: impl FnOnce() -> Result<()>) -> lgreco_status {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => LGRECO_OK,
         Ok(Err(failure)) => failure.status(),
@@ -254,8 +248,8 @@ pub(crate) unsafe fn destroy<K: Kind>(place: *mut *mut K) -> lgreco_status {
 /// As [`destroy`].
 pub(crate) unsafe fn take<K: Kind>(
     place: *mut *mut K,
-    may: impl FnOnce(&K::State) -> Result<(), Failure>,
-) -> Result<Option<K::State>, Failure> {
+    may: impl FnOnce(&K::State) -> Result<()>,
+) -> Result<Option<K::State>> {
     if place.is_null() {
         return Ok(None);
     }

@@ -4,7 +4,6 @@
 //! | module | holds |
 //! |---|---|
 //! | `api` | the exported functions and the structs they take, one file per C noun |
-//! | `constants` | numbers of C and the values that they stand for |
 //! | `cuda` | what `api` asks of a CUDA device on device pointers; without the feature `cuda` every call is refused |
 //! | `device` | where a context works: the CPU, or a GPU shared by what was made with it |
 //! | `handle` | opaque handles: tag, lock, message, panics that become a status |
@@ -43,7 +42,6 @@ compile_error!("the C API turns panics into LGRECO_PANIC and must be built to un
 mod status;
 
 mod api;
-mod constants;
 mod cuda;
 mod device;
 mod handle;

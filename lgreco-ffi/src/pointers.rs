@@ -1,11 +1,11 @@
 //! The caller's pointers become references here, after the checks that can be made.
 
-use crate::status::Failure;
+use crate::status::{Failure, Result};
 use core::ffi::{CStr, c_char};
 use core::mem::MaybeUninit;
 use lgreco_train::CoreError;
 
-fn check<T>(pointer: *const T, what: &'static str) -> Result<(), Failure> {
+fn check<T>(pointer: *const T, what: &'static str) -> Result<()> {
     match pointer {
         pointer if pointer.is_null() => Err(Failure::Null(what)),
         pointer if !pointer.is_aligned() => Err(Failure::Alignment(what)),
@@ -13,7 +13,7 @@ fn check<T>(pointer: *const T, what: &'static str) -> Result<(), Failure> {
     }
 }
 
-fn check_array<T>(pointer: *const T, len: usize, what: &'static str) -> Result<(), Failure> {
+fn check_array<T>(pointer: *const T, len: usize, what: &'static str) -> Result<()> {
     let longest = isize::MAX as usize / size_of::<T>();
     if len > longest {
         return Err(CoreError::Length { what, expected: longest, found: len }.into());
@@ -25,7 +25,7 @@ fn check_array<T>(pointer: *const T, len: usize, what: &'static str) -> Result<(
 ///
 /// # Safety
 /// `pointer` is null, misaligned, or valid for reads of `len` values of `T` during `'a`.
-pub(crate) unsafe fn slice<'a, T>(pointer: *const T, len: usize, what: &'static str) -> Result<&'a [T], Failure> {
+pub(crate) unsafe fn slice<'a, T>(pointer: *const T, len: usize, what: &'static str) -> Result<&'a [T]> {
     if len == 0 {
         return Ok(&[]);
     }
@@ -39,7 +39,7 @@ pub(crate) unsafe fn slice<'a, T>(pointer: *const T, len: usize, what: &'static 
 /// # Safety
 /// `pointer` is null, misaligned, or valid for reads and writes of `len` values of `T` during `'a`, and nothing else uses
 /// them meanwhile.
-pub(crate) unsafe fn slice_mut<'a, T>(pointer: *mut T, len: usize, what: &'static str) -> Result<&'a mut [T], Failure> {
+pub(crate) unsafe fn slice_mut<'a, T>(pointer: *mut T, len: usize, what: &'static str) -> Result<&'a mut [T]> {
     if len == 0 {
         return Ok(&mut []);
     }
@@ -49,7 +49,7 @@ pub(crate) unsafe fn slice_mut<'a, T>(pointer: *mut T, len: usize, what: &'stati
 }
 
 /// The address of an array of `len` elements in a device's memory; 0 when `len` is 0. Nothing is read.
-pub(crate) fn address<T>(pointer: *const T, len: usize, what: &'static str) -> Result<u64, Failure> {
+pub(crate) fn address<T>(pointer: *const T, len: usize, what: &'static str) -> Result<u64> {
     if len == 0 {
         return Ok(0);
     }
@@ -57,19 +57,33 @@ pub(crate) fn address<T>(pointer: *const T, len: usize, what: &'static str) -> R
     Ok(pointer.addr() as u64)
 }
 
-/// `Err` when memory of a device has fewer bytes than are needed.
-pub(crate) fn at_least(needed: u64, found: u64, what: &'static str) -> Result<(), Failure> {
+/// `Err` when there is less of something than is needed.
+pub(crate) fn at_least(needed: u64, found: u64, what: &'static str) -> Result<()> {
     if found >= needed {
         return Ok(());
     }
     Err(CoreError::Length { what, expected: needed as usize, found: found as usize }.into())
 }
 
+/// `Err` unless there are as many of something as is expected.
+pub(crate) fn exactly(expected: usize, found: usize, what: &'static str) -> Result<()> {
+    if expected == found { Ok(()) } else { Err(CoreError::Length { what, expected, found }.into()) }
+}
+
+/// `Err` unless a model of so many layers has a layer of this index.
+pub(crate) fn check_layer(layer: usize, layers: usize) -> Result<()> {
+    if layer < layers {
+        Ok(())
+    } else {
+        Err(CoreError::Length { what: "layer", expected: layers, found: layer }.into())
+    }
+}
+
 /// The place for one output.
 ///
 /// # Safety
 /// As [`slice_mut`] for one value.
-pub(crate) unsafe fn place<'a, T>(pointer: *mut T, what: &'static str) -> Result<&'a mut MaybeUninit<T>, Failure> {
+pub(crate) unsafe fn place<'a, T>(pointer: *mut T, what: &'static str) -> Result<&'a mut MaybeUninit<T>> {
     check(pointer, what)?;
     // SAFETY: not null, aligned, and valid and unshared by the caller's promise; a MaybeUninit may hold anything.
     Ok(unsafe { &mut *pointer.cast() })
@@ -79,11 +93,7 @@ pub(crate) unsafe fn place<'a, T>(pointer: *mut T, what: &'static str) -> Result
 ///
 /// # Safety
 /// As [`place`].
-pub(crate) unsafe fn write<T>(
-    pointer: *mut T,
-    what: &'static str,
-    make: impl FnOnce() -> Result<T, Failure>,
-) -> Result<(), Failure> {
+pub(crate) unsafe fn write<T>(pointer: *mut T, what: &'static str, make: impl FnOnce() -> Result<T>) -> Result<()> {
     // SAFETY: passed on.
     unsafe { place(pointer, what) }?.write(make()?);
     Ok(())
@@ -107,15 +117,13 @@ impl<T> Output<T> {
         self,
         length: usize,
         needed: usize,
-        fill: impl FnOnce(&mut [T]) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
+        fill: impl FnOnce(&mut [T]) -> Result<()>,
+    ) -> Result<()> {
         let Output { what, to, capacity, length: told } = self;
         disjoint(Range::of(told, 1, "length"), &[Range::of(to, capacity, what)])?;
         // SAFETY: passed on.
         unsafe { place(told, "length") }?.write(length);
-        if capacity < needed {
-            return Err(CoreError::Length { what, expected: needed, found: capacity }.into());
-        }
+        at_least(needed as u64, capacity as u64, what)?;
         // SAFETY: passed on.
         fill(&mut unsafe { slice_mut(to, capacity, what) }?[..needed])
     }
@@ -126,7 +134,7 @@ impl Output<c_char> {
     ///
     /// # Safety
     /// As [`Output::fill`].
-    pub(crate) unsafe fn write_text(self, text: &str) -> Result<(), Failure> {
+    pub(crate) unsafe fn write_text(self, text: &str) -> Result<()> {
         let Output { what, to, capacity, length } = self;
         let fill = |to: &mut [u8]| {
             to[..text.len()].copy_from_slice(text.as_bytes());
@@ -142,7 +150,7 @@ impl Output<c_char> {
 ///
 /// # Safety
 /// `pointer` is null or points to text with a NUL at its end that is valid and unchanged during `'a`.
-pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &'static str) -> Result<&'a str, Failure> {
+pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &'static str) -> Result<&'a str> {
     check(pointer, what)?;
     // SAFETY: not null, and NUL-terminated by the caller's promise.
     let text = unsafe { CStr::from_ptr(pointer) };
@@ -171,7 +179,7 @@ impl Range {
 }
 
 /// `Err` when an output shares memory with an input or another output.
-pub(crate) fn disjoint(output: Range, others: &[Range]) -> Result<(), Failure> {
+pub(crate) fn disjoint(output: Range, others: &[Range]) -> Result<()> {
     let meets = |other: &&Range| {
         output.bytes > 0
             && other.bytes > 0
@@ -188,7 +196,7 @@ pub(crate) fn disjoint(output: Range, others: &[Range]) -> Result<(), Failure> {
 }
 
 /// `Err` when two of the ranges share memory. Sorts them.
-pub(crate) fn all_disjoint(ranges: &mut [Range]) -> Result<(), Failure> {
+pub(crate) fn all_disjoint(ranges: &mut [Range]) -> Result<()> {
     ranges.sort_unstable_by_key(|range| range.start);
     let mut rest = ranges.iter().filter(|range| range.bytes > 0);
     let Some(mut last) = rest.next() else { return Ok(()) };
@@ -208,7 +216,7 @@ pub(crate) unsafe fn encoded<'a>(
     what: &'static str,
     (bytes, length): (*const u8, usize),
     (values, values_len): (*mut f32, usize),
-) -> Result<(&'a [u8], &'a mut [f32]), Failure> {
+) -> Result<(&'a [u8], &'a mut [f32])> {
     disjoint(Range::of(values, values_len, "values"), &[Range::of(bytes, length, what)])?;
     // SAFETY: passed on.
     unsafe { Ok((slice(bytes, length, what)?, slice_mut(values, values_len, "values")?)) }
@@ -250,7 +258,7 @@ pub(crate) use sized_struct;
 ///
 /// # Safety
 /// `pointer` is null, misaligned, or points to as many readable bytes as the `usize` there says, and to that `usize`.
-unsafe fn check_size<T: SizedStruct>(pointer: *const T) -> Result<(), Failure> {
+unsafe fn check_size<T: SizedStruct>(pointer: *const T) -> Result<()> {
     check(pointer, T::WHAT)?;
     // SAFETY: not null and aligned; the first field is readable by the caller's promise.
     match unsafe { pointer.cast::<usize>().read() } {
@@ -263,7 +271,7 @@ unsafe fn check_size<T: SizedStruct>(pointer: *const T) -> Result<(), Failure> {
 ///
 /// # Safety
 /// As [`check_size`].
-pub(crate) unsafe fn read_struct<T: SizedStruct>(pointer: *const T) -> Result<T, Failure> {
+pub(crate) unsafe fn read_struct<T: SizedStruct>(pointer: *const T) -> Result<T> {
     // SAFETY: passed on; a struct of that size is readable, and any bits make a `T`.
     unsafe {
         check_size(pointer)?;
@@ -275,7 +283,7 @@ pub(crate) unsafe fn read_struct<T: SizedStruct>(pointer: *const T) -> Result<T,
 ///
 /// # Safety
 /// As [`read_struct`].
-pub(crate) unsafe fn read_struct_or_default<T: SizedStruct>(pointer: *const T) -> Result<T, Failure> {
+pub(crate) unsafe fn read_struct_or_default<T: SizedStruct>(pointer: *const T) -> Result<T> {
     // SAFETY: passed on.
     if pointer.is_null() { Ok(T::default()) } else { unsafe { read_struct(pointer) } }
 }
@@ -284,7 +292,7 @@ pub(crate) unsafe fn read_struct_or_default<T: SizedStruct>(pointer: *const T) -
 ///
 /// # Safety
 /// As [`read_struct`] for `count` structs, one after the other.
-pub(crate) unsafe fn read_structs<T: SizedStruct>(pointer: *const T, count: usize) -> Result<Vec<T>, Failure> {
+pub(crate) unsafe fn read_structs<T: SizedStruct>(pointer: *const T, count: usize) -> Result<Vec<T>> {
     if count == 0 {
         return Ok(Vec::new());
     }
@@ -297,10 +305,7 @@ pub(crate) unsafe fn read_structs<T: SizedStruct>(pointer: *const T, count: usiz
 ///
 /// # Safety
 /// As [`check_size`]; also valid for writes.
-pub(crate) unsafe fn fill<T: SizedStruct>(
-    pointer: *mut T,
-    make: impl FnOnce() -> Result<T, Failure>,
-) -> Result<(), Failure> {
+pub(crate) unsafe fn fill<T: SizedStruct>(pointer: *mut T, make: impl FnOnce() -> Result<T>) -> Result<()> {
     // SAFETY: passed on; a struct of that size is writable.
     unsafe {
         check_size(pointer)?;
@@ -313,10 +318,7 @@ pub(crate) unsafe fn fill<T: SizedStruct>(
 ///
 /// # Safety
 /// As [`fill`].
-pub(crate) unsafe fn fill_unless_null<T: SizedStruct>(
-    pointer: *mut T,
-    make: impl FnOnce() -> Result<T, Failure>,
-) -> Result<(), Failure> {
+pub(crate) unsafe fn fill_unless_null<T: SizedStruct>(pointer: *mut T, make: impl FnOnce() -> Result<T>) -> Result<()> {
     // SAFETY: passed on.
     if pointer.is_null() { make().map(drop) } else { unsafe { fill(pointer, make) } }
 }

@@ -243,6 +243,9 @@ fn of_cuda(error: &lgreco_cuda::Error) -> lgreco_status {
     }
 }
 
+/// What the calls behind the API give: a `T`, or a [`Failure`] unless another type is named.
+pub(crate) type Result<T, E = Failure> = core::result::Result<T, E>;
+
 impl Failure {
     /// The same, about a layer, if it can be one's fault.
     pub(crate) fn of_layer(self, name: &str) -> Failure {
@@ -323,6 +326,11 @@ impl From<CoreError> for Failure {
     fn from(error: CoreError) -> Failure {
         Failure::Core(error.into())
     }
+}
+
+/// What the constant `found` stands for: one of `values`, which are in the order of the constants, from 0.
+pub(crate) fn one_of<T: Copy, const N: usize>(what: &'static str, found: u32, values: [T; N]) -> Result<T, Failure> {
+    values.get(found as usize).copied().ok_or(Failure::UnknownConstant { what, found })
 }
 
 #[cfg(test)]

@@ -323,37 +323,6 @@ fn rows_are_rusts() {
     }
 }
 
-#[test]
-fn planning_into_a_workspace_does_not_allocate() {
-    let setting = lgreco_setting { method: LGRECO_METHOD_TOPK, keep: 100, ..Default::default() };
-    let handles = Handles::new(&[64, 48], LGRECO_DTYPE_F32, setting, lgreco_compressor_options::default());
-    let choices = [(80, 0.5), (40, 1.0), (60, 0.5), (30, 2.0)].map(|(size, error)| lgreco_choice { size, error });
-    let (ends, budget) = ([2, 4], 3.0);
-    let table = lgreco_table_view {
-        layers: 2,
-        ends: ends.as_ptr(),
-        choices: choices.as_ptr(),
-        budget: &raw const budget,
-        ..Default::default()
-    };
-    for (solver, size) in [(LGRECO_SOLVER_EXACT, 70), (LGRECO_SOLVER_DP, 100)] {
-        let options = lgreco_plan_options { solver, ..Default::default() };
-        let (mut words, mut chosen, mut plan) = (0, [0; 2], lgreco_plan_view::default());
-        // SAFETY: everything lives, with its length.
-        let count = unsafe {
-            assert_eq!(lgreco_plan_workspace_len(handles.context, &table, &options, &mut words), LGRECO_OK);
-            let mut workspace = vec![0; words];
-            allocations(|| {
-                let (place, len) = (workspace.as_mut_ptr(), workspace.len());
-                let (chosen, plan) = (chosen.as_mut_ptr(), &raw mut plan);
-                let status = lgreco_plan_solve_into(handles.context, &table, &options, place, len, chosen, 2, plan);
-                assert_eq!(status, LGRECO_OK);
-            })
-        };
-        assert_eq!((count, plan.size), (0, size));
-    }
-}
-
 /// The codes in the sources of core and training, so that a new one cannot be forgotten here.
 #[test]
 fn every_code_of_core_and_training_has_a_constant() {

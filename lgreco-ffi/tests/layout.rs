@@ -358,22 +358,6 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         features,
         in_flight
     );
-    struct_of!(
-        p,
-        lgreco_cut_counters,
-        "LGRECO_CUT_COUNTERS_INIT",
-        struct_size,
-        messages,
-        bytes,
-        uncompressed_bytes,
-        hits,
-        misses,
-        unremembered,
-        evictions,
-        non_finite,
-        change_energy,
-        hit_energy
-    );
     struct_of!(p, lgreco_choice, "", size, error);
     struct_of!(p, lgreco_rng_stream, "", seed, step, layer, rank);
     let header = include_str!("../include/lgreco.h");

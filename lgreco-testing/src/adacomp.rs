@@ -5,8 +5,9 @@ use super::topk::{bits, decode_bit_by_bit, same_error, widened};
 use lgreco_core::Error;
 use lgreco_core::compress::adacomp::{self, AdaComp};
 use lgreco_core::compress::wire::{HEADER_LEN, Method, Payload};
-use lgreco_core::compress::{Compressor, decode, stated_len};
+use lgreco_core::compress::{Candidates, Compressor, decode, stated_len};
 use lgreco_core::gradient::{Bf16, F16, Gradient, Shape, Values};
+use lgreco_core::rng::Stream;
 
 /// What decoding must give for `p`, of which `w` was added at this step.
 pub fn expected(bin: usize, p: &[f32], w: &[f32]) -> Vec<f32> {
@@ -46,7 +47,8 @@ pub fn check(bin: u32, compensated: &Gradient<'_>, fresh: &Gradient<'_>) {
     check_payload(&payload[..len]);
     if bits(&p) == bits(&w) {
         let (mut row, mut lens) = ([f64::NAN], [0]);
-        adacomp::measure(compensated, &[bin], &mut row, &mut lens).unwrap();
+        let candidates = Candidates::AdaComp { bins: &[bin] };
+        candidates.measure_with_lens(compensated, Stream::default(), &mut [], &mut row, &mut lens).unwrap();
         let error = squared_error(&p, &expected);
         assert!((row[0] - error).abs() <= 1e-11 * error, "row {}, decoded {error}", row[0]);
         assert_eq!(lens, [len]);

@@ -4,7 +4,7 @@ use super::topk::{DTYPES, STALE, bits, check_payload, rounded, same_error, widen
 use lgreco_core::Error;
 use lgreco_core::compress::hard_threshold::{self, HardThreshold};
 use lgreco_core::compress::topk::TopK;
-use lgreco_core::compress::{Compressor, decode, stated_len};
+use lgreco_core::compress::{Candidates, Compressor, decode, stated_len};
 use lgreco_core::gradient::{Dtype, Gradient, Shape};
 use lgreco_core::internal::num::Sum;
 use lgreco_core::rng::Stream;
@@ -86,7 +86,9 @@ pub fn check(gradient: &Gradient<'_>, dtype: Dtype, lambdas: &[f32]) {
     let measure = |lambdas: &[f32]| {
         let mut workspace = vec![STALE; hard_threshold::measure_workspace_len(lambdas.len())];
         let (mut row, mut lens) = (vec![f64::NAN; lambdas.len()], vec![0; lambdas.len()]);
-        hard_threshold::measure(gradient, dtype, lambdas, &mut workspace, &mut row, &mut lens).map(|()| (row, lens))
+        let candidates = Candidates::HardThreshold { values: dtype, lambdas };
+        let measured = candidates.measure_with_lens(gradient, Stream::default(), &mut workspace, &mut row, &mut lens);
+        measured.map(|()| (row, lens))
     };
     let finite = values.iter().all(|x| x.is_finite());
     assert_eq!(measure(lambdas).is_ok(), finite && wanted.len() == lambdas.len());

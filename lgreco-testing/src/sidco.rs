@@ -5,7 +5,7 @@ use super::topk::{STALE, bits, check_payload, order, rounded, same_error, widene
 use lgreco_core::Error;
 use lgreco_core::compress::sidco::{self, Fit, Sidco};
 use lgreco_core::compress::wire::Payload;
-use lgreco_core::compress::{Compressor, decode, stated_len};
+use lgreco_core::compress::{Candidates, Compressor, decode, stated_len};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 
@@ -116,7 +116,8 @@ pub fn check(sidco: Sidco, gradient: &Gradient<'_>) -> u32 {
     }
     let (mut row, mut lens) = ([f64::NAN], [0]);
     let mut workspace = vec![STALE; sidco::measure_workspace_len(shape)];
-    sidco::measure(gradient, sidco, &[sidco.density], &mut workspace, &mut row, &mut lens).unwrap();
+    let candidates = Candidates::Sidco { base: sidco, densities: &[sidco.density] };
+    candidates.measure_with_lens(gradient, Stream::default(), &mut workspace, &mut row, &mut lens).unwrap();
     let error = squared_error(&values, &decoded);
     assert!((row[0] - error).abs() <= 1e-11 * error, "row {}, decoded {error}", row[0]);
     assert_eq!(lens, [len]);

@@ -6,6 +6,7 @@ use crate::buffers::check_target;
 use crate::error::BufferJobError;
 use crate::rows::{check_all, enqueue, results_bytes, take_rows};
 use crate::tensor::{BufferJob, work};
+use lgreco_core::internal::error::expect_len;
 use wgpu::Buffer;
 
 impl WgpuBackend {
@@ -88,10 +89,7 @@ impl WgpuBackend {
     pub fn read_rows(&mut self, jobs: &[BufferJob<'_>], bytes: &[u8], rows: &mut [f64]) -> Result<(), BufferJobError> {
         let jobs = work(jobs);
         check_all(&jobs)?;
-        let (what, expected, found) = ("bytes of results", results_bytes(&jobs) as usize, bytes.len());
-        if expected != found {
-            return Err(Error::from(lgreco_core::Error::Length { what, expected, found }).into());
-        }
+        expect_len("bytes of results", results_bytes(&jobs) as usize, bytes.len()).map_err(Error::from)?;
         take_rows(self.gpu(), &jobs, bytes, rows)
     }
 }

@@ -5,12 +5,14 @@ use crate::gpu::Gpu;
 use crate::magnitude::{check_finite, overflow};
 use crate::memory::Scratch;
 use crate::tensor::{Input, Tensor};
-use crate::{Error, methods, positions, powersgd, qsgd, reconstruct, topk, topk_encode};
+use crate::{Error, methods, positions, powersgd, qsgd, reconstruct, topk_encode};
 use lgreco_core::compress::wire::{HEADER_LEN, Method, Payload};
 use lgreco_core::compress::{Compressor, Setting, dense::Dense, powersgd::effective_rank, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Bf16, Dtype, F16, Gradient, Values};
+use lgreco_core::internal::error::expect_room;
 use lgreco_core::internal::powersgd::NEAR_OVERFLOW;
 use lgreco_core::internal::quantised_topk::{self, Keep};
+use lgreco_core::internal::topk::overflow as overflow_from;
 use lgreco_core::rng::Stream;
 
 /// [`Compressor::encode`], of values on either side.
@@ -23,10 +25,7 @@ pub(crate) fn encode(
 ) -> Result<usize, Error> {
     let (shape, dtype) = (input.shape(), input.dtype());
     let len = setting.payload_len(shape, dtype)?;
-    if payload.len() < len {
-        let (what, found) = ("payload bytes", payload.len());
-        return Err(lgreco_core::Error::Length { what, expected: len, found }.into());
-    }
+    expect_room("payload bytes", len, payload.len())?;
     let header = match *setting {
         Setting::Dense => return encode_dense(gpu, input, stream, payload),
         Setting::Qsgd(c) => c.header(shape)?,
@@ -80,9 +79,9 @@ pub(crate) fn encode(
     }
     let (words, body) = (found(&bytes), &bytes[16..]);
     if let Setting::TopK(TopK { values, .. }) = *setting
-        && words[0] >= topk::overflow(values)
+        && words[0] >= overflow_from(values)
     {
-        return Err(overflow(gpu, input, words[1].max(topk::overflow(values)))?);
+        return Err(overflow(gpu, input, words[1].max(overflow_from(values)))?);
     }
     let sent = kept.map_or(len - HEADER_LEN, |kept| kept.bytes().iter().sum::<u64>() as usize);
     let (values, positions) = payload[HEADER_LEN..len].split_at_mut(sent);

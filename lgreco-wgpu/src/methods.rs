@@ -18,15 +18,5 @@ pub(crate) fn of_setting(setting: &Setting) -> &'static str {
 }
 
 pub(crate) fn of_candidates(candidates: &Candidates<'_>) -> &'static str {
-    match candidates {
-        Candidates::Qsgd { .. } => "QSGD",
-        Candidates::TopK { .. } => "TopK",
-        Candidates::QuantisedTopK { .. } => "TopK in few bits",
-        Candidates::PowerSgd { .. } => "PowerSGD",
-        Candidates::CltK { .. } => "CLT-k",
-        Candidates::HardThreshold { .. } => "hard threshold",
-        Candidates::AdaComp { .. } => "AdaComp",
-        Candidates::LoCo { .. } => "LoCo",
-        Candidates::Sidco { .. } => "SIDCo",
-    }
+    candidates.setting(0).map_or("this method", |setting| of_setting(&setting))
 }

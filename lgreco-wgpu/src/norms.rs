@@ -14,6 +14,7 @@ use crate::tensor::{BufferGradient, Input, Work};
 use lgreco_core::backend::Job;
 use lgreco_core::compress::Candidates;
 use lgreco_core::gradient::Dtype;
+use lgreco_core::internal::error::expect_len;
 use lgreco_core::rng::Stream;
 use wgpu::Buffer;
 
@@ -114,14 +115,8 @@ impl WgpuBackend {
         bytes: &[u8],
         norms: &mut [f64],
     ) -> Result<(), BufferJobError> {
-        for (what, expected, found) in [
-            ("norms, one place per gradient", gradients.len(), norms.len()),
-            ("bytes of results", bytes_of(gradients.len()) as usize, bytes.len()),
-        ] {
-            if expected != found {
-                return Err(Error::from(lgreco_core::Error::Length { what, expected, found }).into());
-            }
-        }
+        expect_len("norms, one place per gradient", gradients.len(), norms.len()).map_err(Error::from)?;
+        expect_len("bytes of results", bytes_of(gradients.len()) as usize, bytes.len()).map_err(Error::from)?;
         let words: Vec<u32> = bytemuck::pod_collect_to_vec(bytes);
         let of_gradients = words.chunks(RECORDS * RECORD);
         for (index, (job, words)) in jobs(gradients)?.iter().zip(of_gradients).enumerate() {

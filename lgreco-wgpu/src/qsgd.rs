@@ -33,10 +33,6 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { shader: Shader::Qsgd, entry }
 }
 
-fn sign_magnitude(qsgd: Qsgd) -> bool {
-    qsgd.scale == Scale::MaxNorm && qsgd.bits > 1
-}
-
 /// Whole buckets of a tensor, whose grids fit a binding.
 struct BucketRange {
     elements: Range<usize>,
@@ -60,11 +56,10 @@ fn bucket_ranges(batch: &Batch<'_>, elements: usize, bucket: u32) -> Vec<BucketR
 
 /// The parameters that a setting decides.
 pub(crate) fn of_setting(qsgd: Qsgd) -> Params {
-    let sign_magnitude = sign_magnitude(qsgd);
-    let log_levels = qsgd.bits as u32 - sign_magnitude as u32;
+    let log_levels = qsgd.log_levels();
     Params {
         bucket: qsgd.bucket,
-        sign_magnitude: sign_magnitude as u32,
+        sign_magnitude: qsgd.sign_magnitude() as u32,
         min_max: (qsgd.scale == Scale::MinMax) as u32,
         nearest: (qsgd.rounding == Rounding::Nearest) as u32,
         bits: qsgd.bits as u32,
@@ -154,7 +149,7 @@ impl Kind<'_> {
 fn kinds<'a>(batch: &Batch<'_>, row: &'a Row<'a, (Qsgd, &'a [u8])>) -> impl Iterator<Item = Kind<'a>> {
     let (base, bits) = row.sought;
     [true, false].into_iter().zip(row.result / RECORD + 1..).filter_map(move |(kind, record)| {
-        let of_kind = |&&bits: &&u8| sign_magnitude(Qsgd { bits, ..base }) == kind;
+        let of_kind = |&&bits: &&u8| Qsgd { bits, ..base }.sign_magnitude() == kind;
         let &first = bits.iter().find(of_kind)?;
         let widths = bits.iter().filter(of_kind).fold(0, |mask, &bits| mask | 1u32 << (bits - 1));
         let ranges = bucket_ranges(batch, row.tensor.elements, base.bucket);
@@ -237,14 +232,9 @@ fn record(
 /// The squared errors of `bits` in the words that [`measure`] wrote.
 pub(crate) fn errors<'a>(base: Qsgd, bits: &'a [u8], words: &'a [u32]) -> impl Iterator<Item = f64> + 'a {
     bits.iter().map(move |&bits| {
-        let record = if sign_magnitude(Qsgd { bits, ..base }) { RECORD } else { 2 * RECORD };
+        let record = if (Qsgd { bits, ..base }).sign_magnitude() { RECORD } else { 2 * RECORD };
         sums::value(words[record + bits as usize - 1], words[record + RECORD / 2 + bits as usize - 1])
     })
-}
-
-/// Bytes of the scales of `buckets` buckets.
-pub(crate) fn scales_len(qsgd: Qsgd, buckets: usize) -> usize {
-    buckets * if qsgd.scale == Scale::MinMax { 8 } else { 4 }
 }
 
 /// Records the encoding of all but the header; returns the payload's words, header included.
@@ -257,11 +247,11 @@ pub(crate) fn encode(
     results: &Buffer,
 ) -> Result<Tensor, Error> {
     let payload = Tensor::room(batch, payload_len.div_ceil(4))?;
-    let codes_at = HEADER_LEN + scales_len(qsgd, tensor.elements.div_ceil(qsgd.bucket as usize));
+    let codes_at = HEADER_LEN + tensor.elements.div_ceil(qsgd.bucket as usize) * qsgd.scale_bytes();
     for range in bucket_ranges(batch, tensor.elements, qsgd.bucket) {
         let of = Grids { tensor, qsgd, range: &range, first: 0, status: 0 };
         let grids = grids(batch, &[of], results)?;
-        let scales = scales_len(qsgd, range.buckets) as u64;
+        let scales = (range.buckets * qsgd.scale_bytes()) as u64;
         let words = batch.scratch(Scratch::Words, scales)?;
         let with_stream = |params: Params| Params {
             step: stream.step,
@@ -274,7 +264,7 @@ pub(crate) fn encode(
         let pieces: Vec<(Piece, Params)> = of.pieces(batch).collect();
         let bindings = [(3, (&grids).into()), (4, (&words).into())];
         batch.run(kernel("scales"), vec![Task::new(pieces[0].1, &bindings, range.buckets.div_ceil(64))]);
-        let at = HEADER_LEN + scales_len(qsgd, range.first_bucket);
+        let at = HEADER_LEN + range.first_bucket * qsgd.scale_bytes();
         payload.take(batch, &words, at / 4, scales as usize / 4);
         for (piece, params) in &pieces {
             let whole = piece.count.next_multiple_of(PER_INVOCATION) / 8 * qsgd.bits as usize;
@@ -292,10 +282,11 @@ pub(crate) fn encode(
 /// Records the decoding of a body that the core has checked into `target`.
 pub(crate) fn decode(batch: &mut Batch<'_>, qsgd: Qsgd, body: &[u8], target: &Tensor) -> Result<(), Error> {
     let elements = target.elements;
-    let (scales, codes) = body.split_at(scales_len(qsgd, elements.div_ceil(qsgd.bucket as usize)));
+    let (scales, codes) = body.split_at(elements.div_ceil(qsgd.bucket as usize) * qsgd.scale_bytes());
     for range in bucket_ranges(batch, elements, qsgd.bucket) {
-        let of_range = scales_len(qsgd, range.first_bucket)..scales_len(qsgd, range.first_bucket + range.buckets);
-        let extremes = batch.upload(&scales[of_range])?;
+        let [start, end] =
+            [range.first_bucket, range.first_bucket + range.buckets].map(|bucket| bucket * qsgd.scale_bytes());
+        let extremes = batch.upload(&scales[start..end])?;
         for first in range.elements.clone().step_by(batch.gpu.piece_len()) {
             let count = batch.gpu.piece_len().min(range.elements.end - first);
             let of_piece = first / 8 * qsgd.bits as usize..((first + count) * qsgd.bits as usize).div_ceil(8);

@@ -14,7 +14,9 @@ use crate::{Error, few_bits, magnitude, methods, powersgd, qsgd, ranks, topk};
 use lgreco_core::compress::qsgd::Qsgd;
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
 use lgreco_core::gradient::Dtype;
+use lgreco_core::internal::error::expect_len;
 use lgreco_core::internal::powersgd::{NEAR_OVERFLOW, distinct_ranks};
+use lgreco_core::internal::topk::overflow as overflow_from;
 use wgpu::Buffer;
 
 /// Bytes of uploads after which the batch waits for the device, so that memory does not hold a whole model twice.
@@ -61,9 +63,8 @@ pub(crate) fn results_bytes(jobs: &[Work<'_>]) -> u64 {
 }
 
 fn check_places(jobs: &[Work<'_>], rows: &[f64]) -> Result<(), Error> {
-    let (what, expected, found) =
-        ("rows, one place per candidate", jobs.iter().map(|job| job.candidates.len()).sum(), rows.len());
-    if expected == found { Ok(()) } else { Err(lgreco_core::Error::Length { what, expected, found }.into()) }
+    let places = jobs.iter().map(|job| job.candidates.len()).sum();
+    Ok(expect_len("rows, one place per candidate", places, rows.len())?)
 }
 
 /// Measures all jobs and writes their rows one after another.
@@ -242,7 +243,7 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u32], row: &mut [f64]) -> Re
             row.iter_mut().zip(qsgd::errors(base, bits, words)).for_each(|(place, error)| *place = error);
         }
         Candidates::TopK { values, keeps } => {
-            if !keeps.is_empty() && words[0] >= topk::overflow(values) {
+            if !keeps.is_empty() && words[0] >= overflow_from(values) {
                 return Err(overflow(gpu, &job.gradient, words[0])?);
             }
             topk::errors(keeps, words, row);

@@ -57,15 +57,6 @@ fn rounds(from: Dtype, to: Dtype) -> bool {
     to != Dtype::F32 && from != to
 }
 
-/// The magnitude from which on values become infinite when sent as `dtype`.
-pub(crate) fn overflow(dtype: Dtype) -> u32 {
-    match dtype {
-        Dtype::F32 => crate::magnitude::INFINITY,
-        Dtype::F16 => 0x477f_f000,
-        Dtype::Bf16 => 0x7f7f_8000,
-    }
-}
-
 /// How many values may be kept of a tensor: numbers in ascending order, of which there are some. From `result` on the words of
 /// results become the largest magnitude and their errors.
 #[derive(Clone, Copy)]

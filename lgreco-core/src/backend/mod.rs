@@ -6,11 +6,11 @@ mod parallel;
 #[cfg(feature = "rayon")]
 pub use parallel::Parallel;
 
-use crate::Error;
 use crate::compress::{Candidates, Compressor, Setting, decode};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::Gradient;
 use crate::rng::Stream;
+use crate::{Error, Result};
 use core::fmt;
 
 /// One row to measure, of a gradient in host memory, or, for a backend's own calls, of one elsewhere.
@@ -109,7 +109,7 @@ pub trait Backend {
         stream: Stream,
         workspace: &mut [u64],
         payload: &mut [u8],
-    ) -> Result<usize, Error> {
+    ) -> Result<usize> {
         setting.encode(gradient, stream, workspace, payload)
     }
 
@@ -117,7 +117,7 @@ pub trait Backend {
     ///
     /// # Errors
     /// As [`decode`].
-    fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<(), Error> {
+    fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<()> {
         decode(payload, values).map(drop)
     }
 }

@@ -249,7 +249,7 @@ impl Candidates<'_> {
         stream: Stream,
         workspace: &mut [u64],
         squared_errors: &mut [f64],
-        mut found: impl FnMut(usize, usize),
+        found: impl FnMut(usize, usize),
     ) -> Result<(), Error> {
         match *self {
             Candidates::Qsgd { base, bits } => qsgd::measure(gradient, base, bits, squared_errors),
@@ -262,21 +262,12 @@ impl Candidates<'_> {
             }
             Candidates::CltK { keeps } => topk::measure(gradient, Dtype::F32, keeps, workspace, squared_errors),
             Candidates::HardThreshold { values, lambdas } => {
-                hard_threshold::each(gradient, values, lambdas, workspace, |index, squared_error, len| {
-                    squared_errors[index] = squared_error;
-                    found(index, len);
-                })
+                hard_threshold::measure(gradient, values, lambdas, workspace, squared_errors, found)
             }
-            Candidates::AdaComp { bins } => adacomp::each(gradient, bins, |index, squared_error, len| {
-                squared_errors[index] = squared_error;
-                found(index, len);
-            }),
+            Candidates::AdaComp { bins } => adacomp::measure(gradient, bins, squared_errors, found),
             Candidates::LoCo { groups } => loco::measure(gradient, groups, squared_errors),
             Candidates::Sidco { base, densities } => {
-                sidco::each(gradient, base, densities, workspace, |index, squared_error, len| {
-                    squared_errors[index] = squared_error;
-                    found(index, len);
-                })
+                sidco::measure(gradient, base, densities, workspace, squared_errors, found)
             }
         }
     }

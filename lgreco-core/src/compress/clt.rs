@@ -14,10 +14,10 @@
 use super::positions::{self, Layout, Writer};
 use super::topk::{self, TopK};
 use super::{Compressor, check_finite};
-use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Gradient, Shape, with_elements};
 use crate::rng::Stream;
+use crate::{Error, Result};
 
 /// Keeps the values at the positions of the leader's `keep` largest magnitudes.
 ///
@@ -58,7 +58,7 @@ impl CltK {
 
     /// Writes the positions of the largest magnitudes, as many bytes as [`positions_len`](CltK::positions_len).
     #[doc(hidden)]
-    pub fn lead(&self, gradient: &Gradient<'_>, workspace: &mut [u64], positions: &mut [u8]) -> Result<(), Error> {
+    pub fn lead(&self, gradient: &Gradient<'_>, workspace: &mut [u64], positions: &mut [u8]) -> Result<()> {
         let shape = gradient.shape();
         let layout = self.layout(shape.elements());
         topk::check_keep(self.keep, shape.elements())?;
@@ -76,7 +76,7 @@ impl CltK {
     /// Calls `visit` with each of the leader's positions, ascending; `Err` when they are not `keep` below the number of
     /// elements.
     #[doc(hidden)]
-    pub fn for_each(&self, shape: Shape, positions: &[u8], mut visit: impl FnMut(usize)) -> Result<(), Error> {
+    pub fn for_each(&self, shape: Shape, positions: &[u8], mut visit: impl FnMut(usize)) -> Result<()> {
         let mut count = 0;
         positions::for_each(self.layout(shape.elements()), positions, |position| {
             count += 1;
@@ -89,7 +89,7 @@ impl CltK {
 }
 
 impl Compressor for CltK {
-    fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize, Error> {
+    fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize> {
         self.top().payload_len(shape, dtype)
     }
 
@@ -103,7 +103,7 @@ impl Compressor for CltK {
         stream: Stream,
         workspace: &mut [u64],
         payload: &mut [u8],
-    ) -> Result<usize, Error> {
+    ) -> Result<usize> {
         self.top().encode(gradient, stream, workspace, payload)
     }
 }

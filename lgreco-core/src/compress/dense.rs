@@ -2,10 +2,10 @@
 
 use super::wire::{HEADER_LEN, Header, Method, Payload};
 use super::{Compressor, check_finite};
-use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, with_elements};
 use crate::rng::Stream;
+use crate::{Error, Result};
 
 /// Sends every value in the gradient's own type: error 0, the option where compression does not pay.
 ///
@@ -22,13 +22,13 @@ use crate::rng::Stream;
 pub struct Dense;
 
 impl Compressor for Dense {
-    fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize, Error> {
+    fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize> {
         let body = shape.elements().checked_mul(dtype.bytes());
         body.and_then(|body| body.checked_add(HEADER_LEN))
             .ok_or(Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })
     }
 
-    fn encode(&self, gradient: &Gradient<'_>, _: Stream, _: &mut [u64], payload: &mut [u8]) -> Result<usize, Error> {
+    fn encode(&self, gradient: &Gradient<'_>, _: Stream, _: &mut [u64], payload: &mut [u8]) -> Result<usize> {
         let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
         let len = self.payload_len(shape, dtype)?;
         expect_room("payload bytes", len, payload.len())?;
@@ -68,7 +68,7 @@ fn write_values<T: Element>(values: &[T], body: &mut [u8]) {
 ///
 /// # Complexity
 /// O(elements), no workspace.
-pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     let (len, dtype) = stated(&payload.header)?;
     expect_len("decoded values", payload.header.shape.elements(), values.len())?;
     let body = payload.body_of_len(len)?;
@@ -80,14 +80,14 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
 }
 
 /// Bytes of the body that a header implies, and the type of its values.
-pub(super) fn stated(header: &Header) -> Result<(usize, Dtype), Error> {
+pub(super) fn stated(header: &Header) -> Result<(usize, Dtype)> {
     header.expect_method(Method::Dense)?;
     header.expect_parameter(0)?;
     let dtype = Dtype::from_code(header.variant)?;
     Ok((Dense.payload_len(header.shape, dtype)? - HEADER_LEN, dtype))
 }
 
-fn read_values<T: Element>(body: &[u8], values: &mut [f32]) -> Result<(), Error> {
+fn read_values<T: Element>(body: &[u8], values: &mut [f32]) -> Result<()> {
     for (value, bytes) in values.iter_mut().zip(body.chunks_exact(size_of::<T>())) {
         *value = T::read_le(bytes).to_f32();
     }

@@ -14,7 +14,7 @@ pub(super) use expand::{Expand, Fetched};
 pub(super) use read::{BLOCK, for_each, for_each_block};
 pub(super) use write::Writer;
 
-use crate::Error;
+use crate::{Error, Result};
 
 /// How sorted positions are coded; the number stands in bits 2–3 of a TopK header's variant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,7 +93,7 @@ impl Layout {
     }
 
     /// `Err` when a bit of the low bits' last byte is set that belongs to no position.
-    pub(super) fn check_padding(self, bytes: &[u8]) -> Result<(), Error> {
+    pub(super) fn check_padding(self, bytes: &[u8]) -> Result<()> {
         let low = &bytes[..self.low_bytes as usize];
         let padding = self.low_bytes * 8 - self.keep as u64 * self.low_bits as u64;
         Error::require_body(low.last().is_none_or(|&last| last as u32 >> (8 - padding) == 0), "padding is not zero")

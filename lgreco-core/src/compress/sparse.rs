@@ -3,10 +3,10 @@
 use super::combine::Combine;
 use super::positions::{self, Layout};
 use super::wire::Payload;
-use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::simd::Kernel;
 use crate::spread::{Divide, spread};
+use crate::{Error, Result};
 
 /// Elements of a stretch: as f32 they stay in a core's caches while several payloads are added up.
 pub const STRETCH: usize = 1 << 13;
@@ -14,7 +14,7 @@ pub const STRETCH: usize = 1 << 13;
 /// The parts of a payload's body.
 pub(super) trait Sparse<'a>: Copy + Send {
     /// Of a payload, of which neither values nor positions are looked at.
-    fn of(payload: &Payload<'a>) -> Result<Self, Error>;
+    fn of(payload: &Payload<'a>) -> Result<Self>;
 
     fn positions(&self) -> (Layout, &'a [u8]);
 
@@ -27,23 +27,23 @@ pub(super) trait Sparse<'a>: Copy + Send {
         values: &mut [f32],
         unkept: f32,
         put: impl Fn(&mut f32, f32),
-    ) -> Result<(), Error>;
+    ) -> Result<()>;
 }
 
 /// Writes what a payload holds to `values`, zeros elsewhere.
-pub(super) fn decode<'a, S: Sparse<'a>>(payload: &Payload<'a>, values: &mut [f32]) -> Result<(), Error> {
+pub(super) fn decode<'a, S: Sparse<'a>>(payload: &Payload<'a>, values: &mut [f32]) -> Result<()> {
     let body = S::of(payload)?;
     expect_len("values", payload.header.shape.elements(), values.len())?;
     decode_body(body, values)
 }
 
-pub(super) fn decode_body<'a>(body: impl Sparse<'a>, values: &mut [f32]) -> Result<(), Error> {
+pub(super) fn decode_body<'a>(body: impl Sparse<'a>, values: &mut [f32]) -> Result<()> {
     values.fill(0.0);
     scatter_all(body, values, 0.0, |place, value| *place = value)
 }
 
 /// Combines what a payload holds with `values`, in time that grows with what it holds. Same errors as [`decode`].
-pub(super) fn combine<'a, S: Sparse<'a>>(payload: &Payload<'a>, how: Combine, values: &mut [f32]) -> Result<(), Error> {
+pub(super) fn combine<'a, S: Sparse<'a>>(payload: &Payload<'a>, how: Combine, values: &mut [f32]) -> Result<()> {
     let body = S::of(payload)?;
     expect_len("values", payload.header.shape.elements(), values.len())?;
     scatter_all(body, values, how.unkept(), move |place, value| how.put(place, value))
@@ -51,7 +51,7 @@ pub(super) fn combine<'a, S: Sparse<'a>>(payload: &Payload<'a>, how: Combine, va
 
 /// Where [`combine_stretch`] begins at `start`, a multiple of [`STRETCH`], without having read what comes before, of which
 /// it then finds no errors; `None` where it has to be read.
-pub(super) fn place_of<'a, S: Sparse<'a>>(payload: &Payload<'a>, start: usize) -> Result<Option<[u64; 2]>, Error> {
+pub(super) fn place_of<'a, S: Sparse<'a>>(payload: &Payload<'a>, start: usize) -> Result<Option<[u64; 2]>> {
     let (layout, positions) = S::of(payload)?.positions();
     Ok(positions::find(layout, positions, start as u64))
 }
@@ -64,7 +64,7 @@ pub(super) fn combine_stretch<'a, S: Sparse<'a>>(
     start: usize,
     place: &mut [u64; 2],
     values: &mut [f32],
-) -> Result<(), Error> {
+) -> Result<()> {
     let body = S::of(payload)?;
     let elements = payload.header.shape.elements();
     expect_room("elements", start.saturating_add(values.len()), elements)?;
@@ -90,10 +90,10 @@ struct Scatter<'v, S, F> {
 }
 
 impl<'a, S: Sparse<'a>, F: Fn(&mut f32, f32)> Kernel for Scatter<'_, S, F> {
-    type Output = Result<[u64; 2], Error>;
+    type Output = Result<[u64; 2]>;
 
     #[inline(always)]
-    fn run(self) -> Result<[u64; 2], Error> {
+    fn run(self) -> Result<[u64; 2]> {
         let Scatter { body, start, mut place, values, unkept, put } = self;
         body.scatter(start, &mut place, values, unkept, put).map(|()| place)
     }
@@ -127,14 +127,14 @@ fn scatter_all<'a>(
     values: &mut [f32],
     unkept: f32,
     put: impl Fn(&mut f32, f32) + Copy + Send,
-) -> Result<(), Error> {
+) -> Result<()> {
     let all = Scatter { body, start: 0, place: [0; 2], values, unkept, put };
     let place = if body.positions().0.keep() < WORTHWHILE { all.run() } else { spread(all) };
     check_end(&body, &place?)
 }
 
 /// `Err` unless all that is kept has found its place.
-fn check_end<'a>(body: &impl Sparse<'a>, place: &[u64; 2]) -> Result<(), Error> {
+fn check_end<'a>(body: &impl Sparse<'a>, place: &[u64; 2]) -> Result<()> {
     let keep = body.positions().0.keep();
     Error::require_body(place[0] >= keep.into(), "fewer positions than kept values")
 }

@@ -3,7 +3,7 @@
 pub use super::sparse::STRETCH;
 use super::wire::{Method, Payload};
 use super::{qsgd, quantised_topk, sparse, topk};
-use crate::Error;
+use crate::{Error, Result};
 
 /// Whether payloads of a method can be read by [`combine_stretch`].
 pub const fn reads_stretches(method: Method) -> bool {
@@ -20,7 +20,7 @@ pub fn combine_stretch(
     start: usize,
     place: &mut [u64; 2],
     values: &mut [f32],
-) -> Result<(), Error> {
+) -> Result<()> {
     match payload.header.method {
         Method::Qsgd => qsgd::combine_stretch(payload, replace, start, values),
         Method::TopK => sparse::combine_stretch::<topk::Body<'_>>(payload, replace, start, place, values),
@@ -33,7 +33,7 @@ pub fn combine_stretch(
 
 /// The `place` of [`combine_stretch`] at `start` without the stretches before, whose errors it then does not find;
 /// `None` where they have to be read.
-pub fn place_of(payload: &Payload<'_>, start: usize) -> Result<Option<[u64; 2]>, Error> {
+pub fn place_of(payload: &Payload<'_>, start: usize) -> Result<Option<[u64; 2]>> {
     match payload.header.method {
         Method::TopK => sparse::place_of::<topk::Body<'_>>(payload, start),
         Method::QuantisedTopK => sparse::place_of::<quantised_topk::Body<'_>>(payload, start),

@@ -10,9 +10,9 @@ use super::qsgd::{Qsgd, Rounding, Scale};
 use super::quantised_topk::QuantisedTopK;
 use super::sidco::{Fit, Sidco};
 use super::topk::TopK;
-use crate::Error;
 use crate::error::{Number, Word};
 use crate::gradient::Dtype;
+use crate::{Error, Result};
 use core::fmt;
 use core::str::{FromStr, SplitAsciiWhitespace};
 
@@ -78,7 +78,7 @@ const fn sent_as(values: Dtype) -> &'static str {
 impl FromStr for Setting {
     type Err = Error;
 
-    fn from_str(text: &str) -> Result<Setting, Error> {
+    fn from_str(text: &str) -> Result<Setting> {
         let mut words = Words(text.split_ascii_whitespace());
         let setting = match words.0.next().unwrap_or_default() {
             "dense" => {
@@ -107,24 +107,24 @@ impl FromStr for Setting {
 struct Words<'a>(SplitAsciiWhitespace<'a>);
 
 impl Words<'_> {
-    fn number<T: FromStr>(&mut self, expected: &'static str) -> Result<T, Error> {
+    fn number<T: FromStr>(&mut self, expected: &'static str) -> Result<T> {
         let word = self.0.next().unwrap_or_default();
         word.parse().map_err(|_| wrong(word, expected))
     }
 
-    fn end(&mut self) -> Result<(), Error> {
+    fn end(&mut self) -> Result<()> {
         self.0.next().map_or(Ok(()), |word| Err(wrong(word, "the end")))
     }
 
     /// The only number of a method.
-    fn last(&mut self, expected: &'static str) -> Result<u32, Error> {
+    fn last(&mut self, expected: &'static str) -> Result<u32> {
         let number = self.number(expected)?;
         self.end()?;
         Ok(number)
     }
 
     /// The options that follow, each of them known and at most once.
-    fn options(&mut self, known: &'static [&'static str]) -> Result<Options, Error> {
+    fn options(&mut self, known: &'static [&'static str]) -> Result<Options> {
         let mut found = Options::default();
         while let Some(word) = self.0.next() {
             match word {
@@ -151,7 +151,7 @@ impl Words<'_> {
         Ok(found)
     }
 
-    fn qsgd(&mut self) -> Result<Qsgd, Error> {
+    fn qsgd(&mut self) -> Result<Qsgd> {
         let bits = self.number("bits, 1 to 8")?;
         let Options { bucket, scale, rounding, .. } =
             self.options(&["bucket", "max-norm", "min-max", "stochastic", "nearest"])?;
@@ -159,7 +159,7 @@ impl Words<'_> {
         Ok(Qsgd { bits, bucket, scale: scale.unwrap_or_default(), rounding: rounding.unwrap_or_default() })
     }
 
-    fn topk(&mut self) -> Result<Setting, Error> {
+    fn topk(&mut self) -> Result<Setting> {
         let keep = self.number("a number of elements")?;
         let Options { bits, values, .. } = self.options(&["bits", "f32", "f16", "bf16"])?;
         Ok(match bits {
@@ -168,12 +168,12 @@ impl Words<'_> {
         })
     }
 
-    fn powersgd(&mut self) -> Result<PowerSgd, Error> {
+    fn powersgd(&mut self) -> Result<PowerSgd> {
         let rank = self.number("a rank")?;
         Ok(PowerSgd { rank, iterations: self.options(&["iterations"])?.iterations.unwrap_or(ITERATIONS) })
     }
 
-    fn sidco(&mut self) -> Result<Sidco, Error> {
+    fn sidco(&mut self) -> Result<Sidco> {
         let density = self.number("a density, in (0, 1]")?;
         let Options { fit, stages, values, .. } =
             self.options(&["exponential", "gamma-pareto", "pareto", "stages", "f32", "f16", "bf16"])?;
@@ -182,7 +182,7 @@ impl Words<'_> {
     }
 
     /// The type of the values.
-    fn values(&mut self) -> Result<Dtype, Error> {
+    fn values(&mut self) -> Result<Dtype> {
         Ok(self.options(&["f32", "f16", "bf16"])?.values.unwrap_or(Dtype::F32))
     }
 }
@@ -201,7 +201,7 @@ struct Options {
 }
 
 /// Sets a parameter that has not been set yet.
-fn once<T>(word: &str, place: &mut Option<T>, value: T) -> Result<(), Error> {
+fn once<T>(word: &str, place: &mut Option<T>, value: T) -> Result<()> {
     match place.replace(value) {
         None => Ok(()),
         Some(_) => Err(wrong(word, "each parameter once")),

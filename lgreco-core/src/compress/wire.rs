@@ -21,8 +21,8 @@
 //! everywhere include all that a worker sends for the layer, these 16 bytes too; tests hold each of them against the
 //! real encoder.
 
-use crate::Error;
 use crate::gradient::Shape;
+use crate::{Error, Result};
 
 /// Bytes of the header.
 pub const HEADER_LEN: usize = 16;
@@ -88,7 +88,7 @@ impl Header {
     ///
     /// # Errors
     /// [`Error::Length`] when `payload` is shorter.
-    pub fn write(&self, payload: &mut [u8]) -> Result<(), Error> {
+    pub fn write(&self, payload: &mut [u8]) -> Result<()> {
         crate::error::expect_room("payload bytes", HEADER_LEN, payload.len())?;
         payload[..4].copy_from_slice(&[MAGIC, VERSION, self.method as u8, self.variant]);
         payload[4..8].copy_from_slice(&self.parameter.to_le_bytes());
@@ -98,28 +98,28 @@ impl Header {
     }
 
     /// `Err` unless it is of this method.
-    pub(super) fn expect_method(&self, method: Method) -> Result<(), Error> {
+    pub(super) fn expect_method(&self, method: Method) -> Result<()> {
         expect("method", method as u64, self.method as u64)
     }
 
     /// `Err` unless it has this variant.
-    pub(super) fn expect_variant(&self, variant: u8) -> Result<(), Error> {
+    pub(super) fn expect_variant(&self, variant: u8) -> Result<()> {
         expect("variant", variant.into(), self.variant.into())
     }
 
     /// `Err` unless it has this parameter.
-    pub(super) fn expect_parameter(&self, parameter: u32) -> Result<(), Error> {
+    pub(super) fn expect_parameter(&self, parameter: u32) -> Result<()> {
         expect("parameter", parameter.into(), self.parameter.into())
     }
 }
 
 /// Bytes of a payload with as long a body.
-pub(super) fn payload_len(body: u64, shape: Shape) -> Result<usize, Error> {
+pub(super) fn payload_len(body: u64, shape: Shape) -> Result<usize> {
     let len = usize::try_from(HEADER_LEN as u64 + body);
     len.map_err(|_| Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })
 }
 
-fn expect(what: &'static str, expected: u64, found: u64) -> Result<(), Error> {
+fn expect(what: &'static str, expected: u64, found: u64) -> Result<()> {
     if expected == found { Ok(()) } else { Err(Error::PayloadHeader { what, expected, found }) }
 }
 
@@ -147,7 +147,7 @@ impl<'a> Payload<'a> {
     /// [`Error::Length`] when shorter than a header; [`Error::PayloadHeader`] on a wrong magic or version;
     /// [`Error::PayloadField`] on an unknown method;
     /// [`Error::TooManyElements`] on a shape of 2^32 elements or more.
-    pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
+    pub fn parse(bytes: &'a [u8]) -> Result<Self> {
         crate::error::expect_room("payload bytes", HEADER_LEN, bytes.len())?;
         let (header, body) = bytes.split_at(HEADER_LEN);
         expect("magic", MAGIC.into(), header[0].into())?;
@@ -166,7 +166,7 @@ impl<'a> Payload<'a> {
     ///
     /// # Errors
     /// [`Error::Length`] when it has more or fewer.
-    pub fn body_of_len(&self, expected: usize) -> Result<&'a [u8], Error> {
+    pub fn body_of_len(&self, expected: usize) -> Result<&'a [u8]> {
         crate::error::expect_len("payload body bytes", expected, self.body.len())?;
         Ok(self.body)
     }

@@ -3,7 +3,7 @@
 //! The set is closed and the 16-bit types are their bits, so that this crate does not need `half`; tests compare
 //! every conversion with it.
 
-use crate::Error;
+use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
 
 /// An IEEE half-precision number by its bits.
@@ -164,7 +164,7 @@ impl Dtype {
     ///
     /// # Errors
     /// [`Error::PayloadField`] when there is none.
-    pub const fn from_code(code: u8) -> Result<Self, Error> {
+    pub const fn from_code(code: u8) -> Result<Self> {
         match code {
             0 => Ok(Dtype::F32),
             1 => Ok(Dtype::F16),

@@ -12,7 +12,7 @@ pub use kmeans::{kmeans, kmeans_workspace_len};
 
 use super::Limit;
 use crate::table::{Choice, Table};
-use crate::{Error, num::Sum};
+use crate::{Result, num::Sum};
 
 /// Writes the layer's options that no other beats in both size and error into `front`, smallest size (and so largest
 /// error) first, and returns their number; of equals the lowest index stays.
@@ -37,7 +37,7 @@ fn efficient(choices: &[Choice], front: &mut [u32]) -> usize {
 }
 
 /// Error and size of `options`.
-fn sums(table: &Table, options: &[u32]) -> Result<(Sum, u64), Error> {
+fn sums(table: &Table, options: &[u32]) -> Result<(Sum, u64)> {
     let chosen = table.chosen(options)?;
     Ok((chosen.clone().map(|choice| choice.error).collect(), chosen.map(|choice| choice.size).sum()))
 }
@@ -47,8 +47,8 @@ fn sums(table: &Table, options: &[u32]) -> Result<(Sum, u64), Error> {
 fn place(
     limit: Limit,
     places: core::ops::RangeInclusive<usize>,
-    mut at: impl FnMut(usize) -> Result<(Sum, u64), Error>,
-) -> Result<usize, Error> {
+    mut at: impl FnMut(usize) -> Result<(Sum, u64)>,
+) -> Result<usize> {
     let (mut first, mut last) = places.into_inner();
     while first < last {
         let middle = first + (last - first) / 2;

@@ -1,7 +1,7 @@
 //! Budgets: how much error a plan may have, or how many bits; absolute, or a multiple of what the default options have.
 
 use super::{Limit, goal::parts};
-use crate::{Error, num::Sum, table::Table};
+use crate::{Error, Result, num::Sum, table::Table};
 
 /// How much a plan may have of one quantity, so that it has as little as possible of the other.
 ///
@@ -75,7 +75,7 @@ impl<'a> Budget<'a> {
     ///
     /// # Complexity
     /// O(layers).
-    pub fn limit(&self, table: &Table) -> Result<Limit, Error> {
+    pub fn limit(&self, table: &Table) -> Result<Limit> {
         match *self {
             Budget::Absolute(value) => Limit::Error(value).checked(),
             Budget::Size(size) => Ok(Limit::Size(size)),
@@ -101,7 +101,7 @@ impl<'a> Budget<'a> {
     }
 }
 
-fn expect_factor(alpha: f64) -> Result<(), Error> {
+fn expect_factor(alpha: f64) -> Result<()> {
     Error::require(alpha.is_finite() && alpha >= 0.0, "alpha", alpha, "a finite number >= 0")
 }
 

@@ -6,7 +6,7 @@
 //! they accept passes here.
 
 use super::{Proof, Summary};
-use crate::{Error, table::Table};
+use crate::{Error, Result, table::Table};
 
 /// Verifies that `choices` names one option of every layer, that `summary` states their size and error, and that they
 /// keep the budget or the size limit it states.
@@ -31,7 +31,7 @@ use crate::{Error, table::Table};
 ///
 /// # Complexity
 /// O(layers), without an allocator.
-pub fn verify(table: &Table, choices: &[u32], summary: &Summary) -> Result<(), Error> {
+pub fn verify(table: &Table, choices: &[u32], summary: &Summary) -> Result<()> {
     let Summary { size: stated, error, proof } = *summary;
     if choices.len() != table.layers() {
         return Err(Error::Length { what: "choices of the plan", expected: table.layers(), found: choices.len() });

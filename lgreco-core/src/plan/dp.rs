@@ -40,7 +40,7 @@ use super::goal::Goal;
 use super::{Limit, Summary};
 use crate::error::{expect_len, expect_room};
 use crate::num::{Sum, Wide, gcd};
-use crate::{Error, simd, table::Table};
+use crate::{Error, Result, simd, table::Table};
 use cell::{Cell, Fill, LANES};
 use grid::{Kept, keep_layer};
 
@@ -153,7 +153,7 @@ pub fn solve(
     levels: u32,
     workspace: &mut [u64],
     options: &mut [u32],
-) -> Result<Summary, Error> {
+) -> Result<Summary> {
     expect_len("choices, one per layer", table.layers(), options.len())?;
     Error::require(levels > 0, "levels", 0.0, "at least 1")?;
     let limit = limit.into().checked()?;
@@ -190,7 +190,7 @@ pub fn solve(
 
 /// Chooses each layer's option that needs least of the limit, and returns the least objective that single options within
 /// the limit allow.
-fn least(table: &Table, goal: &Goal, options: &mut [u32]) -> Result<u64, Error> {
+fn least(table: &Table, goal: &Goal, options: &mut [u32]) -> Result<u64> {
     let (mut error, mut size, mut lower_bound) = (Sum::default(), 0, 0u64);
     for (option, choices) in options.iter_mut().zip(table.iter()) {
         let order = |&a: &usize, &b: &usize| goal.need_less(&choices[a], &choices[b]);

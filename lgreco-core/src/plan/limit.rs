@@ -2,7 +2,7 @@
 
 #[cfg(doc)]
 use super::Summary;
-use crate::{Error, num::Sum};
+use crate::{Error, Result, num::Sum};
 
 /// What a plan must keep within, all layers together; of the plans that do, solvers look for the one with least of the
 /// other quantity.
@@ -37,7 +37,7 @@ impl From<f64> for Limit {
 
 impl Limit {
     /// The limit, unless it is a budget that is NaN, infinite or negative.
-    pub(super) fn checked(self) -> Result<Limit, Error> {
+    pub(super) fn checked(self) -> Result<Limit> {
         match self {
             Limit::Error(value) if value.is_finite() && value >= 0.0 => Ok(Limit::Error(value.abs())),
             Limit::Error(value) => Err(Error::Budget { value }),
@@ -46,7 +46,7 @@ impl Limit {
     }
 
     /// `Err` unless the plan that needs least of what is limited, of this error and size, is within the limit.
-    pub(super) fn expect_met(self, error: Sum, size: u64) -> Result<(), Error> {
+    pub(super) fn expect_met(self, error: Sum, size: u64) -> Result<()> {
         match self {
             Limit::Error(budget) if !error.at_most(budget) => Err(Error::infeasible(budget, error)),
             Limit::Size(limit) if size > limit => Err(Error::SizeInfeasible { limit, smallest: size }),

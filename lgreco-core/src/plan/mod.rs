@@ -22,7 +22,7 @@ pub use owned::Plan;
 #[cfg(feature = "alloc")]
 pub use solve::{Solver, solve, solve_against};
 
-use crate::{Error, num::Sum, table::Table};
+use crate::{Error, Result, num::Sum, table::Table};
 
 /// What a solver states about the choices it made; [`check`] verifies it.
 ///
@@ -67,7 +67,7 @@ impl Summary {
     ///
     /// # Complexity
     /// O(layers), without an allocator.
-    pub fn of(table: &Table, options: &[u32], proof: Proof) -> Result<Summary, Error> {
+    pub fn of(table: &Table, options: &[u32], proof: Proof) -> Result<Summary> {
         let chosen = table.chosen(options)?;
         let error: Sum = chosen.clone().map(|choice| choice.error).collect();
         let size = chosen.map(|choice| choice.size).sum();
@@ -79,7 +79,7 @@ impl Summary {
     }
 
     /// Itself, unless the sum of errors is beyond f64.
-    fn finite(self) -> Result<Summary, Error> {
+    fn finite(self) -> Result<Summary> {
         let what = "the plan's error";
         let beyond = Error::Parameter { what, value: f64::INFINITY, expected: "a finite number" };
         if self.error.is_finite() { Ok(self) } else { Err(beyond) }

@@ -1,7 +1,7 @@
 //! Plans that own their choices.
 
 use super::{Summary, check};
-use crate::{Error, table::Table};
+use crate::{Result, table::Table};
 use alloc::vec::Vec;
 
 /// One option per layer, with what it was solved for; exists only if [`check::verify`] accepts it.
@@ -41,7 +41,7 @@ impl Plan {
     ///
     /// # Complexity
     /// O(layers).
-    pub fn verified(table: &Table, solver: &'static str, options: Vec<u32>, summary: Summary) -> Result<Plan, Error> {
+    pub fn verified(table: &Table, solver: &'static str, options: Vec<u32>, summary: Summary) -> Result<Plan> {
         check::verify(table, &options, &summary)?;
         Ok(Plan { options, summary, solver })
     }

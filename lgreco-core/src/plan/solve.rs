@@ -1,7 +1,7 @@
 //! The planner for callers with an allocator.
 
 use super::{Limit, Plan, Proof, Summary, budget::Budget, dp, exact, exact::Attempt};
-use crate::{Error, table::Table};
+use crate::{Error, Result, table::Table};
 use alloc::{vec, vec::Vec};
 
 /// How to choose.
@@ -50,7 +50,7 @@ const FIRST_STATES: usize = 1 << 14;
 
 /// Tries with few states, then lets Algorithm 1 compete where it might win, then tries with all states; keeps the
 /// best plan and the largest bound of the three.
-fn solve_exactly(table: &Table, limit: Limit, limits: exact::Limits, best: &mut [u32]) -> Result<Summary, Error> {
+fn solve_exactly(table: &Table, limit: Limit, limits: exact::Limits, best: &mut [u32]) -> Result<Summary> {
     let attempt = |states, options: &mut [u32]| {
         let limits = exact::Limits { states };
         let mut workspace = workspace(exact::attempt_workspace_len(table, limits))?;
@@ -104,7 +104,7 @@ fn solve_exactly(table: &Table, limit: Limit, limits: exact::Limits, best: &mut 
 ///
 /// # Complexity
 /// As [`solve_against`].
-pub fn solve(table: &Table, budget: Budget, solver: Solver) -> Result<Plan, Error> {
+pub fn solve(table: &Table, budget: Budget, solver: Solver) -> Result<Plan> {
     solve_against(table, budget, budget.reference(), solver)
 }
 
@@ -135,7 +135,7 @@ pub fn solve(table: &Table, budget: Budget, solver: Solver) -> Result<Plan, Erro
 ///
 /// # Complexity
 /// That of the solver; allocates its workspace and two words per layer.
-pub fn solve_against(table: &Table, budget: Budget, reference: Option<&[u32]>, solver: Solver) -> Result<Plan, Error> {
+pub fn solve_against(table: &Table, budget: Budget, reference: Option<&[u32]>, solver: Solver) -> Result<Plan> {
     let limit = budget.limit(table)?;
     let mut options = vec![0; table.layers()];
     let mut summary = match solver {
@@ -180,21 +180,21 @@ impl Plan {
     ///
     /// # Complexity
     /// That of [`exact::lower_bound`].
-    pub fn from_options(table: &Table, budget: Budget, solver: &'static str, options: Vec<u32>) -> Result<Plan, Error> {
+    pub fn from_options(table: &Table, budget: Budget, solver: &'static str, options: Vec<u32>) -> Result<Plan> {
         let limit = budget.limit(table)?;
         let summary = Summary::of(table, &options, limit.unproved())?;
         Plan::verified(table, solver, options, Summary { proof: relaxed(table, limit)?, ..summary })
     }
 }
 
-fn relaxed(table: &Table, limit: Limit) -> Result<Proof, Error> {
+fn relaxed(table: &Table, limit: Limit) -> Result<Proof> {
     let mut workspace = workspace(exact::workspace_len(table, exact::Limits { states: 0 }))?;
     exact::lower_bound(table, limit, &mut workspace)
 }
 
 /// Zeroed memory that is not touched: a solver that needs little of it pays for little. `vec!` aborts where there is none,
 /// so the room is asked for first.
-fn workspace(words: usize) -> Result<Vec<u64>, Error> {
+fn workspace(words: usize) -> Result<Vec<u64>> {
     Vec::<u64>::new().try_reserve_exact(words).map_err(|_| Error::OutOfMemory { words })?;
     Ok(vec![0; words])
 }

@@ -1,13 +1,13 @@
 //! The options of one layer: candidates to measure, duplicates and hopeless ones removed.
 
 use super::range::{Family, Method, Weighing};
-use crate::Error;
 use crate::compress::powersgd::effective_rank;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
 use crate::compress::topk::TopK;
 use crate::compress::{Candidates, Setting};
 use crate::gradient::{Dtype, Shape};
 use crate::table::Choice;
+use crate::{Error, Result};
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -38,7 +38,7 @@ pub(super) struct Assembled {
 }
 
 impl LayerOptions {
-    pub(super) fn new(families: &[Family], shape: Shape, dtype: Dtype) -> Result<Self, Error> {
+    pub(super) fn new(families: &[Family], shape: Shape, dtype: Dtype) -> Result<Self> {
         let (mut rows, mut labels, mut default) = (Vec::new(), Vec::new(), None);
         for (index, family) in families.iter().enumerate() {
             let (mut values, mut names): (Vec<u32>, Vec<String>) = (Vec::new(), Vec::new());
@@ -104,7 +104,7 @@ impl LayerOptions {
         [dtype, reduce_dtype]: [Dtype; 2],
         squared_errors: &[f64],
         weighing: Weighing,
-    ) -> Result<Assembled, Error> {
+    ) -> Result<Assembled> {
         let bits = |setting: &Setting| Ok::<u64, Error>(8 * setting.exchanged_len(shape, dtype, reduce_dtype)? as u64);
         let dense_size = bits(&Setting::Dense)?;
         let settings =

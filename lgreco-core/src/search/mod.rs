@@ -16,12 +16,12 @@ mod range;
 pub use offer::{Offer, OfferedRow};
 pub use range::{MAX_OPTIONS, Method, Metric, Range, Width};
 
-use crate::Error;
 use crate::backend::Backend;
 use crate::compress::Setting;
 use crate::gradient::{Dtype, Gradient, Shape, Values};
 use crate::rng::Stream;
 use crate::table::{NamedError, NamedTable};
+use crate::{Error, Result};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::num::NonZeroU32;
@@ -55,7 +55,7 @@ impl<'a> Layer<'a> {
     /// # Errors
     /// [`Error::TooManyElements`] from 2^32 elements on; [`Error::Length`] when the number of values is not the product
     /// of `dims`.
-    pub fn new(name: &'a str, dims: &'a [usize], values: Values<'a>) -> Result<Self, Error> {
+    pub fn new(name: &'a str, dims: &'a [usize], values: Values<'a>) -> Result<Self> {
         Ok(Layer { name, dims, gradient: Gradient::new(values, Shape::from_dims(dims)?)? })
     }
 
@@ -244,7 +244,7 @@ impl Search {
     ///
     /// # Errors
     /// [`Error::Parameter`] when outside what the method can do.
-    pub fn with_default(mut self, default: f64) -> Result<Self, Error> {
+    pub fn with_default(mut self, default: f64) -> Result<Self> {
         let Family { method, widths, .. } = self.families[0];
         self.families[0] = Family { widths, ..Family::checked(method, default, None)? };
         Ok(self)
@@ -265,7 +265,7 @@ impl Search {
     ///
     /// # Errors
     /// [`Error::Parameter`] when outside what the method can do.
-    pub fn with_range(mut self, range: Range) -> Result<Self, Error> {
+    pub fn with_range(mut self, range: Range) -> Result<Self> {
         let Family { method, default, widths, .. } = self.families[0];
         self.families[0] = Family { widths, ..Family::checked(method, default, Some(range))? };
         Ok(self)
@@ -289,7 +289,7 @@ impl Search {
     /// # Errors
     /// [`Error::UnknownName`] when TopK is not searched; [`Error::Parameter`] when bits are not 1 to 8; [`Error::Length`]
     /// without any width.
-    pub fn with_widths(mut self, widths: &[Width]) -> Result<Self, Error> {
+    pub fn with_widths(mut self, widths: &[Width]) -> Result<Self> {
         let widths = Widths::new(widths)?;
         let mut families = self.families.iter_mut();
         let topk = families.find(|family| family.method == Method::TopK);
@@ -312,7 +312,7 @@ impl Search {
     ///
     /// # Errors
     /// [`Error::Parameter`] when `first` is outside what the method can do, or `done` not from 0 to 1.
-    pub fn ramped(&self, first: f64, done: f64) -> Result<Self, Error> {
+    pub fn ramped(&self, first: f64, done: f64) -> Result<Self> {
         Error::require((0.0..=1.0).contains(&done), "done part of a ramp-up", done, "from 0 to 1")?;
         let mut search = self.clone();
         search.families[0] = self.families[0].ramped(first, done)?;
@@ -339,7 +339,7 @@ impl Search {
     ///
     /// # Errors
     /// [`Error::TooManyElements`].
-    pub fn uniform(&self, dims: &[usize], dtype: Dtype) -> Result<Setting, Error> {
+    pub fn uniform(&self, dims: &[usize], dtype: Dtype) -> Result<Setting> {
         let shape = Shape::from_dims(dims)?;
         if !self.takes(dims) {
             return Ok(Setting::Dense);

@@ -1,7 +1,7 @@
 //! Methods, their parameters and the ranges searched.
 
-use crate::Error;
 use crate::compress::Setting;
+use crate::{Error, Result};
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -57,7 +57,7 @@ fn tidy(x: f64) -> f64 {
 
 impl FromStr for Method {
     type Err = Error;
-    fn from_str(name: &str) -> Result<Self, Error> {
+    fn from_str(name: &str) -> Result<Self> {
         let expected = "qsgd, topk, powersgd or hybrid";
         Self::ALL.into_iter().find(|m| m.name() == name).ok_or(Error::UnknownName { what: "method", expected })
     }
@@ -146,7 +146,7 @@ impl Weighing {
 
 impl FromStr for Metric {
     type Err = Error;
-    fn from_str(name: &str) -> Result<Self, Error> {
+    fn from_str(name: &str) -> Result<Self> {
         let unknown = Error::UnknownName { what: "metric", expected: "l2 or squared-l2" };
         [Metric::L2, Metric::SquaredL2].into_iter().find(|m| m.name() == name).ok_or(unknown)
     }
@@ -169,7 +169,7 @@ pub enum Width {
 
 impl FromStr for Width {
     type Err = Error;
-    fn from_str(text: &str) -> Result<Self, Error> {
+    fn from_str(text: &str) -> Result<Self> {
         match text {
             "full" => Ok(Width::Full),
             _ => match text.parse() {
@@ -191,7 +191,7 @@ pub(super) struct Widths {
 impl Widths {
     pub(super) const FULL: Widths = Widths { full: true, bits: 0 };
 
-    pub(super) fn new(widths: &[Width]) -> Result<Widths, Error> {
+    pub(super) fn new(widths: &[Width]) -> Result<Widths> {
         let mut found = Widths { full: false, bits: 0 };
         for &width in widths {
             match width {
@@ -270,7 +270,7 @@ impl Family {
         Family { method, default, range, widths: Widths::FULL }
     }
 
-    pub(super) fn checked(method: Method, default: f64, range: Option<Range>) -> Result<Self, Error> {
+    pub(super) fn checked(method: Method, default: f64, range: Option<Range>) -> Result<Self> {
         check_parameter(method, "default", default)?;
         let mut family = Family::new(method, default);
         if let Some(range) = range {
@@ -289,7 +289,7 @@ impl Family {
     }
 
     /// Between the default `first` and this one, with its range.
-    pub(super) fn ramped(&self, first: f64, done: f64) -> Result<Self, Error> {
+    pub(super) fn ramped(&self, first: f64, done: f64) -> Result<Self> {
         check_parameter(self.method, "first default", first)?;
         let at = Float::powf(first, 1.0 - done) * Float::powf(self.default, done);
         let at = if self.method == Method::TopK { at.clamp(MIN_DENSITY, 1.0) } else { Float::round(at) };
@@ -315,7 +315,7 @@ const MAX_RANK: f64 = 65536.0;
 /// 2^-32, below which no tensor keeps an element.
 const MIN_DENSITY: f64 = 1.0 / (1u64 << 32) as f64;
 
-fn check_parameter(method: Method, what: &'static str, value: f64) -> Result<(), Error> {
+fn check_parameter(method: Method, what: &'static str, value: f64) -> Result<()> {
     let whole = Float::fract(value) == 0.0;
     let (fits, expected) = match method {
         Method::TopK => ((MIN_DENSITY..=1.0).contains(&value), "a density of at least 2^-32 and at most 1 (100%)"),

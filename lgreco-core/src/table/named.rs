@@ -1,9 +1,9 @@
 //! An owned table whose layers and options have names.
 
 use super::{Choice, Table};
-use crate::Error;
 use crate::compress::Setting;
 use crate::error::{Number, expect_distinct};
+use crate::{Error, Result};
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
 use core::fmt;
 use core::ops::Range;
@@ -222,7 +222,7 @@ impl Builder {
 }
 
 impl NamedTable {
-    fn validate(&self) -> Result<(), Error> {
+    fn validate(&self) -> Result<()> {
         let view = Table::new(&self.choices, &self.ends)?;
         for (layer, (named, options)) in self.layers.iter().zip(view.iter()).enumerate() {
             if let Some(option) = named.default.map(|option| option as usize).filter(|&option| option >= options.len())

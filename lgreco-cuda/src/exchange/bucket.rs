@@ -7,10 +7,11 @@ mod space;
 use self::shards::{Kept, described};
 use self::space::{Enqueuing, Wire};
 use super::{DeviceExchange, ExchangeConfig, ExchangeOutcome, ExchangeProgram, Program};
-use crate::Error;
 use crate::backend::CudaBackend;
 use crate::device::Part;
 use crate::tensor::checked;
+use crate::{Error, Result};
+use lgreco_core::internal::error::expect_len;
 use lgreco_train::compress::Setting;
 use lgreco_train::exchange::{Agreement, Flight, Moment, Request};
 use lgreco_train::gradient::Shape;
@@ -160,7 +161,7 @@ impl DeviceBucket {
     /// Those of [`ExchangeProgram::new`]. With shards also [`Error::Method`] for layers under PowerSGD, and for a bucket without
     /// elements; [`Parameter`](lgreco_core::Error::Parameter) or [`Length`](lgreco_core::Error::Length) unless the shards of
     /// each layer are as many as ranks, ascend, and end with it.
-    pub fn bytes(layers: &[DeviceLayer<'_>], config: ExchangeConfig) -> Result<u64, Error> {
+    pub fn bytes(layers: &[DeviceLayer<'_>], config: ExchangeConfig) -> Result<u64> {
         Ok(bytes(&described(layers, config)?.1))
     }
 
@@ -178,7 +179,7 @@ impl DeviceBucket {
         layers: &[DeviceLayer<'_>],
         config: ExchangeConfig,
         memory: u64,
-    ) -> Result<DeviceBucket, Error> {
+    ) -> Result<DeviceBucket> {
         let (moment, program) = described(layers, config)?;
         let Places { program: own, residuals, wire } = places(&program, checked(memory, bytes(&program), ALIGN)?);
         // SAFETY: parts of the memory that the caller promises.
@@ -198,7 +199,7 @@ impl DeviceBucket {
     /// `gradients` is valid memory of all layers' values in the backend's context, which nothing else uses, other than work
     /// ordered before or after on the backend's stream. The backend is that of [`new`](DeviceBucket::new), or one on another
     /// stream of the same context which the work on this bucket so far is ordered before.
-    pub unsafe fn submit(&mut self, cuda: &mut CudaBackend, gradients: u64) -> Result<(), Error> {
+    pub unsafe fn submit(&mut self, cuda: &mut CudaBackend, gradients: u64) -> Result<()> {
         if self.flight.is_some() {
             return Err(order("a step of the bucket is under way", "one that has ended"));
         }
@@ -219,12 +220,7 @@ impl DeviceBucket {
     ///
     /// # Safety
     /// As [`submit`](DeviceBucket::submit); `gradients` are not read, and replaced as those of any step that fails.
-    pub unsafe fn submit_failure(
-        &mut self,
-        cuda: &mut CudaBackend,
-        gradients: u64,
-        failure: Error,
-    ) -> Result<(), Error> {
+    pub unsafe fn submit_failure(&mut self, cuda: &mut CudaBackend, gradients: u64, failure: Error) -> Result<()> {
         let refused = self.refused.replace(failure);
         // SAFETY: as the caller promises.
         let submitted = unsafe { self.submit(cuda, gradients) };
@@ -246,7 +242,7 @@ impl DeviceBucket {
     ///
     /// # Safety
     /// As [`submit`](DeviceBucket::submit); the collective asked for before is enqueued before what is enqueued now.
-    pub unsafe fn next(&mut self, cuda: &mut CudaBackend) -> Result<Option<DeviceRequest<'_>>, Error> {
+    pub unsafe fn next(&mut self, cuda: &mut CudaBackend) -> Result<Option<DeviceRequest<'_>>> {
         let Some(mut flight) = self.flight.take() else {
             return Err(order("no step of the bucket is under way", "gradients that have been submitted"));
         };
@@ -267,7 +263,7 @@ impl DeviceBucket {
         &mut self,
         cuda: &mut CudaBackend,
         work: impl FnOnce(&mut Enqueuing<'_>) -> Result<T, lgreco_train::Error>,
-    ) -> Result<T, Error> {
+    ) -> Result<T> {
         let mut space = Enqueuing { cuda, bucket: self, asked: None, failure: None };
         let outcome = work(&mut space);
         let failure = space.failure;
@@ -304,7 +300,7 @@ impl DeviceBucket {
     /// # Errors
     /// [`Length`](lgreco_core::Error::Length) unless there are as many bytes as [`outcome_address`](DeviceBucket::outcome_address)
     /// says.
-    pub fn outcome_of(&self, bytes: &[u8]) -> Result<ExchangeOutcome, Error> {
+    pub fn outcome_of(&self, bytes: &[u8]) -> Result<ExchangeOutcome> {
         self.exchange.outcome_of(bytes)
     }
 
@@ -312,7 +308,7 @@ impl DeviceBucket {
     ///
     /// # Errors
     /// Those of the device.
-    pub fn outcome(&self, cuda: &mut CudaBackend) -> Result<ExchangeOutcome, Error> {
+    pub fn outcome(&self, cuda: &mut CudaBackend) -> Result<ExchangeOutcome> {
         cuda.exchange_outcome(&self.exchange)
     }
 
@@ -320,7 +316,7 @@ impl DeviceBucket {
     ///
     /// # Errors
     /// [`Length`](lgreco_core::Error::Length) when `values` has not a place for each element; those of the device.
-    pub fn residuals(&self, cuda: &mut CudaBackend, values: &mut [f32]) -> Result<(), Error> {
+    pub fn residuals(&self, cuda: &mut CudaBackend, values: &mut [f32]) -> Result<()> {
         let residuals = self.counted(cuda, values.len())?;
         cuda.gpu_mut().read_into(residuals, bytemuck::cast_slice_mut(values))
     }
@@ -331,7 +327,7 @@ impl DeviceBucket {
     ///
     /// # Errors
     /// As [`residuals`](DeviceBucket::residuals).
-    pub fn residuals_before(&self, cuda: &mut CudaBackend, step: u32, values: &mut [f32]) -> Result<(), Error> {
+    pub fn residuals_before(&self, cuda: &mut CudaBackend, step: u32, values: &mut [f32]) -> Result<()> {
         let counted = self.counted(cuda, values.len())?;
         let outcome = self.outcome(cuda)?;
         let has_changed = outcome.step == step.wrapping_add(1) && outcome.rank.is_none() && outcome.fault.is_none();
@@ -348,7 +344,7 @@ impl DeviceBucket {
     ///
     /// # Errors
     /// Those of the device.
-    pub fn forget(&mut self, cuda: &mut CudaBackend, layer: usize) -> Result<(), Error> {
+    pub fn forget(&mut self, cuda: &mut CudaBackend, layer: usize) -> Result<()> {
         let Some(forgotten) = self.layers.get(layer) else { return Ok(()) };
         let first: usize = self.layers[..layer].iter().map(Kept::elements).sum();
         let [start, bytes] = [first, forgotten.elements()].map(|values| 4 * values as u64);
@@ -365,7 +361,7 @@ impl DeviceBucket {
     ///
     /// # Errors
     /// As [`residuals`](DeviceBucket::residuals).
-    pub fn set_residuals(&mut self, cuda: &mut CudaBackend, values: &[f32]) -> Result<(), Error> {
+    pub fn set_residuals(&mut self, cuda: &mut CudaBackend, values: &[f32]) -> Result<()> {
         let residuals = self.counted(cuda, values.len())?;
         cuda.gpu_mut().write(bytemuck::cast_slice(values), residuals)?;
         cuda.synchronise()
@@ -379,7 +375,7 @@ impl DeviceBucket {
     ///
     /// # Safety
     /// Both buckets were made on this backend.
-    pub unsafe fn take_over(&mut self, cuda: &mut CudaBackend, other: &DeviceBucket) -> Result<(), Error> {
+    pub unsafe fn take_over(&mut self, cuda: &mut CudaBackend, other: &DeviceBucket) -> Result<()> {
         let elements = |bucket: &DeviceBucket| bucket.layers.iter().map(Kept::elements).collect();
         let [own, others]: [Vec<usize>; 2] = [elements(self), elements(other)];
         if own != others {
@@ -397,11 +393,9 @@ impl DeviceBucket {
     }
 
     /// The half of the residuals that counts, of `values` values.
-    fn counted(&self, cuda: &mut CudaBackend, values: usize) -> Result<Part, Error> {
+    fn counted(&self, cuda: &mut CudaBackend, values: usize) -> Result<Part> {
         let elements = self.exchange.program.head.elements as usize;
-        if values != elements {
-            return Err(lgreco_core::Error::Length { what: "residuals", expected: elements, found: values }.into());
-        }
+        expect_len("residuals", elements, values)?;
         Ok(Part { address: self.outcome(cuda)?.residuals, bytes: 4 * elements as u64 })
     }
 }

@@ -1,7 +1,7 @@
 //! What kernels read of an exchange: its program, which changes from step to step, and its layers.
 
-use crate::Error;
-use crate::qsgd::{holds, sign_magnitude};
+use crate::qsgd::holds;
+use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::Setting;
 use lgreco_core::compress::qsgd::{Rounding, Scale};
@@ -123,7 +123,7 @@ pub(super) const PROGRAM: u64 = size_of::<Program>() as u64;
 
 impl Layer {
     /// At this place, with what its setting says; one that travels by sums has nothing more here.
-    pub(super) fn new(place: Layer, setting: &Setting, shape: Shape) -> Result<Layer, Error> {
+    pub(super) fn new(place: Layer, setting: &Setting, shape: Shape) -> Result<Layer> {
         let mut bytes = [0; HEADER_LEN];
         let header = match *setting {
             Setting::Dense | Setting::PowerSgd(_) => return Ok(place),
@@ -139,15 +139,14 @@ impl Layer {
         let [header_low, header_high] = bytemuck::cast::<_, [[u8; 8]; 2]>(bytes).map(u64::from_le_bytes);
         let place = Layer { header_low, header_high, ..place };
         let Setting::Qsgd(qsgd) = *setting else { return Ok(place) };
-        let sign_magnitude = u32::from(sign_magnitude(qsgd));
         Ok(Layer {
             bucket: qsgd.bucket,
             buckets: place.count.div_ceil(qsgd.bucket),
-            sign_magnitude,
+            sign_magnitude: qsgd.sign_magnitude().into(),
             min_max: (qsgd.scale == Scale::MinMax) as u32,
             nearest: (qsgd.rounding == Rounding::Nearest) as u32,
             bits: qsgd.bits.into(),
-            log_levels: u32::from(qsgd.bits) - sign_magnitude,
+            log_levels: qsgd.log_levels(),
             ..place
         })
     }

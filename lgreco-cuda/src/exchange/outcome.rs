@@ -4,10 +4,11 @@
 //! that step came to, whatever has been enqueued since: so the host hears of faults a step later, and waits for nothing but the copy.
 
 use super::{DeviceExchange, Program};
-use crate::Error;
+use crate::Result;
 use crate::backend::CudaBackend;
 use crate::device::Part;
 use bytemuck::Zeroable;
+use lgreco_core::internal::error::expect_len;
 
 /// What was wrong with a value of this rank, or with what it got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,12 +78,9 @@ impl DeviceExchange {
     /// # Errors
     /// [`Length`](lgreco_core::Error::Length) unless there are as many bytes as [`outcome_address`](DeviceExchange::outcome_address)
     /// says.
-    pub fn outcome_of(&self, bytes: &[u8]) -> Result<ExchangeOutcome, Error> {
+    pub fn outcome_of(&self, bytes: &[u8]) -> Result<ExchangeOutcome> {
         let mut program = Program::zeroed();
-        if bytes.len() != BYTES {
-            let what = "bytes of an exchange's outcome";
-            return Err(lgreco_core::Error::Length { what, expected: BYTES, found: bytes.len() }.into());
-        }
+        expect_len("bytes of an exchange's outcome", BYTES, bytes.len())?;
         bytemuck::bytes_of_mut(&mut program).copy_from_slice(bytes);
         Ok(self.told(&program))
     }
@@ -120,7 +118,7 @@ impl CudaBackend {
     ///
     /// # Errors
     /// Those of the device.
-    pub fn exchange_outcome(&mut self, exchange: &DeviceExchange) -> Result<ExchangeOutcome, Error> {
+    pub fn exchange_outcome(&mut self, exchange: &DeviceExchange) -> Result<ExchangeOutcome> {
         let mut program = Program::zeroed();
         self.gpu_mut().read_into(exchange.head(), bytemuck::bytes_of_mut(&mut program))?;
         Ok(exchange.told(&program))

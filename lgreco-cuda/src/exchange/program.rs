@@ -2,11 +2,11 @@
 
 use super::layer::{Layer, PROGRAM, Program};
 use super::summed::{self, Places, Summed, slip_values};
-use crate::Error;
 use crate::device::Part;
 use crate::powersgd;
 use crate::qsgd::Params;
 use crate::tops::{Place, Tops};
+use crate::{Error, Result};
 use bytemuck::Zeroable;
 use lgreco_core::compress::powersgd::effective_rank;
 use lgreco_core::compress::{Compressor, Setting};
@@ -124,7 +124,7 @@ impl ExchangeProgram {
     /// `reduce_dtype` f32 or bf16;
     /// [`TooManyElements`](lgreco_core::Error::TooManyElements) from 2^32 elements of a layer, or some 2^44 of all, on;
     /// what [`payload_len`](Compressor::payload_len) refuses.
-    pub fn new(layers: &[(Shape, Setting)], config: ExchangeConfig) -> Result<Self, Error> {
+    pub fn new(layers: &[(Shape, Setting)], config: ExchangeConfig) -> Result<Self> {
         let ids = (0..).map(|number| config.stream.layer.wrapping_add(number));
         Self::of_layers(ids.zip(layers).map(|(id, &(shape, setting))| (id, shape, setting)), config)
     }
@@ -133,7 +133,7 @@ impl ExchangeProgram {
     pub(super) fn of_layers(
         layers: impl Iterator<Item = (u32, Shape, Setting)>,
         config: ExchangeConfig,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let (rank, mut elements) = (config.stream.rank, 0);
         let piece = |(layer, (id, shape, setting)): (u32, (u32, Shape, Setting))| {
             let first = elements;
@@ -146,7 +146,7 @@ impl ExchangeProgram {
 
     /// The same of what goes to each owner: to everybody alike if there is one, or to each rank what is of its shards. `elements`
     /// are those of all layers.
-    pub(super) fn of_pieces(owners: &[Vec<Piece>], elements: u64, config: ExchangeConfig) -> Result<Self, Error> {
+    pub(super) fn of_pieces(owners: &[Vec<Piece>], elements: u64, config: ExchangeConfig) -> Result<Self> {
         let parameter = |what, value, expected| lgreco_core::Error::Parameter { what, value, expected };
         if !(config.gain > 0.0 && config.gain <= 1.0) {
             return Err(parameter("residual gain", config.gain.into(), "in (0, 1]").into());

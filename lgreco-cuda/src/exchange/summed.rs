@@ -1,7 +1,7 @@
 //! The layers of a bucket that travel by sums: their tables, what `exchange_sums.cu` is told of all of them, and the memory
 //! that this takes.
 
-use crate::Error;
+use crate::Result;
 use crate::device::Part;
 use crate::factors::{Factors, Table, Totals};
 use bytemuck::{Pod, Zeroable};
@@ -148,13 +148,7 @@ impl Summed {
     ///
     /// # Errors
     /// As [`Table::add`].
-    pub(super) fn add_matrix(
-        &mut self,
-        shape: Shape,
-        columns: u32,
-        first: u64,
-        (layer, id): (u32, u32),
-    ) -> Result<(), Error> {
+    pub(super) fn add_matrix(&mut self, shape: Shape, columns: u32, first: u64, (layer, id): (u32, u32)) -> Result<()> {
         self.matrices.add(shape, columns, first, layer, id)?;
         self.matrices.place_sum(self.sum);
         self.add(shape.rows() as u64 * u64::from(columns));
@@ -174,7 +168,7 @@ impl Summed {
     }
 
     /// What is the same for all launches; `ends` says whether the step ends with what is summed.
-    pub(super) fn params(&self, [dtype, reduce_dtype]: [Dtype; 2], seed: u64, ends: bool) -> Result<Params, Error> {
+    pub(super) fn params(&self, [dtype, reduce_dtype]: [Dtype; 2], seed: u64, ends: bool) -> Result<Params> {
         let Totals { columns, products, backs, grams, solves, tiles, .. } = self.matrices.totals;
         let spans = u32::try_from(self.dense_spans);
         let not_finite = lgreco_core::Error::NonFinite { index: 0, value: 0.0 };

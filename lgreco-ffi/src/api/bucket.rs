@@ -3,7 +3,7 @@ use super::gradient::{GradientLayer, Gradients};
 use super::request::{LGRECO_REQUEST_NONE, lgreco_request};
 use crate::handle::{self, Kind as _, kind};
 use crate::pointers::{fill, slice};
-use crate::status::{Failure, lgreco_status};
+use crate::status::{Failure, Result, lgreco_status};
 use core::ffi::{c_char, c_void};
 use lgreco_train::controller::Bucket;
 use std::sync::{Arc, Weak};
@@ -48,7 +48,7 @@ impl BucketState {
 
     /// # Safety
     /// The pointers that were submitted still are what was promised then.
-    unsafe fn next(&mut self) -> Result<lgreco_request, Failure> {
+    unsafe fn next(&mut self) -> Result<lgreco_request> {
         let BucketState { bucket, gradients, pointers, world_size, .. } = self;
         let next = |values: &mut [_]| bucket.next(values).map(|next| lgreco_request::of(next, *world_size));
         // SAFETY: passed on.

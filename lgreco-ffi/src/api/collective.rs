@@ -1,6 +1,6 @@
 use super::request::lgreco_request;
 use crate::pointers::sized_struct;
-use crate::status::Failure;
+use crate::status::{Failure, Result};
 use core::ffi::c_void;
 use lgreco_train::exchange::{Collective, CollectiveError, Request};
 use lgreco_train::gradient::Bf16;
@@ -52,7 +52,7 @@ pub(crate) struct Callback {
 }
 
 impl lgreco_collective {
-    pub(crate) fn callback(self) -> Result<Callback, Failure> {
+    pub(crate) fn callback(self) -> Result<Callback> {
         let lgreco_collective { rank, world_size, user, perform, .. } = self;
         let perform = perform.ok_or(Failure::Null("perform"))?;
         Ok(Callback { rank, world_size, user, perform })

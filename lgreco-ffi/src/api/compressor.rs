@@ -1,13 +1,12 @@
 use super::context::lgreco_context;
 use super::gradient::{lgreco_layer, values, values_range};
 use super::setting::lgreco_setting;
-use crate::constants::one_of;
 use crate::device::Device;
 use crate::handle::{self, kind};
 use crate::pointers::{
     Output, Range, disjoint, encoded, read_struct, read_struct_or_default, sized_struct, slice, slice_mut, write,
 };
-use crate::status::{Failure, lgreco_status};
+use crate::status::{Failure, Result, lgreco_status, one_of};
 use core::ffi::{c_char, c_void};
 use lgreco_train::backend::Backend;
 use lgreco_train::compress::{Compressor as _, Setting, wire::Payload};
@@ -65,13 +64,13 @@ sized_struct!(
 );
 
 impl lgreco_compressor_options {
-    pub(super) fn residual(&self) -> Result<Option<Residual>, Failure> {
+    pub(super) fn residual(&self) -> Result<Option<Residual>> {
         let residual = Residual { gain: self.gain, reset_every: self.reset_every, storage: storage(self.storage)? };
         one_of("feedback", self.feedback, [None, Some(residual)])
     }
 }
 
-pub(super) fn storage(code: lgreco_storage) -> Result<Storage, Failure> {
+pub(super) fn storage(code: lgreco_storage) -> Result<Storage> {
     one_of("storage", code, [Storage::F32, Storage::Bf16, Storage::Int8])
 }
 
@@ -152,13 +151,13 @@ impl Compressor {
     }
 
     /// What is remembered, with the stream to round it with at a step.
-    pub(super) fn memory(&mut self, step: u32) -> Result<(&mut Memory<Vec<u64>>, Stream), Failure> {
+    pub(super) fn memory(&mut self, step: u32) -> Result<(&mut Memory<Vec<u64>>, Stream)> {
         let stream = Stream { step, ..self.stream };
         self.memory.as_mut().map(|memory| (memory, stream)).ok_or(Failure::NoFeedback)
     }
 
     /// Takes over a saved memory of the same options and shape.
-    pub(super) fn load(&mut self, saved: &[u8]) -> Result<(), Failure> {
+    pub(super) fn load(&mut self, saved: &[u8]) -> Result<()> {
         let memory = self.memory.as_mut().ok_or(Failure::NoFeedback)?;
         let saved = SavedState::parse(saved)?;
         let (found, own) = (saved.shape(), memory.shape());

@@ -6,12 +6,14 @@ use super::request::lgreco_request;
 use super::table::Texts;
 use crate::device::Device;
 use crate::handle::{self, kind};
-use crate::pointers::{fill, fill_unless_null, read_struct, read_struct_or_default, read_structs, sized_struct, slice};
-use crate::status::{Failure, lgreco_status};
+use crate::pointers::{
+    check_layer, fill, fill_unless_null, read_struct, read_struct_or_default, read_structs, sized_struct, slice,
+};
+use crate::status::{Failure, Result, lgreco_status};
 use core::ffi::{c_char, c_void};
+use lgreco_train::Error;
 use lgreco_train::controller::{Controller, Outcome, Report, Tensor};
 use lgreco_train::exchange::Collective;
-use lgreco_train::{CoreError, Error};
 use std::sync::{Arc, Weak};
 
 /// One worker's end of the training loop: decides when and how hard to compress each layer, compresses, exchanges,
@@ -43,7 +45,7 @@ pub(crate) struct ControllerState {
 
 impl ControllerState {
     /// `Err` with the text `what` unless `owner` is this controller's.
-    pub(super) fn check_own(&self, owner: &Weak<()>, what: &'static str) -> Result<(), Failure> {
+    pub(super) fn check_own(&self, owner: &Weak<()>, what: &'static str) -> Result<()> {
         if core::ptr::eq(owner.as_ptr(), Arc::as_ptr(&self.owner)) {
             return Ok(());
         }
@@ -51,12 +53,8 @@ impl ControllerState {
     }
 
     /// `Err` unless there is such a layer.
-    pub(super) fn check_layer(&self, layer: usize) -> Result<(), Failure> {
-        let layers = self.controller.tensors().len();
-        if layer < layers {
-            return Ok(());
-        }
-        Err(CoreError::Length { what: "layer", expected: layers, found: layer }.into())
+    pub(super) fn check_layer(&self, layer: usize) -> Result<()> {
+        check_layer(layer, self.controller.tensors().len())
     }
 }
 

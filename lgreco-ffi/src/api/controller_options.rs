@@ -2,9 +2,8 @@ use super::compressor::*;
 use super::measure::lgreco_search_options;
 use super::plan::{LGRECO_LIMIT_DEFAULT_SIZE, LGRECO_LIMIT_ERROR, LGRECO_LIMIT_SIZE, lgreco_plan_options};
 use super::setting::lgreco_setting;
-use crate::constants::one_of;
 use crate::pointers::{read_struct_or_default, read_structs, sized_struct, slice};
-use crate::status::Failure;
+use crate::status::{Failure, Result, one_of};
 use lgreco_train::CoreError;
 use lgreco_train::controller::{
     Accordion, Budget, Config, Feedback, Legacy, NonFinite, Objective, Policy, RampUp, Schedule,
@@ -188,7 +187,7 @@ fn clock() -> f64 {
 }
 
 impl lgreco_controller_options {
-    fn feedback(&self) -> Result<Feedback, Failure> {
+    fn feedback(&self) -> Result<Feedback> {
         let residual = |gain, reset_every, storage| Some(Residual { gain, reset_every, storage });
         let feedback = Feedback {
             qsgd: None,
@@ -198,7 +197,7 @@ impl lgreco_controller_options {
         one_of("feedback of a controller", self.feedback, [Feedback::NONE, feedback])
     }
 
-    fn budget(&self, plan: &lgreco_plan_options) -> Result<Budget, Failure> {
+    fn budget(&self, plan: &lgreco_plan_options) -> Result<Budget> {
         match plan.limit {
             LGRECO_LIMIT_ERROR => Ok(Budget::Error),
             LGRECO_LIMIT_DEFAULT_SIZE => Ok(Budget::Size),
@@ -212,7 +211,7 @@ impl lgreco_controller_options {
 
     /// # Safety
     /// README.md, pointers.
-    unsafe fn legacy(&self) -> Result<Legacy, Failure> {
+    unsafe fn legacy(&self) -> Result<Legacy> {
         let (classes, phases) = (self.legacy_classes, self.legacy_phases);
         if classes == 0 {
             return Err(CoreError::Length { what: "legacy_classes", expected: 1, found: 0 }.into());
@@ -228,7 +227,7 @@ impl lgreco_controller_options {
 
     /// # Safety
     /// README.md, pointers.
-    pub(super) unsafe fn config(&self, layers: usize) -> Result<Config, Failure> {
+    pub(super) unsafe fn config(&self, layers: usize) -> Result<Config> {
         // SAFETY: passed on.
         let (search, plan) = unsafe { (read_struct_or_default(self.search)?, read_struct_or_default(self.plan)?) };
         let levels = Accordion {

@@ -5,13 +5,12 @@ use super::request::{
     LGRECO_REQUEST_ALL_GATHER, LGRECO_REQUEST_ALL_REDUCE_SUM, LGRECO_REQUEST_ALL_REDUCE_SUM_BF16, lgreco_request,
 };
 use super::setting::lgreco_setting;
-use crate::constants::one_of;
 use crate::cuda::{BucketLayers, Collective, OnDeviceBucket, Outcome};
 use crate::handle::{self, kind};
 use crate::pointers::{
     Range, address, at_least, disjoint, fill, read_struct, read_structs, sized_struct, slice, slice_mut, write,
 };
-use crate::status::{Failure, lgreco_status};
+use crate::status::{Failure, Result, lgreco_status, one_of};
 use core::ffi::c_void;
 use lgreco_train::CoreError;
 use lgreco_train::gradient::Dtype;
@@ -119,7 +118,7 @@ unsafe fn read(
     settings: *const lgreco_setting,
     layers_len: usize,
     options: *const lgreco_cuda_bucket_options,
-) -> Result<BucketLayers, Failure> {
+) -> Result<BucketLayers> {
     // SAFETY: passed on.
     let (described, settings, options) = unsafe {
         let (layers, settings) = (read_structs(layers, layers_len)?, read_structs(settings, layers_len)?);

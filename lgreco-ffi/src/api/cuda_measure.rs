@@ -4,7 +4,7 @@ use super::measure::lgreco_search_options;
 use super::table::{TableState, lgreco_table};
 use crate::cuda::{CALLS, DeviceTensor, NOWHERE, OnDevice, Row};
 use crate::pointers::{Range, address, at_least, disjoint, read_struct_or_default, read_structs, slice, write};
-use crate::status::{Failure, lgreco_status};
+use crate::status::{Failure, Result, lgreco_status};
 use core::ffi::c_void;
 use lgreco_train::CoreError;
 use lgreco_train::search::Offer;
@@ -18,7 +18,7 @@ struct Model<'a> {
 impl<'a> Model<'a> {
     /// # Safety
     /// README.md, pointers; `'a` is within the call.
-    unsafe fn read(layers: *const lgreco_layer, layers_len: usize) -> Result<Model<'a>, Failure> {
+    unsafe fn read(layers: *const lgreco_layer, layers_len: usize) -> Result<Model<'a>> {
         // SAFETY: passed on.
         unsafe {
             let layers = read_structs(layers, layers_len)?;
@@ -31,7 +31,7 @@ impl<'a> Model<'a> {
     ///
     /// # Safety
     /// README.md, pointers.
-    unsafe fn offer(&self, options: *const lgreco_search_options) -> Result<Offer<'a>, Failure> {
+    unsafe fn offer(&self, options: *const lgreco_search_options) -> Result<Offer<'a>> {
         // SAFETY: passed on.
         let search = unsafe { read_struct_or_default(options) }?.search()?;
         Ok(search.offer(self.tensors.iter().map(|tensor| (tensor.name, tensor.dims, tensor.dtype)))?)
@@ -41,8 +41,8 @@ impl<'a> Model<'a> {
     fn rows<'b>(
         &self,
         offer: &'b Offer<'_>,
-        address: impl Fn(&lgreco_layer, Tensor<'a>) -> Result<u64, Failure>,
-    ) -> Result<Vec<Row<'b>>, Failure>
+        address: impl Fn(&lgreco_layer, Tensor<'a>) -> Result<u64>,
+    ) -> Result<Vec<Row<'b>>>
     where
         'a: 'b,
     {
@@ -57,7 +57,7 @@ impl<'a> Model<'a> {
     }
 
     /// The rows of `offer` where they lie; `Err` if there is none.
-    fn rows_on_device<'b>(&self, offer: &'b Offer<'_>) -> Result<Vec<Row<'b>>, Failure>
+    fn rows_on_device<'b>(&self, offer: &'b Offer<'_>) -> Result<Vec<Row<'b>>>
     where
         'a: 'b,
     {
@@ -65,7 +65,7 @@ impl<'a> Model<'a> {
     }
 
     /// `Err` when `output` shares memory with a gradient of `offer`'s.
-    fn check_apart(&self, offer: &Offer<'_>, output: Range) -> Result<(), Failure> {
+    fn check_apart(&self, offer: &Offer<'_>, output: Range) -> Result<()> {
         offer.rows().try_for_each(|row| {
             let tensor = self.tensors[row.layer];
             let gradient = self.layers[row.layer].range(tensor);
@@ -75,7 +75,7 @@ impl<'a> Model<'a> {
 }
 
 /// What lgreco_cuda_measure says of no rows, before anything is done.
-fn some(rows: Vec<Row<'_>>) -> Result<Vec<Row<'_>>, Failure> {
+fn some(rows: Vec<Row<'_>>) -> Result<Vec<Row<'_>>> {
     if rows.is_empty() { Err(CoreError::EmptyTable.into()) } else { Ok(rows) }
 }
 
@@ -100,8 +100,8 @@ unsafe fn without_values(
     layers_len: usize,
     options: *const lgreco_search_options,
     calls: lgreco_cuda_calls,
-    call: impl FnOnce(&mut Box<dyn OnDevice>, &[Row<'_>]) -> Result<(), Failure>,
-) -> Result<(), Failure> {
+    call: impl FnOnce(&mut Box<dyn OnDevice>, &[Row<'_>]) -> Result<()>,
+) -> Result<()> {
     if calls & !CALLS.iter().sum::<u32>() != 0 {
         return Err(Failure::UnknownConstant { what: "calls", found: calls });
     }

@@ -2,9 +2,10 @@ use super::cuda::lgreco_cuda;
 use super::gradient::{Tensor, lgreco_layer};
 use super::setting::lgreco_setting;
 use crate::cuda::{DeviceTensor, Encoding};
-use crate::pointers::{Range, address, all_disjoint, at_least, disjoint, read_struct, slice, slice_mut, write};
-use crate::status::{Failure, lgreco_status};
-use lgreco_train::CoreError;
+use crate::pointers::{
+    Range, address, all_disjoint, at_least, disjoint, exactly, read_struct, slice, slice_mut, write,
+};
+use crate::status::{Result, lgreco_status};
 use lgreco_train::compress::wire::Payload;
 use lgreco_train::compress::{Compressor as _, Setting};
 use lgreco_train::rng::Stream;
@@ -38,7 +39,7 @@ impl<'a> Encoded<'a> {
         layer: *const lgreco_layer,
         setting: *const lgreco_setting,
         rng: *const lgreco_rng_stream,
-    ) -> Result<Encoded<'a>, Failure> {
+    ) -> Result<Encoded<'a>> {
         // SAFETY: passed on.
         let (layer, tensor, setting, rng) = unsafe {
             let layer = read_struct(layer)?;
@@ -111,7 +112,7 @@ pub unsafe extern "C" fn lgreco_cuda_decode(
     call!(cuda, |cuda| {
         disjoint(Range::of(values, values_len, "values"), &[Range::of(payload, length, "payload")])?;
         let (payload, values) = (slice(payload, length, "payload")?, address(values, values_len, "values")?);
-        expect(Payload::parse(payload)?.header.shape.elements(), values_len)?;
+        exactly(Payload::parse(payload)?.header.shape.elements(), values_len, "values")?;
         cuda.decode(payload, values)
     })
 }
@@ -164,22 +165,18 @@ pub unsafe extern "C" fn lgreco_cuda_decode_on_device(
         let (tensor, setting) = (read_struct(layer)?.tensor()?, read_struct(setting)?.to_core()?);
         disjoint(Range::of(values, values_len, "values"), &[Range::of(payload, length, "payload")])?;
         let (from, to) = (address(payload, length, "payload")?, address(values, values_len, "values")?);
-        let decoded = expect(tensor.shape.elements(), values_len)
+        let decoded = exactly(tensor.shape.elements(), values_len, "values")
             .and_then(|()| expect_payload(&setting, tensor, length))
             .and_then(|()| cuda.decode_on_device(&setting, tensor.shape, from, to));
         decoded.map_err(|failure| failure.of_layer(tensor.name))
     })
 }
 
-fn payload_len(setting: &Setting, tensor: Tensor<'_>) -> Result<usize, Failure> {
+fn payload_len(setting: &Setting, tensor: Tensor<'_>) -> Result<usize> {
     Ok(setting.payload_len(tensor.shape, tensor.dtype)?)
 }
 
 /// `Err` unless there is room for the layer's payload.
-fn expect_payload(setting: &Setting, tensor: Tensor<'_>, found: usize) -> Result<(), Failure> {
+fn expect_payload(setting: &Setting, tensor: Tensor<'_>, found: usize) -> Result<()> {
     at_least(payload_len(setting, tensor)? as u64, found as u64, "payload bytes")
-}
-
-fn expect(expected: usize, found: usize) -> Result<(), Failure> {
-    if expected == found { Ok(()) } else { Err(CoreError::Length { what: "values", expected, found }.into()) }
 }

@@ -3,14 +3,12 @@ use super::context::lgreco_context;
 use super::cut_setting::lgreco_cut_setting;
 use super::gradient::{dtype, lgreco_dtype, values};
 use crate::handle::{self, kind};
-use crate::pointers::{
-    Output, Range, disjoint, encoded, fill, place, read_struct, sized_struct, slice, slice_mut, write,
-};
-use crate::status::{Failure, lgreco_status};
+use crate::pointers::{Output, Range, disjoint, encoded, place, read_struct, slice, slice_mut, write};
+use crate::status::{Failure, Result, lgreco_status};
 use core::ffi::{c_char, c_void};
 use core::ptr::null;
 use lgreco_train::gradient::Values;
-use lgreco_train::pipeline::{Counters, CutSetting, Direction, Downstream, Evaluation, Upstream};
+use lgreco_train::pipeline::{CutSetting, Downstream, Evaluation, Upstream};
 use lgreco_train::{CoreError, Error};
 
 /// Which end of a cut: LGRECO_END_...
@@ -52,7 +50,7 @@ macro_rules! either {
 }
 
 impl CutState {
-    pub(super) fn new(end: End) -> Result<CutState, Failure> {
+    pub(super) fn new(end: End) -> Result<CutState> {
         let (words, batch) = either!(&end, end => (end.workspace_len(), end.setting().batch as usize));
         Ok(CutState { end, workspace: zeros(words)?, ids: zeros(batch)? })
     }
@@ -131,7 +129,7 @@ pub const LGRECO_UNREMEMBERED: u64 = u64::MAX;
 type UpstreamParts<'a> = (&'a mut Upstream, &'a mut [u64], &'a [Option<u64>]);
 
 impl CutState {
-    fn upstream(&mut self) -> Result<UpstreamParts<'_>, Failure> {
+    fn upstream(&mut self) -> Result<UpstreamParts<'_>> {
         match &mut self.end {
             End::Upstream(end) => Ok((end, &mut self.workspace, &self.ids)),
             End::Downstream(_) => Err(Failure::OtherEnd),
@@ -139,7 +137,7 @@ impl CutState {
     }
 
     /// The downstream end, with workspace.
-    fn downstream(&mut self) -> Result<(&mut Downstream, &mut [u64]), Failure> {
+    fn downstream(&mut self) -> Result<(&mut Downstream, &mut [u64])> {
         match &mut self.end {
             End::Downstream(end) => Ok((end, &mut self.workspace)),
             End::Upstream(_) => Err(Failure::OtherEnd),
@@ -155,7 +153,7 @@ impl CutState {
         (values, code, samples): (*const c_void, lgreco_dtype, usize),
         ids: *const u64,
         (message, capacity): (*mut u8, usize),
-    ) -> Result<(Values<'a>, &'a mut [u8]), Failure> {
+    ) -> Result<(Values<'a>, &'a mut [u8])> {
         let (dtype, CutSetting { batch, features, .. }) = (dtype(code)?, self.setting());
         if samples > batch as usize {
             return Err(CoreError::Length { what: "samples", expected: batch as usize, found: samples }.into());
@@ -332,55 +330,6 @@ pub unsafe extern "C" fn lgreco_cut_receive_evaluation(
     })
 }
 
-/// What an end has done in one direction, evaluation aside. Begin with LGRECO_CUT_COUNTERS_INIT.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct lgreco_cut_counters {
-    /// Set by the INIT macro.
-    pub struct_size: usize,
-    /// Messages. None after a step: the cut is configured, but not in use.
-    pub messages: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Bytes of their values uncompressed.
-    pub uncompressed_bytes: u64,
-    /// AQ-SGD: samples sent as a change.
-    pub hits: u64,
-    /// AQ-SGD: samples sent uncompressed, as they were not remembered.
-    pub misses: u64,
-    /// AQ-SGD: samples without id.
-    pub unremembered: u64,
-    /// AQ-SGD: samples forgotten for want of capacity.
-    pub evictions: u64,
-    /// AQ-SGD: samples forgotten because their values do not fit the storage.
-    pub non_finite: u64,
-    /// AQ-SGD, sending end: sum over hits of the change's squared norm.
-    pub change_energy: f64,
-    /// AQ-SGD, sending end: sum over hits of the activations' squared norm.
-    pub hit_energy: f64,
-}
-
-// SAFETY: repr(C), starts with a usize; numbers only.
-sized_struct!("cut counters", lgreco_cut_counters {});
-
-impl From<Counters> for lgreco_cut_counters {
-    fn from(counters: Counters) -> Self {
-        lgreco_cut_counters {
-            struct_size: size_of::<lgreco_cut_counters>(),
-            messages: counters.messages,
-            bytes: counters.bytes,
-            uncompressed_bytes: counters.uncompressed_bytes,
-            hits: counters.hits,
-            misses: counters.misses,
-            unremembered: counters.unremembered,
-            evictions: counters.evictions,
-            non_finite: counters.non_finite,
-            change_energy: counters.change_energy,
-            hit_energy: counters.hit_energy,
-        }
-    }
-}
-
 /// Ends an optimiser step: what its messages made of the samples is remembered from now on. Both ends must commit between
 /// the same two activation messages.
 ///
@@ -396,22 +345,6 @@ pub unsafe extern "C" fn lgreco_cut_commit_step(cut: *mut lgreco_cut) -> lgreco_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_forget(cut: *mut lgreco_cut, ticket: u64) -> lgreco_status {
     call!(cut, |state| Ok(either!(&mut state.end, end => end.forget(ticket))?))
-}
-
-/// Fills `forward` and `backward` with what the end has done with activations and with gradients.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_cut_get_counters(
-    cut: *mut lgreco_cut,
-    forward: *mut lgreco_cut_counters,
-    backward: *mut lgreco_cut_counters,
-) -> lgreco_status {
-    call!(cut, |state| {
-        let told = |direction| either!(&state.end, end => *end.counters(direction)).into();
-        fill(forward, || {
-            fill(backward, || Ok(told(Direction::Backward)))?;
-            Ok(told(Direction::Forward))
-        })
-    })
 }
 
 /// AQ-SGD: writes what is remembered of a sample to `values`, `values_len` = the features, and 1 to `found`; when nothing is,

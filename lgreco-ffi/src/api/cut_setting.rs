@@ -3,7 +3,7 @@ use super::context::lgreco_context;
 use super::gradient::{dtype, lgreco_dtype};
 use super::setting::bits;
 use crate::pointers::{fill, read_struct, sized_struct, slice, slice_mut, write};
-use crate::status::{Failure, lgreco_status};
+use crate::status::{Failure, Result, lgreco_status};
 use core::ffi::{CStr, c_char};
 use lgreco_train::CoreError;
 use lgreco_train::feedback::Residual;
@@ -101,7 +101,7 @@ sized_struct!(
 );
 
 impl lgreco_link {
-    fn to_core(self) -> Result<Link, Failure> {
+    fn to_core(self) -> Result<Link> {
         let residual = || {
             Ok::<_, Failure>(Residual {
                 gain: self.gain,
@@ -214,7 +214,7 @@ sized_struct!("cut setting", lgreco_cut_setting { in_flight: CutSetting::new(0, 
 impl lgreco_cut_setting {
     /// # Safety
     /// README.md, pointers.
-    pub(super) unsafe fn to_core(self) -> Result<CutSetting, Failure> {
+    pub(super) unsafe fn to_core(self) -> Result<CutSetting> {
         let mut setting = CutSetting::new(self.cut, self.batch, self.features);
         setting.in_flight = self.in_flight;
         for (link, to) in [(self.forward, &mut setting.forward), (self.backward, &mut setting.backward)] {
@@ -316,7 +316,7 @@ pub unsafe extern "C" fn lgreco_cut_setting_compare(
 }
 
 /// The core's names of fields, as C wants them.
-fn static_text(field: &str) -> Result<&'static CStr, Failure> {
+fn static_text(field: &str) -> Result<&'static CStr> {
     let fields = [
         c"",
         c"cut",

@@ -1,8 +1,6 @@
-use crate::constants::one_of;
-use crate::pointers::{Range, address, all_disjoint, sized_struct, slice, slice_mut, text};
-use crate::status::Failure;
+use crate::pointers::{Range, address, all_disjoint, exactly, sized_struct, slice, slice_mut, text};
+use crate::status::{Failure, Result, one_of};
 use core::ffi::{c_char, c_void};
-use lgreco_train::CoreError;
 use lgreco_train::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
 
 /// An element type: LGRECO_DTYPE_...
@@ -50,7 +48,7 @@ impl lgreco_layer {
     ///
     /// # Safety
     /// README.md, pointers; `'a` is within the call.
-    pub(crate) unsafe fn tensor<'a>(&self) -> Result<Tensor<'a>, Failure> {
+    pub(crate) unsafe fn tensor<'a>(&self) -> Result<Tensor<'a>> {
         // SAFETY: passed on.
         let (name, dims) =
             unsafe { (text(self.name, "name of a layer")?, slice(self.dims, self.dims_len, "dims of a layer")) };
@@ -65,7 +63,7 @@ impl lgreco_layer {
     ///
     /// # Safety
     /// As for `tensor`.
-    pub(crate) unsafe fn gradient<'a>(&self, tensor: Tensor<'a>) -> Result<Gradient<'a>, Failure> {
+    pub(crate) unsafe fn gradient<'a>(&self, tensor: Tensor<'a>) -> Result<Gradient<'a>> {
         // SAFETY: passed on.
         let values = unsafe { values(self.values, tensor.dtype, tensor.shape.elements()) };
         let gradient = values.and_then(|values| Ok(Gradient::new(values, tensor.shape)?));
@@ -73,7 +71,7 @@ impl lgreco_layer {
     }
 
     /// Where the gradient lies in a device's memory.
-    pub(crate) fn address(&self, tensor: Tensor<'_>) -> Result<u64, Failure> {
+    pub(crate) fn address(&self, tensor: Tensor<'_>) -> Result<u64> {
         let elements = tensor.shape.elements();
         match tensor.dtype {
             Dtype::F32 => address(self.values.cast::<f32>(), elements, "values"),
@@ -87,7 +85,7 @@ impl lgreco_layer {
     }
 }
 
-pub(crate) fn dtype(code: lgreco_dtype) -> Result<Dtype, Failure> {
+pub(crate) fn dtype(code: lgreco_dtype) -> Result<Dtype> {
     one_of("dtype", code, [Dtype::F32, Dtype::F16, Dtype::Bf16])
 }
 
@@ -100,7 +98,7 @@ pub(crate) fn values_range(pointer: *const c_void, dtype: Dtype, shape: Shape) -
 ///
 /// # Safety
 /// `pointer` is null, misaligned, or valid for reads of so many elements of that type during `'a`.
-pub(crate) unsafe fn values<'a>(pointer: *const c_void, dtype: Dtype, elements: usize) -> Result<Values<'a>, Failure> {
+pub(crate) unsafe fn values<'a>(pointer: *const c_void, dtype: Dtype, elements: usize) -> Result<Values<'a>> {
     // SAFETY: passed on; F16 and Bf16 are transparent over u16.
     unsafe {
         Ok(match dtype {
@@ -115,11 +113,7 @@ pub(crate) unsafe fn values<'a>(pointer: *const c_void, dtype: Dtype, elements: 
 ///
 /// # Safety
 /// As for `values`; also valid for writes, and nothing else uses it during `'a`.
-pub(crate) unsafe fn values_mut<'a>(
-    pointer: *mut c_void,
-    dtype: Dtype,
-    elements: usize,
-) -> Result<ValuesMut<'a>, Failure> {
+pub(crate) unsafe fn values_mut<'a>(pointer: *mut c_void, dtype: Dtype, elements: usize) -> Result<ValuesMut<'a>> {
     // SAFETY: passed on; F16 and Bf16 are transparent over u16.
     unsafe {
         Ok(match dtype {
@@ -160,15 +154,8 @@ impl Gradients {
     ///
     /// # Safety
     /// README.md, pointers.
-    pub(super) unsafe fn pointers<'a>(
-        &self,
-        pointers: *const *mut c_void,
-        len: usize,
-    ) -> Result<&'a [*mut c_void], Failure> {
-        let expected = self.layers.len();
-        if len != expected {
-            return Err(CoreError::Length { what: "gradients, one per layer", expected, found: len }.into());
-        }
+    pub(super) unsafe fn pointers<'a>(&self, pointers: *const *mut c_void, len: usize) -> Result<&'a [*mut c_void]> {
+        exactly(self.layers.len(), len, "gradients, one per layer")?;
         // SAFETY: passed on.
         unsafe { slice(pointers, len, "gradients") }
     }
@@ -181,7 +168,7 @@ impl Gradients {
         &mut self,
         pointers: &[*mut c_void],
         call: impl FnOnce(&mut [ValuesMut<'static>]) -> T,
-    ) -> Result<T, Failure> {
+    ) -> Result<T> {
         self.values.clear();
         self.ranges.clear();
         for (&pointer, layer) in pointers.iter().zip(&self.layers) {

@@ -1,10 +1,8 @@
 use super::context::lgreco_context;
 use super::table::{TableView, c_text, lgreco_table, lgreco_table_view};
 use crate::handle::{self, Immutable, kind};
-use crate::pointers::{
-    Output, Range, disjoint, fill, read_struct, read_struct_or_default, sized_struct, slice, slice_mut, write,
-};
-use crate::status::{Failure, lgreco_status};
+use crate::pointers::{Output, exactly, fill, read_struct, read_struct_or_default, sized_struct, slice};
+use crate::status::{Failure, Result, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::CoreError;
 use lgreco_train::file::PlanFile;
@@ -59,7 +57,7 @@ sized_struct!(
 );
 
 impl lgreco_plan_options {
-    pub(super) fn solver(&self) -> Result<Solver, Failure> {
+    pub(super) fn solver(&self) -> Result<Solver> {
         match self.solver {
             LGRECO_SOLVER_EXACT => {
                 Ok(Solver::Exact(exact::Limits { states: usize::try_from(self.states).unwrap_or(usize::MAX) }))
@@ -69,7 +67,7 @@ impl lgreco_plan_options {
         }
     }
 
-    fn budget<'a>(&self, view: &TableView<'a>) -> Result<Budget<'a>, Failure> {
+    fn budget<'a>(&self, view: &TableView<'a>) -> Result<Budget<'a>> {
         let alpha = self.alpha;
         match (self.limit, view.budget, view.defaults) {
             (LGRECO_LIMIT_SIZE, ..) => Ok(Budget::Size(self.size_limit)),
@@ -201,67 +199,6 @@ pub unsafe extern "C" fn lgreco_plan_solve(
     })
 }
 
-/// Tells the words of workspace that lgreco_plan_solve_into needs for this table. `options` may be NULL.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_plan_workspace_len(
-    context: *mut lgreco_context,
-    table: *const lgreco_table_view,
-    options: *const lgreco_plan_options,
-    words: *mut usize,
-) -> lgreco_status {
-    call!(context, |_| {
-        write(words, "words", || {
-            let (view, options) = (TableView::read(table)?, read_struct_or_default(options)?);
-            let table = view.table()?;
-            match options.solver()? {
-                Solver::Exact(limits) => Ok(exact::workspace_len(&table, limits)),
-                Solver::Dp { levels } => Ok(dp::workspace_len(&table, levels)),
-                _ => Err(Failure::Unavailable("the solver")),
-            }
-        })
-    })
-}
-
-/// As lgreco_plan_solve, without an allocation: writes the choices to `choices`, one per layer, and fills `plan`, whose
-/// `options` then point to them. The defaults of the table give the budget, but are not competed with.
-///
-/// Also LGRECO_LENGTH when `workspace` is shorter than lgreco_plan_workspace_len, or `choices_len` is not the number of
-/// layers.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_plan_solve_into(
-    context: *mut lgreco_context,
-    table: *const lgreco_table_view,
-    options: *const lgreco_plan_options,
-    workspace: *mut u64,
-    workspace_len: usize,
-    choices: *mut u32,
-    choices_len: usize,
-    plan: *mut lgreco_plan_view,
-) -> lgreco_status {
-    call!(context, |_| {
-        let (view, options) = (TableView::read(table)?, read_struct_or_default(options)?);
-        let chosen = Range::of(choices, choices_len, "choices");
-        let scratch = Range::of(workspace, workspace_len, "workspace");
-        disjoint(chosen, &view.ranges())?;
-        disjoint(scratch, &view.ranges())?;
-        disjoint(scratch, &[chosen])?;
-        let (table, solver) = (view.table()?, options.solver()?);
-        let limit = options.budget(&view)?.limit(&table).map_err(|error| view.named(error))?;
-        let workspace = slice_mut(workspace, workspace_len, "workspace")?;
-        let choices = slice_mut(choices, choices_len, "choices")?;
-        fill(plan, || {
-            let (summary, name) = match solver {
-                Solver::Exact(limits) => (exact::solve(&table, limit, limits, workspace, choices), c"exact"),
-                Solver::Dp { levels } => (dp::solve(&table, limit, levels, workspace, choices), c"dp"),
-                _ => return Err(Failure::Unavailable("the solver")),
-            };
-            let summary = summary.map_err(|error| view.named(error))?;
-            check::verify(&table, choices, &summary)?;
-            Ok(self::view(choices, &summary, name.as_ptr()))
-        })
-    })
-}
-
 /// Verifies a plan against a table: one option per layer, size and error as stated, error within the stated budget or size
 /// within the stated limit. What is checked is decided in exact arithmetic; a lower bound is only compared with what it is a
 /// bound of.
@@ -350,11 +287,9 @@ pub unsafe extern "C" fn lgreco_plan_from_json(
     })
 }
 
-fn verified(table: &NamedTable, file: &PlanFile) -> Result<PlanState, Failure> {
+fn verified(table: &NamedTable, file: &PlanFile) -> Result<PlanState> {
     let layers = table.layers();
-    if file.layers.len() != layers {
-        return Err(CoreError::Length { what: "layers of the plan", expected: layers, found: file.layers.len() }.into());
-    }
+    exactly(layers, file.layers.len(), "layers of the plan")?;
     let mut options = vec![None; layers];
     let places: BTreeMap<&str, usize> = (0..layers).map(|layer| (table.name(layer), layer)).collect();
     for entry in &file.layers {

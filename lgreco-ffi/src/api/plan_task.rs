@@ -3,7 +3,7 @@ use super::setting::lgreco_setting;
 use crate::device::Device;
 use crate::handle::{self, kind};
 use crate::pointers::{read_structs, write};
-use crate::status::{Failure, lgreco_status};
+use crate::status::{Result, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::Error;
 use lgreco_train::controller::{PlanResult, PlanTask};
@@ -31,7 +31,7 @@ pub(crate) struct PlanTaskState {
 }
 
 impl PlanTaskState {
-    fn run(&mut self) -> Result<(), Failure> {
+    fn run(&mut self) -> Result<()> {
         let (what, expected) = ("the plan task has been run", "lgreco_controller_hand_in");
         let task = self.task.take().ok_or(Error::StepOrder { what, expected })?;
         let result = self.result.insert(task.run(&mut self.device));

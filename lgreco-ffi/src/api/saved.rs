@@ -1,8 +1,7 @@
 use super::controller::{ControllerState, lgreco_controller};
 use super::table::Texts;
-use crate::constants::one_of;
 use crate::pointers::{Output, fill_unless_null, place, sized_struct, slice};
-use crate::status::{Failure, lgreco_status};
+use crate::status::{Result, lgreco_status, one_of};
 use core::ffi::c_char;
 use lgreco_train::controller::{Contents, Loaded};
 
@@ -51,7 +50,7 @@ pub const LGRECO_SAVE_WITHOUT_WINDOW: lgreco_save_contents = 1;
 
 /// # Safety
 /// README.md, pointers.
-unsafe fn write_saved(bytes: &[u8], to: Output<u8>) -> Result<(), Failure> {
+unsafe fn write_saved(bytes: &[u8], to: Output<u8>) -> Result<()> {
     let fill = |to: &mut [u8]| {
         to.copy_from_slice(bytes);
         Ok(())
@@ -60,7 +59,7 @@ unsafe fn write_saved(bytes: &[u8], to: Output<u8>) -> Result<(), Failure> {
     unsafe { to.fill(bytes.len(), bytes.len(), fill) }
 }
 
-fn contents_of(contents: lgreco_save_contents) -> Result<Contents, Failure> {
+fn contents_of(contents: lgreco_save_contents) -> Result<Contents> {
     one_of("contents", contents, [Contents::Everything, Contents::WithoutWindow])
 }
 
@@ -175,7 +174,7 @@ unsafe fn states<'a>(
     lens: *const usize,
     count: usize,
     [what, of_lens, of_each]: [&'static str; 3],
-) -> Result<Vec<&'a [u8]>, Failure> {
+) -> Result<Vec<&'a [u8]>> {
     // SAFETY: passed on.
     unsafe {
         let (pointers, lens) = (slice(pointers, count, what)?, slice(lens, count, of_lens)?);
@@ -185,7 +184,7 @@ unsafe fn states<'a>(
 
 impl ControllerState {
     /// Keeps what a load has found, for C.
-    fn told(&mut self, found: Loaded) -> Result<lgreco_loaded, Failure> {
+    fn told(&mut self, found: Loaded) -> Result<lgreco_loaded> {
         self.loads += 1;
         // Any bytes may be given, so that names may hold NULs.
         let texts = |names: Vec<String>| {

@@ -1,8 +1,7 @@
 use super::context::lgreco_context;
 use super::gradient::{dtype, lgreco_dtype};
-use crate::constants::one_of;
 use crate::pointers::{self, Output, fill, read_struct, sized_struct};
-use crate::status::{Failure, lgreco_status};
+use crate::status::{Failure, Result, lgreco_status, one_of};
 use core::ffi::c_char;
 use lgreco_train::CoreError;
 
@@ -132,7 +131,7 @@ pub(super) fn bits(bits: u32) -> Result<u8, CoreError> {
 }
 
 impl lgreco_setting {
-    pub(crate) fn to_core(self) -> Result<Setting, Failure> {
+    pub(crate) fn to_core(self) -> Result<Setting> {
         Ok(match self.method {
             LGRECO_METHOD_DENSE => Setting::Dense,
             LGRECO_METHOD_QSGD => Setting::Qsgd(Qsgd {

@@ -1,8 +1,8 @@
 use super::context::lgreco_context;
 use super::setting::lgreco_setting;
 use crate::handle::{self, Immutable, kind};
-use crate::pointers::{Output, Range, fill, read_struct, sized_struct, slice, text};
-use crate::status::{Failure, lgreco_status};
+use crate::pointers::{Output, check_layer, fill, read_struct, sized_struct, slice, text};
+use crate::status::{Failure, Result, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::file::TableFile;
 use lgreco_train::table::{Choice, NamedError, NamedTable, Table};
@@ -74,7 +74,7 @@ pub(crate) struct TableView<'a> {
 ///
 /// # Safety
 /// As `slice`.
-unsafe fn optional<'a, T>(pointer: *const T, len: usize, what: &'static str) -> Result<Option<&'a [T]>, Failure> {
+unsafe fn optional<'a, T>(pointer: *const T, len: usize, what: &'static str) -> Result<Option<&'a [T]>> {
     // SAFETY: passed on.
     if pointer.is_null() { Ok(None) } else { unsafe { slice(pointer, len, what) }.map(Some) }
 }
@@ -82,7 +82,7 @@ unsafe fn optional<'a, T>(pointer: *const T, len: usize, what: &'static str) -> 
 impl<'a> TableView<'a> {
     /// # Safety
     /// README.md, pointers; `'a` is within the call.
-    pub(crate) unsafe fn read(view: *const lgreco_table_view) -> Result<Self, Failure> {
+    pub(crate) unsafe fn read(view: *const lgreco_table_view) -> Result<Self> {
         // SAFETY: passed on; lgreco_choice has the layout of Choice.
         unsafe {
             let raw = read_struct(view)?;
@@ -100,19 +100,8 @@ impl<'a> TableView<'a> {
         }
     }
 
-    pub(crate) fn table(&self) -> Result<Table<'a>, Failure> {
+    pub(crate) fn table(&self) -> Result<Table<'a>> {
         Table::new(self.choices, self.ends).map_err(|error| self.named(error))
-    }
-
-    /// Where the planner's inputs lie.
-    pub(crate) fn ranges(&self) -> [Range; 4] {
-        let defaults = self.defaults.unwrap_or(&[]);
-        [
-            Range::of(self.ends.as_ptr(), self.ends.len(), "ends"),
-            Range::of(self.choices.as_ptr(), self.choices.len(), "choices of the table"),
-            Range::of(defaults.as_ptr(), defaults.len(), "defaults"),
-            Range::of(self.raw.budget, self.budget.iter().len(), "budget"),
-        ]
     }
 
     /// Adds the names of layer and option to an error about this table.
@@ -131,7 +120,7 @@ impl<'a> TableView<'a> {
 
     /// # Safety
     /// README.md, pointers.
-    unsafe fn to_named_table(&self) -> Result<NamedTable, Failure> {
+    unsafe fn to_named_table(&self) -> Result<NamedTable> {
         let named = |names: Option<&[*const c_char]>, index: usize, number: usize, what| match names {
             // SAFETY: passed on.
             Some(names) => unsafe { text(names[index], what) }.map(str::to_owned),
@@ -152,7 +141,7 @@ impl<'a> TableView<'a> {
             let labelled = |(option, &choice): (usize, &Choice)| {
                 Ok((named(self.labels, start + option, option, "label of an option")?, choice))
             };
-            let options = table.layer(layer).iter().enumerate().map(labelled).collect::<Result<Vec<_>, Failure>>()?;
+            let options = table.layer(layer).iter().enumerate().map(labelled).collect::<Result<Vec<_>>>()?;
             let name = named(self.names, layer, layer, "name of a layer")?;
             let default = self.defaults.map(|defaults| defaults[layer]);
             builder.layer(name, elements.map_or(0, |elements| elements[layer]), default, options);
@@ -200,7 +189,7 @@ pub(super) struct Texts {
 unsafe impl Sync for Texts {}
 
 impl Texts {
-    pub(super) fn new<'a>(texts: impl Iterator<Item = &'a str>, what: &'static str) -> Result<Texts, Failure> {
+    pub(super) fn new<'a>(texts: impl Iterator<Item = &'a str>, what: &'static str) -> Result<Texts> {
         let owned = texts.map(|text| c_text(text, what)).collect::<Result<Vec<_>, _>>()?;
         Ok(Texts { pointers: owned.iter().map(|text| text.as_ptr()).collect(), _owned: owned })
     }
@@ -211,16 +200,16 @@ impl Texts {
     }
 }
 
-pub(crate) fn c_text(text: &str, what: &'static str) -> Result<CString, Failure> {
+pub(crate) fn c_text(text: &str, what: &'static str) -> Result<CString> {
     CString::new(text).map_err(|_| Failure::Text { what, why: "holds a NUL" })
 }
 
 impl TableState {
-    pub(crate) fn measured(measured: Measured) -> Result<TableState, Failure> {
+    pub(crate) fn measured(measured: Measured) -> Result<TableState> {
         Ok(TableState { model_layers: Some(measured.layers), ..TableState::new(measured.table, None)? })
     }
 
-    pub(crate) fn new(table: NamedTable, budget: Option<f64>) -> Result<TableState, Failure> {
+    pub(crate) fn new(table: NamedTable, budget: Option<f64>) -> Result<TableState> {
         let layers = 0..table.layers();
         let size = |layer| table.uncompressed_size(layer).unwrap_or(table.elements(layer).saturating_mul(32));
         let ends = table.view().iter().scan(0, |end, options| {
@@ -306,10 +295,7 @@ pub unsafe extern "C" fn lgreco_table_setting(
 ) -> lgreco_status {
     let find = |state: &TableState| {
         let table = &state.table;
-        let layers = table.layers();
-        if layer >= layers {
-            return Err(CoreError::Length { what: "layer", expected: layers, found: layer }.into());
-        }
+        check_layer(layer, table.layers())?;
         let (option, options) = (option as usize, table.labels(layer).len());
         if option >= options {
             return Err(CoreError::NoSuchOption { layer, option, options }.into());

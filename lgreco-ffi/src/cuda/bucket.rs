@@ -1,7 +1,7 @@
 //! A bucket on a CUDA device.
 
 use super::{BucketLayers, Collective, OnDevice, OnDeviceBucket, Outcome};
-use crate::status::{Failure, LGRECO_NON_FINITE, LGRECO_OK, LGRECO_OVERFLOW, LGRECO_PEER_MESSAGE};
+use crate::status::{Failure, LGRECO_NON_FINITE, LGRECO_OK, LGRECO_OVERFLOW, LGRECO_PEER_MESSAGE, Result};
 use lgreco_cuda::{CudaBackend, DeviceBucket, DeviceLayer, ExchangeConfig, ExchangeFault, ExchangeOutcome, OnFault};
 use lgreco_train::exchange::Request;
 use lgreco_train::gradient::Dtype;
@@ -15,7 +15,7 @@ fn read(layers: &BucketLayers) -> (Vec<DeviceLayer<'static>>, ExchangeConfig) {
     (layers.layers.iter().map(layer).collect(), config)
 }
 
-pub(super) fn bytes(layers: &BucketLayers) -> Result<u64, Failure> {
+pub(super) fn bytes(layers: &BucketLayers) -> Result<u64> {
     let (layers, config) = read(layers);
     Ok(DeviceBucket::bytes(&layers, config)?)
 }
@@ -26,7 +26,7 @@ pub(super) unsafe fn new(
     device: &mut CudaBackend,
     layers: &BucketLayers,
     memory: u64,
-) -> Result<Box<dyn OnDeviceBucket>, Failure> {
+) -> Result<Box<dyn OnDeviceBucket>> {
     let (layers, config) = read(layers);
     // SAFETY: passed on.
     Ok(Box::new(unsafe { DeviceBucket::new(device, &layers, config, memory) }?))
@@ -34,7 +34,7 @@ pub(super) unsafe fn new(
 
 const OTHER_DEVICE: Failure = Failure::Unavailable("a bucket of this device");
 
-fn cuda(device: &mut dyn OnDevice) -> Result<&mut CudaBackend, Failure> {
+fn cuda(device: &mut dyn OnDevice) -> Result<&mut CudaBackend> {
     (device as &mut dyn Any).downcast_mut().ok_or(OTHER_DEVICE)
 }
 
@@ -51,12 +51,12 @@ fn told(outcome: ExchangeOutcome) -> Outcome {
 }
 
 impl OnDeviceBucket for DeviceBucket {
-    unsafe fn submit(&mut self, device: &mut dyn OnDevice, gradients: u64) -> Result<(), Failure> {
+    unsafe fn submit(&mut self, device: &mut dyn OnDevice, gradients: u64) -> Result<()> {
         // SAFETY: passed on.
         Ok(unsafe { DeviceBucket::submit(self, cuda(device)?, gradients) }?)
     }
 
-    unsafe fn next(&mut self, device: &mut dyn OnDevice) -> Result<Option<Collective>, Failure> {
+    unsafe fn next(&mut self, device: &mut dyn OnDevice) -> Result<Option<Collective>> {
         let world_size = self.world_size() as usize;
         // SAFETY: passed on.
         let request = unsafe { DeviceBucket::next(self, cuda(device)?) }?;
@@ -70,7 +70,7 @@ impl OnDeviceBucket for DeviceBucket {
         Ok(Some(Collective { address, sum, len }))
     }
 
-    unsafe fn outcome(&self, device: &mut dyn OnDevice) -> Result<Outcome, Failure> {
+    unsafe fn outcome(&self, device: &mut dyn OnDevice) -> Result<Outcome> {
         Ok(told(DeviceBucket::outcome(self, cuda(device)?)?))
     }
 
@@ -78,19 +78,19 @@ impl OnDeviceBucket for DeviceBucket {
         self.outcome_address()
     }
 
-    fn outcome_of(&self, copy: &[u8]) -> Result<Outcome, Failure> {
+    fn outcome_of(&self, copy: &[u8]) -> Result<Outcome> {
         Ok(told(DeviceBucket::outcome_of(self, copy)?))
     }
 
-    unsafe fn residuals(&self, device: &mut dyn OnDevice, values: &mut [f32]) -> Result<(), Failure> {
+    unsafe fn residuals(&self, device: &mut dyn OnDevice, values: &mut [f32]) -> Result<()> {
         Ok(DeviceBucket::residuals(self, cuda(device)?, values)?)
     }
 
-    unsafe fn set_residuals(&mut self, device: &mut dyn OnDevice, values: &[f32]) -> Result<(), Failure> {
+    unsafe fn set_residuals(&mut self, device: &mut dyn OnDevice, values: &[f32]) -> Result<()> {
         Ok(DeviceBucket::set_residuals(self, cuda(device)?, values)?)
     }
 
-    unsafe fn take_over(&mut self, device: &mut dyn OnDevice, other: &dyn OnDeviceBucket) -> Result<(), Failure> {
+    unsafe fn take_over(&mut self, device: &mut dyn OnDevice, other: &dyn OnDeviceBucket) -> Result<()> {
         let other: &DeviceBucket = (other as &dyn Any).downcast_ref().ok_or(OTHER_DEVICE)?;
         // SAFETY: passed on.
         Ok(unsafe { DeviceBucket::take_over(self, cuda(device)?, other) }?)

@@ -23,7 +23,6 @@ static lgreco_controller *controller;
 static lgreco_collective collective = LGRECO_COLLECTIVE_INIT;
 static lgreco_cut *above, *below;
 static lgreco_cut_setting cut_setting = LGRECO_CUT_SETTING_INIT;
-static uint64_t workspace[1 << 17];
 static uint8_t bytes[256];
 static float floats[ELEMENTS];
 static char text[256];
@@ -62,16 +61,11 @@ static void prepare(void) {
 
 // In turn each pointer of each function is NULL, where NULL is not a promised value.
 static void null_pointers(void) {
-    lgreco_plan_options small = LGRECO_PLAN_OPTIONS_INIT;
     lgreco_table *no_table = NULL;
     lgreco_plan *no_plan = NULL;
     lgreco_compressor *no_compressor = NULL;
-    uint32_t choices[1];
     double error, norm;
     uint64_t steps;
-    small.states = 10;
-    small.solver = LGRECO_SOLVER_DP;
-    small.levels = 10;
 
     NULL_(lgreco_context_create(NULL, NULL));
     NULL_(lgreco_table_measure(NULL, &layer, 1, NULL, &no_table));
@@ -97,16 +91,6 @@ static void null_pointers(void) {
     NULL_(lgreco_plan_solve(NULL, &view, NULL, &no_plan));
     NULL_(lgreco_plan_solve(context, NULL, NULL, &no_plan));
     NULL_(lgreco_plan_solve(context, &view, NULL, NULL));
-    NULL_(lgreco_plan_workspace_len(NULL, &view, NULL, &length));
-    NULL_(lgreco_plan_workspace_len(context, NULL, NULL, &length));
-    NULL_(lgreco_plan_workspace_len(context, &view, NULL, NULL));
-    lgreco_plan_view out = LGRECO_PLAN_VIEW_INIT;
-    NULL_(lgreco_plan_solve_into(NULL, &view, &small, workspace, 1 << 17, choices, 1, &out));
-    NULL_(lgreco_plan_solve_into(context, NULL, &small, workspace, 1 << 17, choices, 1, &out));
-    NULL_(lgreco_plan_solve_into(context, &view, &small, NULL, 1 << 17, choices, 1, &out));
-    NULL_(lgreco_plan_solve_into(context, &view, &small, workspace, 1 << 17, NULL, 1, &out));
-    NULL_(lgreco_plan_solve_into(context, &view, &small, workspace, 1 << 17, choices, 1, NULL));
-    OK(lgreco_plan_solve_into(context, &view, &small, workspace, 1 << 17, choices, 1, &out));
     NULL_(lgreco_plan_check(NULL, &view, &plan_view));
     NULL_(lgreco_plan_check(context, NULL, &plan_view));
     NULL_(lgreco_plan_check(context, &view, NULL));
@@ -267,7 +251,6 @@ static void null_pointers(void) {
     NULL_(lgreco_controller_rescale_residuals(NULL, 1.0f));
 
     lgreco_cut *no_cut = NULL;
-    lgreco_cut_counters counters = LGRECO_CUT_COUNTERS_INIT;
     uint64_t ticket = 0;
     size_t room = 0;
     const lgreco_dtype f32 = LGRECO_DTYPE_F32;
@@ -316,9 +299,6 @@ static void null_pointers(void) {
     NULL_(lgreco_cut_receive_evaluation(below, bytes, length, NULL, ELEMENTS));
     NULL_(lgreco_cut_commit_step(NULL));
     NULL_(lgreco_cut_forget(NULL, 0));
-    NULL_(lgreco_cut_get_counters(NULL, &counters, &counters));
-    NULL_(lgreco_cut_get_counters(above, NULL, &counters));
-    NULL_(lgreco_cut_get_counters(above, &counters, NULL));
     NULL_(lgreco_cut_save(NULL, bytes, sizeof bytes, &room));
     NULL_(lgreco_cut_save(above, NULL, 10000, &room));
     NULL_(lgreco_cut_save(above, bytes, sizeof bytes, NULL));
@@ -484,12 +464,6 @@ static void misaligned_and_overlapping(void) {
     over.values = errors;
     STATUS(LGRECO_OVERLAP, lgreco_measure(context, &over, &setting, 1, 0, 0, errors, NULL));
     STATUS(LGRECO_OVERLAP, lgreco_measure(context, &layer, &setting, 1, 0, 0, errors, (uint64_t *)(void *)errors));
-    lgreco_plan_view out = LGRECO_PLAN_VIEW_INIT;
-    STATUS(LGRECO_OVERLAP, lgreco_plan_solve_into(context, &view, NULL, workspace, 1 << 17, (uint32_t *)workspace, 1, &out));
-    uint32_t defaults[1] = {1};
-    lgreco_table_view own = view;
-    own.defaults = defaults;
-    STATUS(LGRECO_OVERLAP, lgreco_plan_solve_into(context, &own, NULL, workspace, 1 << 17, defaults, 1, &out));
     // Lengths beyond memory are seen before anything is read.
     STATUS(LGRECO_LENGTH, lgreco_compressor_set_memory(compressor, 0, VALUES, SIZE_MAX));
 }
@@ -552,14 +526,11 @@ static void sizes_of_structs(void) {
     lgreco_cut_setting no_cut_setting;
     lgreco_cut_setting linked = cut_setting;
     lgreco_link no_link;
-    lgreco_cut_counters no_counters;
     memset(&no_cut_setting, 0, sizeof no_cut_setting);
     memset(&no_link, 0, sizeof no_link);
-    memset(&no_counters, 0, sizeof no_counters);
     linked.forward = &no_link;
     STATUS(LGRECO_STRUCT_SIZE, lgreco_cut_create(context, &no_cut_setting, 0, 0, &no_cut));
     STATUS(LGRECO_STRUCT_SIZE, lgreco_cut_create(context, &linked, 0, 0, &no_cut));
-    STATUS(LGRECO_STRUCT_SIZE, lgreco_cut_get_counters(above, &no_counters, &no_counters));
     memset(&no_collective, 0, sizeof no_collective);
     memset(&no_controls, 0, sizeof no_controls);
     memset(&no_report, 0, sizeof no_report);

@@ -1,10 +1,10 @@
 //! Decoding: one magnitude, with signs, among zeros.
 
-use crate::Error;
 use crate::compress::combine::Combine;
 use crate::compress::positions::{self, Layout};
 use crate::compress::wire::{HEADER_LEN, Header, Method, Payload};
 use crate::error::expect_len;
+use crate::{Error, Result};
 
 /// Writes what an AdaComp payload holds to `values`, zeros elsewhere. On an error `values` holds nothing of use.
 ///
@@ -25,7 +25,7 @@ use crate::error::expect_len;
 ///
 /// # Complexity
 /// O(n) time, no workspace.
-pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     let (len, layout) = stated(&payload.header)?;
     expect_len("values", payload.header.shape.elements(), values.len())?;
     let body = payload.body_of_len(len)?;
@@ -34,14 +34,14 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
 }
 
 /// Combines what an AdaComp payload holds with `values`, in time that grows with what it holds. Same errors as [`decode`].
-pub(in crate::compress) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<(), Error> {
+pub(in crate::compress) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<()> {
     let (len, layout) = stated(&payload.header)?;
     expect_len("values", payload.header.shape.elements(), values.len())?;
     scatter(payload.header.parameter, layout, payload.body_of_len(len)?, how, values)
 }
 
 /// Bytes of the body that a header implies, and its layout of positions.
-pub(in crate::compress) fn stated(header: &Header) -> Result<(usize, Layout), Error> {
+pub(in crate::compress) fn stated(header: &Header) -> Result<(usize, Layout)> {
     header.expect_method(Method::AdaComp)?;
     header.expect_variant(0)?;
     let (count, elements) = (header.parameter, header.shape.elements());
@@ -51,7 +51,7 @@ pub(in crate::compress) fn stated(header: &Header) -> Result<(usize, Layout), Er
 }
 
 /// Combines the elements of a body, which has its stated length, with `values`.
-fn scatter(count: u32, layout: Layout, body: &[u8], how: Combine, values: &mut [f32]) -> Result<(), Error> {
+fn scatter(count: u32, layout: Layout, body: &[u8], how: Combine, values: &mut [f32]) -> Result<()> {
     let (magnitude, rest) = body.split_at(4);
     let (positions, signs) = rest.split_at(layout.bytes() as usize);
     let bits = u32::from_le_bytes([magnitude[0], magnitude[1], magnitude[2], magnitude[3]]);

@@ -37,10 +37,10 @@ pub(super) use decode::{combine, stated};
 use super::positions::{Layout, Writer};
 use super::wire::{self, HEADER_LEN, Header, Method};
 use super::{Compressor, check_finite};
-use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
+use crate::{Error, Result};
 use choose::Choice;
 
 /// Sends a few elements of each bin as plus or minus one magnitude.
@@ -69,7 +69,7 @@ pub struct AdaComp {
 }
 
 impl AdaComp {
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<()> {
         Error::require(self.bin > 0, "bin size", 0.0, "at least 1")
     }
 
@@ -96,7 +96,7 @@ impl AdaComp {
         compensated: &Gradient<'_>,
         fresh: &Gradient<'_>,
         payload: &mut [u8],
-    ) -> Result<usize, Error> {
+    ) -> Result<usize> {
         let shape = compensated.shape();
         self.check()?;
         expect_len("rows of the fresh gradient", shape.rows(), fresh.shape().rows())?;
@@ -125,14 +125,14 @@ impl AdaComp {
 }
 
 /// Bytes of a payload with `count` of the elements.
-fn payload_len(count: u32, shape: Shape) -> Result<usize, Error> {
+fn payload_len(count: u32, shape: Shape) -> Result<usize> {
     let body = 4 + Layout::new(shape.elements() as u32, count).bytes() + (count as u64).div_ceil(8);
     wire::payload_len(body, shape)
 }
 
 impl Compressor for AdaComp {
     /// A bit for the position and a bit for the sign of every element: a payload is never longer.
-    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize, Error> {
+    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
         self.check()?;
         wire::payload_len(4 + 2 * (shape.elements() as u64).div_ceil(8), shape)
     }
@@ -141,56 +141,30 @@ impl Compressor for AdaComp {
         false
     }
 
-    fn encode(&self, gradient: &Gradient<'_>, _: Stream, _: &mut [u64], payload: &mut [u8]) -> Result<usize, Error> {
+    fn encode(&self, gradient: &Gradient<'_>, _: Stream, _: &mut [u64], payload: &mut [u8]) -> Result<usize> {
         self.encode_compensated(gradient, gradient, payload)
     }
 }
 
-/// The squared error of compressing `gradient`, as it is without a residue, in each of the bin sizes `bins`, and the
-/// length of the payload in bytes. Entry `i` of both belongs to `bins[i]`.
+/// The squared error of compressing `gradient`, as it is without a residue, in each of the bin sizes `bins`. Hands `found`
+/// the index and the length in bytes of each payload.
 ///
 /// Of a run with error feedback this says little: residues are large by design, and what they make of it differs.
 ///
-/// ```
-/// use lgreco_core::compress::adacomp;
-/// use lgreco_core::gradient::{Gradient, Shape, Values};
-/// let values = [0.25f32, -1.0, 0.0, 3.0, 1.0, 1.25];
-/// let gradient = Gradient::new(Values::F32(&values), Shape::new(6, 1)?)?;
-/// let (mut squared_errors, mut lens) = ([0.0], [0]);
-/// adacomp::measure(&gradient, &[3], &mut squared_errors, &mut lens)?;
-/// assert_eq!((squared_errors, lens), ([0.0625 + 1.0 + 1.0 + 1.0 + 1.5625], [16 + 4 + 1 + 1]));
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
-///
-/// # Errors
-/// [`Error::NonFinite`] with the first offender; [`Error::Parameter`] on a bin size of 0; [`Error::Length`].
-///
 /// # Complexity
 /// Five passes per bin size, no workspace.
-pub fn measure(
+pub(super) fn measure(
     gradient: &Gradient<'_>,
     bins: &[u32],
     squared_errors: &mut [f64],
-    payload_lens: &mut [usize],
-) -> Result<(), Error> {
-    expect_len("squared errors", bins.len(), squared_errors.len())?;
-    expect_len("payload lengths", bins.len(), payload_lens.len())?;
-    each(gradient, bins, |index, squared_error, len| {
-        (squared_errors[index], payload_lens[index]) = (squared_error, len);
-    })
-}
-
-/// [`measure`], handing each entry's index, squared error and length to `found`.
-pub(super) fn each(
-    gradient: &Gradient<'_>,
-    bins: &[u32],
-    mut found: impl FnMut(usize, f64, usize),
-) -> Result<(), Error> {
+    mut found: impl FnMut(usize, usize),
+) -> Result<()> {
     check_finite(gradient)?;
-    for (index, &bin) in bins.iter().enumerate() {
+    for (index, (&bin, error)) in bins.iter().zip(squared_errors).enumerate() {
         AdaComp { bin }.check()?;
         let choice = Choice::new(bin as usize, gradient.values(), gradient.values());
-        found(index, choice.squared_error(), payload_len(choice.count, gradient.shape())?);
+        *error = choice.squared_error();
+        found(index, payload_len(choice.count, gradient.shape())?);
     }
     Ok(())
 }

@@ -19,15 +19,15 @@
 
 mod measure;
 
-pub(super) use measure::each;
-pub use measure::{measure, measure_workspace_len};
+pub(super) use measure::measure;
+pub use measure::measure_workspace_len;
 
 use super::Compressor;
 use super::topk::{self, AtLeast};
-use crate::Error;
 use crate::gradient::{Dtype, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::select;
+use crate::{Error, Result};
 
 /// Sends every element of magnitude `lambda` or more.
 ///
@@ -61,7 +61,7 @@ pub struct HardThreshold {
 }
 
 impl HardThreshold {
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<()> {
         let sound = self.lambda > 0.0 && self.lambda.is_finite();
         Error::require(sound, "lambda", self.lambda as f64, "positive and finite")
     }
@@ -69,7 +69,7 @@ impl HardThreshold {
 
 impl Compressor for HardThreshold {
     /// The length when all elements are sent: a payload is never longer.
-    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize, Error> {
+    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
         self.check()?;
         topk::payload_len(shape.elements() as u32, shape, self.values)
     }
@@ -86,13 +86,7 @@ impl Compressor for HardThreshold {
     ///
     /// # Errors
     /// Also [`Error::ElementOverflow`] when an element sent is too large for [`values`](HardThreshold::values).
-    fn encode(
-        &self,
-        gradient: &Gradient<'_>,
-        _: Stream,
-        workspace: &mut [u64],
-        payload: &mut [u8],
-    ) -> Result<usize, Error> {
+    fn encode(&self, gradient: &Gradient<'_>, _: Stream, workspace: &mut [u64], payload: &mut [u8]) -> Result<usize> {
         self.check()?;
         let magnitude = self.lambda.to_bits();
         let count = with_elements!(gradient.values(), v => select::count_at_least(v, magnitude))?;

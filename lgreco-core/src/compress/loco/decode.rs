@@ -2,12 +2,12 @@
 
 use super::LoCo;
 use super::encode::value;
-use crate::Error;
 use crate::compress::bits;
 use crate::compress::wire::{Header, Method, Payload};
 use crate::error::expect_len;
 use crate::rng::block::BLOCK;
 use crate::simd::dispatch_with;
+use crate::{Error, Result};
 
 /// Writes the values that `payload`, made by [`LoCo`], stands for; `values` has one entry per element.
 ///
@@ -27,7 +27,7 @@ use crate::simd::dispatch_with;
 ///
 /// # Complexity
 /// O(elements), no workspace.
-pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     let header = payload.header;
     let len = stated(&header)?;
     let elements = header.shape.elements();
@@ -45,7 +45,7 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
 }
 
 /// Bytes of the body that a header implies.
-pub(in crate::compress) fn stated(header: &Header) -> Result<usize, Error> {
+pub(in crate::compress) fn stated(header: &Header) -> Result<usize> {
     header.expect_method(Method::LoCo)?;
     header.expect_variant(0)?;
     let (scales, codes) = LoCo { group: header.parameter }.body_lens(header.shape.elements())?;

@@ -1,6 +1,6 @@
 //! Values to codes, and the errors that makes.
 
-use crate::Error;
+use crate::Result;
 use crate::compress::bits;
 use crate::compress::qsgd::{Scale, grid::Grid};
 use crate::gradient::Element;
@@ -24,7 +24,7 @@ pub(super) fn value(code: i32, largest: f32) -> f32 {
 
 /// The grid of the group that begins at element `start`; `Err` with the first that is not finite.
 #[inline(always)]
-fn grid<E: Element>(values: &[E], start: usize, group: usize) -> Result<Grid, Error> {
+fn grid<E: Element>(values: &[E], start: usize, group: usize) -> Result<Grid> {
     let end = values.len().min(start.saturating_add(group));
     Grid::of(&values[start..end], start, Scale::MaxNorm, true)
 }
@@ -33,7 +33,7 @@ fn grid<E: Element>(values: &[E], start: usize, group: usize) -> Result<Grid, Er
 #[inline(always)]
 pub(super) fn encode<E: Element>(
     (group, values, scales, codes): (usize, &[E], &mut [[u8; 4]], &mut [u8]),
-) -> Result<(), Error> {
+) -> Result<()> {
     let all = values;
     let mut found = Grid::default();
     let mut block_codes = [0u8; BLOCK];
@@ -61,7 +61,7 @@ pub(super) fn encode<E: Element>(
 
 /// The squared error.
 #[inline(always)]
-pub(super) fn squared_error<E: Element>((group_len, values): (usize, &[E])) -> Result<f64, Error> {
+pub(super) fn squared_error<E: Element>((group_len, values): (usize, &[E])) -> Result<f64> {
     const LANES: usize = 16;
     let mut sums = [0.0; LANES];
     for (index, group) in values.chunks(group_len).enumerate() {

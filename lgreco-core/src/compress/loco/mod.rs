@@ -27,12 +27,12 @@ pub(super) use decode::stated;
 use super::Compressor;
 use super::bits::packed_len;
 use super::wire::{HEADER_LEN, Header, Method};
-use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::select::check_finite;
 use crate::simd::dispatch_with;
+use crate::{Error, Result};
 
 /// 4-bit codes in groups.
 ///
@@ -65,12 +65,12 @@ impl Default for LoCo {
 }
 
 impl LoCo {
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<()> {
         Error::require(self.group > 0, "group size", 0.0, "at least 1")
     }
 
     /// Bytes of the scales and of the codes.
-    fn body_lens(&self, elements: usize) -> Result<(usize, usize), Error> {
+    fn body_lens(&self, elements: usize) -> Result<(usize, usize)> {
         self.check()?;
         let (n, group) = (elements as u64, self.group as u64);
         let (scales, codes) = (4 * n.div_ceil(group), packed_len(n, 4));
@@ -81,12 +81,12 @@ impl LoCo {
 }
 
 impl Compressor for LoCo {
-    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize, Error> {
+    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
         let (scales, codes) = self.body_lens(shape.elements())?;
         Ok(HEADER_LEN + scales + codes)
     }
 
-    fn encode(&self, gradient: &Gradient<'_>, _: Stream, _: &mut [u64], payload: &mut [u8]) -> Result<usize, Error> {
+    fn encode(&self, gradient: &Gradient<'_>, _: Stream, _: &mut [u64], payload: &mut [u8]) -> Result<usize> {
         let shape = gradient.shape();
         let len = self.payload_len(shape, Dtype::F32)?;
         expect_room("payload bytes", len, payload.len())?;
@@ -117,7 +117,7 @@ impl Compressor for LoCo {
 ///
 /// # Complexity
 /// Two passes per group size, no workspace.
-pub fn measure(gradient: &Gradient<'_>, groups: &[u32], squared_errors: &mut [f64]) -> Result<(), Error> {
+pub fn measure(gradient: &Gradient<'_>, groups: &[u32], squared_errors: &mut [f64]) -> Result<()> {
     expect_len("squared errors", groups.len(), squared_errors.len())?;
     groups.iter().try_for_each(|&group| LoCo { group }.check())?;
     with_elements!(gradient.values(), values => {

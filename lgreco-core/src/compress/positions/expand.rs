@@ -1,8 +1,8 @@
 //! Values to the places that a bitmap marks, those of many elements at once.
 
 use super::word;
-use crate::Error;
 use crate::simd::{LaneKernel, Lanes};
+use crate::{Error, Result};
 
 /// Words whose values are fetched together.
 const TOGETHER: usize = 4;
@@ -32,13 +32,13 @@ pub(in crate::compress) struct Expand<'a, F, P> {
 
 impl<F, P> LaneKernel for Expand<'_, F, P>
 where
-    F: FnMut(u64, usize, &mut Fetched) -> Result<(), Error>,
+    F: FnMut(u64, usize, &mut Fetched) -> Result<()>,
     P: Fn(&mut f32, f32),
 {
-    type Output = Result<u64, Error>;
+    type Output = Result<u64>;
 
     #[inline(always)]
-    fn run<L: Lanes>(self, lanes: L) -> Result<u64, Error> {
+    fn run<L: Lanes>(self, lanes: L) -> Result<u64> {
         let Expand { bitmap, is_last, start, values, mut index, keep, mut fetch, put, unkept } = self;
         let (mut fetched, sign) = ([0; size_of::<Fetched>() / 4], unkept.to_bits());
         let word_at = |element: usize| word(bitmap.get(element / 8..).unwrap_or_default());

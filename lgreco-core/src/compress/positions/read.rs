@@ -4,10 +4,10 @@
 //! block first, and one by one only where there is something, or where a range ends.
 
 use super::{Coding, Layout, word};
-use crate::Error;
 use crate::compress::bits;
 use crate::select::ones;
 use crate::simd::dispatch_with;
+use crate::{Error, Result};
 use core::ops::Range;
 
 /// Most positions of a block.
@@ -18,8 +18,8 @@ pub(in crate::compress) const BLOCK: usize = 128;
 pub(in crate::compress) fn for_each(
     layout: Layout,
     bytes: &[u8],
-    mut visit: impl FnMut(u32) -> Result<(), Error>,
-) -> Result<(), Error> {
+    mut visit: impl FnMut(u32) -> Result<()>,
+) -> Result<()> {
     for_each_block(layout, bytes, &mut [0; 2], 0..layout.elements as u64, |block| {
         block.iter().try_for_each(|&position| visit(position))
     })
@@ -34,8 +34,8 @@ pub(in crate::compress) fn for_each_block(
     bytes: &[u8],
     place: &mut [u64; 2],
     range: Range<u64>,
-    mut visit: impl FnMut(&[u32]) -> Result<(), Error>,
-) -> Result<(), Error> {
+    mut visit: impl FnMut(&[u32]) -> Result<()>,
+) -> Result<()> {
     let mut reader = Reader::new(layout, bytes, *place, range)?;
     let mut block = [0; BLOCK];
     loop {
@@ -65,7 +65,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn new(layout: Layout, bytes: &'a [u8], [index, bit]: [u64; 2], range: Range<u64>) -> Result<Self, Error> {
+    fn new(layout: Layout, bytes: &'a [u8], [index, bit]: [u64; 2], range: Range<u64>) -> Result<Self> {
         let (low, high) = bytes.split_at(layout.low_bytes as usize);
         let reader = Reader { layout, low, high, bit: range.start, index, least: range.start, end: range.end };
         Ok(match layout.coding {
@@ -122,7 +122,7 @@ impl<'a> Reader<'a> {
 
 /// Reads the next block: how many positions, and whether and how the range ends behind them.
 #[inline(always)]
-fn next((reader, block): (&mut Reader<'_>, &mut [u32; BLOCK])) -> (usize, Option<Result<(), Error>>) {
+fn next((reader, block): (&mut Reader<'_>, &mut [u32; BLOCK])) -> (usize, Option<Result<()>>) {
     if reader.layout.coding == Coding::All {
         let count = (reader.end - reader.bit).min(BLOCK as u64);
         for (place, position) in block.iter_mut().zip(reader.bit..) {
@@ -195,7 +195,7 @@ impl Reader<'_> {
 
     /// How many positions of a block come before what is wrong or behind the range, and what that is.
     #[inline(never)]
-    fn one_by_one(&mut self, ones: &[u32; BLOCK], block: &[u32]) -> (usize, Option<Result<(), Error>>) {
+    fn one_by_one(&mut self, ones: &[u32; BLOCK], block: &[u32]) -> (usize, Option<Result<()>>) {
         let refused = |what| Some(Err(Error::PayloadBody { what }));
         let low_bits = self.layout.low_bits;
         let mut least = self.least;

@@ -1,11 +1,11 @@
 //! From a payload back to a matrix.
 
 use super::{body_len, effective_rank};
-use crate::Error;
 use crate::compress::combine::Combine;
 use crate::compress::wire::{Header, Method, Payload};
 use crate::error::expect_len;
 use crate::linalg::{self, Columns};
+use crate::{Error, Result};
 
 /// Writes `P̂ Qᵀ` into `values`, row-major, each element summed over the columns in order.
 ///
@@ -33,12 +33,12 @@ use crate::linalg::{self, Columns};
 ///
 /// # Complexity
 /// O(rows · cols · r), no workspace, 32 KiB of stack.
-pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     with_factors(payload, values, linalg::reconstruct)
 }
 
 /// Combines what a payload stands for with `values`. Errors as [`decode`], about what comes of it.
-pub(in crate::compress) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<(), Error> {
+pub(in crate::compress) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<()> {
     match how {
         Combine::Add => with_factors(payload, values, linalg::add_product),
         Combine::Subtract => with_factors(payload, values, linalg::subtract_product),
@@ -50,7 +50,7 @@ fn with_factors<'a>(
     payload: &Payload<'a>,
     values: &mut [f32],
     multiply: impl Fn(Columns<'a, [u8; 4]>, Columns<'a, [u8; 4]>, usize, usize, &mut [f32]) -> bool,
-) -> Result<(), Error> {
+) -> Result<()> {
     let Factors { rank, p, q } = of_payload(payload)?;
     let shape = payload.header.shape;
     expect_len("decoded values", shape.elements(), values.len())?;
@@ -90,7 +90,7 @@ pub struct Factors<'a> {
 ///
 /// # Complexity
 /// O(1).
-pub fn of_payload<'a>(payload: &Payload<'a>) -> Result<Factors<'a>, Error> {
+pub fn of_payload<'a>(payload: &Payload<'a>) -> Result<Factors<'a>> {
     let len = stated(&payload.header)?;
     let rank = payload.header.parameter;
     let (p, q) = payload.body_of_len(len)?.as_chunks::<4>().0.split_at(rank as usize * payload.header.shape.rows());
@@ -98,7 +98,7 @@ pub fn of_payload<'a>(payload: &Payload<'a>) -> Result<Factors<'a>, Error> {
 }
 
 /// Bytes of the body that a header implies.
-pub(in crate::compress) fn stated(header: &Header) -> Result<usize, Error> {
+pub(in crate::compress) fn stated(header: &Header) -> Result<usize> {
     header.expect_method(Method::PowerSgd)?;
     header.expect_variant(0)?;
     let (shape, rank) = (header.shape, header.parameter as usize);

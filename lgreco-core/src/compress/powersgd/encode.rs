@@ -1,11 +1,11 @@
 //! Power iteration and the payload it ends in.
 
 use super::start::start;
-use crate::Error;
 use crate::gradient::{Element, Shape};
 use crate::linalg::{self, LANES, Matrix, Panels, Row};
 use crate::rng::Stream;
 use crate::simd::dispatch_with;
+use crate::{Error, Result};
 
 /// Workspace cut into its parts.
 pub(super) struct Work<'a> {
@@ -48,7 +48,7 @@ pub(super) struct Scan {
 }
 
 /// Finite or [`Error::NonFinite`].
-pub(super) fn scan<T: Element>(values: &[T]) -> Result<Scan, Error> {
+pub(super) fn scan<T: Element>(values: &[T]) -> Result<Scan> {
     let scan = dispatch_with!(values, scan_all);
     if scan.largest.is_finite() {
         return Ok(scan);
@@ -120,7 +120,7 @@ pub(super) fn iterate<T: Element>(
     rank: usize,
     iterations: u32,
     work: &mut Work<'_>,
-) -> Result<(), Error> {
+) -> Result<()> {
     for _ in 0..iterations {
         scale_columns(work.q, m.cols, largest);
         linalg::project(m, work.q, work.p, rank, work.scratch);
@@ -132,12 +132,7 @@ pub(super) fn iterate<T: Element>(
 }
 
 /// `Err` when decode would refuse the factors, because their product or a partial sum of it is not finite.
-pub(super) fn check_product<T: Element>(
-    m: Matrix<'_, T>,
-    scan: Scan,
-    rank: usize,
-    work: &mut Work<'_>,
-) -> Result<(), Error> {
+pub(super) fn check_product<T: Element>(m: Matrix<'_, T>, scan: Scan, rank: usize, work: &mut Work<'_>) -> Result<()> {
     /// No sum exceeds `‖M‖` by more than rounding: `P̂` is orthonormal.
     const SAFE: f64 = f32::MAX as f64 / 2.0;
     if rank == 0 || scan.squared_norm < SAFE * SAFE {

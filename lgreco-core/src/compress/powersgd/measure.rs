@@ -2,11 +2,11 @@
 
 use super::encode::{Work, cold_start, iterate, scan, workspace_len};
 use super::{PowerSgd, effective_rank};
-use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Gradient, Shape, with_elements};
 use crate::linalg::{self, LANES, Matrix, Panels, Row};
 use crate::rng::Stream;
+use crate::{Error, Result};
 
 /// Errors above this part of `‖M‖²` may be summed from columns of `Q`. Rounding shifts `‖qᵢ‖²` by about
 /// `1e-7 ‖M‖ ‖qᵢ‖`, and `‖qᵢ‖` is at most the error before column i; so an error of `‖M‖/32` is off by 3e-6 of its square.
@@ -60,7 +60,7 @@ pub fn measure(
     stream: Stream,
     workspace: &mut [u64],
     squared_errors: &mut [f64],
-) -> Result<(), Error> {
+) -> Result<()> {
     let shape = gradient.shape();
     for &rank in ranks {
         PowerSgd { rank, iterations }.check()?;

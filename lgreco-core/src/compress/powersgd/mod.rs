@@ -34,13 +34,13 @@ pub use measure::{measure, measure_workspace_len};
 pub use start::start_matrix;
 pub use steps::{back_project, orthonormalise, project, reconstruct, reconstruct_rows, steps_workspace_len, take_off};
 
-use crate::Error;
 use crate::compress::Compressor;
 use crate::compress::wire::{HEADER_LEN, Header, Method};
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Gradient, Shape, with_elements};
 use crate::linalg::{self, Matrix};
 use crate::rng::Stream;
+use crate::{Error, Result};
 use encode::Work;
 
 /// The most power iterations: far more than any gap between singular values in f32 takes to be seen, and few enough that a
@@ -86,7 +86,7 @@ pub struct PowerSgd {
 
 impl Compressor for PowerSgd {
     /// `16 + 4 r (rows + cols)` with `r = min(rank, rows, cols)`.
-    fn payload_len(&self, shape: Shape, _dtype: Dtype) -> Result<usize, Error> {
+    fn payload_len(&self, shape: Shape, _dtype: Dtype) -> Result<usize> {
         self.check()?;
         Ok(HEADER_LEN + body_len(shape, effective_rank(shape, self.rank))?)
     }
@@ -105,7 +105,7 @@ impl Compressor for PowerSgd {
         stream: Stream,
         workspace: &mut [u64],
         payload: &mut [u8],
-    ) -> Result<usize, Error> {
+    ) -> Result<usize> {
         let (shape, rank) = (gradient.shape(), effective_rank(gradient.shape(), self.rank));
         let len = self.payload_len(shape, Dtype::F32)?;
         expect_room("payload bytes", len, payload.len())?;
@@ -131,12 +131,12 @@ impl PowerSgd {
     ///
     /// # Errors
     /// [`Error::Parameter`] when the rank is 0 or the number of iterations out of range.
-    pub fn header(&self, shape: Shape) -> Result<Header, Error> {
+    pub fn header(&self, shape: Shape) -> Result<Header> {
         self.check()?;
         Ok(header(shape, effective_rank(shape, self.rank)))
     }
 
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<()> {
         Error::require(self.rank > 0, "rank", 0.0, "at least 1")?;
         let sound = (1..=MOST_ITERATIONS).contains(&self.iterations);
         Error::require(sound, "power iterations", self.iterations.into(), "1 to 1000")
@@ -159,7 +159,7 @@ fn header(shape: Shape, rank: usize) -> Header {
 }
 
 /// Bytes of both factors.
-fn body_len(shape: Shape, rank: usize) -> Result<usize, Error> {
+fn body_len(shape: Shape, rank: usize) -> Result<usize> {
     let bytes = 4 * rank as u64 * (shape.rows() as u64 + shape.cols() as u64);
     // Whatever room the header takes, a payload that fits memory does not reach beyond isize.
     let fits = usize::try_from(bytes).ok().filter(|&bytes| bytes <= isize::MAX as usize);

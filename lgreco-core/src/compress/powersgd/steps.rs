@@ -5,10 +5,10 @@
 
 use super::effective_rank;
 use super::encode::{Work, finite, scale_columns, scan, workspace_len};
-use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Element, Gradient, Shape, with_elements};
 use crate::linalg::{self, Columns, Matrix, Row};
+use crate::{Error, Result};
 use core::ops::Range;
 
 /// Words of workspace that [`project`], [`orthonormalise`] and [`back_project`] need.
@@ -22,7 +22,7 @@ fn prepare<'a>(
     p: usize,
     q: Option<usize>,
     workspace: &'a mut [u64],
-) -> Result<(usize, Work<'a>), Error> {
+) -> Result<(usize, Work<'a>)> {
     let r = effective_rank(shape, rank);
     expect_len("factor P", shape.rows() * r, p)?;
     if let Some(q) = q {
@@ -61,13 +61,7 @@ fn prepare<'a>(
 /// assert!(values.iter().zip(decoded).all(|(x, y)| (x - y).abs() < 1e-5));
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
-pub fn project(
-    gradient: &Gradient<'_>,
-    rank: u32,
-    q: &[f32],
-    workspace: &mut [u64],
-    p: &mut [f32],
-) -> Result<(), Error> {
+pub fn project(gradient: &Gradient<'_>, rank: u32, q: &[f32], workspace: &mut [u64], p: &mut [f32]) -> Result<()> {
     let shape = gradient.shape();
     let (rank, work) = prepare(shape, rank, p.len(), Some(q.len()), workspace)?;
     check_finite("factor Q", q)?;
@@ -104,7 +98,7 @@ pub fn project(
 ///
 /// # Source
 /// Vogels et al. 2019, Algorithm 1, line 5; blocks of 16 columns by Gram–Schmidt, everything twice.
-pub fn orthonormalise(shape: Shape, rank: u32, workspace: &mut [u64], p: &mut [f32]) -> Result<(), Error> {
+pub fn orthonormalise(shape: Shape, rank: u32, workspace: &mut [u64], p: &mut [f32]) -> Result<()> {
     let (rank, work) = prepare(shape, rank, p.len(), None, workspace)?;
     check_finite("factor P", p)?;
     linalg::pack(p, shape.rows(), work.p);
@@ -135,13 +129,7 @@ pub fn orthonormalise(shape: Shape, rank: u32, workspace: &mut [u64], p: &mut [f
 ///
 /// # Source
 /// Vogels et al. 2019, Algorithm 1, line 6.
-pub fn back_project(
-    gradient: &Gradient<'_>,
-    rank: u32,
-    p: &[f32],
-    workspace: &mut [u64],
-    q: &mut [f32],
-) -> Result<(), Error> {
+pub fn back_project(gradient: &Gradient<'_>, rank: u32, p: &[f32], workspace: &mut [u64], q: &mut [f32]) -> Result<()> {
     let shape = gradient.shape();
     let (rank, work) = prepare(shape, rank, p.len(), Some(q.len()), workspace)?;
     check_finite("factor P", p)?;
@@ -173,7 +161,7 @@ pub fn back_project(
 ///
 /// # Source
 /// Vogels et al. 2019, Algorithm 1, line 8.
-pub fn reconstruct(shape: Shape, rank: u32, p: &[f32], q: &[f32], values: &mut [f32]) -> Result<(), Error> {
+pub fn reconstruct(shape: Shape, rank: u32, p: &[f32], q: &[f32], values: &mut [f32]) -> Result<()> {
     reconstruct_rows(shape, rank, p, q, 0..shape.rows(), values)
 }
 
@@ -196,7 +184,7 @@ pub fn reconstruct_rows(
     q: &[f32],
     rows: Range<usize>,
     values: &mut [f32],
-) -> Result<(), Error> {
+) -> Result<()> {
     let ([p, q], rank) = factors(shape, rank, [p, q])?;
     expect_room("rows", rows.end, shape.rows())?;
     expect_len("values", rows.len() * shape.cols(), values.len())?;
@@ -217,14 +205,14 @@ pub fn reconstruct_rows(
 ///
 /// # Errors
 /// [`Error::Length`]; [`Error::Overflow`] when what is left is not finite.
-pub fn take_off(shape: Shape, rank: u32, p: &[f32], q: &[f32], values: &mut [f32]) -> Result<(), Error> {
+pub fn take_off(shape: Shape, rank: u32, p: &[f32], q: &[f32], values: &mut [f32]) -> Result<()> {
     let ([p, q], rank) = factors(shape, rank, [p, q])?;
     expect_len("values", shape.elements(), values.len())?;
     Error::require_finite(linalg::subtract_product(p, q, rank, shape.cols(), values), "what is to be remembered")
 }
 
 /// The factors as columns, and the rank in effect, when all have the lengths of this shape.
-fn factors<'a>(shape: Shape, rank: u32, [p, q]: [&'a [f32]; 2]) -> Result<([Columns<'a, f32>; 2], usize), Error> {
+fn factors<'a>(shape: Shape, rank: u32, [p, q]: [&'a [f32]; 2]) -> Result<([Columns<'a, f32>; 2], usize)> {
     let rank = effective_rank(shape, rank);
     expect_len("factor P", shape.rows() * rank, p.len())?;
     expect_len("factor Q", shape.cols() * rank, q.len())?;
@@ -232,7 +220,7 @@ fn factors<'a>(shape: Shape, rank: u32, [p, q]: [&'a [f32]; 2]) -> Result<([Colu
 }
 
 /// NaN and infinity in a gradient always reach the product, be it by way of `infinity · 0`.
-fn check_product<T: Element>(what: &'static str, product: &[Row], values: &[T]) -> Result<(), Error> {
+fn check_product<T: Element>(what: &'static str, product: &[Row], values: &[T]) -> Result<()> {
     if finite(product) {
         return Ok(());
     }
@@ -240,7 +228,7 @@ fn check_product<T: Element>(what: &'static str, product: &[Row], values: &[T]) 
     Err(Error::Overflow { what })
 }
 
-fn check_finite(what: &'static str, factor: &[f32]) -> Result<(), Error> {
+fn check_finite(what: &'static str, factor: &[f32]) -> Result<()> {
     match factor.iter().find(|x| !x.is_finite()) {
         Some(&value) => Err(Error::Parameter { what, value: value as f64, expected: "finite" }),
         None => Ok(()),

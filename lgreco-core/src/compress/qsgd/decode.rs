@@ -2,17 +2,17 @@
 
 use super::grid::{inverse_levels, point};
 use super::{Qsgd, Rounding, Scale};
-use crate::Error;
 use crate::compress::bits;
 use crate::compress::combine::Combine;
 use crate::compress::wire::{Header, Method, Payload};
 use crate::error::{expect_len, expect_room};
 use crate::rng::block::BLOCK;
 use crate::spread::{Per, Start, spread_parts};
+use crate::{Error, Result};
 
 impl Qsgd {
     /// The compressor a header describes, but for the rounding, which does not matter any more.
-    fn from_header(header: &Header) -> Result<Self, Error> {
+    fn from_header(header: &Header) -> Result<Self> {
         header.expect_method(Method::Qsgd)?;
         let scale = match header.variant >> 3 {
             0 => Scale::MaxNorm,
@@ -49,14 +49,14 @@ impl Qsgd {
 ///
 /// # Complexity
 /// O(elements), no workspace.
-pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     let (qsgd, scales, codes) = open(payload)?;
     expect_len("decoded values", payload.header.shape.elements(), values.len())?;
     qsgd.put(scales, codes, 0, values, |place, value| *place = value)
 }
 
 /// The compressor that made a payload, its scales and its codes.
-fn open<'a>(payload: &Payload<'a>) -> Result<(Qsgd, &'a [u8], &'a [u8]), Error> {
+fn open<'a>(payload: &Payload<'a>) -> Result<(Qsgd, &'a [u8], &'a [u8])> {
     let qsgd = Qsgd::from_header(&payload.header)?;
     let elements = payload.header.shape.elements();
     let (scales_len, codes_len) = qsgd.body_lens(elements)?;
@@ -66,7 +66,7 @@ fn open<'a>(payload: &Payload<'a>) -> Result<(Qsgd, &'a [u8], &'a [u8]), Error> 
 }
 
 /// Combines what a payload stands for with `values`. Same errors as [`decode`].
-pub(in crate::compress) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<(), Error> {
+pub(in crate::compress) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<()> {
     let (qsgd, scales, codes) = open(payload)?;
     expect_len("decoded values", payload.header.shape.elements(), values.len())?;
     match how {
@@ -81,7 +81,7 @@ pub(in crate::compress) fn combine_stretch(
     replace: bool,
     start: usize,
     values: &mut [f32],
-) -> Result<(), Error> {
+) -> Result<()> {
     let (qsgd, scales, codes) = open(payload)?;
     expect_room("elements", start.saturating_add(values.len()), payload.header.shape.elements())?;
     let codes = &codes[start / 8 * qsgd.bits as usize..];
@@ -94,7 +94,7 @@ pub(in crate::compress) fn combine_stretch(
 impl Qsgd {
     /// The inverse of [`encode_body`](Qsgd::encode_body); `body` has exactly the length it has for these values.
     #[doc(hidden)]
-    pub fn decode_body(&self, body: &[u8], values: &mut [f32]) -> Result<(), Error> {
+    pub fn decode_body(&self, body: &[u8], values: &mut [f32]) -> Result<()> {
         let (scales, codes) = body.split_at(self.body_lens(values.len())?.0);
         self.check_padding(codes, values.len())?;
         self.put(scales, codes, 0, values, |place, value| *place = value)
@@ -108,12 +108,12 @@ impl Qsgd {
         start: usize,
         values: &mut [f32],
         put: impl Fn(&mut f32, f32) + Copy + Send,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let (elements, with) = (values.len(), (*self, scales.as_chunks::<4>().0, put));
         spread_parts(elements, self.unit(), (Start(start), Per(codes, self.bits.into(), 8), values), with, decode_part)
     }
 
-    fn check_padding(&self, codes: &[u8], elements: usize) -> Result<(), Error> {
+    fn check_padding(&self, codes: &[u8], elements: usize) -> Result<()> {
         let used = (elements as u64 * self.bits as u64 % 8) as u32;
         let unused = used == 0 || codes.last().is_none_or(|&last| last >> used == 0);
         Error::require_body(unused, "unused bits of the last byte are set")
@@ -141,7 +141,7 @@ impl Qsgd {
 ///
 /// # Complexity
 /// O(buckets).
-pub fn of_payload(payload: &Payload<'_>) -> Result<Qsgd, Error> {
+pub fn of_payload(payload: &Payload<'_>) -> Result<Qsgd> {
     let (qsgd, scales, _) = open(payload)?;
     let scales = scales.as_chunks::<4>().0;
     for bucket in 0..payload.header.shape.elements().div_ceil(qsgd.bucket as usize) {
@@ -151,7 +151,7 @@ pub fn of_payload(payload: &Payload<'_>) -> Result<Qsgd, Error> {
 }
 
 /// Bytes of the body that a header implies.
-pub(in crate::compress) fn stated(header: &Header) -> Result<usize, Error> {
+pub(in crate::compress) fn stated(header: &Header) -> Result<usize> {
     let (scales, codes) = Qsgd::from_header(header)?.body_lens(header.shape.elements())?;
     Ok(scales + codes)
 }
@@ -161,7 +161,7 @@ type Part<'a> = (Start, Per<&'a [u8]>, &'a mut [f32]);
 
 /// `put` says where a value goes.
 #[inline(always)]
-fn decode_part<F: Fn(&mut f32, f32)>(part: Part<'_>, (qsgd, scales, put): (Qsgd, &[[u8; 4]], F)) -> Result<(), Error> {
+fn decode_part<F: Fn(&mut f32, f32)>(part: Part<'_>, (qsgd, scales, put): (Qsgd, &[[u8; 4]], F)) -> Result<()> {
     if qsgd.sign_magnitude() {
         decode_as::<true>(part, qsgd, scales, put)
     } else {
@@ -175,7 +175,7 @@ fn decode_as<const SIGN_MAGNITUDE: bool>(
     qsgd: Qsgd,
     scales: &[[u8; 4]],
     put: impl Fn(&mut f32, f32),
-) -> Result<(), Error> {
+) -> Result<()> {
     let (bucket_len, log_levels) = (qsgd.bucket as usize, qsgd.log_levels());
     let inverse = inverse_levels(log_levels);
     let (mut low, mut high) = match values {
@@ -212,7 +212,7 @@ fn decode_as<const SIGN_MAGNITUDE: bool>(
 
 /// The two ends of a bucket's interval.
 #[inline(always)]
-fn read_scales(scale: Scale, bucket: usize, scales: &[[u8; 4]]) -> Result<(f32, f32), Error> {
+fn read_scales(scale: Scale, bucket: usize, scales: &[[u8; 4]]) -> Result<(f32, f32)> {
     let (low, high) = match scale {
         Scale::MaxNorm => {
             let norm = f32::from_le_bytes(scales[bucket]);

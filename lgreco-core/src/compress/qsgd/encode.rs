@@ -2,19 +2,19 @@
 
 use super::grid::{FRACTION_BITS, Grid, HALF, in_levels};
 use super::{Qsgd, Rounding, Scale};
-use crate::Error;
 use crate::compress::bits;
 use crate::gradient::Element;
 use crate::rng::Stream;
 use crate::rng::block::{BLOCK, fill_block};
 use crate::spread::{Per, Start};
+use crate::{Error, Result};
 
 /// The first value's number in the tensor, values, and room for their scales and codes.
 pub(super) type Part<'a, E> = ((Start, &'a [E]), Per<&'a mut [u8]>, Per<&'a mut [u8]>);
 
 /// Fills `scales` and `codes`, which have exactly the lengths needed.
 #[inline(always)]
-pub(super) fn encode<E: Element>(part: Part<'_, E>, (qsgd, stream): (Qsgd, Stream)) -> Result<(), Error> {
+pub(super) fn encode<E: Element>(part: Part<'_, E>, (qsgd, stream): (Qsgd, Stream)) -> Result<()> {
     if qsgd.sign_magnitude() {
         encode_as::<E, true>(part, qsgd, stream)
     } else {
@@ -27,7 +27,7 @@ fn encode_as<E: Element, const SIGN_MAGNITUDE: bool>(
     ((Start(start), values), Per(scales, ..), Per(codes, ..)): Part<'_, E>,
     qsgd: Qsgd,
     stream: Stream,
-) -> Result<(), Error> {
+) -> Result<()> {
     let (bucket_len, log_levels) = (qsgd.bucket as usize, qsgd.log_levels());
     let mut grid = Grid::default();
     let mut addends = [HALF; BLOCK];

@@ -1,8 +1,8 @@
 //! One bucket's grid: found from its values, and the fixed-point position of a value on it.
 
 use super::{Qsgd, Scale};
-use crate::Error;
 use crate::gradient::Element;
+use crate::{Error, Result};
 
 /// Fraction bits of a fixed-point position.
 pub(super) const FRACTION_BITS: u32 = 23;
@@ -62,7 +62,7 @@ impl Grid {
         start: usize,
         scale: Scale,
         sign_magnitude: bool,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let (largest, (low, high)) = match scale {
             Scale::MaxNorm => {
                 let largest = largest_magnitude(values);
@@ -181,7 +181,7 @@ fn first_offender<E: Element>(values: &[E], start: usize) -> Error {
 impl Qsgd {
     /// The grid of the bucket that begins at element `start`.
     #[inline(always)]
-    pub(super) fn grid<E: Element>(&self, values: &[E], start: usize) -> Result<Grid, Error> {
+    pub(super) fn grid<E: Element>(&self, values: &[E], start: usize) -> Result<Grid> {
         let end = values.len().min(start.saturating_add(self.bucket as usize));
         Grid::of(&values[start..end], start, self.scale, self.sign_magnitude())
     }

@@ -42,11 +42,11 @@ pub use measure::measure;
 
 use super::wire::{HEADER_LEN, Header, Method};
 use super::{Compressor, bits};
-use crate::Error;
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::spread::{Per, Start, spread_parts};
+use crate::{Error, Result};
 
 /// Which interval a bucket's levels divide. The discriminants stand in payload headers and never change.
 ///
@@ -139,18 +139,20 @@ impl Default for Qsgd {
 impl Qsgd {
     /// `Err` unless bits and bucket are in range.
     #[doc(hidden)]
-    pub fn check(&self) -> Result<(), Error> {
+    pub fn check(&self) -> Result<()> {
         Error::require((1..=8).contains(&self.bits), "bits", self.bits.into(), "1 to 8")?;
         Error::require(self.bucket > 0, "bucket size", 0.0, "at least 1")
     }
 
     /// Whether codes are a sign and a level of the magnitude.
-    const fn sign_magnitude(&self) -> bool {
+    #[doc(hidden)]
+    pub const fn sign_magnitude(&self) -> bool {
         matches!(self.scale, Scale::MaxNorm) && self.bits > 1
     }
 
     /// `log2(s + 1)`.
-    const fn log_levels(&self) -> u32 {
+    #[doc(hidden)]
+    pub const fn log_levels(&self) -> u32 {
         self.bits as u32 - self.sign_magnitude() as u32
     }
 
@@ -158,7 +160,7 @@ impl Qsgd {
     ///
     /// # Errors
     /// [`Error::Parameter`] when the bits are not 1 to 8 or the bucket is 0.
-    pub fn header(&self, shape: Shape) -> Result<Header, Error> {
+    pub fn header(&self, shape: Shape) -> Result<Header> {
         self.check()?;
         let variant = (self.bits - 1) | (self.scale as u8) << 3;
         Ok(Header { method: Method::Qsgd, variant, parameter: self.bucket, shape })
@@ -166,14 +168,14 @@ impl Qsgd {
 
     /// Bytes of a payload's body, which a message may hold without its header.
     #[doc(hidden)]
-    pub fn body_len(&self, elements: usize) -> Result<usize, Error> {
+    pub fn body_len(&self, elements: usize) -> Result<usize> {
         self.check()?;
         self.body_lens(elements).map(|(scales, codes)| scales + codes)
     }
 
     /// Fills a payload's body.
     #[doc(hidden)]
-    pub fn encode_body<E: Element>(&self, values: &[E], stream: Stream, body: &mut [u8]) -> Result<(), Error> {
+    pub fn encode_body<E: Element>(&self, values: &[E], stream: Stream, body: &mut [u8]) -> Result<()> {
         let (scales, codes) = body.split_at_mut(self.body_lens(values.len())?.0);
         let scales = Per(scales, self.scale_bytes(), self.bucket as usize);
         let part = ((Start(0), values), scales, Per(codes, self.bits.into(), 8));
@@ -181,12 +183,13 @@ impl Qsgd {
     }
 
     /// Bytes that the scale of a bucket takes.
-    const fn scale_bytes(&self) -> usize {
+    #[doc(hidden)]
+    pub const fn scale_bytes(&self) -> usize {
         4 << self.scale as u32
     }
 
     /// Bytes of the scales and of the codes of `elements` elements.
-    fn body_lens(&self, elements: usize) -> Result<(usize, usize), Error> {
+    fn body_lens(&self, elements: usize) -> Result<(usize, usize)> {
         let scales = (elements as u64).div_ceil(self.bucket as u64) * self.scale_bytes() as u64;
         let codes = bits::packed_len(elements as u64, self.bits);
         let fits = HEADER_LEN as u64 + scales + codes <= isize::MAX as u64;
@@ -200,7 +203,7 @@ impl Qsgd {
 /// # Complexity
 /// O(elements), one pass over the gradient; about 4 passes' worth of time for 4 bits, most of it for random bits.
 impl Compressor for Qsgd {
-    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize, Error> {
+    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
         self.check()?;
         let (scales, codes) = self.body_lens(shape.elements())?;
         Ok(HEADER_LEN + scales + codes)
@@ -212,7 +215,7 @@ impl Compressor for Qsgd {
         stream: Stream,
         _workspace: &mut [u64],
         payload: &mut [u8],
-    ) -> Result<usize, Error> {
+    ) -> Result<usize> {
         let shape = gradient.shape();
         let length = self.payload_len(shape, gradient.values().dtype())?;
         expect_room("payload bytes", length, payload.len())?;

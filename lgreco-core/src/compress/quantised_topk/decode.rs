@@ -1,12 +1,12 @@
 //! Decoding: scatter signed means into zeros.
 
 use super::{Parts, QuantisedTopK};
-use crate::Error;
 use crate::compress::bits;
 use crate::compress::positions::{self, BLOCK, Coding, Expand, Fetched, Layout};
 use crate::compress::sparse::{self, Sparse};
 use crate::compress::wire::{Header, Method, Payload};
 use crate::simd::dispatch_lanes;
+use crate::{Error, Result};
 
 /// Writes what a payload of [`QuantisedTopK`] holds to `values`, zeros elsewhere. On an error `values` holds nothing of
 /// use.
@@ -30,12 +30,12 @@ use crate::simd::dispatch_lanes;
 ///
 /// # Complexity
 /// O(n) time, no workspace.
-pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     sparse::decode::<Body<'_>>(payload, values)
 }
 
 /// Bytes of the body that a header implies.
-pub(in crate::compress) fn stated(header: &Header) -> Result<usize, Error> {
+pub(in crate::compress) fn stated(header: &Header) -> Result<usize> {
     Ok(body_len(&read(header)?.1))
 }
 
@@ -44,7 +44,7 @@ fn body_len(parts: &Parts) -> usize {
 }
 
 /// What a header says.
-fn read(header: &Header) -> Result<(QuantisedTopK, Parts), Error> {
+fn read(header: &Header) -> Result<(QuantisedTopK, Parts)> {
     header.expect_method(Method::QuantisedTopK)?;
     let top = QuantisedTopK { keep: header.parameter, bits: header.variant & 15 };
     let parts = top.parts(header.shape.elements())?;
@@ -68,7 +68,7 @@ pub struct Body<'a> {
 }
 
 impl<'a> Sparse<'a> for Body<'a> {
-    fn of(payload: &Payload<'a>) -> Result<Self, Error> {
+    fn of(payload: &Payload<'a>) -> Result<Self> {
         let (top, parts) = read(&payload.header)?;
         let body = payload.body_of_len(body_len(&parts))?;
         let (means, rest) = body.split_at(parts.means);
@@ -96,7 +96,7 @@ impl<'a> Sparse<'a> for Body<'a> {
         values: &mut [f32],
         unkept: f32,
         put: impl Fn(&mut f32, f32),
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         if self.layout.coding == Coding::Bitmap {
             place[0] = self.expand(start, place[0], values, unkept, put)?;
             return Ok(());
@@ -144,7 +144,7 @@ impl Body<'_> {
         values: &mut [f32],
         unkept: f32,
         put: impl Fn(&mut f32, f32),
-    ) -> Result<u64, Error> {
+    ) -> Result<u64> {
         let (meanings, mut room) = (self.meanings().map(f32::to_bits), [0; bits::some_room(size_of::<Fetched>() / 4)]);
         let is_last = start + values.len() == self.layout.elements();
         let fetch = |first, count: usize, fetched: &mut Fetched| {

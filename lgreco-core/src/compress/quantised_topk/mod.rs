@@ -41,11 +41,11 @@ use super::bits::packed_len;
 use super::positions::{Layout, Writer};
 use super::topk::{check_keep, write_positions};
 use super::wire::{self, HEADER_LEN, Header, Method};
-use crate::Error;
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::select;
+use crate::{Error, Result};
 
 /// Keeps the `keep` elements of largest magnitude, as [`TopK`](super::topk::TopK) does, and sends each value in `bits`
 /// bits.
@@ -89,11 +89,11 @@ impl Parts {
 }
 
 impl QuantisedTopK {
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<()> {
         Error::require((1..=8).contains(&self.bits), "bits per kept value", self.bits.into(), "1 to 8")
     }
 
-    fn parts(&self, elements: usize) -> Result<Parts, Error> {
+    fn parts(&self, elements: usize) -> Result<Parts> {
         self.check()?;
         check_keep(self.keep, elements)?;
         let codes = packed_len(self.keep.into(), self.bits) as usize;
@@ -107,7 +107,7 @@ impl QuantisedTopK {
 }
 
 impl Compressor for QuantisedTopK {
-    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize, Error> {
+    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
         wire::payload_len(self.parts(shape.elements())?.body_len(), shape)
     }
 
@@ -117,13 +117,7 @@ impl Compressor for QuantisedTopK {
     }
 
     /// As [`Compressor::encode`]; uses no random bits.
-    fn encode(
-        &self,
-        gradient: &Gradient<'_>,
-        _: Stream,
-        workspace: &mut [u64],
-        payload: &mut [u8],
-    ) -> Result<usize, Error> {
+    fn encode(&self, gradient: &Gradient<'_>, _: Stream, workspace: &mut [u64], payload: &mut [u8]) -> Result<usize> {
         let shape = gradient.shape();
         let (parts, len) = (self.parts(shape.elements())?, self.payload_len(shape, Dtype::F32)?);
         expect_room("payload bytes", len, payload.len())?;

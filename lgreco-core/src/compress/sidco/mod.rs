@@ -31,11 +31,12 @@ mod gamma;
 
 use super::topk::{self, AtLeast, TopK};
 use super::{Compressor, hard_threshold};
-use crate::Error;
-use crate::error::{expect_len, expect_room};
+use crate::error::expect_room;
 use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::select;
+use crate::{Error, Result};
+use core::slice::from_mut;
 
 /// Elements below which nothing is fitted.
 pub const SMALLEST: usize = 1000;
@@ -97,7 +98,7 @@ enum Selected {
 }
 
 impl Sidco {
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<()> {
         Error::require((1..=MOST_STAGES).contains(&self.stages), "stages", self.stages.into(), "1 to 1100")?;
         TopK::with_density(self.density, 1, self.values).map(|_| ())
     }
@@ -107,12 +108,12 @@ impl Sidco {
     }
 
     /// The wanted number of elements.
-    fn target(&self, elements: usize) -> Result<u32, Error> {
+    fn target(&self, elements: usize) -> Result<u32> {
         self.check()?;
         Ok(TopK::with_density(self.density, elements, self.values)?.keep)
     }
 
-    fn select<T: Element>(&self, values: &[T]) -> Result<Selected, Error> {
+    fn select<T: Element>(&self, values: &[T]) -> Result<Selected> {
         let target = self.target(values.len())?;
         if select::count_at_least(values, 1)? == 0 {
             return Ok(Selected::AtLeast { magnitude: 1, count: 0 });
@@ -127,7 +128,7 @@ impl Sidco {
 
 impl Compressor for Sidco {
     /// The length with twice the wanted number of elements.
-    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize, Error> {
+    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
         let elements = shape.elements();
         let target = self.target(elements)?;
         let most = target.saturating_mul(2).min(elements as u32);
@@ -153,7 +154,7 @@ impl Compressor for Sidco {
         stream: Stream,
         workspace: &mut [u64],
         payload: &mut [u8],
-    ) -> Result<usize, Error> {
+    ) -> Result<usize> {
         let room = self.encode_workspace_len(gradient.shape(), Dtype::F32);
         expect_room("workspace words", room, workspace.len())?;
         match with_elements!(gradient.values(), v => self.select(v))? {
@@ -165,69 +166,36 @@ impl Compressor for Sidco {
     }
 }
 
-/// Words of workspace that [`measure`] needs.
+/// Words of workspace that a row needs.
 pub const fn measure_workspace_len(shape: Shape) -> usize {
     topk::measure_workspace_len(shape, 1)
 }
 
-/// The squared error of compressing `gradient` as `base`, at each of `densities` instead of its own, and the length of the
-/// payload in bytes. Entry `i` of both belongs to `densities[i]`.
-///
-/// ```
-/// use lgreco_core::compress::sidco::{self, Sidco, Fit};
-/// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-/// let gradient = Gradient::new(Values::F32(&[3.0, 0.0, -1.0, 2.0]), Shape::new(4, 1)?)?; // too small for a fit
-/// let base = Sidco { density: 1.0, fit: Fit::Pareto, stages: 2, values: Dtype::F32 };
-/// let mut workspace = vec![0; sidco::measure_workspace_len(gradient.shape())];
-/// let (mut squared_errors, mut lens) = ([0.0; 2], [0; 2]);
-/// sidco::measure(&gradient, base, &[0.25, 0.5], &mut workspace, &mut squared_errors, &mut lens)?;
-/// assert_eq!((squared_errors, lens), ([5.0, 1.0], [16 + 4 + 1, 16 + 8 + 1]));
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
-///
-/// # Errors
-/// As [`encode`](Compressor::encode); [`Error::Length`].
+/// The squared error of compressing `gradient` as `base`, at each of `densities` instead of its own. Hands `found` the index
+/// and the length in bytes of each payload.
 ///
 /// # Complexity
 /// About an encode per density, plus two passes.
-pub fn measure(
+pub(super) fn measure(
     gradient: &Gradient<'_>,
     base: Sidco,
     densities: &[f64],
     workspace: &mut [u64],
     squared_errors: &mut [f64],
-    payload_lens: &mut [usize],
-) -> Result<(), Error> {
-    expect_len("squared errors", densities.len(), squared_errors.len())?;
-    expect_len("payload lengths", densities.len(), payload_lens.len())?;
-    each(gradient, base, densities, workspace, |index, squared_error, len| {
-        (squared_errors[index], payload_lens[index]) = (squared_error, len);
-    })
-}
-
-/// [`measure`], handing each entry's index, squared error and length to `found`.
-pub(super) fn each(
-    gradient: &Gradient<'_>,
-    base: Sidco,
-    densities: &[f64],
-    workspace: &mut [u64],
-    mut found: impl FnMut(usize, f64, usize),
-) -> Result<(), Error> {
+    mut found: impl FnMut(usize, usize),
+) -> Result<()> {
     let shape = gradient.shape();
     expect_room("workspace words", measure_workspace_len(shape), workspace.len())?;
-    for (index, &density) in densities.iter().enumerate() {
+    for (index, (&density, error)) in densities.iter().zip(squared_errors).enumerate() {
         let sidco = Sidco { density, ..base };
         match with_elements!(gradient.values(), v => sidco.select(v))? {
             Selected::AtLeast { magnitude, .. } => {
-                let lambda = f32::from_bits(magnitude);
-                hard_threshold::each(gradient, base.values, &[lambda], workspace, |_, error, len| {
-                    found(index, error, len);
-                })?;
+                let (lambda, error) = ([f32::from_bits(magnitude)], from_mut(error));
+                hard_threshold::measure(gradient, base.values, &lambda, workspace, error, |_, len| found(index, len))?;
             }
             Selected::Largest(keep) => {
-                let mut error = [0.0];
-                topk::measure(gradient, base.values, &[keep], workspace, &mut error)?;
-                found(index, error[0], topk::payload_len(keep, shape, base.values)?);
+                topk::measure(gradient, base.values, &[keep], workspace, from_mut(error))?;
+                found(index, topk::payload_len(keep, shape, base.values)?);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::encode::{Body, write};
 use super::{STRETCH, body_len, payload_len};
-use crate::Error;
+use crate::Result;
 use crate::compress::value::with_wire_type;
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Gradient, with_elements};
@@ -37,7 +37,7 @@ impl AtLeast {
         gradient: &Gradient<'_>,
         workspace: &mut [u64],
         payload: &mut [u8],
-    ) -> Result<usize, Error> {
+    ) -> Result<usize> {
         let shape = gradient.shape();
         let elements = shape.elements();
         let keep = sent(self.count, elements as u32, self.values);

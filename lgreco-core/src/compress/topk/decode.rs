@@ -1,13 +1,13 @@
 //! Decoding: scatter the kept values into zeros.
 
 use super::{TopK, body_len, header};
-use crate::Error;
 use crate::compress::positions::{self, Coding, Expand, Fetched, Layout};
 use crate::compress::sparse::{self, Sparse};
 use crate::compress::value::{WireValue, with_wire_type};
 use crate::compress::wire::{Header, Method, Payload};
 use crate::gradient::Dtype;
 use crate::simd::dispatch_lanes;
+use crate::{Error, Result};
 
 /// Writes what a TopK payload holds to `values`, zeros elsewhere. On an error `values` holds nothing of use.
 ///
@@ -32,12 +32,12 @@ use crate::simd::dispatch_lanes;
 ///
 /// # Complexity
 /// O(n) time, no workspace.
-pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     sparse::decode::<Body<'_>>(payload, values)
 }
 
 /// The inverse of [`encode_body`](super::encode::encode_body); `body` has exactly the length it has for these values.
-pub fn decode_body(top: &TopK, body: &[u8], values: &mut [f32]) -> Result<(), Error> {
+pub fn decode_body(top: &TopK, body: &[u8], values: &mut [f32]) -> Result<()> {
     sparse::decode_body(Body::new(*top, Layout::new(values.len() as u32, top.keep), body), values)
 }
 
@@ -59,7 +59,7 @@ pub fn decode_body(top: &TopK, body: &[u8], values: &mut [f32]) -> Result<(), Er
 ///
 /// # Complexity
 /// O(1).
-pub fn of_payload<'a>(payload: &Payload<'a>) -> Result<Body<'a>, Error> {
+pub fn of_payload<'a>(payload: &Payload<'a>) -> Result<Body<'a>> {
     let (len, layout, values) = stated(&payload.header)?;
     let top = TopK { keep: payload.header.parameter, values };
     let body = Body::new(top, layout, payload.body_of_len(len)?);
@@ -68,7 +68,7 @@ pub fn of_payload<'a>(payload: &Payload<'a>) -> Result<Body<'a>, Error> {
 }
 
 /// Bytes of the body that a header implies, its layout of positions and the type of its values.
-pub(in crate::compress) fn stated(found: &Header) -> Result<(usize, Layout, Dtype), Error> {
+pub(in crate::compress) fn stated(found: &Header) -> Result<(usize, Layout, Dtype)> {
     found.expect_method(Method::TopK)?;
     let (keep, elements) = (found.parameter, found.shape.elements());
     Error::require(keep as usize <= elements, "kept elements", keep.into(), "at most the number of elements")?;
@@ -93,7 +93,7 @@ pub struct Body<'a> {
 }
 
 impl<'a> Sparse<'a> for Body<'a> {
-    fn of(payload: &Payload<'a>) -> Result<Self, Error> {
+    fn of(payload: &Payload<'a>) -> Result<Self> {
         of_payload(payload)
     }
 
@@ -108,7 +108,7 @@ impl<'a> Sparse<'a> for Body<'a> {
         values: &mut [f32],
         unkept: f32,
         put: impl Fn(&mut f32, f32),
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         if self.layout.coding == Coding::Bitmap {
             let index = place[0];
             place[0] = with_wire_type!(self.top.values, V => self.expand_as::<V>(start, index, values, unkept, put)?);
@@ -132,7 +132,7 @@ impl<'a> Body<'a> {
         values: &mut [f32],
         unkept: f32,
         put: impl Fn(&mut f32, f32),
-    ) -> Result<u64, Error> {
+    ) -> Result<u64> {
         let is_last = start + values.len() == self.layout.elements();
         let fetch = |first: u64, count: usize, fetched: &mut Fetched| {
             let kept = self.values.get(first as usize * size_of::<V>()..).unwrap_or_default();
@@ -154,7 +154,7 @@ impl<'a> Body<'a> {
         place: &mut [u64; 2],
         values: &mut [f32],
         put: impl Fn(&mut f32, f32),
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let too_many = Error::PayloadBody { what: "more positions than kept values" };
         let mut kept = self.values.get(place[0] as usize * size_of::<V>()..).ok_or(too_many)?;
         let range = start as u64..(start + values.len()) as u64;

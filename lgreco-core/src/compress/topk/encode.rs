@@ -1,28 +1,23 @@
 //! Encoding: find the k-th largest magnitude, then write what reaches it.
 
 use super::{STRETCH, TopK, header};
-use crate::Error;
 use crate::compress::positions::{Coding, Layout, Writer};
 use crate::compress::value::{WireValue, with_wire_type};
 use crate::compress::wire::HEADER_LEN;
 use crate::gradient::{Dtype, Element, Shape};
 use crate::select::mark::{mark_at_least, marked};
 use crate::select::{self, Cut};
+use crate::{Error, Result};
 
 /// Stretches that are looked at together; more by several cores, which wait for each other at the end.
 const TOGETHER: usize = if cfg!(feature = "rayon") { 256 } else { 64 };
 
 /// Fills a payload's body, which a message may hold without its header; everything has the length it needs.
-pub fn encode_body<T: Element>(
-    top: &TopK,
-    elements: &[T],
-    workspace: &mut [u64],
-    body: &mut [u8],
-) -> Result<(), Error> {
+pub fn encode_body<T: Element>(top: &TopK, elements: &[T], workspace: &mut [u64], body: &mut [u8]) -> Result<()> {
     fill(top, elements, workspace, Body::of(top.keep, top.values, elements.len(), body))
 }
 
-pub(super) fn fill<T: Element>(top: &TopK, elements: &[T], workspace: &mut [u64], body: Body<'_>) -> Result<(), Error> {
+pub(super) fn fill<T: Element>(top: &TopK, elements: &[T], workspace: &mut [u64], body: Body<'_>) -> Result<()> {
     if top.keep == 0 {
         return Ok(());
     }
@@ -38,7 +33,7 @@ pub(super) struct Body<'a> {
 
 impl<'a> Body<'a> {
     /// Writes the header of a payload with `keep` elements, which has exactly its length.
-    pub(super) fn begin(keep: u32, dtype: Dtype, shape: Shape, payload: &'a mut [u8]) -> Result<Self, Error> {
+    pub(super) fn begin(keep: u32, dtype: Dtype, shape: Shape, payload: &'a mut [u8]) -> Result<Self> {
         header(keep, dtype, shape, Layout::new(shape.elements() as u32, keep)).write(payload)?;
         Ok(Body::of(keep, dtype, shape.elements(), &mut payload[HEADER_LEN..]))
     }
@@ -58,7 +53,7 @@ pub(in crate::compress) fn write_positions<T: Element>(
     workspace: &mut [u64],
     positions: Writer<'_>,
     mut take: impl FnMut(&[u32]),
-) -> Result<(), Error> {
+) -> Result<()> {
     let cut = cut(elements, layout, keep, workspace)?;
     choose(elements, cut, workspace, positions, |bits| {
         take(bits);
@@ -67,7 +62,7 @@ pub(in crate::compress) fn write_positions<T: Element>(
 }
 
 /// Where the kept elements end; `Err` with the first that is not finite.
-fn cut<T: Element>(values: &[T], layout: Layout, keep: u32, workspace: &mut [u64]) -> Result<Cut, Error> {
+fn cut<T: Element>(values: &[T], layout: Layout, keep: u32, workspace: &mut [u64]) -> Result<Cut> {
     match layout.coding {
         Coding::All => select::check_finite(values).map(|()| Cut { magnitude: 0, ties: u32::MAX }),
         _ => select::kth_largest_magnitude(values, keep, workspace),
@@ -81,7 +76,7 @@ pub(super) fn write<T: Element, V: WireValue>(
     workspace: &mut [u64],
     values: &mut [u8],
     positions: Writer<'_>,
-) -> Result<(), Error> {
+) -> Result<()> {
     let mut slots = values.chunks_exact_mut(size_of::<V>());
     choose(elements, cut, workspace, positions, |bits| {
         for (nth, &bits) in bits.iter().enumerate() {
@@ -105,7 +100,7 @@ fn choose<T: Element>(
     workspace: &mut [u64],
     mut positions: Writer<'_>,
     mut take: impl FnMut(&[u32]) -> Result<(), usize>,
-) -> Result<(), Error> {
+) -> Result<()> {
     let Cut { magnitude, mut ties } = cut;
     let mut counts = [0; TOGETHER];
     let together = STRETCH * (workspace.len() / (STRETCH / 2)).clamp(1, TOGETHER);

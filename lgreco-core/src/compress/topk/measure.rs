@@ -1,11 +1,11 @@
 //! The row of the error table: the squared error of every k in about one pass.
 
 use super::check_keep;
-use crate::Error;
 use crate::compress::value::{WireValue, with_wire_type};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::select::{self, Bracket};
+use crate::{Error, Result};
 use core::ops::RangeInclusive;
 
 /// Most bins that the candidates' magnitudes are divided into.
@@ -63,7 +63,7 @@ pub fn measure(
     keeps: &[u32],
     workspace: &mut [u64],
     squared_errors: &mut [f64],
-) -> Result<(), Error> {
+) -> Result<()> {
     expect_len("squared errors", keeps.len(), squared_errors.len())?;
     let room = measure_workspace_len(gradient.shape(), keeps.len());
     expect_room("workspace words", room, workspace.len())?;
@@ -93,7 +93,7 @@ fn row<T: Element, V: WireValue>(
     keeps: &[u32],
     workspace: &mut [u64],
     squared_errors: &mut [f64],
-) -> Result<(), Error> {
+) -> Result<()> {
     let (order, rest) = workspace.split_at_mut(keeps.len());
     let (candidates, bins_room) = rest.split_at_mut(values.len().div_ceil(2));
     let candidates: &mut [u32] = bytemuck::cast_slice_mut(candidates);

@@ -40,11 +40,11 @@ pub use super::positions::{Coding, Layout};
 use super::Compressor;
 use super::sparse::STRETCH;
 use super::wire::{self, Header, Method};
-use crate::Error;
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::select;
+use crate::{Error, Result};
 
 /// Keeps the `keep` elements of largest magnitude; of equal magnitudes, those with the lowest positions.
 ///
@@ -89,7 +89,7 @@ impl TopK {
     /// assert_eq!(TopK::with_density(0.01, 10, Dtype::F32)?.keep, 1);
     /// # Ok::<(), lgreco_core::Error>(())
     /// ```
-    pub fn with_density(density: f64, elements: usize, values: Dtype) -> Result<TopK, Error> {
+    pub fn with_density(density: f64, elements: usize, values: Dtype) -> Result<TopK> {
         Error::require(density > 0.0 && density <= 1.0, "density", density, "in (0, 1]")?;
         let elements = Shape::new(elements, 1)?.elements() as u32;
         let keep = (density * elements as f64 + 0.5) as u32;
@@ -100,7 +100,7 @@ impl TopK {
     ///
     /// # Errors
     /// [`Error::Parameter`] unless [`keep`](TopK::keep) is between 1 and `elements`, or both are 0.
-    pub fn layout(&self, elements: u32) -> Result<Layout, Error> {
+    pub fn layout(&self, elements: u32) -> Result<Layout> {
         check_keep(self.keep, elements as usize)?;
         Ok(Layout::new(elements, self.keep))
     }
@@ -109,7 +109,7 @@ impl TopK {
     ///
     /// # Errors
     /// As [`layout`](TopK::layout).
-    pub fn header(&self, shape: Shape) -> Result<Header, Error> {
+    pub fn header(&self, shape: Shape) -> Result<Header> {
         Ok(header(self.keep, self.values, shape, self.layout(shape.elements() as u32)?))
     }
 }
@@ -120,12 +120,12 @@ fn header(keep: u32, values: Dtype, shape: Shape, layout: Layout) -> Header {
 }
 
 /// Bytes of a payload with `keep` of the elements.
-pub(super) fn payload_len(keep: u32, shape: Shape, values: Dtype) -> Result<usize, Error> {
+pub(super) fn payload_len(keep: u32, shape: Shape, values: Dtype) -> Result<usize> {
     wire::payload_len(body_len(keep, shape.elements(), values), shape)
 }
 
 impl Compressor for TopK {
-    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize, Error> {
+    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
         check_keep(self.keep, shape.elements())?;
         payload_len(self.keep, shape, self.values)
     }
@@ -138,13 +138,7 @@ impl Compressor for TopK {
     ///
     /// # Errors
     /// Also [`Error::ElementOverflow`] when a kept element is too large for [`values`](TopK::values).
-    fn encode(
-        &self,
-        gradient: &Gradient<'_>,
-        _: Stream,
-        workspace: &mut [u64],
-        payload: &mut [u8],
-    ) -> Result<usize, Error> {
+    fn encode(&self, gradient: &Gradient<'_>, _: Stream, workspace: &mut [u64], payload: &mut [u8]) -> Result<usize> {
         let shape = gradient.shape();
         let len = self.payload_len(shape, Dtype::F32)?;
         expect_room("payload bytes", len, payload.len())?;

@@ -1,7 +1,7 @@
 use super::{efficient, place, sums};
 use crate::error::{expect_len, expect_room};
 use crate::plan::Limit;
-use crate::{Error, num::Sum, table::Table};
+use crate::{Error, Result, num::Sum, table::Table};
 
 const RESTARTS: usize = 8;
 const ITERATIONS: usize = 100;
@@ -62,7 +62,7 @@ pub fn kmeans(
     clusters: usize,
     workspace: &mut [u64],
     options: &mut [u32],
-) -> Result<(), Error> {
+) -> Result<()> {
     let layers = table.layers();
     expect_len("choices, one per layer", layers, options.len())?;
     expect_len("elements, one per layer", layers, elements.len())?;
@@ -238,7 +238,7 @@ fn lloyd(points: &[Point], centres: &mut [Point], assigned: &mut [u64]) -> f64 {
 }
 
 /// Raises the layer with the largest error per bit along its front until the budget is kept.
-fn raise(table: &Table, budget: f64, front: &[u32], place: &mut [u64], options: &mut [u32]) -> Result<(), Error> {
+fn raise(table: &Table, budget: f64, front: &[u32], place: &mut [u64], options: &mut [u32]) -> Result<()> {
     loop {
         let sum: Sum = table.chosen(options)?.map(|choice| choice.error).collect();
         if sum.at_most(budget) {

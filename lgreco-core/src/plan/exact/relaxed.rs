@@ -12,7 +12,7 @@ use super::tail::{self, Step, Tail};
 use super::targets;
 use super::units::{Rounding, Scale};
 use super::workspace::{Carver, words};
-use crate::Error;
+use crate::Result;
 use crate::num::Sum;
 use crate::plan::dp;
 use crate::plan::goal::Goal;
@@ -58,7 +58,7 @@ impl<'w> Relaxed<'w> {
         rounding: Rounding,
         states: usize,
         workspace: &'w mut [u64],
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let least = |pick: fn(&Choice) -> f64| {
             table.iter().map(move |row| row.iter().map(pick).fold(f64::INFINITY, f64::min)).collect::<Sum>()
         };

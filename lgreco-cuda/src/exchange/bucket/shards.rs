@@ -1,8 +1,8 @@
 //! What of a bucket's layers goes to whom: all of them to everybody or, by shards, to each rank what it averages.
 
 use super::DeviceLayer;
-use crate::Error;
 use crate::exchange::program::{ExchangeConfig, ExchangeProgram, Piece};
+use crate::{Error, Result};
 use lgreco_train::compress::Setting;
 use lgreco_train::exchange::{Agreement, Moment, Program, Route, Spec};
 use lgreco_train::gradient::{Dtype, Shape};
@@ -41,10 +41,7 @@ fn spec<'a>(layer: &DeviceLayer<'a>, dtype: Dtype) -> Spec<'a> {
 }
 
 /// Where in a run a bucket's first step is, and what the device is told.
-pub(super) fn described(
-    layers: &[DeviceLayer<'_>],
-    config: ExchangeConfig,
-) -> Result<(Moment, ExchangeProgram), Error> {
+pub(super) fn described(layers: &[DeviceLayer<'_>], config: ExchangeConfig) -> Result<(Moment, ExchangeProgram)> {
     let ExchangeConfig { dtype, reduce_dtype, world: world_size, stream, .. } = config;
     let (rank, seed, step) = (stream.rank, stream.seed, stream.step);
     let sharded = layers.iter().any(|layer| !layer.shards.is_empty());
@@ -66,11 +63,7 @@ pub(super) fn described(
 }
 
 /// What goes to `owner`, in the order of the layers.
-fn pieces<'a>(
-    program: &Program,
-    specs: impl Iterator<Item = Spec<'a>> + Clone,
-    owner: u32,
-) -> Result<Vec<Piece>, Error> {
+fn pieces<'a>(program: &Program, specs: impl Iterator<Item = Spec<'a>> + Clone, owner: u32) -> Result<Vec<Piece>> {
     let moment = program.moment;
     let mut compressed = program.pieces(specs.clone(), owner).peekable();
     let (mut all, mut before) = (Vec::new(), 0);

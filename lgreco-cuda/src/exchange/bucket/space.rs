@@ -3,11 +3,11 @@
 use super::DeviceBucket;
 use super::shards::Kept;
 use super::{DeviceMemory, DeviceRequest};
-use crate::Error;
 use crate::backend::CudaBackend;
 use crate::device::Part;
 use crate::exchange::program::ExchangeProgram;
 use crate::gpu::Gpu;
+use crate::{Error, Result};
 use lgreco_train::exchange::{self, Op, Program, Request, RequestOf, Slip, Space, Spec};
 use lgreco_train::gradient::Dtype;
 
@@ -89,7 +89,7 @@ pub(super) struct Enqueuing<'b> {
 
 impl Enqueuing<'_> {
     /// What an op, or all since the last collective, has launches for. What a rank tells of itself is made by them.
-    fn enqueue(&mut self, op: Op) -> Result<(), Error> {
+    fn enqueue(&mut self, op: Op) -> Result<()> {
         let DeviceBucket { exchange, gradients, wire, .. } = &*self.bucket;
         let [messages, sums, factors] = [wire.messages, wire.sums, wire.factors].map(|part| part.address);
         // SAFETY: the caller of `submit` or `next` promises it of the gradients, that of `new` of the rest.
@@ -115,7 +115,7 @@ impl Enqueuing<'_> {
     }
 
     /// Tells the others that the device has refused what this rank's part is made by.
-    fn tell(&mut self, part: exchange::Part, slip: Slip) -> Result<(), Error> {
+    fn tell(&mut self, part: exchange::Part, slip: Slip) -> Result<()> {
         let DeviceBucket { exchange, wire, .. } = &*self.bucket;
         let (program, gpu) = (&exchange.program, self.cuda.gpu_mut());
         match part {
@@ -144,7 +144,7 @@ impl Enqueuing<'_> {
 }
 
 /// Tells it behind so many values of what is summed, around which all is zero.
-fn tell_in(gpu: &mut Gpu, program: &ExchangeProgram, buffer: Part, values: u64, slip: Slip) -> Result<(), Error> {
+fn tell_in(gpu: &mut Gpu, program: &ExchangeProgram, buffer: Part, values: u64, slip: Slip) -> Result<()> {
     let at = program.summed_bytes(values as usize + program.slip_values() * program.rank() as usize);
     if program.reduce_dtype == Dtype::F32 {
         return gpu.write_words(&[slip.to_sum().to_bits()], buffer.cut(at, 4));

@@ -66,19 +66,6 @@ pub(super) fn table_and_plan(bytes: &mut Bytes, context: *mut lgreco_context) ->
 
         let solved = expect(lgreco_plan_solve(context, view.pointer(), options.pointer(), &mut plan));
         assert_eq!(solved == LGRECO_OK, !plan.is_null(), "a failed call leaves NULL");
-        let mut words = usize::MAX;
-        let known = expect(lgreco_plan_workspace_len(context, view.pointer(), options.pointer(), &mut words));
-        if known == LGRECO_OK && words < 1 << 20 {
-            let short = usize::from(bytes.below(8) / 7);
-            let (mut workspace, mut chosen) =
-                (Buffer::<u64>::new(words.saturating_sub(short)), Buffer::<u32>::new(layers));
-            let mut into = caller_structs(bytes, &[lgreco_plan_view::default()], &[]);
-            let (work, work_len) = (workspace.place(bytes), workspace.values().len());
-            let (to, to_len) = (chosen.place(bytes), layers.saturating_sub(usize::from(bytes.below(8) / 7)));
-            let (table, options, plan) = (view.pointer(), options.pointer(), into.place());
-            expect(lgreco_plan_solve_into(context, table, options, work, work_len, to, to_len, plan));
-            into.check_guard();
-        }
         if solved == LGRECO_OK {
             let mut found = lgreco_plan_view::default();
             assert_eq!(lgreco_plan_get(plan, &mut found), LGRECO_OK);
