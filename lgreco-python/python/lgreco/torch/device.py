@@ -11,6 +11,7 @@ return.
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -18,7 +19,7 @@ import torch.distributed as dist
 
 from lgreco._lgreco import Controller, Device, DeviceBucket, LgrecoError, peer_error
 from lgreco.torch.checkpoint import to_bytes
-from lgreco.torch.collectives import Started, own_group, start
+from lgreco.torch.collectives import Started, own_group, release, start
 from lgreco.torch.cuda import Cuda
 from lgreco.torch.errors import Errors
 from lgreco.torch.held import Held
@@ -76,6 +77,7 @@ class Buckets:
         self._is_scaled = is_scaled
         self._metrics_every = metrics_every
         self.group = own_group(group, cuda.backend)
+        weakref.finalize(self, release, self.group).atexit = False
         self.times = Times(cuda, controller, self.group) if is_timed else None
         self._host = host
         self._controller = controller
@@ -464,6 +466,6 @@ class DeviceFlight:
 
     def land(self) -> None:
         """Hands the means over, if they have not been delivered."""
-        if self._buffer is not None:
+        if self._buffer is not None and not self.future.done():
             with self._buckets.cuda.stream():
                 self.future.set_result(self._buffer)
