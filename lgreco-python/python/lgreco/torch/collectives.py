@@ -4,7 +4,9 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import os
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -172,8 +174,15 @@ def own_group(group: dist.ProcessGroup | None, backend: str = "gloo") -> dist.Pr
     return made
 
 
-def release(group: dist.ProcessGroup) -> None:
-    """Closes the sockets and ends the threads of a group that lgreco has made."""
+def release_with(owner: object, group: dist.ProcessGroup) -> None:
+    """Releases a group when its owner is freed. Otherwise its sockets and threads would stay until the process ends."""
+    weakref.finalize(owner, release, group, os.getpid()).atexit = False
+
+
+def release(group: dist.ProcessGroup, made_by: int) -> None:
+    """Closes the sockets and ends the threads of a group that this process has made, if it was ``made_by`` it."""
+    if os.getpid() != made_by:
+        return  # A child that was forked has none of the threads that would be waited for.
     # Where all groups have been destroyed before, this one has been, too.
     with contextlib.suppress(ValueError):
         dist.destroy_process_group(group)

@@ -11,7 +11,6 @@ return.
 
 import contextlib
 import logging
-import weakref
 from collections.abc import Callable
 
 import torch
@@ -19,7 +18,7 @@ import torch.distributed as dist
 
 from lgreco._lgreco import Controller, Device, DeviceBucket, LgrecoError, peer_error
 from lgreco.torch.checkpoint import to_bytes
-from lgreco.torch.collectives import Started, own_group, release, start
+from lgreco.torch.collectives import Started, own_group, release_with, start
 from lgreco.torch.cuda import Cuda
 from lgreco.torch.errors import Errors
 from lgreco.torch.held import Held
@@ -77,7 +76,7 @@ class Buckets:
         self._is_scaled = is_scaled
         self._metrics_every = metrics_every
         self.group = own_group(group, cuda.backend)
-        weakref.finalize(self, release, self.group).atexit = False
+        release_with(self, self.group)
         self.times = Times(cuda, controller, self.group) if is_timed else None
         self._host = host
         self._controller = controller

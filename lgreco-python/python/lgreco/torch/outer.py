@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import math
+import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -146,7 +147,7 @@ class OuterStep(Reports, Checkpointed[None]):
         try:
             agree(group, together, described, failure)
         finally:
-            release(group)
+            release(group, os.getpid())
         self.every, self.delay, self.steps = every, delay, 0
         self._model, self._process_group = weakref.ref(model), process_group
         self._names = {name: p for name, p in named}

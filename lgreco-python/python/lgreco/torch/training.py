@@ -1,7 +1,6 @@
 """What all doors to training have in common: steps made of buckets, residuals, plans, saved states."""
 
 import logging
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import MappingProxyType
@@ -15,7 +14,7 @@ from lgreco._lgreco import Bucket, Controller, LgrecoError, PlanResult, Report, 
 from lgreco.torch.agreement import agree
 from lgreco.torch.backward import BackwardPass, queue
 from lgreco.torch.checkpoint import Checkpointed, Loaded, to_bytes, to_tensor
-from lgreco.torch.collectives import ExchangeError, complete, own_group, release
+from lgreco.torch.collectives import ExchangeError, complete, own_group, release_with
 from lgreco.torch.cuda import Cuda
 from lgreco.torch.device import Buckets, DeviceFlight
 from lgreco.torch.effects import without_effect
@@ -68,8 +67,7 @@ class Training(Reports, Checkpointed[Loaded]):
         self._optimizer: torch.optim.Optimizer | None = told.pop("optimizer", None)
         self.names = [layer.name for layer in layers]
         self._group = own_group(group)
-        # Sockets and threads of groups that nobody uses any more would stay until the process ends.
-        weakref.finalize(self, release, self._group).atexit = False
+        release_with(self, self._group)
         self._scale = None if grad_scaler is None else Scale(grad_scaler)
         self._on_plan = on_plan
         self._switched = False
@@ -102,6 +100,9 @@ class Training(Reports, Checkpointed[Loaded]):
                 expect(hasattr(grad_scaler, "get_scale"), "grad_scaler", grad_scaler, "a torch.amp.GradScaler")
             if self._optimizer is not None:
                 expect(hasattr(self._optimizer, "param_groups"), "optimizer", self._optimizer, "a torch.optim.Optimizer")
+            # The controller would not name it.
+            if (idle := without_effect({name: options.get(name) for name in ("ramp_up", "policy", "settings")})) is not None:
+                raise idle
             if settings is not None:
                 told["settings"] = self._settings_of_all(settings)
             self._controller = Controller(
