@@ -320,10 +320,20 @@ impl Bucket {
         self.progress = if alone { Progress::FailedAlone } else { Progress::Failed };
         // Nothing is remembered of this exchange.
         self.late = alone.then_some(error);
+        let code = match error {
+            Error::Peer { code, .. } => code,
+            error => error.code(),
+        };
+        // A loss scaler that multiplies gradients too much makes some too large together with what is remembered, too.
+        let is_too_large = code == CoreError::ElementOverflow { index: 0, value: 0.0 }.code();
         self.not_finite =
-            matches!(error, Error::NonFiniteGradient { .. } | Error::Peer { code: Error::NON_FINITE_GRADIENT, .. });
+            code == Error::NON_FINITE_GRADIENT || (is_too_large && self.non_finite == NonFinite::PassThrough);
         if !self.not_finite || self.non_finite == NonFinite::Error {
             return Err(error);
+        }
+        if is_too_large {
+            // The scaler hears of it from the NaN.
+            self.late = None;
         }
         self.progress = Progress::Broken;
         gradients.iter_mut().for_each(|gradient| gradient.write(core::iter::repeat(f32::NAN)));
