@@ -1,6 +1,7 @@
 """States in a folder, a file of every rank: resumed by as many ranks and by others."""
 
 import pathlib
+import resource
 from typing import Any
 
 import pytest
@@ -175,3 +176,39 @@ def _outer(rank: int, folder: str) -> tuple[torch.Tensor, torch.Tensor]:
 def test_outer_steps_go_on_from_a_folder(tmp_path: pathlib.Path) -> None:
     for expected, found in on_ranks(2, _outer, str(tmp_path)):
         assert torch.equal(expected, found)
+
+
+def _unwritable(rank: int, folder: str) -> list[tuple[str, str | None, list[str]]]:
+    """On a full disk, in a folder that is a file, and where something else is in the way: errors, paths and what is left."""
+    module, state = _state()
+    train(module, rank, range(3))
+    place, told = pathlib.Path(folder) / str(rank), []
+    (place / "directory" / f"rank{rank}.pt").mkdir(parents=True)
+    (place / "other" / f"rank{rank}.unfinished").mkdir(parents=True)
+    (place / "file").write_text("")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    outer = OuterStep(Linear(), every=2, method="topk")
+    for name, saved, limit in [("full", state, 1000), ("full", outer, 1000), ("full", state, 0), ("file", state, None), ("directory", state, None), ("other", state, None)]:
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+        try:
+            saved.save(place / name)
+        except OSError as error:
+            told.append((name, error.filename, [path.name for path in place.glob("full/*")]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    state.save(place / "full")
+    before = (place / "full" / f"rank{rank}.pt").read_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    with pytest.raises(OSError):
+        state.save(place / "full")
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (place / "full" / f"rank{rank}.pt").read_bytes() == before
+    assert {path.name for path in place.glob("*/rank*.unfinished")} == {f"rank{rank}.unfinished"}  # the directory
+    return told
+
+
+def test_what_cannot_be_written_is_an_error_with_its_path_and_leaves_nothing(tmp_path: pathlib.Path) -> None:
+    for rank, told in enumerate(on_ranks(2, _unwritable, str(tmp_path))):
+        assert [name for name, *_ in told] == ["full", "full", "full", "file", "directory", "other"]
+        for name, path, left in told:
+            assert path is not None and path.startswith(str(tmp_path / str(rank) / name)) and left == []

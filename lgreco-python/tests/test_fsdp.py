@@ -272,3 +272,75 @@ def _registered(rank: int) -> tuple[bool, str]:
 def test_register_knows_what_a_module_is() -> None:
     for known, error in on_ranks(2, _registered):
         assert known and "fully_shard" in error
+
+
+def _divided(rank: int, replicated: bool, factor: float | None, summed: bool, compressed: bool) -> list[torch.Tensor]:
+    """Gradients of three steps, the first two of which are accumulated within the node where it has peers."""
+    mesh = init_device_mesh("cpu", (2, 2) if replicated else (1, 4), mesh_dim_names=("replicate", "shard"))
+    module = fully_shard(Linear(), mesh=mesh if replicated and not compressed else mesh["shard"])
+    state = None
+    if compressed:
+        group = {"replicate_group": mesh.get_group("replicate")} if replicated else {}
+        state = LGreCoShardedState(module, settings={}, **group)
+    if summed:
+        module.set_force_sum_reduction_for_comms(True)
+    if factor is not None:
+        module.set_gradient_divide_factor(factor)
+    means: list[torch.Tensor] = []
+    for step in range(6):
+        last = step % 3 == 2
+        if replicated:
+            module.set_requires_all_reduce(last)
+        module(gradients(rank, step)).backward()
+        if last:
+            means += [p.grad._local_tensor.clone() for p in module.parameters() if p.grad is not None]  # type: ignore[attr-defined]
+            module.zero_grad()
+    if state is not None:
+        assert state._controller.steps == (2 if replicated else 6)
+    return means
+
+
+@pytest.mark.parametrize(
+    ("replicated", "factor", "summed"),
+    [(True, None, True), (True, 2.0, True), (True, 8.0, True), (True, 3.0, True), (False, 8.0, True), (False, None, True)],
+)
+def test_factors_and_accumulation_are_those_of_fsdp(replicated: bool, factor: float | None, summed: bool) -> None:
+    plain, found = (on_ranks(4, _divided, replicated, factor, summed, compressed) for compressed in (False, True))
+    for expected, given in zip(plain, found):
+        assert len(expected) == len(given) and any(part.any() for part in expected)
+        for one, other in zip(expected, given):
+            torch.testing.assert_close(other, one, atol=1e-6, rtol=1e-5)
+
+
+def _premultiplied(rank: int, replicated: bool) -> list[torch.Tensor]:
+    """As where FSDP has the communication divide by the factor, which Gloo does not do."""
+    mesh = init_device_mesh("cpu", (2, 1) if replicated else (1, 2), mesh_dim_names=("replicate", "shard"))
+    module = fully_shard(Linear(), mesh=mesh["shard"])
+    LGreCoShardedState(module, settings={}, **({"replicate_group": mesh.get_group("replicate")} if replicated else {}))
+    module.set_gradient_divide_factor(4.0)
+    module(gradients(rank, 0)).backward()
+    return [p.grad.full_tensor() for p in module.parameters() if p.grad is not None]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("replicated", [False, True])
+def test_a_divide_factor_needs_no_communication_that_multiplies(replicated: bool) -> None:
+    for found in on_ranks(2, _premultiplied, replicated):
+        for name, values in zip(SHAPES, found, strict=True):
+            torch.testing.assert_close(values, mean(2, 0, name) * 2 / 4, atol=1e-6, rtol=1e-5)
+
+
+def _made_again(rank: int) -> int:
+    """How many functions of states made before a module calls."""
+    module = fully_shard(Linear(), mesh=init_device_mesh("cpu", (2,)))
+    for _ in range(3):
+        register(module, **OPTIONS)
+    module(gradients(rank, 0)).backward()
+    (group,) = module._get_fsdp_state()._fsdp_param_groups
+    prepare, depth = group._prepare_reduce_scatter_inputs, 0
+    while hasattr(prepare, "_of_fsdp"):
+        prepare, depth = prepare._of_fsdp, depth + 1
+    return depth
+
+
+def test_a_state_replaces_the_one_before() -> None:
+    assert on_ranks(2, _made_again) == [1, 1]

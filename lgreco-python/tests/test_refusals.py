@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -189,3 +190,93 @@ def test_the_first_layer_that_differs_between_ranks_is_named() -> None:
     for told, layer, _ in here[5:7]:
         assert layer == "second" and "[64, 41] of torch.float32, on rank 1, second, [64, 40]" in told
     assert here[7][1] == "second" and "layer 2 is third, " in here[7][0]
+
+
+IDLE: list[tuple[dict[str, Any], str]] = [
+    *[
+        ({"policy": policy, **option}, f"{name} is .*, which has no effect beside policy='{policy}'")
+        for policy in ("uniform", "uncompressed")
+        for name, option in {
+            "widths": {"widths": [4]}, "metric": {"metric": "l2"}, "alpha": {"alpha": 2.0}, "candidates": {"candidates": (2, 8, 1)},
+            "budget": {"budget": "error"}, "objective": {"objective": "seconds"}, "workers": {"workers": 4}, "lead": {"lead": 1},
+            "clusters": {"clusters": 3}, "accordion": {"accordion": (0.2, 0.1)}, "legacy": {"legacy": ([2000], [[0.4, 0.2]], 8)},
+        }.items()
+    ],
+    *[({"policy": "uncompressed", name: value}, f"{name} is .*, which has no effect beside policy='uncompressed'") for name, value in [
+        ("method", "topk"), ("default", 6), ("min_elements", 64), ("ramp_up", (0.5, 8)), ("metrics_every", 2), ("on_plan", print),
+        ("residual_dtype", torch.int8), ("route", "scatter_reduce"),
+    ]],
+    *[({"settings": {}, name: value}, f"{name} is .*, which has no effect beside settings=") for name, value in [
+        ("default", 6), ("budget", "error"), ("ramp_up", (0.5, 8)), ("widths", [4]), ("min_elements", 64), ("clusters", 2), ("lead", 1), ("metric", "l2"),
+        ("candidates", (2, 8, 1)), ("alpha", 2.0), ("accordion", (0.2, 0.1)),
+    ]],
+    ({"policy": "accordion", "accordion": (0.2, 0.1), "method": "topk", "default": 0.1}, "default is 0.1, which has no effect"),
+    ({"policy": "legacy", "legacy": ([2000], [[0.4, 0.2]], 8), "method": "topk", "budget": 9999999}, "budget is 9999999, which has no effect"),
+    ({"clusters": 3}, "clusters is 3, which has no effect beside policy='lgreco': .* 'kmeans'"),
+    ({"legacy": ([2000], [[0.4, 0.2]], 8)}, "legacy is .*, which has no effect beside policy='lgreco'"),
+    ({"optimizer": torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)}, "optimizer is 'SGD', which has no effect beside no accordion="),
+    ({"method": "qsgd", "residual_dtype": torch.int8}, "residual_dtype is torch.int8, which has no effect beside method='qsgd'"),
+    ({"method": "topk", "error_feedback": False, "residual_dtype": torch.int8}, "residual_dtype is .*error_feedback=False"),
+    ({"method": "powersgd", "route": "scatter_reduce"}, "route is 'scatter_reduce', which has no effect beside method='powersgd'"),
+    ({"route": "sharded"}, "route is 'sharded', expected \"all_gather\" or \"scatter_reduce\""),
+]  # fmt: skip
+SOUND: list[dict[str, Any]] = [
+    {"policy": "uniform", "budget": "size", "objective": "bits", "lead": 0, "start_iter": 2, "period": 4, "window": 1},
+    {"policy": "uncompressed", "start_iter": 2, "period": 4, "window": 1, "random_seed": 7, "error_feedback": False},
+    {"settings": {}, "metrics_every": 1, "residual_dtype": torch.int8, "on_plan": print},
+    {"policy": "kmeans", "clusters": 2, "method": "topk", "widths": ["full"], "metric": "l2", "budget": "error", "alpha": 0.5},
+    {"policy": "accordion", "accordion": (0.2, 0.1), "method": "topk", "lead": 1},
+    {"accordion": (8, 4), "method": "qsgd", "optimizer": torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)},
+    {"method": "qsgd", "route": "scatter_reduce"},
+]
+
+
+def _idle(rank: int) -> list[str]:
+    model = Linear()
+    for options in SOUND:
+        LGreCoState(None, model, **options)
+    return [told for told, _, _ in _messages(rank, [lambda options=options: LGreCoState(None, model, **options) for options, _ in IDLE])]
+
+
+def test_options_without_effect_are_refused() -> None:
+    (found,) = on_ranks(1, _idle)
+    for (options, expected), told in zip(IDLE, found, strict=True):
+        assert re.search(expected, told), (options, told)
+
+
+def _routes(rank: int) -> list[str]:
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    flat, sharded = FSDP(Linear(), device_id=CPU), fully_shard(Linear(), mesh=init_device_mesh("cpu", (2,)))
+    nodes = fully_shard(Linear(), mesh=mesh["shard"])
+    told = [told for told, _, _ in _messages(rank, [
+        lambda: register(flat, route="scatter_reduce"),
+        lambda: register(sharded, route="all_gather"),
+        lambda: LGreCoShardedState(nodes, replicate_group=mesh.get_group("replicate"), route="sharded"),
+    ])]
+    with pytest.raises(TypeError) as raised:
+        flat.register_comm_hook(None, lgreco_hook)
+        flat(gradients(rank, 0)).backward()
+    return [*told, str(raised.value)]
+
+
+def test_what_cannot_work_with_a_sharded_module_is_refused_by_name() -> None:
+    for told in on_ranks(2, _routes):
+        for text, words in zip(told, ["route is 'scatter_reduce', and", "route is 'all_gather', and", "route is 'sharded', expected"]):
+            assert text.startswith(words)
+        assert "call lgreco.torch.register(model)" in told[3]
+
+
+def _registers_alone(rank: int) -> str:
+    if rank == 1:
+        return ""
+    with pytest.raises(LgrecoError) as raised:
+        LGreCoState(None, Linear())
+    return str(raised.value)
+
+
+def test_a_rank_that_registers_alone_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ranks
+
+    monkeypatch.setattr(ranks, "TIMEOUT", timedelta(seconds=3))
+    told, _ = on_ranks(2, _registers_alone)
+    assert told.startswith("rank 0 has waited for the other 1 ranks of its process group, and not all have made a state")

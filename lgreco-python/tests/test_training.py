@@ -321,7 +321,7 @@ def test_compression_ramps_up() -> None:
 
 def _policies(rank: int) -> tuple[list[str], list[dict[str, str]]]:
     """Settings of the larger layers, decided at steps 2, 4, 6 and 8: Accordion's of one layer, LEGACY's of three."""
-    options: dict[str, Any] = {"method": "topk", "min_elements": 64, "period": 2, "widths": ["full"]}
+    options: dict[str, Any] = {"method": "topk", "default": None, "min_elements": 64, "period": 2}
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     ddp, state = make(policy="accordion", accordion=(0.2, 0.02), optimizer=optimizer, **options)
     accordion = []

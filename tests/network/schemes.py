@@ -63,7 +63,7 @@ SCHEMES: dict[str, Any] = {
     "lgreco QSGD 4, uniform": _ours(method="qsgd", policy="uniform"),
     "lgreco QSGD 4": _ours(method="qsgd"),
     "lgreco QSGD 4, scatter-reduce": _ours(method="qsgd", route="scatter_reduce"),
-    "lgreco TopK 1 %, uniform": _ours(method="topk", policy="uniform", widths=["full"]),
+    "lgreco TopK 1 %, uniform": _ours(method="topk", policy="uniform"),
     "lgreco TopK 1 %": _ours(method="topk", widths=["full"]),
     "lgreco TopK 1 % in few bits": _ours(method="topk", widths=FEW_BITS),
     "lgreco TopK 3 % in few bits": _ours(method="topk", default=0.03, widths=FEW_BITS),

@@ -52,7 +52,7 @@ def _everywhere(rank: int, function: str, by: str) -> tuple[int, list[int]]:
     """How many events there are, and at which of them residuals were lost."""
     holds = function == "_keep"
     module = Linear()
-    state = LGreCoState(None, module, **FIXED | ON_DEVICE, settings=SETTINGS[0], hold_zeros=holds, min_elements=64)
+    state = LGreCoState(None, module, **FIXED | ON_DEVICE, settings=SETTINGS[0], hold_zeros=holds)
     step, lost = 0, []
     for at in range(1000):
         for _ in range(3):

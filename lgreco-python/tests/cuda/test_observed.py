@@ -25,7 +25,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "powersgd": {"method": "powersgd", "default": 2},
     "hybrid": {"method": "hybrid"},
     "uniform": {"method": "topk", "default": 0.1, "policy": "uniform"},
-    "accordion": {"method": "topk", "policy": "accordion", "accordion": (0.2, 0.02), "widths": ["full"]},
+    "accordion": {"method": "topk", "policy": "accordion", "accordion": (0.2, 0.02)},
 }
 
 Run = tuple[list[dict[str, str]], list[Any], bool, list[str], list[tuple[int, int]]]

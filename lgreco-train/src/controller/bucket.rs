@@ -319,6 +319,10 @@ impl Bucket {
         if !self.not_finite || self.non_finite == NonFinite::Error {
             return Err(error);
         }
+        if is_too_large {
+            // The scaler hears of it from the NaN.
+            self.late = None;
+        }
         self.progress = Progress::Broken;
         gradients.iter_mut().for_each(|gradient| gradient.write(core::iter::repeat(f32::NAN)));
         Ok(None)

@@ -233,7 +233,8 @@ pub enum NonFinite {
     /// [`PassThrough`](NonFinite::PassThrough).
     Skip,
     /// The step is exchanged uncompressed, NaN and infinity with it, so that a loss scaler sees them on every rank;
-    /// residuals stay. In steps made of buckets those with such gradients become NaN, and the others are exchanged.
+    /// residuals stay. In steps made of buckets those with such gradients become NaN, and the others are exchanged; so do those
+    /// with gradients of 16 bits that leave the range of their type together with what is remembered, or as means.
     PassThrough,
 }
 

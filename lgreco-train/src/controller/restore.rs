@@ -64,7 +64,8 @@ impl Controller {
     /// window starts anew. What was measured is kept with as many workers.
     ///
     /// Settings stay as saved until the next decision, whatever the configuration now says, but for
-    /// [`Policy::Uncompressed`].
+    /// [`Policy::Uncompressed`]. A policy that decides once, [`Policy::Uniform`] or [`Policy::Fixed`], decides again at once
+    /// where it would not have chosen what was saved.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -161,7 +162,11 @@ impl Controller {
             state.commit(switch);
             state.counts = counts;
         }
+        let overruled = self.planner.overrules(&choices, step)?;
         self.resume(run, plan, &loaded);
+        if overruled {
+            self.planner.decide_again();
+        }
         self.install(states);
         Ok(loaded)
     }

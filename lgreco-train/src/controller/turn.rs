@@ -5,7 +5,7 @@ use super::codes::Choice;
 use super::decide::{Decided, chosen, refused, suited, uniform};
 use super::identity::identity;
 use super::planner::{Planner, Turn};
-use super::{Cause, Config, Decision, Policy, Schedule, message};
+use super::{Cause, Config, Decision, Policy, Schedule, Uncompressed, message};
 use crate::Error;
 use crate::checksum::Hash;
 use crate::compress::{Compressor, Setting};
@@ -61,6 +61,31 @@ impl Planner {
         }
         Ok(())
     }
+
+    /// Whether a policy that decides once would have chosen other settings than these, which are of a saved state.
+    pub(super) fn overrules(&self, saved: &[Choice], step: u64) -> Result<bool, Error> {
+        let config = self.config.at(step)?;
+        let own: Vec<Choice> = match &config.policy {
+            Policy::Fixed(settings) => settings.iter().map(|&setting| chosen(setting)).collect(),
+            Policy::Uniform if !config.ramps(step) => uniform(&config, &self.tensors, None)?,
+            _ => return Ok(false),
+        };
+        // Which layers do not bear compression, or are not worth it, gradients have shown.
+        let judged =
+            |saved: &Choice| matches!(saved.uncompressed, Some(Uncompressed::NotContractive | Uncompressed::Slower));
+        let own = own.into_iter().zip(&*self.tensors).map(|(choice, tensor)| suited(&config, tensor, choice));
+        Ok(own.zip(saved).any(|(own, saved)| own.setting != saved.setting && !judged(saved)))
+    }
+
+    /// Decides at the next step, as a state was loaded whose settings are not those of the policy.
+    pub(super) fn decide_again(&mut self) {
+        let comes = self.config.ramp_up.is_some() && self.due.is_some();
+        if self.decision.is_some() && !comes {
+            self.given = matches!(self.config.policy, Policy::Fixed(_));
+            self.due = Some(self.step.max(self.config.schedule.warmup));
+        }
+    }
+
     /// What is to be done without a plan.
     pub(super) fn undecided(&mut self) -> Result<Option<Decided>, Error> {
         let Some(accordion) = self.config.accordion().filter(|_| self.fell) else {

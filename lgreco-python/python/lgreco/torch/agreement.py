@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
+from lgreco.torch.collectives import meeting
 
 
 def agree(
@@ -20,7 +21,8 @@ def agree(
     options = {name: repr(value) for name, value in told.items() if value is not None}
     own = (None if failure is None else _words(failure), options, fingerprint)
     every: list[Any] = [None] * group.size()
-    dist.all_gather_object(every, own, group=group)
+    with meeting(group):
+        dist.all_gather_object(every, own, group=group)
     if isinstance(failure, ValueError):
         raise failure
     if failure is not None:

@@ -1,12 +1,13 @@
 """States in checkpoints: a folder with a file of every rank, or PyTorch's distributed ones."""
 
+import contextlib
 import ctypes
 import os
 import pathlib
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -64,10 +65,7 @@ class Checkpointed(Generic[Told]):
         """
         folder = pathlib.Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        path = _path(folder, dist.get_rank())
-        unfinished = path.with_suffix(".unfinished")
-        torch.save({"ranks": self._ranks(), "step": self._step(), "state": self.state_dict()}, unfinished)
-        unfinished.replace(path)
+        _write({"ranks": self._ranks(), "step": self._step(), "state": self.state_dict()}, _path(folder, dist.get_rank()))
 
     def load(self, folder: str | os.PathLike[str]) -> Told:
         """Continues from what all ranks have saved in ``folder``, by ``load_state_dict``; all ranks do, and all must see all files.
@@ -95,6 +93,51 @@ class Checkpointed(Generic[Told]):
 
 def _path(folder: pathlib.Path, rank: int) -> pathlib.Path:
     return folder / f"rank{rank}.pt"
+
+
+class _File:
+    """What torch.save writes to. It keeps the system's first error for later: PyTorch's own has neither the path nor the cause."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, part: bytes) -> int:
+        try:
+            if self.error is None:
+                self._file.write(part)
+        except OSError as error:
+            self.error = error
+        return len(part)
+
+    def flush(self) -> None:
+        pass
+
+
+def _write(saved: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Leaves what was there where it cannot. Raises OSError with the path."""
+    unfinished = path.with_suffix(".unfinished")
+    # An error of this one has the path.
+    opened = unfinished.open("wb")
+    file = _File(opened)
+    try:
+        try:
+            torch.save(saved, file)  # type: ignore[arg-type]
+            if file.error is not None:
+                raise file.error
+            opened.flush()
+            os.fsync(opened.fileno())
+        finally:
+            # What could not be written before is tried again, and fails again.
+            with contextlib.suppress(OSError):
+                opened.close()
+        unfinished.replace(path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
 
 
 def _rank_of(path: pathlib.Path) -> int | None:

@@ -1,10 +1,13 @@
 """The collectives that lgreco asks for, by torch.distributed."""
 
 import atexit
+import contextlib
 import ctypes
 import functools
+import os
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
@@ -165,9 +168,37 @@ def own_group(group: dist.ProcessGroup | None, backend: str = "gloo") -> dist.Pr
     timeout = of._get_backend(of._device_types[0]).options._timeout
     ranks = dist.get_process_group_ranks(of)
     _await_threads_at_exit()
-    made = dist.new_group(ranks, timeout, backend=backend, use_local_synchronization=group is not None)
+    with meeting(of):
+        made = dist.new_group(ranks, timeout, backend=backend, use_local_synchronization=of is not dist.group.WORLD)
     assert isinstance(made, dist.ProcessGroup)
     return made
+
+
+def release_with(owner: object, group: dist.ProcessGroup) -> None:
+    """Releases a group when its owner is freed. Otherwise its sockets and threads would stay until the process ends."""
+    weakref.finalize(owner, release, group, os.getpid()).atexit = False
+
+
+def release(group: dist.ProcessGroup, made_by: int) -> None:
+    """Closes the sockets and ends the threads of a group that this process has made, if it was ``made_by`` it."""
+    if os.getpid() != made_by:
+        return  # A child that was forked has none of the threads that would be waited for.
+    # Where all groups have been destroyed before, this one has been, too.
+    with contextlib.suppress(ValueError):
+        dist.destroy_process_group(group)
+
+
+@contextlib.contextmanager
+def meeting(group: dist.ProcessGroup) -> Iterator[None]:
+    """For what all ranks do when they make a state: says so where some rank does not come."""
+    try:
+        yield
+    except LgrecoError:
+        raise
+    except RuntimeError as error:
+        who = f"rank {group.rank()} has waited for the other {group.size() - 1} ranks of its process group"
+        what = "every rank makes a state (by register, LGreCoState or OuterStep), and in the same order"
+        raise LgrecoError(f"{who}, and not all have made a state at the same time: {what}: {error}") from error
 
 
 @functools.cache

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from lgreco._lgreco import Controller, Device, DeviceBucket, LgrecoError, peer_error
 from lgreco.torch.checkpoint import to_bytes
-from lgreco.torch.collectives import Started, own_group, start
+from lgreco.torch.collectives import Started, own_group, release_with, start
 from lgreco.torch.cuda import Cuda
 from lgreco.torch.errors import Errors
 from lgreco.torch.held import Held
@@ -76,6 +76,7 @@ class Buckets:
         self._is_scaled = is_scaled
         self._metrics_every = metrics_every
         self.group = own_group(group, cuda.backend)
+        release_with(self, self.group)
         self.times = Times(cuda, controller, self.group) if is_timed else None
         self._host = host
         self._controller = controller
@@ -464,6 +465,6 @@ class DeviceFlight:
 
     def land(self) -> None:
         """Hands the means over, if they have not been delivered."""
-        if self._buffer is not None:
+        if self._buffer is not None and not self.future.done():
             with self._buckets.cuda.stream():
                 self.future.set_result(self._buffer)

@@ -116,6 +116,7 @@ class Flight:
         self._is_delivered = True
 
     def land(self) -> None:
-        """Hands the means over."""
+        """Hands the means over, if they have not been."""
         self.deliver()
-        self.future.set_result(self.buffer)
+        if not self.future.done():
+            self.future.set_result(self.buffer)

@@ -10,10 +10,11 @@ from torch.distributed.fsdp import FSDPModule
 
 from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
+from lgreco.torch.collectives import expect_group
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
 from lgreco.torch.layers import Layer
 from lgreco.torch.names import plain_name
-from lgreco.torch.options import Options
+from lgreco.torch.options import Options, expect_route
 from lgreco.torch.training import Training
 
 if TYPE_CHECKING:
@@ -35,8 +36,10 @@ class _Parameter(NamedTuple):
 class _Unit:
     """The parameters of one FSDP module, as their gradients lie in its buffers: rank by rank, in each parameter by parameter."""
 
-    def __init__(self, parameters: list[_Parameter], first: int) -> None:
+    def __init__(self, parameters: list[_Parameter], first: int, group: Any) -> None:
         self.parameters = parameters
+        self.group = group
+        """FSDP's, of these parameters."""
         self.layers = list(range(first, first + len(parameters)))
         self.lens = [torch.Size(parameter.shard).numel() for parameter in parameters]
         self.wholes = [torch.Size(parameter.whole).numel() for parameter in parameters]
@@ -47,17 +50,27 @@ class _Unit:
         # A module's gradients travel together, as what holds all.
         self.dtype = functools.reduce(torch.promote_types, [parameter.dtype for parameter in parameters])
 
-    def note_present(self, group: Any, indices: Mapping[Any, int], names: Mapping[Any, str]) -> None:
+    @property
+    def divide_factor(self) -> float | None:
+        """What the user has FSDP divide sums of gradients by instead of the number of ranks."""
+        factor: float | None = getattr(self.group, "gradient_divide_factor", None)
+        return factor
+
+    def note_present(self, indices: Mapping[Any, int], names: Mapping[Any, str]) -> None:
         """Has FSDP tell which parameters of the unit have a gradient, where it can be asked: it leaves out the others."""
+        group = self.group
         prepare = getattr(group, "_prepare_reduce_scatter_inputs", None)
         if prepare is None:
             return
+        # Not that of a state made before.
+        prepare = getattr(prepare, "_of_fsdp", prepare)
 
         def noted(fsdp_params: list[Any], gradients: list[torch.Tensor], world: int) -> Any:
             self.present = [indices[p] for p in fsdp_params if p in indices]
             self.later = next((names[p.sharded_param] for p in fsdp_params if p not in indices), None)
             return prepare(fsdp_params, gradients, world)
 
+        noted._of_fsdp = prepare  # type: ignore[attr-defined]
         group._prepare_reduce_scatter_inputs = noted
 
     def lens_of(self, elements: int) -> list[int]:
@@ -127,15 +140,15 @@ class LGreCoShardedState(Training):
                 shards = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
                 found = [_parameter(names[p.sharded_param], group, p) for p in shards]
                 if found:
-                    unit = _Unit(found, sum(len(unit.layers) for _, unit in units))
-                    unit.note_present(group, {p: index for index, p in enumerate(shards)}, names)
+                    unit = _Unit(found, sum(len(unit.layers) for _, unit in units), group)
+                    unit.note_present({p: index for index, p in enumerate(shards)}, names)
                     units.append((part, unit))  # type: ignore[arg-type]
                 groups.add(group._reduce_scatter_process_group)
         if len(groups) != 1:
             raise LgrecoError(f"the module is sharded over {len(groups)} groups: fully_shard it over one")
+        expect_group(replicate_group)
         sharded = replicate_group is None
-        if sharded:
-            options.setdefault("route", "sharded")
+        expect_route(options, "sharded" if sharded else None, "under fully_shard each rank gets the mean of its shard")
         ranks = groups.copy().pop().size() if sharded else 1
         group = replicate_group if replicate_group is not None else groups.pop()
         route = {} if replicate_group is not None else {"route": "sharded"}
@@ -162,9 +175,28 @@ class _AllReduce:
 
     def __init__(self, state: LGreCoShardedState, unit: _Unit) -> None:
         self._state, self._unit = state, unit
+        self._awaiting: dict[int, torch.Tensor] = {}
+        """What gradients there are, by parameter, of backward passes without an exchange."""
 
     def __call__(self, shard: torch.Tensor) -> None:
-        self._state._exchange(self._unit, shard, torch.split(shard, self._unit.lens_of(shard.numel())))
+        unit = self._unit
+        parts = torch.split(shard, unit.lens_of(shard.numel()))
+        if not getattr(unit.group, "all_reduce_grads", True):
+            # set_requires_all_reduce(False): as FSDP does, they are added up within the node.
+            for index, part in zip(unit.present, parts):
+                if index in self._awaiting:
+                    self._awaiting[index] += part
+                else:
+                    self._awaiting[index] = part.clone()
+                part.zero_()
+            return
+        for index, part in zip(unit.present, parts):
+            if (awaiting := self._awaiting.pop(index, None)) is not None:
+                part += awaiting
+        self._state._exchange(unit, shard, parts)
+        if unit.divide_factor is not None:
+            # FSDP divides sums over all ranks by it, and knows of no other ranks than those of the node.
+            shard.mul_(self._state._group.size())
 
 
 class _ReduceScatter:
@@ -184,9 +216,8 @@ class _ReduceScatter:
         op: Any,
         async_op: bool = False,
     ) -> None:
-        if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
-            raise LgrecoError(f"FSDP asks for {op}: lgreco knows means and sums, so leave the gradient divide factor alone")
         world, rank = group.size(), group.rank()
+        times = self._times_of_mean(op, world)
         if world == 1:  # older PyTorch asks even then
             output_tensor.copy_(input_tensor)
             return
@@ -202,8 +233,20 @@ class _ReduceScatter:
             shard = gradient[rank * length : (rank + 1) * length]
             padded += [shard, shard.new_zeros(length - shard.numel())]
         torch.cat(padded, out=output_tensor)
+        if times != 1.0:
+            output_tensor.mul_(times)
+
+    def _times_of_mean(self, op: Any, world: int) -> float:
+        """How many times the mean FSDP asks for."""
+        if op == dist.ReduceOp.AVG:
+            return 1.0
         if op == dist.ReduceOp.SUM:
-            output_tensor.mul_(world)
+            return float(world)
+        if self._unit.divide_factor is None:
+            name = self._unit.parameters[0].name
+            raise of_layer(name, "FSDP asks for neither a mean nor a sum of gradients, nor has it a gradient divide factor")
+        # A sum of gradients that are divided by the factor before.
+        return world / self._unit.divide_factor
 
 
 def _layers(unit: _Unit, ranks: int, sharded: bool) -> list[Layer]:

@@ -13,7 +13,7 @@ from lgreco._lgreco import LgrecoError
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
 from lgreco.torch.layers import Layer
 from lgreco.torch.names import plain_name
-from lgreco.torch.options import Options
+from lgreco.torch.options import Options, expect_route
 from lgreco.torch.training import Training
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ class LGreCoFSDP1State(Training):
             flats.append(_Flat(prefix, handle, len(layers)))
             shard = handle.flat_param._sharded_size.numel() if sharded else 0
             layers.extend(flats[-1].layers_of(shard, world))
-        if sharded:
-            options.setdefault("route", "sharded")
+        expect_route(options, "sharded" if sharded else None, "under FullyShardedDataParallel each rank gets the mean of its shard")
         cuda = where_they_stay(_device_of(module.parameters()), module.process_group, options)
         super().__init__(module.process_group, layers, cuda, **options)
         self._note_scales(module)

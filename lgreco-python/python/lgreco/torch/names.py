@@ -2,8 +2,8 @@
 
 import torch
 
-_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
-"""What torch.compile and checkpoint_wrapper put into parameters' names."""
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+"""What torch.compile, checkpoint_wrapper and FullyShardedDataParallel put into parameters' names."""
 
 
 def plain_name(name: str) -> str:

@@ -55,6 +55,40 @@ def expect(holds: bool, option: str, value: object, expected: str) -> None:
         raise LgrecoError(f"{option} is {value!r}, expected {expected}")
 
 
+def expect_route(options: Options, only: str | None, why: str) -> None:
+    """Refuses a ``route`` that cannot work; sets the ``only`` one that can. Without one, gradients are not sharded."""
+    route = options.get("route")
+    if only is None:
+        expect(route != "sharded", "route", route, '"all_gather" or "scatter_reduce": each rank gets whole means here')
+        return
+    if route not in (None, only):
+        raise LgrecoError(f'route is {route!r}, and {why}: leave route out, it is "{only}" here')
+    options["route"] = only
+
+
+_DECIDING = (
+    "method", "default", "candidates", "widths", "metric", "workers", "min_elements", "settings", "policy", "clusters", "accordion",
+    "legacy", "error_feedback", "residual_dtype", "reduce_dtype", "budget", "objective", "alpha", "ramp_up",
+)  # fmt: skip
+
+
+def deciding(told: Mapping[str, Any]) -> dict[str, str]:
+    """Those of the options by which settings are chosen, as text."""
+    given = ((name, told.get(name)) for name in _DECIDING)
+    return {name: repr(value) for name, value in given if value is not None and not is_default(name, value)}
+
+
+_DEFAULTS: dict[str, object] = {
+    "budget": "size", "objective": "bits", "lead": 0, "residual_dtype": torch.float32, "metrics_every": 0, "error_feedback": True,
+}  # fmt: skip
+
+
+def is_default(name: str, value: object) -> bool:
+    """Whether the option might as well be left out."""
+    # An option's value may be anything, also what does not compare.
+    return name in _DEFAULTS and type(value) is type(_DEFAULTS[name]) and bool(value == _DEFAULTS[name])
+
+
 def in_order(settings: Any) -> Any:
     """The same text for the same settings, whatever the order that they are given in."""
     return sorted(settings.items(), key=repr) if isinstance(settings, Mapping) else settings

@@ -1,21 +1,27 @@
 """Outer steps of local training: what processes have learned apart, averaged compressed (DiLoCo, SparseLoCo)."""
 
 import functools
+import hashlib
 import math
+import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.agreement import agree
 from lgreco.torch.checkpoint import Checkpointed, Loaded
-from lgreco.torch.collectives import ExchangeError, own_group
+from lgreco.torch.collectives import ExchangeError, expect_group, gather, own_group, release
 from lgreco.torch.layers import Layer, no_module
+from lgreco.torch.loads import Loads
 from lgreco.torch.names import plain_name, uncompiled
 from lgreco.torch.options import Options
 from lgreco.torch.reports import Reports
+from lgreco.torch.shards import is_flat, local, sharded_over
 from lgreco.torch.training import Training
 
 if TYPE_CHECKING:
@@ -48,6 +54,9 @@ class OuterStep(Reports, Checkpointed[None]):
     model
         Its trainable parameters, float32, float16 or bfloat16, are the layers. Those of rank 0 are copied to all ranks. Parameters
         that are frozen and buffers, BatchNorm's running means say, are neither copied nor averaged: each process has its own.
+        Ranks that load the same weights by ``load_state_dict`` afterwards go on from these; after another change of the
+        weights call ``restart``. A parameter that is unfrozen later is an error on all ranks at the next outer step. Of a sharded
+        model each process averages its own shards, and ``process_group`` has the ranks that hold the same ones.
     every
         Inner steps between outer ones, at least 1; 30 in SparseLoCo.
     learning_rate, momentum
@@ -116,6 +125,12 @@ class OuterStep(Reports, Checkpointed[None]):
                 failure = LgrecoError(f"{what} is {value!r}, expected {expected}")
         if "grad_scaler" in options:
             failure = LgrecoError("pseudo-gradients are not scaled: leave grad_scaler out")
+        if failure is None:
+            failure = _shared(model, named, process_group)
+        # Empty shards have nothing to be averaged, on all ranks of the group.
+        named = [(name, p) for name, p in named if local(p).numel() > 0]
+        if failure is None and not named:
+            failure = LgrecoError("this rank holds no element of any trainable parameter of the model")
         settings: Any = options.get("settings") or {}
         if not isinstance(settings, Mapping):
             failure = LgrecoError(f"settings is {settings!r}, expected a setting per name of a layer")
@@ -127,11 +142,20 @@ class OuterStep(Reports, Checkpointed[None]):
                 failure = LgrecoError(f"settings for {unknown[0]!r}, which is no {what}")
         together = {"every": every, "learning_rate": learning_rate, "momentum": momentum, "feedback_decay": feedback_decay}
         together.update(fragments=fragments, delay=delay, joined=joined, forget_moved=forget_moved)
-        described = [Layer(name, list(p.shape), p.dtype).described() for name, p in named]
-        agree(own_group(process_group), together, described, failure)
+        described = [Layer(name, list(local(p).shape), p.dtype).described() for name, p in named]
+        group = own_group(process_group)
+        try:
+            agree(group, together, described, failure)
+        finally:
+            release(group, os.getpid())
         self.every, self.delay, self.steps = every, delay, 0
+        self._model, self._process_group = weakref.ref(model), process_group
+        self._names = {name: p for name, p in named}
+        self._is_flat, self._told_of_plans = is_flat(model), options.get("on_plan")
+        self._resumes = False
+        """Whether a state has been loaded since the last step, which the model's weights belong to."""
         for _, p in named:
-            dist.broadcast(p.detach(), group=process_group, group_src=0)
+            dist.broadcast(local(p.detach()), group=process_group, group_src=0)
         self._fragments = [
             _Fragment(
                 part,
@@ -145,6 +169,7 @@ class OuterStep(Reports, Checkpointed[None]):
             )
             for index, part in enumerate(_divided(named, fragments))
         ]
+        self._loads = Loads(model, self._was_loaded)
 
     def step(self) -> bool:
         """To be called after every inner step, on all ranks; whether it has made an outer one.
@@ -154,12 +179,13 @@ class OuterStep(Reports, Checkpointed[None]):
         ExchangeError so are those that are on their way.
         """
         self.steps += 1
+        self._resumes = False
         count, received = len(self._fragments), []
 
         def turn(fragment: _Fragment, index: int) -> None:
             at = self.steps + index * self.every // count
             if at % self.every == 0:
-                fragment.send()
+                fragment.send(self._changed())
             if fragment.has_sent:
                 if (at - self.delay) % self.every == 0:
                     received.append(index)
@@ -193,8 +219,48 @@ class OuterStep(Reports, Checkpointed[None]):
                 raise
             except LgrecoError as error:
                 failed = failed or error
-        if failed is not None:
-            raise failed
+        planned = [fragment.take_planned() for fragment in self._fragments]
+        try:
+            if any(planned) and self._told_of_plans is not None:
+                with torch.enable_grad():
+                    self._told_of_plans(self)
+        finally:
+            if failed is not None:
+                raise failed
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Has all ranks go on from rank 0's parameters as they are, on all ranks, between two steps: after weights were changed
+        otherwise than by training and ``load_state_dict``.
+
+        Raises LgrecoError while outer steps are on their way: ``finish`` them first.
+        """
+        for fragment in self._fragments:
+            fragment.expect_none_sent()
+        for fragment in self._fragments:
+            for p in fragment.parameters:
+                dist.broadcast(p.detach(), group=self._process_group, group_src=0)
+            fragment.start_from(fragment.parameters)
+
+    def _was_loaded(self, loaded: list[torch.Tensor]) -> None:
+        """Goes on from weights that the user has loaded, unless they belong to a state that has been loaded, too."""
+        if self._resumes:
+            return
+        for fragment in self._fragments:
+            fragment.note_loaded(loaded, None if self._is_flat else local)
+
+    def _changed(self) -> LgrecoError | None:
+        """What to raise where the model trains other parameters than it did."""
+        model = self._model()
+        for name, p in [] if model is None else model.named_parameters():
+            if not p.requires_grad or local(p).numel() == 0:
+                continue
+            name = plain_name(name)
+            if name not in self._names:
+                return of_layer(name, "the parameter was not trainable when the OuterStep was made: make another, and load the state")
+            if not self._is_flat and type(p) is torch.nn.Parameter and type(self._names[name]) is torch.nn.Parameter and p is not self._names[name]:
+                return of_layer(name, "the model has another parameter in its place than when the OuterStep was made: make another")
+        return None
 
     @property
     def settings(self) -> dict[str, str]:
@@ -261,7 +327,7 @@ class OuterStep(Reports, Checkpointed[None]):
                     if kept is not None:
                         changed.load_state_dict(kept)
                 raise
-        self.steps = state["steps"]
+        self.steps, self._resumes = state["steps"], True
         for fragment in self._fragments:
             fragment.is_torn = False
         if residuals is not None:
@@ -288,16 +354,20 @@ class _Fragment(Training):
         # Layers of different types are exchanged as the type that holds all of them.
         self._dtype = functools.reduce(torch.promote_types, [p.dtype for _, p in named])
         self.layers = [name for name, _ in named]
-        layers = [Layer(name, list(p.shape), self._dtype) for name, p in named]
-        self._told_of_plans = options.get("on_plan")
-        options = {**options, "on_plan": self._note_plan}
+        layers = [Layer(name, list(local(p).shape), self._dtype) for name, p in named]
         super().__init__(group, [Layer(joined, [_elements(named), 1], self._dtype)] if joined else layers, **options)
         self._controller.compress_warmup()  # There are few outer steps, and an uncompressed one costs as much as a hundred.
-        self._parameters = [p for _, p in named]
+        self._whole = [p for _, p in named]
         self._learning_rate, self._momentum, self._decay = learning_rate, momentum, decay
         self._joined, self._forget_moved = joined is not None, forget_moved
-        self._starts = [p.detach().clone() for p in self._parameters]
-        self._velocities = [torch.zeros_like(p) for p in self._parameters]
+        self._starts = [p.detach().clone() for p in self.parameters]
+        self._velocities = [torch.zeros_like(start) for start in self._starts]
+        self._loaded: dict[int, str] = {}
+        """Of parameters that were loaded since the last outer step, what others must have loaded, too."""
+        self._lacks_loaded = False
+        """Whether what was loaded cannot be told."""
+        self._checked: tuple[Any, torch.Tensor, LgrecoError | None] | None = None
+        """How ranks tell each other what they have loaded, and what is wrong here."""
         self._sent: tuple[list[torch.Tensor], torch.Tensor] | None = None
         """Parameters, and what becomes the mean of their pseudo-gradients."""
         self._has_planned = False
@@ -309,15 +379,76 @@ class _Fragment(Training):
         """Whether an outer step is on its way."""
         return self._sent is not None
 
-    def _take_back_left_over(self) -> None:
+    def _take_back_left_over(self, is_over: bool = False) -> None:
         if self._flights is not None and not self.has_sent:
             self._take_back(LgrecoError("the outer step has been interrupted: it is taken back"))
 
-    def send(self) -> None:
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """What this process holds of them."""
+        return [local(p) for p in self._whole]
+
+    def expect_none_sent(self) -> None:
+        if self.has_sent:
+            raise LgrecoError("an outer step is on its way: finish() it first")
+
+    def note_loaded(self, loaded: list[torch.Tensor], place: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
+        """Goes on from those of its parameters that are ``loaded``; without a ``place`` that cannot be told."""
+        indices = [at for at, p in enumerate(self._whole) if any(p is other for other in loaded)]
+        for at in indices if place is not None else []:
+            self._starts[at].copy_(self.parameters[at].detach())
+            if self._sent is not None:
+                self._sent[0][at].copy_(self._starts[at])
+            values = self._starts[at].cpu().reshape(-1).view(torch.uint8)
+            self._loaded[at] = hashlib.sha256(values.numpy().tobytes()).hexdigest()
+        self._lacks_loaded = self._lacks_loaded or place is None
+
+    def start_from(self, parameters: list[torch.Tensor]) -> None:
+        """Goes on from them, which are the same on all ranks."""
+        self._forget_loaded()
+        for start, velocity, p in zip(self._starts, self._velocities, parameters):
+            start.copy_(p.detach())
+            velocity.zero_()
+
+    def _forget_loaded(self) -> None:
+        self._loaded.clear()
+        self._lacks_loaded = False
+
+    def _tell(self, changed: LgrecoError | None) -> None:
+        """Begins to tell other ranks what this one has loaded, and whether its model has changed."""
+        if changed is None and self._lacks_loaded:
+            changed = LgrecoError("weights were loaded into a FullyShardedDataParallel after the OuterStep was made: call restart() after that")
+        loaded = int(hashlib.sha256(repr(sorted(self._loaded.items())).encode()).hexdigest()[:15], 16)
+        told = torch.zeros(2 * self._group.size(), dtype=torch.int64)
+        at = 2 * self._group.rank()
+        told[at : at + 2] = torch.tensor([loaded, int(changed is not None)])
+        self._checked = gather(told, self._group), told, changed
+
+    def _expect_alike(self) -> None:
+        """Raises on all ranks when they have not loaded the same weights, or the model of one has changed."""
+        assert self._checked is not None
+        (work, told, changed), self._checked = self._checked, None
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self._abandoned(error) from error
+        all_loaded, all_changed = told.view(-1, 2).T.tolist()
+        if changed is not None:
+            raise changed
+        for rank in range(self._group.size()):
+            if all_changed[rank]:
+                raise LgrecoError(f"rank {rank} cannot make the outer step: its model has changed since the OuterStep was made")
+            if all_loaded[rank] != all_loaded[0]:
+                what = f"rank {rank} and rank 0 have not loaded the same weights since the last outer step"
+                raise LgrecoError(f"{what}: load the same on all ranks, or call restart() on all")
+        self._forget_loaded()
+
+    def send(self, changed: LgrecoError | None) -> None:
         if self.has_sent:
             return  # by a step that is taken again, because another fragment's turn has failed
         self._expect_whole()
-        sent = [p.detach().clone() for p in self._parameters]
+        self._tell(changed)
+        sent = [p.detach().clone() for p in self.parameters]
         buffer = torch.cat([(start - p).reshape(-1).to(self._dtype) for start, p in zip(self._starts, sent)])
         exchanged = self._exchanged(buffer)
         self._begin(list(range(len(exchanged))), buffer, exchanged, False)
@@ -345,16 +476,20 @@ class _Fragment(Training):
         try:
             self._finish_step()
             self._end_step()
+            self._expect_alike()
             self._make(*self._sent)
         finally:
             self._sent = None
-        if self._has_planned and self._told_of_plans is not None:
-            self._has_planned = False
-            self._told_of_plans(self)
 
-    def _note_plan(self, _: Any) -> None:
+    def _tell_of_plan(self) -> None:
         """Who is told of plans is so when the outer step is made, and may save it."""
         self._has_planned = True
+
+    def take_planned(self) -> bool:
+        """Whether there is a plan, and its outer step has been made, that nobody has been told of; once."""
+        planned = self._has_planned and not self.has_sent
+        self._has_planned = self._has_planned and not planned
+        return planned
 
     def _make(self, sent: list[torch.Tensor], buffer: torch.Tensor) -> None:
         means, exchanged = self._parts(buffer), self._exchanged(buffer)
@@ -364,7 +499,7 @@ class _Fragment(Training):
         if self._decay != 1.0:
             self._controller.rescale_residuals(self._decay)
         self.is_torn = True
-        for p, before, start, velocity, mean in zip(self._parameters, sent, self._starts, self._velocities, means):
+        for p, before, start, velocity, mean in zip(self.parameters, sent, self._starts, self._velocities, means):
             learned_since = p - before
             mean = mean.view_as(p)
             velocity.mul_(self._momentum).add_(mean)
@@ -377,7 +512,7 @@ class _Fragment(Training):
             raise LgrecoError("an outer step was interrupted while it was made: load a saved state")
 
     def _parts(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        return list(torch.split(buffer, [p.numel() for p in self._parameters]))
+        return list(torch.split(buffer, [start.numel() for start in self._starts]))
 
     def _exchanged(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         return [buffer] if self._joined else self._parts(buffer)
@@ -391,7 +526,7 @@ class _Fragment(Training):
     @torch.no_grad()
     def start_anew(self) -> None:
         """Parameters are again what the next outer step starts from."""
-        for p, start in zip(self._parameters, self._starts):
+        for p, start in zip(self.parameters, self._starts):
             p.copy_(start)
 
     def state_dict(self, *, window: bool = True) -> dict[str, Any]:
@@ -411,6 +546,8 @@ class _Fragment(Training):
         if [values.shape for values in saved] != [place.shape for place in places]:
             raise ValueError("the state's fragments have other layers")
         loaded = super().load_state_dict(state, residuals)
+        self._forget_loaded()
+        self._checked = None
         for place, values in zip(places, saved):
             place.copy_(values)
         return loaded
@@ -422,6 +559,21 @@ def _averaged(model: torch.nn.Module) -> LgrecoError | None:
         return None
     way_out = "give OuterStep the module within, which processes train apart, or workers of several processes each"
     return LgrecoError(f"model is a DistributedDataParallel, which averages gradients in every step: {way_out}")
+
+
+def _shared(
+    model: torch.nn.Module, named: list[tuple[str, torch.nn.Parameter]], group: dist.ProcessGroup | None
+) -> LgrecoError | None:
+    """What to raise for a group whose ranks hold different shards of the model."""
+    expect_group(group)
+    if not dist.is_initialized():
+        return None
+    holders = sharded_over(model, [p for _, p in named])
+    averaging = dist.get_process_group_ranks(group)
+    if len(set(holders) & set(averaging)) <= 1:
+        return None
+    way_out = "give OuterStep as process_group a group of ranks that hold the same shards, one of each node"
+    return LgrecoError(f"the model is sharded over ranks {holders}, and process_group, which averages it, has ranks {averaging}: {way_out}")
 
 
 def _options_of(
@@ -441,7 +593,7 @@ def _options_of(
 
 
 def _elements(named: list[tuple[str, torch.nn.Parameter]]) -> int:
-    return sum(p.numel() for _, p in named)
+    return sum(local(p).numel() for _, p in named)
 
 
 def _divided(named: list[tuple[str, torch.nn.Parameter]], parts: int) -> list[list[tuple[str, torch.nn.Parameter]]]:
@@ -454,5 +606,5 @@ def _divided(named: list[tuple[str, torch.nn.Parameter]], parts: int) -> list[li
         while at < parts - 1 and divided[at] and (before >= total * (at + 1) / parts or left <= parts - 1 - at):
             at += 1
         divided[at].append(layer)
-        before += layer[1].numel()
+        before += local(layer[1]).numel()
     return divided

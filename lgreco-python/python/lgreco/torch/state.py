@@ -9,6 +9,7 @@ import torch.distributed as dist
 from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.bucket import GradBucket
+from lgreco.torch.callers import called_by_user
 from lgreco.torch.collectives import expect_group
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
 from lgreco.torch.layers import Layer, no_module
@@ -165,11 +166,16 @@ class LGreCoState(Training):
         cuda = None if self._uncompressed else _device_of(p for _, p in parameters)
         cuda = where_they_stay(cuda, process_group, told)
         besides = {"find_unused_parameters": finds_unused, "hold_zeros": self._hold_zeros}
+        if told.get("route") == "sharded" and refused is None:
+            expected = '"all_gather" or "scatter_reduce": each rank gets whole means here'
+            refused = LgrecoError(f"route is 'sharded', expected {expected}")
         super().__init__(process_group, layers, cuda, besides, refused, **told)
         self._layers: dict[torch.Tensor, int] = {p: layer for layer, (_, p) in enumerate(parameters)}
         self._dtypes = [layer.dtype for layer in layers]
         others = ((plain_name(name), p) for name, p in _module(model).named_parameters())
         self._others: dict[torch.Tensor, str] = {p: name for name, p in others if p not in self._layers}
+        self._waits: bool | None = None
+        """Whether the backward pass waits for each bucket; None before the first."""
         self._process_group = process_group if process_group is not None else dist.group.WORLD
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             self._note_scales(model)
@@ -183,12 +189,32 @@ class LGreCoState(Training):
             raise of_layer(self.names[layer], _SPARSE)
         gradients = bucket.gradients()
         layers = [self._layer(parameter, gradient) for parameter, gradient in zip(bucket.parameters(), gradients)]
+        waits = self._some_hook_may_wait()
         flight = self._begin(layers, bucket.buffer(), gradients, self._hold_zeros)
         if bucket.is_last():
             self._finish_step()
-            if not self._in_backward:
+            if self._pass is None or not self._pass.is_known:
                 self._end_step()
+        elif waits:
+            while flight.is_flying() and self._go_on(flight):
+                pass
+            flight.land()
         return flight.future
+
+    def _some_hook_may_wait(self) -> bool:
+        """Whether on some rank a function of the user's has called lgreco_hook, which may wait for the future.
+
+        Collectives after a bucket's first are otherwise started at the end of the backward pass, which a hook that waits never comes
+        to. All ranks go the same way, so that they start collectives in the same order. They agree at their first bucket.
+        """
+        if self._waits is None:
+            waits = torch.tensor(int(called_by_user()))
+            try:
+                dist.all_reduce(waits, dist.ReduceOp.MAX, group=self._group)
+            except RuntimeError as error:
+                raise self._abandoned(error) from error
+            self._waits = bool(waits)
+        return self._waits
 
     def _average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer().div_(self._group.size())

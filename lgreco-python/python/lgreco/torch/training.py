@@ -1,7 +1,6 @@
 """What all doors to training have in common: steps made of buckets, residuals, plans, saved states."""
 
 import logging
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import MappingProxyType
@@ -13,13 +12,15 @@ import torch.distributed as dist
 from lgreco._errors import of_layer
 from lgreco._lgreco import Bucket, Controller, LgrecoError, PlanResult, Report, payload_len
 from lgreco.torch.agreement import agree
+from lgreco.torch.backward import BackwardPass, queue
 from lgreco.torch.checkpoint import Checkpointed, Loaded, to_bytes, to_tensor
-from lgreco.torch.collectives import ExchangeError, complete, own_group
+from lgreco.torch.collectives import ExchangeError, complete, own_group, release_with
 from lgreco.torch.cuda import Cuda
 from lgreco.torch.device import Buckets, DeviceFlight
+from lgreco.torch.effects import without_effect
 from lgreco.torch.flight import Flight
 from lgreco.torch.layers import Layer
-from lgreco.torch.options import Options, Scaler, expect, in_order, name_of
+from lgreco.torch.options import Options, Scaler, deciding, expect, in_order, name_of
 from lgreco.torch.reports import Reports
 from lgreco.torch.scale import Scale
 
@@ -38,7 +39,8 @@ _LOG = logging.getLogger("lgreco")
 class Training(Reports, Checkpointed[Loaded]):
     """Settings, residuals and plans of one process.
 
-    A step begins with the first bucket of a backward pass, and ends with the last or with the pass.
+    A step begins with the first bucket of a backward pass, and ends with the last or with the pass. Passes that reentrant
+    checkpoints run within another one belong to that one's step.
     """
 
     _advice: str | None = "under a GradScaler, whose overflows these may be, make the state with grad_scaler="
@@ -65,14 +67,16 @@ class Training(Reports, Checkpointed[Loaded]):
         self._optimizer: torch.optim.Optimizer | None = told.pop("optimizer", None)
         self.names = [layer.name for layer in layers]
         self._group = own_group(group)
+        release_with(self, self._group)
         self._scale = None if grad_scaler is None else Scale(grad_scaler)
         self._on_plan = on_plan
         self._switched = False
         """In the step that ends, of which ``on_plan`` has not been told."""
         self._flights: list[Flight | DeviceFlight] | None = None
-        self._in_backward = False
-        self._backward: Callable[[], object] | None = None
-        """Gives None when the backward pass that the step has begun in is over."""
+        self._pass: BackwardPass | None = None
+        """That in which the last step has begun."""
+        self._in_step: set[int] = set()
+        """Layers whose exchange has begun in the step under way."""
         self._failed: LgrecoError | None = None
         self._refused = False
         self._bytes = [0, 0]
@@ -85,6 +89,7 @@ class Training(Reports, Checkpointed[Loaded]):
         # What ranks must have been told alike; measuring errors is each one's own affair.
         together = {**told, **besides, "settings": in_order(settings), "reduce_dtype": reduce_dtype}
         together.update(grad_scaler=grad_scaler is not None, metrics_every=None, gradients="on a GPU" if cuda else "on the host")
+        self._decides = deciding(together)
         failure: Exception | None = None
         try:
             if refused is not None:
@@ -95,6 +100,9 @@ class Training(Reports, Checkpointed[Loaded]):
                 expect(hasattr(grad_scaler, "get_scale"), "grad_scaler", grad_scaler, "a torch.amp.GradScaler")
             if self._optimizer is not None:
                 expect(hasattr(self._optimizer, "param_groups"), "optimizer", self._optimizer, "a torch.optim.Optimizer")
+            # The controller would not name it.
+            if (idle := without_effect({name: options.get(name) for name in ("ramp_up", "policy", "settings")})) is not None:
+                raise idle
             if settings is not None:
                 told["settings"] = self._settings_of_all(settings)
             self._controller = Controller(
@@ -106,6 +114,8 @@ class Training(Reports, Checkpointed[Loaded]):
                 reduce_dtype=name_of("reduce_dtype", reduce_dtype, _OF_SUMS),
                 **told,
             )
+            if (idle := without_effect(options)) is not None:
+                raise idle
             if self._scale is not None:
                 self._controller.note_scale(self._scale.now())
         except Exception as error:
@@ -136,18 +146,18 @@ class Training(Reports, Checkpointed[Loaded]):
         self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor], hold_zeros: bool
     ) -> Flight | DeviceFlight:
         """Begins a bucket, and the step with the first."""
-        self._take_back_left_over()
+        # Between inner passes the end of an outer one may be unknown, but a layer comes once in each.
+        again = self._pass is not None and self._pass.is_between and not self._in_step.isdisjoint(layers)
+        self._take_back_left_over(is_over=again)
         failure = None
         if self._flights is None:
-            self._failed = None  # of a pass that has ended otherwise
+            if self._pass is None or not self._pass.is_between:
+                self._failed = None  # of a pass that has ended otherwise
             # From here on there is something to be taken back, should the pass end early.
-            self._flights = []
-            end = self._end_backward
-            self._in_backward = _queue(end)
-            # From now on the backward pass alone keeps it.
-            self._backward = weakref.ref(end) if self._in_backward else None
-            del end
+            self._flights, self._in_step = [], set()
+            self._pass = BackwardPass(self._end_backward)
             failure = self._begin_step()
+        self._in_step.update(layers)
         try:
             flight = self._flight(layers, buffer, gradients)
             self._flights.append(flight)
@@ -261,9 +271,9 @@ class Training(Reports, Checkpointed[Loaded]):
         self._take_back(error)
         return error
 
-    def _take_back_left_over(self) -> None:
+    def _take_back_left_over(self, is_over: bool = False) -> None:
         """Takes a step back whose backward pass has ended by an exception of autograd's or an interrupt, before its end."""
-        if self._flights is not None and self._backward is not None and self._backward() is None:
+        if self._flights is not None and self._pass is not None and (is_over or (self._pass.is_known and self._pass.is_over())):
             self._take_back(LgrecoError("the backward pass has ended before its buckets were exchanged: the step is taken back"))
 
     def _take_back(self, why: Exception) -> None:
@@ -281,6 +291,8 @@ class Training(Reports, Checkpointed[Loaded]):
                     raise
         if self._device is not None:
             self._device.abandon()
+        if self._pass is not None:
+            self._pass.forget()
         # At last: a second interrupt leaves the step to be taken back.
         self._flights, self._failed, self._refused = None, None, False
 
@@ -362,18 +374,22 @@ class Training(Reports, Checkpointed[Loaded]):
         self._finish_step()
         if self._failed is not None or self._switched:
             # After DDP's own callback, which ends its step: it can then go on after an error.
-            _queue(self._end_step)
+            queue(self._end_step)
 
     def _end_step(self) -> None:
         """Tells of a plan, and raises what all ranks have been told of."""
         switched, self._switched = self._switched, False
         failed, self._failed = self._failed, None
         try:
-            if switched and self._on_plan is not None:
-                self._on_plan(self)
+            if switched:
+                self._tell_of_plan()
         finally:
             if failed is not None:
                 raise self._with_advice(failed)
+
+    def _tell_of_plan(self) -> None:
+        if self._on_plan is not None:
+            self._on_plan(self)
 
     def _with_advice(self, failed: LgrecoError) -> LgrecoError:
         """The error, where a GradScaler might have made it."""
@@ -448,7 +464,8 @@ class Training(Reports, Checkpointed[Loaded]):
         parts = self._controller.save(window)
         layers = {name: to_tensor(part) for name, part in parts if name is not None}
         run = next(to_tensor(part) for name, part in parts if name is None)
-        return {"run": run, "layers": layers, "bytes": list(self._bytes), "scale": self._controller.scale, "rank": self._group.rank()}
+        rank, options = self._group.rank(), dict(self._decides)
+        return {"run": run, "layers": layers, "bytes": list(self._bytes), "scale": self._controller.scale, "rank": rank, "options": options}
 
     def _ranks(self) -> list[int]:
         return dist.get_process_group_ranks(self._group)
@@ -458,6 +475,9 @@ class Training(Reports, Checkpointed[Loaded]):
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> Loaded:
         """Continues from a state, between two steps, on all ranks; what it had is also logged where something is lost.
+
+        Options are those of this state, not of the saved one: where they differ, which is logged, the next plan is made as soon as
+        its window has been seen, and a fixed or uniform policy goes by them at once.
 
         ``residuals`` are the states whose residuals this rank takes over, by default the same: with fewer workers than
         before also those of ranks that are gone, on a new rank none (``[]``), with the state of any rank. Those of earlier steps
@@ -493,10 +513,22 @@ class Training(Reports, Checkpointed[Loaded]):
         for what, names in (("missing in", loaded.missing), ("too much in", loaded.extra), ("of another shape in", loaded.misshaped)):
             if names:
                 _LOG.warning("layers %s the state: %s", what, ", ".join(names))
+        self._overrule(state.get("options", self._decides))
         if loaded.oldest_residual < loaded.step:
             steps = (loaded.step, loaded.oldest_residual)
             _LOG.warning("the run continues at step %d with a residual of step %d: what was not sent between them is lost", *steps)
         return loaded
+
+    def _overrule(self, saved: Mapping[str, str]) -> None:
+        """Has settings that were chosen by other options than this state's give way."""
+        differing = [name for name in sorted(saved.keys() | self._decides.keys()) if saved.get(name) != self._decides.get(name)]
+        if not differing:
+            return
+        due = self._controller.replan()
+        when = "now" if due is None else f"when the next plan is made, before step {due}"
+        for name in differing:
+            own, was = (of.get(name, "left out") for of in (self._decides, saved))
+            _LOG.warning("%s is %s, and was %s in the run that is continued: it has its effect %s", name, own, was, when)
 
 
 def _warn_of_larger(layers: Sequence[Layer], settings: Mapping[str, str]) -> None:
@@ -507,15 +539,3 @@ def _warn_of_larger(layers: Sequence[Layer], settings: Mapping[str, str]) -> Non
         sent, uncompressed = (payload_len(text, layer.shape, layer.dtype_name()) for text in (setting, "dense"))
         if sent > uncompressed:
             _LOG.warning("%s: %r sends %d bytes, more than the %d of the layer uncompressed", layer.name, setting, sent, uncompressed)
-
-
-def _queue(callback: Callable[[], None]) -> bool:
-    """Has it called at the end of the backward pass, after what was queued before; False when there is none.
-
-    There is none where a process that has joined shadows the others' collectives.
-    """
-    try:
-        torch.autograd.Variable._execution_engine.queue_callback(callback)
-    except RuntimeError:
-        return False
-    return True

@@ -1,0 +1,58 @@
+"""Which options can have an effect together."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lgreco._lgreco import LgrecoError
+from lgreco.torch.options import is_default
+
+_PLANS = ("lgreco", "kmeans")
+"""Policies that search for a plan, and so go by what follows."""
+_OF_PLANS = ("budget", "objective", "candidates", "widths", "metric", "workers", "alpha")
+_POLICIES: dict[str, tuple[str, ...]] = {
+    **{option: _PLANS for option in _OF_PLANS},
+    "method": ("lgreco", "kmeans", "uniform", "accordion", "legacy"),
+    "default": ("lgreco", "kmeans", "uniform"),
+    "min_elements": ("lgreco", "kmeans", "uniform", "accordion", "legacy"),
+    "ramp_up": ("lgreco", "kmeans", "uniform"),
+    "lead": ("lgreco", "kmeans", "accordion"),
+    "clusters": ("kmeans",),
+    "accordion": ("lgreco", "accordion"),
+    "legacy": ("legacy",),
+    "optimizer": ("lgreco", "accordion"),
+    "metrics_every": ("lgreco", "kmeans", "uniform", "accordion", "legacy", "settings"),
+    "residual_dtype": ("lgreco", "kmeans", "uniform", "accordion", "legacy", "settings"),
+    "on_plan": ("lgreco", "kmeans", "uniform", "accordion", "legacy", "settings"),
+}
+"""The policies under which an option has an effect; ``settings`` are a policy of their own. Others always have one."""
+_METHODS = {"widths": ("topk", "hybrid"), "residual_dtype": ("topk", "powersgd", "hybrid")}
+
+
+def without_effect(options: Mapping[str, Any]) -> LgrecoError | None:
+    """What to raise where an option, each of which is sound, can have no effect beside the others."""
+    has_settings = options.get("settings") is not None
+    policy = "settings" if has_settings else options.get("policy") or "lgreco"
+    beside = "settings=" if has_settings else f"policy={policy!r}"
+    given = {name: value for name, value in options.items() if value is not None and not is_default(name, value)}
+    for name, value in given.items():
+        policies = _POLICIES.get(name)
+        if policies is not None and policy not in policies:
+            others = ", ".join("settings=" if other == "settings" else repr(other) for other in policies)
+            return _idle(name, value, beside, f"leave {name} out, or choose a policy that it is for: {others}")
+    method = options.get("method") or "hybrid"
+    for name, methods in _METHODS.items():
+        if name in given and not has_settings and method not in methods:
+            others = ", ".join(map(repr, methods))
+            return _idle(name, given[name], f"method={method!r}", f"leave {name} out, or choose a method that it is for: {others}")
+    if "optimizer" in given and "accordion" not in given:
+        return _idle("optimizer", type(given["optimizer"]).__name__, "no accordion=", "leave it out, or give Accordion's levels as accordion")
+    if "residual_dtype" in given and options.get("error_feedback") is False:
+        return _idle("residual_dtype", given["residual_dtype"], "error_feedback=False", "leave one of the two out")
+    if given.get("route") == "scatter_reduce" and (policy == "uncompressed" or (not has_settings and method == "powersgd")):
+        what = "policy='uncompressed'" if policy == "uncompressed" else "method='powersgd'"
+        return _idle("route", "scatter_reduce", what, "leave it out: what is summed on the way has no payloads to be scattered")
+    return None
+
+
+def _idle(name: str, value: object, beside: str, way_out: str) -> LgrecoError:
+    return LgrecoError(f"{name} is {value!r}, which has no effect beside {beside}: {way_out}")
