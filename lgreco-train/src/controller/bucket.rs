@@ -14,7 +14,8 @@ use super::view::{Places, When, list_of};
 use super::window;
 use crate::compress::{Compressor, Setting};
 use crate::exchange::{
-    Agreement, Flight, Host, Moment, Part, Program, Request, Round, Route, Spec, request_in, workspace_len,
+    Agreement, Flight, Host, Moment, Part, Program, Request, Round, Route, Spec, is_of_others, request_in,
+    workspace_len,
 };
 use crate::feedback::plain_values;
 use crate::gradient::{Dtype, Gradient, Values, ValuesMut, first_too_large};
@@ -91,6 +92,8 @@ pub struct Bucket {
     pub(super) late: Option<Error>,
     /// Whether some rank's gradient was not finite.
     pub(super) not_finite: bool,
+    /// Whether all ranks have found that they differ.
+    pub(super) differs: bool,
     pub(super) bytes: u64,
     pub(super) began: Option<f64>,
     /// By which it measures what it computes and sends, if it does.
@@ -158,13 +161,12 @@ impl Bucket {
     /// [`submit`](Bucket::submit). Other ranks may have a gradient; PowerSGD starts afresh there if none has.
     ///
     /// # Errors
-    /// [`Error::StepOrder`] when there are gradients already; [`Error::LayerMismatch`] when the layer is not in this bucket.
+    /// [`Error::StepOrder`] when there are gradients already; [`Error::NotInBucket`].
     pub fn withhold(&mut self, layer: usize) -> Result<(), Error> {
         self.expect_open()?;
         let layers = self.arena.kept.len();
         let place = self.arena.kept.iter_mut().find(|kept| kept.index == layer);
-        let missing = Error::LayerMismatch { layer, what: "the bucket", expected: layers, found: 0 };
-        place.map(|kept| kept.withheld = true).ok_or(missing)?;
+        place.map(|kept| kept.withheld = true).ok_or(Error::NotInBucket { layer })?;
         // Without its residual it may need other buffers.
         self.arena.reserve(layers, self.lens(self.measured), 0)
     }
@@ -245,8 +247,8 @@ impl Bucket {
     ///
     /// By [`Route::Sharded`] this rank's shards become means, and the other elements are of no use.
     ///
-    /// Where some rank's gradient is not finite, and the configuration does not make that an error, all gradients of the bucket
-    /// become NaN on every rank, so that a loss scaler finds them, and residuals stay as they are.
+    /// Where some rank's gradient is not finite, all gradients of the bucket become zeros on every rank under
+    /// [`NonFinite::Skip`], and NaN under [`NonFinite::PassThrough`], so that a loss scaler finds them. Residuals stay as they are.
     ///
     /// # Errors
     /// Those of [`Flight::next`], on all ranks alike; gradients are then of no use, residuals are unchanged.
@@ -322,11 +324,13 @@ impl Bucket {
         self.late = alone.then_some(error);
         self.not_finite =
             matches!(error, Error::NonFiniteGradient { .. } | Error::Peer { code: Error::NON_FINITE_GRADIENT, .. });
+        self.differs = !alone && is_of_others(error);
         if !self.not_finite || self.non_finite == NonFinite::Error {
             return Err(error);
         }
         self.progress = Progress::Broken;
-        gradients.iter_mut().for_each(|gradient| gradient.write(core::iter::repeat(f32::NAN)));
+        let value = if self.non_finite == NonFinite::Skip { 0.0 } else { f32::NAN };
+        gradients.iter_mut().for_each(|gradient| gradient.write(core::iter::repeat(value)));
         Ok(None)
     }
 
