@@ -366,7 +366,7 @@ sized_struct!("cut counters", lgreco_cut_counters {});
 impl From<Counters> for lgreco_cut_counters {
     fn from(counters: Counters) -> Self {
         lgreco_cut_counters {
-            struct_size: size_of::<lgreco_cut_counters>(),
+            struct_size: crate::pointers::size_of_struct::<lgreco_cut_counters>(),
             messages: counters.messages,
             bytes: counters.bytes,
             uncompressed_bytes: counters.uncompressed_bytes,
