@@ -64,6 +64,11 @@
 #define LGRECO_VERSION_STRING "0.1.0"
 #define LGRECO_VERSION (LGRECO_VERSION_MAJOR * 10000 + LGRECO_VERSION_MINOR * 100 + LGRECO_VERSION_PATCH)
 
+// Number of this header, which changes with every declaration in it. The INIT macros put it into their structs: the first call
+// that is given a struct, a callback among them, by a program that was compiled with another header than the library's fails
+// with LGRECO_STRUCT_SIZE.
+#define LGRECO_HEADER_REVISION 1
+
 // Bytes that hold any setting's text and the NUL after it.
 #define LGRECO_SETTING_TEXT_BYTES 64
 
@@ -951,8 +956,8 @@ typedef struct lgreco_cuda_outcome {
 // An output overlaps an input or another output.
 #define LGRECO_OVERLAP 202
 
-// A struct's struct_size is not the struct's size in this library: the INIT macro was not used, or header and library are of
-// different versions.
+// A struct's struct_size is not that of this library: the INIT macro was not used, or the program was compiled with another
+// header than the library's.
 #define LGRECO_STRUCT_SIZE 203
 
 // A number that should be one of a list of constants is none of them.
@@ -967,7 +972,7 @@ typedef struct lgreco_cuda_outcome {
 // A table or plan file of a version this library does not read.
 #define LGRECO_JSON_VERSION 207
 
-// Not a handle, or one of another kind.
+// Not a handle, one of another kind, or a copy of one that has been destroyed.
 #define LGRECO_HANDLE 208
 
 // The handle is in use by another call.
@@ -1158,10 +1163,12 @@ typedef struct lgreco_cuda_outcome {
 // The step fails on every rank before anything is exchanged, and may be repeated with other gradients.
 #define LGRECO_NON_FINITE_STEP_ERROR 0
 
-// Nothing is exchanged: gradients become zeros, residuals stay.
+// The step is not to be applied: its outcome is LGRECO_OUTCOME_SKIPPED, gradients become zeros, and residuals stay. Of buckets in
+// flight those with NaN or infinity become zeros; lgreco_controller_finish_step takes back what the others have done to residuals.
 #define LGRECO_NON_FINITE_STEP_SKIP 1
 
-// The step is exchanged uncompressed, NaN and infinity with it; residuals stay.
+// The step is exchanged uncompressed, NaN and infinity with it; residuals stay. Of buckets in flight those with NaN or infinity
+// become NaN.
 #define LGRECO_NON_FINITE_STEP_PASS_THROUGH 2
 
 // Everybody gets everybody's payloads.
@@ -1185,7 +1192,8 @@ typedef struct lgreco_cuda_outcome {
 // They are the means of all workers' gradients, compressed as was decided.
 #define LGRECO_OUTCOME_EXCHANGED 0
 
-// Some rank's were not finite; they are zeros. Do not update the parameters.
+// Some rank's were not finite; they are zeros. Do not update the parameters. After buckets in flight: the gradients of other
+// buckets are means that do not count, and residuals are what they were before the step.
 #define LGRECO_OUTCOME_SKIPPED 1
 
 // Some rank's were not finite; they are the plain means, not finite either. After buckets in flight: those of some bucket,
@@ -1628,10 +1636,12 @@ const char *lgreco_controller_message(const struct lgreco_controller *controller
 // its mean over the workers. `learning_rate`, the same on all ranks, matters to Accordion alone. `report` may be NULL.
 // Allocates at decisions only.
 //
-// Whatever fails on one rank fails on all: with its own code there, elsewhere with LGRECO_PEER, whose message tells rank
-// and code. LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks differ in options or layers, LGRECO_PARAMETER, and
-// codes of planning come before anything has changed: the step may be repeated. LGRECO_STEP_ORDER while a step of
-// lgreco_controller_begin_step is under way. LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW
+// Whatever fails on one rank fails on all, wrong pointers and lengths too: with its own code there, elsewhere with LGRECO_PEER,
+// whose message tells rank and code. Only where the network cannot be used (`controller` or `collective` is wrong, or another call
+// uses the controller: LGRECO_BUSY) nobody else is told. LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks differ in options
+// or layers, of which the message names the first, LGRECO_PARAMETER, also when the collective's rank or number of workers is not
+// that of the controller, LGRECO_STEP_ORDER while a step of lgreco_controller_begin_step is under way, and
+// codes of planning come before anything has changed: the step may be repeated. LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW
 // and LGRECO_PEER_MESSAGE end the step without its gradients being of use; the next one works. After LGRECO_COLLECTIVE
 // ranks may differ: load a saved state.
 lgreco_status lgreco_controller_step(struct lgreco_controller *controller,
@@ -1646,7 +1656,8 @@ lgreco_status lgreco_controller_step(struct lgreco_controller *controller,
 // workers do, with the same `learning_rate`, which matters to Accordion alone. lgreco_controller_step does all of this
 // in one call, and finds out before anything is exchanged whether all gradients can be.
 //
-// LGRECO_STEP_ORDER when a step is under way; LGRECO_PARAMETER.
+// A learning rate that is not finite or negative is told to all ranks: lgreco_controller_control fails, or, where there is
+// nothing to control, the first bucket. LGRECO_STEP_ORDER when a step is under way.
 lgreco_status lgreco_controller_begin_step(struct lgreco_controller *controller,
                                            double learning_rate);
 
@@ -1662,7 +1673,7 @@ lgreco_status lgreco_controller_control(struct lgreco_controller *controller,
 
 // Ends the step, of which all buckets have been closed. Layers that were in none keep what is remembered of them.
 // `report` may be NULL; its outcome is LGRECO_OUTCOME_FAILED when the exchange of some bucket has failed,
-// LGRECO_OUTCOME_PASSED_THROUGH when the gradients of some were not finite.
+// LGRECO_OUTCOME_SKIPPED or LGRECO_OUTCOME_PASSED_THROUGH, by the option `non_finite`, when the gradients of some were not finite.
 //
 // LGRECO_IN_FLIGHT when a bucket has not been closed; LGRECO_STEP_ORDER when no step is under way, or its control
 // requests are not done.
@@ -1724,9 +1735,9 @@ lgreco_status lgreco_bucket_round(struct lgreco_bucket *bucket,
 // and compresses. The library keeps the pointers: what they point to must stay in its place, used by nobody else,
 // until lgreco_bucket_next says LGRECO_REQUEST_NONE or fails, or the bucket is closed. Does not allocate.
 //
-// LGRECO_STEP_ORDER when there are gradients already. After this and after pointers that lgreco_controller_step would
-// refuse, the bucket is as it was. What else is wrong with gradients (they are not finite, say) is told to all ranks:
-// lgreco_bucket_next fails on each.
+// LGRECO_STEP_ORDER when there are gradients already; the bucket is then as it was. What is wrong with gradients (they are not
+// finite, or lgreco_controller_step would refuse the pointers) is no failure here, because the other ranks wait for this one: all
+// are told, and lgreco_bucket_next fails on each. A trainer that has no gradients to give, because it has failed, submits NULL.
 lgreco_status lgreco_bucket_submit(struct lgreco_bucket *bucket,
                                    void *const *gradients,
                                    size_t gradients_len);
@@ -1738,8 +1749,8 @@ lgreco_status lgreco_bucket_submit(struct lgreco_bucket *bucket,
 // and code. Gradients of the bucket are then of no use, what is remembered of its layers is as it was, and other
 // buckets are not concerned: LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks exchange different layers or
 // under different options, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PEER_MESSAGE. Where the controller's
-// options do not make gradients that are not finite an error, all of the bucket's become NaN on every rank instead,
-// for a loss scaler to find, and residuals stay. LGRECO_STEP_ORDER before lgreco_bucket_submit, and after a failure.
+// options do not make gradients that are not finite an error, all of the bucket's become zeros (LGRECO_NON_FINITE_STEP_SKIP) or
+// NaN, for a loss scaler to find, on every rank instead, and residuals stay. LGRECO_STEP_ORDER before lgreco_bucket_submit, and after a failure.
 lgreco_status lgreco_bucket_next(struct lgreco_bucket *bucket,
                                  struct lgreco_request *request);
 
@@ -1814,7 +1825,7 @@ lgreco_status lgreco_controller_set_settings(struct lgreco_controller *controlle
                                              const struct lgreco_setting *settings,
                                              size_t settings_len);
 
-// Fills `setting` with how layer `layer` was compressed at the last step. LGRECO_LENGTH when there is no such layer, as
+// Fills `setting` with how layer `layer` was compressed at the last step. LGRECO_LAYER_MISMATCH when there is no such layer, as
 // for the calls below.
 lgreco_status lgreco_controller_setting(struct lgreco_controller *controller,
                                         size_t layer,
@@ -1866,7 +1877,7 @@ lgreco_status lgreco_controller_save(struct lgreco_controller *controller,
 // layer, and its `name` is NULL; part 1 + l is layer l with its name, which is valid until the controller is destroyed.
 // lgreco_controller_load_parts takes them in any order.
 //
-// LGRECO_LENGTH also when there is no such part.
+// LGRECO_LAYER_MISMATCH when there is no such part.
 lgreco_status lgreco_controller_save_part(struct lgreco_controller *controller,
                                           size_t part,
                                           lgreco_save_contents contents,
@@ -2392,38 +2403,41 @@ lgreco_status lgreco_cuda_bucket_take_over(struct lgreco_cuda *cuda,
 }  // extern "C"
 #endif  // __cplusplus
 
+// What struct_size is: the bytes of the struct and, above 16 bits, the number of this header.
+#define LGRECO_SIZE_OF(type) ((size_t)LGRECO_HEADER_REVISION << 16 | sizeof(type))
+
 // Structs as calls expect them: struct_size set, options at their defaults.
 #define LGRECO_CUDA_BUCKET_OPTIONS_INIT                                                                                \
-    {sizeof(lgreco_cuda_bucket_options), 0, NULL, 1, 0, 0, 1, LGRECO_ON_FAULT_ZEROS, LGRECO_DTYPE_F32}
-#define LGRECO_CUDA_OUTCOME_INIT {sizeof(lgreco_cuda_outcome), 0, 0, LGRECO_NO_RANK, LGRECO_OK, 0, 0, 0}
-#define LGRECO_CONTEXT_OPTIONS_INIT {sizeof(lgreco_context_options), LGRECO_DEVICE_CPU, 0, NULL, 0}
-#define LGRECO_LAYER_INIT {sizeof(lgreco_layer), NULL, NULL, 0, NULL, LGRECO_DTYPE_F32}
+    {LGRECO_SIZE_OF(lgreco_cuda_bucket_options), 0, NULL, 1, 0, 0, 1, LGRECO_ON_FAULT_ZEROS, LGRECO_DTYPE_F32}
+#define LGRECO_CUDA_OUTCOME_INIT {LGRECO_SIZE_OF(lgreco_cuda_outcome), 0, 0, LGRECO_NO_RANK, LGRECO_OK, 0, 0, 0}
+#define LGRECO_CONTEXT_OPTIONS_INIT {LGRECO_SIZE_OF(lgreco_context_options), LGRECO_DEVICE_CPU, 0, NULL, 0}
+#define LGRECO_LAYER_INIT {LGRECO_SIZE_OF(lgreco_layer), NULL, NULL, 0, NULL, LGRECO_DTYPE_F32}
 #define LGRECO_SETTING_INIT                                                                                            \
-    {sizeof(lgreco_setting), LGRECO_METHOD_DENSE, 4, 512, LGRECO_SCALE_MAX_NORM, LGRECO_ROUNDING_STOCHASTIC, 1,        \
+    {LGRECO_SIZE_OF(lgreco_setting), LGRECO_METHOD_DENSE, 4, 512, LGRECO_SCALE_MAX_NORM, LGRECO_ROUNDING_STOCHASTIC, 1,        \
      LGRECO_DTYPE_F32, 4, 1, 0, 0.01, LGRECO_SIDCO_FIT_EXPONENTIAL, 1, 500, 512}
 #define LGRECO_SEARCH_OPTIONS_INIT                                                                                     \
-    {sizeof(lgreco_search_options), LGRECO_METHOD_QSGD, LGRECO_METRIC_SQUARED_L2, 0, 0, 0, 0, 1024, 0, 0, 0, \
+    {LGRECO_SIZE_OF(lgreco_search_options), LGRECO_METHOD_QSGD, LGRECO_METRIC_SQUARED_L2, 0, 0, 0, 0, 1024, 0, 0, 0, \
      LGRECO_DTYPE_F32}
 #define LGRECO_TABLE_VIEW_INIT                                                                                         \
-    {sizeof(lgreco_table_view), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
-#define LGRECO_PLAN_OPTIONS_INIT {sizeof(lgreco_plan_options), LGRECO_SOLVER_EXACT, 10000, 1 << 19, 1, LGRECO_LIMIT_ERROR, 0}
-#define LGRECO_PLAN_VIEW_INIT {sizeof(lgreco_plan_view), 0, NULL, 0, 0, 0, 0, NULL, 0, LGRECO_LIMIT_ERROR, 0, 0}
+    {LGRECO_SIZE_OF(lgreco_table_view), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
+#define LGRECO_PLAN_OPTIONS_INIT {LGRECO_SIZE_OF(lgreco_plan_options), LGRECO_SOLVER_EXACT, 10000, 1 << 19, 1, LGRECO_LIMIT_ERROR, 0}
+#define LGRECO_PLAN_VIEW_INIT {LGRECO_SIZE_OF(lgreco_plan_view), 0, NULL, 0, 0, 0, 0, NULL, 0, LGRECO_LIMIT_ERROR, 0, 0}
 #define LGRECO_COMPRESSOR_OPTIONS_INIT                                                                                 \
-    {sizeof(lgreco_compressor_options), 0, 0, 0, LGRECO_FEEDBACK_NONE, 1, 0, LGRECO_STORAGE_F32}
-#define LGRECO_COLLECTIVE_INIT {sizeof(lgreco_collective), 0, 1, NULL, NULL}
+    {LGRECO_SIZE_OF(lgreco_compressor_options), 0, 0, 0, LGRECO_FEEDBACK_NONE, 1, 0, LGRECO_STORAGE_F32}
+#define LGRECO_COLLECTIVE_INIT {LGRECO_SIZE_OF(lgreco_collective), 0, 1, NULL, NULL}
 #define LGRECO_CONTROLLER_OPTIONS_INIT                                                                                 \
-    {sizeof(lgreco_controller_options), NULL, NULL, NULL, 6, 0, 0, 0.5, 1.5, 100, 1000, 10, 0, LGRECO_POLICY_L_GRECO,  \
+    {LGRECO_SIZE_OF(lgreco_controller_options), NULL, NULL, NULL, 6, 0, 0, 0.5, 1.5, 100, 1000, 10, 0, LGRECO_POLICY_L_GRECO,  \
      LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_F32, 1, 0, LGRECO_STORAGE_INT8, 0.2f, 512, LGRECO_NON_FINITE_STEP_ERROR,  \
      LGRECO_ROUTE_ALL_GATHER, 0, LGRECO_OBJECTIVE_BITS, 4 << 20, 10, NULL, NULL, NULL, 1, 1, 0, 0, 0}
-#define LGRECO_REPORT_INIT {sizeof(lgreco_report), 0, LGRECO_OUTCOME_EXCHANGED, 0, 0, 0, 0, 0}
+#define LGRECO_REPORT_INIT {LGRECO_SIZE_OF(lgreco_report), 0, LGRECO_OUTCOME_EXCHANGED, 0, 0, 0, 0, 0}
 #define LGRECO_REQUEST_INIT                                                                                            \
-    {sizeof(lgreco_request), LGRECO_REQUEST_NONE, LGRECO_DEVICE_CPU, 0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL}
-#define LGRECO_METRICS_INIT {sizeof(lgreco_metrics), 0, 0, 0, -1, -1, -1, 0, LGRECO_UNCOMPRESSED_NOT}
+    {LGRECO_SIZE_OF(lgreco_request), LGRECO_REQUEST_NONE, LGRECO_DEVICE_CPU, 0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL}
+#define LGRECO_METRICS_INIT {LGRECO_SIZE_OF(lgreco_metrics), 0, 0, 0, -1, -1, -1, 0, LGRECO_UNCOMPRESSED_NOT}
 #define LGRECO_DECISION_INIT                                                                                           \
-    {sizeof(lgreco_decision), 0, LGRECO_CAUSE_NONE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,                                   \
+    {LGRECO_SIZE_OF(lgreco_decision), 0, LGRECO_CAUSE_NONE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,                                   \
      LGRECO_LIMIT_ERROR, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 #define LGRECO_LINK_INIT                                                                                               \
-    {sizeof(lgreco_link), LGRECO_CODEC_MIN_MAX, 4, 128, 0, LGRECO_DTYPE_F32, 1, LGRECO_DTYPE_F32,                      \
+    {LGRECO_SIZE_OF(lgreco_link), LGRECO_CODEC_MIN_MAX, 4, 128, 0, LGRECO_DTYPE_F32, 1, LGRECO_DTYPE_F32,                      \
      LGRECO_LINK_MEMORY_NONE, 1, 0, LGRECO_STORAGE_F32, 1024, LGRECO_ROWS_BF16, 8}
 #define LGRECO_CUT_SETTING_INIT {sizeof(lgreco_cut_setting), NULL, NULL, 0, 0, 0, 8}
 #define LGRECO_LOADED_INIT {sizeof(lgreco_loaded), NULL, 0, NULL, 0, NULL, 0, 0, 0, 0, 0}

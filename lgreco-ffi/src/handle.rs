@@ -269,8 +269,13 @@ pub(crate) unsafe fn take<K: Kind>(
         handle.lock.store(found, Ordering::Release);
         return Err(failure);
     }
-    // SAFETY: `new` boxed it, and no call is using it.
-    let handle = unsafe { Box::from_raw(place.cast::<Handle<K::State>>()) };
+    let handle = place.cast::<Handle<K::State>>();
+    // SAFETY: `new` boxed it, and no call is using it. A copy of the pointer finds no tag as long as nobody else gets the memory;
+    // the compiler would leave out a plain write.
+    let handle = unsafe {
+        (&raw mut (*handle).tag).write_volatile([0; 8]);
+        Box::from_raw(handle)
+    };
     *place = core::ptr::null_mut();
     match found {
         FREE => Ok(Some(handle.state.into_inner())),

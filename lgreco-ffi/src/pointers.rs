@@ -1,5 +1,6 @@
 //! The caller's pointers become references here, after the checks that can be made.
 
+use crate::api::LGRECO_HEADER_REVISION;
 use crate::status::{Failure, Result};
 use core::ffi::{CStr, c_char};
 use core::mem::MaybeUninit;
@@ -222,6 +223,17 @@ pub(crate) unsafe fn encoded<'a>(
     unsafe { Ok((slice(bytes, length, what)?, slice_mut(values, values_len, "values")?)) }
 }
 
+/// What `struct_size` is of a struct of the header that belongs to this library: its bytes, and above them the header's revision,
+/// so that structs and callbacks of another header are refused, of whatever size they are.
+pub(crate) const fn size_of_struct<T>() -> usize {
+    assert!(size_of::<T>() <= SIZES);
+    (LGRECO_HEADER_REVISION as usize) << SIZE_BITS | size_of::<T>()
+}
+
+/// Bits of `struct_size` for the size.
+const SIZE_BITS: u32 = 16;
+const SIZES: usize = (1 << SIZE_BITS) - 1;
+
 /// A struct that starts with `struct_size`.
 ///
 /// # Safety
@@ -247,24 +259,29 @@ macro_rules! sized_struct {
             fn default() -> Self {
                 // SAFETY: every bit pattern is valid.
                 let zeros: Self = unsafe { core::mem::zeroed() };
-                Self { struct_size: size_of::<Self>(), $($field: $value,)* ..zeros }
+                Self { struct_size: $crate::pointers::size_of_struct::<Self>(), $($field: $value,)* ..zeros }
             }
         }
     };
 }
 pub(crate) use sized_struct;
 
-/// `Err` unless the caller's struct says that it has the size of a `T`.
+/// `Err` unless the caller's struct says that it has the size of a `T`, and is of the header that belongs to this library.
 ///
 /// # Safety
-/// `pointer` is null, misaligned, or points to as many readable bytes as the `usize` there says, and to that `usize`.
+/// `pointer` is null, misaligned, or points to a readable `usize`, and to as many readable bytes as it says if it is that of a `T`.
 unsafe fn check_size<T: SizedStruct>(pointer: *const T) -> Result<()> {
     check(pointer, T::WHAT)?;
     // SAFETY: not null and aligned; the first field is readable by the caller's promise.
-    match unsafe { pointer.cast::<usize>().read() } {
-        found if found == size_of::<T>() => Ok(()),
-        found => Err(Failure::StructSize { what: T::WHAT, expected: size_of::<T>(), found }),
+    let found = unsafe { pointer.cast::<usize>().read() };
+    if found == size_of_struct::<T>() {
+        return Ok(());
     }
+    let (what, [found, revision]) = (T::WHAT, [found & SIZES, found >> SIZE_BITS]);
+    Err(match revision == LGRECO_HEADER_REVISION as usize {
+        true => Failure::StructSize { what, expected: size_of::<T>(), found },
+        false => Failure::HeaderRevision { what, found: revision },
+    })
 }
 
 /// The caller's struct.
@@ -342,8 +359,10 @@ mod tests {
         }
     }
 
+    const PAIR: u64 = size_of_struct::<Pair>() as u64;
+
     fn pair(first: u64, second: u64) -> Pair {
-        Pair { struct_size: size_of::<Pair>(), first, second }
+        Pair { struct_size: size_of_struct::<Pair>(), first, second }
     }
 
     // SAFETY: repr(C), starts with a usize, integers only.
@@ -357,8 +376,9 @@ mod tests {
             // SAFETY: null, misaligned, or as long as the first element says.
             unsafe { read_struct(pointer) }.map_err(|failure| failure.status())
         };
-        assert_eq!(read([24u64, 7, 8].as_ptr().cast()), Ok(pair(7, 8)));
-        for size in [0, 16, 23, 25, 32] {
+        assert_eq!(read([PAIR, 7, 8].as_ptr().cast()), Ok(pair(7, 8)));
+        let of_another_header = [24, PAIR - (1 << SIZE_BITS), PAIR + (1 << SIZE_BITS)];
+        for size in [0, PAIR - 8, PAIR - 1, PAIR + 1, PAIR + 8].into_iter().chain(of_another_header) {
             let words = [size, 7, 8, 0];
             assert_eq!(read(words.as_ptr().cast()), Err(LGRECO_STRUCT_SIZE), "{size}");
             let mut filled = words;
@@ -373,10 +393,10 @@ mod tests {
 
     #[test]
     fn structs_are_filled_whole_and_no_further() {
-        let mut words = [24u64, 7, 8, 99];
+        let mut words = [PAIR, 7, 8, 99];
         // SAFETY: as long as the first element says.
         unsafe { fill(words.as_mut_ptr().cast::<Pair>(), || Ok(pair(5, 6))) }.unwrap();
-        assert_eq!(words, [24, 5, 6, 99]);
+        assert_eq!(words, [PAIR, 5, 6, 99]);
     }
 
     #[test]
@@ -385,11 +405,11 @@ mod tests {
             // SAFETY: arrays of `count` structs, or of fewer before one of another size.
             unsafe { read_structs(words.as_ptr().cast::<Pair>(), count) }.map_err(|failure| failure.status())
         };
-        assert_eq!(read_all(&[24, 3, 4, 24, 5, 6], 2), Ok(vec![pair(3, 4), pair(5, 6)]));
-        assert_eq!(read_all(&[24, 3, 4, 32, 5, 6], 2), Err(LGRECO_STRUCT_SIZE));
-        assert_eq!(read_all(&[8], 1), Err(LGRECO_STRUCT_SIZE));
+        assert_eq!(read_all(&[PAIR, 3, 4, PAIR, 5, 6], 2), Ok(vec![pair(3, 4), pair(5, 6)]));
+        assert_eq!(read_all(&[PAIR, 3, 4, PAIR + 8, 5, 6], 2), Err(LGRECO_STRUCT_SIZE));
+        assert_eq!(read_all(&[PAIR - 16], 1), Err(LGRECO_STRUCT_SIZE));
         assert_eq!(read_all(&[], 0), Ok(vec![]));
-        assert_eq!(read_all(&[24], usize::MAX / 8), Err(LGRECO_LENGTH));
+        assert_eq!(read_all(&[PAIR], usize::MAX / 8), Err(LGRECO_LENGTH));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Status codes and what is said about failures.
 
+use crate::api::LGRECO_HEADER_REVISION;
 use core::ffi::{CStr, c_char};
 use lgreco_train::table::NamedError;
 use lgreco_train::{CoreError, file};
@@ -108,8 +109,8 @@ pub const LGRECO_NULL_POINTER: lgreco_status = 200;
 pub const LGRECO_ALIGNMENT: lgreco_status = 201;
 /// An output overlaps an input or another output.
 pub const LGRECO_OVERLAP: lgreco_status = 202;
-/// A struct's struct_size is not the struct's size in this library: the INIT macro was not used, or header and library are of
-/// different versions.
+/// A struct's struct_size is not that of this library: the INIT macro was not used, or the program was compiled with another
+/// header than the library's.
 pub const LGRECO_STRUCT_SIZE: lgreco_status = 203;
 /// A number that should be one of a list of constants is none of them.
 pub const LGRECO_UNKNOWN_CONSTANT: lgreco_status = 204;
@@ -119,7 +120,7 @@ pub const LGRECO_TEXT: lgreco_status = 205;
 pub const LGRECO_JSON: lgreco_status = 206;
 /// A table or plan file of a version this library does not read.
 pub const LGRECO_JSON_VERSION: lgreco_status = 207;
-/// Not a handle, or one of another kind.
+/// Not a handle, one of another kind, or a copy of one that has been destroyed.
 pub const LGRECO_HANDLE: lgreco_status = 208;
 /// The handle is in use by another call.
 pub const LGRECO_BUSY: lgreco_status = 209;
@@ -191,6 +192,11 @@ pub(crate) enum Failure {
          with the library"
     )]
     StructSize { what: &'static str, expected: usize, found: usize },
+    #[error(
+        "struct_size of {what} is of revision {found} of lgreco.h, but this library is of revision {LGRECO_HEADER_REVISION}: begin \
+         with the INIT macro, and compile with the header that came with the library"
+    )]
+    HeaderRevision { what: &'static str, found: usize },
     #[error("{what} is {found}, which is none of its constants")]
     UnknownConstant { what: &'static str, found: u32 },
     #[error("{what} {why}")]
@@ -211,7 +217,7 @@ pub(crate) enum Failure {
     #[cfg(feature = "wgpu")]
     #[error(transparent)]
     Wgpu(lgreco_wgpu::Error),
-    #[error("layer `{name}`: {failure}")]
+    #[error("layer `{name}`: {}", .failure.without_layer())]
     OfLayer { name: String, failure: Box<Failure> },
     #[cfg(feature = "cuda")]
     #[error("call {call} since the last check: {failure}")]
@@ -247,6 +253,14 @@ fn of_cuda(error: &lgreco_cuda::Error) -> lgreco_status {
 pub(crate) type Result<T, E = Failure> = core::result::Result<T, E>;
 
 impl Failure {
+    /// As text, without the index of a layer whose name has been said.
+    fn without_layer(&self) -> String {
+        match self {
+            Failure::Core(error) => error.without_layer().to_string(),
+            failure => failure.to_string(),
+        }
+    }
+
     /// The same, about a layer, if it can be one's fault.
     pub(crate) fn of_layer(self, name: &str) -> Failure {
         if self.is_of_device() { self } else { Failure::OfLayer { name: name.into(), failure: Box::new(self) } }
@@ -299,7 +313,7 @@ impl Failure {
             Failure::Null(_) => LGRECO_NULL_POINTER,
             Failure::Alignment(_) => LGRECO_ALIGNMENT,
             Failure::Overlap(..) | Failure::LayersOverlap { .. } => LGRECO_OVERLAP,
-            Failure::StructSize { .. } => LGRECO_STRUCT_SIZE,
+            Failure::StructSize { .. } | Failure::HeaderRevision { .. } => LGRECO_STRUCT_SIZE,
             Failure::UnknownConstant { .. } => LGRECO_UNKNOWN_CONSTANT,
             Failure::Text { .. } => LGRECO_TEXT,
             Failure::Handle(_) => LGRECO_HANDLE,

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{allocations, gradient};
+use common::{allocations, freed_tags, gradient};
 use lgreco::*;
 use lgreco_train::compress::{Setting, adacomp::AdaComp, loco::LoCo, qsgd::Qsgd, topk::TopK};
 use lgreco_train::controller::{Config, Controller, Feedback, Policy, Schedule, Tensor};
@@ -90,6 +90,13 @@ impl Drop for Alone {
 
 fn gradients(step: u32) -> [Vec<f32>; 3] {
     [gradient(step, 64 * 48), vec![0.5; 48], gradient(step + 100, 64 * 48)]
+}
+
+/// A copy of a destroyed handle's pointer finds no tag behind it, as long as nobody else gets the memory.
+#[test]
+fn destroyed_handles_have_no_tag() {
+    drop(Alone::new(lgreco_controller_options::default()));
+    assert_eq!(freed_tags(), 0);
 }
 
 #[test]

@@ -8,13 +8,13 @@ use crate::memory::Gradients;
 use crate::report::Report;
 use crate::request::Request;
 use crate::task::{PlanResult, PlanTask};
-use lgreco_train::Error;
 use lgreco_train::compress::{Compressor, Setting};
 use lgreco_train::controller::{
     self, Budget, Config, Contents, Feedback, MemoryUse, Metrics, NonFinite, Policy, Tensor,
 };
 use lgreco_train::exchange::{Collective, CollectiveError};
 use lgreco_train::gradient::{Dtype, Shape, Values};
+use lgreco_train::{CoreError, Error};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -185,8 +185,12 @@ impl Controller {
         Ok(Controller { controller, tensors, names, place, scale, seed, feedback, reduce_dtype, non_finite })
     }
 
-    /// Begins a step.
+    /// Begins a step, unless the learning rate makes no sense: whoever calls has the first bucket tell it, which may be on a device.
     fn begin_step(&self, py: Python<'_>, learning_rate: f64) -> PyResult<()> {
+        if !(learning_rate.is_finite() && learning_rate >= 0.0) {
+            let (what, value, expected) = ("learning rate", learning_rate, "a finite number >= 0");
+            return Err(self.raised(py, CoreError::Parameter { what, value, expected }.into()));
+        }
         self.attempt(py, |controller| controller.begin_step(learning_rate))
     }
 

@@ -24,7 +24,8 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
 /// The exception for an error, with the name of the layer that it is about.
 pub(crate) fn raised(py: Python<'_>, error: Error, names: &[String]) -> PyErr {
     let layer = error.layer().and_then(|layer| names.get(layer)).map(String::as_str);
-    let raised = named(py, of_layer(layer, &error.to_string()), error.code(), layer);
+    let text = if layer.is_some() { error.without_layer().to_string() } else { error.to_string() };
+    let raised = named(py, of_layer(layer, &text), error.code(), layer);
     match error {
         Error::Peer { rank, code } => with_attributes(py, raised, |value| {
             value.setattr("peer", rank)?;

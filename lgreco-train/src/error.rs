@@ -1,6 +1,8 @@
 mod kind;
 
 use crate::CoreError;
+use crate::gradient::Dtype;
+use core::fmt;
 use kind::Kind;
 use lgreco_core::internal::error::{self as of_core, Number};
 
@@ -66,14 +68,74 @@ pub enum Error {
         /// The [`code`](Error::code) of its error.
         code: u32,
     },
-    /// Workers want to exchange different things.
-    #[error("rank {rank} and rank 0 differ in layers, shapes, settings, route, seed, step or warm-start factors")]
+    /// Workers want to exchange different things in one bucket. The next step's agreement names an option, a setting or a step
+    /// that differs ([`Error::PeerOption`]).
+    #[error(
+        "rank {rank} and rank 0 exchange different things: other layers in a bucket, settings, or warm-start factors of \
+         PowerSGD; or only some ranks have loaded a state, set settings or asked for a plan"
+    )]
     PeerPlan {
         /// The first rank that differs from rank 0.
         rank: u32,
     },
+    /// Workers have been given different options, or are at different steps.
+    #[error("{what}: {found} on rank {rank}, {expected} on rank 0; all ranks need the same")]
+    PeerOption {
+        /// The first rank that differs from rank 0.
+        rank: u32,
+        /// The first option that differs.
+        what: &'static str,
+        /// What that rank has.
+        found: OptionValue,
+        /// What rank 0 has.
+        expected: OptionValue,
+    },
+    /// The collective is not that of the controller.
+    #[error(
+        "the collective reports rank {rank} of {world}, but this controller was created as rank {own_rank} of {own_world}"
+    )]
+    OtherPlace {
+        /// The rank of the collective.
+        rank: u32,
+        /// Its number of workers.
+        world: u32,
+        /// The rank of the controller.
+        own_rank: u32,
+        /// Its number of workers.
+        own_world: u32,
+    },
+    /// The trainer of this rank has failed, or has called the library wrongly.
+    #[error("the trainer of this rank has failed{}", Kind(*.code))]
+    Trainer {
+        /// The trainer's code, below 1000.
+        code: u32,
+    },
+    /// A layer that the model does not have.
+    #[error("there is no layer {layer}: layers are counted from 0, and the model has {layers}")]
+    NoSuchLayer {
+        /// The index.
+        layer: usize,
+        /// Number of layers.
+        layers: usize,
+    },
+    /// A layer that is not in the bucket.
+    #[error("layer {layer}: {}", Unplaced(self))]
+    NotInBucket {
+        /// The index.
+        layer: usize,
+    },
+    /// A gradient of another element type than its layer.
+    #[error("layer {layer}: {}", Unplaced(self))]
+    LayerDtype {
+        /// Index of the layer.
+        layer: usize,
+        /// The element type of the gradient.
+        found: Dtype,
+        /// That of the layer.
+        expected: Dtype,
+    },
     /// What a trainer hands over is not the layer the controller was made for.
-    #[error("layer {layer}: {what} is {found}, expected {expected}")]
+    #[error("layer {layer}: {}", Unplaced(self))]
     LayerMismatch {
         /// Index of the layer.
         layer: usize,
@@ -85,7 +147,7 @@ pub enum Error {
         found: usize,
     },
     /// A layer's gradient holds NaN or infinity.
-    #[error("layer {layer}, element {index} is {value}: gradients must be finite")]
+    #[error("layer {layer}: {}", Unplaced(self))]
     NonFiniteGradient {
         /// Index of the layer.
         layer: usize,
@@ -95,7 +157,7 @@ pub enum Error {
         value: f32,
     },
     /// A layer is in a bucket that is being exchanged.
-    #[error("layer {layer} is in a bucket that is being exchanged")]
+    #[error("layer {layer}: {}", Unplaced(self))]
     InFlight {
         /// Index of the layer.
         layer: usize,
@@ -171,11 +233,68 @@ pub enum Error {
     },
 }
 
+/// What a rank has been given where all ranks need the same.
+///
+/// ```
+/// use lgreco_train::{Error, OptionValue};
+/// let [found, expected] = [500, 1000].map(OptionValue::Whole);
+/// let error = Error::PeerOption { rank: 1, what: "period", found, expected };
+/// assert_eq!(error.to_string(), "period: 500 on rank 1, 1000 on rank 0; all ranks need the same");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum OptionValue {
+    /// A whole number.
+    Whole(u64),
+    /// Another number.
+    Real(f64),
+    /// One of several choices.
+    Name(&'static str),
+    /// The checksum of a value that is too long for a message: names of layers, say.
+    Checksum(u64),
+    /// Nothing.
+    None,
+}
+
+impl fmt::Display for OptionValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OptionValue::Whole(value) => value.fmt(f),
+            OptionValue::Real(value) => Number(value).fmt(f),
+            OptionValue::Name(name) => f.write_str(name),
+            OptionValue::Checksum(value) => write!(f, "checksum {value:016x}"),
+            OptionValue::None => f.write_str("none"),
+        }
+    }
+}
+
+/// An error without the index of its layer, for callers that say the layer's name before it.
+struct Unplaced<'a>(&'a Error);
+
+impl fmt::Display for Unplaced<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self.0 {
+            Error::LayerMismatch { what, expected, found, .. } => {
+                write!(f, "{what} is {found}, expected {expected}")
+            }
+            Error::LayerDtype { found, expected, .. } => {
+                write!(f, "the gradient is {}, but the layer was declared as {}", found.name(), expected.name())
+            }
+            Error::NonFiniteGradient { index, value, .. } => {
+                write!(f, "element {index} is {value}: gradients must be finite")
+            }
+            Error::NotInBucket { .. } => f.write_str("the layer is not in this bucket"),
+            Error::InFlight { .. } => f.write_str("the layer is in a bucket that is being exchanged"),
+            ref error => error.fmt(f),
+        }
+    }
+}
+
 /// What is known of a collective call that has failed.
 struct OfEmbedder(i32);
 
-impl core::fmt::Display for OfEmbedder {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+impl fmt::Display for OfEmbedder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             i32::MIN => f.write_str(": the embedder has not got it, which these settings or this route need"),
             code => write!(f, " with the embedder's code {code}"),
@@ -227,14 +346,17 @@ impl Error {
     pub const fn code(&self) -> u32 {
         match self {
             Error::Core(error) => error.code(),
+            Error::OtherPlace { .. } => CoreError::Parameter { what: "", value: 0.0, expected: "" }.code(),
+            Error::Trainer { code } => *code,
             Error::TimeInfeasible { .. } => CoreError::SizeInfeasible { limit: 0, smallest: 0 }.code(),
             Error::NotContractive { .. } => 60,
             Error::FeedbackRule { .. } => 61,
             Error::Collective { .. } => 80,
             Error::Peer { .. } => 81,
-            Error::PeerPlan { .. } => 82,
+            Error::PeerPlan { .. } | Error::PeerOption { .. } => 82,
             Error::PeerMessage { .. } => 83,
-            Error::LayerMismatch { .. } => 100,
+            Error::LayerMismatch { .. } | Error::LayerDtype { .. } => 100,
+            Error::NoSuchLayer { .. } | Error::NotInBucket { .. } => 100,
             Error::NonFiniteGradient { .. } => Error::NON_FINITE_GRADIENT,
             Error::InFlight { .. } => 102,
             Error::StepOrder { .. } => 103,
@@ -253,11 +375,25 @@ impl Error {
     pub const fn layer(&self) -> Option<usize> {
         match *self {
             Error::Core(ref error) => error.layer(),
-            Error::LayerMismatch { layer, .. } | Error::NonFiniteGradient { layer, .. } | Error::InFlight { layer } => {
-                Some(layer)
-            }
+            Error::LayerMismatch { layer, .. }
+            | Error::LayerDtype { layer, .. }
+            | Error::NonFiniteGradient { layer, .. }
+            | Error::NotInBucket { layer }
+            | Error::InFlight { layer } => Some(layer),
             _ => None,
         }
+    }
+
+    /// The error as text without the index of its layer, for callers that say the layer's name before it.
+    ///
+    /// ```
+    /// use lgreco_train::Error;
+    /// let error = Error::NonFiniteGradient { layer: 1, index: 4, value: f32::INFINITY };
+    /// assert_eq!(error.to_string(), "layer 1: element 4 is inf: gradients must be finite");
+    /// assert_eq!(error.without_layer().to_string(), "element 4 is inf: gradients must be finite");
+    /// ```
+    pub fn without_layer(&self) -> impl fmt::Display + '_ {
+        Unplaced(self)
     }
 
     /// The option at fault, in the layer at fault, for errors that have one.

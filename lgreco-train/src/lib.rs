@@ -35,7 +35,7 @@ pub mod outer;
 pub mod pipeline;
 mod state;
 
-pub use error::Error;
+pub use error::{Error, OptionValue};
 #[cfg(feature = "json")]
 pub use lgreco_core::file;
 pub use lgreco_core::{Error as CoreError, Word, backend, compress, plan, rng, search, simd, table};

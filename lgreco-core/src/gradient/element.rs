@@ -173,6 +173,19 @@ impl Dtype {
         }
     }
 
+    /// `f32`, `f16` or `bf16`.
+    ///
+    /// ```
+    /// assert_eq!(lgreco_core::gradient::Dtype::Bf16.name(), "bf16");
+    /// ```
+    pub const fn name(self) -> &'static str {
+        match self {
+            Dtype::F32 => "f32",
+            Dtype::F16 => "f16",
+            Dtype::Bf16 => "bf16",
+        }
+    }
+
     /// Bytes per element.
     pub const fn bytes(self) -> usize {
         match self {

@@ -17,6 +17,7 @@ pub use offer::{Offer, OfferedRow};
 pub use range::{MAX_OPTIONS, Method, Metric, Range, Width};
 
 use crate::backend::Backend;
+use crate::checksum::Hash;
 use crate::compress::Setting;
 use crate::gradient::{Dtype, Gradient, Shape, Values};
 use crate::rng::Stream;
@@ -317,6 +318,48 @@ impl Search {
         let mut search = self.clone();
         search.families[0] = self.families[0].ramped(first, done)?;
         Ok(search)
+    }
+
+    /// The method that is searched.
+    ///
+    /// ```
+    /// use lgreco_core::search::{Method, Search};
+    /// assert_eq!(Search::new(Method::Hybrid).method(), Method::Hybrid);
+    /// ```
+    pub fn method(&self) -> Method {
+        match &self.families[..] {
+            [family] => family.method,
+            _ => Method::Hybrid,
+        }
+    }
+
+    /// The default of the first method: bits, density or rank.
+    ///
+    /// ```
+    /// use lgreco_core::search::{Method, Search};
+    /// assert_eq!(Search::new(Method::TopK).with_default(0.1)?.default_parameter(), 0.1);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    pub fn default_parameter(&self) -> f64 {
+        self.families[0].default
+    }
+
+    /// A checksum of all methods with their defaults, ranges and widths, by which ranks find out whether they search the same.
+    ///
+    /// ```
+    /// use lgreco_core::search::{Method, Range, Search};
+    /// let search = Search::new(Method::Qsgd);
+    /// let narrow = search.clone().with_range(Range { first: 3.0, last: 5.0, step: 1.0 })?;
+    /// assert_ne!(search.checksum(), narrow.checksum());
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    pub fn checksum(&self) -> u64 {
+        let words = self.families.iter().flat_map(|Family { method, default, range, widths }| {
+            let Range { first, last, step } = range;
+            let [default, first, last, step] = [default, first, last, step].map(|number| number.to_bits());
+            [*method as u64, default, first, last, step, widths.word()]
+        });
+        words.fold(Hash::START, Hash::add).0
     }
 
     /// Whether a tensor of these dimensions is compressed at all.

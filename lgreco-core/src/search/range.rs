@@ -191,6 +191,11 @@ pub(super) struct Widths {
 impl Widths {
     pub(super) const FULL: Widths = Widths { full: true, bits: 0 };
 
+    /// A bit per width, the lowest of full values.
+    pub(super) fn word(self) -> u64 {
+        u64::from(self.full) | u64::from(self.bits)
+    }
+
     pub(super) fn new(widths: &[Width]) -> Result<Widths> {
         let mut found = Widths { full: false, bits: 0 };
         for &width in widths {

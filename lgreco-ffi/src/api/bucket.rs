@@ -5,6 +5,7 @@ use crate::handle::{self, Kind as _, kind};
 use crate::pointers::{fill, slice};
 use crate::status::{Failure, Result, lgreco_status};
 use core::ffi::{c_char, c_void};
+use lgreco_train::Error;
 use lgreco_train::controller::Bucket;
 use std::sync::{Arc, Weak};
 
@@ -29,6 +30,8 @@ pub(crate) struct BucketState {
     gradients: Gradients,
     /// The gradients on their way: none before they are submitted, and when they are means.
     pointers: Vec<*mut c_void>,
+    /// What was wrong with the pointers that were submitted, which `next` returns once all ranks know.
+    wrong: Option<Failure>,
 }
 
 impl BucketState {
@@ -42,6 +45,7 @@ impl BucketState {
             names: from.names.clone(),
             pointers: Vec::with_capacity(layers.len()),
             gradients: Gradients::new(layers),
+            wrong: None,
             bucket,
         }
     }
@@ -56,7 +60,13 @@ impl BucketState {
         if !next.as_ref().is_ok_and(|request| request.kind != LGRECO_REQUEST_NONE) {
             pointers.clear();
         }
-        Ok(next?)
+        match (next, self.wrong.take()) {
+            (Err(Error::Trainer { .. }), Some(failure)) => Err(failure),
+            (next, wrong) => {
+                self.wrong = wrong;
+                Ok(next?)
+            }
+        }
     }
 }
 
@@ -108,9 +118,9 @@ pub unsafe extern "C" fn lgreco_bucket_round(
 /// and compresses. The library keeps the pointers: what they point to must stay in its place, used by nobody else,
 /// until lgreco_bucket_next says LGRECO_REQUEST_NONE or fails, or the bucket is closed. Does not allocate.
 ///
-/// LGRECO_STEP_ORDER when there are gradients already. After this and after pointers that lgreco_controller_step would
-/// refuse, the bucket is as it was. What else is wrong with gradients (they are not finite, say) is told to all ranks:
-/// lgreco_bucket_next fails on each.
+/// LGRECO_STEP_ORDER when there are gradients already; the bucket is then as it was. What is wrong with gradients (they are not
+/// finite, or lgreco_controller_step would refuse the pointers) is no failure here, because the other ranks wait for this one: all
+/// are told, and lgreco_bucket_next fails on each. A trainer that has no gradients to give, because it has failed, submits NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_submit(
     bucket: *mut lgreco_bucket,
@@ -118,11 +128,20 @@ pub unsafe extern "C" fn lgreco_bucket_submit(
     gradients_len: usize,
 ) -> lgreco_status {
     call!(bucket, |state| {
-        let BucketState { bucket, gradients: own, pointers: kept, .. } = state;
-        let pointers = own.pointers(gradients, gradients_len)?;
-        own.with(pointers, |values| bucket.submit(values))??;
-        kept.extend(pointers);
-        Ok(())
+        let BucketState { bucket, gradients: own, pointers: kept, wrong, .. } = state;
+        let pointers = own.pointers(gradients, gradients_len);
+        let submitted = pointers.and_then(|pointers| {
+            let submitted = own.with(pointers, |values| bucket.submit(values))?;
+            Ok(submitted.map(|()| kept.extend(pointers)))
+        });
+        match submitted {
+            Ok(submitted) => Ok(submitted?),
+            Err(failure) => {
+                bucket.submit_failure(Error::Trainer { code: failure.status() })?;
+                *wrong = Some(failure);
+                Ok(())
+            }
+        }
     })
 }
 
@@ -133,8 +152,8 @@ pub unsafe extern "C" fn lgreco_bucket_submit(
 /// and code. Gradients of the bucket are then of no use, what is remembered of its layers is as it was, and other
 /// buckets are not concerned: LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks exchange different layers or
 /// under different options, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PEER_MESSAGE. Where the controller's
-/// options do not make gradients that are not finite an error, all of the bucket's become NaN on every rank instead,
-/// for a loss scaler to find, and residuals stay. LGRECO_STEP_ORDER before lgreco_bucket_submit, and after a failure.
+/// options do not make gradients that are not finite an error, all of the bucket's become zeros (LGRECO_NON_FINITE_STEP_SKIP) or
+/// NaN, for a loss scaler to find, on every rank instead, and residuals stay. LGRECO_STEP_ORDER before lgreco_bucket_submit, and after a failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_next(bucket: *mut lgreco_bucket, request: *mut lgreco_request) -> lgreco_status {
     call!(bucket, |state| { fill(request, || state.next()) })

@@ -60,6 +60,11 @@ impl lgreco_collective {
 }
 
 impl Callback {
+    /// Makes room in gathers for at least so many workers: the callback may gather from more than the caller's struct says.
+    pub(crate) fn make_room_for(&mut self, world_size: u32) {
+        self.world_size = self.world_size.max(world_size);
+    }
+
     fn perform(&self, request: Request<'_>) -> Result<(), CollectiveError> {
         self.perform_as(&lgreco_request::of(Some(request), self.world_size))
     }

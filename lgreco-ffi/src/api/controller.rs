@@ -6,9 +6,7 @@ use super::request::lgreco_request;
 use super::table::Texts;
 use crate::device::Device;
 use crate::handle::{self, kind};
-use crate::pointers::{
-    check_layer, fill, fill_unless_null, read_struct, read_struct_or_default, read_structs, sized_struct, slice,
-};
+use crate::pointers::{fill, fill_unless_null, read_struct, read_struct_or_default, read_structs, sized_struct, slice};
 use crate::status::{Failure, Result, lgreco_status};
 use core::ffi::{c_char, c_void};
 use lgreco_train::Error;
@@ -28,6 +26,7 @@ pub(crate) struct ControllerState {
     pub(super) controller: Controller,
     /// What the controller measures on.
     pub(super) device: Device,
+    rank: u32,
     pub(super) world_size: u32,
     /// By which its buckets know it.
     pub(super) owner: Arc<()>,
@@ -52,9 +51,23 @@ impl ControllerState {
         Err(Error::StepOrder { what, expected: "one of this controller's" }.into())
     }
 
+    /// `Err` unless the collective is that of the controller.
+    fn check_place(&self, collective: &impl Collective) -> Result<(), Failure> {
+        let (rank, world) = (collective.rank(), collective.world_size());
+        let (own_rank, own_world) = (self.rank, self.world_size);
+        if (rank, world) == (own_rank, own_world) {
+            return Ok(());
+        }
+        Err(Error::OtherPlace { rank, world, own_rank, own_world }.into())
+    }
+
     /// `Err` unless there is such a layer.
     pub(super) fn check_layer(&self, layer: usize) -> Result<()> {
-        check_layer(layer, self.controller.tensors().len())
+        let layers = self.controller.tensors().len();
+        if layer < layers {
+            return Ok(());
+        }
+        Err(Error::NoSuchLayer { layer, layers }.into())
     }
 }
 
@@ -63,7 +76,8 @@ pub type lgreco_outcome = u32;
 
 /// They are the means of all workers' gradients, compressed as was decided.
 pub const LGRECO_OUTCOME_EXCHANGED: lgreco_outcome = 0;
-/// Some rank's were not finite; they are zeros. Do not update the parameters.
+/// Some rank's were not finite; they are zeros. Do not update the parameters. After buckets in flight: the gradients of other
+/// buckets are means that do not count, and residuals are what they were before the step.
 pub const LGRECO_OUTCOME_SKIPPED: lgreco_outcome = 1;
 /// Some rank's were not finite; they are the plain means, not finite either. After buckets in flight: those of some bucket,
 /// which are NaN now.
@@ -152,6 +166,7 @@ pub unsafe extern "C" fn lgreco_controller_create(
         Ok(ControllerState {
             controller: controller.with_backend(Box::new(context.device.clone())),
             device: context.device.clone(),
+            rank: collective.rank(),
             world_size: collective.world_size(),
             owner: Arc::new(()),
             loads: 0,
@@ -183,10 +198,12 @@ pub unsafe extern "C" fn lgreco_controller_message(controller: *const lgreco_con
 /// its mean over the workers. `learning_rate`, the same on all ranks, matters to Accordion alone. `report` may be NULL.
 /// Allocates at decisions only.
 ///
-/// Whatever fails on one rank fails on all: with its own code there, elsewhere with LGRECO_PEER, whose message tells rank
-/// and code. LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks differ in options or layers, LGRECO_PARAMETER, and
-/// codes of planning come before anything has changed: the step may be repeated. LGRECO_STEP_ORDER while a step of
-/// lgreco_controller_begin_step is under way. LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW
+/// Whatever fails on one rank fails on all, wrong pointers and lengths too: with its own code there, elsewhere with LGRECO_PEER,
+/// whose message tells rank and code. Only where the network cannot be used (`controller` or `collective` is wrong, or another call
+/// uses the controller: LGRECO_BUSY) nobody else is told. LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks differ in options
+/// or layers, of which the message names the first, LGRECO_PARAMETER, also when the collective's rank or number of workers is not
+/// that of the controller, LGRECO_STEP_ORDER while a step of lgreco_controller_begin_step is under way, and
+/// codes of planning come before anything has changed: the step may be repeated. LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW
 /// and LGRECO_PEER_MESSAGE end the step without its gradients being of use; the next one works. After LGRECO_COLLECTIVE
 /// ranks may differ: load a saved state.
 #[unsafe(no_mangle)]
@@ -200,13 +217,30 @@ pub unsafe extern "C" fn lgreco_controller_step(
 ) -> lgreco_status {
     call!(controller, |state| {
         let mut collective = read_struct(collective)?.callback()?;
-        let ControllerState { controller, gradients: own, report: last, .. } = state;
-        fill_unless_null(report, || {
-            let pointers = own.pointers(gradients, gradients_len)?;
-            let done = own.with(pointers, |values| controller.step(&mut collective, values, learning_rate))??;
-            *last = Some(done);
-            Ok(done.into())
-        })
+        let place = state.check_place(&collective);
+        let ControllerState { controller, world_size, gradients: own, report: last, .. } = state;
+        let mut taken = false;
+        let done = place.and_then(|()| {
+            fill_unless_null(report, || {
+                let pointers = own.pointers(gradients, gradients_len)?;
+                let done = own.with(pointers, |values| {
+                    taken = true;
+                    controller.step(&mut collective, values, learning_rate)
+                })??;
+                *last = Some(done);
+                Ok(done.into())
+            })
+        });
+        match done {
+            // The others wait for this rank.
+            Err(failure) if !taken => {
+                let error = Error::Trainer { code: failure.status() };
+                collective.make_room_for(*world_size);
+                let told = controller.step_failed(&mut collective, error);
+                Err(if told == error { failure } else { told.into() })
+            }
+            done => done,
+        }
     })
 }
 
@@ -215,7 +249,8 @@ pub unsafe extern "C" fn lgreco_controller_step(
 /// workers do, with the same `learning_rate`, which matters to Accordion alone. lgreco_controller_step does all of this
 /// in one call, and finds out before anything is exchanged whether all gradients can be.
 ///
-/// LGRECO_STEP_ORDER when a step is under way; LGRECO_PARAMETER.
+/// A learning rate that is not finite or negative is told to all ranks: lgreco_controller_control fails, or, where there is
+/// nothing to control, the first bucket. LGRECO_STEP_ORDER when a step is under way.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_begin_step(
     controller: *mut lgreco_controller,
@@ -241,7 +276,7 @@ pub unsafe extern "C" fn lgreco_controller_control(
 
 /// Ends the step, of which all buckets have been closed. Layers that were in none keep what is remembered of them.
 /// `report` may be NULL; its outcome is LGRECO_OUTCOME_FAILED when the exchange of some bucket has failed,
-/// LGRECO_OUTCOME_PASSED_THROUGH when the gradients of some were not finite.
+/// LGRECO_OUTCOME_SKIPPED or LGRECO_OUTCOME_PASSED_THROUGH, by the option `non_finite`, when the gradients of some were not finite.
 ///
 /// LGRECO_IN_FLIGHT when a bucket has not been closed; LGRECO_STEP_ORDER when no step is under way, or its control
 /// requests are not done.

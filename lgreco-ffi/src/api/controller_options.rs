@@ -37,9 +37,11 @@ pub type lgreco_non_finite_step = u32;
 
 /// The step fails on every rank before anything is exchanged, and may be repeated with other gradients.
 pub const LGRECO_NON_FINITE_STEP_ERROR: lgreco_non_finite_step = 0;
-/// Nothing is exchanged: gradients become zeros, residuals stay.
+/// The step is not to be applied: its outcome is LGRECO_OUTCOME_SKIPPED, gradients become zeros, and residuals stay. Of buckets in
+/// flight those with NaN or infinity become zeros; lgreco_controller_finish_step takes back what the others have done to residuals.
 pub const LGRECO_NON_FINITE_STEP_SKIP: lgreco_non_finite_step = 1;
-/// The step is exchanged uncompressed, NaN and infinity with it; residuals stay.
+/// The step is exchanged uncompressed, NaN and infinity with it; residuals stay. Of buckets in flight those with NaN or infinity
+/// become NaN.
 pub const LGRECO_NON_FINITE_STEP_PASS_THROUGH: lgreco_non_finite_step = 2;
 
 /// How payloads that cannot be summed on the wire travel: LGRECO_ROUTE_...

@@ -181,7 +181,7 @@ impl From<&Decision> for lgreco_decision {
     }
 }
 
-/// Fills `setting` with how layer `layer` was compressed at the last step. LGRECO_LENGTH when there is no such layer, as
+/// Fills `setting` with how layer `layer` was compressed at the last step. LGRECO_LAYER_MISMATCH when there is no such layer, as
 /// for the calls below.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_setting(

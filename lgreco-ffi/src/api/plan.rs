@@ -124,7 +124,7 @@ sized_struct!("plan view", lgreco_plan_view {});
 fn view(options: &[u32], summary: &Summary, solver: *const c_char) -> lgreco_plan_view {
     let Stated { limit, lower_bound, budget, size_limit, error_lower_bound } = summary.proof.into();
     lgreco_plan_view {
-        struct_size: size_of::<lgreco_plan_view>(),
+        struct_size: crate::pointers::size_of_struct::<lgreco_plan_view>(),
         layers: options.len(),
         options: options.as_ptr(),
         size: summary.size,

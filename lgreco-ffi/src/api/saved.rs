@@ -87,7 +87,7 @@ pub unsafe extern "C" fn lgreco_controller_save(
 /// layer, and its `name` is NULL; part 1 + l is layer l with its name, which is valid until the controller is destroyed.
 /// lgreco_controller_load_parts takes them in any order.
 ///
-/// LGRECO_LENGTH also when there is no such part.
+/// LGRECO_LAYER_MISMATCH when there is no such part.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_save_part(
     controller: *mut lgreco_controller,

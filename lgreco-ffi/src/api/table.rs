@@ -235,7 +235,7 @@ impl TableState {
             values.map_or(core::ptr::null(), <[T]>::as_ptr)
         }
         lgreco_table_view {
-            struct_size: size_of::<lgreco_table_view>(),
+            struct_size: crate::pointers::size_of_struct::<lgreco_table_view>(),
             layers: self.ends.len(),
             ends: self.ends.as_ptr(),
             choices: self.table.view().choices().as_ptr().cast(),

@@ -207,7 +207,7 @@ static void *spoilt(void *argument) {
         }
         if (options.non_finite == LGRECO_NON_FINITE_STEP_ERROR) {
             CHECK(flights[0].status == (member->rank == 1 ? LGRECO_NON_FINITE_GRADIENT : LGRECO_PEER));
-            TEXT(member->rank == 1 ? "layer `fc1.weight`: layer 0, element 77 is -inf" : "rank 1 failed with error code 101",
+            TEXT(member->rank == 1 ? "layer `fc1.weight`: element 77 is -inf" : "rank 1 failed with error code 101",
                  lgreco_bucket_message(flights[0].bucket));
             STATUS(LGRECO_STEP_ORDER, lgreco_bucket_next(flights[0].bucket, &flights[0].request));
             STATUS(LGRECO_IN_FLIGHT, lgreco_controller_finish_step(controller, NULL));
@@ -216,8 +216,11 @@ static void *spoilt(void *argument) {
             OK(lgreco_controller_finish_step(controller, &report));
             CHECK(report.outcome == LGRECO_OUTCOME_FAILED);
         } else {
-            CHECK(flights[0].status == LGRECO_OK && report.outcome == LGRECO_OUTCOME_PASSED_THROUGH);
-            for (size_t i = 0; i < elements(0); i++) CHECK(isnan(model->values[0][i]));
+            const int skips = options.non_finite == LGRECO_NON_FINITE_STEP_SKIP;
+            const lgreco_outcome outcome = skips ? LGRECO_OUTCOME_SKIPPED : LGRECO_OUTCOME_PASSED_THROUGH;
+            CHECK(flights[0].status == LGRECO_OK && report.outcome == outcome);
+            for (size_t i = 0; i < elements(0); i++)
+                CHECK(skips ? model->values[0][i] == 0 : isnan(model->values[0][i]));
         }
         residual(controller, 0, after);
         CHECK(memcmp(before, after, ELEMENTS * sizeof *before) == 0);
@@ -323,6 +326,48 @@ static void *different_layers(void *argument) {
     return NULL;
 }
 
+// What is wrong with rank 1's pointers, or its learning rate, is told to both ranks by the bucket.
+static void *wrong_on_one_rank(void *argument) {
+    Member *const member = argument;
+    Model *const model = malloc(sizeof *model);
+    lgreco_controller *controller = controller_of(member, &options);
+    const size_t layers[] = {0, 1};
+    const lgreco_status expected[] = {LGRECO_LENGTH,  LGRECO_NULL_POINTER, LGRECO_NULL_POINTER, LGRECO_ALIGNMENT,
+                                      LGRECO_OVERLAP, LGRECO_PARAMETER};
+    enum { CASES = sizeof expected / sizeof *expected };
+    for (uint32_t s = 0; s < 2 * CASES; s++) {
+        const int wrong = s % 2 == 1 && member->rank == 1 ? (int)s / 2 : -1;
+        void *pointers[] = {model->values[0], model->values[1]};
+        lgreco_request request = LGRECO_REQUEST_INIT;
+        Flight flight = {.values = NULL};
+        gradients(model, member->rank, s);
+        if (wrong == 2) pointers[1] = NULL;
+        if (wrong == 3) pointers[1] = (uint8_t *)model->values[1] + 2;
+        if (wrong == 4) pointers[1] = model->values[0] + ELEMENTS - 1;
+        OK(lgreco_controller_begin_step(controller, wrong == 5 ? NAN : 0.1));
+        do {
+            OK(lgreco_controller_control(controller, &request));
+            if (request.kind != LGRECO_REQUEST_NONE) CHECK(perform(member, &request) == 0);
+        } while (request.kind != LGRECO_REQUEST_NONE);
+        OK(lgreco_bucket_open(controller, layers, 2, &flight.bucket));
+        OK(lgreco_bucket_submit(flight.bucket, wrong == 1 ? NULL : pointers, wrong == 0 ? 1 : 2));
+        flight.request = (lgreco_request)LGRECO_REQUEST_INIT;
+        do go_on(&flight, member);
+        while (!flight.done);
+        if (s % 2 == 0) {
+            OK(flight.status);
+        } else {
+            CHECK(flight.status == (member->rank == 1 ? expected[s / 2] : LGRECO_PEER));
+        }
+        if (wrong == 4) TEXT("layer `fc1.", lgreco_bucket_message(flight.bucket));
+        OK(lgreco_bucket_close(controller, &flight.bucket));
+        OK(lgreco_controller_finish_step(controller, NULL));
+    }
+    OK(lgreco_controller_destroy(&controller));
+    free(model);
+    return NULL;
+}
+
 static void out_of_order(void) {
     static Model model;
     Group group;
@@ -339,7 +384,6 @@ static void out_of_order(void) {
     STATUS(LGRECO_STEP_ORDER, lgreco_bucket_open(controller, all, LAYERS, &bucket));
     STATUS(LGRECO_STEP_ORDER, lgreco_controller_control(controller, &request));
     STATUS(LGRECO_STEP_ORDER, lgreco_controller_finish_step(controller, NULL));
-    STATUS(LGRECO_PARAMETER, lgreco_controller_begin_step(controller, NAN));
     OK(lgreco_controller_begin_step(controller, 0.1));
     STATUS(LGRECO_STEP_ORDER, lgreco_controller_begin_step(controller, 0.1));
     STATUS(LGRECO_STEP_ORDER, lgreco_bucket_open(controller, all, LAYERS, &bucket));
@@ -348,7 +392,7 @@ static void out_of_order(void) {
     CHECK(request.kind == LGRECO_REQUEST_NONE);
     STATUS(LGRECO_LAYER_MISMATCH, lgreco_bucket_open(controller, beyond, 1, &bucket));
     STATUS(LGRECO_IN_FLIGHT, lgreco_bucket_open(controller, twice, 2, &bucket));
-    TEXT("layer `fc1.bias`: layer 1 is in a bucket", lgreco_controller_message(controller));
+    TEXT("layer `fc1.bias`: the layer is in a bucket", lgreco_controller_message(controller));
     CHECK(bucket == NULL);
     OK(lgreco_bucket_open(controller, all, 2, &bucket));
     STATUS(LGRECO_IN_FLIGHT, lgreco_bucket_open(controller, all, LAYERS, &second));
@@ -356,18 +400,7 @@ static void out_of_order(void) {
     const lgreco_collective collective = collective_of(&member);
     STATUS(LGRECO_STEP_ORDER, lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, NULL));
 
-    // Pointers that are refused leave an open bucket.
     STATUS(LGRECO_STEP_ORDER, lgreco_bucket_next(bucket, &request));
-    STATUS(LGRECO_LENGTH, lgreco_bucket_submit(bucket, pointers, 1));
-    STATUS(LGRECO_LENGTH, lgreco_bucket_submit(bucket, pointers, LAYERS));
-    pointers[1] = NULL;
-    STATUS(LGRECO_NULL_POINTER, lgreco_bucket_submit(bucket, pointers, 2));
-    pointers[1] = (uint8_t *)model.values[1] + 2;
-    STATUS(LGRECO_ALIGNMENT, lgreco_bucket_submit(bucket, pointers, 2));
-    pointers[1] = model.values[0] + ELEMENTS - 1;
-    STATUS(LGRECO_OVERLAP, lgreco_bucket_submit(bucket, pointers, 2));
-    TEXT("layer `fc1.", lgreco_bucket_message(bucket));
-    pointers[1] = model.values[1];
     OK(lgreco_bucket_submit(bucket, pointers, 2));
     STATUS(LGRECO_STEP_ORDER, lgreco_bucket_submit(bucket, pointers, 2));
     lgreco_request no_request;
@@ -427,9 +460,13 @@ int main(void) {
         run(3, spoilt);
         options.non_finite = LGRECO_NON_FINITE_STEP_SKIP;
         run(3, spoilt);
+        options.non_finite = LGRECO_NON_FINITE_STEP_PASS_THROUGH;
+        run(3, spoilt);
         base(LGRECO_METHOD_TOPK);
         run(2, transactions);
         run(2, different_layers);
+        options.policy = LGRECO_POLICY_UNIFORM;
+        run(2, wrong_on_one_rank);
     }
     out_of_order();
     return report("buckets");

@@ -126,7 +126,7 @@ static void every_field_counts(void) {
 
     link.memory = LGRECO_LINK_MEMORY_RESIDUAL;
     const Trace residual = run(&link, NULL);
-    CHECK(residual.forward_error != run(&(lgreco_link){sizeof link, LGRECO_CODEC_TOPK, 4, 128, 0, 0, 20, 0, 0, 1, 0, 0,
+    CHECK(residual.forward_error != run(&(lgreco_link){LGRECO_SIZE_OF(lgreco_link), LGRECO_CODEC_TOPK, 4, 128, 0, 0, 20, 0, 0, 1, 0, 0,
                                                        1024, 1, 8}, NULL).forward_error);
     link.gain = 0.5f;
     CHECK(run(&link, NULL).forward_error != residual.forward_error);

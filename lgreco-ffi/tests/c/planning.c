@@ -33,7 +33,7 @@ static void in_parts(lgreco_controller *controller, lgreco_controller *other, in
         parts[at] = part;
         total += lens[at];
     }
-    STATUS(LGRECO_LENGTH, lgreco_controller_save_part(controller, LAYERS + 1, 0, &name, NULL, 0, &small));
+    STATUS(LGRECO_LAYER_MISMATCH, lgreco_controller_save_part(controller, LAYERS + 1, 0, &name, NULL, 0, &small));
     STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_controller_save_part(controller, 0, 2, &name, NULL, 0, &small));
     STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_controller_save(controller, 2, NULL, 0, &small));
     OK(lgreco_controller_load_parts(other, parts, lens, LAYERS + 1, parts, lens, LAYERS + 1, &loaded));
@@ -149,7 +149,7 @@ static void *given(void *argument) {
     STATUS(LGRECO_LENGTH, lgreco_controller_set_settings(controller, settings, LAYERS - 1));
     OK(lgreco_controller_set_settings(controller, settings, LAYERS));
     STATUS(LGRECO_PEER_PLAN, lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, NULL));
-    TEXT("rank 1 and rank 0 differ", lgreco_controller_message(controller));
+    TEXT("settings of the fixed policy: checksum ", lgreco_controller_message(controller));
     settings[0].keep = settings[2].keep = 7;
     OK(lgreco_controller_set_settings(controller, settings, LAYERS));
     CHECK(take_step(controller, member, model).switched == 1);

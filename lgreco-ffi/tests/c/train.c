@@ -184,7 +184,7 @@ static void policies(void) {
     uint64_t before = chosen.hash[0];
     for (int i = 0; i < 5; i++) {
         fixed[0] = fixed[2] = (lgreco_setting){
-            sizeof fixed[0], methods[i], 4, 512, 0, 0, 60, LGRECO_DTYPE_F32, 4, 1, 0.9f, 0.03, 1, 2, 64, 128};
+            LGRECO_SIZE_OF(lgreco_setting), methods[i], 4, 512, 0, 0, 60, LGRECO_DTYPE_F32, 4, 1, 0.9f, 0.03, 1, 2, 64, 128};
         const Run run = with(options, 3);
         CHECK(run.settings[0].lambda == (i == 1 ? 0.9f : 0.0f));
         CHECK(run.settings[0].method == methods[i] && run.settings[2].method == methods[i]);
@@ -618,16 +618,57 @@ static void misuse(void) {
     CHECK(member.calls > 0);
     collective.world_size = 2;
     STATUS(LGRECO_PARAMETER, lgreco_controller_step(made, &collective, pointers, LAYERS, 0.1, NULL));
+    TEXT("the collective reports rank 0 of 2, but this controller was created as rank 0 of 1", lgreco_controller_message(made));
     lgreco_setting setting = LGRECO_SETTING_INIT;
     lgreco_metrics metrics = LGRECO_METRICS_INIT;
     float value;
-    STATUS(LGRECO_LENGTH, lgreco_controller_setting(made, LAYERS, &setting));
-    STATUS(LGRECO_LENGTH, lgreco_controller_metrics(made, LAYERS, &metrics));
-    STATUS(LGRECO_LENGTH, lgreco_controller_residual(made, LAYERS, &value, 1));
+    STATUS(LGRECO_LAYER_MISMATCH, lgreco_controller_setting(made, LAYERS, &setting));
+    TEXT("there is no layer 3: layers are counted from 0, and the model has 3", lgreco_controller_message(made));
+    STATUS(LGRECO_LAYER_MISMATCH, lgreco_controller_metrics(made, LAYERS, &metrics));
+    STATUS(LGRECO_LAYER_MISMATCH, lgreco_controller_residual(made, LAYERS, &value, 1));
     STATUS(LGRECO_LENGTH, lgreco_controller_residual(made, 0, &value, 1));
     OK(lgreco_controller_destroy(&made));
     OK(lgreco_context_destroy(&context));
     end_group(&alone);
+}
+
+// What rank 1 does wrong alone reaches both ranks in the same step, and the next step works.
+static void *wrong_on_one_rank(void *argument) {
+    Member *const member = argument;
+    Model *const model = malloc(sizeof *model);
+    lgreco_controller_options options = base();
+    lgreco_controller *controller = controller_of(member, &options);
+    lgreco_report report = LGRECO_REPORT_INIT, uninitialised;
+    memset(&uninitialised, 0, sizeof uninitialised);
+    const lgreco_status expected[] = {LGRECO_NULL_POINTER, LGRECO_NULL_POINTER, LGRECO_LENGTH,      LGRECO_ALIGNMENT,
+                                      LGRECO_OVERLAP,      LGRECO_PARAMETER,    LGRECO_PARAMETER,   LGRECO_PARAMETER,
+                                      LGRECO_STRUCT_SIZE,  LGRECO_STEP_ORDER};
+    enum { CASES = sizeof expected / sizeof *expected };
+    for (uint32_t s = 0; s < 2 * CASES; s++) {
+        const int wrong = s % 2 == 1 && member->rank == 1 ? (int)s / 2 : -1;
+        lgreco_collective collective = collective_of(member);
+        void *pointers[LAYERS] = {model->values[0], model->values[1], model->values[2]};
+        gradients(model, member->rank, s);
+        if (wrong == 1) pointers[2] = NULL;
+        if (wrong == 3) pointers[1] = (uint8_t *)model->values[1] + 2;
+        if (wrong == 4) pointers[1] = model->values[0] + ELEMENTS - 1;
+        if (wrong == 5) collective.rank = 0;
+        if (wrong == 6) collective.world_size = 1;
+        if (wrong == 9) OK(lgreco_controller_begin_step(controller, 0.1));
+        const lgreco_status status =
+            lgreco_controller_step(controller, &collective, wrong == 0 ? NULL : pointers, LAYERS - (wrong == 2),
+                                   wrong == 7 ? -1.0 : 0.1, wrong == 8 ? &uninitialised : &report);
+        if (s % 2 == 0) {
+            CHECK(status == LGRECO_OK && report.step == s / 2 && report.outcome == LGRECO_OUTCOME_EXCHANGED);
+            continue;
+        }
+        CHECK(status == (member->rank == 1 ? expected[s / 2] : LGRECO_PEER));
+        if (member->rank == 0) TEXT("rank 1 failed with error code ", lgreco_controller_message(controller));
+        if (wrong == 9) OK(lgreco_controller_abandon_step(controller));
+    }
+    OK(lgreco_controller_destroy(&controller));
+    free(model);
+    return NULL;
 }
 
 int main(void) {
@@ -641,5 +682,7 @@ int main(void) {
     optional_collectives();
     saved_states();
     misuse();
+    Member members[2] = {{0}, {0}};
+    run_group(2, members, wrong_on_one_rank);
     return report("train");
 }

@@ -76,7 +76,7 @@ static void controllers(const lgreco::Context &context) {
     }
     CHECK(resumed.load_parts(parts, parts).missing_len == 0 && resumed.save() == controller.save());
     CHECK(resumed.save(LGRECO_SAVE_WITHOUT_WINDOW).size() < controller.save().size());
-    throws(LGRECO_LENGTH, "LGRECO_LENGTH: layer: expected 2", [&] { controller.save_part(3); });
+    throws(LGRECO_LAYER_MISMATCH, "LGRECO_LAYER_MISMATCH: there is no layer 2", [&] { controller.save_part(3); });
     step(controller, 3);
     const std::vector<float> one = fc1;
     step(resumed, 3);

@@ -8,6 +8,7 @@ struct Counting;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    static FREED_TAGS: Cell<u64> = const { Cell::new(0) };
 }
 
 // SAFETY: passes everything on.
@@ -19,6 +20,9 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as long as that, and freed afterwards.
+        let tagged = layout.size() > 8 && unsafe { pointer.cast::<[u8; 8]>().read_volatile() } == *b"lgcontrl";
+        FREED_TAGS.with(|count| count.set(count.get() + u64::from(tagged)));
         // SAFETY: passed on.
         unsafe { System.dealloc(pointer, layout) }
     }
@@ -32,6 +36,12 @@ pub fn allocations(call: impl FnOnce()) -> u64 {
     let before = ALLOCATIONS.get();
     call();
     ALLOCATIONS.get() - before
+}
+
+/// Handles of controllers that this thread has freed with their tag still in them.
+#[allow(dead_code, reason = "not every test needs it")]
+pub fn freed_tags() -> u64 {
+    FREED_TAGS.get()
 }
 
 /// Numbers without much of a pattern.

@@ -10,7 +10,7 @@ use lgreco_train::feedback::Residual;
 use lgreco_train::gradient::{Dtype, Gradient, ValuesMut};
 use lgreco_train::rng::Stream;
 use lgreco_train::search::{Method, Search};
-use lgreco_train::{CoreError, Error};
+use lgreco_train::{CoreError, Error, OptionValue};
 use proptest::prelude::*;
 
 mod buckets;
@@ -28,6 +28,7 @@ mod observed;
 mod planned;
 mod planning;
 mod policies;
+mod ranks;
 mod saved;
 mod schedule;
 mod settings;
@@ -103,6 +104,20 @@ fn take_step(
     let mut gradients = gradients(worker.rank(), controller.steps() as u32, scale);
     let report = controller.step(worker, &mut views(&mut gradients), rate)?;
     Ok((report, gradients))
+}
+
+/// Begins a step, and performs what ranks have to say to each other before its buckets.
+fn agree(controller: &mut Controller, worker: &mut ThreadCollective, rate: f64) -> Result<(), Error> {
+    controller.begin_step(rate)?;
+    while let Some(request) = controller.control()? {
+        request.perform(worker)?;
+    }
+    Ok(())
+}
+
+/// What all ranks get where `rank` is the first that differs from rank 0.
+fn differ(rank: u32, what: &'static str, found: OptionValue, expected: OptionValue) -> Error {
+    Error::PeerOption { rank, what, found, expected }
 }
 
 fn exact_mean(world: u32, step: u32, layer: usize) -> Vec<f32> {

@@ -13,7 +13,9 @@ use super::spread;
 use super::view::{Places, list_of, unless_failed};
 use super::window;
 use crate::compress::{Compressor, Setting};
-use crate::exchange::{Agreement, Flight, Host, Moment, Part, Program, Request, Round, Spec, request_in, request_of};
+use crate::exchange::{
+    Agreement, Flight, Host, Moment, Part, Program, Request, Round, Spec, is_of_others, request_in, request_of,
+};
 use crate::feedback::{plain_values, squared_norm};
 use crate::gradient::{Dtype, Element, Gradient, Values, ValuesMut, with_elements};
 use crate::rng::Stream;
@@ -92,6 +94,8 @@ pub struct Bucket {
     pub(super) late: Option<Error>,
     /// Whether some rank's gradient was not finite.
     pub(super) not_finite: bool,
+    /// Whether all ranks have found that they differ.
+    pub(super) differs: bool,
     pub(super) bytes: u64,
     pub(super) began: Option<f64>,
     /// By which it measures what it computes and sends, if it does.
@@ -146,13 +150,11 @@ impl Bucket {
     /// [`submit`](Bucket::submit). Other ranks may have a gradient; PowerSGD starts afresh there if none has.
     ///
     /// # Errors
-    /// [`Error::StepOrder`] when there are gradients already; [`Error::LayerMismatch`] when the layer is not in this bucket.
+    /// [`Error::StepOrder`] when there are gradients already; [`Error::NotInBucket`].
     pub fn withhold(&mut self, layer: usize) -> Result<(), Error> {
         self.expect_open()?;
-        let layers = self.arena.kept.len();
         let place = self.arena.kept.iter_mut().find(|kept| kept.index == layer);
-        let missing = Error::LayerMismatch { layer, what: "the bucket", expected: layers, found: 0 };
-        place.map(|kept| kept.withheld = true).ok_or(missing)
+        place.map(|kept| kept.withheld = true).ok_or(Error::NotInBucket { layer })
     }
 
     fn expect_open(&self) -> Result<(), Error> {
@@ -230,8 +232,8 @@ impl Bucket {
     ///
     /// By [`Route::Sharded`] this rank's shards become means, and the other elements are of no use.
     ///
-    /// Where some rank's gradient is not finite, and the configuration does not make that an error, all gradients of the bucket
-    /// become NaN on every rank, so that a loss scaler finds them, and residuals stay as they are.
+    /// Where some rank's gradient is not finite, all gradients of the bucket become zeros on every rank under
+    /// [`NonFinite::Skip`], and NaN under [`NonFinite::PassThrough`], so that a loss scaler finds them. Residuals stay as they are.
     ///
     /// # Errors
     /// Those of [`Flight::next`], on all ranks alike; gradients are then of no use, residuals are unchanged.
@@ -316,15 +318,17 @@ impl Bucket {
         // Nothing is remembered of this exchange.
         self.late = alone.then_some(error);
         self.not_finite = is_too_large(&error);
+        self.differs = !alone && is_of_others(error);
         if !self.not_finite || self.non_finite == NonFinite::Error {
             return Err(error);
         }
-        if is_too_large {
+        if matches!(error, Error::Core(CoreError::ElementOverflow { .. })) {
             // The scaler hears of it from the NaN.
             self.late = None;
         }
         self.progress = Progress::Broken;
-        gradients.iter_mut().for_each(|gradient| gradient.write(core::iter::repeat(f32::NAN)));
+        let value = if self.non_finite == NonFinite::Skip { 0.0 } else { f32::NAN };
+        gradients.iter_mut().for_each(|gradient| gradient.write(core::iter::repeat(value)));
         Ok(None)
     }
 

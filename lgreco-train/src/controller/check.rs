@@ -17,12 +17,12 @@ pub(super) fn check(kept: &[Kept], gradients: &[ValuesMut<'_>]) -> Result<(), Er
 
 /// Whether values are those of layer `layer`.
 pub(super) fn check_layer(layer: usize, shape: Shape, dtype: Dtype, values: Values<'_>) -> Result<(), Error> {
-    let mismatch = |what, expected, found| Err(Error::LayerMismatch { layer, what, expected, found });
     if values.dtype() != dtype {
-        return mismatch("the code of the element type", dtype as usize, values.dtype() as usize);
+        return Err(Error::LayerDtype { layer, found: values.dtype(), expected: dtype });
     }
     if values.len() != shape.elements() {
-        return mismatch("the number of values", shape.elements(), values.len());
+        let (what, expected, found) = ("the number of values", shape.elements(), values.len());
+        return Err(Error::LayerMismatch { layer, what, expected, found });
     }
     Ok(())
 }

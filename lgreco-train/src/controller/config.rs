@@ -229,8 +229,9 @@ pub enum NonFinite {
     /// of buckets those with such gradients fail, and the others are exchanged.
     #[default]
     Error,
-    /// Nothing is exchanged: gradients become zeros, residuals stay. In steps made of buckets it is as
-    /// [`PassThrough`](NonFinite::PassThrough).
+    /// The step is not to be applied: its outcome is [`Outcome::Skipped`](super::Outcome), gradients become zeros, and
+    /// residuals stay. In steps made of buckets the gradients of those with NaN or infinity become zeros; those of the others
+    /// are means, which are not to be applied either, and the end of the step takes back what they have done to residuals.
     Skip,
     /// The step is exchanged uncompressed, NaN and infinity with it, so that a loss scaler sees them on every rank;
     /// residuals stay. In steps made of buckets those with such gradients become NaN, and the others are exchanged; so do those

@@ -1,5 +1,6 @@
 //! What ranks say to each other besides exchanging gradients: before a step, and when settings change.
 
+use super::agreement::{self, Heard};
 use super::codes::Choice;
 use super::decide::Decided;
 use super::layer::{Fate, Undo};
@@ -7,7 +8,7 @@ use super::meter::Meter;
 use super::planner::check_rate;
 use super::planner::{Planner, Turn};
 use super::stage::{BROKEN, Probe, Stage, Taken};
-use super::{Cause, Controller, Decision, Timing, agreement};
+use super::{Cause, Controller, Decision, Timing};
 use crate::Error;
 use crate::checksum::Hash;
 use crate::exchange::{Request, share_of_others};
@@ -30,11 +31,12 @@ impl Controller {
     /// [`Controller::step`] does all of it by blocking collectives, and finds out before anything is exchanged whether all
     /// gradients can be.
     ///
+    /// A learning rate that is not finite or negative is told to all ranks, so that none waits for this one: the control
+    /// requests fail, or, where there are none, the first bucket.
+    ///
     /// # Errors
-    /// [`Error::StepOrder`] when a step is under way; [`CoreError::Parameter`](crate::CoreError::Parameter)
-    /// for a learning rate that is not finite or negative.
+    /// [`Error::StepOrder`] when a step is under way.
     pub fn begin_step(&mut self, learning_rate: f64) -> Result<(), Error> {
-        check_rate(learning_rate)?;
         self.begin(learning_rate, None)
     }
 
@@ -45,30 +47,41 @@ impl Controller {
         self.control.began = self.now();
         self.taken = Taken { late: self.late, ..Taken::default() };
         let control = &mut self.control;
-        control.asks = local.is_some() || due || probes || self.planner.config.accordion().is_some();
-        let local = local.unwrap_or(Ok(false));
-        control.local = match control.asks {
-            true => self.late.map_or(Ok(()), Err).and_then(|()| check_rate(learning_rate)).and(local),
-            false => local,
-        };
+        let may_differ = (self.world > 1 && !control.met) || self.planner.config.accordion().is_some();
+        control.asks = local.is_some() || due || probes || may_differ;
+        let rate = check_rate(learning_rate);
+        if control.asks {
+            control.local = self.late.map_or(Ok(()), Err).and(rate).and(local.unwrap_or(Ok(false)));
+            self.planner.given = self.planner.given.in_agreement();
+        } else {
+            // The first bucket tells it.
+            (control.local, self.late) = (Ok(false), self.late.or(rate.err()));
+        }
         (control.answers, control.switched) = (0, false);
-        self.planner.rate = learning_rate;
+        if rate.is_ok() {
+            self.planner.rate = learning_rate;
+        }
         control.stage = Stage::Begun;
         Ok(())
     }
 
     /// What ranks have to say to each other before the buckets of the step that has begun: goes on, once the collective asked
-    /// for before is done, until the next one. `None` at once at most steps; where a decision is due, ranks agree on it,
-    /// the measuring rank measures and plans during this call and broadcasts, and ranks agree to switch.
+    /// for before is done, until the next one. `None` at once at most steps. At the first step, and at the first after a state
+    /// was loaded, ranks compare their options; where a decision is due, they agree on it, the measuring rank measures and plans
+    /// during this call and broadcasts, and ranks agree to switch.
     ///
     /// # Errors
     /// Whatever fails on one rank fails on all. The step has then not begun, and may be begun again. Those of
     /// search and planner when a decision fails; [`Error::Peer`], [`Error::PeerPlan`], [`Error::PeerMessage`];
-    /// [`Error::StepOrder`] when no step is under way.
+    /// [`Error::PeerOption`] names what differs between ranks; [`Error::StepOrder`] when no step is under way.
     pub fn control(&mut self) -> Result<Option<Request<'_>>, Error> {
-        let stage = self.talk().inspect_err(|_| self.control.cancel())?;
+        let stage = self.talk().inspect_err(|_| {
+            self.planner.given = self.planner.given.not_agreed();
+            self.control.cancel();
+        })?;
         let control = &mut self.control;
         Ok(match stage {
+            Stage::Fields => Some(Request::AllGather { buffer: bytemuck::cast_slice_mut(&mut control.plan) }),
             Stage::Agreement | Stage::Switch => {
                 Some(Request::AllGather { buffer: bytemuck::cast_slice_mut(&mut control.words) })
             }
@@ -102,11 +115,20 @@ impl Controller {
                 let own = self.control.local.err();
                 // All have been told.
                 (self.late, self.taken.late) = (None, None);
-                self.control.answers = agreement::read(own, &self.control.words)?;
-                if let Some(meter) = &mut self.planner.meter {
-                    meter.hear(agreement::measured(&self.control.words));
+                match agreement::read(own, &self.control.words)? {
+                    Heard::Differs(rank) => self.compare(rank),
+                    Heard::Answers(answers) => {
+                        (self.control.answers, self.control.met) = (answers, true);
+                        if let Some(meter) = &mut self.planner.meter {
+                            meter.hear(agreement::measured(&self.control.words));
+                        }
+                        self.after_agreement()?
+                    }
                 }
-                self.after_agreement()?
+            }
+            Stage::Fields => {
+                let rank = self.control.differs;
+                return Err(agreement::difference(rank, &self.fields(), &self.control.plan));
             }
             Stage::Probe => self.after_probe(),
             Stage::Plan => {
@@ -125,7 +147,9 @@ impl Controller {
             Stage::Switch => {
                 let ready = self.control.switches.take();
                 let own = ready.as_ref().and_then(|(switches, ..)| switches.as_ref().err().copied());
-                agreement::read(own, &self.control.words)?;
+                if let Heard::Differs(rank) = agreement::read(own, &self.control.words)? {
+                    return Err(Error::PeerPlan { rank });
+                }
                 if let Some((Ok(switches), decided)) = ready {
                     self.switch(switches);
                     self.planner.commit(decided.decision, decided.norms);
@@ -136,6 +160,13 @@ impl Controller {
             Stage::Open => Stage::Open,
         };
         Ok(self.control.stage)
+    }
+
+    /// All ranks tell what they have, because `rank` differs from rank 0.
+    fn compare(&mut self, rank: u32) -> Stage {
+        self.control.plan = agreement::put_fields(self.rank, self.world, &self.fields());
+        self.control.differs = rank;
+        Stage::Fields
     }
 
     /// Decides if it is time to.

@@ -44,8 +44,8 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::LayerMismatch`] when there is
-    /// no such layer, or it has another type or number of elements. [`Error::NonFiniteGradient`] for NaN and infinity: the
+    /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::NoSuchLayer`]; [`Error::LayerDtype`] and
+    /// [`Error::LayerMismatch`] when it has another type or number of elements. [`Error::NonFiniteGradient`] for NaN and infinity: the
     /// window then begins anew with the next step.
     ///
     /// # Complexity
@@ -74,8 +74,7 @@ impl Controller {
     /// there to be taken. What is observed here of that layer in other steps of the window is not looked at.
     ///
     /// # Errors
-    /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::LayerMismatch`] when there is
-    /// no such layer.
+    /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::NoSuchLayer`].
     pub fn note_observed(&mut self, layer: usize) -> Result<(), Error> {
         self.control.expect_open()?;
         self.expect_layer(layer)?;
@@ -87,8 +86,7 @@ impl Controller {
 
     /// A layer of the model, which must have as many.
     pub(super) fn expect_layer(&self, layer: usize) -> Result<&Tensor, Error> {
-        let expected = self.states.len();
-        let missing = Error::LayerMismatch { layer, what: "layers", expected, found: layer };
+        let missing = Error::NoSuchLayer { layer, layers: self.states.len() };
         self.planner.tensors.get(layer).ok_or(missing)
     }
 
@@ -127,8 +125,7 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`Error::StepOrder`] while a step is under way whose control requests are done; [`Error::LayerMismatch`] when there is
-    /// no such layer, [`CoreError::Length`](crate::CoreError::Length) unless there is one value per element.
+    /// [`Error::StepOrder`] while a step is under way whose control requests are done; [`Error::NoSuchLayer`], [`CoreError::Length`](crate::CoreError::Length) unless there is one value per element.
     pub fn set_observed(&mut self, layer: usize, mean: &[f32]) -> Result<(), Error> {
         if self.control.expect_open().is_ok() {
             return Err(Error::StepOrder { what: "a step is under way", expected: "its end" });
@@ -190,7 +187,7 @@ impl Controller {
     ///
     /// # Errors
     /// [`Error::StepOrder`] unless a step has begun and its control requests are done, or when a layer has been exchanged in it;
-    /// [`Error::LayerMismatch`] for a layer that there is not, [`Error::InFlight`] for one in a bucket. Layers before that one
+    /// [`Error::NoSuchLayer`], [`Error::InFlight`] for one in a bucket. Layers before that one
     /// are counted then.
     pub fn note_exchanged(&mut self, layers: &[usize]) -> Result<(), Error> {
         self.control.expect_open()?;
@@ -208,6 +205,7 @@ impl Controller {
             state.counts.bytes_in += tensor.bytes();
             state.counts.bytes_out += sent;
             self.taken.bytes_out += sent;
+            self.taken.told = true;
         }
         Ok(())
     }
@@ -228,7 +226,7 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`Error::StepOrder`] while a step is under way; [`Error::LayerMismatch`] for a layer that there is not;
+    /// [`Error::StepOrder`] while a step is under way; [`Error::NoSuchLayer`];
     /// [`CoreError::Parameter`](crate::CoreError::Parameter) for what is not finite or negative.
     pub fn record_error(&mut self, layer: usize, relative_error: f64) -> Result<(), Error> {
         self.control.expect_idle()?;
@@ -261,7 +259,7 @@ impl Controller {
     ///
     /// # Errors
     /// [`Error::StepOrder`] when the step under way has exchanged the layer, [`Error::InFlight`] while a bucket has it;
-    /// [`Error::LayerMismatch`] for a layer that there is not; [`CoreError::Length`](crate::CoreError::Length) when there is not one value per element; [`CoreError::Overflow`](crate::CoreError::Overflow) when a value is not finite or too large
+    /// [`Error::NoSuchLayer`]; [`CoreError::Length`](crate::CoreError::Length) when there is not one value per element; [`CoreError::Overflow`](crate::CoreError::Overflow) when a value is not finite or too large
     /// for the residual's format; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). Nothing has changed then.
     pub fn set_residual(&mut self, layer: usize, values: &[f32]) -> Result<(), Error> {
         if self.control.is_idle() {

@@ -18,8 +18,7 @@ impl Controller {
     /// start their collectives in the same order.
     ///
     /// # Errors
-    /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::LayerMismatch`] for a layer that
-    /// there is not; [`Error::InFlight`] for one that is in another bucket, or twice in this; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory).
+    /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::NoSuchLayer`]; [`Error::InFlight`] for one that is in another bucket, or twice in this; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory).
     ///
     /// # Complexity
     /// O(layers). Allocates where no bucket that was taken back had room that fits: messages and workspaces, which
@@ -89,6 +88,7 @@ impl Controller {
             failure: None,
             late: None,
             not_finite: false,
+            differs: false,
             bytes: 0,
             began: None,
             clock,
@@ -159,6 +159,9 @@ impl Controller {
         if (exchanged || alone) && bucket.agreement == Agreement::Needed {
             self.agreed.insert(bucket.layers().collect(), self.planner.step);
         }
+        self.taken.told |= (exchanged || alone) && bucket.arena.kept.iter().any(|kept| kept.shape.elements() > 0);
+        // All ranks have found it, and compare their options before the next step.
+        self.control.met &= !bucket.differs;
         self.taken.bytes_out += bucket.bytes;
         self.taken.wire += bucket.wire;
         self.taken.computing += bucket.computing;

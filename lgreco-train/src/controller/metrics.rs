@@ -46,7 +46,8 @@ pub struct Report {
 pub enum Outcome {
     /// They are the means of all workers' gradients, compressed as was decided.
     Exchanged,
-    /// Some rank's were not finite; they are zeros. Do not update the parameters.
+    /// Some rank's were not finite; they are zeros. Do not update the parameters. In steps made of buckets, those of the other
+    /// buckets are means that do not count: residuals are what they were before the step.
     Skipped,
     /// Some rank's were not finite; they are the plain means, not finite either. In steps made of buckets, those of some
     /// bucket are NaN.

@@ -60,7 +60,7 @@
 //! at most steps), then a [`Bucket`] for whatever layers have their gradients, any number at a time and on any threads, and
 //! [`finish_step`](Controller::finish_step). Each bucket says which collectives to perform on which memory. The means are the
 //! same bits. What differs: gradients that are not finite are found only when their bucket is compressed, so other buckets of
-//! the step may have been exchanged; the bucket then becomes NaN on every rank. [`roll_back`](Controller::roll_back) takes a
+//! the step may have been exchanged; the bucket then becomes NaN on every rank, or zeros where the step is [skipped](NonFinite::Skip). [`roll_back`](Controller::roll_back) takes a
 //! step back that a loss scaler skips.
 //!
 //! # Planning while training goes on
@@ -71,7 +71,9 @@
 //! first one after it at which the result is there: nobody waits for it.
 //!
 //! # A step
-//! 1. Ranks agree (32 bytes each) that all have gradients of the right shapes, all finite, at the same step.
+//! 1. Ranks agree (32 bytes each) that all have gradients of the right shapes, all finite, at the same step, and the same options;
+//!    if not, all of them name what differs ([`Error::PeerOption`](crate::Error)). Steps made of buckets begin so where a decision
+//!    is due, at the first step, and after a state was loaded, which all ranks do or none.
 //! 2. At step `warmup`, and every `period` steps from there: the measuring rank measures the mean of its own last
 //!    `window` gradients (but for the `lead` last), plans and broadcasts; all ranks then switch before anything of the step
 //!    is compressed.

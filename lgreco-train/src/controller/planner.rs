@@ -8,7 +8,7 @@
 use super::accordion::Highest;
 use super::decide::Decided;
 use super::groups::Groups;
-use super::identity::identity;
+use super::identity::{checksum, fields};
 use super::meter::Meter;
 use super::window::Window;
 use super::{Config, Decision, PlanResult, PlanTask, Policy, Tensor};
@@ -46,10 +46,33 @@ pub(super) struct Planner {
     pub(super) decision: Option<Decision>,
     /// Of a controller that measures seconds.
     pub(super) meter: Option<Meter>,
-    /// Whether the caller has decided what is due.
-    pub(super) given: bool,
+    /// What the caller has decided.
+    pub(super) given: Given,
     /// What the measuring rank has to tell.
     pub(super) result: Option<PlanResult>,
+}
+
+/// Settings that the caller has given a fixed policy. Ranks that have been given none do not expect a conversation about them,
+/// so the messages of a step's buckets tell them first, unless ranks talk before that step anyway.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Given {
+    Nothing,
+    /// The other ranks have not been told.
+    Untold,
+    /// All ranks know that they have been given the same.
+    Told,
+}
+
+impl Given {
+    /// The step begins with an agreement, which finds out whether all ranks have been given the same.
+    pub(super) fn in_agreement(self) -> Given {
+        if self == Given::Untold { Given::Told } else { self }
+    }
+
+    /// The agreement has failed.
+    pub(super) fn not_agreed(self) -> Given {
+        if self == Given::Told { Given::Untold } else { self }
+    }
 }
 
 /// What a step begins with.
@@ -76,7 +99,7 @@ impl Planner {
         Ok(Planner {
             rank,
             world: world_size,
-            identity: identity(&config, &tensors, world_size),
+            identity: checksum(&fields(&config, &tensors, world_size)),
             step: 0,
             due: adapts.then_some(config.schedule.warmup),
             window: if measures { Window::new(&tensors) } else { Window::default() },
@@ -87,7 +110,7 @@ impl Planner {
             fell: false,
             decision: None,
             meter: config.measures_seconds().then(|| Meter::new(vec![Setting::Dense; tensors.len()])),
-            given: false,
+            given: Given::Nothing,
             result: None,
             groups,
             tensors: tensors.into(),
@@ -95,9 +118,9 @@ impl Planner {
         })
     }
 
-    /// Whether this step begins with a broadcast of what the measuring rank has decided; the same on every rank.
+    /// Whether this step begins with a decision; the same on every rank.
     pub(super) fn is_due(&self) -> bool {
-        self.due.is_some_and(|due| self.step >= due)
+        self.given != Given::Untold && self.due.is_some_and(|due| self.step >= due)
     }
 
     /// Whether gradients of this step are to be observed, on this rank.

@@ -79,8 +79,8 @@ impl Controller {
     /// Returns that step, `None` under policies that decide nothing any more. The schedule goes on as it would have. All ranks ask,
     /// between the same two steps; a saved state remembers it.
     ///
-    /// The next step fails on every rank, by [`Error::PeerPlan`], when some have not asked. In buckets a rank that has not asked does
-    /// not expect what the others ask it first, where the decision is due at the next step.
+    /// The next step fails on every rank when some have not asked: by [`Error::PeerOption`], in buckets its first bucket by
+    /// [`Error::PeerPlan`].
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -100,12 +100,13 @@ impl Controller {
 
     /// Gives a controller of [`Policy::Fixed`](super::Policy::Fixed) other settings, one per layer. All ranks do, between the
     /// same two steps, and switch at the next one, or at the end of the warm-up if that comes later (a step after it where a
-    /// plan task of the settings before was taken). Residuals and
+    /// plan task of the settings before was taken). Steps that are made of buckets switch a step later: the buckets of the step
+    /// between tell whether all ranks have been given the same. Residuals and
     /// PowerSGD's factors stay as at any switch. A setting that does not suit its layer's feedback is
     /// [refused](super::Uncompressed::NotContractive) as after a fall of the learning rate, without looking at gradients.
     ///
-    /// The step fails on every rank, by [`Error::PeerPlan`], when ranks have given different settings. In buckets a rank that
-    /// has given none does not expect what the others ask it first.
+    /// The next step fails on every rank when ranks have been given different settings, or only some have been given any: by
+    /// [`Error::PeerOption`], in buckets its first bucket by [`Error::PeerPlan`]. Given the same, they go on.
     ///
     /// ```
     /// use lgreco_train::controller::{Cause, Config, Controller, Policy, Tensor};

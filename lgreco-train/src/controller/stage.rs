@@ -18,6 +18,8 @@ pub(super) enum Stage {
     Begun,
     /// Waits for what all ranks say of the step.
     Agreement,
+    /// Ranks differ. Waits for all fields of all ranks.
+    Fields,
     /// Waits for a probe of the link.
     Probe,
     /// Waits for the measuring rank's plan.
@@ -35,6 +37,10 @@ pub(super) struct Control {
     pub local: Result<bool, Error>,
     /// Whether ranks are asked although nothing is to be decided.
     pub asks: bool,
+    /// Whether ranks have compared their options since this controller was made or loaded.
+    pub met: bool,
+    /// The first rank that differs from rank 0.
+    pub differs: u32,
     pub answers: u64,
     pub switches: Option<(Result<Vec<Switch>, Error>, Decided)>,
     pub switched: bool,
@@ -42,7 +48,7 @@ pub(super) struct Control {
     pub began: Option<f64>,
     /// Messages of all ranks.
     pub words: Vec<u64>,
-    /// The plan.
+    /// The plan, or the fields of all ranks.
     pub plan: Vec<u64>,
     /// What is sent to see how long it takes.
     pub probe: Option<Probe>,
@@ -137,6 +143,8 @@ pub(super) struct Taken {
     pub late: Option<Error>,
     pub bytes_out: u64,
     pub broken: bool,
+    /// Whether a bucket has told all ranks that they have been given the same settings.
+    pub told: bool,
     /// Whether some rank's gradient was not finite, an error or not.
     pub not_finite: bool,
     /// Whether a gradient is missing from the window of a decision.
@@ -157,6 +165,8 @@ impl Control {
             stage: Stage::Idle,
             local: Ok(false),
             asks: false,
+            met: false,
+            differs: 0,
             answers: 0,
             switches: None,
             switched: false,

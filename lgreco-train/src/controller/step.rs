@@ -1,9 +1,11 @@
 //! One worker's end of the training loop.
 
+use super::agreement;
 use super::arena::Arenas;
 use super::bucket::Progress;
 use super::check::{check_layer, non_finite};
 use super::codes::Choice;
+use super::identity::{Field, fields};
 use super::layer::{Fate, LayerState, Switch};
 use super::meter::Sample;
 use super::planner::Planner;
@@ -59,8 +61,8 @@ pub struct Controller {
 
 impl Controller {
     /// A controller for a model whose layers are `tensors`, at `collective`'s rank. All ranks must give the same
-    /// configuration and layers; the first step finds out if layers, schedules, seeds, routes, feedback, fixed settings or
-    /// what is to be done with [`NonFinite`] gradients differ. What the measuring rank alone acts upon is not compared.
+    /// configuration and layers; the first step compares all of them but the clock, and [`Error::PeerOption`] names the first
+    /// that differs.
     ///
     /// ```
     /// # use lgreco_train::{controller::{Config, Controller, Tensor}, exchange::threads::ThreadCollective, gradient::Dtype};
@@ -137,9 +139,9 @@ impl Controller {
     ///
     /// Before anything has changed, so that the step may be repeated: [`CoreError::Length`], [`Error::LayerMismatch`]
     /// when gradients are not those of the layers; [`Error::NonFiniteGradient`] under [`NonFinite::Error`];
-    /// [`CoreError::Parameter`] for a learning rate that is not finite or negative, and when rank or number of workers
-    /// changed; [`Error::PeerPlan`] when ranks differ in configuration, layers, settings, step or learning rate; those
-    /// of search and planner when a decision fails.
+    /// [`CoreError::Parameter`] for a learning rate that is not finite or negative; [`Error::OtherPlace`] when rank or number of
+    /// workers changed; [`Error::StepOrder`] when a step is under way; [`Error::PeerOption`] when ranks differ in configuration,
+    /// layers, settings, step or learning rate; those of search and planner when a decision fails.
     ///
     /// In the middle of the exchange: [`CoreError::Overflow`], [`CoreError::ElementOverflow`], [`Error::PeerMessage`].
     /// The step is then over, all of its gradients are of no use, and the residuals of the buckets exchanged before
@@ -155,8 +157,14 @@ impl Controller {
         gradients: &mut [ValuesMut<'_>],
         learning_rate: f64,
     ) -> Result<Report, Error> {
-        let is_own = (collective.rank(), collective.world_size()) == (self.rank, self.world);
-        Error::require(is_own, "rank", collective.rank().into(), "that of the controller, of as many workers")?;
+        let Controller { rank: own_rank, world: own_world, .. } = *self;
+        let (rank, world) = (collective.rank(), collective.world_size());
+        if (rank, world) != (own_rank, own_world) {
+            return Err(self.step_failed(collective, Error::OtherPlace { rank, world, own_rank, own_world }));
+        }
+        if let Err(error) = self.control.expect_idle() {
+            return Err(self.step_failed(collective, error));
+        }
         let local =
             self.check(gradients).and_then(|()| match (first_non_finite(gradients), self.planner.config.non_finite) {
                 (Some(error), NonFinite::Error) => Err(error),
@@ -204,6 +212,33 @@ impl Controller {
         }
     }
 
+    /// Says in place of [`step`](Controller::step) that this rank cannot take it, because its trainer has failed: all ranks are
+    /// told, so that none waits for it, and fail. Returns what went wrong: `failure`, or, where the others could not be told,
+    /// [`Error::Collective`]. Nothing has changed, and the step may be taken again.
+    ///
+    /// ```
+    /// # use lgreco_train::{controller::{Config, Controller}, exchange::{Collective, threads}};
+    /// # use lgreco_train::search::{Method, Search};
+    /// use lgreco_train::{CoreError, Error};
+    /// const FAILURE: Error = Error::Core(CoreError::OutOfMemory { words: 9 });
+    /// let results = threads::run(2, |mut worker| {
+    ///     let mut controller = Controller::new(Config::new(Search::new(Method::TopK)), vec![], &worker).unwrap();
+    ///     match worker.rank() {
+    ///         0 => controller.step(&mut worker, &mut [], 0.1).map(drop),
+    ///         _ => Err(controller.step_failed(&mut worker, FAILURE)),
+    ///     }
+    /// });
+    /// assert_eq!(results, [Err(Error::Peer { rank: 1, code: 7 }), Err(FAILURE)]);
+    /// ```
+    pub fn step_failed<C: Collective + ?Sized>(&self, collective: &mut C, failure: Error) -> Error {
+        // The collective may be of another size, or this rank in another place, than the controller knows.
+        let mut words = agreement::failed(collective.world_size(), failure);
+        match collective.all_gather(bytemuck::cast_slice_mut(&mut words)) {
+            Ok(()) => failure,
+            Err(error) => error.into(),
+        }
+    }
+
     /// Finds out whether all ranks can take this step and want the same, decides and switches if it is time to; returns
     /// whether some rank's gradient is not finite.
     fn agree_to_step<C: Collective + ?Sized>(
@@ -248,9 +283,21 @@ impl Controller {
         Hash(self.planner.fingerprint()).add(self.plan).0
     }
 
+    /// All that ranks must agree on at this step.
+    pub(super) fn fields(&self) -> Vec<Field> {
+        let Planner { config, tensors, .. } = &self.planner;
+        let mut all = fields(config, tensors, self.world);
+        all.extend(self.planner.step_fields());
+        all.push(self.settings_in_use());
+        all
+    }
+
+    fn settings_in_use(&self) -> Field {
+        Field::checksum("settings in use", self.states.iter().flat_map(|state| state.choice.encode()))
+    }
+
     fn plan_hash(&self) -> u64 {
-        let words = self.states.iter().flat_map(|state| state.choice.encode());
-        words.fold(Hash::START, Hash::add).0
+        self.settings_in_use().word
     }
 
     /// What giving `states` the settings `choices` at `step` changes.
@@ -284,6 +331,7 @@ impl Controller {
         self.plan = self.plan_hash();
         self.begin_metering();
         self.agreed.clear();
+        self.control.met = false;
         self.control.cancel();
     }
 
@@ -318,9 +366,14 @@ impl Controller {
         let switched = self.control.switched;
         let outcome = match self.states.iter().any(|state| state.fate == Fate::Failed) {
             true => Outcome::Failed,
-            false if taken.broken => Outcome::PassedThrough,
-            false => Outcome::Exchanged,
+            false if !taken.broken => Outcome::Exchanged,
+            false if self.planner.config.non_finite == NonFinite::Skip => Outcome::Skipped,
+            false => Outcome::PassedThrough,
         };
+        if outcome == Outcome::Skipped {
+            // Nothing of the step is applied, that of its other buckets neither.
+            self.states.iter_mut().for_each(|state| state.undo());
+        }
         if taken.not_finite {
             self.non_finite += 1;
         }
@@ -337,6 +390,9 @@ impl Controller {
                 meter.record(Sample { bytes, seconds: seconds.exchange, computing });
             }
             _ => {}
+        }
+        if taken.told {
+            self.planner.given = self.planner.given.in_agreement();
         }
         self.end_step();
         Ok(Report { step, outcome, switched, bytes_in, bytes_out: taken.bytes_out, seconds })

@@ -3,8 +3,8 @@
 use super::accordion::Highest;
 use super::codes::Choice;
 use super::decide::{Decided, chosen, refused, suited, uniform};
-use super::identity::identity;
-use super::planner::{Planner, Turn};
+use super::identity::{Field, checksum, fields};
+use super::planner::{Given, Planner, Turn};
 use super::{Cause, Config, Decision, Policy, Schedule, Uncompressed, message};
 use crate::Error;
 use crate::checksum::Hash;
@@ -21,7 +21,7 @@ impl Planner {
         // A decision that was made before the fall does not know of it.
         let instead = self.fell && self.config.schedule.lead > 0;
         match (self.is_due() && !instead, &self.config.policy) {
-            (true, Policy::Fixed(settings)) if self.given => {
+            (true, Policy::Fixed(settings)) if self.given == Given::Told => {
                 let choices = settings.iter().map(|&setting| chosen(setting)).collect();
                 Ok(Turn::Known(self.unmeasured(choices, Cause::Caller)))
             }
@@ -51,10 +51,10 @@ impl Planner {
         let Policy::Fixed(_) = self.config.policy else { return Err(Error::NotFixed) };
         let config = Config { policy: Policy::Fixed(settings), ..Config::clone(&self.config) };
         config.check(&self.tensors, self.world)?;
-        self.identity = identity(&config, &self.tensors, self.world);
+        self.identity = checksum(&fields(&config, &self.tensors, self.world));
         self.config = Arc::new(config);
         if self.decision.is_some() {
-            (self.due, self.given) = (Some(self.step), true);
+            (self.due, self.given) = (Some(self.step), Given::Untold);
         } else if !self.window.is_free() {
             // A task is about the settings before.
             self.forget();
@@ -81,7 +81,7 @@ impl Planner {
     pub(super) fn decide_again(&mut self) {
         let comes = self.config.ramp_up.is_some() && self.due.is_some();
         if self.decision.is_some() && !comes {
-            self.given = matches!(self.config.policy, Policy::Fixed(_));
+            self.given = if matches!(self.config.policy, Policy::Fixed(_)) { Given::Untold } else { Given::Nothing };
             self.due = Some(self.step.max(self.config.schedule.warmup));
         }
     }
@@ -142,13 +142,15 @@ impl Planner {
             self.forget();
         }
         self.decision = Some(decision);
-        (self.highest, self.fell, self.given) = (Highest(self.rate), false, false);
+        (self.highest, self.fell, self.given) = (Highest(self.rate), false, Given::Nothing);
     }
 
     /// Between two steps, on all ranks: brings the next decision forward, as [`Controller::replan`](super::Controller::replan)
     /// does, and returns the step at which it is due, `None` where nothing is left to decide. O(1).
     pub(super) fn replan(&mut self) -> Option<u64> {
         let Schedule { warmup, window, lead, .. } = self.config.schedule;
+        // The buckets of the next step tell whether all ranks have asked; a probe would come before them.
+        let window = if self.meter.is_some() { window.max(2) } else { window };
         let soonest = self.step.saturating_add(window).saturating_add(lead).max(warmup);
         self.due = self.due.map(|due| due.min(soonest));
         self.due
@@ -208,14 +210,23 @@ impl Planner {
 
     /// Forgets what belongs to the run before a saved state.
     pub(super) fn restart(&mut self) {
-        self.given = false;
+        self.given = Given::Nothing;
         self.forget();
     }
 
-    /// What all ranks must agree on at this step.
+    /// What all ranks must have alike at this step, but for the options.
+    pub(super) fn step_fields(&self) -> [Field; 4] {
+        let rate = if self.config.accordion().is_some() { self.rate } else { f64::NAN };
+        [
+            Field::whole("step", self.step),
+            Field::named("settings given by set_settings", &["no", "yes"], u64::from(self.given != Given::Nothing)),
+            Field::whole("step of the next decision", self.due.unwrap_or(u64::MAX)),
+            Field::real("learning rate", rate),
+        ]
+    }
+
+    /// The checksum of what all ranks must agree on at this step.
     pub(super) fn fingerprint(&self) -> u64 {
-        let rate = if self.config.accordion().is_some() { self.rate } else { 0.0 };
-        let schedule = [rate.to_bits(), self.step, self.due.unwrap_or(u64::MAX), u64::from(self.given)];
-        schedule.into_iter().fold(Hash(self.identity), Hash::add).0
+        self.step_fields().iter().fold(Hash(self.identity), |hash, field| hash.add(field.word)).0
     }
 }

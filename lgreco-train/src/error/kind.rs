@@ -52,6 +52,10 @@ const fn words(code: u32) -> Option<&'static str> {
         102 => "a layer in a bucket that is being exchanged",
         103 => "a trainer that failed, or a call out of order",
         104 => "settings for a policy that is not fixed",
+        200 => "a pointer that is NULL",
+        201 => "a pointer that is not aligned",
+        202 => "gradients that share memory",
+        203 => "a struct of another header",
         _ => return None,
     })
 }

@@ -112,5 +112,6 @@ pub use program::{Op, Part, Program};
 pub use request::Request;
 pub(crate) use request::share_of_others;
 pub use round::Round;
+pub(crate) use slip::is_of_others;
 pub use slip::{Slip, judge};
 pub use space::{RequestOf, Space};

@@ -30,6 +30,15 @@ const UNREADABLE: u64 = Error::PeerMessage { rank: 0, code: 0 }.code() as u64;
 /// What a rank reports that found fault with another, so that it is not the first to have failed.
 const OF_OTHERS: [u64; 3] =
     [UNREADABLE, Error::Peer { rank: 0, code: 0 }.code() as u64, Error::PeerPlan { rank: 0 }.code() as u64];
+/// Whether all ranks have failed because they differ, and none by itself: with an error, or one of a peer, that finds fault with
+/// others. It is so on all ranks or none.
+pub(crate) fn is_of_others(error: Error) -> bool {
+    let code = match error {
+        Error::Peer { code, .. } => code,
+        error => error.code(),
+    };
+    OF_OTHERS.contains(&code.into())
+}
 /// What a rank reports whose gradient is not finite, which a trainer may go on from; so anything else comes before it.
 const NOT_FINITE: [u64; 2] =
     [CoreError::NonFinite { index: 0, value: 0.0 }.code() as u64, Error::NON_FINITE_GRADIENT as u64];

@@ -51,7 +51,7 @@ pub(super) fn caller_structs<T: SizedStruct>(bytes: &mut Bytes, values: &[T], ke
         // SAFETY: both are as long as that. What a struct pads with is never read.
         unsafe {
             (&raw const *value).cast::<u8>().copy_to_nonoverlapping(to.cast(), stride.min(size_of::<T>()));
-            to.write(size as u64);
+            to.write(u64::from(crate::LGRECO_HEADER_REVISION) << 16 | size as u64);
         }
         for _ in 0..bytes.below(8) / 6 {
             let at = 1 + usize::from(bytes.next()) % len.max(2);

@@ -118,7 +118,7 @@ fn what_does_not_fit_where_the_step_is_changes_nothing() {
     out_of_order(controller.note_exchanged(&[0]));
     assert_eq!(controller.set_residual(0, &[1.0; 4]).unwrap_err().code(), 1);
     assert_eq!(controller.set_residual(0, &[f32::NAN; 384]).unwrap_err().code(), 5);
-    assert!(matches!(controller.set_residual(3, &[]), Err(Error::LayerMismatch { layer: 3, .. })));
+    assert!(matches!(controller.set_residual(3, &[]), Err(Error::NoSuchLayer { layer: 3, .. })));
     assert_eq!(residual(&controller, 0), [0.0; 384]);
 
     controller.begin_step(0.1).unwrap();
@@ -131,7 +131,7 @@ fn what_does_not_fit_where_the_step_is_changes_nothing() {
     out_of_order(controller.note_exchanged(&[1]));
     out_of_order(controller.set_residual(1, &[1.0; 24]));
     controller.set_residual(2, &[1.0; 320]).unwrap();
-    assert!(matches!(controller.note_exchanged(&[3]), Err(Error::LayerMismatch { layer: 3, .. })));
+    assert!(matches!(controller.note_exchanged(&[3]), Err(Error::NoSuchLayer { layer: 3, .. })));
     controller.finish_step().unwrap();
     controller.set_residual(1, &[1.0; 24]).unwrap();
 }

@@ -64,5 +64,6 @@ fn ranks_must_agree_on_it() {
         let mut controller = Controller::new(config, model(), &worker).unwrap();
         take_step(&mut controller, &mut worker, 1.0, 0.1).map(drop)
     });
-    assert_eq!(results, [Err(Error::PeerPlan { rank: 1 }); 2]);
+    let [found, expected] = ["f32", "bf16"].map(OptionValue::Name);
+    assert_eq!(results, [Err(differ(1, "reduce_dtype", found, expected)); 2]);
 }
