@@ -532,6 +532,9 @@ typedef struct lgreco_controller_options {
     double ramp_up_first;
     // With `ramp_up_first`: steps after `warmup` until the default is its own, at least 1; 0 by default.
     uint64_t ramp_up_steps;
+    // 1: the residuals of the step before are kept, which takes their memory twice, so that lgreco_controller_roll_back and
+    // lgreco_controller_abandon_step restore them. 0, the default: only where `non_finite` is not an error.
+    uint32_t undo;
 } lgreco_controller_options;
 
 // What became of a step's gradients: LGRECO_OUTCOME_...
@@ -640,6 +643,23 @@ typedef struct lgreco_decision {
     // With all layers uncompressed.
     double uncompressed_seconds;
 } lgreco_decision;
+
+// Bytes that a controller takes on one rank, by what they are for, beside the trainer's gradients. Begin with
+// LGRECO_MEMORY_USE_INIT.
+typedef struct lgreco_memory_use {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // Residuals of error feedback.
+    uint64_t residuals;
+    // The residuals of the step before, where `undo` asks for them.
+    uint64_t undo;
+    // PowerSGD's factors.
+    uint64_t factors;
+    // Messages of the buckets that are on their way at the same time, and what one of them is computed in.
+    uint64_t exchange;
+    // The gradients that a decision is made of: on the measuring rank, in the steps of the window and until the decision.
+    uint64_t window;
+} lgreco_memory_use;
 
 // How much of a controller is saved: LGRECO_SAVE_...
 typedef uint32_t lgreco_save_contents;
@@ -1852,6 +1872,13 @@ lgreco_status lgreco_controller_steps(struct lgreco_controller *controller,
                                       uint64_t *steps,
                                       uint64_t *non_finite);
 
+// Tells how much memory the run takes on this rank, before its first step too: under the settings of the last decision, or
+// before the first under the search's default. `in_flight` is the size in bytes of buckets that are all on their way at the
+// same time; 0 stands for lgreco_controller_step, which has one at a time.
+lgreco_status lgreco_controller_memory(struct lgreco_controller *controller,
+                                       size_t in_flight,
+                                       struct lgreco_memory_use *memory);
+
 // Writes the last step's report with the last decision and the metrics of all layers as one line of JSON, without the
 // line's end, and a NUL after it; `length` as for lgreco_table_to_json. Allocates.
 //
@@ -2428,8 +2455,9 @@ lgreco_status lgreco_cuda_bucket_take_over(struct lgreco_cuda *cuda,
 #define LGRECO_CONTROLLER_OPTIONS_INIT                                                                                 \
     {LGRECO_SIZE_OF(lgreco_controller_options), NULL, NULL, NULL, 6, 0, 0, 0.5, 1.5, 100, 1000, 10, 0, LGRECO_POLICY_L_GRECO,  \
      LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_F32, 1, 0, LGRECO_STORAGE_INT8, 0.2f, 512, LGRECO_NON_FINITE_STEP_ERROR,  \
-     LGRECO_ROUTE_ALL_GATHER, 0, LGRECO_OBJECTIVE_BITS, 4 << 20, 10, NULL, NULL, NULL, 1, 1, 0, 0, 0}
+     LGRECO_ROUTE_ALL_GATHER, 0, LGRECO_OBJECTIVE_BITS, 4 << 20, 10, NULL, NULL, NULL, 1, 1, 0, 0, 0, 0}
 #define LGRECO_REPORT_INIT {LGRECO_SIZE_OF(lgreco_report), 0, LGRECO_OUTCOME_EXCHANGED, 0, 0, 0, 0, 0}
+#define LGRECO_MEMORY_USE_INIT {LGRECO_SIZE_OF(lgreco_memory_use), 0, 0, 0, 0, 0}
 #define LGRECO_REQUEST_INIT                                                                                            \
     {LGRECO_SIZE_OF(lgreco_request), LGRECO_REQUEST_NONE, LGRECO_DEVICE_CPU, 0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL}
 #define LGRECO_METRICS_INIT {LGRECO_SIZE_OF(lgreco_metrics), 0, 0, 0, -1, -1, -1, 0, LGRECO_UNCOMPRESSED_NOT}
@@ -2439,7 +2467,7 @@ lgreco_status lgreco_cuda_bucket_take_over(struct lgreco_cuda *cuda,
 #define LGRECO_LINK_INIT                                                                                               \
     {LGRECO_SIZE_OF(lgreco_link), LGRECO_CODEC_MIN_MAX, 4, 128, 0, LGRECO_DTYPE_F32, 1, LGRECO_DTYPE_F32,                      \
      LGRECO_LINK_MEMORY_NONE, 1, 0, LGRECO_STORAGE_F32, 1024, LGRECO_ROWS_BF16, 8}
-#define LGRECO_CUT_SETTING_INIT {sizeof(lgreco_cut_setting), NULL, NULL, 0, 0, 0, 8}
-#define LGRECO_LOADED_INIT {sizeof(lgreco_loaded), NULL, 0, NULL, 0, NULL, 0, 0, 0, 0, 0}
+#define LGRECO_CUT_SETTING_INIT {LGRECO_SIZE_OF(lgreco_cut_setting), NULL, NULL, 0, 0, 0, 8}
+#define LGRECO_LOADED_INIT {LGRECO_SIZE_OF(lgreco_loaded), NULL, 0, NULL, 0, NULL, 0, 0, 0, 0, 0}
 
 #endif // LGRECO_H

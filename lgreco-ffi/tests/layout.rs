@@ -234,8 +234,10 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         legacy_phases,
         legacy_steps,
         ramp_up_first,
-        ramp_up_steps
+        ramp_up_steps,
+        undo
     );
+    struct_of!(p, lgreco_memory_use, "LGRECO_MEMORY_USE_INIT", struct_size, residuals, undo, factors, exchange, window);
     struct_of!(
         p,
         lgreco_report,

@@ -253,10 +253,13 @@ pub unsafe extern "C" fn lgreco_controller_steps(
     })
 }
 
-/// Bytes that a controller takes on one rank, by what they are for, beside the trainer's gradients.
+/// Bytes that a controller takes on one rank, by what they are for, beside the trainer's gradients. Begin with
+/// LGRECO_MEMORY_USE_INIT.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy)]
 pub struct lgreco_memory_use {
+    /// Set by the INIT macro.
+    pub struct_size: usize,
     /// Residuals of error feedback.
     pub residuals: u64,
     /// The residuals of the step before, where `undo` asks for them.
@@ -269,6 +272,9 @@ pub struct lgreco_memory_use {
     pub window: u64,
 }
 
+// SAFETY: repr(C), starts with a usize; numbers only.
+sized_struct!("memory use", lgreco_memory_use {});
+
 /// Tells how much memory the run takes on this rank, before its first step too: under the settings of the last decision, or
 /// before the first under the search's default. `in_flight` is the size in bytes of buckets that are all on their way at the
 /// same time; 0 stands for lgreco_controller_step, which has one at a time.
@@ -279,10 +285,11 @@ pub unsafe extern "C" fn lgreco_controller_memory(
     memory: *mut lgreco_memory_use,
 ) -> lgreco_status {
     call!(controller, |state| {
-        write(memory, "memory", || {
+        fill(memory, || {
             let MemoryUse { residuals, undo, factors, exchange, window } =
                 state.controller.memory((in_flight > 0).then_some(in_flight))?;
-            Ok(lgreco_memory_use { residuals, undo, factors, exchange, window })
+            let struct_size = crate::pointers::size_of_struct::<lgreco_memory_use>();
+            Ok(lgreco_memory_use { struct_size, residuals, undo, factors, exchange, window })
         })
     })
 }

@@ -28,7 +28,7 @@ class Options(TypedDict, total=False):
     period: int
     window: int
     ramp_up: tuple[float, int] | None
-    lead: int
+    lead: int | None
     error_feedback: bool
     residual_dtype: torch.dtype
     reduce_dtype: torch.dtype | None

@@ -89,7 +89,12 @@ class LGreCoState(Training):
         so many steps. Early steps are worth more.
     lead
         Steps before its own at which a plan is begun, below ``start_iter`` and ``period``. With more than 0 rank 0 plans on a
-        thread while training goes on, and the step at which all ranks switch depends on how long that takes.
+        thread while training goes on, and the plan's own step waits for what is not ready, so that runs are reproducible. Unless told
+        otherwise 10, or half of ``start_iter`` or ``period`` where that is less, for models of 4 million parameters and more whose
+        gradients are on the host, and else 0.
+    undo
+        Whether the residuals of the step before are kept, which takes their memory twice, so that a step whose network has failed
+        leaves no trace in them. They always are with ``grad_scaler``, which skips steps. ``memory()`` tells how much memory a run takes.
     **options
         ``alpha``, ``metric`` (``"squared-l2"`` or the paper's ``"l2"``), ``workers`` (whose mean is taken; those of the group), ``candidates`` (first, last, step), ``widths``
         (of TopK's values: ``"full"`` and 1 to 8 bits, all but 1 and 7 unless given), ``min_elements``, ``metrics_every``, ``route``, ``clusters``: as in the
@@ -120,12 +125,13 @@ class LGreCoState(Training):
         period: int = 1000,
         window: int = 10,
         ramp_up: tuple[float, int] | None = None,
-        lead: int = 0,
+        lead: int | None = None,
         error_feedback: bool = True,
         residual_dtype: torch.dtype = torch.float32,
         reduce_dtype: torch.dtype | None = None,
         grad_scaler: Scaler | None = None,
         random_seed: int = 0,
+        undo: bool = False,
         hold_zeros: bool | None = None,
         on_plan: Callable[["LGreCoState"], None] | None = None,
         _device_of: Callable[[Iterable[torch.Tensor]], Cuda | None] = device_of,
@@ -150,6 +156,7 @@ class LGreCoState(Training):
             window=window,
             ramp_up=ramp_up,
             lead=lead,
+            undo=undo,
             error_feedback=error_feedback,
             residual_dtype=residual_dtype,
             reduce_dtype=reduce_dtype,

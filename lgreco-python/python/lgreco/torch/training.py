@@ -1,6 +1,7 @@
 """What all doors to training have in common: steps made of buckets, residuals, plans, saved states."""
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import MappingProxyType
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from lgreco._errors import of_layer
 from lgreco._lgreco import Bucket, Controller, LgrecoError, PlanResult, Report, payload_len
 from lgreco.torch.agreement import agree
+from lgreco.torch.allocator import give_back
 from lgreco.torch.backward import BackwardPass, queue
 from lgreco.torch.checkpoint import Checkpointed, Loaded, to_bytes, to_tensor
 from lgreco.torch.collectives import ExchangeError, complete, own_group, release_with
@@ -34,6 +36,10 @@ _NOT_BEGUN = 103
 _TOLD_NOT_FINITE = "error code 101"
 """How other ranks hear of gradients that are not finite."""
 _LOG = logging.getLogger("lgreco")
+_LEAD = 10
+"""Steps that a plan of a large model has on its thread, unless told otherwise."""
+_LARGE = 1 << 22
+"""Elements of one, of which planning takes a tenth of a second and more."""
 
 
 class Training(Reports, Checkpointed[Loaded]):
@@ -43,6 +49,8 @@ class Training(Reports, Checkpointed[Loaded]):
     checkpoints run within another one belong to that one's step.
     """
 
+    _in_flight: int | None = 25 << 20
+    """Bytes of the buckets that are exchanged at the same time, which is what DDP makes of them; None where there is one at a time."""
     _advice: str | None = "under a GradScaler, whose overflows these may be, make the state with grad_scaler="
 
     def __init__(
@@ -56,6 +64,10 @@ class Training(Reports, Checkpointed[Loaded]):
         **options: "Unpack[Options]",
     ) -> None:
         """For ranks that must have been told the same options, and the same ``besides``; what this one's model is ``refused`` for."""
+        if options.get("lead", 0) is None:
+            del options["lead"]
+            if (lead := _lead(layers, cuda, options)) > 0:
+                options["lead"] = lead
         told: dict[str, Any] = dict(options)
         reduce_dtype: torch.dtype | None = told.pop("reduce_dtype", None)
         if reduce_dtype is None:
@@ -257,7 +269,12 @@ class Training(Reports, Checkpointed[Loaded]):
 
     def _go_on(self, flight: Flight | DeviceFlight) -> bool:
         try:
-            return flight.go_on()
+            if flight.go_on():
+                return True
+            if isinstance(flight, Flight):
+                # Its memory is for the next bucket.
+                self._close(flight)
+            return False
         except LgrecoError as error:
             # All ranks hear of it, and go on with the other buckets.
             self._failed = self._failed or error
@@ -332,6 +349,7 @@ class Training(Reports, Checkpointed[Loaded]):
         if self._device is None:
             self._plan_aside()
         if report.switched:
+            give_back()
             if self._device is not None:
                 self._device.observed.forget_unless_needed()
             plan = self.plan
@@ -356,7 +374,8 @@ class Training(Reports, Checkpointed[Loaded]):
                 self._take_over_plan()
 
     def _take_over_plan(self) -> None:
-        if self._planning is not None and self._planning.done():
+        """Once it is there: a step that is the plan's own waits for it, so that every run switches at the same step."""
+        if self._planning is not None and (self._planning.done() or self._controller.is_plan_due()):
             planning, self._planning = self._planning, None
             if (error := planning.exception()) is None:
                 self._controller.hand_in(planning.result())
@@ -424,6 +443,16 @@ class Training(Reports, Checkpointed[Loaded]):
         ``plan_seconds``, ``default_seconds``, ``uncompressed_seconds``.
         """
         return self._controller.decision()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes that the run takes on this rank beside its gradients, in ``total`` and by what they are for; also before it begins.
+
+        ``residuals``, those of the step before (``undo``), PowerSGD's ``factors``, the ``exchange`` of all buckets of a step, and on rank
+        0 the ``window`` of gradients that a plan looks at, from its first step until the plan. Under the settings of the last plan, or
+        before the first under ``default``.
+        """
+        parts = dict(self._controller.memory(self._in_flight))
+        return {**parts, "total": sum(parts.values())}
 
     def metrics(self) -> dict[str, dict[str, Any]]:
         """What is known of each layer: setting, steps, bytes, relative error and norm of the residual. Reads residuals."""
@@ -529,6 +558,17 @@ class Training(Reports, Checkpointed[Loaded]):
         for name in differing:
             own, was = (of.get(name, "left out") for of in (self._decides, saved))
             _LOG.warning("%s is %s, and was %s in the run that is continued: it has its effect %s", name, own, was, when)
+
+
+def _lead(layers: Sequence[Layer], cuda: Cuda | None, options: "Options") -> int:
+    """How many steps before its own a plan is begun on a thread: some where planning takes longer than a step would notice."""
+    elements = sum(math.prod(layer.shape) for layer in layers)
+    looks_at_gradients = options.get("settings") is None and (options.get("policy") or "lgreco") in ("lgreco", "kmeans", "accordion")
+    if cuda is not None or not looks_at_gradients or elements < _LARGE or options.get("objective") == "seconds":
+        return 0
+    steps = (options.get("start_iter", 100), options.get("period", 1000))
+    soonest = min((step for step in steps if isinstance(step, int) and step > 0), default=0)
+    return min(_LEAD, soonest // 2)
 
 
 def _warn_of_larger(layers: Sequence[Layer], settings: Mapping[str, str]) -> None:
