@@ -29,7 +29,7 @@
 //!
 //! // Compress each layer by the plan. Every worker has its own rank, every step its own number.
 //! for (layer, &option) in plan.options().iter().enumerate() {
-//!     let (gradient, setting) = (layers[layer].gradient(), measured.setting(layer, option as usize));
+//!     let (gradient, setting) = (layers[layer].gradient(), measured.setting(layer, option as usize)?);
 //!     let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), Dtype::F32)];
 //!     let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32)?];
 //!     let stream = Stream { seed: 1, step: 0, layer: layer as u32, rank: 0 };

@@ -40,7 +40,7 @@ fn tables_are_true() {
             // Hybrid tables repeat the others' densities: every seventh is enough there.
             let stride = if method == Method::Hybrid { 7 } else { 1 };
             for (option, choice) in choices.iter().enumerate().step_by(stride) {
-                let setting = measured.setting(layer, option);
+                let setting = measured.setting(layer, option).unwrap();
                 let stochastic = matches!(setting, Setting::Qsgd(_));
                 let draws = if stochastic { DRAWS } else { 1 };
                 let mut errors = Vec::new();

@@ -100,7 +100,7 @@ impl<'a> Layer<'a> {
 /// let plan = plan::solve(&table, budget, Solver::default())?;
 /// assert!(plan.summary().proven());
 /// for (layer, &option) in plan.options().iter().enumerate() {
-///     println!("{}: {}", measured.table.name(layer), measured.setting(layer, option as usize));
+///     println!("{}: {}", measured.table.name(layer), measured.setting(layer, option as usize)?);
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -162,15 +162,19 @@ impl Measured {
     /// # let weight: Vec<f32> = (0..4096).map(|i| (i as f32).sin()).collect();
     /// # let model = [Layer::new("weight", &[64, 64], Values::F32(&weight))?];
     /// let measured = Search::new(Method::TopK).measure(&model, &mut Portable)?;
-    /// let default = measured.setting(0, measured.defaults[0] as usize);
+    /// let default = measured.setting(0, measured.defaults[0] as usize)?;
     /// assert!(matches!(default, Setting::TopK(top) if top.keep == 41)); // 1 % of 4096
+    /// assert!(measured.setting(0, 1000).is_err() && measured.setting(1, 0).is_err());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// # Panics
-    /// When the table has no such layer or option, or has been replaced by one without settings.
-    pub fn setting(&self, layer: usize, option: usize) -> Setting {
-        self.table.setting(layer, option).expect("measured options have settings")
+    /// # Errors
+    /// [`Error::NoSuchOption`] when the table has no such layer or option, or has been replaced by one without settings.
+    pub fn setting(&self, layer: usize, option: usize) -> Result<Setting, Error> {
+        let table = self.table.view();
+        let options = if layer < table.layers() { table.layer(layer).len() } else { 0 };
+        let setting = if option < options { self.table.setting(layer, option) } else { None };
+        setting.ok_or(Error::NoSuchOption { layer, option, options })
     }
 
     /// The stream a table layer's row was measured with: the search's seed, the layer's index in the model, step and rank

@@ -26,7 +26,7 @@ fn labels_settings_and_sizes_belong_together() {
     assert_eq!(measured.table.label(0, measured.defaults[0] as usize), "qsgd 4");
     let mut methods = [0; 4];
     for (option, label) in labels(&measured, 0).into_iter().enumerate() {
-        let setting = measured.setting(0, option);
+        let setting = measured.setting(0, option).unwrap();
         let payload = setting.payload_len(model[0].gradient().shape(), lgreco_core::gradient::Dtype::F32).unwrap();
         assert_eq!(measured.table.view().layer(0)[option].size, 8 * payload as u64, "{label}");
         methods[match setting {
@@ -58,7 +58,7 @@ fn what_comes_to_the_same_is_offered_once() {
     let measured = measure(Search::new(Method::PowerSgd).with_range(ranks).unwrap(), &model);
     // Rank 3, and the default 4 which is the same, would send more than the tensor has.
     assert_eq!(labels(&measured, 0), ["powersgd 1", "powersgd 2", "dense"]);
-    assert_eq!((measured.defaults[0], measured.setting(0, 2)), (2, Setting::Dense));
+    assert_eq!((measured.defaults[0], measured.setting(0, 2).unwrap()), (2, Setting::Dense));
     let dense = measured.table.view().layer(0)[2];
     assert_eq!((dense.size, dense.error), (8 * (16 + 4 * 3072), 0.0));
 
@@ -82,7 +82,7 @@ fn the_stream_makes_the_payloads_that_were_measured() {
     let mut search = Search::new(Method::PowerSgd);
     (search.seed, search.metric) = (9, Metric::SquaredL2);
     let measured = measure(search, &model);
-    let Setting::PowerSgd(compressor) = measured.setting(0, 1) else { panic!("rank 3") };
+    let Setting::PowerSgd(compressor) = measured.setting(0, 1).unwrap() else { panic!("rank 3") };
     assert_eq!(compressor, PowerSgd { rank: 3, iterations: 5 });
     let error = |stream: Stream| {
         let trip = round_trip(&model[1].gradient(), compressor, stream).unwrap();
@@ -105,10 +105,10 @@ fn widths_are_offered_with_the_sizes_and_errors_of_their_payloads() {
     let measured = measure(search.clone(), &model);
     let expected = ["topk 10%", "topk 5% bits 4", "topk 5% bits 2", "topk 10% bits 4", "topk 10% bits 2"];
     assert_eq!((labels(&measured, 0), measured.defaults[0]), (expected.to_vec(), 0));
-    assert_eq!(search.uniform(&[40, 64], Dtype::F32).unwrap(), measured.setting(0, 0));
+    assert_eq!(search.uniform(&[40, 64], Dtype::F32).unwrap(), measured.setting(0, 0).unwrap());
     let gradient = model[0].gradient();
     for (option, choice) in measured.table.view().layer(0).iter().enumerate() {
-        let setting = measured.setting(0, option);
+        let setting = measured.setting(0, option).unwrap();
         let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32).unwrap()];
         let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), Dtype::F32)];
         let len = setting.encode(&gradient, measured.stream(0), &mut workspace, &mut payload).unwrap();
@@ -252,7 +252,7 @@ fn check_measured(measured: &Measured, expected: &Expected) {
     assert_eq!([0, 1].map(|layer| measured.table.name(layer)), ["wide", "tall"]);
     for layer in [0, 1] {
         assert_eq!(labels(measured, layer), expected.labels);
-        let settings: Vec<Setting> = (0..options).map(|option| measured.setting(layer, option)).collect();
+        let settings: Vec<Setting> = (0..options).map(|option| measured.setting(layer, option).unwrap()).collect();
         assert_eq!(settings, expected.settings);
         assert_eq!(measured.stream(layer), Stream { seed: 5, layer: 2 * layer as u32, ..Stream::default() });
         for (option, choice) in measured.table.view().layer(layer).iter().enumerate() {
@@ -304,7 +304,7 @@ fn noise_averages_out_over_the_workers_and_bias_does_not() {
         let [alone_row, mean_row] = [&alone, &mean].map(|measured| measured.table.view().layer(0).to_vec());
         let mut noisy = 0;
         for (option, (alone_choice, choice)) in alone_row.iter().zip(&mean_row).enumerate() {
-            let setting = mean.setting(0, option);
+            let setting = mean.setting(0, option).unwrap();
             let divisor = match (setting, metric) {
                 (Setting::Qsgd(_), Metric::L2) => 2.0,
                 (Setting::Qsgd(_), Metric::SquaredL2) => 4.0,

@@ -350,9 +350,12 @@ fn what_does_not_fit_is_refused() {
     );
     let mut parameters = start();
     parameters[1].pop();
-    assert_eq!(refused(PLAIN, tensors(), &mut parameters), "layer 1: elements is 63, expected 64");
-    assert_eq!(refused(PLAIN, tensors(), &mut start()[..2]), "layer 2: elements is 0, expected 1000");
-    assert_eq!(refused(PLAIN, tensors()[..2].to_vec(), &mut start()), "layer 2: layers is 3, expected 2");
+    assert_eq!(refused(PLAIN, tensors(), &mut parameters), "layer 1: number of elements is 63, expected 64");
+    assert_eq!(refused(PLAIN, tensors(), &mut start()[..2]), "parameters, one per tensor: expected 3, found 2");
+    assert_eq!(
+        refused(PLAIN, tensors()[..2].to_vec(), &mut start()),
+        "parameters, one per tensor: expected 2, found 3"
+    );
     let mut rank = Rank::new(PLAIN, config(None), &mut worker);
     assert!(rank.outer.step(&mut worker, &mut views(&mut parameters)).is_err());
     assert_eq!(rank.outer.steps(), 0);

@@ -171,7 +171,7 @@ impl Controller {
 
     /// Takes note that layers are exchanged elsewhere in the step under way, under their settings and by
     /// [`Route::AllGather`](crate::exchange::Route) or [`Route::Sharded`](crate::exchange::Route): what they send is counted, and no bucket of the step may have them. Where values decide how long
-    /// a payload is, the longest is counted.
+    /// a payload is, the longest is counted; [`note_sent`](Controller::note_sent) counts what was sent otherwise.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone;
@@ -194,19 +194,44 @@ impl Controller {
         let reduce_dtype = self.planner.config.search.reduce_dtype;
         for &layer in layers {
             self.expect_lendable(layer)?;
-            let (state, tensor) = (&mut self.states[layer], &self.planner.tensors[layer]);
-            let sent = match state.choice.setting {
+            let (setting, tensor) = (self.states[layer].choice.setting, &self.planner.tensors[layer]);
+            let bytes = match setting {
                 // Without a header.
                 Setting::Dense => tensor.shape.elements() * tensor.dtype.bytes().min(reduce_dtype.bytes()),
                 setting => setting.exchanged_len(tensor.shape, tensor.dtype, reduce_dtype)?,
-            } as u64;
-            state.fate = Fate::Exchanged;
-            state.counts.steps += 1;
-            state.counts.bytes_in += tensor.bytes();
-            state.counts.bytes_out += sent;
-            self.taken.bytes_out += sent;
-            self.taken.told = true;
+            };
+            self.note_sent(layer, bytes as u64)?;
         }
+        Ok(())
+    }
+
+    /// Takes note that a layer is exchanged elsewhere in the step under way, and that this rank has sent so many bytes for it: by a
+    /// trainer's own compressor, say, of which the layer's setting knows nothing. No bucket of the step may have it.
+    ///
+    /// ```
+    /// # use lgreco_testing::controller::alone;
+    /// # use lgreco_train::search::Method;
+    /// # let (mut controller, _) = alone(Method::TopK)?;
+    /// controller.begin_step(0.1)?;
+    /// assert!(controller.control()?.is_none());
+    /// controller.note_sent(0, 500)?; // 4096 f32
+    /// controller.note_exchanged(&[1])?;
+    /// assert_eq!((controller.finish_step()?.bytes_out, controller.metrics(0).bytes_out), (500 + 4 * 64, 500));
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`note_exchanged`](Controller::note_exchanged). Nothing is counted then.
+    pub fn note_sent(&mut self, layer: usize, bytes: u64) -> Result<(), Error> {
+        self.control.expect_open()?;
+        self.expect_lendable(layer)?;
+        let state = &mut self.states[layer];
+        state.fate = Fate::Exchanged;
+        state.counts.steps += 1;
+        state.counts.bytes_in += self.planner.tensors[layer].bytes();
+        state.counts.bytes_out += bytes;
+        self.taken.bytes_out += bytes;
+        self.taken.told = true;
         Ok(())
     }
 

@@ -52,7 +52,8 @@ impl Offers {
             let size = 8 * Setting::Dense.exchanged_len(shape, dtype, reduce_dtype)? as u64;
             let row = table.layer(place);
             offers.choices.extend_from_slice(row);
-            let settings: Vec<Setting> = (0..row.len()).map(|option| measured.setting(place, option)).collect();
+            let settings = (0..row.len()).map(|option| measured.setting(place, option));
+            let settings = settings.collect::<Result<Vec<Setting>, _>>()?;
             let add = with_dense && !settings.contains(&Setting::Dense);
             offers.settings.extend(settings);
             if add {

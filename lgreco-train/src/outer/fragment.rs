@@ -39,7 +39,7 @@ impl Fragment {
         Ok(Fragment { layers, controller, starts, velocities, moved, joined })
     }
 
-    pub(super) fn lens(&self) -> impl Iterator<Item = usize> {
+    pub(super) fn lens(&self) -> impl Iterator<Item = usize> + Clone {
         self.starts.iter().map(Vec::len)
     }
 

@@ -23,6 +23,7 @@ mod saved;
 
 use crate::Error;
 use crate::controller::{Config, Controller, Report, Tensor};
+use crate::error::expect_len;
 use crate::exchange::Collective;
 use crate::gradient::Dtype;
 use alloc::vec::Vec;
@@ -140,7 +141,7 @@ impl OuterStep {
     /// # Errors
     /// [`CoreError::Parameter`](crate::CoreError::Parameter) for what `outer` must not be, and for tensors that are not f32;
     /// [`CoreError::TooManyElements`](crate::CoreError::TooManyElements) for 2^32 elements and more that are joined;
-    /// [`Error::LayerMismatch`] when parameters are not those of the tensors; those of [`Controller::new`] and of the
+    /// [`CoreError::Length`](crate::CoreError::Length), [`Error::LayerMismatch`] when parameters are not those of the tensors; those of [`Controller::new`] and of the
     /// broadcast.
     ///
     /// # Complexity
@@ -217,17 +218,12 @@ impl OuterStep {
     }
 }
 
-fn check_lens(lens: impl Iterator<Item = usize>, parameters: &[&mut [f32]]) -> Result<(), Error> {
-    let mut count = 0;
-    for (layer, expected) in lens.enumerate() {
-        count += 1;
-        let found = parameters.get(layer).map_or(0, |values| values.len());
-        if layer >= parameters.len() || found != expected {
-            return Err(Error::LayerMismatch { layer, what: "elements", expected, found });
+fn check_lens(lens: impl Iterator<Item = usize> + Clone, parameters: &[&mut [f32]]) -> Result<(), Error> {
+    expect_len("parameters, one per tensor", lens.clone().count(), parameters.len())?;
+    for (layer, (expected, values)) in lens.zip(parameters).enumerate() {
+        if values.len() != expected {
+            return Err(Error::LayerMismatch { layer, what: "number of elements", expected, found: values.len() });
         }
     }
-    match parameters.len() {
-        found if found == count => Ok(()),
-        found => Err(Error::LayerMismatch { layer: count, what: "layers", expected: count, found }),
-    }
+    Ok(())
 }

@@ -26,7 +26,7 @@ fn planned(method: Method) -> (Measured, Plan, PlanFile) {
 fn a_plan_file_is_trained_with() {
     for method in [Method::Qsgd, Method::TopK, Method::PowerSgd, Method::Hybrid] {
         let (measured, plan, file) = planned(method);
-        let chosen = |layer: usize| measured.setting(layer, plan.options()[layer] as usize);
+        let chosen = |layer: usize| measured.setting(layer, plan.options()[layer] as usize).unwrap();
         // The table has fc2, then fc1.
         let expected = vec![chosen(1), Setting::Dense, chosen(0)];
         assert!(expected[0] != Setting::Dense && expected[2] != Setting::Dense, "{method:?}");

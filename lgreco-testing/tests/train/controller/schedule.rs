@@ -30,7 +30,7 @@ pub(super) fn by_hand(
     let mut settings = vec![Setting::Dense; 3];
     let plan = plan(&measured);
     for ((place, &layer), &option) in measured.layers.iter().enumerate().zip(plan.options()) {
-        settings[layer] = measured.setting(place, option as usize);
+        settings[layer] = measured.setting(place, option as usize).unwrap();
     }
     (Some(*plan.summary()), settings)
 }
