@@ -275,7 +275,7 @@ impl<'a> Layer<'a> {
             let expected = "f32 values; others take what is left from a copy";
             return Err(Error::parameter("element type", values.dtype() as u32 as f64, expected));
         }
-        if values.len() > 0 {
+        if !values.is_empty() {
             expect_len("values", elements, values.len())?;
         }
         match &self.rest {

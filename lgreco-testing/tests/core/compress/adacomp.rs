@@ -1,6 +1,7 @@
 use lgreco_core::Error;
+use lgreco_core::compress::Candidates;
 use lgreco_core::compress::Compressor;
-use lgreco_core::compress::adacomp::{AdaComp, decode, measure};
+use lgreco_core::compress::adacomp::{AdaComp, decode};
 use lgreco_core::compress::wire::Payload;
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
@@ -129,9 +130,13 @@ fn parameters_and_lengths_are_checked() {
         AdaComp { bin: 0 }.payload_len(vector(&values).shape(), Dtype::F32),
         Err(Error::Parameter { .. })
     ));
-    assert!(matches!(measure(&vector(&values), &[2, 0], &mut [0.0; 2], &mut [0; 2]), Err(Error::Parameter { .. })));
-    assert!(matches!(measure(&vector(&values), &[2], &mut [0.0; 2], &mut [0]), Err(Error::Length { .. })));
-    assert!(matches!(measure(&vector(&values), &[2], &mut [0.0], &mut []), Err(Error::Length { .. })));
+    let measure = |bins: &[u32], errors: &mut [f64], lens: &mut [usize]| {
+        let candidates = Candidates::AdaComp { bins };
+        candidates.measure_with_lens(&vector(&values), Stream::default(), &mut [], errors, lens)
+    };
+    assert!(matches!(measure(&[2, 0], &mut [0.0; 2], &mut [0; 2]), Err(Error::Parameter { .. })));
+    assert!(matches!(measure(&[2], &mut [0.0; 2], &mut [0]), Err(Error::Length { .. })));
+    assert!(matches!(measure(&[2], &mut [0.0], &mut []), Err(Error::Length { .. })));
     let ada = AdaComp { bin: 2 };
     let encode = |bytes: usize| ada.encode(&vector(&values), Stream::default(), &mut [], &mut vec![0; bytes]);
     assert_eq!(encode(16 + 4 + 1), Ok(21));

@@ -1,5 +1,6 @@
 use lgreco_core::Error;
-use lgreco_core::compress::hard_threshold::{HardThreshold, measure};
+use lgreco_core::compress::Candidates;
+use lgreco_core::compress::hard_threshold::HardThreshold;
 use lgreco_core::compress::{Compressor, decode};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
@@ -110,4 +111,16 @@ proptest! {
         let lambdas: Vec<f32> = lambdas.into_iter().map(f32::from_bits).chain([f32::from_bits(bits[0] & 0x7fff_ffff | 1)]).collect();
         check_all_types(&bits, &lambdas);
     }
+}
+
+fn measure(
+    gradient: &Gradient<'_>,
+    values: Dtype,
+    lambdas: &[f32],
+    workspace: &mut [u64],
+    errors: &mut [f64],
+    lens: &mut [usize],
+) -> Result<(), Error> {
+    let candidates = Candidates::HardThreshold { values, lambdas };
+    candidates.measure_with_lens(gradient, Stream::default(), workspace, errors, lens)
 }

@@ -1,6 +1,7 @@
 use lgreco_core::Error;
+use lgreco_core::compress::Candidates;
 use lgreco_core::compress::Compressor;
-use lgreco_core::compress::sidco::{Fit, Sidco, measure, measure_workspace_len};
+use lgreco_core::compress::sidco::{Fit, Sidco, measure_workspace_len};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 use lgreco_testing::sidco::{check, check_bytes};
@@ -155,4 +156,16 @@ proptest! {
         let bytes: Vec<u8> = head.into_iter().chain(bits.iter().flat_map(|b| b.to_le_bytes())).collect();
         check_bytes(&bytes);
     }
+}
+
+fn measure(
+    gradient: &Gradient<'_>,
+    base: Sidco,
+    densities: &[f64],
+    workspace: &mut [u64],
+    errors: &mut [f64],
+    lens: &mut [usize],
+) -> Result<(), Error> {
+    let candidates = Candidates::Sidco { base, densities };
+    candidates.measure_with_lens(gradient, Stream::default(), workspace, errors, lens)
 }
