@@ -121,7 +121,8 @@ fn the_first_step_names_every_option_that_differs() {
 
 #[test]
 fn the_first_step_names_layers_that_differ() {
-    let cases: [(fn(&mut Vec<Tensor>), &str); 4] = [
+    type Change = fn(&mut Vec<Tensor>);
+    let cases: [(Change, &str); 4] = [
         (|layers| drop(layers.pop()), "number of layers"),
         (|layers| layers.swap(0, 2), "names of the layers"),
         (|layers| layers[0] = Tensor::new("fc1", &[24, 16], Dtype::F32).unwrap(), "shapes of the layers"),
@@ -350,9 +351,9 @@ fn a_skipped_step_is_the_same_in_buckets() {
             let mut same = values.clone();
             let expected = blocking.step(&mut worker, &mut views(&mut same), 0.1).unwrap();
             agree(&mut controller, &mut worker, 0.1).unwrap();
-            for layer in 0..3 {
+            for (layer, values) in values.iter_mut().enumerate() {
                 let mut bucket = controller.open(&[layer]).unwrap();
-                bucket.exchange(&mut worker, &mut [ValuesMut::F32(&mut values[layer])]).unwrap();
+                bucket.exchange(&mut worker, &mut [ValuesMut::F32(values)]).unwrap();
                 controller.close(bucket).unwrap();
             }
             let report = controller.finish_step().unwrap();
