@@ -142,9 +142,11 @@ def _switched(rank: int, look: bool) -> list[Any]:
     runs = []
     for where in ({}, ON_DEVICE):
         run = Trained(FIXED | {"settings": SETTINGS} | where)
-        run.steps(rank, range(9), {})
-        before = residuals(run.state)
+        run.steps(rank, range(8), {})
+        # The buckets of step 8 tell whether all ranks have been given them.
         run.state._controller.set_settings(["qsgd 4" if name == "first" else SETTINGS.get(name, "dense") for name in run.state.names])
+        run.steps(rank, range(8, 9), {})
+        before = residuals(run.state)
         run.steps(rank, range(9, 10), {9: (1, "third")})
         if look:
             assert not run.state.residual("first").any()

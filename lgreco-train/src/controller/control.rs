@@ -43,6 +43,10 @@ impl Controller {
     /// With `local`, ranks tell each other how they fare before anything else.
     pub(super) fn begin(&mut self, learning_rate: f64, local: Option<Result<bool, Error>>) -> Result<(), Error> {
         self.control.expect_idle()?;
+        if self.world == 1 {
+            // There is nobody to tell.
+            self.planner.given = self.planner.given.in_agreement();
+        }
         let (due, probes) = (self.planner.is_due(), self.probes());
         self.control.began = self.now();
         self.taken = Taken { late: self.late, ..Taken::default() };
