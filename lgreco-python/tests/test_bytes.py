@@ -73,9 +73,10 @@ def _summed(rank: int) -> list[tuple[set[torch.dtype], torch.Tensor]]:
     summed: set[torch.dtype] = set()
     all_reduce = dist.all_reduce
 
-    def noting(values: torch.Tensor, **options: Any) -> Any:
-        summed.add(values.dtype)
-        return all_reduce(values, **options)
+    def noting(values: torch.Tensor, *operation: Any, **options: Any) -> Any:
+        if not operation:
+            summed.add(values.dtype)
+        return all_reduce(values, *operation, **options)
 
     dist.all_reduce = noting
     told = []

@@ -188,7 +188,7 @@ def _interrupted(rank: int, kind: str, everywhere: bool) -> tuple[str, bool, int
         for part in (model.first, model.second, model):
             fully_shard(part, mesh=mesh)  # type: ignore[arg-type]
     wrapped = model if kind == "fsdp2" else DDP(model, bucket_cap_mb=0.005)
-    state = register(wrapped, **OPTIONS)
+    state = register(wrapped, **OPTIONS, undo=True)
 
     def step(at: int) -> bool:
         wrapped.zero_grad()

@@ -21,7 +21,10 @@ import lgreco
 import lgreco.torch
 
 MODULES = ["lgreco.torch", *(f"lgreco.torch.{module.name}" for module in pkgutil.iter_modules(lgreco.torch.__path__))]
-WITHOUT = {"agreement", "bucket", "cuda", "device", "errors", "flight", "held", "layers", "names", "observed", "options", "remembered", "reports", "scale", "times", "training"}
+WITHOUT = {
+    "agreement", "allocator", "backward", "bucket", "callers", "cuda", "device", "effects", "errors", "flight", "held", "layers", "loads", "names", "observed",
+    "options", "remembered", "reports", "scale", "shards", "times", "training",
+}  # fmt: skip
 """Of the package's own use, and what other classes inherit."""
 
 

@@ -37,7 +37,7 @@ class Interrupting:
 def _stopped_by_the_user(rank: int, where: str, after: bool, again: str | None = None) -> tuple[bool, int, bool]:
     """In a step with a plan, and ``again`` while it is taken back: whether residuals are as before it, steps taken in all, whether ranks go on alike."""
     module = wrapped("ddp")
-    state = register(module, **OPTIONS)
+    state = register(module, **OPTIONS, undo=True)
     for at in range(6):
         step(module, rank, at)
     before, controller = [state.residual(name) for name in state.names], state._controller
@@ -175,7 +175,7 @@ def test_what_ranks_say_before_a_step_travels_in_memory_that_outlives_an_interru
 def _outer_stopped(rank: int) -> tuple[bool, bool, int]:
     """The user interrupts an outer step that waits for the others."""
     model = Linear()
-    outer = OuterStep(model, every=1, method="topk", default=0.1, min_elements=64)
+    outer = OuterStep(model, every=1, method="topk", default=0.1, min_elements=64, undo=True)
     for at in range(3):
         _learn(model, rank, at)
         outer.step()

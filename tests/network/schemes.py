@@ -40,7 +40,7 @@ def _ours(**options: Any) -> Any:
     def register(ddp: DDP) -> Any:
         from lgreco.torch import LGreCoState, lgreco_hook
 
-        state = LGreCoState(None, ddp, **{"start_iter": UNCOMPRESSED, "period": 50, "window": 2, **options})
+        state = LGreCoState(None, ddp, **{"start_iter": UNCOMPRESSED, "period": 50, "window": 2, "undo": True, **options})
         ddp.register_comm_hook(state, lgreco_hook)
         return state
 

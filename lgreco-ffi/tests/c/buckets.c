@@ -148,6 +148,7 @@ static void base(lgreco_method method) {
     options.period = 4;
     options.window = 2;
     options.metrics_every = 3;
+    options.undo = 1;
     options.bucket_bytes = 0;  // as here: a layer each
 }
 

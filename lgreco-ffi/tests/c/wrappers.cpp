@@ -127,6 +127,7 @@ static void buckets(const lgreco::Context &context) {
     options.search = &search;
     options.warmup = 2;
     options.bucket_bytes = 0;
+    options.undo = 1;
     lgreco::Controller blocking(context, alone, model, options);
     std::unique_ptr<lgreco::Controller> controller(new lgreco::Controller(context, alone, model, options));
     const auto begin = [&] {

@@ -13,6 +13,8 @@ use super::spread;
 use super::view::{Places, list_of, unless_failed};
 use super::window;
 use crate::compress::{Compressor, Setting};
+#[cfg(doc)]
+use crate::exchange::Route;
 use crate::exchange::{
     Agreement, Flight, Host, Moment, Part, Program, Request, Round, Spec, is_of_others, request_in, request_of,
 };
@@ -171,7 +173,7 @@ impl Bucket {
     /// [`Error::StepOrder`] when there are gradients already.
     ///
     /// # Complexity
-    /// Encodes every layer. Allocates nothing; with the feature `rayon` as [`next`](Bucket::next).
+    /// Encodes every layer. Allocates what it is computed in, and frees it.
     pub fn submit(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
         self.expect_open()?;
         let start = self.now();
@@ -243,8 +245,8 @@ impl Bucket {
     /// other lengths than before.
     ///
     /// # Complexity
-    /// In all, decodes every payload and takes up to three passes for residuals. Allocates nothing; with the feature
-    /// `rayon` layers are handed to its threads, whose queue now and then does.
+    /// In all, decodes every payload and takes up to three passes for residuals. Allocates what it is computed in, and at the last
+    /// call an f32 per element of layers with a residual, and frees it.
     pub fn next<'b>(&'b mut self, gradients: &'b mut [ValuesMut<'_>]) -> Result<Option<Request<'b>>, Error> {
         match self.progress {
             Progress::UnderWay => {}

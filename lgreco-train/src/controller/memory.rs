@@ -23,7 +23,7 @@ use alloc::vec::Vec;
 /// let controller = Controller::new(Config::new(Search::new(Method::TopK)), layers, &worker)?;
 /// let memory = controller.memory(None)?;
 /// assert_eq!((memory.residuals, memory.undo, memory.window), (4 << 20, 0, 4 << 20));
-/// assert!(memory.total() < 16 << 20);
+/// assert!(memory.total() < 20 << 20);
 /// # Ok::<(), lgreco_train::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -12,6 +12,7 @@ from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.collectives import expect_group
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
+from lgreco.torch.flight import Flight
 from lgreco.torch.layers import Layer
 from lgreco.torch.names import plain_name
 from lgreco.torch.options import Options, expect_route
@@ -168,6 +169,9 @@ class LGreCoShardedState(Training):
         while flight.is_flying() and self._go_on(flight):
             pass
         flight.deliver()
+        if isinstance(flight, Flight):
+            # Its memory is for the next unit.
+            self._close(flight)
 
 
 class _AllReduce:

@@ -269,12 +269,7 @@ class Training(Reports, Checkpointed[Loaded]):
 
     def _go_on(self, flight: Flight | DeviceFlight) -> bool:
         try:
-            if flight.go_on():
-                return True
-            if isinstance(flight, Flight):
-                # Its memory is for the next bucket.
-                self._close(flight)
-            return False
+            return flight.go_on()
         except LgrecoError as error:
             # All ranks hear of it, and go on with the other buckets.
             self._failed = self._failed or error
