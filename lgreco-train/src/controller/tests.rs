@@ -96,7 +96,7 @@ fn factors_stay_warm_under_given_settings() {
         }
         let before = controller.states[0].factor.clone();
         controller.set_settings(vec![low_rank(2)]).unwrap();
-        controller.begin_step(0.1).unwrap();
+        controller.begin(0.1, Some(Ok(false))).unwrap(); // as a blocking step
         while let Some(request) = controller.control().unwrap() {
             request.perform(&mut worker).unwrap();
         }
