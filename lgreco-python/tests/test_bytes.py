@@ -88,7 +88,8 @@ def _summed(rank: int) -> list[tuple[set[torch.dtype], torch.Tensor]]:
         (torch.float32, {"reduce_dtype": torch.bfloat16, "policy": "uncompressed"}),
     ]:
         module = DDP(Linear(dtype))
-        register(module, **OPTIONS, method="powersgd", default=2, **options)
+        of_method = {} if "policy" in options else {**OPTIONS, "method": "powersgd", "default": 2}
+        register(module, **of_method, **options)
         summed.clear()
         for step in range(4):
             module.zero_grad()

@@ -330,6 +330,9 @@ impl Error {
         CoreError::OutOfMemory { words }.into()
     }
 
+    /// Code of [`Error::LayerMismatch`], and of errors that name more precisely what does not fit.
+    const LAYER_MISMATCH: u32 = 100;
+
     /// Code of [`Error::NonFiniteGradient`].
     pub(crate) const NON_FINITE_GRADIENT: u32 = 101;
 
@@ -355,8 +358,8 @@ impl Error {
             Error::Peer { .. } => 81,
             Error::PeerPlan { .. } | Error::PeerOption { .. } => 82,
             Error::PeerMessage { .. } => 83,
-            Error::LayerMismatch { .. } | Error::LayerDtype { .. } => 100,
-            Error::NoSuchLayer { .. } | Error::NotInBucket { .. } => 100,
+            Error::LayerMismatch { .. } => 100,
+            Error::LayerDtype { .. } | Error::NoSuchLayer { .. } | Error::NotInBucket { .. } => Error::LAYER_MISMATCH,
             Error::NonFiniteGradient { .. } => Error::NON_FINITE_GRADIENT,
             Error::InFlight { .. } => 102,
             Error::StepOrder { .. } => 103,

@@ -32,6 +32,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 /// Allocations of this thread during `call`.
+#[allow(dead_code, reason = "not every test needs it")]
 pub fn allocations(call: impl FnOnce()) -> u64 {
     let before = ALLOCATIONS.get();
     call();

@@ -89,18 +89,14 @@ fn factors_stay_warm_under_given_settings() {
     threads::run(2, |mut worker| {
         let tensors = vec![Tensor::new("fc", &[16, 24], Dtype::F32).unwrap()];
         let mut controller = Controller::new(config(Policy::Fixed(vec![low_rank(3)])), tensors, &worker).unwrap();
-        let rank = worker.rank();
-        let step = |controller: &mut Controller, worker: &mut _, step| {
-            let stream = Stream { step, rank, ..Stream::default() };
+        for step in 0..5 {
+            let stream = Stream { step, rank: worker.rank(), ..Stream::default() };
             let mut gradient: Vec<f32> = (0..16 * 24).map(|i| (stream.word(i) >> 25) as f32 / 64.0 - 1.0).collect();
-            controller.step(worker, &mut [ValuesMut::F32(&mut gradient)], 0.1).unwrap();
-        };
-        (0..5).for_each(|number| step(&mut controller, &mut worker, number));
-        controller.set_settings(vec![low_rank(2)]).unwrap();
-        // Its buckets tell whether all ranks have been given the same.
-        step(&mut controller, &mut worker, 5);
+            controller.step(&mut worker, &mut [ValuesMut::F32(&mut gradient)], 0.1).unwrap();
+        }
         let before = controller.states[0].factor.clone();
-        controller.begin_step(0.1).unwrap();
+        controller.set_settings(vec![low_rank(2)]).unwrap();
+        controller.begin(0.1, Some(Ok(false))).unwrap(); // as a blocking step
         while let Some(request) = controller.control().unwrap() {
             request.perform(&mut worker).unwrap();
         }
