@@ -100,7 +100,7 @@ fn destroyed_handles_have_no_tag() {
 }
 
 #[test]
-fn steps_allocate_at_decisions_only() {
+fn steps_allocate_at_decisions_and_where_windows_begin_only() {
     for method in [LGRECO_METHOD_QSGD, LGRECO_METHOD_TOPK] {
         let search = lgreco_search_options { method, ..Default::default() };
         let alone =
@@ -108,14 +108,16 @@ fn steps_allocate_at_decisions_only() {
         for step in 0..12 {
             let (report, count) = alone.step(&mut gradients(step));
             assert_eq!(report.switched == 1, [3, 7, 11].contains(&step));
-            assert_eq!(count > 0, report.switched == 1, "step {step} allocates {count} times");
+            // The first takes what exchanges need.
+            let begins = [0, 4, 8].contains(&step);
+            assert_eq!(count > 0, report.switched == 1 || begins, "step {step} allocates {count} times");
         }
     }
 }
 
 /// Every method that plans do not choose, by itself.
 #[test]
-fn steps_under_fixed_settings_allocate_once() {
+fn steps_under_fixed_settings_allocate_at_first_and_once() {
     let methods = [
         LGRECO_METHOD_CLT_K,
         LGRECO_METHOD_HARD_THRESHOLD,
@@ -132,7 +134,7 @@ fn steps_under_fixed_settings_allocate_once() {
         for step in 0..10 {
             let (report, count) = alone.step(&mut gradients(step));
             assert_eq!(report.switched == 1, step == 3);
-            assert_eq!(count > 0, report.switched == 1, "method {method}: step {step} allocates {count} times");
+            assert_eq!(count > 0, [0, 3].contains(&step), "method {method}: step {step} allocates {count} times");
             assert!(step < 3 || report.bytes_out < report.bytes_in, "method {method} sends {}", report.bytes_out);
         }
     }

@@ -65,7 +65,8 @@ def wrapped(model: Gpt, scheme: str) -> tuple[nn.Module, Callable[[], None], Any
 
     kind, _, text = scheme.partition(":")
     kind = kind.strip()
-    options = eval(f"dict({text if kind in ('fsdp', 'outer') else scheme})", {"torch": torch})
+    text = {"fsdp": text, "outer": text, "plain": "", "powersgd": ""}.get(kind, scheme)
+    options = eval(f"dict({text})", {"torch": torch})
     if kind == "fsdp":
         mesh = init_device_mesh("cpu", (2,))
         for block in model.blocks:
@@ -89,6 +90,7 @@ def wrapped(model: Gpt, scheme: str) -> tuple[nn.Module, Callable[[], None], Any
 
 def run(rank: int, scheme: str, size: tuple[int, int], folder: str) -> None:
     torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
     torch.manual_seed(0)
     model = Gpt(*size)

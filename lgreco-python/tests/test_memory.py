@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lgreco.torch import LGreCoState, lgreco_hook
 from ranks import on_ranks
 
-WIDTH, LAYERS = 1024, 8
+WIDTH, LAYERS = 1024, 16
 
 
 def _resident(key: str) -> int:
@@ -20,7 +20,7 @@ def _resident(key: str) -> int:
 
 def _train(rank: int, options: dict[str, object] | None) -> tuple[int, int, int]:
     torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))), gradient_as_bucket_view=True)
+    model = DistributedDataParallel(nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))), gradient_as_bucket_view=True, bucket_cap_mb=4)
     foretold = 0
     if options is not None:
         state = LGreCoState(None, model, start_iter=2, window=1, **options)  # type: ignore[arg-type]

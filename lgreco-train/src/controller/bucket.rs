@@ -16,7 +16,7 @@ use crate::compress::{Compressor, Setting};
 #[cfg(doc)]
 use crate::exchange::Route;
 use crate::exchange::{
-    Agreement, Flight, Host, Moment, Part, Program, Request, Round, Spec, is_of_others, request_in, request_of,
+    Agreement, Flight, Host, Layout, Moment, Part, Program, Request, Round, Spec, is_of_others, request_in, request_of,
 };
 use crate::feedback::{plain_values, squared_norm};
 use crate::gradient::{Dtype, Element, Gradient, Values, ValuesMut, with_elements};
@@ -112,9 +112,9 @@ pub struct Bucket {
 
 /// Words of workspace, and of scratch, for layers of these settings.
 pub(super) fn words<'a>(layers: impl Iterator<Item = Spec<'a>> + Clone, moment: &Moment) -> Result<[usize; 2], Error> {
-    let narrow = moment.layout(layers.clone())?;
+    let narrow = Layout::of(layers.clone(), moment)?;
     // With a residual, f32 is compressed.
-    let wide = moment.layout(layers.map(|spec| Spec { dtype: Dtype::F32, ..spec }))?;
+    let wide = Layout::of(layers.map(|spec| Spec { dtype: Dtype::F32, ..spec }), moment)?;
     Ok([narrow.words().max(wide.words()), narrow.scratch_words().max(wide.scratch_words())])
 }
 

@@ -3,7 +3,7 @@
 use super::aggregation::{factor_rank, is_gathered};
 use super::division::Division;
 use super::layer::Spec;
-use super::moment::Route;
+use super::moment::{Moment, Route};
 use super::slip;
 use crate::Error;
 use crate::compress::{Compressor, Setting, powersgd};
@@ -101,6 +101,11 @@ impl Layout {
     pub(super) fn lanes(&self) -> &[Lane] {
         let used = self.lanes.iter().take_while(|lane| lane.layers > 0).count();
         &self.lanes[..used]
+    }
+
+    /// What a [`Host`](super::Host) needs for these layers.
+    pub(crate) fn of<'a>(layers: impl Iterator<Item = Spec<'a>> + Clone, moment: &Moment) -> Result<Layout, Error> {
+        Layout::new(layers, moment.route, moment.world_size, moment.reduce_dtype)
     }
 
     pub(super) fn new<'a>(

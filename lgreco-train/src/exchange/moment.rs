@@ -1,8 +1,6 @@
 //! Where in a run an exchange happens, and what ranks know of each other before it.
 
 use super::collective::Place;
-use super::layer::Spec;
-use super::layout::Layout;
 use crate::gradient::Dtype;
 use crate::rng::Stream;
 use crate::{CoreError, Error};
@@ -79,11 +77,6 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// What a [`Host`](super::Host) needs for these layers.
-    pub(crate) fn layout<'a>(&self, layers: impl Iterator<Item = Spec<'a>> + Clone) -> Result<Layout, Error> {
-        Layout::new(layers, self.route, self.world_size, self.reduce_dtype)
-    }
-
     pub(super) fn check(&self) -> Result<(), Error> {
         Place { rank: self.rank, world: self.world_size }.check()?;
         check_reduce_dtype(self.reduce_dtype)
