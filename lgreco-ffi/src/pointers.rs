@@ -1,7 +1,6 @@
 //! The caller's pointers become references here, after the checks that can be made.
 
-use crate::api::LGRECO_HEADER_REVISION;
-use crate::status::{Failure, Result};
+use crate::status::{Failure, LGRECO_HEADER_REVISION, Result};
 use core::ffi::{CStr, c_char};
 use core::mem::MaybeUninit;
 use lgreco_train::CoreError;

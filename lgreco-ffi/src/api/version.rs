@@ -15,11 +15,6 @@ const TEXT: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERS
     Err(_) => panic!("the version holds a NUL"),
 };
 
-/// Number of this header, which changes with every declaration in it. The INIT macros put it into their structs: the first call
-/// that is given a struct, a callback among them, by a program that was compiled with another header than the library's fails
-/// with LGRECO_STRUCT_SIZE.
-pub const LGRECO_HEADER_REVISION: u32 = 1;
-
 /// Version of the library in use, as LGRECO_VERSION is of the header: major * 10000 + minor * 100 + patch.
 #[unsafe(no_mangle)]
 pub extern "C" fn lgreco_version() -> u32 {

@@ -110,7 +110,7 @@ fn memory_is_small_linear_and_known() {
             multiples.push(compressed);
         }
         let [one, two] = multiples[..] else { unreachable!("two sizes") };
-        assert!((two / one - 1.0).abs() < 0.1, "{name}: {one} and {two} times the gradients");
+        assert!(two <= one + 0.02, "{name}: {one} and {two} times the gradients");
     }
 }
 
