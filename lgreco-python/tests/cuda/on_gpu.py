@@ -27,6 +27,14 @@ from lgreco.torch import LGreCoShardedState, LGreCoState, lgreco_hook
 
 STEPS = 20
 PLANNED: dict[str, Any] = {"start_iter": 3, "period": 4, "window": 2, "min_elements": 64}
+
+
+def _planned(options: dict[str, Any]) -> dict[str, Any]:
+    """What no search goes by has no effect beside given settings."""
+    given = PLANNED | options
+    return {name: value for name, value in given.items() if name != "min_elements" or "settings" not in given}
+
+
 SCHEMES: dict[str, dict[str, Any]] = {
     "QSGD": {"method": "qsgd"},
     "TopK": {"method": "topk", "default": 0.1, "widths": ["full"]},
@@ -41,7 +49,7 @@ def train(options: dict[str, Any], device: torch.device, spoilt: int | None = No
     ddp = DDP(Linear().to(device), bucket_cap_mb=0.005)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.0)
     scaler = torch.amp.GradScaler(device.type, init_scale=8.0, growth_interval=6, enabled=scaled)
-    state = LGreCoState(None, ddp, grad_scaler=scaler if scaled else None, **PLANNED | options)
+    state = LGreCoState(None, ddp, grad_scaler=scaler if scaled else None, **_planned(options))
     ddp.register_comm_hook(state, lgreco_hook)
     means, seconds, error = [], [], None
     for step in range(STEPS):
@@ -67,7 +75,7 @@ def hsdp(options: dict[str, Any], device: torch.device) -> tuple[LGreCoShardedSt
     """The state, and the means of each step."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(), 1), mesh_dim_names=("replicate", "shard"))
     module = fully_shard(Linear().to(device), mesh=mesh["shard"])
-    state = LGreCoShardedState(module, replicate_group=mesh.get_group("replicate"), **PLANNED | options)
+    state = LGreCoShardedState(module, replicate_group=mesh.get_group("replicate"), **_planned(options))
     means = []
     for step in range(STEPS):
         module.zero_grad()
