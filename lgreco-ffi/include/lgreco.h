@@ -1703,11 +1703,12 @@ lgreco_status lgreco_controller_finish_step(struct lgreco_controller *controller
 // Takes back what the last step has done to residuals, because its means have not been applied: a loss scaler has
 // skipped the update, say. The step still counts. Every rank does it or none; once only.
 //
-// LGRECO_STEP_ORDER while a step is under way.
+// LGRECO_STEP_ORDER while a step is under way, and where the residuals before it are gone: `undo` in the options, or a
+// `non_finite` that is no error, keeps them. Nothing has changed then.
 lgreco_status lgreco_controller_roll_back(struct lgreco_controller *controller);
 
-// Gives up the step under way, because a collective has failed: residuals are what they were before it, and it may be begun
-// again. All buckets are closed first, once the engine no longer touches their memory. Ranks may have got differently far:
+// Gives up the step under way, because a collective has failed: it may be begun again, and residuals are what they were before
+// it, if `undo` keeps them; if not, those of layers whose exchange was done are what it has left. All buckets are closed first, once the engine no longer touches their memory. Ranks may have got differently far:
 // whatever they go on with, all load the plan of one of them, each with its own residuals. lgreco_controller_step does it
 // by itself when a callback fails.
 //

@@ -71,8 +71,7 @@ def test_ranks_decide_alike_and_one_of_them_says_why(kind: str, lead: int) -> No
     assert plan["uncompressed_seconds"] > 0 and plan["plan_seconds"] > 0
     assert plan["compressed_layers"] == sum(setting != "dense" for setting in settings.values())
     assert lines[-1] == plan["why"] and f" of {len(settings)} layers" in lines[-1]
-    # With a lead a plan may be late, or two in one.
-    assert len(lines) == 3 if lead == 0 else 1 <= len(lines) <= 3
+    assert len(lines) == 3
     for others_lines, others_plan, others_settings in others:
         assert others_lines == [] and others_plan == plan and others_settings == settings
 

@@ -20,6 +20,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import lgreco
 from lgreco import LgrecoError
 from lgreco.torch import LGreCoState, empty_state_dict, flight, lgreco_hook
+from lgreco.torch.layers import Layer
+from lgreco.torch.training import _lead
 
 TOPK: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 4, "window": 1}
 
@@ -400,6 +402,14 @@ def _planned_aside(rank: int) -> tuple[list[int], torch.Tensor]:
 def test_plans_are_made_while_training_goes_on() -> None:
     (steps, first), (other_steps, second) = on_ranks(2, _planned_aside)
     assert len(steps) >= 2 and steps == other_steps and torch.equal(first, second)
+    assert steps[0] == 3, "the plan's own step waits for it"
+
+
+def test_large_models_are_planned_on_a_thread() -> None:
+    large, small = [[Layer("weight", (side, side), torch.float32)] for side in (2048, 2047)]
+    assert _lead(large, None, {}) == 10 and _lead(small, None, {}) == 0
+    assert _lead(large, None, {"start_iter": 3}) == 1 and _lead(large, None, {"period": 12}) == 6
+    assert _lead(large, None, {"policy": "uniform"}) == _lead(large, None, {"settings": {"weight": "qsgd 4"}}) == 0
 
 
 def _replanned(rank: int) -> tuple[list[int], list[int | None], str]:

@@ -135,8 +135,7 @@ impl Case {
             let layer = Layer::new(index, setting, shape, ValuesMut::F32(values), Rest::Beside(rest));
             layers.push(Layer { shards, factor, ..layer });
         }
-        let mut host =
-            Host { layers: &mut layers, workspace: &mut vec![STALE; self.words(&shards)?], scratch: &mut [] };
+        let mut host = Host { layers: &mut layers, workspace: &mut vec![STALE; self.words(&shards)?], scratch: None };
         let mut flight = Flight::begin(&mut host, self.moment(rank), Agreement::Needed, None)?;
         let announced: Vec<Round> = flight.program().rounds(host.layers()).map(|(_, round)| round).collect();
         let mut announced = announced.into_iter();

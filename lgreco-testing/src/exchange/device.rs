@@ -48,7 +48,7 @@ impl Memory {
             let layer = Layer::new(index, setting, shape, ValuesMut::F32(values), Rest::Beside(rest));
             layers.push(Layer { shards, factor, ..layer });
         }
-        Ok(work(&mut Host { layers: &mut layers, workspace, scratch: &mut [] }))
+        Ok(work(&mut Host { layers: &mut layers, workspace, scratch: None }))
     }
 }
 

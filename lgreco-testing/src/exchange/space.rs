@@ -149,7 +149,7 @@ impl Bucket for OnHost {
             layers.push(Layer { shards, factor, ..layer });
         }
         let mut workspace = vec![STALE; workspace_len(specs.clone(), moment.route, moment.world_size)?];
-        let mut host = Host { layers: &mut layers, workspace: &mut workspace, scratch: &mut [] };
+        let mut host = Host { layers: &mut layers, workspace: &mut workspace, scratch: None };
         let mut flight = Flight::begin(&mut host, moment, agreement, None)?;
         while let Some(request) = flight.next(&mut host)? {
             request.perform(collective)?;

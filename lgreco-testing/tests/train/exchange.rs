@@ -383,6 +383,38 @@ fn sixteen_bit_gradients_are_summed_as_f32() {
     }
 }
 
+/// Uncompressed layers of 2^16 elements and more have a collective each, on their own memory; a failure is told before.
+#[test]
+fn large_dense_layers_are_summed_in_their_place() {
+    let large = (Setting::Dense, shape(300, 256));
+    for layers in [vec![large], vec![(topk(9), shape(30, 2)), large, (Setting::Dense, shape(9, 5)), large]] {
+        for world in [1, 2, 4] {
+            let case = case(&layers, world, Route::AllGather);
+            check(&case);
+            check_failure(&case);
+        }
+    }
+    // By three the values are divided before they are summed: the mean is within rounding, and the same on all ranks.
+    let case = case(&[large], 3, Route::AllGather);
+    let outcomes: Vec<Outcome> = case.run().into_iter().map(Result::unwrap).collect();
+    let exact = |i: usize| case.gradients.iter().map(|worker| worker[0][i] as f64).sum::<f64>() / 3.0;
+    let off = |(i, &x): (usize, &f32)| (x as f64 - exact(i)).abs();
+    assert!(outcomes[0].mean[0].iter().enumerate().all(|value| off(value) < 1e-6));
+    assert!(
+        outcomes.iter().all(|outcome| outcome.mean == outcomes[0].mean && outcome.rest[0].iter().all(|&x| x == 0.0))
+    );
+}
+
+/// Four ranks whose sum f32 cannot hold.
+#[test]
+fn the_mean_of_large_dense_layers_does_not_overflow() {
+    let mut case = case(&[(Setting::Dense, shape(256, 256))], 4, Route::AllGather);
+    case.gradients.iter_mut().for_each(|worker| worker[0].fill(3e38));
+    for outcome in case.run() {
+        assert!(outcome.unwrap().mean[0].iter().all(|&mean| mean == 3e38));
+    }
+}
+
 /// Cut where the quantiser's buckets end, a tensor is quantised as if it were whole; but for the owner's own piece.
 #[test]
 fn cutting_a_tensor_changes_no_quantiser_bucket() {

@@ -6,6 +6,7 @@
 use super::buffers::grow;
 use super::layer::LayerState;
 use super::lens::{Facts, Left};
+use super::needs::{Known, Needs};
 use crate::Error;
 use crate::exchange::{Layer, Route, Spec};
 use crate::feedback::Memory;
@@ -53,6 +54,11 @@ impl Kept {
         self.state.keeps_undo && self.memory().is_some_and(Memory::is_plain)
     }
 
+    /// What is known of it before its exchange.
+    pub(super) fn known(&self, route: Route, measured: bool) -> Known<'_> {
+        (self.spec(), self.facts(route, measured), self.is_left_in_place())
+    }
+
     /// Values that it takes beside the trainer's, from beginning to end.
     pub(super) fn offered(&self, route: Route, measured: bool) -> usize {
         if self.facts(route, measured).left == Left::Instead { self.shape.elements() } else { 0 }
@@ -71,23 +77,26 @@ pub(super) struct Arena {
     pub kept: Vec<Kept>,
     /// What is offered to the compressors, of layers that have no room for it in the gradients.
     pub offered: Vec<f32>,
-    /// What is left, while means take the place of values.
-    pub rest: Vec<f32>,
     /// Bytes of this rank's payloads, by layer of the bucket.
     pub sent: Vec<u64>,
     pub workspace: Vec<u64>,
-    /// What is computed in during a call.
+    /// What is computed in during a call. Where means take the place of values, what is left is at its beginning.
     pub scratch: Vec<u64>,
     /// Empty between calls; kept for its room.
     pub list: Vec<Layer<'static>>,
 }
 
 impl Arena {
+    /// Values that are left of all layers, while means take the place of values.
+    pub(super) fn rest(&self, route: Route, measured: bool) -> usize {
+        self.kept.iter().map(|kept| kept.rest(route, measured)).sum()
+    }
+
     /// Has room for so much, without making room that is there already.
-    pub(super) fn reserve(&mut self, layers: usize, offered: usize, words: usize) -> Result<(), Error> {
-        grow(&mut self.offered, offered)?;
+    fn reserve(&mut self, layers: usize, needs: &Needs) -> Result<(), Error> {
+        grow(&mut self.offered, needs.offered)?;
         grow(&mut self.sent, layers)?;
-        grow(&mut self.workspace, words)?;
+        grow(&mut self.workspace, needs.workspace)?;
         let more = |len: usize| layers.saturating_sub(len);
         self.list.try_reserve(more(self.list.len())).map_err(|_| Error::out_of_memory(layers))
     }
@@ -112,14 +121,12 @@ pub(super) struct Arenas {
 }
 
 impl Arenas {
-    /// An arena for a bucket that takes so much: the smallest that is large enough and not twice too large, else a new one in
-    /// the place of another.
-    /// A bucket that is `alone`, one at a time, grows the one that there is.
-    pub(super) fn take(&mut self, layers: usize, offered: usize, words: usize, alone: bool) -> Result<Arena, Error> {
-        let needed = 8 * words + 4 * offered;
+    /// An arena for a bucket of so many layers: the smallest that is large enough and not twice too large, else a new one in the
+    /// place of another. A bucket that is `alone`, one at a time, grows the one that there is.
+    pub(super) fn take(&mut self, layers: usize, needs: &Needs, alone: bool) -> Result<Arena, Error> {
         let fits = |arena: &Arena| {
-            let enough = arena.workspace.len() >= words && arena.offered.len() >= offered;
-            alone || enough && arena.bytes() <= 2 * needed + SMALL
+            let enough = arena.workspace.len() >= needs.workspace && arena.offered.len() >= needs.offered;
+            alone || enough && arena.bytes() <= 2 * needs.lasting() as usize + SMALL
         };
         let fitting = self.free.iter().enumerate().filter(|(_, arena)| fits(arena));
         let found = fitting.min_by_key(|(_, arena)| arena.bytes()).map(|(at, _)| at);
@@ -130,10 +137,23 @@ impl Arenas {
                 Arena { sent, list, ..Arena::default() }
             }
         };
-        arena.reserve(layers, offered, words)?;
+        arena.reserve(layers, needs)?;
         self.lent += arena.bytes();
         self.most[0] = self.most[0].max(self.lent);
         Ok(arena)
+    }
+
+    /// Makes one that buckets with so many layers, one at a time, can take without making room.
+    pub(super) fn provide(&mut self, layers: usize, needs: &Needs) -> Result<(), Error> {
+        let mut arena = self.take(layers, needs, true)?;
+        let provided = grow(&mut arena.scratch, needs.passing() as usize / 8);
+        self.put(arena);
+        provided
+    }
+
+    /// Whether no bucket has been taken back yet.
+    pub(super) fn is_empty(&self) -> bool {
+        self.free.is_empty()
     }
 
     /// An empty list of layers.
@@ -165,6 +185,12 @@ impl Arenas {
 
 /// Bytes that need not be saved.
 const SMALL: usize = 4096;
+
+/// The values at the beginning of words, and the words behind them.
+pub(super) fn split_rest(scratch: &mut [u64], rest: usize) -> (&mut [f32], &mut [u64]) {
+    let (values, words) = scratch.split_at_mut(rest.div_ceil(2));
+    (&mut bytemuck::cast_slice_mut(values)[..rest], words)
+}
 
 /// The room of an empty list, for layers of another lifetime; collecting in place keeps the allocation.
 pub(super) fn recycled<'b>(mut list: Vec<Layer<'_>>) -> Vec<Layer<'b>> {

@@ -5,10 +5,11 @@
 //! refused elsewhere.
 
 use super::NonFinite;
-use super::arena::{Arena, Kept, recycled};
+use super::arena::{Arena, Kept, recycled, split_rest};
 use super::buffers::grow;
-use super::check::{check, first_non_finite};
+use super::check::{check, first_non_finite, non_finite};
 use super::lens::Left;
+use super::needs::Needs;
 use super::spread;
 use super::view::{Places, list_of, unless_failed};
 use super::window;
@@ -16,10 +17,10 @@ use crate::compress::{Compressor, Setting};
 #[cfg(doc)]
 use crate::exchange::Route;
 use crate::exchange::{
-    Agreement, Flight, Host, Layout, Moment, Part, Program, Request, Round, Spec, is_of_others, request_in, request_of,
+    Agreement, Flight, Host, Moment, Part, Program, Request, Round, is_of_others, request_in, request_of, widen_part,
 };
 use crate::feedback::{plain_values, squared_norm};
-use crate::gradient::{Dtype, Element, Gradient, Values, ValuesMut, with_elements};
+use crate::gradient::{Gradient, Values, ValuesMut};
 use crate::rng::Stream;
 use crate::{CoreError, Error};
 use alloc::vec::Vec;
@@ -83,8 +84,7 @@ pub struct Bucket {
     pub(super) agreement: Agreement,
     /// Whether relative errors are measured.
     pub(super) measured: bool,
-    /// Words that it computes in during a call.
-    pub(super) scratch: usize,
+    pub(super) needs: Needs,
     /// Whether what is of use during a call alone is kept for the next bucket, as there is one at a time.
     pub(super) keeps_scratch: bool,
     /// Which step of a decision's window this is; 0 for none.
@@ -110,21 +110,7 @@ pub struct Bucket {
     pub(super) progress: Progress,
 }
 
-/// Words of workspace, and of scratch, for layers of these settings.
-pub(super) fn words<'a>(layers: impl Iterator<Item = Spec<'a>> + Clone, moment: &Moment) -> Result<[usize; 2], Error> {
-    let narrow = Layout::of(layers.clone(), moment)?;
-    // With a residual, f32 is compressed.
-    let wide = Layout::of(layers.map(|spec| Spec { dtype: Dtype::F32, ..spec }), moment)?;
-    Ok([narrow.words().max(wide.words()), narrow.scratch_words().max(wide.scratch_words())])
-}
-
 impl Bucket {
-    /// How many values and words these layers need beside the gradients.
-    pub(super) fn needs(kept: &[Kept], moment: &Moment, measured: bool) -> Result<(usize, [usize; 2]), Error> {
-        let words = words(kept.iter().map(Kept::spec), moment)?;
-        Ok((kept.iter().map(|kept| kept.offered(moment.route, measured)).sum(), words))
-    }
-
     /// The layers, in the order in which their gradients are given.
     pub fn layers(&self) -> impl ExactSizeIterator<Item = usize> {
         self.arena.kept.iter().map(|kept| kept.index)
@@ -206,13 +192,18 @@ impl Bucket {
         if self.failure.is_none() {
             self.failure = self.offer(gradients).err();
         }
+        let Arena { kept, offered, sent, workspace, scratch, list } = &mut self.arena;
+        self.failure = self.failure.or(grow(scratch, self.needs.compressing).err());
         let (moment, agreement, failure) = (self.moment, self.agreement, self.failure);
-        let Arena { kept, offered, sent, workspace, scratch, list, .. } = &mut self.arena;
-        grow(scratch, self.scratch)?;
         let room = Places { offered, rest: &mut [] };
         let present = unless_failed(failure, gradients);
         let mut layers = list_of(kept, room, present, &moment, self.measured, core::mem::take(list));
-        let flight = Flight::begin(&mut Host { layers: &mut layers, workspace, scratch }, moment, agreement, failure);
+        let flight = Flight::begin(
+            &mut Host { layers: &mut layers, workspace, scratch: Some(scratch) },
+            moment,
+            agreement,
+            failure,
+        );
         for (to, layer) in sent.iter_mut().zip(&layers) {
             *to = layer.sent;
             self.late = self.late.or(layer.late);
@@ -282,15 +273,21 @@ impl Bucket {
         if failure.is_none() {
             check(&self.arena.kept, gradients)?;
         }
-        let Arena { kept, offered, rest, workspace, scratch, list, .. } = &mut self.arena;
-        grow(scratch, self.scratch)?;
-        if flight.is_averaging() {
-            grow(rest, kept.iter().map(|kept| kept.rest(moment.route, measured)).sum())?;
+        let averaging = flight.is_averaging();
+        let rest = if averaging { self.arena.rest(moment.route, measured) } else { 0 };
+        let words = if averaging { self.needs.averaging + rest.div_ceil(2) } else { self.needs.compressing };
+        let Arena { kept, offered, workspace, scratch, list, .. } = &mut self.arena;
+        if let Err(error) = grow(scratch, words) {
+            if averaging {
+                return self.fail(error, true, gradients);
+            }
+            flight.fail(error);
         }
+        let (rest, scratch) = split_rest(scratch, rest);
         let present = unless_failed(failure, gradients);
         let room = Places { offered, rest };
         let mut layers = list_of(kept, room, present, moment, measured, core::mem::take(list));
-        let advanced = flight.advance(&mut Host { layers: &mut layers, workspace, scratch });
+        let advanced = flight.advance(&mut Host { layers: &mut layers, workspace, scratch: Some(scratch) });
         let mut late = None;
         for layer in &layers {
             late = late.or(layer.late);
@@ -310,7 +307,7 @@ impl Bucket {
     /// Frees what is of use during a call alone, so that buckets in flight do not have it.
     fn drop_scratch(&mut self) {
         if !self.keeps_scratch {
-            (self.arena.rest, self.arena.scratch) = (Vec::new(), Vec::new());
+            self.arena.scratch = Vec::new();
         }
     }
 
@@ -354,16 +351,18 @@ impl Bucket {
             let values = match gradient {
                 ValuesMut::F32(values) if facts.left != Left::Instead => {
                     let finite = kept.memory().is_none_or(|memory| memory.compensate_in_place(values));
-                    (!finite).then(|| beyond(kept.index, values)).transpose()?;
+                    let found = if finite { None } else { non_finite(kept.index, Values::F32(values)) };
+                    found.map_or(Ok(()), Err)?;
                     &**values
                 }
                 _ => {
                     let gradient = Gradient::new(gradient.values(), kept.shape)?;
                     match kept.memory() {
                         Some(memory) if memory.compensate(&gradient, offered).is_err() => {
-                            beyond(kept.index, offered)?;
+                            non_finite(kept.index, Values::F32(offered)).map_or(Ok(()), Err)?;
                         }
-                        None if facts.left == Left::Instead => widen(gradient.values(), offered),
+                        // What is not finite the compressor finds.
+                        None if facts.left == Left::Instead => drop(widen_part(&gradient, 0, offered)),
                         _ => {}
                     }
                     offered
@@ -379,8 +378,9 @@ impl Bucket {
     /// Gradients have become means, and residuals take note of what is left.
     fn remember(&mut self) -> Result<(), Error> {
         let Moment { seed, step, rank, route, reduce_dtype, .. } = self.moment;
-        let Arena { kept, offered, rest, sent, .. } = &mut self.arena;
-        let mut places = Places { offered, rest };
+        let rest = self.arena.rest(route, self.measured);
+        let Arena { kept, offered, scratch, sent, .. } = &mut self.arena;
+        let mut places = Places { offered, rest: split_rest(scratch, rest).0 };
         for (kept, &sent) in kept.iter_mut().zip(&*sent) {
             let stream = Stream { seed, step, layer: kept.index as u32, rank };
             let (facts, in_place) = (kept.facts(route, self.measured), kept.is_left_in_place());
@@ -435,16 +435,4 @@ fn is_too_large(error: &Error) -> bool {
         }
         _ => false,
     }
-}
-
-/// The error of the first value that is NaN or infinite.
-fn beyond(layer: usize, values: &[f32]) -> Result<(), Error> {
-    match values.iter().enumerate().find(|(_, x)| !x.is_finite()) {
-        Some((index, &value)) => Err(Error::NonFiniteGradient { layer, index, value }),
-        None => Ok(()),
-    }
-}
-
-fn widen(values: Values<'_>, to: &mut [f32]) {
-    with_elements!(values, v => to.iter_mut().zip(v).for_each(|(to, x)| *to = x.to_f32()));
 }

@@ -27,9 +27,9 @@ pub(super) fn check_layer(layer: usize, shape: Shape, dtype: Dtype, values: Valu
     Ok(())
 }
 
-/// The first value that is NaN or infinite.
-pub(super) fn non_finite(layer: usize, gradient: &ValuesMut<'_>) -> Option<Error> {
-    let column = Shape::new(gradient.values().len(), 1).and_then(|shape| Gradient::new(gradient.values(), shape));
+/// The error of the first value that is NaN or infinite.
+pub(super) fn non_finite(layer: usize, values: Values<'_>) -> Option<Error> {
+    let column = Shape::new(values.len(), 1).and_then(|shape| Gradient::new(values, shape));
     match column.and_then(|gradient| check_finite(&gradient)) {
         Err(CoreError::NonFinite { index, value }) => Some(Error::NonFiniteGradient { layer, index, value }),
         _ => None,
@@ -37,5 +37,5 @@ pub(super) fn non_finite(layer: usize, gradient: &ValuesMut<'_>) -> Option<Error
 }
 
 pub(super) fn first_non_finite(kept: &[Kept], gradients: &[ValuesMut<'_>]) -> Option<Error> {
-    kept.iter().zip(gradients).find_map(|(kept, gradient)| non_finite(kept.index, gradient))
+    kept.iter().zip(gradients).find_map(|(kept, gradient)| non_finite(kept.index, gradient.values()))
 }

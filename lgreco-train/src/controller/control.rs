@@ -264,6 +264,7 @@ impl Controller {
     fn propose(&mut self, decided: Decided) -> Stage {
         let step = self.planner.step;
         let switches = self.prepare(&self.states, &decided.choices, step);
+        let switches = switches.and_then(|switches| self.provide(&decided.choices).map(|()| switches));
         let ready = switches.as_ref().map(|_| 0).map_err(|error| *error);
         let terms = decided.choices.iter().flat_map(Choice::encode).chain(decided.decision.encode());
         let terms = terms.fold(Hash::START.add(step), Hash::add).0;

@@ -227,6 +227,7 @@ fn exchange(config: &Config, fields: &mut Vec<Field>) {
     };
     fields.extend([
         Field::named("non_finite", &["error", "skip", "pass through"], config.non_finite as u64),
+        Field::named("undo", &["no", "yes"], config.undo.into()),
         Field::named("route", &["all-gather", "scatter-reduce", "sharded"], route),
         Field::whole("bucket_bytes", config.bucket_bytes as u64),
         Field::whole("measuring rank", config.measuring_rank.into()),

@@ -4,6 +4,7 @@ use super::Controller;
 use super::arena::{Arena, Kept};
 use super::bucket::{Bucket, Progress};
 use super::layer::Fate;
+use super::needs::Needs;
 use crate::Error;
 use crate::checksum::Hash;
 use crate::exchange::{Agreement, Collective, Moment};
@@ -48,15 +49,7 @@ impl Controller {
     ) -> Result<Bucket, Error> {
         self.control.expect_open()?;
         let config = &self.planner.config;
-        let moment = Moment {
-            rank: self.rank,
-            world_size: self.world,
-            route: config.route,
-            reduce_dtype: config.search.reduce_dtype,
-            seed: config.search.seed,
-            step: self.planner.step as u32,
-            terms: self.control.terms,
-        };
+        let moment = self.moment();
         let (every, step) = (config.metrics_every, self.planner.step);
         let (non_finite, clock) = (config.non_finite, config.clock.filter(|_| self.planner.meter.is_some()));
         let measured = every > 0 && step.is_multiple_of(every);
@@ -64,11 +57,10 @@ impl Controller {
         let ticket = Hash(self.planner.identity).add(self.lendings).0.max(1);
         let mut kept = self.arenas.list(layers.len())?;
         let lent = self.lend_layers(layers, ticket, &mut kept);
-        let needs = lent.and_then(|()| Bucket::needs(&kept, &moment, measured));
-        let arena = needs.and_then(|(offered, [words, scratch])| {
-            Ok((self.arenas.take(kept.len(), offered, words, alone)?, scratch))
-        });
-        let (mut arena, scratch) = match arena {
+        let known = kept.iter().map(|kept| kept.known(moment.route, measured));
+        let found = lent.and_then(|()| Needs::of(known, &moment));
+        let found = found.and_then(|needs| Ok((self.arenas.take(kept.len(), &needs, alone)?, needs)));
+        let (mut arena, needs) = match found {
             Ok(found) => found,
             Err(error) => {
                 self.take_layers_back(kept);
@@ -81,7 +73,7 @@ impl Controller {
             moment,
             agreement,
             measured,
-            scratch,
+            needs,
             keeps_scratch: alone,
             window_steps: self.planner.window_step(),
             non_finite,
@@ -104,6 +96,20 @@ impl Controller {
         }
         bucket.began = self.now();
         Ok(bucket)
+    }
+
+    /// Where the step under way is in the run.
+    pub(super) fn moment(&self) -> Moment {
+        let config = &self.planner.config;
+        Moment {
+            rank: self.rank,
+            world_size: self.world,
+            route: config.route,
+            reduce_dtype: config.search.reduce_dtype,
+            seed: config.search.seed,
+            step: self.planner.step as u32,
+            terms: self.control.terms,
+        }
     }
 
     /// Lends layers, with all that is kept of them.

@@ -1,17 +1,18 @@
 //! What a controller's memory is used for, before it is used.
 
 use super::Controller;
-use super::bucket::words;
 use super::codes::Choice;
-use super::decide::{suited, uniform};
 use super::groups::Groups;
-use super::lens::{Facts, Left};
-use super::{Policy, Tensor, Uncompressed};
+use super::lens::Facts;
+use super::needs::Needs;
+use super::planner::Planner;
+use super::{Policy, Uncompressed};
 use crate::Error;
-use crate::exchange::{Moment, Spec, factor_rank};
+use crate::exchange::{Spec, factor_rank};
 use crate::feedback::Residual;
 use crate::gradient::Dtype;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 /// Bytes that a controller takes on one rank, by what they are for. The trainer's gradients are not among them.
 ///
@@ -77,52 +78,59 @@ impl Controller {
 
     /// The settings of most of the run, as far as they are known.
     fn expected_choices(&self) -> Result<Vec<Choice>, Error> {
-        let (config, tensors) = (&self.planner.config, &self.planner.tensors);
-        let decided = self.planner.step > 0 && self.states.iter().any(|state| state.choice.uncompressed.is_none());
-        let choices = match &config.policy {
-            _ if decided => return Ok(self.states.iter().map(|state| state.choice).collect()),
-            Policy::Uncompressed => return Ok(self.states.iter().map(|state| state.choice).collect()),
-            Policy::Fixed(settings) => settings.iter().map(|&setting| super::decide::chosen(setting)).collect(),
-            _ => uniform(config, tensors, None)?,
-        };
-        Ok(choices.into_iter().zip(&**tensors).map(|(choice, tensor)| suited(config, tensor, choice)).collect())
+        let decided = self.states.iter().any(|state| state.choice.uncompressed.is_none());
+        if decided || self.planner.config.policy == Policy::Uncompressed {
+            return Ok(self.choices());
+        }
+        self.planner.default_choices(self.planner.config.schedule.warmup)
+    }
+
+    /// The settings in use.
+    fn choices(&self) -> Vec<Choice> {
+        self.states.iter().map(|state| state.choice).collect()
     }
 
     fn exchange_bytes(&self, choices: &[Choice], in_flight: Option<usize>) -> Result<u64, Error> {
-        let (config, tensors) = (&self.planner.config, &self.planner.tensors);
-        let moment = Moment {
-            rank: self.rank,
-            world_size: self.world,
-            route: config.route,
-            reduce_dtype: config.search.reduce_dtype,
-            seed: config.search.seed,
-            step: 0,
-            terms: 0,
-        };
-        let groups = in_flight.map(|bytes| Groups::new(tensors, bytes));
+        let groups = in_flight.map(|bytes| Groups::new(&self.planner.tensors, bytes));
         let groups = groups.as_ref().unwrap_or(&self.planner.groups);
-        let (mut all, mut largest, mut one) = (0, 0, 0);
+        let (mut all, mut largest, mut passing) = (0, 0, 0);
         for range in &groups.ranges {
-            let group = || tensors[range.clone()].iter().zip(&choices[range.clone()]);
-            let specs: Vec<Spec<'_>> = tensors[range.clone()]
-                .iter()
-                .zip(&choices[range.clone()])
-                .map(|(tensor, choice)| Spec { in_place: tensor.dtype == Dtype::F32, ..tensor.spec(choice.setting) })
-                .collect();
-            let left = |(tensor, choice): (&Tensor, &Choice)| {
-                let residual = config.feedback.of(&choice.setting);
-                let facts = Facts::new(choice, tensor.dtype, [residual.is_some(), true, false, false], config.route);
-                (facts.left, residual.is_some_and(|residual: Residual| residual.is_plain()), tensor.shape.elements())
-            };
-            let offered: usize = group().map(left).filter(|of| of.0 == Left::Instead).map(|of| of.2).sum();
-            let beside = |of: &(Left, bool, usize)| of.0 == Left::Beside && !(config.keeps_undo() && of.1);
-            let [words, scratch] = words(specs.iter().copied(), &moment)?.map(|words| 8 * words as u64);
-            let bytes = words + 4 * offered as u64;
-            all += bytes;
-            largest = largest.max(bytes);
-            let of_layers = group().map(left).filter(beside).map(|of| 4 * of.2 as u64);
-            one = one.max(scratch + of_layers.sum::<u64>());
+            let needs = self.needs_of(choices, range.clone())?;
+            all += needs.lasting();
+            largest = largest.max(needs.lasting());
+            passing = passing.max(needs.passing());
         }
-        Ok(one + if in_flight.is_some() { all } else { largest })
+        Ok(passing + if in_flight.is_some() { all } else { largest })
+    }
+
+    /// What these layers take together under these settings.
+    fn needs_of(&self, choices: &[Choice], layers: Range<usize>) -> Result<Needs, Error> {
+        let Planner { config, tensors, .. } = &self.planner;
+        let known = tensors[layers.clone()].iter().zip(&choices[layers]).map(|(tensor, choice)| {
+            let residual = config.feedback.of(&choice.setting);
+            let facts = Facts::new(choice, tensor.dtype, [residual.is_some(), true, false, false], config.route);
+            let spec = Spec { in_place: tensor.dtype == Dtype::F32, ..tensor.spec(choice.setting) };
+            (spec, facts, config.keeps_undo() && residual.is_some_and(Residual::is_plain))
+        });
+        Needs::of(known, &self.moment())
+    }
+
+    /// Makes room for blocking steps under these settings, so that they fail for want of memory before ranks agree. Buckets in
+    /// flight, if there have been any, make their own.
+    pub(super) fn provide(&mut self, choices: &[Choice]) -> Result<(), Error> {
+        if !self.agreed.is_empty() {
+            return Ok(());
+        }
+        let (mut layers, mut most) = (0, Needs::default());
+        for range in &self.planner.groups.ranges {
+            layers = layers.max(range.len());
+            most = most.max(self.needs_of(choices, range.clone())?);
+        }
+        self.arenas.provide(layers, &most)
+    }
+
+    /// The same before the first step.
+    pub(super) fn provide_once(&mut self) -> Result<(), Error> {
+        if self.arenas.is_empty() { self.provide(&self.choices()) } else { Ok(()) }
     }
 }

@@ -134,6 +134,7 @@ mod message;
 mod meter;
 mod metered;
 mod metrics;
+mod needs;
 mod observed;
 mod offers;
 #[cfg(feature = "json")]

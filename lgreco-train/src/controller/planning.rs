@@ -1,7 +1,5 @@
 //! Decisions that others make: a thread while steps are taken, or the caller.
 
-use super::codes::Choice;
-use super::decide::{chosen, suited, uniform};
 use super::{Controller, PlanResult, PlanTask, Policy};
 use crate::Error;
 use crate::compress::Setting;
@@ -163,14 +161,10 @@ impl Controller {
         if self.planner.step > 0 {
             return Err(Error::StepOrder { what: "steps have been taken", expected: "none" });
         }
-        let (config, tensors) = (self.planner.config.at(0)?, &self.planner.tensors);
-        let choices: Vec<Choice> = match &config.policy {
-            Policy::Uncompressed => return Ok(()),
-            Policy::Fixed(settings) => settings.iter().map(|&setting| chosen(setting)).collect(),
-            _ => uniform(&config, tensors, None)?,
-        };
-        let choices: Vec<Choice> =
-            choices.into_iter().zip(&**tensors).map(|(choice, tensor)| suited(&config, tensor, choice)).collect();
+        if self.planner.config.policy == Policy::Uncompressed {
+            return Ok(());
+        }
+        let choices = self.planner.default_choices(0)?;
         let switches = self.prepare(&self.states, &choices, 0)?;
         self.switch(switches);
         Ok(())

@@ -165,11 +165,11 @@ impl Controller {
         if let Err(error) = self.control.expect_idle() {
             return Err(self.step_failed(collective, error));
         }
-        let local =
-            self.check(gradients).and_then(|()| match (first_non_finite(gradients), self.planner.config.non_finite) {
-                (Some(error), NonFinite::Error) => Err(error),
-                (found, _) => Ok(found.is_some()),
-            });
+        let local = self.provide_once().and_then(|()| self.check(gradients));
+        let local = local.and_then(|()| match (first_non_finite(gradients), self.planner.config.non_finite) {
+            (Some(error), NonFinite::Error) => Err(error),
+            (found, _) => Ok(found.is_some()),
+        });
         let broken = self.agree_to_step(collective, local, learning_rate)?;
         if broken {
             self.non_finite += 1;
@@ -427,5 +427,5 @@ fn pass<C: Collective + ?Sized>(collective: &mut C, gradients: &mut [ValuesMut<'
 }
 
 fn first_non_finite(gradients: &[ValuesMut<'_>]) -> Option<Error> {
-    gradients.iter().enumerate().find_map(|(layer, gradient)| non_finite(layer, gradient))
+    gradients.iter().enumerate().find_map(|(layer, gradient)| non_finite(layer, gradient.values()))
 }

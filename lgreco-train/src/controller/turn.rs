@@ -62,19 +62,27 @@ impl Planner {
         Ok(())
     }
 
+    /// What a fixed policy chooses at this step, and for all others the search's default.
+    pub(super) fn default_choices(&self, step: u64) -> Result<Vec<Choice>, Error> {
+        let config = self.config.at(step)?;
+        let choices = match &config.policy {
+            Policy::Fixed(settings) => settings.iter().map(|&setting| chosen(setting)).collect(),
+            _ => uniform(&config, &self.tensors, None)?,
+        };
+        let choices = choices.into_iter().zip(&*self.tensors);
+        Ok(choices.map(|(choice, tensor)| suited(&config, tensor, choice)).collect())
+    }
+
     /// Whether a policy that decides once would have chosen other settings than these, which are of a saved state.
     pub(super) fn overrules(&self, saved: &[Choice], step: u64) -> Result<bool, Error> {
-        let config = self.config.at(step)?;
-        let own: Vec<Choice> = match &config.policy {
-            Policy::Fixed(settings) => settings.iter().map(|&setting| chosen(setting)).collect(),
-            Policy::Uniform if !config.ramps(step) => uniform(&config, &self.tensors, None)?,
-            _ => return Ok(false),
-        };
+        if !matches!(self.config.policy, Policy::Fixed(_) | Policy::Uniform) || self.config.ramps(step) {
+            return Ok(false);
+        }
         // Which layers do not bear compression, or are not worth it, gradients have shown.
         let judged =
             |saved: &Choice| matches!(saved.uncompressed, Some(Uncompressed::NotContractive | Uncompressed::Slower));
-        let own = own.into_iter().zip(&*self.tensors).map(|(choice, tensor)| suited(&config, tensor, choice));
-        Ok(own.zip(saved).any(|(own, saved)| own.setting != saved.setting && !judged(saved)))
+        let own = self.default_choices(step)?;
+        Ok(own.iter().zip(saved).any(|(own, saved)| own.setting != saved.setting && !judged(saved)))
     }
 
     /// Decides at the next step, as a state was loaded whose settings are not those of the policy.

@@ -71,7 +71,7 @@ pub fn aggregate<C: Collective + ?Sized>(
 ) -> Result<(), Error> {
     let Place { rank, world } = Place::of(collective)?;
     let moment = Moment { rank, world_size: world, route, reduce_dtype: Dtype::F32, seed, step, terms: 0 };
-    let mut host = Host { layers, workspace, scratch: &mut [] };
+    let mut host = Host { layers, workspace, scratch: None };
     let mut flight = Flight::begin(&mut host, moment, Agreement::Needed, None)?;
     while let Some(request) = flight.next(&mut host)? {
         request.perform(collective)?;

@@ -34,7 +34,7 @@ use crate::Error;
 ///     let mut residual = [0.0; 4]; // what is not sent
 ///     let layer = Layer::new(0, setting, shape, ValuesMut::F32(&mut values), Rest::Beside(&mut residual));
 ///     let mut workspace = vec![0; workspace_len([(setting, shape, Dtype::F32)].into_iter(), Route::AllGather, 2)?];
-///     let mut host = Host { layers: &mut [layer], workspace: &mut workspace, scratch: &mut [] };
+///     let mut host = Host { layers: &mut [layer], workspace: &mut workspace, scratch: None };
 ///
 ///     let mut flight = Flight::begin(&mut host, moment, Agreement::Reached, None)?;
 ///     let mut collectives = 0;
@@ -58,8 +58,9 @@ pub struct Flight {
     failure: Option<Error>,
     /// Whether the others will not be told.
     untold: bool,
-    /// The layers before this one have been summed in their place.
+    /// How many layers have been summed in their place, and the first layer behind them.
     summed: usize,
+    behind: usize,
     /// How it has ended.
     outcome: Option<Result<(), Error>>,
 }
@@ -100,7 +101,7 @@ impl Flight {
                 (program, failure)
             }
         };
-        let mut flight = Flight { program, counter: 0, failure, untold: false, summed: 0, outcome: None };
+        let mut flight = Flight { program, counter: 0, failure, untold: false, summed: 0, behind: 0, outcome: None };
         while let Some((_, Instruction::Own(op))) = flight.instruction() {
             flight.own(space, op);
             flight.counter += 1;
@@ -122,7 +123,10 @@ impl Flight {
     /// Whether means take the place of values, and what is left needs its own, before a further collective is asked for.
     pub fn is_averaging(&self) -> bool {
         let of_bucket = |&&(part, _): &&(Part, Instruction)| self.program.has(part);
-        let decides = |&(_, instruction): &(Part, Instruction)| match instruction {
+        let decides = |&(part, instruction): &(Part, Instruction)| match instruction {
+            Instruction::Exchange if matches!(part, Part::Dense { .. }) => {
+                (self.summed < self.program.layout.in_place).then_some(false)
+            }
             Instruction::Exchange => Some(false),
             Instruction::Own(op) | Instruction::All(op) => op.is_mean().then_some(true),
             Instruction::Judge => None,
@@ -215,9 +219,9 @@ impl Flight {
 
     /// The place of the next layer that is summed where it is.
     fn next_dense<S: Space>(&mut self, space: &S) -> Option<u32> {
-        let mut rest = space.layers().enumerate().skip(self.summed);
+        let mut rest = space.layers().enumerate().skip(self.behind);
         let (place, _) = rest.find(|(_, spec)| self.program.is_in_place(spec))?;
-        self.summed = place + 1;
+        (self.summed, self.behind) = (self.summed + 1, place + 1);
         Some(place as u32)
     }
 

@@ -3,7 +3,7 @@
 mod held;
 mod messages;
 
-use lgreco_train::compress::{Setting, topk::TopK};
+use lgreco_train::compress::{Setting, powersgd::PowerSgd, topk::TopK};
 use lgreco_train::controller::{Config, Controller, Policy, Tensor};
 #[cfg(feature = "std")]
 use lgreco_train::exchange::threads;
@@ -134,6 +134,49 @@ fn no_memory_for_a_decision_is_told_to_all() {
     assert_eq!(results[1], [Ok(false), Ok(false), none, none, Ok(true), Ok(false)]);
     let told = Err(Error::Peer { rank: 1, code: 7 });
     assert_eq!(results[0], [Ok(false), Ok(false), told, told, Ok(true), Ok(false)]);
+}
+
+/// One rank has no memory to compute in, when gradients are there or later: all are told in the same step, and go on.
+#[cfg(feature = "std")] // for ranks on threads
+#[test]
+fn no_memory_for_a_bucket_is_told_to_all() {
+    for when in ["submit", "next"] {
+        let results = threads::run(2, |mut worker| {
+            let mut config = Config::new(Search::new(Method::PowerSgd));
+            config.policy = Policy::Fixed(vec![Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 })]);
+            config.schedule.warmup = 2;
+            let layers = vec![Tensor::new("a", &[64, 512], Dtype::F32).expect("a layer")];
+            let mut controller = Controller::new(config, layers, &worker).expect("a sound configuration");
+            let mut step = |refused: bool| -> Result<bool, Error> {
+                controller.begin_step(0.1)?;
+                while let Some(request) = controller.control()? {
+                    request.perform(&mut worker)?;
+                }
+                let refuse = |now: bool| REFUSED.set(if now && worker.rank() == 1 { 4096 } else { usize::MAX });
+                let mut values: Vec<f32> = (0..64 * 512).map(|i| (i as f32 * 0.7).sin()).collect();
+                let values = &mut [ValuesMut::F32(&mut values)];
+                let mut bucket = controller.open(&[0])?;
+                refuse(refused && when == "submit");
+                let submitted = bucket.submit(values);
+                refuse(refused && when == "next");
+                let exchanged = submitted.and_then(|()| {
+                    while let Some(request) = bucket.next(values)? {
+                        request.perform(&mut worker)?;
+                    }
+                    Ok(())
+                });
+                REFUSED.set(usize::MAX);
+                controller.close(bucket)?;
+                controller.finish_step()?;
+                exchanged.map(|()| true)
+            };
+            [step(false), step(false), step(false), step(true), step(false)]
+        });
+        let own = results[1][3];
+        assert!(matches!(own, Err(Error::Core(CoreError::OutOfMemory { .. }))), "{when}: {own:?}");
+        assert_eq!(results[0][3], Err(Error::Peer { rank: 1, code: 7 }), "{when}");
+        assert!(results.iter().all(|steps| steps[4] == Ok(true)), "{when}: {results:?}");
+    }
 }
 
 /// More workers than there is memory for their messages.

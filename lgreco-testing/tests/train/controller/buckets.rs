@@ -571,3 +571,55 @@ fn nothing_is_decided_by_half_a_gradient() {
         assert_eq!(controller.decision().map(|decision| decision.step), Some(3));
     });
 }
+
+/// A large uncompressed layer, which is summed in its place, beside one with a residual, in one bucket: the sum of the means and
+/// the mean residual is the sum of the mean gradients.
+#[test]
+fn large_dense_layers_and_residuals_share_a_bucket() {
+    let elements = [300 * 256, 64 * 64];
+    let top = Setting::TopK(TopK { keep: 40, values: Dtype::F32 });
+    let results = threads::run(2, |mut worker| {
+        let tensors = vec![
+            Tensor::new("dense", &[300, 256], Dtype::F32).unwrap(),
+            Tensor::new("topk", &[64, 64], Dtype::F32).unwrap(),
+        ];
+        let config = config(Method::TopK, Policy::Fixed(vec![Setting::Dense, top]));
+        let mut controller = Controller::new(config, tensors, &worker).unwrap();
+        let mut sums = elements.map(|elements| vec![[0.0f64; 2]; elements]);
+        for step in 0..6 {
+            controller.begin_step(0.1).unwrap();
+            while let Some(request) = controller.control().unwrap() {
+                request.perform(&mut worker).unwrap();
+            }
+            let stream = |layer| Stream { step, layer, rank: worker.rank(), ..Stream::default() };
+            let value = |layer, i| stream(layer).word(i) as i32 as f32 / 2f32.powi(31);
+            let mut values =
+                [0, 1].map(|layer| (0..elements[layer as usize] as u64).map(|i| value(layer, i)).collect());
+            let gradients: [Vec<f32>; 2] = values.clone();
+            let mut bucket = controller.open(&[0, 1]).unwrap();
+            let [dense, topk]: &mut [Vec<f32>; 2] = &mut values;
+            let views = &mut [ValuesMut::F32(dense), ValuesMut::F32(topk)];
+            bucket.exchange(&mut worker, views).unwrap();
+            controller.close(bucket).unwrap();
+            controller.finish_step().unwrap();
+            for layer in 0..2 {
+                for ((sum, &gradient), &mean) in sums[layer].iter_mut().zip(&gradients[layer]).zip(&values[layer]) {
+                    *sum = [sum[0] + f64::from(gradient), sum[1] + f64::from(mean)];
+                }
+            }
+        }
+        let mut residual = vec![0.0; elements[1]];
+        controller.residual(1, &mut residual).unwrap();
+        (sums, residual)
+    });
+    let [(ours, left), (theirs, other_left)] = &results[..] else { unreachable!("two workers") };
+    let left = left.iter().zip(other_left).map(|(x, y)| f64::from(x + y) / 2.0);
+    assert!(left.clone().any(|x| x != 0.0));
+    let none = core::iter::repeat_n(0.0, elements[0]);
+    for (layer, left) in [none.collect::<Vec<f64>>(), left.collect()].into_iter().enumerate() {
+        for ((ours, theirs), left) in ours[layer].iter().zip(&theirs[layer]).zip(left) {
+            let off = (ours[0] + theirs[0]) / 2.0 - (ours[1] + left);
+            assert!(ours[1] == theirs[1] && off.abs() < 1e-5, "layer {layer}: {off} is lost");
+        }
+    }
+}

@@ -25,7 +25,7 @@ fn sums_take_half_the_bytes() {
 #[test]
 fn f16_is_refused() {
     let moment = Moment { reduce_dtype: Dtype::F16, ..program(Setting::Dense, Route::AllGather, &[]).moment };
-    let mut host = Host { layers: &mut [], workspace: &mut [], scratch: &mut [] };
+    let mut host = Host { layers: &mut [], workspace: &mut [], scratch: None };
     let refused = Flight::begin(&mut host, moment, Agreement::Reached, None).unwrap_err();
     assert_eq!(refused.to_string(), "code of the reduce dtype is 1, expected f32 (0) or bf16 (2)");
 }
@@ -64,7 +64,7 @@ fn residuals_keep_what_rounding_leaves() {
             let layer = Layer::new(0, setting, shape(9, 8), ValuesMut::F32(&mut values), rest);
             let layer = Layer { shards, factor: &mut factor, ..layer };
             let words = workspace_len([spec].into_iter(), route, 2).unwrap();
-            let mut host = Host { layers: &mut [layer], workspace: &mut vec![0; words], scratch: &mut [] };
+            let mut host = Host { layers: &mut [layer], workspace: &mut vec![0; words], scratch: None };
             let world_size = 2;
             let moment = Moment { rank, world_size, route, reduce_dtype: Dtype::Bf16, seed: 5, step: 0, terms: 0 };
             let mut flight = Flight::begin(&mut host, moment, Agreement::Needed, None).unwrap();

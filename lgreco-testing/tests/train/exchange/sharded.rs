@@ -144,7 +144,7 @@ fn a_shard_that_leaves_its_type_does_not_keep_the_others_waiting() {
             layer(Layer::new(0, Setting::CltK(CltK { keep: 3 }), shape, narrow, rest)),
             layer(Layer::new(1, Setting::Dense, shape, ValuesMut::F32(&mut dense), Rest::Dropped)),
         ];
-        let mut host = Host { layers: &mut layers, workspace: &mut vec![0; 1000], scratch: &mut [] };
+        let mut host = Host { layers: &mut layers, workspace: &mut vec![0; 1000], scratch: None };
         let mut flight = Flight::begin(&mut host, moment, Agreement::Needed, None)?;
         let outcome = loop {
             match flight.next(&mut host) {
@@ -179,7 +179,7 @@ fn ranks_with_other_shards_are_named() {
             let layer = Layer::new(index, setting, shape, ValuesMut::F32(values), Rest::Dropped);
             layers.push(Layer { shards, ..layer });
         }
-        let mut host = Host { layers: &mut layers, workspace: &mut vec![0; 1000], scratch: &mut [] };
+        let mut host = Host { layers: &mut layers, workspace: &mut vec![0; 1000], scratch: None };
         let mut flight = Flight::begin(&mut host, moment, Agreement::Needed, None)?;
         while let Some(request) = flight.next(&mut host)? {
             request.perform(&mut worker)?;

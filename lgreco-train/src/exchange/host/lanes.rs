@@ -21,7 +21,7 @@ pub(super) struct Scratch<'a> {
     pub(super) wide: &'a mut [f32],
     /// Room for one decoded payload.
     pub(super) decoded: &'a mut [f32],
-    /// What compressors need.
+    /// What compressors need; empty where means are made.
     pub(super) encode: &'a mut [u64],
 }
 
@@ -43,7 +43,10 @@ impl Scratch<'_> {
                 places: take(&mut places, 2 * ranks),
                 wide: take(&mut wide, lane.wide),
                 decoded: take(&mut decoded, lane.decoded),
-                encode: take(&mut encode, lane.encode),
+                encode: {
+                    let len = lane.encode.min(encode.len());
+                    take(&mut encode, len)
+                },
             };
             (lane.layers, scratch)
         })

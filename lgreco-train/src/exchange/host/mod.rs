@@ -25,6 +25,7 @@ use crate::{CoreError, Error};
 use lanes::Scratch;
 use room::{Ranks, Room, messages, sum};
 use summed::{Wire, halves};
+pub(crate) use sums::widen_part;
 
 /// A bucket in the host's memory: a [`Space`] that computes at once. See [`Flight`](super::Flight) for an example.
 #[derive(Debug)]
@@ -33,19 +34,20 @@ pub struct Host<'a, 'l> {
     pub layers: &'a mut [Layer<'l>],
     /// Of [`workspace_len`](super::workspace_len) words, which need not be cleared.
     pub workspace: &'a mut [u64],
-    /// Where nothing stays from one call to the next, so that it may be other memory each time; empty for the end of the
+    /// Memory in which nothing stays from one call to the next, so that each call may be given another; `None` for the end of the
     /// workspace.
-    pub scratch: &'a mut [u64],
+    pub scratch: Option<&'a mut [u64]>,
 }
 
 impl<'l> Host<'_, 'l> {
-    /// The layers, and the memory in which their exchange is computed.
-    fn parts(&mut self, layout: &Layout) -> Result<(&mut [Layer<'l>], Room<'_>), Error> {
-        let (workspace, scratch) = match self.scratch {
-            [] => self.workspace.split_at_mut(layout.words().min(self.workspace.len())),
-            _ => (&mut *self.workspace, &mut *self.scratch),
+    /// The layers, and the memory in which their exchange is computed; without scratch where an op needs none.
+    fn parts(&mut self, layout: &Layout, computes: bool) -> Result<(&mut [Layer<'l>], Room<'_>), Error> {
+        let (workspace, scratch) = match &mut self.scratch {
+            None => self.workspace.split_at_mut(layout.words().min(self.workspace.len())),
+            Some(scratch) => (&mut *self.workspace, &mut **scratch),
         };
-        Ok((self.layers, Room::new(layout, workspace, Scratch::new(layout, scratch)?)?))
+        let scratch = if computes { Scratch::new(layout, scratch)? } else { Scratch::default() };
+        Ok((self.layers, Room::new(layout, workspace, scratch)?))
     }
 }
 
@@ -75,17 +77,15 @@ impl Space for Host<'_, '_> {
 
     fn check(&self, program: &Program) -> Result<(), Error> {
         self.layers.iter().try_for_each(Layer::check)?;
-        let (workspace, scratch) = (program.layout.words(), program.layout.scratch_words());
-        if self.scratch.is_empty() {
-            return expect_room("workspace words", workspace.saturating_add(scratch), self.workspace.len());
-        }
-        expect_room("workspace words", workspace, self.workspace.len())?;
-        expect_room("scratch words", scratch, self.scratch.len())
+        // Of scratch that is too short the ops tell all ranks.
+        let scratch = if self.scratch.is_none() { program.layout.scratch_words() } else { 0 };
+        expect_room("workspace words", program.layout.words().saturating_add(scratch), self.workspace.len())
     }
 
     fn run(&mut self, op: Op, program: &Program) -> Result<(), Error> {
         let moment = program.moment;
-        let (layers, mut room) = self.parts(&program.layout)?;
+        let computes = !matches!(op, Op::PutSlip { .. } | Op::Judge { .. });
+        let (layers, mut room) = self.parts(&program.layout, computes)?;
         let room = &mut room;
         match op {
             Op::Lead => leader::lead(layers, moment, room),

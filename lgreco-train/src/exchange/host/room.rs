@@ -52,11 +52,16 @@ impl Layout {
         singles.chain(bytes).fold(WORDS.saturating_mul(self.world), usize::saturating_add)
     }
 
-    /// Words in which the host computes during a call.
-    pub(crate) fn scratch_words(&self) -> usize {
+    /// Words in which the host makes means.
+    pub(crate) fn averaging_words(&self) -> usize {
         let singles = [self.wide, self.decoded].map(|len| len.div_ceil(2));
         let ranks = [self.read(), self.read(), self.read()];
-        singles.into_iter().chain(ranks).fold(self.encode, usize::saturating_add)
+        singles.into_iter().chain(ranks).fold(0, usize::saturating_add)
+    }
+
+    /// Words in which the host computes during any call: also what compressors need.
+    pub(crate) fn scratch_words(&self) -> usize {
+        self.averaging_words().saturating_add(self.encode)
     }
 }
 
@@ -104,8 +109,9 @@ fn take<'a, T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(words: &mut &'a mut
 }
 
 impl<'a> Scratch<'a> {
+    /// With what is left of the words for compressors.
     pub(super) fn new(layout: &Layout, mut words: &'a mut [u64]) -> Result<Self, Error> {
-        expect_room("scratch words", layout.scratch_words(), words.len())?;
+        expect_room("scratch words", layout.averaging_words(), words.len())?;
         Ok(Scratch {
             read: take(&mut words, layout.read()),
             places: take(&mut words, 2 * layout.read()),

@@ -42,7 +42,7 @@ pub(super) fn part_lens(layer: &Layer<'_>, program: &Program) -> (usize, usize) 
 }
 
 /// Writes the gradient's values from element `from` on, widened, to `values`; whether they are finite.
-pub(super) fn widen_part(gradient: &Gradient<'_>, from: usize, values: &mut [f32]) -> bool {
+pub(crate) fn widen_part(gradient: &Gradient<'_>, from: usize, values: &mut [f32]) -> bool {
     #[inline(always)]
     fn run<T: Element>((from, to): (&[T], &mut [f32]), (): ()) -> bool {
         let mut largest = 0;
