@@ -307,10 +307,10 @@ impl Controller {
         self.attempt(py, |controller| controller.record_error(layer, relative_error))
     }
 
-    /// Bytes by what they are for, where buckets of so many bytes are on their way at the same time.
-    fn memory(&self, py: Python<'_>, in_flight: Option<usize>) -> PyResult<[(&'static str, u64); 5]> {
+    /// Bytes by what they are for, where so many buckets of so many bytes each are on their way at the same time.
+    fn memory(&self, py: Python<'_>, bucket_bytes: usize, at_once: usize) -> PyResult<[(&'static str, u64); 5]> {
         let MemoryUse { residuals, undo, factors, exchange, window } =
-            self.attempt(py, |controller| controller.memory(in_flight))?;
+            self.attempt(py, |controller| controller.memory(Some(bucket_bytes), at_once))?;
         Ok([("residuals", residuals), ("undo", undo), ("factors", factors), ("exchange", exchange), ("window", window)])
     }
 

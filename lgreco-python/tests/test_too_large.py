@@ -1,4 +1,4 @@
-"""Gradients of 16 bits that are too large together with what is remembered: under a GradScaler it hears of them, and its scale falls."""
+"""Gradients that are too large: together with what is remembered, or when they are summed."""
 
 from typing import Any
 
@@ -58,3 +58,31 @@ def _trained(rank: int, kind: str) -> tuple[float, int, list[str]]:
 def test_a_scaler_hears_of_residuals_that_are_too_large(kind: str) -> None:
     first, second = on_ranks(2, _trained, kind)
     assert first == second and first[1:] == (24, []) and 0 < first[0] < 4
+
+
+def _averaged(rank: int, kind: str, options: dict[str, Any]) -> float:
+    module: torch.nn.Module = DDP(Linear()) if kind == "ddp" else fully_shard(Linear(), mesh=init_device_mesh("cpu", (4,)))
+    state = register(module, policy="uniform", start_iter=2, min_elements=64, **options)
+    off = 0.0
+    for _ in range(4):
+        module.zero_grad()
+        module({name: torch.full(shape, 1e38 + rank) for name, shape in SHAPES.items()}).backward()
+        parts = [getattr(p.grad, "_local_tensor", p.grad) for p in module.parameters()]
+        off = max(off, *(float((part / 1e38 - 1).abs().max()) for part in parts))
+    assert state._controller.steps == 4
+    return off
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("ddp", {"method": "qsgd", "default": 8}),
+        ("ddp", {"method": "topk", "default": 1.0}),
+        ("ddp", {"method": "qsgd", "default": 8, "route": "scatter_reduce"}),
+        ("fsdp2", {"method": "qsgd", "default": 8}),
+    ],
+    ids=["qsgd", "topk", "scatter-reduce", "fsdp2"],
+)
+def test_means_are_right_where_sums_leave_f32(kind: str, options: dict[str, Any]) -> None:
+    """As plain DDP's are, which divides before it sums: also in the first steps, which are not compressed."""
+    assert max(on_ranks(4, _averaged, kind, options)) < 0.02

@@ -276,18 +276,19 @@ pub struct lgreco_memory_use {
 sized_struct!("memory use", lgreco_memory_use {});
 
 /// Tells how much memory the run takes on this rank, before its first step too: under the settings of the last decision, or
-/// before the first under the search's default. `in_flight` is the size in bytes of buckets that are all on their way at the
-/// same time; 0 stands for lgreco_controller_step, which has one at a time.
+/// before the first under the search's default. `at_once` buckets are on their way at the same time, at most, of
+/// `bucket_bytes` each; lgreco_controller_step has 1, of the size that the options say, for which 0 stands.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_memory(
     controller: *mut lgreco_controller,
-    in_flight: usize,
+    bucket_bytes: usize,
+    at_once: usize,
     memory: *mut lgreco_memory_use,
 ) -> lgreco_status {
     call!(controller, |state| {
         fill(memory, || {
             let MemoryUse { residuals, undo, factors, exchange, window } =
-                state.controller.memory((in_flight > 0).then_some(in_flight))?;
+                state.controller.memory((bucket_bytes > 0).then_some(bucket_bytes), at_once)?;
             let struct_size = crate::pointers::size_of_struct::<lgreco_memory_use>();
             Ok(lgreco_memory_use { struct_size, residuals, undo, factors, exchange, window })
         })

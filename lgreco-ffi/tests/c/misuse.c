@@ -175,9 +175,9 @@ static void null_pointers(void) {
     NULL_(lgreco_controller_metrics(NULL, 0, &metrics));
     NULL_(lgreco_controller_metrics(controller, 0, NULL));
     lgreco_memory_use memory = LGRECO_MEMORY_USE_INIT;
-    NULL_(lgreco_controller_memory(NULL, 0, &memory));
-    NULL_(lgreco_controller_memory(controller, 0, NULL));
-    OK(lgreco_controller_memory(controller, 1 << 20, &memory));
+    NULL_(lgreco_controller_memory(NULL, 0, 1, &memory));
+    NULL_(lgreco_controller_memory(controller, 0, 1, NULL));
+    OK(lgreco_controller_memory(controller, 1 << 20, 4, &memory));
     NULL_(lgreco_controller_residual(NULL, 0, floats, ELEMENTS));
     NULL_(lgreco_controller_residual(controller, 0, NULL, ELEMENTS));
     NULL_(lgreco_controller_decision(NULL, &decision));

@@ -219,8 +219,8 @@ class Controller:
     def record_error(self, layer: int, relative_error: float) -> None:
         """Between two steps: the relative squared error of what a layer was compressed to elsewhere in the last one."""
 
-    def memory(self, in_flight: int | None) -> list[tuple[str, int]]:
-        """Bytes by what they are for, where buckets of so many bytes are on their way at the same time, or one alone."""
+    def memory(self, bucket_bytes: int, at_once: int) -> list[tuple[str, int]]:
+        """Bytes by what they are for, where so many buckets of so many bytes each are on their way at the same time."""
 
     def is_plan_due(self) -> bool:
         """Whether the next step is that of a plan, whose task has to be done before."""

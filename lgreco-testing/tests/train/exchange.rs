@@ -394,7 +394,7 @@ fn large_dense_layers_are_summed_in_their_place() {
             check_failure(&case);
         }
     }
-    // By three the values are divided before they are summed: the mean is within rounding, and the same on all ranks.
+    // By three the sum is that of quarters.
     let case = case(&[large], 3, Route::AllGather);
     let outcomes: Vec<Outcome> = case.run().into_iter().map(Result::unwrap).collect();
     let exact = |i: usize| case.gradients.iter().map(|worker| worker[0][i] as f64).sum::<f64>() / 3.0;

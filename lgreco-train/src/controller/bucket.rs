@@ -362,7 +362,7 @@ impl Bucket {
                             non_finite(kept.index, Values::F32(offered)).map_or(Ok(()), Err)?;
                         }
                         // What is not finite the compressor finds.
-                        None if facts.left == Left::Instead => drop(widen_part(&gradient, 0, offered)),
+                        None if facts.left == Left::Instead => drop(widen_part(&gradient, 0, 1.0, offered)),
                         _ => {}
                     }
                     offered

@@ -22,7 +22,7 @@ use core::ops::Range;
 /// # let worker = ThreadCollective::group(1).remove(0);
 /// let layers = vec![Tensor::new("fc1", &[1024, 1024], Dtype::F32)?];
 /// let controller = Controller::new(Config::new(Search::new(Method::TopK)), layers, &worker)?;
-/// let memory = controller.memory(None)?;
+/// let memory = controller.memory(None, 1)?;
 /// assert_eq!((memory.residuals, memory.undo, memory.window), (4 << 20, 0, 4 << 20));
 /// assert!(memory.total() < 20 << 20);
 /// # Ok::<(), lgreco_train::Error>(())
@@ -50,15 +50,15 @@ impl MemoryUse {
 
 impl Controller {
     /// How much memory the run takes on this rank: under the settings of the last decision, or before the first under the
-    /// search's default, and with uncompressed steps before. `in_flight` is the size in bytes of buckets that are all on their way
-    /// at the same time; `None` stands for [`step`](Controller::step), which has one at a time.
+    /// search's default, and with uncompressed steps before. `at_once` buckets are on their way at the same time, at most, of
+    /// `bucket_bytes` each; [`step`](Controller::step) has one of the configuration's size, for which `None` stands.
     ///
     /// # Errors
     /// Those of settings that do not fit their layers.
     ///
     /// # Complexity
     /// O(layers). Allocates for them.
-    pub fn memory(&self, in_flight: Option<usize>) -> Result<MemoryUse, Error> {
+    pub fn memory(&self, bucket_bytes: Option<usize>, at_once: usize) -> Result<MemoryUse, Error> {
         let (config, tensors) = (&self.planner.config, &self.planner.tensors);
         let choices = self.expected_choices()?;
         let mut memory = MemoryUse::default();
@@ -69,7 +69,10 @@ impl Controller {
         }
         memory.undo = if config.keeps_undo() { memory.residuals } else { 0 };
         let dense: Vec<Choice> = choices.iter().map(|_| Choice::dense(Uncompressed::WarmUp)).collect();
-        memory.exchange = self.exchange_bytes(&dense, in_flight)?.max(self.exchange_bytes(&choices, in_flight)?);
+        let groups = bucket_bytes.map(|bytes| Groups::new(tensors, bytes));
+        let groups = groups.as_ref().unwrap_or(&self.planner.groups);
+        let exchange = |choices: &[Choice]| self.exchange_bytes(choices, groups, at_once);
+        memory.exchange = exchange(&dense)?.max(exchange(&choices)?);
         if self.planner.measures() && config.looks_at_gradients() {
             memory.window = tensors.iter().map(|tensor| 4 * tensor.shape.elements() as u64).sum();
         }
@@ -90,17 +93,13 @@ impl Controller {
         self.states.iter().map(|state| state.choice).collect()
     }
 
-    fn exchange_bytes(&self, choices: &[Choice], in_flight: Option<usize>) -> Result<u64, Error> {
-        let groups = in_flight.map(|bytes| Groups::new(&self.planner.tensors, bytes));
-        let groups = groups.as_ref().unwrap_or(&self.planner.groups);
-        let (mut all, mut largest, mut passing) = (0, 0, 0);
-        for range in &groups.ranges {
-            let needs = self.needs_of(choices, range.clone())?;
-            all += needs.lasting();
-            largest = largest.max(needs.lasting());
-            passing = passing.max(needs.passing());
-        }
-        Ok(passing + if in_flight.is_some() { all } else { largest })
+    fn exchange_bytes(&self, choices: &[Choice], groups: &Groups, at_once: usize) -> Result<u64, Error> {
+        let needs = groups.ranges.iter().map(|range| self.needs_of(choices, range.clone()));
+        let needs = needs.collect::<Result<Vec<_>, _>>()?;
+        let mut lasting: Vec<u64> = needs.iter().map(Needs::lasting).collect();
+        lasting.sort_unstable_by(|one, other| other.cmp(one));
+        let passing = needs.iter().map(Needs::passing).max();
+        Ok(passing.unwrap_or(0) + lasting.iter().take(at_once).sum::<u64>())
     }
 
     /// What these layers take together under these settings.

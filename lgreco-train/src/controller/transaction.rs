@@ -34,7 +34,10 @@ impl Controller {
     pub fn roll_back(&mut self) -> Result<(), Error> {
         self.control.expect_idle()?;
         if self.states.iter().any(|state| state.undo == Undo::Lost) {
-            return Err(Error::StepOrder { what: "the residuals of the step before are not kept", expected: "`undo`" });
+            return Err(Error::StepOrder {
+                what: "the residuals of the step before are not kept",
+                expected: "a configuration with `undo`",
+            });
         }
         self.states.iter_mut().for_each(|state| state.undo());
         Ok(())

@@ -37,7 +37,7 @@ fn most(config: Config, rows: &[usize], in_flight: bool) -> Result<([f64; 2], Me
     let before = HELD.get()[0];
     HELD.set([before; 2]);
     let mut controller = Controller::new(config, layers, &Alone)?;
-    let predicted = controller.memory(in_flight.then_some(1))?;
+    let predicted = controller.memory(in_flight.then_some(1), if in_flight { usize::MAX } else { 1 })?;
     let mut most = 0;
     for step in 0..6 {
         if step == 4 {

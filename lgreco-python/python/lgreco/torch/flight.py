@@ -115,6 +115,10 @@ class Flight:
             self.buffer.copy_(self._host)
         self._is_delivered = True
 
+    def let_go(self) -> None:
+        """Keeps the buffer no longer, after it has been delivered to somebody who does not wait for the future."""
+        self.buffer = self._host = self.buffer.new_empty(0)
+
     def land(self) -> None:
         """Hands the means over, if they have not been."""
         self.deliver()

@@ -12,7 +12,6 @@ from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.collectives import expect_group
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
-from lgreco.torch.flight import Flight
 from lgreco.torch.layers import Layer
 from lgreco.torch.names import plain_name
 from lgreco.torch.options import Options, expect_route
@@ -154,8 +153,10 @@ class LGreCoShardedState(Training):
         group = replicate_group if replicate_group is not None else groups.pop()
         route = {} if replicate_group is not None else {"route": "sharded"}
         cuda = where_they_stay(_device_of(module.parameters()), group, {**options, **route})
-        super().__init__(group, [layer for _, unit in units for layer in _layers(unit, ranks, sharded)], cuda, **options)
+        layers = [layer for _, unit in units for layer in _layers(unit, ranks, sharded)]
+        super().__init__(group, layers, cuda, **options)
         self._note_scales(module)
+        self._note_units([unit.layers for _, unit in units], layers)
         for owner, unit in units:
             if replicate_group is not None:
                 owner.set_all_reduce_hook(_AllReduce(self, unit))
@@ -165,13 +166,7 @@ class LGreCoShardedState(Training):
     def _exchange(self, unit: _Unit, buffer: torch.Tensor, gradients: Sequence[torch.Tensor]) -> None:
         if buffer.dtype != unit.dtype:
             raise LgrecoError(f"{unit.parameters[0].name}: the gradient is {buffer.dtype}, expected {unit.dtype}")
-        flight = self._begin([unit.layers[index] for index in unit.present], buffer, list(gradients), False)
-        while flight.is_flying() and self._go_on(flight):
-            pass
-        flight.deliver()
-        if isinstance(flight, Flight):
-            # Its memory is for the next unit.
-            self._close(flight)
+        self._exchange_unit([unit.layers[index] for index in unit.present], buffer, list(gradients))
 
 
 class _AllReduce:
@@ -230,6 +225,9 @@ class _ReduceScatter:
         wholes = [self._unit.wholes[index] for index in self._unit.present]
         by_rank = torch.split(input_tensor.view(world, -1), lens, dim=1)
         buffer = torch.cat([part.reshape(-1)[:whole] for part, whole in zip(by_rank, wholes)])
+        if input_tensor.device.type == "cpu":
+            # It is of allocate(), and FSDP would keep it beside the buffer.
+            input_tensor.untyped_storage().resize_(0)
         gradients = torch.split(buffer, wholes)
         self._state._exchange(self._unit, buffer, gradients)
         padded = []

@@ -87,6 +87,7 @@ class LGreCoFSDP1State(Training):
         cuda = where_they_stay(_device_of(module.parameters()), module.process_group, options)
         super().__init__(module.process_group, layers, cuda, **options)
         self._note_scales(module)
+        self._note_units([flat.layers for flat in flats], layers)
         module.register_comm_hook(None, _hook)
         for (_, part), flat in zip(parts, flats):
             part._comm_hook_state = (self, flat)
@@ -94,10 +95,7 @@ class LGreCoFSDP1State(Training):
     def _exchange(self, flat: _Flat, buffer: torch.Tensor) -> None:
         if buffer.dtype != flat.dtype:
             raise LgrecoError(f"{flat.names[0]}: the gradient is {buffer.dtype}, expected {flat.dtype}")
-        flight = self._begin(flat.layers, buffer, [buffer[start:end] for start, end in flat.spans], False)
-        while flight.is_flying() and self._go_on(flight):
-            pass
-        flight.deliver()
+        self._exchange_unit(flat.layers, buffer, [buffer[start:end] for start, end in flat.spans])
 
 
 def _hook(of_part: tuple[LGreCoFSDP1State, _Flat], gradient: torch.Tensor, shard: torch.Tensor | None = None) -> None:

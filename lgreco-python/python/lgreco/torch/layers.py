@@ -1,5 +1,6 @@
 """What is exchanged, and what is not."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,11 @@ class Layer(NamedTuple):
     dtype: torch.dtype
     ends: list[int] = []
     """At which element each rank's shard ends, where ranks want shards."""
+
+    @property
+    def bytes(self) -> int:
+        """Of its gradient."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def described(self) -> tuple[str, str]:
         """Its name and what it is, for other ranks."""

@@ -177,7 +177,7 @@ class LGreCoState(Training):
             expected = '"all_gather" or "scatter_reduce": each rank gets whole means here'
             refused = LgrecoError(f"route is 'sharded', expected {expected}")
         super().__init__(process_group, layers, cuda, besides, refused, **told)
-        self._in_flight = getattr(model, "bucket_bytes_cap", self._in_flight)
+        self._bucket_bytes = getattr(model, "bucket_bytes_cap", self._bucket_bytes)
         self._layers: dict[torch.Tensor, int] = {p: layer for layer, (_, p) in enumerate(parameters)}
         self._dtypes = [layer.dtype for layer in layers]
         others = ((plain_name(name), p) for name, p in _module(model).named_parameters())

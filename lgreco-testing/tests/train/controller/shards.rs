@@ -15,14 +15,15 @@ fn failed(rank: u32) -> Result<(), Error> {
 fn controller(worker: &ThreadCollective) -> Controller {
     let mut config = config(Method::Qsgd, Policy::Uncompressed);
     (config.route, config.bucket_bytes) = (Route::Sharded, 0);
+    config.search.reduce_dtype = Dtype::Bf16;
     Controller::new(config, sharded(model(), 2), worker).unwrap()
 }
 
-/// The model's gradients, of which the `large` layer overflows in the last rank's shard.
+/// The model's gradients, of which the `large` layer leaves f32, by rounding to bf16, in the last rank's shard.
 fn values(rank: u32, large: Option<usize>) -> Vec<Vec<f32>> {
     let mut values = gradients(rank, 0, 1.0);
     if let Some(layer) = large {
-        *values[layer].last_mut().unwrap() = 3e38;
+        *values[layer].last_mut().unwrap() = f32::MAX;
     }
     values
 }

@@ -162,21 +162,41 @@ proptest! {
 }
 
 #[test]
+fn sums_that_leave_f32_have_means() {
+    // Stretches, of which the last is shorter; and one that nothing comes before.
+    for shape in [shape(4, 4), shape(130, 130)] {
+        let elements = shape.elements();
+        let keep = elements as u32;
+        let per_setting = [
+            Setting::Dense,
+            topk(keep),
+            few_bits(keep, 8),
+            clt(keep),
+            hard(1.0),
+            sidco(1.0, 1),
+            qsgd(8, 16, Rounding::Nearest),
+        ];
+        for (setting, route) in per_setting.into_iter().flat_map(|s| ROUTES.map(|r| (s, r))) {
+            // Only the second half is too large.
+            let gradient = |i| if i < elements / 2 { 1e38 } else { 3e38 };
+            let gradients = vec![vec![(0..elements).map(gradient).collect::<Vec<f32>>()]; 3];
+            let case =
+                Case { layers: vec![(setting, shape)], gradients, route, reduce_dtype: Dtype::F32, seed: 5, step: 0 };
+            let [expected] = &case.gradients[0][..] else { unreachable!() };
+            for outcome in case.run() {
+                let mean = &outcome.unwrap().mean[0];
+                let off =
+                    mean.iter().zip(expected).map(|(&x, &y)| (x as f64 / y as f64 - 1.0).abs()).fold(0.0, f64::max);
+                assert!(off < 0.01, "{setting} by {route:?}: {off}");
+            }
+        }
+    }
+}
+
+#[test]
 fn sums_that_leave_f32_are_errors_on_all() {
     let shape = shape(4, 4);
-    let per_setting = [
-        Setting::Dense,
-        topk(16),
-        clt(16),
-        clt(3),
-        hard(1.0),
-        adacomp(16),
-        sidco(1.0, 1),
-        loco(16),
-        qsgd(8, 16, Rounding::Nearest),
-        LOW_RANK,
-    ];
-    for (setting, route) in per_setting.into_iter().flat_map(|s| ROUTES.map(|r| (s, r))) {
+    for (setting, route) in [adacomp(16), LOW_RANK].into_iter().flat_map(|s| ROUTES.map(|r| (s, r))) {
         let gradients = vec![vec![vec![3e38; 16]]; 3];
         let results =
             Case { layers: vec![(setting, shape)], gradients, route, reduce_dtype: Dtype::F32, seed: 5, step: 0 }.run();

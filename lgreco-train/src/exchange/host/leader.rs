@@ -1,6 +1,6 @@
 //! Shared positions (CLT-k): the leader's by broadcast, everybody's values there in the first all-reduce.
 
-use super::mean::{average, in_tensor, narrow};
+use super::mean::{average_shares, in_tensor, narrow, share};
 use super::room::Room;
 use super::summed::rounded;
 use super::sums;
@@ -40,12 +40,13 @@ pub(super) fn lead(layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) ->
 pub(super) fn pick(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let moment = program.moment;
     let (mut positions, mut sums, dtype) = (&mut *room.positions, &mut *room.sums, moment.reduce_dtype);
+    let share = share(moment.world_size);
     for layer in layers {
         let mut values = sums::take(&mut sums, sums::part_lens(layer, program).0).iter_mut();
         let Setting::CltK(clt) = layer.setting else { continue };
         let positions = take(&mut positions, &clt, layer.shape);
         let shape = layer.shape;
-        let mut put = |value: f32| values.next().into_iter().for_each(|place| *place = value);
+        let mut put = |value: f32| values.next().into_iter().for_each(|place| *place = value * share);
         let filled = match layer.left() {
             Some(values) => clt.for_each(shape, positions, |at| {
                 let sent = rounded(values[at], dtype);
@@ -70,7 +71,7 @@ pub(super) fn place(layers: &mut [Layer<'_>], program: &Program, room: &mut Room
         let Setting::CltK(clt) = layer.setting else { continue };
         let shape = layer.shape;
         let positions = take(&mut positions, &clt, shape);
-        average(values, moment.world_size)?;
+        average_shares(values, moment.world_size)?;
         let mut values = values.iter();
         layer.put_rest()?;
         let wanted = layer.wanted(&moment);

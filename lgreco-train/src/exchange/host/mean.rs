@@ -13,10 +13,19 @@ struct Divisor {
 }
 
 impl Divisor {
-    fn new(world: u32) -> Divisor {
+    /// Of a sum over `world` workers.
+    fn of_sum(world: u32) -> Divisor {
         match world.is_power_of_two() {
             true => Divisor { number: 1.0 / world as f32, is_inverse: true },
             false => Divisor { number: world as f32, is_inverse: false },
+        }
+    }
+
+    /// Of a sum of [`share`]s.
+    fn of_shares(world: u32) -> Divisor {
+        match world.is_power_of_two() {
+            true => Divisor { number: 1.0, is_inverse: true },
+            false => Divisor { number: world as f32 * share(world), is_inverse: false },
         }
     }
 
@@ -46,17 +55,23 @@ fn divide((sum, mean): (&[f32], &mut [f32]), by: Divisor) -> bool {
     f32::from_bits(largest).is_finite()
 }
 
-/// Writes the mean of a sum over `world` workers; the sum is then of no use.
+/// What values are multiplied by before they are summed over `world` workers: the power of two with which a sum of finite
+/// values is finite. The mean has the bits of the sum's quotient, unless a share is subnormal.
+pub(super) fn share(world: u32) -> f32 {
+    1.0 / world.next_power_of_two() as f32
+}
+
+/// Writes the mean of a sum of shares; the sum is then of no use.
 ///
 /// # Errors
-/// As [`average`]; [`CoreError::ElementOverflow`] when a mean leaves its element type.
+/// As [`average_shares`]; [`CoreError::ElementOverflow`] when a mean leaves its element type.
 pub(super) fn put(sum: &mut [f32], world: u32, mean: &mut ValuesMut<'_>) -> Result<(), Error> {
     if let Some(mean) = mean.as_f32() {
-        return finite(spread_parts(sum.len(), 1, (&*sum, mean), Divisor::new(world), divide));
+        return finite(spread_parts(sum.len(), 1, (&*sum, mean), Divisor::of_shares(world), divide));
     }
     let mut at = 0;
     for sum in sum.chunks_mut(STRETCH) {
-        average(sum, world)?;
+        average_shares(sum, world)?;
         narrow(sum, at, mean)?;
         at += sum.len();
     }
@@ -86,7 +101,23 @@ pub(super) fn in_tensor(error: Error, start: usize) -> Error {
 /// # Errors
 /// [`CoreError::Overflow`] when the sum was not finite.
 pub(super) fn average(sum: &mut [f32], world: u32) -> Result<(), Error> {
-    finite(spread_parts(sum.len(), 1, sum, Divisor::new(world), divide_in_place))
+    finite(spread_parts(sum.len(), 1, sum, Divisor::of_sum(world), divide_in_place))
+}
+
+/// The same of a sum of shares.
+pub(super) fn average_shares(sum: &mut [f32], world: u32) -> Result<(), Error> {
+    finite(spread_parts(sum.len(), 1, sum, Divisor::of_shares(world), divide_in_place))
+}
+
+/// Turns values into shares, where they are.
+pub(super) fn to_shares(values: &mut [f32], world: u32) {
+    #[inline(always)]
+    fn run(values: &mut [f32], share: f32) {
+        values.iter_mut().for_each(|x| *x *= share);
+    }
+    if world > 1 {
+        spread_parts(values.len(), 1, values, share(world), run);
+    }
 }
 
 fn finite(is_finite: bool) -> Result<(), Error> {
@@ -106,10 +137,18 @@ mod tests {
         let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         for world in [1, 2, 3, 4, 5, 8, 64, 1 << 20] {
             let expected: Vec<f32> = sums.iter().map(|x| x / world as f32).collect();
-            let (mut sum, mut mean) = (sums.clone(), vec![f32::NAN; sums.len()]);
-            put(&mut sum.clone(), world, &mut ValuesMut::F32(&mut mean)).unwrap();
+            let mut sum = sums.clone();
             average(&mut sum, world).unwrap();
-            assert_eq!((bits(&sum), bits(&mean)), (bits(&expected), bits(&expected)), "{world}");
+            assert_eq!(bits(&sum), bits(&expected), "{world}");
+
+            let normal = |x: &f32| x.abs() * share(world) >= f32::MIN_POSITIVE;
+            let sums: Vec<f32> = sums.iter().copied().filter(normal).collect();
+            let expected: Vec<f32> = sums.iter().map(|x| x / world as f32).collect();
+            let (mut shares, mut mean) = (sums.clone(), vec![f32::NAN; sums.len()]);
+            to_shares(&mut shares, world);
+            put(&mut shares.clone(), world, &mut ValuesMut::F32(&mut mean)).unwrap();
+            average_shares(&mut shares, world).unwrap();
+            assert_eq!((bits(&shares), bits(&mean)), (bits(&expected), bits(&expected)), "{world}");
         }
     }
 }

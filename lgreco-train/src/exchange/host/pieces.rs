@@ -1,6 +1,6 @@
 //! Scatter-reduce with a second compression: each rank averages a part of the bucket for everybody.
 
-use super::mean::{average, in_tensor, narrow};
+use super::mean::{average, average_shares, in_tensor, narrow, to_shares};
 use super::room::{Ranks, Room, messages, sum};
 use super::sum::{decode_from, mean_of};
 use super::sums::widen_part;
@@ -125,19 +125,28 @@ pub(super) fn average_own(layers: &mut [Layer<'_>], moment: Moment, room: &mut R
         let gradient = cut(&whole, &piece)?;
         let mean = &mut room.scratch.wide[..piece.range.len()];
         let decoded = &mut room.scratch.decoded[..mean.len()];
-        for peer in 0..world {
-            let values = if peer == 0 { &mut *mean } else { &mut *decoded };
-            if peer == rank {
-                widen_part(&gradient, 0, values);
-            } else {
-                let payload = &message(peer)[slip::LEN + at..][..piece.payload_len];
-                decode_from(peer, payload, &piece.setting, piece.shape, values)?;
+        let mut add_up = |mean: &mut [f32], in_shares: bool| {
+            for peer in 0..world {
+                let values = if peer == 0 { &mut *mean } else { &mut *decoded };
+                if peer == rank {
+                    widen_part(&gradient, 0, 1.0, values);
+                } else {
+                    let payload = &message(peer)[slip::LEN + at..][..piece.payload_len];
+                    decode_from(peer, payload, &piece.setting, piece.shape, values)?;
+                }
+                if in_shares {
+                    to_shares(values, world);
+                }
+                if peer > 0 {
+                    combine_values(mean, Combine::Add, decoded);
+                }
             }
-            if peer > 0 {
-                combine_values(mean, Combine::Add, decoded);
-            }
+            if in_shares { average_shares(mean, world) } else { average(mean, world) }
+        };
+        // The sum may leave f32 where the mean does not.
+        if add_up(mean, false).is_err() {
+            add_up(mean, true)?;
         }
-        average(mean, world)?;
         let payload = &mut room.pieces[at..at + piece.payload_len];
         let exact = Gradient::new(Values::F32(mean), piece.shape)?;
         piece.setting.encode(&exact, moment.piece_stream(layer.index, rank, rank), room.scratch.encode, payload)?;

@@ -18,19 +18,19 @@ use core::ops::Range;
 
 /// Fills the buffer: for each rank its shard of each layer, and room for slips.
 pub(super) fn dense(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
-    let world = moment.world_size;
+    let (world, share) = (moment.world_size, mean::share(moment.world_size));
     let mut shards = &mut *room.shards;
     for rank in 0..world {
         for layer in layers.iter_mut().filter(|layer| layer.setting == Setting::Dense) {
             let gradient = layer.get()?;
             let range = layer.spec().shard(rank);
             let part = take(&mut shards, range.len());
-            if !widen_part(&gradient, range.start, part) {
+            if !widen_part(&gradient, range.start, share, part) {
                 check_finite(&gradient)?;
             }
             round(part, moment.reduce_dtype);
             if let Some(values) = layer.left() {
-                keep_rest(&mut values[range], part, moment.reduce_dtype);
+                keep_rest(&mut values[range], part, share, moment.reduce_dtype);
             }
         }
         take(&mut shards, Wire::of(&moment).slip_room());

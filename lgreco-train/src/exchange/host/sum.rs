@@ -1,21 +1,23 @@
 //! The mean of what all ranks' payloads of one tensor hold, in the tensor's own element type.
 
 use super::lanes::Scratch;
-use super::mean::{average, in_tensor, narrow};
+use super::mean::{average, average_shares, in_tensor, narrow, to_shares};
 use crate::compress::Setting;
 use crate::compress::wire::{Method, Payload};
 use crate::gradient::{Shape, ValuesMut};
-use crate::internal::payload::{Combine, STRETCH, combine, combine_stretch, decode_parsed, place_of, reads_stretches};
+use crate::internal::payload::{
+    Combine, STRETCH, combine, combine_stretch, combine_values, decode_parsed, place_of, reads_stretches,
+};
 use crate::internal::spread::{Divide, spread};
 use crate::simd::{Kernel, dispatch};
 use crate::{CoreError, Error};
 
-/// Adds up the payloads in the order of ranks, in f32, and writes the mean. Where it can it does so a stretch at a
+/// Adds up the payloads in the order of ranks, in f32, and writes the mean. Where the sum leaves f32, it adds up shares. Where it can it does so a stretch at a
 /// time, of all payloads, so that every element of the mean is written once.
 ///
 /// # Errors
-/// [`Error::PeerMessage`] names a rank whose payload cannot be decoded; [`CoreError::Overflow`] when the sum leaves
-/// f32, [`CoreError::ElementOverflow`] when the mean leaves its element type.
+/// [`Error::PeerMessage`] names a rank whose payload cannot be decoded; [`CoreError::Overflow`] when the mean is not
+/// finite, [`CoreError::ElementOverflow`] when the mean leaves its element type.
 pub(super) fn mean_of<'p, P: Fn(u32) -> &'p [u8] + Sync>(
     world: u32,
     payload_of: P,
@@ -64,6 +66,36 @@ impl<'p, P: Fn(u32) -> &'p [u8]> Stretches<'_, P> {
     fn read(&self, rank: u32, read: impl FnOnce(&Payload<'_>) -> Result<(), CoreError>) -> Result<(), Error> {
         read_from(rank, (self.payload_of)(rank), self.setting, self.shape, read)
     }
+
+    /// Finds where in a rank's payload the stretch begins that starts with an element.
+    fn find(&self, rank: u32, start: usize, place: &mut [u64; 2], spare: &mut [f32]) -> Result<(), Error> {
+        self.read(rank, |payload| {
+            *place = [0; 2];
+            match place_of(payload, start)? {
+                Some(found) => *place = found,
+                None => (0..start)
+                    .step_by(STRETCH)
+                    .try_for_each(|before| combine_stretch(payload, true, before, place, spare))?,
+            }
+            Ok(())
+        })
+    }
+
+    /// The mean of a stretch whose sum leaves f32: of shares.
+    #[cold]
+    #[inline(never)]
+    fn average_shares(&self, start: usize, mean: &mut [f32]) -> Result<(), Error> {
+        let (mut place, mut values) = ([0; 2], [0.0; STRETCH]);
+        mean.fill(0.0);
+        for rank in 0..self.world {
+            self.find(rank, start, &mut place, &mut values)?;
+            let values = &mut values[..mean.len()];
+            self.read(rank, |payload| combine_stretch(payload, true, start, &mut place, values))?;
+            to_shares(values, self.world);
+            combine_values(mean, Combine::Add, values);
+        }
+        average_shares(mean, self.world)
+    }
 }
 
 impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Kernel for Stretches<'_, P> {
@@ -72,6 +104,7 @@ impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Kernel for Stretches<'_, P> {
     #[inline(always)]
     fn run(self) -> Result<(), Error> {
         let Stretches { world, payload_of, setting, shape, start, mut mean, places, wide } = self;
+        let stretches = Stretches { mean: ValuesMut::F32(&mut []), places: &mut [], wide: &mut [], ..self };
         let elements = mean.values().len();
         let mut at = 0;
         // Also of an empty tensor the payloads are looked at.
@@ -82,7 +115,7 @@ impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Kernel for Stretches<'_, P> {
                     let read = |payload: &Payload<'_>| combine_stretch(payload, rank == 0, start + at, place, sum);
                     read_from(rank, payload_of(rank), setting, shape, read)?;
                 }
-                average(sum, world)
+                average(sum, world).or_else(|_| stretches.average_shares(start + at, sum))
             };
             match mean.as_f32() {
                 Some(mean) => add_up(&mut mean[at..end])?,
@@ -126,15 +159,7 @@ impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Divide for Stretches<'_, P> {
         }
         let (mut places, mut wide) = ([[0; 2]; RANKS], [0.0; STRETCH]);
         for (rank, place) in (0..self.world).zip(&mut places) {
-            self.read(rank, |payload| {
-                match place_of(payload, self.start)? {
-                    Some(found) => *place = found,
-                    None => (0..self.start)
-                        .step_by(STRETCH)
-                        .try_for_each(|before| combine_stretch(payload, true, before, place, &mut wide))?,
-                }
-                Ok(())
-            })?;
+            self.find(rank, self.start, place, &mut wide)?;
         }
         dispatch(Stretches { places: &mut places[..self.world as usize], wide: &mut wide, ..self })
     }

@@ -61,10 +61,10 @@ pub(super) fn round(values: &mut [f32], dtype: Dtype) {
     }
 }
 
-/// Leaves of values what rounding has kept from being sent.
-pub(super) fn keep_rest(values: &mut [f32], sent: &[f32], dtype: Dtype) {
+/// Leaves of values what rounding has kept from being sent, of which shares are.
+pub(super) fn keep_rest(values: &mut [f32], shares: &[f32], share: f32, dtype: Dtype) {
     if dtype == Dtype::Bf16 {
-        values.iter_mut().zip(sent).for_each(|(value, sent)| *value -= sent);
+        values.iter_mut().zip(shares).for_each(|(value, sent)| *value -= sent / share);
     } else {
         values.fill(0.0);
     }

@@ -1,7 +1,7 @@
 //! Dense layers and PowerSGD: sums on the wire.
 
 use super::lanes::{Parts, Scratch, side_by_side};
-use super::mean::{self, average};
+use super::mean::{self, average, average_shares, to_shares};
 use super::room::Room;
 use super::summed::{keep_rest, round};
 use crate::Error;
@@ -41,18 +41,18 @@ pub(super) fn part_lens(layer: &Layer<'_>, program: &Program) -> (usize, usize) 
     }
 }
 
-/// Writes the gradient's values from element `from` on, widened, to `values`; whether they are finite.
-pub(crate) fn widen_part(gradient: &Gradient<'_>, from: usize, values: &mut [f32]) -> bool {
+/// Writes the gradient's values from element `from` on, widened and multiplied, to `values`; whether they are finite.
+pub(crate) fn widen_part(gradient: &Gradient<'_>, from: usize, times: f32, values: &mut [f32]) -> bool {
     #[inline(always)]
-    fn run<T: Element>((from, to): (&[T], &mut [f32]), (): ()) -> bool {
+    fn run<T: Element>((from, to): (&[T], &mut [f32]), times: f32) -> bool {
         let mut largest = 0;
         for (to, x) in to.iter_mut().zip(from) {
-            *to = x.to_f32();
+            *to = x.to_f32() * times;
             largest = largest.max(to.to_bits() & 0x7fff_ffff);
         }
         f32::from_bits(largest).is_finite()
     }
-    with_elements!(gradient.values(), v => spread_parts(values.len(), 1, (&v[from..][..values.len()], values), (), run))
+    with_elements!(gradient.values(), v => spread_parts(values.len(), 1, (&v[from..][..values.len()], values), times, run))
 }
 
 /// The layers' parts of both buffers.
@@ -120,35 +120,36 @@ fn for_each_product(
     })
 }
 
-/// Fills the sums with the values of dense layers.
+/// Fills the sums with the shares of dense layers.
 pub(super) fn dense(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     for_each_dense(layers, program, room, |layer, sum| {
         if program.is_in_place(&layer.spec()) {
-            return share(layer, program.moment.world_size);
+            return share_in_place(layer, program.moment.world_size);
         }
-        let gradient = layer.get()?;
-        if !widen_part(&gradient, 0, sum) {
+        let (gradient, share) = (layer.get()?, mean::share(program.moment.world_size));
+        if !widen_part(&gradient, 0, share, sum) {
             check_finite(&gradient)?;
         }
         round(sum, program.moment.reduce_dtype);
         if let Some(values) = layer.left() {
-            keep_rest(values, sum, program.moment.reduce_dtype);
+            keep_rest(values, sum, share, program.moment.reduce_dtype);
         }
         Ok(())
     })
 }
 
-/// Divides values by the number of workers, where they are.
+/// Turns values into shares, where they are.
 ///
 /// # Errors
 /// [`CoreError::NonFinite`](crate::CoreError::NonFinite); the values are then as they were.
-fn share(layer: &mut Layer<'_>, world: u32) -> Result<(), Error> {
+fn share_in_place(layer: &mut Layer<'_>, world: u32) -> Result<(), Error> {
     if let Some(values) = layer.values.as_f32()
         && !is_finite(values)
     {
         check_finite(&layer.get()?)?;
     }
-    layer.values.as_f32().map_or(Ok(()), |values| average(values, world))
+    layer.values.as_f32().into_iter().for_each(|values| to_shares(values, world));
+    Ok(())
 }
 
 /// The means of dense layers.
@@ -156,7 +157,9 @@ pub(super) fn dense_means(layers: &mut [Layer<'_>], program: &Program, room: &mu
     let world = program.moment.world_size;
     for_each_dense(layers, program, room, |layer, sum| {
         if program.is_in_place(&layer.spec()) {
-            return layer.put_nothing();
+            layer.put_nothing()?;
+            let mut sums = layer.values.as_f32().filter(|_| !world.is_power_of_two());
+            return sums.as_mut().map_or(Ok(()), |sums| average_shares(sums, world));
         }
         layer.put_rest()?;
         mean::put(sum, world, &mut layer.values)
