@@ -205,7 +205,7 @@ fn without_undo_a_step_is_not_rolled_back() {
     let mut controller = Controller::new(config, model(), &worker).unwrap();
     (0..4).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
     let before: Vec<_> = (0..3).map(|layer| residual(&controller, layer)).collect();
-    assert!(matches!(controller.roll_back(), Err(Error::StepOrder { expected: "`undo`", .. })));
+    assert!(matches!(controller.roll_back(), Err(Error::StepOrder { expected: "a configuration with `undo`", .. })));
     assert_eq!(before, (0..3).map(|layer| residual(&controller, layer)).collect::<Vec<_>>());
     assert!(take_step(&mut controller, &mut worker, 1.0, 1.0).is_ok());
 }
