@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from lgreco import LgrecoError
 from lgreco.torch import register
 
 OPTIONS: dict[str, Any] = {"method": "topk", "default": 0.1, "policy": "uniform", "start_iter": 2, "min_elements": 64}
@@ -86,3 +87,20 @@ def _averaged(rank: int, kind: str, options: dict[str, Any]) -> float:
 def test_means_are_right_where_sums_leave_f32(kind: str, options: dict[str, Any]) -> None:
     """As plain DDP's are, which divides before it sums: also in the first steps, which are not compressed."""
     assert max(on_ranks(4, _averaged, kind, options)) < 0.02
+
+
+def _alone(rank: int) -> str:
+    module = DDP(Linear(torch.float16), bucket_cap_mb=0.005)
+    register(module, **OPTIONS)
+    for _ in range(8):
+        module.zero_grad()
+        try:
+            module({name: torch.full(shape, 30000.0, dtype=torch.float16) for name, shape in SHAPES.items()}).backward()
+        except LgrecoError as error:
+            return str(error)
+    return "no error"
+
+
+def test_without_a_scaler_the_layer_is_named() -> None:
+    for error in on_ranks(2, _alone):
+        assert "third: element" in error and "make the state with grad_scaler=" in error

@@ -156,6 +156,16 @@ pub enum Error {
         /// The element.
         value: f32,
     },
+    /// A value of a layer is too large for the type in which it is sent or kept, often because of its residual.
+    #[error("layer {layer}: {}", Unplaced(self))]
+    LayerOverflow {
+        /// Index of the layer.
+        layer: usize,
+        /// Position of the element.
+        index: usize,
+        /// What it would be.
+        value: f32,
+    },
     /// A layer is in a bucket that is being exchanged.
     #[error("layer {layer}: {}", Unplaced(self))]
     InFlight {
@@ -283,6 +293,7 @@ impl fmt::Display for Unplaced<'_> {
             Error::NonFiniteGradient { index, value, .. } => {
                 write!(f, "element {index} is {value}: gradients must be finite")
             }
+            Error::LayerOverflow { index, value, .. } => CoreError::ElementOverflow { index, value }.fmt(f),
             Error::NotInBucket { .. } => f.write_str("the layer is not in this bucket"),
             Error::InFlight { .. } => f.write_str("the layer is in a bucket that is being exchanged"),
             ref error => error.fmt(f),
@@ -330,6 +341,16 @@ impl Error {
         CoreError::OutOfMemory { words }.into()
     }
 
+    /// The same of a layer, where it is about one of its elements.
+    pub(crate) fn of_layer(self, layer: u32) -> Error {
+        match self {
+            Error::Core(CoreError::ElementOverflow { index, value }) => {
+                Error::LayerOverflow { layer: layer as usize, index, value }
+            }
+            error => error,
+        }
+    }
+
     /// Code of [`Error::LayerMismatch`], and of errors that name more precisely what does not fit.
     const LAYER_MISMATCH: u32 = 100;
 
@@ -361,6 +382,7 @@ impl Error {
             Error::LayerMismatch { .. } => 100,
             Error::LayerDtype { .. } | Error::NoSuchLayer { .. } | Error::NotInBucket { .. } => Error::LAYER_MISMATCH,
             Error::NonFiniteGradient { .. } => Error::NON_FINITE_GRADIENT,
+            Error::LayerOverflow { .. } => CoreError::ElementOverflow { index: 0, value: 0.0 }.code(),
             Error::InFlight { .. } => 102,
             Error::StepOrder { .. } => 103,
             Error::NotFixed => 104,
@@ -381,6 +403,7 @@ impl Error {
             Error::LayerMismatch { layer, .. }
             | Error::LayerDtype { layer, .. }
             | Error::NonFiniteGradient { layer, .. }
+            | Error::LayerOverflow { layer, .. }
             | Error::NotInBucket { layer }
             | Error::InFlight { layer } => Some(layer),
             _ => None,

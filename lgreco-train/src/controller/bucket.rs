@@ -230,7 +230,7 @@ impl Bucket {
     ///
     /// # Errors
     /// Those of [`Flight::next`], on all ranks alike; gradients are then of no use, residuals are unchanged.
-    /// [`CoreError::ElementOverflow`] when a mean does not fit its layer's element type, on all ranks. By [`Route::Sharded`] what
+    /// [`Error::LayerOverflow`] when a mean does not fit its layer's element type, on all ranks. By [`Route::Sharded`] what
     /// is wrong with one rank's shard fails there; the others are told by the next bucket or step.
     /// [`Error::StepOrder`] when there are no gradients yet, [`Error::LayerMismatch`], [`CoreError::Length`] when they are of
     /// other lengths than before.
@@ -321,7 +321,7 @@ impl Bucket {
         if !self.not_finite || self.non_finite == NonFinite::Error {
             return Err(error);
         }
-        if matches!(error, Error::Core(CoreError::ElementOverflow { .. })) {
+        if matches!(error, Error::LayerOverflow { .. }) {
             // The scaler hears of it from the NaN.
             self.late = None;
         }
@@ -427,8 +427,7 @@ impl Bucket {
 /// loss scaler then has to be told.
 fn is_too_large(error: &Error) -> bool {
     match error {
-        Error::NonFiniteGradient { .. } => true,
-        Error::Core(CoreError::ElementOverflow { .. }) => true,
+        Error::NonFiniteGradient { .. } | Error::LayerOverflow { .. } => true,
         Error::Peer { code, .. } => {
             let overflow = CoreError::ElementOverflow { index: 0, value: 0.0 }.code();
             *code == Error::NON_FINITE_GRADIENT || *code == overflow

@@ -143,7 +143,7 @@ impl Controller {
     /// workers changed; [`Error::StepOrder`] when a step is under way; [`Error::PeerOption`] when ranks differ in configuration,
     /// layers, settings, step or learning rate; those of search and planner when a decision fails.
     ///
-    /// In the middle of the exchange: [`CoreError::Overflow`], [`CoreError::ElementOverflow`], [`Error::PeerMessage`].
+    /// In the middle of the exchange: [`CoreError::Overflow`], [`Error::LayerOverflow`], [`Error::PeerMessage`].
     /// The step is then over, all of its gradients are of no use, and the residuals of the buckets exchanged before
     /// have taken note of it; the next step works. By [`Route::Sharded`](crate::exchange::Route) what overflows in one rank's
     /// shard fails there, and on all ranks at the next bucket or step. [`CoreError::Overflow`] of a residual alone is told by the next

@@ -150,7 +150,7 @@ impl Flight {
     /// Means and contributions are then of no use, factors are unchanged. This rank's own error, if it has one: those
     /// of the compressors, [`CoreError::Length`](crate::CoreError::Length),
     /// [`CoreError::Overflow`](crate::CoreError::Overflow) when a sum over the workers leaves f32,
-    /// [`CoreError::ElementOverflow`](crate::CoreError::ElementOverflow) when a mean leaves its element type. Of
+    /// [`Error::LayerOverflow`] when a mean leaves its element type. Of
     /// others: [`Error::Peer`] names the rank that failed first by itself and the code of its error,
     /// [`Error::PeerPlan`] a rank with other layers, settings, seed, step or factors, [`Error::PeerMessage`] one whose
     /// payloads cannot be decoded. A space that computes later tells all of this later.

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -34,8 +35,8 @@ _OF_RESIDUALS = (torch.float32, torch.bfloat16, torch.int8)
 _OF_SUMS = (torch.float32, torch.bfloat16)
 _NOT_BEGUN = 103
 """The code of a call that does not fit where the step is."""
-_TOLD_NOT_FINITE = "error code 101"
-"""How other ranks hear of gradients that are not finite."""
+_TOLD_TOO_LARGE = re.compile("error code (101|8)\\b")
+"""How other ranks hear of values that are not finite, or too large for the type in which they are sent."""
 _LOG = logging.getLogger("lgreco")
 _LEAD = 10
 """Steps that a plan of a large model has on its thread, unless told otherwise."""
@@ -425,7 +426,7 @@ class Training(Reports, Checkpointed[Loaded]):
 
     def _with_advice(self, failed: LgrecoError) -> LgrecoError:
         """The error, where a GradScaler might have made it."""
-        if self._scale is not None or self._advice is None or _TOLD_NOT_FINITE not in f"error code {failed.code}; {failed}":
+        if self._scale is not None or self._advice is None or _TOLD_TOO_LARGE.search(f"error code {failed.code}; {failed}") is None:
             return failed
         advised = LgrecoError(f"{failed}; {self._advice}")
         advised.code, advised.layer, advised.peer, advised.peer_code = failed.code, failed.layer, failed.peer, failed.peer_code

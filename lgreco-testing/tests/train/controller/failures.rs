@@ -156,7 +156,7 @@ fn a_mean_that_does_not_fit_its_layer_is_an_error() {
         [[1.0, 1.0], [1.0, 1.0], [60000.0, 50000.0], [0.0, 50000.0], [0.0, -50000.0]].map(&mut step)
     });
     // 50000 is 49984 in f16.
-    let too_large = Error::Core(CoreError::ElementOverflow { index: 1, value: 99968.0 });
+    let too_large = Error::LayerOverflow { layer: 0, index: 1, value: 99968.0 };
     assert_eq!(results, [Ok(()), Ok(()), Ok(()), Err(too_large), Ok(())]);
 }
 

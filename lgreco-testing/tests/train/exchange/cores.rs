@@ -2,7 +2,6 @@
 
 use super::failures::tamper_in;
 use super::*;
-use lgreco_train::CoreError;
 
 /// Layers of everything, long ones and short ones, in an order that leaves no lane with one method alone.
 fn mixed() -> Vec<(Setting, Shape)> {
@@ -58,7 +57,7 @@ fn the_first_error_is_that_of_one_core() {
     for layer in [5, 9, 14] {
         case.gradients[0][layer][layer] = 1e6 * layer as f32;
     }
-    let expected = Error::Core(CoreError::ElementOverflow { index: 5, value: 5e6 });
+    let expected = Error::LayerOverflow { layer: 5, index: 5, value: 5e6 };
     for cores in [1, 2, 3, 5] {
         let found = in_pool(cores, || case.exchange(&mut ThreadCollective::group(1).remove(0), None));
         assert_eq!(found, Err(expected), "{cores} cores");

@@ -159,7 +159,7 @@ fn a_shard_that_leaves_its_type_does_not_keep_the_others_waiting() {
         assert_eq!(flight.next(&mut host).map(drop), outcome, "it has ended");
         outcome
     });
-    let overflow = Error::Core(CoreError::ElementOverflow { index: 17, value: 1e6 });
+    let overflow = Error::LayerOverflow { layer: 0, index: 17, value: 1e6 };
     let told = Error::Peer { rank: 1, code: overflow.code() };
     assert!(results == [Ok(()), Err(overflow)] || results == [Err(told), Err(overflow)], "{results:?}");
 }

@@ -84,7 +84,7 @@ pub(super) fn place(layers: &mut [Layer<'_>], program: &Program, room: &mut Room
                     .map_err(|error| in_tensor(error, wanted.start));
             }
         })?;
-        placed?;
+        placed.map_err(|error| error.of_layer(layer.index))?;
     }
     Ok(())
 }

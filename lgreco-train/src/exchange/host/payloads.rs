@@ -50,7 +50,10 @@ pub(super) fn encode(layers: &mut [Layer<'_>], program: &Program, room: &mut Roo
                     let fresh = Gradient::new(layer.values.values(), layer.shape)?;
                     ada.encode_compensated(&gradient, &fresh, bytes)?
                 }
-                _ => layer.setting.encode(&gradient, stream, scratch.encode, bytes)?,
+                _ => {
+                    let encoded = layer.setting.encode(&gradient, stream, scratch.encode, bytes);
+                    encoded.map_err(|error| Error::from(error).of_layer(layer.index))?
+                }
             };
             layer.sent = len as u64;
             let (payload, others) = bytes.split_at_mut(len);
@@ -119,7 +122,8 @@ pub(super) fn means(layers: &mut [Layer<'_>], program: &Program, room: &mut Room
                 &unread(rank, read)[..len(rank, read).unwrap_or(0)]
             };
             layer.put_rest()?;
-            mean_of(moment.world_size, payload_of, &setting, shape, &mut layer.values, scratch)?;
+            mean_of(moment.world_size, payload_of, &setting, shape, &mut layer.values, scratch)
+                .map_err(|error| error.of_layer(layer.index))?;
             for (rank, read) in (0..).zip(&mut *read) {
                 *read += len(rank, *read)? as u64;
             }

@@ -29,7 +29,7 @@ fn for_each(
     for layer in layers {
         if let Some(piece) = cursor.next(&layer.spec())? {
             let payload_len = piece.payload_len;
-            visit(piece, layer, at)?;
+            visit(piece, layer, at).map_err(|error| error.of_layer(layer.index))?;
             at += payload_len;
         }
     }
@@ -72,12 +72,9 @@ pub(super) fn encode(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'
             let start = first + slip::LEN + at;
             end = start + piece.payload_len;
             let payload = &mut room.pieces[start..end];
-            piece.setting.encode(
-                &gradient,
-                moment.piece_stream(layer.index, rank, owner),
-                room.scratch.encode,
-                payload,
-            )?;
+            let stream = moment.piece_stream(layer.index, rank, owner);
+            let encoded = piece.setting.encode(&gradient, stream, room.scratch.encode, payload);
+            encoded.map_err(|error| in_tensor(error.into(), piece.range.start))?;
             if let Some(values) = layer.left() {
                 combine(&Payload::parse(payload)?, Combine::Subtract, &mut values[piece.range], room.scratch.decoded)?;
             }

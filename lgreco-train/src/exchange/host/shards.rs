@@ -77,7 +77,7 @@ pub(super) fn means(layers: &mut [Layer<'_>], program: &Program, room: &mut Room
         let wanted = layer.wanted(&moment);
         let sum = take(&mut own, wanted.len());
         mean::put(sum, moment.world_size, &mut layer.mean(&moment))
-            .map_err(|error| mean::in_tensor(error, wanted.start))?;
+            .map_err(|error| mean::in_tensor(error, wanted.start).of_layer(layer.index))?;
     }
     Ok(())
 }

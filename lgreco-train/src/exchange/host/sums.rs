@@ -162,7 +162,7 @@ pub(super) fn dense_means(layers: &mut [Layer<'_>], program: &Program, room: &mu
             return sums.as_mut().map_or(Ok(()), |sums| average_shares(sums, world));
         }
         layer.put_rest()?;
-        mean::put(sum, world, &mut layer.values)
+        mean::put(sum, world, &mut layer.values).map_err(|error| error.of_layer(layer.index))
     })
 }
 
