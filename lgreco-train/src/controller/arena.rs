@@ -51,7 +51,7 @@ impl Kept {
 
     /// Whether what is left is made where the next residual will be.
     pub(super) fn is_left_in_place(&self) -> bool {
-        self.state.keeps_undo && self.memory().is_some_and(Memory::is_plain)
+        self.memory().is_some_and(Memory::is_plain)
     }
 
     /// What is known of it before its exchange.

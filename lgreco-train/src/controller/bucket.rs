@@ -19,7 +19,7 @@ use crate::exchange::Route;
 use crate::exchange::{
     Agreement, Flight, Host, Moment, Part, Program, Request, Round, is_of_others, request_in, request_of, widen_part,
 };
-use crate::feedback::{plain_values, squared_norm};
+use crate::feedback::squared_norm;
 use crate::gradient::{Gradient, Values, ValuesMut};
 use crate::rng::Stream;
 use crate::{CoreError, Error};
@@ -197,7 +197,7 @@ impl Bucket {
         let (moment, agreement, failure) = (self.moment, self.agreement, self.failure);
         let room = Places { offered, rest: &mut [] };
         let present = unless_failed(failure, gradients);
-        let mut layers = list_of(kept, room, present, &moment, self.measured, core::mem::take(list));
+        let mut layers = list_of(kept, room, present, &moment, self.measured, self.late, core::mem::take(list));
         let flight = Flight::begin(
             &mut Host { layers: &mut layers, workspace, scratch: Some(scratch) },
             moment,
@@ -229,7 +229,8 @@ impl Bucket {
     /// [`NonFinite::Skip`], and NaN under [`NonFinite::PassThrough`], so that a loss scaler finds them. Residuals stay as they are.
     ///
     /// # Errors
-    /// Those of [`Flight::next`], on all ranks alike; gradients are then of no use, residuals are unchanged.
+    /// Those of [`Flight::next`], on all ranks alike; gradients are then of no use, residuals are unchanged, but that those of layers
+    /// whose mean was being made may be what is left already, without [`undo`](super::Config::undo).
     /// [`Error::LayerOverflow`] when a mean does not fit its layer's element type, on all ranks. By [`Route::Sharded`] what
     /// is wrong with one rank's shard fails there; the others are told by the next bucket or step.
     /// [`Error::StepOrder`] when there are no gradients yet, [`Error::LayerMismatch`], [`CoreError::Length`] when they are of
@@ -237,7 +238,7 @@ impl Bucket {
     ///
     /// # Complexity
     /// In all, decodes every payload and takes up to three passes for residuals. Allocates what it is computed in, and at the last
-    /// call an f32 per element of layers with a residual, and frees it.
+    /// call an f32 per element of layers whose residual is in fewer bits, and frees it.
     pub fn next<'b>(&'b mut self, gradients: &'b mut [ValuesMut<'_>]) -> Result<Option<Request<'b>>, Error> {
         match self.progress {
             Progress::UnderWay => {}
@@ -286,7 +287,7 @@ impl Bucket {
         let (rest, scratch) = split_rest(scratch, rest);
         let present = unless_failed(failure, gradients);
         let room = Places { offered, rest };
-        let mut layers = list_of(kept, room, present, moment, measured, core::mem::take(list));
+        let mut layers = list_of(kept, room, present, moment, measured, self.late, core::mem::take(list));
         let advanced = flight.advance(&mut Host { layers: &mut layers, workspace, scratch: Some(scratch) });
         let mut late = None;
         for layer in &layers {
@@ -395,7 +396,7 @@ impl Bucket {
                 match (facts.left, rest) {
                     (Left::Norm, _) => {}
                     (_, Some(rest)) => *left = squared_norm(rest),
-                    (_, None) => *left = squared_norm(plain_values(&mut state.pending, *shape)),
+                    (_, None) => *left = squared_norm(state.left(*shape)),
                 }
                 state.relative_error = Some(if *all > 0.0 { *left / *all } else { 0.0 });
             }

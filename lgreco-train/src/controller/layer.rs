@@ -7,6 +7,7 @@ use crate::Error;
 use crate::compress::Compressor;
 use crate::exchange::factor_rank;
 use crate::feedback::{Memory, copy, is_finite, plain_values};
+use crate::gradient::Shape;
 use crate::rng::Stream;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -169,8 +170,16 @@ impl LayerState {
         Ok(())
     }
 
-    /// Takes note of what is left of residual and gradient: `rest`, or, if it is `None`, what is pending. `late` is what has
-    /// gone wrong with plain residuals, of which one has then failed.
+    /// What is left of a plain residual and the gradient, where the next residual is made.
+    pub(super) fn left(&mut self, shape: Shape) -> &mut [f32] {
+        match &mut self.memory {
+            Some(memory) if !self.keeps_undo => memory.plain_mut(),
+            _ => plain_values(&mut self.pending, shape),
+        }
+    }
+
+    /// Takes note of what is left of residual and gradient: `rest`, or, if it is `None`, what is where the next residual is made.
+    /// `late` is what has gone wrong with plain residuals, of which one has then failed, and is unchanged.
     ///
     /// # Errors
     /// [`CoreError::Overflow`](crate::CoreError::Overflow) when the residual does not fit its format; it is then unchanged.
@@ -184,16 +193,14 @@ impl LayerState {
             return Ok(());
         };
         if memory.is_plain() {
-            let left = rest.unwrap_or_else(|| plain_values(&mut self.pending, memory.shape()));
-            Error::require_finite(late.is_none() || is_finite(left), "what is to be remembered")?;
-            match rest {
-                Some(rest) if self.keeps_undo => {
-                    copy(rest, plain_values(&mut self.pending, memory.shape()));
-                    memory.replace(&mut self.pending);
-                }
-                Some(rest) => memory.replace_by(rest),
-                None => memory.replace(&mut self.pending),
+            let shape = memory.shape();
+            if let Some(rest) = rest {
+                Error::require_finite(late.is_none() || is_finite(rest), "what is to be remembered")?;
+                copy(rest, self.left(shape));
+            } else if self.keeps_undo {
+                Error::require_finite(late.is_none() || is_finite(self.left(shape)), "what is to be remembered")?;
             }
+            self.count_remembered();
         } else {
             if self.keeps_undo {
                 memory.copy_words(&mut self.pending);
@@ -202,6 +209,15 @@ impl LayerState {
         }
         self.undo = undo;
         Ok(())
+    }
+
+    /// The next plain residual has been made.
+    fn count_remembered(&mut self) {
+        match &mut self.memory {
+            Some(memory) if self.keeps_undo => memory.replace(&mut self.pending),
+            Some(memory) => memory.count(),
+            None => {}
+        }
     }
 
     /// Takes note of what this rank has added to the mean of a layer of which it has no gradient, times -1: `rest`, what another

@@ -109,7 +109,7 @@ impl Controller {
             let residual = config.feedback.of(&choice.setting);
             let facts = Facts::new(choice, tensor.dtype, [residual.is_some(), true, false, false], config.route);
             let spec = Spec { in_place: tensor.dtype == Dtype::F32, ..tensor.spec(choice.setting) };
-            (spec, facts, config.keeps_undo() && residual.is_some_and(Residual::is_plain))
+            (spec, facts, residual.is_some_and(Residual::is_plain))
         });
         Needs::of(known, &self.moment())
     }

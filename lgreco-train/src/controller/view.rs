@@ -27,13 +27,15 @@ impl<'a> Places<'a> {
     }
 }
 
-/// The layers as the exchange takes them. Without gradients, on a rank that has failed, nothing is in their place.
+/// The layers as the exchange takes them. Without gradients, on a rank that has failed, nothing is in their place. `late` is what
+/// has been found wrong with what is left of some.
 pub(super) fn list_of<'a>(
     kept: &'a mut [Kept],
     mut places: Places<'a>,
     gradients: &'a mut [ValuesMut<'_>],
     moment: &Moment,
     measured: bool,
+    late: Option<Error>,
     list: Vec<Layer<'static>>,
 ) -> Vec<Layer<'a>> {
     let mut list = recycled(list);
@@ -42,11 +44,14 @@ pub(super) fn list_of<'a>(
         let Places { offered, rest } = places.take(kept, moment, measured);
         let (left, in_place) = (kept.facts(moment.route, measured).left, kept.is_left_in_place());
         let (shape, dtype) = (kept.shape, kept.dtype);
-        let LayerState { choice, pending, factor, .. } = &mut kept.state;
+        let LayerState { choice, memory, keeps_undo, pending, factor, .. } = &mut kept.state;
         let rest = match left {
             Left::Nowhere => Rest::Dropped,
             Left::Norm => Rest::Measured(&mut kept.norms[1]),
-            Left::Beside if in_place => Rest::Beside(plain_values(pending, shape)),
+            Left::Beside if in_place => match memory {
+                Some(memory) if !*keeps_undo => Rest::Onto(memory.plain_mut()),
+                _ => Rest::Beside(plain_values(pending, shape)),
+            },
             Left::Beside => Rest::Beside(rest),
             Left::Instead => Rest::Instead(offered),
         };
@@ -57,7 +62,7 @@ pub(super) fn list_of<'a>(
             (None, Dtype::Bf16) => ValuesMut::Bf16(&mut []),
         };
         let layer = Layer::new(kept.index as u32, choice.setting, shape, values, rest);
-        list.push(Layer { shards: &kept.shards, factor, ..layer });
+        list.push(Layer { shards: &kept.shards, factor, late, ..layer });
     }
     list
 }

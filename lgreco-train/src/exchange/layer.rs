@@ -103,6 +103,8 @@ pub enum Rest<'a> {
     /// f32, gradient and residual together. The slice may be empty until [`Flight::is_averaging`](super::Flight::is_averaging),
     /// and is then the same until the end.
     Beside(&'a mut [f32]),
+    /// As `Beside`, on the place of the residual that was added: if what is left is not finite, that stays.
+    Onto(&'a mut [f32]),
     /// These f32, gradient and residual together, are compressed instead of the values, and become the next residual. For
     /// values of 16 bits, and for AdaComp, which looks at the gradient alone as well.
     Instead(&'a mut [f32]),
@@ -140,7 +142,8 @@ pub struct Layer<'a> {
     /// methods whose lengths the values decide); otherwise it is untouched, and
     /// [`payload_len`](crate::compress::Compressor::payload_len) tells.
     pub sent: u64,
-    /// Gets what this rank alone finds wrong with what is left of its values: it is not finite.
+    /// Gets what this rank alone finds wrong with what is left of its values: it is not finite. What is set
+    /// before says that something was found wrong with what is left of the bucket.
     pub late: Option<Error>,
     /// By [`Route::Sharded`]: [where shards end](Spec::shards). Else empty.
     pub shards: &'a [u64],
@@ -201,7 +204,7 @@ impl<'a> Layer<'a> {
     pub(super) fn left(&mut self) -> Option<&mut [f32]> {
         match &mut self.rest {
             Rest::Dropped => None,
-            Rest::Measured(_) | Rest::Beside(_) => self.values.as_f32(),
+            Rest::Measured(_) | Rest::Beside(_) | Rest::Onto(_) => self.values.as_f32(),
             Rest::Instead(values) => Some(values),
         }
     }
@@ -229,7 +232,7 @@ impl<'a> Layer<'a> {
     pub(super) fn check_left(&mut self) {
         let finite = match &self.rest {
             Rest::Dropped | Rest::Measured(_) => true,
-            Rest::Beside(_) => self.values.as_f32().is_none_or(|values| is_finite(values)),
+            Rest::Beside(_) | Rest::Onto(_) => self.values.as_f32().is_none_or(|values| is_finite(values)),
             Rest::Instead(values) => is_finite(values),
         };
         self.late = self.late.or(Error::require_finite(finite, "what is to be remembered").err());
@@ -241,7 +244,7 @@ impl<'a> Layer<'a> {
     /// [`CoreError::Length`] when there is no place for it, or none for the mean.
     pub(super) fn put_nothing(&mut self) -> Result<(), Error> {
         match &mut self.rest {
-            Rest::Beside(rest) => {
+            Rest::Beside(rest) | Rest::Onto(rest) => {
                 expect_len("values of the rest", self.shape.elements(), rest.len())?;
                 rest.fill(0.0);
             }
@@ -262,6 +265,12 @@ impl<'a> Layer<'a> {
                 expect_len("values of the rest", values.len(), rest.len())?;
                 copy(values, rest);
             }
+            (Rest::Onto(rest), ValuesMut::F32(values)) => {
+                expect_len("values of the rest", values.len(), rest.len())?;
+                if self.late.is_none() || is_finite(values) {
+                    copy(values, rest);
+                }
+            }
             (Rest::Measured(norm), ValuesMut::F32(values)) => **norm = squared_norm(values),
             _ => {}
         }
@@ -270,7 +279,7 @@ impl<'a> Layer<'a> {
 
     pub(super) fn check(&self) -> Result<(), Error> {
         let (elements, values) = (self.shape.elements(), self.values.values());
-        let needs_f32 = matches!(self.rest, Rest::Beside(_) | Rest::Measured(_));
+        let needs_f32 = matches!(self.rest, Rest::Beside(_) | Rest::Onto(_) | Rest::Measured(_));
         if needs_f32 && values.dtype() != Dtype::F32 {
             let expected = "f32 values; others take what is left from a copy";
             return Err(Error::parameter("element type", values.dtype() as u32 as f64, expected));
@@ -279,7 +288,7 @@ impl<'a> Layer<'a> {
             expect_len("values", elements, values.len())?;
         }
         match &self.rest {
-            Rest::Beside(rest) | Rest::Instead(rest) if !rest.is_empty() => {
+            Rest::Beside(rest) | Rest::Onto(rest) | Rest::Instead(rest) if !rest.is_empty() => {
                 expect_len("values of the rest", elements, rest.len())?;
             }
             _ => {}

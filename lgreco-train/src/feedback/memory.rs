@@ -255,12 +255,6 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         self.count();
     }
 
-    /// One step further, to this plain residual, which is finite.
-    pub(crate) fn replace_by(&mut self, rest: &[f32]) {
-        plain::copy(rest, plain::plain_values(self.words.as_mut(), self.shape));
-        self.count();
-    }
-
     /// Other content for the present one; as many words.
     pub(crate) fn swap_words(&mut self, words: &mut W) {
         core::mem::swap(&mut self.words, words);
@@ -278,7 +272,6 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     }
 
     /// The content of a plain memory, as numbers.
-    #[cfg(feature = "pipeline")]
     pub(crate) fn plain_mut(&mut self) -> &mut [f32] {
         plain::plain_values(self.words.as_mut(), self.shape)
     }
