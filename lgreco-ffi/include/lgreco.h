@@ -1874,10 +1874,11 @@ lgreco_status lgreco_controller_steps(struct lgreco_controller *controller,
                                       uint64_t *non_finite);
 
 // Tells how much memory the run takes on this rank, before its first step too: under the settings of the last decision, or
-// before the first under the search's default. `in_flight` is the size in bytes of buckets that are all on their way at the
-// same time; 0 stands for lgreco_controller_step, which has one at a time.
+// before the first under the search's default. `at_once` buckets are on their way at the same time, at most, of
+// `bucket_bytes` each; lgreco_controller_step has 1, of the size that the options say, for which 0 stands.
 lgreco_status lgreco_controller_memory(struct lgreco_controller *controller,
-                                       size_t in_flight,
+                                       size_t bucket_bytes,
+                                       size_t at_once,
                                        struct lgreco_memory_use *memory);
 
 // Writes the last step's report with the last decision and the metrics of all layers as one line of JSON, without the

@@ -114,6 +114,21 @@ fn memory_is_small_linear_and_known() {
     }
 }
 
+/// The same at 124 million parameters.
+#[test]
+#[ignore = "slow: see CONTRIBUTING.md"]
+fn memory_of_a_real_size() {
+    for (setting, target) in [(QSGD, 0.5), (TOPK, 1.5)] {
+        let rows = model(56);
+        let elements = rows.iter().sum::<usize>() * COLUMNS;
+        let config = config(setting, &rows, Storage::F32);
+        let ([most, compressed], predicted) = most(config, &rows, true).expect("sound steps");
+        let known = (predicted.total() - predicted.window) as f64 / (4 * elements) as f64;
+        assert!(compressed <= target && most <= target + 1.0, "{compressed}, then {most} times the gradients");
+        assert!((0.9..=1.1).contains(&(known / compressed)), "{compressed} times the gradients, {known} predicted");
+    }
+}
+
 /// Where steps may be taken back, residuals take their memory twice.
 #[test]
 fn undo_takes_the_residuals_again() {
