@@ -54,7 +54,7 @@ __device__ inline const void* from_value(const void* values, u32 dtype, u64 befo
     return static_cast<const u8*>(values) + before * (dtype == 0 ? 4 : 2);
 }
 
-// A span's values with their residuals into the sums. Nothing stays of what is sent.
+// A span's values with their residuals, times the share, into the sums. Nothing stays of what is sent.
 __device__ inline void send_span(const Params& p, const Dense& layer, u64 span, Program* program,
                                  const void* gradients, float* residuals, void* sums) {
     const void* own = from_value(gradients, p.dtype, layer.first);
@@ -62,6 +62,7 @@ __device__ inline void send_span(const Params& p, const Dense& layer, u64 span, 
     float* after = after_of(*program, residuals) + layer.first;
     void* to = const_cast<void*>(from_value(sums, p.reduce_dtype, layer.sum));
     Rest rest(program);
+    float share = share_of(program->world);
     u32 count = layer.count;
     for (u64 i = span * SPAN + threadIdx.x * 4; i < min(u64(count), (span + 1) * SPAN); i += BLOCK * 4) {
         float gradient[4];
@@ -75,8 +76,8 @@ __device__ inline void send_span(const Params& p, const Dense& layer, u64 span, 
             // Those beyond the last are zeros.
             u64 place = layer.start + i + k;
             float both = offered(gradient[k], remembered[k], rest.fault, layer.layer, place);
-            sent[k] = sent_of(p, both);
-            float left = both - read_of(p, sent[k]);
+            sent[k] = sent_of(p, both * share);
+            float left = p.reduce_dtype == 0 ? 0.0f : both - read_of(p, sent[k]) / share;
             stays[k] = __float_as_uint(rest.of(&remembered[k], left, layer.layer, place));
         }
         store4(to, p.reduce_dtype, i, here, sent);
@@ -344,7 +345,7 @@ extern "C" __global__ void means(Params p, const Dense* dense, const Factors* al
         return;
     }
     u64 size = p.dtype == 0 ? 4 : 2;
-    World all_ranks(program->world);
+    World all_ranks(program->world, share_of(program->world));
     float world = float(program->world);
     remembered += (1 - program->half) * program->factors;
     for (u64 piece = blockIdx.x; piece < u64(p.tiles) + p.dense_spans; piece += gridDim.x) {

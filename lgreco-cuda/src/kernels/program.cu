@@ -133,16 +133,26 @@ __device__ inline void give(u32 dtype, Program* program, u32 layer, u64 start, v
     }
 }
 
-// What sums are divided by.
+// What values are multiplied by before they are summed: the power of two with which a sum of finite values is finite.
+__device__ inline float share_of(u32 ranks) {
+    u32 up = 1;
+    while (up < ranks) {
+        up *= 2;
+    }
+    return 1.0f / float(up);
+}
+
+// What sums of values times `share` are divided by.
 struct World {
     u32 ranks;
+    float divisor;
     float inverse;  // of a power of two: products with it are rounded as quotients are; else 0
 
-    __device__ explicit World(u32 ranks)
-        : ranks(ranks), inverse((ranks & (ranks - 1)) == 0 ? 1.0f / float(ranks) : 0.0f) {}
+    __device__ explicit World(u32 ranks, float share = 1.0f)
+        : ranks(ranks), divisor(float(ranks) * share), inverse((ranks & (ranks - 1)) == 0 ? 1.0f / divisor : 0.0f) {}
 
     __device__ float mean(float sum) const {
-        return inverse != 0.0f ? sum * inverse : sum / float(ranks);
+        return inverse != 0.0f ? sum * inverse : sum / divisor;
     }
 };
 

@@ -242,7 +242,7 @@ impl<M: Memory, const SHARDED: bool> Bucket for OnDevice<M, SHARDED> {
     /// is its payload.
     fn tells(error: &Error) -> String {
         match error {
-            Error::Core(CoreError::Overflow { .. } | CoreError::ElementOverflow { .. }) => "too large".into(),
+            Error::LayerOverflow { .. } | Error::Core(CoreError::Overflow { .. }) => "too large".into(),
             Error::Peer { .. } | Error::PeerPlan { .. } => "another rank".into(),
             Error::PeerMessage { rank, .. } => format!("a payload of rank {rank}"),
             other => format!("{other:?}"),

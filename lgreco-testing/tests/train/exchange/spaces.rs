@@ -38,6 +38,7 @@ struct Erring<const AS_HOST: bool> {
 }
 
 impl<const AS_HOST: bool> Bucket for Erring<AS_HOST> {
+    const AVERAGES_LARGE_PAYLOADS: bool = true;
     const SENDS_AS_HOST: bool = AS_HOST;
 
     fn exchange(
