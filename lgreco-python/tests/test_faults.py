@@ -26,7 +26,7 @@ REQUIRED = "python" in os.environ.get("LGRECO_REQUIRE", "").split(",")  # then i
         dataclasses.replace(SMALL, scheme="lgreco PowerSGD 4", kind="stopped", seconds=22.0, world=2),
         pytest.param(
             # A step has more bytes than a cut link lets through within the timeout.
-            dataclasses.replace(SMALL, scheme="lgreco TopK 5 % in few bits", kind="cut", seconds=22.0, world=2),
+            dataclasses.replace(SMALL, scheme="lgreco TopK 5 % in few bits", kind="cut", seconds=22.0, world=2, width=64),
             marks=[
                 pytest.mark.slow,
                 pytest.mark.skipif(
