@@ -2,7 +2,7 @@
 
 use clap::builder::{PathBufValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use lgreco_core::search::{Method, Metric, Width};
+use lgreco::search::{Method, Metric, Width};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -267,7 +267,7 @@ fn metric() -> impl TypedValueParser<Value = Metric> {
 /// The names of values of the core's, each with a text for the help.
 fn words<T, const N: usize>(words: [(&'static str, &'static str); N]) -> impl TypedValueParser<Value = T>
 where
-    T: FromStr<Err = lgreco_core::Error> + Clone + Send + Sync + 'static,
+    T: FromStr<Err = lgreco::Error> + Clone + Send + Sync + 'static,
 {
     let values = words.map(|(word, help)| PossibleValue::new(word).help(help));
     PossibleValuesParser::new(values).try_map(|word| word.parse::<T>())

@@ -1,7 +1,8 @@
+//! What can go wrong, and the checks that crates share.
+
 mod word;
 
 pub use word::Word;
-#[cfg(feature = "json")]
 pub use word::nearest;
 
 use crate::num::Sum;
@@ -259,17 +260,17 @@ pub type Result<T, E = Error> = core::result::Result<T, E>;
 
 impl Error {
     /// [`Error::Parameter`] unless `holds`.
-    pub(crate) fn require(holds: bool, what: &'static str, value: f64, expected: &'static str) -> Result<(), Error> {
+    pub fn require(holds: bool, what: &'static str, value: f64, expected: &'static str) -> Result<(), Error> {
         if holds { Ok(()) } else { Err(Error::Parameter { what, value, expected }) }
     }
 
     /// [`Error::Overflow`] unless `finite`.
-    pub(crate) fn require_finite(finite: bool, what: &'static str) -> Result<(), Error> {
+    pub fn require_finite(finite: bool, what: &'static str) -> Result<(), Error> {
         if finite { Ok(()) } else { Err(Error::Overflow { what }) }
     }
 
     /// [`Error::PayloadBody`] with what is wrong, unless `sound`.
-    pub(crate) fn require_body(sound: bool, what: &'static str) -> Result<(), Error> {
+    pub fn require_body(sound: bool, what: &'static str) -> Result<(), Error> {
         if sound { Ok(()) } else { Err(Error::PayloadBody { what }) }
     }
 

@@ -4,8 +4,8 @@ use super::{emit, model, solve, write};
 use crate::args::{Output, Solving, Source};
 use crate::failure::Failure;
 use crate::report;
-use lgreco_core::file::{PlanFile, Seconds};
-use lgreco_core::search::Method;
+use lgreco::file::{PlanFile, Seconds};
+use lgreco::search::Method;
 use std::io::Write;
 
 pub fn run(source: &Source, solving: Solving, output: &Output, out: &mut dyn Write) -> Result<(), Failure> {

@@ -6,10 +6,10 @@ use crate::failure::Failure;
 use crate::plot::{Bar, Picture, Point};
 use crate::report::{self, Facts, Solved};
 use crate::units::counted;
-use lgreco_core::file::{PlanFile, TableFile};
-use lgreco_core::plan::budget::Budget;
-use lgreco_core::plan::{self, Limit, Plan, Solver, dp};
-use lgreco_core::table::NamedTable;
+use lgreco::file::{PlanFile, TableFile};
+use lgreco::plan::budget::Budget;
+use lgreco::plan::{self, Limit, Plan, Solver, dp};
+use lgreco::table::NamedTable;
 use std::io::{Read, Write};
 use std::path::Path;
 

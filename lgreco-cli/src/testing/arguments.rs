@@ -5,7 +5,7 @@ use crate::failure::printable;
 use crate::{commands, usage};
 use clap::Parser;
 use clap::error::ErrorKind;
-use lgreco_core::file::{PlanFile, TableFile};
+use lgreco::file::{PlanFile, TableFile};
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -9,7 +9,7 @@ use crate::compress::Setting;
 use crate::error::expect_len;
 use crate::feedback::{Memory, Residual};
 use crate::gradient::{Values, with_elements};
-use crate::internal::select::check_finite;
+use lgreco::compress::select::check_finite;
 use crate::rng::Stream;
 use crate::{CoreError, Error};
 

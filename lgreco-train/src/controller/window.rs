@@ -3,7 +3,7 @@
 
 use super::Tensor;
 use crate::gradient::{Bf16, Dtype, Element, F16, Values, with_elements};
-use crate::internal::spread::spread_parts;
+use lgreco::compress::spread::spread_parts;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;

@@ -10,7 +10,7 @@ use crate::compress::{Compressor, Setting};
 use crate::error::expect_len;
 use crate::feedback::{copy, is_finite, squared_norm};
 use crate::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
-use crate::internal::payload::{Combine, combine};
+use lgreco::compress::payload::{Combine, combine};
 use core::ops::Range;
 
 /// What all ranks know of a layer before it is exchanged.

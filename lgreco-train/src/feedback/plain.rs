@@ -5,7 +5,7 @@
 //! rolled back.
 
 use crate::gradient::{Element, Shape};
-use crate::internal::spread::spread_parts;
+use lgreco::compress::spread::spread_parts;
 use crate::simd::dispatch_with;
 
 /// The bits of |x|, which order as magnitudes do; those of NaN exceed those of infinity.

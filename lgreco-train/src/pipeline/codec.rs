@@ -6,7 +6,7 @@ use super::values::{get_all, put_all};
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Shape};
-use crate::internal::topk;
+use lgreco::compress::topk;
 use crate::rng::Stream;
 use crate::select;
 use crate::{CoreError, Error};

@@ -10,7 +10,7 @@
 
 use crate::CoreError as Error;
 use crate::gradient::{Bf16, Dtype, Element};
-use crate::internal::bits;
+use lgreco::compress::bits;
 use core::iter::repeat;
 
 /// Codes worked on together: a multiple of 8, so that blocks start on byte boundaries.

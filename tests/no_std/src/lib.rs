@@ -7,7 +7,7 @@
 mod compressors;
 mod planner;
 
-use lgreco_core::Error;
+use lgreco::Error;
 
 /// The name of every digest and its value.
 pub const EXPECTED: [(&str, u64); 10] = [

@@ -1,8 +1,8 @@
 //! Sums over workers and the one place where they become means.
 
 use crate::gradient::ValuesMut;
-use crate::internal::payload::STRETCH;
-use crate::internal::spread::spread_parts;
+use lgreco::compress::payload::STRETCH;
+use lgreco::compress::spread::spread_parts;
 use crate::{CoreError, Error};
 
 /// A number that divides, or the inverse of a power of two, with which a product has the same bits in less time.

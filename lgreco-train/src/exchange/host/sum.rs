@@ -5,10 +5,10 @@ use super::mean::{average, average_shares, in_tensor, narrow, to_shares};
 use crate::compress::Setting;
 use crate::compress::wire::{Method, Payload};
 use crate::gradient::{Shape, ValuesMut};
-use crate::internal::payload::{
+use lgreco::compress::payload::{
     Combine, STRETCH, combine, combine_stretch, combine_values, decode_parsed, place_of, reads_stretches,
 };
-use crate::internal::spread::{Divide, spread};
+use lgreco::compress::spread::{Divide, spread};
 use crate::simd::{Kernel, dispatch};
 use crate::{CoreError, Error};
 

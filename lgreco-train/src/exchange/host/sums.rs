@@ -15,7 +15,7 @@ use crate::exchange::layout::ROWS;
 use crate::exchange::program::Program;
 use crate::feedback::is_finite;
 use crate::gradient::{Element, Gradient, with_elements};
-use crate::internal::spread::spread_parts;
+use lgreco::compress::spread::spread_parts;
 use crate::rng::Stream;
 
 /// Cuts the first `len` values off.
