@@ -24,6 +24,8 @@ Examples:
   lgreco measure grads.safetensors --method powersgd --json table.json
   lgreco plan grads.safetensors --method topk --size uniform
   lgreco solve table.json --budget 12.5 --json -
+  lgreco solve table.json --group q.weight,k.weight --fix \"head.weight=qsgd 8\"
+  lgreco solve table.json --frontier 50
   lgreco compare grads.safetensors
 
 Exit codes: 0 done; 1 no result (no plan is within the budget or the size, memory ran out, the backend's driver or device is missing or fails, or a file could not be written); 2 bad usage or bad input (a backend that is not part of this build, too).";
@@ -37,6 +39,8 @@ pub enum Command {
         source: Source,
         #[command(flatten)]
         solving: Solving,
+        #[command(flatten)]
+        demands: Demands,
         #[command(flatten)]
         output: Output,
     },
@@ -54,6 +58,13 @@ pub enum Command {
         table: PathBuf,
         #[command(flatten)]
         solving: Solving,
+        #[command(flatten)]
+        demands: Demands,
+        /// Instead of one plan, the size-error frontier: the plans that no other beats in both size and error. All of them if
+        /// there are at most POINTS, else about as many, spread evenly by size. [default of POINTS: 50]
+        #[arg(long, value_name = "POINTS", num_args = 0..=1, default_missing_value = "50", value_parser = points,
+            conflicts_with_all = ["budget", "size", "alpha", "levels", "plot"])]
+        frontier: Option<usize>,
         #[command(flatten)]
         output: Output,
     },
@@ -123,6 +134,29 @@ pub struct Solving {
     pub levels: Option<u32>,
     #[command(flatten)]
     pub limits: Limits,
+}
+
+/// What a plan must do for single layers.
+#[derive(Args, Clone, Debug)]
+pub struct Demands {
+    /// Layers that must get the same setting, such as tied weights. Repeat it for each group. A table file may have groups, too.
+    #[arg(long, value_name = "LAYER,LAYER,...", value_parser = group)]
+    pub group: Vec<Group>,
+    /// A layer's setting, by the label that the table has for it or as in a plan file; the planner decides the rest, within a
+    /// budget for all. Repeat it for each layer.
+    #[arg(long, value_name = "LAYER=SETTING", value_parser = fixed)]
+    pub fix: Vec<Fixed>,
+}
+
+/// The names of layers that share a setting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group(pub Vec<String>);
+
+/// A layer's name and its setting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fixed {
+    pub layer: String,
+    pub setting: String,
 }
 
 /// What a plan keeps within.
@@ -281,6 +315,31 @@ fn levels(text: &str) -> Result<u32, String> {
     }
 }
 
+/// Points of a frontier. Each takes two runs of the solver.
+fn points(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(points @ 2..=10_000) => Ok(points),
+        _ => Err("expected an integer from 2 to 10000".into()),
+    }
+}
+
+fn group(text: &str) -> Result<Group, String> {
+    let layers: Vec<String> = text.split(',').map(str::to_owned).collect();
+    match layers.len() >= 2 && layers.iter().all(|layer| !layer.is_empty()) {
+        true => Ok(Group(layers)),
+        false => Err("expected the names of two layers or more, with commas between them".into()),
+    }
+}
+
+fn fixed(text: &str) -> Result<Fixed, String> {
+    match text.rsplit_once('=') {
+        Some((layer, setting)) if !layer.is_empty() && !setting.is_empty() => {
+            Ok(Fixed { layer: layer.into(), setting: setting.into() })
+        }
+        _ => Err("expected LAYER=SETTING, as in \"head.weight=qsgd 8\"".into()),
+    }
+}
+
 fn workers(text: &str) -> Result<u32, String> {
     let above_zero = text.parse().ok().filter(|&workers| workers > 0);
     above_zero.ok_or_else(|| format!("expected an integer from 1 to {}", u32::MAX))
@@ -395,6 +454,23 @@ mod tests {
         assert_eq!(range("0.1%..10%:0.1%"), of(0.001, 0.1, Some(0.001)));
         for bad in ["", "2", "2..", "..8", "2..8:", "2-8", "a..b"] {
             assert!(range(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn groups_and_fixed_settings() {
+        let names = |names: &[&str]| Ok(Group(names.iter().map(|&name| name.into()).collect()));
+        assert_eq!(group("q,k.weight,v"), names(&["q", "k.weight", "v"]));
+        assert_eq!(fixed("a=b=qsgd 8"), Ok(Fixed { layer: "a=b".into(), setting: "qsgd 8".into() }));
+        for bad in ["", "a", "a,", ",a", "a,,b"] {
+            assert!(group(bad).is_err(), "{bad}");
+        }
+        for bad in ["", "a", "a=", "=qsgd 8"] {
+            assert!(fixed(bad).is_err(), "{bad}");
+        }
+        assert_eq!((points("2"), points("10000")), (Ok(2), Ok(10_000)));
+        for bad in ["", "1", "10001", "-5", "2.5"] {
+            assert!(points(bad).is_err(), "{bad}");
         }
     }
 
