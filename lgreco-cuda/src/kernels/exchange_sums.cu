@@ -63,6 +63,7 @@ __device__ inline void send_span(const Params& p, const Dense& layer, u64 span, 
     void* to = const_cast<void*>(from_value(sums, p.reduce_dtype, layer.sum));
     Rest rest(program);
     float share = share_of(program->world);
+    float back = 1.0f / share;
     u32 count = layer.count;
     for (u64 i = span * SPAN + threadIdx.x * 4; i < min(u64(count), (span + 1) * SPAN); i += BLOCK * 4) {
         float gradient[4];
@@ -77,7 +78,7 @@ __device__ inline void send_span(const Params& p, const Dense& layer, u64 span, 
             u64 place = layer.start + i + k;
             float both = offered(gradient[k], remembered[k], rest.fault, layer.layer, place);
             sent[k] = sent_of(p, both * share);
-            float left = p.reduce_dtype == 0 ? 0.0f : both - read_of(p, sent[k]) / share;
+            float left = p.reduce_dtype == 0 ? 0.0f : both - read_of(p, sent[k]) * back;
             stays[k] = __float_as_uint(rest.of(&remembered[k], left, layer.layer, place));
         }
         store4(to, p.reduce_dtype, i, here, sent);

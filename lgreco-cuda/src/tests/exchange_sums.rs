@@ -19,6 +19,8 @@ pub(super) type Layers = Vec<(Shape, Setting)>;
 
 /// Ranks, of which one is told apart.
 pub(super) const WORLD: usize = 3;
+/// What uncompressed values are multiplied by before they are summed.
+const SHARE: f32 = 0.25;
 /// What numbers may be off, as part of the largest of their kind.
 const NEAR: f64 = 1e-4;
 
@@ -268,7 +270,8 @@ impl Known<'_> {
     /// What the first sum must have of it.
     fn check_sums(&self, found: &[f32], stream: Stream, last: &[f32]) -> Result<(), String> {
         if self.place.setting == Setting::Dense {
-            return same("values", found, &narrowed(self.offered, self.reduce_dtype).1);
+            let shares: Vec<f32> = self.offered.iter().map(|x| x * SHARE).collect();
+            return same("values", found, &narrowed(&shares, self.reduce_dtype).1);
         }
         let mut p = vec![0.0; found.len()];
         let (rank, q) = (self.place.rank as u32, start(self.place, stream, last));
@@ -351,7 +354,7 @@ fn steps(backend: &mut CudaBackend, layers: &Layers, config: ExchangeConfig, ste
             let mean = &mut means[place.values.clone()];
             if place.setting == Setting::Dense {
                 let sum = &sum[place.sums.clone()];
-                mean.iter_mut().zip(sum).for_each(|(mean, sum)| *mean = sum / WORLD as f32);
+                mean.iter_mut().zip(sum).for_each(|(mean, sum)| *mean = sum / (WORLD as f32 * SHARE));
             } else {
                 let (p, q) = (&p[place.of_rows.clone()], &mean_q[place.factors.clone()]);
                 reconstruct(place.shape, place.rank as u32, p, q, mean).unwrap();
