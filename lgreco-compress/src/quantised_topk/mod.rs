@@ -32,8 +32,8 @@ mod stat;
 mod sums;
 mod whole;
 
-pub use decode::decode;
-pub(super) use decode::{Body, stated};
+pub(super) use decode::stated;
+pub use decode::{Body, decode};
 pub use measure::{measure, measure_workspace_len};
 pub use whole::{Keep, header, of_payload};
 
