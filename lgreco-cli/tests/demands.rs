@@ -45,7 +45,8 @@ fn groups_and_fixed_settings_are_kept() {
 #[test]
 fn plans_of_gradients_keep_them_too() {
     let free: Value = json(&["plan", "--json", "-"]);
-    let names: Vec<&str> = free["layers"].as_array().unwrap().iter().map(|layer| layer["name"].as_str().unwrap()).collect();
+    let names: Vec<&str> =
+        free["layers"].as_array().unwrap().iter().map(|layer| layer["name"].as_str().unwrap()).collect();
     let (group, fix) = (names[..3].join(","), format!("{}=qsgd 8", names[4]));
     let plan = json(&["plan", "--json", "-", "--group", &group, "--fix", &fix]);
     let label = |plan: &Value, layer: usize| plan["layers"][layer]["label"].as_str().unwrap().to_owned();

@@ -108,9 +108,8 @@ fn an_infeasible_budget_is_told_with_the_smallest_error() {
     assert!(line.contains("infeasible") && line.contains("smallest achievable error is "), "{line}");
     let (_, there) = line.split_once("smallest achievable error is ").unwrap();
     let (smallest, size) = there.split_once(", with a size of ").unwrap();
-    let within = stdout(&["plan", "--budget", smallest]);
+    let within = stdout_in(folder.path(), &["plan", "--budget", smallest]);
     assert!(within.replace(',', "").contains(size), "{size}: {within}");
-    assert_eq!(lgreco(&["plan", "--budget", smallest]).status.code(), Some(0), "{smallest}");
 }
 
 #[test]

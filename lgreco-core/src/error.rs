@@ -229,7 +229,9 @@ pub enum Error {
         first: usize,
     },
     /// Layers of one group in a table without labels, where options are matched by their index, differ in their number.
-    #[error("layer {layer} has {options} options, but layer {first} of its group has {expected}: they must have as many")]
+    #[error(
+        "layer {layer} has {options} options, but layer {first} of its group has {expected}: they must have as many"
+    )]
     UnequalOptions {
         /// Index of the layer.
         layer: usize,
@@ -434,10 +436,12 @@ mod tests {
         assert_eq!(text(-5e-324), "the error budget is -5e-324, expected a finite number >= 0");
         assert_eq!(text(-0.25), "the error budget is -0.25, expected a finite number >= 0");
         let infeasible = Error::Infeasible { budget: 1e300, smallest: 1.5e300, size: 1 }.to_string();
-        let told = "infeasible: the error budget is 1e300, the smallest achievable error is 1.5e300, with a size of 1 bit";
+        let told =
+            "infeasible: the error budget is 1e300, the smallest achievable error is 1.5e300, with a size of 1 bit";
         assert_eq!(infeasible, told);
         let infeasible = Error::SizeInfeasible { limit: 1, smallest: 20, error: 1e-9 }.to_string();
-        let told = "infeasible: the size limit is 1 bit, the smallest achievable size is 20 bits, with an error of 1e-9";
+        let told =
+            "infeasible: the size limit is 1 bit, the smallest achievable size is 20 bits, with an error of 1e-9";
         assert_eq!(infeasible, told);
         let element = Error::ElementOverflow { index: 3, value: 1e38 }.to_string();
         assert_eq!(element, "element 3 is 1e38: its magnitude does not fit the format it is sent in");

@@ -74,12 +74,16 @@ where
             assert_eq!(Limit::Error(*budget), limit);
             assert!(smallest > budget, "infeasible, though {smallest} is within {budget}");
             assert!((smallest - rough).abs() <= 1e-9 * rough, "the smallest error is {rough}, not {smallest}");
-            assert_eq!(*size, there(table, |a, b| a.error.partial_cmp(&b.error).expect("numbers").then(a.size.cmp(&b.size))).1);
+            assert_eq!(
+                *size,
+                there(table, |a, b| a.error.partial_cmp(&b.error).expect("numbers").then(a.size.cmp(&b.size))).1
+            );
         }
         Err(Error::SizeInfeasible { limit: stated, smallest, error }) => {
             assert_eq!(Limit::Size(*stated), limit);
             assert!(smallest > stated, "infeasible, though {smallest} bits are within {stated}");
-            let (rough, size) = there(table, |a, b| a.size.cmp(&b.size).then(a.error.partial_cmp(&b.error).expect("numbers")));
+            let (rough, size) =
+                there(table, |a, b| a.size.cmp(&b.size).then(a.error.partial_cmp(&b.error).expect("numbers")));
             assert_eq!(*smallest, size);
             let near = (error - rough).abs() <= 1e-9 * rough || rough == f64::INFINITY;
             assert!(near, "the error there is {rough}, not {error}");

@@ -50,7 +50,11 @@ fn report(table: &NamedTable, frontier: &Frontier, took: f64) -> String {
         false => format!("{points}, spread evenly by size: there are more"),
     };
     let metric = printable(table.metric());
-    format!("{}\nfrontier      {which}\nmetric        {metric}\ntime          solving {}\n", rows.render(), seconds(took))
+    format!(
+        "{}\nfrontier      {which}\nmetric        {metric}\ntime          solving {}\n",
+        rows.render(),
+        seconds(took)
+    )
 }
 
 fn json(table: &NamedTable, frontier: &Frontier, seconds: f64) -> String {

@@ -131,13 +131,7 @@ pub fn title(name: &str, what: &str) -> String {
 }
 
 /// The picture of a plan; the frontier around it is solved for, within the same constraints.
-pub fn picture(
-    title: String,
-    table: &NamedTable,
-    merged: &Merged<'_>,
-    plan: &Plan,
-    facts: Option<&Facts>,
-) -> Picture {
+pub fn picture(title: String, table: &NamedTable, merged: &Merged<'_>, plan: &Plan, facts: Option<&Facts>) -> Picture {
     let view = table.view();
     let summary = plan.summary();
     let budget = match summary.limit() {

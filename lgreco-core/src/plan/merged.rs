@@ -159,7 +159,8 @@ impl<'a> Merged<'a> {
         let (mut low, mut high, mut ends) = (Vec::new(), Vec::new(), Vec::new());
         for row in &rows {
             for options in row.options() {
-                let chosen = || row.layers.iter().zip(options).map(|(&layer, &option)| table.layer(layer)[option as usize]);
+                let chosen =
+                    || row.layers.iter().zip(options).map(|(&layer, &option)| table.layer(layer)[option as usize]);
                 let size = chosen().map(|choice| choice.size).sum();
                 let error = |up| chosen().fold(0.0, |sum, choice| add(sum, choice.error, up));
                 low.push(Choice { size, error: error(false) });
@@ -221,7 +222,7 @@ impl<'a> Merged<'a> {
     /// # Complexity
     /// O(layers).
     pub fn expand(&self, options: &[u32]) -> Result<Vec<u32>> {
-        self.low().chosen(options)?;
+        let _ = self.low().chosen(options)?;
         let mut expanded = alloc::vec![0; self.table.layers()];
         for (row, &option) in self.rows.iter().zip(options) {
             let start = option as usize * row.layers.len();
@@ -240,7 +241,7 @@ impl<'a> Merged<'a> {
     /// # Complexity
     /// O(options).
     pub fn allows(&self, options: &[u32]) -> Result<bool> {
-        self.table.chosen(options)?;
+        let _ = self.table.chosen(options)?;
         let is_allowed = |row: &Row| {
             let chosen = || row.layers.iter().map(|&layer| options[layer]);
             row.options().any(|shared| shared.iter().copied().eq(chosen()))

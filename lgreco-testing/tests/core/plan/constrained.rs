@@ -26,8 +26,12 @@ impl Case {
 
     fn constraints(&self) -> Constraints {
         let mut constraints = Constraints::default();
-        self.groups.iter().for_each(|group| drop(constraints.group(group.clone())));
-        self.fixed.iter().for_each(|&(layer, option)| drop(constraints.fix(layer, option)));
+        for group in &self.groups {
+            constraints.group(group.clone());
+        }
+        for &(layer, option) in &self.fixed {
+            constraints.fix(layer, option);
+        }
         constraints
     }
 
@@ -47,7 +51,8 @@ impl Case {
 
 /// Up to 5 layers of up to 4 options. Errors are small multiples of `unit`.
 fn any_case(unit: f64) -> impl Strategy<Value = Case> {
-    let option = (prop::sample::select(vec!['a', 'b', 'c', 'd']), 0u64..9, (0u32..9).prop_map(move |x| unit * f64::from(x)));
+    let option =
+        (prop::sample::select(vec!['a', 'b', 'c', 'd']), 0u64..9, (0u32..9).prop_map(move |x| unit * f64::from(x)));
     let layers = prop::collection::vec(prop::collection::vec(option, 1..5), 1..6);
     layers.prop_flat_map(|layers| {
         let count = layers.len();
@@ -171,7 +176,7 @@ fn what_the_table_cannot_have_is_named() {
     let (choices, ends) = pair();
     let table = Table::new(&choices, &ends).unwrap();
     let refused = |constraints: &mut Constraints| Merged::new(&table, constraints).unwrap_err();
-    let mut demands = Constraints::default;
+    let demands = Constraints::default;
     let told = refused(demands().group([0, 3])).to_string();
     assert_eq!(told, "the index of a grouped or fixed layer is 3, expected that of a layer of the table");
     assert_eq!(refused(demands().fix(1, 2)), Error::NoSuchOption { layer: 1, option: 2, options: 2 });
