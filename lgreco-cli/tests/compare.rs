@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{METHODS, failure_in, stdout};
+use common::{METHODS, failure_in, json, stdout};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
