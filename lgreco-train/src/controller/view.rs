@@ -49,7 +49,7 @@ pub(super) fn list_of<'a>(
             Left::Nowhere => Rest::Dropped,
             Left::Norm => Rest::Measured(&mut kept.norms[1]),
             Left::Beside if in_place => match memory {
-                Some(memory) if !*keeps_undo => Rest::Onto(memory.plain_mut()),
+                Some(memory) if !*keeps_undo => Rest::Replacing(memory.plain_mut()),
                 _ => Rest::Beside(plain_values(pending, shape)),
             },
             Left::Beside => Rest::Beside(rest),

@@ -103,8 +103,9 @@ pub enum Rest<'a> {
     /// f32, gradient and residual together. The slice may be empty until [`Flight::is_averaging`](super::Flight::is_averaging),
     /// and is then the same until the end.
     Beside(&'a mut [f32]),
-    /// As `Beside`, on the place of the residual that was added: if what is left is not finite, that stays.
-    Onto(&'a mut [f32]),
+    /// The same, but the slice holds the residual that was added, which what is left replaces. The residual stays if what is left is
+    /// not finite.
+    Replacing(&'a mut [f32]),
     /// These f32, gradient and residual together, are compressed instead of the values, and become the next residual. For
     /// values of 16 bits, and for AdaComp, which looks at the gradient alone as well.
     Instead(&'a mut [f32]),
@@ -204,7 +205,7 @@ impl<'a> Layer<'a> {
     pub(super) fn left(&mut self) -> Option<&mut [f32]> {
         match &mut self.rest {
             Rest::Dropped => None,
-            Rest::Measured(_) | Rest::Beside(_) | Rest::Onto(_) => self.values.as_f32(),
+            Rest::Measured(_) | Rest::Beside(_) | Rest::Replacing(_) => self.values.as_f32(),
             Rest::Instead(values) => Some(values),
         }
     }
@@ -232,7 +233,7 @@ impl<'a> Layer<'a> {
     pub(super) fn check_left(&mut self) {
         let finite = match &self.rest {
             Rest::Dropped | Rest::Measured(_) => true,
-            Rest::Beside(_) | Rest::Onto(_) => self.values.as_f32().is_none_or(|values| is_finite(values)),
+            Rest::Beside(_) | Rest::Replacing(_) => self.values.as_f32().is_none_or(|values| is_finite(values)),
             Rest::Instead(values) => is_finite(values),
         };
         self.late = self.late.or(Error::require_finite(finite, "what is to be remembered").err());
@@ -244,7 +245,7 @@ impl<'a> Layer<'a> {
     /// [`CoreError::Length`] when there is no place for it, or none for the mean.
     pub(super) fn put_nothing(&mut self) -> Result<(), Error> {
         match &mut self.rest {
-            Rest::Beside(rest) | Rest::Onto(rest) => {
+            Rest::Beside(rest) | Rest::Replacing(rest) => {
                 expect_len("values of the rest", self.shape.elements(), rest.len())?;
                 rest.fill(0.0);
             }
@@ -265,7 +266,7 @@ impl<'a> Layer<'a> {
                 expect_len("values of the rest", values.len(), rest.len())?;
                 copy(values, rest);
             }
-            (Rest::Onto(rest), ValuesMut::F32(values)) => {
+            (Rest::Replacing(rest), ValuesMut::F32(values)) => {
                 expect_len("values of the rest", values.len(), rest.len())?;
                 if self.late.is_none() || is_finite(values) {
                     copy(values, rest);
@@ -279,7 +280,7 @@ impl<'a> Layer<'a> {
 
     pub(super) fn check(&self) -> Result<(), Error> {
         let (elements, values) = (self.shape.elements(), self.values.values());
-        let needs_f32 = matches!(self.rest, Rest::Beside(_) | Rest::Onto(_) | Rest::Measured(_));
+        let needs_f32 = matches!(self.rest, Rest::Beside(_) | Rest::Replacing(_) | Rest::Measured(_));
         if needs_f32 && values.dtype() != Dtype::F32 {
             let expected = "f32 values; others take what is left from a copy";
             return Err(Error::parameter("element type", values.dtype() as u32 as f64, expected));
@@ -288,7 +289,7 @@ impl<'a> Layer<'a> {
             expect_len("values", elements, values.len())?;
         }
         match &self.rest {
-            Rest::Beside(rest) | Rest::Onto(rest) | Rest::Instead(rest) if !rest.is_empty() => {
+            Rest::Beside(rest) | Rest::Replacing(rest) | Rest::Instead(rest) if !rest.is_empty() => {
                 expect_len("values of the rest", elements, rest.len())?;
             }
             _ => {}

@@ -67,41 +67,17 @@ fn parameters_lengths_and_values_are_checked() {
     for lambda in [0.0, -1.0, f32::NAN, f32::INFINITY] {
         let refused = encoded(&values, HardThreshold { lambda, values: Dtype::F32 });
         assert!(matches!(refused, Err(Error::Parameter { what: "lambda", .. })));
-        let row = Candidates::HardThreshold { values: Dtype::F32, lambdas: &[lambda] }.measure_with_lens(
-            &vector(&values),
-            Stream::default(),
-            &mut [0; 7],
-            &mut [0.0],
-            &mut [0],
-        );
+        let row = measure(&vector(&values), Dtype::F32, &[lambda], &mut [0; 7], &mut [0.0], &mut [0]);
         assert!(matches!(row, Err(Error::Parameter { .. })));
     }
     let hard = HardThreshold { lambda: 2.0, values: Dtype::F16 };
     let overflow = Error::ElementOverflow { index: 1, value: 65520.0 };
     assert_eq!(encoded(&values, hard), Err(overflow));
-    assert_eq!(
-        Candidates::HardThreshold { values: Dtype::F16, lambdas: &[2.0] }.measure_with_lens(
-            &vector(&values),
-            Stream::default(),
-            &mut [0; 7],
-            &mut [0.0],
-            &mut [0]
-        ),
-        Err(overflow)
-    );
+    assert_eq!(measure(&vector(&values), Dtype::F16, &[2.0], &mut [0; 7], &mut [0.0], &mut [0]), Err(overflow));
     let infinite = [1.0, 2.0, f32::INFINITY, f32::NAN];
     let refused = Err(Error::NonFinite { index: 2, value: f32::INFINITY });
     assert_eq!(encoded(&infinite, hard).map(|_| ()), refused);
-    assert_eq!(
-        Candidates::HardThreshold { values: Dtype::F16, lambdas: &[2.0] }.measure_with_lens(
-            &vector(&infinite),
-            Stream::default(),
-            &mut [0; 7],
-            &mut [0.0],
-            &mut [0]
-        ),
-        refused
-    );
+    assert_eq!(measure(&vector(&infinite), Dtype::F16, &[2.0], &mut [0; 7], &mut [0.0], &mut [0]), refused);
 
     let encode = |words: usize, bytes: usize| {
         let hard = HardThreshold { lambda: 2.0, values: Dtype::F32 };
@@ -113,13 +89,7 @@ fn parameters_lengths_and_values_are_checked() {
     }
     let row = |words: usize, errors: usize, lens: usize| {
         let (mut errors, mut lens) = (vec![0.0; errors], vec![0; lens]);
-        Candidates::HardThreshold { values: Dtype::F32, lambdas: &[2.0] }.measure_with_lens(
-            &vector(&values),
-            Stream::default(),
-            &mut vec![0; words],
-            &mut errors,
-            &mut lens,
-        )
+        measure(&vector(&values), Dtype::F32, &[2.0], &mut vec![0; words], &mut errors, &mut lens)
     };
     assert_eq!(row(7, 1, 1), Ok(()));
     for (words, errors, lens) in [(6, 1, 1), (7, 2, 1), (7, 1, 0)] {
@@ -141,4 +111,16 @@ proptest! {
         let lambdas: Vec<f32> = lambdas.into_iter().map(f32::from_bits).chain([f32::from_bits(bits[0] & 0x7fff_ffff | 1)]).collect();
         check_all_types(&bits, &lambdas);
     }
+}
+
+fn measure(
+    gradient: &Gradient<'_>,
+    values: Dtype,
+    lambdas: &[f32],
+    workspace: &mut [u64],
+    errors: &mut [f64],
+    lens: &mut [usize],
+) -> Result<(), Error> {
+    let candidates = Candidates::HardThreshold { values, lambdas };
+    candidates.measure_with_lens(gradient, Stream::default(), workspace, errors, lens)
 }

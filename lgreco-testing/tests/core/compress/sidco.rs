@@ -119,13 +119,7 @@ fn parameters_lengths_and_values_are_checked() {
     let stages = [0, 1101, u32::MAX].map(|stages| Sidco { stages, ..good });
     for bad in [Sidco { density: 0.0, ..good }, Sidco { density: f64::NAN, ..good }].into_iter().chain(stages) {
         assert!(matches!(bad.payload_len(shape, Dtype::F32), Err(Error::Parameter { .. })));
-        let row = Candidates::Sidco { base: bad, densities: &[bad.density] }.measure_with_lens(
-            &vector(&values),
-            Stream::default(),
-            &mut [0; 500],
-            &mut [0.0],
-            &mut [0],
-        );
+        let row = measure(&vector(&values), bad, &[bad.density], &mut [0; 500], &mut [0.0], &mut [0]);
         assert!(matches!(row, Err(Error::Parameter { .. })));
     }
     let encode = |sidco: Sidco, words: usize, bytes: usize| {
@@ -139,13 +133,7 @@ fn parameters_lengths_and_values_are_checked() {
     let words = measure_workspace_len(shape);
     let row = |words: usize, errors: usize, lens: usize| {
         let (mut errors, mut lens) = (vec![0.0; errors], vec![0; lens]);
-        Candidates::Sidco { base: wide, densities: &[0.5] }.measure_with_lens(
-            &vector(&values),
-            Stream::default(),
-            &mut vec![0; words],
-            &mut errors,
-            &mut lens,
-        )
+        measure(&vector(&values), wide, &[0.5], &mut vec![0; words], &mut errors, &mut lens)
     };
     assert_eq!(row(words, 1, 1), Ok(()));
     for (words, errors, lens) in [(words - 1, 1, 1), (words, 0, 1), (words, 1, 2)] {
@@ -168,4 +156,16 @@ proptest! {
         let bytes: Vec<u8> = head.into_iter().chain(bits.iter().flat_map(|b| b.to_le_bytes())).collect();
         check_bytes(&bytes);
     }
+}
+
+fn measure(
+    gradient: &Gradient<'_>,
+    base: Sidco,
+    densities: &[f64],
+    workspace: &mut [u64],
+    errors: &mut [f64],
+    lens: &mut [usize],
+) -> Result<(), Error> {
+    let candidates = Candidates::Sidco { base, densities };
+    candidates.measure_with_lens(gradient, Stream::default(), workspace, errors, lens)
 }

@@ -61,10 +61,11 @@ pub(super) fn round(values: &mut [f32], dtype: Dtype) {
     }
 }
 
-/// Leaves of values what rounding has kept from being sent, of which shares are.
+/// Leaves of values what rounding their shares has kept from being sent.
 pub(super) fn keep_rest(values: &mut [f32], shares: &[f32], share: f32, dtype: Dtype) {
     if dtype == Dtype::Bf16 {
-        values.iter_mut().zip(shares).for_each(|(value, sent)| *value -= sent / share);
+        let back = 1.0 / share;
+        values.iter_mut().zip(shares).for_each(|(value, sent)| *value -= sent * back);
     } else {
         values.fill(0.0);
     }

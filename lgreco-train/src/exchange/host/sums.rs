@@ -158,8 +158,11 @@ pub(super) fn dense_means(layers: &mut [Layer<'_>], program: &Program, room: &mu
     for_each_dense(layers, program, room, |layer, sum| {
         if program.is_in_place(&layer.spec()) {
             layer.put_nothing()?;
-            let mut sums = layer.values.as_f32().filter(|_| !world.is_power_of_two());
-            return sums.as_mut().map_or(Ok(()), |sums| average_shares(sums, world));
+            return match layer.values.as_f32() {
+                // Of a power of two workers, sums of shares are means.
+                Some(sums) if !world.is_power_of_two() => average_shares(sums, world),
+                _ => Ok(()),
+            };
         }
         layer.put_rest()?;
         mean::put(sum, world, &mut layer.values).map_err(|error| error.of_layer(layer.index))
