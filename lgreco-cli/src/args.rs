@@ -1,5 +1,9 @@
 //! The command line's grammar.
 
+mod demands;
+
+pub use demands::{Demands, Fixed, Group};
+
 use clap::builder::{PathBufValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use lgreco_core::search::{Method, Metric, Width};
@@ -24,6 +28,8 @@ Examples:
   lgreco measure grads.safetensors --method powersgd --json table.json
   lgreco plan grads.safetensors --method topk --size uniform
   lgreco solve table.json --budget 12.5 --json -
+  lgreco solve table.json --group q.weight,k.weight --fix \"head.weight=qsgd 8\"
+  lgreco solve table.json --frontier 50
   lgreco compare grads.safetensors
 
 Exit codes: 0 done; 1 no result (no plan is within the budget or the size, memory ran out, the backend's driver or device is missing or fails, or a file could not be written); 2 bad usage or bad input (a backend that is not part of this build, too).";
@@ -37,6 +43,8 @@ pub enum Command {
         source: Source,
         #[command(flatten)]
         solving: Solving,
+        #[command(flatten)]
+        demands: Demands,
         #[command(flatten)]
         output: Output,
     },
@@ -54,6 +62,13 @@ pub enum Command {
         table: PathBuf,
         #[command(flatten)]
         solving: Solving,
+        #[command(flatten)]
+        demands: Demands,
+        /// Instead of one plan, the size-error frontier: the plans that no other beats in both size and error. All of them if
+        /// there are at most POINTS, else about as many, spread evenly by size. [default of POINTS: 50]
+        #[arg(long, value_name = "POINTS", num_args = 0..=1, default_missing_value = "50", value_parser = points,
+            conflicts_with_all = ["budget", "size", "alpha", "levels", "plot"])]
+        frontier: Option<usize>,
         #[command(flatten)]
         output: Output,
     },
@@ -281,6 +296,14 @@ fn levels(text: &str) -> Result<u32, String> {
     }
 }
 
+/// Points of a frontier. Each takes two runs of the solver.
+fn points(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(points @ 2..=10_000) => Ok(points),
+        _ => Err("expected an integer from 2 to 10000".into()),
+    }
+}
+
 fn workers(text: &str) -> Result<u32, String> {
     let above_zero = text.parse().ok().filter(|&workers| workers > 0);
     above_zero.ok_or_else(|| format!("expected an integer from 1 to {}", u32::MAX))
@@ -395,6 +418,14 @@ mod tests {
         assert_eq!(range("0.1%..10%:0.1%"), of(0.001, 0.1, Some(0.001)));
         for bad in ["", "2", "2..", "..8", "2..8:", "2-8", "a..b"] {
             assert!(range(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn points_of_a_frontier() {
+        assert_eq!((points("2"), points("10000")), (Ok(2), Ok(10_000)));
+        for bad in ["", "1", "10001", "-5", "2.5"] {
+            assert!(points(bad).is_err(), "{bad}");
         }
     }
 

@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn infeasible_is_no_fault_of_the_input() {
         let kind = |error: Error| Failure::from_core(&error, error).kind;
-        assert_eq!(kind(Error::Infeasible { budget: 1.0, smallest: 2.0 }), Kind::NoResult);
+        assert_eq!(kind(Error::Infeasible { budget: 1.0, smallest: 2.0, size: 8 }), Kind::NoResult);
         assert_eq!(kind(Error::OutOfMemory { words: 1 << 60 }), Kind::NoResult);
         assert_eq!(kind(Error::NonFinite { index: 0, value: f32::NAN }), Kind::BadInput);
     }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{METHODS, failure_in, stdout};
+use common::{METHODS, failure_in, json, stdout};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -97,10 +97,12 @@ fn a_size_that_nothing_has_tells_the_smallest() {
     let folder = tempfile::tempdir().unwrap();
     let (code, line) = failure_in(folder.path(), &["compare", "--size", "10"]);
     assert!(code == 1 && line.contains("qsgd: infeasible: the size limit is 10 bits"), "{line}");
-    let smallest = |line: &str| line.rsplit(' ').nth(1).unwrap().to_owned();
     let (code, line) = failure_in(folder.path(), &["plan", "--size", "10"]);
-    assert!(code == 1 && line.contains("the smallest achievable size is"), "{line}");
-    stdout(&["plan", "--size", &smallest(&line)]);
+    let (_, there) = line.split_once("the smallest achievable size is ").unwrap();
+    let (smallest, error) = there.split_once(" bits, with an error of ").unwrap();
+    let plan = json(&["plan", "--size", smallest, "--json", "-"]);
+    let (told, found): (f64, _) = (error.parse().unwrap(), plan["error"].as_f64().unwrap());
+    assert!(code == 1 && (told - found).abs() <= 1e-12 * found, "{found}: {line}");
     // TopK can be made smaller than QSGD.
     let comparisons = compare(&["--size", "1000000"]);
     let of = |method: &str| comparisons.iter().find(|c| c["method"] == method).unwrap();

@@ -165,15 +165,18 @@ pub enum Error {
     },
     /// No plan meets the budget.
     #[error(
-        "infeasible: the error budget is {}, the smallest achievable error is {}",
+        "infeasible: the error budget is {}, the smallest achievable error is {}, with a size of {}",
         Number(.budget),
-        Number(.smallest)
+        Number(.smallest),
+        Bits(*.size)
     )]
     Infeasible {
         /// The budget.
         budget: f64,
         /// The error of the plan with every layer's most exact option, rounded up: as a budget it is enough.
         smallest: f64,
+        /// The size of that plan in bits. Of equally exact options it has the smallest.
+        size: u64,
     },
     /// The plan's choices cost more error than its budget.
     #[error("the plan's error is {}, its budget {}", Number(.error), Number(.budget))]
@@ -184,12 +187,19 @@ pub enum Error {
         budget: f64,
     },
     /// No plan is within the size limit.
-    #[error("infeasible: the size limit is {}, the smallest achievable size is {}", Bits(*.limit), Bits(*.smallest))]
+    #[error(
+        "infeasible: the size limit is {}, the smallest achievable size is {}, with an error of {}",
+        Bits(*.limit),
+        Bits(*.smallest),
+        Number(.error)
+    )]
     SizeInfeasible {
         /// The size limit in bits.
         limit: u64,
         /// The size of the plan with every layer's smallest option: as a limit it is enough.
         smallest: u64,
+        /// The error of that plan, rounded up. Of equally small options it has the most exact.
+        error: f64,
     },
     /// The plan's choices have more bits than its size limit.
     #[error("the plan's size is {}, its limit {}", Bits(*.size), Bits(*.limit))]
@@ -208,6 +218,29 @@ pub enum Error {
         stated: f64,
         /// What the verifier finds.
         found: f64,
+    },
+
+    /// Layers of one group have no option left that all of them can have.
+    #[error("layers {first} and {layer} are in one group: no option is left that both of them can have")]
+    NoSharedOption {
+        /// Index of the layer at which the last shared option was lost.
+        layer: usize,
+        /// Index of another layer of the group.
+        first: usize,
+    },
+    /// Layers of one group in a table without labels, where options are matched by their index, differ in their number.
+    #[error(
+        "layer {layer} has {options} options, but layer {first} of its group has {expected}: they must have as many"
+    )]
+    UnequalOptions {
+        /// Index of the layer.
+        layer: usize,
+        /// Number of its options.
+        options: usize,
+        /// Index of the first layer of the group.
+        first: usize,
+        /// Number of that layer's options.
+        expected: usize,
     },
 
     /// Bytes that are not a payload of this version.
@@ -273,11 +306,14 @@ impl Error {
         if sound { Ok(()) } else { Err(Error::PayloadBody { what }) }
     }
 
-    /// No plan meets `budget`, since the most exact one has the error `smallest`.
-    pub(crate) fn infeasible(budget: f64, smallest: Sum) -> Error {
-        let smallest = smallest.rounded_up();
-        // Beyond f64::MAX the sum is not a number.
-        Error::Infeasible { budget, smallest: if smallest.is_nan() { f64::INFINITY } else { smallest } }
+    /// No plan meets `budget`, since the most exact one has the error `smallest` and `size` bits.
+    pub(crate) fn infeasible(budget: f64, smallest: Sum, size: u64) -> Error {
+        Error::Infeasible { budget, smallest: finite_or_infinite(smallest), size }
+    }
+
+    /// No plan is within `limit`, since the smallest one has `smallest` bits and the error `error`.
+    pub(crate) fn size_infeasible(limit: u64, smallest: u64, error: Sum) -> Error {
+        Error::SizeInfeasible { limit, smallest, error: finite_or_infinite(error) }
     }
 
     /// The permanent numeric code of this kind of error; never 0, never reused.
@@ -306,6 +342,8 @@ impl Error {
             Error::DuplicateName { .. } => 29,
             Error::SizeInfeasible { .. } => 30,
             Error::OverSize { .. } => 31,
+            Error::NoSharedOption { .. } => 32,
+            Error::UnequalOptions { .. } => 33,
             Error::PayloadHeader { .. } => 40,
             Error::PayloadBody { .. } => 41,
             Error::PayloadField { .. } => 42,
@@ -321,6 +359,8 @@ impl Error {
             | Error::OptionError { layer, .. }
             | Error::SizeOverflow { layer, .. }
             | Error::NoSuchOption { layer, .. }
+            | Error::NoSharedOption { layer, .. }
+            | Error::UnequalOptions { layer, .. }
             | Error::DuplicateName { layer, .. } => Some(layer),
             _ => None,
         }
@@ -333,6 +373,12 @@ impl Error {
             _ => None,
         }
     }
+}
+
+/// A sum of errors, rounded up; infinity beyond f64::MAX, where the sum is not a number.
+fn finite_or_infinite(sum: Sum) -> f64 {
+    let sum = sum.rounded_up();
+    if sum.is_nan() { f64::INFINITY } else { sum }
 }
 
 /// A size for people.
@@ -389,8 +435,14 @@ mod tests {
         assert_eq!(text(f64::NEG_INFINITY), "the error budget is -inf, expected a finite number >= 0");
         assert_eq!(text(-5e-324), "the error budget is -5e-324, expected a finite number >= 0");
         assert_eq!(text(-0.25), "the error budget is -0.25, expected a finite number >= 0");
-        let infeasible = Error::Infeasible { budget: 1e300, smallest: 1.5e300 }.to_string();
-        assert_eq!(infeasible, "infeasible: the error budget is 1e300, the smallest achievable error is 1.5e300");
+        let infeasible = Error::Infeasible { budget: 1e300, smallest: 1.5e300, size: 1 }.to_string();
+        let told =
+            "infeasible: the error budget is 1e300, the smallest achievable error is 1.5e300, with a size of 1 bit";
+        assert_eq!(infeasible, told);
+        let infeasible = Error::SizeInfeasible { limit: 1, smallest: 20, error: 1e-9 }.to_string();
+        let told =
+            "infeasible: the size limit is 1 bit, the smallest achievable size is 20 bits, with an error of 1e-9";
+        assert_eq!(infeasible, told);
         let element = Error::ElementOverflow { index: 3, value: 1e38 }.to_string();
         assert_eq!(element, "element 3 is 1e38: its magnitude does not fit the format it is sent in");
         let all = [

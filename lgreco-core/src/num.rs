@@ -23,7 +23,7 @@ pub fn exp(x: f64) -> f64 {
 /// sum of magnitudes, and is exact while 106 bits hold the sum.
 ///
 /// Knuth's TwoSum at each step, the one inexact step rounded up; addends must be finite.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub struct Sum {
     high: f64,
     low: f64,

@@ -898,6 +898,12 @@ typedef struct lgreco_cuda_outcome {
 // A plan's choices are larger than its size limit.
 #define LGRECO_OVER_SIZE 31
 
+// Layers of one group have no option left that all of them can have.
+#define LGRECO_NO_SHARED_OPTION 32
+
+// Layers of one group differ in their number of options, where these are matched by their index.
+#define LGRECO_UNEQUAL_OPTIONS 33
+
 // Bytes that are not a payload of this version.
 #define LGRECO_PAYLOAD_HEADER 40
 

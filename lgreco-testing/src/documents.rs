@@ -6,7 +6,7 @@ use lgreco_core::plan::{self, Limit, Solver, budget::Budget, exact::Limits};
 
 /// A table with every field.
 pub const TABLE: &str = r#"{"version":1,"metric":"l2","budget":12.5,"x-note":[1,{"a":null}],"layers":[
-    {"name":"fc1","elements":9,"default":0,"uncompressed_size":288,
+    {"name":"fc1","elements":9,"default":0,"uncompressed_size":288,"group":"tied","fixed":1,
      "options":[{"label":"qsgd 4","setting":"qsgd 4 bucket 128 nearest","size":200,"error":0.5},
      {"label":"qsgd 8","size":300,"error":0.125}]},
     {"name":"fc\u00e92","elements":64,"default":1,"options":[{"label":"a","size":0,"error":0},

@@ -23,15 +23,32 @@ use lgreco_core::table::Table;
 /// # Complexity
 /// O(layers * product of the layers' options).
 pub fn exhaustive(table: &Table<'_>, limit: Limit) -> Option<Limit> {
-    let mut options = vec![0u32; table.layers()];
+    exhaustive_among(table, limit, |_| true)
+}
+
+/// As [`exhaustive`], of the plans alone that are allowed.
+///
+/// # Complexity
+/// O(layers * product of the layers' options).
+pub fn exhaustive_among(table: &Table<'_>, limit: Limit, is_allowed: impl Fn(&[u32]) -> bool) -> Option<Limit> {
     let mut best: Option<Limit> = None;
-    loop {
-        if let Some(plan) = within(table, &options, limit).map(|plan| minimised(&plan)) {
+    for_each_plan(table, |options| {
+        let plan = if is_allowed(options) { within(table, options, limit) } else { None };
+        if let Some(plan) = plan.map(|plan| minimised(&plan)) {
             best = Some(best.filter(|&best| is_at_most(best, plan)).unwrap_or(plan));
         }
+    });
+    best
+}
+
+/// Calls `visit` with every plan for a table.
+pub fn for_each_plan(table: &Table<'_>, mut visit: impl FnMut(&[u32])) {
+    let mut options = vec![0u32; table.layers()];
+    loop {
+        visit(&options);
         let Some(layer) = (0..options.len()).find(|&layer| options[layer] as usize + 1 < table.layer(layer).len())
         else {
-            return best;
+            return;
         };
         options[..layer].fill(0);
         options[layer] += 1;
@@ -113,11 +130,11 @@ pub fn check_exact(table: &Table<'_>, limit: impl Into<Limit>, limits: Limits) -
         Ok(found) => found,
         Err(error) => {
             let enough = match error {
-                Error::Infeasible { smallest, budget } => {
+                Error::Infeasible { smallest, budget, .. } => {
                     assert!(smallest > budget, "{smallest} is within {budget}");
                     Limit::Error(smallest)
                 }
-                Error::SizeInfeasible { smallest, limit } => {
+                Error::SizeInfeasible { smallest, limit, .. } => {
                     assert!(smallest > limit, "{smallest} is within {limit}");
                     Limit::Size(smallest)
                 }

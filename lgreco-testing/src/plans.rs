@@ -2,7 +2,8 @@
 
 use super::tables::Instance;
 use lgreco_core::plan::{self, Limit, Plan, Proof, Solver, Summary, budget::Budget, check, dp, exact};
-use lgreco_core::{Error, table::Table};
+use lgreco_core::{Error, table::Choice, table::Table};
+use std::cmp::Ordering;
 
 /// Algorithm 1 as the paper prints it, on integer errors: rows over cells, every option of every cell tried in order,
 /// the smallest entry of the last row traced back. Returns the size and the options, or `None` when nothing fits.
@@ -69,23 +70,33 @@ where
             assert_eq!(summary.limit(), limit);
             check::verify(table, options, summary).expect("a solver's plan passes the verifier");
         }
-        Err(Error::Infeasible { budget, smallest }) => {
+        Err(Error::Infeasible { budget, smallest, size }) => {
             assert_eq!(Limit::Error(*budget), limit);
             assert!(smallest > budget, "infeasible, though {smallest} is within {budget}");
             assert!((smallest - rough).abs() <= 1e-9 * rough, "the smallest error is {rough}, not {smallest}");
+            assert_eq!(
+                *size,
+                there(table, |a, b| a.error.partial_cmp(&b.error).expect("numbers").then(a.size.cmp(&b.size))).1
+            );
         }
-        Err(Error::SizeInfeasible { limit: stated, smallest }) => {
+        Err(Error::SizeInfeasible { limit: stated, smallest, error }) => {
             assert_eq!(Limit::Size(*stated), limit);
             assert!(smallest > stated, "infeasible, though {smallest} bits are within {stated}");
-            assert_eq!(*smallest, smallest_size(table));
+            let (rough, size) =
+                there(table, |a, b| a.size.cmp(&b.size).then(a.error.partial_cmp(&b.error).expect("numbers")));
+            assert_eq!(*smallest, size);
+            let near = (error - rough).abs() <= 1e-9 * rough || rough == f64::INFINITY;
+            assert!(near, "the error there is {rough}, not {error}");
         }
         Err(error) => assert!(is_beyond(error), "{error}"),
     }
     first
 }
 
-fn smallest_size(table: &Table) -> u64 {
-    table.iter().map(|options| options.iter().map(|choice| choice.size).min().unwrap_or(0)).sum()
+/// Error and size of the plan with every layer's least option by `order`.
+fn there(table: &Table, order: impl Fn(&Choice, &Choice) -> Ordering + Copy) -> (f64, u64) {
+    let least = table.iter().filter_map(|options| options.iter().min_by(|a, b| order(a, b)));
+    (least.clone().map(|choice| choice.error).sum(), least.map(|choice| choice.size).sum())
 }
 
 /// Whether the best plan within a size limit has more error than a number holds.

@@ -372,7 +372,7 @@ impl Error {
             Error::Core(error) => error.code(),
             Error::OtherPlace { .. } => CoreError::Parameter { what: "", value: 0.0, expected: "" }.code(),
             Error::Trainer { code } => *code,
-            Error::TimeInfeasible { .. } => CoreError::SizeInfeasible { limit: 0, smallest: 0 }.code(),
+            Error::TimeInfeasible { .. } => CoreError::SizeInfeasible { limit: 0, smallest: 0, error: 0.0 }.code(),
             Error::NotContractive { .. } => 60,
             Error::FeedbackRule { .. } => 61,
             Error::Collective { .. } => 80,

@@ -104,7 +104,7 @@ fn workspaces_of_compressors() -> Outcome {
 
 #[test]
 fn errors_tables_and_plans() -> Outcome {
-    assert_eq!(Error::Infeasible { budget: 1.0, smallest: 1.5 }.code(), 26);
+    assert_eq!(Error::Infeasible { budget: 1.0, smallest: 1.5, size: 8 }.code(), 26);
     let option = Error::OptionError { layer: 3, option: 1, value: f64::NAN };
     assert_eq!((option.layer(), option.option()), (Some(3), Some(1)));
     assert_eq!((Error::EmptyLayer { layer: 3 }.layer(), Error::Budget { value: -1.0 }.layer()), (Some(3), None));
@@ -123,7 +123,7 @@ fn errors_tables_and_plans() -> Outcome {
     assert_eq!((of_error(0.45).gap(), of_error(0.45).proven(), of_error(0.0).gap()), (1.0, false, f64::INFINITY));
     assert!(of_error(0.9).proven() && of_error(0.9 - 1e-13).proven() && !of_error(0.9 - 1e-12).proven());
     assert_eq!((of_error(0.9).gap(), of_error(0.9).limit()), (0.0, Limit::Size(1250)));
-    assert_eq!(Error::SizeInfeasible { limit: 1, smallest: 2 }.code(), 30);
+    assert_eq!(Error::SizeInfeasible { limit: 1, smallest: 2, error: 0.5 }.code(), 30);
     assert_eq!(Budget::from(Limit::Size(9)).reference(), None);
     assert_eq!((Solver::default().name(), Solver::Dp { levels: 100 }.name()), ("exact", "dp"));
 

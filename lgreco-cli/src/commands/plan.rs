@@ -1,25 +1,32 @@
 //! `lgreco plan`: measure, choose, show.
 
-use super::{emit, model, solve, write};
-use crate::args::{Output, Solving, Source};
+use super::{demands, emit, model, solve, write};
+use crate::args::{Demands, Output, Solving, Source};
 use crate::failure::Failure;
 use crate::report;
 use lgreco_core::file::{PlanFile, Seconds};
 use lgreco_core::search::Method;
 use std::io::Write;
 
-pub fn run(source: &Source, solving: Solving, output: &Output, out: &mut dyn Write) -> Result<(), Failure> {
+pub fn run(
+    source: &Source,
+    solving: Solving,
+    demands: &Demands,
+    output: &Output,
+    out: &mut dyn Write,
+) -> Result<(), Failure> {
     let search = model::search(source)?;
     let model = model::Model::open(source.gradients.as_deref())?;
     write::distinct(model.files(), output.json.as_ref(), output.plot.as_deref())?;
     let (outcome, reading) = model.measure_one(search, source.candidates.backend)?;
     let model::Outcome { measured, facts, seconds: measure } = outcome;
     let table = &measured.table;
-    let solved = solve::solve(&model.name, table, None, solving)?;
+    let merged = demands::merged(&model.name, table, demands)?;
+    let solved = solve::solve(&model.name, table, &merged, None, solving)?;
     if let Some(path) = &output.plot {
         let (method, metric) = (source.method.name(), source.candidates.metric.name());
         let title = solve::title(&model.name, &format!("{method}, {metric}"));
-        write::file(path, &solve::picture(title, table, &solved.plan, Some(&facts)).svg())?;
+        write::file(path, &solve::picture(title, table, &merged, &solved.plan, Some(&facts)).svg())?;
     }
     let report = || {
         let times = [("reading", reading), ("measuring", measure), ("solving", solved.seconds)];

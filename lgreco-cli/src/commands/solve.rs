@@ -1,34 +1,30 @@
 //! `lgreco solve`: a plan for anybody's table; and solving as `plan` does it.
 
-use super::{emit, timed, write};
-use crate::args::{BudgetArg, Limits, Output, SizeArg, SolverArg, Solving};
+use super::{demands, emit, timed, write};
+use crate::args::{BudgetArg, Demands, Limits, Output, SizeArg, SolverArg, Solving, Target};
 use crate::failure::Failure;
 use crate::plot::{Bar, Picture, Point};
 use crate::report::{self, Facts, Solved};
 use crate::units::counted;
 use lgreco_core::file::{PlanFile, TableFile};
 use lgreco_core::plan::budget::Budget;
-use lgreco_core::plan::{self, Limit, Plan, Solver, dp};
+use lgreco_core::plan::{Limit, Merged, Plan, Solver, dp};
 use lgreco_core::table::NamedTable;
 use std::io::{Read, Write};
 use std::path::Path;
 
-pub fn run(path: &Path, solving: Solving, output: &Output, out: &mut dyn Write) -> Result<(), Failure> {
-    let from_stdin = path == Path::new("-");
-    let name = if from_stdin { "standard input".to_owned() } else { path.display().to_string() };
-    let wrong = |what: &dyn std::fmt::Display| Failure::bad_input(format_args!("{name}: {what}"));
-    write::distinct((!from_stdin).then_some(path).into_iter(), output.json.as_ref(), output.plot.as_deref())?;
-    let bytes = if from_stdin {
-        let mut bytes = Vec::new();
-        std::io::stdin().read_to_end(&mut bytes).map(|_| bytes)
-    } else {
-        std::fs::read(path)
-    };
-    let bytes = bytes.map_err(|error| wrong(&error))?;
-    let TableFile { table, budget } = TableFile::parse(&bytes).map_err(|error| wrong(&error))?;
-    let solved = solve(&name, &table, budget, solving)?;
+pub fn run(
+    path: &Path,
+    solving: Solving,
+    demands: &Demands,
+    output: &Output,
+    out: &mut dyn Write,
+) -> Result<(), Failure> {
+    let (name, TableFile { table, budget }) = read(path, output.json.as_ref(), output.plot.as_deref())?;
+    let merged = demands::merged(&name, &table, demands)?;
+    let solved = solve(&name, &table, &merged, budget, solving)?;
     if let Some(path) = &output.plot {
-        write::file(path, &picture(title(&name, table.metric()), &table, &solved.plan, None).svg())?;
+        write::file(path, &picture(title(&name, table.metric()), &table, &merged, &solved.plan, None).svg())?;
     }
     let json = || {
         let mut file = PlanFile::new(&table, &solved.plan);
@@ -39,15 +35,37 @@ pub fn run(path: &Path, solving: Solving, output: &Output, out: &mut dyn Write) 
     emit(out, || report::plan(&table, &solved, None, &times), json, output.json.as_ref())
 }
 
-/// Solves `table`, which is called `name`, within the budget or the size that `solving` asks for, or else the budget `own`,
+/// Reads a table file, or standard input for `-`, and says what it is called. Results must not be written over it.
+pub fn read(path: &Path, json: Option<&Target>, plot: Option<&Path>) -> Result<(String, TableFile), Failure> {
+    let from_stdin = path == Path::new("-");
+    let name = if from_stdin { "standard input".to_owned() } else { path.display().to_string() };
+    let wrong = |what: &dyn std::fmt::Display| Failure::bad_input(format_args!("{name}: {what}"));
+    write::distinct((!from_stdin).then_some(path).into_iter(), json, plot)?;
+    let bytes = if from_stdin {
+        let mut bytes = Vec::new();
+        std::io::stdin().read_to_end(&mut bytes).map(|_| bytes)
+    } else {
+        std::fs::read(path)
+    };
+    let bytes = bytes.map_err(|error| wrong(&error))?;
+    let file = TableFile::parse(&bytes).map_err(|error| wrong(&error))?;
+    Ok((name, file))
+}
+
+/// Solves `table`, which is called `name` and of which `merged` is made, within the budget or the size that `solving` asks for, or else the budget `own`,
 /// or else the defaults' error.
-pub fn solve(name: &str, table: &NamedTable, own: Option<f64>, solving: Solving) -> Result<Solved, Failure> {
+pub fn solve(
+    name: &str,
+    table: &NamedTable,
+    merged: &Merged<'_>,
+    own: Option<f64>,
+    solving: Solving,
+) -> Result<Solved, Failure> {
     let solver = solver(solving)?;
     let defaults = table.defaults();
     let (budget, origin) = budget(name, own, defaults.as_deref(), solving.limits)?;
-    let view = table.view();
     let (plan, seconds) = timed(format!("solving {}", counted(table.layers() as u64, "layer")), || {
-        plan::solve_against(&view, budget, defaults.as_deref(), solver)
+        merged.solve(budget, defaults.as_deref(), solver)
     });
     let named = |error| Failure::from_core(&error, format_args!("{name}: {}", table.name_error(error)));
     Ok(Solved { plan: plan.map_err(named)?, origin, seconds })
@@ -112,8 +130,8 @@ pub fn title(name: &str, what: &str) -> String {
     crate::failure::printable(&format!("{file} · {what}"))
 }
 
-/// The picture of a plan; the frontier around it is solved for.
-pub fn picture(title: String, table: &NamedTable, plan: &Plan, facts: Option<&Facts>) -> Picture {
+/// The picture of a plan; the frontier around it is solved for, within the same constraints.
+pub fn picture(title: String, table: &NamedTable, merged: &Merged<'_>, plan: &Plan, facts: Option<&Facts>) -> Picture {
     let view = table.view();
     let summary = plan.summary();
     let budget = match summary.limit() {
@@ -129,7 +147,7 @@ pub fn picture(title: String, table: &NamedTable, plan: &Plan, facts: Option<&Fa
     budgets.dedup();
     budgets.retain(|&budget| budget > 0.0);
     let frontier = budgets.into_iter().filter_map(|budget| {
-        let plan = plan::solve(&view, Budget::Absolute(budget), Solver::default()).ok()?;
+        let plan = merged.solve(Budget::Absolute(budget), None, Solver::default()).ok()?;
         Some(Point { budget, size: plan.summary().size })
     });
     let bar = |layer: usize, option: u32| {

@@ -25,7 +25,7 @@ pub enum End {
 }
 
 /// The words that options and commands are made of; `{}` is the folder of [`folder`].
-const WORDS: [&str; 97] = [
+const WORDS: [&str; 102] = [
     "plan",
     "measure",
     "solve",
@@ -123,6 +123,11 @@ const WORDS: [&str; 97] = [
     "1..2..3:4:5",
     "plans",
     "--jsno",
+    "--group",
+    "--fix",
+    "--frontier",
+    "fc1,fc2",
+    "fc1=qsgd 8",
 ];
 
 /// A safetensors file.
@@ -264,11 +269,11 @@ fn is_small(command: &Command) -> bool {
     let written =
         |output: &Output| is_written_inside(output.json.as_ref()) && output.plot.as_deref().is_none_or(is_inside);
     match command {
-        Command::Plan { source, solving, output } => {
+        Command::Plan { source, solving, output, .. } => {
             read(source.gradients.as_deref()) && small(solving) && written(output)
         }
         Command::Measure { source, json } => read(source.gradients.as_deref()) && is_written_inside(json.as_ref()),
-        Command::Solve { table, solving, output } => is_inside(table) && small(solving) && written(output),
+        Command::Solve { table, solving, output, .. } => is_inside(table) && small(solving) && written(output),
         Command::Compare(compare) => {
             read(compare.gradients.as_deref()) && compare.levels <= 10_000 && is_written_inside(compare.json.as_ref())
         }
@@ -296,6 +301,9 @@ fn is_inside(path: &Path) -> bool {
 /// Asserts that JSON on standard output is what it should be.
 fn check_json(command: &Command, text: &str) {
     match command {
+        Command::Solve { output, frontier: Some(_), .. } if output.json == Some(Target::Stdout) => {
+            serde_json::from_str::<serde_json::Value>(text).expect("JSON");
+        }
         Command::Plan { output, .. } | Command::Solve { output, .. } if output.json == Some(Target::Stdout) => {
             PlanFile::parse(text.as_bytes()).expect("a plan file");
         }
@@ -327,6 +335,9 @@ mod tests {
             "solve {}/table.json --json {}/out.json",
             "solve {}/table.json --solver dp --levels 100 --alpha 2",
             "solve {}/table.json --size 400 --json -",
+            "solve {}/table.json --frontier --json -",
+            "solve {}/table.json --frontier 2",
+            "plan {}/gradients.safetensors --min-elements 8 --group fc1,fc2 --json -",
             "plan {}/one.safetensors --min-elements 1 --size uniform --alpha 1.5 --plot {}/out.svg",
             "compare {}/one.safetensors --min-elements 1 --size 1000 --method qsgd",
             "compare {}/gradients.safetensors --min-elements 8 --levels 100 --json -",
@@ -358,7 +369,7 @@ mod tests {
             // A command and its file, so that most lines get further than that.
             let mut bytes = vec![next() % 4, 39 + next() % 6];
             for _ in 0..next() % 4 {
-                bytes.extend([13 + next() % 13, 26 + next() % 71]);
+                bytes.extend([13 + next() % 13, 26 + next() % 76]);
             }
             if next().is_multiple_of(4) {
                 bytes.extend([255, 3, next(), next(), next()]);

@@ -1,10 +1,11 @@
 use super::read::{self, COUNT, Count, Object};
 use super::{Error, VERSION};
-use crate::plan::{Limit, budget::Budget};
-use crate::table::{Choice, NamedTable};
+use crate::plan::{Constraints, Limit, Merged, budget::Budget};
+use crate::table::{Choice, NamedError, NamedTable};
 use alloc::{format, string::String, vec::Vec};
 
-/// A table file: a table with an optional error budget.
+/// A table file: a table with an optional error budget. Layers may name a `group`, whose layers share an option, and a `fixed`
+/// option.
 ///
 /// ```
 /// use lgreco_core::{file::TableFile, plan::Limit};
@@ -50,13 +51,13 @@ impl TableFile {
             return Err(file.wrong("budget", finite));
         }
         let mut builder = NamedTable::builder(file.required::<String>("metric", "a string")?);
-        let (mut sizes, mut all_settings) = (Vec::new(), Vec::new());
+        let (mut sizes, mut all_settings, mut ties) = (Vec::new(), Vec::new(), Vec::new());
         for (index, json) in file.array("layers")?.into_iter().enumerate() {
             let layer = Object::parse(format!("layer {index}"), json)?;
             let name: String = layer.required("name", "a string")?;
             let place = format!("layer {index} (`{name}`)");
             let layer = Object::parse(place.clone(), json)?;
-            layer.only(&["name", "elements", "uncompressed_size", "default", "options"])?;
+            layer.only(&["name", "elements", "uncompressed_size", "default", "group", "fixed", "options"])?;
             let options = layer.array("options")?.into_iter().enumerate().map(|(index, json)| {
                 let option = Object::parse(format!("{place}, option {index}"), json)?;
                 option.only(&["label", "setting", "size", "error"])?;
@@ -66,7 +67,12 @@ impl TableFile {
             });
             let (options, settings): (Vec<(String, Choice)>, Vec<_>) = options.collect::<Result<_, Error>>()?;
             all_settings.push(settings);
-            let default = layer.optional("default", "the index of an option")?.map(|Count(option)| option);
+            let index = |field| -> Result<Option<u32>, Error> {
+                Ok(layer.optional(field, "the index of an option")?.map(|Count(option)| option))
+            };
+            let (default, fixed) = (index("default")?, index("fixed")?);
+            let group: Option<String> = layer.optional("group", "the name of a group")?;
+            ties.push((group, fixed, options.len()));
             builder.layer(name, layer.count("elements")?, default, options);
             sizes.push(layer.optional("uncompressed_size", COUNT)?.map(|Count(bits)| bits));
         }
@@ -79,6 +85,14 @@ impl TableFile {
                 setting.into_iter().for_each(|setting| table.set_setting(layer, option, setting));
             }
         }
+        for (layer, (group, fixed, options)) in ties.into_iter().enumerate() {
+            if let Some(option) = fixed.map(|option| option as usize).filter(|&option| option >= options) {
+                return Err(table.name_error(crate::Error::NoSuchOption { layer, option, options }).into());
+            }
+            table.set_group(layer, group);
+            table.set_fixed_option(layer, fixed);
+        }
+        expect_solvable(&table)?;
         Ok(TableFile { table, budget })
     }
 
@@ -125,6 +139,12 @@ impl TableFile {
             if let Some(default) = table.default_option(layer) {
                 json += &format!(",\"default\":{default}");
             }
+            if let Some(group) = table.group(layer) {
+                json += &format!(",\"group\":{}", text(group));
+            }
+            if let Some(fixed) = table.fixed_option(layer) {
+                json += &format!(",\"fixed\":{fixed}");
+            }
             json += ",\"options\":[";
             for (option, (choice, label)) in table.view().layer(layer).iter().zip(table.labels(layer)).enumerate() {
                 let (label, error) = (text(label), serde_json::Value::from(choice.error));
@@ -139,4 +159,10 @@ impl TableFile {
         }
         json + "\n]}\n"
     }
+}
+
+/// Refuses groups whose layers have no option in common.
+fn expect_solvable(table: &NamedTable) -> Result<(), NamedError> {
+    let constraints = Constraints::of(table);
+    if constraints.is_empty() { Ok(()) } else { Merged::named(table, &constraints).map(drop) }
 }

@@ -193,8 +193,7 @@ pub fn solve(
 fn least(table: &Table, goal: &Goal, options: &mut [u32]) -> Result<u64> {
     let (mut error, mut size, mut lower_bound) = (Sum::default(), 0, 0u64);
     for (option, choices) in options.iter_mut().zip(table.iter()) {
-        let order = |&a: &usize, &b: &usize| goal.need_less(&choices[a], &choices[b]);
-        let best = (0..choices.len()).min_by(order).unwrap_or(0);
+        let best = goal.least(choices);
         *option = best as u32;
         error.add(choices[best].error);
         size += choices[best].size;

@@ -94,6 +94,11 @@ impl Goal {
         }
     }
 
+    /// The option of a layer that needs least of the limit.
+    pub(super) fn least(&self, row: &[Choice]) -> usize {
+        (0..row.len()).min_by(|&a, &b| self.need_less(&row[a], &row[b])).unwrap_or(0)
+    }
+
     /// Whether an option by itself is within the limit.
     #[inline]
     pub(super) fn allows(&self, choice: &Choice) -> bool {

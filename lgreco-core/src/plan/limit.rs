@@ -48,8 +48,8 @@ impl Limit {
     /// `Err` unless the plan that needs least of what is limited, of this error and size, is within the limit.
     pub(super) fn expect_met(self, error: Sum, size: u64) -> Result<()> {
         match self {
-            Limit::Error(budget) if !error.at_most(budget) => Err(Error::infeasible(budget, error)),
-            Limit::Size(limit) if size > limit => Err(Error::SizeInfeasible { limit, smallest: size }),
+            Limit::Error(budget) if !error.at_most(budget) => Err(Error::infeasible(budget, error, size)),
+            Limit::Size(limit) if size > limit => Err(Error::size_infeasible(limit, size, error)),
             _ => Ok(()),
         }
     }

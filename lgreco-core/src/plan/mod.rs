@@ -7,16 +7,30 @@
 pub mod baseline;
 pub mod budget;
 pub mod check;
+#[cfg(feature = "alloc")]
+mod constrained;
+#[cfg(feature = "alloc")]
+mod constraints;
 pub mod dp;
 pub mod exact;
+#[cfg(feature = "alloc")]
+mod frontier;
 mod goal;
 mod limit;
+#[cfg(feature = "alloc")]
+mod merged;
 #[cfg(feature = "alloc")]
 mod owned;
 #[cfg(feature = "alloc")]
 mod solve;
 
+#[cfg(feature = "alloc")]
+pub use constraints::Constraints;
+#[cfg(feature = "alloc")]
+pub use frontier::{Frontier, Point};
 pub use limit::{Limit, Proof};
+#[cfg(feature = "alloc")]
+pub use merged::Merged;
 #[cfg(feature = "alloc")]
 pub use owned::Plan;
 #[cfg(feature = "alloc")]

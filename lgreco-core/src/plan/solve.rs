@@ -136,9 +136,14 @@ pub fn solve(table: &Table, budget: Budget, solver: Solver) -> Result<Plan> {
 /// # Complexity
 /// That of the solver; allocates its workspace and two words per layer.
 pub fn solve_against(table: &Table, budget: Budget, reference: Option<&[u32]>, solver: Solver) -> Result<Plan> {
-    let limit = budget.limit(table)?;
+    let found = choose(table, budget.limit(table)?, solver)?;
+    verified_against(table, found, reference, solver)
+}
+
+/// The solver's choices, not verified yet.
+pub(super) fn choose(table: &Table, limit: Limit, solver: Solver) -> Result<(Vec<u32>, Summary)> {
     let mut options = vec![0; table.layers()];
-    let mut summary = match solver {
+    let summary = match solver {
         Solver::Exact(limits) => solve_exactly(table, limit, limits, &mut options)?,
         Solver::Dp { levels } => {
             let mut workspace = workspace(dp::workspace_len(table, levels))?;
@@ -146,6 +151,16 @@ pub fn solve_against(table: &Table, budget: Budget, reference: Option<&[u32]>, s
             Summary { proof: summary.proof.stronger(relaxed(table, limit)?), ..summary }
         }
     };
+    Ok((options, summary))
+}
+
+/// A plan of the choices found, or of the reference plan where that is better.
+pub(super) fn verified_against(
+    table: &Table,
+    (mut options, mut summary): (Vec<u32>, Summary),
+    reference: Option<&[u32]>,
+    solver: Solver,
+) -> Result<Plan> {
     if let Some(reference) = reference {
         match Summary::of(table, reference, summary.proof) {
             Ok(fits) if fits.better_than(&summary) => {

@@ -1,5 +1,7 @@
 //! An owned table whose layers and options have names.
 
+mod constraints;
+
 use super::{Choice, Table};
 use crate::compress::Setting;
 use crate::error::{Number, expect_distinct};
@@ -37,6 +39,8 @@ struct NamedLayer {
     elements: u64,
     uncompressed_size: Option<u64>,
     default: Option<u32>,
+    group: Option<String>,
+    fixed: Option<u32>,
 }
 
 impl NamedTable {
@@ -186,7 +190,14 @@ impl Builder {
         options: impl IntoIterator<Item = (String, Choice)>,
     ) -> &mut Self {
         let table = &mut self.0;
-        table.layers.push(NamedLayer { name: name.into(), elements, uncompressed_size: None, default });
+        table.layers.push(NamedLayer {
+            name: name.into(),
+            elements,
+            uncompressed_size: None,
+            default,
+            group: None,
+            fixed: None,
+        });
         for (label, choice) in options {
             table.labels.push(label);
             table.choices.push(choice);
@@ -267,6 +278,9 @@ impl fmt::Display for NamedError {
             Error::SizeOverflow { size, .. } => write!(f, ": size {size} makes the total overflow 64 bits"),
             Error::NoSuchOption { option, options, .. } => write!(f, ": there is no option {option} of {options}"),
             Error::DuplicateName { layer, first } => write!(f, ": layers {first} and {layer} share this name"),
+            Error::NoSharedOption { first, .. } => {
+                write!(f, ": it is in a group with layer {first}, and no option is left that both of them can have")
+            }
             other => write!(f, ": {other}"),
         }
     }

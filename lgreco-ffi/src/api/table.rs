@@ -320,6 +320,13 @@ pub unsafe extern "C" fn lgreco_table_from_json(
 ) -> lgreco_status {
     create!(context, table, |_| {
         let file = TableFile::parse(slice(json.cast(), length, "json")?)?;
+        // lgreco_plan_solve would make plans that do not keep what they demand.
+        let is_bound = |&layer: &usize| file.table.group(layer).is_some() || file.table.fixed_option(layer).is_some();
+        let value = (0..file.table.layers()).filter(is_bound).count() as f64;
+        if value > 0.0 {
+            let what = "the number of layers with a group or a fixed option";
+            return Err(CoreError::Parameter { what, value, expected: "0: the C API has no plans for them" }.into());
+        }
         TableState::new(file.table, file.budget)
     })
 }

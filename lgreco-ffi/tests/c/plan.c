@@ -134,7 +134,8 @@ static void size_limits(lgreco_context *context) {
     options.solver = LGRECO_SOLVER_EXACT;
     options.size_limit = 49;
     STATUS(LGRECO_SIZE_INFEASIBLE, lgreco_plan_solve(context, &given, &options, &plan));
-    TEXT("infeasible: the size limit is 49 bits, the smallest achievable size is 50 bits", lgreco_context_message(context));
+    TEXT("infeasible: the size limit is 49 bits, the smallest achievable size is 50 bits, with an error of 5",
+         lgreco_context_message(context));
 
     // The defaults have 70 bits.
     options.limit = LGRECO_LIMIT_DEFAULT_SIZE;
@@ -213,7 +214,8 @@ static void refusals(lgreco_context *context) {
     given.budget = &tiny;
     STATUS(LGRECO_INFEASIBLE, lgreco_plan_solve(context, &given, NULL, &plan));
     CHECK(plan == NULL);
-    TEXT("infeasible: the error budget is 0.5, the smallest achievable error is 1", lgreco_context_message(context));
+    TEXT("infeasible: the error budget is 0.5, the smallest achievable error is 1, with a size of 140 bits",
+         lgreco_context_message(context));
     given.budget = &nan;
     STATUS(LGRECO_BUDGET, lgreco_plan_solve(context, &given, NULL, &plan));
 

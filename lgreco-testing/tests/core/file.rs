@@ -292,3 +292,25 @@ fn settings_are_found_by_name() {
     let twice = plan(&[layer("body", top)]).settings([model[0], model[2], model[2]]).unwrap_err();
     assert_eq!(twice.to_string(), "layer `body`: layers 1 and 2 share this name");
 }
+
+#[test]
+fn groups_and_fixed_options_are_read_and_written() {
+    let tied = TABLE.replace("\"elements\":9,", "\"elements\":9,\"group\":\"tied \\\"é\\\"\",\"fixed\":0,");
+    let file = TableFile::parse(tied.as_bytes()).unwrap();
+    assert_eq!((file.table.group(1), file.table.fixed_option(1)), (Some("tied \"é\""), Some(0)));
+    assert_eq!((file.table.group(0), file.table.fixed_option(0)), (None, None));
+    assert_eq!(TableFile::parse(file.to_json().as_bytes()), Ok(file));
+    let none = TABLE.replace("\"elements\":9,", "\"elements\":9,\"group\":null,\"fixed\":null,");
+    assert_eq!(TableFile::parse(none.as_bytes()), TableFile::parse(TABLE.as_bytes()));
+
+    let refused = |with: &str| message("\"elements\":9", &format!("\"elements\":9,{with}"));
+    assert_eq!(refused("\"fixed\":1"), "layer `fc2 \"é\"`: there is no option 1 of 1");
+    let place = "layer 1 (`fc2 \"é\"`)";
+    assert_eq!(refused("\"fixed\":\"dense\""), format!("{place}: fixed is \"dense\", expected the index of an option"));
+    assert_eq!(refused("\"group\":7"), format!("{place}: group is 7, expected the name of a group"));
+    let both = TABLE.replace("\"elements\":", "\"group\":\"g\",\"elements\":");
+    assert_eq!(
+        TableFile::parse(both.as_bytes()).unwrap_err().to_string(),
+        "layer `fc2 \"é\"`: it is in a group with layer 0, and no option is left that both of them can have"
+    );
+}

@@ -20,8 +20,10 @@ mod compress {
 }
 
 mod plan {
+    mod constrained;
     mod dp;
     mod exact;
+    mod frontier;
     mod solve;
 
     mod baseline {

@@ -228,7 +228,7 @@ impl PlanTask {
         let Some(budget) = self.budget(&offers.reference, timed) else { return Ok(choices) };
         let limit = budget.limit(&table)?;
         let in_its_unit = |error| match error {
-            Error::Core(CoreError::SizeInfeasible { limit, smallest }) if timed => {
+            Error::Core(CoreError::SizeInfeasible { limit, smallest, .. }) if timed => {
                 let [limit, smallest] = [limit, smallest].map(|time| time as f64 / PICOSECONDS);
                 Error::TimeInfeasible { limit, smallest }
             }

@@ -257,7 +257,7 @@ fn raise(table: &Table, budget: f64, front: &[u32], place: &mut [u64], options: 
                 (worst, most) = (Some((layer, next)), per_bit);
             }
         }
-        let Some((layer, next)) = worst else { return Err(Error::infeasible(budget, sum)) };
+        let Some((layer, next)) = worst else { return Err(Error::infeasible(budget, sum, sums(table, options)?.1)) };
         place[layer] += 1;
         options[layer] = next;
     }

@@ -13,10 +13,9 @@ use super::targets;
 use super::units::{Rounding, Scale};
 use super::workspace::{Carver, words};
 use crate::Result;
-use crate::num::Sum;
 use crate::plan::dp;
 use crate::plan::goal::Goal;
-use crate::table::{Choice, Table};
+use crate::table::Table;
 
 /// The most states that branching uses.
 pub(super) const BRANCHING: usize = 1 << 10;
@@ -59,11 +58,9 @@ impl<'w> Relaxed<'w> {
         states: usize,
         workspace: &'w mut [u64],
     ) -> Result<Self> {
-        let least = |pick: fn(&Choice) -> f64| {
-            table.iter().map(move |row| row.iter().map(pick).fold(f64::INFINITY, f64::min)).collect::<Sum>()
-        };
-        let smallest = table.iter().map(|row| row.iter().map(|choice| choice.size).min().unwrap_or(0)).sum();
-        goal.limit.expect_met(least(|choice| choice.error), smallest)?;
+        let least = table.iter().map(|row| row[goal.least(row)]);
+        goal.limit
+            .expect_met(least.clone().map(|choice| choice.error).collect(), least.map(|choice| choice.size).sum())?;
         let scale = Scale::new(goal.limit, rounding);
         let capacity = scale.capacity();
         let mut carver = Carver(workspace);

@@ -66,7 +66,7 @@ fn a_budget_of_zero_and_a_useless_grid() {
     let two = [choices[1], choices[3]];
     let useless = Table::new(&two, &[1, 2]).unwrap();
     assert_eq!(run(&useless, 1.5, 1).unwrap().1, [0, 0]);
-    assert_eq!(run(&useless, 0.9, 1), Err(Error::Infeasible { budget: 0.9, smallest: 1.0 }));
+    assert_eq!(run(&useless, 0.9, 1), Err(Error::Infeasible { budget: 0.9, smallest: 1.0, size: 9 }));
 }
 
 #[test]

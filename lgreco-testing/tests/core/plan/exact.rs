@@ -103,7 +103,7 @@ fn sums_beyond_the_largest_number_are_no_plans() {
     let summary = summary.unwrap();
     assert_eq!((summary.size, plan, summary.proven()), (20, [0, 0], true));
     let found = solve(&table, half, DEFAULT, &mut vec![0; workspace_len(&table, DEFAULT)], &mut plan);
-    assert_eq!(found.err(), Some(Error::Infeasible { budget: half, smallest: f64::MAX }));
+    assert_eq!(found.err(), Some(Error::Infeasible { budget: half, smallest: f64::MAX, size: 20 }));
 }
 
 proptest! {
@@ -186,7 +186,7 @@ fn a_sum_that_only_rounds_to_the_budget_is_over_it() {
 fn impossible_budgets_are_named() {
     let (choices, ends) = table_of(&[[(8, 0.5), (16, 0.25)].to_vec(), [(1, 0.125)].to_vec()]);
     let table = Table::new(&choices, &ends).unwrap();
-    assert_eq!(check_exact(&table, 0.3, DEFAULT), Err(Error::Infeasible { budget: 0.3, smallest: 0.375 }));
+    assert_eq!(check_exact(&table, 0.3, DEFAULT), Err(Error::Infeasible { budget: 0.3, smallest: 0.375, size: 17 }));
     for budget in [f64::NAN, f64::INFINITY, -1.0, f64::NEG_INFINITY] {
         let found = solve(&table, budget, DEFAULT, &mut vec![0; workspace_len(&table, DEFAULT)], &mut [0; 2]);
         assert!(matches!(found, Err(Error::Budget { .. })), "{found:?}");

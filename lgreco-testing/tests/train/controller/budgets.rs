@@ -136,5 +136,5 @@ fn budgets_that_cannot_be_are_refused() {
         (0..2).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
         take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap_err().code()
     });
-    assert_eq!(failed, CoreError::SizeInfeasible { limit: 0, smallest: 0 }.code());
+    assert_eq!(failed, CoreError::SizeInfeasible { limit: 0, smallest: 0, error: 0.0 }.code());
 }

@@ -302,7 +302,7 @@ fn a_limit_of_size_is_seconds() {
 
     let (limit, smallest) = (1e-6, seconds / 10.0);
     let told = Error::TimeInfeasible { limit, smallest };
-    assert_eq!(told.code(), CoreError::SizeInfeasible { limit: 0, smallest: 0 }.code());
+    assert_eq!(told.code(), CoreError::SizeInfeasible { limit: 0, smallest: 0, error: 0.0 }.code());
     assert!(told.to_string().contains("seconds"), "{told}");
     let too_short = world(Budget::Seconds(limit));
     let results = threads::run(2, |mut worker| {

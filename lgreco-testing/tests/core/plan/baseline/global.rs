@@ -83,8 +83,8 @@ proptest! {
 fn infeasible_tells_the_smallest_error() {
     let choices = [(9, 3.0), (5, 4.0)].map(|(size, error)| Choice { size, error });
     let table = Table::new(&choices, &[2]).unwrap();
-    assert_eq!(run(&table, 2.0, false), Err(Error::Infeasible { budget: 2.0, smallest: 3.0 }));
+    assert_eq!(run(&table, 2.0, false), Err(Error::Infeasible { budget: 2.0, smallest: 3.0, size: 9 }));
     assert_eq!(run(&table, -1.0, false).unwrap_err().code(), 25);
-    assert_eq!(run(&table, Limit::Size(4), false), Err(Error::SizeInfeasible { limit: 4, smallest: 5 }));
+    assert_eq!(run(&table, Limit::Size(4), false), Err(Error::SizeInfeasible { limit: 4, smallest: 5, error: 4.0 }));
     assert_eq!((run(&table, Limit::Size(8), false), run(&table, Limit::Size(9), false)), (Ok(vec![1]), Ok(vec![0])));
 }

@@ -62,7 +62,7 @@ fn the_budget_raises_the_worst_error_per_bit() {
     assert_eq!(run(0.3), Ok(vec![1, 2, 1, 0]));
     assert_eq!(run(0.2), Ok(vec![0, 1, 1, 0]));
     assert_eq!(run(0.125), Ok(vec![0; 4]));
-    assert_eq!(run(0.1), Err(Error::Infeasible { budget: 0.1, smallest: 0.125 }));
+    assert_eq!(run(0.1), Err(Error::Infeasible { budget: 0.1, smallest: 0.125, size: 2000 }));
 }
 
 #[test]

@@ -166,7 +166,8 @@ fn sizes_up_to_the_last_bit_and_down_to_none() {
     let smallest = u64::MAX - 10;
     assert_eq!(run(&table, smallest).unwrap().0.error, 5.0);
     let limit = smallest - 1;
-    assert_eq!(check_exact(&table, Limit::Size(limit), DEFAULT), Err(Error::SizeInfeasible { limit, smallest }));
+    let told = Error::SizeInfeasible { limit, smallest, error: 5.0 };
+    assert_eq!(check_exact(&table, Limit::Size(limit), DEFAULT), Err(told));
     let (choices, ends) = table_of(&[[(0, 2.0), (0, 0.5), (1, 0.0)].to_vec()]);
     let table = Table::new(&choices, &ends).unwrap();
     let (summary, plan) = run(&table, 0).unwrap();

@@ -1,0 +1,63 @@
+//! Plans for a table with groups and fixed options.
+
+use super::solve::{choose, verified_against};
+use super::{Limit, Merged, Plan, Proof, Solver, Summary, budget::Budget};
+use crate::{Error, Result};
+use alloc::vec::Vec;
+
+impl Merged<'_> {
+    /// Chooses one option per layer within the constraints, as [`solve_against`](super::solve_against) does without.
+    ///
+    /// The budget, the plan's size and its error are those of the whole table, fixed layers included. The plan is
+    /// verified by [`check`](super::check) on the table itself. The lower bound is one of all plans that keep the
+    /// constraints. A `reference` that does not keep them does not count.
+    ///
+    /// ```
+    /// use lgreco_core::{Error, plan::{Constraints, Merged, Solver, budget::Budget}, table::{Choice, Table}};
+    /// let choices = [(80, 0.5), (40, 1.0), (60, 0.5), (30, 2.0)].map(|(size, error)| Choice { size, error });
+    /// let table = Table::new(&choices, &[2, 4])?;
+    /// let merged = Merged::new(&table, Constraints::default().group([0, 1]))?;
+    /// let plan = merged.solve(Budget::Absolute(2.5), None, Solver::default())?;
+    /// assert_eq!((plan.options(), plan.summary().size, plan.summary().proven()), (&[0, 0][..], 140, true));
+    /// let failed = merged.solve(Budget::Absolute(0.9), None, Solver::default()).unwrap_err();
+    /// assert_eq!(failed, Error::Infeasible { budget: 0.9, smallest: 1.0, size: 140 });
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`solve_against`](super::solve_against); what [`Error::Infeasible`] and [`Error::SizeInfeasible`] tell is
+    /// achievable within the constraints.
+    ///
+    /// # Complexity
+    /// That of the solver on the merged table, twice where sums of a group's errors are rounded and the budget is that close.
+    pub fn solve(&self, budget: Budget, reference: Option<&[u32]>, solver: Solver) -> Result<Plan> {
+        let limit = budget.limit(&self.table)?;
+        let kept = reference.map(|options| self.allows(options)).transpose()?.unwrap_or(false);
+        let found = self.choose(limit, solver)?;
+        verified_against(&self.table, found, reference.filter(|_| kept), solver)
+    }
+
+    fn choose(&self, limit: Limit, solver: Solver) -> Result<(Vec<u32>, Summary)> {
+        // With errors rounded down no plan is lost: what is proved of the merged table is proved of this one.
+        let proof = match choose(&self.low(), limit, solver) {
+            Ok((options, Summary { proof, .. })) => match self.summary(&options, proof) {
+                Err(Error::OverBudget { .. }) => proof,
+                found => return found,
+            },
+            Err(Error::Infeasible { .. }) if self.is_rounded() => limit.unproved(),
+            Err(error) => return Err(error),
+        };
+        // The plan is over the budget by the rounding alone. With errors rounded up none is.
+        match choose(&self.view(), limit, solver) {
+            Ok((options, _)) => self.summary(&options, proof),
+            Err(error) => self.summary(&self.most_exact(), proof).map_err(|_| error),
+        }
+    }
+
+    /// Choices for the merged table as choices for this one.
+    fn summary(&self, options: &[u32], proof: Proof) -> Result<(Vec<u32>, Summary)> {
+        let options = self.expand(options)?;
+        let summary = Summary::of(&self.table, &options, proof)?;
+        Ok((options, summary))
+    }
+}

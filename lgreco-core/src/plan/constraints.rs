@@ -1,0 +1,104 @@
+//! What a plan must do besides keeping its limit.
+
+use crate::table::{NamedTable, Table};
+use crate::{Error, Result};
+use alloc::{collections::BTreeMap, vec::Vec};
+
+/// Layers that must share an option, and layers whose option is fixed; [`Merged`](super::Merged) plans within them.
+///
+/// Tied weights and fused projections are such groups. Groups that have a layer in common are one group.
+///
+/// ```
+/// use lgreco_core::plan::Constraints;
+/// let mut constraints = Constraints::default();
+/// constraints.group([0, 2]).fix(1, 3);
+/// assert!(!constraints.is_empty());
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Constraints {
+    groups: Vec<Vec<usize>>,
+    fixed: BTreeMap<usize, u32>,
+}
+
+impl Constraints {
+    /// The groups and fixed options that a table states itself.
+    ///
+    /// ```
+    /// # use lgreco_core::{plan::Constraints, table::{Choice, NamedTable}};
+    /// # let mut builder = NamedTable::builder("l2");
+    /// # for name in ["q", "k"] { builder.layer(name, 9, None, [("a".to_string(), Choice { size: 9, error: 1.0 })]); }
+    /// let mut table = builder.build()?;
+    /// table.set_group(0, Some("qk".into()));
+    /// table.set_group(1, Some("qk".into()));
+    /// assert_eq!(Constraints::of(&table), *Constraints::default().group([0, 1]));
+    /// # Ok::<(), lgreco_core::table::NamedError>(())
+    /// ```
+    ///
+    /// # Complexity
+    /// O(layers·log(groups)).
+    pub fn of(table: &NamedTable) -> Constraints {
+        let mut groups: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        let mut fixed = BTreeMap::new();
+        for layer in 0..table.layers() {
+            if let Some(group) = table.group(layer) {
+                groups.entry(group).or_default().push(layer);
+            }
+            fixed.extend(table.fixed_option(layer).map(|option| (layer, option)));
+        }
+        Constraints { groups: groups.into_values().collect(), fixed }
+    }
+
+    /// Demands that these layers share an option.
+    pub fn group(&mut self, layers: impl Into<Vec<usize>>) -> &mut Self {
+        self.groups.push(layers.into());
+        self
+    }
+
+    /// Fixes the option of a layer, in place of one that was fixed before.
+    pub fn fix(&mut self, layer: usize, option: u32) -> &mut Self {
+        self.fixed.insert(layer, option);
+        self
+    }
+
+    /// Whether nothing is demanded.
+    pub fn is_empty(&self) -> bool {
+        self.groups.is_empty() && self.fixed.is_empty()
+    }
+
+    pub(super) fn fixed(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
+        self.fixed.iter().map(|(&layer, &option)| (layer, option))
+    }
+
+    /// Per layer the first layer of its group, itself where it has none.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for a layer, [`Error::NoSuchOption`] for an option that the table does not have.
+    pub(super) fn first_of_group(&self, table: &Table) -> Result<Vec<usize>> {
+        let layers = table.layers();
+        for layer in self.groups.iter().flatten().chain(self.fixed.keys()) {
+            let (what, expected) = ("the index of a grouped or fixed layer", "that of a layer of the table");
+            Error::require(*layer < layers, what, *layer as f64, expected)?;
+        }
+        for (layer, option) in self.fixed() {
+            let (option, options) = (option as usize, table.layer(layer).len());
+            if option >= options {
+                return Err(Error::NoSuchOption { layer, option, options });
+            }
+        }
+        let mut parent: Vec<usize> = (0..layers).collect();
+        for pair in self.groups.iter().flat_map(|group| group.windows(2)) {
+            let (a, b) = (root(&mut parent, pair[0]), root(&mut parent, pair[1]));
+            parent[a.max(b)] = a.min(b);
+        }
+        Ok((0..layers).map(|layer| root(&mut parent, layer)).collect())
+    }
+}
+
+/// The smallest layer of the group so far; halves the way to it.
+fn root(parent: &mut [usize], mut layer: usize) -> usize {
+    while parent[layer] != layer {
+        parent[layer] = parent[parent[layer]];
+        layer = parent[layer];
+    }
+    layer
+}

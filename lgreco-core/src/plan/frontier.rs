@@ -1,0 +1,121 @@
+//! All that can be had: the plans of which none has both less size and less error.
+
+use super::{Merged, Plan, Proof, Solver, budget::Budget, exact};
+use crate::{Error, Result};
+use alloc::vec::Vec;
+
+/// The size–error frontier of a table, smallest size first.
+///
+/// ```
+/// use lgreco_core::plan::{Constraints, Merged, exact::Limits};
+/// use lgreco_core::table::{Choice, Table};
+/// let choices = [(80, 0.0), (40, 1.0), (60, 0.0), (30, 2.0)].map(|(size, error)| Choice { size, error });
+/// let table = Table::new(&choices, &[2, 4])?;
+/// let frontier = Merged::new(&table, &Constraints::default())?.frontier(100, Limits::default())?;
+/// let points = frontier.points.iter().map(|point| (point.plan.summary().size, point.plan.summary().error));
+/// assert_eq!(points.collect::<Vec<_>>(), [(70, 3.0), (100, 1.0), (140, 0.0)]);
+/// assert!(frontier.complete && frontier.points.iter().all(|point| point.proven()));
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Frontier {
+    /// The points, from the smallest size to the smallest error.
+    pub points: Vec<Point>,
+    /// Whether these are all; otherwise they are spread evenly by size between the first and the last.
+    pub complete: bool,
+}
+
+/// A plan on the frontier, with its certificate.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Point {
+    /// The plan, within its own error: its lower bound is one of the size of plans with no more error.
+    pub plan: Plan,
+    /// No plan of its size has less error than this.
+    pub error_bound: f64,
+}
+
+impl Point {
+    /// Whether it is proved that no plan with as little error is smaller, and that none as small has less error (to
+    /// [`Proof::RESOLUTION`]).
+    pub fn proven(&self) -> bool {
+        let summary = self.plan.summary();
+        summary.proven() && summary.error <= self.error_bound + self.error_bound * Proof::RESOLUTION
+    }
+}
+
+impl Merged<'_> {
+    /// The plans within the constraints that no other plan beats in both size and error, by the exact solver: all of them
+    /// if there are at most `most`, else up to `most` at sizes that are spread evenly.
+    ///
+    /// Errors that differ by less than [`Proof::RESOLUTION`] count as equal. A point that is not proved, because the solver
+    /// ended at its `limits`, says so; it may hide others.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] when `most` is below 2, or when no plan has an error that is a number; [`Error::OutOfMemory`].
+    ///
+    /// # Complexity
+    /// Two runs of the exact solver for each point, four where there are more than `most`.
+    pub fn frontier(&self, most: usize, limits: exact::Limits) -> Result<Frontier> {
+        Error::require(most >= 2, "points of the frontier", most as f64, "at least 2")?;
+        let solver = Solver::Exact(limits);
+        let view = self.low();
+        let sum = |pick: fn(u64, u64) -> u64| -> u64 {
+            view.iter().filter_map(|row| row.iter().map(|choice| choice.size).reduce(pick)).sum()
+        };
+        let smallest = sum(u64::min);
+        let mut points = alloc::vec![self.point(sum(u64::max), solver)?];
+        let size = |points: &[Point]| points[points.len() - 1].plan.summary().size;
+        while size(&points) > smallest && points.len() < most {
+            match self.point(size(&points) - 1, solver) {
+                Ok(point) => points.push(point),
+                Err(error) if is_beyond(&error) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        let complete = size(&points) == smallest || points.len() < most;
+        if !complete {
+            points.truncate(1);
+            let (largest, steps) = (size(&points), most as u128 - 1);
+            for step in (0..steps).rev() {
+                let part = u128::from(largest - smallest) * step / steps;
+                match self.point(smallest + part as u64, solver) {
+                    Ok(point) => points.push(point),
+                    Err(error) if is_beyond(&error) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        points.reverse();
+        Ok(Frontier { points: undominated(points), complete })
+    }
+
+    /// The least error within `size` bits, and the smallest plan with that error.
+    fn point(&self, size: u64, solver: Solver) -> Result<Point> {
+        let within = self.solve(Budget::Size(size), None, solver)?;
+        let error_bound = match within.summary().proof {
+            Proof::Error { lower_bound, .. } => lower_bound,
+            Proof::Size { .. } => 0.0,
+        };
+        let options = within.options();
+        let plan = self.solve(Budget::Defaults { alpha: 1.0, options }, Some(options), solver)?;
+        Ok(Point { plan, error_bound })
+    }
+}
+
+/// Whether no plan within a size has an error that is a number.
+fn is_beyond(error: &Error) -> bool {
+    matches!(error, Error::Parameter { .. })
+}
+
+/// Of points from small to large those with less error than all before them.
+fn undominated(points: Vec<Point>) -> Vec<Point> {
+    let mut least = f64::INFINITY;
+    let mut kept = points;
+    kept.retain(|point| {
+        let error = point.plan.summary().error;
+        let is_less = error < least;
+        least = least.min(error);
+        is_less
+    });
+    kept
+}

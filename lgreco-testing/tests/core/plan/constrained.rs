@@ -1,0 +1,226 @@
+//! Groups and fixed options against enumeration of all plans.
+
+use lgreco_core::plan::{self, Constraints, Limit, Merged, Plan, Proof, Solver, baseline, budget::Budget, check};
+use lgreco_core::table::{Choice, NamedTable, Table};
+use lgreco_core::{Error, plan::exact::Limits};
+use lgreco_testing::oracle::exhaustive_among;
+use proptest::prelude::*;
+
+/// A small table whose options have one of four labels, some twice, with demands that it can meet or not.
+#[derive(Clone, Debug)]
+struct Case {
+    layers: Vec<Vec<(char, u64, f64)>>,
+    groups: Vec<Vec<usize>>,
+    fixed: Vec<(usize, u32)>,
+}
+
+impl Case {
+    fn table(&self) -> NamedTable {
+        let mut builder = NamedTable::builder("any");
+        for (layer, options) in self.layers.iter().enumerate() {
+            let options = options.iter().map(|&(label, size, error)| (label.to_string(), Choice { size, error }));
+            builder.layer(format!("layer {layer}"), 1, None, options);
+        }
+        builder.build().unwrap()
+    }
+
+    fn constraints(&self) -> Constraints {
+        let mut constraints = Constraints::default();
+        for group in &self.groups {
+            constraints.group(group.clone());
+        }
+        for &(layer, option) in &self.fixed {
+            constraints.fix(layer, option);
+        }
+        constraints
+    }
+
+    /// What `Merged::named` promises, without groups ever being merged.
+    fn allows(&self, plan: &[u32]) -> bool {
+        let label = |layer: usize| {
+            let options = &self.layers[layer][..=plan[layer] as usize];
+            let label = options[plan[layer] as usize].0;
+            (label, options.iter().filter(|option| option.0 == label).count())
+        };
+        // The last option fixed for a layer counts.
+        let fixed = |layer| self.fixed.iter().rev().find(|fixed| fixed.0 == layer);
+        self.groups.iter().all(|group| group.iter().all(|&layer| label(layer) == label(group[0])))
+            && (0..plan.len()).all(|layer| fixed(layer).is_none_or(|&(_, option)| plan[layer] == option))
+    }
+}
+
+/// Up to 5 layers of up to 4 options. Errors are small multiples of `unit`.
+fn any_case(unit: f64) -> impl Strategy<Value = Case> {
+    let option =
+        (prop::sample::select(vec!['a', 'b', 'c', 'd']), 0u64..9, (0u32..9).prop_map(move |x| unit * f64::from(x)));
+    let layers = prop::collection::vec(prop::collection::vec(option, 1..5), 1..6);
+    layers.prop_flat_map(|layers| {
+        let count = layers.len();
+        let groups = prop::collection::vec(prop::collection::vec(0..count, 1..4), 0..3);
+        let fixed = prop::collection::vec((0..count, any::<prop::sample::Index>()), 0..3);
+        (Just(layers), groups, fixed).prop_map(|(layers, groups, fixed)| {
+            let fixed = fixed.iter().map(|&(layer, at)| (layer, at.index(layers[layer].len()) as u32)).collect();
+            Case { layers, groups, fixed }
+        })
+    })
+}
+
+fn any_limit(unit: f64) -> impl Strategy<Value = Limit> {
+    prop_oneof![(0u32..30).prop_map(move |x| Limit::Error(unit * f64::from(x))), (0u64..40).prop_map(Limit::Size)]
+}
+
+fn minimised(plan: &Plan) -> f64 {
+    match plan.summary().limit() {
+        Limit::Error(_) => plan.summary().size as f64,
+        Limit::Size(_) => plan.summary().error,
+    }
+}
+
+/// Solves by every way and compares with the best of all allowed plans. `exact_sums`: every sum of errors is exact.
+fn check_case(case: &Case, limit: Limit, exact_sums: bool) {
+    let (named, constraints) = (case.table(), case.constraints());
+    let table = named.view();
+    let best = |limit| exhaustive_among(&table, limit, |plan| case.allows(plan));
+    let merged = match Merged::named(&named, &constraints) {
+        Ok(merged) => merged,
+        Err(error) => {
+            assert!(matches!(error.error, Error::NoSharedOption { .. }), "{error}");
+            assert_eq!(best(Limit::Size(u64::MAX)), None, "there are plans that keep the constraints");
+            return;
+        }
+    };
+    let optimum = best(limit).map(|best| match best {
+        Limit::Error(error) => error,
+        Limit::Size(size) => size as f64,
+    });
+    for solver in [Solver::default(), Solver::Exact(Limits { states: 0 }), Solver::Dp { levels: 100 }] {
+        let plan = match merged.solve(limit.into(), None, solver) {
+            Ok(plan) => plan,
+            Err(error) => {
+                assert_eq!(optimum, None, "{error}");
+                let enough = match error {
+                    Error::Infeasible { smallest, size, .. } => {
+                        assert!(best(Limit::Error(smallest * (1.0 - 1e-14))).is_none() || smallest == 0.0);
+                        assert!(matches!(best(Limit::Error(smallest)), Some(Limit::Size(best)) if best <= size));
+                        Limit::Error(smallest)
+                    }
+                    Error::SizeInfeasible { smallest, error, .. } => {
+                        assert_eq!(best(Limit::Size(smallest - 1)), None);
+                        let Some(Limit::Error(least)) = best(Limit::Size(smallest)) else { panic!("{error}") };
+                        assert!((error - least).abs() <= 1e-12 * least, "the error there is {least}, not {error}");
+                        Limit::Size(smallest)
+                    }
+                    error => panic!("{error}"),
+                };
+                assert!(merged.solve(enough.into(), None, solver).is_ok(), "{enough:?} was said to be enough");
+                continue;
+            }
+        };
+        assert!(case.allows(plan.options()) && merged.allows(plan.options()).unwrap(), "{plan:?}");
+        check::verify(&table, plan.options(), plan.summary()).unwrap();
+        let (optimum, found) = (optimum.expect("a plan of the solver's"), minimised(&plan));
+        let bound = match plan.summary().proof {
+            Proof::Size { lower_bound, .. } => lower_bound as f64,
+            Proof::Error { lower_bound, .. } => lower_bound,
+        };
+        assert!(bound <= optimum && optimum <= found, "{bound} {optimum} {found}");
+        let is_best = found <= optimum * (1.0 + Proof::RESOLUTION);
+        assert!(is_best || !plan.summary().proven(), "{optimum} is better than the proved {found}");
+        assert!(plan.summary().proven() || solver != Solver::default() || !exact_sums, "{plan:?}");
+    }
+    // Others choose for the merged table.
+    let (view, mut options) = (merged.view(), vec![0; merged.view().layers()]);
+    let mut workspace = vec![0; baseline::global_topk_workspace_len(&view)];
+    if baseline::global_topk(&view, limit, true, &mut workspace, &mut options).is_ok() {
+        let plan = Plan::from_options(&table, limit.into(), "global", merged.expand(&options).unwrap()).unwrap();
+        assert!(case.allows(plan.options()));
+    }
+    let (elements, errors) = (vec![1; view.layers()], vec![1.0; view.layers()]);
+    let mut workspace = vec![0; baseline::kmeans_workspace_len(&view, 2)];
+    if baseline::kmeans(&view, limit, &elements, &errors, 2, &mut workspace, &mut options).is_ok() {
+        let plan = Plan::from_options(&table, limit.into(), "k-means", merged.expand(&options).unwrap()).unwrap();
+        assert!(case.allows(plan.options()));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn the_best_of_all_allowed_plans_is_found(case in any_case(0.25), limit in any_limit(0.25)) {
+        check_case(&case, limit, true);
+    }
+
+    /// Sums of tenths are rounded, and often equal to the budget but for that.
+    #[test]
+    fn rounded_sums_lose_no_plan(case in any_case(0.1), limit in any_limit(0.1)) {
+        check_case(&case, limit, false);
+    }
+
+    #[test]
+    fn without_demands_the_plan_is_that_of_the_table(case in any_case(0.1), limit in any_limit(0.1)) {
+        let named = case.table();
+        let merged = Merged::named(&named, &Constraints::default()).unwrap();
+        let free = plan::solve(&named.view(), limit.into(), Solver::default());
+        prop_assert_eq!(merged.solve(limit.into(), None, Solver::default()), free);
+    }
+}
+
+fn pair() -> (Vec<Choice>, Vec<usize>) {
+    let choices = [(80, 0.0), (40, 1.0), (60, 0.0), (30, 2.0), (50, 0.5), (10, 1.0)];
+    (choices.map(|(size, error)| Choice { size, error }).into(), vec![2, 4, 6])
+}
+
+#[test]
+fn what_the_table_cannot_have_is_named() {
+    let (choices, ends) = pair();
+    let table = Table::new(&choices, &ends).unwrap();
+    let refused = |constraints: &mut Constraints| Merged::new(&table, constraints).unwrap_err();
+    let demands = Constraints::default;
+    let told = refused(demands().group([0, 3])).to_string();
+    assert_eq!(told, "the index of a grouped or fixed layer is 3, expected that of a layer of the table");
+    assert_eq!(refused(demands().fix(1, 2)), Error::NoSuchOption { layer: 1, option: 2, options: 2 });
+    let told = refused(demands().group([0, 1]).fix(0, 1).fix(1, 0)).to_string();
+    assert_eq!(told, "layers 0 and 1 are in one group: no option is left that both of them can have");
+    let unequal = Table::new(&choices, &[2, 6]).unwrap();
+    let told = Merged::new(&unequal, demands().group([0, 1])).unwrap_err();
+    assert_eq!(told, Error::UnequalOptions { layer: 1, options: 4, first: 0, expected: 2 });
+    assert_eq!(told.to_string(), "layer 1 has 4 options, but layer 0 of its group has 2: they must have as many");
+    let merged = Merged::new(&table, demands().group([2, 1]).group([1, 1])).unwrap();
+    assert_eq!((merged.view().layers(), merged.layers(0), merged.layers(1)), (2, &[0][..], &[1, 2][..]));
+    assert_eq!(merged.expand(&[0, 2]), Err(Error::NoSuchOption { layer: 1, option: 2, options: 2 }));
+    assert_eq!(merged.expand(&[0]).unwrap_err().code(), 1);
+    assert_eq!((merged.allows(&[0, 1, 1]), merged.allows(&[0, 1, 0])), (Ok(true), Ok(false)));
+}
+
+#[test]
+fn a_reference_counts_only_if_it_keeps_the_constraints() {
+    let choices = [(100, 0.0), (50, 1.0), (100, 0.0), (50, 1.0), (100, 0.0), (50, 1.0)];
+    let choices = choices.map(|(size, error)| Choice { size, error });
+    let table = Table::new(&choices, &[2, 4, 6]).unwrap();
+    let merged = Merged::new(&table, Constraints::default().group([0, 1])).unwrap();
+    // On a grid of 10 cells a third needs 4, so that Algorithm 1 alone does not find the reference plan.
+    let solve = |reference: &[u32]| {
+        let plan = merged.solve(Budget::Absolute(3.0), Some(reference), Solver::Dp { levels: 10 });
+        plan.map(|plan| (plan.options().to_vec(), plan.summary().size))
+    };
+    let own = merged.solve(Budget::Absolute(3.0), None, Solver::Dp { levels: 10 }).unwrap();
+    assert_eq!(own.summary().size, 200);
+    assert_eq!(solve(&[1, 1, 1]), Ok((vec![1, 1, 1], 150)));
+    let fixed = Merged::new(&table, Constraints::default().group([0, 1]).fix(2, 0)).unwrap();
+    let plan = fixed.solve(Budget::Absolute(3.0), Some(&[1, 1, 1]), Solver::default()).unwrap();
+    assert_eq!((plan.options(), plan.summary().size), (&[1, 1, 0][..], 200));
+    assert_eq!(solve(&[1, 1, 2]), Err(Error::NoSuchOption { layer: 2, option: 2, options: 2 }));
+}
+
+/// Fixed layers use up budget and size.
+#[test]
+fn budgets_include_fixed_layers() {
+    let (choices, ends) = pair();
+    let table = Table::new(&choices, &ends).unwrap();
+    let merged = Merged::new(&table, Constraints::default().fix(1, 1)).unwrap();
+    let failed = merged.solve(Budget::Absolute(2.0), None, Solver::default()).unwrap_err();
+    assert_eq!(failed, Error::Infeasible { budget: 2.0, smallest: 2.5, size: 160 });
+    let failed = merged.solve(Budget::Size(79), None, Solver::default()).unwrap_err();
+    assert_eq!(failed, Error::SizeInfeasible { limit: 79, smallest: 80, error: 4.0 });
+}
