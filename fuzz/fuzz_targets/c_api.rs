@@ -2,5 +2,5 @@
 //! that are no constants. Trainers in other languages make such mistakes, and must get a status for them.
 #![no_main]
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    lgreco::sequences::check(bytes);
+    lgreco_c::sequences::check(bytes);
 });

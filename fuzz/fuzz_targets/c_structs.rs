@@ -2,5 +2,5 @@
 //! f32, f16 and bf16. What C callers get wrong must become a status before it becomes a read beyond the end.
 #![no_main]
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    lgreco::sequences::structs::check(bytes);
+    lgreco_c::sequences::structs::check(bytes);
 });

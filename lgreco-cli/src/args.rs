@@ -1,12 +1,12 @@
 //! The command line's grammar.
 
-mod demands;
+mod constraints;
 
-pub use demands::{Demands, Fixed, Group};
+pub use constraints::{ConstraintArgs, Group};
 
 use clap::builder::{PathBufValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use lgreco_core::search::{Method, Metric, Width};
+use lgreco::search::{Method, Metric, Width};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -29,7 +29,7 @@ Examples:
   lgreco plan grads.safetensors --method topk --size uniform
   lgreco solve table.json --budget 12.5 --json -
   lgreco solve table.json --group q.weight,k.weight --fix \"head.weight=qsgd 8\"
-  lgreco solve table.json --frontier 50
+  lgreco solve table.json --frontier=50
   lgreco compare grads.safetensors
 
 Exit codes: 0 done; 1 no result (no plan is within the budget or the size, memory ran out, the backend's driver or device is missing or fails, or a file could not be written); 2 bad usage or bad input (a backend that is not part of this build, too).";
@@ -44,7 +44,7 @@ pub enum Command {
         #[command(flatten)]
         solving: Solving,
         #[command(flatten)]
-        demands: Demands,
+        constraints: ConstraintArgs,
         #[command(flatten)]
         output: Output,
     },
@@ -63,10 +63,10 @@ pub enum Command {
         #[command(flatten)]
         solving: Solving,
         #[command(flatten)]
-        demands: Demands,
+        constraints: ConstraintArgs,
         /// Instead of one plan, the size-error frontier: the plans that no other beats in both size and error. All of them if
-        /// there are at most POINTS, else about as many, spread evenly by size. [default of POINTS: 50]
-        #[arg(long, value_name = "POINTS", num_args = 0..=1, default_missing_value = "50", value_parser = points,
+        /// there are at most POINTS, else about as many, whose sizes are spread by equal factors. [default of POINTS: 50]
+        #[arg(long, value_name = "POINTS", num_args = 0..=1, require_equals = true, default_missing_value = "50", value_parser = points,
             conflicts_with_all = ["budget", "size", "alpha", "levels", "plot"])]
         frontier: Option<usize>,
         #[command(flatten)]
@@ -282,7 +282,7 @@ fn metric() -> impl TypedValueParser<Value = Metric> {
 /// The names of values of the core's, each with a text for the help.
 fn words<T, const N: usize>(words: [(&'static str, &'static str); N]) -> impl TypedValueParser<Value = T>
 where
-    T: FromStr<Err = lgreco_core::Error> + Clone + Send + Sync + 'static,
+    T: FromStr<Err = lgreco::Error> + Clone + Send + Sync + 'static,
 {
     let values = words.map(|(word, help)| PossibleValue::new(word).help(help));
     PossibleValuesParser::new(values).try_map(|word| word.parse::<T>())

@@ -1,6 +1,6 @@
 //! Why a command ends early: one line and an exit code.
 
-use lgreco_core::Error;
+use lgreco::Error;
 use std::fmt;
 use std::io;
 

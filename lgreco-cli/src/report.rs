@@ -4,10 +4,10 @@ use crate::failure::printable;
 use crate::plot::Point;
 use crate::units::{bits, bits_both, counted, exact_bits, grouped, ratio, seconds, shape, significant};
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
-use lgreco_core::plan::budget::Budget;
-use lgreco_core::plan::{Limit, Plan, Proof, Summary};
-use lgreco_core::search::Metric;
-use lgreco_core::table::NamedTable;
+use lgreco::plan::budget::Budget;
+use lgreco::plan::{Limit, Plan, Proof, Summary};
+use lgreco::search::Metric;
+use lgreco::table::NamedTable;
 use std::cmp::Ordering;
 
 /// What a budget shared by biased and unbiased compressors promises, and what not.

@@ -3,10 +3,10 @@
 mod common;
 
 use common::{METHODS, Tensor, f32_bytes, failure_in, file, safetensors, stdout, stdout_in};
+use lgreco::compress::{Compressor, Setting};
+use lgreco::file::{PlanFile, TableFile};
+use lgreco::plan::check;
 use lgreco_cli::gradients::Gradients;
-use lgreco_core::compress::{Compressor, Setting};
-use lgreco_core::file::{PlanFile, TableFile};
-use lgreco_core::plan::check;
 
 fn plan(args: &[&str]) -> PlanFile {
     let json = stdout(&[&["plan"], args, &["--json", "-"]].concat());

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{METHODS, Tensor, f32_bytes, file, safetensors, stdout_in};
-use lgreco_core::file::PlanFile;
+use lgreco::file::PlanFile;
 use std::path::Path;
 
 /// All texts of the SVG that a run in `folder` draws.

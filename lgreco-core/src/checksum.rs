@@ -1,7 +1,7 @@
 //! Checksums of what is saved, sent and agreed upon. Each is a chain of invertible steps, a word at a time, so a change of
 //! any one word always changes the result; several changes together escape with a probability of 2^-64 (or 2^-32).
 //!
-//! Saved states end with the [`Hash`] of all their bytes before it. Parts saved inside another state have none of their own.
+//! Saved states end with the [`struct@Hash`] of all their bytes before it. Parts saved inside another state have none of their own.
 //!
 //! One checksum closes a saved state, and is looked at before anything but magic and version: most flips of a single
 //! bit would otherwise load, among them those in the step of the next decision. As parts (a memory in a controller, a

@@ -1,7 +1,8 @@
+//! What can go wrong, and the checks that crates share.
+
 mod word;
 
 pub use word::Word;
-#[cfg(feature = "json")]
 pub use word::nearest;
 
 use crate::num::Sum;
@@ -50,7 +51,7 @@ pub enum Error {
         /// The names there are.
         expected: &'static str,
     },
-    /// A word that no [setting](crate::compress::Setting) has there.
+    /// A word that no setting has there.
     #[error("setting: `{word}` is unknown{}", Meant(.word, .known))]
     SettingWord {
         /// The word found.
@@ -58,7 +59,7 @@ pub enum Error {
         /// The words that may stand there.
         known: &'static [&'static str],
     },
-    /// A text that is not a [setting](crate::compress::Setting), although all words before are known.
+    /// A text that is not a setting, although all words before are known.
     #[error("setting: found {}, expected {expected}", Found(.word))]
     SettingSyntax {
         /// The word found; empty at the end of the text.
@@ -175,7 +176,7 @@ pub enum Error {
         budget: f64,
         /// The error of the plan with every layer's most exact option, rounded up: as a budget it is enough.
         smallest: f64,
-        /// The size of that plan in bits. Of equally exact options it has the smallest.
+        /// The size of that plan in bits. Ties take the smaller option.
         size: u64,
     },
     /// The plan's choices cost more error than its budget.
@@ -221,11 +222,13 @@ pub enum Error {
     },
 
     /// Layers of one group have no option left that all of them can have.
-    #[error("layers {first} and {layer} are in one group: no option is left that both of them can have")]
+    #[error(
+        "layer {layer}: none of its options is shared by all layers of its group, the first of which is layer {first}; compare their labels and fixed options"
+    )]
     NoSharedOption {
-        /// Index of the layer at which the last shared option was lost.
+        /// Index of the layer that has none of the options that the group's layers before it share.
         layer: usize,
-        /// Index of another layer of the group.
+        /// Index of the group's first layer.
         first: usize,
     },
     /// Layers of one group in a table without labels, where options are matched by their index, differ in their number.
@@ -292,17 +295,17 @@ pub type Result<T, E = Error> = core::result::Result<T, E>;
 
 impl Error {
     /// [`Error::Parameter`] unless `holds`.
-    pub(crate) fn require(holds: bool, what: &'static str, value: f64, expected: &'static str) -> Result<(), Error> {
+    pub fn require(holds: bool, what: &'static str, value: f64, expected: &'static str) -> Result<(), Error> {
         if holds { Ok(()) } else { Err(Error::Parameter { what, value, expected }) }
     }
 
     /// [`Error::Overflow`] unless `finite`.
-    pub(crate) fn require_finite(finite: bool, what: &'static str) -> Result<(), Error> {
+    pub fn require_finite(finite: bool, what: &'static str) -> Result<(), Error> {
         if finite { Ok(()) } else { Err(Error::Overflow { what }) }
     }
 
     /// [`Error::PayloadBody`] with what is wrong, unless `sound`.
-    pub(crate) fn require_body(sound: bool, what: &'static str) -> Result<(), Error> {
+    pub fn require_body(sound: bool, what: &'static str) -> Result<(), Error> {
         if sound { Ok(()) } else { Err(Error::PayloadBody { what }) }
     }
 

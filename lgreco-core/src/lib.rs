@@ -1,66 +1,39 @@
-//! The algorithm core of lgreco: decides, layer by layer, how hard to compress each gradient, and compresses it. What a
-//! training loop needs besides is `lgreco-train`.
+//! Error tables and the planners that choose from them: the algorithm of lgreco, without its compressors.
 //!
-//! Data goes one way: gradients → measured rows → [`table`] → [`plan`] → [`compress`] → payloads.
+//! A [`table`] holds, for each layer of a model, what it may be sent as: options with a size in bits and an error. A [`plan`]
+//! chooses one option per layer, such that the model is as small as it can be within an error, or as exact as it can be
+//! within a size. Whoever has measured options brings them: `lgreco-compress` has compressors, `lgreco` measures them.
 //!
 //! ```
-//! use lgreco_core::backend::Portable;
-//! use lgreco_core::compress::{Compressor, decode};
-//! use lgreco_core::gradient::{Dtype, Values};
+//! use lgreco_core::plan::{Limit, check, dp};
+//! use lgreco_core::table::{Choice, Table};
+//! # let _ = (check::check, dp::LEVELS);
+//! # #[cfg(feature = "alloc")] {
 //! use lgreco_core::plan::{self, Solver, budget::Budget};
-//! use lgreco_core::rng::Stream;
-//! use lgreco_core::search::{Layer, Method, Search};
-//!
-//! // Two layers, the second with much smaller gradients.
-//! let wave = |scale: f32| (0..65536).map(|i| scale * (i as f32).sin()).collect::<Vec<f32>>();
-//! let (fc1, fc2) = (wave(1.0), wave(0.01));
-//! let layers = [
-//!     Layer::new("fc1.weight", &[256, 256], Values::F32(&fc1))?,
-//!     Layer::new("fc2.weight", &[256, 256], Values::F32(&fc2))?,
-//! ];
-//!
-//! // Measure 2 to 8 bits on each, then choose: the error of 4 bits everywhere, in fewer bits.
-//! let measured = Search::new(Method::Qsgd).measure(&layers, &mut Portable)?;
-//! let table = measured.table.view();
-//! let budget = Budget::Defaults { alpha: 1.0, options: &measured.defaults };
-//! let plan = plan::solve(&table, budget, Solver::default())?;
-//! let uniform: u64 = table.chosen(&measured.defaults)?.map(|choice| choice.size).sum();
-//! assert!(plan.summary().proven() && plan.summary().size < uniform);
-//!
-//! // Compress each layer by the plan. Every worker has its own rank, every step its own number.
-//! for (layer, &option) in plan.options().iter().enumerate() {
-//!     let (gradient, setting) = (layers[layer].gradient(), measured.setting(layer, option as usize)?);
-//!     let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), Dtype::F32)];
-//!     let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32)?];
-//!     let stream = Stream { seed: 1, step: 0, layer: layer as u32, rank: 0 };
-//!     setting.encode(&gradient, stream, &mut workspace, &mut payload)?;
-//!     assert_eq!(8 * payload.len() as u64, table.layer(layer)[option as usize].size);
-//!
-//!     let mut decoded = vec![0.0; gradient.shape().elements()];
-//!     decode(&payload, &mut decoded)?;
-//! }
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! // Two layers: 4 or 2 bits per element each. The second one's gradients are smaller.
+//! let choices = [(400, 1.0), (200, 9.0), (400, 0.1), (200, 0.9)].map(|(size, error)| Choice { size, error });
+//! let table = Table::new(&choices, &[2, 4])?;
+//! // The error of 4 bits everywhere, and half as much again.
+//! let plan = plan::solve(&table, Budget::Defaults { alpha: 1.5, options: &[0, 0] }, Solver::default())?;
+//! assert_eq!((plan.options(), plan.summary().size), (&[0, 1][..], 600));
+//! assert!(plan.summary().proven());
+//! # }
+//! # Ok::<(), lgreco_core::Error>(())
 //! ```
+//!
+//! What all crates share is here too: [`gradient`]s as borrowed slices, the random [streams](rng), [`Error`].
 //!
 //! # Units
 //! * `size`: bits that one worker puts on the wire for one layer, header included; `u64`.
-//! * `squared error`: squared L2 norm of `gradient − decode(encode(gradient))`, in `f64`; `error` is what the chosen
-//!   metric makes of it.
+//! * `error`: what the chosen metric makes of the squared L2 norm of `gradient − decode(encode(gradient))`; `f64`.
 //! * workspaces: counted in 8-byte words (`&mut [u64]`), one type for every call, of which parts are carved out as f32, f64 or
 //!   u32; stale content never changes a result (tests fill them with garbage).
 //!
 //! # Features
-//! With none the crate is `no_std` without an allocator: every planner, compressor and measurement works on caller
-//! buffers.
-//! * `std` (default): run-time choice of vector instructions; without it, loops use those the target is compiled for.
-//!   Results are the same bits. Implies `alloc`.
-//! * `alloc`: owned tables and plans, the planner that allocates its workspace, and the module `search`.
-//! * `gemm`: a faster matrix product for [PowerSGD](compress::powersgd) at high ranks, which gives up its equality of bits
-//!   between processors. Implies `std`.
-//! * `rayon`: `backend::Parallel`, which measures layers in parallel; long layers are compressed and decoded on all cores
-//!   of rayon's current thread pool, with the same bits. A thread of that pool that waits for such a layer may do another
-//!   task of the pool meanwhile, so tasks of the same pool must not block in collectives. Implies `std`.
-//! * `json`: the module `file`, which reads and writes table and plan files. Implies `alloc`.
+//! The crate is `no_std`. With no feature it needs no allocator: every planner works on the caller's buffers.
+//! * `std`: run-time choice of vector instructions; without it, loops use those the target is compiled for. Results are the same
+//!   bits.
+//! * `alloc`: owned plans, and the planner that allocates its workspace.
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
@@ -70,24 +43,13 @@ extern crate alloc;
 #[cfg(any(test, feature = "std"))]
 extern crate std;
 
-pub mod backend;
-mod checksum;
-pub mod compress;
-mod error;
-#[cfg(feature = "json")]
-pub mod file;
+pub mod checksum;
+pub mod error;
 pub mod gradient;
-#[doc(hidden)]
-pub mod internal;
-mod linalg;
-mod num;
+pub mod num;
 pub mod plan;
 pub mod rng;
-#[cfg(feature = "alloc")]
-pub mod search;
-mod select;
 pub mod simd;
-mod spread;
 pub mod table;
 
 pub use error::{Error, Result, Word};

@@ -83,11 +83,13 @@ pub fn gcd(mut a: u64, mut b: u64) -> u64 {
 pub struct Wide([u64; 2]);
 
 impl Wide {
+    /// Of this number.
     #[inline(always)]
     pub const fn new(value: u128) -> Wide {
         Wide([value as u64, (value >> 64) as u64])
     }
 
+    /// The number.
     #[inline(always)]
     pub const fn value(self) -> u128 {
         (self.0[1] as u128) << 64 | self.0[0] as u128

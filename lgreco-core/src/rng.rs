@@ -3,7 +3,7 @@
 //! The draw for an element depends on (seed, step, layer, rank, element) alone, never on scheduling, block size or
 //! instruction set, and is the same on every backend.
 
-pub(crate) mod block;
+pub mod block;
 
 /// Names one sequence of random words: one layer on one rank at one step of one run.
 ///

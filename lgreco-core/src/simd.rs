@@ -10,10 +10,6 @@
 //! Hot loops do not convert floats to integers: they add 2²³ (to an f32) or 2⁵² (to an f64), which puts the rounded
 //! integer into the mantissa. That vectorises on every target, is exact, and GPUs can repeat it bit for bit.
 
-mod lanes;
-
-pub(crate) use lanes::{Block, LANES, LaneKernel, Lanes, dispatch_lanes};
-
 /// A loop worth compiling once per instruction set.
 ///
 /// ```

@@ -2,11 +2,6 @@
 
 use crate::{Error, Result};
 
-#[cfg(feature = "alloc")]
-mod named;
-#[cfg(feature = "alloc")]
-pub use named::{Builder, NamedError, NamedTable};
-
 /// One option of one layer.
 ///
 /// ```
@@ -88,6 +83,12 @@ impl<'a> Table<'a> {
         }
         crate::error::expect_len("choices", start, choices.len())?;
         Ok(Table { choices, ends })
+    }
+
+    /// The table of slices that [`new`](Table::new) has accepted before, for owners of them; planners may panic on others. O(1).
+    pub fn of_checked(choices: &'a [Choice], ends: &'a [usize]) -> Self {
+        debug_assert!(Table::new(choices, ends).is_ok());
+        Table { choices, ends }
     }
 
     /// Number of layers, at least 1.

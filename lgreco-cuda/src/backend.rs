@@ -9,20 +9,20 @@ use crate::pending::Pending;
 use crate::rows::measure;
 use crate::tensor::{DeviceGradient, DeviceJob, Input, checked, work};
 use crate::{Error, Result, powersgd, qsgd};
-use lgreco_core::backend::{Backend, Job, JobError};
-use lgreco_core::compress::Setting;
-use lgreco_core::compress::wire::Payload;
-use lgreco_core::gradient::{Gradient, Shape};
-use lgreco_core::rng::Stream;
+use lgreco::backend::{Backend, Job, JobError};
+use lgreco::compress::Setting;
+use lgreco::compress::wire::Payload;
+use lgreco::gradient::{Gradient, Shape};
+use lgreco::rng::Stream;
 use std::ffi::c_void;
 
 /// An NVIDIA GPU.
 ///
 /// ```no_run
-/// use lgreco_core::backend::{Backend, Job};
-/// use lgreco_core::compress::{Candidates, qsgd::{Qsgd, Rounding}};
-/// use lgreco_core::gradient::{Gradient, Shape, Values};
-/// use lgreco_core::rng::Stream;
+/// use lgreco::backend::{Backend, Job};
+/// use lgreco::compress::{Candidates, qsgd::{Qsgd, Rounding}};
+/// use lgreco::gradient::{Gradient, Shape, Values};
+/// use lgreco::rng::Stream;
 /// use lgreco_cuda::CudaBackend;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let mut backend = CudaBackend::new(0)?;
@@ -94,8 +94,8 @@ impl CudaBackend {
     /// buckets: the core compresses these.
     ///
     /// ```
-    /// use lgreco_core::compress::{Setting, powersgd::PowerSgd, qsgd::Qsgd};
-    /// use lgreco_core::gradient::Shape;
+    /// use lgreco::compress::{Setting, powersgd::PowerSgd, qsgd::Qsgd};
+    /// use lgreco::gradient::Shape;
     /// use lgreco_cuda::CudaBackend;
     /// let setting = Setting::PowerSgd(PowerSgd { rank: 1500, iterations: 1 });
     /// assert!(!CudaBackend::takes(&setting, Shape::new(2048, 2048)?));
@@ -104,7 +104,7 @@ impl CudaBackend {
     /// assert!(!CudaBackend::takes(&setting, Shape::new((1 << 31) + 1, 1)?));
     /// assert!(!CudaBackend::takes(&Setting::Dense, Shape::new(2048, 1024)?)); // there is nothing to make
     /// assert!(!CudaBackend::takes(&Setting::Qsgd(Qsgd { bucket: 100, ..Qsgd::default() }), Shape::new(64, 64)?));
-    /// # Ok::<(), lgreco_core::Error>(())
+    /// # Ok::<(), lgreco::Error>(())
     /// ```
     pub fn takes(setting: &Setting, shape: Shape) -> bool {
         match setting {
@@ -130,7 +130,7 @@ impl CudaBackend {
     }
 
     /// What the device said, in full, when a call through [`Backend`] last answered
-    /// [`Device`](lgreco_core::Error::Device), whose text is shorter.
+    /// [`Device`](lgreco::Error::Device), whose text is shorter.
     pub fn failure(&self) -> Option<&Error> {
         self.failure.as_ref()
     }
@@ -138,8 +138,8 @@ impl CudaBackend {
     /// Done: [`Backend::measure`] for gradients on the device. Only the rows come back.
     ///
     /// ```no_run
-    /// use lgreco_core::compress::{Candidates, qsgd::Qsgd};
-    /// use lgreco_core::{gradient::{Dtype, Shape}, rng::Stream};
+    /// use lgreco::compress::{Candidates, qsgd::Qsgd};
+    /// use lgreco::{gradient::{Dtype, Shape}, rng::Stream};
     /// use lgreco_cuda::{CudaBackend, DeviceGradient, DeviceJob};
     /// /// Squared errors of 2 and 4 bits of 64 × 64 bf16 values at a device address.
     /// fn row(cuda: &mut CudaBackend, address: u64) -> Result<[f64; 2], Box<dyn std::error::Error>> {
@@ -153,7 +153,7 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// The first job that fails, with its reason; without a job [`Length`](lgreco_core::Error::Length) when `rows` has
+    /// The first job that fails, with its reason; without a job [`Length`](lgreco::Error::Length) when `rows` has
     /// not one place per candidate, and what the device says.
     pub fn measure_device(&mut self, jobs: &[DeviceJob<'_>], rows: &mut [f64]) -> Result<(), DeviceJobError> {
         measure(&mut self.gpu, &work(jobs), rows)
@@ -162,8 +162,8 @@ impl CudaBackend {
     /// Done: [`Backend::encode`] for a gradient on the device. Only the payload comes back.
     ///
     /// ```no_run
-    /// use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd};
-    /// use lgreco_core::rng::Stream;
+    /// use lgreco::compress::{Compressor, Setting, qsgd::Qsgd};
+    /// use lgreco::rng::Stream;
     /// use lgreco_cuda::{CudaBackend, DeviceGradient, Error};
     /// fn payload(cuda: &mut CudaBackend, gradient: DeviceGradient) -> Result<Vec<u8>, Error> {
     ///     let setting = Setting::Qsgd(Qsgd::default());
@@ -174,7 +174,7 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// As [`Compressor::encode`](lgreco_core::compress::Compressor::encode), and those of the device.
+    /// As [`Compressor::encode`](lgreco::compress::Compressor::encode), and those of the device.
     pub fn encode_device(
         &mut self,
         setting: &Setting,
@@ -199,7 +199,7 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// As [`decode`](lgreco_core::compress::decode), and those of the device.
+    /// As [`decode`](lgreco::compress::decode), and those of the device.
     ///
     /// # Safety
     /// `address` is valid memory of four bytes per element in the backend's context, which nothing else uses, other than
@@ -217,7 +217,7 @@ impl CudaBackend {
             return Ok(());
         }
         let mut values = vec![0.0f32; elements];
-        lgreco_core::compress::decode(payload, &mut values)?;
+        lgreco::compress::decode(payload, &mut values)?;
         self.gpu.write(bytemuck::cast_slice(&values), target)
     }
 
@@ -229,7 +229,7 @@ impl CudaBackend {
         (&mut self.gpu, &mut self.pending)
     }
 
-    fn told(&mut self, error: Error) -> lgreco_core::Error {
+    fn told(&mut self, error: Error) -> lgreco::Error {
         let core = error.to_core();
         if !matches!(error, Error::Core(_)) {
             self.failure = Some(error);
@@ -257,11 +257,11 @@ impl Backend for CudaBackend {
         stream: Stream,
         _: &mut [u64],
         payload: &mut [u8],
-    ) -> Result<usize, lgreco_core::Error> {
+    ) -> Result<usize, lgreco::Error> {
         encode(&mut self.gpu, setting, &Input::Host(*gradient), stream, payload).map_err(|error| self.told(error))
     }
 
-    fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<(), lgreco_core::Error> {
+    fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<(), lgreco::Error> {
         let parsed = Payload::parse(payload)?;
         let elements = parsed.header.shape.elements();
         if values.len() == elements && elements > 0 {
@@ -270,7 +270,7 @@ impl Backend for CudaBackend {
                 return Ok(());
             }
         }
-        lgreco_core::compress::decode(payload, values).map(|_| ())
+        lgreco::compress::decode(payload, values).map(|_| ())
     }
 }
 

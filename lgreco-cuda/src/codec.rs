@@ -5,17 +5,17 @@ use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{INFINITY, check_finite, overflow};
 use crate::tensor::{Input, Tensor};
 use crate::{Error, Result, magnitude, positions, powersgd, qsgd, selection};
-use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
-use lgreco_core::compress::{
+use lgreco::compress::wire::{HEADER_LEN, Header, Method, Payload};
+use lgreco::compress::{
     Compressor, Setting,
     powersgd::{PowerSgd, effective_rank},
     qsgd::Qsgd,
     topk::TopK,
 };
-use lgreco_core::gradient::Shape;
-use lgreco_core::internal::error::expect_room;
-use lgreco_core::internal::{quantised_topk, topk::overflow as overflow_from};
-use lgreco_core::rng::Stream;
+use lgreco::compress::{quantised_topk, topk::overflow as overflow_from};
+use lgreco::error::expect_room;
+use lgreco::gradient::Shape;
+use lgreco::rng::Stream;
 
 /// Bytes of a status: two words, the first the bits of the largest magnitude (or 0 where it is known to be finite), the
 /// second TopK's k-th largest or PowerSGD's faults.
@@ -141,10 +141,10 @@ pub(crate) fn enqueue_told(
 pub(crate) fn check_told(setting: &Setting, [largest, second, low, high]: [u32; 4]) -> Result<()> {
     let (index, value) = magnitude::told([low, high]);
     if largest >= INFINITY {
-        return Err(lgreco_core::Error::NonFinite { index, value }.into());
+        return Err(lgreco::Error::NonFinite { index, value }.into());
     }
     if largest >= limit(setting) {
-        return Err(lgreco_core::Error::ElementOverflow { index, value }.into());
+        return Err(lgreco::Error::ElementOverflow { index, value }.into());
     }
     if let Setting::PowerSgd(_) = setting { powersgd::fault(second) } else { Ok(()) }
 }
@@ -154,7 +154,7 @@ pub(crate) fn check_decoded(status: &[u32], expected: Option<[u32; 2]>) -> Resul
     if expected.is_none_or(|expected| status == expected) {
         return Ok(());
     }
-    Err(lgreco_core::Error::PayloadBody { what: "it is not what an encoder writes" }.into())
+    Err(lgreco::Error::PayloadBody { what: "it is not what an encoder writes" }.into())
 }
 
 /// Done: [`Compressor::encode`], of values on either side.
@@ -206,9 +206,9 @@ pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target:
 /// A setting whose payloads are decoded as this one is, or `None` when the core has to do that.
 fn setting_of(payload: &Payload<'_>) -> Result<Option<Setting>> {
     Ok(match payload.header.method {
-        Method::Qsgd => Some(Setting::Qsgd(lgreco_core::compress::qsgd::of_payload(payload)?)),
+        Method::Qsgd => Some(Setting::Qsgd(lgreco::compress::qsgd::of_payload(payload)?)),
         Method::TopK => {
-            let top = lgreco_core::compress::topk::of_payload(payload)?.top;
+            let top = lgreco::compress::topk::of_payload(payload)?.top;
             (top.keep > 0).then_some(Setting::TopK(top))
         }
         Method::QuantisedTopK => {
@@ -216,7 +216,7 @@ fn setting_of(payload: &Payload<'_>) -> Result<Option<Setting>> {
             (few.keep > 0).then_some(Setting::QuantisedTopK(few))
         }
         Method::PowerSgd => {
-            let rank = lgreco_core::compress::powersgd::of_payload(payload)?.rank;
+            let rank = lgreco::compress::powersgd::of_payload(payload)?.rank;
             let fits = powersgd::check_sides(payload.header.shape).is_ok();
             fits.then_some(Setting::PowerSgd(PowerSgd { rank, iterations: 1 }))
         }

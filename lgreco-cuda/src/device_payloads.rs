@@ -11,19 +11,19 @@ use crate::error::{DeviceJobError, of_job};
 use crate::gpu::Scratch;
 use crate::pending::Enqueued;
 use crate::tensor::{DeviceGradient, Input, Tensor, checked};
-use lgreco_core::compress::{Compressor, Setting};
-use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::rng::Stream;
+use lgreco::compress::{Compressor, Setting};
+use lgreco::gradient::{Dtype, Shape};
+use lgreco::rng::Stream;
 
 impl CudaBackend {
-    /// Enqueued: [`Backend::encode`](lgreco_core::backend::Backend::encode) from device memory to device memory;
+    /// Enqueued: [`Backend::encode`](lgreco::backend::Backend::encode) from device memory to device memory;
     /// returns the payload's length. [`check`](CudaBackend::check) says later whether the gradient could be compressed;
     /// what is enqueued after this call may overwrite it.
     ///
     /// ```no_run
-    /// use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd};
-    /// use lgreco_core::gradient::{Dtype, Shape};
-    /// use lgreco_core::rng::Stream;
+    /// use lgreco::compress::{Compressor, Setting, qsgd::Qsgd};
+    /// use lgreco::gradient::{Dtype, Shape};
+    /// use lgreco::rng::Stream;
     /// use lgreco_cuda::{CudaBackend, DeviceGradient};
     /// /// Sends a gradient of 64 × 64 f32 to `world` workers through `all_gather`, whose stream is the backend's. The
     /// /// addresses are the device's; `decoded` has room for every worker's values.
@@ -49,11 +49,11 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// As [`Compressor::encode`](lgreco_core::compress::Compressor::encode), but for the values, and those of the
+    /// As [`Compressor::encode`](lgreco::compress::Compressor::encode), but for the values, and those of the
     /// device; [`Error::Memory`] when `address` is 0 or no multiple of 4, and after 4096 calls without a check.
     ///
     /// # Safety
-    /// `address` is valid memory of [`payload_len`](lgreco_core::compress::Compressor::payload_len) bytes in the
+    /// `address` is valid memory of [`payload_len`](lgreco::compress::Compressor::payload_len) bytes in the
     /// backend's context, apart from the gradient's, which nothing else uses, other than work ordered before or after
     /// on the backend's stream.
     pub unsafe fn encode_to_device(
@@ -86,8 +86,8 @@ impl CudaBackend {
     /// # Errors
     /// The first call that failed, as `job`: its number, from 0, among the calls of both kinds that returned `Ok` since
     /// the last check, those included that cannot fail. With it comes the reason that
-    /// [`Compressor::encode`](lgreco_core::compress::Compressor::encode) has, or
-    /// [`PayloadBody`](lgreco_core::Error::PayloadBody). Calls after it may have failed too, and are not told of: nothing of what came out of any of them
+    /// [`Compressor::encode`](lgreco::compress::Compressor::encode) has, or
+    /// [`PayloadBody`](lgreco::Error::PayloadBody). Calls after it may have failed too, and are not told of: nothing of what came out of any of them
     /// may be used. Those of the device, without a number; then nothing is known of any call, and the next check asks
     /// again.
     pub fn check(&mut self) -> Result<(), DeviceJobError> {
@@ -120,12 +120,12 @@ impl CudaBackend {
     /// tells. Its header is not read.
     ///
     /// # Errors
-    /// [`Parameter`](lgreco_core::Error::Parameter) of the setting's; [`Error::Memory`] when an address is 0 or that of the
+    /// [`Parameter`](lgreco::Error::Parameter) of the setting's; [`Error::Memory`] when an address is 0 or that of the
     /// values no multiple of 4, and after 4096 calls without a check; [`Error::Method`] for methods that are not decoded on
     /// the device; those of the device.
     ///
     /// # Safety
-    /// `payload` is valid memory of [`payload_len`](lgreco_core::compress::Compressor::payload_len) bytes, `values` of
+    /// `payload` is valid memory of [`payload_len`](lgreco::compress::Compressor::payload_len) bytes, `values` of
     /// four bytes per element, both in the backend's context, apart from each other, and used by nothing else, other
     /// than work ordered before or after on the backend's stream.
     pub unsafe fn decode_on_device(

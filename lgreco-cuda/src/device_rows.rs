@@ -8,7 +8,7 @@ use crate::gpu::Gpu;
 use crate::rows::{check_all, enqueue, results_bytes, take_rows};
 use crate::tensor::{DeviceJob, Work, checked, work};
 use crate::{Error, Result, gpu};
-use lgreco_core::internal::error::expect_len;
+use lgreco::error::expect_len;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -124,7 +124,7 @@ impl CudaBackend {
     /// gradients must still be there.
     ///
     /// # Errors
-    /// As [`measure_device`](CudaBackend::measure_device); without a job [`Length`](lgreco_core::Error::Length), also when there are
+    /// As [`measure_device`](CudaBackend::measure_device); without a job [`Length`](lgreco::Error::Length), also when there are
     /// not as many words.
     pub fn read_rows(&mut self, jobs: &[DeviceJob<'_>], words: &[u64], rows: &mut [f64]) -> Result<(), DeviceJobError> {
         let jobs = work(jobs);

@@ -3,13 +3,13 @@
 //! Errors are values with text. The core's `Error` is `Copy` and has only their kind (`Error::Device`), so the
 //! backend keeps the text (`CudaBackend::failure`).
 
-use lgreco_core::backend::JobError;
+use lgreco::backend::JobError;
 
 /// Why a call failed: bad input, in the core's words, or the device.
 ///
 /// ```
 /// use lgreco_cuda::Error;
-/// let error = Error::from(lgreco_core::Error::NonFinite { index: 3, value: f32::NAN });
+/// let error = Error::from(lgreco::Error::NonFinite { index: 3, value: f32::NAN });
 /// assert_eq!(error.to_string(), "element 3 is NaN: gradients must be finite");
 /// ```
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -17,7 +17,7 @@ use lgreco_core::backend::JobError;
 pub enum Error {
     /// The input is at fault.
     #[error(transparent)]
-    Core(#[from] lgreco_core::Error),
+    Core(#[from] lgreco::Error),
     /// A bucket is at fault.
     #[cfg(feature = "train")]
     #[error(transparent)]
@@ -119,7 +119,7 @@ impl Error {
     /// ```
     /// use lgreco_cuda::Error;
     /// assert!(Error::OutOfMemory { bytes: 4096 }.is_of_device());
-    /// assert!(!Error::from(lgreco_core::Error::NonFinite { index: 3, value: f32::NAN }).is_of_device());
+    /// assert!(!Error::from(lgreco::Error::NonFinite { index: 3, value: f32::NAN }).is_of_device());
     /// ```
     pub fn is_of_device(&self) -> bool {
         match self {
@@ -131,7 +131,7 @@ impl Error {
     }
 
     /// The core's error of the same kind, without the text only this crate's has.
-    pub(crate) fn to_core(&self) -> lgreco_core::Error {
+    pub(crate) fn to_core(&self) -> lgreco::Error {
         let what = match self {
             Error::Core(error) => return *error,
             #[cfg(feature = "train")]
@@ -148,7 +148,7 @@ impl Error {
             Error::Memory { .. } => "device memory cannot be used",
             Error::Method(_) => "it does not have this method",
         };
-        lgreco_core::Error::Device { what }
+        lgreco::Error::Device { what }
     }
 }
 
@@ -156,7 +156,7 @@ impl Error {
 ///
 /// ```
 /// use lgreco_cuda::{DeviceJobError, Error};
-/// let error = Error::from(lgreco_core::Error::NonFinite { index: 3, value: f32::NAN });
+/// let error = Error::from(lgreco::Error::NonFinite { index: 3, value: f32::NAN });
 /// let failed = DeviceJobError { job: Some(2), error };
 /// assert_eq!(failed.to_string(), "job 2: element 3 is NaN: gradients must be finite");
 /// let failed = DeviceJobError { job: None, error: Error::OutOfMemory { bytes: 4096 } };

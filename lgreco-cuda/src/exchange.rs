@@ -93,7 +93,7 @@ impl CudaBackend {
     /// Enqueued: brings a program into `memory`, and sets its residuals to zeros. Loads the kernels first, which waits.
     ///
     /// ```no_run
-    /// use lgreco_core::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
+    /// use lgreco::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
     /// use lgreco_cuda::{CudaBackend, ExchangeConfig, ExchangeProgram};
     /// /// `allocate` gives device memory, and the stream of `all_gather` is the backend's.
     /// fn train(

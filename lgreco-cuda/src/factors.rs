@@ -4,7 +4,7 @@
 use crate::device::BLOCK;
 use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
-use lgreco_core::gradient::Shape;
+use lgreco::gradient::Shape;
 
 /// `Factors` of `factors.cu`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -155,7 +155,7 @@ impl Table {
     /// Adds a matrix of this shape with factors of `columns` columns, at most its sides, whose values begin at `values`.
     ///
     /// # Errors
-    /// [`TooManyElements`](lgreco_core::Error::TooManyElements) when the pieces of work are more than have numbers.
+    /// [`TooManyElements`](lgreco::Error::TooManyElements) when the pieces of work are more than have numbers.
     pub(crate) fn add(&mut self, shape: Shape, columns: u32, values: u64, layer: u32, id: u32) -> Result<()> {
         let (rows, cols) = (shape.rows() as u32, shape.cols() as u32);
         let (product, back) = (Division::new(rows, cols, columns), Division::new(cols, rows, columns));
@@ -193,7 +193,7 @@ impl Table {
         });
         let count = |total: &mut u32, more: u64| {
             let sum = u32::try_from(u64::from(*total) + more);
-            *total = sum.map_err(|_| lgreco_core::Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })?;
+            *total = sum.map_err(|_| lgreco::Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })?;
             Ok::<(), Error>(())
         };
         let of = |len: u32| u64::from(len) * u64::from(columns);

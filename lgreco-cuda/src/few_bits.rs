@@ -14,9 +14,9 @@ use crate::selection::{self, PROGRAM, find_cuts};
 use crate::tensor::Tensor;
 use crate::topk;
 use crate::tops::{BINS, CUT, KEPT, Params, Place, Top, Tops};
-use lgreco_core::compress::topk::TopK;
-use lgreco_core::compress::wire::HEADER_LEN;
-use lgreco_core::gradient::Dtype;
+use lgreco::compress::topk::TopK;
+use lgreco::compress::wire::HEADER_LEN;
+use lgreco::gradient::Dtype;
 
 /// Most bits of a code.
 const MOST_BITS: usize = 8;

@@ -1,6 +1,6 @@
 //! lgreco's error tables and compressors on NVIDIA GPUs.
 //!
-//! [`CudaBackend`] is a [`Backend`](lgreco_core::backend::Backend): it takes gradients from host memory. It also works
+//! [`CudaBackend`] is a [`Backend`](lgreco::backend::Backend): it takes gradients from host memory. It also works
 //! on gradients that lie in device memory ([`DeviceGradient`]), on a trainer's own context and stream; of those only
 //! rows and payloads come back.
 //!

@@ -80,7 +80,7 @@ pub(crate) fn check_finite(gpu: &mut Gpu, input: &Input<'_>, largest: u32) -> Re
         return Ok(());
     }
     match first_from(gpu, input, INFINITY)? {
-        Some((index, value)) => Err(lgreco_core::Error::NonFinite { index, value }.into()),
+        Some((index, value)) => Err(lgreco::Error::NonFinite { index, value }.into()),
         None => Err(changed()),
     }
 }
@@ -88,7 +88,7 @@ pub(crate) fn check_finite(gpu: &mut Gpu, input: &Input<'_>, largest: u32) -> Re
 /// What is wrong with the first element from `least` on: it is too large for the type it is sent in.
 pub(crate) fn overflow(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<Error> {
     match first_from(gpu, input, least)? {
-        Some((index, value)) => Ok(lgreco_core::Error::ElementOverflow { index, value }.into()),
+        Some((index, value)) => Ok(lgreco::Error::ElementOverflow { index, value }.into()),
         None => Err(changed()),
     }
 }

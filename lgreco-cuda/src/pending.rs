@@ -4,7 +4,7 @@ use crate::codec::TOLD;
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
 use crate::{Error, Result};
-use lgreco_core::compress::Setting;
+use lgreco::compress::Setting;
 
 /// Calls that may be enqueued between two checks.
 const MOST: usize = 4096;

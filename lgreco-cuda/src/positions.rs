@@ -7,9 +7,9 @@ use crate::kernels::{Kernel, Module};
 
 use crate::tensor::Tensor;
 use bytemuck::{Pod, Zeroable};
-use lgreco_core::compress::topk::{Coding, Layout};
-use lgreco_core::compress::wire::HEADER_LEN;
-use lgreco_core::internal::quantised_topk::Keep;
+use lgreco::compress::quantised_topk::Keep;
+use lgreco::compress::topk::{Coding, Layout};
+use lgreco::compress::wire::HEADER_LEN;
 
 /// `Params` of `positions.cu`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]

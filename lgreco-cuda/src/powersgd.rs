@@ -20,11 +20,11 @@ use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
-use lgreco_core::compress::powersgd::effective_rank;
-use lgreco_core::compress::wire::HEADER_LEN;
-use lgreco_core::gradient::Shape;
-use lgreco_core::internal::powersgd::{NEAR_OVERFLOW, distinct_ranks};
-use lgreco_core::rng::Stream;
+use lgreco::compress::powersgd::effective_rank;
+use lgreco::compress::powersgd::{NEAR_OVERFLOW, distinct_ranks};
+use lgreco::compress::wire::HEADER_LEN;
+use lgreco::gradient::Shape;
+use lgreco::rng::Stream;
 
 /// `Params` of `powersgd.cu`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -165,7 +165,7 @@ impl Tables {
     /// Adds a matrix with factors of the last of these ranks.
     fn add(&mut self, layer: &Layer<'_>, ranks: &[u32]) -> Result<()> {
         let (shape, number) = (layer.shape, self.rows.len() as u32);
-        let too_many = |_| Error::from(lgreco_core::Error::TooManyElements { rows: shape.rows(), cols: shape.cols() });
+        let too_many = |_| Error::from(lgreco::Error::TooManyElements { rows: shape.rows(), cols: shape.cols() });
         self.rows.push(Row {
             dtype: layer.tensor.dtype as u32,
             first_run: u32::try_from(self.runs).map_err(too_many)?,
@@ -358,7 +358,7 @@ pub(crate) fn fault(faults: u32) -> Result<()> {
         2 => "the product of the factors",
         _ => "PowerSGD factor Q",
     };
-    Err(lgreco_core::Error::Overflow { what }.into())
+    Err(lgreco::Error::Overflow { what }.into())
 }
 
 /// What launches about one matrix are told.

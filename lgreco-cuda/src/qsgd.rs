@@ -17,10 +17,10 @@ use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
-use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
-use lgreco_core::compress::wire::HEADER_LEN;
-use lgreco_core::gradient::Dtype;
-use lgreco_core::rng::Stream;
+use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco::compress::wire::HEADER_LEN;
+use lgreco::gradient::Dtype;
+use lgreco::rng::Stream;
 
 /// `Params` of `buckets.cu`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]

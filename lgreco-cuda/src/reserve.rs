@@ -13,8 +13,8 @@ use crate::magnitude::{INFINITY, first_from};
 use crate::pending::Pending;
 use crate::rows::rehearse;
 use crate::tensor::{DeviceJob, Input, Tensor, work};
-use lgreco_core::compress::{Compressor, Setting};
-use lgreco_core::gradient::Dtype;
+use lgreco::compress::{Compressor, Setting};
+use lgreco::gradient::Dtype;
 
 /// A call that [`reserve`](CudaBackend::reserve) makes memory and kernels for.
 ///
@@ -42,8 +42,8 @@ impl CudaBackend {
     /// [`reserve`](CudaBackend::reserve). No device is asked, and no gradient read.
     ///
     /// ```no_run
-    /// use lgreco_core::compress::{Candidates, qsgd::Qsgd};
-    /// use lgreco_core::{gradient::{Dtype, Shape}, rng::Stream};
+    /// use lgreco::compress::{Candidates, qsgd::Qsgd};
+    /// use lgreco::{gradient::{Dtype, Shape}, rng::Stream};
     /// use lgreco_cuda::{Call, CudaBackend, DeviceGradient, DeviceJob};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let backend = CudaBackend::new(0)?;

@@ -7,10 +7,10 @@ use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{check_finite, overflow};
 use crate::tensor::{Input, Tensor, Work};
 use crate::{Error, Result, few_bits, magnitude, powersgd, qsgd, topk};
-use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
-use lgreco_core::gradient::Dtype;
-use lgreco_core::internal::error::expect_len;
-use lgreco_core::internal::{powersgd::NEAR_OVERFLOW, topk::overflow as overflow_from};
+use lgreco::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
+use lgreco::compress::{powersgd::NEAR_OVERFLOW, topk::overflow as overflow_from};
+use lgreco::error::expect_len;
+use lgreco::gradient::Dtype;
 
 /// What is said of methods without kernels.
 const NO_ROW: Error = Error::Method("this method's row");
@@ -241,7 +241,7 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u64], row: &mut [f64]) -> Re
     match job.candidates {
         Candidates::Qsgd { base, bits } if !qsgd::holds(base.bucket) => {
             let Input::Host(gradient) = job.gradient else { return Err(qsgd::OTHER_BUCKETS) };
-            lgreco_core::compress::qsgd::measure(&gradient, base, bits, row)?;
+            lgreco::compress::qsgd::measure(&gradient, base, bits, row)?;
         }
         Candidates::Qsgd { base, bits } => {
             row.iter_mut().zip(qsgd::errors(base, bits, words)).for_each(|(place, error)| *place = error);

@@ -23,9 +23,9 @@ use crate::gpu::{Gpu, Scratch, looping_pieces};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
 use crate::tops::{BINS, CUT, ENTRY, FEW, KEPT, Params, Parts, Place, Top, Tops};
-use lgreco_core::compress::wire::HEADER_LEN;
-use lgreco_core::gradient::Dtype;
-use lgreco_core::internal::quantised_topk::Keep;
+use lgreco::compress::quantised_topk::Keep;
+use lgreco::compress::wire::HEADER_LEN;
+use lgreco::gradient::Dtype;
 
 /// Blocks that draw a layer's sample.
 const DRAWS: u64 = 64;

@@ -3,19 +3,19 @@
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
 use crate::{Error, Result};
-use lgreco_core::backend::Job;
-use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, with_elements};
+use lgreco::backend::Job;
+use lgreco::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, with_elements};
 
 /// A gradient that lies in device memory: a trainer's, borrowed.
 ///
 /// ```
-/// use lgreco_core::gradient::{Dtype, Shape};
+/// use lgreco::gradient::{Dtype, Shape};
 /// use lgreco_cuda::DeviceGradient;
 /// let shape = Shape::new(4, 1024)?;
 /// // SAFETY: nothing is done with it.
 /// let gradient = unsafe { DeviceGradient::new(0x7f00_0000_0000, Dtype::Bf16, shape) };
 /// assert_eq!(gradient.map(|gradient| gradient.shape()), Ok(shape));
-/// # Ok::<(), lgreco_core::Error>(())
+/// # Ok::<(), lgreco::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceGradient {
@@ -59,8 +59,8 @@ impl DeviceGradient {
 /// A row to measure of a gradient that lies on the device.
 ///
 /// ```
-/// use lgreco_core::compress::Candidates;
-/// use lgreco_core::{gradient::Dtype, rng::Stream};
+/// use lgreco::compress::Candidates;
+/// use lgreco::{gradient::Dtype, rng::Stream};
 /// use lgreco_cuda::{DeviceGradient, DeviceJob};
 /// fn densities(gradient: DeviceGradient) -> DeviceJob<'static> {
 ///     let candidates = Candidates::TopK { values: Dtype::F32, keeps: &[10, 100, 1000] };

@@ -16,7 +16,7 @@ use crate::gpu::{Gpu, Scratch, looping_pieces};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
 use bytemuck::{Pod, Zeroable};
-use lgreco_core::gradient::Dtype;
+use lgreco::gradient::Dtype;
 
 /// `Params` of `bins.cu`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]

@@ -4,10 +4,10 @@ use crate::device::{BLOCK, Part};
 use crate::gpu::{Blocks, Gpu, looping_pieces};
 use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
-use lgreco_core::compress::topk::Coding;
-use lgreco_core::compress::wire::HEADER_LEN;
-use lgreco_core::gradient::Dtype;
-use lgreco_core::internal::quantised_topk::Keep;
+use lgreco::compress::quantised_topk::Keep;
+use lgreco::compress::topk::Coding;
+use lgreco::compress::wire::HEADER_LEN;
+use lgreco::gradient::Dtype;
 
 /// `Params` of `tops.cu`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -237,7 +237,7 @@ impl Tops {
 
     /// Adds a layer of `count` values.
     pub(crate) fn push(&mut self, place: Place, keep: Keep, count: u32) -> Result<()> {
-        let too_many = |_| Error::from(lgreco_core::Error::TooManyElements { rows: count as usize, cols: 1 });
+        let too_many = |_| Error::from(lgreco::Error::TooManyElements { rows: count as usize, cols: 1 });
         let number = self.layers.len() as u32;
         let layer = Top {
             room: self.room,

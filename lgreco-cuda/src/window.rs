@@ -10,8 +10,8 @@ use crate::gpu::{Gpu, summing_blocks};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::{DeviceGradient, checked};
 use bytemuck::{Pod, Zeroable};
-use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::internal::error::expect_len;
+use lgreco::error::expect_len;
+use lgreco::gradient::{Dtype, Shape};
 
 /// `Params` of `window.cu`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -69,7 +69,7 @@ fn blocks(shape: Shape) -> u64 {
 /// allocates or reads back.
 ///
 /// ```no_run
-/// use lgreco_core::gradient::{Dtype, Shape};
+/// use lgreco::gradient::{Dtype, Shape};
 /// use lgreco_cuda::{CudaBackend, DeviceWindow, Error};
 /// /// The mean of two steps; `allocate` gives device memory, and `backward` the address of a layer's gradient there.
 /// fn window(cuda: &mut CudaBackend, allocate: impl Fn(u64) -> u64, backward: impl Fn() -> u64) -> Result<DeviceWindow, Error> {
@@ -120,7 +120,7 @@ impl DeviceWindow {
         for (layer, gradient) in gradients {
             if seen.get_mut(layer).is_some_and(|seen| std::mem::replace(seen, true)) {
                 let (what, expected) = ("layer", "each of the window's once");
-                return Err(lgreco_core::Error::Parameter { what, value: layer as f64, expected }.into());
+                return Err(lgreco::Error::Parameter { what, value: layer as f64, expected }.into());
             }
             let &(shape, dtype) = self.layers.get(layer).ok_or(no_layer(layer))?;
             let bytes = (shape.elements() * dtype.bytes()) as u64;
@@ -148,8 +148,8 @@ impl DeviceWindow {
     }
 }
 
-fn no_layer(layer: usize) -> lgreco_core::Error {
-    lgreco_core::Error::Parameter { what: "layer", value: layer as f64, expected: "one of the window's" }
+fn no_layer(layer: usize) -> lgreco::Error {
+    lgreco::Error::Parameter { what: "layer", value: layer as f64, expected: "one of the window's" }
 }
 
 fn mean_bytes(shape: Shape) -> u64 {
@@ -195,7 +195,7 @@ impl CudaBackend {
     /// as it did on average before.
     ///
     /// # Errors
-    /// [`Parameter`](lgreco_core::Error::Parameter) for a layer that there is not or that is named twice, and when `steps` is 0; [`Memory`](crate::Error::Memory) when an
+    /// [`Parameter`](lgreco::Error::Parameter) for a layer that there is not or that is named twice, and when `steps` is 0; [`Memory`](crate::Error::Memory) when an
     /// address is 0 or no multiple of what a value takes; those of the device. Nothing is enqueued then, but by the
     /// device's.
     ///
@@ -209,7 +209,7 @@ impl CudaBackend {
     pub unsafe fn observe(&mut self, window: &DeviceWindow, gradients: &[(usize, u64)], steps: u64) -> Result<()> {
         if steps == 0 {
             let (what, expected) = ("number of a window's step", "1 or more");
-            return Err(lgreco_core::Error::Parameter { what, value: 0.0, expected }.into());
+            return Err(lgreco::Error::Parameter { what, value: 0.0, expected }.into());
         }
         let (rows, layer_of) = window.table(gradients.iter().copied())?;
         let gpu = self.gpu_mut();
@@ -250,7 +250,7 @@ impl CudaBackend {
     /// Done: a layer's mean as it is, in f32.
     ///
     /// # Errors
-    /// [`Parameter`](lgreco_core::Error::Parameter) for a layer that there is not, [`Length`](lgreco_core::Error::Length) for another
+    /// [`Parameter`](lgreco::Error::Parameter) for a layer that there is not, [`Length`](lgreco::Error::Length) for another
     /// number of values than it has; those of the device.
     pub fn window_mean(&mut self, window: &DeviceWindow, layer: usize, values: &mut [f32]) -> Result<()> {
         let &mean = window.means.get(layer).ok_or(no_layer(layer))?;

@@ -1,7 +1,7 @@
 //! What a call through the C API costs over the same call in Rust: the shortest of many rounds each, on a layer so small
 //! that the call is what takes time. Fails where it is 100 ns or more.
 
-use lgreco::*;
+use lgreco_c::*;
 use lgreco_train::compress::{Compressor, Setting, decode};
 use lgreco_train::gradient::{Gradient, Shape, Values};
 use lgreco_train::rng::Stream;

@@ -4,7 +4,7 @@
 mod common;
 
 use common::gradient;
-use lgreco::*;
+use lgreco_c::*;
 use std::ffi::{CStr, c_void};
 use std::ptr::{null, null_mut};
 

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{allocations, gradient};
-use lgreco::*;
+use lgreco_c::*;
 use lgreco_train::Error;
 use lgreco_train::compress::adacomp::AdaComp;
 use lgreco_train::compress::clt::CltK;

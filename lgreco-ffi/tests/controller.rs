@@ -4,7 +4,7 @@
 mod common;
 
 use common::{allocations, freed_tags, gradient};
-use lgreco::*;
+use lgreco_c::*;
 use lgreco_train::compress::{Setting, adacomp::AdaComp, loco::LoCo, qsgd::Qsgd, topk::TopK};
 use lgreco_train::controller::{Config, Controller, Feedback, Policy, Schedule, Tensor};
 use lgreco_train::exchange::threads::ThreadCollective;

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{allocations, gradient};
-use lgreco::*;
+use lgreco_c::*;
 use lgreco_train::feedback::{Residual, Storage};
 use lgreco_train::gradient::{Dtype, Values};
 use lgreco_train::pipeline::{Codec, CutSetting, Link, LinkMemory, RowStorage, Scope, Tile, Upstream};

@@ -2,7 +2,7 @@
 //! Where there is no such GPU, nor a driver that runs on the processor, tests say so; `LGRECO_REQUIRE=wgpu` makes that a
 //! failure, and so does an `LGRECO_GPU` that is given.
 
-use lgreco::*;
+use lgreco_c::*;
 use std::io::Write as _;
 use std::ptr::{null, null_mut};
 use std::sync::Once;

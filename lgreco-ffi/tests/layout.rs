@@ -1,7 +1,7 @@
 //! The structs of the header have the layout of the Rust ones, and their INIT macros hold the Rust defaults: a C program
 //! made of what Rust says asserts it.
 
-use lgreco::*;
+use lgreco_c::*;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;

@@ -92,6 +92,6 @@ def _again(rank: int, makes: list[Callable[[int], None]], times: int) -> list[tu
 
 def test_states_that_are_gone_hold_nothing() -> None:
     makes = [_ddp, _subgroup, _fsdp1, _fsdp2, _outer, _refused]
-    for found in on_ranks(2, _again, makes, 60 if FULL else 4):
+    for found in on_ranks(2, _again, makes, 20 if FULL else 4):
         for make, (before, after) in zip(makes, found, strict=True):
             assert after[0] <= before[0] and after[1] <= before[1], make

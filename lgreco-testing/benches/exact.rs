@@ -3,9 +3,9 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use lgreco_core::plan::exact::{Limits, solve, workspace_len};
-use lgreco_core::plan::{Limit, Summary};
-use lgreco_core::table::{Choice, Table};
+use lgreco::plan::exact::{Limits, solve, workspace_len};
+use lgreco::plan::{Limit, Summary};
+use lgreco::table::{Choice, Table};
 use lgreco_testing::models::{Model, Rows, model};
 use lgreco_testing::oracle::by_total_size;
 

@@ -5,11 +5,11 @@
 //! is timed, for counting instructions. Prints a row per setting: times as ratios to the floor and per kept value. What is
 //! decoded is asserted; times are not.
 
-use lgreco_core::compress::wire::Payload;
-use lgreco_core::compress::{Compressor, Setting, quantised_topk::QuantisedTopK, topk::TopK};
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-use lgreco_core::internal::payload::{Combine, STRETCH, combine, combine_stretch, decode_parsed};
-use lgreco_core::rng::Stream;
+use lgreco::compress::payload::{Combine, STRETCH, combine, combine_stretch, decode_parsed};
+use lgreco::compress::wire::Payload;
+use lgreco::compress::{Compressor, Setting, quantised_topk::QuantisedTopK, topk::TopK};
+use lgreco::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco::rng::Stream;
 use lgreco_testing::quantised_topk::expected;
 use std::hint::black_box;
 use std::time::Instant;

@@ -2,12 +2,12 @@
 
 use super::hard_threshold::squared_error;
 use super::topk::{bits, decode_bit_by_bit, same_error, widened};
-use lgreco_core::Error;
-use lgreco_core::compress::adacomp::{self, AdaComp};
-use lgreco_core::compress::wire::{HEADER_LEN, Method, Payload};
-use lgreco_core::compress::{Candidates, Compressor, decode, stated_len};
-use lgreco_core::gradient::{Bf16, F16, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco::Error;
+use lgreco::compress::adacomp::{self, AdaComp};
+use lgreco::compress::wire::{HEADER_LEN, Method, Payload};
+use lgreco::compress::{Candidates, Compressor, decode, stated_len};
+use lgreco::gradient::{Bf16, F16, Gradient, Shape, Values};
+use lgreco::rng::Stream;
 
 /// What decoding must give for `p`, of which `w` was added at this step.
 pub fn expected(bin: usize, p: &[f32], w: &[f32]) -> Vec<f32> {

@@ -6,23 +6,23 @@
 
 use super::golden;
 use super::qsgd::{squared_error, subnormal_rounding};
-use lgreco_core::Error;
-use lgreco_core::backend::{Backend, Job, JobError, Portable};
-use lgreco_core::compress::powersgd::PowerSgd;
-use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::topk::TopK;
-use lgreco_core::compress::wire::HEADER_LEN;
-use lgreco_core::compress::{Candidates, Compressor, Setting};
-use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, with_elements};
-use lgreco_core::rng::Stream;
+use lgreco::Error;
+use lgreco::backend::{Backend, Job, JobError, Portable};
+use lgreco::compress::powersgd::PowerSgd;
+use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::topk::TopK;
+use lgreco::compress::wire::HEADER_LEN;
+use lgreco::compress::{Candidates, Compressor, Setting};
+use lgreco::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, with_elements};
+use lgreco::rng::Stream;
 
 /// Values of one tensor in each element type.
 ///
 /// ```
 /// use lgreco_testing::backend::Tensor;
 /// let tensor = Tensor::new(&[0.5, -2.0], 2, 1);
-/// assert_eq!(tensor.gradients()[1].values().dtype(), lgreco_core::gradient::Dtype::F16);
+/// assert_eq!(tensor.gradients()[1].values().dtype(), lgreco::gradient::Dtype::F16);
 /// ```
 pub struct Tensor {
     shape: Shape,
@@ -153,7 +153,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 /// Asserts that `backend` answers as [`Portable`] does: the same rows within `relative` (for QSGD beside the bound of
-/// [`qsgd::measure`](lgreco_core::compress::qsgd::measure)), or the same error of the same job.
+/// [`qsgd::measure`](lgreco::compress::qsgd::measure)), or the same error of the same job.
 ///
 /// # Panics
 /// When it does not.

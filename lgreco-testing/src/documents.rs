@@ -1,8 +1,8 @@
 //! Tables and plans as JSON of which some tokens have changed, so that readers get past the first brace.
 
 use super::files::check_files;
-use lgreco_core::file::{PlanFile, TableFile};
-use lgreco_core::plan::{self, Limit, Solver, budget::Budget, exact::Limits};
+use lgreco::file::{PlanFile, TableFile};
+use lgreco::plan::{self, Limit, Solver, budget::Budget, exact::Limits};
 
 /// A table with every field.
 pub const TABLE: &str = r#"{"version":1,"metric":"l2","budget":12.5,"x-note":[1,{"a":null}],"layers":[
@@ -116,7 +116,7 @@ pub fn tokens(json: &str) -> Vec<&str> {
 /// change, none for the files as they are.
 ///
 /// ```
-/// use lgreco_core::file::TableFile;
+/// use lgreco::file::TableFile;
 /// use lgreco_testing::documents::document;
 /// assert!(TableFile::parse(document(&[0]).as_bytes()).is_ok());
 /// assert!(TableFile::parse(document(&[0, 0, 3, 5]).as_bytes()).is_err()); // version 2

@@ -1,8 +1,8 @@
 //! What the readers of files promise for any bytes.
 
 use super::settings::check_text;
-use lgreco_core::file::{PlanFile, TableFile};
-use lgreco_core::plan::{Plan, budget::Budget};
+use lgreco::file::{PlanFile, TableFile};
+use lgreco::plan::{Plan, budget::Budget};
 
 /// Reads `bytes` as a table, as a plan and as a setting; what can be read is written and read back to the same, and a
 /// table's default plan makes a plan file.

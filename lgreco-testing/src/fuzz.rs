@@ -4,14 +4,14 @@
 
 use super::tables::Instance;
 use super::{adacomp, loco, oracle, plans, powersgd, qsgd, quantised_topk, topk};
-use lgreco_core::Error;
-use lgreco_core::compress::dense::Dense;
-use lgreco_core::compress::powersgd::PowerSgd;
-use lgreco_core::compress::wire::Payload;
-use lgreco_core::compress::{Compressor, decode, stated_len};
-use lgreco_core::gradient::{Bf16, Element, F16, Gradient, Shape, Values};
-use lgreco_core::plan::exact::Limits;
-use lgreco_core::rng::Stream;
+use lgreco::Error;
+use lgreco::compress::dense::Dense;
+use lgreco::compress::powersgd::PowerSgd;
+use lgreco::compress::wire::Payload;
+use lgreco::compress::{Compressor, decode, stated_len};
+use lgreco::gradient::{Bf16, Element, F16, Gradient, Shape, Values};
+use lgreco::plan::exact::Limits;
+use lgreco::rng::Stream;
 
 /// The solvers on one table: what all of them promise, or what dynamic programming does, or that trying every plan finds
 /// none better than the exact one. Which of these, the number of bytes says.

@@ -1,14 +1,14 @@
 //! Payloads written down byte by byte, which no change of the code may change: what every backend makes of a few values,
 //! and makes of the bytes again.
 
-use lgreco_core::backend::Backend;
-use lgreco_core::compress::powersgd::PowerSgd;
-use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::topk::TopK;
-use lgreco_core::compress::{Compressor, Setting};
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco::backend::Backend;
+use lgreco::compress::powersgd::PowerSgd;
+use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::topk::TopK;
+use lgreco::compress::{Compressor, Setting};
+use lgreco::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco::rng::Stream;
 
 fn encoded(backend: &mut dyn Backend, setting: Setting, values: &[f32], shape: Shape) -> Vec<u8> {
     let gradient = Gradient::new(Values::F32(values), shape).expect("as many values as elements");

@@ -1,13 +1,13 @@
 //! Hard thresholds against their textbook: a comparison per element.
 
 use super::topk::{DTYPES, STALE, bits, check_payload, rounded, same_error, widened, with_values};
-use lgreco_core::Error;
-use lgreco_core::compress::hard_threshold::{self, HardThreshold};
-use lgreco_core::compress::topk::TopK;
-use lgreco_core::compress::{Candidates, Compressor, decode, stated_len};
-use lgreco_core::gradient::{Dtype, Gradient, Shape};
-use lgreco_core::internal::num::Sum;
-use lgreco_core::rng::Stream;
+use lgreco::Error;
+use lgreco::compress::hard_threshold::{self, HardThreshold};
+use lgreco::compress::topk::TopK;
+use lgreco::compress::{Candidates, Compressor, decode, stated_len};
+use lgreco::gradient::{Dtype, Gradient, Shape};
+use lgreco::num::Sum;
+use lgreco::rng::Stream;
 
 /// Bytes of a payload with `count` of `elements`: TopK's.
 pub(super) fn payload_len(count: usize, elements: usize, dtype: Dtype) -> usize {

@@ -37,5 +37,5 @@ pub mod topk;
 /// Makes the checksum of a saved state right again, whatever its bytes are: of a controller, a memory, an end of a cut or
 /// a cut's setting, all of which end with it. What is behind the checksum is reached by this alone.
 pub fn reseal(bytes: &mut [u8]) {
-    lgreco_core::internal::checksum::seal(bytes);
+    lgreco::checksum::seal(bytes);
 }

@@ -2,12 +2,12 @@
 
 use super::hard_threshold::squared_error;
 use super::topk::{bits, same_error, widened};
-use lgreco_core::Error;
-use lgreco_core::compress::loco::{self, LoCo};
-use lgreco_core::compress::wire::{HEADER_LEN, Method, Payload};
-use lgreco_core::compress::{Compressor, decode};
-use lgreco_core::gradient::{Bf16, F16, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco::Error;
+use lgreco::compress::loco::{self, LoCo};
+use lgreco::compress::wire::{HEADER_LEN, Method, Payload};
+use lgreco::compress::{Compressor, decode};
+use lgreco::gradient::{Bf16, F16, Gradient, Shape, Values};
+use lgreco::rng::Stream;
 
 /// Asserts that every code is the whole number nearest to `8 x / M` (halves to even; within 2^-20 of halfway either), 7 at
 /// most, that it decodes to as many eighths of `M`, and that the row is the error of what is decoded.

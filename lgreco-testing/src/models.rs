@@ -1,18 +1,18 @@
 //! Error tables like those of real models, and tables that are hard to plan, from a seed.
 
-use lgreco_core::gradient::Shape;
-use lgreco_core::rng::Stream;
-use lgreco_core::table::{Choice, Table};
+use lgreco::gradient::Shape;
+use lgreco::rng::Stream;
+use lgreco::table::{Choice, Table};
 
 /// A table with the budget that its default options cost.
 ///
 /// ```
-/// use lgreco_core::plan::{self, Solver, budget::Budget};
+/// use lgreco::plan::{self, Solver, budget::Budget};
 /// use lgreco_testing::models::{Rows, model};
 /// let model = model(Rows::Hybrid, 4, 20, 1);
 /// let plan = plan::solve(&model.table(), Budget::Absolute(model.budget), Solver::default())?;
 /// assert!(plan.summary().proven());
-/// # Ok::<(), lgreco_core::Error>(())
+/// # Ok::<(), lgreco::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {

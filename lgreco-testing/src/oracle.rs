@@ -1,23 +1,23 @@
 //! Optimal plans by methods too simple to be wrong, and what every plan that claims optimality must satisfy.
 
-use lgreco_core::Error;
-use lgreco_core::internal::num::Sum;
-use lgreco_core::plan::exact::{Limits, lower_bound, solve, workspace_len};
-use lgreco_core::plan::{Limit, Proof, Summary, check};
-use lgreco_core::table::Table;
+use lgreco::Error;
+use lgreco::num::Sum;
+use lgreco::plan::exact::{Limits, lower_bound, solve, workspace_len};
+use lgreco::plan::{Limit, Proof, Summary, check};
+use lgreco::table::Table;
 
 /// What the best plan within the limit has of the other quantity, by trying every plan: the fewest bits within an error
 /// budget, the least error within a size limit. `None` when no plan, of an error that is a number, is within it.
 ///
 /// ```
-/// use lgreco_core::{plan::Limit, table::{Choice, Table}};
+/// use lgreco::{plan::Limit, table::{Choice, Table}};
 /// use lgreco_testing::oracle::exhaustive;
 /// let choices = [(8, 0.5), (4, 1.5), (9, 0.25), (3, 1.0)].map(|(size, error)| Choice { size, error });
 /// let table = Table::new(&choices, &[2, 4])?;
 /// let best = |limit| exhaustive(&table, limit);
 /// assert_eq!((best(Limit::Error(1.75)), best(Limit::Error(0.5))), (Some(Limit::Size(11)), None));
 /// assert_eq!((best(Limit::Size(13)), best(Limit::Size(6))), (Some(Limit::Error(1.5)), None));
-/// # Ok::<(), lgreco_core::Error>(())
+/// # Ok::<(), lgreco::Error>(())
 /// ```
 ///
 /// # Complexity
@@ -80,13 +80,13 @@ fn within(table: &Table<'_>, options: &[u32], limit: Limit) -> Option<Summary> {
 /// Exact when all errors and their sums are, for example small multiples of a power of two. Sizes must be small.
 ///
 /// ```
-/// use lgreco_core::{plan::Limit, table::{Choice, Table}};
+/// use lgreco::{plan::Limit, table::{Choice, Table}};
 /// use lgreco_testing::oracle::{by_total_size, exhaustive};
 /// let choices = [(8, 0.5), (4, 1.5), (9, 0.25), (3, 1.0)].map(|(size, error)| Choice { size, error });
 /// let table = Table::new(&choices, &[2, 4])?;
 /// assert_eq!(by_total_size(&table, Limit::Error(1.75)), exhaustive(&table, Limit::Error(1.75)));
 /// assert_eq!(by_total_size(&table, Limit::Size(13)), exhaustive(&table, Limit::Size(13)));
-/// # Ok::<(), lgreco_core::Error>(())
+/// # Ok::<(), lgreco::Error>(())
 /// ```
 ///
 /// # Complexity

@@ -1,8 +1,8 @@
 //! What every planner promises, as checks that panic; and the textbook form of Algorithm 1.
 
 use super::tables::Instance;
-use lgreco_core::plan::{self, Limit, Plan, Proof, Solver, Summary, budget::Budget, check, dp, exact};
-use lgreco_core::{Error, table::Choice, table::Table};
+use lgreco::plan::{self, Limit, Plan, Proof, Solver, Summary, budget::Budget, check, dp, exact};
+use lgreco::{Error, table::Choice, table::Table};
 use std::cmp::Ordering;
 
 /// Algorithm 1 as the paper prints it, on integer errors: rows over cells, every option of every cell tried in order,
@@ -121,12 +121,12 @@ pub fn check_dp_against_textbook(layers: &[Vec<(u64, usize)>], levels: usize, un
     let choices: Vec<_> = layers
         .iter()
         .flatten()
-        .map(|&(size, cost)| lgreco_core::table::Choice { size: size * unit, error: cost as f64 * cell })
+        .map(|&(size, cost)| lgreco::table::Choice { size: size * unit, error: cost as f64 * cell })
         .collect();
     let swapped: Vec<_> = layers
         .iter()
         .flatten()
-        .map(|&(error, cost)| lgreco_core::table::Choice { size: cost as u64 * unit, error: error as f64 * cell })
+        .map(|&(error, cost)| lgreco::table::Choice { size: cost as u64 * unit, error: error as f64 * cell })
         .collect();
     let ends: Vec<usize> = layers
         .iter()
@@ -136,7 +136,7 @@ pub fn check_dp_against_textbook(layers: &[Vec<(u64, usize)>], levels: usize, un
         })
         .collect();
     let cells = levels as u32;
-    let solve = |choices: &[lgreco_core::table::Choice], limit| {
+    let solve = |choices: &[lgreco::table::Choice], limit| {
         let table = Table::new(choices, &ends).expect("a valid table");
         check_solver(&table, limit, dp::workspace_len(&table, cells), |workspace, options| {
             dp::solve(&table, limit, cells, workspace, options)

@@ -1,23 +1,23 @@
 //! What PowerSGD promises, checked against a textbook in f64.
 
-use lgreco_core::Error;
-use lgreco_core::compress::powersgd::{
+use lgreco::Error;
+use lgreco::compress::powersgd::{
     self, PowerSgd, decode, effective_rank, measure, measure_workspace_len, start_matrix, steps_workspace_len,
 };
-use lgreco_core::compress::wire::{HEADER_LEN, Payload};
-use lgreco_core::compress::{Compressor, powersgd::orthonormalise};
-use lgreco_core::gradient::{Gradient, Shape, Values, with_elements};
-use lgreco_core::rng::Stream;
+use lgreco::compress::wire::{HEADER_LEN, Payload};
+use lgreco::compress::{Compressor, powersgd::orthonormalise};
+use lgreco::gradient::{Gradient, Shape, Values, with_elements};
+use lgreco::rng::Stream;
 
 /// A payload and the values it decodes to.
 ///
 /// ```
-/// use lgreco_core::{compress::powersgd::PowerSgd, gradient::Shape, rng::Stream};
+/// use lgreco::{compress::powersgd::PowerSgd, gradient::Shape, rng::Stream};
 /// use lgreco_testing::powersgd::{gradient, round_trip};
 /// let gradient = gradient(&[3.0, 0.0, 0.0, 4.0], Shape::new(2, 2)?);
 /// let trip = round_trip(&gradient, PowerSgd { rank: 1, iterations: 1 }, Stream::default())?;
 /// assert_eq!((trip.payload.len(), trip.decoded.len()), (16 + 4 * 4, 4));
-/// # Ok::<(), lgreco_core::Error>(())
+/// # Ok::<(), lgreco::Error>(())
 /// ```
 pub struct RoundTrip {
     /// The payload.
@@ -44,17 +44,17 @@ pub fn round_trip(gradient: &Gradient<'_>, compressor: PowerSgd, stream: Stream)
 /// ‖gradient − decoded‖², summed in f64.
 ///
 /// ```
-/// # use lgreco_core::gradient::Shape;
+/// # use lgreco::gradient::Shape;
 /// # use lgreco_testing::powersgd::{gradient, squared_error};
 /// assert_eq!(squared_error(&gradient(&[3.0, 4.0], Shape::new(2, 1)?), &[0.0, 0.0]), 25.0);
-/// # Ok::<(), lgreco_core::Error>(())
+/// # Ok::<(), lgreco::Error>(())
 /// ```
 pub fn squared_error(gradient: &Gradient<'_>, decoded: &[f32]) -> f64 {
     let square = |x: f32, y: &f32| (x as f64 - *y as f64) * (x as f64 - *y as f64);
     with_elements!(gradient.values(), v => v.iter().zip(decoded).map(|(x, y)| square(widen(*x), y)).sum())
 }
 
-fn widen(x: impl lgreco_core::gradient::Element) -> f32 {
+fn widen(x: impl lgreco::gradient::Element) -> f32 {
     x.to_f32()
 }
 
@@ -75,14 +75,14 @@ pub fn check_row(gradient: &Gradient<'_>, ranks: &[u32], iterations: u32, stream
 /// The columns of a payload's factors: of `P̂`, then of `Q`.
 ///
 /// ```
-/// use lgreco_core::{compress::powersgd::PowerSgd, gradient::Shape, rng::Stream};
+/// use lgreco::{compress::powersgd::PowerSgd, gradient::Shape, rng::Stream};
 /// use lgreco_testing::powersgd::{check_orthonormal, factors, gradient, round_trip, uniform};
 /// let (values, shape) = (uniform(12 * 8, 1), Shape::new(12, 8)?);
 /// let trip = round_trip(&gradient(&values, shape), PowerSgd { rank: 3, iterations: 1 }, Stream::default())?;
 /// let (p, q) = factors(&trip.payload, shape);
 /// check_orthonormal(&p, 3);
 /// assert_eq!((q.len(), q[0].len()), (3, 8));
-/// # Ok::<(), lgreco_core::Error>(())
+/// # Ok::<(), lgreco::Error>(())
 /// ```
 pub fn factors(payload: &[u8], shape: Shape) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
     let numbers: Vec<f32> =
@@ -147,12 +147,12 @@ pub fn check_hostile(bytes: &[u8]) {
 /// Squared errors of warm-started steps on one and the same gradient.
 ///
 /// ```
-/// use lgreco_core::{gradient::Shape, rng::Stream};
+/// use lgreco::{gradient::Shape, rng::Stream};
 /// use lgreco_testing::powersgd::{gradient, uniform, warm_errors};
 /// let values = uniform(12 * 8, 1);
 /// let errors = warm_errors(&gradient(&values, Shape::new(12, 8)?), 2, 20, Stream::default());
 /// assert!(errors[19] < errors[0]);
-/// # Ok::<(), lgreco_core::Error>(())
+/// # Ok::<(), lgreco::Error>(())
 /// ```
 pub fn warm_errors(gradient: &Gradient<'_>, rank: u32, steps: usize, stream: Stream) -> Vec<f64> {
     let (mut q, mut decoded) = (Vec::new(), vec![0.0; gradient.shape().elements()]);
@@ -189,12 +189,12 @@ pub fn uniform(n: usize, seed: u64) -> Vec<f32> {
 /// `Σ_c scales[c] · a_c b_cᵀ` with uniform random columns.
 ///
 /// ```
-/// use lgreco_core::gradient::Shape;
+/// use lgreco::gradient::Shape;
 /// use lgreco_testing::powersgd::{low_rank, squared_singular_values};
 /// let shape = Shape::new(12, 8)?;
 /// let spectrum = squared_singular_values(&low_rank(shape, &[1.0, 0.5], 1), shape);
 /// assert!(spectrum[1] > 1e-3 && spectrum[2] < 1e-9);
-/// # Ok::<(), lgreco_core::Error>(())
+/// # Ok::<(), lgreco::Error>(())
 /// ```
 pub fn low_rank(shape: Shape, scales: &[f64], seed: u64) -> Vec<f32> {
     let (n, m) = (shape.rows(), shape.cols());
@@ -207,11 +207,11 @@ pub fn low_rank(shape: Shape, scales: &[f64], seed: u64) -> Vec<f32> {
 /// The textbook: naive products and modified Gram–Schmidt in f64. Returns the squared error of rank `rank`.
 ///
 /// ```
-/// use lgreco_core::{gradient::Shape, rng::Stream};
+/// use lgreco::{gradient::Shape, rng::Stream};
 /// use lgreco_testing::powersgd::textbook_squared_error;
 /// let error = textbook_squared_error(&[3.0, 0.0, 0.0, 4.0], Shape::new(2, 2)?, 1, 50, Stream::default());
 /// assert!((error - 9.0).abs() < 1e-6); // all but the largest singular value
-/// # Ok::<(), lgreco_core::Error>(())
+/// # Ok::<(), lgreco::Error>(())
 /// ```
 pub fn textbook_squared_error(values: &[f32], shape: Shape, rank: usize, iterations: u32, stream: Stream) -> f64 {
     let (n, m) = (shape.rows(), shape.cols());
@@ -247,10 +247,10 @@ pub fn textbook_squared_error(values: &[f32], shape: Shape, rank: usize, iterati
 /// Squared singular values, largest first: Jacobi's eigenvalue method on `MᵀM` in f64.
 ///
 /// ```
-/// use lgreco_core::gradient::Shape;
+/// use lgreco::gradient::Shape;
 /// use lgreco_testing::powersgd::squared_singular_values;
 /// assert_eq!(squared_singular_values(&[3.0, 0.0, 0.0, -4.0], Shape::new(2, 2)?), [16.0, 9.0]);
-/// # Ok::<(), lgreco_core::Error>(())
+/// # Ok::<(), lgreco::Error>(())
 /// ```
 pub fn squared_singular_values(values: &[f32], shape: Shape) -> Vec<f64> {
     let (n, m) = (shape.rows(), shape.cols());

@@ -1,11 +1,11 @@
 //! QSGD from its documentation, one element at a time, and what must hold between it and
-//! [`compress::qsgd`](lgreco_core::compress::qsgd).
+//! [`compress::qsgd`](lgreco::compress::qsgd).
 
-use lgreco_core::Error;
-use lgreco_core::compress::qsgd::{self, Qsgd, Rounding, Scale};
-use lgreco_core::compress::{Compressor, wire::Payload};
-use lgreco_core::gradient::{Bf16, Element, F16, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco::Error;
+use lgreco::compress::qsgd::{self, Qsgd, Rounding, Scale};
+use lgreco::compress::{Compressor, wire::Payload};
+use lgreco::gradient::{Bf16, Element, F16, Gradient, Shape, Values};
+use lgreco::rng::Stream;
 
 /// 2^23, the fixed-point one.
 const UNIT: f64 = 8388608.0;
@@ -69,16 +69,16 @@ fn bucket(values: &[f32], qsgd: Qsgd) -> Bucket {
 /// The payload of finite `values`, bit by bit.
 ///
 /// ```
-/// use lgreco_core::compress::{Compressor, qsgd::Qsgd};
-/// use lgreco_core::gradient::{Gradient, Shape, Values};
-/// use lgreco_core::rng::Stream;
+/// use lgreco::compress::{Compressor, qsgd::Qsgd};
+/// use lgreco::gradient::{Gradient, Shape, Values};
+/// use lgreco::rng::Stream;
 /// use lgreco_testing::qsgd::encode;
 /// let (values, shape) = ([0.5, -1.0, 0.0, 0.25], Shape::new(2, 2)?);
 /// let mut payload = [0; 22];
 /// let gradient = Gradient::new(Values::F32(&values), shape)?;
 /// Qsgd::default().encode(&gradient, Stream::default(), &mut [], &mut payload)?;
 /// assert_eq!(encode(&values, shape, Qsgd::default(), Stream::default()), payload);
-/// # Ok::<(), lgreco_core::Error>(())
+/// # Ok::<(), lgreco::Error>(())
 /// ```
 pub fn encode(values: &[f32], shape: Shape, qsgd: Qsgd, stream: Stream) -> Vec<u8> {
     let mut bytes = Vec::from([b'L', 1, 1, (qsgd.bits - 1) + if qsgd.scale == Scale::MinMax { 8 } else { 0 }]);
@@ -117,12 +117,12 @@ fn point(level: u64, low: f32, high: f32, qsgd: Qsgd) -> f32 {
 /// The values that the codes of a well-formed payload stand for.
 ///
 /// ```
-/// use lgreco_core::{compress::qsgd::{Qsgd, Scale}, gradient::Shape, rng::Stream};
+/// use lgreco::{compress::qsgd::{Qsgd, Scale}, gradient::Shape, rng::Stream};
 /// use lgreco_testing::qsgd;
 /// let one_bit = Qsgd { bits: 1, scale: Scale::MinMax, ..Qsgd::default() };
 /// let payload = qsgd::encode(&[3.0, -1.0], Shape::new(2, 1)?, one_bit, Stream::default());
 /// assert_eq!(qsgd::decode(&payload, 2, one_bit), [3.0, -1.0]);
-/// # Ok::<(), lgreco_core::Error>(())
+/// # Ok::<(), lgreco::Error>(())
 /// ```
 pub fn decode(bytes: &[u8], elements: usize, qsgd: Qsgd) -> Vec<f32> {
     let float = |at: usize| f32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
@@ -153,7 +153,7 @@ pub fn decode(bytes: &[u8], elements: usize, qsgd: Qsgd) -> Vec<f32> {
 /// on the grid.
 ///
 /// ```
-/// use lgreco_core::compress::qsgd::Qsgd;
+/// use lgreco::compress::qsgd::Qsgd;
 /// use lgreco_testing::qsgd::squared_error;
 /// let (error, tolerance) = squared_error(&[1.0, 0.25], Qsgd { bits: 2, ..Qsgd::default() });
 /// assert!((error - 0.25 * 0.75).abs() <= tolerance && tolerance < 1e-5);
@@ -188,7 +188,7 @@ pub fn squared_error(values: &[f32], qsgd: Qsgd) -> (f64, f64) {
 /// How far a row may be off that leaves out that decoded values are rounded to subnormal numbers.
 ///
 /// ```
-/// use lgreco_core::compress::qsgd::Qsgd;
+/// use lgreco::compress::qsgd::Qsgd;
 /// use lgreco_testing::qsgd::subnormal_rounding;
 /// assert!(subnormal_rounding(&[1.0, 0.25], Qsgd::default()) < 1e-44);
 /// ```

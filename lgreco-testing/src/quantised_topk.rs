@@ -1,13 +1,13 @@
 //! TopK in few bits against its textbook: a full sort, sums in 128 bits, and a decoder that reads bit by bit.
 
 use super::topk::{STALE, bits, order, same_error, widened};
-use lgreco_core::Error;
-use lgreco_core::compress::quantised_topk::{self, QuantisedTopK};
-use lgreco_core::compress::wire::{HEADER_LEN, Method, Payload};
-use lgreco_core::compress::{Compressor, decode};
-use lgreco_core::gradient::Gradient;
-use lgreco_core::internal::num::Sum;
-use lgreco_core::rng::Stream;
+use lgreco::Error;
+use lgreco::compress::quantised_topk::{self, QuantisedTopK};
+use lgreco::compress::wire::{HEADER_LEN, Method, Payload};
+use lgreco::compress::{Compressor, decode};
+use lgreco::gradient::Gradient;
+use lgreco::num::Sum;
+use lgreco::rng::Stream;
 
 /// A magnitude in units of 2^-31 of the power of two that `exponent` names, rounded down.
 fn digits(magnitude: u32, exponent: u32) -> u128 {
@@ -141,7 +141,7 @@ fn read(bytes: &[u8], elements: usize) -> Option<Vec<f32>> {
         return None;
     }
     // How positions are read is checked with TopK's payloads.
-    let top = lgreco_core::compress::topk::TopK { keep: keep as u32, values: lgreco_core::gradient::Dtype::F32 };
+    let top = lgreco::compress::topk::TopK { keep: keep as u32, values: lgreco::gradient::Dtype::F32 };
     let layout = top.layout(elements as u32).ok()?;
     if layout.coding as u8 != coding {
         return None;
@@ -154,7 +154,7 @@ fn read(bytes: &[u8], elements: usize) -> Option<Vec<f32>> {
     if positions.len() as u64 != layout.bytes() {
         return None;
     }
-    lgreco_core::internal::topk::for_each_position(keep as u32, elements, positions, visit).ok()?;
+    lgreco::compress::topk::for_each_position(keep as u32, elements, positions, visit).ok()?;
     if found.len() != keep {
         return None;
     }

@@ -1,16 +1,16 @@
 //! What settings promise as text.
 
-use lgreco_core::compress::adacomp::AdaComp;
-use lgreco_core::compress::clt::CltK;
-use lgreco_core::compress::hard_threshold::HardThreshold;
-use lgreco_core::compress::loco::LoCo;
-use lgreco_core::compress::powersgd::PowerSgd;
-use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::sidco::{Fit, Sidco};
-use lgreco_core::compress::topk::TopK;
-use lgreco_core::compress::{Compressor, Setting};
-use lgreco_core::gradient::{Dtype, Shape};
+use lgreco::compress::adacomp::AdaComp;
+use lgreco::compress::clt::CltK;
+use lgreco::compress::hard_threshold::HardThreshold;
+use lgreco::compress::loco::LoCo;
+use lgreco::compress::powersgd::PowerSgd;
+use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::sidco::{Fit, Sidco};
+use lgreco::compress::topk::TopK;
+use lgreco::compress::{Compressor, Setting};
+use lgreco::gradient::{Dtype, Shape};
 
 /// Settings of every compressor, which together have each word that is not a default.
 pub const SETTINGS: [Setting; 12] = [

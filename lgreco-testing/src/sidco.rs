@@ -2,12 +2,12 @@
 
 use super::hard_threshold::{payload_len, squared_error};
 use super::topk::{STALE, bits, check_payload, order, rounded, same_error, widened};
-use lgreco_core::Error;
-use lgreco_core::compress::sidco::{self, Fit, Sidco};
-use lgreco_core::compress::wire::Payload;
-use lgreco_core::compress::{Candidates, Compressor, decode, stated_len};
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco::Error;
+use lgreco::compress::sidco::{self, Fit, Sidco};
+use lgreco::compress::wire::Payload;
+use lgreco::compress::{Candidates, Compressor, decode, stated_len};
+use lgreco::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco::rng::Stream;
 
 fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64

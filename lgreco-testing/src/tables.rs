@@ -1,12 +1,12 @@
 //! Error tables from bytes: the same bytes give the same instance, and every byte string gives one.
 
-use lgreco_core::plan::{Limit, budget::Budget};
-use lgreco_core::{rng::Stream, table::Choice, table::Table};
+use lgreco::plan::{Limit, budget::Budget};
+use lgreco::{rng::Stream, table::Choice, table::Table};
 
 /// A table with a reference plan, a budget and a size limit.
 ///
 /// ```
-/// use lgreco_core::plan::budget::Budget;
+/// use lgreco::plan::budget::Budget;
 /// use lgreco_testing::tables::Instance;
 /// let instance = Instance::from_seed(3, 8, 5);
 /// let reference = Budget::Defaults { alpha: 1.0, options: &instance.defaults };

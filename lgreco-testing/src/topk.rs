@@ -1,12 +1,12 @@
 //! TopK against its textbook: a full sort, and a decoder that reads bit by bit.
 
-use lgreco_core::Error;
-use lgreco_core::compress::topk::{self, TopK};
-use lgreco_core::compress::wire::{HEADER_LEN, Method, Payload};
-use lgreco_core::compress::{Compressor, wire};
-use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, with_elements};
-use lgreco_core::internal::num::Sum;
-use lgreco_core::rng::Stream;
+use lgreco::Error;
+use lgreco::compress::topk::{self, TopK};
+use lgreco::compress::wire::{HEADER_LEN, Method, Payload};
+use lgreco::compress::{Compressor, wire};
+use lgreco::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, with_elements};
+use lgreco::num::Sum;
+use lgreco::rng::Stream;
 
 /// What a workspace holds before a call that must not care.
 pub(super) const STALE: u64 = 0xa5a5_5a5a_7f80_ffff;

@@ -5,9 +5,9 @@
 //! time of each pass over each layer counts, so that other programs disturb little; the passes of a layer follow each other.
 //! Means and residuals are compared with what decoding each payload gives.
 
-use lgreco_core::internal::payload::{Combine, STRETCH, combine, combine_stretch};
-use lgreco_core::internal::select::{kth_largest_magnitude, workspace_len};
-use lgreco_core::simd::{Kernel, dispatch};
+use lgreco::compress::payload::{Combine, STRETCH, combine, combine_stretch};
+use lgreco::compress::select::{kth_largest_magnitude, workspace_len};
+use lgreco::simd::{Kernel, dispatch};
 use lgreco_train::compress::wire::Payload;
 use lgreco_train::compress::{Compressor, Setting, decode};
 use lgreco_train::feedback::{Memory, Residual};

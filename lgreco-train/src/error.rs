@@ -3,8 +3,8 @@ mod kind;
 use crate::CoreError;
 use core::fmt;
 use kind::Kind;
-use lgreco_core::gradient::Dtype;
-use lgreco_core::internal::error::{self as of_core, Number};
+use lgreco::error::{self as of_core, Number};
+use lgreco::gradient::Dtype;
 
 /// Everything that can go wrong in training, with the place and the numbers; no strings are built.
 ///

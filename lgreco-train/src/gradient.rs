@@ -1,7 +1,7 @@
-//! Gradients, borrowed from the trainer: those of [`lgreco_core::gradient`], and [`ValuesMut`], which are replaced by
+//! Gradients, borrowed from the trainer: those of [`lgreco::gradient`], and [`ValuesMut`], which are replaced by
 //! their mean.
 
 mod mutable;
 
-pub use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, with_elements};
+pub use lgreco::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, with_elements};
 pub use mutable::ValuesMut;

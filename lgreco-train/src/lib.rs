@@ -3,7 +3,7 @@
 //!
 //! A trainer makes a [`Controller`](controller::Controller) per worker and calls it once per step; [`controller`] begins
 //! with an example. [`feedback`] and [`exchange`] are its parts, for trainers that decide themselves. What is compressed
-//! how, and how that is chosen, is [`lgreco_core`]'s, whose modules stand here under the same names.
+//! how, and how that is chosen, is [`lgreco`]'s, whose modules stand here under the same names.
 //!
 //! Training is a crate of its own, so that the core stays what the paper is about and what works without an allocator:
 //! compressors, rows and files know nothing of it. GPU crates need it for residuals and for buckets of layers that
@@ -37,9 +37,9 @@ mod state;
 
 pub use error::{Error, OptionValue};
 #[cfg(feature = "json")]
-pub use lgreco_core::file;
-pub use lgreco_core::{Error as CoreError, Word, backend, compress, plan, rng, search, simd, table};
+pub use lgreco::file;
+pub use lgreco::{Error as CoreError, Word, backend, compress, plan, rng, search, simd, table};
 
 #[cfg(feature = "pipeline")]
-use lgreco_core::internal::select;
-use lgreco_core::internal::{self, checksum, num};
+use lgreco::compress::select;
+use lgreco::{checksum, num};

@@ -6,14 +6,14 @@
 //! Every figure's answer is asserted. On llvmpipe, which runs shaders on the processor, the figures say nothing of GPUs.
 //! `tests/run` runs it there with few values, for its answers.
 
-use lgreco_core::backend::{Backend, Job, Portable};
-use lgreco_core::compress::powersgd::PowerSgd;
-use lgreco_core::compress::qsgd::Qsgd;
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::topk::TopK;
-use lgreco_core::compress::{Candidates, Compressor, Setting};
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco::backend::{Backend, Job, Portable};
+use lgreco::compress::powersgd::PowerSgd;
+use lgreco::compress::qsgd::Qsgd;
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::topk::TopK;
+use lgreco::compress::{Candidates, Compressor, Setting};
+use lgreco::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco::rng::Stream;
 use lgreco_testing::powersgd::uniform;
 use lgreco_train::feedback::Storage;
 use lgreco_wgpu::{BufferGradient, BufferJob, BufferResidual, WgpuBackend, wgpu};

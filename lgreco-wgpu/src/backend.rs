@@ -6,19 +6,19 @@ use crate::error::BufferJobError;
 use crate::gpu::Gpu;
 use crate::rows::{measure, reserve};
 use crate::tensor::{Input, Work, work};
-use lgreco_core::backend::{Backend, Job, JobError};
-use lgreco_core::compress::Setting;
-use lgreco_core::compress::wire::Payload;
-use lgreco_core::gradient::Gradient;
-use lgreco_core::rng::Stream;
+use lgreco::backend::{Backend, Job, JobError};
+use lgreco::compress::Setting;
+use lgreco::compress::wire::Payload;
+use lgreco::gradient::Gradient;
+use lgreco::rng::Stream;
 
 /// Any GPU that wgpu can drive.
 ///
 /// ```no_run
-/// use lgreco_core::backend::{Backend, Job};
-/// use lgreco_core::compress::Candidates;
-/// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-/// use lgreco_core::rng::Stream;
+/// use lgreco::backend::{Backend, Job};
+/// use lgreco::compress::Candidates;
+/// use lgreco::gradient::{Dtype, Gradient, Shape, Values};
+/// use lgreco::rng::Stream;
 /// use lgreco_wgpu::WgpuBackend;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let mut backend = WgpuBackend::new()?;
@@ -116,10 +116,10 @@ impl WgpuBackend {
     /// Without it the first measurement does so. Uploads take at most about 256 MiB, or the largest gradient.
     ///
     /// ```
-    /// use lgreco_core::backend::{Backend, Job};
-    /// use lgreco_core::compress::{Candidates, qsgd::Qsgd};
-    /// use lgreco_core::gradient::{Gradient, Shape, Values};
-    /// use lgreco_core::rng::Stream;
+    /// use lgreco::backend::{Backend, Job};
+    /// use lgreco::compress::{Candidates, qsgd::Qsgd};
+    /// use lgreco::gradient::{Gradient, Shape, Values};
+    /// use lgreco::rng::Stream;
     /// use lgreco_wgpu::{WgpuBackend, wgpu};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default()); // an embedder has a real one
@@ -152,7 +152,7 @@ impl WgpuBackend {
     }
 
     /// What the device said, in full, when a call through [`Backend`] last answered
-    /// [`Device`](lgreco_core::Error::Device), whose text is shorter.
+    /// [`Device`](lgreco::Error::Device), whose text is shorter.
     pub fn failure(&self) -> Option<&Error> {
         self.failure.as_ref()
     }
@@ -161,7 +161,7 @@ impl WgpuBackend {
         &mut self.gpu
     }
 
-    fn told(&mut self, error: Error) -> lgreco_core::Error {
+    fn told(&mut self, error: Error) -> lgreco::Error {
         let core = error.to_core();
         if !matches!(error, Error::Core(_)) {
             self.failure = Some(error);
@@ -188,11 +188,11 @@ impl Backend for WgpuBackend {
         stream: Stream,
         _: &mut [u64],
         payload: &mut [u8],
-    ) -> Result<usize, lgreco_core::Error> {
+    ) -> Result<usize, lgreco::Error> {
         encode(&mut self.gpu, setting, &Input::Host(*gradient), stream, payload).map_err(|error| self.told(error))
     }
 
-    fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<(), lgreco_core::Error> {
+    fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<(), lgreco::Error> {
         let parsed = Payload::parse(payload)?;
         let elements = parsed.header.shape.elements();
         if values.len() == elements
@@ -202,6 +202,6 @@ impl Backend for WgpuBackend {
             values.copy_from_slice(&bytemuck::pod_collect_to_vec::<u8, f32>(&bytes));
             return Ok(());
         }
-        lgreco_core::compress::decode(payload, values).map(|_| ())
+        lgreco::compress::decode(payload, values).map(|_| ())
     }
 }

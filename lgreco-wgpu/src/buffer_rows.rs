@@ -6,7 +6,7 @@ use crate::buffers::check_target;
 use crate::error::BufferJobError;
 use crate::rows::{check_all, enqueue, results_bytes, take_rows};
 use crate::tensor::{BufferJob, work};
-use lgreco_core::internal::error::expect_len;
+use lgreco::error::expect_len;
 use wgpu::Buffer;
 
 impl WgpuBackend {
@@ -32,8 +32,8 @@ impl WgpuBackend {
     /// memory of its own, which it has back when it is polled or something is submitted.
     ///
     /// ```
-    /// use lgreco_core::compress::{Candidates, qsgd::Qsgd};
-    /// use lgreco_core::{gradient::{Dtype, Shape}, rng::Stream};
+    /// use lgreco::compress::{Candidates, qsgd::Qsgd};
+    /// use lgreco::{gradient::{Dtype, Shape}, rng::Stream};
     /// use lgreco_wgpu::{BufferGradient, BufferJob, WgpuBackend, wgpu};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let (device, queue) = wgpu::Device::noop(&Default::default()); // an embedder has a real one
@@ -84,7 +84,7 @@ impl WgpuBackend {
     /// gradients must still be there.
     ///
     /// # Errors
-    /// As [`measure_buffers`](WgpuBackend::measure_buffers); without a job [`Length`](lgreco_core::Error::Length), also when there are
+    /// As [`measure_buffers`](WgpuBackend::measure_buffers); without a job [`Length`](lgreco::Error::Length), also when there are
     /// not as many bytes.
     pub fn read_rows(&mut self, jobs: &[BufferJob<'_>], bytes: &[u8], rows: &mut [f64]) -> Result<(), BufferJobError> {
         let jobs = work(jobs);

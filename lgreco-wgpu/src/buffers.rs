@@ -7,9 +7,9 @@ use crate::codec::{decode, encode};
 use crate::error::BufferJobError;
 use crate::rows::measure;
 use crate::tensor::{BufferGradient, BufferJob, Input, Tensor, work};
-use lgreco_core::compress::Setting;
-use lgreco_core::compress::wire::Payload;
-use lgreco_core::rng::Stream;
+use lgreco::compress::Setting;
+use lgreco::compress::wire::Payload;
+use lgreco::rng::Stream;
 use wgpu::{Buffer, BufferUsages};
 
 /// `Err` when so many bytes cannot be copied to byte `offset` of a buffer.
@@ -31,8 +31,8 @@ impl WgpuBackend {
     /// [`enqueue_rows`](WgpuBackend::enqueue_rows).
     ///
     /// ```
-    /// use lgreco_core::compress::{Candidates, topk::TopK};
-    /// use lgreco_core::{gradient::{Dtype, Shape}, rng::Stream};
+    /// use lgreco::compress::{Candidates, topk::TopK};
+    /// use lgreco::{gradient::{Dtype, Shape}, rng::Stream};
     /// use lgreco_wgpu::{BufferGradient, BufferJob, WgpuBackend, wgpu};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default()); // an embedder has a real one
@@ -57,14 +57,14 @@ impl WgpuBackend {
         self.reserve_for(&work(jobs))
     }
 
-    /// [`Backend::measure`](lgreco_core::backend::Backend::measure) for gradients on the device: only the rows come
+    /// [`Backend::measure`](lgreco::backend::Backend::measure) for gradients on the device: only the rows come
     /// back. [`enqueue_rows`](WgpuBackend::enqueue_rows) does not wait for them.
     ///
     /// ```
-    /// use lgreco_core::backend::Backend;
-    /// use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd};
-    /// use lgreco_core::gradient::{Dtype, Shape};
-    /// use lgreco_core::rng::Stream;
+    /// use lgreco::backend::Backend;
+    /// use lgreco::compress::{Candidates, Compressor, Setting, qsgd::Qsgd};
+    /// use lgreco::gradient::{Dtype, Shape};
+    /// use lgreco::rng::Stream;
     /// use lgreco_wgpu::{BufferGradient, BufferJob, WgpuBackend, wgpu};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let (device, queue) = wgpu::Device::noop(&Default::default()); // an embedder has a real one
@@ -90,14 +90,14 @@ impl WgpuBackend {
         measure(self.gpu(), &work(jobs), rows)
     }
 
-    /// [`Backend::encode`](lgreco_core::backend::Backend::encode) for a gradient on the device: only the payload comes
+    /// [`Backend::encode`](lgreco::backend::Backend::encode) for a gradient on the device: only the payload comes
     /// back.
     ///
     /// ```
-    /// use lgreco_core::backend::Backend;
-    /// use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd};
-    /// use lgreco_core::gradient::{Dtype, Shape};
-    /// use lgreco_core::rng::Stream;
+    /// use lgreco::backend::Backend;
+    /// use lgreco::compress::{Candidates, Compressor, Setting, qsgd::Qsgd};
+    /// use lgreco::gradient::{Dtype, Shape};
+    /// use lgreco::rng::Stream;
     /// use lgreco_wgpu::{BufferGradient, BufferJob, WgpuBackend, wgpu};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let (device, queue) = wgpu::Device::noop(&Default::default()); // an embedder has a real one
@@ -118,7 +118,7 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// As [`Compressor::encode`](lgreco_core::compress::Compressor::encode), and those of the device.
+    /// As [`Compressor::encode`](lgreco::compress::Compressor::encode), and those of the device.
     pub fn encode_buffer(
         &mut self,
         setting: &Setting,
@@ -134,7 +134,7 @@ impl WgpuBackend {
     /// example.
     ///
     /// # Errors
-    /// As [`decode`](lgreco_core::compress::decode), and those of the device.
+    /// As [`decode`](lgreco::compress::decode), and those of the device.
     pub fn decode_to_buffer(&mut self, payload: &[u8], buffer: &Buffer, offset: u64) -> Result<(), Error> {
         let parsed = Payload::parse(payload)?;
         let bytes = 4 * parsed.header.shape.elements() as u64;
@@ -144,7 +144,7 @@ impl WgpuBackend {
             return Ok(());
         }
         let mut values = vec![0.0f32; elements];
-        lgreco_core::compress::decode(payload, &mut values)?;
+        lgreco::compress::decode(payload, &mut values)?;
         let mut batch = Batch::new(self.gpu())?;
         batch.write(buffer, offset, bytemuck::cast_slice(&values));
         batch.read(&[]).map(|_| ())

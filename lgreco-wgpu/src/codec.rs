@@ -6,14 +6,14 @@ use crate::magnitude::{check_finite, overflow};
 use crate::memory::Scratch;
 use crate::tensor::{Input, Tensor};
 use crate::{Error, methods, positions, powersgd, qsgd, reconstruct, topk_encode};
-use lgreco_core::compress::wire::{HEADER_LEN, Method, Payload};
-use lgreco_core::compress::{Compressor, Setting, dense::Dense, powersgd::effective_rank, qsgd::Qsgd, topk::TopK};
-use lgreco_core::gradient::{Bf16, Dtype, F16, Gradient, Values};
-use lgreco_core::internal::error::expect_room;
-use lgreco_core::internal::powersgd::NEAR_OVERFLOW;
-use lgreco_core::internal::quantised_topk::{self, Keep};
-use lgreco_core::internal::topk::overflow as overflow_from;
-use lgreco_core::rng::Stream;
+use lgreco::compress::powersgd::NEAR_OVERFLOW;
+use lgreco::compress::quantised_topk::{self, Keep};
+use lgreco::compress::topk::overflow as overflow_from;
+use lgreco::compress::wire::{HEADER_LEN, Method, Payload};
+use lgreco::compress::{Compressor, Setting, dense::Dense, powersgd::effective_rank, qsgd::Qsgd, topk::TopK};
+use lgreco::error::expect_room;
+use lgreco::gradient::{Bf16, Dtype, F16, Gradient, Values};
+use lgreco::rng::Stream;
 
 /// [`Compressor::encode`], of values on either side.
 pub(crate) fn encode(
@@ -111,9 +111,9 @@ fn body(payload: &Tensor) -> Vec<Part> {
 fn check_product(payload: &[u8], elements: usize) -> Result<(), Error> {
     let body = payload[HEADER_LEN..].as_chunks::<4>().0;
     if !body.iter().all(|&bytes| f32::from_le_bytes(bytes).is_finite()) {
-        return Err(lgreco_core::Error::Overflow { what: "PowerSGD factor Q" }.into());
+        return Err(lgreco::Error::Overflow { what: "PowerSGD factor Q" }.into());
     }
-    lgreco_core::compress::decode(payload, &mut vec![0.0; elements])?;
+    lgreco::compress::decode(payload, &mut vec![0.0; elements])?;
     Ok(())
 }
 
@@ -160,7 +160,7 @@ impl<'p> Body<'p> {
     /// f32.
     fn of(payload: &Payload<'p>) -> Result<Option<Body<'p>>, Error> {
         Ok(match payload.header.method {
-            Method::Qsgd => Some(Body::Qsgd(lgreco_core::compress::qsgd::of_payload(payload)?)),
+            Method::Qsgd => Some(Body::Qsgd(lgreco::compress::qsgd::of_payload(payload)?)),
             Method::TopK => positions::of_payload(payload)?.map(Body::TopK),
             Method::QuantisedTopK => positions::of_few_bits(payload)?.map(Body::TopK),
             Method::PowerSgd => reconstruct::of_payload(payload)?.map(Body::PowerSgd),

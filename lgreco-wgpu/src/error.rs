@@ -4,13 +4,13 @@
 //! backend keeps the text (`WgpuBackend::failure`). Where the device finds fault with a payload, the core's parser
 //! says what it is, so that both refuse alike.
 
-use lgreco_core::backend::JobError;
+use lgreco::backend::JobError;
 
 /// Why a call failed: bad input, in the core's words, or the device.
 ///
 /// ```
 /// use lgreco_wgpu::Error;
-/// let error = Error::from(lgreco_core::Error::NonFinite { index: 3, value: f32::NAN });
+/// let error = Error::from(lgreco::Error::NonFinite { index: 3, value: f32::NAN });
 /// assert_eq!(error.to_string(), "element 3 is NaN: gradients must be finite");
 /// ```
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -18,7 +18,7 @@ use lgreco_core::backend::JobError;
 pub enum Error {
     /// The input is at fault.
     #[error(transparent)]
-    Core(#[from] lgreco_core::Error),
+    Core(#[from] lgreco::Error),
     /// There is no adapter, or none that can be used.
     #[error("no GPU to be used: {0}")]
     NoAdapter(String),
@@ -77,7 +77,7 @@ impl Error {
     }
 
     /// The core's error of the same kind, without the text only this crate's has.
-    pub(crate) fn to_core(&self) -> lgreco_core::Error {
+    pub(crate) fn to_core(&self) -> lgreco::Error {
         let what = match self {
             Error::Core(error) => return *error,
             Error::NoAdapter(_) => "there is no GPU to be used",
@@ -90,7 +90,7 @@ impl Error {
             Error::Refused(_) => "it refused a call",
             Error::Method(_) => "it does not have this method",
         };
-        lgreco_core::Error::Device { what }
+        lgreco::Error::Device { what }
     }
 }
 

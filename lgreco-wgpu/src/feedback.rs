@@ -8,9 +8,9 @@ use crate::magnitude::{self, INFINITY, check_finite};
 use crate::memory::Scratch;
 use crate::params::params;
 use crate::tensor::{BufferGradient, Input, Tensor};
-use lgreco_core::compress::Setting;
-use lgreco_core::gradient::Dtype;
-use lgreco_core::rng::Stream;
+use lgreco::compress::Setting;
+use lgreco::gradient::Dtype;
+use lgreco::rng::Stream;
 use lgreco_train::feedback::{Storage, payload_stream};
 use wgpu::{Buffer, BufferUsages};
 
@@ -81,10 +81,10 @@ impl WgpuBackend {
     /// step.
     ///
     /// ```
-    /// use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd};
+    /// use lgreco::compress::{Compressor, Setting, qsgd::Qsgd};
     /// use lgreco_train::feedback::Storage;
-    /// use lgreco_core::gradient::{Dtype, Shape};
-    /// use lgreco_core::rng::Stream;
+    /// use lgreco::gradient::{Dtype, Shape};
+    /// use lgreco::rng::Stream;
     /// use lgreco_wgpu::{BufferGradient, BufferResidual, WgpuBackend, wgpu};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let (device, queue) = wgpu::Device::noop(&Default::default()); // an embedder has a real one
@@ -111,9 +111,9 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// [`Parameter`](lgreco_core::Error::Parameter) unless `gain` is in (0, 1];
-    /// [`NonFinite`](lgreco_core::Error::NonFinite) with the gradient's first offender;
-    /// [`Overflow`](lgreco_core::Error::Overflow) when a sum leaves f32, or the residual its format; [`Error::Buffer`]
+    /// [`Parameter`](lgreco::Error::Parameter) unless `gain` is in (0, 1];
+    /// [`NonFinite`](lgreco::Error::NonFinite) with the gradient's first offender;
+    /// [`Overflow`](lgreco::Error::Overflow) when a sum leaves f32, or the residual its format; [`Error::Buffer`]
     /// when the residual's buffer lacks one of its usages or is too short; [`Error::Method`] for [`Setting::Dense`],
     /// which leaves nothing, and for AdaComp, which does not run here; those of
     /// [`encode_buffer`](WgpuBackend::encode_buffer). The residual is then unchanged.
@@ -134,7 +134,7 @@ impl WgpuBackend {
         let bytes = 4 * elements as u64;
         if !(gain > 0.0 && gain <= 1.0) {
             let value = f64::from(gain);
-            return Err(lgreco_core::Error::Parameter { what: "residual gain", value, expected: "in (0, 1]" }.into());
+            return Err(lgreco::Error::Parameter { what: "residual gain", value, expected: "in (0, 1]" }.into());
         }
         if !residual.buffer.usage().contains(USAGES) {
             return Err(Error::Buffer { what: "of residuals needs the usages STORAGE, COPY_SRC and COPY_DST" });
@@ -148,7 +148,7 @@ impl WgpuBackend {
         if elements == 0 {
             return self.encode_buffer(setting, gradient, stream, payload);
         }
-        let overflow = |what| Err(lgreco_core::Error::Overflow { what }.into());
+        let overflow = |what| Err(lgreco::Error::Overflow { what }.into());
         // A key of their own: the same bits must not round both payload and memory.
         let seed = stream.seed ^ u64::from_le_bytes(*b"feedback");
         let base = Params {

@@ -12,7 +12,7 @@ use crate::packing::packs;
 use crate::sums;
 use crate::tensor::{Row, Tensor};
 use crate::topk::{self, Params, Sought, ascending, fit, kernel, order, select, tally_groups};
-use lgreco_core::gradient::Dtype;
+use lgreco::gradient::Dtype;
 use wgpu::Buffer;
 
 /// Most bits of a code.

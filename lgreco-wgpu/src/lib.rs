@@ -1,6 +1,6 @@
 //! lgreco's error tables and compressors on any GPU that wgpu can drive (Vulkan, Metal, DirectX 12).
 //!
-//! [`WgpuBackend`] is a [`Backend`](lgreco_core::backend::Backend): it takes gradients from host memory. It also works
+//! [`WgpuBackend`] is a [`Backend`](lgreco::backend::Backend): it takes gradients from host memory. It also works
 //! on gradients that lie in the embedder's own [`wgpu::Buffer`]s, of which only rows and payloads then come back.
 //!
 //! # Exactness

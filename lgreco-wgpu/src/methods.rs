@@ -1,6 +1,6 @@
 //! Names of methods, for those that have no kernels.
 
-use lgreco_core::compress::{Candidates, Setting};
+use lgreco::compress::{Candidates, Setting};
 
 pub(crate) fn of_setting(setting: &Setting) -> &'static str {
     match setting {

@@ -11,11 +11,11 @@ use crate::memory::Scratch;
 use crate::rows::in_packs;
 use crate::sums::{self, RECORD};
 use crate::tensor::{BufferGradient, Input, Work};
-use lgreco_core::backend::Job;
-use lgreco_core::compress::Candidates;
-use lgreco_core::gradient::Dtype;
-use lgreco_core::internal::error::expect_len;
-use lgreco_core::rng::Stream;
+use lgreco::backend::Job;
+use lgreco::compress::Candidates;
+use lgreco::error::expect_len;
+use lgreco::gradient::Dtype;
+use lgreco::rng::Stream;
 use wgpu::Buffer;
 
 /// Records of results of a gradient: one with its largest magnitude, one with sums of its squares.
@@ -65,7 +65,7 @@ impl WgpuBackend {
     /// [`read_norms`](WgpuBackend::read_norms) makes norms of the bytes, [`norms_bytes`](WgpuBackend::norms_bytes) many.
     ///
     /// ```
-    /// use lgreco_core::gradient::{Dtype, Shape};
+    /// use lgreco::gradient::{Dtype, Shape};
     /// use lgreco_wgpu::{BufferGradient, WgpuBackend, wgpu};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let (device, queue) = wgpu::Device::noop(&Default::default()); // an embedder has a real one
@@ -107,8 +107,8 @@ impl WgpuBackend {
     /// Asks the device only where a gradient is not finite: then it waits, and the gradient must still be there.
     ///
     /// # Errors
-    /// [`NonFinite`](lgreco_core::Error::NonFinite), with the gradient's number; without one
-    /// [`Length`](lgreco_core::Error::Length), and those of the device.
+    /// [`NonFinite`](lgreco::Error::NonFinite), with the gradient's number; without one
+    /// [`Length`](lgreco::Error::Length), and those of the device.
     pub fn read_norms(
         &mut self,
         gradients: &[BufferGradient<'_>],

@@ -10,9 +10,9 @@ use crate::gpu::PER_GROUP;
 use crate::memory::Scratch;
 use crate::tensor::Tensor;
 use crate::topk::{Params, kernel};
-use lgreco_core::compress::topk::{self, Coding, Layout};
-use lgreco_core::compress::wire::Payload;
-use lgreco_core::internal::quantised_topk::{self, Keep};
+use lgreco::compress::quantised_topk::{self, Keep};
+use lgreco::compress::topk::{self, Coding, Layout};
+use lgreco::compress::wire::Payload;
 use std::ops::Range;
 use wgpu::{Buffer, BufferUsages};
 

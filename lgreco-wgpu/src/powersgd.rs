@@ -10,8 +10,8 @@ use crate::orthonormal::Tall;
 use crate::params::params;
 use crate::rectangles::{Rectangle, rectangles};
 use crate::tensor::Tensor;
-use lgreco_core::gradient::Shape;
-use lgreco_core::rng::Stream;
+use lgreco::gradient::Shape;
+use lgreco::rng::Stream;
 use wgpu::{Buffer, BufferUsages};
 
 params! {

@@ -10,9 +10,9 @@ use crate::packing::packs;
 use crate::params::params;
 use crate::sums::{self, RECORD, Segment};
 use crate::tensor::{Piece, Row, Tensor};
-use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
-use lgreco_core::compress::wire::HEADER_LEN;
-use lgreco_core::rng::Stream;
+use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco::compress::wire::HEADER_LEN;
+use lgreco::rng::Stream;
 use std::ops::Range;
 use wgpu::Buffer;
 

@@ -10,10 +10,10 @@ use crate::powersgd::{Compressed, Matrix, Params, Room, Run, iterate, kernel};
 use crate::rectangles::Rectangle;
 use crate::sums::{self, RECORD, Segment};
 use crate::tensor::Row;
-use lgreco_core::compress::powersgd::effective_rank;
-use lgreco_core::gradient::Shape;
-use lgreco_core::internal::powersgd::distinct_ranks;
-use lgreco_core::rng::Stream;
+use lgreco::compress::powersgd::distinct_ranks;
+use lgreco::compress::powersgd::effective_rank;
+use lgreco::gradient::Shape;
+use lgreco::rng::Stream;
 use wgpu::Buffer;
 
 /// Ranks measured together.

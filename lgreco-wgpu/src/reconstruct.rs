@@ -8,9 +8,9 @@ use crate::memory::Scratch;
 use crate::powersgd::{Params, check, kernel};
 use crate::rectangles::Cuts;
 use crate::tensor::Tensor;
-use lgreco_core::compress::powersgd;
-use lgreco_core::compress::wire::Payload;
-use lgreco_core::gradient::Shape;
+use lgreco::compress::powersgd;
+use lgreco::compress::wire::Payload;
+use lgreco::gradient::Shape;
 
 /// Factors of a payload, scaled by powers of two to magnitudes below 2, and the exponent to be put back.
 pub(crate) struct Factors {

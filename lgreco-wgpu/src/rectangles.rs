@@ -2,7 +2,7 @@
 
 use crate::batch::{Batch, Part};
 use crate::tensor::Tensor;
-use lgreco_core::gradient::Shape;
+use lgreco::gradient::Shape;
 use std::ops::Range;
 
 /// Where a side is cut: at multiples of `band`, and after `most`.

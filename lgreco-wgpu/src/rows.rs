@@ -11,12 +11,12 @@ use crate::ranks::LowRank;
 use crate::sums::RECORD;
 use crate::tensor::{Input, Row, Tensor, Work, in_one_binding};
 use crate::{Error, few_bits, magnitude, methods, powersgd, qsgd, ranks, topk};
-use lgreco_core::compress::qsgd::Qsgd;
-use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
-use lgreco_core::gradient::Dtype;
-use lgreco_core::internal::error::expect_len;
-use lgreco_core::internal::powersgd::{NEAR_OVERFLOW, distinct_ranks};
-use lgreco_core::internal::topk::overflow as overflow_from;
+use lgreco::compress::powersgd::{NEAR_OVERFLOW, distinct_ranks};
+use lgreco::compress::qsgd::Qsgd;
+use lgreco::compress::topk::overflow as overflow_from;
+use lgreco::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
+use lgreco::error::expect_len;
+use lgreco::gradient::Dtype;
 use wgpu::Buffer;
 
 /// Bytes of uploads after which the batch waits for the device, so that memory does not hold a whole model twice.

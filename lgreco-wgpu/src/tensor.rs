@@ -4,15 +4,15 @@ use crate::Error;
 use crate::batch::{Batch, Part};
 use crate::gpu::PER_GROUP;
 use crate::memory::Scratch;
-use lgreco_core::backend::Job;
-use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, with_elements};
+use lgreco::backend::Job;
+use lgreco::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, with_elements};
 use std::ops::Range;
 use wgpu::{Buffer, BufferUsages};
 
 /// A gradient that lies in a buffer of the device.
 ///
 /// ```
-/// use lgreco_core::gradient::{Dtype, Shape};
+/// use lgreco::gradient::{Dtype, Shape};
 /// use lgreco_wgpu::{BufferGradient, wgpu};
 /// # let (device, _) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
 /// let weights = device.create_buffer(&wgpu::BufferDescriptor {
@@ -22,7 +22,7 @@ use wgpu::{Buffer, BufferUsages};
 ///     mapped_at_creation: false,
 /// });
 /// let gradient = BufferGradient { buffer: &weights, offset: 512, dtype: Dtype::Bf16, shape: Shape::new(4, 1024)? };
-/// # Ok::<(), lgreco_core::Error>(())
+/// # Ok::<(), lgreco::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct BufferGradient<'a> {
@@ -39,8 +39,8 @@ pub struct BufferGradient<'a> {
 /// A row to measure of a gradient that lies on the device.
 ///
 /// ```
-/// use lgreco_core::compress::Candidates;
-/// use lgreco_core::{gradient::Dtype, rng::Stream};
+/// use lgreco::compress::Candidates;
+/// use lgreco::{gradient::Dtype, rng::Stream};
 /// use lgreco_wgpu::{BufferGradient, BufferJob};
 /// fn densities(gradient: BufferGradient<'_>) -> BufferJob<'_> {
 ///     let candidates = Candidates::TopK { values: Dtype::F32, keeps: &[10, 100, 1000] };

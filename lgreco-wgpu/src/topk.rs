@@ -12,7 +12,7 @@ use crate::packing::packs;
 use crate::params::params;
 use crate::sums;
 use crate::tensor::{Piece, Row, Tensor};
-use lgreco_core::gradient::Dtype;
+use lgreco::gradient::Dtype;
 use wgpu::Buffer;
 
 params! {

@@ -7,8 +7,8 @@ use crate::cut::{self, Sample};
 use crate::memory::Scratch;
 use crate::tensor::Tensor;
 use crate::topk::{KEEP_BYTES, Params, kernel};
-use lgreco_core::compress::wire::HEADER_LEN;
-use lgreco_core::internal::quantised_topk::Keep;
+use lgreco::compress::quantised_topk::Keep;
+use lgreco::compress::wire::HEADER_LEN;
 use wgpu::Buffer;
 
 /// The parameters that say where the parts of a payload lie: behind the header, and positions in words of their own.
@@ -182,9 +182,9 @@ fn words_of(part: &Part) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lgreco_core::compress::Compressor;
-    use lgreco_core::compress::topk::TopK;
-    use lgreco_core::gradient::{Dtype, Shape};
+    use lgreco::compress::Compressor;
+    use lgreco::compress::topk::TopK;
+    use lgreco::gradient::{Dtype, Shape};
 
     #[test]
     fn payloads_that_words_of_32_bits_cannot_number_are_refused() {

@@ -1,16 +1,16 @@
 //! Getters, lengths and constants, each against a value worked out by hand: what is too plain for an example in the docs.
 
-use lgreco_core::compress::powersgd::{self, PowerSgd};
-use lgreco_core::compress::qsgd::{Qsgd, Scale};
-use lgreco_core::compress::sidco;
-use lgreco_core::compress::topk::{self, Coding, TopK};
-use lgreco_core::compress::wire::{HEADER_LEN, Header, MAGIC, Method, Payload, VERSION};
-use lgreco_core::compress::{Candidates, Compressor, dense::Dense, hard_threshold};
-use lgreco_core::gradient::{Bf16, Dtype, Element, Gradient, Shape, Values};
-use lgreco_core::plan::{Limit, Plan, Proof, Solver, Summary, baseline, dp, exact};
-use lgreco_core::search::{self, Layer, Metric, Search};
-use lgreco_core::table::{Choice, NamedTable, Table};
-use lgreco_core::{Error, Word, backend::Backend, backend::Job, backend::Portable, plan::budget::Budget, rng::Stream};
+use lgreco::compress::powersgd::{self, PowerSgd};
+use lgreco::compress::qsgd::{Qsgd, Scale};
+use lgreco::compress::sidco;
+use lgreco::compress::topk::{self, Coding, TopK};
+use lgreco::compress::wire::{HEADER_LEN, Header, MAGIC, Method, Payload, VERSION};
+use lgreco::compress::{Candidates, Compressor, dense::Dense, hard_threshold};
+use lgreco::gradient::{Bf16, Dtype, Element, Gradient, Shape, Values};
+use lgreco::plan::{Limit, Plan, Proof, Solver, Summary, baseline, dp, exact};
+use lgreco::search::{self, Layer, Metric, Search};
+use lgreco::table::{Choice, NamedTable, Table};
+use lgreco::{Error, Word, backend::Backend, backend::Job, backend::Portable, plan::budget::Budget, rng::Stream};
 use lgreco_train::feedback::{Memory, Residual, SavedState, Storage, contraction_workspace_len};
 use lgreco_train::pipeline::{Codec, Counters, CutSetting, LinkMemory, Scope, Tile};
 use lgreco_train::{CoreError, compress::Setting, gradient::ValuesMut};

@@ -5,7 +5,7 @@
 
 use crate::args::BackendArg;
 use crate::failure::Failure;
-use lgreco_core::backend::{Backend, Parallel};
+use lgreco::backend::{Backend, Parallel};
 
 /// A backend ready for work.
 pub enum Opened {

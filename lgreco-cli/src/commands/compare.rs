@@ -5,11 +5,11 @@ use crate::args::{BudgetArg, Compare, Limits, SizeArg};
 use crate::failure::Failure;
 use crate::plot::Point;
 use crate::report::{Comparison, HYBRID_NOTE, Scheme, compared};
-use lgreco_core::Error;
-use lgreco_core::plan::budget::Budget;
-use lgreco_core::plan::{self, Limit, Plan, Proof, Solver, Summary, baseline};
-use lgreco_core::search::{Measured, Method, Metric};
-use lgreco_core::table::Table;
+use lgreco::Error;
+use lgreco::plan::budget::Budget;
+use lgreco::plan::{self, Limit, Plan, Proof, Solver, Summary, baseline};
+use lgreco::search::{Measured, Method, Metric};
+use lgreco::table::Table;
 use serde_json::{Value, json};
 use std::io::Write;
 

@@ -1,12 +1,12 @@
-//! `lgreco solve --frontier`: all plans of which none has both less size and less error.
+//! `lgreco solve --frontier`: the plans that no other plan beats in both size and error.
 
-use super::{demands, emit, solve, timed};
-use crate::args::{Demands, SolverArg, Target};
+use super::{constraints, emit, solve, timed};
+use crate::args::{ConstraintArgs, SolverArg, Target};
 use crate::failure::{Failure, printable};
 use crate::report::{Rows, default_point};
 use crate::units::{counted, grouped, ratio, seconds, significant};
-use lgreco_core::plan::{Frontier, Proof, exact::Limits};
-use lgreco_core::table::NamedTable;
+use lgreco::plan::{Frontier, Proof, exact::Limits};
+use lgreco::table::NamedTable;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::Path;
@@ -14,7 +14,7 @@ use std::path::Path;
 pub fn run(
     path: &Path,
     solver: SolverArg,
-    demands: &Demands,
+    asked: &ConstraintArgs,
     most: usize,
     target: Option<&Target>,
     out: &mut dyn Write,
@@ -24,7 +24,7 @@ pub fn run(
     }
     let (name, file) = solve::read(path, target, None)?;
     let table = &file.table;
-    let merged = demands::merged(&name, table, demands)?;
+    let merged = constraints::merged(&name, table, asked)?;
     let doing = format!("solving {}", counted(table.layers() as u64, "layer"));
     let (frontier, seconds) = timed(doing, || merged.frontier(most, Limits::default()));
     let named = |error| Failure::from_core(&error, format_args!("{name}: {}", table.name_error(error)));
@@ -40,14 +40,18 @@ fn report(table: &NamedTable, frontier: &Frontier, took: f64) -> String {
         rows.add([
             grouped(summary.size),
             significant(summary.error),
-            uniform.map_or_else(String::new, |uniform| format!("{} smaller", ratio(uniform.size, summary.size))),
+            uniform.map_or_else(String::new, |uniform| match uniform.size < summary.size {
+                true => format!("{} larger", ratio(summary.size, uniform.size)),
+                false => format!("{} smaller", ratio(uniform.size, summary.size)),
+            }),
             if point.proven() { "proven".into() } else { "not proven".into() },
         ]);
     }
     let points = counted(frontier.points.len() as u64, "point");
-    let which = match frontier.complete {
-        true => format!("{points}: the whole frontier"),
-        false => format!("{points}, spread evenly by size: there are more"),
+    let which = match (frontier.complete, frontier.points.iter().filter(|point| !point.proven()).count()) {
+        (true, _) => format!("{points}: the whole frontier"),
+        (false, 0) => format!("{points}, their sizes spread by equal factors: there are more"),
+        (false, open) => format!("{points}, of which {open} not proven: others may be missing"),
     };
     let metric = printable(table.metric());
     format!(
@@ -58,17 +62,20 @@ fn report(table: &NamedTable, frontier: &Frontier, took: f64) -> String {
 }
 
 fn json(table: &NamedTable, frontier: &Frontier, seconds: f64) -> String {
-    let point = |point: &lgreco_core::plan::Point| {
+    let point = |point: &lgreco::plan::Point| {
         let summary = point.plan.summary();
         let size_bound = match summary.proof {
             Proof::Size { lower_bound, .. } => lower_bound,
             Proof::Error { .. } => 0,
         };
+        let labels = point.plan.options().iter().enumerate();
+        let labels: Vec<_> = labels.map(|(layer, &option)| table.label(layer, option as usize)).collect();
         json!({"size": summary.size, "error": summary.error, "proven": point.proven(), "size_lower_bound": size_bound,
-            "error_lower_bound": point.error_bound, "options": point.plan.options()})
+            "error_lower_bound": point.error_bound, "options": point.plan.options(), "labels": labels})
     };
     let points: Vec<Value> = frontier.points.iter().map(point).collect();
-    let value = json!({"version": 1, "metric": table.metric(), "complete": frontier.complete, "points": points,
+    let layers: Vec<_> = (0..table.layers()).map(|layer| table.name(layer)).collect();
+    let value = json!({"version": 1, "metric": table.metric(), "layers": layers, "complete": frontier.complete, "points": points,
         "seconds": {"solve": seconds}});
     format!("{value:#}\n")
 }

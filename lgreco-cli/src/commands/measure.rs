@@ -4,7 +4,7 @@ use super::{emit, model, write};
 use crate::args::{Source, Target};
 use crate::failure::Failure;
 use crate::report;
-use lgreco_core::file::TableFile;
+use lgreco::file::TableFile;
 use std::io::Write;
 
 pub fn run(source: &Source, json: Option<&Target>, out: &mut dyn Write) -> Result<(), Failure> {

@@ -2,7 +2,7 @@
 
 mod backend;
 mod compare;
-mod demands;
+mod constraints;
 mod devices;
 mod frontier;
 mod measure;
@@ -20,13 +20,13 @@ use std::time::{Duration, Instant};
 /// Runs a command whose result goes to `out`.
 pub fn run(command: &Command, out: &mut dyn Write) -> Result<(), Failure> {
     match command {
-        Command::Plan { source, solving, demands, output } => plan::run(source, *solving, demands, output, out),
+        Command::Plan { source, solving, constraints, output } => plan::run(source, *solving, constraints, output, out),
         Command::Measure { source, json } => measure::run(source, json.as_ref(), out),
-        Command::Solve { table, solving, demands, frontier: None, output } => {
-            solve::run(table, *solving, demands, output, out)
+        Command::Solve { table, solving, constraints, frontier: None, output } => {
+            solve::run(table, *solving, constraints, output, out)
         }
-        Command::Solve { table, solving, demands, frontier: Some(most), output } => {
-            frontier::run(table, solving.solver, demands, *most, output.json.as_ref(), out)
+        Command::Solve { table, solving, constraints, frontier: Some(most), output } => {
+            frontier::run(table, solving.solver, constraints, *most, output.json.as_ref(), out)
         }
         Command::Compare(compare) => compare::run(compare, out),
         Command::Devices => print(out, &devices::report()),

@@ -1,17 +1,17 @@
 //! `lgreco plan`: measure, choose, show.
 
-use super::{demands, emit, model, solve, write};
-use crate::args::{Demands, Output, Solving, Source};
+use super::{constraints, emit, model, solve, write};
+use crate::args::{ConstraintArgs, Output, Solving, Source};
 use crate::failure::Failure;
 use crate::report;
-use lgreco_core::file::{PlanFile, Seconds};
-use lgreco_core::search::Method;
+use lgreco::file::{PlanFile, Seconds};
+use lgreco::search::Method;
 use std::io::Write;
 
 pub fn run(
     source: &Source,
     solving: Solving,
-    demands: &Demands,
+    asked: &ConstraintArgs,
     output: &Output,
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
@@ -21,7 +21,7 @@ pub fn run(
     let (outcome, reading) = model.measure_one(search, source.candidates.backend)?;
     let model::Outcome { measured, facts, seconds: measure } = outcome;
     let table = &measured.table;
-    let merged = demands::merged(&model.name, table, demands)?;
+    let merged = constraints::merged(&model.name, table, asked)?;
     let solved = solve::solve(&model.name, table, &merged, None, solving)?;
     if let Some(path) = &output.plot {
         let (method, metric) = (source.method.name(), source.candidates.metric.name());

@@ -1,27 +1,28 @@
 //! `lgreco solve`: a plan for anybody's table; and solving as `plan` does it.
 
-use super::{demands, emit, timed, write};
-use crate::args::{BudgetArg, Demands, Limits, Output, SizeArg, SolverArg, Solving, Target};
+use super::{constraints, emit, timed, write};
+use crate::args::{BudgetArg, ConstraintArgs, Limits, Output, SizeArg, SolverArg, Solving, Target};
 use crate::failure::Failure;
 use crate::plot::{Bar, Picture, Point};
 use crate::report::{self, Facts, Solved};
 use crate::units::counted;
-use lgreco_core::file::{PlanFile, TableFile};
-use lgreco_core::plan::budget::Budget;
-use lgreco_core::plan::{Limit, Merged, Plan, Solver, dp};
-use lgreco_core::table::NamedTable;
+use lgreco::Error;
+use lgreco::file::{PlanFile, TableFile};
+use lgreco::plan::budget::Budget;
+use lgreco::plan::{Limit, Merged, Plan, Solver, dp};
+use lgreco::table::{NamedTable, Table};
 use std::io::{Read, Write};
 use std::path::Path;
 
 pub fn run(
     path: &Path,
     solving: Solving,
-    demands: &Demands,
+    asked: &ConstraintArgs,
     output: &Output,
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
     let (name, TableFile { table, budget }) = read(path, output.json.as_ref(), output.plot.as_deref())?;
-    let merged = demands::merged(&name, &table, demands)?;
+    let merged = constraints::merged(&name, &table, asked)?;
     let solved = solve(&name, &table, &merged, budget, solving)?;
     if let Some(path) = &output.plot {
         write::file(path, &picture(title(&name, table.metric()), &table, &merged, &solved.plan, None).svg())?;
@@ -52,8 +53,8 @@ pub fn read(path: &Path, json: Option<&Target>, plot: Option<&Path>) -> Result<(
     Ok((name, file))
 }
 
-/// Solves `table`, which is called `name` and of which `merged` is made, within the budget or the size that `solving` asks for, or else the budget `own`,
-/// or else the defaults' error.
+/// Solves `table`, with its constraints in `merged`, within the limit that `solving` asks for, or else the budget `own`, or
+/// else the defaults' error; `name` is for messages.
 pub fn solve(
     name: &str,
     table: &NamedTable,
@@ -67,8 +68,35 @@ pub fn solve(
     let (plan, seconds) = timed(format!("solving {}", counted(table.layers() as u64, "layer")), || {
         merged.solve(budget, defaults.as_deref(), solver)
     });
-    let named = |error| Failure::from_core(&error, format_args!("{name}: {}", table.name_error(error)));
+    let named = |error| {
+        let range = feasible(table, merged, &error);
+        Failure::from_core(&error, format_args!("{name}: {}{range}", table.name_error(error)))
+    };
     Ok(Solved { plan: plan.map_err(named)?, origin, seconds })
+}
+
+/// Where no plan exists: the other end of what plans can have, of which the error tells one.
+fn feasible(table: &NamedTable, merged: &Merged<'_>, error: &Error) -> String {
+    let end = |budget| merged.solve(budget, None, Solver::default());
+    let told = match error {
+        Error::Infeasible { .. } => match end(Budget::Size(0)) {
+            Err(Error::SizeInfeasible { smallest, error, .. }) => {
+                format!("; the smallest plan has {}, with an error of {error}", counted(smallest, "bit"))
+            }
+            _ => String::new(),
+        },
+        Error::SizeInfeasible { .. } => match end(Budget::Absolute(0.0)) {
+            Err(Error::Infeasible { smallest, size, .. }) => {
+                format!("; the most exact plan has an error of {smallest}, with {}", counted(size, "bit"))
+            }
+            Ok(plan) => format!("; the most exact plan has no error, with {}", counted(plan.summary().size, "bit")),
+            Err(_) => String::new(),
+        },
+        _ => return String::new(),
+    };
+    let options = |table: Table<'_>| table.iter().map(<[_]>::len).sum::<usize>();
+    let bound = options(merged.view()) < options(table.view());
+    told + if bound { " (within the groups and fixed options)" } else { "" }
 }
 
 /// What a plan keeps within, and where that is from.

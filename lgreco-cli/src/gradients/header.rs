@@ -2,7 +2,7 @@
 
 use super::Bytes;
 use crate::failure::{Failure, printable};
-use lgreco_core::gradient::{Dtype, Shape};
+use lgreco::gradient::{Dtype, Shape};
 use safetensors::tensor::{Dtype as Stored, Metadata};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::collections::HashSet;

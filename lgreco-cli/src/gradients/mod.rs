@@ -18,8 +18,8 @@ mod shards;
 
 use crate::failure::Failure;
 use header::Tensor;
-use lgreco_core::gradient::{Dtype, Values};
-use lgreco_core::search::Layer;
+use lgreco::gradient::{Dtype, Values};
+use lgreco::search::Layer;
 use shards::{Files, wrong};
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -315,7 +315,7 @@ impl TryFrom<Stored> for Gradients {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lgreco_core::gradient::Element;
+    use lgreco::gradient::Element;
 
     /// A safetensors file with the given header and data.
     fn file(header: &str, data: &[u8]) -> Vec<u8> {

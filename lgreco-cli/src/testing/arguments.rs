@@ -5,7 +5,7 @@ use crate::failure::printable;
 use crate::{commands, usage};
 use clap::Parser;
 use clap::error::ErrorKind;
-use lgreco_core::file::{PlanFile, TableFile};
+use lgreco::file::{PlanFile, TableFile};
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -336,7 +336,7 @@ mod tests {
             "solve {}/table.json --solver dp --levels 100 --alpha 2",
             "solve {}/table.json --size 400 --json -",
             "solve {}/table.json --frontier --json -",
-            "solve {}/table.json --frontier 2",
+            "solve {}/table.json --frontier=2",
             "plan {}/gradients.safetensors --min-elements 8 --group fc1,fc2 --json -",
             "plan {}/one.safetensors --min-elements 1 --size uniform --alpha 1.5 --plot {}/out.svg",
             "compare {}/one.safetensors --min-elements 1 --size 1000 --method qsgd",

@@ -1,9 +1,9 @@
 //! What any bytes as a file of gradients must do, for tests and fuzzing.
 
 use crate::gradients::Gradients;
-use lgreco_core::backend::Portable;
-use lgreco_core::plan::{self, Solver, budget::Budget, exact::Limits};
-use lgreco_core::search::{Method, Search};
+use lgreco::backend::Portable;
+use lgreco::plan::{self, Solver, budget::Budget, exact::Limits};
+use lgreco::search::{Method, Search};
 
 /// Reads `bytes` as a safetensors file. What can be read has gradients as long as their shapes say, under names that
 /// differ; of small models the table is measured and planned, and the plan verified, or an error says why not.

@@ -38,19 +38,24 @@ impl Merged<'_> {
     }
 
     fn choose(&self, limit: Limit, solver: Solver) -> Result<(Vec<u32>, Summary)> {
+        let most_exact = self.most_exact();
+        if self.is_rounded() && matches!(limit, Limit::Error(_)) {
+            // The solvers see rounded sums: whether there is a plan is decided here.
+            let options = self.expand(&most_exact)?;
+            let chosen = self.table.chosen(&options)?;
+            let error = chosen.clone().map(|choice| choice.error).collect();
+            limit.expect_met(error, chosen.map(|choice| choice.size).sum())?;
+        }
         // With errors rounded down no plan is lost: what is proved of the merged table is proved of this one.
-        let proof = match choose(&self.low(), limit, solver) {
-            Ok((options, Summary { proof, .. })) => match self.summary(&options, proof) {
-                Err(Error::OverBudget { .. }) => proof,
-                found => return found,
-            },
-            Err(Error::Infeasible { .. }) if self.is_rounded() => limit.unproved(),
-            Err(error) => return Err(error),
-        };
+        let (options, Summary { proof, .. }) = choose(&self.low(), limit, solver)?;
+        match self.summary(&options, proof) {
+            Err(Error::OverBudget { .. }) => {}
+            found => return found,
+        }
         // The plan is over the budget by the rounding alone. With errors rounded up none is.
-        match choose(&self.view(), limit, solver) {
-            Ok((options, _)) => self.summary(&options, proof),
-            Err(error) => self.summary(&self.most_exact(), proof).map_err(|_| error),
+        match choose(&self.view(), limit, solver).and_then(|(options, _)| self.summary(&options, proof)) {
+            Err(Error::Infeasible { .. } | Error::OverBudget { .. }) => self.summary(&most_exact, proof),
+            found => found,
         }
     }
 

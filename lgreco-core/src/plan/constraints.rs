@@ -1,6 +1,6 @@
 //! What a plan must do besides keeping its limit.
 
-use crate::table::{NamedTable, Table};
+use crate::table::Table;
 use crate::{Error, Result};
 use alloc::{collections::BTreeMap, vec::Vec};
 
@@ -21,33 +21,6 @@ pub struct Constraints {
 }
 
 impl Constraints {
-    /// The groups and fixed options that a table states itself.
-    ///
-    /// ```
-    /// # use lgreco_core::{plan::Constraints, table::{Choice, NamedTable}};
-    /// # let mut builder = NamedTable::builder("l2");
-    /// # for name in ["q", "k"] { builder.layer(name, 9, None, [("a".to_string(), Choice { size: 9, error: 1.0 })]); }
-    /// let mut table = builder.build()?;
-    /// table.set_group(0, Some("qk".into()));
-    /// table.set_group(1, Some("qk".into()));
-    /// assert_eq!(Constraints::of(&table), *Constraints::default().group([0, 1]));
-    /// # Ok::<(), lgreco_core::table::NamedError>(())
-    /// ```
-    ///
-    /// # Complexity
-    /// O(layers·log(groups)).
-    pub fn of(table: &NamedTable) -> Constraints {
-        let mut groups: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-        let mut fixed = BTreeMap::new();
-        for layer in 0..table.layers() {
-            if let Some(group) = table.group(layer) {
-                groups.entry(group).or_default().push(layer);
-            }
-            fixed.extend(table.fixed_option(layer).map(|option| (layer, option)));
-        }
-        Constraints { groups: groups.into_values().collect(), fixed }
-    }
-
     /// Demands that these layers share an option.
     pub fn group(&mut self, layers: impl Into<Vec<usize>>) -> &mut Self {
         self.groups.push(layers.into());
@@ -65,8 +38,8 @@ impl Constraints {
         self.groups.is_empty() && self.fixed.is_empty()
     }
 
-    pub(super) fn fixed(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
-        self.fixed.iter().map(|(&layer, &option)| (layer, option))
+    pub(super) fn fixed_option(&self, layer: usize) -> Option<u32> {
+        self.fixed.get(&layer).copied()
     }
 
     /// Per layer the first layer of its group, itself where it has none.
@@ -79,7 +52,7 @@ impl Constraints {
             let (what, expected) = ("the index of a grouped or fixed layer", "that of a layer of the table");
             Error::require(*layer < layers, what, *layer as f64, expected)?;
         }
-        for (layer, option) in self.fixed() {
+        for (&layer, &option) in &self.fixed {
             let (option, options) = (option as usize, table.layer(layer).len());
             if option >= options {
                 return Err(Error::NoSuchOption { layer, option, options });

@@ -1,4 +1,4 @@
-//! All that can be had: the plans of which none has both less size and less error.
+//! The size–error frontier: the plans that no other plan beats in both size and error.
 
 use super::{Merged, Plan, Proof, Solver, budget::Budget, exact};
 use crate::{Error, Result};
@@ -21,7 +21,7 @@ use alloc::vec::Vec;
 pub struct Frontier {
     /// The points, from the smallest size to the smallest error.
     pub points: Vec<Point>,
-    /// Whether these are all; otherwise they are spread evenly by size between the first and the last.
+    /// Whether it is proved that these are all points there are.
     pub complete: bool,
 }
 
@@ -45,7 +45,7 @@ impl Point {
 
 impl Merged<'_> {
     /// The plans within the constraints that no other plan beats in both size and error, by the exact solver: all of them
-    /// if there are at most `most`, else up to `most` at sizes that are spread evenly.
+    /// if there are at most `most`, else up to `most`, whose sizes are spread by equal factors.
     ///
     /// Errors that differ by less than [`Proof::RESOLUTION`] count as equal. A point that is not proved, because the solver
     /// ended at its `limits`, says so; it may hide others.
@@ -72,20 +72,20 @@ impl Merged<'_> {
                 Err(error) => return Err(error),
             }
         }
-        let complete = size(&points) == smallest || points.len() < most;
-        if !complete {
+        let ended = size(&points) == smallest || points.len() < most;
+        // Decided before dominated points go: one that is not proved may hide others even where it is dominated.
+        let complete = ended && points.iter().all(Point::proven);
+        if !ended {
             points.truncate(1);
-            let (largest, steps) = (size(&points), most as u128 - 1);
+            let (largest, steps) = (size(&points), most - 1);
             for step in (0..steps).rev() {
-                let part = u128::from(largest - smallest) * step / steps;
-                match self.point(smallest + part as u64, solver) {
+                match self.point(between(smallest, largest, step, steps), solver) {
                     Ok(point) => points.push(point),
                     Err(error) if is_beyond(&error) => {}
                     Err(error) => return Err(error),
                 }
             }
         }
-        points.reverse();
         Ok(Frontier { points: undominated(points), complete })
     }
 
@@ -107,15 +107,25 @@ fn is_beyond(error: &Error) -> bool {
     matches!(error, Error::Parameter { .. })
 }
 
-/// Of points from small to large those with less error than all before them.
-fn undominated(points: Vec<Point>) -> Vec<Point> {
+/// Step `step` of `steps` from `smallest` to `largest` by equal factors; 0 counts as 1 bit. `smallest` itself for step 0.
+fn between(smallest: u64, largest: u64, step: usize, steps: usize) -> u64 {
+    let from = smallest.max(1) as f64;
+    let factor = num_traits::Float::powf(largest as f64 / from, step as f64 / steps as f64);
+    if step == 0 { smallest } else { (num_traits::Float::round(from * factor) as u64).clamp(smallest, largest) }
+}
+
+/// The points that no other one beats, smallest size first.
+fn undominated(mut points: Vec<Point>) -> Vec<Point> {
+    points.sort_by(|a, b| {
+        let (a, b) = (a.plan.summary(), b.plan.summary());
+        a.size.cmp(&b.size).then(a.error.total_cmp(&b.error))
+    });
     let mut least = f64::INFINITY;
-    let mut kept = points;
-    kept.retain(|point| {
+    points.retain(|point| {
         let error = point.plan.summary().error;
         let is_less = error < least;
         least = least.min(error);
         is_less
     });
-    kept
+    points
 }

@@ -1,14 +1,13 @@
-//! A table in which the layers of a group are one, so that any solver keeps groups and fixed options.
+//! Replaces each group of layers by one layer, so that every solver keeps groups and fixed options.
 //!
 //! The merged layer has the options that all layers of the group have, without those that a fixed option rules out. An
 //! option's size is the sum of the layers' sizes and its error the sum of their errors, as every plan's are. Sums of errors
-//! are rounded: up, so that a plan within a budget there is within it here, and once more down, for lower bounds.
+//! are rounded up to find plans, and rounded down to prove lower bounds.
 
 use super::Constraints;
-use crate::table::{Choice, NamedError, NamedTable, Table};
+use crate::table::{Choice, Table};
 use crate::{Error, Result, num::Sum};
 use alloc::{collections::BTreeMap, vec::Vec};
-use core::cmp::Ordering;
 
 /// A table and its constraints, as a table without constraints that any solver takes.
 ///
@@ -72,85 +71,65 @@ impl<'a> Merged<'a> {
                 return Err(Error::UnequalOptions { layer, options, first, expected });
             }
         }
-        Merged::matched(table, constraints, |layer| (0..table.layer(layer).len()).collect())
+        Merged::by_key(table, constraints, |layer| (0..table.layer(layer).len()).collect())
     }
 
-    /// Merges the groups of a table with labels: an option is shared by the layers that have its label. Where a layer has
-    /// a label twice, the first is matched with the first and the second with the second.
+    /// Merges the groups of a table whose options have keys: the options of a group are those whose keys all its layers have.
     ///
-    /// `constraints` replace those that the table states: [`Constraints::of`] reads them.
+    /// `keys` gives the keys of a layer's options, which must differ within the layer; equal keys match.
     ///
     /// ```
-    /// # use lgreco_core::{plan::{Constraints, Merged}, table::{Choice, NamedTable}};
-    /// let option = |bits: u64| (format!("qsgd {bits}"), Choice { size: 100 * bits, error: 1.0 });
-    /// let mut builder = NamedTable::builder("l2");
-    /// builder.layer("q", 100, None, [2, 4, 8].map(option));
-    /// builder.layer("k", 100, None, [8, 4].map(option));
-    /// builder.layer("v", 100, None, [3].map(option));
-    /// let table = builder.build()?;
-    /// let merged = Merged::named(&table, Constraints::default().group([0, 1]))?;
-    /// assert_eq!(merged.expand(&[1, 0])?, [2, 0, 0]); // of `qsgd 4` and `qsgd 8`, the latter
-    /// let error = Merged::named(&table, Constraints::default().group([0, 2])).unwrap_err().to_string();
-    /// assert!(error.starts_with("layer `v`: it is in a group with layer 0, and no option is left"));
-    /// # Ok::<(), lgreco_core::table::NamedError>(())
+    /// # use lgreco_core::{plan::{Constraints, Merged}, table::{Choice, Table}};
+    /// let bits = [&[2, 4, 8][..], &[8, 4]]; // the options of two layers
+    /// let choices = bits.concat().into_iter().map(|bits| Choice { size: 100 * bits, error: 1.0 }).collect::<Vec<_>>();
+    /// let table = Table::new(&choices, &[3, 5])?;
+    /// let merged = Merged::by_key(&table, Constraints::default().group([0, 1]), |layer| bits[layer].to_vec())?;
+    /// assert_eq!(merged.expand(&[1])?, [2, 0]); // of 4 and 8 bits, 8
+    /// # Ok::<(), lgreco_core::Error>(())
     /// ```
     ///
     /// # Errors
-    /// Those of [`new`](Merged::new), with the layer's name; [`Error::NoSharedOption`] also where layers of a group have no
-    /// label in common.
+    /// Those of [`new`](Merged::new); [`Error::NoSharedOption`] also where layers of a group have no key in common.
     ///
     /// # Complexity
     /// As [`new`](Merged::new).
-    pub fn named(table: &'a NamedTable, constraints: &Constraints) -> Result<Merged<'a>, NamedError> {
-        let keys = |layer| {
-            let mut seen = BTreeMap::new();
-            let labels = table.labels(layer).iter();
-            let key = labels.map(|label| {
-                let count: &mut usize = seen.entry(label.as_str()).or_default();
-                *count += 1;
-                (label.as_str(), *count)
-            });
-            key.collect()
-        };
-        Merged::matched(&table.view(), constraints, keys).map_err(|error| table.name_error(error))
-    }
-
-    /// `keys` gives a key for each option of a layer; options with equal keys match.
-    fn matched<K: Ord>(
+    pub fn by_key<K: Ord>(
         table: &Table<'a>,
         constraints: &Constraints,
         keys: impl Fn(usize) -> Vec<K>,
     ) -> Result<Merged<'a>> {
-        let (mut rows, mut row_of): (Vec<Row>, Vec<usize>) = (Vec::new(), Vec::new());
+        let mut groups = alloc::vec![Vec::new(); table.layers()];
         for (layer, first) in constraints.first_of_group(table)?.into_iter().enumerate() {
-            if first == layer {
-                row_of.push(rows.len());
-                let options = (0..table.layer(layer).len() as u32).collect();
-                rows.push(Row { layers: Vec::from([layer]), options });
+            groups[first].push(layer);
+        }
+        let allowed = |layer: usize| {
+            let fixed = constraints.fixed_option(layer);
+            move |option: u32| fixed.is_none_or(|fixed| fixed == option)
+        };
+        let mut rows = Vec::new();
+        for layers in groups.into_iter().filter(|layers| !layers.is_empty()) {
+            let (first, is_allowed) = (layers[0], allowed(layers[0]));
+            if layers.len() == 1 {
+                let options = (0..table.layer(first).len() as u32).filter(|&option| is_allowed(option)).collect();
+                rows.push(Row { layers, options });
                 continue;
             }
-            row_of.push(row_of[first]);
-            let row = &mut rows[row_of[first]];
-            let (known, own) = (keys(first), keys(layer));
-            let own: BTreeMap<&K, u32> = own.iter().zip(0..).collect();
-            let shared = row.options().filter_map(|options| {
-                let option = own.get(&known[options[0] as usize])?;
-                Some(options.iter().chain([option]).copied())
-            });
-            row.options = shared.flatten().collect();
-            row.layers.push(layer);
-            if row.options.is_empty() {
-                return Err(Error::NoSharedOption { layer, first });
+            let known = keys(first).into_iter().zip(0..).filter(|&(_, option)| is_allowed(option));
+            let mut shared: Vec<(K, Vec<u32>)> = known.map(|(key, option)| (key, Vec::from([option]))).collect();
+            for &layer in &layers[1..] {
+                let is_allowed = allowed(layer);
+                let own = keys(layer).into_iter().zip(0..).filter(|&(_, option)| is_allowed(option));
+                let own: BTreeMap<K, u32> = own.collect();
+                shared.retain_mut(|(key, options)| {
+                    let option = own.get(key);
+                    options.extend(option);
+                    option.is_some()
+                });
+                if shared.is_empty() {
+                    return Err(Error::NoSharedOption { layer, first });
+                }
             }
-        }
-        for (layer, fixed) in constraints.fixed() {
-            let row = &mut rows[row_of[layer]];
-            let place = row.layers.iter().position(|&member| member == layer).unwrap_or(0);
-            row.options = row.options().filter(|options| options[place] == fixed).flatten().copied().collect();
-            if row.options.is_empty() {
-                let other = row.layers.iter().copied().find(|&other| other != layer);
-                return Err(Error::NoSharedOption { layer, first: other.unwrap_or(layer) });
-            }
+            rows.push(Row { layers, options: shared.into_iter().flat_map(|(_, options)| options).collect() });
         }
         Ok(Merged::of_rows(*table, rows))
     }
@@ -200,16 +179,24 @@ impl<'a> Merged<'a> {
         &self.rows[layer].layers
     }
 
-    /// Every merged layer's option of the least error, before any rounding.
+    /// Every merged layer's option of the least error, before any rounding; of equals the smallest.
     pub(super) fn most_exact(&self) -> Vec<u32> {
         let least = self.rows.iter().map(|row| {
             let error = |options: &[u32]| -> Sum {
                 let layers = row.layers.iter().zip(options);
                 layers.map(|(&layer, &option)| self.table.layer(layer)[option as usize].error).collect()
             };
-            let errors = row.options().map(error).zip(0..);
-            let less = |a: &(Sum, u32), b: &(Sum, u32)| a.0.partial_cmp(&b.0).unwrap_or(Ordering::Equal);
-            errors.min_by(less).map_or(0, |(_, option)| option)
+            let size = |options: &[u32]| -> u64 {
+                let layers = row.layers.iter().zip(options);
+                layers.map(|(&layer, &option)| self.table.layer(layer)[option as usize].size).sum()
+            };
+            let options = row.options().map(|options| (error(options), size(options))).zip(0..);
+            // Beyond f64::MAX a sum is not a number: more than any other.
+            let order = |((a, a_size), _): &((Sum, u64), u32), ((b, b_size), _): &((Sum, u64), u32)| {
+                let overflow = || a.value().is_nan().cmp(&b.value().is_nan());
+                a.partial_cmp(b).unwrap_or_else(overflow).then(a_size.cmp(b_size))
+            };
+            options.min_by(order).map_or(0, |(_, option)| option)
         });
         least.collect()
     }
@@ -220,7 +207,7 @@ impl<'a> Merged<'a> {
     /// [`Error::Length`] and [`Error::NoSuchOption`] as [`Table::chosen`] of the merged table.
     ///
     /// # Complexity
-    /// O(layers).
+    /// O(options).
     pub fn expand(&self, options: &[u32]) -> Result<Vec<u32>> {
         let _ = self.low().chosen(options)?;
         let mut expanded = alloc::vec![0; self.table.layers()];

@@ -1,8 +1,8 @@
 //! Exchanges of one layer, or of a model's.
 
 use super::*;
-use lgreco_core::compress::Compressor;
-use lgreco_core::rng::Stream;
+use lgreco::compress::Compressor;
+use lgreco::rng::Stream;
 use lgreco_cuda::{ExchangeConfig, ExchangeProgram};
 
 impl Bench {
@@ -60,7 +60,7 @@ impl Bench {
         clock.download(messages.at() + 16, &mut payload)?;
         let means = self.read(self.other.at(), values)?;
         let start = Instant::now();
-        lgreco_core::compress::decode(&payload, &mut decoded)?;
+        lgreco::compress::decode(&payload, &mut decoded)?;
         let cpu = RANKS as f64 * start.elapsed().as_secs_f64();
         let mean = |&x: &f32| self.rounded((1..RANKS).fold(x, |sum, _| sum + x) / RANKS as f32);
         assert!(means.iter().zip(&decoded).all(|(found, x)| *found == mean(x)), "{model}{name}: the exchange's means");

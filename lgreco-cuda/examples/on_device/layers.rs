@@ -1,9 +1,9 @@
 //! Rows and payloads of one layer.
 
 use super::*;
-use lgreco_core::backend::{Backend as _, Job, Portable};
-use lgreco_core::compress::Compressor;
-use lgreco_core::rng::Stream;
+use lgreco::backend::{Backend as _, Job, Portable};
+use lgreco::compress::Compressor;
+use lgreco::rng::Stream;
 use lgreco_cuda::DeviceJob;
 
 /// How far apart two matrices are, of the norm of the first.
@@ -65,7 +65,7 @@ impl Bench {
         clock.download(payload.at(), &mut found)?;
         let of_core = |payload: &[u8]| -> Outcome<Vec<f32>> {
             let mut values = vec![0.0f32; self.values.len()];
-            lgreco_core::compress::decode(payload, &mut values)?;
+            lgreco::compress::decode(payload, &mut values)?;
             Ok(values)
         };
         match setting {
@@ -88,7 +88,7 @@ impl Bench {
         self.backend.check()?;
         let (mut values, mut decoded) = (vec![0.0f32; self.values.len()], vec![0.0f32; self.values.len()]);
         let start = Instant::now();
-        lgreco_core::compress::decode(&found, &mut values)?;
+        lgreco::compress::decode(&found, &mut values)?;
         let cpu = start.elapsed().as_secs_f64();
         clock.download(self.other.at(), &mut decoded)?;
         assert!(decoded == values, "{name}: the values");

@@ -19,12 +19,12 @@ mod sums;
 
 use crate::checks::memory::enter;
 use device::{Clock, Memory};
-use lgreco_core::compress::powersgd::PowerSgd;
-use lgreco_core::compress::qsgd::{Qsgd, Scale};
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::topk::TopK;
-use lgreco_core::compress::{Candidates, Setting};
-use lgreco_core::gradient::{Bf16, Dtype, Shape};
+use lgreco::compress::powersgd::PowerSgd;
+use lgreco::compress::qsgd::{Qsgd, Scale};
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::topk::TopK;
+use lgreco::compress::{Candidates, Setting};
+use lgreco::gradient::{Bf16, Dtype, Shape};
 use lgreco_cuda::{CudaBackend, DeviceGradient, devices};
 use lgreco_testing::powersgd::uniform;
 use std::any::Any;

@@ -1,7 +1,7 @@
 //! Tables of whole models, and their exchanges.
 
 use super::*;
-use lgreco_core::rng::Stream;
+use lgreco::rng::Stream;
 use lgreco_cuda::{Call, DeviceJob};
 use lgreco_testing::models::resnet_50;
 

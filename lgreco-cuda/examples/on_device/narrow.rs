@@ -1,7 +1,7 @@
 //! Gradients of bf16: the same values, rounded, in the place of f32.
 
 use super::*;
-use lgreco_core::gradient::{Bf16, Element, Gradient, Values};
+use lgreco::gradient::{Bf16, Element, Gradient, Values};
 
 impl Bench {
     /// From here on all gradients are bf16, and so are sums of exchanges.

@@ -1,7 +1,7 @@
 //! Steps of exchanges of what travels by sums, of one layer or of a model's: uncompressed values and PowerSGD's factors.
 
 use super::*;
-use lgreco_core::compress::powersgd;
+use lgreco::compress::powersgd;
 use lgreco_cuda::{ExchangeConfig, ExchangeProgram};
 
 fn norm(values: impl Iterator<Item = f32>) -> f64 {

@@ -11,7 +11,7 @@ use crate::backend::CudaBackend;
 use crate::device::Part;
 use crate::tensor::checked;
 use crate::{Error, Result};
-use lgreco_core::internal::error::expect_len;
+use lgreco::error::expect_len;
 use lgreco_train::compress::Setting;
 use lgreco_train::exchange::{Agreement, Flight, Moment, Request};
 use lgreco_train::gradient::Shape;
@@ -41,12 +41,12 @@ pub type DeviceRequest<'b> = Request<'b, DeviceMemory, DeviceMemory, DeviceMemor
 /// A layer of a bucket on the device.
 ///
 /// ```
-/// use lgreco_core::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
+/// use lgreco::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
 /// use lgreco_cuda::DeviceLayer;
 /// let layer = DeviceLayer { index: 17, shape: Shape::new(512, 512)?, setting: Setting::Qsgd(Qsgd::default()), shards: &[] };
 /// let of_two_ranks = DeviceLayer { shards: &[256 * 512, 512 * 512], ..layer };
 /// # let _ = of_two_ranks;
-/// # Ok::<(), lgreco_core::Error>(())
+/// # Ok::<(), lgreco::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceLayer<'a> {
@@ -81,7 +81,7 @@ pub struct DeviceLayer<'a> {
 /// [`submit_failure`](DeviceBucket::submit_failure).
 ///
 /// ```no_run
-/// use lgreco_core::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
+/// use lgreco::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
 /// use lgreco_cuda::{CudaBackend, DeviceBucket, DeviceLayer, DeviceMemory, ExchangeConfig};
 /// use lgreco_train::exchange::Request;
 /// /// `allocate` gives device memory; the stream of `backward` and of the collectives is the backend's.
@@ -159,7 +159,7 @@ impl DeviceBucket {
     ///
     /// # Errors
     /// Those of [`ExchangeProgram::new`]. With shards also [`Error::Method`] for layers under PowerSGD, and for a bucket without
-    /// elements; [`Parameter`](lgreco_core::Error::Parameter) or [`Length`](lgreco_core::Error::Length) unless the shards of
+    /// elements; [`Parameter`](lgreco::Error::Parameter) or [`Length`](lgreco::Error::Length) unless the shards of
     /// each layer are as many as ranks, ascend, and end with it.
     pub fn bytes(layers: &[DeviceLayer<'_>], config: ExchangeConfig) -> Result<u64> {
         Ok(bytes(&described(layers, config)?.1))
@@ -298,7 +298,7 @@ impl DeviceBucket {
     /// What such a copy says; layers are numbered as they were given.
     ///
     /// # Errors
-    /// [`Length`](lgreco_core::Error::Length) unless there are as many bytes as [`outcome_address`](DeviceBucket::outcome_address)
+    /// [`Length`](lgreco::Error::Length) unless there are as many bytes as [`outcome_address`](DeviceBucket::outcome_address)
     /// says.
     pub fn outcome_of(&self, bytes: &[u8]) -> Result<ExchangeOutcome> {
         self.exchange.outcome_of(bytes)
@@ -315,7 +315,7 @@ impl DeviceBucket {
     /// Done: what is remembered of all layers, in f32, one after the other, for a saved state.
     ///
     /// # Errors
-    /// [`Length`](lgreco_core::Error::Length) when `values` has not a place for each element; those of the device.
+    /// [`Length`](lgreco::Error::Length) when `values` has not a place for each element; those of the device.
     pub fn residuals(&self, cuda: &mut CudaBackend, values: &mut [f32]) -> Result<()> {
         let residuals = self.counted(cuda, values.len())?;
         cuda.gpu_mut().read_into(residuals, bytemuck::cast_slice_mut(values))
@@ -371,7 +371,7 @@ impl DeviceBucket {
     /// so layers get other settings. PowerSGD's factors begin afresh.
     ///
     /// # Errors
-    /// [`Length`](lgreco_core::Error::Length) when the layers have other numbers of elements; those of the device.
+    /// [`Length`](lgreco::Error::Length) when the layers have other numbers of elements; those of the device.
     ///
     /// # Safety
     /// Both buckets were made on this backend.
@@ -380,7 +380,7 @@ impl DeviceBucket {
         let [own, others]: [Vec<usize>; 2] = [elements(self), elements(other)];
         if own != others {
             let (what, expected, found) = ("elements of the layers", own.iter().sum(), others.iter().sum());
-            return Err(lgreco_core::Error::Length { what, expected, found }.into());
+            return Err(lgreco::Error::Length { what, expected, found }.into());
         }
         let before = other.counted(cuda, others.iter().sum())?;
         let after = self.counted(cuda, own.iter().sum())?;

@@ -3,11 +3,11 @@
 use crate::qsgd::holds;
 use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
-use lgreco_core::compress::Setting;
-use lgreco_core::compress::qsgd::{Rounding, Scale};
-use lgreco_core::compress::wire::HEADER_LEN;
-use lgreco_core::gradient::Shape;
-use lgreco_core::internal::quantised_topk;
+use lgreco::compress::Setting;
+use lgreco::compress::qsgd::{Rounding, Scale};
+use lgreco::compress::quantised_topk;
+use lgreco::compress::wire::HEADER_LEN;
+use lgreco::gradient::Shape;
 
 /// `Program` of `program.cu`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

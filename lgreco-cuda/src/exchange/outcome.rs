@@ -8,7 +8,7 @@ use crate::Result;
 use crate::backend::CudaBackend;
 use crate::device::Part;
 use bytemuck::Zeroable;
-use lgreco_core::internal::error::expect_len;
+use lgreco::error::expect_len;
 
 /// What was wrong with a value of this rank, or with what it got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ impl DeviceExchange {
     /// What such a copy says. Other bytes, as many, say something else: layers and addresses that are none of the exchange's, perhaps.
     ///
     /// # Errors
-    /// [`Length`](lgreco_core::Error::Length) unless there are as many bytes as [`outcome_address`](DeviceExchange::outcome_address)
+    /// [`Length`](lgreco::Error::Length) unless there are as many bytes as [`outcome_address`](DeviceExchange::outcome_address)
     /// says.
     pub fn outcome_of(&self, bytes: &[u8]) -> Result<ExchangeOutcome> {
         let mut program = Program::zeroed();

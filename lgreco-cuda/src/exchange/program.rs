@@ -8,10 +8,10 @@ use crate::qsgd::Params;
 use crate::tops::{Place, Tops};
 use crate::{Error, Result};
 use bytemuck::Zeroable;
-use lgreco_core::compress::powersgd::effective_rank;
-use lgreco_core::compress::{Compressor, Setting};
-use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::rng::Stream;
+use lgreco::compress::powersgd::effective_rank;
+use lgreco::compress::{Compressor, Setting};
+use lgreco::gradient::{Dtype, Shape};
+use lgreco::rng::Stream;
 
 /// Values that a block works on, `SPAN` of `buckets.cu`.
 const SPAN: usize = 4096;
@@ -85,7 +85,7 @@ pub(super) struct Piece {
 /// Which layers a bucket has and how each is compressed: what an exchange needs besides its memory.
 ///
 /// ```
-/// use lgreco_core::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
+/// use lgreco::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
 /// use lgreco_cuda::{ExchangeConfig, ExchangeProgram};
 /// let layers = [(Shape::new(512, 512)?, Setting::Qsgd(Qsgd::default())), (Shape::new(512, 1)?, Setting::Dense)];
 /// let program = ExchangeProgram::new(&layers, ExchangeConfig::default())?;
@@ -120,9 +120,9 @@ impl ExchangeProgram {
     /// [`Error::Method`] for other methods than QSGD, TopK in full or in few bits, PowerSGD and [`Setting::Dense`], for buckets of
     /// QSGD that are no power of two from 64 to 4096, and for ranks and sides of PowerSGD beyond
     /// [`takes`](crate::CudaBackend::takes);
-    /// [`Parameter`](lgreco_core::Error::Parameter) unless the gain is in (0, 1], the rank below the number of ranks, and
+    /// [`Parameter`](lgreco::Error::Parameter) unless the gain is in (0, 1], the rank below the number of ranks, and
     /// `reduce_dtype` f32 or bf16;
-    /// [`TooManyElements`](lgreco_core::Error::TooManyElements) from 2^32 elements of a layer, or some 2^44 of all, on;
+    /// [`TooManyElements`](lgreco::Error::TooManyElements) from 2^32 elements of a layer, or some 2^44 of all, on;
     /// what [`payload_len`](Compressor::payload_len) refuses.
     pub fn new(layers: &[(Shape, Setting)], config: ExchangeConfig) -> Result<Self> {
         let ids = (0..).map(|number| config.stream.layer.wrapping_add(number));
@@ -147,7 +147,7 @@ impl ExchangeProgram {
     /// The same of what goes to each owner: to everybody alike if there is one, or to each rank what is of its shards. `elements`
     /// are those of all layers.
     pub(super) fn of_pieces(owners: &[Vec<Piece>], elements: u64, config: ExchangeConfig) -> Result<Self> {
-        let parameter = |what, value, expected| lgreco_core::Error::Parameter { what, value, expected };
+        let parameter = |what, value, expected| lgreco::Error::Parameter { what, value, expected };
         if !(config.gain > 0.0 && config.gain <= 1.0) {
             return Err(parameter("residual gain", config.gain.into(), "in (0, 1]").into());
         }
@@ -175,7 +175,7 @@ impl ExchangeProgram {
             summed.begin(starts[owner]);
             for &Piece { layer: number, id, rank, first, start, shape, setting } in &owners[owner] {
                 let (rows, cols) = (shape.rows(), shape.cols());
-                let too_many = |_| Error::from(lgreco_core::Error::TooManyElements { rows, cols });
+                let too_many = |_| Error::from(lgreco::Error::TooManyElements { rows, cols });
                 let place = Layer {
                     first,
                     payload,

@@ -5,7 +5,7 @@ use crate::Result;
 use crate::device::Part;
 use crate::factors::{Factors, Table, Totals};
 use bytemuck::{Pod, Zeroable};
-use lgreco_core::gradient::{Dtype, Shape};
+use lgreco::gradient::{Dtype, Shape};
 
 /// `Params` of `exchange_sums.cu`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -171,12 +171,12 @@ impl Summed {
     pub(super) fn params(&self, [dtype, reduce_dtype]: [Dtype; 2], seed: u64, ends: bool) -> Result<Params> {
         let Totals { columns, products, backs, grams, solves, tiles, .. } = self.matrices.totals;
         let spans = u32::try_from(self.dense_spans);
-        let not_finite = lgreco_core::Error::NonFinite { index: 0, value: 0.0 };
+        let not_finite = lgreco::Error::NonFinite { index: 0, value: 0.0 };
         Ok(Params {
             dtype: dtype as u32,
             reduce_dtype: reduce_dtype as u32,
             dense: self.dense.len() as u32,
-            dense_spans: spans.map_err(|_| lgreco_core::Error::TooManyElements { rows: usize::MAX, cols: 1 })?,
+            dense_spans: spans.map_err(|_| lgreco::Error::TooManyElements { rows: usize::MAX, cols: 1 })?,
             matrices: self.matrices.matrices.len() as u32,
             columns,
             products,
@@ -187,7 +187,7 @@ impl Summed {
             second: 0,
             ends: ends.into(),
             not_finite: not_finite.code(),
-            overflow: lgreco_core::Error::Overflow { what: "" }.code(),
+            overflow: lgreco::Error::Overflow { what: "" }.code(),
             peer: PEER,
             seed_low: seed as u32,
             seed_high: (seed >> 32) as u32,

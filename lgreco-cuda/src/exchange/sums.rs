@@ -37,7 +37,7 @@ impl ExchangeProgram {
     /// they travel: uncompressed values and PowerSGD's `P`, in the order of the layers. 0 where there is no such layer.
     ///
     /// ```
-    /// use lgreco_core::{compress::{Setting, powersgd::PowerSgd}, gradient::Shape};
+    /// use lgreco::{compress::{Setting, powersgd::PowerSgd}, gradient::Shape};
     /// use lgreco_cuda::{ExchangeConfig, ExchangeProgram};
     /// let power = Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 });
     /// let layers = [(Shape::new(512, 256)?, power), (Shape::new(512, 1)?, Setting::Dense)];

@@ -12,12 +12,12 @@ use crate::device::{Launch, Part};
 use crate::gpu::MOST;
 use crate::kernels::Module;
 use crate::{CudaBackend, DeviceGradient, DeviceJob};
-use lgreco_core::backend::{Backend, Job, Portable};
-use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::{Candidates, Compressor, Setting, topk::TopK};
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco::backend::{Backend, Job, Portable};
+use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::{Candidates, Compressor, Setting, topk::TopK};
+use lgreco::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco::rng::Stream;
 use lgreco_testing::backend::Tensor;
 use lgreco_testing::powersgd::uniform;
 

@@ -10,11 +10,11 @@ use crate::device::Part;
 use crate::gpu::MOST;
 use crate::kernels::Module;
 use crate::{CudaBackend, ExchangeConfig, ExchangeProgram};
-use lgreco_core::compress::qsgd::{Qsgd, Rounding};
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::{Compressor, Setting, topk::TopK};
-use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::rng::Stream;
+use lgreco::compress::qsgd::{Qsgd, Rounding};
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::{Compressor, Setting, topk::TopK};
+use lgreco::gradient::{Dtype, Shape};
+use lgreco::rng::Stream;
 use lgreco_testing::powersgd::uniform;
 
 /// Layers of all methods.

@@ -10,11 +10,11 @@ use super::simt::Sparse;
 use crate::device::Part;
 use crate::kernels::Module;
 use crate::{CudaBackend, DeviceBucket, DeviceLayer, DeviceRequest, ExchangeConfig, ExchangeFault};
-use lgreco_core::compress::qsgd::{Qsgd, Rounding};
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::{Setting, topk::TopK};
-use lgreco_core::gradient::{Bf16, Dtype, Element, Shape};
-use lgreco_core::rng::Stream;
+use lgreco::compress::qsgd::{Qsgd, Rounding};
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::{Setting, topk::TopK};
+use lgreco::gradient::{Bf16, Dtype, Element, Shape};
+use lgreco::rng::Stream;
 use lgreco_testing::powersgd::uniform;
 use lgreco_train::exchange::Request;
 

@@ -6,7 +6,7 @@ use super::exchange::{bits, narrowed};
 use super::simt::Sparse;
 use crate::kernels::Module;
 use crate::{CudaBackend, DeviceWindow};
-use lgreco_core::gradient::{Dtype, Shape};
+use lgreco::gradient::{Dtype, Shape};
 use lgreco_testing::powersgd::uniform;
 
 /// A layer of as many values, and a small one behind it.

@@ -7,13 +7,13 @@ use super::launches::{Calls, Counted};
 use super::simt::{Flavour, flavour};
 use crate::device::Part;
 use crate::{CudaBackend, DeviceBucket, DeviceLayer, DeviceMemory, DeviceRequest, Error, ExchangeConfig, OnFault};
-use lgreco_core::compress::Setting;
-use lgreco_core::compress::powersgd::PowerSgd;
-use lgreco_core::compress::qsgd::{Qsgd, Scale};
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::topk::TopK;
-use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Shape};
-use lgreco_core::rng::Stream;
+use lgreco::compress::Setting;
+use lgreco::compress::powersgd::PowerSgd;
+use lgreco::compress::qsgd::{Qsgd, Scale};
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::topk::TopK;
+use lgreco::gradient::{Bf16, Dtype, Element, F16, Shape};
+use lgreco::rng::Stream;
 use lgreco_testing::exchange::Case;
 use lgreco_testing::powersgd::uniform;
 use lgreco_train::exchange::{Collective, Request, Route, Slip, threads};
@@ -328,7 +328,7 @@ fn other_settings_go_on_with_residuals_and_steps() {
     let shorter = Rank::new(&mut cuda, &after[1..], 0);
     // SAFETY: both are of this backend.
     let refused = unsafe { third.bucket.take_over(&mut cuda, &shorter.bucket) };
-    assert!(matches!(refused, Err(Error::Core(lgreco_core::Error::Length { .. }))), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Core(lgreco::Error::Length { .. }))), "{refused:?}");
 }
 
 #[test]
@@ -395,7 +395,7 @@ fn a_rank_at_fault_is_known_to_all() {
 
 #[test]
 fn a_rank_without_gradients_is_an_error_there_and_known_to_all() {
-    let failure = Error::Core(lgreco_core::Error::Overflow { what: "a residual" });
+    let failure = Error::Core(lgreco::Error::Overflow { what: "a residual" });
     for (wanted, order) in [(0..9, 0), (2..3, 1), (0..2, 2)] {
         let Some(mut cuda) = backend(flavour(), order) else { return };
         let layers = &settings()[wanted];

@@ -3,13 +3,13 @@
 use super::simt::{Flavour, flavour};
 use super::{ROWS, backend, is_full};
 use crate::CudaBackend;
-use lgreco_core::Error;
-use lgreco_core::backend::{Backend, Job, JobError};
-use lgreco_core::compress::qsgd::{Qsgd, Scale};
-use lgreco_core::compress::wire::{Method, Payload};
-use lgreco_core::compress::{Candidates, Setting};
-use lgreco_core::gradient::Gradient;
-use lgreco_core::rng::Stream;
+use lgreco::Error;
+use lgreco::backend::{Backend, Job, JobError};
+use lgreco::compress::qsgd::{Qsgd, Scale};
+use lgreco::compress::wire::{Method, Payload};
+use lgreco::compress::{Candidates, Setting};
+use lgreco::gradient::Gradient;
+use lgreco::rng::Stream;
 use lgreco_testing::backend::{
     Tensor, check_batches, check_dense, check_encode, check_powersgd, check_qsgd, check_quantised_topk, check_rows,
     check_topk,

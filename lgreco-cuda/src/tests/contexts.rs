@@ -5,8 +5,8 @@ use super::driver::{is_child, run_in_all_orders, state, trainer};
 use super::enqueued::{COLS, ROWS, capture, current_context, payload, qsgd, tensor};
 use crate::CudaBackend;
 use cudarc::driver::sys::{self, CUresult};
-use lgreco_core::backend::{Backend, Portable};
-use lgreco_core::rng::Stream;
+use lgreco::backend::{Backend, Portable};
+use lgreco::rng::Stream;
 use std::ptr::null_mut;
 use std::sync::Barrier;
 

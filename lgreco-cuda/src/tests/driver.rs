@@ -9,9 +9,9 @@ use super::{ROWS, is_full, unavailable};
 use crate::kernels::Module;
 use crate::{Call, CudaBackend, DeviceGradient, DeviceInfo, DeviceJob, Error, devices};
 use cudarc::driver::sys;
-use lgreco_core::compress::{Candidates, Setting, qsgd::Qsgd, topk::TopK};
-use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::rng::Stream;
+use lgreco::compress::{Candidates, Setting, qsgd::Qsgd, topk::TopK};
+use lgreco::gradient::{Dtype, Shape};
+use lgreco::rng::Stream;
 use lgreco_testing::backend::{check_dense, check_qsgd};
 use std::ffi::c_void;
 use std::path::PathBuf;
@@ -305,7 +305,7 @@ fn encoding() {
         let values = lgreco_testing::powersgd::uniform(64 * 64, 1);
         let tensor = lgreco_testing::backend::Tensor::new(&values, 64, 64);
         let (setting, mut payload) = (Setting::Qsgd(Qsgd::default()), [0; 4096]);
-        let encoded = lgreco_core::backend::Backend::encode(
+        let encoded = lgreco::backend::Backend::encode(
             &mut backend,
             &setting,
             &tensor.gradients()[0],

@@ -6,13 +6,13 @@ use super::{backend, planted};
 use crate::device::Part;
 use crate::kernels::Module;
 use crate::{CudaBackend, DeviceExchange, Error, ExchangeConfig, ExchangeFault, ExchangeProgram, OnFault};
-use lgreco_core::backend::{Backend, Portable};
-use lgreco_core::compress::loco::LoCo;
-use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
-use lgreco_core::compress::topk::TopK;
-use lgreco_core::compress::{Compressor, Setting};
-use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Shape};
-use lgreco_core::rng::Stream;
+use lgreco::backend::{Backend, Portable};
+use lgreco::compress::loco::LoCo;
+use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco::compress::topk::TopK;
+use lgreco::compress::{Compressor, Setting};
+use lgreco::gradient::{Bf16, Dtype, Element, F16, Shape};
+use lgreco::rng::Stream;
 use lgreco_testing::backend::Tensor;
 use lgreco_testing::powersgd::uniform;
 use std::any::Any;
@@ -108,7 +108,7 @@ impl Rank {
         backend: &mut CudaBackend,
         (layers, config): (&[(Shape, Setting)], ExchangeConfig),
         values: &[f32],
-    ) -> Result<(Vec<Vec<u8>>, Vec<f32>), lgreco_core::Error> {
+    ) -> Result<(Vec<Vec<u8>>, Vec<f32>), lgreco::Error> {
         let (bytes, values) = narrowed(values, config.dtype);
         self.gradients.fill(&bytes);
         // SAFETY: both are large enough, and nothing else uses them.
@@ -407,7 +407,7 @@ fn what_cannot_be_exchanged_is_refused() {
         ExchangeConfig { world: 0, ..usual },
     ] {
         let error = refused(Qsgd::default(), config);
-        assert!(matches!(error, Error::Core(lgreco_core::Error::Parameter { .. })), "{error}");
+        assert!(matches!(error, Error::Core(lgreco::Error::Parameter { .. })), "{error}");
     }
     let loco = Setting::LoCo(LoCo { group: 64 });
     let refused_loco = ExchangeProgram::new(&[(shape, loco)], usual).map(drop);

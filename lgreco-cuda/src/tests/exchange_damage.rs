@@ -6,10 +6,10 @@ use super::exchange_topk::{means_of, place_of};
 use super::simt::{Edit, Flavour, Simt, flavour};
 use crate::kernels::Module;
 use crate::{CudaBackend, ExchangeConfig, ExchangeFault};
-use lgreco_core::compress::Setting;
-use lgreco_core::compress::qsgd::{Qsgd, Scale};
-use lgreco_core::gradient::Shape;
-use lgreco_core::rng::Stream;
+use lgreco::compress::Setting;
+use lgreco::compress::qsgd::{Qsgd, Scale};
+use lgreco::gradient::Shape;
+use lgreco::rng::Stream;
 use lgreco_testing::powersgd::uniform;
 
 /// Two spans, a scale each; two scales per bucket; none at all; a last byte that is full.
@@ -48,7 +48,7 @@ fn damages(payload: impl Fn(usize) -> Vec<u8>) -> Vec<Damage> {
 
 /// Steps of a rank with damaged payloads of the other; how many were decoded, and how many refused.
 fn damaged(backend: &mut CudaBackend) -> Result<(usize, usize), String> {
-    let (layers, config) = (layers(), ExchangeConfig { world: 2, ..config(lgreco_core::gradient::Dtype::F32, 1.0) });
+    let (layers, config) = (layers(), ExchangeConfig { world: 2, ..config(lgreco::gradient::Dtype::F32, 1.0) });
     let mut ranks = [0, 1].map(|rank| {
         let stream = Stream { rank, ..config.stream };
         Rank::new(backend, &layers, ExchangeConfig { stream, ..config })

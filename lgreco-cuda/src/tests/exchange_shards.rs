@@ -10,12 +10,12 @@ use crate::kernels::Module;
 use crate::{
     CudaBackend, DeviceBucket, DeviceLayer, DeviceMemory, DeviceRequest, Error, ExchangeConfig, ExchangeFault,
 };
-use lgreco_core::compress::Setting;
-use lgreco_core::compress::powersgd::PowerSgd;
-use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
-use lgreco_core::compress::topk::TopK;
-use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::rng::Stream;
+use lgreco::compress::Setting;
+use lgreco::compress::powersgd::PowerSgd;
+use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco::compress::topk::TopK;
+use lgreco::gradient::{Dtype, Shape};
+use lgreco::rng::Stream;
 use lgreco_train::exchange::{Request, Slip};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -141,7 +141,7 @@ fn alone(cuda: &mut CudaBackend) -> Result<(), String> {
             return Err(format!("means of rank {number}: {own:?}"));
         }
     }
-    let failure = Error::Core(lgreco_core::Error::Overflow { what: "the mean" });
+    let failure = Error::Core(lgreco::Error::Overflow { what: "the mean" });
     let (last, others) = ranks.split_last_mut().unwrap();
     others.iter_mut().for_each(|rank| rank.submit(cuda, &[1.0; 101]));
     // SAFETY: large enough, and nothing else uses them until the step has ended.
@@ -225,7 +225,7 @@ fn what_cannot_be_sharded_is_refused() {
     }
     let whole = layer(QSGD, 6, &[]);
     assert!(DeviceBucket::bytes(&[layer(QSGD, 6, &[1, 2, 6]), whole], config(0)).is_err());
-    let shared = Setting::CltK(lgreco_core::compress::clt::CltK { keep: 2 });
+    let shared = Setting::CltK(lgreco::compress::clt::CltK { keep: 2 });
     for layer in [layer(power, 6, &[1, 2, 6]), layer(shared, 6, &[1, 2, 6]), layer(QSGD, 0, &[0, 0, 0])] {
         let refused = DeviceBucket::bytes(&[layer], config(0));
         assert!(matches!(refused, Err(Error::Method(_))), "{refused:?}");

@@ -7,12 +7,12 @@ use super::simt::{Edit, Flavour, Simt, flavour};
 use crate::device::Part;
 use crate::kernels::Module;
 use crate::{CudaBackend, DeviceExchange, ExchangeConfig, ExchangeOutcome, ExchangeProgram};
-use lgreco_core::compress::Setting;
-use lgreco_core::compress::powersgd::{
+use lgreco::compress::Setting;
+use lgreco::compress::powersgd::{
     PowerSgd, back_project, effective_rank, orthonormalise, project, reconstruct, start_matrix, steps_workspace_len,
 };
-use lgreco_core::gradient::{Bf16, Dtype, Element, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco::gradient::{Bf16, Dtype, Element, Gradient, Shape, Values};
+use lgreco::rng::Stream;
 use lgreco_testing::powersgd::{check_orthonormal, uniform};
 
 pub(super) type Layers = Vec<(Shape, Setting)>;

@@ -5,13 +5,13 @@ use super::simt::{Edit, Flavour, Simt, flavour};
 use super::{backend, is_full, planted, some};
 use crate::kernels::Module;
 use crate::{CudaBackend, ExchangeConfig, ExchangeFault, OnFault};
-use lgreco_core::backend::{Backend, Portable};
-use lgreco_core::compress::qsgd::Qsgd;
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::topk::TopK;
-use lgreco_core::compress::{Compressor, Setting};
-use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::rng::Stream;
+use lgreco::backend::{Backend, Portable};
+use lgreco::compress::qsgd::Qsgd;
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::topk::TopK;
+use lgreco::compress::{Compressor, Setting};
+use lgreco::gradient::{Dtype, Shape};
+use lgreco::rng::Stream;
 use lgreco_testing::powersgd::uniform;
 
 fn top(rows: usize, cols: usize, keep: u32, values: Dtype) -> (Shape, Setting) {

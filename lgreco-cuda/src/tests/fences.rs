@@ -7,11 +7,11 @@ use super::some;
 use super::topk::with_ties;
 use crate::CudaBackend;
 use crate::kernels::Module;
-use lgreco_core::backend::{Backend, Job};
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::{Candidates, Compressor, Setting};
-use lgreco_core::gradient::{Dtype, Gradient};
-use lgreco_core::rng::Stream;
+use lgreco::backend::{Backend, Job};
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::{Candidates, Compressor, Setting};
+use lgreco::gradient::{Dtype, Gradient};
+use lgreco::rng::Stream;
 use lgreco_testing::backend::Tensor;
 
 /// A row, or one payload.

@@ -11,11 +11,11 @@ use crate::few_bits::{Layer, measure, result_words};
 use crate::gpu::{Gpu, Scratch};
 use crate::kernels::Module;
 use crate::tensor::Tensor as DeviceTensor;
-use lgreco_core::backend::Job;
-use lgreco_core::compress::wire::HEADER_LEN;
-use lgreco_core::compress::{Candidates, Compressor, Setting, decode, quantised_topk::QuantisedTopK, topk::TopK};
-use lgreco_core::gradient::{Dtype, Gradient, Shape};
-use lgreco_core::rng::Stream;
+use lgreco::backend::Job;
+use lgreco::compress::wire::HEADER_LEN;
+use lgreco::compress::{Candidates, Compressor, Setting, decode, quantised_topk::QuantisedTopK, topk::TopK};
+use lgreco::gradient::{Dtype, Gradient, Shape};
+use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_rows};
 use lgreco_testing::powersgd::uniform;
 

@@ -3,7 +3,7 @@
 
 use super::backend;
 use super::simt::flavour;
-use lgreco_core::rng::Stream;
+use lgreco::rng::Stream;
 use lgreco_testing::hostile::{Choices, Products, check_decoding, payload};
 use std::io::Write as _;
 use std::path::Path;

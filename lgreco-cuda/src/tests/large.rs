@@ -3,12 +3,12 @@
 
 use super::exchange::{WORLD, config};
 use crate::ExchangeProgram;
-use lgreco_core::compress::powersgd::PowerSgd;
-use lgreco_core::compress::qsgd::Qsgd;
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::topk::TopK;
-use lgreco_core::compress::{Compressor, Setting};
-use lgreco_core::gradient::{Dtype, Shape};
+use lgreco::compress::powersgd::PowerSgd;
+use lgreco::compress::qsgd::Qsgd;
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::topk::TopK;
+use lgreco::compress::{Compressor, Setting};
+use lgreco::gradient::{Dtype, Shape};
 
 /// Where everything lies is computed without loss, up to the most elements that a shape has; beyond, shapes refuse.
 #[test]
@@ -35,5 +35,5 @@ fn layers_of_more_than_2_31_elements_have_their_places() {
         assert_eq!((program.sum_values(), program.factor_values()), (4 * rows + WORLD, 4 * cols + WORLD));
     }
     let beyond = Shape::new(1 << 16, 1 << 16).unwrap_err();
-    assert_eq!(beyond, lgreco_core::Error::TooManyElements { rows: 1 << 16, cols: 1 << 16 });
+    assert_eq!(beyond, lgreco::Error::TooManyElements { rows: 1 << 16, cols: 1 << 16 });
 }

@@ -6,9 +6,9 @@ use super::driver::{State, is_child, run, state};
 use super::enqueued::{COLS, ROWS, beside_a_trainer, device, qsgd, values};
 use crate::{CudaBackend, DeviceGradient, DeviceJob, DeviceWindow, ExchangeConfig, ExchangeFault, ExchangeProgram};
 use cudarc::driver::sys;
-use lgreco_core::compress::{Candidates, Setting, qsgd::Qsgd, topk::TopK};
-use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::rng::Stream;
+use lgreco::compress::{Candidates, Setting, qsgd::Qsgd, topk::TopK};
+use lgreco::gradient::{Dtype, Shape};
+use lgreco::rng::Stream;
 use lgreco_testing::powersgd::uniform;
 
 fn with_the_fake(test: &str) {

@@ -8,10 +8,10 @@ use crate::kernels::Kernel;
 use crate::{
     CudaBackend, DeviceExchange, DeviceGradient, DeviceJob, DeviceJobError, Error, ExchangeConfig, ExchangeProgram,
 };
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::{Candidates, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
-use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::rng::Stream;
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::{Candidates, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
+use lgreco::gradient::{Dtype, Shape};
+use lgreco::rng::Stream;
 use lgreco_testing::models::resnet_50;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};

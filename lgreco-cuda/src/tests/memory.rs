@@ -4,12 +4,12 @@
 use super::simt::flavour;
 use super::{ROWS, backend};
 use crate::{CudaBackend, DeviceGradient, DeviceJob, Error};
-use lgreco_core::backend::{Backend, Job, Portable};
-use lgreco_core::compress::{
+use lgreco::backend::{Backend, Job, Portable};
+use lgreco::compress::{
     Candidates, Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, quantised_topk::QuantisedTopK, topk::TopK,
 };
-use lgreco_core::gradient::{Dtype, Gradient, Shape, with_elements};
-use lgreco_core::rng::Stream;
+use lgreco::gradient::{Dtype, Gradient, Shape, with_elements};
+use lgreco::rng::Stream;
 use lgreco_testing::backend::Tensor;
 use lgreco_testing::powersgd::uniform;
 

@@ -8,12 +8,12 @@ use super::{backend, is_full, some};
 use crate::CudaBackend;
 use crate::gpu::MOST;
 use crate::kernels::Module;
-use lgreco_core::backend::{Backend, Job};
-use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::{Candidates, Setting};
-use lgreco_core::gradient::Dtype;
-use lgreco_core::rng::Stream;
+use lgreco::backend::{Backend, Job};
+use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::{Candidates, Setting};
+use lgreco::gradient::Dtype;
+use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_encode, check_rows};
 use lgreco_testing::powersgd::uniform;
 

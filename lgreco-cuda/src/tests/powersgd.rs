@@ -8,11 +8,11 @@ use crate::gpu::{Gpu, Scratch};
 use crate::kernels::Module;
 use crate::powersgd::{Layer, errors, measure, result_words};
 use crate::tensor::Tensor;
-use lgreco_core::backend::{Backend, Job, JobError, Portable};
-use lgreco_core::compress::wire::HEADER_LEN;
-use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
-use lgreco_core::gradient::{Dtype, Gradient, Shape};
-use lgreco_core::rng::Stream;
+use lgreco::backend::{Backend, Job, JobError, Portable};
+use lgreco::compress::wire::HEADER_LEN;
+use lgreco::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
+use lgreco::gradient::{Dtype, Gradient, Shape};
+use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor as CoreTensor, check_decode, check_encode, check_powersgd, check_rows};
 use lgreco_testing::powersgd::{low_rank, uniform};
 
@@ -20,7 +20,7 @@ fn setting(rank: u32) -> Setting {
     Setting::PowerSgd(PowerSgd { rank, iterations: 1 })
 }
 
-fn encode(backend: &mut dyn Backend, rank: u32, gradient: &Gradient<'_>) -> Result<Vec<u8>, lgreco_core::Error> {
+fn encode(backend: &mut dyn Backend, rank: u32, gradient: &Gradient<'_>) -> Result<Vec<u8>, lgreco::Error> {
     let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
     let mut payload = vec![0; setting(rank).payload_len(shape, dtype)?];
     let mut workspace = vec![0; setting(rank).encode_workspace_len(shape, dtype)];

@@ -6,10 +6,10 @@ use crate::codec::header;
 use crate::device::Part;
 use crate::tensor::Input;
 use crate::{Call, CudaBackend, DeviceGradient, DeviceJob};
-use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
-use lgreco_core::compress::{Candidates, Compressor, Setting};
-use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::rng::Stream;
+use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco::compress::{Candidates, Compressor, Setting};
+use lgreco::gradient::{Dtype, Shape};
+use lgreco::rng::Stream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 

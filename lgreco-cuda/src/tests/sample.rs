@@ -6,10 +6,10 @@ use super::simt::{Edit, Flavour, Simt, flavour};
 use super::some;
 use crate::CudaBackend;
 use crate::kernels::Module;
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::{Setting, topk::TopK};
-use lgreco_core::gradient::Dtype;
-use lgreco_core::rng::Stream;
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::{Setting, topk::TopK};
+use lgreco::gradient::Dtype;
+use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_encode};
 use lgreco_testing::powersgd::uniform;
 

@@ -9,8 +9,8 @@ use crate::CudaBackend;
 use crate::checks::memory;
 use crate::checks::space::{OnDevice, all_members_of, damaged, damaged_qsgd, members_of};
 use crate::kernels::Module;
-use lgreco_core::compress::Setting;
-use lgreco_core::gradient::{Dtype, Shape};
+use lgreco::compress::Setting;
+use lgreco::gradient::{Dtype, Shape};
 use lgreco_testing::exchange::{Member, check_space, check_space_damage, check_space_failures};
 
 /// The imitated device's, which is the processor's.

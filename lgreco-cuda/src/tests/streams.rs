@@ -9,9 +9,9 @@ use crate::libcuda::Cuda;
 use crate::staging::{HALF, Staging};
 use crate::{Call, CudaBackend, DeviceGradient, Error};
 use cudarc::driver::sys::{self, CUresult, CUstream};
-use lgreco_core::backend::{Backend, Portable};
-use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::rng::Stream;
+use lgreco::backend::{Backend, Portable};
+use lgreco::gradient::{Dtype, Shape};
+use lgreco::rng::Stream;
 use lgreco_testing::powersgd::uniform;
 use std::ptr::null_mut;
 

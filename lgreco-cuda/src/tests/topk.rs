@@ -6,11 +6,11 @@ use super::{ROWS, backend, is_full, some};
 use crate::gpu::Scratch;
 use crate::kernels::Module;
 use crate::{CudaBackend, DeviceGradient, DeviceJob};
-use lgreco_core::backend::{Backend, Job, JobError, Portable};
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::{Candidates, Compressor, Setting, topk::TopK};
-use lgreco_core::gradient::{Dtype, Gradient};
-use lgreco_core::rng::Stream;
+use lgreco::backend::{Backend, Job, JobError, Portable};
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::{Candidates, Compressor, Setting, topk::TopK};
+use lgreco::gradient::{Dtype, Gradient};
+use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_encode, check_rows, check_topk};
 
 /// More values than one block that counts takes.
@@ -127,7 +127,7 @@ fn row(backend: &mut dyn Backend, values: Dtype) -> Result<[f64; KEEPS.len()], J
 }
 
 /// Decodes what the core encodes.
-fn decode(backend: &mut dyn Backend) -> Result<Vec<f32>, lgreco_core::Error> {
+fn decode(backend: &mut dyn Backend) -> Result<Vec<f32>, lgreco::Error> {
     let setting = Setting::TopK(TopK { keep: 1000, values: Dtype::F16 });
     let tensor = tensor();
     let gradient = tensor.gradients()[0];

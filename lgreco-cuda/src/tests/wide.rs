@@ -6,10 +6,10 @@ use super::sample::{KINDS, edited};
 use super::simt::{Flavour, flavour};
 use super::{backend, some};
 use crate::CudaBackend;
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::{Setting, topk::TopK};
-use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::rng::Stream;
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::{Setting, topk::TopK};
+use lgreco::gradient::{Dtype, Shape};
+use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_encode};
 use lgreco_testing::powersgd::uniform;
 

@@ -8,7 +8,7 @@ use super::{backend, planted};
 use crate::checks::window::check_window;
 use crate::kernels::Module;
 use crate::{CudaBackend, DeviceWindow, Error};
-use lgreco_core::gradient::{Dtype, Shape};
+use lgreco::gradient::{Dtype, Shape};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -3,9 +3,9 @@
 use super::memory::{Driven, Memory};
 use cudarc::driver::result::{self, DriverError, stream::StreamKind};
 use cudarc::driver::sys::{self, CUgraphExec, CUstream};
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::{Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
-use lgreco_core::gradient::{Dtype, Shape, with_elements};
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::{Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
+use lgreco::gradient::{Dtype, Shape, with_elements};
 use lgreco_cuda::{CudaBackend, DeviceBucket, DeviceLayer, ExchangeConfig};
 use lgreco_testing::backend::Tensor;
 use lgreco_testing::powersgd::uniform;

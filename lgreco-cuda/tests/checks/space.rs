@@ -1,11 +1,11 @@
 //! Buckets on the device as lgreco-train's suite of all spaces has them, and their layers there.
 
 use super::memory::Memory;
-use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::{Compressor, Setting, powersgd::PowerSgd, topk::TopK};
-use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Shape};
-use lgreco_core::rng::Stream;
+use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::{Compressor, Setting, powersgd::PowerSgd, topk::TopK};
+use lgreco::gradient::{Bf16, Dtype, Element, F16, Shape};
+use lgreco::rng::Stream;
 use lgreco_cuda::{CudaBackend, DeviceBucket, DeviceLayer, ExchangeConfig, ExchangeFault, ExchangeOutcome};
 use lgreco_testing::exchange::{Bucket, Member, members, parts, shards};
 use lgreco_train::exchange::{Agreement, Collective, Moment, Request, Route, Slip};

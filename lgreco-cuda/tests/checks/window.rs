@@ -1,10 +1,10 @@
 //! The mean of a model's last gradients on the device, and rows of it that are enqueued, against the core's arithmetic on the host.
 
 use super::memory::Memory;
-use lgreco_core::backend::{Backend, Job, Portable};
-use lgreco_core::compress::{Candidates, qsgd::Qsgd};
-use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, with_elements};
-use lgreco_core::rng::Stream;
+use lgreco::backend::{Backend, Job, Portable};
+use lgreco::compress::{Candidates, qsgd::Qsgd};
+use lgreco::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, with_elements};
+use lgreco::rng::Stream;
 use lgreco_cuda::{CudaBackend, DeviceJob, DeviceWindow};
 use lgreco_testing::backend::Tensor;
 use lgreco_testing::powersgd::uniform;

@@ -4,7 +4,7 @@ use super::{Bytes, ELEMENTS, State, gradient, layer, renew, setting};
 use crate::*;
 use core::ffi::{CStr, c_char};
 use core::ptr::null;
-use lgreco_core::internal::checksum::seal;
+use lgreco::checksum::seal;
 
 pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
     let context = state.context(which, bytes);

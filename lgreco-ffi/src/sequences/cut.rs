@@ -3,7 +3,7 @@
 use super::{Bytes, ROOM, State, renew};
 use crate::*;
 use core::ptr::null;
-use lgreco_core::internal::checksum::seal;
+use lgreco::checksum::seal;
 
 const BATCH: usize = 2;
 const FEATURES: usize = 8;

@@ -4,7 +4,7 @@ use super::{Bytes, ELEMENTS, ROOM, State, gradient, layer, renew, setting};
 use crate::*;
 use core::ffi::c_void;
 use core::ptr::{null, null_mut};
-use lgreco_core::internal::checksum::seal;
+use lgreco::checksum::seal;
 
 // Of up to two classes and phases.
 static LEGACY_LEVELS: [f64; 4] = [0.5, 0.1, 0.2, 4.0];

@@ -1,15 +1,15 @@
 //! Damaged payloads, decoded by a backend and by the core.
 
 use super::Choices;
-use lgreco_core::backend::Backend;
-use lgreco_core::compress::powersgd::PowerSgd;
-use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::topk::TopK;
-use lgreco_core::compress::wire::{HEADER_LEN, Method, Payload};
-use lgreco_core::compress::{Compressor, Setting, decode};
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco::backend::Backend;
+use lgreco::compress::powersgd::PowerSgd;
+use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::topk::TopK;
+use lgreco::compress::wire::{HEADER_LEN, Method, Payload};
+use lgreco::compress::{Compressor, Setting, decode};
+use lgreco::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco::rng::Stream;
 
 /// Settings of the methods that devices decode, for tensors of at least 12 elements.
 const SETTINGS: [Setting; 13] = [

@@ -2,7 +2,7 @@
 
 use super::snapshot;
 use crate::reseal;
-use lgreco_core::internal::checksum::LEN as CHECKSUM_LEN;
+use lgreco::checksum::LEN as CHECKSUM_LEN;
 use lgreco_train::feedback::Residual;
 use lgreco_train::pipeline::{
     CutSetting, Direction, Downstream, Header, Link, LinkMemory, Message, RowStorage, Upstream,

@@ -1,4 +1,4 @@
-use lgreco_core::backend::*;
+use lgreco::backend::*;
 use lgreco_testing::backend::check_all;
 
 #[test]

@@ -1,5 +1,5 @@
-use lgreco_core::file::{PlanFile, TableFile};
-use lgreco_core::rng::Stream;
+use lgreco::file::{PlanFile, TableFile};
+use lgreco::rng::Stream;
 use lgreco_testing::documents::*;
 
 #[test]

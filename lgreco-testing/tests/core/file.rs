@@ -1,8 +1,8 @@
-use lgreco_core::compress::Setting;
-use lgreco_core::file::*;
-use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::plan::{Plan, budget::Budget};
-use lgreco_core::table::{Choice, NamedTable};
+use lgreco::compress::Setting;
+use lgreco::file::*;
+use lgreco::gradient::{Dtype, Shape};
+use lgreco::plan::{Plan, budget::Budget};
+use lgreco::table::{Choice, NamedTable};
 use lgreco_testing::{files::check_files, tables::Instance};
 use proptest::prelude::*;
 

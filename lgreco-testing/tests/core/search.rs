@@ -1,12 +1,12 @@
-use lgreco_core::Error;
-use lgreco_core::backend::{Backend, Job, JobError, Portable};
-use lgreco_core::compress::powersgd::PowerSgd;
-use lgreco_core::compress::qsgd::Qsgd;
-use lgreco_core::compress::topk::TopK;
-use lgreco_core::compress::{Compressor, Setting};
-use lgreco_core::gradient::{Dtype, Gradient, Values};
-use lgreco_core::rng::Stream;
-use lgreco_core::search::*;
+use lgreco::Error;
+use lgreco::backend::{Backend, Job, JobError, Portable};
+use lgreco::compress::powersgd::PowerSgd;
+use lgreco::compress::qsgd::Qsgd;
+use lgreco::compress::topk::TopK;
+use lgreco::compress::{Compressor, Setting};
+use lgreco::gradient::{Dtype, Gradient, Values};
+use lgreco::rng::Stream;
+use lgreco::search::*;
 use lgreco_testing::powersgd::{round_trip, squared_error, uniform};
 use std::num::NonZeroU32;
 
@@ -27,7 +27,7 @@ fn labels_settings_and_sizes_belong_together() {
     let mut methods = [0; 4];
     for (option, label) in labels(&measured, 0).into_iter().enumerate() {
         let setting = measured.setting(0, option).unwrap();
-        let payload = setting.payload_len(model[0].gradient().shape(), lgreco_core::gradient::Dtype::F32).unwrap();
+        let payload = setting.payload_len(model[0].gradient().shape(), lgreco::gradient::Dtype::F32).unwrap();
         assert_eq!(measured.table.view().layer(0)[option].size, 8 * payload as u64, "{label}");
         methods[match setting {
             Setting::Dense => 0,
@@ -114,7 +114,7 @@ fn widths_are_offered_with_the_sizes_and_errors_of_their_payloads() {
         let len = setting.encode(&gradient, measured.stream(0), &mut workspace, &mut payload).unwrap();
         assert_eq!(choice.size, 8 * len as u64, "{setting}");
         let mut decoded = vec![f32::NAN; values.len()];
-        lgreco_core::compress::decode(&payload, &mut decoded).unwrap();
+        lgreco::compress::decode(&payload, &mut decoded).unwrap();
         let error = squared_error(&gradient, &decoded);
         assert!((choice.error - error).abs() <= 1e-5 * error, "{setting}: {} is not {error}", choice.error);
     }

@@ -9,9 +9,9 @@ use crate::compress::Setting;
 use crate::error::expect_len;
 use crate::feedback::{Memory, Residual};
 use crate::gradient::{Values, with_elements};
-use crate::internal::select::check_finite;
 use crate::rng::Stream;
 use crate::{CoreError, Error};
+use lgreco::compress::select::check_finite;
 
 impl Controller {
     /// Whether gradients of the step under way are to be [observed](Controller::observe), on this rank.

@@ -3,7 +3,7 @@
 use super::arena::Kept;
 use crate::Error;
 use crate::gradient::ValuesMut;
-use crate::internal::spread::{WORTHWHILE, join};
+use lgreco::compress::spread::{WORTHWHILE, join};
 
 /// Calls `visit` with each layer, its gradient and its part of `room`, as long as `len` says. The error is that of the
 /// first layer that fails; others may have been visited.

@@ -3,10 +3,10 @@
 
 use super::Tensor;
 use crate::gradient::{Bf16, Dtype, Element, F16, Values, with_elements};
-use crate::internal::spread::spread_parts;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
+use lgreco::compress::spread::spread_parts;
 
 /// The mean gradient of the steps before a decision. Every rank counts, the measuring rank adds.
 #[derive(Clone, Debug, Default)]

@@ -10,8 +10,8 @@ use crate::compress::{Compressor, Setting};
 use crate::error::expect_len;
 use crate::feedback::{copy, is_finite, squared_norm};
 use crate::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
-use crate::internal::payload::{Combine, combine};
 use core::ops::Range;
+use lgreco::compress::payload::{Combine, combine};
 
 /// What all ranks know of a layer before it is exchanged.
 ///

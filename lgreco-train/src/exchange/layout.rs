@@ -8,8 +8,8 @@ use super::slip;
 use crate::Error;
 use crate::compress::{Compressor, Setting, powersgd};
 use crate::gradient::Dtype;
-use crate::internal::payload::STRETCH;
-use crate::internal::spread::WORTHWHILE;
+use lgreco::compress::payload::STRETCH;
+use lgreco::compress::spread::WORTHWHILE;
 
 /// Rows of a product that are made at a time, where the mean's place is too narrow for all of them: some of a product's
 /// tiles.

@@ -5,8 +5,8 @@
 //! rolled back.
 
 use crate::gradient::{Element, Shape};
-use crate::internal::spread::spread_parts;
 use crate::simd::dispatch_with;
+use lgreco::compress::spread::spread_parts;
 
 /// The bits of |x|, which order as magnitudes do; those of NaN exceed those of infinity.
 const MAGNITUDE: u32 = 0x7fff_ffff;

@@ -1,8 +1,8 @@
 //! How a memory keeps its numbers: f32, bf16, or 8-bit codes that share an exponent in groups.
 
 use crate::gradient::{Bf16, Element};
-use crate::internal::rng::{BLOCK, fill_block};
 use crate::rng::Stream;
+use lgreco::rng::block::{BLOCK, fill_block};
 
 /// Consecutive elements that share an exponent under [`Storage::Int8`]; also what the kernels work on at a time.
 ///

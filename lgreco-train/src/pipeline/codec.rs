@@ -6,10 +6,10 @@ use super::values::{get_all, put_all};
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Shape};
-use crate::internal::topk;
 use crate::rng::Stream;
 use crate::select;
 use crate::{CoreError, Error};
+use lgreco::compress::topk;
 
 /// Which values a min–max quantiser maps onto one grid.
 ///

@@ -7,7 +7,7 @@ use super::values::{get, put};
 use crate::CoreError as Error;
 use crate::compress::topk::TopK;
 use crate::gradient::Dtype;
-use crate::internal::topk;
+use lgreco::compress::topk;
 
 /// What is kept of each sample of `features` values.
 pub(super) struct Sparse {

@@ -10,8 +10,8 @@
 
 use crate::CoreError as Error;
 use crate::gradient::{Bf16, Dtype, Element};
-use crate::internal::bits;
 use core::iter::repeat;
+use lgreco::compress::bits;
 
 /// Codes worked on together: a multiple of 8, so that blocks start on byte boundaries.
 const BLOCK: usize = 512;

@@ -3,11 +3,11 @@
 use super::{ROWS, backend, cut};
 use crate::WgpuBackend;
 use crate::kernels::Shader;
-use lgreco_core::backend::{Backend, Job};
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::{Candidates, Compressor, Setting, decode};
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco::backend::{Backend, Job};
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::{Candidates, Compressor, Setting, decode};
+use lgreco::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_rows};
 use lgreco_testing::powersgd::uniform;
 

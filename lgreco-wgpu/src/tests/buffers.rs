@@ -2,12 +2,12 @@
 
 use super::{ROWS, backend};
 use crate::{BufferGradient, BufferJob, Error, WgpuBackend};
-use lgreco_core::backend::{Backend, Portable};
-use lgreco_core::compress::powersgd::PowerSgd;
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, topk::TopK};
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values, with_elements};
-use lgreco_core::rng::Stream;
+use lgreco::backend::{Backend, Portable};
+use lgreco::compress::powersgd::PowerSgd;
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, topk::TopK};
+use lgreco::gradient::{Dtype, Gradient, Shape, Values, with_elements};
+use lgreco::rng::Stream;
 use lgreco_testing::backend::Tensor;
 use lgreco_testing::powersgd::uniform;
 use wgpu::{Buffer, BufferDescriptor, BufferUsages};
@@ -118,7 +118,7 @@ fn what_is_wrong_is_said() {
         let held = holding(&backend, &gradient, 20);
         let dtype = gradient.values().dtype();
         let on_device = BufferGradient { buffer: &held, offset: 20, dtype, shape: gradient.shape() };
-        let expected = Error::Core(lgreco_core::Error::NonFinite { index: 433, value: f32::NEG_INFINITY });
+        let expected = Error::Core(lgreco::Error::NonFinite { index: 433, value: f32::NEG_INFINITY });
         for setting in settings() {
             let mut payload = vec![0; setting.payload_len(gradient.shape(), dtype).unwrap()];
             let found = backend.encode_buffer(&setting, &on_device, Stream::default(), &mut payload);

@@ -4,12 +4,12 @@ use super::is_full;
 use super::poison::pairs;
 use super::{ROWS, backend, cut, skipped, with};
 use crate::WgpuBackend;
-use lgreco_core::backend::{Backend, Job};
-use lgreco_core::compress::powersgd::PowerSgd;
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, topk::TopK};
-use lgreco_core::gradient::{Dtype, Gradient};
-use lgreco_core::rng::Stream;
+use lgreco::backend::{Backend, Job};
+use lgreco::compress::powersgd::PowerSgd;
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, topk::TopK};
+use lgreco::gradient::{Dtype, Gradient};
+use lgreco::rng::Stream;
 use lgreco_testing::backend::{
     check_batches, check_dense, check_powersgd, check_qsgd, check_quantised_topk, check_topk, tensors,
 };

@@ -9,13 +9,13 @@ use crate::blocks::BINS;
 use crate::cut::Sample;
 use crate::kernels::Shader;
 use crate::memory::Scratch;
-use lgreco_core::backend::Backend;
-use lgreco_core::compress::Compressor;
-use lgreco_core::compress::Setting;
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::topk::TopK;
-use lgreco_core::gradient::{Bf16, Dtype, Element, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco::backend::Backend;
+use lgreco::compress::Compressor;
+use lgreco::compress::Setting;
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::topk::TopK;
+use lgreco::gradient::{Bf16, Dtype, Element, Gradient, Shape, Values};
+use lgreco::rng::Stream;
 
 type Case = (Vec<f32>, Setting);
 

@@ -7,16 +7,16 @@ use crate::gpu::PER_GROUP;
 use crate::kernels::{Kernel, Shader};
 use crate::orthonormal::Tall;
 use crate::{BufferGradient, BufferResidual, Error, WgpuBackend, factor, orthonormal};
-use lgreco_core::backend::{Backend, Job};
-use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, sidco::Fit, sidco::Sidco};
-use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::rng::Stream;
+use lgreco::backend::{Backend, Job};
+use lgreco::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, sidco::Fit, sidco::Sidco};
+use lgreco::gradient::{Dtype, Shape};
+use lgreco::rng::Stream;
 use lgreco_testing::backend::Tensor;
 use lgreco_testing::powersgd::uniform;
 use lgreco_train::feedback::Storage;
 use wgpu::BufferUsages;
 
-fn rows(backend: &mut WgpuBackend, tensor: &Tensor) -> Result<Vec<f64>, lgreco_core::Error> {
+fn rows(backend: &mut WgpuBackend, tensor: &Tensor) -> Result<Vec<f64>, lgreco::Error> {
     let gradient = tensor.gradients()[0];
     let job = |candidates| Job { gradient, candidates, stream: Stream::default() };
     let jobs = [
@@ -57,11 +57,11 @@ fn methods_without_kernels_are_refused_by_name() {
         for gradient in [full.gradients()[0], empty.gradients()[0]] {
             let job = Job { gradient, candidates, stream: Stream::default() };
             let failed = backend.measure(&[job], &mut [], &mut [0.0]).unwrap_err();
-            assert!(matches!(failed.error, lgreco_core::Error::Device { .. }), "{failed:?}");
+            assert!(matches!(failed.error, lgreco::Error::Device { .. }), "{failed:?}");
             assert_eq!(backend.failure(), expected.as_ref());
         }
         let refused = backend.encode(&setting, &full.gradients()[0], Stream::default(), &mut [], &mut [0; 2000]);
-        assert!(matches!(refused, Err(lgreco_core::Error::Device { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(lgreco::Error::Device { .. })), "{refused:?}");
         assert_eq!(backend.failure(), expected.as_ref());
     }
     assert_eq!(Error::Method("LoCo").to_string(), "LoCo does not run on wgpu devices");
@@ -79,7 +79,7 @@ fn a_lost_device_is_an_error() {
     backend.device().destroy();
     let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[4] };
     let failed = backend.measure(&[job(&tensor, candidates); 2], &mut [], &mut [0.0; 2]).unwrap_err();
-    assert!(failed.job.is_none() && matches!(failed.error, lgreco_core::Error::Device { .. }), "{failed:?}");
+    assert!(failed.job.is_none() && matches!(failed.error, lgreco::Error::Device { .. }), "{failed:?}");
     assert!(matches!(backend.failure(), Some(Error::Lost(_) | Error::Refused(_))), "{:?}", backend.failure());
 }
 

@@ -2,10 +2,10 @@
 
 use super::backend;
 use super::is_full;
-use lgreco_core::backend::{Backend, Job, JobError, Portable};
-use lgreco_core::compress::{Candidates, qsgd::Qsgd};
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco::backend::{Backend, Job, JobError, Portable};
+use lgreco::compress::{Candidates, qsgd::Qsgd};
+use lgreco::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco::rng::Stream;
 
 /// Of one kind, and of all in a full run.
 const MOST: usize = 1 << 24;

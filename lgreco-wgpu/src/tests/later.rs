@@ -4,9 +4,9 @@ use super::buffers::{buffer, bytes, holding};
 use super::memory::backends;
 use super::poison::filled;
 use crate::{BufferGradient, BufferJob, BufferJobError, Error, WgpuBackend};
-use lgreco_core::compress::{Candidates, qsgd::Qsgd};
-use lgreco_core::gradient::{Dtype, Element, Gradient, Shape, with_elements};
-use lgreco_core::rng::Stream;
+use lgreco::compress::{Candidates, qsgd::Qsgd};
+use lgreco::gradient::{Dtype, Element, Gradient, Shape, with_elements};
+use lgreco::rng::Stream;
 use lgreco_testing::backend::Tensor;
 use lgreco_testing::powersgd::uniform;
 use wgpu::{Buffer, BufferUsages, MapMode};
@@ -229,7 +229,7 @@ fn norms_of_what_is_not_finite_say_where() {
     let results = buffer(&backend, backend.norms_bytes(3), READABLE);
     backend.enqueue_norms(&gradients, &results, 0).unwrap();
     let content = content(&backend, &results);
-    let error = Error::Core(lgreco_core::Error::NonFinite { index: 4321, value: f32::NEG_INFINITY });
+    let error = Error::Core(lgreco::Error::NonFinite { index: 4321, value: f32::NEG_INFINITY });
     let expected = Err(BufferJobError { job: Some(1), error });
     assert_eq!(backend.read_norms(&gradients, &content, &mut [0.0; 3]), expected);
 }

@@ -24,11 +24,11 @@ mod strides;
 mod tally;
 
 use crate::WgpuBackend;
-use lgreco_core::backend::{Backend, Portable};
-use lgreco_core::compress::powersgd::PowerSgd;
-use lgreco_core::compress::{Compressor, Setting};
-use lgreco_core::gradient::Gradient;
-use lgreco_core::rng::Stream;
+use lgreco::backend::{Backend, Portable};
+use lgreco::compress::powersgd::PowerSgd;
+use lgreco::compress::{Compressor, Setting};
+use lgreco::gradient::Gradient;
+use lgreco::rng::Stream;
 use lgreco_testing::backend::check_encode;
 use std::io::Write as _;
 use wgpu::BufferUsages;

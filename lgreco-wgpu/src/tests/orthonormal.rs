@@ -8,11 +8,11 @@ use super::{ROWS, USAGE, backend, check_low_rank};
 use crate::kernels::Shader;
 use crate::orthonormal::{Tall, dispatches};
 use crate::{BufferGradient, BufferJob, Error, WgpuBackend, factor, powersgd};
-use lgreco_core::backend::{Backend, Job};
-use lgreco_core::compress::powersgd::PowerSgd;
-use lgreco_core::compress::{Candidates, Compressor, Setting};
-use lgreco_core::gradient::{Dtype, Gradient, Shape};
-use lgreco_core::rng::Stream;
+use lgreco::backend::{Backend, Job};
+use lgreco::compress::powersgd::PowerSgd;
+use lgreco::compress::{Candidates, Compressor, Setting};
+use lgreco::gradient::{Dtype, Gradient, Shape};
+use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_rows};
 use lgreco_testing::powersgd::{check_orthonormal, factors, uniform};
 

@@ -7,10 +7,10 @@ use super::simt::{Check, Program, Recorded, can_compile};
 use super::{USAGE, backend, memory};
 use crate::kernels::Shader;
 use crate::{BufferGradient, BufferJob, WgpuBackend};
-use lgreco_core::backend::Backend;
-use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd, topk::TopK};
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco::backend::Backend;
+use lgreco::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd, topk::TopK};
+use lgreco::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco::rng::Stream;
 use lgreco_testing::powersgd::uniform;
 use std::collections::HashMap;
 

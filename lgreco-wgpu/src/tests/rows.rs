@@ -6,11 +6,11 @@ use super::is_full;
 use super::{ROWS, backend, cut, small_backend};
 use crate::kernels::Shader;
 use crate::{BufferGradient, BufferJob, WgpuBackend};
-use lgreco_core::backend::{Backend, Job};
-use lgreco_core::compress::Candidates;
-use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
-use lgreco_core::gradient::{Dtype, Gradient, Shape};
-use lgreco_core::rng::Stream;
+use lgreco::backend::{Backend, Job};
+use lgreco::compress::Candidates;
+use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco::gradient::{Dtype, Gradient, Shape};
+use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_rows};
 use lgreco_testing::models::resnet_50;
 use lgreco_testing::powersgd::uniform;
@@ -194,7 +194,7 @@ fn what_is_not_finite_is_named_by_layer_and_place() {
         let jobs = tensors.map(|tensor| Job { gradient: tensor.gradients()[1], candidates, stream: Stream::default() });
         let mut rows = vec![0.0; 3 * candidates.len()];
         let failed = backend.measure(&jobs, &mut [], &mut rows).unwrap_err();
-        let expected = lgreco_core::Error::NonFinite { index: 1234, value: f32::INFINITY };
+        let expected = lgreco::Error::NonFinite { index: 1234, value: f32::INFINITY };
         assert_eq!((failed.job, failed.error), (Some(1), expected), "{candidates:?}");
     }
 }

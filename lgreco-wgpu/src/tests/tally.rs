@@ -3,10 +3,10 @@
 use super::{ROWS, backend, check_payload, skipped};
 use crate::WgpuBackend;
 use crate::kernels::Shader;
-use lgreco_core::backend::Job;
-use lgreco_core::compress::{Candidates, Setting, qsgd::Qsgd, topk::TopK};
-use lgreco_core::gradient::Dtype;
-use lgreco_core::rng::Stream;
+use lgreco::backend::Job;
+use lgreco::compress::{Candidates, Setting, qsgd::Qsgd, topk::TopK};
+use lgreco::gradient::Dtype;
+use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_rows};
 use lgreco_testing::powersgd::uniform;
 

@@ -1,4 +1,4 @@
-//! Runs [`lgreco_no_std::run`] where lgreco-core has std, and so chooses vector instructions at run time: panics if that
+//! Runs [`lgreco_no_std::run`] where lgreco has std, and so chooses vector instructions at run time: panics if that
 //! changes a bit.
 
 fn main() {

@@ -1,14 +1,14 @@
 //! Encode, decode and rows of every compressor, in every element type.
 
 use crate::Digest;
-use lgreco_core::Error;
-use lgreco_core::compress::powersgd::PowerSgd;
-use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::topk::TopK;
-use lgreco_core::compress::{Candidates, Compressor, Setting, decode};
-use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco::Error;
+use lgreco::compress::powersgd::PowerSgd;
+use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::topk::TopK;
+use lgreco::compress::{Candidates, Compressor, Setting, decode};
+use lgreco::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values};
+use lgreco::rng::Stream;
 
 const ROWS: usize = 45;
 const COLS: usize = 37;

@@ -1,4 +1,4 @@
-//! Everything lgreco-core does without features, on buffers of the stack: budgets, both solvers and the verifier, every
+//! Everything lgreco does without features, on buffers of the stack: budgets, both solvers and the verifier, every
 //! compressor's encode, decode and row. The results are digests, so that a program that can only
 //! return an exit code can compare them; [`EXPECTED`] holds them for little-endian machines of any kind.
 #![no_std]
@@ -7,7 +7,7 @@
 mod compressors;
 mod planner;
 
-use lgreco_core::Error;
+use lgreco::Error;
 
 /// The name of every digest and its value.
 pub const EXPECTED: [(&str, u64); 10] = [

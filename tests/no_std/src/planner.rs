@@ -1,10 +1,10 @@
 //! Budgets, solvers and the verifier.
 
 use crate::Digest;
-use lgreco_core::Error;
-use lgreco_core::plan::{Limit, Summary, budget::Budget, check, dp, exact};
-use lgreco_core::rng::Stream;
-use lgreco_core::table::{Choice, Table};
+use lgreco::Error;
+use lgreco::plan::{Limit, Summary, budget::Budget, check, dp, exact};
+use lgreco::rng::Stream;
+use lgreco::table::{Choice, Table};
 
 const LAYERS: usize = 12;
 const OPTIONS: usize = 9;

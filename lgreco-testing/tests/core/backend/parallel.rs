@@ -1,8 +1,8 @@
-use lgreco_core::backend::*;
-use lgreco_core::compress::{Candidates, qsgd::Qsgd};
-use lgreco_core::gradient::{Dtype, Shape, Values};
-use lgreco_core::rng::Stream;
-use lgreco_core::{Error, gradient::Gradient};
+use lgreco::backend::*;
+use lgreco::compress::{Candidates, qsgd::Qsgd};
+use lgreco::gradient::{Dtype, Shape, Values};
+use lgreco::rng::Stream;
+use lgreco::{Error, gradient::Gradient};
 use lgreco_testing::powersgd::uniform;
 
 #[test]

@@ -1,10 +1,10 @@
-use lgreco_core::Error;
-use lgreco_core::compress::Candidates;
-use lgreco_core::compress::Compressor;
-use lgreco_core::compress::adacomp::{AdaComp, decode};
-use lgreco_core::compress::wire::Payload;
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco::Error;
+use lgreco::compress::Candidates;
+use lgreco::compress::Compressor;
+use lgreco::compress::adacomp::{AdaComp, decode};
+use lgreco::compress::wire::Payload;
+use lgreco::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco::rng::Stream;
 use lgreco_testing::adacomp::{check, check_bytes, check_payload, expected};
 use proptest::prelude::*;
 

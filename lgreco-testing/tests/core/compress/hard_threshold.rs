@@ -1,9 +1,9 @@
-use lgreco_core::Error;
-use lgreco_core::compress::Candidates;
-use lgreco_core::compress::hard_threshold::HardThreshold;
-use lgreco_core::compress::{Compressor, decode};
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco::Error;
+use lgreco::compress::Candidates;
+use lgreco::compress::hard_threshold::HardThreshold;
+use lgreco::compress::{Compressor, decode};
+use lgreco::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco::rng::Stream;
 use lgreco_testing::hard_threshold::{check, check_all_types, check_bytes};
 use proptest::prelude::*;
 

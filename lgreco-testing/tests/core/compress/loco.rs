@@ -1,9 +1,9 @@
-use lgreco_core::Error;
-use lgreco_core::compress::Compressor;
-use lgreco_core::compress::loco::{LoCo, decode, measure};
-use lgreco_core::compress::wire::Payload;
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco::Error;
+use lgreco::compress::Compressor;
+use lgreco::compress::loco::{LoCo, decode, measure};
+use lgreco::compress::wire::Payload;
+use lgreco::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco::rng::Stream;
 use lgreco_testing::loco::{check, check_bytes, check_payload};
 use proptest::prelude::*;
 

@@ -1,11 +1,11 @@
 use core::ops::RangeInclusive;
-use lgreco_core::Error;
-use lgreco_core::backend::Portable;
-use lgreco_core::compress::Compressor;
-use lgreco_core::compress::powersgd::*;
-use lgreco_core::compress::wire::Payload;
-use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco::Error;
+use lgreco::backend::Portable;
+use lgreco::compress::Compressor;
+use lgreco::compress::powersgd::*;
+use lgreco::compress::wire::Payload;
+use lgreco::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values};
+use lgreco::rng::Stream;
 use lgreco_testing::golden;
 use lgreco_testing::powersgd::*;
 use proptest::prelude::*;

@@ -1,9 +1,9 @@
-use lgreco_core::Error;
-use lgreco_core::backend::Portable;
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::{Candidates, Compressor, Setting, decode, stated_len};
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco::Error;
+use lgreco::backend::Portable;
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::{Candidates, Compressor, Setting, decode, stated_len};
+use lgreco::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco::rng::Stream;
 use lgreco_testing::backend::tensors;
 use lgreco_testing::golden;
 use lgreco_testing::quantised_topk::{check_payload, check_round_trip, check_row};
@@ -37,7 +37,7 @@ fn tensors_of_all_kinds() {
     for tensor in tensors() {
         for gradient in tensor.gradients() {
             let elements = gradient.shape().elements();
-            let finite = lgreco_core::compress::check_finite(&gradient).is_ok();
+            let finite = lgreco::compress::check_finite(&gradient).is_ok();
             let keeps = [1, elements / 100, elements / 10, elements - elements / 3, elements];
             let keeps = keeps.map(|keep| keep.clamp(1, elements) as u32);
             for bits in [1, 2, 5, 8] {

@@ -1,9 +1,9 @@
-use lgreco_core::Error;
-use lgreco_core::compress::Candidates;
-use lgreco_core::compress::Compressor;
-use lgreco_core::compress::sidco::{Fit, Sidco, measure_workspace_len};
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco::Error;
+use lgreco::compress::Candidates;
+use lgreco::compress::Compressor;
+use lgreco::compress::sidco::{Fit, Sidco, measure_workspace_len};
+use lgreco::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco::rng::Stream;
 use lgreco_testing::sidco::{check, check_bytes};
 use proptest::prelude::*;
 

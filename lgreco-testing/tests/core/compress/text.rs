@@ -1,14 +1,14 @@
-use lgreco_core::compress::Setting;
-use lgreco_core::compress::adacomp::AdaComp;
-use lgreco_core::compress::clt::CltK;
-use lgreco_core::compress::hard_threshold::HardThreshold;
-use lgreco_core::compress::loco::LoCo;
-use lgreco_core::compress::powersgd::PowerSgd;
-use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
-use lgreco_core::compress::quantised_topk::QuantisedTopK;
-use lgreco_core::compress::sidco::{Fit, Sidco};
-use lgreco_core::compress::topk::TopK;
-use lgreco_core::gradient::Dtype;
+use lgreco::compress::Setting;
+use lgreco::compress::adacomp::AdaComp;
+use lgreco::compress::clt::CltK;
+use lgreco::compress::hard_threshold::HardThreshold;
+use lgreco::compress::loco::LoCo;
+use lgreco::compress::powersgd::PowerSgd;
+use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco::compress::quantised_topk::QuantisedTopK;
+use lgreco::compress::sidco::{Fit, Sidco};
+use lgreco::compress::topk::TopK;
+use lgreco::gradient::Dtype;
 use lgreco_testing::settings::{SETTINGS, check_text};
 use proptest::prelude::*;
 

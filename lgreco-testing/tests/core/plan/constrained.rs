@@ -1,8 +1,8 @@
 //! Groups and fixed options against enumeration of all plans.
 
-use lgreco_core::plan::{self, Constraints, Limit, Merged, Plan, Proof, Solver, baseline, budget::Budget, check};
-use lgreco_core::table::{Choice, NamedTable, Table};
-use lgreco_core::{Error, plan::exact::Limits};
+use lgreco::plan::{self, Constraints, Limit, Merged, Plan, Proof, Solver, baseline, budget::Budget, check};
+use lgreco::table::{Choice, NamedTable, Table};
+use lgreco::{Error, plan::exact::Limits};
 use lgreco_testing::oracle::exhaustive_among;
 use proptest::prelude::*;
 
@@ -35,7 +35,7 @@ impl Case {
         constraints
     }
 
-    /// What `Merged::named` promises, without groups ever being merged.
+    /// What `NamedTable::merged` promises, without groups ever being merged.
     fn allows(&self, plan: &[u32]) -> bool {
         let label = |layer: usize| {
             let options = &self.layers[layer][..=plan[layer] as usize];
@@ -81,7 +81,7 @@ fn check_case(case: &Case, limit: Limit, exact_sums: bool) {
     let (named, constraints) = (case.table(), case.constraints());
     let table = named.view();
     let best = |limit| exhaustive_among(&table, limit, |plan| case.allows(plan));
-    let merged = match Merged::named(&named, &constraints) {
+    let merged = match named.merged(&constraints) {
         Ok(merged) => merged,
         Err(error) => {
             assert!(matches!(error.error, Error::NoSharedOption { .. }), "{error}");
@@ -160,7 +160,7 @@ proptest! {
     #[test]
     fn without_demands_the_plan_is_that_of_the_table(case in any_case(0.1), limit in any_limit(0.1)) {
         let named = case.table();
-        let merged = Merged::named(&named, &Constraints::default()).unwrap();
+        let merged = named.merged(&Constraints::default()).unwrap();
         let free = plan::solve(&named.view(), limit.into(), Solver::default());
         prop_assert_eq!(merged.solve(limit.into(), None, Solver::default()), free);
     }
@@ -181,7 +181,11 @@ fn what_the_table_cannot_have_is_named() {
     assert_eq!(told, "the index of a grouped or fixed layer is 3, expected that of a layer of the table");
     assert_eq!(refused(demands().fix(1, 2)), Error::NoSuchOption { layer: 1, option: 2, options: 2 });
     let told = refused(demands().group([0, 1]).fix(0, 1).fix(1, 0)).to_string();
-    assert_eq!(told, "layers 0 and 1 are in one group: no option is left that both of them can have");
+    assert_eq!(
+        told,
+        "layer 1: none of its options is shared by all layers of its group, the first of which is layer 0; compare their \
+                labels and fixed options"
+    );
     let unequal = Table::new(&choices, &[2, 6]).unwrap();
     let told = Merged::new(&unequal, demands().group([0, 1])).unwrap_err();
     assert_eq!(told, Error::UnequalOptions { layer: 1, options: 4, first: 0, expected: 2 });
@@ -223,4 +227,43 @@ fn budgets_include_fixed_layers() {
     assert_eq!(failed, Error::Infeasible { budget: 2.0, smallest: 2.5, size: 160 });
     let failed = merged.solve(Budget::Size(79), None, Solver::default()).unwrap_err();
     assert_eq!(failed, Error::SizeInfeasible { limit: 79, smallest: 80, error: 4.0 });
+}
+
+/// Options 0 of the group sum to exactly 1 + ulp/4 and options 1 to 1 + ulp/2: both round to 1 and to 1 + ulp.
+#[test]
+fn the_most_exact_plan_is_found_where_rounding_hides_it() {
+    let ulp = f64::EPSILON;
+    let choices = [(9, 1.0), (5, 1.0), (9, ulp / 4.0), (5, ulp / 2.0), (7, ulp * 0.75)];
+    let choices = choices.map(|(size, error)| Choice { size, error });
+    let table = Table::new(&choices, &[2, 4, 5]).unwrap();
+    let merged = Merged::new(&table, Constraints::default().group([0, 1])).unwrap();
+    let budget = 1.0 + ulp;
+    let plan = merged.solve(Budget::Absolute(budget), None, Solver::default()).unwrap();
+    assert_eq!((plan.options(), plan.summary().size), (&[0, 0, 0][..], 25));
+    assert_eq!(plan.summary().proof, Proof::Size { lower_bound: 17, budget });
+    let failed = merged.solve(Budget::Absolute(1.0), None, Solver::default()).unwrap_err();
+    assert_eq!(failed, Error::Infeasible { budget: 1.0, smallest: budget, size: 25 });
+}
+
+/// A sum beyond the largest f64 hides no plan that is within it.
+#[test]
+fn sums_beyond_the_largest_number_are_in_no_plan() {
+    let huge = f64::MAX * 0.75;
+    let choices = [(1, huge), (9, 0.0), (1, huge), (9, 0.0)].map(|(size, error)| Choice { size, error });
+    let table = Table::new(&choices, &[2, 4]).unwrap();
+    let merged = Merged::new(&table, Constraints::default().group([0, 1])).unwrap();
+    let plan = merged.solve(Budget::Absolute(f64::MAX), None, Solver::default()).unwrap();
+    assert_eq!((plan.options(), plan.summary().size), (&[1, 1][..], 18));
+}
+
+/// One large group: a copy of all members' options for each member would take minutes.
+#[test]
+fn a_group_may_be_as_large_as_the_model() {
+    let layers = 100_000;
+    let choices = [(2, 0.25), (1, 0.5)].map(|(size, error)| Choice { size, error }).repeat(layers);
+    let ends: Vec<usize> = (1..=layers).map(|layer| 2 * layer).collect();
+    let table = Table::new(&choices, &ends).unwrap();
+    let merged = Merged::new(&table, Constraints::default().group((0..layers).collect::<Vec<_>>())).unwrap();
+    let plan = merged.solve(Budget::Absolute(30_000.0), None, Solver::default()).unwrap();
+    assert!(plan.options().iter().all(|&option| option == 0) && plan.summary().proven());
 }

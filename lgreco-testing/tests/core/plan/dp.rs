@@ -1,7 +1,7 @@
-use lgreco_core::plan::dp::*;
-use lgreco_core::plan::{Limit, Summary};
-use lgreco_core::table::Choice;
-use lgreco_core::{Error, table::Table};
+use lgreco::plan::dp::*;
+use lgreco::plan::{Limit, Summary};
+use lgreco::table::Choice;
+use lgreco::{Error, table::Table};
 use lgreco_testing::{plans, tables::Instance};
 use proptest::prelude::*;
 

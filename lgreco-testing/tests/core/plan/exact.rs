@@ -4,10 +4,10 @@ mod size;
 
 use proptest::prelude::*;
 
-use lgreco_core::Error;
-use lgreco_core::plan::exact::{Limits, solve, workspace_len};
-use lgreco_core::plan::{Limit, Proof, Summary, dp};
-use lgreco_core::table::{Choice, Table};
+use lgreco::Error;
+use lgreco::plan::exact::{Limits, solve, workspace_len};
+use lgreco::plan::{Limit, Proof, Summary, dp};
+use lgreco::table::{Choice, Table};
 use lgreco_testing::models::{Rows, model};
 use lgreco_testing::oracle::{by_total_size, check_against, check_exact, exhaustive};
 
@@ -50,7 +50,7 @@ fn any_budget() -> impl Strategy<Value = (f64, f64)> {
 /// plan, proved.
 #[test]
 fn plans_are_proved_at_both_ends_of_the_numbers() {
-    let stream = lgreco_core::rng::Stream::default();
+    let stream = lgreco::rng::Stream::default();
     let mut proved = 0;
     for case in 0..300u64 {
         let word = |i: u64| u64::from(stream.word(case << 20 | i));
@@ -67,7 +67,7 @@ fn plans_are_proved_at_both_ends_of_the_numbers() {
             let mut plan = vec![0; layers as usize];
             let mut workspace = vec![0; workspace_len(&table, DEFAULT)];
             let summary = solve(&table, budget * scale, DEFAULT, &mut workspace, &mut plan).ok()?;
-            lgreco_core::plan::check::verify(&table, &plan, &summary).unwrap();
+            lgreco::plan::check::verify(&table, &plan, &summary).unwrap();
             assert!(summary.proven(), "{scale:e}: {summary:?}");
             proved += 1;
             Some((summary.size, plan, summary.error / scale))

@@ -1,8 +1,8 @@
 //! The frontier against all plans.
 
-use lgreco_core::Error;
-use lgreco_core::plan::{Constraints, Frontier, Limit, Merged, check, exact::Limits};
-use lgreco_core::table::{Choice, Table};
+use lgreco::Error;
+use lgreco::plan::{Constraints, Frontier, Limit, Merged, check, exact::Limits};
+use lgreco::table::{Choice, Table};
 use lgreco_testing::models::{Rows, model};
 use lgreco_testing::oracle::{exhaustive_among, for_each_plan};
 use proptest::prelude::*;
@@ -73,13 +73,17 @@ proptest! {
         prop_assert!(found.len() <= most && found.iter().all(|point| all.contains(point)), "{:?}", found);
         prop_assert!(some.points.iter().all(|point| point.proven() && is_allowed(point.plan.options())));
         prop_assert_eq!((found[0], found[found.len() - 1]), (all[0], all[all.len() - 1]));
-        // Of every evenly spread size the best plan is there.
+        // Of sizes that are spread by equal factors the best plan is there.
         let (smallest, largest) = (all[0].0, all[all.len() - 1].0);
-        for step in 0..most as u64 {
-            let size = smallest + (largest - smallest) * step / (most as u64 - 1);
+        let (from, steps) = (smallest.max(1) as f64, most - 1);
+        for step in 0..if some.complete { 0 } else { steps } {
+            let size = from * (largest as f64 / from).powf(step as f64 / steps as f64);
+            let size = if step == 0 { smallest } else { size.round() as u64 };
             let within = found.iter().filter(|point| point.0 <= size).map(|point| point.1).reduce(f64::min);
             prop_assert_eq!(within.map(Limit::Error), exhaustive_among(&table, Limit::Size(size), is_allowed));
         }
+        let rough = merged.frontier(1000, Limits { states: 0 }).unwrap();
+        prop_assert!(!rough.complete || points(&rough) == all);
     }
 }
 

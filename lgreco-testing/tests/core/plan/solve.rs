@@ -1,6 +1,6 @@
-use lgreco_core::Error;
-use lgreco_core::plan::{Plan, Proof, Solver, Summary, budget::Budget, exact, solve, solve_against};
-use lgreco_core::table::{Choice, Table};
+use lgreco::Error;
+use lgreco::plan::{Plan, Proof, Solver, Summary, budget::Budget, exact, solve, solve_against};
+use lgreco::table::{Choice, Table};
 use lgreco_testing::models::{Rows, model};
 use lgreco_testing::{plans, tables::Instance};
 use proptest::prelude::*;

@@ -2,7 +2,7 @@
 //! its own and made all of its collectives itself.
 
 use super::*;
-use lgreco_core::internal::checksum::Hash;
+use lgreco::checksum::Hash;
 
 /// Of what every rank gets in some steps of one run.
 fn digest(layers: &[(Setting, Shape)], world: u32, route: Route) -> u64 {

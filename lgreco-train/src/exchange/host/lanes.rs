@@ -8,7 +8,7 @@
 use crate::Error;
 use crate::exchange::layer::Layer;
 use crate::exchange::layout::{LANES, Layout};
-use crate::internal::spread::join;
+use lgreco::compress::spread::join;
 
 /// What is computed in, besides layers and messages.
 #[derive(Default)]

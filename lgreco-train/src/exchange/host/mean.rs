@@ -1,9 +1,9 @@
 //! Sums over workers and the one place where they become means.
 
 use crate::gradient::ValuesMut;
-use crate::internal::payload::STRETCH;
-use crate::internal::spread::spread_parts;
 use crate::{CoreError, Error};
+use lgreco::compress::payload::STRETCH;
+use lgreco::compress::spread::spread_parts;
 
 /// A number that divides, or the inverse of a power of two, with which a product has the same bits in less time.
 #[derive(Clone, Copy)]

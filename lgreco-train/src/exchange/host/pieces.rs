@@ -12,7 +12,7 @@ use crate::exchange::layer::Layer;
 use crate::exchange::moment::{Moment, Route};
 use crate::exchange::slip::{self, Slip};
 use crate::gradient::{Gradient, Values};
-use crate::internal::payload::{Combine, combine, combine_values};
+use lgreco::compress::payload::{Combine, combine, combine_values};
 
 fn division(layers: &[Layer<'_>], moment: Moment) -> Division {
     Division::new(layers.iter().map(Layer::spec), moment.route, moment.world_size)

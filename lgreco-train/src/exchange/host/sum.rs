@@ -5,12 +5,12 @@ use super::mean::{average, average_shares, in_tensor, narrow, to_shares};
 use crate::compress::Setting;
 use crate::compress::wire::{Method, Payload};
 use crate::gradient::{Shape, ValuesMut};
-use crate::internal::payload::{
-    Combine, STRETCH, combine, combine_stretch, combine_values, decode_parsed, place_of, reads_stretches,
-};
-use crate::internal::spread::{Divide, spread};
 use crate::simd::{Kernel, dispatch};
 use crate::{CoreError, Error};
+use lgreco::compress::payload::{
+    Combine, STRETCH, combine, combine_stretch, combine_values, decode_parsed, place_of, reads_stretches,
+};
+use lgreco::compress::spread::{Divide, spread};
 
 /// Adds up the payloads in the order of ranks, in f32, and writes the mean. Where the sum leaves f32, it adds up shares. Where it can it does so a stretch at a
 /// time, of all payloads, so that every element of the mean is written once.

@@ -15,8 +15,8 @@ use crate::exchange::layout::ROWS;
 use crate::exchange::program::Program;
 use crate::feedback::is_finite;
 use crate::gradient::{Element, Gradient, with_elements};
-use crate::internal::spread::spread_parts;
 use crate::rng::Stream;
+use lgreco::compress::spread::spread_parts;
 
 /// Cuts the first `len` values off.
 pub(super) fn take<'a>(values: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {

@@ -1,8 +1,8 @@
-use lgreco_core::plan::Summary;
-use lgreco_core::plan::baseline::{global_topk, global_topk_workspace_len};
-use lgreco_core::plan::{Limit, Proof};
-use lgreco_core::table::Choice;
-use lgreco_core::{Error, table::Table};
+use lgreco::plan::Summary;
+use lgreco::plan::baseline::{global_topk, global_topk_workspace_len};
+use lgreco::plan::{Limit, Proof};
+use lgreco::table::Choice;
+use lgreco::{Error, table::Table};
 use lgreco_testing::tables::Instance;
 use proptest::prelude::*;
 

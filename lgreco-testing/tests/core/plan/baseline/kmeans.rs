@@ -1,7 +1,7 @@
-use lgreco_core::internal::num::Sum;
-use lgreco_core::plan::baseline::{kmeans, kmeans_workspace_len};
-use lgreco_core::table::Choice;
-use lgreco_core::{Error, table::Table};
+use lgreco::num::Sum;
+use lgreco::plan::baseline::{kmeans, kmeans_workspace_len};
+use lgreco::table::Choice;
+use lgreco::{Error, table::Table};
 use lgreco_testing::tables::Instance;
 use proptest::prelude::*;
 

@@ -3,10 +3,10 @@
 use proptest::prelude::*;
 
 use super::{DEFAULT, any_rows, table_of};
-use lgreco_core::Error;
-use lgreco_core::plan::exact::{Limits, solve, workspace_len};
-use lgreco_core::plan::{Limit, Proof, Summary, dp};
-use lgreco_core::table::{Choice, Table};
+use lgreco::Error;
+use lgreco::plan::exact::{Limits, solve, workspace_len};
+use lgreco::plan::{Limit, Proof, Summary, dp};
+use lgreco::table::{Choice, Table};
 use lgreco_testing::models::{Rows, model};
 use lgreco_testing::oracle::{by_total_size, check_against, check_exact, exhaustive};
 
@@ -125,7 +125,7 @@ fn plans_are_proved_at_both_ends_of_the_numbers() {
         let choices: Vec<Choice> = choices.iter().map(|c| Choice { error: c.error * scale, ..*c }).collect();
         let table = Table::new(&choices, &model.ends).unwrap();
         let (summary, plan) = run(&table, size).unwrap();
-        lgreco_core::plan::check::verify(&table, &plan, &summary).unwrap();
+        lgreco::plan::check::verify(&table, &plan, &summary).unwrap();
         assert!(summary.error > 0.0 && bound(&summary) == summary.error, "{scale:e}: {summary:?}");
         (summary.size, plan)
     });

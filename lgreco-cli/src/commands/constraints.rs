@@ -1,0 +1,81 @@
+//! Groups and fixed settings: a table's own, and those of the command line.
+
+use crate::args::{ConstraintArgs, Group};
+use crate::failure::Failure;
+use lgreco::plan::Merged;
+use lgreco::table::NamedTable;
+use std::collections::BTreeMap;
+
+/// `table`, which is called `name`, with the constraints of its plans. The command line fixes layers that the table fixes
+/// otherwise.
+pub fn merged<'a>(name: &str, table: &'a NamedTable, asked: &ConstraintArgs) -> Result<Merged<'a>, Failure> {
+    let refused = |flag: &str, what: String| Failure::bad_input(format_args!("{name}: {flag}: {what}"));
+    let find = |flag: &str, pattern: &str| {
+        let found = matches(table, pattern);
+        let unknown = || refused(flag, format!("layer `{pattern}`: the table has no such layer"));
+        if found.is_empty() { Err(unknown()) } else { Ok(found) }
+    };
+    let mut constraints = table.constraints();
+    for Group(patterns) in &asked.group {
+        // Layers whose `*` stands for the same text are one group.
+        let mut groups: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for pattern in patterns {
+            for (layer, star) in find("--group", pattern)? {
+                groups.entry(star).or_default().push(layer);
+            }
+        }
+        for (star, layers) in groups {
+            if layers.len() < patterns.len() {
+                let what = format!("`{}`: where * is `{star}`, a layer is missing", patterns.join(","));
+                return Err(refused("--group", what));
+            }
+            constraints.group(layers);
+        }
+    }
+    let mut fixed = Vec::new();
+    for text in &asked.fix {
+        let (layers, setting) = split(table, text).ok_or_else(|| {
+            let layer = text.rsplit_once('=').map_or(&**text, |(layer, _)| layer);
+            refused("--fix", format!("layer `{layer}`: the table has no such layer"))
+        })?;
+        for (layer, _) in layers {
+            let of = table.name(layer);
+            if fixed.contains(&layer) {
+                return Err(refused("--fix", format!("layer `{of}` is there twice")));
+            }
+            fixed.push(layer);
+            let unknown = || {
+                let labels = table.labels(layer).iter().map(|label| format!("`{label}`")).collect::<Vec<_>>();
+                refused("--fix", format!("layer `{of}`: no option is `{setting}`; it has {}", listed(&labels)))
+            };
+            constraints.fix(layer, table.find_option(layer, setting).ok_or_else(unknown)?);
+        }
+    }
+    table.merged(&constraints).map_err(|error| Failure::from_core(&error.error, format_args!("{name}: {error}")))
+}
+
+/// The layers of this name, or whose names the pattern's `*` makes of it, and what it stands for.
+fn matches<'a>(table: &'a NamedTable, pattern: &str) -> Vec<(usize, &'a str)> {
+    if let Some(layer) = table.find(pattern) {
+        return vec![(layer, "")];
+    }
+    let Some((before, after)) = pattern.split_once('*') else { return Vec::new() };
+    let star = |layer| table.name(layer).strip_prefix(before)?.strip_suffix(after).map(|star| (layer, star));
+    (0..table.layers()).filter_map(star).collect()
+}
+
+/// What is before the first `=` that names layers, and what is after it: names and labels may have one, too.
+fn split<'a, 'b>(table: &'a NamedTable, text: &'b str) -> Option<(Vec<(usize, &'a str)>, &'b str)> {
+    text.match_indices('=').find_map(|(at, _)| {
+        let layers = matches(table, &text[..at]);
+        (!layers.is_empty()).then_some((layers, &text[at + 1..]))
+    })
+}
+
+/// All of a few, and the ends of many.
+fn listed(labels: &[String]) -> String {
+    match labels {
+        [first, second, .., last] if labels.len() > 12 => format!("{first}, {second} to {last}"),
+        _ => labels.join(", "),
+    }
+}

@@ -1,0 +1,170 @@
+//! AdaComp: in every bin of consecutive elements those that stand out, all sent as plus or minus one magnitude.
+//!
+//! With `p` the gradient with the residue of earlier steps and `w` the gradient of this step alone:
+//!
+//! 1. `G = p`, and `H = p + w`, so that what has just been added counts twice.
+//! 2. Of each bin of `bin` elements the largest `|G|` is its threshold; the mean of all bins' is the magnitude `s`.
+//! 3. Where `|H|` reaches the threshold of its bin, `s` is sent with the sign of `G`. Zeros are never sent, so neither is a
+//!    bin of zeros; nor is anything, when `s` underflows to 0.
+//!
+//! How much is sent adjusts itself: a few elements per bin, about five on white noise. `s` may exceed what it stands for;
+//! the residue then changes sign. Without a residue `p = w`, and what reaches half of its bin's largest is sent.
+//!
+//! # Payload body
+//! `parameter` is k, the number of elements sent; `variant` is 0.
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 4 | `s`, f32 little-endian, positive; 0 when k = 0 |
+//! | by (n, k) | the positions, as in [`topk`](super::topk) |
+//! | ⌈k / 8⌉ | signs, 1 for negative, that of the i-th position in bit i mod 8 of byte i div 8; unused bits are 0 |
+//!
+//! # Source
+//! Chen et al., "AdaComp: Adaptive residual gradient compression for data-parallel distributed training", AAAI 2018;
+//! bins of 50 for convolutions and 500 for other layers. Deviation: positions in the whole tensor by Elias–Fano, instead
+//! of 8 or 16 bits for the offset in a bin with the sign: 6.3 instead of 8 bits at one element in ten, 9.6 instead of 16
+//! at one in a hundred, and no largest bin.
+//!
+//! AdaComp is the only method that sees two gradients, what is compensated and what is fresh, so a layer of an
+//! exchange has a place for the second, which nobody else reads.
+
+mod choose;
+pub(crate) mod decode;
+
+pub use decode::decode;
+pub(super) use decode::{combine, stated};
+
+use super::positions::{Layout, Writer};
+use super::wire::{self, HEADER_LEN, Header, Method};
+use super::{Compressor, check_finite};
+use crate::error::{expect_len, expect_room};
+use crate::gradient::{Dtype, Gradient, Shape};
+use crate::rng::Stream;
+use crate::{Error, Result};
+use choose::Choice;
+
+/// Sends a few elements of each bin as plus or minus one magnitude.
+///
+/// # Complexity
+/// Encoding reads the gradient five times and needs no workspace.
+///
+/// ```
+/// use lgreco_compress::{Compressor, adacomp::AdaComp, decode};
+/// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+/// use lgreco_core::rng::Stream;
+/// let values = [0.25f32, -1.0, 0.0, 3.0, 1.0, 1.25]; // bins of three with the largest 1 and 3
+/// let gradient = Gradient::new(Values::F32(&values), Shape::new(6, 1)?)?;
+/// let ada = AdaComp { bin: 3 };
+/// let mut payload = vec![0; ada.payload_len(gradient.shape(), Dtype::F32)?];
+/// let len = ada.encode(&gradient, Stream::default(), &mut [], &mut payload)?;
+/// let mut decoded = [f32::NAN; 6];
+/// decode(&payload[..len], &mut decoded)?;
+/// assert_eq!(decoded, [0.0, -2.0, 0.0, 2.0, 0.0, 0.0]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AdaComp {
+    /// Elements per bin, at least 1; the last bin may be shorter.
+    pub bin: u32,
+}
+
+impl AdaComp {
+    pub(super) fn check(&self) -> Result<()> {
+        Error::require(self.bin > 0, "bin size", 0.0, "at least 1")
+    }
+
+    /// Encodes `compensated` (`p`, the gradient with what is remembered), of which `fresh` (`w`) was added at this step;
+    /// without a memory both are the gradient, which is what [`encode`](Compressor::encode) does.
+    ///
+    /// ```
+    /// use lgreco_compress::{Compressor, adacomp::AdaComp, wire::Payload};
+    /// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+    /// let shape = Shape::new(3, 1)?;
+    /// let compensated = Gradient::new(Values::F32(&[2.0, 1.5, 1.5]), shape)?;
+    /// let fresh = Gradient::new(Values::F32(&[0.0, 0.5, -0.5]), shape)?;
+    /// let ada = AdaComp { bin: 3 };
+    /// let mut payload = vec![0; ada.payload_len(shape, Dtype::F32)?];
+    /// let len = ada.encode_compensated(&compensated, &fresh, &mut payload)?;
+    /// assert_eq!(Payload::parse(&payload[..len])?.header.parameter, 2); // 2 and 1.5 + 0.5 reach 2; 1.5 − 0.5 does not
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`encode`](Compressor::encode); [`Error::Length`] when the shapes differ.
+    pub fn encode_compensated(
+        &self,
+        compensated: &Gradient<'_>,
+        fresh: &Gradient<'_>,
+        payload: &mut [u8],
+    ) -> Result<usize> {
+        let shape = compensated.shape();
+        self.check()?;
+        expect_len("rows of the fresh gradient", shape.rows(), fresh.shape().rows())?;
+        expect_len("columns of the fresh gradient", shape.cols(), fresh.shape().cols())?;
+        check_finite(compensated)?;
+        check_finite(fresh)?;
+        let choice = Choice::new(self.bin as usize, compensated.values(), fresh.values());
+        let len = payload_len(choice.count, shape)?;
+        expect_room("payload bytes", len, payload.len())?;
+        Header { method: Method::AdaComp, variant: 0, parameter: choice.count, shape }.write(payload)?;
+        let layout = Layout::new(shape.elements() as u32, choice.count);
+        let (magnitude, body) = payload[HEADER_LEN..len].split_at_mut(4);
+        magnitude.copy_from_slice(&choice.magnitude.to_le_bytes());
+        let (positions, signs) = body.split_at_mut(layout.bytes() as usize);
+        signs.fill(0);
+        let mut writer = Writer::new(layout, positions);
+        let mut sent = 0;
+        choice.for_each(|index, value| {
+            writer.extend(&[index as u32]);
+            signs[sent / 8] |= (value.is_sign_negative() as u8) << (sent % 8);
+            sent += 1;
+        });
+        writer.finish();
+        Ok(len)
+    }
+}
+
+/// Bytes of a payload with `count` of the elements.
+fn payload_len(count: u32, shape: Shape) -> Result<usize> {
+    let body = 4 + Layout::new(shape.elements() as u32, count).bytes() + (count as u64).div_ceil(8);
+    wire::payload_len(body, shape)
+}
+
+impl Compressor for AdaComp {
+    /// A bit for the position and a bit for the sign of every element: a payload is never longer.
+    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
+        self.check()?;
+        wire::payload_len(4 + 2 * (shape.elements() as u64).div_ceil(8), shape)
+    }
+
+    fn has_fixed_len(&self) -> bool {
+        false
+    }
+
+    fn encode(&self, gradient: &Gradient<'_>, _: Stream, _: &mut [u64], payload: &mut [u8]) -> Result<usize> {
+        self.encode_compensated(gradient, gradient, payload)
+    }
+}
+
+/// The squared error of compressing `gradient`, as it is without a residue, in each of the bin sizes `bins`. Hands `found`
+/// the index and the length in bytes of each payload.
+///
+/// Of a run with error feedback this says little: residues are large by design, and what they make of it differs.
+///
+/// # Complexity
+/// Five passes per bin size, no workspace.
+pub(super) fn measure(
+    gradient: &Gradient<'_>,
+    bins: &[u32],
+    squared_errors: &mut [f64],
+    mut found: impl FnMut(usize, usize),
+) -> Result<()> {
+    check_finite(gradient)?;
+    for (index, (&bin, error)) in bins.iter().zip(squared_errors).enumerate() {
+        AdaComp { bin }.check()?;
+        let choice = Choice::new(bin as usize, gradient.values(), gradient.values());
+        *error = choice.squared_error();
+        found(index, payload_len(choice.count, gradient.shape())?);
+    }
+    Ok(())
+}

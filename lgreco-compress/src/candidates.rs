@@ -1,0 +1,276 @@
+//! Any row of candidates as a plain value.
+//!
+//! Rows are measured, not options: [`Candidates`] is one method with one parameter that varies, because one pass can
+//! measure just that. A hybrid table has several rows side by side.
+
+use super::adacomp::{self, AdaComp};
+use super::clt::CltK;
+use super::hard_threshold::{self, HardThreshold};
+use super::loco::{self, LoCo};
+use super::powersgd::{self, PowerSgd};
+use super::qsgd::{self, Qsgd};
+use super::quantised_topk::{self, QuantisedTopK};
+use super::sidco::{self, Sidco};
+use super::topk::{self, TopK};
+use super::{Compressor, Setting};
+use crate::Error;
+use crate::error::expect_len;
+use crate::gradient::{Dtype, Gradient, Shape};
+use crate::rng::Stream;
+
+/// Candidates of one method that share everything but one parameter: one row of the error table, measured together.
+///
+/// ```
+/// use lgreco_compress::Candidates;
+/// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+/// use lgreco_core::rng::Stream;
+/// let gradient = Gradient::new(Values::F32(&[3.0, 0.0, -1.0, 2.0]), Shape::new(2, 2)?)?;
+/// let candidates = Candidates::TopK { values: Dtype::F32, keeps: &[1, 2, 3] };
+/// let mut workspace = vec![0; candidates.measure_workspace_len(gradient.shape(), Dtype::F32)];
+/// let mut row = [0.0; 3];
+/// candidates.measure(&gradient, Stream::default(), &mut workspace, &mut row)?;
+/// assert_eq!(row, [5.0, 1.0, 0.0]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub enum Candidates<'a> {
+    /// `base` with each of `bits`.
+    Qsgd {
+        /// Bucket size, scale and rounding; its own bit width is not used.
+        base: Qsgd,
+        /// Bit widths, 1 to 8.
+        bits: &'a [u8],
+    },
+    /// TopK keeping each of `keeps` elements.
+    TopK {
+        /// Type of the kept values in the payload.
+        values: Dtype,
+        /// Numbers of kept elements, 1 to the number of elements.
+        keeps: &'a [u32],
+    },
+    /// TopK keeping each of `keeps` elements, the values in each of `bits` bits: all bits of the first `keep`, then those
+    /// of the next. One pass finds them all.
+    QuantisedTopK {
+        /// Numbers of kept elements, 1 to the number of elements.
+        keeps: &'a [u32],
+        /// Bits per value, 1 to 8.
+        bits: &'a [u8],
+    },
+    /// PowerSGD at each of `ranks`.
+    PowerSgd {
+        /// Power iterations, 1 to [`MOST_ITERATIONS`](powersgd::MOST_ITERATIONS).
+        iterations: u32,
+        /// Ranks, at least 1.
+        ranks: &'a [u32],
+    },
+    /// CLT-k keeping each of `keeps` elements, as a leader selects them. Measured on the mean gradient this is the least
+    /// possible error of the mean: a leader selects by what it has itself.
+    CltK {
+        /// Numbers of kept elements, 1 to the number of elements.
+        keeps: &'a [u32],
+    },
+    /// All elements of each of these magnitudes at least.
+    HardThreshold {
+        /// Type of the values in the payload.
+        values: Dtype,
+        /// Least magnitudes, positive and finite.
+        lambdas: &'a [f32],
+    },
+    /// AdaComp with each of `bins`, as without a residue.
+    AdaComp {
+        /// Elements per bin, at least 1.
+        bins: &'a [u32],
+    },
+    /// LoCo with each of `groups`.
+    LoCo {
+        /// Elements per group, at least 1.
+        groups: &'a [u32],
+    },
+    /// `base` at each of `densities`.
+    Sidco {
+        /// Fit, stages and value type; its own density is not used.
+        base: Sidco,
+        /// Wanted shares of elements, in (0, 1].
+        densities: &'a [f64],
+    },
+}
+
+impl Candidates<'_> {
+    /// Number of candidates.
+    pub const fn len(&self) -> usize {
+        match self {
+            Candidates::Qsgd { bits, .. } => bits.len(),
+            Candidates::TopK { keeps, .. } | Candidates::CltK { keeps } => keeps.len(),
+            Candidates::QuantisedTopK { keeps, bits } => keeps.len() * bits.len(),
+            Candidates::PowerSgd { ranks, .. } => ranks.len(),
+            Candidates::HardThreshold { lambdas, .. } => lambdas.len(),
+            Candidates::AdaComp { bins } => bins.len(),
+            Candidates::LoCo { groups } => groups.len(),
+            Candidates::Sidco { densities, .. } => densities.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Candidate `index` as a setting, or `None` past the end.
+    ///
+    /// ```
+    /// use lgreco_compress::{Candidates, qsgd::Qsgd};
+    /// let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 8] };
+    /// assert_eq!(candidates.setting(1).map(|setting| setting.to_string()), Some("qsgd 8".into()));
+    /// assert_eq!(candidates.setting(2), None);
+    /// ```
+    pub fn setting(&self, index: usize) -> Option<Setting> {
+        match *self {
+            Candidates::Qsgd { base, bits } => bits.get(index).map(|&bits| Setting::Qsgd(Qsgd { bits, ..base })),
+            Candidates::TopK { values, keeps } => keeps.get(index).map(|&keep| Setting::TopK(TopK { keep, values })),
+            Candidates::QuantisedTopK { keeps, bits } => {
+                let (keep, bits) = (keeps.get(index.checked_div(bits.len())?)?, bits[index % bits.len()]);
+                Some(Setting::QuantisedTopK(QuantisedTopK { keep: *keep, bits }))
+            }
+            Candidates::PowerSgd { iterations, ranks } => {
+                ranks.get(index).map(|&rank| Setting::PowerSgd(PowerSgd { rank, iterations }))
+            }
+            Candidates::CltK { keeps } => keeps.get(index).map(|&keep| Setting::CltK(CltK { keep })),
+            Candidates::HardThreshold { values, lambdas } => {
+                lambdas.get(index).map(|&lambda| Setting::HardThreshold(HardThreshold { lambda, values }))
+            }
+            Candidates::AdaComp { bins } => bins.get(index).map(|&bin| Setting::AdaComp(AdaComp { bin })),
+            Candidates::LoCo { groups } => groups.get(index).map(|&group| Setting::LoCo(LoCo { group })),
+            Candidates::Sidco { base, densities } => {
+                densities.get(index).map(|&density| Setting::Sidco(Sidco { density, ..base }))
+            }
+        }
+    }
+
+    /// `Err` unless every candidate fits its method and the shape, whatever the values are.
+    ///
+    /// # Errors
+    /// As [`payload_len`](Compressor::payload_len) of the first that does not.
+    pub fn check(&self, shape: Shape, dtype: Dtype) -> Result<(), Error> {
+        let mut settings = (0..self.len()).filter_map(|index| self.setting(index));
+        settings.try_for_each(|setting| setting.payload_len(shape, dtype).map(drop))
+    }
+
+    /// Words of workspace that [`measure`](Candidates::measure) needs.
+    pub fn measure_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
+        match *self {
+            Candidates::Qsgd { .. } | Candidates::AdaComp { .. } | Candidates::LoCo { .. } => 0,
+            Candidates::TopK { keeps, .. } | Candidates::CltK { keeps } => {
+                topk::measure_workspace_len(shape, keeps.len())
+            }
+            Candidates::QuantisedTopK { keeps, .. } => quantised_topk::measure_workspace_len(shape, keeps),
+            Candidates::PowerSgd { ranks, .. } => {
+                powersgd::measure_workspace_len(shape, dtype, ranks.iter().copied().max().unwrap_or(0))
+            }
+            Candidates::HardThreshold { lambdas, .. } => hard_threshold::measure_workspace_len(lambdas.len()),
+            Candidates::Sidco { .. } => sidco::measure_workspace_len(shape),
+        }
+    }
+
+    /// Measures every candidate: `squared_errors[i]` is ‖gradient − decode(encode(gradient))‖² under candidate `i`; for
+    /// stochastic rounding its expectation over the random bits. All but QSGD are within 1e-5 of it; the bound of
+    /// QSGD, which is wider for tensors of a few values and for stochastic rounding, stands at
+    /// [`qsgd::measure`](crate::qsgd::measure).
+    ///
+    /// ```
+    /// # use lgreco_compress::{Candidates, qsgd::Qsgd};
+    /// # use lgreco_core::{Error, rng::Stream};
+    /// # use lgreco_core::gradient::{Gradient, Shape, Values};
+    /// let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] };
+    /// let gradient = Gradient::new(Values::F32(&[1.0, f32::INFINITY, 3.0]), Shape::new(3, 1)?)?;
+    /// let found = candidates.measure(&gradient, Stream::default(), &mut [], &mut [0.0; 2]);
+    /// assert_eq!(found, Err(Error::NonFinite { index: 1, value: f32::INFINITY }));
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NonFinite`] with the first offender; [`Error::Parameter`] when a candidate does not fit the method or
+    /// the shape; [`Error::Length`] when `workspace` is too short or `squared_errors` has not one place per candidate;
+    /// [`Error::ElementOverflow`] (sparsifiers) and [`Error::Overflow`] (PowerSGD) when a number is too large for the type it
+    /// is sent in.
+    ///
+    /// # Complexity
+    /// For QSGD O(elements · candidates) in one pass; for TopK about one pass whatever the number of candidates, in few bits
+    /// three and a sort of what is kept; for
+    /// PowerSGD one encode and decode at the largest rank; for SIDCo, AdaComp and LoCo a few passes per candidate. See each
+    /// method's `measure`.
+    pub fn measure(
+        &self,
+        gradient: &Gradient<'_>,
+        stream: Stream,
+        workspace: &mut [u64],
+        squared_errors: &mut [f64],
+    ) -> Result<(), Error> {
+        expect_len("squared errors, one per candidate", self.len(), squared_errors.len())?;
+        self.each(gradient, stream, workspace, squared_errors, |_, _| {})
+    }
+
+    /// As [`measure`](Candidates::measure), and the length of each candidate's payload in bytes: `payload_lens[i]` is what
+    /// [`encode`](Compressor::encode) writes for this gradient. Tables need it of methods without a fixed length.
+    ///
+    /// ```
+    /// # use lgreco_compress::Candidates;
+    /// # use lgreco_core::rng::Stream;
+    /// # use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+    /// let gradient = Gradient::new(Values::F32(&[3.0, 0.0, -1.0, 2.0]), Shape::new(2, 2)?)?;
+    /// let candidates = Candidates::HardThreshold { values: Dtype::F32, lambdas: &[1.5, 2.5] };
+    /// let mut workspace = vec![0; candidates.measure_workspace_len(gradient.shape(), Dtype::F32)];
+    /// let (mut row, mut lens) = ([0.0; 2], [0; 2]);
+    /// candidates.measure_with_lens(&gradient, Stream::default(), &mut workspace, &mut row, &mut lens)?;
+    /// assert_eq!((row, lens), ([1.0, 5.0], [16 + 2 * 4 + 1, 16 + 4 + 1]));
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`measure`](Candidates::measure).
+    pub fn measure_with_lens(
+        &self,
+        gradient: &Gradient<'_>,
+        stream: Stream,
+        workspace: &mut [u64],
+        squared_errors: &mut [f64],
+        payload_lens: &mut [usize],
+    ) -> Result<(), Error> {
+        expect_len("squared errors, one per candidate", self.len(), squared_errors.len())?;
+        expect_len("payload lengths, one per candidate", self.len(), payload_lens.len())?;
+        let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
+        for (index, len) in payload_lens.iter_mut().enumerate() {
+            *len = self.setting(index).map_or(Ok(0), |setting| setting.payload_len(shape, dtype))?;
+        }
+        self.each(gradient, stream, workspace, squared_errors, |index, len| payload_lens[index] = len)
+    }
+
+    /// Measures; hands `found` the lengths of payloads whose values decide them.
+    fn each(
+        &self,
+        gradient: &Gradient<'_>,
+        stream: Stream,
+        workspace: &mut [u64],
+        squared_errors: &mut [f64],
+        found: impl FnMut(usize, usize),
+    ) -> Result<(), Error> {
+        match *self {
+            Candidates::Qsgd { base, bits } => qsgd::measure(gradient, base, bits, squared_errors),
+            Candidates::TopK { values, keeps } => topk::measure(gradient, values, keeps, workspace, squared_errors),
+            Candidates::QuantisedTopK { keeps, bits } => {
+                quantised_topk::measure(gradient, keeps, bits, workspace, squared_errors)
+            }
+            Candidates::PowerSgd { iterations, ranks } => {
+                powersgd::measure(gradient, ranks, iterations, stream, workspace, squared_errors)
+            }
+            Candidates::CltK { keeps } => topk::measure(gradient, Dtype::F32, keeps, workspace, squared_errors),
+            Candidates::HardThreshold { values, lambdas } => {
+                hard_threshold::measure(gradient, values, lambdas, workspace, squared_errors, found)
+            }
+            Candidates::AdaComp { bins } => adacomp::measure(gradient, bins, squared_errors, found),
+            Candidates::LoCo { groups } => loco::measure(gradient, groups, squared_errors),
+            Candidates::Sidco { base, densities } => {
+                sidco::measure(gradient, base, densities, workspace, squared_errors, found)
+            }
+        }
+    }
+}

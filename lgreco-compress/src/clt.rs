@@ -1,0 +1,109 @@
+//! CLT-k, the cyclic local top-k of ScaleCom: every worker sends its values at the positions of one leader's largest.
+//!
+//! At step `t` rank `t mod W` leads: it selects the `keep` largest magnitudes of its own compensated gradient and
+//! broadcasts their positions; all workers sum their values there in one all-reduce. The set being shared, selecting
+//! commutes with averaging, and the traffic of a worker does not grow with their number.
+//! The exchange of `lgreco-train` does this for layers set to [`CltK`]; ScaleCom's low-pass filter is the gain of its
+//! residuals, the paper's beta.
+//!
+//! # Source
+//! Chen et al., "ScaleCom: Scalable sparsified gradient compression for communication-efficient distributed training",
+//! NeurIPS 2020. Deviations: (1) the selection is exact, of equal magnitudes the lowest positions, where the paper takes
+//! the largest of each chunk; (2) positions are coded as in [`topk`], not as 32-bit indices.
+
+use super::positions::{self, Layout, Writer};
+use super::topk::{self, TopK};
+use super::{Compressor, check_finite};
+use crate::error::{expect_len, expect_room};
+use crate::gradient::{Dtype, Gradient, Shape, with_elements};
+use crate::rng::Stream;
+use crate::{Error, Result};
+
+/// Keeps the values at the positions of the leader's `keep` largest magnitudes.
+///
+/// A payload is that of a leader, or of a single worker: [`TopK`]'s, with f32 values. Its length is what a leader sends
+/// for a layer, header, positions and values, and what tables count; the other ranks send 4 bytes per value, and in an
+/// exchange nobody sends headers.
+///
+/// # Complexity
+/// That of [`TopK`]; in an exchange only the leader selects.
+///
+/// ```
+/// use lgreco_compress::{Compressor, clt::CltK};
+/// use lgreco_core::gradient::{Dtype, Shape};
+/// let bytes = CltK { keep: 10_000 }.payload_len(Shape::new(1000, 1000)?, Dtype::F32)?;
+/// assert_eq!(bytes, 16 + 4 * 10_000 + 10_703); // 8.6 bits for each position
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CltK {
+    /// Number of elements kept: between 1 and the number of elements, or 0 of a tensor without elements.
+    pub keep: u32,
+}
+
+impl CltK {
+    const fn top(&self) -> TopK {
+        TopK { keep: self.keep, values: Dtype::F32 }
+    }
+
+    fn layout(&self, elements: usize) -> Layout {
+        Layout::new(elements as u32, self.keep)
+    }
+
+    /// Bytes that the positions take which the leader broadcasts.
+    #[doc(hidden)]
+    pub fn positions_len(&self, shape: Shape) -> usize {
+        self.layout(shape.elements()).bytes() as usize
+    }
+
+    /// Writes the positions of the largest magnitudes, as many bytes as [`positions_len`](CltK::positions_len).
+    #[doc(hidden)]
+    pub fn lead(&self, gradient: &Gradient<'_>, workspace: &mut [u64], positions: &mut [u8]) -> Result<()> {
+        let shape = gradient.shape();
+        let layout = self.layout(shape.elements());
+        topk::check_keep(self.keep, shape.elements())?;
+        expect_len("bytes of positions", self.positions_len(shape), positions.len())?;
+        expect_room("workspace words", self.encode_workspace_len(shape, Dtype::F32), workspace.len())?;
+        let writer = Writer::new(layout, positions);
+        if self.keep == 0 {
+            return check_finite(gradient);
+        }
+        with_elements!(gradient.values(), v => {
+            topk::write_positions(v, layout, self.keep, workspace, writer, |_| ())
+        })
+    }
+
+    /// Calls `visit` with each of the leader's positions, ascending; `Err` when they are not `keep` below the number of
+    /// elements.
+    #[doc(hidden)]
+    pub fn for_each(&self, shape: Shape, positions: &[u8], mut visit: impl FnMut(usize)) -> Result<()> {
+        let mut count = 0;
+        positions::for_each(self.layout(shape.elements()), positions, |position| {
+            count += 1;
+            Error::require_body(count <= self.keep, "more positions than kept values")?;
+            visit(position as usize);
+            Ok(())
+        })?;
+        Error::require_body(count == self.keep, "fewer positions than kept values")
+    }
+}
+
+impl Compressor for CltK {
+    fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize> {
+        self.top().payload_len(shape, dtype)
+    }
+
+    fn encode_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
+        self.top().encode_workspace_len(shape, dtype)
+    }
+
+    fn encode(
+        &self,
+        gradient: &Gradient<'_>,
+        stream: Stream,
+        workspace: &mut [u64],
+        payload: &mut [u8],
+    ) -> Result<usize> {
+        self.top().encode(gradient, stream, workspace, payload)
+    }
+}

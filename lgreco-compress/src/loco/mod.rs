@@ -1,0 +1,130 @@
+//! LoCo's quantiser: groups of 4-bit codes, rounded to nearest.
+//!
+//! A group of consecutive elements is scaled by its largest magnitude `M`; a code is `x · 8 / M`, rounded to the nearest
+//! whole number, halves to the even one, and no larger than 7: −8 to 7. It decodes to `code / 8 · M`: `−M` exactly, and
+//! `M` as 7/8 of it, one whole step off, which only a memory repairs. LoCo's memory, a moving average of errors in 8 bits
+//! with resets, is `feedback::Residual::LOCO` of `lgreco-train`.
+//!
+//! `x · 8 / M` is computed as `x·p·c·8` in f32, with `p` and `c` as in [`qsgd`](super::qsgd): exact but for one rounding of
+//! `c` and one of a product, so that only values within 2^-22 of halfway may go to the other side; the same bits on every
+//! instruction set.
+//!
+//! # Payload body
+//! `parameter` is the elements per group, `variant` 0. First the `M` of all groups, f32 little-endian, then the codes as
+//! two's complement, element 2i in the low half of byte i; an unused half is 0.
+//!
+//! # Source
+//! Xie et al., "LoCo: Low-bit communication adaptor for large-scale model training", 2024; the quantiser is that of the
+//! authors' DeepSpeed code, with max-abs groups. Deviations: groups of any length, not as many as the matrix has rows or
+//! columns; scales are sent as `M`, not as `8 / M`, which makes `−M` exact and zeros ordinary.
+
+mod decode;
+mod encode;
+
+pub use decode::decode;
+pub(super) use decode::stated;
+
+use super::Compressor;
+use super::bits::packed_len;
+use super::wire::{HEADER_LEN, Header, Method};
+use crate::error::{expect_len, expect_room};
+use crate::gradient::{Dtype, Gradient, Shape, with_elements};
+use crate::rng::Stream;
+use crate::select::check_finite;
+use crate::simd::dispatch_with;
+use crate::{Error, Result};
+
+/// 4-bit codes in groups.
+///
+/// # Complexity
+/// Encoding is two passes over each group, no workspace.
+///
+/// ```
+/// use lgreco_compress::{Compressor, decode, loco::LoCo};
+/// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+/// use lgreco_core::rng::Stream;
+/// let gradient = Gradient::new(Values::F32(&[8.0, -8.0, 2.4, 0.5]), Shape::new(2, 2)?)?;
+/// let mut payload = [0; 16 + 4 + 2];
+/// LoCo { group: 4 }.encode(&gradient, Stream::default(), &mut [], &mut payload)?;
+/// let mut decoded = [f32::NAN; 4];
+/// decode(&payload, &mut decoded)?;
+/// assert_eq!(decoded, [7.0, -8.0, 2.0, 0.0]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LoCo {
+    /// Elements per group, at least 1; the last group may be shorter.
+    pub group: u32,
+}
+
+impl Default for LoCo {
+    /// Groups of 512.
+    fn default() -> Self {
+        LoCo { group: 512 }
+    }
+}
+
+impl LoCo {
+    pub(super) fn check(&self) -> Result<()> {
+        Error::require(self.group > 0, "group size", 0.0, "at least 1")
+    }
+
+    /// Bytes of the scales and of the codes.
+    fn body_lens(&self, elements: usize) -> Result<(usize, usize)> {
+        self.check()?;
+        let (n, group) = (elements as u64, self.group as u64);
+        let (scales, codes) = (4 * n.div_ceil(group), packed_len(n, 4));
+        let fits = HEADER_LEN as u64 + scales + codes <= isize::MAX as u64;
+        Error::require(fits, "group size", group as f64, "large enough for the payload to fit memory")?;
+        Ok((scales as usize, codes as usize))
+    }
+}
+
+impl Compressor for LoCo {
+    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
+        let (scales, codes) = self.body_lens(shape.elements())?;
+        Ok(HEADER_LEN + scales + codes)
+    }
+
+    fn encode(&self, gradient: &Gradient<'_>, _: Stream, _: &mut [u64], payload: &mut [u8]) -> Result<usize> {
+        let shape = gradient.shape();
+        let len = self.payload_len(shape, Dtype::F32)?;
+        expect_room("payload bytes", len, payload.len())?;
+        Header { method: Method::LoCo, variant: 0, parameter: self.group, shape }.write(payload)?;
+        let (scales, codes) = payload[HEADER_LEN..len].split_at_mut(self.body_lens(shape.elements())?.0);
+        with_elements!(gradient.values(), values => {
+            dispatch_with!((self.group as usize, values, scales.as_chunks_mut::<4>().0, codes), encode::encode)
+        })?;
+        Ok(len)
+    }
+}
+
+/// The squared error of compressing `gradient` in groups of each of `groups` elements; `squared_errors[i]` belongs to
+/// `groups[i]`. What is measured is what decoding gives.
+///
+/// ```
+/// use lgreco_compress::loco;
+/// use lgreco_core::gradient::{Gradient, Shape, Values};
+/// let gradient = Gradient::new(Values::F32(&[8.0, -8.0, 2.5, 0.5]), Shape::new(2, 2)?)?;
+/// let mut squared_errors = [0.0; 2];
+/// loco::measure(&gradient, &[4, 2], &mut squared_errors)?;
+/// assert_eq!(squared_errors, [1.0 + 0.25 + 0.25, 1.0 + 0.3125 * 0.3125 + 0.125 * 0.125]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::NonFinite`] with the first offender; [`Error::Parameter`] on a group size of 0; [`Error::Length`].
+///
+/// # Complexity
+/// Two passes per group size, no workspace.
+pub fn measure(gradient: &Gradient<'_>, groups: &[u32], squared_errors: &mut [f64]) -> Result<()> {
+    expect_len("squared errors", groups.len(), squared_errors.len())?;
+    groups.iter().try_for_each(|&group| LoCo { group }.check())?;
+    with_elements!(gradient.values(), values => {
+        check_finite(values)?;
+        for (&group, error) in groups.iter().zip(squared_errors) {
+            *error = dispatch_with!((group as usize, values), encode::squared_error)?;
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,149 @@
+//! Sorted positions in few bits: a bitmap or Elias–Fano.
+//!
+//! TopK, CLT-k, hard thresholds and SIDCo differ in what they select, not in what they send, so they share TopK's
+//! payload, and with it this coder of positions and one parser; AdaComp adds only signs. Decoded elements are added
+//! straight into the mean.
+
+mod expand;
+mod read;
+#[cfg(test)]
+mod tests;
+mod write;
+
+pub(super) use expand::{Expand, Fetched};
+pub(super) use read::{BLOCK, for_each, for_each_block};
+pub(super) use write::Writer;
+
+use crate::{Error, Result};
+
+/// How sorted positions are coded; the number stands in bits 2–3 of a TopK header's variant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Coding {
+    /// Not at all: every position is taken.
+    All = 0,
+    /// One bit for each element.
+    Bitmap = 1,
+    /// Elias–Fano: low bits packed, high bits in unary.
+    EliasFano = 2,
+}
+
+/// Where k sorted positions below n lie among the bytes that end a TopK payload, as a function of k and n: what
+/// [`topk`](crate::topk) says of the format, in numbers, for encoders and decoders elsewhere, on a GPU for
+/// instance. Made by [`TopK::layout`](crate::topk::TopK::layout) and
+/// [`of_payload`](crate::topk::of_payload).
+///
+/// ```
+/// use lgreco_compress::topk::{Coding, TopK};
+/// use lgreco_core::gradient::Dtype;
+/// let layout = TopK { keep: 3, values: Dtype::Bf16 }.layout(100)?;
+/// assert_eq!((layout.coding, layout.low_bits), (Coding::EliasFano, 5));
+/// assert_eq!((layout.low_bytes, layout.high_bytes), (2, 1)); // 3 · 5 bits, and 3 + (99 >> 5)
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// How they are coded.
+    pub coding: Coding,
+    /// Of each position, the bits that are packed: 0 to 31, 0 but for Elias–Fano.
+    pub low_bits: u32,
+    /// Bytes of the packed bits, which come first.
+    pub low_bytes: u64,
+    /// Bytes of the bitmap or of the high bits in unary.
+    pub high_bytes: u64,
+    elements: u32,
+    keep: u32,
+}
+
+impl Layout {
+    /// The layout of `keep` positions below `elements`, of which there are no fewer.
+    pub(super) fn new(elements: u32, keep: u32) -> Layout {
+        let all = Layout { coding: Coding::All, low_bits: 0, low_bytes: 0, high_bytes: 0, elements, keep };
+        if keep == elements {
+            return all;
+        }
+        // Of those that take the fewest bytes, the first.
+        let mut best = Layout { coding: Coding::Bitmap, high_bytes: (elements as u64).div_ceil(8), ..all };
+        for low_bits in 0..32 {
+            let low_bytes = (keep as u64 * low_bits as u64).div_ceil(8);
+            if low_bytes >= best.bytes() {
+                break;
+            }
+            let high_bytes = (keep as u64 + ((elements - 1) >> low_bits) as u64).div_ceil(8);
+            let elias_fano = Layout { coding: Coding::EliasFano, low_bits, low_bytes, high_bytes, ..all };
+            if elias_fano.bytes() < best.bytes() {
+                best = elias_fano;
+            }
+        }
+        best
+    }
+
+    /// Bytes it takes.
+    pub const fn bytes(self) -> u64 {
+        self.low_bytes + self.high_bytes
+    }
+
+    /// How many positions there could be.
+    pub(super) fn keep(self) -> u32 {
+        self.keep
+    }
+
+    pub(super) fn elements(self) -> usize {
+        self.elements as usize
+    }
+
+    /// `Err` when a bit of the low bits' last byte is set that belongs to no position.
+    pub(super) fn check_padding(self, bytes: &[u8]) -> Result<()> {
+        let low = &bytes[..self.low_bytes as usize];
+        let padding = self.low_bytes * 8 - self.keep as u64 * self.low_bits as u64;
+        Error::require_body(low.last().is_none_or(|&last| last as u32 >> (8 - padding) == 0), "padding is not zero")
+    }
+}
+
+/// Where [`for_each_block`] is when it comes to `start`, a multiple of 64: how many positions are before, and where the
+/// next begins. They are counted, not looked at. `None` where that is not enough.
+pub(super) fn find(layout: Layout, bytes: &[u8], start: u64) -> Option<[u64; 2]> {
+    let Layout { coding, low_bits, low_bytes, .. } = layout;
+    match coding {
+        Coding::All => Some([start, 0]),
+        Coding::Bitmap => {
+            let before = bytes.get(..(start / 8) as usize)?.chunks(8);
+            Some([before.map(|chunk| word(chunk).count_ones() as u64).sum(), 0])
+        }
+        Coding::EliasFano => {
+            if !start.is_multiple_of(1 << low_bits) {
+                return None;
+            }
+            // High bits count up by zeros, each of which ends those of one number.
+            let (wanted, high) = (start >> low_bits, bytes.get(low_bytes as usize..)?);
+            let (mut before, mut zeros) = (0, 0);
+            for (i, chunk) in (0..).zip(high.chunks(8)) {
+                let mut word = word(chunk);
+                let more = word.count_zeros() as u64;
+                if zeros + more < wanted {
+                    (before, zeros) = (before + 64 - more, zeros + more);
+                    continue;
+                }
+                let mut bit = 0;
+                while zeros < wanted {
+                    let ones = word.trailing_ones();
+                    (before, zeros) = (before + ones as u64, zeros + 1);
+                    (word, bit) = (word.checked_shr(ones + 1).unwrap_or(0), bit + ones + 1);
+                }
+                return Some([before, 64 * i + bit as u64]);
+            }
+            Some([before, 8 * high.len() as u64])
+        }
+    }
+}
+
+/// Up to eight bytes as a number.
+#[inline(always)]
+fn word(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    match bytes.first_chunk::<8>() {
+        Some(whole) => word = *whole,
+        None => word[..bytes.len()].copy_from_slice(bytes),
+    }
+    u64::from_le_bytes(word)
+}

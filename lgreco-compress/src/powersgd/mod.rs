@@ -1,0 +1,181 @@
+//! PowerSGD: a gradient matrix as the product of two thin ones.
+//!
+//! A gradient `M` (rows × cols) is sent as `P̂` (rows × r, orthonormal columns) and `Q = Mᵀ P̂` (cols × r); the receiver
+//! forms `P̂ Qᵀ`, the projection of `M` on the columns of `P̂`. `P̂` comes from power iteration, `P = M Q`, from a start
+//! matrix that every worker draws alike. Ranks above `min(rows, cols)` mean `min(rows, cols)`.
+//!
+//! The payload, after the header (`variant` 0, `parameter` = rank in effect): the columns of `P̂` one after the other,
+//! then the columns of `Q`, all f32 little-endian whatever the gradient's element type.
+//!
+//! Columns never depend on later ones: the rank-r factors are, bit for bit, the first r columns of any larger rank's.
+//! A dependent or zero column is sent as zeros; the rank falls, nothing else happens.
+//!
+//! Factors are the same bits on every processor. Not so with the feature `gemm`, which leaves the products `M Q` and
+//! `Mᵀ P̂` to `matrixmultiply`: the last bits of factors, and so of payloads and rows, then depend on the processor's
+//! instructions, and differ from those without the feature; one processor repeats its own. All else above holds, rows
+//! are still the errors of that processor's payloads, and decode never differs. Products then allocate packing buffers of
+//! about 1 KiB per column, and workspaces are longer.
+//!
+//! # Source
+//! Vogels, Karimireddy, Jaggi, "PowerSGD: Practical low-rank gradient compression for distributed optimization",
+//! NeurIPS 2019, Algorithm 1. Deviations: (1) orthonormalisation twice, without an epsilon in the norm; (2) the start
+//! matrix is uniform on (−1, 1), not normal: the same bits on every machine, and a sketch needs no more; (3) `iterations`
+//! power iterations per call instead of always one.
+
+mod decode;
+mod encode;
+mod measure;
+mod start;
+mod steps;
+
+pub use decode::{Factors, decode, of_payload};
+pub(super) use decode::{combine, stated};
+pub use measure::{measure, measure_workspace_len};
+pub use start::start_matrix;
+pub use steps::{back_project, orthonormalise, project, reconstruct, reconstruct_rows, steps_workspace_len, take_off};
+
+/// The bits of the magnitude from which on products of factors may leave the range of f32.
+pub const NEAR_OVERFLOW: u32 = (127 + 90) << 23;
+
+/// The different ranks in effect, ascending.
+#[cfg(feature = "alloc")]
+pub fn distinct_ranks(shape: Shape, ranks: &[u32]) -> alloc::vec::Vec<u32> {
+    let effective = |&rank: &u32| effective_rank(shape, rank) as u32;
+    let mut distinct: alloc::vec::Vec<u32> = ranks.iter().map(effective).collect();
+    distinct.sort_unstable();
+    distinct.dedup();
+    distinct
+}
+
+use crate::Compressor;
+use crate::error::expect_room;
+use crate::gradient::{Dtype, Gradient, Shape, with_elements};
+use crate::linalg::{self, Matrix};
+use crate::rng::Stream;
+use crate::wire::{HEADER_LEN, Header, Method};
+use crate::{Error, Result};
+use encode::Work;
+
+/// The most power iterations: far more than any gap between singular values in f32 takes to be seen, and few enough that a
+/// call ends.
+///
+/// ```
+/// use lgreco_compress::powersgd::{MOST_ITERATIONS, PowerSgd};
+/// use lgreco_core::gradient::Shape;
+/// let header = |iterations| PowerSgd { rank: 4, iterations }.header(Shape::new(8, 8)?);
+/// assert!(header(MOST_ITERATIONS).is_ok() && header(MOST_ITERATIONS + 1).is_err());
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+pub const MOST_ITERATIONS: u32 = 1000;
+
+/// PowerSGD at one rank, started afresh at every call.
+///
+/// ```
+/// use lgreco_compress::{Compressor, powersgd::{PowerSgd, decode}, wire::Payload};
+/// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+/// use lgreco_core::rng::Stream;
+///
+/// let values = [1.0f32, 2.0, 3.0, -2.0, -4.0, -6.0]; // rank 1
+/// let gradient = Gradient::new(Values::F32(&values), Shape::new(2, 3)?)?;
+/// let compressor = PowerSgd { rank: 1, iterations: 1 };
+/// let mut workspace = vec![0; compressor.encode_workspace_len(gradient.shape(), Dtype::F32)];
+/// let mut payload = vec![0; compressor.payload_len(gradient.shape(), Dtype::F32)?];
+/// let length = compressor.encode(&gradient, Stream::default(), &mut workspace, &mut payload)?;
+/// assert_eq!(length, 16 + 4 * (2 + 3));
+///
+/// let mut decoded = [0.0; 6];
+/// decode(&Payload::parse(&payload)?, &mut decoded)?;
+/// assert!(values.iter().zip(decoded).all(|(x, y)| (x - y).abs() < 1e-5));
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PowerSgd {
+    /// Rank, at least 1; `min(rows, cols)` where that is less.
+    pub rank: u32,
+    /// Power iterations, 1 to [`MOST_ITERATIONS`]. More of them bring the error closer to that of the best matrix of this
+    /// rank; the published method does one per step and relies on warm start: [`project`] from the last step's `Q`.
+    pub iterations: u32,
+}
+
+impl Compressor for PowerSgd {
+    /// `16 + 4 r (rows + cols)` with `r = min(rank, rows, cols)`.
+    fn payload_len(&self, shape: Shape, _dtype: Dtype) -> Result<usize> {
+        self.check()?;
+        Ok(HEADER_LEN + body_len(shape, effective_rank(shape, self.rank))?)
+    }
+
+    fn encode_workspace_len(&self, shape: Shape, _dtype: Dtype) -> usize {
+        encode::workspace_len(shape, effective_rank(shape, self.rank))
+    }
+
+    /// The start matrix is [`start_matrix`] of `stream`: the same for every step and rank of a run.
+    ///
+    /// # Errors
+    /// Also [`Error::Overflow`] when `Mᵀ P̂`, or the product of the factors that decode forms, leaves the range of f32.
+    fn encode(
+        &self,
+        gradient: &Gradient<'_>,
+        stream: Stream,
+        workspace: &mut [u64],
+        payload: &mut [u8],
+    ) -> Result<usize> {
+        let (shape, rank) = (gradient.shape(), effective_rank(gradient.shape(), self.rank));
+        let len = self.payload_len(shape, Dtype::F32)?;
+        expect_room("payload bytes", len, payload.len())?;
+        expect_room("workspace words", encode::workspace_len(shape, rank), workspace.len())?;
+        let mut work = Work::split(shape, rank, workspace);
+        with_elements!(gradient.values(), values => {
+        let scan = encode::scan(values)?;
+        encode::cold_start(stream, shape.cols(), rank, work.q);
+        let m = Matrix { values, rows: shape.rows(), cols: shape.cols() };
+        encode::iterate(m, scan.largest, rank, self.iterations, &mut work)?;
+        encode::check_product(m, scan, rank, &mut work)?;
+        });
+        header(shape, rank).write(payload)?;
+        let (p, q) = payload[HEADER_LEN..].as_chunks_mut::<4>().0.split_at_mut(rank * shape.rows());
+        linalg::unpack(work.p, shape.rows(), rank, |i, x| p[i] = x.to_le_bytes());
+        linalg::unpack(work.q, shape.cols(), rank, |i, x| q[i] = x.to_le_bytes());
+        Ok(len)
+    }
+}
+
+impl PowerSgd {
+    /// The header of a payload, which has the rank in effect.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] when the rank is 0 or the number of iterations out of range.
+    pub fn header(&self, shape: Shape) -> Result<Header> {
+        self.check()?;
+        Ok(header(shape, effective_rank(shape, self.rank)))
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        Error::require(self.rank > 0, "rank", 0.0, "at least 1")?;
+        let sound = (1..=MOST_ITERATIONS).contains(&self.iterations);
+        Error::require(sound, "power iterations", self.iterations.into(), "1 to 1000")
+    }
+}
+
+/// The rank in effect: no rank exceeds the smaller side.
+///
+/// ```
+/// use lgreco_compress::powersgd::effective_rank;
+/// use lgreco_core::gradient::Shape;
+/// assert_eq!(effective_rank(Shape::new(64, 3)?, 4), 3);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+pub fn effective_rank(shape: Shape, rank: u32) -> usize {
+    (rank as usize).min(shape.rows()).min(shape.cols())
+}
+
+fn header(shape: Shape, rank: usize) -> Header {
+    Header { method: Method::PowerSgd, variant: 0, parameter: rank as u32, shape }
+}
+
+/// Bytes of both factors.
+fn body_len(shape: Shape, rank: usize) -> Result<usize> {
+    let bytes = 4 * rank as u64 * (shape.rows() as u64 + shape.cols() as u64);
+    // Whatever room the header takes, a payload that fits memory does not reach beyond isize.
+    let fits = usize::try_from(bytes).ok().filter(|&bytes| bytes <= isize::MAX as usize);
+    fits.ok_or(Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })
+}

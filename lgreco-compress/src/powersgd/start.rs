@@ -1,0 +1,47 @@
+//! The start matrix all workers draw alike.
+
+use crate::Error;
+use crate::error::expect_len;
+use crate::rng::Stream;
+
+/// Fills `q` (cols × rank, column after column) with the start of the power iteration: uniform on (−1, 1), element `k`
+/// of column `c` from word `c · cols + k` of the sequence (seed, layer). Step and rank of `stream` do not matter, so
+/// all workers agree and a measured row stays true for later steps; and the first `r` columns do not depend on how many
+/// follow.
+///
+/// # Errors
+/// [`Error::Length`] when `q` is not cols · rank long.
+///
+/// # Complexity
+/// O(cols · rank).
+///
+/// # Source
+/// Vogels et al. 2019, §3 (there normal, from a seed shared by all workers).
+///
+/// ```
+/// use lgreco_compress::powersgd::start_matrix;
+/// use lgreco_core::rng::Stream;
+/// let (mut two, mut three) = ([0.0; 10], [0.0; 15]);
+/// start_matrix(Stream { seed: 7, ..Default::default() }, 5, 2, &mut two)?;
+/// start_matrix(Stream { seed: 7, step: 9, layer: 0, rank: 3 }, 5, 3, &mut three)?;
+/// assert_eq!(two, three[..10]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+pub fn start_matrix(stream: Stream, cols: usize, rank: u32, q: &mut [f32]) -> Result<(), Error> {
+    expect_len("start matrix", cols.saturating_mul(rank as usize), q.len())?;
+    start(stream, q.len(), |i, x| q[i] = x);
+    Ok(())
+}
+
+/// Calls `put` with each position below `count` and the element there.
+pub(super) fn start(stream: Stream, count: usize, mut put: impl FnMut(usize, f32)) {
+    // No worker has this rank: the words are never those of somebody's rounding.
+    let stream = Stream { step: 0, rank: u32::MAX, ..stream };
+    for block in 0..count.div_ceil(4) {
+        for (j, word) in stream.block(block as u32).into_iter().enumerate().take(count - 4 * block) {
+            // An odd multiple of 2^-24, exact in f32.
+            let odd = (2 * (word >> 8) + 1) as i32 - (1 << 24);
+            put(4 * block + j, odd as f32 / (1 << 24) as f32);
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! One bucket's grid: found from its values, and the fixed-point position of a value on it.
+
+use super::{Qsgd, Scale};
+use crate::gradient::Element;
+use crate::{Error, Result};
+
+/// Fraction bits of a fixed-point position.
+pub(super) const FRACTION_BITS: u32 = 23;
+/// The fraction bits' mask.
+pub(super) const FRACTION: u32 = (1 << FRACTION_BITS) - 1;
+/// Half of the distance between two levels.
+pub(super) const HALF: u32 = 1 << (FRACTION_BITS - 1);
+/// The bits of 1.0.
+pub(super) const ONE: u32 = 0x3f80_0000;
+
+/// Levels of a bucket of smaller magnitudes decode to numbers that are rounded as subnormal ones are.
+const FAINT: f32 = f32::from_bits((127 - 100) << FRACTION_BITS);
+
+const LANES: usize = 32;
+const INFINITY: u32 = 0x7f80_0000;
+const MAGNITUDE: u32 = 0x7fff_ffff;
+
+/// `1/s` for `s = 2^log_levels − 1`; `s` times it rounds to exactly 1.
+#[inline(always)]
+pub(super) fn inverse_levels(log_levels: u32) -> f32 {
+    1.0 / ((1u32 << log_levels) - 1) as f32
+}
+
+/// A bucket's grid, and what brings values onto it. With sign and magnitude, the grid is that of magnitudes.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Grid {
+    /// First and last point.
+    pub(super) low: f32,
+    pub(crate) high: f32,
+    /// The power of two that brings the largest magnitude near 1.
+    pub(super) power: f32,
+    /// `low` and `high` times `power`.
+    pub(super) scaled_low: f32,
+    pub(super) scaled_high: f32,
+    /// Reciprocal of `scaled_high − scaled_low`.
+    inverse: f32,
+}
+
+impl Grid {
+    #[inline(always)]
+    fn new(low: f32, high: f32, largest: u32) -> Self {
+        let exponent = largest >> FRACTION_BITS;
+        let power = f32::from_bits((254 - exponent).max(1) << FRACTION_BITS);
+        let (scaled_low, scaled_high) = (low * power, high * power);
+        let length = scaled_high - scaled_low;
+        let inverse = if length > 0.0 { 1.0 / length } else { 0.0 };
+        Grid { low, high, power, scaled_low, scaled_high, inverse }
+    }
+
+    /// The grid of one bucket, whose first element is element `start` of the tensor.
+    ///
+    /// # Errors
+    /// [`Error::NonFinite`] with the first offender.
+    #[inline(always)]
+    pub(crate) fn of<E: Element>(values: &[E], start: usize, scale: Scale, sign_magnitude: bool) -> Result<Self> {
+        let (largest, (low, high)) = match scale {
+            Scale::MaxNorm => {
+                let largest = largest_magnitude(values);
+                let norm = f32::from_bits(largest);
+                (largest, if sign_magnitude { (0.0, norm) } else { (-norm, norm) })
+            }
+            Scale::MinMax => {
+                let (low, high) = extremes(values);
+                // Sends -0 as +0, so that the bits do not depend on which zero came first.
+                (largest_magnitude(values), (low + 0.0, high + 0.0))
+            }
+        };
+        if largest >= INFINITY {
+            return Err(first_offender(values, start));
+        }
+        Ok(Grid::new(low, high, largest))
+    }
+
+    /// `value` as a fraction of the largest magnitude, of a grid of magnitudes: between −1 and 1, up to the rounding of a
+    /// product and a reciprocal; 0 where all values are.
+    #[inline(always)]
+    pub(crate) fn fraction(&self, value: f32) -> f32 {
+        value * self.power * self.inverse
+    }
+
+    /// Whether zero lies in the interval, so that no magnitude on the grid exceeds the grid's length.
+    #[inline(always)]
+    pub(super) fn holds_zero(&self) -> bool {
+        self.low <= 0.0 && self.high >= 0.0
+    }
+
+    /// Whether rounding to subnormal numbers may move decoded values by a share of the grid's length.
+    #[inline(always)]
+    pub(super) fn is_faint(&self) -> bool {
+        self.high.max(-self.low) < FAINT
+    }
+
+    /// The ends between which levels are decoded, and what brings decoded values to the scale of `scaled_low` and
+    /// `scaled_high`: scaled ends, among which nothing overflows or is rounded as a subnormal number, unless decoding
+    /// does the latter.
+    #[inline(always)]
+    pub(super) fn ends(&self) -> (f32, f32, f32) {
+        if self.is_faint() { (self.low, self.high, self.power) } else { (self.scaled_low, self.scaled_high, 1.0) }
+    }
+
+    /// Where `value` (its magnitude, with sign and magnitude) lies between the ends: 0 to 2^23.
+    #[inline(always)]
+    pub(super) fn position(&self, scaled: f32) -> u32 {
+        let part = (scaled - self.scaled_low) * self.inverse;
+        (part + 1.0).to_bits().wrapping_sub(ONE)
+    }
+}
+
+/// `position · s`, in units of 2^-23 levels.
+#[inline(always)]
+pub(super) fn in_levels(position: u32, log_levels: u32) -> u32 {
+    (position << log_levels).wrapping_sub(position)
+}
+
+/// The decoded value of `level` (negative for negative values with sign and magnitude).
+#[inline(always)]
+pub(super) fn point<const SIGN_MAGNITUDE: bool>(level: i32, inverse_levels: f32, low: f32, high: f32) -> f32 {
+    let part = level as f32 * inverse_levels;
+    if SIGN_MAGNITUDE { part * high } else { low * (1.0 - part) + high * part }
+}
+
+#[inline(always)]
+fn magnitude<E: Element>(value: E) -> u32 {
+    value.to_f32().to_bits() & MAGNITUDE
+}
+
+/// The bits of the largest magnitude; those of NaN exceed those of infinity, which exceed all others.
+#[inline(always)]
+fn largest_magnitude<E: Element>(values: &[E]) -> u32 {
+    let mut largest = [0u32; LANES];
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    for chunk in chunks {
+        for lane in 0..LANES {
+            largest[lane] = largest[lane].max(magnitude(chunk[lane]));
+        }
+    }
+    let largest = largest.into_iter().fold(0, u32::max);
+    rest.iter().fold(largest, |largest, &value| largest.max(magnitude(value)))
+}
+
+/// Smallest and largest value; meaningless with NaN among them.
+#[inline(always)]
+fn extremes<E: Element>(values: &[E]) -> (f32, f32) {
+    let (mut low, mut high) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    for chunk in chunks {
+        for lane in 0..LANES {
+            let value = chunk[lane].to_f32();
+            low[lane] = if value < low[lane] { value } else { low[lane] };
+            high[lane] = if value > high[lane] { value } else { high[lane] };
+        }
+    }
+    let rest = || rest.iter().map(|value| value.to_f32());
+    let smallest = low.into_iter().chain(rest()).fold(f32::INFINITY, |a, b| if b < a { b } else { a });
+    let largest = high.into_iter().chain(rest()).fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
+    (smallest, largest)
+}
+
+#[cold]
+#[inline(never)]
+fn first_offender<E: Element>(values: &[E], start: usize) -> Error {
+    let (index, value) = values
+        .iter()
+        .enumerate()
+        .map(|(i, value)| (start + i, value.to_f32()))
+        .find(|(_, value)| !value.is_finite())
+        .unwrap_or((start, f32::NAN));
+    Error::NonFinite { index, value }
+}
+
+impl Qsgd {
+    /// The grid of the bucket that begins at element `start`.
+    #[inline(always)]
+    pub(super) fn grid<E: Element>(&self, values: &[E], start: usize) -> Result<Grid> {
+        let end = values.len().min(start.saturating_add(self.bucket as usize));
+        Grid::of(&values[start..end], start, self.scale, self.sign_magnitude())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_number_of_levels_times_its_inverse_is_one() {
+        for log_levels in 1..=8 {
+            assert_eq!(((1u32 << log_levels) - 1) as f32 * super::inverse_levels(log_levels), 1.0);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! TopK whose kept values travel in a few bits: a sign, and which of 1 to 128 bins the magnitude is in.
+//!
+//! The bins divide the magnitudes from the smallest that is kept (zeros aside) to the largest evenly by their bits as
+//! f32, which is nearly geometrically: an f32's bits are a piecewise linear logarithm. What a bin decodes to is the mean
+//! of the magnitudes in it, and these means travel with the payload. Bins and means come of integers alone, so that the
+//! bytes are the same whatever adds them up, in whatever order. Zeros that are kept belong to the lowest bin. A bin's
+//! mean errs by less than zeros would, so that this is a contraction, as TopK is.
+//!
+//! # Payload body
+//! `parameter` is k. `variant` holds the bits per value, 1 to 8, in bits 0–3, and the position layout of
+//! [`topk`](super::topk) in bits 4–5; the others are 0.
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 4 × 2^(bits − 1) | what each bin decodes to, f32 little-endian, 0 for empty ones |
+//! | ⌈k × bits / 8⌉ | codes in order of position, packed from bit 0 on: the bin, and in the highest bit the sign |
+//! | the rest | positions, as in [`topk`](super::topk) |
+//!
+//! Padding bits are 0.
+//!
+//! # Encoding
+//! With `low` and `high` the bits of the smallest and the largest magnitude, a magnitude `m` is in bin
+//! `⌊(m − low) · bins / (high − low + 1)⌋`. A bin's mean is ⌊sum / count⌋ of its magnitudes in units of 2^-31 of the power
+//! of two that the largest of them reaches, each rounded down; as f32 it is rounded down again.
+//! Equal magnitudes therefore come back as they were.
+
+mod bins;
+mod decode;
+mod encode;
+mod measure;
+mod stat;
+mod sums;
+mod whole;
+
+pub(super) use decode::stated;
+pub use decode::{Body, decode};
+pub use measure::{measure, measure_workspace_len};
+pub use whole::{Keep, header, of_payload};
+
+use super::Compressor;
+use super::bits::packed_len;
+use super::positions::{Layout, Writer};
+use super::topk::{check_keep, write_positions};
+use super::wire::{self, HEADER_LEN, Header, Method};
+use crate::error::expect_room;
+use crate::gradient::{Dtype, Gradient, Shape, with_elements};
+use crate::rng::Stream;
+use crate::select;
+use crate::{Error, Result};
+
+/// Keeps the `keep` elements of largest magnitude, as [`TopK`](super::topk::TopK) does, and sends each value in `bits`
+/// bits.
+///
+/// # Complexity
+/// Encoding takes O(n) time, half a word of workspace per element and half a word per element kept.
+///
+/// ```
+/// use lgreco_compress::{Compressor, decode, quantised_topk::QuantisedTopK};
+/// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+/// use lgreco_core::rng::Stream;
+/// let gradient = Gradient::new(Values::F32(&[0.5, -8.0, 0.25, 2.0, 1.5]), Shape::new(5, 1)?)?;
+/// let top = QuantisedTopK { keep: 3, bits: 2 };
+/// let mut workspace = vec![0; top.encode_workspace_len(gradient.shape(), Dtype::F32)];
+/// let mut payload = [0; 16 + 2 * 4 + 1 + 1]; // header, means, codes, positions
+/// assert_eq!(top.encode(&gradient, Stream::default(), &mut workspace, &mut payload)?, payload.len());
+/// let mut decoded = [f32::NAN; 5];
+/// decode(&payload, &mut decoded)?;
+/// assert_eq!(decoded, [0.0, -8.0, 0.0, 1.75, 1.75]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QuantisedTopK {
+    /// Number of elements kept: between 1 and the number of elements, or 0 of a tensor without elements.
+    pub keep: u32,
+    /// Bits per value, the sign among them: 1 to 8.
+    pub bits: u8,
+}
+
+/// Lengths of a payload's parts, in bytes.
+struct Parts {
+    means: usize,
+    codes: usize,
+    layout: Layout,
+}
+
+impl Parts {
+    fn body_len(&self) -> u64 {
+        (self.means + self.codes) as u64 + self.layout.bytes()
+    }
+}
+
+impl QuantisedTopK {
+    pub(super) fn check(&self) -> Result<()> {
+        Error::require((1..=8).contains(&self.bits), "bits per kept value", self.bits.into(), "1 to 8")
+    }
+
+    fn parts(&self, elements: usize) -> Result<Parts> {
+        self.check()?;
+        check_keep(self.keep, elements)?;
+        let codes = packed_len(self.keep.into(), self.bits) as usize;
+        Ok(Parts { means: 4 << (self.bits - 1), codes, layout: Layout::new(elements as u32, self.keep) })
+    }
+
+    fn header(&self, shape: Shape, layout: Layout) -> Header {
+        let variant = self.bits | (layout.coding as u8) << 4;
+        Header { method: Method::QuantisedTopK, variant, parameter: self.keep, shape }
+    }
+}
+
+impl Compressor for QuantisedTopK {
+    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
+        wire::payload_len(self.parts(shape.elements())?.body_len(), shape)
+    }
+
+    fn encode_workspace_len(&self, shape: Shape, _: Dtype) -> usize {
+        let elements = shape.elements();
+        select::workspace_len(elements) + (self.keep as usize).min(elements).div_ceil(2)
+    }
+
+    /// As [`Compressor::encode`]; uses no random bits.
+    fn encode(&self, gradient: &Gradient<'_>, _: Stream, workspace: &mut [u64], payload: &mut [u8]) -> Result<usize> {
+        let shape = gradient.shape();
+        let (parts, len) = (self.parts(shape.elements())?, self.payload_len(shape, Dtype::F32)?);
+        expect_room("payload bytes", len, payload.len())?;
+        expect_room("workspace words", self.encode_workspace_len(shape, Dtype::F32), workspace.len())?;
+        self.header(shape, parts.layout).write(payload)?;
+        let (means, rest) = payload[HEADER_LEN..len].split_at_mut(parts.means);
+        let (codes, positions) = rest.split_at_mut(parts.codes);
+        let (workspace, kept) = workspace.split_at_mut(select::workspace_len(shape.elements()));
+        let kept: &mut [u32] = &mut bytemuck::cast_slice_mut(kept)[..self.keep as usize];
+        if self.keep > 0 {
+            let mut places = &mut *kept;
+            let writer = Writer::new(parts.layout, positions);
+            with_elements!(gradient.values(), v => {
+                write_positions(v, parts.layout, self.keep, workspace, writer, |bits| {
+                    let (here, rest) = core::mem::take(&mut places).split_at_mut(bits.len());
+                    here.copy_from_slice(bits);
+                    places = rest;
+                })
+            })?;
+        }
+        encode::quantise_kept(self.bits, kept, means, codes);
+        Ok(len)
+    }
+}

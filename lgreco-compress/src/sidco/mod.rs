@@ -1,0 +1,203 @@
+//! SIDCo: a magnitude threshold for a wanted density, from a distribution fitted to the magnitudes instead of a selection.
+//!
+//! The first stage fits all magnitudes and takes the threshold that a quarter of them should exceed; every further stage
+//! fits what the elements above the threshold exceed it by, each raising it by the same ratio of densities until the
+//! density is reached. One stage fits everything at once. What exceeds the last threshold is sent, in
+//! [`topk`]'s payload; all elements are sent where that takes fewer bytes, for then no positions are.
+//!
+//! How far the density comes out right depends on the tail and the number of stages: with heavy tails more
+//! stages send less, with light ones more. Whatever the fit says, between half and twice the wanted number of elements are sent (of a gradient that
+//! is not zero): outside that, exactly the half or the double, the largest; as many as wanted where nothing can be fitted
+//! (all magnitudes equal) or fewer than [`SMALLEST`] elements make a fit meaningless.
+//!
+//! # Fits
+//! With mean μ and variance σ² of what is fitted, for density δ:
+//!
+//! | fit | threshold |
+//! |---|---|
+//! | exponential | `−μ ln δ` |
+//! | gamma, by maximum likelihood | `θ Q⁻¹(α, δ)`; `s = ln μ − mean ln`, `α = (3 − s + √((s − 3)² + 24 s)) / (12 s)`, `θ = μ / α` |
+//! | generalised Pareto, by moments | `β (1 − δ^κ) / κ`; `q = μ² / σ²`, `β = μ (q + 1) / 2`, `κ = (q − 1) / 2` |
+//!
+//! Excesses are taken over the least element above the threshold before.
+//!
+//! # Source
+//! Abdelmoniem et al., "An efficient statistical-based gradient compression technique for distributed training systems",
+//! MLSys 2021, as in the authors' code. Deviations: (1) further stages only where the density is below a quarter; (2)
+//! half and twice the wanted number as bounds; (3) the number of stages does not change by itself.
+
+mod estimate;
+mod gamma;
+
+use super::topk::{self, AtLeast, TopK};
+use super::{Compressor, hard_threshold};
+use crate::error::expect_room;
+use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
+use crate::rng::Stream;
+use crate::select;
+use crate::{Error, Result};
+use core::slice::from_mut;
+
+/// Elements below which nothing is fitted.
+pub const SMALLEST: usize = 1000;
+
+/// Each is a pass over the elements; no density in f64 has as many halvings.
+const MOST_STAGES: u32 = 1100;
+
+/// Which distributions are fitted to magnitudes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Fit {
+    /// Exponential in all stages (SIDCo-E), the cheapest.
+    #[default]
+    Exponential = 0,
+    /// Gamma first, then generalised Pareto (SIDCo-GP); takes a logarithm per element.
+    GammaPareto = 1,
+    /// Generalised Pareto in all stages (SIDCo-P).
+    Pareto = 2,
+}
+
+/// Sends about `density` of the elements, those above an estimated threshold.
+///
+/// # Complexity
+/// Encoding is two passes, one per stage and, when the estimate is off, a selection; half a word of workspace per element.
+///
+/// ```
+/// use lgreco_compress::{Compressor, sidco::{Fit, Sidco}, wire::Payload};
+/// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+/// use lgreco_core::rng::Stream;
+/// // The quantiles of an exponential distribution, with both signs.
+/// let values: Vec<f32> = (0..10_000).map(|i| (1.0 - (i as f32 + 0.5) / 1e4).ln() * if i % 2 == 0 { 1.0 } else { -1.0 }).collect();
+/// let gradient = Gradient::new(Values::F32(&values), Shape::new(100, 100)?)?;
+/// let sidco = Sidco { density: 0.01, fit: Fit::Exponential, stages: 2, values: Dtype::F32 };
+/// let mut workspace = vec![0; sidco.encode_workspace_len(gradient.shape(), Dtype::F32)];
+/// let mut payload = vec![0; sidco.payload_len(gradient.shape(), Dtype::F32)?];
+/// let len = sidco.encode(&gradient, Stream::default(), &mut workspace, &mut payload)?;
+/// let sent = Payload::parse(&payload[..len])?.header.parameter;
+/// assert!((98..=102).contains(&sent), "{sent}");
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sidco {
+    /// The wanted share of elements, in (0, 1].
+    pub density: f64,
+    /// What is fitted.
+    pub fit: Fit,
+    /// Number of stages, 1 to 1100. Workers may differ in it.
+    pub stages: u32,
+    /// The type the values are sent in, rounded to nearest.
+    pub values: Dtype,
+}
+
+/// What is sent of a gradient.
+enum Selected {
+    /// What reaches a magnitude, given by its bits.
+    AtLeast { magnitude: u32, count: u32 },
+    /// So many of the largest.
+    Largest(u32),
+}
+
+impl Sidco {
+    pub(super) fn check(&self) -> Result<()> {
+        Error::require((1..=MOST_STAGES).contains(&self.stages), "stages", self.stages.into(), "1 to 1100")?;
+        TopK::with_density(self.density, 1, self.values).map(|_| ())
+    }
+
+    fn top(&self, keep: u32) -> TopK {
+        TopK { keep, values: self.values }
+    }
+
+    /// The wanted number of elements.
+    fn target(&self, elements: usize) -> Result<u32> {
+        self.check()?;
+        Ok(TopK::with_density(self.density, elements, self.values)?.keep)
+    }
+
+    fn select<T: Element>(&self, values: &[T]) -> Result<Selected> {
+        let target = self.target(values.len())?;
+        if select::count_at_least(values, 1)? == 0 {
+            return Ok(Selected::AtLeast { magnitude: 1, count: 0 });
+        }
+        let estimated = if values.len() < SMALLEST { None } else { estimate::threshold(self, values) };
+        let Some(magnitude) = estimated else { return Ok(Selected::Largest(target)) };
+        let count = select::count_at_least(values, magnitude)?;
+        let within = count.clamp(target.div_ceil(2), target.saturating_mul(2).min(values.len() as u32));
+        if within == count { Ok(Selected::AtLeast { magnitude, count }) } else { Ok(Selected::Largest(within)) }
+    }
+}
+
+impl Compressor for Sidco {
+    /// The length with twice the wanted number of elements.
+    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
+        let elements = shape.elements();
+        let target = self.target(elements)?;
+        let most = target.saturating_mul(2).min(elements as u32);
+        // A tensor sent whole needs no positions and may be shorter than most of it.
+        Ok(topk::payload_len(most, shape, self.values)?.max(topk::payload_len(target, shape, self.values)?))
+    }
+
+    fn has_fixed_len(&self) -> bool {
+        false
+    }
+
+    fn encode_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
+        self.top(1).encode_workspace_len(shape, dtype)
+    }
+
+    /// As [`Compressor::encode`]; uses no random bits.
+    ///
+    /// # Errors
+    /// Also [`Error::ElementOverflow`] when an element sent is too large for [`values`](Sidco::values).
+    fn encode(
+        &self,
+        gradient: &Gradient<'_>,
+        stream: Stream,
+        workspace: &mut [u64],
+        payload: &mut [u8],
+    ) -> Result<usize> {
+        let room = self.encode_workspace_len(gradient.shape(), Dtype::F32);
+        expect_room("workspace words", room, workspace.len())?;
+        match with_elements!(gradient.values(), v => self.select(v))? {
+            Selected::AtLeast { magnitude, count } => {
+                AtLeast { magnitude, count, values: self.values }.encode(gradient, workspace, payload)
+            }
+            Selected::Largest(keep) => self.top(keep).encode(gradient, stream, workspace, payload),
+        }
+    }
+}
+
+/// Words of workspace that a row needs.
+pub const fn measure_workspace_len(shape: Shape) -> usize {
+    topk::measure_workspace_len(shape, 1)
+}
+
+/// The squared error of compressing `gradient` as `base`, at each of `densities` instead of its own. Hands `found` the index
+/// and the length in bytes of each payload.
+///
+/// # Complexity
+/// About an encode per density, plus two passes.
+pub(super) fn measure(
+    gradient: &Gradient<'_>,
+    base: Sidco,
+    densities: &[f64],
+    workspace: &mut [u64],
+    squared_errors: &mut [f64],
+    mut found: impl FnMut(usize, usize),
+) -> Result<()> {
+    let shape = gradient.shape();
+    expect_room("workspace words", measure_workspace_len(shape), workspace.len())?;
+    for (index, (&density, error)) in densities.iter().zip(squared_errors).enumerate() {
+        let sidco = Sidco { density, ..base };
+        match with_elements!(gradient.values(), v => sidco.select(v))? {
+            Selected::AtLeast { magnitude, .. } => {
+                let (lambda, error) = ([f32::from_bits(magnitude)], from_mut(error));
+                hard_threshold::measure(gradient, base.values, &lambda, workspace, error, |_, len| found(index, len))?;
+            }
+            Selected::Largest(keep) => {
+                topk::measure(gradient, base.values, &[keep], workspace, from_mut(error))?;
+                found(index, topk::payload_len(keep, shape, base.values)?);
+            }
+        }
+    }
+    Ok(())
+}

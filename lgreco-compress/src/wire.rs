@@ -1,0 +1,196 @@
+//! The 16-byte header every payload starts with, all fields little-endian:
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 0 | magic, `0x4c` (`L`) |
+//! | 1 | version, 1 |
+//! | 2 | [`Method`] |
+//! | 3 | `variant`: the method's small parameters (bit width, scale, value type) |
+//! | 4..8 | `parameter`: bucket size (QSGD), kept values (TopK), rank (PowerSGD), values sent (AdaComp), group size (LoCo), 0 (dense) |
+//! | 8..12 | rows of the tensor |
+//! | 12..16 | columns of the tensor |
+//!
+//! [`Payload::parse`] checks the header; each method checks that the body has exactly the length the header implies
+//! and that nothing in it can lead outside the tensor. The header alone implies the length, so payloads can stand one after
+//! the other ([`stated_len`](super::stated_len)).
+//!
+//! A header implies the payload's length. Most methods have one length per shape (`has_fixed_len`), which is known
+//! before anything is encoded. Where the values decide (hard thresholds, SIDCo, AdaComp), `payload_len` is a bound
+//! that buffers are made for, tables hold measured lengths, and messages of an exchange are as long as they need to
+//! be: an all-gather of 24 bytes tells everybody's length, and receivers believe it only up to the bound. Sizes
+//! everywhere include all that a worker sends for the layer, these 16 bytes too; tests hold each of them against the
+//! real encoder.
+
+use crate::gradient::Shape;
+use crate::{Error, Result};
+
+/// Bytes of the header.
+pub const HEADER_LEN: usize = 16;
+/// First byte of every payload.
+pub const MAGIC: u8 = b'L';
+/// Second byte of every payload.
+pub const VERSION: u8 = 1;
+
+/// The compression method, as it stands in the header.
+///
+/// ```
+/// # use lgreco_compress::wire::Method;
+/// assert_eq!([Method::Dense, Method::Qsgd, Method::TopK, Method::PowerSgd].map(|m| m as u8), [0, 1, 2, 3]);
+/// assert_eq!([Method::AdaComp, Method::LoCo, Method::QuantisedTopK].map(|m| m as u8), [4, 5, 6]);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Method {
+    /// Uncompressed values.
+    Dense = 0,
+    /// Bucketed quantisation.
+    Qsgd = 1,
+    /// The largest magnitudes with their positions.
+    TopK = 2,
+    /// A product of two thin matrices.
+    PowerSgd = 3,
+    /// One magnitude with signs at positions.
+    AdaComp = 4,
+    /// 4-bit codes in groups.
+    LoCo = 5,
+    /// The largest magnitudes, each as a sign and a bin, with their positions.
+    QuantisedTopK = 6,
+}
+
+const METHODS: [Method; 7] =
+    [Method::Dense, Method::Qsgd, Method::TopK, Method::PowerSgd, Method::AdaComp, Method::LoCo, Method::QuantisedTopK];
+
+/// A payload's header.
+///
+/// ```
+/// use lgreco_compress::wire::{HEADER_LEN, Header, Method, Payload};
+/// use lgreco_core::gradient::Shape;
+/// let header = Header { method: Method::TopK, variant: 0, parameter: 41, shape: Shape::new(64, 64)? };
+/// let mut payload = [0; HEADER_LEN];
+/// header.write(&mut payload)?;
+/// assert_eq!(Payload::parse(&payload)?.header, header);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What compressed it.
+    pub method: Method,
+    /// The method's small parameters.
+    pub variant: u8,
+    /// The method's large parameter.
+    pub parameter: u32,
+    /// Shape of the tensor.
+    pub shape: Shape,
+}
+
+impl Header {
+    /// Writes the header into the first [`HEADER_LEN`] bytes of `payload`.
+    ///
+    /// # Errors
+    /// [`Error::Length`] when `payload` is shorter.
+    pub fn write(&self, payload: &mut [u8]) -> Result<()> {
+        crate::error::expect_room("payload bytes", HEADER_LEN, payload.len())?;
+        payload[..4].copy_from_slice(&[MAGIC, VERSION, self.method as u8, self.variant]);
+        payload[4..8].copy_from_slice(&self.parameter.to_le_bytes());
+        payload[8..12].copy_from_slice(&(self.shape.rows() as u32).to_le_bytes());
+        payload[12..16].copy_from_slice(&(self.shape.cols() as u32).to_le_bytes());
+        Ok(())
+    }
+
+    /// `Err` unless it is of this method.
+    pub(super) fn expect_method(&self, method: Method) -> Result<()> {
+        expect("method", method as u64, self.method as u64)
+    }
+
+    /// `Err` unless it has this variant.
+    pub(super) fn expect_variant(&self, variant: u8) -> Result<()> {
+        expect("variant", variant.into(), self.variant.into())
+    }
+
+    /// `Err` unless it has this parameter.
+    pub(super) fn expect_parameter(&self, parameter: u32) -> Result<()> {
+        expect("parameter", parameter.into(), self.parameter.into())
+    }
+}
+
+/// Bytes of a payload with as long a body.
+pub(super) fn payload_len(body: u64, shape: Shape) -> Result<usize> {
+    let len = usize::try_from(HEADER_LEN as u64 + body);
+    len.map_err(|_| Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })
+}
+
+fn expect(what: &'static str, expected: u64, found: u64) -> Result<()> {
+    if expected == found { Ok(()) } else { Err(Error::PayloadHeader { what, expected, found }) }
+}
+
+/// A payload whose header has been checked.
+///
+/// ```
+/// use lgreco_compress::wire::Payload;
+/// let bytes = [b'L', 1, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0x00, 0x3c]; // one dense f16
+/// let payload = Payload::parse(&bytes)?;
+/// assert_eq!((payload.header.shape.elements(), payload.body), (1, [0x00, 0x3c].as_slice()));
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Payload<'a> {
+    /// The header.
+    pub header: Header,
+    /// What follows it.
+    pub body: &'a [u8],
+}
+
+impl<'a> Payload<'a> {
+    /// Splits bytes into header and body.
+    ///
+    /// # Errors
+    /// [`Error::Length`] when shorter than a header; [`Error::PayloadHeader`] on a wrong magic or version;
+    /// [`Error::PayloadField`] on an unknown method;
+    /// [`Error::TooManyElements`] on a shape of 2^32 elements or more.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self> {
+        crate::error::expect_room("payload bytes", HEADER_LEN, bytes.len())?;
+        let (header, body) = bytes.split_at(HEADER_LEN);
+        expect("magic", MAGIC.into(), header[0].into())?;
+        expect("version", VERSION.into(), header[1].into())?;
+        let method = METHODS.into_iter().find(|&m| m as u8 == header[2]).ok_or(Error::PayloadField {
+            what: "method",
+            largest: Method::QuantisedTopK as u64,
+            found: header[2] as u64,
+        })?;
+        let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        let shape = Shape::new(word(8) as usize, word(12) as usize)?;
+        Ok(Payload { header: Header { method, variant: header[3], parameter: word(4), shape }, body })
+    }
+
+    /// The body, when it has exactly `expected` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Length`] when it has more or fewer.
+    pub fn body_of_len(&self, expected: usize) -> Result<&'a [u8]> {
+        crate::error::expect_len("payload body bytes", expected, self.body.len())?;
+        Ok(self.body)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_round_trips_and_strangers_are_refused() {
+        let header = Header { method: Method::TopK, variant: 3, parameter: 77, shape: Shape::new(5, 9).unwrap() };
+        let mut bytes = [0u8; HEADER_LEN + 2];
+        header.write(&mut bytes).unwrap();
+        let payload = Payload::parse(&bytes).unwrap();
+        assert_eq!((payload.header, payload.body.len()), (header, 2));
+        for (at, value) in [(0, b'M'), (1, 2), (2, 9)] {
+            let mut wrong = bytes;
+            wrong[at] = value;
+            assert!(matches!(
+                Payload::parse(&wrong),
+                Err(Error::PayloadHeader { .. } | Error::PayloadField { what: "method", largest: 6, found: 9 })
+            ));
+        }
+        assert!(matches!(Payload::parse(&bytes[..15]), Err(Error::Length { .. })));
+    }
+}

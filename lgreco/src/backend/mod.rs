@@ -1,0 +1,167 @@
+//! Where rows are measured and payloads made: the interface every backend has, and the CPU as its reference.
+
+#[cfg(feature = "rayon")]
+mod parallel;
+
+#[cfg(feature = "rayon")]
+pub use parallel::Parallel;
+
+use crate::compress::{Candidates, Compressor, Setting, decode};
+use crate::error::{expect_len, expect_room};
+use crate::gradient::Gradient;
+use crate::rng::Stream;
+use crate::{Error, Result};
+use core::fmt;
+
+/// One row to measure, of a gradient in host memory, or, for a backend's own calls, of one elsewhere.
+///
+/// ```
+/// use lgreco::backend::Job;
+/// use lgreco::compress::{Candidates, qsgd::Qsgd};
+/// use lgreco::gradient::{Gradient, Shape, Values};
+/// use lgreco::rng::Stream;
+/// let gradient = Gradient::new(Values::F32(&[1.0, 2.0]), Shape::new(2, 1)?)?;
+/// let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 3, 4] };
+/// let job = Job { gradient, candidates, stream: Stream::default() };
+/// assert_eq!(job.candidates.len(), 3); // places in the row
+/// # Ok::<(), lgreco::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Job<'a, G = Gradient<'a>> {
+    /// The layer's gradient.
+    pub gradient: G,
+    /// What it is to be measured under.
+    pub candidates: Candidates<'a>,
+    /// Source of start matrices.
+    pub stream: Stream,
+}
+
+/// An error, a backend's own or the core's, and the job of the batch that it is about.
+///
+/// ```
+/// use lgreco::{Error, backend::JobError};
+/// let failed = JobError { job: Some(2), error: Error::NonFinite { index: 7, value: f32::NAN } };
+/// assert_eq!(failed.to_string(), "job 2: element 7 is NaN: gradients must be finite");
+/// let failed = JobError { job: None, error: Error::Device { what: "it is lost" } };
+/// assert_eq!(failed.to_string(), "the device failed: it is lost");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct JobError<E = Error> {
+    /// Index of the job in its batch; `None` when the batch as a whole failed.
+    pub job: Option<usize>,
+    /// What went wrong.
+    pub error: E,
+}
+
+impl<E: fmt::Display> fmt::Display for JobError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.job {
+            Some(job) => write!(f, "job {job}: {}", self.error),
+            None => self.error.fmt(f),
+        }
+    }
+}
+
+impl<E: fmt::Debug + fmt::Display> core::error::Error for JobError<E> {}
+
+/// An error of the batch as a whole.
+impl<E> From<E> for JobError<E> {
+    fn from(error: E) -> Self {
+        JobError { job: None, error }
+    }
+}
+
+/// Something that measures rows, encodes and decodes. Integer results (codes, indices, payload bytes of QSGD and TopK)
+/// are equal bit for bit on every backend; measured errors agree within the bound each backend documents.
+///
+/// ```
+/// use lgreco::backend::{Backend, Job, JobError, Portable};
+/// /// Works with any backend.
+/// fn rows(backend: &mut dyn Backend, jobs: &[Job<'_>]) -> Result<Vec<f64>, JobError> {
+///     let mut workspace = vec![0; backend.workspace_len(jobs)];
+///     let mut rows = vec![0.0; jobs.iter().map(|job| job.candidates.len()).sum()];
+///     backend.measure(jobs, &mut workspace, &mut rows)?;
+///     Ok(rows)
+/// }
+/// assert_eq!(rows(&mut Portable, &[]), Ok(vec![]));
+/// ```
+pub trait Backend {
+    /// Words of workspace that [`measure`](Backend::measure) needs for `jobs`.
+    fn workspace_len(&self, jobs: &[Job<'_>]) -> usize;
+
+    /// Measures all `jobs` as one batch and writes their rows one after another into `rows` (see
+    /// [`Candidates::measure`]).
+    ///
+    /// # Errors
+    /// The first job that fails, with its reason. Of no job in particular: [`Error::Length`] when `rows` has not one place
+    /// per candidate or `workspace` is shorter than [`workspace_len`](Backend::workspace_len), and what goes wrong with a
+    /// device while it works on all.
+    fn measure(&mut self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError>;
+
+    /// Compresses `gradient` under `setting`, on the CPU unless the backend does so itself; see [`Compressor::encode`].
+    ///
+    /// # Errors
+    /// As [`Compressor::encode`].
+    fn encode(
+        &mut self,
+        setting: &Setting,
+        gradient: &Gradient<'_>,
+        stream: Stream,
+        workspace: &mut [u64],
+        payload: &mut [u8],
+    ) -> Result<usize> {
+        setting.encode(gradient, stream, workspace, payload)
+    }
+
+    /// Decodes any payload into `values`, on the CPU unless the backend does so itself; see [`decode`].
+    ///
+    /// # Errors
+    /// As [`decode`].
+    fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<()> {
+        decode(payload, values).map(drop)
+    }
+}
+
+/// The CPU, one core: the reference the other backends are compared with.
+///
+/// ```
+/// use lgreco::backend::{Backend, Job, Portable};
+/// use lgreco::compress::Candidates;
+/// use lgreco::gradient::{Dtype, Gradient, Shape, Values};
+/// use lgreco::rng::Stream;
+/// let gradient = Gradient::new(Values::F32(&[3.0, 0.0, -1.0, 2.0]), Shape::new(2, 2)?)?;
+/// let candidates = Candidates::TopK { values: Dtype::F32, keeps: &[1, 2, 3] };
+/// let jobs = [Job { gradient, candidates, stream: Stream::default() }];
+/// let mut workspace = vec![0; Portable.workspace_len(&jobs)];
+/// let mut row = [0.0; 3];
+/// Portable.measure(&jobs, &mut workspace, &mut row)?;
+/// assert_eq!(row, [5.0, 1.0, 0.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Portable;
+
+impl Backend for Portable {
+    fn workspace_len(&self, jobs: &[Job<'_>]) -> usize {
+        let of_job = |job: &Job<'_>| {
+            let (shape, dtype) = (job.gradient.shape(), job.gradient.values().dtype());
+            job.candidates.measure_workspace_len(shape, dtype)
+        };
+        jobs.iter().map(of_job).max().unwrap_or(0)
+    }
+
+    fn measure(&mut self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
+        let total = jobs.iter().map(|job| job.candidates.len()).sum();
+        expect_len("rows, one place per candidate", total, rows.len())?;
+        expect_room("workspace", self.workspace_len(jobs), workspace.len())?;
+        let mut rest = rows;
+        for (index, job) in jobs.iter().enumerate() {
+            let (row, next) = rest.split_at_mut(job.candidates.len());
+            job.candidates
+                .measure(&job.gradient, job.stream, workspace, row)
+                .map_err(|error| JobError { job: Some(index), error })?;
+            rest = next;
+        }
+        Ok(())
+    }
+}

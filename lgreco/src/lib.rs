@@ -1,0 +1,82 @@
+//! Decides, layer by layer, how hard to compress each gradient, and compresses it. What a training loop needs besides is
+//! `lgreco-train`.
+//!
+//! Data goes one way: gradients → measured rows → [`table`] → [`plan`] → [`compress`] → payloads. Tables and planners are
+//! `lgreco-core`'s, compressors `lgreco-compress`'s; their modules stand here under the same names, with what measures a
+//! model ([`search`], by a [`backend`]) and reads and writes files.
+//!
+//! ```
+//! use lgreco::backend::Portable;
+//! use lgreco::compress::{Compressor, decode};
+//! use lgreco::gradient::{Dtype, Values};
+//! use lgreco::plan::{self, Solver, budget::Budget};
+//! use lgreco::rng::Stream;
+//! use lgreco::search::{Layer, Method, Search};
+//!
+//! // Two layers, the second with much smaller gradients.
+//! let wave = |scale: f32| (0..65536).map(|i| scale * (i as f32).sin()).collect::<Vec<f32>>();
+//! let (fc1, fc2) = (wave(1.0), wave(0.01));
+//! let layers = [
+//!     Layer::new("fc1.weight", &[256, 256], Values::F32(&fc1))?,
+//!     Layer::new("fc2.weight", &[256, 256], Values::F32(&fc2))?,
+//! ];
+//!
+//! // Measure 2 to 8 bits on each, then choose: the error of 4 bits everywhere, in fewer bits.
+//! let measured = Search::new(Method::Qsgd).measure(&layers, &mut Portable)?;
+//! let table = measured.table.view();
+//! let budget = Budget::Defaults { alpha: 1.0, options: &measured.defaults };
+//! let plan = plan::solve(&table, budget, Solver::default())?;
+//! let uniform: u64 = table.chosen(&measured.defaults)?.map(|choice| choice.size).sum();
+//! assert!(plan.summary().proven() && plan.summary().size < uniform);
+//!
+//! // Compress each layer by the plan. Every worker has its own rank, every step its own number.
+//! for (layer, &option) in plan.options().iter().enumerate() {
+//!     let (gradient, setting) = (layers[layer].gradient(), measured.setting(layer, option as usize)?);
+//!     let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), Dtype::F32)];
+//!     let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32)?];
+//!     let stream = Stream { seed: 1, step: 0, layer: layer as u32, rank: 0 };
+//!     setting.encode(&gradient, stream, &mut workspace, &mut payload)?;
+//!     assert_eq!(8 * payload.len() as u64, table.layer(layer)[option as usize].size);
+//!
+//!     let mut decoded = vec![0.0; gradient.shape().elements()];
+//!     decode(&payload, &mut decoded)?;
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Units
+//! * `size`: bits that one worker puts on the wire for one layer, header included; `u64`.
+//! * `squared error`: squared L2 norm of `gradient − decode(encode(gradient))`, in `f64`; `error` is what the chosen
+//!   metric makes of it.
+//! * workspaces: counted in 8-byte words (`&mut [u64]`), one type for every call, of which parts are carved out as f32, f64 or
+//!   u32; stale content never changes a result (tests fill them with garbage).
+//!
+//! # Features
+//! With none the crate is `no_std` without an allocator.
+//! * `std` (default): run-time choice of vector instructions; without it, loops use those the target is compiled for.
+//!   Results are the same bits. Implies `alloc`.
+//! * `alloc`: named tables, owned plans, the planner that allocates its workspace, and the module `search`.
+//! * `gemm`: a faster matrix product for [PowerSGD](compress::powersgd) at high ranks, which gives up its equality of bits
+//!   between processors. Implies `std`.
+//! * `rayon`: `backend::Parallel`, which measures layers in parallel; long layers are compressed and decoded on all cores
+//!   of rayon's current thread pool, with the same bits. A thread of that pool that waits for such a layer may do another
+//!   task of the pool meanwhile, so tasks of the same pool must not block in collectives. Implies `std`.
+//! * `json`: the module `file`, which reads and writes table and plan files. Implies `alloc`.
+#![no_std]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![forbid(unsafe_code)]
+
+#[cfg(any(test, feature = "alloc"))]
+extern crate alloc;
+#[cfg(any(test, feature = "std"))]
+extern crate std;
+
+pub mod backend;
+#[cfg(feature = "json")]
+pub mod file;
+#[cfg(feature = "alloc")]
+pub mod search;
+pub mod table;
+
+pub use lgreco_compress as compress;
+pub use lgreco_core::{Error, Result, Word, checksum, error, gradient, num, plan, rng, simd};

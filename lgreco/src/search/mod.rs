@@ -1,0 +1,465 @@
+//! What to offer each layer of a model, and the model's error table under it.
+//!
+//! A [`Search`] turns a method, its default and its range into candidates per layer; [`Search::measure`] measures them
+//! on real gradients and returns the named table the planner works on, with the [`Setting`] behind every option.
+//!
+//! Layers with one dimension or fewer, or with fewer than `min_elements` elements, stay uncompressed: they are not in
+//! the table.
+//!
+//! Where a candidate's payload would not be smaller than the uncompressed tensor, one option `dense` with error 0
+//! takes its place, so that no plan pays for compression that does not compress.
+
+mod layer;
+mod offer;
+mod range;
+
+pub use offer::{Offer, OfferedRow};
+pub use range::{MAX_OPTIONS, Method, Metric, Range, Width};
+
+use crate::backend::Backend;
+use crate::checksum::Hash;
+use crate::compress::Setting;
+use crate::gradient::{Dtype, Gradient, Shape, Values};
+use crate::rng::Stream;
+use crate::table::{NamedError, NamedTable};
+use crate::{Error, Result};
+use alloc::vec;
+use alloc::vec::Vec;
+use core::num::NonZeroU32;
+use layer::LayerOptions;
+use range::{Family, Weighing, Widths};
+
+/// A named gradient tensor of a model.
+///
+/// ```
+/// use lgreco::{gradient::Values, search::Layer};
+/// let layer = Layer::new("conv1.weight", &[4, 3, 3, 3], Values::F32(&[0.5; 108]))?;
+/// assert_eq!((layer.gradient().shape().rows(), layer.gradient().shape().cols()), (4, 27));
+/// # Ok::<(), lgreco::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Layer<'a> {
+    name: &'a str,
+    dims: &'a [usize],
+    gradient: Gradient<'a>,
+}
+
+impl<'a> Layer<'a> {
+    /// Pairs a tensor's name and dimensions with its values, in row-major order.
+    ///
+    /// ```
+    /// # use lgreco::{gradient::Values, search::Layer};
+    /// assert!(Layer::new("bias", &[4], Values::F32(&[0.5; 4])).is_ok());
+    /// assert!(Layer::new("bias", &[4], Values::F32(&[0.5; 5])).is_err());
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::TooManyElements`] from 2^32 elements on; [`Error::Length`] when the number of values is not the product
+    /// of `dims`.
+    pub fn new(name: &'a str, dims: &'a [usize], values: Values<'a>) -> Result<Self> {
+        Ok(Layer { name, dims, gradient: Gradient::new(values, Shape::from_dims(dims)?)? })
+    }
+
+    /// The name.
+    pub fn name(&self) -> &'a str {
+        self.name
+    }
+
+    /// The tensor's dimensions.
+    pub fn dims(&self) -> &'a [usize] {
+        self.dims
+    }
+
+    /// The values with their matrix shape.
+    pub fn gradient(&self) -> Gradient<'a> {
+        self.gradient
+    }
+
+    fn dtype(&self) -> Dtype {
+        self.gradient.values().dtype()
+    }
+}
+
+/// Candidates for every layer, the error metric, and which layers are left alone.
+///
+/// ```
+/// use lgreco::backend::Portable;
+/// use lgreco::gradient::Values;
+/// use lgreco::plan::{self, Solver, budget::Budget};
+/// use lgreco::search::{Layer, Method, Search};
+///
+/// let (w1, w2): (Vec<f32>, Vec<f32>) =
+///     ((0..4096).map(|i| (i as f32).sin()).collect(), (0..4096).map(|i| 0.01 * (i as f32).cos()).collect());
+/// let layers = [
+///     Layer::new("fc1.weight", &[64, 64], Values::F32(&w1))?,
+///     Layer::new("fc2.weight", &[64, 64], Values::F32(&w2))?,
+/// ];
+/// let measured = Search::new(Method::Qsgd).measure(&layers, &mut Portable)?;
+/// let table = measured.table.view();
+/// let budget = Budget::Defaults { alpha: 1.0, options: &measured.defaults };
+/// let plan = plan::solve(&table, budget, Solver::default())?;
+/// assert!(plan.summary().proven());
+/// for (layer, &option) in plan.options().iter().enumerate() {
+///     println!("{}: {}", measured.table.name(layer), measured.setting(layer, option as usize)?);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Search {
+    /// Never empty; the first one's default is the reference of the error budget.
+    families: Vec<Family>,
+    /// What makes an error out of a squared error.
+    pub metric: Metric,
+    /// How many workers' payloads are averaged. Where methods mix, it decides between them: errors of unbiased methods
+    /// ([`Setting::is_unbiased`]) are independent from worker to worker, so that the mean over the workers has that many
+    /// times less of their energy, and their squared errors are divided by it; what biased methods leave out, they leave
+    /// out on all workers, as far as these have the same gradients. Unless set, 1, in a controller its own world's.
+    pub workers: Option<NonZeroU32>,
+    /// Layers with fewer elements stay uncompressed; 1024 unless set.
+    pub min_elements: usize,
+    /// The type in which values that are summed on the wire travel, [`Dtype::F32`] unless set or [`Dtype::Bf16`]: sizes are
+    /// [`Setting::exchanged_len`]'s. What rounding them costs is not in the errors: each time `2^-16` of their energy at most
+    /// (subnormal values lose more) and, as PowerSGD's `P` spans another space when it has been rounded, up to about `2^-8`
+    /// of the gradient's energy, more or less.
+    pub reduce_dtype: Dtype,
+    /// Seed of random start matrices: rows are measured with the stream of this seed and of the layer's index in the
+    /// model (see [`Measured::stream`]).
+    pub seed: u64,
+}
+
+/// A model's table with the compressors behind it.
+///
+/// ```
+/// use lgreco::{backend::Portable, gradient::Values};
+/// use lgreco::search::{Layer, Method, Search};
+/// let (weight, bias): (Vec<f32>, _) = ((0..4096).map(|i| (i as f32).sin()).collect(), [0.5; 64]);
+/// let model =
+///     [Layer::new("bias", &[64], Values::F32(&bias))?, Layer::new("weight", &[64, 64], Values::F32(&weight))?];
+/// let measured = Search::new(Method::Qsgd).measure(&model, &mut Portable)?;
+/// assert_eq!((measured.layers, measured.uncompressed), (vec![1], vec![0]));
+/// assert_eq!(measured.table.label(0, measured.defaults[0] as usize), "qsgd 4");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// The error table; option labels read like the command line's parameters (`topk 1%`, `qsgd 4`, `dense`).
+    pub table: NamedTable,
+    /// Index of each table layer's default option.
+    pub defaults: Vec<u32>,
+    /// Which of the model's layers each table layer is.
+    pub layers: Vec<usize>,
+    /// The model's layers that are not in the table and stay uncompressed.
+    pub uncompressed: Vec<usize>,
+    seed: u64,
+}
+
+impl Measured {
+    /// The compressor behind an option.
+    ///
+    /// ```
+    /// # use lgreco::{backend::Portable, compress::Setting, gradient::Values};
+    /// # use lgreco::search::{Layer, Method, Search};
+    /// # let weight: Vec<f32> = (0..4096).map(|i| (i as f32).sin()).collect();
+    /// # let model = [Layer::new("weight", &[64, 64], Values::F32(&weight))?];
+    /// let measured = Search::new(Method::TopK).measure(&model, &mut Portable)?;
+    /// let default = measured.setting(0, measured.defaults[0] as usize)?;
+    /// assert!(matches!(default, Setting::TopK(top) if top.keep == 41)); // 1 % of 4096
+    /// assert!(measured.setting(0, 1000).is_err() && measured.setting(1, 0).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NoSuchOption`] when the table has no such layer or option, or has been replaced by one without settings.
+    pub fn setting(&self, layer: usize, option: usize) -> Result<Setting, Error> {
+        let table = self.table.view();
+        let options = if layer < table.layers() { table.layer(layer).len() } else { 0 };
+        let setting = if option < options { self.table.setting(layer, option) } else { None };
+        setting.ok_or(Error::NoSuchOption { layer, option, options })
+    }
+
+    /// The stream a table layer's row was measured with: the search's seed, the layer's index in the model, step and rank
+    /// 0. An encoder with this seed and layer, at any step and on any rank, starts PowerSGD from the same matrix, so that
+    /// the table's errors are those of its payloads.
+    ///
+    /// ```
+    /// # use lgreco::{backend::Portable, gradient::Values};
+    /// # use lgreco::search::{Layer, Method, Search};
+    /// # let (weight, bias): (Vec<f32>, _) = ((0..4096).map(|i| (i as f32).sin()).collect(), [0.5; 64]);
+    /// # let model =
+    /// #     [Layer::new("bias", &[64], Values::F32(&bias))?, Layer::new("weight", &[64, 64], Values::F32(&weight))?];
+    /// let mut search = Search::new(Method::PowerSgd);
+    /// search.seed = 7;
+    /// let measured = search.measure(&model, &mut Portable)?;
+    /// assert_eq!((measured.stream(0).seed, measured.stream(0).layer), (7, 1)); // `bias` is the model's layer 0
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Panics
+    /// When the table has no such layer.
+    pub fn stream(&self, layer: usize) -> Stream {
+        stream(self.seed, self.layers[layer])
+    }
+}
+
+impl Search {
+    /// A method with its defaults: QSGD 4 bits in 2..8, TopK 1 % in 0.1 %..10 %, PowerSGD rank 4 in 2..8 (L-GreCo §4);
+    /// hybrid offers all three (PowerSGD there rank 8 in 4..16) against the budget of uniform 4-bit QSGD.
+    ///
+    /// ```
+    /// # use lgreco::search::{Method, Search};
+    /// let search = Search::new(Method::PowerSgd);
+    /// ```
+    pub fn new(method: Method) -> Self {
+        let families = match method {
+            Method::Hybrid => {
+                vec![
+                    Family::new(Method::Qsgd, 4.0),
+                    Family::new(Method::TopK, 0.01),
+                    Family::new(Method::PowerSgd, 8.0),
+                ]
+            }
+            Method::Qsgd => vec![Family::new(method, 4.0)],
+            Method::TopK => vec![Family::new(method, 0.01)],
+            Method::PowerSgd => vec![Family::new(method, 4.0)],
+        };
+        Search {
+            families,
+            metric: Metric::SquaredL2,
+            workers: None,
+            min_elements: 1024,
+            reduce_dtype: Dtype::F32,
+            seed: 0,
+        }
+    }
+
+    /// Replaces the default of the first method (bits, density or rank) and with it the range, L-GreCo's for that
+    /// default: bits and ranks from half of it, rounded up, to twice it, densities from a tenth of it to ten times it, as
+    /// far as the method goes.
+    ///
+    /// ```
+    /// # use lgreco::search::{Method, Search};
+    /// # use lgreco::{backend::Portable, gradient::Values, search::Layer};
+    /// # let weight: Vec<f32> = (0..4096).map(|i| (i as f32).sin()).collect();
+    /// # let model = [Layer::new("weight", &[64, 64], Values::F32(&weight))?];
+    /// let table = Search::new(Method::PowerSgd).with_default(8.0)?.measure(&model, &mut Portable)?.table;
+    /// assert!(matches!(table.labels(0), [first, .., last] if first == "powersgd 4" && last == "powersgd 16"));
+    /// assert!(Search::new(Method::Qsgd).with_default(9.0).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] when outside what the method can do.
+    pub fn with_default(mut self, default: f64) -> Result<Self> {
+        let Family { method, widths, .. } = self.families[0];
+        self.families[0] = Family { widths, ..Family::checked(method, default, None)? };
+        Ok(self)
+    }
+
+    /// Replaces the range of the first method; its default stays and is always among the candidates.
+    ///
+    /// ```
+    /// # use lgreco::search::{Method, Range, Search};
+    /// # use lgreco::{backend::Portable, gradient::Values, search::Layer};
+    /// # let weight: Vec<f32> = (0..4096).map(|i| (i as f32).sin()).collect();
+    /// # let model = [Layer::new("weight", &[64, 64], Values::F32(&weight))?];
+    /// let search = Search::new(Method::Qsgd).with_range(Range { first: 3.0, last: 7.0, step: 2.0 })?;
+    /// let table = search.measure(&model, &mut Portable)?.table;
+    /// assert_eq!(table.labels(0), ["qsgd 3", "qsgd 4", "qsgd 5", "qsgd 7"]); // 4 is the default
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] when outside what the method can do.
+    pub fn with_range(mut self, range: Range) -> Result<Self> {
+        let Family { method, default, widths, .. } = self.families[0];
+        self.families[0] = Family { widths, ..Family::checked(method, default, Some(range))? };
+        Ok(self)
+    }
+
+    /// Replaces how TopK's kept values may be sent, in full unless set: every density is offered in each of `widths`. The
+    /// default stays what it is in full, and is always among the candidates where TopK is the first method.
+    ///
+    /// ```
+    /// # use lgreco::search::{Method, Range, Search, Width};
+    /// # use lgreco::{backend::Portable, gradient::Values, search::Layer};
+    /// # let weight: Vec<f32> = (0..4096).map(|i| (i as f32).sin()).collect();
+    /// # let model = [Layer::new("weight", &[64, 64], Values::F32(&weight))?];
+    /// let search = Search::new(Method::TopK).with_range(Range { first: 0.01, last: 0.02, step: 0.01 })?;
+    /// let table = search.with_widths(&[Width::Full, Width::Bits(2)])?.measure(&model, &mut Portable)?.table;
+    /// assert_eq!(table.labels(0), ["topk 1%", "topk 2%", "topk 1% bits 2", "topk 2% bits 2"]);
+    /// assert!(Search::new(Method::Qsgd).with_widths(&[Width::Full]).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::UnknownName`] when TopK is not searched; [`Error::Parameter`] when bits are not 1 to 8; [`Error::Length`]
+    /// without any width.
+    pub fn with_widths(mut self, widths: &[Width]) -> Result<Self> {
+        let widths = Widths::new(widths)?;
+        let mut families = self.families.iter_mut();
+        let topk = families.find(|family| family.method == Method::TopK);
+        let expected = "topk or hybrid, of which widths are";
+        topk.ok_or(Error::UnknownName { what: "method", expected })?.widths = widths;
+        Ok(self)
+    }
+
+    /// This search on its way from another default of the first method, `first`, to its own: `done`, from 0 to 1, is the part
+    /// of the way, which is exponential, as DGC's densities are; bits and ranks are rounded. L-GreCo's range goes along, one
+    /// that was [given](Search::with_range) stays.
+    ///
+    /// ```
+    /// use lgreco::search::{Method, Search};
+    /// let search = Search::new(Method::PowerSgd).with_default(2.0)?;
+    /// assert_eq!(search.ramped(8.0, 0.5)?, search.clone().with_default(4.0)?);
+    /// assert_eq!(search.ramped(8.0, 1.0)?, search);
+    /// # Ok::<(), lgreco::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] when `first` is outside what the method can do, or `done` not from 0 to 1.
+    pub fn ramped(&self, first: f64, done: f64) -> Result<Self> {
+        Error::require((0.0..=1.0).contains(&done), "done part of a ramp-up", done, "from 0 to 1")?;
+        let mut search = self.clone();
+        search.families[0] = self.families[0].ramped(first, done)?;
+        Ok(search)
+    }
+
+    /// The method that is searched.
+    ///
+    /// ```
+    /// use lgreco::search::{Method, Search};
+    /// assert_eq!(Search::new(Method::Hybrid).method(), Method::Hybrid);
+    /// ```
+    pub fn method(&self) -> Method {
+        match &self.families[..] {
+            [family] => family.method,
+            _ => Method::Hybrid,
+        }
+    }
+
+    /// The default of the first method: bits, density or rank.
+    ///
+    /// ```
+    /// use lgreco::search::{Method, Search};
+    /// assert_eq!(Search::new(Method::TopK).with_default(0.1)?.default_parameter(), 0.1);
+    /// # Ok::<(), lgreco::Error>(())
+    /// ```
+    pub fn default_parameter(&self) -> f64 {
+        self.families[0].default
+    }
+
+    /// A checksum of all methods with their defaults, ranges and widths, by which ranks find out whether they search the same.
+    ///
+    /// ```
+    /// use lgreco::search::{Method, Range, Search};
+    /// let search = Search::new(Method::Qsgd);
+    /// let narrow = search.clone().with_range(Range { first: 3.0, last: 5.0, step: 1.0 })?;
+    /// assert_ne!(search.checksum(), narrow.checksum());
+    /// # Ok::<(), lgreco::Error>(())
+    /// ```
+    pub fn checksum(&self) -> u64 {
+        let words = self.families.iter().flat_map(|Family { method, default, range, widths }| {
+            let Range { first, last, step } = range;
+            let [default, first, last, step] = [default, first, last, step].map(|number| number.to_bits());
+            [*method as u64, default, first, last, step, widths.word()]
+        });
+        words.fold(Hash::START, Hash::add).0
+    }
+
+    /// Whether a tensor of these dimensions is compressed at all.
+    pub fn takes(&self, dims: &[usize]) -> bool {
+        let elements = if dims.contains(&0) { 0 } else { dims.iter().fold(1usize, |n, &dim| n.saturating_mul(dim)) };
+        dims.len() > 1 && elements > 0 && elements >= self.min_elements
+    }
+
+    /// What the default of the first method comes to on one tensor, without measuring it: the uniform setting.
+    /// Uncompressed where the search [leaves a tensor alone](Search::takes) or compressing it would save nothing.
+    ///
+    /// ```
+    /// # use lgreco::search::{Method, Search};
+    /// # use lgreco::gradient::Dtype;
+    /// let search = Search::new(Method::PowerSgd).with_default(8.0)?;
+    /// assert_eq!(search.uniform(&[512, 256], Dtype::F32)?.to_string(), "powersgd 8 iterations 5");
+    /// assert_eq!(search.uniform(&[512], Dtype::F32)?.to_string(), "dense");
+    /// # Ok::<(), lgreco::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::TooManyElements`].
+    pub fn uniform(&self, dims: &[usize], dtype: Dtype) -> Result<Setting> {
+        let shape = Shape::from_dims(dims)?;
+        if !self.takes(dims) {
+            return Ok(Setting::Dense);
+        }
+        let Family { method, default, .. } = self.families[0];
+        let range = Range { first: default, last: default, step: 1.0 };
+        let options = LayerOptions::new(&[Family { method, default, range, widths: Widths::FULL }], shape, dtype)?;
+        Ok(options.into_options(shape, [dtype, self.reduce_dtype], &[0.0], self.weighing())?.settings[0])
+    }
+
+    fn weighing(&self) -> Weighing {
+        Weighing { metric: self.metric, workers: self.workers.map_or(1.0, |workers| workers.get().into()) }
+    }
+
+    /// The squared l2 error of one worker's payload of `setting` where the table of this search has `error`.
+    ///
+    /// ```
+    /// # use core::num::NonZero;
+    /// # use lgreco::{compress::{Setting, qsgd::Qsgd}, search::{Method, Metric, Search}};
+    /// let mut search = Search::new(Method::Hybrid);
+    /// (search.workers, search.metric) = (NonZero::new(4), Metric::L2);
+    /// assert_eq!(search.squared_error(&Setting::Qsgd(Qsgd::default()), 3.0), 36.0); // the mean of four has an l2 error of 3
+    /// ```
+    pub fn squared_error(&self, setting: &Setting, error: f64) -> f64 {
+        self.weighing().squared(setting, error)
+    }
+
+    /// Whether `parameter` (bits, density or rank) is one of those searched for the first method.
+    pub fn offers(&self, parameter: f64) -> bool {
+        let close = |offered: f64| (offered - parameter).abs() <= 1e-9 * parameter;
+        self.families[0].parameters().into_iter().any(close)
+    }
+
+    /// Measures every layer under every candidate.
+    ///
+    /// Parameters that come to the same on a layer (densities that keep equally many elements, ranks above its smaller
+    /// side) are offered once, under the first label; one `dense` option with error 0 replaces all whose payload would
+    /// not be smaller than the uncompressed one.
+    ///
+    /// ```
+    /// # use lgreco::{backend::Portable, gradient::Values};
+    /// # use lgreco::search::{Layer, Method, Search};
+    /// let mut weight = vec![0.25; 4096];
+    /// weight[77] = f32::NAN;
+    /// let model = [Layer::new("fc1.weight", &[64, 64], Values::F32(&weight))?];
+    /// let failed = Search::new(Method::Qsgd).measure(&model, &mut Portable).unwrap_err();
+    /// assert_eq!(failed.to_string(), "layer `fc1.weight`: element 77 is NaN: gradients must be finite");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The first layer that holds NaN or infinity, by name; [`Error::EmptyTable`] when no layer is left to compress;
+    /// [`Error::Length`] without families; [`Error::DuplicateName`]; errors of the backend, by name where they are about
+    /// one layer, and of [`NamedTable`]'s [`build`](crate::table::Builder::build).
+    ///
+    /// # Complexity
+    /// Per method and layer that of [`Candidates::measure`](crate::compress::Candidates::measure), with 5 power iterations
+    /// for PowerSGD; allocates the rows and the backend's workspace.
+    pub fn measure(&self, model: &[Layer<'_>], backend: &mut dyn Backend) -> Result<Measured, NamedError> {
+        let offer = self.offer(model.iter().map(|layer| (layer.name, layer.dims, layer.dtype())))?;
+        let mut rows = Vec::new();
+        offer.measure(
+            &offer.rows().collect::<Vec<_>>(),
+            |layer| model[layer].gradient,
+            backend,
+            &mut Vec::new(),
+            &mut rows,
+        )?;
+        offer.into_measured(&rows)
+    }
+}
+
+/// The stream of layer `index` of the model.
+fn stream(seed: u64, index: usize) -> Stream {
+    Stream { seed, layer: index as u32, ..Stream::default() }
+}

@@ -1,0 +1,405 @@
+//! Methods, their parameters and the ranges searched.
+
+use crate::compress::Setting;
+use crate::{Error, Result};
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::str::FromStr;
+use num_traits::Float;
+
+/// A compression method as it is asked for.
+///
+/// ```
+/// use lgreco::search::Method;
+/// assert_eq!("topk".parse(), Ok(Method::TopK));
+/// assert!("top-k".parse::<Method>().is_err());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// Quantisation; the parameter is bits per element, 1 to 8.
+    Qsgd,
+    /// Sparsification; the parameter is the density, from 2^-32 to 1.
+    TopK,
+    /// Low rank; the parameter is the rank, 1 to 65536.
+    PowerSgd,
+    /// All three, chosen per layer.
+    Hybrid,
+}
+
+impl Method {
+    /// All methods.
+    pub const ALL: [Method; 4] = [Method::Qsgd, Method::TopK, Method::PowerSgd, Method::Hybrid];
+
+    /// The name used in labels and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Method::Qsgd => "qsgd",
+            Method::TopK => "topk",
+            Method::PowerSgd => "powersgd",
+            Method::Hybrid => "hybrid",
+        }
+    }
+
+    /// The label of a parameter: `qsgd 4`, `topk 0.1%`, `powersgd 32`.
+    pub fn label(self, parameter: f64) -> String {
+        match self {
+            Method::TopK => format!("topk {}%", tidy(parameter * 100.0)),
+            _ => format!("{} {}", self.name(), parameter),
+        }
+    }
+}
+
+/// Rounds away what binary fractions add to decimal ones (0.1 · 3 · 100 = 30.000000000000004).
+fn tidy(x: f64) -> f64 {
+    Float::round(x * 1e9) / 1e9
+}
+
+impl FromStr for Method {
+    type Err = Error;
+    fn from_str(name: &str) -> Result<Self> {
+        let expected = "qsgd, topk, powersgd or hybrid";
+        Self::ALL.into_iter().find(|m| m.name() == name).ok_or(Error::UnknownName { what: "method", expected })
+    }
+}
+
+/// What makes an error out of a squared error.
+///
+/// The errors of a plan's layers are added up, and the sum is to tell what the plan costs in loss. SGD's expected loss rises
+/// with the squared norm of what the step is off by, and squared norms of layers add up to that of the whole gradient, which
+/// speaks for [`SquaredL2`](Metric::SquaredL2), what searches use unless told otherwise. The L-GreCo paper sums
+/// [norms](Metric::L2); a root flattens large errors, so that one large layer can be starved for many small ones.
+///
+/// Where methods mix, bias and noise must be told apart. What TopK or PowerSGD leave out of a gradient they leave out on every
+/// worker alike, and the mean over the workers has all of it; error feedback sends it later. QSGD's stochastic rounding is
+/// independent from worker to worker: the mean of W payloads has a W-th of the squared error of one.
+/// [`Search::workers`](super::Search::workers) is that W, which controllers know.
+///
+/// BENCHMARKS.md, "Which error tells the loss", has the measurement behind this: 48 plans drawn at random, held through the
+/// training of two models, and how well each metric ranks their losses. The division by W is what matters there; the root, or
+/// a weight of bias by error feedback's delay, 1/(1−r) or 1/(1−r)² for a relative squared error r (Stich et al., NeurIPS 2018),
+/// make no difference that the seeds' scatter would not hide.
+///
+/// ```
+/// use lgreco::search::Metric;
+/// assert_eq!("squared-l2".parse(), Ok(Metric::SquaredL2));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Metric {
+    /// The L2 norm, as in the L-GreCo paper (MLSys 2024, §3).
+    L2,
+    /// The squared L2 norm, which adds up exactly over layers.
+    SquaredL2,
+}
+
+impl Metric {
+    /// The name used in files and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Metric::L2 => "l2",
+            Metric::SquaredL2 => "squared-l2",
+        }
+    }
+
+    /// The error of a squared L2 error.
+    pub fn error(self, squared: f64) -> f64 {
+        match self {
+            Metric::L2 => crate::num::sqrt(squared),
+            Metric::SquaredL2 => squared,
+        }
+    }
+}
+
+/// How the squared error of one worker's payload becomes the error of a table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Weighing {
+    pub metric: Metric,
+    /// How many payloads are averaged, at least 1.
+    pub workers: f64,
+}
+
+impl Weighing {
+    /// What independent errors leave of their energy in the mean of all workers, as a divisor.
+    fn averaged(self, setting: &Setting) -> f64 {
+        if setting.is_unbiased() { self.workers } else { 1.0 }
+    }
+
+    /// What tables are told that their errors are.
+    pub fn name(self) -> String {
+        let metric = self.metric.name();
+        if self.workers > 1.0 { format!("{metric} (mean of {} workers)", self.workers) } else { metric.into() }
+    }
+
+    pub fn error(self, setting: &Setting, squared: f64) -> f64 {
+        self.metric.error(squared / self.averaged(setting))
+    }
+
+    /// The inverse.
+    pub fn squared(self, setting: &Setting, error: f64) -> f64 {
+        let squared = match self.metric {
+            Metric::L2 => error * error,
+            Metric::SquaredL2 => error,
+        };
+        squared * self.averaged(setting)
+    }
+}
+
+impl FromStr for Metric {
+    type Err = Error;
+    fn from_str(name: &str) -> Result<Self> {
+        let unknown = Error::UnknownName { what: "metric", expected: "l2 or squared-l2" };
+        [Metric::L2, Metric::SquaredL2].into_iter().find(|m| m.name() == name).ok_or(unknown)
+    }
+}
+
+/// How TopK's kept values are sent.
+///
+/// ```
+/// use lgreco::search::Width;
+/// assert_eq!(("full".parse(), "4".parse()), (Ok(Width::Full), Ok(Width::Bits(4))));
+/// assert!("0".parse::<Width>().is_err() && "16".parse::<Width>().is_err());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Width {
+    /// In the gradient's own type.
+    Full,
+    /// In 1 to 8 bits, the sign among them.
+    Bits(u8),
+}
+
+impl FromStr for Width {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "full" => Ok(Width::Full),
+            _ => match text.parse() {
+                Ok(bits @ 1..=8) => Ok(Width::Bits(bits)),
+                _ => Err(Error::UnknownName { what: "width", expected: "full or bits per kept value, 1 to 8" }),
+            },
+        }
+    }
+}
+
+/// Which widths TopK offers, besides the default's full one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Widths {
+    full: bool,
+    /// Bit i: i bits.
+    bits: u16,
+}
+
+impl Widths {
+    pub(super) const FULL: Widths = Widths { full: true, bits: 0 };
+
+    /// A bit per width, the lowest of full values.
+    pub(super) fn word(self) -> u64 {
+        u64::from(self.full) | u64::from(self.bits)
+    }
+
+    pub(super) fn new(widths: &[Width]) -> Result<Widths> {
+        let mut found = Widths { full: false, bits: 0 };
+        for &width in widths {
+            match width {
+                Width::Full => found.full = true,
+                Width::Bits(bits @ 1..=8) => found.bits |= 1 << bits,
+                Width::Bits(bits) => {
+                    let expected = "1 to 8";
+                    return Err(Error::Parameter { what: "bits per kept value", value: bits.into(), expected });
+                }
+            }
+        }
+        if widths.is_empty() {
+            return Err(Error::Length { what: "widths of kept values", expected: 1, found: 0 });
+        }
+        Ok(found)
+    }
+
+    /// Whether every density is offered with full values, not the default alone.
+    pub(super) fn full(self) -> bool {
+        self.full
+    }
+
+    /// The numbers of bits, descending.
+    pub(super) fn bits(self) -> Vec<u8> {
+        (1..=8).rev().filter(|&bits| self.bits >> bits & 1 == 1).collect()
+    }
+}
+
+/// Parameters `first`, `first + step`, … up to `last`, in the method's unit.
+///
+/// ```
+/// use lgreco::search::{Method, Range, Search};
+/// let every_third = Range { first: 1.0, last: 8.0, step: 3.0 };
+/// # use lgreco::{backend::Portable, gradient::Values, search::Layer};
+/// # let weight: Vec<f32> = (0..4096).map(|i| (i as f32).sin()).collect();
+/// # let model = [Layer::new("weight", &[64, 64], Values::F32(&weight))?];
+/// let table = Search::new(Method::PowerSgd).with_range(every_third)?.measure(&model, &mut Portable)?.table;
+/// assert_eq!(table.labels(0), ["powersgd 1", "powersgd 4", "powersgd 7"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Range {
+    /// The smallest parameter.
+    pub first: f64,
+    /// The largest parameter, included when a whole number of steps reaches it.
+    pub last: f64,
+    /// The step, above 0.
+    pub step: f64,
+}
+
+/// One method, not [`Method::Hybrid`], with its default parameter and the range searched around it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Family {
+    pub method: Method,
+    pub default: f64,
+    pub range: Range,
+    /// Of kept values; full for other methods than TopK.
+    pub widths: Widths,
+}
+
+/// Most parameters one method may offer per layer.
+pub const MAX_OPTIONS: usize = 10_000;
+
+impl Family {
+    /// L-GreCo's range around `default` (§4): bits and rank [D/2, 2D] step 1, density [D/10, 10 D] step D/10. Within
+    /// what the method can do, D/2 rounded up; beyond [`MAX_OPTIONS`] ranks the smallest step that offers no more.
+    pub(super) fn new(method: Method, default: f64) -> Self {
+        let range = match method {
+            Method::TopK => Range { first: default / 10.0, last: (default * 10.0).min(1.0), step: default / 10.0 },
+            Method::Qsgd => Range { first: Float::ceil(default / 2.0), last: (default * 2.0).min(MAX_BITS), step: 1.0 },
+            _ => {
+                let (first, last) = (Float::ceil(default / 2.0), (default * 2.0).min(MAX_RANK));
+                Range { first, last, step: Float::ceil((last - first + 1.0) / (MAX_OPTIONS - 1) as f64) }
+            }
+        };
+        Family { method, default, range, widths: Widths::FULL }
+    }
+
+    pub(super) fn checked(method: Method, default: f64, range: Option<Range>) -> Result<Self> {
+        check_parameter(method, "default", default)?;
+        let mut family = Family::new(method, default);
+        if let Some(range) = range {
+            check_parameter(method, "start of the range", range.first)?;
+            check_parameter(method, "end of the range", range.last)?;
+            let Range { first, last, step } = range;
+            Error::require(first <= last, "end of the range", last, "not below its start")?;
+            let require = |holds, expected| Error::require(holds, "step of the range", step, expected);
+            require(step > 0.0 && step.is_finite(), "a finite number above 0")?;
+            require(method == Method::TopK || Float::fract(step) == 0.0, "a whole number")?;
+            require((last - first) / step < MAX_OPTIONS as f64, "at most 10000 options")?;
+            family.range = range;
+            require(family.parameters().len() <= MAX_OPTIONS, "at most 10000 options with the default")?;
+        }
+        Ok(family)
+    }
+
+    /// Between the default `first` and this one, with its range.
+    pub(super) fn ramped(&self, first: f64, done: f64) -> Result<Self> {
+        check_parameter(self.method, "first default", first)?;
+        let at = Float::powf(first, 1.0 - done) * Float::powf(self.default, done);
+        let at = if self.method == Method::TopK { at.clamp(MIN_DENSITY, 1.0) } else { Float::round(at) };
+        let own = self.range == Family::new(self.method, self.default).range;
+        Family::checked(self.method, at, (!own).then_some(self.range))
+    }
+
+    /// The parameters offered, ascending, the default among them.
+    pub(super) fn parameters(&self) -> Vec<f64> {
+        let Range { first, last, step } = self.range;
+        let steps = Float::floor((last - first) / step + 1e-9) as usize;
+        let mut parameters: Vec<f64> = (0..=steps).map(|i| tidy((first + i as f64 * step) * 100.0) / 100.0).collect();
+        if !parameters.iter().any(|&p| (p - self.default).abs() <= 1e-9 * self.default) {
+            let at = parameters.partition_point(|&p| p < self.default);
+            parameters.insert(at, self.default);
+        }
+        parameters
+    }
+}
+
+const MAX_BITS: f64 = 8.0;
+const MAX_RANK: f64 = 65536.0;
+/// 2^-32, below which no tensor keeps an element.
+const MIN_DENSITY: f64 = 1.0 / (1u64 << 32) as f64;
+
+fn check_parameter(method: Method, what: &'static str, value: f64) -> Result<()> {
+    let whole = Float::fract(value) == 0.0;
+    let (fits, expected) = match method {
+        Method::TopK => ((MIN_DENSITY..=1.0).contains(&value), "a density of at least 2^-32 and at most 1 (100%)"),
+        Method::Qsgd => (whole && (1.0..=MAX_BITS).contains(&value), "a whole number of bits, 1 to 8"),
+        _ => (whole && (1.0..=MAX_RANK).contains(&value), "a whole rank, 1 to 65536"),
+    };
+    Error::require(fits, what, value, expected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ramps_end_at_the_default_and_take_the_range_along() {
+        let top = Family::new(Method::TopK, 0.01);
+        assert_eq!((top.ramped(0.25, 0.0), top.ramped(0.25, 1.0)), (Ok(Family::new(Method::TopK, 0.25)), Ok(top)));
+        let densities = [0.25, 0.5, 0.75].map(|done| top.ramped(0.16, done).unwrap().default);
+        assert!(densities.iter().zip([0.08, 0.04, 0.02]).all(|(found, expected)| (found - expected).abs() < 1e-12));
+        let rank = Family::new(Method::PowerSgd, 2.0);
+        let ranks = [0.0, 0.25, 0.5, 0.75, 1.0].map(|done| rank.ramped(16.0, done).unwrap());
+        assert_eq!(ranks, [16.0, 10.0, 6.0, 3.0, 2.0].map(|rank| Family::new(Method::PowerSgd, rank)));
+        let range = Range { first: 1.0, last: 3.0, step: 1.0 };
+        let given = Family::checked(Method::Qsgd, 2.0, Some(range)).unwrap();
+        let ramped = given.ramped(8.0, 0.5).unwrap();
+        assert_eq!((ramped.default, ramped.parameters()), (4.0, [1.0, 2.0, 3.0, 4.0].into()));
+        assert!(rank.ramped(0.0, 0.5).is_err() && rank.ramped(2.5, 0.5).is_err() && top.ramped(f64::NAN, 0.5).is_err());
+    }
+
+    #[test]
+    fn published_ranges() {
+        let of = |method, default| Family::new(method, default).parameters();
+        assert_eq!(of(Method::Qsgd, 4.0), [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+        assert_eq!(of(Method::PowerSgd, 4.0), [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+        for method in [Method::Qsgd, Method::PowerSgd] {
+            assert_eq!(of(method, 3.0), [2.0, 3.0, 4.0, 5.0, 6.0]);
+            assert_eq!(of(method, 1.0), [1.0, 2.0]);
+        }
+        let densities = of(Method::TopK, 0.01);
+        assert_eq!((densities.len(), densities[0], densities[9], densities[99]), (100, 0.001, 0.01, 0.1));
+        assert_eq!(Method::TopK.label(densities[2]), "topk 0.3%");
+    }
+
+    #[test]
+    fn no_range_is_too_long_or_leaves_the_method() {
+        for default in [65536.0, 65535.0, 40000.0, 6668.0, 6667.0, 6666.0, 6665.0] {
+            let family = Family::checked(Method::PowerSgd, default, None).unwrap();
+            let ranks = family.parameters();
+            assert!(ranks.len() <= MAX_OPTIONS && ranks.contains(&default), "{default}: {}", ranks.len());
+            assert!(ranks[0] >= default / 2.0 && ranks.iter().all(|&rank| rank <= 65536.0));
+        }
+        let smallest = Family::checked(Method::TopK, MIN_DENSITY, None).unwrap().parameters();
+        assert!(smallest.iter().all(|&density| density > 0.0));
+        let full = Range { first: 1.0, last: 19999.0, step: 2.0 };
+        assert_eq!(Family::checked(Method::PowerSgd, 3.0, Some(full)).unwrap().parameters().len(), MAX_OPTIONS);
+        assert!(Family::checked(Method::PowerSgd, 4.0, Some(full)).is_err());
+    }
+
+    #[test]
+    fn the_default_is_always_offered() {
+        let range = Range { first: 2.0, last: 8.0, step: 2.0 };
+        let family = Family::checked(Method::Qsgd, 5.0, Some(range)).unwrap();
+        assert_eq!(family.parameters(), [2.0, 4.0, 5.0, 6.0, 8.0]);
+    }
+
+    #[test]
+    fn impossible_parameters_are_refused() {
+        for (method, value) in [
+            (Method::Qsgd, 9.0),
+            (Method::Qsgd, 2.5),
+            (Method::TopK, 0.0),
+            (Method::TopK, 1.5),
+            (Method::TopK, 1e-12),
+            (Method::TopK, 2e-10),
+            (Method::PowerSgd, f64::NAN),
+        ] {
+            assert!(matches!(Family::checked(method, value, None), Err(Error::Parameter { .. })), "{method:?} {value}");
+        }
+        let endless = Range { first: 0.001, last: 1.0, step: 1e-9 };
+        assert!(Family::checked(Method::TopK, 0.01, Some(endless)).is_err());
+    }
+}
