@@ -99,7 +99,9 @@ fn a_size_that_nothing_has_tells_the_smallest() {
     assert!(code == 1 && line.contains("qsgd: infeasible: the size limit is 10 bits"), "{line}");
     let (code, line) = failure_in(folder.path(), &["plan", "--size", "10"]);
     let (_, there) = line.split_once("the smallest achievable size is ").unwrap();
-    let (smallest, error) = there.split_once(" bits, with an error of ").unwrap();
+    let (smallest, there) = there.split_once(" bits, with an error of ").unwrap();
+    let (error, most_exact) = there.split_once("; the most exact plan has an error of ").unwrap();
+    assert!(most_exact.ends_with(" bits"), "{line}");
     let plan = json(&["plan", "--size", smallest, "--json", "-"]);
     let (told, found): (f64, _) = (error.parse().unwrap(), plan["error"].as_f64().unwrap());
     assert!(code == 1 && (told - found).abs() <= 1e-12 * found, "{found}: {line}");

@@ -107,7 +107,9 @@ fn an_infeasible_budget_is_told_with_the_smallest_error() {
     assert_eq!(code, 1);
     assert!(line.contains("infeasible") && line.contains("smallest achievable error is "), "{line}");
     let (_, there) = line.split_once("smallest achievable error is ").unwrap();
-    let (smallest, size) = there.split_once(", with a size of ").unwrap();
+    let (smallest, there) = there.split_once(", with a size of ").unwrap();
+    let (size, smallest_plan) = there.split_once("; the smallest plan has ").unwrap();
+    assert!(smallest_plan.contains(" bits, with an error of "), "{line}");
     let within = stdout_in(folder.path(), &["plan", "--budget", smallest]);
     assert!(within.replace(',', "").contains(size), "{size}: {within}");
 }

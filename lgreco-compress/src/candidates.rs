@@ -12,11 +12,12 @@ use super::qsgd::{self, Qsgd};
 use super::quantised_topk::{self, QuantisedTopK};
 use super::sidco::{self, Sidco};
 use super::topk::{self, TopK};
-use super::{Compressor, Setting};
+use super::{Compressor, Setting, check_finite, own};
 use crate::Error;
 use crate::error::expect_len;
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
+use core::slice::from_ref;
 
 /// Candidates of one method that share everything but one parameter: one row of the error table, measured together.
 ///
@@ -93,11 +94,14 @@ pub enum Candidates<'a> {
         /// Wanted shares of elements, in (0, 1].
         densities: &'a [f64],
     },
+    /// Settings of any methods: those of methods from outside lgreco are encoded and decoded once, others measured as rows of
+    /// one. Where the values decide the length of a payload, the row has as many places again, for the lengths in bytes.
+    Each(&'a [Setting]),
 }
 
 impl Candidates<'_> {
-    /// Number of candidates.
-    pub const fn len(&self) -> usize {
+    /// Number of candidates, and so of the row's places; see [`Each`](Candidates::Each).
+    pub fn len(&self) -> usize {
         match self {
             Candidates::Qsgd { bits, .. } => bits.len(),
             Candidates::TopK { keeps, .. } | Candidates::CltK { keeps } => keeps.len(),
@@ -107,11 +111,15 @@ impl Candidates<'_> {
             Candidates::AdaComp { bins } => bins.len(),
             Candidates::LoCo { groups } => groups.len(),
             Candidates::Sidco { densities, .. } => densities.len(),
+            Candidates::Each(settings) => match settings.iter().all(Setting::has_fixed_len) {
+                true => settings.len(),
+                false => 2 * settings.len(),
+            },
         }
     }
 
     /// Whether there are none.
-    pub const fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
@@ -143,6 +151,7 @@ impl Candidates<'_> {
             Candidates::Sidco { base, densities } => {
                 densities.get(index).map(|&density| Setting::Sidco(Sidco { density, ..base }))
             }
+            Candidates::Each(settings) => settings.get(index).copied(),
         }
     }
 
@@ -168,6 +177,13 @@ impl Candidates<'_> {
             }
             Candidates::HardThreshold { lambdas, .. } => hard_threshold::measure_workspace_len(lambdas.len()),
             Candidates::Sidco { .. } => sidco::measure_workspace_len(shape),
+            Candidates::Each(settings) => {
+                let words = settings.iter().map(|setting| match setting {
+                    Setting::Own(own) => own::measure_workspace_len(own, shape, dtype),
+                    known => known.row().map_or(0, |row| row.measure_workspace_len(shape, dtype)),
+                });
+                words.max().unwrap_or(0)
+            }
         }
     }
 
@@ -251,7 +267,7 @@ impl Candidates<'_> {
         stream: Stream,
         workspace: &mut [u64],
         squared_errors: &mut [f64],
-        found: impl FnMut(usize, usize),
+        mut found: impl FnMut(usize, usize),
     ) -> Result<(), Error> {
         match *self {
             Candidates::Qsgd { base, bits } => qsgd::measure(gradient, base, bits, squared_errors),
@@ -271,6 +287,71 @@ impl Candidates<'_> {
             Candidates::Sidco { base, densities } => {
                 sidco::measure(gradient, base, densities, workspace, squared_errors, found)
             }
+            Candidates::Each(settings) => {
+                let (errors, lens) = squared_errors.split_at_mut(settings.len());
+                let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
+                for (len, setting) in lens.iter_mut().zip(settings) {
+                    *len = setting.payload_len(shape, dtype)? as f64;
+                }
+                let mut found = |index: usize, len: usize| {
+                    lens.get_mut(index).into_iter().for_each(|place| *place = len as f64);
+                    found(index, len);
+                };
+                for (index, (setting, error)) in settings.iter().zip(errors).enumerate() {
+                    match (setting, setting.row()) {
+                        (Setting::Own(own), _) => {
+                            let (squared, len) = own::measure(own, gradient, stream, workspace)?;
+                            *error = squared;
+                            found(index, len);
+                        }
+                        (_, Some(row)) => {
+                            row.each_alone(gradient, stream, workspace, error, &mut |len| found(index, len))?
+                        }
+                        (_, None) => {
+                            check_finite(gradient)?;
+                            *error = 0.0;
+                        }
+                    }
+                }
+                Ok(())
+            }
         }
+    }
+
+    /// Measures a row of one.
+    fn each_alone(
+        &self,
+        gradient: &Gradient<'_>,
+        stream: Stream,
+        workspace: &mut [u64],
+        squared_error: &mut f64,
+        found: &mut dyn FnMut(usize),
+    ) -> Result<(), Error> {
+        self.each(gradient, stream, workspace, core::slice::from_mut(squared_error), |_, len| found(len))
+    }
+}
+
+impl Setting {
+    /// The row of the error table with this setting alone; none of an uncompressed layer.
+    pub fn row(&self) -> Option<Candidates<'_>> {
+        Some(match self {
+            Setting::Dense => return None,
+            Setting::Qsgd(base) => Candidates::Qsgd { base: *base, bits: from_ref(&base.bits) },
+            Setting::TopK(top) => Candidates::TopK { values: top.values, keeps: from_ref(&top.keep) },
+            Setting::QuantisedTopK(top) => {
+                Candidates::QuantisedTopK { keeps: from_ref(&top.keep), bits: from_ref(&top.bits) }
+            }
+            Setting::HardThreshold(hard) => {
+                Candidates::HardThreshold { values: hard.values, lambdas: from_ref(&hard.lambda) }
+            }
+            Setting::AdaComp(ada) => Candidates::AdaComp { bins: from_ref(&ada.bin) },
+            Setting::Sidco(base) => Candidates::Sidco { base: *base, densities: from_ref(&base.density) },
+            Setting::LoCo(loco) => Candidates::LoCo { groups: from_ref(&loco.group) },
+            Setting::CltK(clt) => Candidates::CltK { keeps: from_ref(&clt.keep) },
+            Setting::PowerSgd(power) => {
+                Candidates::PowerSgd { iterations: power.iterations, ranks: from_ref(&power.rank) }
+            }
+            Setting::Own(_) => Candidates::Each(from_ref(self)),
+        })
     }
 }

@@ -39,11 +39,13 @@ pub mod bits;
 mod candidates;
 pub mod clt;
 mod combine;
+mod data;
 pub mod dense;
 pub mod hard_threshold;
 mod lanes;
 mod linalg;
 pub mod loco;
+mod own;
 pub mod payload;
 mod positions;
 pub mod powersgd;
@@ -62,8 +64,9 @@ mod value;
 pub mod wire;
 
 pub use candidates::Candidates;
+pub use lgreco_core::method;
 pub use sealed::{SEAL_LEN, seal, unseal};
-pub use setting::{Setting, decode, stated_len};
+pub use setting::{Setting, decode, decode_with, stated_len};
 
 use gradient::{Dtype, Gradient, Shape, with_elements};
 use lgreco_core::{Error, Result, checksum, error, gradient, num, rng, simd};

@@ -7,6 +7,7 @@ use super::combine::{Combine, combine_values};
 use super::dense::{self, Dense};
 use super::hard_threshold::HardThreshold;
 use super::loco::{self, LoCo};
+use super::own;
 use super::powersgd::{self, PowerSgd};
 use super::qsgd::{self, Qsgd, Rounding};
 use super::quantised_topk::{self, QuantisedTopK};
@@ -18,6 +19,7 @@ use crate::Error;
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
+use lgreco_core::method::{Methods, OwnSetting};
 
 /// One compressor with its parameters: what a plan gives each layer.
 ///
@@ -91,6 +93,8 @@ pub enum Setting {
     LoCo(LoCo),
     /// Sparsified by an estimated magnitude.
     Sidco(Sidco),
+    /// A method from outside lgreco.
+    Own(OwnSetting),
 }
 
 impl Setting {
@@ -106,6 +110,7 @@ impl Setting {
             Setting::AdaComp(c) => c,
             Setting::LoCo(c) => c,
             Setting::Sidco(c) => c,
+            Setting::Own(c) => c,
         }
     }
 
@@ -121,6 +126,7 @@ impl Setting {
         match self {
             Setting::Dense => true,
             Setting::Qsgd(qsgd) => qsgd.rounding == Rounding::Stochastic,
+            Setting::Own(own) => own.method().is_unbiased(own.parameters()),
             _ => false,
         }
     }
@@ -153,6 +159,31 @@ impl Setting {
         Ok(len - values * of_payload.saturating_sub(reduce_dtype.bytes()))
     }
 
+    /// What payloads of this setting say that they are.
+    pub const fn method(&self) -> Method {
+        match self {
+            Setting::Dense => Method::Dense,
+            Setting::Qsgd(_) => Method::Qsgd,
+            Setting::TopK(_) | Setting::CltK(_) | Setting::HardThreshold(_) | Setting::Sidco(_) => Method::TopK,
+            Setting::QuantisedTopK(_) => Method::QuantisedTopK,
+            Setting::PowerSgd(_) => Method::PowerSgd,
+            Setting::AdaComp(_) => Method::AdaComp,
+            Setting::LoCo(_) => Method::LoCo,
+            Setting::Own(own) => Method::Own(own.id()),
+        }
+    }
+
+    /// Decodes a payload of this setting.
+    ///
+    /// # Errors
+    /// As [`decode`]; [`Error::PayloadHeader`] for another method's payload.
+    pub fn decode(&self, payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+        match self {
+            Setting::Own(own) => own::decode_as(payload, own, values),
+            _ => decode_parsed(payload, values),
+        }
+    }
+
     /// `Err` unless the parameters are in the ranges that they have for any tensor.
     pub(super) fn check(&self) -> Result<(), Error> {
         match self {
@@ -164,6 +195,7 @@ impl Setting {
             Setting::AdaComp(c) => c.check(),
             Setting::LoCo(c) => c.check(),
             Setting::Sidco(c) => c.check(),
+            Setting::Own(c) => c.method().check(c.parameters()),
         }
     }
 }
@@ -217,12 +249,26 @@ impl Compressor for Setting {
 /// # Complexity
 /// O(elements), for PowerSGD O(elements · rank); no workspace.
 pub fn decode(payload: &[u8], values: &mut [f32]) -> Result<Header, Error> {
+    decode_with(&Methods::NONE, payload, values)
+}
+
+/// [`decode`] of any payload, those of `methods` among them.
+///
+/// # Errors
+/// As [`decode`], those of the methods' own decoders, and [`Error::UnknownMethod`].
+///
+/// # Complexity
+/// That of [`decode`].
+pub fn decode_with(methods: &Methods, payload: &[u8], values: &mut [f32]) -> Result<Header, Error> {
     let payload = Payload::parse(payload)?;
-    decode_parsed(&payload, values)?;
+    match payload.header.method {
+        Method::Own(_) => own::decode(&payload, methods, values)?,
+        _ => decode_parsed(&payload, values)?,
+    }
     Ok(payload.header)
 }
 
-/// [`decode`] of what has been parsed already.
+/// [`decode`] of what has been parsed already, of lgreco's own methods.
 pub fn decode_parsed(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
     match payload.header.method {
         Method::Dense => dense::decode(payload, values),
@@ -232,22 +278,29 @@ pub fn decode_parsed(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Er
         Method::AdaComp => adacomp::decode(payload, values),
         Method::LoCo => loco::decode(payload, values),
         Method::QuantisedTopK => quantised_topk::decode(payload, values),
+        Method::Own(id) => Err(Error::UnknownMethod { id }),
     }
 }
 
-/// Combines what a payload holds with `values`; for most methods in blocks or element by element, for others by way of
+/// Combines what a payload of `setting` holds with `values`; for most methods in blocks or element by element, for others by way of
 /// `scratch`, which has a place per element. Same errors as [`decode`]; `values` are then of no use.
-pub fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32], scratch: &mut [f32]) -> Result<(), Error> {
+pub fn combine(
+    setting: &Setting,
+    payload: &Payload<'_>,
+    how: Combine,
+    values: &mut [f32],
+    scratch: &mut [f32],
+) -> Result<(), Error> {
     match payload.header.method {
         Method::TopK => sparse::combine::<topk::Body<'_>>(payload, how, values),
         Method::QuantisedTopK => sparse::combine::<quantised_topk::Body<'_>>(payload, how, values),
         Method::AdaComp => adacomp::combine(payload, how, values),
         Method::Qsgd => qsgd::combine(payload, how, values),
         Method::PowerSgd => powersgd::combine(payload, how, values),
-        Method::Dense | Method::LoCo => {
+        Method::Dense | Method::LoCo | Method::Own(_) => {
             expect_room("scratch values", values.len(), scratch.len())?;
             let scratch = &mut scratch[..values.len()];
-            decode_parsed(payload, scratch)?;
+            setting.decode(payload, scratch)?;
             combine_values(values, how, scratch);
             Ok(())
         }
@@ -272,7 +325,8 @@ pub fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32], scratch:
 /// # Errors
 /// Those of [`decode`] that concern the header; [`Error::Length`] when there are fewer bytes.
 pub fn stated_len(bytes: &[u8]) -> Result<usize, Error> {
-    let Payload { header, .. } = Payload::parse(bytes)?;
+    let payload = Payload::parse(bytes)?;
+    let header = payload.header;
     let body = match header.method {
         Method::Dense => dense::stated(&header)?.0,
         Method::Qsgd => qsgd::stated(&header)?,
@@ -281,6 +335,7 @@ pub fn stated_len(bytes: &[u8]) -> Result<usize, Error> {
         Method::AdaComp => adacomp::stated(&header)?.0,
         Method::LoCo => loco::stated(&header)?,
         Method::QuantisedTopK => quantised_topk::stated(&header)?,
+        Method::Own(_) => own::stated(&payload)?,
     };
     let len = body.saturating_add(HEADER_LEN);
     expect_room("payload bytes", len, bytes.len())?;

@@ -244,7 +244,7 @@ mod tests {
             setting.encode(&gradient, stream, &mut workspace, &mut payload)?;
             let (mut decoded, mut scratch) = (vec![0.0; values.len()], vec![0.0; values.len()]);
             decode(&payload, &mut decoded)?;
-            combine(&Payload::parse(&payload)?, Combine::Add, &mut decoded, &mut scratch)?;
+            combine(&setting, &Payload::parse(&payload)?, Combine::Add, &mut decoded, &mut scratch)?;
             Ok((payload, decoded.iter().map(|x| x.to_bits()).collect()))
         })
     }

@@ -118,7 +118,7 @@ mod tests {
             for (how, sign) in [(Combine::Add, 1.0), (Combine::Subtract, -1.0)] {
                 for zero in [0.0f32, -0.0] {
                     let mut values = vec![zero; elements];
-                    combine(&Payload::parse(&payload).unwrap(), how, &mut values, &mut []).unwrap();
+                    combine(&setting, &Payload::parse(&payload).unwrap(), how, &mut values, &mut []).unwrap();
                     let expected = decoded.iter().map(|&x| if x == 0.0 { zero } else { sign * x });
                     assert!(values.iter().map(|x| x.to_bits()).eq(expected.map(f32::to_bits)), "{setting} {how:?}");
                 }
@@ -150,7 +150,7 @@ mod tests {
                 }
                 let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
                 let (mut whole, mut parts, mut apart) = (values.clone(), values.clone(), values.clone());
-                let expected = combine(&Payload::parse(&payload).unwrap(), Combine::Add, &mut whole, &mut []);
+                let expected = combine(&setting, &Payload::parse(&payload).unwrap(), Combine::Add, &mut whole, &mut []);
                 prop_assert_eq!(in_stretches(&payload, false, &mut parts), expected, "{}", setting);
                 prop_assert!(expected.is_err() || bits(&whole) == bits(&parts), "{}", setting);
                 prop_assert_eq!(in_any_order(&payload, &mut apart), expected, "{}", setting);

@@ -15,6 +15,7 @@ use crate::gradient::Dtype;
 use crate::{Error, Result};
 use core::fmt;
 use core::str::{FromStr, SplitAsciiWhitespace};
+use lgreco_core::method::Methods;
 
 const METHODS: [&str; 9] = ["dense", "qsgd", "topk", "powersgd", "clt-k", "hard-threshold", "adacomp", "loco", "sidco"];
 /// Power iterations that are not written: those of the published method.
@@ -50,6 +51,7 @@ impl fmt::Display for Setting {
             }
             Setting::AdaComp(AdaComp { bin }) => write!(f, "adacomp {bin}"),
             Setting::LoCo(LoCo { group }) => write!(f, "loco {group}"),
+            Setting::Own(own) => write!(f, "{own}"),
             Setting::Sidco(Sidco { density, fit, stages, values }) => {
                 write!(f, "sidco {}", Number(&density))?;
                 f.write_str(match fit {
@@ -79,6 +81,19 @@ impl FromStr for Setting {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Setting> {
+        Setting::parse(text, &Methods::NONE)
+    }
+}
+
+impl Setting {
+    /// The setting that a text states, of lgreco's methods or of `methods`.
+    ///
+    /// # Errors
+    /// As the type says, and as [`Methods::parse`].
+    pub fn parse(text: &str, methods: &Methods) -> Result<Setting> {
+        if let Some(own) = methods.parse(text)? {
+            return Ok(Setting::Own(own));
+        }
         let mut words = Words(text.split_ascii_whitespace());
         let setting = match words.0.next().unwrap_or_default() {
             "dense" => {

@@ -23,6 +23,7 @@
 
 use crate::gradient::Shape;
 use crate::{Error, Result};
+use lgreco_core::method::FIRST_ID;
 
 /// Bytes of the header.
 pub const HEADER_LEN: usize = 16;
@@ -35,30 +36,52 @@ pub const VERSION: u8 = 1;
 ///
 /// ```
 /// # use lgreco_compress::wire::Method;
-/// assert_eq!([Method::Dense, Method::Qsgd, Method::TopK, Method::PowerSgd].map(|m| m as u8), [0, 1, 2, 3]);
-/// assert_eq!([Method::AdaComp, Method::LoCo, Method::QuantisedTopK].map(|m| m as u8), [4, 5, 6]);
+/// assert_eq!([Method::Dense, Method::Qsgd, Method::TopK, Method::PowerSgd].map(Method::id), [0, 1, 2, 3]);
+/// assert_eq!([Method::AdaComp, Method::LoCo, Method::QuantisedTopK, Method::Own(0x80)].map(Method::id), [4, 5, 6, 0x80]);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
 pub enum Method {
     /// Uncompressed values.
-    Dense = 0,
+    Dense,
     /// Bucketed quantisation.
-    Qsgd = 1,
+    Qsgd,
     /// The largest magnitudes with their positions.
-    TopK = 2,
+    TopK,
     /// A product of two thin matrices.
-    PowerSgd = 3,
+    PowerSgd,
     /// One magnitude with signs at positions.
-    AdaComp = 4,
+    AdaComp,
     /// 4-bit codes in groups.
-    LoCo = 5,
+    LoCo,
     /// The largest magnitudes, each as a sign and a bin, with their positions.
-    QuantisedTopK = 6,
+    QuantisedTopK,
+    /// A method from outside lgreco, with this id.
+    Own(u8),
 }
 
 const METHODS: [Method; 7] =
     [Method::Dense, Method::Qsgd, Method::TopK, Method::PowerSgd, Method::AdaComp, Method::LoCo, Method::QuantisedTopK];
+
+impl Method {
+    /// The number in the header.
+    pub const fn id(self) -> u8 {
+        match self {
+            Method::Dense => 0,
+            Method::Qsgd => 1,
+            Method::TopK => 2,
+            Method::PowerSgd => 3,
+            Method::AdaComp => 4,
+            Method::LoCo => 5,
+            Method::QuantisedTopK => 6,
+            Method::Own(id) => id,
+        }
+    }
+
+    /// The method that a header's number means.
+    pub(super) fn from_id(id: u8) -> Option<Method> {
+        if id >= FIRST_ID { Some(Method::Own(id)) } else { METHODS.into_iter().find(|method| method.id() == id) }
+    }
+}
 
 /// A payload's header.
 ///
@@ -90,7 +113,7 @@ impl Header {
     /// [`Error::Length`] when `payload` is shorter.
     pub fn write(&self, payload: &mut [u8]) -> Result<()> {
         crate::error::expect_room("payload bytes", HEADER_LEN, payload.len())?;
-        payload[..4].copy_from_slice(&[MAGIC, VERSION, self.method as u8, self.variant]);
+        payload[..4].copy_from_slice(&[MAGIC, VERSION, self.method.id(), self.variant]);
         payload[4..8].copy_from_slice(&self.parameter.to_le_bytes());
         payload[8..12].copy_from_slice(&(self.shape.rows() as u32).to_le_bytes());
         payload[12..16].copy_from_slice(&(self.shape.cols() as u32).to_le_bytes());
@@ -99,7 +122,7 @@ impl Header {
 
     /// `Err` unless it is of this method.
     pub(super) fn expect_method(&self, method: Method) -> Result<()> {
-        expect("method", method as u64, self.method as u64)
+        expect("method", method.id().into(), self.method.id().into())
     }
 
     /// `Err` unless it has this variant.
@@ -152,9 +175,9 @@ impl<'a> Payload<'a> {
         let (header, body) = bytes.split_at(HEADER_LEN);
         expect("magic", MAGIC.into(), header[0].into())?;
         expect("version", VERSION.into(), header[1].into())?;
-        let method = METHODS.into_iter().find(|&m| m as u8 == header[2]).ok_or(Error::PayloadField {
+        let method = Method::from_id(header[2]).ok_or(Error::PayloadField {
             what: "method",
-            largest: Method::QuantisedTopK as u64,
+            largest: Method::QuantisedTopK.id().into(),
             found: header[2] as u64,
         })?;
         let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);

@@ -272,6 +272,14 @@ pub enum Error {
         /// What is wrong.
         what: &'static str,
     },
+    /// A method that is neither lgreco's own nor among those that the program knows.
+    #[error(
+        "method {id:#x} is unknown: it is neither lgreco's own nor one of the program's methods; name it among them, under the id that it had"
+    )]
+    UnknownMethod {
+        /// The method's id.
+        id: u8,
+    },
     /// Bytes that are not a saved state of this version.
     #[error("saved state: {what} is {found:#x}")]
     SavedState {
@@ -350,6 +358,7 @@ impl Error {
             Error::PayloadHeader { .. } => 40,
             Error::PayloadBody { .. } => 41,
             Error::PayloadField { .. } => 42,
+            Error::UnknownMethod { .. } => 43,
             Error::SavedState { .. } => 62,
             Error::Checksum { .. } => 63,
         }

@@ -7,14 +7,14 @@
 //! ```
 //! use lgreco_core::plan::{Limit, check, dp};
 //! use lgreco_core::table::{Choice, Table};
-//! # let _ = (check::check, dp::LEVELS);
+//! # let _ = (check::verify, dp::LEVELS);
 //! # #[cfg(feature = "alloc")] {
 //! use lgreco_core::plan::{self, Solver, budget::Budget};
 //! // Two layers: 4 or 2 bits per element each. The second one's gradients are smaller.
 //! let choices = [(400, 1.0), (200, 9.0), (400, 0.1), (200, 0.9)].map(|(size, error)| Choice { size, error });
 //! let table = Table::new(&choices, &[2, 4])?;
-//! // The error of 4 bits everywhere, and half as much again.
-//! let plan = plan::solve(&table, Budget::Defaults { alpha: 1.5, options: &[0, 0] }, Solver::default())?;
+//! // Twice the error of 4 bits everywhere.
+//! let plan = plan::solve(&table, Budget::Defaults { alpha: 2.0, options: &[0, 0] }, Solver::default())?;
 //! assert_eq!((plan.options(), plan.summary().size), (&[0, 1][..], 600));
 //! assert!(plan.summary().proven());
 //! # }
@@ -46,6 +46,7 @@ extern crate std;
 pub mod checksum;
 pub mod error;
 pub mod gradient;
+pub mod method;
 pub mod num;
 pub mod plan;
 pub mod rng;

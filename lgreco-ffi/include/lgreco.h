@@ -913,6 +913,9 @@ typedef struct lgreco_cuda_outcome {
 // A header field of a payload beyond what this version defines.
 #define LGRECO_PAYLOAD_FIELD 42
 
+// A method that is neither the library's own nor known to the program.
+#define LGRECO_UNKNOWN_METHOD 43
+
 // A compressor under which feedback may amplify errors.
 #define LGRECO_NOT_CONTRACTIVE 60
 

@@ -103,7 +103,7 @@ fn run(values: &[f32], setting: Setting, only: Option<&str>) {
         add(&parsed, &mut sum);
         added += 1;
     };
-    let mut take_off = || combine(&parsed, Combine::Subtract, &mut left, &mut []).expect("a payload");
+    let mut take_off = || combine(&setting, &parsed, Combine::Subtract, &mut left, &mut []).expect("a payload");
     match only {
         Some("encode") => return encode(),
         Some("decode") => return decode(),

@@ -88,7 +88,7 @@ fn decode_as_topk(bytes: &[u8]) -> Option<Vec<f32>> {
     }
     let read = |layout: u8| {
         let mut twin = header.to_vec();
-        (twin[2], twin[3]) = (Method::TopK as u8, 2 | layout << 2);
+        (twin[2], twin[3]) = (Method::TopK.id(), 2 | layout << 2);
         twin.extend((0..count).flat_map(|i| [0x80, if negative(i) { 0xbf } else { 0x3f }]));
         twin.extend_from_slice(positions);
         decode_bit_by_bit(&twin)

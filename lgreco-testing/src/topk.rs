@@ -162,7 +162,7 @@ pub(super) fn decode_bit_by_bit(bytes: &[u8]) -> Option<Vec<f32>> {
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
     let (keep, elements) = (word(4), word(8) * word(12));
     let value_bytes = *[4, 2, 2].get(bytes[3] as usize & 3)?;
-    if bytes[..3] != [wire::MAGIC, wire::VERSION, Method::TopK as u8] || keep > elements {
+    if bytes[..3] != [wire::MAGIC, wire::VERSION, Method::TopK.id()] || keep > elements {
         return None;
     }
     let kept = bytes[HEADER_LEN..].get(..keep * value_bytes)?;

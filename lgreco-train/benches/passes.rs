@@ -88,7 +88,7 @@ impl Layer {
             }
             _ => {
                 let payload = Payload::parse(&payloads[0]).expect("a payload");
-                combine(&payload, Combine::Subtract, compensated, &mut []).expect("a payload");
+                combine(setting, &payload, Combine::Subtract, compensated, &mut []).expect("a payload");
             }
         }
     }

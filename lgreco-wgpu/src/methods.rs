@@ -14,6 +14,7 @@ pub(crate) fn of_setting(setting: &Setting) -> &'static str {
         Setting::AdaComp(_) => "AdaComp",
         Setting::LoCo(_) => "LoCo",
         Setting::Sidco(_) => "SIDCo",
+        Setting::Own(_) => "an outside method",
     }
 }
 

@@ -12,6 +12,11 @@ pub struct Readme;
 #[doc = include_str!("../../lgreco-core/README.md")]
 pub struct CoreReadme;
 
+/// Those of what measures and plans.
+#[cfg(doctest)]
+#[doc = include_str!("../../lgreco/README.md")]
+pub struct LgrecoReadme;
+
 /// Those of training's.
 #[cfg(doctest)]
 #[doc = include_str!("../../lgreco-train/README.md")]

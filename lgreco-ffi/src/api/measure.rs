@@ -210,6 +210,7 @@ fn base(setting: &Setting) -> Setting {
         Setting::AdaComp(_) => Setting::AdaComp(AdaComp { bin: 0 }),
         Setting::LoCo(_) => Setting::LoCo(LoCo { group: 0 }),
         Setting::Sidco(sidco) => Setting::Sidco(Sidco { density: 0.0, ..sidco }),
+        Setting::Own(own) => Setting::Own(own),
     }
 }
 
@@ -227,7 +228,7 @@ impl Row {
         let mut row = Row::default();
         for setting in run {
             match *setting {
-                Setting::Dense => {}
+                Setting::Dense | Setting::Own(_) => {}
                 Setting::Qsgd(Qsgd { bits, .. }) => row.bits.push(bits),
                 Setting::HardThreshold(HardThreshold { lambda, .. }) => row.lambdas.push(lambda),
                 Setting::Sidco(Sidco { density, .. }) => row.densities.push(density),
@@ -246,7 +247,7 @@ impl Row {
     }
 
     /// The row whose settings are like `first`; `None` for uncompressed ones.
-    fn candidates(&self, first: &Setting) -> Option<Candidates<'_>> {
+    fn candidates<'a>(&'a self, first: &'a Setting) -> Option<Candidates<'a>> {
         let Row { bits, counts, lambdas, densities } = self;
         Some(match *first {
             Setting::Dense => return None,
@@ -258,6 +259,7 @@ impl Row {
             Setting::HardThreshold(hard) => Candidates::HardThreshold { values: hard.values, lambdas },
             Setting::AdaComp(_) => Candidates::AdaComp { bins: counts },
             Setting::LoCo(_) => Candidates::LoCo { groups: counts },
+            Setting::Own(_) => Candidates::Each(core::slice::from_ref(first)),
             Setting::Sidco(base) => Candidates::Sidco { base, densities },
         })
     }

@@ -192,6 +192,8 @@ impl lgreco_setting {
                 (s.method, s.density, s.fit) = (LGRECO_METHOD_SIDCO, density, fit as lgreco_sidco_fit);
                 (s.stages, s.values) = (stages, values as lgreco_dtype);
             }
+            // C has no methods of its own yet.
+            Setting::Own(own) => s.method = own.id().into(),
         }
         s
     }

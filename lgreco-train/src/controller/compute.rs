@@ -8,7 +8,7 @@ use crate::compress::Setting;
 use crate::gradient::Shape;
 
 /// Methods that cost alike.
-pub(super) const FAMILIES: usize = 5;
+pub(super) const FAMILIES: usize = 6;
 
 pub(super) const DENSE: usize = 0;
 
@@ -20,6 +20,7 @@ pub(super) const fn family(setting: &Setting) -> usize {
         Setting::TopK(_) | Setting::CltK(_) | Setting::HardThreshold(_) | Setting::Sidco(_) | Setting::AdaComp(_) => 2,
         Setting::QuantisedTopK(_) => 3,
         Setting::PowerSgd(_) => 4,
+        Setting::Own(_) => 5,
     }
 }
 
@@ -35,6 +36,7 @@ pub(super) fn work(setting: &Setting, shape: Shape, payloads: f64) -> f64 {
         Setting::CltK(c) => elements * 3.0 + c.keep as f64 * (4.0 + 4.0 * payloads),
         Setting::QuantisedTopK(c) => elements * 3.0 + c.keep as f64 * (20.0 + 6.0 * payloads),
         Setting::HardThreshold(_) | Setting::Sidco(_) | Setting::AdaComp(_) => elements * 4.0,
+        Setting::Own(_) => elements * (4.0 + payloads),
         Setting::PowerSgd(c) => elements * (2.0 + f64::from(c.rank)),
     };
     1e-9 * (LAYER + nanoseconds)

@@ -345,6 +345,7 @@ impl Config {
         let rank = self.measuring_rank;
         require(rank < world, "measuring rank", rank as f64, "below the number of workers")?;
         check_reduce_dtype(self.search.reduce_dtype)?;
+        self.search.beside.iter().try_for_each(|setting| self.search.knows(setting))?;
         self.feedback.check()?;
         if let Some(ramp_up) = self.ramp_up {
             let policy_goes =
@@ -360,6 +361,7 @@ impl Config {
         if let Policy::Fixed(settings) = &self.policy {
             crate::error::expect_len("fixed settings, one per layer", tensors.len(), settings.len())?;
             for (setting, tensor) in settings.iter().zip(tensors) {
+                self.search.knows(setting)?;
                 setting.payload_len(tensor.shape, tensor.dtype)?;
                 tensor.spec(*setting).check_shards(self.route, world)?;
             }

@@ -3,6 +3,8 @@
 use super::decide::chosen;
 use super::{Budget, Config, Feedback, Objective, Policy, RampUp, Schedule, Tensor};
 use crate::checksum::Hash;
+use crate::compress::Setting;
+use crate::compress::method;
 use crate::error::OptionValue;
 use crate::exchange::Route;
 use crate::feedback::{Residual, Storage};
@@ -21,6 +23,8 @@ enum Kind {
     Real,
     /// An index into these names.
     Name(&'static [&'static str]),
+    /// The first 8 bytes of a name; 0 for nothing.
+    Text,
     /// The checksum of something that does not fit a word.
     Checksum,
 }
@@ -48,6 +52,12 @@ impl Field {
         Field { name, kind: Kind::Name(names), word: index }
     }
 
+    fn text(name: &'static str, text: &str) -> Field {
+        let mut bytes = [0; 8];
+        bytes.iter_mut().zip(text.bytes()).for_each(|(place, byte)| *place = byte);
+        Field { name, kind: Kind::Text, word: u64::from_le_bytes(bytes) }
+    }
+
     pub(super) fn checksum(name: &'static str, words: impl IntoIterator<Item = u64>) -> Field {
         Field { name, kind: Kind::Checksum, word: words.into_iter().fold(Hash::START, Hash::add).0 }
     }
@@ -60,6 +70,8 @@ impl Field {
             Kind::Whole => OptionValue::Whole(word),
             Kind::Real => OptionValue::Real(f64::from_bits(word)),
             Kind::Name(names) => names.get(word as usize).map_or(OptionValue::Whole(word), |&it| OptionValue::Name(it)),
+            Kind::Text if word == 0 => OptionValue::None,
+            Kind::Text => OptionValue::Text(word),
             Kind::Checksum => OptionValue::Checksum(word),
         }
     }
@@ -110,6 +122,18 @@ fn of_sizes(sizes: &[usize]) -> impl Iterator<Item = u64> + '_ {
     core::iter::once(sizes.len() as u64).chain(sizes.iter().map(|&size| size as u64))
 }
 
+fn of_method(method: &'static dyn method::Method) -> impl Iterator<Item = u64> + use<> {
+    core::iter::once(method.id().into()).chain(of_bytes(method.name().as_bytes()))
+}
+
+fn of_setting(setting: &Setting) -> impl Iterator<Item = u64> + use<> {
+    let (id, parameters) = setting.data();
+    core::iter::once(id.into()).chain(parameters.map(u64::from))
+}
+
+/// Outside methods, of which the first are compared by name.
+const OUTSIDE: [&str; 4] = ["outside method 1", "outside method 2", "outside method 3", "outside method 4"];
+
 fn search(config: &Config, fields: &mut Vec<Field>) {
     let search = &config.search;
     let method = Method::ALL.iter().position(|&method| method == search.method()).unwrap_or_default();
@@ -118,11 +142,15 @@ fn search(config: &Config, fields: &mut Vec<Field>) {
         Field::named("method", &METHODS, method as u64),
         Field::real("default parameter of the method", search.default_parameter()),
         Field::checksum("parameters that are searched", [search.checksum()]),
+        Field::checksum("settings offered beside", search.beside.iter().flat_map(of_setting)),
         Field::named("metric", &METRICS, search.metric as u64),
         Field::whole("min_elements", search.min_elements as u64),
         Field::whole("workers that the metric counts", search.workers.map_or(NONE, |workers| workers.get().into())),
         Field::named("reduce_dtype", &DTYPES, search.reduce_dtype as u64),
     ]);
+    let mut names = search.methods.iter().map(method::Method::name);
+    fields.extend(OUTSIDE.map(|place| Field::text(place, names.next().unwrap_or_default())));
+    fields.push(Field::checksum("methods from outside", search.methods.iter().flat_map(of_method)));
 }
 
 fn policy(config: &Config, fields: &mut Vec<Field>) {

@@ -1,12 +1,13 @@
 //! How a decision reaches the ranks that did not measure.
 //!
 //! Words of 64 bits, little-endian, as many whatever they say: 0, the code of an error or [`NOT_YET`]; the fingerprint of
-//! who decides when; the decision and its timing; two words per layer.
+//! who decides when; the decision and its timing; three words per layer.
 
 use super::codes::{self, Choice};
 use super::decide::Decided;
 use super::{Decision, Timing};
 use crate::Error;
+use crate::compress::method::Methods;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -43,7 +44,7 @@ pub(super) fn write(layers: usize, fingerprint: u64, decided: Option<&Result<Dec
 /// # Errors
 /// [`Error::Peer`] with the code of its error; [`Error::PeerPlan`] when it is about another decision;
 /// [`Error::PeerMessage`].
-pub(super) fn read(rank: u32, fingerprint: u64, words: &[u64]) -> Result<Option<Decided>, Error> {
+pub(super) fn read(rank: u32, fingerprint: u64, words: &[u64], methods: &Methods) -> Result<Option<Decided>, Error> {
     let refused = |error: Error| Error::PeerMessage { rank, code: error.code() };
     let short = Error::PeerMessage { rank, code: 1 };
     let words: Vec<u64> = words.iter().map(|&word| u64::from_le(word)).collect();
@@ -61,7 +62,7 @@ pub(super) fn read(rank: u32, fingerprint: u64, words: &[u64]) -> Result<Option<
     let (timing, choices) = rest.split_first_chunk().ok_or(short)?;
     let timing = Timing::decode(timing).map_err(refused)?;
     let decision = Decision { timing, ..Decision::decode(decision).map_err(refused)? };
-    let choices = choices.as_chunks::<{ codes::WORDS }>().0.iter().map(|&words| Choice::decode(words));
+    let choices = choices.as_chunks::<{ codes::WORDS }>().0.iter().map(|&words| Choice::decode(words, methods));
     let choices = choices.collect::<Result<_, _>>().map_err(refused)?;
     Ok(Some(Decided { decision, choices, norms: vec![] }))
 }

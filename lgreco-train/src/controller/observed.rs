@@ -5,7 +5,7 @@ use super::decide::norm;
 use super::window::Typed;
 use crate::backend::{Backend, Job, JobError};
 use crate::compress::Setting;
-use crate::feedback::{candidates, contraction, contraction_workspace_len};
+use crate::feedback::{contraction, contraction_workspace_len};
 use crate::gradient::Gradient;
 use crate::num::sqrt;
 use crate::rng::Stream;
@@ -138,11 +138,12 @@ impl<'a, 'b> Means<'a, 'b> {
             let mut workspace = vec![0; contraction_workspace_len(setting, shape, dtype)];
             return contraction(setting, &gradient, stream, &mut workspace);
         }
-        let (norm, mut squared) = (self.norms[layer], [0.0]);
+        let (norm, mut squared) = (self.norms[layer], [0.0; 2]);
         let observed = self.observed.as_mut().ok_or(ELSEWHERE)?;
-        if let Some(candidates) = candidates(setting) {
+        if let Some(candidates) = setting.row() {
+            let places = candidates.len();
             let row = OfferedRow { layer, candidates, stream };
-            observed.measure(&[row], &mut squared).map_err(|failed| failed.error)?;
+            observed.measure(&[row], &mut squared[..places]).map_err(|failed| failed.error)?;
         }
         Ok(if norm > 0.0 { squared[0] / (norm * norm) } else { 0.0 })
     }

@@ -7,6 +7,7 @@ use super::planner::Planner;
 use super::saved::{self, Layers, Owner, Part, Run};
 use super::{Controller, Policy, Uncompressed};
 use crate::Error;
+use crate::compress::method::Methods;
 use crate::feedback::{Memory, SavedState};
 use crate::rng::Stream;
 use alloc::collections::BTreeSet;
@@ -83,15 +84,16 @@ impl Controller {
     /// [`CoreError::Checksum`](crate::CoreError::Checksum) when a state is not as it was saved;
     /// [`CoreError::SavedState`](crate::CoreError::SavedState), [`CoreError::Length`](crate::CoreError::Length),
     /// [`CoreError::DuplicateName`](crate::CoreError::DuplicateName) and those of settings, shapes and residuals for
-    /// bytes that are no state of version 2 or 3, whatever they are; [`CoreError::SavedState`](crate::CoreError::SavedState)
+    /// bytes that are no state of version 4 or 5, whatever they are; [`CoreError::SavedState`](crate::CoreError::SavedState)
     /// when a residual is of a later step than the plan, or of another number of workers; [`CoreError::Overflow`](crate::CoreError::Overflow) of
     /// summed residuals; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). The controller is then unchanged.
     ///
     /// # Complexity
     /// The bytes of all states, and O(n log n) in the layers.
     pub fn load(&mut self, plan: &[u8], residuals: &[&[u8]]) -> Result<Loaded, Error> {
-        let plan = saved::parse(plan)?;
-        let residuals = residuals.iter().map(|bytes| saved::parse(bytes).map(|(_, layers)| layers));
+        let methods = &self.planner.config.search.methods;
+        let plan = saved::parse(plan, methods)?;
+        let residuals = residuals.iter().map(|bytes| saved::parse(bytes, methods).map(|(_, layers)| layers));
         self.continue_from(&plan.0, &plan.1, &residuals.collect::<Result<Vec<_>, _>>()?)
     }
 
@@ -106,14 +108,14 @@ impl Controller {
     /// # Complexity
     /// As [`load`](Controller::load).
     pub fn load_parts(&mut self, plan: &[&[u8]], residuals: &[&[u8]]) -> Result<Loaded, Error> {
-        let (runs, mut plans) = sorted(plan)?;
+        let (runs, mut plans) = sorted(plan, &self.planner.config.search.methods)?;
         let several = |what, found: usize| Error::saved(what, found as u64);
         let [run] = &runs[..] else {
             return Err(several("parts that belong to no layer, of which there must be one", runs.len()));
         };
         let states = several("states that the plan's parts are of", plans.len());
         let plan = plans.pop().filter(|_| plans.is_empty()).ok_or(states)?;
-        self.continue_from(run, &plan, &sorted(residuals)?.1)
+        self.continue_from(run, &plan, &sorted(residuals, &self.planner.config.search.methods)?.1)
     }
 
     fn continue_from(&mut self, run: &Run, plan: &Layers<'_>, residuals: &[Layers<'_>]) -> Result<Loaded, Error> {
@@ -207,10 +209,10 @@ impl Controller {
 }
 
 /// Parts by the state that they are of, in the order of their first ones.
-fn sorted<'a>(parts: &[&'a [u8]]) -> Result<(Vec<Run>, Vec<Layers<'a>>), Error> {
+fn sorted<'a>(parts: &[&'a [u8]], methods: &Methods) -> Result<(Vec<Run>, Vec<Layers<'a>>), Error> {
     let (mut runs, mut owners, mut layers) = (vec![], vec![], vec![]);
     for bytes in parts {
-        let (owner, part) = saved::parse_part(bytes)?;
+        let (owner, part) = saved::parse_part(bytes, methods)?;
         let at = owners.iter().position(|&known| known == owner).unwrap_or_else(|| {
             owners.push(owner);
             layers.push(vec![]);

@@ -5,21 +5,21 @@
 //!
 //! | field | |
 //! |---|---|
-//! | `lgreco-c`, version 2, or 3 under measured seconds | 8 bytes each |
+//! | `lgreco-c`, version 4, or 5 under measured seconds | 8 bytes each |
 //! | rank, world size, steps taken | |
 //! | step of the next decision (2^64 − 1: none), steps in the window, highest learning rate, steps that were not finite | |
 //! | 0 or 1, then the last decision, 10 numbers | |
 //! | number of buckets, 0 | |
-//! | version 3: the decision's timing, 8 numbers; trials and overheads of methods; numbers of the link's model, and these | |
+//! | version 5: the decision's timing, 8 numbers; trials and overheads of methods; numbers of the link's model, and these | |
 //! | number of layers; of each: | |
 //! | length of its name, the name, rows, columns, code of the element type | |
-//! | setting, 2 numbers; steps, bytes in, bytes out, refusals; relative error (NaN: none), norm (NaN: none) | |
+//! | setting, 3 numbers; steps, bytes in, bytes out, refusals; relative error (NaN: none), norm (NaN: none) | |
 //! | PowerSGD's factor, f32 | cols × rank |
 //! | 0 or 1, then the window's mean, f32 | one per element |
 //! | length of the residual's state, that of [`Memory::save`](crate::feedback::Memory::save) but for its checksum | |
 //! | checksum of all before it | |
 //!
-//! The same in parts: `lgreco-p`, version 2 or 3, rank, world size, steps taken, then 0 and what is above from the step of the
+//! The same in parts: `lgreco-p`, version 4 or 5, rank, world size, steps taken, then 0 and what is above from the step of the
 //! next decision to the link's model, or 1 and a layer as above; a checksum closes each.
 
 use super::codes::Choice;
@@ -29,6 +29,7 @@ use super::link::Link;
 use super::{Decision, Tensor, Timing, accordion::Highest};
 use crate::Error;
 use crate::compress::Compressor;
+use crate::compress::method::Methods;
 use crate::error::expect_distinct;
 use crate::exchange::factor_rank;
 use crate::feedback::{RESIDUAL, SavedState};
@@ -40,9 +41,9 @@ use alloc::vec::Vec;
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"lgreco-c");
 pub(super) const PART_MAGIC: u64 = u64::from_le_bytes(*b"lgreco-p");
-pub(super) const VERSION: u64 = 3;
+pub(super) const VERSION: u64 = 5;
 /// Of states in which nothing is measured.
-pub(super) const UNMEASURED_VERSION: u64 = 2;
+pub(super) const UNMEASURED_VERSION: u64 = 4;
 pub(super) const NONE: u64 = u64::MAX;
 /// Whose state it is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -92,25 +93,25 @@ pub(super) enum Part<'a> {
 }
 
 /// A state whose bytes have been checked.
-pub(super) fn parse(bytes: &[u8]) -> Result<(Run, Layers<'_>), Error> {
+pub(super) fn parse<'a>(bytes: &'a [u8], methods: &Methods) -> Result<(Run, Layers<'a>), Error> {
     let mut reader = Reader::open(bytes, MAGIC, &[UNMEASURED_VERSION, VERSION])?;
     let owner = Owner::parse(&mut reader)?;
     let run = Run::parse(&mut reader)?;
     let mut layers = vec![];
     for _ in 0..reader.number()? {
-        layers.push(Layer::parse(&mut reader)?);
+        layers.push(Layer::parse(&mut reader, methods)?);
     }
     reader.end("saved state bytes after the last layer")?;
     Ok((run, Layers::new(owner, layers)?))
 }
 
 /// A part of a state, likewise.
-pub(super) fn parse_part(bytes: &[u8]) -> Result<(Owner, Part<'_>), Error> {
+pub(super) fn parse_part<'a>(bytes: &'a [u8], methods: &Methods) -> Result<(Owner, Part<'a>), Error> {
     let mut reader = Reader::open(bytes, PART_MAGIC, &[UNMEASURED_VERSION, VERSION])?;
     let owner = Owner::parse(&mut reader)?;
     let part = match reader.flag("kind of part")? {
         false => Part::Run(Run::parse(&mut reader)?),
-        true => Part::Layer(Layer::parse(&mut reader)?),
+        true => Part::Layer(Layer::parse(&mut reader, methods)?),
     };
     reader.end("saved state bytes after the part")?;
     Ok((owner, part))
@@ -178,7 +179,7 @@ impl<'a> Layers<'a> {
 }
 
 impl<'a> Layer<'a> {
-    fn parse(reader: &mut Reader<'a>) -> Result<Self, Error> {
+    fn parse(reader: &mut Reader<'a>, methods: &Methods) -> Result<Self, Error> {
         let len = reader.number()?;
         let name = core::str::from_utf8(reader.bytes(len)?);
         let name = name.map_err(|_| Error::saved("a layer's name, not UTF-8, of length", len))?;
@@ -186,7 +187,7 @@ impl<'a> Layer<'a> {
         let dtype = reader.number()?;
         let wrong = Error::saved("element type", dtype);
         let dtype = u8::try_from(dtype).ok().and_then(|code| Dtype::from_code(code).ok()).ok_or(wrong)?;
-        let choice = Choice::decode([reader.number()?, reader.number()?])?;
+        let choice = Choice::decode(reader.numbers()?, methods)?;
         choice.setting.payload_len(shape, dtype)?;
         let counts = Counts {
             steps: reader.count("a layer's steps")?,

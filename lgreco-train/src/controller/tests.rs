@@ -1,6 +1,7 @@
 //! What is seen of a controller from inside alone.
 
 use super::*;
+use crate::compress::method::Methods;
 use crate::compress::{Setting, powersgd::PowerSgd};
 use crate::exchange::Collective;
 use crate::exchange::threads::{self, ThreadCollective};
@@ -76,7 +77,7 @@ fn every_setting_has_words_of_its_own() {
     for setting in SETTINGS {
         let uncompressed = (setting == Setting::Dense).then_some(Uncompressed::Chosen);
         let choice = codes::Choice { setting, uncompressed };
-        assert_eq!(codes::Choice::decode(choice.encode()), Ok(choice));
+        assert_eq!(codes::Choice::decode(choice.encode(), &Methods::NONE), Ok(choice));
     }
     let mut methods = SETTINGS.map(|setting| codes::Choice { setting, uncompressed: None }.encode()[0] as u8);
     methods.sort_unstable();

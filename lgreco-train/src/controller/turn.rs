@@ -121,7 +121,7 @@ impl Planner {
         let step = self.step;
         let now = |decided: Decided| Decided { decision: Decision { step, ..decided.decision }, ..decided };
         let root = self.config.measuring_rank;
-        let heard = message::read(root, self.fingerprint(), words);
+        let heard = message::read(root, self.fingerprint(), words, &self.config.search.methods);
         // What has been handed in since the message was made is not in it.
         let told = !matches!(heard, Ok(None));
         if let Some(result) = self.result.take_if(|_| told) {

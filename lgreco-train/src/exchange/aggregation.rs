@@ -37,13 +37,16 @@ impl Aggregation {
     /// assert_eq!(Aggregation::of(&Setting::Dense), Aggregation::AllReduce);
     /// assert_eq!(Aggregation::of(&Setting::Qsgd(Qsgd::default())), Aggregation::Payloads);
     /// ```
-    pub const fn of(setting: &Setting) -> Aggregation {
+    pub fn of(setting: &Setting) -> Aggregation {
         match setting {
             Setting::Dense => Aggregation::AllReduce,
             Setting::PowerSgd(_) => Aggregation::FactorAllReduce,
             Setting::CltK(_) => Aggregation::SharedPositions,
             Setting::Qsgd(_) | Setting::TopK(_) | Setting::QuantisedTopK(_) | Setting::LoCo(_) => Aggregation::Payloads,
-            Setting::HardThreshold(_) | Setting::AdaComp(_) | Setting::Sidco(_) => Aggregation::VariablePayloads,
+            // Those of outside methods cannot be cut into pieces: by all-gather, too.
+            Setting::HardThreshold(_) | Setting::AdaComp(_) | Setting::Sidco(_) | Setting::Own(_) => {
+                Aggregation::VariablePayloads
+            }
         }
     }
 }

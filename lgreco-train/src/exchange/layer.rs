@@ -70,8 +70,9 @@ impl Spec<'_> {
         if route != Route::Sharded {
             return expect_len("ends of shards", 0, self.shards.len());
         }
-        let expected = "one that does not shard, for methods whose lengths the values decide";
-        Error::require(self.setting.has_fixed_len(), "route", route as u32 as f64, expected)?;
+        let expected = "one that does not shard, for outside methods and those whose lengths the values decide";
+        let fits = self.setting.has_fixed_len() && !matches!(self.setting, Setting::Own(_));
+        Error::require(fits, "route", route as u32 as f64, expected)?;
         expect_len("ends of shards, one per rank", world as usize, self.shards.len())?;
         let elements = self.shape.elements() as u64;
         let descends = self.shards.windows(2).find(|ends| ends[0] > ends[1]).map(|ends| ends[1]);
@@ -219,8 +220,9 @@ impl<'a> Layer<'a> {
             self.setting,
             Setting::TopK(_) | Setting::QuantisedTopK(_) | Setting::HardThreshold(_) | Setting::Sidco(_)
         );
+        let setting = self.setting;
         if let Some(values) = self.left() {
-            combine(&Payload::parse(payload)?, Combine::Subtract, values, scratch)?;
+            combine(&setting, &Payload::parse(payload)?, Combine::Subtract, values, scratch)?;
             // What TopK sends is f32, or nearer to zero than infinity is, or has the value's sign.
             if !sparse {
                 self.check_left();

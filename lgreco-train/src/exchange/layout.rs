@@ -146,7 +146,7 @@ impl Layout {
                     let (wide, decoded) = match setting {
                         // What is compressed again is all there at a time.
                         _ if route == Route::ScatterReduce => (elements, elements),
-                        Setting::LoCo(_) | Setting::AdaComp(_) => (elements, elements),
+                        Setting::LoCo(_) | Setting::AdaComp(_) | Setting::Own(_) => (elements, elements),
                         _ => (stretch, 0),
                     };
                     lane.wide = lane.wide.max(wide);

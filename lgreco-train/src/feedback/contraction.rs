@@ -1,35 +1,16 @@
 //! Whether a compressor loses less than it is given.
 
 use crate::Error;
-use crate::compress::{Candidates, Setting};
+#[cfg(doc)]
+use crate::compress::Candidates;
+use crate::compress::Setting;
 use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::num::Sum;
 use crate::rng::Stream;
-use core::slice::from_ref;
-
-/// The row of the error table with this setting alone; none of an uncompressed layer.
-pub(crate) fn candidates(setting: &Setting) -> Option<Candidates<'_>> {
-    Some(match setting {
-        Setting::Dense => return None,
-        Setting::Qsgd(base) => Candidates::Qsgd { base: *base, bits: from_ref(&base.bits) },
-        Setting::TopK(top) => Candidates::TopK { values: top.values, keeps: from_ref(&top.keep) },
-        Setting::QuantisedTopK(top) => {
-            Candidates::QuantisedTopK { keeps: from_ref(&top.keep), bits: from_ref(&top.bits) }
-        }
-        Setting::HardThreshold(hard) => {
-            Candidates::HardThreshold { values: hard.values, lambdas: from_ref(&hard.lambda) }
-        }
-        Setting::AdaComp(ada) => Candidates::AdaComp { bins: from_ref(&ada.bin) },
-        Setting::Sidco(base) => Candidates::Sidco { base: *base, densities: from_ref(&base.density) },
-        Setting::LoCo(loco) => Candidates::LoCo { groups: from_ref(&loco.group) },
-        Setting::CltK(clt) => Candidates::CltK { keeps: from_ref(&clt.keep) },
-        Setting::PowerSgd(power) => Candidates::PowerSgd { iterations: power.iterations, ranks: from_ref(&power.rank) },
-    })
-}
 
 /// Words of workspace that [`contraction`] needs.
 pub fn contraction_workspace_len(setting: &Setting, shape: Shape, dtype: Dtype) -> usize {
-    candidates(setting).map_or(0, |row| row.measure_workspace_len(shape, dtype))
+    setting.row().map_or(0, |row| row.measure_workspace_len(shape, dtype))
 }
 
 /// The relative squared error ‖g − decode(encode(g))‖² / ‖g‖², for stochastic rounding its expectation; 0 for a
@@ -67,9 +48,9 @@ pub fn contraction(
     stream: Stream,
     workspace: &mut [u64],
 ) -> Result<f64, Error> {
-    let mut squared_error = [0.0];
-    match candidates(setting) {
-        Some(row) => row.measure(gradient, stream, workspace, &mut squared_error)?,
+    let mut squared_error = [0.0; 2];
+    match setting.row() {
+        Some(row) => row.measure(gradient, stream, workspace, &mut squared_error[..row.len()])?,
         None => crate::compress::check_finite(gradient)?,
     }
     let square = |x: f32| x as f64 * x as f64;

@@ -54,7 +54,6 @@ mod step;
 mod storage;
 mod suits;
 
-pub(crate) use contraction::candidates;
 pub use contraction::{contraction, contraction_workspace_len, require_contraction};
 pub use memory::Memory;
 pub(crate) use plain::{copy, is_finite, plain_values, squared_norm};

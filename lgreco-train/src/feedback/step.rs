@@ -1,7 +1,8 @@
 //! One step: what is compressed, the payload, what is remembered.
 
 use super::Memory;
-use crate::compress::{Compressor, Setting, decode};
+use crate::compress::wire::Payload;
+use crate::compress::{Compressor, Setting};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Bf16, Dtype, Element, F16, Gradient, Values};
 use crate::rng::Stream;
@@ -79,7 +80,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
                 setting.encode(&offered, payload_stream(setting, stream), rest, payload)?
             }
         };
-        decode(&payload[..len], decoded)?;
+        setting.decode(&Payload::parse(&payload[..len])?, decoded)?;
         self.update(gradient, decoded, stream)?;
         Ok(len)
     }

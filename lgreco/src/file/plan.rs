@@ -1,5 +1,6 @@
 use super::{Error, VERSION, read, read::Object};
 use crate::compress::Setting;
+use crate::compress::method::Methods;
 use crate::plan::{Plan, Proof, Summary};
 use crate::table::NamedTable;
 use alloc::{format, string::String, vec::Vec};
@@ -100,7 +101,7 @@ pub struct PlanLayer {
     /// Its compressor, in the file as text; missing where the plan is for a table without settings.
     #[serde(
         default,
-        deserialize_with = "read::optional_setting",
+        skip_deserializing,
         serialize_with = "read::write_setting",
         skip_serializing_if = "Option::is_none"
     )]
@@ -222,6 +223,17 @@ impl PlanFile {
     /// # Complexity
     /// O(bytes).
     pub fn parse(json: &[u8]) -> Result<PlanFile, Error> {
+        PlanFile::parse_with(json, &Methods::NONE)
+    }
+
+    /// [`parse`](PlanFile::parse), with settings of methods from outside lgreco, too.
+    ///
+    /// # Errors
+    /// As [`parse`](PlanFile::parse).
+    ///
+    /// # Complexity
+    /// O(bytes).
+    pub fn parse_with(json: &[u8], methods: &Methods) -> Result<PlanFile, Error> {
         let json = read::text(json)?;
         let file = Object::parse(String::new(), json)?;
         file.version()?;
@@ -231,17 +243,18 @@ impl PlanFile {
         let layers = layers.map(|(index, layer)| {
             let layer = Object::parse(format!("layer {index}"), layer)?;
             layer.only(&LAYER_KEYS)?;
-            layer.setting("setting")?;
-            Ok(layer)
+            let setting = layer.setting("setting", methods)?;
+            Ok((layer, setting))
         });
-        let layers = layers.collect::<Result<Vec<_>, Error>>()?;
+        let (layers, settings): (Vec<_>, Vec<_>) = layers.collect::<Result<_, Error>>()?;
         let seconds = match file.optional::<&RawValue>("seconds", "") {
             Ok(Some(seconds)) => Some(Object::parse("seconds".into(), seconds.get())?),
             _ => None,
         };
         seconds.iter().try_for_each(|seconds| seconds.only(&["measure", "solve"]))?;
-        let plan: PlanFile = serde_json::from_str(json)
+        let mut plan: PlanFile = serde_json::from_str(json)
             .map_err(|error| Error::Json { place: String::new(), what: format!("{error}") })?;
+        plan.layers.iter_mut().zip(settings).for_each(|(layer, setting)| layer.setting = setting);
         if plan.layers.is_empty() {
             return Err(file.wrong("layers", "at least one layer"));
         }

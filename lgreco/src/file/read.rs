@@ -2,6 +2,7 @@
 
 use super::{Error, VERSION};
 use crate::compress::Setting;
+use crate::compress::method::Methods;
 use crate::error::nearest;
 use alloc::{
     borrow::ToOwned,
@@ -51,12 +52,6 @@ pub(super) fn count<'de, D: Deserializer<'de>, T: TryFrom<u64>>(deserializer: D)
 /// Reads the value of a [`Count`] or null.
 pub(super) fn optional_count<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     Ok(Option::<Count<u64>>::deserialize(deserializer)?.map(|Count(count)| count))
-}
-
-/// A setting as text, or null.
-pub(super) fn optional_setting<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Setting>, D::Error> {
-    let text = Option::<String>::deserialize(deserializer)?;
-    text.map(|text| text.parse().map_err(D::Error::custom)).transpose()
 }
 
 /// Writes a setting as text.
@@ -182,9 +177,9 @@ impl<'a> Object<'a> {
     }
 
     /// A setting as text that may be missing or null.
-    pub(super) fn setting(&self, field: &'static str) -> Result<Option<Setting>, Error> {
+    pub(super) fn setting(&self, field: &'static str, methods: &Methods) -> Result<Option<Setting>, Error> {
         let text: Option<String> = self.optional(field, "a setting as text")?;
-        let setting = text.map(|text| text.parse()).transpose();
+        let setting = text.map(|text| Setting::parse(&text, methods)).transpose();
         setting.map_err(|error| Error::Setting { place: self.place.clone(), error })
     }
 

@@ -1,5 +1,6 @@
 use super::read::{self, COUNT, Count, Object};
 use super::{Error, VERSION};
+use crate::compress::method::Methods;
 use crate::plan::{Limit, budget::Budget};
 use crate::table::{Choice, NamedError, NamedTable};
 use alloc::{format, string::String, vec::Vec};
@@ -41,6 +42,17 @@ impl TableFile {
     /// # Complexity
     /// O(bytes).
     pub fn parse(json: &[u8]) -> Result<TableFile, Error> {
+        TableFile::parse_with(json, &Methods::NONE)
+    }
+
+    /// [`parse`](TableFile::parse), with settings of methods from outside lgreco, too.
+    ///
+    /// # Errors
+    /// As [`parse`](TableFile::parse).
+    ///
+    /// # Complexity
+    /// O(bytes).
+    pub fn parse_with(json: &[u8], methods: &Methods) -> Result<TableFile, Error> {
         let file = Object::parse(String::new(), read::text(json)?)?;
         file.version()?;
         file.expect_kind(read::TABLE, read::PLAN)?;
@@ -63,7 +75,7 @@ impl TableFile {
                 option.only(&["label", "setting", "size", "error"])?;
                 let error = option.required("error", finite)?;
                 let choice = Choice { size: option.count("size")?, error };
-                Ok(((option.required("label", "a string")?, choice), option.setting("setting")?))
+                Ok(((option.required("label", "a string")?, choice), option.setting("setting", methods)?))
             });
             let (options, settings): (Vec<(String, Choice)>, Vec<_>) = options.collect::<Result<_, Error>>()?;
             all_settings.push(settings);

@@ -4,7 +4,7 @@ use super::range::{Family, Method, Weighing};
 use crate::compress::powersgd::effective_rank;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
 use crate::compress::topk::TopK;
-use crate::compress::{Candidates, Setting};
+use crate::compress::{Candidates, Compressor, Setting};
 use crate::gradient::{Dtype, Shape};
 use crate::table::Choice;
 use crate::{Error, Result};
@@ -22,6 +22,7 @@ enum Row {
     TopK(Dtype, Vec<u32>),
     QuantisedTopK(Vec<u32>, Vec<u8>),
     PowerSgd(Vec<u32>),
+    Each(Vec<Setting>),
 }
 
 pub(super) struct LayerOptions {
@@ -38,7 +39,7 @@ pub(super) struct Assembled {
 }
 
 impl LayerOptions {
-    pub(super) fn new(families: &[Family], shape: Shape, dtype: Dtype) -> Result<Self> {
+    pub(super) fn new(families: &[Family], beside: &[Setting], shape: Shape, dtype: Dtype) -> Result<Self> {
         let (mut rows, mut labels, mut default) = (Vec::new(), Vec::new(), None);
         for (index, family) in families.iter().enumerate() {
             let (mut values, mut names): (Vec<u32>, Vec<String>) = (Vec::new(), Vec::new());
@@ -78,6 +79,13 @@ impl LayerOptions {
                 rows.push(Row::QuantisedTopK(keeps, bits));
             }
         }
+        for setting in beside {
+            setting.payload_len(shape, dtype)?;
+            labels.push(format!("{setting}"));
+        }
+        if !beside.is_empty() {
+            rows.push(Row::Each(beside.to_vec()));
+        }
         // A row without candidates is nothing to measure.
         rows.retain(|row| !matches!(row, Row::TopK(_, keeps) if keeps.is_empty()));
         let default = default.ok_or(Error::Length { what: "methods to search", expected: 1, found: 0 })?;
@@ -90,12 +98,13 @@ impl LayerOptions {
             Row::TopK(values, keeps) => Candidates::TopK { values: *values, keeps },
             Row::QuantisedTopK(keeps, bits) => Candidates::QuantisedTopK { keeps, bits },
             Row::PowerSgd(ranks) => Candidates::PowerSgd { iterations: POWER_ITERATIONS, ranks },
+            Row::Each(settings) => Candidates::Each(settings),
         })
     }
 
     /// Number of measured candidates.
     pub(super) fn measured(&self) -> usize {
-        self.labels.len()
+        self.candidates().map(|row| row.len()).sum()
     }
 
     pub(super) fn into_options(
@@ -107,6 +116,9 @@ impl LayerOptions {
     ) -> Result<Assembled> {
         let bits = |setting: &Setting| Ok::<u64, Error>(8 * setting.exchanged_len(shape, dtype, reduce_dtype)? as u64);
         let dense_size = bits(&Setting::Dense)?;
+        // Behind the errors of settings that are offered beside: their payloads' lengths, where the values decide these.
+        let lens = squared_errors.get(self.labels.len()..).unwrap_or_default();
+        let first_beside = self.labels.len() - lens.len();
         let settings =
             self.candidates().flat_map(|c| (0..c.len()).filter_map(move |i| c.setting(i)).collect::<Vec<_>>());
         let settings: Vec<Setting> = settings.collect();
@@ -115,7 +127,10 @@ impl LayerOptions {
         for (index, ((setting, label), &squared)) in
             settings.into_iter().zip(self.labels).zip(squared_errors).enumerate()
         {
-            let size = bits(&setting)?;
+            let size = match index.checked_sub(first_beside).and_then(|index| lens.get(index)) {
+                Some(&len) => 8 * len as u64,
+                None => bits(&setting)?,
+            };
             let place = if size < dense_size {
                 assembled.labelled.push((label, Choice { size, error: weighing.error(&setting, squared) }));
                 assembled.settings.push(setting);

@@ -19,6 +19,7 @@ pub use range::{MAX_OPTIONS, Method, Metric, Range, Width};
 use crate::backend::Backend;
 use crate::checksum::Hash;
 use crate::compress::Setting;
+use crate::compress::method::Methods;
 use crate::gradient::{Dtype, Gradient, Shape, Values};
 use crate::rng::Stream;
 use crate::table::{NamedError, NamedTable};
@@ -106,6 +107,11 @@ impl<'a> Layer<'a> {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Search {
+    /// The methods that the program knows beside lgreco's own. A controller reads other ranks' plans and saved states by them.
+    pub methods: Methods,
+    /// Settings that each layer is offered beside the ranges of the methods searched: of any method that does not share
+    /// positions or lengths with the layer's shape, outside methods among them, which [`methods`](Search::methods) must have.
+    pub beside: Vec<Setting>,
     /// Never empty; the first one's default is the reference of the error budget.
     families: Vec<Family>,
     /// What makes an error out of a squared error.
@@ -229,6 +235,8 @@ impl Search {
             min_elements: 1024,
             reduce_dtype: Dtype::F32,
             seed: 0,
+            methods: Methods::NONE,
+            beside: Vec::new(),
         }
     }
 
@@ -366,6 +374,17 @@ impl Search {
         words.fold(Hash::START, Hash::add).0
     }
 
+    /// `Err` unless the setting is of one of lgreco's methods or of [`methods`](Search::methods).
+    ///
+    /// # Errors
+    /// [`Error::UnknownMethod`].
+    pub fn knows(&self, setting: &Setting) -> Result<()> {
+        match setting {
+            Setting::Own(own) if self.methods.find(own.id()).is_none() => Err(Error::UnknownMethod { id: own.id() }),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether a tensor of these dimensions is compressed at all.
     pub fn takes(&self, dims: &[usize]) -> bool {
         let elements = if dims.contains(&0) { 0 } else { dims.iter().fold(1usize, |n, &dim| n.saturating_mul(dim)) };
@@ -393,7 +412,7 @@ impl Search {
         }
         let Family { method, default, .. } = self.families[0];
         let range = Range { first: default, last: default, step: 1.0 };
-        let options = LayerOptions::new(&[Family { method, default, range, widths: Widths::FULL }], shape, dtype)?;
+        let options = LayerOptions::new(&[Family { method, default, range, widths: Widths::FULL }], &[], shape, dtype)?;
         Ok(options.into_options(shape, [dtype, self.reduce_dtype], &[0.0], self.weighing())?.settings[0])
     }
 

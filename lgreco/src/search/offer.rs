@@ -94,6 +94,7 @@ impl Search {
             let error = Error::Parameter { what, value: 1.0, expected };
             return Err(NamedError { error, layer: None, option: None });
         }
+        self.beside.iter().try_for_each(|setting| self.knows(setting))?;
         let mut offer = Offer { layers: Vec::new(), uncompressed: Vec::new(), weighing, reduce_dtype, seed };
         for (index, (name, dims, dtype)) in model.into_iter().enumerate() {
             if !self.takes(dims) {
@@ -102,7 +103,7 @@ impl Search {
             }
             let named = |error| NamedError { error, layer: Some(name.into()), option: None };
             let shape = Shape::from_dims(dims).map_err(named)?;
-            let options = LayerOptions::new(&self.families, shape, dtype).map_err(named)?;
+            let options = LayerOptions::new(&self.families, &self.beside, shape, dtype).map_err(named)?;
             offer.layers.push(OfferedLayer { index, name, shape, dtype, options });
         }
         Ok(offer)

@@ -102,7 +102,7 @@ fn what_cannot_be_sharded_is_refused() {
         (
             hard(0.5),
             &[10, 20],
-            "route is 2, expected one that does not shard, for methods whose lengths the values decide",
+            "route is 2, expected one that does not shard, for outside methods and those whose lengths the values decide",
         ),
     ] {
         assert_eq!(refused(setting, shards), Err(why.into()));

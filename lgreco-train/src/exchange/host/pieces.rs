@@ -76,7 +76,13 @@ pub(super) fn encode(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'
             let encoded = piece.setting.encode(&gradient, stream, room.scratch.encode, payload);
             encoded.map_err(|error| in_tensor(error.into(), piece.range.start))?;
             if let Some(values) = layer.left() {
-                combine(&Payload::parse(payload)?, Combine::Subtract, &mut values[piece.range], room.scratch.decoded)?;
+                combine(
+                    &piece.setting,
+                    &Payload::parse(payload)?,
+                    Combine::Subtract,
+                    &mut values[piece.range],
+                    room.scratch.decoded,
+                )?;
             }
             Ok(())
         })?;

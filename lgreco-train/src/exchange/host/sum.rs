@@ -3,12 +3,12 @@
 use super::lanes::Scratch;
 use super::mean::{average, average_shares, in_tensor, narrow, to_shares};
 use crate::compress::Setting;
-use crate::compress::wire::{Method, Payload};
+use crate::compress::wire::Payload;
 use crate::gradient::{Shape, ValuesMut};
 use crate::simd::{Kernel, dispatch};
 use crate::{CoreError, Error};
 use lgreco::compress::payload::{
-    Combine, STRETCH, combine, combine_stretch, combine_values, decode_parsed, place_of, reads_stretches,
+    Combine, STRETCH, combine, combine_stretch, combine_values, place_of, reads_stretches,
 };
 use lgreco::compress::spread::{Divide, spread};
 
@@ -26,7 +26,7 @@ pub(super) fn mean_of<'p, P: Fn(u32) -> &'p [u8] + Sync>(
     mean: &mut ValuesMut<'_>,
     Scratch { places, wide, decoded, .. }: &mut Scratch<'_>,
 ) -> Result<(), Error> {
-    if reads_stretches(method(setting)) {
+    if reads_stretches(setting.method()) {
         places.fill(0);
         let places = places.as_chunks_mut().0;
         let (payload_of, mean) = (&payload_of, mean.part(0..shape.elements()));
@@ -35,7 +35,7 @@ pub(super) fn mean_of<'p, P: Fn(u32) -> &'p [u8] + Sync>(
     let mut add_up = |sum: &mut [f32]| {
         decode_from(0, payload_of(0), setting, shape, sum)?;
         for rank in 1..world {
-            let add = |payload: &Payload<'_>| combine(payload, Combine::Add, sum, decoded);
+            let add = |payload: &Payload<'_>| combine(setting, payload, Combine::Add, sum, decoded);
             read_from(rank, payload_of(rank), setting, shape, add)?;
         }
         average(sum, world)
@@ -165,19 +165,6 @@ impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Divide for Stretches<'_, P> {
     }
 }
 
-/// What payloads of `setting` say they are.
-const fn method(setting: &Setting) -> Method {
-    match setting {
-        Setting::Dense => Method::Dense,
-        Setting::Qsgd(_) => Method::Qsgd,
-        Setting::TopK(_) | Setting::CltK(_) | Setting::HardThreshold(_) | Setting::Sidco(_) => Method::TopK,
-        Setting::QuantisedTopK(_) => Method::QuantisedTopK,
-        Setting::PowerSgd(_) => Method::PowerSgd,
-        Setting::AdaComp(_) => Method::AdaComp,
-        Setting::LoCo(_) => Method::LoCo,
-    }
-}
-
 /// Decodes a payload that `rank` sent for a tensor of this setting and shape.
 pub(super) fn decode_from(
     rank: u32,
@@ -186,7 +173,7 @@ pub(super) fn decode_from(
     shape: Shape,
     values: &mut [f32],
 ) -> Result<(), Error> {
-    read_from(rank, payload, setting, shape, |payload| decode_parsed(payload, values))
+    read_from(rank, payload, setting, shape, |payload| setting.decode(payload, values))
 }
 
 /// Lets `read` read a payload that `rank` sent for a tensor of this setting and shape.
@@ -199,7 +186,7 @@ fn read_from(
 ) -> Result<(), Error> {
     let checked = || {
         let payload = Payload::parse(payload)?;
-        if (payload.header.method, payload.header.shape) != (method(setting), shape) {
+        if (payload.header.method, payload.header.shape) != (setting.method(), shape) {
             return Err(CoreError::PayloadBody { what: "its method or shape is not that of the layer" });
         }
         read(&payload)

@@ -1,0 +1,161 @@
+//! Payloads of methods from outside lgreco.
+//!
+//! After the header, whose `method` is the method's id, whose `variant` is how many more parameters follow, and whose
+//! `parameter` is the first of them:
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 4 × `variant` | the other parameters up to the last that is not 0, little-endian |
+//! | 4 | length of the body |
+//! | the rest | the body, which is the method's own |
+
+use super::wire::{HEADER_LEN, Header, Method, Payload};
+use super::{Compressor, check_finite};
+use crate::error::{expect_len, expect_room};
+use crate::gradient::{Dtype, Gradient, Shape};
+use crate::rng::Stream;
+use crate::{Error, Result};
+use lgreco_core::method::{Methods, OwnSetting, Parameters};
+
+/// How many parameters follow the header.
+fn more(parameters: &Parameters) -> usize {
+    parameters.iter().rposition(|&number| number > 0).unwrap_or(0)
+}
+
+/// Bytes before the body.
+fn before_body(more: usize) -> usize {
+    HEADER_LEN + 4 * more + 4
+}
+
+impl Compressor for OwnSetting {
+    fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize> {
+        let body = self.method().body_len(self.parameters(), shape, dtype)?;
+        let fits = body <= u32::MAX as usize;
+        Error::require(fits, "bytes of a body", body as f64, "below 2^32")?;
+        Ok(before_body(more(self.parameters())) + body)
+    }
+
+    fn has_fixed_len(&self) -> bool {
+        self.method().has_fixed_len(self.parameters())
+    }
+
+    fn encode_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
+        self.method().workspace_len(self.parameters(), shape, dtype)
+    }
+
+    fn encode(
+        &self,
+        gradient: &Gradient<'_>,
+        stream: Stream,
+        workspace: &mut [u64],
+        payload: &mut [u8],
+    ) -> Result<usize> {
+        let (shape, dtype, parameters) = (gradient.shape(), gradient.values().dtype(), self.parameters());
+        let most = self.payload_len(shape, dtype)?;
+        expect_room("payload bytes", most, payload.len())?;
+        let words = self.encode_workspace_len(shape, dtype);
+        expect_room("workspace words", words, workspace.len())?;
+        check_finite(gradient)?;
+        let (more, method) = (more(parameters), Method::Own(self.method().id()));
+        Header { method, variant: more as u8, parameter: parameters[0], shape }.write(payload)?;
+        for (place, number) in payload[HEADER_LEN..].chunks_exact_mut(4).zip(&parameters[1..=more]) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        let (before, body) = payload[..most].split_at_mut(before_body(more));
+        let len = match shape.elements() {
+            0 => 0,
+            _ => self.method().encode(parameters, gradient, stream, &mut workspace[..words], body)?,
+        };
+        // What a method promises is checked: buffers of all ranks are made for it.
+        match self.has_fixed_len() && shape.elements() > 0 {
+            true => expect_len("bytes of a body, as the method promises", body.len(), len)?,
+            false => expect_room("bytes of a body, as the method promises at most", len, body.len())?,
+        }
+        let place = before.len() - 4;
+        before[place..].copy_from_slice(&(len as u32).to_le_bytes());
+        Ok(before.len() + len)
+    }
+}
+
+/// The parameters and the body of a payload.
+fn parts<'a>(payload: &Payload<'a>) -> Result<(Parameters, &'a [u8])> {
+    let more = usize::from(payload.header.variant);
+    if more > 3 {
+        return Err(Error::PayloadField { what: "number of further parameters", largest: 3, found: more as u64 });
+    }
+    let before = before_body(more) - HEADER_LEN;
+    expect_room("payload body bytes", before, payload.body.len())?;
+    let (numbers, body) = payload.body.split_at(before);
+    let number = |index: usize| u32::from_le_bytes([0, 1, 2, 3].map(|byte| numbers[4 * index + byte]));
+    let mut parameters = [payload.header.parameter, 0, 0, 0];
+    (0..more).for_each(|index| parameters[index + 1] = number(index));
+    let len = number(more) as usize;
+    expect_room("payload body bytes", len, body.len())?;
+    Error::require_body(parameters[more] > 0 || more == 0, "its last parameter is 0")?;
+    Ok((parameters, &body[..len]))
+}
+
+/// Bytes after the header that a payload states to have.
+pub(super) fn stated(payload: &Payload<'_>) -> Result<usize> {
+    let (_, body) = parts(payload)?;
+    Ok(before_body(usize::from(payload.header.variant)) - HEADER_LEN + body.len())
+}
+
+/// Decodes a payload under the setting that it states.
+pub(super) fn decode(payload: &Payload<'_>, methods: &Methods, values: &mut [f32]) -> Result<()> {
+    let Method::Own(id) = payload.header.method else {
+        return Err(Error::PayloadBody { what: "its method is lgreco's own" });
+    };
+    let method = methods.find(id).ok_or(Error::UnknownMethod { id })?;
+    let (parameters, _) = parts(payload)?;
+    decode_as(payload, &OwnSetting::new(method, parameters)?, values)
+}
+
+/// Decodes a payload of this setting.
+pub(super) fn decode_as(payload: &Payload<'_>, setting: &OwnSetting, values: &mut [f32]) -> Result<()> {
+    let shape = payload.header.shape;
+    let (parameters, body) = parts(payload)?;
+    payload.header.expect_method(Method::Own(setting.method().id()))?;
+    Error::require_body(parameters == *setting.parameters(), "its parameters are not those of the setting")?;
+    expect_len("payload body bytes", stated(payload)?, payload.body.len())?;
+    expect_len("values", shape.elements(), values.len())?;
+    if shape.elements() == 0 {
+        return expect_len("bytes of an empty tensor's body", 0, body.len());
+    }
+    setting.method().decode(&parameters, shape, body, values)
+}
+
+/// Words of workspace that measuring needs.
+pub(super) fn measure_workspace_len(setting: &OwnSetting, shape: Shape, dtype: Dtype) -> usize {
+    let payload = setting.payload_len(shape, dtype).unwrap_or(0);
+    setting.encode_workspace_len(shape, dtype) + payload.div_ceil(8) + shape.elements().div_ceil(2)
+}
+
+/// The squared error of one encoding, and the bytes of its payload.
+pub(super) fn measure(
+    setting: &OwnSetting,
+    gradient: &Gradient<'_>,
+    stream: Stream,
+    workspace: &mut [u64],
+) -> Result<(f64, usize)> {
+    let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
+    expect_room("workspace words", measure_workspace_len(setting, shape, dtype), workspace.len())?;
+    let (words, rest) = workspace.split_at_mut(setting.encode_workspace_len(shape, dtype));
+    let (payload, rest) = rest.split_at_mut(setting.payload_len(shape, dtype)?.div_ceil(8));
+    let payload: &mut [u8] = bytemuck::cast_slice_mut(payload);
+    let values: &mut [f32] = &mut bytemuck::cast_slice_mut(rest)[..shape.elements()];
+    let len = setting.encode(gradient, stream, words, payload)?;
+    decode_as(&Payload::parse(&payload[..len])?, setting, values)?;
+    Ok((squared_distance(gradient, values), len))
+}
+
+fn squared_distance(gradient: &Gradient<'_>, decoded: &[f32]) -> f64 {
+    use crate::gradient::{Element, with_elements};
+    with_elements!(gradient.values(), values => {
+        let square = |(x, y): (_, &f32)| {
+            let difference = f64::from(Element::to_f32(x)) - f64::from(*y);
+            difference * difference
+        };
+        values.iter().copied().zip(decoded).map(square).sum()
+    })
+}
