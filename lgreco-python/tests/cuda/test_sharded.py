@@ -140,9 +140,13 @@ def _alone(rank: int, setting: str) -> tuple[list[bool], list[str], torch.Tensor
     return sound, told, shards.step()
 
 
-@pytest.mark.parametrize("setting", ["qsgd 8", "dense"])
-def test_what_a_rank_finds_alone_in_its_shard_all_ranks_hear_of(setting: str) -> None:
-    (first, others, means), (second, own, of_second) = on_ranks(2, _alone, setting)
+def test_what_a_rank_finds_alone_in_its_shard_all_ranks_hear_of() -> None:
+    (first, others, means), (second, own, of_second) = on_ranks(2, _alone, "qsgd 8")
     assert (first, second) == ([True, True, False, True], [True, False, False, True])
     assert len(own) == len(others) == 1 and own[0].startswith("weight: element 2560") and "rank 1" in others[0]
     assert bool((means == 1).all()) and bool((of_second == 1).all())
+
+
+def test_sums_of_uncompressed_shards_beyond_float32_have_their_mean() -> None:
+    (first, others, _), (second, own, _) = on_ranks(2, _alone, "dense")
+    assert (first, second) == ([True] * 5, [True, False, True, True, True]) and not own and not others
