@@ -346,6 +346,12 @@ impl Config {
         require(rank < world, "measuring rank", rank as f64, "below the number of workers")?;
         check_reduce_dtype(self.search.reduce_dtype)?;
         self.search.beside.iter().try_for_each(|setting| self.search.knows(setting))?;
+        if matches!(self.policy, Policy::LGreco { .. } | Policy::KMeans { .. }) {
+            for tensor in tensors.iter().filter(|tensor| self.search.takes(&tensor.dims)) {
+                let mut offered = self.search.beside.iter();
+                offered.try_for_each(|&setting| tensor.spec(setting).check_shards(self.route, world))?;
+            }
+        }
         self.feedback.check()?;
         if let Some(ramp_up) = self.ramp_up {
             let policy_goes =
