@@ -54,7 +54,10 @@ fn methods_of_other_papers_are_planned_too() {
     assert_eq!((free.proven, free.budget, free.default_size), (true, loco.budget, loco.default_size));
     assert!(free.size < loco.size && kinds(&free).iter().any(|kind| kind != "loco"), "{:?}", kinds(&free));
     for (args, told) in [
-        (&["--methods", "qsgd,qsgd"][..], "--methods qsgd,qsgd: unknown method, expected several single methods, each once"),
+        (
+            &["--methods", "qsgd,qsgd"][..],
+            "--methods qsgd,qsgd: unknown method, expected several single methods, each once",
+        ),
         (&["--methods", "qsgd,hybrid"], "expected several single methods"),
         (&["--methods", "qsgd,topk", "--method", "loco"], "cannot be used with"),
         (&["--method", "loco", "--default", "0.5"], "default is 0.5, expected a whole number of elements, 1 to 2^24"),
