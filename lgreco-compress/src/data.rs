@@ -95,6 +95,7 @@ impl Setting {
                 }
             },
         };
+        setting.check()?;
         // Whatever else is in the numbers was written by nobody.
         let (_, expected) = setting.data();
         let same = expected == parameters;

@@ -9,7 +9,7 @@
 //! | 4 | length of the body |
 //! | the rest | the body, which is the method's own |
 
-use super::wire::{HEADER_LEN, Header, Method, Payload};
+use super::wire::{HEADER_LEN, Header, Method, Payload, payload_len};
 use super::{Compressor, check_finite};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Gradient, Shape};
@@ -30,9 +30,10 @@ fn before_body(more: usize) -> usize {
 impl Compressor for OwnSetting {
     fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize> {
         let body = self.method().body_len(self.parameters(), shape, dtype)?;
-        let fits = body <= u32::MAX as usize;
-        Error::require(fits, "bytes of a body", body as f64, "below 2^32")?;
-        Ok(before_body(more(self.parameters())) + body)
+        // Nothing is encoded of a tensor without elements.
+        let body = if shape.elements() == 0 { 0 } else { body as u64 };
+        Error::require(body <= u32::MAX.into(), "bytes of a body", body as f64, "below 2^32")?;
+        payload_len((before_body(more(self.parameters())) - HEADER_LEN) as u64 + body, shape)
     }
 
     fn has_fixed_len(&self) -> bool {
@@ -67,7 +68,7 @@ impl Compressor for OwnSetting {
             _ => self.method().encode(parameters, gradient, stream, &mut workspace[..words], body)?,
         };
         // What a method promises is checked: buffers of all ranks are made for it.
-        match self.has_fixed_len() && shape.elements() > 0 {
+        match self.has_fixed_len() {
             true => expect_len("bytes of a body, as the method promises", body.len(), len)?,
             false => expect_room("bytes of a body, as the method promises at most", len, body.len())?,
         }
@@ -122,7 +123,8 @@ pub(super) fn decode_as(payload: &Payload<'_>, setting: &OwnSetting, values: &mu
     if shape.elements() == 0 {
         return expect_len("bytes of an empty tensor's body", 0, body.len());
     }
-    setting.method().decode(&parameters, shape, body, values)
+    setting.method().decode(&parameters, shape, body, values)?;
+    Error::require_body(values.iter().all(|x| x.is_finite()), "it decodes to a value that is not finite")
 }
 
 /// Words of workspace that measuring needs.

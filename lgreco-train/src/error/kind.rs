@@ -40,6 +40,7 @@ const fn words(code: u32) -> Option<&'static str> {
         30 => "a size or time limit that no plan meets",
         31 => "a plan above its size limit",
         40..=42 => "a payload that cannot be decoded",
+        43 => "a compression method that the rank does not know",
         60 => "a compressor too strong for feedback",
         61 => "feedback where it does not work",
         62 => "a saved state that cannot be read",
