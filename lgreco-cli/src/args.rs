@@ -91,10 +91,15 @@ pub struct Source {
     /// How to compress.
     #[arg(long, value_parser = method(), default_value = "qsgd")]
     pub method: Method,
+    /// Several methods, chosen per layer, each over its own range: `qsgd,topk,sidco`. The budget is that of the first one's
+    /// default.
+    #[arg(long, value_name = "METHOD,...", value_delimiter = ',', value_parser = method(), conflicts_with = "method")]
+    pub methods: Vec<Method>,
     #[command(flatten)]
     pub candidates: Candidates,
     /// The setting whose error is the budget: bits, density (`1%` or `0.01`) or rank. [default: qsgd 4, topk 1%,
-    /// powersgd 4; hybrid takes bits, as its budget is that of uniform QSGD]
+    /// powersgd 4; hybrid takes bits, as its budget is that of uniform QSGD; clt-k 1%, sidco 1%, hard-threshold 0.01, adacomp
+    /// 500, loco 512]
     #[arg(long, value_name = "PARAMETER", allow_hyphen_values = true, value_parser = parameter)]
     pub default: Option<f64>,
     /// The settings offered: FIRST..LAST or FIRST..LAST:STEP, and always the default. Without a step bits and ranks go by
@@ -268,6 +273,11 @@ fn method() -> impl TypedValueParser<Value = Method> {
         ("topk", "Sparsification: the largest magnitudes; biased"),
         ("powersgd", "Low rank; biased"),
         ("hybrid", "All three, chosen per layer, within the budget of uniform QSGD"),
+        ("clt-k", "Sparsification at positions that all workers share; biased"),
+        ("sidco", "Sparsification by an estimated magnitude; biased"),
+        ("hard-threshold", "All elements that reach a magnitude; biased"),
+        ("adacomp", "What stands out of its bin, as one magnitude; biased"),
+        ("loco", "4 bits, rounded to nearest, in groups; biased"),
     ])
 }
 

@@ -40,6 +40,35 @@ fn every_method_plans_and_its_plan_passes_the_verifier() {
 }
 
 #[test]
+fn methods_of_other_papers_are_planned_too() {
+    let short = |label: &str| label.split(' ').next().unwrap().to_owned();
+    let kinds = |plan: &PlanFile| plan.layers.iter().map(|layer| short(&layer.label)).collect::<Vec<_>>();
+    for method in ["clt-k", "sidco", "hard-threshold", "adacomp", "loco"] {
+        let found = plan(&["--method", method]);
+        assert!(found.proven && found.size <= found.default_size.unwrap(), "{method}");
+        assert!(kinds(&found).iter().all(|kind| kind == method || kind == "dense"), "{method}: {:?}", kinds(&found));
+        assert!(kinds(&found).iter().any(|kind| kind == method), "{method}");
+    }
+    let free = plan(&["--methods", "loco,topk,sidco"]);
+    let loco = plan(&["--method", "loco"]);
+    assert_eq!((free.proven, free.budget, free.default_size), (true, loco.budget, loco.default_size));
+    assert!(free.size < loco.size && kinds(&free).iter().any(|kind| kind != "loco"), "{:?}", kinds(&free));
+    for (args, told) in [
+        (
+            &["--methods", "qsgd,qsgd"][..],
+            "--methods qsgd,qsgd: unknown method, expected several single methods, each once",
+        ),
+        (&["--methods", "qsgd,hybrid"], "expected several single methods"),
+        (&["--methods", "qsgd,topk", "--method", "loco"], "cannot be used with"),
+        (&["--method", "loco", "--default", "0.5"], "default is 0.5, expected a whole number of elements, 1 to 2^24"),
+        (&["--method", "hard-threshold", "--default", "0"], "expected a magnitude above 0"),
+    ] {
+        let (code, line) = failure_in(std::path::Path::new("."), &[&["plan"], args].concat());
+        assert!(code == 2 && line.contains(told), "{line}");
+    }
+}
+
+#[test]
 fn one_of_anything_is_no_plural() {
     let tensors = [("a", "F32", &[64, 64][..], f32_bytes(4096, 1)), ("b", "F32", &[1], f32_bytes(1, 1))];
     let (folder, _) = file("g.safetensors", &safetensors(&tensors));

@@ -94,8 +94,8 @@ pub enum Candidates<'a> {
         /// Wanted shares of elements, in (0, 1].
         densities: &'a [f64],
     },
-    /// Settings of any methods: those of methods from outside lgreco are encoded and decoded once, others measured as rows of
-    /// one. Where the values decide the length of a payload, the row has as many places again, for the lengths in bytes.
+    /// Settings of any methods, each measured by itself; those of outside methods are encoded and decoded once. If any of them
+    /// varies in length, the row has two halves: squared errors, then payload lengths in bytes.
     Each(&'a [Setting]),
 }
 

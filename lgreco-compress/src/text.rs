@@ -15,9 +15,8 @@ use crate::gradient::Dtype;
 use crate::{Error, Result};
 use core::fmt;
 use core::str::{FromStr, SplitAsciiWhitespace};
-use lgreco_core::method::Methods;
+use lgreco_core::method::{Methods, RESERVED};
 
-const METHODS: [&str; 9] = ["dense", "qsgd", "topk", "powersgd", "clt-k", "hard-threshold", "adacomp", "loco", "sidco"];
 /// Power iterations that are not written: those of the published method.
 const ITERATIONS: u32 = 1;
 /// Stages of SIDCo that are not written.
@@ -111,7 +110,7 @@ impl Setting {
             "loco" => Setting::LoCo(LoCo { group: words.last("a number of elements per group")? }),
             "sidco" => Setting::Sidco(words.sidco()?),
             "" => return Err(wrong("", "a method, such as dense or qsgd")),
-            method => return Err(unknown(method, &METHODS)),
+            method => return Err(unknown(method, &RESERVED)),
         };
         setting.check()?;
         Ok(setting)

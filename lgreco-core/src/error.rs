@@ -273,9 +273,7 @@ pub enum Error {
         what: &'static str,
     },
     /// A method that is neither lgreco's own nor among those that the program knows.
-    #[error(
-        "method {id:#x} is unknown: it is neither lgreco's own nor one of the program's methods; name it among them, under the id that it had"
-    )]
+    #[error("method {id:#x} is unknown: register it in `Search::methods`, or pass it to `parse_with` or `decode_with`")]
     UnknownMethod {
         /// The method's id.
         id: u8,

@@ -7,11 +7,19 @@ use crate::{Error, Result, Word};
 use core::fmt;
 use core::panic::RefUnwindSafe;
 
-/// A method's numbers in one setting, such as bits or a number of elements; what each means the method says. Unused ones are 0.
+/// Up to four numbers of a setting, such as bits. The method defines them; unused ones are 0. A float travels as its bits
+/// (`f32::to_bits`).
 pub type Parameters = [u32; 4];
 
 /// The least [`id`](Method::id) of methods that are not lgreco's own.
 pub const FIRST_ID: u8 = 0x80;
+
+/// Names of lgreco's own methods, which others cannot have.
+pub const RESERVED: [&str; 9] =
+    ["dense", "qsgd", "topk", "powersgd", "clt-k", "hard-threshold", "adacomp", "loco", "sidco"];
+
+/// Most bytes of a method's name.
+pub const MAX_NAME: usize = 32;
 
 /// A compression method from outside lgreco, without its parameters.
 ///
@@ -76,7 +84,7 @@ pub trait Method: Sync + RefUnwindSafe + fmt::Debug {
         1
     }
 
-    /// Bytes that [`encode`](Method::encode) writes: exactly, if [`has_fixed_len`](Method::has_fixed_len), else at most.
+    /// Bytes that [`encode`](Method::encode) writes for a gradient of this element type (f32 where error feedback is kept): exactly, if [`has_fixed_len`](Method::has_fixed_len), else at most.
     ///
     /// # Errors
     /// [`Error::Parameter`] when the parameters do not fit the shape.
@@ -102,7 +110,8 @@ pub trait Method: Sync + RefUnwindSafe + fmt::Debug {
     }
 
     /// Compresses into the front of `body`, which has room for [`body_len`](Method::body_len) bytes, and returns the number of
-    /// bytes written. Gradients are finite. What random bits it needs are those of `stream`. Called for tensors with elements.
+    /// bytes written. Gradients are finite and have elements; random bits are those of `stream`. What `workspace` and `body` hold
+    /// before is of earlier calls, not zeros. A panic ends the program.
     ///
     /// # Errors
     /// Such as [`Error::ElementOverflow`] when a number is too large for the type it is sent in.
@@ -115,7 +124,7 @@ pub trait Method: Sync + RefUnwindSafe + fmt::Debug {
         body: &mut [u8],
     ) -> Result<usize>;
 
-    /// Decodes `body` into all of `values`, one per element of the shape.
+    /// Decodes `body` into all of `values`, one per element of the shape; finite values.
     ///
     /// # Errors
     /// [`Error::PayloadBody`] or [`Error::Length`] on bytes that `encode` does not write.
@@ -223,13 +232,16 @@ impl Methods {
                 _ => Ok(()), // zeros need not be in range
             })?;
             let (id, name) = (method.id(), method.name());
+            let count = method.parameters();
+            Error::require(count <= 4, "number of parameters", count as f64, "at most 4")?;
             let others = || methods[..index].iter();
             let differ = "an id of its own: two methods have it";
             Error::require(others().all(|other| other.id() != id), "id of a method", id.into(), differ)?;
             let is_word = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
-            let fits = is_word && name.starts_with(|first: char| first.is_ascii_lowercase());
+            let is_word = is_word && name.starts_with(|first: char| first.is_ascii_lowercase());
+            let fits = is_word && name.len() <= MAX_NAME && !RESERVED.contains(&name);
             if !fits || others().any(|other| other.name() == name) {
-                let expected = "a name of its own of lowercase letters, digits and -, a letter first";
+                let expected = "a name of its own, of up to 32 lowercase letters, digits and -, a letter first";
                 return Err(Error::UnknownName { what: "method", expected });
             }
         }

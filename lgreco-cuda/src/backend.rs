@@ -9,9 +9,9 @@ use crate::pending::Pending;
 use crate::rows::measure;
 use crate::tensor::{DeviceGradient, DeviceJob, Input, checked, work};
 use crate::{Error, Result, powersgd, qsgd};
-use lgreco::backend::{Backend, Job, JobError};
-use lgreco::compress::Setting;
+use lgreco::backend::{Backend, Job, JobError, on_the_core, one_by_one};
 use lgreco::compress::wire::Payload;
+use lgreco::compress::{Compressor, Setting};
 use lgreco::gradient::{Gradient, Shape};
 use lgreco::rng::Stream;
 use std::ffi::c_void;
@@ -246,6 +246,9 @@ impl Backend for CudaBackend {
     }
 
     fn measure(&mut self, jobs: &[Job<'_>], _: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
+        if on_the_core(jobs) {
+            return one_by_one(self, jobs, rows);
+        }
         let measured = measure(&mut self.gpu, &work(jobs), rows);
         measured.map_err(|DeviceJobError { job, error }| JobError { job, error: self.told(error) })
     }
@@ -258,6 +261,10 @@ impl Backend for CudaBackend {
         _: &mut [u64],
         payload: &mut [u8],
     ) -> Result<usize, lgreco::Error> {
+        if let Setting::Own(own) = setting {
+            let mut workspace = vec![0; own.encode_workspace_len(gradient.shape(), gradient.values().dtype())];
+            return own.encode(gradient, stream, &mut workspace, payload);
+        }
         encode(&mut self.gpu, setting, &Input::Host(*gradient), stream, payload).map_err(|error| self.told(error))
     }
 

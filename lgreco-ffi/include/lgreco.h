@@ -227,12 +227,13 @@ typedef uint32_t lgreco_metric;
 // What to offer each layer of a model. Begin with LGRECO_SEARCH_OPTIONS_INIT.
 //
 // Parameters are bits per element for QSGD (1 to 8; 4 by default), the density for TopK (above 0, to 1; 0.01) and the rank
-// for PowerSGD (1 to 65536; 4). LGRECO_METHOD_HYBRID offers all three against the budget of uniform 4-bit QSGD; `parameter`
+// for PowerSGD (1 to 65536; 4), the density for CLT-k and SIDCo (0.01), the least magnitude for hard thresholds (0.01),
+// elements per bin for AdaComp (500) and per group for LoCo (512). LGRECO_METHOD_HYBRID offers all three against the budget of uniform 4-bit QSGD; `parameter`
 // and the range are then those of QSGD.
 typedef struct lgreco_search_options {
     // Set by the INIT macro.
     size_t struct_size;
-    // LGRECO_METHOD_QSGD, the default, TOPK, POWERSGD or HYBRID.
+    // LGRECO_METHOD_QSGD, the default, TOPK, POWERSGD, HYBRID, CLT_K, SIDCO, HARD_THRESHOLD, ADACOMP or LOCO.
     lgreco_method method;
     // LGRECO_METRIC_SQUARED_L2, the default, or LGRECO_METRIC_L2, the paper's.
     lgreco_metric metric;

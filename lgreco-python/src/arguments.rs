@@ -152,7 +152,8 @@ impl<'py> Options<'_, 'py> {
     pub(crate) fn search(&self) -> PyResult<Search> {
         self.refuse_unknown()?;
         let method: String = self.get("method")?.unwrap_or_else(|| "hybrid".into());
-        let mut search = Search::new(method.parse().map_err(refused)?);
+        let methods = method.split(',').map(|method| method.trim().parse().map_err(refused));
+        let mut search = Search::of(&methods.collect::<PyResult<Vec<_>>>()?).map_err(refused)?;
         if let Some((first, last, step)) = self.get("candidates")? {
             search = search.with_range(Range { first, last, step }).map_err(refused)?;
         }

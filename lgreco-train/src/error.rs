@@ -260,8 +260,8 @@ pub enum OptionValue {
     Real(f64),
     /// One of several choices.
     Name(&'static str),
-    /// The first 8 bytes of a name, little-endian.
-    Text(u64),
+    /// A name, as little-endian bytes with zeros behind it.
+    Text([u64; 4]),
     /// The checksum of a value that is too long for a message: names of layers, say.
     Checksum(u64),
     /// Nothing.
@@ -274,9 +274,9 @@ impl fmt::Display for OptionValue {
             OptionValue::Whole(value) => value.fmt(f),
             OptionValue::Real(value) => Number(value).fmt(f),
             OptionValue::Name(name) => f.write_str(name),
-            OptionValue::Text(bytes) => {
-                let bytes = bytes.to_le_bytes();
-                f.write_str(core::str::from_utf8(&bytes).unwrap_or("a name").trim_end_matches('\0'))
+            OptionValue::Text(words) => {
+                let bytes = words.iter().flat_map(|word| word.to_le_bytes()).take_while(|&byte| byte != 0);
+                bytes.into_iter().try_for_each(|byte| write!(f, "{}", char::from(byte).escape_default()))
             }
             OptionValue::Checksum(value) => write!(f, "checksum {value:016x}"),
             OptionValue::None => f.write_str("none"),

@@ -6,9 +6,9 @@ use crate::error::BufferJobError;
 use crate::gpu::Gpu;
 use crate::rows::{measure, reserve};
 use crate::tensor::{Input, Work, work};
-use lgreco::backend::{Backend, Job, JobError};
-use lgreco::compress::Setting;
+use lgreco::backend::{Backend, Job, JobError, on_the_core, one_by_one};
 use lgreco::compress::wire::Payload;
+use lgreco::compress::{Compressor, Setting};
 use lgreco::gradient::Gradient;
 use lgreco::rng::Stream;
 
@@ -177,6 +177,9 @@ impl Backend for WgpuBackend {
     }
 
     fn measure(&mut self, jobs: &[Job<'_>], _: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
+        if on_the_core(jobs) {
+            return one_by_one(self, jobs, rows);
+        }
         measure(&mut self.gpu, &work(jobs), rows)
             .map_err(|BufferJobError { job, error }| JobError { job, error: self.told(error) })
     }
@@ -189,6 +192,10 @@ impl Backend for WgpuBackend {
         _: &mut [u64],
         payload: &mut [u8],
     ) -> Result<usize, lgreco::Error> {
+        if let Setting::Own(own) = setting {
+            let mut workspace = vec![0; own.encode_workspace_len(gradient.shape(), gradient.values().dtype())];
+            return own.encode(gradient, stream, &mut workspace, payload);
+        }
         encode(&mut self.gpu, setting, &Input::Host(*gradient), stream, payload).map_err(|error| self.told(error))
     }
 

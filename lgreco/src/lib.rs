@@ -72,6 +72,8 @@ extern crate alloc;
 extern crate std;
 
 pub mod backend;
+#[cfg(feature = "alloc")]
+pub mod conformance;
 #[cfg(feature = "json")]
 pub mod file;
 #[cfg(feature = "alloc")]

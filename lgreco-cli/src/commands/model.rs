@@ -177,26 +177,29 @@ impl Pass<'_> {
 
 /// What `source` asks to be searched.
 pub fn search(source: &Source) -> Result<Search, Failure> {
-    build_search(source.method, &source.candidates, source.default, source.range, &source.widths)
+    let methods = if source.methods.is_empty() { &[source.method][..] } else { &source.methods };
+    build_search(methods, &source.candidates, source.default, source.range, &source.widths)
 }
 
 pub fn build_search(
-    method: Method,
+    methods: &[Method],
     candidates: &Candidates,
     default: Option<f64>,
     range: Option<RangeArg>,
     widths: &[Width],
 ) -> Result<Search, Failure> {
-    let mut search = Search::new(method);
+    let names = methods.iter().map(|method| method.name()).collect::<Vec<_>>().join(",");
+    let flag = if methods.len() > 1 { "--methods" } else { "--method" };
+    let of_method = |error: Error| Failure::bad_input(format_args!("{flag} {names}: {error}"));
+    let mut search = Search::of(methods).map_err(of_method)?;
     search.metric = candidates.metric;
     search.min_elements = candidates.min_elements;
     search.workers = NonZero::new(candidates.workers);
-    let of_method = |error: Error| Failure::bad_input(format_args!("--method {}: {error}", method.name()));
     if let Some(default) = default {
         search = search.with_default(default).map_err(of_method)?;
     }
     if let Some(RangeArg { first, last, step }) = range {
-        let step = step.unwrap_or(if method == Method::TopK { first } else { 1.0 });
+        let step = step.unwrap_or(if methods[0].is_density() { first } else { 1.0 });
         search = search.with_range(Range { first, last, step }).map_err(of_method)?;
     }
     if !widths.is_empty() {

@@ -16,6 +16,7 @@ pub fn run(
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
     let search = model::search(source)?;
+    let method = search.method();
     let model = model::Model::open(source.gradients.as_deref())?;
     write::distinct(model.files(), output.json.as_ref(), output.plot.as_deref())?;
     let (outcome, reading) = model.measure_one(search, source.candidates.backend)?;
@@ -24,14 +25,14 @@ pub fn run(
     let merged = constraints::merged(&model.name, table, asked)?;
     let solved = solve::solve(&model.name, table, &merged, None, solving)?;
     if let Some(path) = &output.plot {
-        let (method, metric) = (source.method.name(), source.candidates.metric.name());
-        let title = solve::title(&model.name, &format!("{method}, {metric}"));
+        let title = format!("{}, {}", method.name(), source.candidates.metric.name());
+        let title = solve::title(&model.name, &title);
         write::file(path, &solve::picture(title, table, &merged, &solved.plan, Some(&facts)).svg())?;
     }
     let report = || {
         let times = [("reading", reading), ("measuring", measure), ("solving", solved.seconds)];
         let mut text = report::plan(table, &solved, Some(&facts), &times);
-        if source.method == Method::Hybrid {
+        if method == Method::Hybrid {
             text += report::HYBRID_NOTE;
         }
         text

@@ -31,14 +31,15 @@ pub const LGRECO_WIDTH_FULL: u64 = 1;
 /// What to offer each layer of a model. Begin with LGRECO_SEARCH_OPTIONS_INIT.
 ///
 /// Parameters are bits per element for QSGD (1 to 8; 4 by default), the density for TopK (above 0, to 1; 0.01) and the rank
-/// for PowerSGD (1 to 65536; 4). LGRECO_METHOD_HYBRID offers all three against the budget of uniform 4-bit QSGD; `parameter`
+/// for PowerSGD (1 to 65536; 4), the density for CLT-k and SIDCo (0.01), the least magnitude for hard thresholds (0.01),
+/// elements per bin for AdaComp (500) and per group for LoCo (512). LGRECO_METHOD_HYBRID offers all three against the budget of uniform 4-bit QSGD; `parameter`
 /// and the range are then those of QSGD.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_search_options {
     /// Set by the INIT macro.
     pub struct_size: usize,
-    /// LGRECO_METHOD_QSGD, the default, TOPK, POWERSGD or HYBRID.
+    /// LGRECO_METHOD_QSGD, the default, TOPK, POWERSGD, HYBRID, CLT_K, SIDCO, HARD_THRESHOLD, ADACOMP or LOCO.
     pub method: lgreco_method,
     /// LGRECO_METRIC_SQUARED_L2, the default, or LGRECO_METRIC_L2, the paper's.
     pub metric: lgreco_metric,
@@ -84,6 +85,11 @@ impl lgreco_search_options {
             LGRECO_METHOD_TOPK => Method::TopK,
             LGRECO_METHOD_POWERSGD => Method::PowerSgd,
             LGRECO_METHOD_HYBRID => Method::Hybrid,
+            LGRECO_METHOD_CLT_K => Method::CltK,
+            LGRECO_METHOD_SIDCO => Method::Sidco,
+            LGRECO_METHOD_HARD_THRESHOLD => Method::HardThreshold,
+            LGRECO_METHOD_ADACOMP => Method::AdaComp,
+            LGRECO_METHOD_LOCO => Method::LoCo,
             found => return Err(Failure::UnknownConstant { what: "method", found }),
         });
         if self.parameter != 0.0 {

@@ -11,7 +11,7 @@
 //! At other steps the fingerprint is part of every bucket's message. What a rank can only find out after the exchange (a
 //! residual that does not fit its format), its next message tells.
 
-use super::identity::Field;
+use super::identity::{Field, value_of};
 use crate::Error;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -89,9 +89,9 @@ pub(super) fn put_fields(rank: u32, world: u32, fields: &[Field]) -> Vec<u64> {
 pub(super) fn difference(rank: u32, fields: &[Field], words: &[u64]) -> Error {
     let (first, others) = words.split_at(fields.len().min(words.len()));
     for (rank, other) in (1..).zip(others.chunks_exact(fields.len().max(1))) {
-        for (field, (&expected, &found)) in fields.iter().zip(first.iter().zip(other)) {
-            if found != expected {
-                let [found, expected] = [found, expected].map(|word| field.value(u64::from_le(word)));
+        for (at, field) in fields.iter().enumerate() {
+            if other[at] != first[at] {
+                let [found, expected] = [other, first].map(|words| value_of(fields, at, words));
                 return Error::PeerOption { rank, what: field.name, found, expected };
             }
         }

@@ -410,7 +410,9 @@ impl Bucket {
             let sent = match setting {
                 // Without a header.
                 Setting::Dense => (shape.elements() * kept.dtype.bytes().min(reduce_dtype.bytes())) as u64,
-                _ if setting.has_fixed_len() => setting.exchanged_len(shape, kept.dtype, reduce_dtype)? as u64,
+                _ if setting.has_fixed_len() && !matches!(setting, Setting::Own(_)) => {
+                    setting.exchanged_len(shape, kept.dtype, reduce_dtype)? as u64
+                }
                 _ => sent,
             };
             let counts = &mut state.counts;

@@ -47,10 +47,11 @@ impl Feedback {
     /// assert!(feedback.of(&Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 })).is_some());
     /// assert!(feedback.of(&Setting::Qsgd(Qsgd::default())).is_none());
     /// ```
-    pub const fn of(&self, setting: &Setting) -> Option<Residual> {
+    pub fn of(&self, setting: &Setting) -> Option<Residual> {
         match setting {
             Setting::Dense => None,
             Setting::Qsgd(_) => self.qsgd,
+            Setting::Own(_) if setting.is_unbiased() => self.qsgd,
             Setting::LoCo(_) => self.loco,
             _ => self.others,
         }

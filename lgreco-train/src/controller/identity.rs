@@ -10,7 +10,7 @@ use crate::exchange::Route;
 use crate::feedback::{Residual, Storage};
 use crate::gradient::Dtype;
 use crate::plan::Solver;
-use crate::search::{Method, Metric};
+use crate::search::{Method, Metric, Search};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -23,8 +23,8 @@ enum Kind {
     Real,
     /// An index into these names.
     Name(&'static [&'static str]),
-    /// The first 8 bytes of a name; 0 for nothing.
-    Text,
+    /// Such a part of a name that takes [`NAME`] fields, one after the other; zeros for nothing.
+    Text(usize),
     /// The checksum of something that does not fit a word.
     Checksum,
 }
@@ -52,12 +52,6 @@ impl Field {
         Field { name, kind: Kind::Name(names), word: index }
     }
 
-    fn text(name: &'static str, text: &str) -> Field {
-        let mut bytes = [0; 8];
-        bytes.iter_mut().zip(text.bytes()).for_each(|(place, byte)| *place = byte);
-        Field { name, kind: Kind::Text, word: u64::from_le_bytes(bytes) }
-    }
-
     pub(super) fn checksum(name: &'static str, words: impl IntoIterator<Item = u64>) -> Field {
         Field { name, kind: Kind::Checksum, word: words.into_iter().fold(Hash::START, Hash::add).0 }
     }
@@ -70,9 +64,8 @@ impl Field {
             Kind::Whole => OptionValue::Whole(word),
             Kind::Real => OptionValue::Real(f64::from_bits(word)),
             Kind::Name(names) => names.get(word as usize).map_or(OptionValue::Whole(word), |&it| OptionValue::Name(it)),
-            Kind::Text if word == 0 => OptionValue::None,
-            Kind::Text => OptionValue::Text(word),
-            Kind::Checksum => OptionValue::Checksum(word),
+            // Of a name `value_of` reads all parts.
+            Kind::Text(_) | Kind::Checksum => OptionValue::Checksum(word),
         }
     }
 }
@@ -122,8 +115,28 @@ fn of_sizes(sizes: &[usize]) -> impl Iterator<Item = u64> + '_ {
     core::iter::once(sizes.len() as u64).chain(sizes.iter().map(|&size| size as u64))
 }
 
-fn of_method(method: &'static dyn method::Method) -> impl Iterator<Item = u64> + use<> {
-    core::iter::once(method.id().into()).chain(of_bytes(method.name().as_bytes()))
+/// Fields that a name takes.
+const NAME: usize = method::MAX_NAME / 8;
+
+/// A name for each id that outside methods may have, so that it does not matter in which order a program lists them.
+fn outside(search: &Search, fields: &mut Vec<Field>) {
+    for id in method::FIRST_ID..=u8::MAX {
+        let name = search.methods.find(id).map_or("", |method| method.name());
+        let mut bytes = [0; 8 * NAME];
+        bytes.iter_mut().zip(name.bytes()).for_each(|(place, byte)| *place = byte);
+        fields.extend(bytes.as_chunks::<8>().0.iter().enumerate().map(|(part, &word)| Field {
+            name: "outside method",
+            kind: Kind::Text(part),
+            word: u64::from_le_bytes(word),
+        }));
+    }
+}
+
+/// What a rank with these words, little-endian, has in field `at`.
+pub(super) fn value_of(fields: &[Field], at: usize, words: &[u64]) -> OptionValue {
+    let Kind::Text(part) = fields[at].kind else { return fields[at].value(u64::from_le(words[at])) };
+    let name: [u64; NAME] = core::array::from_fn(|index| u64::from_le(words[at - part + index]));
+    if name == [0; NAME] { OptionValue::None } else { OptionValue::Text(name) }
 }
 
 fn of_setting(setting: &Setting) -> impl Iterator<Item = u64> + use<> {
@@ -131,11 +144,9 @@ fn of_setting(setting: &Setting) -> impl Iterator<Item = u64> + use<> {
     core::iter::once(id.into()).chain(parameters.map(u64::from))
 }
 
-/// Outside methods, of which the first are compared by name.
-const OUTSIDE: [&str; 4] = ["outside method 1", "outside method 2", "outside method 3", "outside method 4"];
-
 fn search(config: &Config, fields: &mut Vec<Field>) {
     let search = &config.search;
+    outside(search, fields);
     let method = Method::ALL.iter().position(|&method| method == search.method()).unwrap_or_default();
     fields.extend([
         Field::whole("seed", search.seed),
@@ -148,9 +159,6 @@ fn search(config: &Config, fields: &mut Vec<Field>) {
         Field::whole("workers that the metric counts", search.workers.map_or(NONE, |workers| workers.get().into())),
         Field::named("reduce_dtype", &DTYPES, search.reduce_dtype as u64),
     ]);
-    let mut names = search.methods.iter().map(method::Method::name);
-    fields.extend(OUTSIDE.map(|place| Field::text(place, names.next().unwrap_or_default())));
-    fields.push(Field::checksum("methods from outside", search.methods.iter().flat_map(of_method)));
 }
 
 fn policy(config: &Config, fields: &mut Vec<Field>) {

@@ -12,7 +12,7 @@ use super::meter::Sample;
 use super::stage::seconds_per_byte;
 use super::{Controller, Policy};
 use crate::Error;
-use crate::compress::Setting;
+use crate::compress::{Candidates, Setting};
 use crate::exchange::share_of_others;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -122,8 +122,12 @@ impl Controller {
                 continue;
             }
             let offer = search.offer([(&*tensor.name, &*tensor.dims, tensor.dtype)]).map_err(|named| named.error)?;
-            for setting in offer.rows().filter_map(|row| row.candidates.setting(row.candidates.len() / 2)) {
-                kinds[family(&setting)][place] = setting;
+            for row in offer.rows() {
+                let (each, middle) = match row.candidates {
+                    Candidates::Each(settings) => (settings, None),
+                    row => (&[][..], row.setting(row.len() / 2)),
+                };
+                each.iter().chain(&middle).for_each(|setting| kinds[family(setting)][place] = *setting);
             }
         }
         Ok(kinds.into_iter().filter(|settings| settings.iter().any(|&setting| setting != Setting::Dense)).collect())

@@ -58,7 +58,8 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     ) -> Result<usize, Error> {
         let dtype = gradient.values().dtype();
         self.check_shape(gradient.shape())?;
-        let room = setting.payload_len(self.shape, dtype)?;
+        let offered = if narrows(setting, dtype) { dtype } else { Dtype::F32 };
+        let room = setting.payload_len(self.shape, offered)?;
         expect_room("message bytes", room, payload.len())?;
         expect_room("workspace words", self.workspace_len(setting, dtype), workspace.len())?;
         expect_len("decoded values", self.shape.elements(), decoded.len())?;

@@ -101,7 +101,7 @@ pub struct PlanLayer {
     /// Its compressor, in the file as text; missing where the plan is for a table without settings.
     #[serde(
         default,
-        skip_deserializing,
+        deserialize_with = "read::optional_setting",
         serialize_with = "read::write_setting",
         skip_serializing_if = "Option::is_none"
     )]
@@ -252,7 +252,7 @@ impl PlanFile {
             _ => None,
         };
         seconds.iter().try_for_each(|seconds| seconds.only(&["measure", "solve"]))?;
-        let mut plan: PlanFile = serde_json::from_str(json)
+        let mut plan = without_settings(json, methods)
             .map_err(|error| Error::Json { place: String::new(), what: format!("{error}") })?;
         plan.layers.iter_mut().zip(settings).for_each(|(layer, setting)| layer.setting = setting);
         if plan.layers.is_empty() {
@@ -284,6 +284,18 @@ impl PlanFile {
         json.push('\n');
         json
     }
+}
+
+/// The file; where there are `methods` without its layers' settings, which may be of those.
+fn without_settings(json: &str, methods: &Methods) -> serde_json::Result<PlanFile> {
+    if *methods == Methods::NONE {
+        return serde_json::from_str(json);
+    }
+    let mut value: serde_json::Value = serde_json::from_str(json)?;
+    for layer in value["layers"].as_array_mut().into_iter().flatten() {
+        layer.as_object_mut().and_then(|layer| layer.remove("setting"));
+    }
+    serde_json::from_value(value)
 }
 
 /// The largest f64 that is not above `x`.

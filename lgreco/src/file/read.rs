@@ -54,6 +54,12 @@ pub(super) fn optional_count<'de, D: Deserializer<'de>>(deserializer: D) -> Resu
     Ok(Option::<Count<u64>>::deserialize(deserializer)?.map(|Count(count)| count))
 }
 
+/// A setting of lgreco's own methods as text, or null.
+pub(super) fn optional_setting<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Setting>, D::Error> {
+    let text = Option::<String>::deserialize(deserializer)?;
+    text.map(|text| text.parse().map_err(D::Error::custom)).transpose()
+}
+
 /// Writes a setting as text.
 pub(super) fn write_setting<S: Serializer>(setting: &Option<Setting>, serializer: S) -> Result<S::Ok, S::Error> {
     match setting {

@@ -1,8 +1,12 @@
 //! The options of one layer: candidates to measure, duplicates and hopeless ones removed.
 
 use super::range::{Family, Method, Weighing};
+use crate::compress::adacomp::AdaComp;
+use crate::compress::hard_threshold::HardThreshold;
+use crate::compress::loco::LoCo;
 use crate::compress::powersgd::effective_rank;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
+use crate::compress::sidco::{Fit, Sidco};
 use crate::compress::topk::TopK;
 use crate::compress::{Candidates, Compressor, Setting};
 use crate::gradient::{Dtype, Shape};
@@ -22,6 +26,7 @@ enum Row {
     TopK(Dtype, Vec<u32>),
     QuantisedTopK(Vec<u32>, Vec<u8>),
     PowerSgd(Vec<u32>),
+    CltK(Vec<u32>),
     Each(Vec<Setting>),
 }
 
@@ -42,10 +47,19 @@ impl LayerOptions {
     pub(super) fn new(families: &[Family], beside: &[Setting], shape: Shape, dtype: Dtype) -> Result<Self> {
         let (mut rows, mut labels, mut default) = (Vec::new(), Vec::new(), None);
         for (index, family) in families.iter().enumerate() {
+            if let Some(each) = each(family, dtype) {
+                if index == 0 {
+                    let above = |parameter: &f64| *parameter <= family.default * (1.0 + 1e-9);
+                    default = Some(family.parameters().iter().filter(|parameter| above(parameter)).count() - 1);
+                }
+                labels.extend(family.parameters().into_iter().map(|parameter| family.method.label(parameter)));
+                rows.push(Row::Each(each));
+                continue;
+            }
             let (mut values, mut names): (Vec<u32>, Vec<String>) = (Vec::new(), Vec::new());
             for parameter in family.parameters() {
                 let value = match family.method {
-                    Method::TopK => TopK::with_density(parameter, shape.elements(), dtype)?.keep,
+                    Method::TopK | Method::CltK => TopK::with_density(parameter, shape.elements(), dtype)?.keep,
                     Method::PowerSgd => effective_rank(shape, parameter as u32) as u32,
                     _ => parameter as u32,
                 };
@@ -71,6 +85,7 @@ impl LayerOptions {
             labels.extend(names);
             rows.push(match family.method {
                 Method::TopK => Row::TopK(dtype, values),
+                Method::CltK => Row::CltK(values),
                 Method::PowerSgd => Row::PowerSgd(values),
                 _ => Row::Qsgd(values.into_iter().map(|bits| bits as u8).collect()),
             });
@@ -79,12 +94,14 @@ impl LayerOptions {
                 rows.push(Row::QuantisedTopK(keeps, bits));
             }
         }
-        for setting in beside {
-            setting.payload_len(shape, dtype)?;
-            labels.push(format!("{setting}"));
-        }
+        let fits = |setting: &Setting| match setting.payload_len(shape, dtype) {
+            Err(Error::Parameter { .. }) => None,
+            result => Some(result.map(|_| *setting)),
+        };
+        let beside = beside.iter().filter_map(fits).collect::<Result<Vec<_>>>()?;
+        labels.extend(beside.iter().map(|setting| format!("{setting}")));
         if !beside.is_empty() {
-            rows.push(Row::Each(beside.to_vec()));
+            rows.push(Row::Each(beside));
         }
         // A row without candidates is nothing to measure.
         rows.retain(|row| !matches!(row, Row::TopK(_, keeps) if keeps.is_empty()));
@@ -98,11 +115,12 @@ impl LayerOptions {
             Row::TopK(values, keeps) => Candidates::TopK { values: *values, keeps },
             Row::QuantisedTopK(keeps, bits) => Candidates::QuantisedTopK { keeps, bits },
             Row::PowerSgd(ranks) => Candidates::PowerSgd { iterations: POWER_ITERATIONS, ranks },
+            Row::CltK(keeps) => Candidates::CltK { keeps },
             Row::Each(settings) => Candidates::Each(settings),
         })
     }
 
-    /// Number of measured candidates.
+    /// Places of all rows.
     pub(super) fn measured(&self) -> usize {
         self.candidates().map(|row| row.len()).sum()
     }
@@ -116,21 +134,23 @@ impl LayerOptions {
     ) -> Result<Assembled> {
         let bits = |setting: &Setting| Ok::<u64, Error>(8 * setting.exchanged_len(shape, dtype, reduce_dtype)? as u64);
         let dense_size = bits(&Setting::Dense)?;
-        // Behind the errors of settings that are offered beside: their payloads' lengths, where the values decide these.
-        let lens = squared_errors.get(self.labels.len()..).unwrap_or_default();
-        let first_beside = self.labels.len() - lens.len();
-        let settings =
-            self.candidates().flat_map(|c| (0..c.len()).filter_map(move |i| c.setting(i)).collect::<Vec<_>>());
-        let settings: Vec<Setting> = settings.collect();
+        // Row by row: the errors, and behind them, where the values decide these, the payloads' lengths.
+        let (mut measured, mut rest) = (Vec::new(), squared_errors);
+        for candidates in self.candidates() {
+            let (row, others) = rest.split_at(candidates.len());
+            let settings: Vec<Setting> = (0..row.len()).map_while(|index| candidates.setting(index)).collect();
+            for (index, setting) in settings.iter().enumerate() {
+                let size = match row.get(settings.len() + index) {
+                    Some(&len) if !setting.has_fixed_len() => 8 * len as u64,
+                    _ => bits(setting)?,
+                };
+                measured.push((*setting, row[index], size));
+            }
+            rest = others;
+        }
         let mut assembled = Assembled { labelled: Vec::new(), settings: Vec::new(), default: 0 };
         let mut dense_at = None;
-        for (index, ((setting, label), &squared)) in
-            settings.into_iter().zip(self.labels).zip(squared_errors).enumerate()
-        {
-            let size = match index.checked_sub(first_beside).and_then(|index| lens.get(index)) {
-                Some(&len) => 8 * len as u64,
-                None => bits(&setting)?,
-            };
+        for (index, ((setting, squared, size), label)) in measured.into_iter().zip(self.labels).enumerate() {
             let place = if size < dense_size {
                 assembled.labelled.push((label, Choice { size, error: weighing.error(&setting, squared) }));
                 assembled.settings.push(setting);
@@ -148,4 +168,16 @@ impl LayerOptions {
         }
         Ok(assembled)
     }
+}
+
+/// The settings of methods that are measured one by one; `None` of others.
+fn each(family: &Family, values: Dtype) -> Option<Vec<Setting>> {
+    let setting = |parameter: f64| match family.method {
+        Method::Sidco => Some(Setting::Sidco(Sidco { density: parameter, fit: Fit::default(), stages: 1, values })),
+        Method::HardThreshold => Some(Setting::HardThreshold(HardThreshold { lambda: parameter as f32, values })),
+        Method::AdaComp => Some(Setting::AdaComp(AdaComp { bin: parameter as u32 })),
+        Method::LoCo => Some(Setting::LoCo(LoCo { group: parameter as u32 })),
+        _ => None,
+    };
+    family.parameters().into_iter().map(setting).collect()
 }

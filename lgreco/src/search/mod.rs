@@ -109,8 +109,8 @@ impl<'a> Layer<'a> {
 pub struct Search {
     /// The methods that the program knows beside lgreco's own. A controller reads other ranks' plans and saved states by them.
     pub methods: Methods,
-    /// Settings that each layer is offered beside the ranges of the methods searched: of any method that does not share
-    /// positions or lengths with the layer's shape, outside methods among them, which [`methods`](Search::methods) must have.
+    /// Settings that every layer is offered as well: of lgreco's methods or of [`methods`](Search::methods). Those that do not
+    /// fit a layer's shape, as a `topk` of more elements than it has, are not offered there.
     pub beside: Vec<Setting>,
     /// Never empty; the first one's default is the reference of the error budget.
     families: Vec<Family>,
@@ -217,17 +217,45 @@ impl Search {
     /// ```
     pub fn new(method: Method) -> Self {
         let families = match method {
+            // The reference comes first. Rank 8 takes as many bits as QSGD's 4 in the middle of usual shapes.
             Method::Hybrid => {
-                vec![
-                    Family::new(Method::Qsgd, 4.0),
-                    Family::new(Method::TopK, 0.01),
-                    Family::new(Method::PowerSgd, 8.0),
-                ]
+                let power = Family::new(Method::PowerSgd, 8.0);
+                vec![Family::of(Method::Qsgd), Family::of(Method::TopK), power]
             }
-            Method::Qsgd => vec![Family::new(method, 4.0)],
-            Method::TopK => vec![Family::new(method, 0.01)],
-            Method::PowerSgd => vec![Family::new(method, 4.0)],
+            _ => vec![Family::of(method)],
         };
+        Search::over(families)
+    }
+
+    /// Several methods, chosen per layer, each over its own default range. The first one's default is the reference of the
+    /// budget.
+    ///
+    /// ```
+    /// use lgreco::search::{Method, Search};
+    /// let search = Search::of(&[Method::Qsgd, Method::TopK, Method::Sidco])?;
+    /// assert_eq!((search.method(), search.default_parameter()), (Method::Hybrid, 4.0));
+    /// assert!(Search::of(&[Method::Qsgd, Method::Qsgd]).is_err());
+    /// # Ok::<(), lgreco::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Length`] for none; [`Error::UnknownName`] when a method is there twice, or is [`Method::Hybrid`] among others.
+    pub fn of(methods: &[Method]) -> Result<Self> {
+        if let [method] = methods {
+            return Ok(Search::new(*method));
+        }
+        for (index, method) in methods.iter().enumerate() {
+            if *method == Method::Hybrid || methods[..index].contains(method) {
+                return Err(Error::UnknownName { what: "method", expected: "several single methods, each once" });
+            }
+        }
+        if methods.is_empty() {
+            return Err(Error::Length { what: "methods to search", expected: 1, found: 0 });
+        }
+        Ok(Search::over(methods.iter().map(|&method| Family::of(method)).collect()))
+    }
+
+    fn over(families: Vec<Family>) -> Self {
         Search {
             families,
             metric: Metric::SquaredL2,
@@ -380,7 +408,10 @@ impl Search {
     /// [`Error::UnknownMethod`].
     pub fn knows(&self, setting: &Setting) -> Result<()> {
         match setting {
-            Setting::Own(own) if self.methods.find(own.id()).is_none() => Err(Error::UnknownMethod { id: own.id() }),
+            Setting::Own(own) => match self.methods.find(own.id()) {
+                Some(known) if known.name() == own.method().name() => Ok(()),
+                _ => Err(Error::UnknownMethod { id: own.id() }),
+            },
             _ => Ok(()),
         }
     }
@@ -413,7 +444,8 @@ impl Search {
         let Family { method, default, .. } = self.families[0];
         let range = Range { first: default, last: default, step: 1.0 };
         let options = LayerOptions::new(&[Family { method, default, range, widths: Widths::FULL }], &[], shape, dtype)?;
-        Ok(options.into_options(shape, [dtype, self.reduce_dtype], &[0.0], self.weighing())?.settings[0])
+        let nothing = vec![0.0; options.measured()];
+        Ok(options.into_options(shape, [dtype, self.reduce_dtype], &nothing, self.weighing())?.settings[0])
     }
 
     fn weighing(&self) -> Weighing {

@@ -25,7 +25,10 @@ _POLICIES: dict[str, tuple[str, ...]] = {
     "on_plan": ("lgreco", "kmeans", "uniform", "accordion", "legacy", "settings"),
 }
 """The policies under which an option has an effect; ``settings`` are a policy of their own. Others always have one."""
-_METHODS = {"widths": ("topk", "hybrid"), "residual_dtype": ("topk", "powersgd", "hybrid")}
+_METHODS = {
+    "widths": ("topk", "hybrid"),
+    "residual_dtype": ("topk", "powersgd", "hybrid", "sidco", "hard-threshold", "adacomp"),
+}
 
 
 def without_effect(options: Mapping[str, Any]) -> LgrecoError | None:
@@ -40,15 +43,16 @@ def without_effect(options: Mapping[str, Any]) -> LgrecoError | None:
             others = ", ".join("settings=" if other == "settings" else repr(other) for other in policies)
             return _idle(name, value, beside, f"leave {name} out, or choose a policy that it is for: {others}")
     method = options.get("method") or "hybrid"
+    each = [name.strip() for name in method.split(",")]
     for name, methods in _METHODS.items():
-        if name in given and not has_settings and method not in methods:
+        if name in given and not has_settings and not set(each) & set(methods):
             others = ", ".join(map(repr, methods))
             return _idle(name, given[name], f"method={method!r}", f"leave {name} out, or choose a method that it is for: {others}")
     if "optimizer" in given and "accordion" not in given:
         return _idle("optimizer", type(given["optimizer"]).__name__, "no accordion=", "leave it out, or give Accordion's levels as accordion")
     if "residual_dtype" in given and options.get("error_feedback") is False:
         return _idle("residual_dtype", given["residual_dtype"], "error_feedback=False", "leave one of the two out")
-    if given.get("route") == "scatter_reduce" and (policy == "uncompressed" or (not has_settings and method == "powersgd")):
+    if given.get("route") == "scatter_reduce" and (policy == "uncompressed" or (not has_settings and each == ["powersgd"])):
         what = "policy='uncompressed'" if policy == "uncompressed" else "method='powersgd'"
         return _idle("route", "scatter_reduce", what, "leave it out: what is summed on the way has no payloads to be scattered")
     return None
