@@ -114,7 +114,11 @@ fn exact_is_proved_and_never_larger_than_the_others() {
             let reference: f64 = table.chosen(&measured.defaults).unwrap().map(|choice| choice.error).sum();
             assert!(exact.proven() && exact.size <= uniform, "{} {}", method.name(), metric.name());
             // Hard thresholds' one magnitude for all layers leaves nothing to move.
-            assert!(exact.error < error || (method == Method::HardThreshold && exact.error == error), "{}", method.name());
+            assert!(
+                exact.error < error || (method == Method::HardThreshold && exact.error == error),
+                "{}",
+                method.name()
+            );
             assert!(exact.error <= dp.error && dp.error <= reference * (1.0 + 1e-12));
             assert!(bound(&rounded) <= exact.error && exact.error <= rounded.error && bound(&dp) <= exact.error);
         }
