@@ -284,8 +284,9 @@ fn fixed_settings_with_error_feedback_reach_the_mean_of_the_gradients() {
         }
         sum
     });
-    let exact: Vec<f64> =
-        (0..2048 + 1024).map(|i| (0..3).map(|rank| f64::from(gradients(rank, 0)[..2].concat()[i]) / 3.0).sum()).collect();
+    let exact: Vec<f64> = (0..2048 + 1024)
+        .map(|i| (0..3).map(|rank| f64::from(gradients(rank, 0)[..2].concat()[i]) / 3.0).sum())
+        .collect();
     assert!(sums.iter().all(|sum| sum.iter().zip(&exact).all(|(sum, x)| (sum - x).abs() < 0.08)));
 }
 
