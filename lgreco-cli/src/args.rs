@@ -26,7 +26,8 @@ Examples:
   lgreco plan grads.safetensors --method topk --default 1% --range 0.1%..10%:0.1%
   lgreco plan grads.safetensors --method hybrid --plot plan.svg --json plan.json
   lgreco measure grads.safetensors --method powersgd --json table.json
-  lgreco plan grads.safetensors --method topk --size uniform
+  lgreco plan grads.safetensors --method topk --budget uniform
+  lgreco plan grads.safetensors --method qsgd --paper
   lgreco solve table.json --budget 12.5 --json -
   lgreco solve table.json --group q.weight,k.weight --fix \"head.weight=qsgd 8\"
   lgreco solve table.json --frontier=50
@@ -89,7 +90,7 @@ pub struct Source {
     /// their folder. Without it a small sample compiled into the command is used: a transformer's bf16 gradients.
     pub gradients: Option<PathBuf>,
     /// How to compress.
-    #[arg(long, value_parser = method(), default_value = "qsgd")]
+    #[arg(long, value_parser = method(), default_value = "hybrid")]
     pub method: Method,
     /// Several methods, chosen per layer, each over its own range: `qsgd,topk,sidco`. The budget is that of the first one's
     /// default.
@@ -97,8 +98,8 @@ pub struct Source {
     pub methods: Vec<Method>,
     #[command(flatten)]
     pub candidates: Candidates,
-    /// The setting whose error is the budget: bits, density (`1%` or `0.01`) or rank. [default: qsgd 4, topk 1%,
-    /// powersgd 4; hybrid takes bits, as its budget is that of uniform QSGD; clt-k 1%, sidco 1%, hard-threshold 0.01, adacomp
+    /// The uniform setting, whose size is the budget unless `--budget` is given: bits, density (`1%` or `0.01`) or rank. [default: qsgd 4, topk 1%,
+    /// powersgd 4; hybrid takes bits, those of uniform QSGD; clt-k 1%, sidco 1%, hard-threshold 0.01, adacomp
     /// 500, loco 512]
     #[arg(long, value_name = "PARAMETER", allow_hyphen_values = true, value_parser = parameter)]
     pub default: Option<f64>,
@@ -117,8 +118,9 @@ pub struct Source {
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Candidates {
     /// What is summed over the layers, and kept within the budget or made as small as `--size` allows.
-    #[arg(long, value_parser = metric(), default_value = "l2")]
-    pub metric: Metric,
+    /// [default: squared-l2, which ranks plans best by the loss they lead to]
+    #[arg(long, value_parser = metric())]
+    pub metric: Option<Metric>,
     /// How many workers' payloads will be averaged. It matters where methods mix: errors of `qsgd` are independent from worker
     /// to worker, so that their squares are divided by it.
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = workers, default_value_t = 1)]
@@ -138,6 +140,9 @@ pub struct Solving {
     /// `exact` proves its plan optimal, or states how far off it can be; `dp` is Algorithm 1 of the L-GreCo paper.
     #[arg(long, value_enum, default_value_t = SolverArg::Exact)]
     pub solver: SolverArg,
+    /// Plan as the L-GreCo paper does: `--metric l2 --budget uniform --solver dp`.
+    #[arg(long, conflicts_with_all = ["solver", "levels", "budget", "size"])]
+    pub paper: bool,
     /// Cells the budget or the size is cut into; for `--solver dp` only. [default: 10000]
     #[arg(long, value_name = "CELLS", allow_hyphen_values = true, value_parser = levels)]
     pub levels: Option<u32>,
@@ -149,7 +154,7 @@ pub struct Solving {
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Limits {
     /// The smallest size for an error: how much error a plan may have, `uniform` for what the default setting costs, or a
-    /// number in the metric's unit. [default: a table file's own budget if it has one, else uniform]
+    /// number in the metric's unit. [default: a table file's own budget if it has one, else `--size uniform`]
     #[arg(long, value_name = "uniform|NUMBER", allow_hyphen_values = true, value_parser = budget)]
     pub budget: Option<BudgetArg>,
     /// The smallest error for a size: how many bits a plan may have, `uniform` for as many as the default setting.
@@ -268,17 +273,10 @@ pub struct RangeArg {
 
 /// Methods, as words.
 fn method() -> impl TypedValueParser<Value = Method> {
-    words([
-        ("qsgd", "Quantisation (QSGD) with max-norm buckets of 512 and stochastic rounding; unbiased"),
-        ("topk", "Sparsification: the largest magnitudes; biased"),
-        ("powersgd", "Low rank; biased"),
-        ("hybrid", "All three, chosen per layer, within the budget of uniform QSGD"),
-        ("clt-k", "Sparsification at positions that all workers share; biased"),
-        ("sidco", "Sparsification by an estimated magnitude; biased"),
-        ("hard-threshold", "All elements that reach a magnitude; biased"),
-        ("adacomp", "What stands out of its bin, as one magnitude; biased"),
-        ("loco", "4 bits, rounded to nearest, in groups; biased"),
-    ])
+    words(Method::ALL.map(|method| match method {
+        Method::Hybrid => ("hybrid", "The first three, chosen per layer, within the budget of uniform QSGD"),
+        single => (single.name(), single.planned().about),
+    }))
 }
 
 /// Metrics, as words.

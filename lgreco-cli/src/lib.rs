@@ -13,10 +13,25 @@ mod report;
 pub mod testing;
 mod units;
 
+use args::{ConstraintArgs, Group};
 use clap::Parser;
 use clap::error::ErrorKind;
 use std::ffi::OsString;
 use std::io::{self, Write};
+
+/// A table with groups of layers that share a setting and with fixed settings (`LAYER=SETTING`), as `--group` and `--fix` state
+/// them.
+///
+/// # Errors
+/// [`failure::Failure`] with the layer or the setting that the table does not have.
+pub fn constrained<'a>(
+    table: &'a lgreco::table::NamedTable,
+    groups: &[Vec<String>],
+    fixed: &[String],
+) -> Result<lgreco::plan::Merged<'a>, failure::Failure> {
+    let asked = ConstraintArgs { group: groups.iter().cloned().map(Group).collect(), fix: fixed.to_vec() };
+    commands::constraints::merged("plan", table, &asked)
+}
 
 /// Runs the command with `args`, the program's name first, and gives its exit code.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {

@@ -12,9 +12,8 @@ use std::cmp::Ordering;
 
 /// What a budget shared by biased and unbiased compressors promises, and what not.
 pub const HYBRID_NOTE: &str = "
-Note: the budget bounds the error of one compression. QSGD's error is unbiased and averages out over workers and
-steps; TopK's and PowerSGD's is biased and does not: without error feedback the same error can hurt more. A hybrid
-within the budget of uniform QSGD has an equal error, which need not mean equal accuracy.
+Note: these are errors of one compression. QSGD's are unbiased and average out over workers and steps; those of TopK and
+PowerSGD are biased and need error feedback.
 ";
 
 /// What is known about the layers of a table that was measured here.
@@ -86,6 +85,9 @@ pub struct Scheme {
 pub struct Solved {
     /// The plan.
     pub plan: Plan,
+    /// Size and error of the plan that the uniform setting's other quantity allows, where it has one: the least error in its size,
+    /// or the smallest size with its error.
+    pub other: Option<Summary>,
     /// Where its limit is from.
     pub origin: String,
     /// Seconds of solving.
@@ -127,6 +129,13 @@ pub fn plan(table: &NamedTable, solved: &Solved, facts: Option<&Facts>, times: &
         lines.push(("uniform", sized(uniform.size) + &setting + over));
         lines.push(("this plan", sized(summary.size)));
         lines.extend(gain(uniform, summary).map(|gain| ("gain", format!("{gain} than uniform"))));
+        if let Some((gain, other)) = solved.other.as_ref().and_then(|other| Some((gain(uniform, other)?, other))) {
+            let with = match other.limit() {
+                Limit::Error(_) => "with its error",
+                Limit::Size(_) => "in its size",
+            };
+            lines.push(("or", format!("{gain} than uniform {with}")));
+        }
     } else {
         lines.push(("this plan", sized(summary.size)));
     }

@@ -8,7 +8,14 @@ use lgreco::file::{PlanFile, TableFile};
 use lgreco::plan::check;
 use lgreco_cli::gradients::Gradients;
 
+/// The smallest plan within the uniform setting's error, unless the arguments say otherwise.
 fn plan(args: &[&str]) -> PlanFile {
+    let limited = args.iter().any(|arg| ["--size", "--budget", "--paper"].contains(arg));
+    let budget: &[&str] = if limited { &[] } else { &["--budget", "uniform"] };
+    asked(&[args, budget].concat())
+}
+
+fn asked(args: &[&str]) -> PlanFile {
     let json = stdout(&[&["plan"], args, &["--json", "-"]].concat());
     PlanFile::parse(json.as_bytes()).unwrap()
 }
@@ -37,6 +44,26 @@ fn every_method_plans_and_its_plan_passes_the_verifier() {
             assert_eq!(plan.solver, solver);
         }
     }
+}
+
+#[test]
+fn defaults_are_hybrid_as_small_as_uniform_and_paper_is_a_word() {
+    let same = |a: &[&str], b: &[&str]| assert_eq!(timeless(asked(a)), timeless(asked(b)), "{a:?} {b:?}");
+    same(&[], &["--method", "hybrid", "--metric", "squared-l2", "--size", "uniform", "--solver", "exact"]);
+    let paper = ["--metric", "l2", "--budget", "uniform", "--solver", "dp", "--levels", "10000"];
+    for method in METHODS {
+        same(&["--method", method, "--paper"], &[&["--method", method][..], &paper].concat());
+    }
+    // Both directions are told, whichever was asked for.
+    let (exact, small) = (stdout(&["plan"]), stdout(&["plan", "--budget", "uniform"]));
+    let line = |report: &str, name: &str| {
+        report.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{report}")).trim().to_owned()
+    };
+    let or = line(&exact, "or ");
+    assert_eq!(or.strip_suffix(" with its error").unwrap(), line(&small, "gain "));
+    let or = line(&small, "or ");
+    assert_eq!(or.strip_suffix(" in its size").unwrap(), line(&exact, "gain "));
+    assert!(!stdout(&["plan", "--budget", "1"]).lines().any(|line| line.starts_with("or ")));
 }
 
 #[test]
@@ -75,7 +102,7 @@ fn one_of_anything_is_no_plural() {
     let report = stdout_in(folder.path(), &["plan", "g.safetensors"]);
     assert!(report.contains("1 tensor, 1 element, 32 bits; with it the model is"), "{report}");
     let table = stdout_in(folder.path(), &["measure", "g.safetensors"]);
-    assert!(table.contains("1 layer, 7 options") && table.contains("1 tensor, 1 element, 32 bits"), "{table}");
+    assert!(table.contains("1 layer, 120 options") && table.contains("1 tensor, 1 element, 32 bits"), "{table}");
     let (_, line) = failure_in(folder.path(), &["plan", "g.safetensors", "--size", "1"]);
     assert!(line.contains("the size limit is 1 bit, "), "{line}");
 }
@@ -164,7 +191,7 @@ fn measuring_then_solving_is_planning() {
         stdout_in(folder.path(), &["measure", "--method", method, "--json", "table.json"]);
         let solved = stdout_in(folder.path(), &["solve", "table.json", "--json", "-"]);
         let solved = timeless(PlanFile::parse(solved.as_bytes()).unwrap());
-        assert_eq!(solved, timeless(plan(&["--method", method])), "{method}");
+        assert_eq!(solved, timeless(asked(&["--method", method])), "{method}");
     }
 }
 
@@ -197,12 +224,12 @@ fn json_on_standard_output_is_alone_there_and_elsewhere_leaves_the_report() {
 #[test]
 fn the_report_names_every_layer_and_the_proof() {
     let report = stdout(&["plan"]);
-    let plan = plan(&[]);
+    let plan = asked(&[]);
     for layer in &plan.layers {
         let line = report.lines().find(|line| line.trim_start().starts_with(&layer.name)).expect(&layer.name);
         assert!(line.contains(&layer.label), "{line}");
     }
-    for word in ["uniform", "this plan", "gain", "error budget", "proven optimal", "uncompressed", "measuring"] {
+    for word in ["uniform", "this plan", "gain", "size limit", "proven optimal", "uncompressed", "measuring"] {
         assert!(report.contains(word), "{word}: {report}");
     }
     assert!(stdout(&["plan", "--method", "hybrid"]).contains("biased"));
@@ -210,12 +237,16 @@ fn the_report_names_every_layer_and_the_proof() {
 
 #[test]
 fn every_option_has_an_effect() {
+    let plan = |args: &[&str]| match args.contains(&"--method") {
+        true => plan(args),
+        false => plan(&[args, &["--method", "qsgd"]].concat()),
+    };
     let base = timeless(plan(&[]));
     let labels = |plan: &PlanFile| plan.layers.iter().map(|layer| layer.label.clone()).collect::<Vec<_>>();
     assert!(base.budget < timeless(plan(&["--alpha", "2"])).budget);
     assert_eq!(plan(&["--budget", "3.5", "--range", "1..8"]).budget, Some(3.5));
     assert_eq!(timeless(plan(&["--budget", "uniform", "--alpha", "1"])), base);
-    assert_ne!(plan(&["--metric", "squared-l2"]).budget, base.budget);
+    assert_ne!(plan(&["--metric", "l2"]).budget, base.budget);
     assert_ne!(plan(&["--default", "5"]).default_size, base.default_size);
     assert!(labels(&plan(&["--range", "4..8:4"])).iter().all(|label| label == "qsgd 4" || label == "qsgd 8"));
     assert!(plan(&["--min-elements", "20000"]).layers.len() < base.layers.len());
@@ -307,8 +338,9 @@ fn a_table_of_any_metric_is_solved_within_a_size() {
 
 #[test]
 fn the_report_tells_where_the_budget_is_from() {
-    assert!(stdout(&["plan"]).contains("used; the default setting's error"));
-    assert!(stdout(&["plan", "--alpha", "2"]).contains("used; 2 times the default setting's error"));
+    assert!(stdout(&["plan"]).contains("used; the default setting's size"));
+    assert!(stdout(&["plan", "--alpha", "0.5"]).contains("used; 0.5 times the default setting's size"));
+    assert!(stdout(&["plan", "--budget", "uniform"]).contains("used; the default setting's error"));
 }
 
 #[test]

@@ -11,13 +11,16 @@
 //! NeurIPS 2020. Deviations: (1) the selection is exact, of equal magnitudes the lowest positions, where the paper takes
 //! the largest of each chunk; (2) positions are coded as in [`topk`], not as 32-bit indices.
 
+use super::describe::{Described, Known, Planned, Unit};
 use super::positions::{self, Layout, Writer};
 use super::topk::{self, TopK};
-use super::{Compressor, check_finite};
+use super::{Aggregation, Compressor, Cost, Setting, Traits, check_finite, wire};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::{Error, Result};
+use core::fmt;
+use lgreco_core::method::Parameters;
 
 /// Keeps the values at the positions of the leader's `keep` largest magnitudes.
 ///
@@ -89,6 +92,11 @@ impl CltK {
 }
 
 impl Compressor for CltK {
+    fn traits(&self) -> Traits {
+        let cost = Cost { family: 2, element: [3.0, 0.0], kept: self.keep, value: [4.0; 2] };
+        Traits { aggregation: Aggregation::SharedPositions, ..Traits::payloads(cost) }
+    }
+
     fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize> {
         self.top().payload_len(shape, dtype)
     }
@@ -107,3 +115,40 @@ impl Compressor for CltK {
         self.top().encode(gradient, stream, workspace, payload)
     }
 }
+
+impl Described for CltK {
+    fn id(&self) -> u8 {
+        KNOWN.id
+    }
+
+    fn parameters(&self) -> Parameters {
+        [self.keep, 0, 0, 0]
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "clt-k {}", self.keep)
+    }
+
+    fn method(&self) -> wire::Method {
+        wire::Method::TopK
+    }
+}
+
+pub(crate) const KNOWN: Known = Known {
+    id: 7,
+    name: "clt-k",
+    read: |words| Ok(Setting::CltK(CltK { keep: words.last("a number of elements")? })),
+    from_parameters: |[keep, ..]| Ok(Setting::CltK(CltK { keep })),
+};
+
+pub(crate) const PLANNED: Planned = Planned {
+    about: "Sparsification at positions that all workers share; biased",
+    default: 0.01,
+    bounds: Unit::DENSITIES,
+    expected: Unit::A_DENSITY,
+    unit: Unit::Density,
+    around: [10.0, 10.0, 10.0],
+    setting: |density, shape, dtype| {
+        Ok(Setting::CltK(CltK { keep: TopK::with_density(density, shape.elements(), dtype)?.keep }))
+    },
+};

@@ -1,11 +1,14 @@
 //! No compression: the values as they are, behind the payload header.
 
+use super::describe::{Described, Known, Reader};
 use super::wire::{HEADER_LEN, Header, Method, Payload};
-use super::{Compressor, check_finite};
+use super::{Aggregation, Compressor, Cost, ResidualKind, Setting, Traits, check_finite};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::{Error, Result};
+use core::fmt;
+use lgreco_core::method::Parameters;
 
 /// Sends every value in the gradient's own type: error 0, the option where compression does not pay.
 ///
@@ -22,6 +25,15 @@ use crate::{Error, Result};
 pub struct Dense;
 
 impl Compressor for Dense {
+    fn traits(&self) -> Traits {
+        Traits {
+            aggregation: Aggregation::AllReduce,
+            unbiased: true,
+            residual: ResidualKind::Lossless,
+            ..Traits::payloads(Cost::of_elements(0, 1.0, 0.0))
+        }
+    }
+
     fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize> {
         let body = shape.elements().checked_mul(dtype.bytes());
         body.and_then(|body| body.checked_add(HEADER_LEN))
@@ -39,6 +51,34 @@ impl Compressor for Dense {
         Ok(len)
     }
 }
+
+impl Described for Dense {
+    fn id(&self) -> u8 {
+        KNOWN.id
+    }
+
+    fn parameters(&self) -> Parameters {
+        [0; 4]
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("dense")
+    }
+
+    fn method(&self) -> Method {
+        Method::Dense
+    }
+}
+
+pub(crate) const KNOWN: Known = Known {
+    id: 0,
+    name: "dense",
+    read: |words| words.end().map(|()| Setting::Dense),
+    from_parameters: |_| Ok(Setting::Dense),
+};
+
+pub(crate) const READER: Reader =
+    Reader { method: Method::Dense, decode, stated: |header| Ok(stated(header)?.0), combine: None, stretch: None };
 
 fn write_values<T: Element>(values: &[T], body: &mut [u8]) {
     for (bytes, &value) in body.chunks_exact_mut(size_of::<T>()).zip(values) {

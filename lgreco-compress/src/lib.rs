@@ -41,6 +41,7 @@ pub mod clt;
 mod combine;
 mod data;
 pub mod dense;
+mod describe;
 pub mod hard_threshold;
 mod lanes;
 mod linalg;
@@ -51,7 +52,11 @@ mod positions;
 pub mod powersgd;
 pub mod qsgd;
 pub mod quantised_topk;
+mod registry;
+#[cfg(any(test, feature = "alloc"))]
+mod rows;
 mod sealed;
+mod searched;
 pub mod select;
 mod setting;
 pub mod sidco;
@@ -60,13 +65,21 @@ pub mod spread;
 mod stretch;
 mod text;
 pub mod topk;
+mod traits;
 mod value;
 pub mod wire;
+mod words;
 
 pub use candidates::Candidates;
+pub use describe::{Planned, Unit};
 pub use lgreco_core::method;
+pub use registry::Setting;
+#[cfg(any(test, feature = "alloc"))]
+pub use rows::Rows;
 pub use sealed::{SEAL_LEN, seal, unseal};
-pub use setting::{Setting, decode, decode_with, stated_len};
+pub use searched::Method as SearchMethod;
+pub use setting::{decode, decode_with, stated_len};
+pub use traits::{Aggregation, Cost, ResidualKind, Traits};
 
 use gradient::{Dtype, Gradient, Shape, with_elements};
 use lgreco_core::{Error, Result, checksum, error, gradient, num, rng, simd};
@@ -98,6 +111,21 @@ pub trait Compressor {
     /// lengths ([`Candidates::measure_with_lens`]), and payloads travel by all-gather with lengths of their own.
     fn has_fixed_len(&self) -> bool {
         true
+    }
+
+    /// How it is aggregated, what its error is like, what it costs.
+    ///
+    /// # Complexity
+    /// O(1).
+    fn traits(&self) -> Traits;
+
+    /// The relative squared error on values with a heavy tail (the quantiles of Student's t with two degrees of freedom), where it
+    /// may be 1 or more; 0 for compressors whose error is below the gradient whatever it is.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] on parameters out of range.
+    fn heavy_tailed_error(&self, _elements: usize) -> Result<f64, Error> {
+        Ok(0.0)
     }
 
     /// Words of workspace that [`encode`](Compressor::encode) needs for this shape and element type.
@@ -134,6 +162,22 @@ pub trait Compressor {
         workspace: &mut [u64],
         payload: &mut [u8],
     ) -> Result<usize, Error>;
+
+    /// [`encode`](Compressor::encode) of a gradient to which a residual has been added, `compensated`, by compressors that look at
+    /// the gradient alone, too ([`Traits::sees_gradient`]).
+    ///
+    /// # Errors
+    /// As [`encode`](Compressor::encode), and [`Error::Length`] where the two differ in shape.
+    fn encode_with_gradient(
+        &self,
+        compensated: &Gradient<'_>,
+        _gradient: &Gradient<'_>,
+        stream: Stream,
+        workspace: &mut [u64],
+        payload: &mut [u8],
+    ) -> Result<usize, Error> {
+        self.encode(compensated, stream, workspace, payload)
+    }
 }
 
 /// `Err` with the first NaN or infinity of a gradient, which every compressor refuses.

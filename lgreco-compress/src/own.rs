@@ -9,12 +9,14 @@
 //! | 4 | length of the body |
 //! | the rest | the body, which is the method's own |
 
+use super::describe::Described;
 use super::wire::{HEADER_LEN, Header, Method, Payload, payload_len};
-use super::{Compressor, check_finite};
+use super::{Compressor, Cost, ResidualKind, Traits, check_finite};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
 use crate::{Error, Result};
+use core::fmt;
 use lgreco_core::method::{Methods, OwnSetting, Parameters};
 
 /// How many parameters follow the header.
@@ -28,6 +30,12 @@ fn before_body(more: usize) -> usize {
 }
 
 impl Compressor for OwnSetting {
+    fn traits(&self) -> Traits {
+        let unbiased = self.method().is_unbiased(self.parameters());
+        let residual = if unbiased { ResidualKind::Optional } else { ResidualKind::Classic };
+        Traits { unbiased, residual, ..Traits::whole(Cost::of_elements(5, 4.0, 1.0)) }
+    }
+
     fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize> {
         let body = self.method().body_len(self.parameters(), shape, dtype)?;
         // Nothing is encoded of a tensor without elements.
@@ -75,6 +83,28 @@ impl Compressor for OwnSetting {
         let place = before.len() - 4;
         before[place..].copy_from_slice(&(len as u32).to_le_bytes());
         Ok(before.len() + len)
+    }
+}
+
+impl Described for OwnSetting {
+    fn id(&self) -> u8 {
+        OwnSetting::id(self)
+    }
+
+    fn parameters(&self) -> Parameters {
+        *OwnSetting::parameters(self)
+    }
+
+    fn check(&self) -> Result<()> {
+        OwnSetting::method(self).check(OwnSetting::parameters(self))
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+
+    fn method(&self) -> Method {
+        Method::Own(OwnSetting::id(self))
     }
 }
 

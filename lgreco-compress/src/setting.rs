@@ -1,119 +1,22 @@
-//! Any compressor with its parameters as a plain value, and the decoder of all payloads.
+//! What settings do, whichever method they are of, and the decoder of all payloads.
 
-use super::Compressor;
-use super::adacomp::{self, AdaComp};
 use super::clt::CltK;
 use super::combine::{Combine, combine_values};
-use super::dense::{self, Dense};
-use super::hard_threshold::HardThreshold;
-use super::loco::{self, LoCo};
+use super::describe::Reader;
 use super::own;
-use super::powersgd::{self, PowerSgd};
-use super::qsgd::{self, Qsgd, Rounding};
-use super::quantised_topk::{self, QuantisedTopK};
-use super::sidco::Sidco;
-use super::sparse;
-use super::topk::{self, TopK};
+use super::powersgd;
+use super::quantised_topk::QuantisedTopK;
+use super::registry::{METHODS, READERS};
+use super::topk::TopK;
 use super::wire::{HEADER_LEN, Header, Method, Payload};
+use super::{Compressor, Setting, Traits};
 use crate::Error;
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
-use lgreco_core::method::{Methods, OwnSetting};
-
-/// One compressor with its parameters: what a plan gives each layer.
-///
-/// # As text
-/// A setting is written as one line of text ([`Display`](core::fmt::Display)) and read from it
-/// ([`FromStr`](core::str::FromStr)), neither of which allocates. A text that is read gives the setting that was
-/// written, bit for bit. The method and its first number come first; the words after it may stand in any order, are
-/// written only where they are not the default, and may be read all the same:
-///
-/// | text | may go on with | default |
-/// |---|---|---|
-/// | `dense` | | |
-/// | `qsgd BITS` | `bucket ELEMENTS`, `max-norm` or `min-max`, `stochastic` or `nearest` | `bucket 512 max-norm stochastic` |
-/// | `topk ELEMENTS` | `f32`, `f16` or `bf16`: the type of the values sent; or `bits NUMBER`, 1 to 8: a sign and a bin | `f32` |
-/// | `powersgd RANK` | `iterations NUMBER` | `iterations 1` |
-/// | `clt-k ELEMENTS` | | |
-/// | `hard-threshold MAGNITUDE` | `f32`, `f16` or `bf16` | `f32` |
-/// | `adacomp ELEMENTS` (per bin) | | |
-/// | `loco ELEMENTS` (per group) | | |
-/// | `sidco DENSITY` | `exponential`, `gamma-pareto` or `pareto`, `stages NUMBER`, `f32`, `f16` or `bf16` | `exponential stages 1 f32` |
-///
-/// Reading fails with [`Error::SettingWord`] on a word that is not known there, [`Error::SettingSyntax`] where another
-/// word or a number is expected or a parameter is there twice, and [`Error::Parameter`] outside of a parameter's range.
-/// Whether as many elements can be kept as `topk` and `clt-k` say, the layer decides
-/// ([`payload_len`](Compressor::payload_len)).
-///
-/// ```
-/// use lgreco_compress::{Setting, qsgd::{Qsgd, Scale}};
-/// let setting = Setting::Qsgd(Qsgd { bits: 4, bucket: 128, scale: Scale::MinMax, ..Qsgd::default() });
-/// assert_eq!(setting.to_string(), "qsgd 4 bucket 128 min-max");
-/// assert_eq!("qsgd 4 min-max bucket 128 stochastic".parse(), Ok(setting));
-/// let misspelt = "qsgd 4 buckt 128".parse::<Setting>().unwrap_err();
-/// assert_eq!(misspelt.to_string(), "setting: `buckt` is unknown: is `bucket` meant?");
-/// ```
-///
-/// # Example
-/// ```
-/// use lgreco_compress::{Compressor, Setting, decode, topk::TopK};
-/// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-/// use lgreco_core::rng::Stream;
-/// let values = [0.1f32, -3.0, 0.2, 2.0];
-/// let gradient = Gradient::new(Values::F32(&values), Shape::new(4, 1)?)?;
-/// let setting = Setting::TopK(TopK { keep: 2, values: Dtype::F32 });
-/// let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), Dtype::F32)];
-/// let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32)?];
-/// setting.encode(&gradient, Stream::default(), &mut workspace, &mut payload)?;
-/// let mut decoded = [0.0; 4];
-/// decode(&payload, &mut decoded)?;
-/// assert_eq!(decoded, [0.0, -3.0, 0.0, 2.0]);
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Setting {
-    /// Uncompressed.
-    Dense,
-    /// Quantised.
-    Qsgd(Qsgd),
-    /// Sparsified.
-    TopK(TopK),
-    /// Sparsified, the values in a few bits.
-    QuantisedTopK(QuantisedTopK),
-    /// Low rank.
-    PowerSgd(PowerSgd),
-    /// Sparsified at positions that all workers share.
-    CltK(CltK),
-    /// Sparsified by magnitude, as many elements as there are.
-    HardThreshold(HardThreshold),
-    /// What stands out of its bin, as plus or minus one magnitude.
-    AdaComp(AdaComp),
-    /// Quantised to 4 bits, to nearest.
-    LoCo(LoCo),
-    /// Sparsified by an estimated magnitude.
-    Sidco(Sidco),
-    /// A method from outside lgreco.
-    Own(OwnSetting),
-}
+use lgreco_core::method::Methods;
 
 impl Setting {
-    fn compressor(&self) -> &dyn Compressor {
-        match self {
-            Setting::Dense => &Dense,
-            Setting::Qsgd(c) => c,
-            Setting::TopK(c) => c,
-            Setting::QuantisedTopK(c) => c,
-            Setting::PowerSgd(c) => c,
-            Setting::CltK(c) => c,
-            Setting::HardThreshold(c) => c,
-            Setting::AdaComp(c) => c,
-            Setting::LoCo(c) => c,
-            Setting::Sidco(c) => c,
-            Setting::Own(c) => c,
-        }
-    }
-
     /// Whether payloads decode to the gradient in expectation, with errors that are independent from worker to worker: QSGD
     /// under stochastic rounding, and uncompressed.
     ///
@@ -123,12 +26,7 @@ impl Setting {
     /// assert!(!Setting::Qsgd(Qsgd { rounding: Rounding::Nearest, ..Qsgd::default() }).is_unbiased());
     /// ```
     pub fn is_unbiased(&self) -> bool {
-        match self {
-            Setting::Dense => true,
-            Setting::Qsgd(qsgd) => qsgd.rounding == Rounding::Stochastic,
-            Setting::Own(own) => own.method().is_unbiased(own.parameters()),
-            _ => false,
-        }
+        self.traits().unbiased
     }
 
     /// Bytes that a worker brings to an exchange of one tensor, the header included, where what is summed on the wire
@@ -159,18 +57,34 @@ impl Setting {
         Ok(len - values * of_payload.saturating_sub(reduce_dtype.bytes()))
     }
 
-    /// What payloads of this setting say that they are.
-    pub const fn method(&self) -> Method {
-        match self {
-            Setting::Dense => Method::Dense,
-            Setting::Qsgd(_) => Method::Qsgd,
-            Setting::TopK(_) | Setting::CltK(_) | Setting::HardThreshold(_) | Setting::Sidco(_) => Method::TopK,
-            Setting::QuantisedTopK(_) => Method::QuantisedTopK,
-            Setting::PowerSgd(_) => Method::PowerSgd,
-            Setting::AdaComp(_) => Method::AdaComp,
-            Setting::LoCo(_) => Method::LoCo,
-            Setting::Own(own) => Method::Own(own.id()),
+    /// The setting of a piece of a tensor that has `elements`: TopK keeps its share of them, at least one.
+    pub fn of_piece(mut self, range: core::ops::Range<usize>, elements: usize) -> Setting {
+        if let Setting::TopK(TopK { keep, .. }) | Setting::QuantisedTopK(QuantisedTopK { keep, .. }) = &mut self {
+            let before = |end: usize| (*keep as u64 * end as u64 / elements.max(1) as u64) as u32;
+            *keep = (before(range.end) - before(range.start)).max(1);
         }
+        self
+    }
+
+    /// What selects the positions, where all workers share a leader's ([`Aggregation::SharedPositions`](crate::Aggregation)).
+    pub fn shared_positions(&self) -> Option<&CltK> {
+        match self {
+            Setting::CltK(clt) => Some(clt),
+            _ => None,
+        }
+    }
+
+    /// The method's name, the first word of the setting as text.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Setting::Own(own) => own.method().name(),
+            _ => METHODS.iter().find(|known| known.id == self.data().0).map_or("", |known| known.name),
+        }
+    }
+
+    /// What payloads of this setting say that they are.
+    pub fn method(&self) -> Method {
+        self.described().method()
     }
 
     /// Decodes a payload of this setting.
@@ -180,37 +94,38 @@ impl Setting {
     pub fn decode(&self, payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
         match self {
             Setting::Own(own) => own::decode_as(payload, own, values),
-            _ => decode_parsed(payload, values),
+            known => {
+                payload.header.expect_method(known.method())?;
+                decode_parsed(payload, values)
+            }
         }
     }
 
     /// `Err` unless the parameters are in the ranges that they have for any tensor.
     pub(super) fn check(&self) -> Result<(), Error> {
-        match self {
-            Setting::Dense | Setting::TopK(_) | Setting::CltK(_) => Ok(()),
-            Setting::Qsgd(c) => c.check(),
-            Setting::QuantisedTopK(c) => c.check(),
-            Setting::PowerSgd(c) => c.check(),
-            Setting::HardThreshold(c) => c.check(),
-            Setting::AdaComp(c) => c.check(),
-            Setting::LoCo(c) => c.check(),
-            Setting::Sidco(c) => c.check(),
-            Setting::Own(c) => c.method().check(c.parameters()),
-        }
+        self.described().check()
     }
 }
 
 impl Compressor for Setting {
     fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize, Error> {
-        self.compressor().payload_len(shape, dtype)
+        self.described().payload_len(shape, dtype)
     }
 
     fn has_fixed_len(&self) -> bool {
-        self.compressor().has_fixed_len()
+        self.described().has_fixed_len()
+    }
+
+    fn traits(&self) -> Traits {
+        self.described().traits()
+    }
+
+    fn heavy_tailed_error(&self, elements: usize) -> Result<f64, Error> {
+        self.described().heavy_tailed_error(elements)
     }
 
     fn encode_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
-        self.compressor().encode_workspace_len(shape, dtype)
+        self.described().encode_workspace_len(shape, dtype)
     }
 
     fn encode(
@@ -220,7 +135,18 @@ impl Compressor for Setting {
         workspace: &mut [u64],
         payload: &mut [u8],
     ) -> Result<usize, Error> {
-        self.compressor().encode(gradient, stream, workspace, payload)
+        self.described().encode(gradient, stream, workspace, payload)
+    }
+
+    fn encode_with_gradient(
+        &self,
+        compensated: &Gradient<'_>,
+        gradient: &Gradient<'_>,
+        stream: Stream,
+        workspace: &mut [u64],
+        payload: &mut [u8],
+    ) -> Result<usize, Error> {
+        self.described().encode_with_gradient(compensated, gradient, stream, workspace, payload)
     }
 }
 
@@ -268,18 +194,14 @@ pub fn decode_with(methods: &Methods, payload: &[u8], values: &mut [f32]) -> Res
     Ok(payload.header)
 }
 
+/// How payloads of lgreco's own methods are read.
+pub(super) fn reader(method: Method) -> Result<&'static Reader, Error> {
+    READERS.iter().find(|reader| reader.method == method).ok_or(Error::UnknownMethod { id: method.id() })
+}
+
 /// [`decode`] of what has been parsed already, of lgreco's own methods.
 pub fn decode_parsed(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
-    match payload.header.method {
-        Method::Dense => dense::decode(payload, values),
-        Method::Qsgd => qsgd::decode(payload, values),
-        Method::TopK => topk::decode(payload, values),
-        Method::PowerSgd => powersgd::decode(payload, values),
-        Method::AdaComp => adacomp::decode(payload, values),
-        Method::LoCo => loco::decode(payload, values),
-        Method::QuantisedTopK => quantised_topk::decode(payload, values),
-        Method::Own(id) => Err(Error::UnknownMethod { id }),
-    }
+    (reader(payload.header.method)?.decode)(payload, values)
 }
 
 /// Combines what a payload of `setting` holds with `values`; for most methods in blocks or element by element, for others by way of
@@ -291,20 +213,14 @@ pub fn combine(
     values: &mut [f32],
     scratch: &mut [f32],
 ) -> Result<(), Error> {
-    match payload.header.method {
-        Method::TopK => sparse::combine::<topk::Body<'_>>(payload, how, values),
-        Method::QuantisedTopK => sparse::combine::<quantised_topk::Body<'_>>(payload, how, values),
-        Method::AdaComp => adacomp::combine(payload, how, values),
-        Method::Qsgd => qsgd::combine(payload, how, values),
-        Method::PowerSgd => powersgd::combine(payload, how, values),
-        Method::Dense | Method::LoCo | Method::Own(_) => {
-            expect_room("scratch values", values.len(), scratch.len())?;
-            let scratch = &mut scratch[..values.len()];
-            setting.decode(payload, scratch)?;
-            combine_values(values, how, scratch);
-            Ok(())
-        }
+    if let Ok(Reader { combine: Some(combine), .. }) = reader(payload.header.method) {
+        return combine(payload, how, values);
     }
+    expect_room("scratch values", values.len(), scratch.len())?;
+    let scratch = &mut scratch[..values.len()];
+    setting.decode(payload, scratch)?;
+    combine_values(values, how, scratch);
+    Ok(())
 }
 
 /// Length of the payload that `bytes` begin with. Its header states it, so payloads may stand one after the other; of
@@ -328,14 +244,8 @@ pub fn stated_len(bytes: &[u8]) -> Result<usize, Error> {
     let payload = Payload::parse(bytes)?;
     let header = payload.header;
     let body = match header.method {
-        Method::Dense => dense::stated(&header)?.0,
-        Method::Qsgd => qsgd::stated(&header)?,
-        Method::TopK => topk::stated(&header)?.0,
-        Method::PowerSgd => powersgd::stated(&header)?,
-        Method::AdaComp => adacomp::stated(&header)?.0,
-        Method::LoCo => loco::stated(&header)?,
-        Method::QuantisedTopK => quantised_topk::stated(&header)?,
         Method::Own(_) => own::stated(&payload)?,
+        method => (reader(method)?.stated)(&header)?,
     };
     let len = body.saturating_add(HEADER_LEN);
     expect_room("payload bytes", len, bytes.len())?;

@@ -1,13 +1,13 @@
 //! Payloads added up a stretch at a time, so that the sum stays in a core's caches.
 
+use super::setting::reader;
 pub use super::sparse::STRETCH;
 use super::wire::{Method, Payload};
-use super::{qsgd, quantised_topk, sparse, topk};
 use crate::{Error, Result};
 
 /// Whether payloads of a method can be read by [`combine_stretch`].
-pub const fn reads_stretches(method: Method) -> bool {
-    matches!(method, Method::Qsgd | Method::TopK | Method::QuantisedTopK)
+pub fn reads_stretches(method: Method) -> bool {
+    reader(method).is_ok_and(|reader| reader.stretch.is_some())
 }
 
 /// Adds a stretch of what a payload holds to `values`, or with `replace` puts it there, zeros where it holds nothing. `values`
@@ -21,25 +21,16 @@ pub fn combine_stretch(
     place: &mut [u64; 2],
     values: &mut [f32],
 ) -> Result<()> {
-    match payload.header.method {
-        Method::Qsgd => qsgd::combine_stretch(payload, replace, start, values),
-        Method::TopK => sparse::combine_stretch::<topk::Body<'_>>(payload, replace, start, place, values),
-        Method::QuantisedTopK => {
-            sparse::combine_stretch::<quantised_topk::Body<'_>>(payload, replace, start, place, values)
-        }
-        _ => Err(Error::PayloadBody { what: "it is not read in stretches" }),
+    match reader(payload.header.method)?.stretch {
+        Some((combine, _)) => combine(payload, replace, start, place, values),
+        None => Err(Error::PayloadBody { what: "it is not read in stretches" }),
     }
 }
 
 /// The `place` of [`combine_stretch`] at `start` without the stretches before, whose errors it then does not find;
 /// `None` where they have to be read.
 pub fn place_of(payload: &Payload<'_>, start: usize) -> Result<Option<[u64; 2]>> {
-    match payload.header.method {
-        Method::TopK => sparse::place_of::<topk::Body<'_>>(payload, start),
-        Method::QuantisedTopK => sparse::place_of::<quantised_topk::Body<'_>>(payload, start),
-        Method::Qsgd => Ok(Some([0; 2])),
-        _ => Ok(None),
-    }
+    reader(payload.header.method)?.stretch.map_or(Ok(None), |(_, place_of)| place_of(payload, start))
 }
 
 #[cfg(test)]

@@ -48,6 +48,24 @@ macro_rules! __with_elements {
 #[doc(inline)]
 pub use __with_elements as with_elements;
 
+impl<'a> From<&'a [f32]> for Values<'a> {
+    fn from(values: &'a [f32]) -> Self {
+        Values::F32(values)
+    }
+}
+
+impl<'a> From<&'a [F16]> for Values<'a> {
+    fn from(values: &'a [F16]) -> Self {
+        Values::F16(values)
+    }
+}
+
+impl<'a> From<&'a [Bf16]> for Values<'a> {
+    fn from(values: &'a [Bf16]) -> Self {
+        Values::Bf16(values)
+    }
+}
+
 impl Values<'_> {
     /// Number of elements.
     pub const fn len(&self) -> usize {

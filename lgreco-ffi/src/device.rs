@@ -3,7 +3,7 @@
 use crate::status::{Failure, Result};
 use lgreco_train::CoreError;
 use lgreco_train::backend::{Backend, Job, JobError, Portable};
-use lgreco_train::compress::{Compressor, Setting};
+use lgreco_train::compress::Setting;
 use lgreco_train::gradient::{Gradient, Shape};
 use lgreco_train::rng::Stream;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
@@ -87,27 +87,16 @@ impl Device {
         failure
     }
 
-    /// Measures one row: squared errors, and the bytes of payloads, also where the values decide them. What has no kernels
-    /// is measured on the CPU.
-    pub(crate) fn row(
-        &self,
-        job: &Job<'_>,
-        squared_errors: &mut [f64],
-        payload_lens: &mut [usize],
-    ) -> Result<(), CoreError> {
-        let Job { gradient, candidates, stream } = job;
-        let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
+    /// Measures one row. What has no kernels is measured on the CPU.
+    pub(crate) fn row(&self, job: &Job<'_>, row: &mut [f64]) -> Result<(), CoreError> {
         if !self.takes_row(job) {
-            let mut workspace = vec![0; candidates.measure_workspace_len(shape, dtype)];
-            return candidates.measure_with_lens(gradient, *stream, &mut workspace, squared_errors, payload_lens);
-        }
-        for (index, len) in payload_lens.iter_mut().enumerate() {
-            *len = candidates.setting(index).map_or(Ok(0), |setting| setting.payload_len(shape, dtype))?;
+            let mut workspace = vec![0; Portable.workspace_len(&[*job])];
+            return Portable.measure(&[*job], &mut workspace, row).map_err(|failed| failed.error);
         }
         self.run(|backend| {
             let jobs = [*job];
             let mut workspace = vec![0; backend.workspace_len(&jobs)];
-            backend.measure(&jobs, &mut workspace, squared_errors).map_err(|failed| failed.error)
+            backend.measure(&jobs, &mut workspace, row).map_err(|failed| failed.error)
         })
     }
 

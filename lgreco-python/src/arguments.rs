@@ -9,8 +9,8 @@ use lgreco_train::controller::{
 use lgreco_train::exchange::Route;
 use lgreco_train::feedback::{Residual, Storage};
 use lgreco_train::gradient::Dtype;
-use lgreco_train::plan::Solver;
-use lgreco_train::search::{Range, Search, Width};
+use lgreco_train::plan::{Solver, dp};
+use lgreco_train::search::{Metric, Range, Search, Width};
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -164,8 +164,10 @@ impl<'py> Options<'_, 'py> {
             let widths = widths.iter().map(|width| width.to_string().parse::<Width>().map_err(refused));
             search = search.with_widths(&widths.collect::<PyResult<Vec<_>>>()?).map_err(refused)?;
         }
-        if let Some(metric) = self.get::<String>("metric")? {
-            search.metric = metric.parse().map_err(refused)?;
+        match self.get::<String>("metric")? {
+            Some(metric) => search.metric = metric.parse().map_err(refused)?,
+            None if self.is_paper()? => search.metric = Metric::L2,
+            None => {}
         }
         if let Some(workers) = self.get("workers")? {
             search.workers =
@@ -213,6 +215,7 @@ impl<'py> Options<'_, 'py> {
         let clusters = self.get("clusters")?.unwrap_or(6);
         let policies = [
             ("lgreco", Some(Policy::LGreco { solver: Solver::default(), accordion })),
+            ("paper", Some(Policy::LGreco { solver: Solver::Dp { levels: dp::LEVELS }, accordion })),
             ("uniform", Some(Policy::Uniform)),
             ("uncompressed", Some(Policy::Uncompressed)),
             ("kmeans", Some(Policy::KMeans { clusters })),
@@ -237,10 +240,16 @@ impl<'py> Options<'_, 'py> {
     /// A size unless told otherwise: equal bytes lose less than equal errors (BENCHMARKS.md, "Training").
     fn budget(&self) -> PyResult<Budget> {
         match self.get("budget")? {
+            None if self.is_paper()? => Ok(Budget::Error),
             None => Ok(Budget::Size),
             Some(Value::Number(bits)) => Ok(Budget::Bits(bits)),
             Some(Value::Word(name)) => named("budget", &name, &[("size", Budget::Size), ("error", Budget::Error)]),
         }
+    }
+
+    /// Whether plans are made as in the L-GreCo paper.
+    fn is_paper(&self) -> PyResult<bool> {
+        Ok(self.get::<String>("policy")?.as_deref() == Some("paper"))
     }
 
     fn objective(&self) -> PyResult<Objective> {

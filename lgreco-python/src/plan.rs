@@ -4,69 +4,119 @@ use crate::arguments::{Options, Value, extracted, layer_dtype, named, option, re
 use crate::cores::detached;
 use crate::error::raised;
 use crate::memory::Gradients;
-use lgreco_cli::gradients as files;
+use lgreco_cli::{constrained, gradients as files};
 use lgreco_train::CoreError;
 use lgreco_train::backend::Parallel;
 use lgreco_train::file::{PlanFile, Seconds};
-use lgreco_train::plan::{self, Solver, budget::Budget, dp};
-use lgreco_train::search::{Layer, Search};
+use lgreco_train::plan::{Solver, budget::Budget, dp};
+use lgreco_train::search::{Layer, Metric, Search};
 use lgreco_train::table::NamedError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::PathBuf;
 use std::time::Instant;
 
+/// An error, or the word `uniform`.
+#[derive(FromPyObject)]
+enum ErrorBudget {
+    Number(f64),
+    Word(String),
+}
+
 /// What is asked of a plan.
 struct Asked {
     search: Search,
     solver: Solver,
     alpha: Option<f64>,
-    budget: Option<f64>,
-    size: Option<Value>,
+    /// `None` for the least error in a size.
+    budget: Option<ErrorBudget>,
+    /// In bits; `None` for that of the uniform setting.
+    size: Option<u64>,
+    groups: Vec<Vec<String>>,
+    fixed: Vec<String>,
+}
+
+/// What stands in the way of a plan.
+enum Failed {
+    Model(NamedError),
+    Constraint(String),
+}
+
+impl<E: Into<NamedError>> From<E> for Failed {
+    fn from(error: E) -> Failed {
+        Failed::Model(error.into())
+    }
 }
 
 impl Asked {
-    fn new(
-        solver: &str,
-        alpha: Option<Bound<'_, PyAny>>,
-        budget: Option<Bound<'_, PyAny>>,
-        size: Option<Bound<'_, PyAny>>,
-        options: &Bound<'_, PyDict>,
-    ) -> PyResult<Asked> {
-        let search = Options(options).search()?;
-        let solver =
-            named("solver", solver, &[("exact", Solver::default()), ("dp", Solver::Dp { levels: dp::LEVELS })])?;
-        let alpha = alpha.map(|alpha| option("alpha", &alpha)).transpose()?;
-        let error = "an error as a number (a size is given as size)";
-        let budget = budget.map(|budget| extracted("budget", &budget, error)).transpose()?;
-        let size: Option<Value> = size.map(|size| option("size", &size)).transpose()?;
+    fn new(solver: &str, options: &Bound<'_, PyDict>) -> PyResult<Asked> {
+        let take = |name: &str| {
+            let value = options.get_item(name)?;
+            if value.is_some() {
+                options.del_item(name)?;
+            }
+            Ok::<_, PyErr>(value.filter(|value| !value.is_none()))
+        };
+        let alpha = take("alpha")?.map(|alpha| option("alpha", &alpha)).transpose()?;
+        let error = "\"uniform\" or an error as a number (a size is given as size)";
+        let mut budget = take("budget")?.map(|budget| extracted("budget", &budget, error)).transpose()?;
+        let size: Option<Value> = take("size")?.map(|size| option("size", &size)).transpose()?;
+        let names = "lists of the names of layers";
+        let groups = take("groups")?.map(|groups| extracted("groups", &groups, names)).transpose()?.unwrap_or_default();
+        let settings = "a setting by the name of each layer";
+        let fixed: Vec<(String, String)> =
+            take("fixed")?.map(|fixed| extracted("fixed", &fixed, settings)).transpose()?.unwrap_or_default();
+        let mut search = Options(options).search()?;
+        let dynamic = Solver::Dp { levels: dp::LEVELS };
+        let paper = solver == "paper";
+        let solver = named("solver", solver, &[("exact", Solver::default()), ("dp", dynamic), ("paper", dynamic)])?;
+        if paper {
+            if options.get_item("metric")?.is_none_or(|metric| metric.is_none()) {
+                search.metric = Metric::L2;
+            }
+            if size.is_none() {
+                budget.get_or_insert_with(|| ErrorBudget::Word("uniform".into()));
+            }
+        }
+        if let Some(ErrorBudget::Word(word)) = &budget {
+            named("budget", word, &[("uniform", ())])?;
+        }
         if let Some(Value::Word(word)) = &size {
             named("size", word, &[("uniform", ())])?;
         }
         if budget.is_some() && size.is_some() {
             return Err(refused("a plan keeps within an error (budget) or within a size, not both"));
         }
-        if alpha.is_some() && (budget.is_some() || matches!(size, Some(Value::Number(_)))) {
+        let numbers = matches!(budget, Some(ErrorBudget::Number(_))) || matches!(size, Some(Value::Number(_)));
+        if alpha.is_some() && numbers {
             return Err(refused(
                 "alpha multiplies what a uniform setting has: give it, or a budget or size as a number",
             ));
         }
-        Ok(Asked { search, solver, alpha, budget, size })
+        let size = size.and_then(|size| match size {
+            Value::Number(bits) => Some(bits),
+            Value::Word(_) => None,
+        });
+        let fixed = fixed.into_iter().map(|(layer, setting)| format!("{layer}={setting}")).collect();
+        Ok(Asked { search, solver, alpha, budget, size, groups, fixed })
     }
 
     /// Measures and plans: the JSON of a plan file.
-    fn plan(&self, model: &[Layer<'_>]) -> Result<String, NamedError> {
+    fn plan(&self, model: &[Layer<'_>]) -> Result<String, Failed> {
         let start = Instant::now();
         let measured = self.search.measure(model, &mut Parallel)?;
         let measure = start.elapsed().as_secs_f64();
         let (alpha, options) = (self.alpha.unwrap_or(1.0), &measured.defaults);
-        let budget = match (self.budget, &self.size) {
-            (Some(error), _) => Budget::Absolute(error),
-            (None, None) => Budget::Defaults { alpha, options },
-            (None, Some(Value::Word(_))) => Budget::DefaultSize { alpha, options },
-            (None, Some(Value::Number(bits))) => Budget::Size(*bits),
+        let budget = match (&self.budget, self.size) {
+            (Some(ErrorBudget::Number(error)), _) => Budget::Absolute(*error),
+            (Some(ErrorBudget::Word(_)), _) => Budget::Defaults { alpha, options },
+            (None, Some(bits)) => Budget::Size(bits),
+            (None, None) => Budget::DefaultSize { alpha, options },
         };
-        let plan = plan::solve(&measured.table.view(), budget, self.solver)?;
+        let merged = constrained(&measured.table, &self.groups, &self.fixed);
+        let merged = merged.map_err(|failure| Failed::Constraint(failure.message))?;
+        let named = |error| measured.table.name_error(error);
+        let plan = merged.solve(budget, Some(options), self.solver).map_err(named)?;
         let mut file = PlanFile::new(&measured.table, &plan);
         let solve = start.elapsed().as_secs_f64() - measure;
         file.seconds = Seconds { measure: Some(measure), solve: Some(solve) };
@@ -74,7 +124,11 @@ impl Asked {
     }
 
     /// What has failed, by the layer's name.
-    fn failed(&self, py: Python<'_>, layers: usize, failed: NamedError) -> PyErr {
+    fn failed(&self, py: Python<'_>, layers: usize, failed: Failed) -> PyErr {
+        let failed = match failed {
+            Failed::Model(failed) => failed,
+            Failed::Constraint(text) => return refused(text),
+        };
         match failed {
             NamedError { error: CoreError::EmptyTable, .. } => refused(format!(
                 "none of the {layers} layers is large enough to compress: matrices of at least {} elements (min_elements) are",
@@ -95,18 +149,15 @@ pub(crate) enum Model {
 
 /// Measures layers and plans: the JSON of a plan file. Files are read as the command reads them.
 #[pyfunction]
-#[pyo3(signature = (model, solver, alpha, budget, size, **options))]
+#[pyo3(signature = (model, solver, **options))]
 pub(crate) fn make_plan(
     py: Python<'_>,
     model: Model,
     solver: &str,
-    alpha: Option<Bound<'_, PyAny>>,
-    budget: Option<Bound<'_, PyAny>>,
-    size: Option<Bound<'_, PyAny>>,
     options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<String> {
     let none = PyDict::new(py);
-    let asked = Asked::new(solver, alpha, budget, size, options.unwrap_or(&none))?;
+    let asked = Asked::new(solver, options.unwrap_or(&none))?;
     let layers = match model {
         Model::Layers(layers) => layers,
         Model::Files(path) => {

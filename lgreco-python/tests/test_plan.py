@@ -33,7 +33,7 @@ def gradients() -> dict[str, torch.Tensor]:
 def test_plans_are_the_same_for_all_kinds_of_arrays(method: str) -> None:
     tensors = gradients()
     made = lgreco.plan(tensors, method=method)
-    assert made.proven and made.error <= made.budget and made.ratio > 1
+    assert made.proven and made.size <= made.size_limit and made.ratio > 1
     assert made.settings.keys() == {"fc1.weight", "fc2.weight"}
     numpys = {name: tensor.numpy() for name, tensor in tensors.items()}
     transposed = {name: numpy.asfortranarray(values) for name, values in numpys.items()}
@@ -100,16 +100,41 @@ def test_plans_are_saved_as_the_command_writes_them(tmp_path: pathlib.Path) -> N
             read(tmp_path / "none.json")
 
 
+def test_the_papers_way_is_a_word() -> None:
+    by_word = lgreco.plan(gradients(), method="qsgd", solver="paper")
+    by_hand = lgreco.plan(gradients(), method="qsgd", solver="dp", metric="l2", budget="uniform")
+    assert (by_word.settings, by_word.error, by_word.budget) == (by_hand.settings, by_hand.error, by_hand.budget)
+    other = lgreco.plan(gradients(), method="qsgd", solver="paper", size="uniform")
+    assert other.size_limit is not None and other.budget is None
+
+
+def test_groups_and_fixed_settings_are_kept() -> None:
+    first, second = "fc1.weight", "fc2.weight"
+    tensors = {name: values * (10 if name == first else 1) for name, values in gradients().items()}
+    free = lgreco.plan(tensors, method="qsgd")
+    assert free.settings[first] != free.settings[second], "the group asks for nothing"
+    tied = lgreco.plan(tensors, method="qsgd", groups=[[first, second]])
+    assert tied.proven and tied.settings[first] == tied.settings[second] and tied.size <= free.size_limit
+    fixed = lgreco.plan(tensors, method="qsgd", fixed={first: "qsgd 2"})
+    assert fixed.settings[first] == "qsgd 2" != free.settings[first]
+    with pytest.raises(LgrecoError, match="layer `nose`: the table has no such layer"):
+        lgreco.plan(tensors, groups=[[first, "nose"]])
+    with pytest.raises(LgrecoError, match="no option is `qsgd 9`"):
+        lgreco.plan(tensors, method="qsgd", fixed={first: "qsgd 9"})
+    with pytest.raises(LgrecoError, match="groups is 3, expected lists of the names of layers"):
+        lgreco.plan(tensors, groups=3)  # type: ignore[arg-type]
+
+
 def test_sizes_may_be_limited() -> None:
-    by_error = lgreco.plan(gradients(), method="topk", default=0.05)
-    uniform = lgreco.plan(gradients(), method="topk", default=0.05, size="uniform")
+    by_error = lgreco.plan(gradients(), method="topk", metric="l2", default=0.05, budget="uniform")
+    uniform = lgreco.plan(gradients(), method="topk", metric="l2", default=0.05, size="uniform")
     assert by_error.budget is not None and by_error.size_limit is None and uniform.budget is None
     assert uniform.size_limit is not None and by_error.size < uniform.size <= uniform.size_limit
     assert uniform.proven and uniform.error < by_error.budget and uniform.lower_bound <= uniform.error
-    assert lgreco.plan(gradients(), method="topk", default=0.05, size=uniform.size_limit).error <= 1.0001 * uniform.error
-    assert lgreco.plan(gradients(), method="topk", default=0.05, size="uniform", alpha=2.0).error < uniform.error
-    assert lgreco.plan(gradients(), method="topk", budget=by_error.budget).size <= by_error.size
-    few = lgreco.plan(gradients(), method="topk", default=0.05, widths=["full", 4, 2])
+    assert lgreco.plan(gradients(), method="topk", metric="l2", default=0.05, size=uniform.size_limit).error <= 1.0001 * uniform.error
+    assert lgreco.plan(gradients(), method="topk", metric="l2", default=0.05, size="uniform", alpha=2.0).error < uniform.error
+    assert lgreco.plan(gradients(), method="topk", metric="l2", budget=by_error.budget).size <= by_error.size
+    few = lgreco.plan(gradients(), method="topk", metric="l2", default=0.05, budget="uniform", widths=["full", 4, 2])
     assert few.size < by_error.size and any("bits" in setting for setting in few.settings.values())
     both: list[dict[str, Any]] = [
         {"budget": 1.0, "size": 4000}, {"size": "largest"}, {"size": 4000, "alpha": 2.0}, {"size": 1}, {"widths": [0]},
@@ -181,7 +206,7 @@ def test_the_layer_at_fault_is_named(wrong: Any, said: str) -> None:
 def test_what_is_wrong_is_named() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"method": "top-k"}, "method"), ({"solver": "best"}, "solver"), ({"alpha": -1.0}, "alpha is -1"), ({"default": 99.0}, "99"),
-        ({"budget": "size"}, r"budget is 'size', expected an error as a number \(a size is given as size\)"), ({"alpha": "2"}, "alpha is '2', expected a number"),
+        ({"budget": "size"}, r"budget is \"size\", expected one of uniform"), ({"alpha": "2"}, "alpha is '2', expected a number"),
         ({"metric": "l1"}, "metric"), ({"size": 1.5}, "size is 1.5, expected"), ({"random_seed": -1}, "random_seed is -1"),
     ]
     for options, said in wrong:

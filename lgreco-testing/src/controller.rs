@@ -171,7 +171,7 @@ impl Script {
     fn of_workers(world: u32, bytes: &[u8]) -> Script {
         let mut bytes = bytes.iter().copied();
         let mut next = || bytes.next().unwrap_or(0) as u32;
-        let method = Method::ALL[next() as usize % 4];
+        let method = Method::PUBLISHED[next() as usize % 4];
         let mut search = Search::new(method);
         search.min_elements = 16;
         search.seed = next() as u64;

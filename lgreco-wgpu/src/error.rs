@@ -109,8 +109,8 @@ impl From<wgpu::Error> for Error {
 ///
 /// ```
 /// use lgreco_wgpu::{BufferJobError, Error};
-/// let failed = BufferJobError { job: Some(2), error: Error::Method("LoCo") };
-/// assert_eq!(failed.to_string(), "job 2: LoCo does not run on wgpu devices");
+/// let failed = BufferJobError { job: Some(2), error: Error::Method("loco") };
+/// assert_eq!(failed.to_string(), "job 2: loco does not run on wgpu devices");
 /// let failed = BufferJobError { job: None, error: Error::Lost("reset".into()) };
 /// assert_eq!(failed.to_string(), "the device is lost: reset");
 /// ```

@@ -1,48 +1,34 @@
 //! Decides, layer by layer, how hard to compress each gradient, and compresses it. What a training loop needs besides is
 //! `lgreco-train`.
 //!
-//! Data goes one way: gradients → measured rows → [`table`] → [`plan`] → [`compress`] → payloads. Tables and planners are
+//! Data goes one way: gradients → measured rows → [`table`] → [`plan`](mod@plan) → [`compress`] → payloads. Tables and planners are
 //! `lgreco-core`'s, compressors `lgreco-compress`'s; their modules stand here under the same names, with what measures a
 //! model ([`search`], by a [`backend`]) and reads and writes files.
 //!
 //! ```
-//! use lgreco::backend::Portable;
-//! use lgreco::compress::{Compressor, decode};
-//! use lgreco::gradient::{Dtype, Values};
-//! use lgreco::plan::{self, Solver, budget::Budget};
-//! use lgreco::rng::Stream;
-//! use lgreco::search::{Layer, Method, Search};
+//! use lgreco::{Model, rng::Stream};
 //!
 //! // Two layers, the second with much smaller gradients.
 //! let wave = |scale: f32| (0..65536).map(|i| scale * (i as f32).sin()).collect::<Vec<f32>>();
 //! let (fc1, fc2) = (wave(1.0), wave(0.01));
-//! let layers = [
-//!     Layer::new("fc1.weight", &[256, 256], Values::F32(&fc1))?,
-//!     Layer::new("fc2.weight", &[256, 256], Values::F32(&fc2))?,
-//! ];
+//! let model = Model::new([("fc1.weight", [256, 256], &fc1[..]), ("fc2.weight", [256, 256], &fc2)])?;
 //!
-//! // Measure 2 to 8 bits on each, then choose: the error of 4 bits everywhere, in fewer bits.
-//! let measured = Search::new(Method::Qsgd).measure(&layers, &mut Portable)?;
-//! let table = measured.table.view();
-//! let budget = Budget::Defaults { alpha: 1.0, options: &measured.defaults };
-//! let plan = plan::solve(&table, budget, Solver::default())?;
-//! let uniform: u64 = table.chosen(&measured.defaults)?.map(|choice| choice.size).sum();
-//! assert!(plan.summary().proven() && plan.summary().size < uniform);
+//! // The error that 4 bits would have everywhere, in fewer bits.
+//! let plan = lgreco::plan(&model).within_uniform("qsgd 4").solve()?;
+//! assert!(plan.summary().proven() && plan.summary().size < plan.uniform().size);
+//! println!("{plan}");
 //!
 //! // Compress each layer by the plan. Every worker has its own rank, every step its own number.
-//! for (layer, &option) in plan.options().iter().enumerate() {
-//!     let (gradient, setting) = (layers[layer].gradient(), measured.setting(layer, option as usize)?);
-//!     let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), Dtype::F32)];
-//!     let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32)?];
-//!     let stream = Stream { seed: 1, step: 0, layer: layer as u32, rank: 0 };
-//!     setting.encode(&gradient, stream, &mut workspace, &mut payload)?;
-//!     assert_eq!(8 * payload.len() as u64, table.layer(layer)[option as usize].size);
-//!
-//!     let mut decoded = vec![0.0; gradient.shape().elements()];
-//!     decode(&payload, &mut decoded)?;
+//! for (codec, layer) in plan.codecs().iter().zip(model.layers()) {
+//!     let stream = Stream { seed: 1, step: 0, rank: 0, ..Stream::default() };
+//!     let payload = codec.encode(&layer.gradient(), stream)?;
+//!     let decoded: Vec<f32> = codec.decode(&payload)?;
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! [`Codec`] also has calls that allocate nothing; [`search`] and [`plan`](mod@plan) are the same steps one by one, with all
+//! options.
 //!
 //! # Units
 //! * `size`: bits that one worker puts on the wire for one layer, header included; `u64`.
@@ -73,12 +59,20 @@ extern crate std;
 
 pub mod backend;
 #[cfg(feature = "alloc")]
+mod codec;
+#[cfg(feature = "alloc")]
 pub mod conformance;
 #[cfg(feature = "json")]
 pub mod file;
 #[cfg(feature = "alloc")]
+mod model;
+#[cfg(feature = "alloc")]
 pub mod search;
 pub mod table;
 
+#[cfg(feature = "alloc")]
+pub use codec::Codec;
 pub use lgreco_compress as compress;
 pub use lgreco_core::{Error, Result, Word, checksum, error, gradient, num, plan, rng, simd};
+#[cfg(feature = "alloc")]
+pub use model::{Model, ModelPlan, Planning, plan};

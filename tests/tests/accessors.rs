@@ -163,7 +163,7 @@ fn what_is_offered() -> Outcome {
     assert_eq!([2.0, 8.0, 9.0, 2.5].map(|rank| ranks.offers(rank)), [true, true, false, false]);
     assert_eq!(search::Method::PUBLISHED.map(search::Method::name), ["qsgd", "topk", "powersgd", "hybrid"]);
     assert!(search::Method::ALL.iter().all(|method| method.name().parse() == Ok(*method)));
-    assert_eq!(search::Method::TopK.label(0.003), "topk 0.3%");
+    assert_eq!(search::Method::TopK.label(0.003).to_string(), "topk 0.3%");
     assert_eq!((Metric::L2.name(), Metric::L2.error(9.0), Metric::SquaredL2.error(9.0)), ("l2", 3.0, 9.0));
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 mod backend;
 mod compare;
-mod constraints;
+pub mod constraints;
 mod devices;
 mod frontier;
 mod measure;

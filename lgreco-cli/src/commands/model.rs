@@ -9,7 +9,7 @@ use crate::report::{Facts, LeftAlone};
 use crate::units::counted;
 use lgreco::Error;
 use lgreco::backend::Backend;
-use lgreco::compress::check_finite;
+use lgreco::compress::{Unit, check_finite};
 use lgreco::gradient::{Element, Values};
 use lgreco::search::{Layer, Measured, Method, Offer, Range, Search, Width};
 use lgreco::table::NamedError;
@@ -192,14 +192,14 @@ pub fn build_search(
     let flag = if methods.len() > 1 { "--methods" } else { "--method" };
     let of_method = |error: Error| Failure::bad_input(format_args!("{flag} {names}: {error}"));
     let mut search = Search::of(methods).map_err(of_method)?;
-    search.metric = candidates.metric;
+    search.metric = candidates.metric.unwrap_or(search.metric);
     search.min_elements = candidates.min_elements;
     search.workers = NonZero::new(candidates.workers);
     if let Some(default) = default {
         search = search.with_default(default).map_err(of_method)?;
     }
     if let Some(RangeArg { first, last, step }) = range {
-        let step = step.unwrap_or(if methods[0].is_density() { first } else { 1.0 });
+        let step = step.unwrap_or(if methods[0].planned().unit == Unit::Density { first } else { 1.0 });
         search = search.with_range(Range { first, last, step }).map_err(of_method)?;
     }
     if !widths.is_empty() {

@@ -5,7 +5,7 @@ use crate::args::{ConstraintArgs, Output, Solving, Source};
 use crate::failure::Failure;
 use crate::report;
 use lgreco::file::{PlanFile, Seconds};
-use lgreco::search::Method;
+use lgreco::search::{Method, Metric};
 use std::io::Write;
 
 pub fn run(
@@ -15,8 +15,11 @@ pub fn run(
     output: &Output,
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
-    let search = model::search(source)?;
-    let method = search.method();
+    let mut search = model::search(source)?;
+    if solving.paper {
+        search.metric = source.candidates.metric.unwrap_or(Metric::L2);
+    }
+    let (method, metric) = (search.method(), search.metric);
     let model = model::Model::open(source.gradients.as_deref())?;
     write::distinct(model.files(), output.json.as_ref(), output.plot.as_deref())?;
     let (outcome, reading) = model.measure_one(search, source.candidates.backend)?;
@@ -25,7 +28,7 @@ pub fn run(
     let merged = constraints::merged(&model.name, table, asked)?;
     let solved = solve::solve(&model.name, table, &merged, None, solving)?;
     if let Some(path) = &output.plot {
-        let title = format!("{}, {}", method.name(), source.candidates.metric.name());
+        let title = format!("{}, {}", method.name(), metric.name());
         let title = solve::title(&model.name, &title);
         write::file(path, &solve::picture(title, table, &merged, &solved.plan, Some(&facts)).svg())?;
     }

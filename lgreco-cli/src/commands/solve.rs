@@ -54,7 +54,7 @@ pub fn read(path: &Path, json: Option<&Target>, plot: Option<&Path>) -> Result<(
 }
 
 /// Solves `table`, with its constraints in `merged`, within the limit that `solving` asks for, or else the budget `own`, or
-/// else the defaults' error; `name` is for messages.
+/// else the defaults' size; `name` is for messages.
 pub fn solve(
     name: &str,
     table: &NamedTable,
@@ -64,15 +64,23 @@ pub fn solve(
 ) -> Result<Solved, Failure> {
     let solver = solver(solving)?;
     let defaults = table.defaults();
-    let (budget, origin) = budget(name, own, defaults.as_deref(), solving.limits)?;
+    let (budget, origin) = budget(name, own, defaults.as_deref(), limits(solving))?;
     let (plan, seconds) = timed(format!("solving {}", counted(table.layers() as u64, "layer")), || {
         merged.solve(budget, defaults.as_deref(), solver)
     });
+    // What the same uniform setting's other quantity allows.
+    let other = match budget {
+        Budget::Defaults { alpha, options } => Some(Budget::DefaultSize { alpha, options }),
+        Budget::DefaultSize { alpha, options } => Some(Budget::Defaults { alpha, options }),
+        Budget::Absolute(_) | Budget::Size(_) => None,
+    };
+    let other = other.and_then(|budget| merged.solve(budget, defaults.as_deref(), solver).ok());
+    let other = other.map(|plan| *plan.summary());
     let named = |error| {
         let range = feasible(table, merged, &error);
         Failure::from_core(&error, format_args!("{name}: {}{range}", table.name_error(error)))
     };
-    Ok(Solved { plan: plan.map_err(named)?, origin, seconds })
+    Ok(Solved { plan: plan.map_err(named)?, other, origin, seconds })
 }
 
 /// Where no plan exists: the other end of what plans can have, of which the error tells one.
@@ -118,10 +126,10 @@ fn budget<'a>(
         (Some(BudgetArg::Absolute(value)), ..) => (Budget::Absolute(value), "from --budget".to_owned()),
         (_, Some(SizeArg::Bits(bits)), ..) => (Budget::Size(bits), "from --size".to_owned()),
         (None, None, Some(value), _) if alpha.is_none() => (Budget::Absolute(value), "the table file's own".to_owned()),
-        (_, Some(SizeArg::Uniform), _, Some(options)) => {
-            (Budget::DefaultSize { alpha: factor, options }, times("size"))
+        (Some(BudgetArg::Uniform), _, _, Some(options)) => {
+            (Budget::Defaults { alpha: factor, options }, times("error"))
         }
-        (_, None, _, Some(options)) => (Budget::Defaults { alpha: factor, options }, times("error")),
+        (None, _, _, Some(options)) => (Budget::DefaultSize { alpha: factor, options }, times("size")),
         (_, Some(SizeArg::Uniform), ..) => return wrong("--size uniform needs a default in every layer"),
         _ if alpha.is_some() => {
             return wrong("--alpha multiplies the uniform budget: it needs a default in every layer");
@@ -144,7 +152,15 @@ pub fn expect_multiple(limits: Limits) -> Result<(), Failure> {
     }
 }
 
+/// What `--paper` keeps within, or what is asked for.
+fn limits(solving: Solving) -> Limits {
+    if solving.paper { Limits { budget: Some(BudgetArg::Uniform), ..solving.limits } } else { solving.limits }
+}
+
 fn solver(solving: Solving) -> Result<Solver, Failure> {
+    if solving.paper {
+        return Ok(Solver::Dp { levels: dp::LEVELS });
+    }
     match (solving.solver, solving.levels) {
         (SolverArg::Exact, None) => Ok(Solver::default()),
         (SolverArg::Exact, Some(_)) => Err(Failure::bad_input("--levels is for --solver dp")),

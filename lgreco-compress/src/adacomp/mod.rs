@@ -30,13 +30,15 @@
 
 mod choose;
 pub(crate) mod decode;
+mod setting;
 
 pub use decode::decode;
 pub(super) use decode::{combine, stated};
+pub(crate) use setting::{KNOWN, PLANNED, READER};
 
 use super::positions::{Layout, Writer};
 use super::wire::{self, HEADER_LEN, Header, Method};
-use super::{Compressor, check_finite};
+use super::{Compressor, Cost, Traits, check_finite};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
@@ -131,6 +133,21 @@ fn payload_len(count: u32, shape: Shape) -> Result<usize> {
 }
 
 impl Compressor for AdaComp {
+    fn traits(&self) -> Traits {
+        Traits { sees_gradient: true, ..Traits::whole(Cost::of_elements(2, 4.0, 0.0)) }
+    }
+
+    fn encode_with_gradient(
+        &self,
+        compensated: &Gradient<'_>,
+        gradient: &Gradient<'_>,
+        _: Stream,
+        _: &mut [u64],
+        payload: &mut [u8],
+    ) -> Result<usize> {
+        self.encode_compensated(compensated, gradient, payload)
+    }
+
     /// A bit for the position and a bit for the sign of every element: a payload is never longer.
     fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
         self.check()?;

@@ -18,12 +18,14 @@
 //! largest number of elements of all workers.
 
 mod measure;
+mod setting;
 
 pub(super) use measure::measure;
 pub use measure::measure_workspace_len;
+pub(crate) use setting::{KNOWN, PLANNED};
 
-use super::Compressor;
 use super::topk::{self, AtLeast};
+use super::{Compressor, Cost, Traits};
 use crate::gradient::{Dtype, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::select;
@@ -68,6 +70,11 @@ impl HardThreshold {
 }
 
 impl Compressor for HardThreshold {
+    fn traits(&self) -> Traits {
+        // What a residual keeps under a threshold stays below it.
+        Traits { bounded: true, shrinks: true, ..Traits::whole(Cost::of_elements(2, 4.0, 0.0)) }
+    }
+
     /// The length when all elements are sent: a payload is never longer.
     fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
         self.check()?;

@@ -20,13 +20,15 @@
 
 mod decode;
 mod encode;
+mod setting;
 
 pub use decode::decode;
 pub(super) use decode::stated;
+pub(crate) use setting::{KNOWN, PLANNED, READER};
 
-use super::Compressor;
 use super::bits::packed_len;
 use super::wire::{HEADER_LEN, Header, Method};
+use super::{Compressor, Cost, ResidualKind, Traits};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Gradient, Shape, with_elements};
 use crate::rng::Stream;
@@ -81,6 +83,11 @@ impl LoCo {
 }
 
 impl Compressor for LoCo {
+    fn traits(&self) -> Traits {
+        let piece = Some(self.group.max(1) as usize);
+        Traits { piece, residual: ResidualKind::Average, ..Traits::payloads(Cost::of_elements(1, 4.0, 1.0)) }
+    }
+
     fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
         let (scales, codes) = self.body_lens(shape.elements())?;
         Ok(HEADER_LEN + scales + codes)

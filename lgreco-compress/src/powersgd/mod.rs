@@ -25,12 +25,14 @@
 mod decode;
 mod encode;
 mod measure;
+mod setting;
 mod start;
 mod steps;
 
 pub use decode::{Factors, decode, of_payload};
 pub(super) use decode::{combine, stated};
 pub use measure::{measure, measure_workspace_len};
+pub(crate) use setting::{KNOWN, PLANNED, READER};
 pub use start::start_matrix;
 pub use steps::{back_project, orthonormalise, project, reconstruct, reconstruct_rows, steps_workspace_len, take_off};
 
@@ -47,12 +49,12 @@ pub fn distinct_ranks(shape: Shape, ranks: &[u32]) -> alloc::vec::Vec<u32> {
     distinct
 }
 
-use crate::Compressor;
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Gradient, Shape, with_elements};
 use crate::linalg::{self, Matrix};
 use crate::rng::Stream;
 use crate::wire::{HEADER_LEN, Header, Method};
+use crate::{Aggregation, Compressor, Cost, Traits};
 use crate::{Error, Result};
 use encode::Work;
 
@@ -98,6 +100,11 @@ pub struct PowerSgd {
 }
 
 impl Compressor for PowerSgd {
+    fn traits(&self) -> Traits {
+        let cost = Cost::of_elements(4, 2.0 + f64::from(self.rank), 0.0);
+        Traits { aggregation: Aggregation::FactorAllReduce, ..Traits::payloads(cost) }
+    }
+
     /// `16 + 4 r (rows + cols)` with `r = min(rank, rows, cols)`.
     fn payload_len(&self, shape: Shape, _dtype: Dtype) -> Result<usize> {
         self.check()?;

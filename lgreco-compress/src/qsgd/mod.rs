@@ -35,13 +35,16 @@ mod decode;
 mod encode;
 pub(super) mod grid;
 mod measure;
+mod setting;
+mod tails;
 
 pub(super) use decode::{combine, combine_stretch, stated};
 pub use decode::{decode, of_payload};
 pub use measure::measure;
+pub(crate) use setting::{KNOWN, PLANNED, READER};
 
 use super::wire::{HEADER_LEN, Header, Method};
-use super::{Compressor, bits};
+use super::{Compressor, Cost, ResidualKind, Traits, bits};
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::rng::Stream;
@@ -203,6 +206,17 @@ impl Qsgd {
 /// # Complexity
 /// O(elements), one pass over the gradient; about 4 passes' worth of time for 4 bits, most of it for random bits.
 impl Compressor for Qsgd {
+    fn traits(&self) -> Traits {
+        let piece = Some(self.bucket.max(1) as usize);
+        let unbiased = self.rounding == Rounding::Stochastic;
+        Traits { unbiased, piece, residual: ResidualKind::Optional, ..Traits::payloads(Cost::of_elements(1, 4.0, 1.0)) }
+    }
+
+    fn heavy_tailed_error(&self, elements: usize) -> Result<f64> {
+        self.check()?;
+        Ok(tails::squared_error(self, elements))
+    }
+
     fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
         self.check()?;
         let (scales, codes) = self.body_lens(shape.elements())?;

@@ -28,6 +28,7 @@ mod bins;
 mod decode;
 mod encode;
 mod measure;
+mod setting;
 mod stat;
 mod sums;
 mod whole;
@@ -35,13 +36,14 @@ mod whole;
 pub(super) use decode::stated;
 pub use decode::{Body, decode};
 pub use measure::{measure, measure_workspace_len};
+pub(crate) use setting::{KNOWN, READER};
 pub use whole::{Keep, header, of_payload};
 
-use super::Compressor;
 use super::bits::packed_len;
 use super::positions::{Layout, Writer};
 use super::topk::{check_keep, write_positions};
 use super::wire::{self, HEADER_LEN, Header, Method};
+use super::{Compressor, Cost, Traits};
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Gradient, Shape, with_elements};
 use crate::rng::Stream;
@@ -108,6 +110,11 @@ impl QuantisedTopK {
 }
 
 impl Compressor for QuantisedTopK {
+    fn traits(&self) -> Traits {
+        let cost = Cost { family: 3, element: [3.0, 0.0], kept: self.keep, value: [20.0, 6.0] };
+        Traits { piece: Some(1), shrinks: true, ..Traits::payloads(cost) }
+    }
+
     fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
         wire::payload_len(self.parts(shape.elements())?.body_len(), shape)
     }

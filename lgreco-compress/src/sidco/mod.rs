@@ -28,9 +28,11 @@
 
 mod estimate;
 mod gamma;
+mod setting;
+pub(crate) use setting::{KNOWN, PLANNED};
 
 use super::topk::{self, AtLeast, TopK};
-use super::{Compressor, hard_threshold};
+use super::{Compressor, Cost, Traits, hard_threshold};
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::rng::Stream;
@@ -127,6 +129,10 @@ impl Sidco {
 }
 
 impl Compressor for Sidco {
+    fn traits(&self) -> Traits {
+        Traits { shrinks: true, ..Traits::whole(Cost::of_elements(2, 4.0, 0.0)) }
+    }
+
     /// The length with twice the wanted number of elements.
     fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
         let elements = shape.elements();

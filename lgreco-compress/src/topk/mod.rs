@@ -27,6 +27,7 @@ mod body;
 mod decode;
 mod encode;
 mod measure;
+mod setting;
 
 pub(super) use at_least::{AtLeast, sent, write_workspace_len};
 pub use body::{body_len, check_keep, for_each_position, overflow, positions_len};
@@ -37,10 +38,11 @@ pub(super) use encode::write_positions;
 pub use measure::{measure, measure_workspace_len};
 
 pub use super::positions::{Coding, Layout};
+pub(crate) use setting::{KNOWN, PLANNED, READER};
 
-use super::Compressor;
 use super::sparse::STRETCH;
 use super::wire::{self, Header, Method};
+use super::{Compressor, Cost, Traits};
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Gradient, Shape, with_elements};
 use crate::rng::Stream;
@@ -127,6 +129,11 @@ pub(super) fn payload_len(keep: u32, shape: Shape, values: Dtype) -> Result<usiz
 }
 
 impl Compressor for TopK {
+    fn traits(&self) -> Traits {
+        let cost = Cost { family: 2, element: [3.0, 0.0], kept: self.keep, value: [4.0; 2] };
+        Traits { piece: Some(1), shrinks: true, ..Traits::payloads(cost) }
+    }
+
     fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
         check_keep(self.keep, shape.elements())?;
         payload_len(self.keep, shape, self.values)

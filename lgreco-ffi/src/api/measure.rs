@@ -8,10 +8,7 @@ use crate::status::{Failure, lgreco_status, one_of};
 use core::num::NonZero;
 use lgreco_train::CoreError;
 use lgreco_train::backend::Job;
-use lgreco_train::compress::{
-    Candidates, Compressor, Setting, adacomp::AdaComp, check_finite, clt::CltK, hard_threshold::HardThreshold,
-    loco::LoCo, powersgd::PowerSgd, qsgd::Qsgd, quantised_topk::QuantisedTopK, sidco::Sidco, topk::TopK,
-};
+use lgreco_train::compress::{Compressor, Rows, Setting};
 use lgreco_train::gradient::Gradient;
 use lgreco_train::rng::Stream;
 use lgreco_train::search::{Layer, Method, Metric, Range as Parameters, Search, Width};
@@ -180,93 +177,23 @@ pub unsafe extern "C" fn lgreco_measure(
     })
 }
 
-/// Squared error and payload bytes of each setting; each run of like settings is one row.
+/// Squared error and payload bytes of each setting; neighbours of a method are measured together.
 pub(super) fn measure(
     device: &Device,
     gradient: Gradient<'_>,
     settings: &[Setting],
     stream: Stream,
 ) -> Result<Vec<(f64, usize)>, CoreError> {
-    let mut measured = Vec::with_capacity(settings.len());
-    for run in settings.chunk_by(|a, b| base(a) == base(b)) {
-        let row = Row::of(run);
-        let (mut errors, mut lens) = (vec![0.0; run.len()], vec![0; run.len()]);
-        match row.candidates(&run[0]) {
-            Some(candidates) => device.row(&Job { gradient, candidates, stream }, &mut errors, &mut lens)?,
-            None => {
-                check_finite(&gradient)?;
-                lens.fill(Setting::Dense.payload_len(gradient.shape(), gradient.values().dtype())?);
-            }
-        }
-        measured.extend(errors.into_iter().zip(lens));
+    let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
+    let rows = Rows::of(settings);
+    let mut errors = Vec::with_capacity(rows.places());
+    for candidates in rows.iter() {
+        let (before, places) = (errors.len(), candidates.len());
+        errors.resize(before + places, 0.0);
+        device.row(&Job { gradient, candidates, stream }, &mut errors[before..])?;
     }
-    Ok(measured)
-}
-
-/// The setting without what may differ within a run.
-fn base(setting: &Setting) -> Setting {
-    match *setting {
-        Setting::Dense => Setting::Dense,
-        Setting::Qsgd(qsgd) => Setting::Qsgd(Qsgd { bits: 0, ..qsgd }),
-        Setting::TopK(top) => Setting::TopK(TopK { keep: 0, ..top }),
-        Setting::QuantisedTopK(top) => Setting::QuantisedTopK(QuantisedTopK { keep: 0, ..top }),
-        Setting::PowerSgd(power) => Setting::PowerSgd(PowerSgd { rank: 0, ..power }),
-        Setting::CltK(_) => Setting::CltK(CltK { keep: 0 }),
-        Setting::HardThreshold(hard) => Setting::HardThreshold(HardThreshold { lambda: 0.0, ..hard }),
-        Setting::AdaComp(_) => Setting::AdaComp(AdaComp { bin: 0 }),
-        Setting::LoCo(_) => Setting::LoCo(LoCo { group: 0 }),
-        Setting::Sidco(sidco) => Setting::Sidco(Sidco { density: 0.0, ..sidco }),
-        Setting::Own(own) => Setting::Own(own),
-    }
-}
-
-/// What differs within a run, in the types that candidates take.
-#[derive(Default)]
-struct Row {
-    bits: Vec<u8>,
-    counts: Vec<u32>,
-    lambdas: Vec<f32>,
-    densities: Vec<f64>,
-}
-
-impl Row {
-    fn of(run: &[Setting]) -> Row {
-        let mut row = Row::default();
-        for setting in run {
-            match *setting {
-                Setting::Dense | Setting::Own(_) => {}
-                Setting::Qsgd(Qsgd { bits, .. }) => row.bits.push(bits),
-                Setting::HardThreshold(HardThreshold { lambda, .. }) => row.lambdas.push(lambda),
-                Setting::Sidco(Sidco { density, .. }) => row.densities.push(density),
-                Setting::QuantisedTopK(QuantisedTopK { keep, bits }) => {
-                    row.counts.push(keep);
-                    row.bits = vec![bits];
-                }
-                Setting::TopK(TopK { keep: count, .. })
-                | Setting::CltK(CltK { keep: count })
-                | Setting::PowerSgd(PowerSgd { rank: count, .. })
-                | Setting::AdaComp(AdaComp { bin: count })
-                | Setting::LoCo(LoCo { group: count }) => row.counts.push(count),
-            }
-        }
-        row
-    }
-
-    /// The row whose settings are like `first`; `None` for uncompressed ones.
-    fn candidates<'a>(&'a self, first: &'a Setting) -> Option<Candidates<'a>> {
-        let Row { bits, counts, lambdas, densities } = self;
-        Some(match *first {
-            Setting::Dense => return None,
-            Setting::Qsgd(base) => Candidates::Qsgd { base, bits },
-            Setting::TopK(top) => Candidates::TopK { values: top.values, keeps: counts },
-            Setting::QuantisedTopK(_) => Candidates::QuantisedTopK { keeps: counts, bits },
-            Setting::PowerSgd(power) => Candidates::PowerSgd { iterations: power.iterations, ranks: counts },
-            Setting::CltK(_) => Candidates::CltK { keeps: counts },
-            Setting::HardThreshold(hard) => Candidates::HardThreshold { values: hard.values, lambdas },
-            Setting::AdaComp(_) => Candidates::AdaComp { bins: counts },
-            Setting::LoCo(_) => Candidates::LoCo { groups: counts },
-            Setting::Own(_) => Candidates::Each(core::slice::from_ref(first)),
-            Setting::Sidco(base) => Candidates::Sidco { base, densities },
-        })
-    }
+    let len = |(setting, squared, len): (Setting, f64, Option<usize>)| {
+        Ok((squared, len.map_or_else(|| setting.payload_len(shape, dtype), Ok)?))
+    };
+    rows.measured(&errors).map(len).collect()
 }

@@ -193,7 +193,7 @@ impl lgreco_setting {
                 (s.stages, s.values) = (stages, values as lgreco_dtype);
             }
             // C has no methods of its own yet.
-            Setting::Own(own) => s.method = own.id().into(),
+            other => s.method = other.data().0.into(),
         }
         s
     }

@@ -40,17 +40,14 @@ class LgrecoError(ValueError):
 def make_plan(
     model: list[tuple[str, list[int], str, int]] | str,
     solver: str,
-    alpha: float | None,
-    budget: float | None,
-    size: str | int | None,
     **options: Any,
 ) -> str:
     """Measures layers (name, dims, dtype, address of contiguous values) and plans: the JSON of a plan file.
 
     Instead of layers, the path of a safetensors file, of an index of several or of a folder with them.
 
-    Options are ``method``, ``default``, ``candidates``, ``widths``, ``metric``, ``workers``, ``min_elements`` and
-    ``random_seed``.
+    Options are ``method``, ``default``, ``candidates``, ``widths``, ``metric``, ``workers``, ``min_elements``,
+    ``random_seed``, ``alpha``, ``budget``, ``size``, ``groups`` and ``fixed``.
     """
 
 def check_plan(json: str) -> str:

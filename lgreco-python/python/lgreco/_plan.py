@@ -130,12 +130,14 @@ def plan(
     method: str = "hybrid",
     default: float | None = None,
     candidates: tuple[float, float, float] | None = None,
-    budget: float | None = None,
+    budget: str | float | None = None,
     size: str | int | None = None,
     alpha: float | None = None,
+    groups: Sequence[Sequence[str]] = (),
+    fixed: Mapping[str, str] | None = None,
     widths: Sequence[str | int] | None = None,
     solver: str = "exact",
-    metric: str = "l2",
+    metric: str | None = None,
     workers: int | None = None,
     min_elements: int = 1024,
     random_seed: int = 0,
@@ -151,15 +153,21 @@ def plan(
     method, default, candidates
         As in ``lgreco.torch.LGreCoState``; ``candidates`` are the first, last and step of the parameters that are offered.
     budget, size, alpha
-        Left out, the error is at most that of the uniform setting ``default``; ``budget`` is another error. With
-        ``size="uniform"`` it is the size that is at most the uniform setting's, or a number of bits. ``alpha`` multiplies what
-        the uniform setting has.
+        The plan has the least error in a size: at most that of the uniform setting ``default``, or ``size``, a number of bits.
+        With ``budget``, it has the least size within an error: ``"uniform"``, at most that of the uniform setting, or a number.
+        ``alpha`` multiplies what the uniform setting has.
+    groups
+        Lists of layers that must get the same setting, such as tied weights. A ``*`` stands for any text, the same in all names
+        of a group: ``["h.*.q", "h.*.k"]``.
+    fixed
+        Settings that are given, by layer: ``{"head.weight": "qsgd 8"}``; ``*`` stands for any text.
     widths
         How TopK may send the values that it keeps: ``"full"`` and 1 to 8, bits per value; unless given, full.
     solver
-        ``"exact"``: proved optimal; ``"dp"``: Algorithm 1 of the paper.
+        ``"exact"``: proved optimal; ``"dp"``: Algorithm 1 of the paper; ``"paper"``: Algorithm 1, with the paper's metric and
+        budget unless others are given.
     metric
-        ``"l2"``, the paper's and the command's, or ``"squared-l2"``, by which training plans unless told otherwise.
+        ``"squared-l2"``, unless given, which ranks plans best by the loss they lead to, or ``"l2"``, the paper's.
     workers
         How many workers' payloads are averaged, which decides between methods: QSGD's errors are independent, and average out.
     min_elements
@@ -175,8 +183,10 @@ def plan(
     """
     options: dict[str, Any] = {"method": method, "default": default, "candidates": candidates, "metric": metric}
     options.update(workers=workers, widths=widths, min_elements=min_elements, random_seed=random_seed)
+    options.update(alpha=alpha, budget=budget, size=size, groups=groups)
+    options.update(fixed=list((fixed or {}).items()))
     if isinstance(gradients, (str, os.PathLike)):
-        return Plan(make_plan(os.fspath(gradients), solver, alpha, budget, size, **options))
+        return Plan(make_plan(os.fspath(gradients), solver, **options))
     if not isinstance(gradients, Mapping):
         raise TypeError(f"gradients are a {type(gradients).__name__}, expected an array per layer's name, or the path of a file")
     for name in gradients:
@@ -184,4 +194,4 @@ def plan(
             raise TypeError(f"a layer's name is {name!r}, expected text")
     with_places = {name: place(name, array) for name, array in gradients.items()}
     layers = [(name, found.dims, found.dtype, found.address) for name, found in with_places.items()]
-    return Plan(make_plan(layers, solver, alpha, budget, size, **options))
+    return Plan(make_plan(layers, solver, **options))

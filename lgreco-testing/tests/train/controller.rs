@@ -67,6 +67,7 @@ fn search(method: Method) -> Search {
 fn config(method: Method, policy: Policy) -> Config {
     let mut config = Config::new(search(method));
     config.policy = policy;
+    config.budget = lgreco_train::controller::Budget::Error;
     config.schedule = Schedule { warmup: 2, period: 3, window: 2, lead: 0 };
     config
 }

@@ -13,7 +13,7 @@ use super::needs::Needs;
 use super::spread;
 use super::view::{Places, list_of, unless_failed};
 use super::window;
-use crate::compress::{Compressor, Setting};
+use crate::compress::{Aggregation, Compressor, Setting};
 #[cfg(doc)]
 use crate::exchange::Route;
 use crate::exchange::{
@@ -410,7 +410,7 @@ impl Bucket {
             let sent = match setting {
                 // Without a header.
                 Setting::Dense => (shape.elements() * kept.dtype.bytes().min(reduce_dtype.bytes())) as u64,
-                _ if setting.has_fixed_len() && !matches!(setting, Setting::Own(_)) => {
+                _ if setting.traits().aggregation != Aggregation::WholePayloads => {
                     setting.exchanged_len(shape, kept.dtype, reduce_dtype)? as u64
                 }
                 _ => sent,

@@ -4,51 +4,28 @@
 //! machine, before anybody uses the method), and what real steps took over that (residuals, other ranks' processors, buffers).
 //! A method that no step has used yet takes over the others' second number.
 
-use crate::compress::Setting;
+use crate::compress::{Compressor, Cost, Setting};
 use crate::gradient::Shape;
 
-/// Methods that cost alike.
-pub(super) const FAMILIES: usize = 6;
-
+/// The family of uncompressed layers.
 pub(super) const DENSE: usize = 0;
-
-/// Which of them a setting is of.
-pub(super) const fn family(setting: &Setting) -> usize {
-    match setting {
-        Setting::Dense => DENSE,
-        Setting::Qsgd(_) | Setting::LoCo(_) => 1,
-        Setting::TopK(_) | Setting::CltK(_) | Setting::HardThreshold(_) | Setting::Sidco(_) | Setting::AdaComp(_) => 2,
-        Setting::QuantisedTopK(_) => 3,
-        Setting::PowerSgd(_) => 4,
-        Setting::Own(_) => 5,
-    }
-}
 
 /// Seconds that compressing a layer and decompressing `payloads` of it takes a slow core: how families' times grow with shapes
 /// and parameters, and a guess of how long they are.
 pub(super) fn work(setting: &Setting, shape: Shape, payloads: f64) -> f64 {
     const LAYER: f64 = 2e3;
-    let elements = shape.elements() as f64;
-    let nanoseconds = match *setting {
-        Setting::Dense => return 1e-9 * elements,
-        Setting::Qsgd(_) | Setting::LoCo(_) => elements * (4.0 + payloads),
-        Setting::TopK(c) => elements * 3.0 + c.keep as f64 * (4.0 + 4.0 * payloads),
-        Setting::CltK(c) => elements * 3.0 + c.keep as f64 * (4.0 + 4.0 * payloads),
-        Setting::QuantisedTopK(c) => elements * 3.0 + c.keep as f64 * (20.0 + 6.0 * payloads),
-        Setting::HardThreshold(_) | Setting::Sidco(_) | Setting::AdaComp(_) => elements * 4.0,
-        Setting::Own(_) => elements * (4.0 + payloads),
-        Setting::PowerSgd(c) => elements * (2.0 + f64::from(c.rank)),
-    };
-    1e-9 * (LAYER + nanoseconds)
+    let cost = setting.traits().cost;
+    let overhead = if cost.family == DENSE { 0.0 } else { LAYER };
+    1e-9 * (overhead + cost.nanoseconds(shape.elements(), payloads))
 }
 
 /// Two numbers per family.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Compute {
     /// Seconds of a trial over its work.
-    trials: [Option<f64>; FAMILIES],
+    trials: [Option<f64>; Cost::FAMILIES],
     /// Seconds of steps over work times trial.
-    overheads: [Option<f64>; FAMILIES],
+    overheads: [Option<f64>; Cost::FAMILIES],
 }
 
 /// A trial that differs by less changes nothing.
@@ -70,8 +47,8 @@ impl Compute {
     }
 
     /// Takes note of how many seconds a step's layers took, of which this is the work by family.
-    pub(super) fn note(&mut self, work: [f64; FAMILIES], seconds: f64) {
-        let mut expected: [f64; FAMILIES] = core::array::from_fn(|family| work[family] * self.factor(family));
+    pub(super) fn note(&mut self, work: [f64; Cost::FAMILIES], seconds: f64) {
+        let mut expected: [f64; Cost::FAMILIES] = core::array::from_fn(|family| work[family] * self.factor(family));
         let mut left = seconds;
         if expected[DENSE + 1..].iter().any(|&part| part > 0.0) {
             // What layers cost that stay uncompressed, steps without compressed ones tell.
@@ -83,7 +60,7 @@ impl Compute {
             return;
         }
         let judged = expected.map(|part| part > 0.0 && part >= SHARE * total);
-        let new: [_; FAMILIES] = core::array::from_fn(|family| match judged[family] {
+        let new: [_; Cost::FAMILIES] = core::array::from_fn(|family| match judged[family] {
             true => Some(self.overhead(family) * ratio),
             false => self.overheads[family],
         });
@@ -92,7 +69,7 @@ impl Compute {
 
     /// Seconds of a layer.
     pub(super) fn seconds(&self, setting: &Setting, shape: Shape, payloads: f64) -> f64 {
-        work(setting, shape, payloads) * self.factor(family(setting))
+        work(setting, shape, payloads) * self.factor(setting.traits().cost.family)
     }
 
     fn factor(&self, family: usize) -> f64 {
@@ -114,12 +91,12 @@ impl Compute {
     }
 
     /// What has these numbers; `None` unless they are all of one.
-    pub(super) fn from_numbers(numbers: &[f64; 2 * FAMILIES]) -> Option<Compute> {
+    pub(super) fn from_numbers(numbers: &[f64; 2 * Cost::FAMILIES]) -> Option<Compute> {
         let sound = numbers.iter().all(|&number| number.is_finite() && number.is_sign_positive());
         let known = |at: usize| Some(numbers[at]).filter(|&number| number > 0.0);
         sound.then(|| Compute {
             trials: core::array::from_fn(known),
-            overheads: core::array::from_fn(|family| known(FAMILIES + family)),
+            overheads: core::array::from_fn(|family| known(Cost::FAMILIES + family)),
         })
     }
 }
@@ -139,9 +116,9 @@ mod tests {
         Shape::new(100, 100).unwrap()
     }
 
-    fn work_of(settings: &[Setting]) -> [f64; FAMILIES] {
-        let mut all = [0.0; FAMILIES];
-        settings.iter().for_each(|setting| all[family(setting)] += work(setting, shape(), 2.0));
+    fn work_of(settings: &[Setting]) -> [f64; Cost::FAMILIES] {
+        let mut all = [0.0; Cost::FAMILIES];
+        settings.iter().for_each(|setting| all[setting.traits().cost.family] += work(setting, shape(), 2.0));
         all
     }
 
@@ -150,8 +127,8 @@ mod tests {
         let mut compute = Compute::default();
         let seconds = |compute: &Compute, setting| compute.seconds(&setting, shape(), 2.0);
         let guess = seconds(&compute, POWER);
-        compute.try_out(family(&POWER), guess, 3.0 * guess);
-        compute.try_out(family(&QSGD), work(&QSGD, shape(), 2.0), 1e-3);
+        compute.try_out(POWER.traits().cost.family, guess, 3.0 * guess);
+        compute.try_out(QSGD.traits().cost.family, work(&QSGD, shape(), 2.0), 1e-3);
         assert_eq!((seconds(&compute, POWER), seconds(&compute, QSGD)), (3.0 * guess, 1e-3));
         compute.note(work_of(&[QSGD, QSGD]), 4e-3);
         assert!((seconds(&compute, QSGD) - 2e-3).abs() < 1e-12);
@@ -187,7 +164,7 @@ mod tests {
         let mut compute = Compute::default();
         compute.try_out(1, 1e-3, 0.0);
         compute.note(work_of(&[QSGD]), 0.0);
-        compute.note([0.0; FAMILIES], 1.0);
+        compute.note([0.0; Cost::FAMILIES], 1.0);
         assert_eq!(compute, Compute::default());
         compute.try_out(1, 1e-3, 1e-3);
         compute.try_out(1, 1e-3, 1.2e-3);

@@ -4,8 +4,8 @@ use super::{Feedback, Legacy, RampUp, Tensor};
 use crate::Error;
 use crate::compress::{Compressor, Setting};
 use crate::exchange::{Route, check_reduce_dtype};
-use crate::plan::Solver;
-use crate::search::Search;
+use crate::plan::{Solver, dp};
+use crate::search::{Metric, Search};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -163,15 +163,16 @@ pub struct Schedule {
 /// use lgreco_train::search::{Method, Search};
 /// // As many bytes as 1 % of every layer, with the least error.
 /// let mut config = Config::new(Search::new(Method::TopK));
-/// assert_eq!(config.budget, Budget::Error);
-/// config.budget = Budget::Size;
+/// assert_eq!(config.budget, Budget::Size);
+/// config.budget = Budget::Error; // the error of 1 % of every layer, in as few bytes as possible
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Budget {
     /// [`Config::alpha`] times the error of the default settings.
-    #[default]
     Error,
-    /// [`Config::alpha`] times the size of the default settings, in the unit of the [`Objective`].
+    /// [`Config::alpha`] times the size of the default settings, in the unit of the [`Objective`]. Equal bytes lose less in
+    /// training than equal errors (BENCHMARKS.md, "Training").
+    #[default]
     Size,
     /// So many bits; under [`Objective::Bits`].
     Bits(u64),
@@ -265,6 +266,21 @@ impl Config {
             metrics_every: 10,
             clock: None,
         }
+    }
+
+    /// With the L-GreCo paper's way of planning: l2 errors, as few bits as possible for the error of the default settings, by the
+    /// dynamic program with 10,000 cells.
+    ///
+    /// ```
+    /// use lgreco_train::controller::{Budget, Config};
+    /// use lgreco_train::search::{Method, Search};
+    /// assert_eq!(Config::new(Search::new(Method::Qsgd)).paper().budget, Budget::Error);
+    /// ```
+    pub fn paper(mut self) -> Self {
+        self.search.metric = Metric::L2;
+        self.budget = Budget::Error;
+        self.policy = Policy::LGreco { solver: Solver::Dp { levels: dp::LEVELS }, accordion: self.accordion() };
+        self
     }
 
     /// Whether a step can be taken back.

@@ -1,6 +1,6 @@
 //! Seconds of every option, as measured.
 
-use super::compute::{Compute, family, work};
+use super::compute::{Compute, work};
 use super::link::Line;
 use super::observed::Means;
 use super::window::Typed;
@@ -8,8 +8,8 @@ use super::{Tensor, Timing};
 use crate::Error;
 use crate::backend::Backend;
 use crate::compress::wire::Payload;
-use crate::compress::{Compressor, Setting};
-use crate::exchange::{Aggregation, Route, factor_rank, share_of_others};
+use crate::compress::{Aggregation, Compressor, Cost, Setting};
+use crate::exchange::{Route, factor_rank, share_of_others};
 use crate::gradient::{Dtype, Gradient};
 use crate::rng::Stream;
 use alloc::vec;
@@ -66,7 +66,7 @@ impl Costs {
         let summed = |values: usize| (self.reduce_dtype.bytes() * values) as f64;
         let (elements, gathered) = (shape.elements(), payload * f64::from(self.world));
         others
-            * match Aggregation::of(setting) {
+            * match setting.traits().aggregation {
                 Aggregation::AllReduce if self.route == Route::Sharded => summed(elements),
                 Aggregation::AllReduce => 2.0 * summed(elements),
                 Aggregation::FactorAllReduce => {
@@ -74,7 +74,7 @@ impl Costs {
                 }
                 // Positions, and values there and back.
                 Aggregation::SharedPositions => 1.5 * payload,
-                Aggregation::VariablePayloads => gathered,
+                Aggregation::WholePayloads => gathered,
                 Aggregation::Payloads => match self.route {
                     Route::AllGather => gathered,
                     Route::ScatterReduce => 2.0 * payload,
@@ -114,7 +114,7 @@ impl Costs {
         backend: &mut dyn Backend,
     ) -> Result<Vec<Trial>, Error> {
         let mut trials = vec![];
-        for wanted in 1..super::compute::FAMILIES {
+        for wanted in 1..Cost::FAMILIES {
             let elements = |layer: usize| tensors[layer].shape.elements();
             // The largest layer that is not too large, else the smallest.
             let order = |layer: usize| match elements(layer) {
@@ -122,7 +122,8 @@ impl Costs {
                 large => (false, usize::MAX - large),
             };
             let is_here = |layer: usize| means.here(layer).is_some();
-            let of_family = options.clone().filter(|&(layer, setting)| family(setting) == wanted && is_here(layer));
+            let of_family =
+                options.clone().filter(|&(layer, setting)| setting.traits().cost.family == wanted && is_here(layer));
             let layer = of_family.clone().map(|(layer, _)| layer).max_by_key(|&layer| order(layer));
             let Some((layer, mean)) = layer.and_then(|layer| Some((layer, means.here(layer)?))) else { continue };
             let settings: Vec<&Setting> = of_family.filter(|option| option.0 == layer).map(|option| option.1).collect();

@@ -1,7 +1,7 @@
 //! What layers remember between steps, by compressor.
 
 use crate::Error;
-use crate::compress::Setting;
+use crate::compress::{Compressor, ResidualKind, Setting};
 use crate::feedback::Residual;
 
 /// What a layer remembers under each compressor, `None` for nothing; nothing ever under an uncompressed setting.
@@ -48,12 +48,11 @@ impl Feedback {
     /// assert!(feedback.of(&Setting::Qsgd(Qsgd::default())).is_none());
     /// ```
     pub fn of(&self, setting: &Setting) -> Option<Residual> {
-        match setting {
-            Setting::Dense => None,
-            Setting::Qsgd(_) => self.qsgd,
-            Setting::Own(_) if setting.is_unbiased() => self.qsgd,
-            Setting::LoCo(_) => self.loco,
-            _ => self.others,
+        match setting.traits().residual {
+            ResidualKind::Lossless => None,
+            ResidualKind::Optional => self.qsgd,
+            ResidualKind::Average => self.loco,
+            ResidualKind::Classic => self.others,
         }
     }
 

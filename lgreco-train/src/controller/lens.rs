@@ -1,7 +1,7 @@
 //! What becomes of a layer's values in an exchange, and the memory that takes.
 
 use super::codes::Choice;
-use crate::compress::Setting;
+use crate::compress::{Compressor, Setting};
 use crate::exchange::{Route, is_gathered};
 use crate::gradient::Dtype;
 
@@ -13,7 +13,8 @@ pub(super) enum Left {
     Norm,
     /// Beside the values, for the time in which means take their place.
     Beside,
-    /// It is made, from beginning to end, in memory beside the values: they are 16 bits, or AdaComp's gradient.
+    /// It is made, from beginning to end, in memory beside the values: they are 16 bits, or the
+    /// compressor looks at the gradient, too.
     Instead,
 }
 
@@ -42,8 +43,9 @@ impl Facts {
         let measured = measured && !withheld && choice.uncompressed.is_none();
         let narrow = dtype != Dtype::F32;
         let keeps = residual && feedback && !withheld || repays;
-        let left = match setting {
-            Setting::AdaComp(_) if residual && !withheld => Left::Instead,
+        let sees_gradient = setting.traits().sees_gradient;
+        let left = match () {
+            _ if sees_gradient && residual && !withheld => Left::Instead,
             // Also a residual that goes out whole is added in f32.
             _ if narrow && (keeps || measured || residual && !withheld) => Left::Instead,
             _ if keeps => Left::Beside,

@@ -1,10 +1,10 @@
 //! What a controller with a clock measures of its own steps.
 
-use super::compute::{Compute, FAMILIES, family, work};
+use super::compute::{Compute, work};
 use super::costs::Costs;
 use super::link::Link;
 use super::{Config, Tensor};
-use crate::compress::Setting;
+use crate::compress::{Compressor, Cost, Setting};
 use alloc::vec::Vec;
 
 /// Of one rank, under [`Objective::MeasuredSeconds`](super::Objective).
@@ -156,9 +156,9 @@ impl Meter {
             let whole = seconds * self.slowest.seconds;
             if self.told.replace(due) != Some(due) {
                 self.link.note(bytes, (whole - computing).max(0.0), whole);
-                let mut works = [0.0; FAMILIES];
+                let mut works = [0.0; Cost::FAMILIES];
                 for (setting, tensor) in self.present.iter().zip(tensors) {
-                    works[family(setting)] += work(setting, tensor.shape, payloads);
+                    works[setting.traits().cost.family] += work(setting, tensor.shape, payloads);
                 }
                 self.compute.note(works, computing);
             }

@@ -6,13 +6,13 @@
 //! All of it is handed in between two steps: whoever measures may read a step's clocks when the next one begins, and waits for
 //! nothing. Trials come before the decision's task, as a task runs on any thread and knows no device.
 
-use super::compute::{DENSE, FAMILIES, family, work};
+use super::compute::{DENSE, work};
 use super::costs::Costs;
 use super::meter::Sample;
 use super::stage::seconds_per_byte;
 use super::{Controller, Policy};
 use crate::Error;
-use crate::compress::{Candidates, Setting};
+use crate::compress::{Candidates, Compressor, Cost, Setting};
 use crate::exchange::share_of_others;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -113,7 +113,7 @@ impl Controller {
     /// # Complexity
     /// O(candidates). Allocates.
     pub fn trials(&self, layers: &[usize]) -> Result<Vec<Vec<Setting>>, Error> {
-        let mut kinds: [_; FAMILIES] = core::array::from_fn(|_| vec![Setting::Dense; layers.len()]);
+        let mut kinds: [_; Cost::FAMILIES] = core::array::from_fn(|_| vec![Setting::Dense; layers.len()]);
         for (place, &layer) in layers.iter().enumerate() {
             let (search, tensor) = (&self.planner.config.search, self.expect_layer(layer)?);
             if !search.takes(&tensor.dims)
@@ -127,7 +127,7 @@ impl Controller {
                     Candidates::Each(settings) => (settings, None),
                     row => (&[][..], row.setting(row.len() / 2)),
                 };
-                each.iter().chain(&middle).for_each(|setting| kinds[family(setting)][place] = *setting);
+                each.iter().chain(&middle).for_each(|setting| kinds[setting.traits().cost.family][place] = *setting);
             }
         }
         Ok(kinds.into_iter().filter(|settings| settings.iter().any(|&setting| setting != Setting::Dense)).collect())
@@ -142,12 +142,12 @@ impl Controller {
         self.control.expect_idle()?;
         check(seconds)?;
         let payloads = Costs::payloads(self.planner.config.route, self.world);
-        let mut works = [0.0; FAMILIES];
+        let mut works = [0.0; Cost::FAMILIES];
         for (&layer, setting) in layers.iter().zip(settings) {
             let shape = self.expect_layer(layer)?.shape;
-            works[family(setting)] += work(setting, shape, payloads);
+            works[setting.traits().cost.family] += work(setting, shape, payloads);
         }
-        let tried = (DENSE + 1..FAMILIES).find(|&family| works[family] > 0.0);
+        let tried = (DENSE + 1..Cost::FAMILIES).find(|&family| works[family] > 0.0);
         if let (Some(meter), Some(family)) = (&mut self.planner.meter, tried) {
             meter.compute.try_out(family, works[family], seconds);
         }

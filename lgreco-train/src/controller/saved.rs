@@ -23,13 +23,13 @@
 //! next decision to the link's model, or 1 and a layer as above; a checksum closes each.
 
 use super::codes::Choice;
-use super::compute::{Compute, FAMILIES};
+use super::compute::Compute;
 use super::layer::Counts;
 use super::link::Link;
 use super::{Decision, Tensor, Timing, accordion::Highest};
 use crate::Error;
-use crate::compress::Compressor;
 use crate::compress::method::Methods;
+use crate::compress::{Compressor, Cost};
 use crate::error::expect_distinct;
 use crate::exchange::factor_rank;
 use crate::feedback::{RESIDUAL, SavedState};
@@ -152,7 +152,7 @@ impl Run {
 
     fn measured(reader: &mut Reader<'_>) -> Result<(Option<Timing>, (Compute, Link)), Error> {
         let timing = reader.numbers()?;
-        let methods = reader.numbers::<{ 2 * FAMILIES }>()?.map(f64::from_bits);
+        let methods = reader.numbers::<{ 2 * Cost::FAMILIES }>()?.map(f64::from_bits);
         let len = u64::from(reader.word("numbers of the link's model")?);
         let numbers = reader.bytes(8 * len)?;
         let numbers = numbers.as_chunks().0.iter().map(|&bytes| f64::from_le_bytes(bytes)).collect::<Vec<_>>();

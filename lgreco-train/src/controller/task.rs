@@ -7,7 +7,7 @@ use super::observed::{Means, Observed};
 use super::offers::{Offers, PICOSECONDS, k_means};
 use super::{Accordion, Budget, Cause, Config, Decision, Policy, Tensor, Uncompressed, accordion};
 use crate::backend::Backend;
-use crate::compress::Setting;
+use crate::compress::{Compressor, Setting};
 use crate::feedback::require_contraction;
 use crate::plan;
 use crate::table::Table;
@@ -281,9 +281,7 @@ impl PlanTask {
         choices: &mut [Choice],
     ) -> Result<(), Error> {
         for (layer, choice) in choices.iter_mut().enumerate() {
-            // The memory of a hard threshold stays below λ, contraction or not.
-            let bounded = matches!(choice.setting, Setting::HardThreshold(_));
-            if bounded || self.config.feedback.of(&choice.setting).is_none() {
+            if choice.setting.traits().bounded || self.config.feedback.of(&choice.setting).is_none() {
                 continue;
             }
             let relative = match relative[layer] {

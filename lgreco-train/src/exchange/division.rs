@@ -4,8 +4,6 @@ use super::layer::Spec;
 use super::moment::Route;
 use super::slip;
 use crate::Error;
-use crate::compress::quantised_topk::QuantisedTopK;
-use crate::compress::topk::TopK;
 use crate::compress::{Compressor, Setting};
 use crate::gradient::{Dtype, Shape};
 use core::ops::Range;
@@ -88,7 +86,7 @@ impl Cursor {
     /// The owner's piece of the next layer.
     pub(super) fn next(&mut self, spec: &Spec<'_>) -> Result<Option<Piece>, Error> {
         let (setting, elements) = (spec.setting, spec.shape.elements());
-        let Some(unit) = unit(&setting) else { return Ok(None) };
+        let Some(unit) = setting.traits().piece else { return Ok(None) };
         let cut = |boundary: u64| match boundary.saturating_sub(self.first) {
             local if local >= elements as u64 => elements,
             local => local as usize / unit * unit,
@@ -103,11 +101,8 @@ impl Cursor {
 }
 
 impl Piece {
-    fn new(range: Range<usize>, mut setting: Setting, elements: usize) -> Result<Piece, Error> {
-        if let Setting::TopK(TopK { keep, .. }) | Setting::QuantisedTopK(QuantisedTopK { keep, .. }) = &mut setting {
-            let before = |end: usize| (*keep as u64 * end as u64 / elements as u64) as u32;
-            *keep = (before(range.end) - before(range.start)).max(1);
-        }
+    fn new(range: Range<usize>, setting: Setting, elements: usize) -> Result<Piece, Error> {
+        let setting = setting.of_piece(range.clone(), elements);
         let shape = Shape::new(range.len(), 1)?;
         // No payload that is sent in pieces depends on the element type.
         let payload_len = setting.payload_len(shape, Dtype::F32)?;
@@ -115,17 +110,7 @@ impl Piece {
     }
 }
 
-/// Tensors are cut at multiples of this many elements; `None`: they do not travel in pieces.
-fn unit(setting: &Setting) -> Option<usize> {
-    match setting {
-        Setting::Qsgd(c) => Some(c.bucket.max(1) as usize),
-        Setting::TopK(_) | Setting::QuantisedTopK(_) => Some(1),
-        Setting::LoCo(c) => Some(c.group.max(1) as usize),
-        _ => None,
-    }
-}
-
 /// Whether it travels in pieces.
 pub(super) fn is_scattered(setting: &Setting) -> bool {
-    unit(setting).is_some()
+    setting.traits().piece.is_some()
 }

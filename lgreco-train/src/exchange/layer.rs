@@ -6,7 +6,7 @@ use super::moment::{Moment, Route};
 use crate::CoreError;
 use crate::Error;
 use crate::compress::wire::Payload;
-use crate::compress::{Compressor, Setting};
+use crate::compress::{Aggregation, Compressor, Setting};
 use crate::error::expect_len;
 use crate::feedback::{copy, is_finite, squared_norm};
 use crate::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
@@ -71,7 +71,7 @@ impl Spec<'_> {
             return expect_len("ends of shards", 0, self.shards.len());
         }
         let expected = "one that does not shard, for outside methods and those whose lengths the values decide";
-        let fits = self.setting.has_fixed_len() && !matches!(self.setting, Setting::Own(_));
+        let fits = self.setting.traits().aggregation != Aggregation::WholePayloads;
         Error::require(fits, "route", route as u32 as f64, expected)?;
         expect_len("ends of shards, one per rank", world as usize, self.shards.len())?;
         let elements = self.shape.elements() as u64;
@@ -216,15 +216,10 @@ impl<'a> Layer<'a> {
     /// # Errors
     /// Those of decoding.
     pub(super) fn contribute(&mut self, payload: &[u8], scratch: &mut [f32]) -> Result<(), Error> {
-        let sparse = matches!(
-            self.setting,
-            Setting::TopK(_) | Setting::QuantisedTopK(_) | Setting::HardThreshold(_) | Setting::Sidco(_)
-        );
         let setting = self.setting;
         if let Some(values) = self.left() {
             combine(&setting, &Payload::parse(payload)?, Combine::Subtract, values, scratch)?;
-            // What TopK sends is f32, or nearer to zero than infinity is, or has the value's sign.
-            if !sparse {
+            if !setting.traits().shrinks {
                 self.check_left();
             }
         }

@@ -8,7 +8,7 @@ use super::slip;
 use crate::Error;
 use crate::compress::{Compressor, Setting, powersgd};
 use crate::gradient::Dtype;
-use lgreco::compress::payload::STRETCH;
+use lgreco::compress::payload::{STRETCH, reads_stretches};
 use lgreco::compress::spread::WORTHWHILE;
 
 /// Rows of a product that are made at a time, where the mean's place is too narrow for all of them: some of a product's
@@ -126,28 +126,28 @@ impl Layout {
             let lane = if layout.varies { 0 } else { divider.lane_of(shape.elements()) };
             let lane = &mut layout.lanes[lane];
             lane.layers += 1;
-            match setting {
-                Setting::Dense if route == Route::Sharded => layout.shards += shape.elements(),
-                Setting::Dense if is_in_place(&spec, route, reduce_dtype) => layout.in_place += 1,
-                Setting::Dense => layout.sums += shape.elements(),
-                Setting::PowerSgd(c) => {
+            match (setting, setting.shared_positions()) {
+                (_, Some(shared)) => {
+                    layout.sums += shared.keep as usize;
+                    layout.positions += shared.positions_len(shape);
+                }
+                (Setting::Dense, _) if route == Route::Sharded => layout.shards += shape.elements(),
+                (Setting::Dense, _) if is_in_place(&spec, route, reduce_dtype) => layout.in_place += 1,
+                (Setting::Dense, _) => layout.sums += shape.elements(),
+                (Setting::PowerSgd(c), _) => {
                     let rank = factor_rank(&setting, shape);
                     layout.sums += shape.rows() * rank;
                     layout.factors += shape.cols() * rank;
                     encode = powersgd::steps_workspace_len(shape, c.rank);
                     lane.decoded = lane.decoded.max(shape.elements().min(ROWS * shape.cols()));
                 }
-                Setting::CltK(c) => {
-                    layout.sums += c.keep as usize;
-                    layout.positions += c.positions_len(shape);
-                }
-                _ => {
+                (setting, _) => {
                     let (stretch, elements) = (shape.elements().min(STRETCH), shape.elements());
-                    let (wide, decoded) = match setting {
+                    let (wide, decoded) = match () {
                         // What is compressed again is all there at a time.
                         _ if route == Route::ScatterReduce => (elements, elements),
-                        Setting::LoCo(_) | Setting::AdaComp(_) | Setting::Own(_) => (elements, elements),
-                        _ => (stretch, 0),
+                        _ if reads_stretches(setting.method()) => (stretch, 0),
+                        _ => (elements, elements),
                     };
                     lane.wide = lane.wide.max(wide);
                     lane.decoded = lane.decoded.max(decoded);

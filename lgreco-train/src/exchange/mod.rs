@@ -10,7 +10,7 @@
 //! [`Host`]'s), and of the [parts](Part) that travel between them. [`Program::rounds`] tells their sizes before
 //! anything is sent.
 //!
-//! | setting ([`Aggregation::of`]) | collectives | what a worker contributes |
+//! | setting ([`Aggregation`]) | collectives | what a worker contributes |
 //! |---|---|---|
 //! | dense | all-reduce; of large f32 layers one each, in their place | its gradient |
 //! | PowerSGD | all-reduce of `P`, all-reduce of `Q` | `P̂ Q_iᵀ`, its own `Q_i` before averaging |
@@ -95,8 +95,8 @@ mod space;
 #[cfg(any(test, feature = "threads"))]
 pub mod threads;
 
+pub use crate::compress::Aggregation;
 pub use aggregate::{aggregate, workspace_len};
-pub use aggregation::Aggregation;
 pub(crate) use aggregation::{factor_rank, is_gathered};
 pub(crate) use collective::Place;
 pub use collective::{Collective, CollectiveError};

@@ -65,22 +65,14 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         expect_len("decoded values", self.shape.elements(), decoded.len())?;
         let payload = &mut payload[..room];
         self.compensate(gradient, decoded)?;
-        let len = match setting {
-            Setting::AdaComp(ada) => {
-                let compensated = Gradient::new(Values::F32(decoded), self.shape)?;
-                ada.encode_compensated(&compensated, gradient, payload)?
-            }
-            _ => {
-                let (narrow, rest) = workspace.split_at_mut(narrow_words(setting, dtype, decoded.len()));
-                let values = match dtype {
-                    Dtype::F16 if narrows(setting, dtype) => Values::F16(narrowed::<F16>(decoded, narrow)?),
-                    Dtype::Bf16 if narrows(setting, dtype) => Values::Bf16(narrowed::<Bf16>(decoded, narrow)?),
-                    _ => Values::F32(decoded),
-                };
-                let offered = Gradient::new(values, self.shape)?;
-                setting.encode(&offered, payload_stream(setting, stream), rest, payload)?
-            }
+        let (narrow, rest) = workspace.split_at_mut(narrow_words(setting, dtype, decoded.len()));
+        let values = match dtype {
+            Dtype::F16 if narrows(setting, dtype) => Values::F16(narrowed::<F16>(decoded, narrow)?),
+            Dtype::Bf16 if narrows(setting, dtype) => Values::Bf16(narrowed::<Bf16>(decoded, narrow)?),
+            _ => Values::F32(decoded),
         };
+        let (offered, stream_of_payload) = (Gradient::new(values, self.shape)?, payload_stream(setting, stream));
+        let len = setting.encode_with_gradient(&offered, gradient, stream_of_payload, rest, payload)?;
         setting.decode(&Payload::parse(&payload[..len])?, decoded)?;
         self.update(gradient, decoded, stream)?;
         Ok(len)

@@ -6,14 +6,9 @@
 
 use super::{contraction, require_contraction};
 use crate::Error;
-use crate::compress::Setting;
-use crate::compress::qsgd::{Qsgd, Rounding, Scale};
+use crate::compress::{Compressor, Setting};
 use crate::gradient::{Gradient, Shape};
-use crate::num::sqrt;
 use crate::rng::Stream;
-
-/// The most elements of a bucket that are looked at.
-const LONGEST: usize = 1 << 16;
 
 /// `Err` unless error feedback may be kept under `setting` on layers of this shape, whatever their gradients are, as far as
 /// that can be told beforehand; [`suits_gradient`] tells it of one gradient.
@@ -40,13 +35,7 @@ const LONGEST: usize = 1 << 16;
 /// # Complexity
 /// The elements of a bucket for QSGD.
 pub fn suits(setting: &Setting, shape: Shape) -> Result<(), Error> {
-    match setting {
-        Setting::Qsgd(qsgd) => {
-            qsgd.check()?;
-            require_contraction(on_heavy_tails(qsgd, shape.elements()))
-        }
-        _ => Ok(()),
-    }
+    require_contraction(setting.heavy_tailed_error(shape.elements())?)
 }
 
 /// `Err` unless `setting` is a contraction on `gradient`, or feedback needs none under it: [`contraction`] and
@@ -78,35 +67,5 @@ pub fn suits_gradient(
     workspace: &mut [u64],
 ) -> Result<(), Error> {
     let relative = contraction(setting, gradient, stream, workspace)?;
-    // What a residual keeps under a threshold stays below it.
-    if matches!(setting, Setting::HardThreshold(_)) { Ok(()) } else { require_contraction(relative) }
-}
-
-/// The expected relative squared error on one bucket of heavy-tailed values.
-fn on_heavy_tails(qsgd: &Qsgd, elements: usize) -> f64 {
-    let bucket = elements.min(qsgd.bucket as usize);
-    let quantile = |i: usize, of: usize| {
-        let below = (i as f64 + 0.25) / (of as f64 - 0.5);
-        (2.0 * below - 1.0) / sqrt(2.0 * below * (1.0 - below))
-    };
-    // The grid is as long as the whole bucket's, of which a part is looked at.
-    let largest = quantile(bucket.saturating_sub(1), bucket);
-    let len = bucket.min(LONGEST);
-    let intervals = (1u32 << qsgd.bits) - 1;
-    let (lowest, step) = match qsgd.scale {
-        Scale::MaxNorm if qsgd.bits > 1 => (0.0, largest / (intervals >> 1) as f64),
-        _ => (-largest, 2.0 * largest / intervals as f64),
-    };
-    let (mut error, mut norm) = (0.0, 0.0);
-    for x in (0..len).map(|i| quantile(i, len)) {
-        let place = (x - lowest) / step;
-        // Truncated, which for places below 0 leaves the same two levels with their distances exchanged.
-        let up = (place - place as i64 as f64).abs();
-        error += match qsgd.rounding {
-            Rounding::Nearest => up.min(1.0 - up) * up.min(1.0 - up),
-            Rounding::Stochastic => up * (1.0 - up),
-        } * (step * step);
-        norm += x * x;
-    }
-    if norm > 0.0 { error / norm } else { 0.0 }
+    if setting.traits().bounded { Ok(()) } else { require_contraction(relative) }
 }

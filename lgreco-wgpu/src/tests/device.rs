@@ -7,7 +7,7 @@ use crate::gpu::PER_GROUP;
 use crate::kernels::{Kernel, Shader};
 use crate::orthonormal::Tall;
 use crate::{BufferGradient, BufferResidual, Error, WgpuBackend, factor, orthonormal};
-use lgreco::backend::{Backend, Job};
+use lgreco::backend::{Backend, Job, Portable};
 use lgreco::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, sidco::Fit, sidco::Sidco};
 use lgreco::gradient::{Dtype, Shape};
 use lgreco::rng::Stream;
@@ -46,11 +46,10 @@ fn methods_without_kernels_are_refused_by_name() {
     let values = Dtype::F32;
     let base = Sidco { density: 0.1, fit: Fit::Exponential, stages: 1, values };
     for (candidates, name) in [
-        (Candidates::CltK { keeps: &[8] }, "CLT-k"),
-        (Candidates::HardThreshold { values, lambdas: &[0.5] }, "hard threshold"),
-        (Candidates::AdaComp { bins: &[8] }, "AdaComp"),
-        (Candidates::LoCo { groups: &[8] }, "LoCo"),
-        (Candidates::Sidco { base, densities: &[0.1] }, "SIDCo"),
+        (Candidates::HardThreshold { values, lambdas: &[0.5] }, "hard-threshold"),
+        (Candidates::AdaComp { bins: &[8] }, "adacomp"),
+        (Candidates::LoCo { groups: &[8] }, "loco"),
+        (Candidates::Sidco { base, densities: &[0.1] }, "sidco"),
     ] {
         let expected = Some(Error::Method(name));
         let setting = candidates.setting(0).unwrap();
@@ -64,7 +63,15 @@ fn methods_without_kernels_are_refused_by_name() {
         assert!(matches!(refused, Err(lgreco::Error::Device { .. })), "{refused:?}");
         assert_eq!(backend.failure(), expected.as_ref());
     }
-    assert_eq!(Error::Method("LoCo").to_string(), "LoCo does not run on wgpu devices");
+    assert_eq!(Error::Method("loco").to_string(), "loco does not run on wgpu devices");
+    // Searches may offer rows of other methods: they are measured on the CPU.
+    let job =
+        Job { gradient: full.gradients()[0], candidates: Candidates::CltK { keeps: &[8] }, stream: Stream::default() };
+    let (mut row, mut expected) = ([0.0], [0.0]);
+    backend.measure(&[job], &mut [], &mut row).unwrap();
+    let mut workspace = vec![0; Portable.workspace_len(&[job])];
+    Portable.measure(&[job], &mut workspace, &mut expected).unwrap();
+    assert_eq!(row, expected);
 }
 
 fn job<'a>(tensor: &'a Tensor, candidates: Candidates<'a>) -> Job<'a> {
@@ -115,7 +122,7 @@ fn what_is_wrong_with_a_job_comes_with_its_number() {
     let sides =
         Error::Method("PowerSGD with a side above 4,194,304, a rank above 1024, or a P of more than 2^31 values");
     for (wrong, expected) in
-        [(job(&tensor, Candidates::LoCo { groups: &[8] }), Error::Method("LoCo")), (job(&long, low_rank), sides)]
+        [(job(&tensor, Candidates::LoCo { groups: &[8] }), Error::Method("loco")), (job(&long, low_rank), sides)]
     {
         let failed = backend.measure(&[job(&tensor, low_rank), wrong], &mut [], &mut [0.0; 2]).unwrap_err();
         assert_eq!((failed.job, backend.failure()), (Some(1), Some(&expected)));

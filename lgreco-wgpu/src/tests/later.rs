@@ -141,7 +141,7 @@ fn what_cannot_be_enqueued_is_said_at_once() {
             assert!(matches!(failed, BufferJobError { job: None, error: Error::Buffer { .. } }), "{failed}");
         }
         let loco = [jobs[0], BufferJob { candidates: Candidates::LoCo { groups: &[64] }, ..jobs[0] }];
-        let refused = BufferJobError { job: Some(1), error: Error::Method("LoCo") };
+        let refused = BufferJobError { job: Some(1), error: Error::Method("loco") };
         assert_eq!(backend.rows_bytes(&loco), Err(refused.clone()));
         assert_eq!(backend.enqueue_rows(&loco, &results, 0), Err(refused.clone()));
         assert_eq!(backend.read_rows(&loco, &[], &mut []), Err(refused));

@@ -141,12 +141,12 @@ pub trait Backend {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Portable;
 
-/// Whether any row is of settings that are [measured one by one](Candidates::Each), for which GPUs have no kernels.
+/// Whether any row is one of those of a search for which no GPU has kernels.
 pub fn on_the_core(jobs: &[Job<'_>]) -> bool {
-    jobs.iter().any(|job| matches!(job.candidates, Candidates::Each(_)))
+    jobs.iter().any(|job| matches!(job.candidates, Candidates::Each(_) | Candidates::CltK { .. }))
 }
 
-/// Measures job after job: those of [`Candidates::Each`] on the CPU, the others by `backend`.
+/// Measures job after job: those [on the core](on_the_core) on the CPU, the others by `backend`.
 ///
 /// # Errors
 /// As [`Backend::measure`].

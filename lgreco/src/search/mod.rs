@@ -23,7 +23,7 @@ use crate::compress::method::Methods;
 use crate::gradient::{Dtype, Gradient, Shape, Values};
 use crate::rng::Stream;
 use crate::table::{NamedError, NamedTable};
-use crate::{Error, Result};
+use crate::{Error, Result, Word};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::num::NonZeroU32;
@@ -59,6 +59,10 @@ impl<'a> Layer<'a> {
     /// of `dims`.
     pub fn new(name: &'a str, dims: &'a [usize], values: Values<'a>) -> Result<Self> {
         Ok(Layer { name, dims, gradient: Gradient::new(values, Shape::from_dims(dims)?)? })
+    }
+
+    pub(crate) fn of_gradient(name: &'a str, dims: &'a [usize], gradient: Gradient<'a>) -> Self {
+        Layer { name, dims, gradient }
     }
 
     /// The name.
@@ -253,6 +257,41 @@ impl Search {
             return Err(Error::Length { what: "methods to search", expected: 1, found: 0 });
         }
         Ok(Search::over(methods.iter().map(|&method| Family::of(method)).collect()))
+    }
+
+    /// The budget's reference: a method with its parameter, as `qsgd 4`, `topk 1%` (or `topk 0.01`) or `powersgd 4`. The method is
+    /// searched too, with its range around the parameter.
+    ///
+    /// ```
+    /// use lgreco::search::{Method, Search};
+    /// let search = Search::new(Method::Hybrid).with_reference("topk 1%")?;
+    /// assert_eq!((search.method(), search.default_parameter()), (Method::Hybrid, 0.01));
+    /// assert_eq!(Search::new(Method::Qsgd).with_reference("qsgd").unwrap_err().to_string(), "setting: found nothing, expected a number");
+    /// # Ok::<(), lgreco::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::UnknownName`] for a method; [`Error::SettingSyntax`] where the number is missing or something follows;
+    /// [`Error::Parameter`] for a number out of range.
+    pub fn with_reference(mut self, setting: &str) -> Result<Self> {
+        let mut words = setting.split_ascii_whitespace();
+        let method: Method = words.next().unwrap_or_default().parse()?;
+        let word = words.next().unwrap_or_default();
+        let (digits, unit) = word.strip_suffix('%').map_or((word, 1.0), |digits| (digits, 100.0));
+        let wrong = |word, expected| Error::SettingSyntax { word: Word::new(word), expected };
+        let parameter: f64 = digits.parse().map_err(|_| wrong(word, "a number"))?;
+        if let Some(more) = words.next() {
+            return Err(wrong(more, "the end"));
+        }
+        if method == Method::Hybrid {
+            return Err(Error::UnknownName { what: "method", expected: "a single method" });
+        }
+        let mut family = Family::checked(method, parameter / unit, None)?;
+        if let Some(at) = self.families.iter().position(|family| family.method == method) {
+            family.widths = self.families.remove(at).widths;
+        }
+        self.families.insert(0, family);
+        Ok(self)
     }
 
     fn over(families: Vec<Family>) -> Self {

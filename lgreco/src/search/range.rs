@@ -1,6 +1,7 @@
-//! Methods, their parameters and the ranges searched.
+//! The ranges searched, metrics and widths.
 
-use crate::compress::Setting;
+pub use crate::compress::SearchMethod as Method;
+use crate::compress::{Planned, Setting, Unit};
 use crate::{Error, Result};
 use alloc::format;
 use alloc::string::String;
@@ -8,106 +9,9 @@ use alloc::vec::Vec;
 use core::str::FromStr;
 use num_traits::Float;
 
-/// A compression method as it is asked for.
-///
-/// ```
-/// use lgreco::search::Method;
-/// assert_eq!("topk".parse(), Ok(Method::TopK));
-/// assert!("top-k".parse::<Method>().is_err());
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Method {
-    /// Quantisation; the parameter is bits per element, 1 to 8.
-    Qsgd,
-    /// Sparsification; the parameter is the density, from 2^-32 to 1.
-    TopK,
-    /// Low rank; the parameter is the rank, 1 to 65536.
-    PowerSgd,
-    /// Several methods, chosen per layer: the three above unless others are [named](super::Search::of).
-    Hybrid,
-    /// Sparsification at positions that all workers share; the parameter is the density.
-    CltK,
-    /// Sparsification by an estimated magnitude; the parameter is the density.
-    Sidco,
-    /// What reaches a magnitude; the parameter is the magnitude, above 0.
-    HardThreshold,
-    /// What stands out of its bin; the parameter is elements per bin, 1 to 2^24.
-    AdaComp,
-    /// 4 bits, rounded to nearest; the parameter is elements per group, 1 to 2^24.
-    LoCo,
-}
-
-impl Method {
-    /// All methods.
-    pub const ALL: [Method; 9] = [
-        Method::Qsgd,
-        Method::TopK,
-        Method::PowerSgd,
-        Method::Hybrid,
-        Method::CltK,
-        Method::Sidco,
-        Method::HardThreshold,
-        Method::AdaComp,
-        Method::LoCo,
-    ];
-    /// Those of the L-GreCo paper, and all three together.
-    pub const PUBLISHED: [Method; 4] = [Method::Qsgd, Method::TopK, Method::PowerSgd, Method::Hybrid];
-
-    /// The name used in labels and on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Method::Qsgd => "qsgd",
-            Method::TopK => "topk",
-            Method::PowerSgd => "powersgd",
-            Method::Hybrid => "hybrid",
-            Method::CltK => "clt-k",
-            Method::Sidco => "sidco",
-            Method::HardThreshold => "hard-threshold",
-            Method::AdaComp => "adacomp",
-            Method::LoCo => "loco",
-        }
-    }
-
-    /// Whether the parameter is a share of the elements.
-    pub const fn is_density(self) -> bool {
-        matches!(self, Method::TopK | Method::CltK | Method::Sidco)
-    }
-
-    /// Whether the parameter is a whole number.
-    const fn is_whole(self) -> bool {
-        !self.is_density() && !matches!(self, Method::HardThreshold)
-    }
-
-    /// The default parameter: that of the paper, or of the method's authors.
-    pub(super) const fn default_parameter(self) -> f64 {
-        match self {
-            Method::Qsgd | Method::PowerSgd | Method::Hybrid => 4.0,
-            Method::TopK | Method::CltK | Method::Sidco | Method::HardThreshold => 0.01,
-            Method::AdaComp => 500.0,
-            Method::LoCo => 512.0,
-        }
-    }
-
-    /// The label of a parameter: `qsgd 4`, `topk 0.1%`, `powersgd 32`.
-    pub fn label(self, parameter: f64) -> String {
-        match self.is_density() {
-            true => format!("{} {}%", self.name(), tidy(parameter * 100.0)),
-            false => format!("{} {}", self.name(), parameter),
-        }
-    }
-}
-
 /// Rounds away what binary fractions add to decimal ones (0.1 · 3 · 100 = 30.000000000000004).
 fn tidy(x: f64) -> f64 {
     Float::round(x * 1e9) / 1e9
-}
-
-impl FromStr for Method {
-    type Err = Error;
-    fn from_str(name: &str) -> Result<Self> {
-        let expected = "qsgd, topk, powersgd, hybrid, clt-k, sidco, hard-threshold, adacomp or loco";
-        Self::ALL.into_iter().find(|m| m.name() == name).ok_or(Error::UnknownName { what: "method", expected })
-    }
 }
 
 /// What makes an error out of a squared error.
@@ -309,30 +213,22 @@ pub const MAX_OPTIONS: usize = 10_000;
 
 impl Family {
     pub(super) fn of(method: Method) -> Self {
-        Family::new(method, method.default_parameter())
+        Family::new(method, method.planned().default)
     }
 
-    /// L-GreCo's range around `default` (§4): bits and rank [D/2, 2D] step 1, density [D/10, 10 D] step D/10. Within
-    /// what the method can do, D/2 rounded up; beyond [`MAX_OPTIONS`] ranks the smallest step that offers no more.
+    /// The method's range around `default`: for QSGD, TopK and PowerSGD that of L-GreCo (§4), bits and rank [D/2, 2D] step 1,
+    /// density [D/10, 10 D] step D/10. Within what the method can do; beyond [`MAX_OPTIONS`] whole parameters the smallest step
+    /// that offers no more.
     pub(super) fn new(method: Method, default: f64) -> Self {
-        let range = match method {
-            Method::TopK | Method::CltK => {
-                Range { first: default / 10.0, last: (default * 10.0).min(1.0), step: default / 10.0 }
-            }
-            // Each of these is measured by itself: seven.
-            Method::Sidco => Range { first: default / 2.0, last: (default * 2.0).min(1.0), step: default / 4.0 },
-            Method::HardThreshold => Range { first: default / 2.0, last: default * 2.0, step: default / 4.0 },
-            Method::AdaComp | Method::LoCo => {
-                let (first, last) = (Float::ceil(default / 2.0), (default * 2.0).min(MAX_GROUP));
-                Range { first, last, step: Float::ceil(default / 4.0) }
-            }
-            Method::Qsgd => Range { first: Float::ceil(default / 2.0), last: (default * 2.0).min(MAX_BITS), step: 1.0 },
-            _ => {
-                let (first, last) = (Float::ceil(default / 2.0), (default * 2.0).min(MAX_RANK));
-                Range { first, last, step: Float::ceil((last - first + 1.0) / (MAX_OPTIONS - 1) as f64) }
-            }
-        };
-        Family { method, default, range, widths: Widths::FULL }
+        let planned = method.planned();
+        let [below, above, steps] = planned.around;
+        let (mut first, last, mut step) = (default / below, (default * above).min(planned.bounds[1]), default / steps);
+        if planned.unit == Unit::Whole {
+            first = Float::ceil(first);
+            let smallest = Float::ceil((last - first + 1.0) / (MAX_OPTIONS - 1) as f64);
+            step = Float::ceil(step).max(smallest);
+        }
+        Family { method, default, range: Range { first, last, step }, widths: Widths::FULL }
     }
 
     pub(super) fn checked(method: Method, default: f64, range: Option<Range>) -> Result<Self> {
@@ -345,7 +241,7 @@ impl Family {
             Error::require(first <= last, "end of the range", last, "not below its start")?;
             let require = |holds, expected| Error::require(holds, "step of the range", step, expected);
             require(step > 0.0 && step.is_finite(), "a finite number above 0")?;
-            require(!method.is_whole() || Float::fract(step) == 0.0, "a whole number")?;
+            require(method.planned().unit != Unit::Whole || Float::fract(step) == 0.0, "a whole number")?;
             require((last - first) / step < MAX_OPTIONS as f64, "at most 10000 options")?;
             family.range = range;
             require(family.parameters().len() <= MAX_OPTIONS, "at most 10000 options with the default")?;
@@ -357,11 +253,8 @@ impl Family {
     pub(super) fn ramped(&self, first: f64, done: f64) -> Result<Self> {
         check_parameter(self.method, "first default", first)?;
         let at = Float::powf(first, 1.0 - done) * Float::powf(self.default, done);
-        let at = match self.method {
-            method if method.is_density() => at.clamp(MIN_DENSITY, 1.0),
-            method if method.is_whole() => Float::round(at),
-            _ => at,
-        };
+        let Planned { unit, bounds: [least, most], .. } = *self.method.planned();
+        let at = if unit == Unit::Whole { Float::round(at) } else { at.clamp(least, most) };
         let own = self.range == Family::new(self.method, self.default).range;
         Family::checked(self.method, at, (!own).then_some(self.range))
     }
@@ -379,33 +272,16 @@ impl Family {
     }
 }
 
-const MAX_BITS: f64 = 8.0;
-const MAX_RANK: f64 = 65536.0;
-const MAX_GROUP: f64 = (1u32 << 24) as f64;
-/// 2^-32, below which no tensor keeps an element.
-const MIN_DENSITY: f64 = 1.0 / (1u64 << 32) as f64;
-
 fn check_parameter(method: Method, what: &'static str, value: f64) -> Result<()> {
-    let whole = Float::fract(value) == 0.0;
-    let (fits, expected) = match method {
-        Method::TopK | Method::CltK | Method::Sidco => {
-            ((MIN_DENSITY..=1.0).contains(&value), "a density of at least 2^-32 and at most 1 (100%)")
-        }
-        Method::Qsgd => (whole && (1.0..=MAX_BITS).contains(&value), "a whole number of bits, 1 to 8"),
-        Method::HardThreshold => {
-            ((f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX)).contains(&value), "a magnitude above 0, of f32")
-        }
-        Method::AdaComp | Method::LoCo => {
-            (whole && (1.0..=MAX_GROUP).contains(&value), "a whole number of elements, 1 to 2^24")
-        }
-        _ => (whole && (1.0..=MAX_RANK).contains(&value), "a whole rank, 1 to 65536"),
-    };
-    Error::require(fits, what, value, expected)
+    let Planned { unit, bounds: [least, most], expected, .. } = *method.planned();
+    let whole = unit != Unit::Whole || Float::fract(value) == 0.0;
+    Error::require(whole && (least..=most).contains(&value), what, value, expected)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::string::ToString;
 
     #[test]
     fn ramps_end_at_the_default_and_take_the_range_along() {
@@ -434,7 +310,7 @@ mod tests {
         }
         let densities = of(Method::TopK, 0.01);
         assert_eq!((densities.len(), densities[0], densities[9], densities[99]), (100, 0.001, 0.01, 0.1));
-        assert_eq!(Method::TopK.label(densities[2]), "topk 0.3%");
+        assert_eq!(Method::TopK.label(densities[2]).to_string(), "topk 0.3%");
     }
 
     #[test]
@@ -445,7 +321,7 @@ mod tests {
             assert!(ranks.len() <= MAX_OPTIONS && ranks.contains(&default), "{default}: {}", ranks.len());
             assert!(ranks[0] >= default / 2.0 && ranks.iter().all(|&rank| rank <= 65536.0));
         }
-        let smallest = Family::checked(Method::TopK, MIN_DENSITY, None).unwrap().parameters();
+        let smallest = Family::checked(Method::TopK, Method::TopK.planned().bounds[0], None).unwrap().parameters();
         assert!(smallest.iter().all(|&density| density > 0.0));
         let full = Range { first: 1.0, last: 19999.0, step: 2.0 };
         assert_eq!(Family::checked(Method::PowerSgd, 3.0, Some(full)).unwrap().parameters().len(), MAX_OPTIONS);

@@ -137,6 +137,51 @@ impl NamedTable {
         self.settings[options][option] = Some(setting);
     }
 
+    /// Adds an option behind those that a layer has, as of a compressor of one's own, and returns its index.
+    ///
+    /// ```
+    /// use lgreco::table::{Choice, NamedTable};
+    /// let mut builder = NamedTable::builder("squared-l2");
+    /// builder.layer("fc1.weight", 1000, Some(0), [("qsgd 4".to_string(), Choice { size: 4192, error: 0.5 })]);
+    /// builder.layer("fc2.weight", 1000, Some(0), [("qsgd 4".to_string(), Choice { size: 4192, error: 0.5 })]);
+    /// let mut table = builder.build()?;
+    /// assert_eq!(table.add_option(0, "mine", Choice { size: 1128, error: 0.6 }, None)?, 1);
+    /// assert_eq!((table.label(0, 1), table.label(1, 0)), ("mine", "qsgd 4"));
+    /// assert!(table.add_option(0, "mine", Choice { size: 1128, error: f64::NAN }, None).is_err());
+    /// # Ok::<(), lgreco::table::NamedError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Table::new`], with names; the table is then as before.
+    ///
+    /// # Panics
+    /// When the table has no such layer.
+    ///
+    /// # Complexity
+    /// O(all options).
+    pub fn add_option(
+        &mut self,
+        layer: usize,
+        label: impl Into<String>,
+        choice: Choice,
+        setting: Option<Setting>,
+    ) -> Result<u32, NamedError> {
+        let (at, options) = (self.ends[layer], self.options(layer).len());
+        self.labels.insert(at, label.into());
+        self.choices.insert(at, choice);
+        self.settings.insert(at, setting);
+        self.ends[layer..].iter_mut().for_each(|end| *end += 1);
+        if let Err(error) = Table::new(&self.choices, &self.ends) {
+            let named = self.name_error(error);
+            self.labels.remove(at);
+            self.choices.remove(at);
+            self.settings.remove(at);
+            self.ends[layer..].iter_mut().for_each(|end| *end -= 1);
+            return Err(named);
+        }
+        Ok(options as u32)
+    }
+
     /// Adds names to an error about this table.
     ///
     /// ```

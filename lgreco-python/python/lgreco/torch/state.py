@@ -62,7 +62,8 @@ class LGreCoState(Training):
         with ``budget="error"``, as exact as possible in the uniform setting's seconds with ``"size"``. A network that changes is
         followed at the next plan or the one after. Rank 0 logs a line per plan, by ``logging.getLogger("lgreco")``.
     policy
-        ``"lgreco"``, unless told otherwise, plans after ``start_iter`` steps and then every ``period`` steps; ``"uniform"`` uses the default
+        ``"lgreco"``, unless told otherwise, plans after ``start_iter`` steps and then every ``period`` steps; ``"paper"`` does as
+        the L-GreCo paper: l2 errors, at most those of the uniform setting, by the dynamic program; ``"uniform"`` uses the default
         everywhere; ``"kmeans"`` clusters layers as CGX does; ``"accordion"`` has two levels, by how gradients' norms change, and
         ``"legacy"`` levels by the size of a layer and the phase of training; ``"uncompressed"`` is plain DDP.
     settings

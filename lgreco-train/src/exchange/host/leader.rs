@@ -5,15 +5,15 @@ use super::room::Room;
 use super::summed::rounded;
 use super::sums;
 use crate::Error;
-use crate::compress::{Setting, check_finite, clt::CltK};
+use crate::compress::check_finite;
 use crate::exchange::layer::Layer;
 use crate::exchange::moment::Moment;
 use crate::exchange::program::Program;
-use crate::gradient::{Element, Shape, with_elements};
+use crate::gradient::{Element, with_elements};
 
 /// Cuts the positions of a layer off.
-fn take<'a>(positions: &mut &'a mut [u8], clt: &CltK, shape: Shape) -> &'a mut [u8] {
-    let (part, rest) = core::mem::take(positions).split_at_mut(clt.positions_len(shape));
+fn take<'a>(positions: &mut &'a mut [u8], len: usize) -> &'a mut [u8] {
+    let (part, rest) = core::mem::take(positions).split_at_mut(len);
     *positions = rest;
     part
 }
@@ -22,10 +22,11 @@ fn take<'a>(positions: &mut &'a mut [u8], clt: &CltK, shape: Shape) -> &'a mut [
 pub(super) fn lead(layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let mut positions = &mut *room.positions;
     for layer in layers {
-        let Setting::CltK(clt) = layer.setting else { continue };
-        let positions = take(&mut positions, &clt, layer.shape);
+        let setting = layer.setting;
+        let Some(shared) = setting.shared_positions() else { continue };
+        let positions = take(&mut positions, shared.positions_len(layer.shape));
         if moment.rank == moment.leader() {
-            clt.lead(&layer.get()?, room.scratch.encode, positions)?;
+            shared.lead(&layer.get()?, room.scratch.encode, positions)?;
         } else {
             check_finite(&layer.get()?)?;
         }
@@ -43,17 +44,18 @@ pub(super) fn pick(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<
     let share = share(moment.world_size);
     for layer in layers {
         let mut values = sums::take(&mut sums, sums::part_lens(layer, program).0).iter_mut();
-        let Setting::CltK(clt) = layer.setting else { continue };
-        let positions = take(&mut positions, &clt, layer.shape);
+        let setting = layer.setting;
+        let Some(shared) = setting.shared_positions() else { continue };
+        let positions = take(&mut positions, shared.positions_len(layer.shape));
         let shape = layer.shape;
         let mut put = |value: f32| values.next().into_iter().for_each(|place| *place = value * share);
         let filled = match layer.left() {
-            Some(values) => clt.for_each(shape, positions, |at| {
+            Some(values) => shared.for_each(shape, positions, |at| {
                 let sent = rounded(values[at], dtype);
                 put(sent);
                 values[at] -= sent;
             }),
-            None => with_elements!(layer.get()?.values(), v => clt.for_each(shape, positions, |at| {
+            None => with_elements!(layer.get()?.values(), v => shared.for_each(shape, positions, |at| {
                 put(rounded(v[at].to_f32(), dtype));
             })),
         };
@@ -68,9 +70,10 @@ pub(super) fn place(layers: &mut [Layer<'_>], program: &Program, room: &mut Room
     let (mut positions, mut sums) = (&mut *room.positions, &mut *room.sums);
     for layer in layers {
         let values = sums::take(&mut sums, sums::part_lens(layer, program).0);
-        let Setting::CltK(clt) = layer.setting else { continue };
+        let setting = layer.setting;
+        let Some(shared) = setting.shared_positions() else { continue };
         let shape = layer.shape;
-        let positions = take(&mut positions, &clt, shape);
+        let positions = take(&mut positions, shared.positions_len(shape));
         average_shares(values, moment.world_size)?;
         let mut values = values.iter();
         layer.put_rest()?;
@@ -78,7 +81,7 @@ pub(super) fn place(layers: &mut [Layer<'_>], program: &Program, room: &mut Room
         let mean = &mut layer.mean(&moment);
         mean.write(core::iter::repeat(0.0));
         let mut placed = Ok(());
-        clt.for_each(shape, positions, |at| {
+        shared.for_each(shape, positions, |at| {
             if let (Some(value), true) = (values.next(), placed.is_ok() && wanted.contains(&at)) {
                 placed = narrow(core::slice::from_ref(value), at - wanted.start, mean)
                     .map_err(|error| in_tensor(error, wanted.start));

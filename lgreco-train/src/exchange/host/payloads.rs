@@ -3,7 +3,7 @@
 use super::lanes::{Parts, side_by_side};
 use super::room::{Ranks, Room, sum};
 use super::sum::mean_of;
-use crate::compress::{Compressor, Setting, stated_len};
+use crate::compress::{Compressor, stated_len};
 use crate::error::expect_room;
 use crate::exchange::layer::{Layer, Rest, Spec};
 use crate::exchange::moment::Route;
@@ -45,16 +45,14 @@ pub(super) fn encode(layers: &mut [Layer<'_>], program: &Program, room: &mut Roo
         for layer in layers.iter_mut().filter(|layer| layer.is_gathered(route)) {
             let stream = moment.stream(layer.index, moment.rank);
             let gradient = layer.get()?;
-            let len = match (layer.setting, &layer.rest) {
-                (Setting::AdaComp(ada), Rest::Instead(_)) => {
+            let encoded = match &layer.rest {
+                Rest::Instead(_) if layer.setting.traits().sees_gradient => {
                     let fresh = Gradient::new(layer.values.values(), layer.shape)?;
-                    ada.encode_compensated(&gradient, &fresh, bytes)?
+                    layer.setting.encode_with_gradient(&gradient, &fresh, stream, scratch.encode, bytes)
                 }
-                _ => {
-                    let encoded = layer.setting.encode(&gradient, stream, scratch.encode, bytes);
-                    encoded.map_err(|error| Error::from(error).of_layer(layer.index))?
-                }
+                _ => layer.setting.encode(&gradient, stream, scratch.encode, bytes),
             };
+            let len = encoded.map_err(|error| Error::from(error).of_layer(layer.index))?;
             layer.sent = len as u64;
             let (payload, others) = bytes.split_at_mut(len);
             layer.contribute(payload, scratch.decoded)?;

@@ -36,8 +36,10 @@ pub(super) fn part_lens(layer: &Layer<'_>, program: &Program) -> (usize, usize) 
     match layer.setting {
         Setting::Dense if is_summed(layer) && !program.is_in_place(&layer.spec()) => (shape.elements(), 0),
         Setting::Dense => (0, 0),
-        Setting::CltK(clt) => (clt.keep as usize, 0),
-        _ => (shape.rows() * rank, shape.cols() * rank),
+        setting => match setting.shared_positions() {
+            Some(shared) => (shared.keep as usize, 0),
+            None => (shape.rows() * rank, shape.cols() * rank),
+        },
     }
 }
 

@@ -1,0 +1,52 @@
+//! Hard thresholds's settings as text and as data, and what a search varies of them.
+
+use super::HardThreshold;
+use crate::describe::{Described, Known, Planned, Unit, dtype_of};
+use crate::error::Number;
+use crate::words::sent_as;
+use crate::{Result, Setting, wire};
+use core::fmt;
+use lgreco_core::method::Parameters;
+
+impl Described for HardThreshold {
+    fn id(&self) -> u8 {
+        KNOWN.id
+    }
+
+    fn parameters(&self) -> Parameters {
+        [self.lambda.to_bits(), self.values as u32, 0, 0]
+    }
+
+    fn check(&self) -> Result<()> {
+        HardThreshold::check(self)
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "hard-threshold {}{}", Number(&self.lambda), sent_as(self.values))
+    }
+
+    fn method(&self) -> wire::Method {
+        wire::Method::TopK
+    }
+}
+
+pub(crate) const KNOWN: Known = Known {
+    id: 8,
+    name: "hard-threshold",
+    read: |words| {
+        Ok(Setting::HardThreshold(HardThreshold { lambda: words.number("a magnitude")?, values: words.values()? }))
+    },
+    from_parameters: |[lambda, values, ..]| {
+        Ok(Setting::HardThreshold(HardThreshold { lambda: f32::from_bits(lambda), values: dtype_of(values)? }))
+    },
+};
+
+pub(crate) const PLANNED: Planned = Planned {
+    about: "All elements that reach a magnitude; biased",
+    default: 0.01,
+    bounds: [f32::MIN_POSITIVE as f64, f32::MAX as f64],
+    expected: "a magnitude above 0, of f32",
+    unit: Unit::Real,
+    around: [2.0, 2.0, 4.0],
+    setting: |lambda, _, values| Ok(Setting::HardThreshold(HardThreshold { lambda: lambda as f32, values })),
+};

@@ -1,0 +1,49 @@
+//! LoCo's settings as text and as data, and what a search varies of them.
+
+use super::LoCo;
+use crate::describe::{Described, Known, Planned, Reader, Unit};
+use crate::{Result, Setting, wire};
+use core::fmt;
+use lgreco_core::method::Parameters;
+
+impl Described for LoCo {
+    fn id(&self) -> u8 {
+        KNOWN.id
+    }
+
+    fn parameters(&self) -> Parameters {
+        [self.group, 0, 0, 0]
+    }
+
+    fn check(&self) -> Result<()> {
+        LoCo::check(self)
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "loco {}", self.group)
+    }
+
+    fn method(&self) -> wire::Method {
+        wire::Method::LoCo
+    }
+}
+
+pub(crate) const KNOWN: Known = Known {
+    id: 5,
+    name: "loco",
+    read: |words| Ok(Setting::LoCo(LoCo { group: words.last("a number of elements per group")? })),
+    from_parameters: |[group, ..]| Ok(Setting::LoCo(LoCo { group })),
+};
+
+pub(crate) const READER: Reader =
+    Reader { method: wire::Method::LoCo, decode: super::decode, stated: super::stated, combine: None, stretch: None };
+
+pub(crate) const PLANNED: Planned = Planned {
+    about: "4 bits, rounded to nearest, in groups; biased",
+    default: 512.0,
+    bounds: Unit::GROUPS,
+    expected: Unit::A_GROUP,
+    unit: Unit::Whole,
+    around: [2.0, 2.0, 4.0],
+    setting: |group, _, _| Ok(Setting::LoCo(LoCo { group: group as u32 })),
+};

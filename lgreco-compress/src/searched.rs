@@ -1,0 +1,116 @@
+//! Methods as they are asked for, with one parameter.
+
+use super::describe::{Planned, Unit};
+use super::{adacomp, clt, hard_threshold, loco, powersgd, qsgd, sidco, topk};
+use crate::{Error, Result};
+use core::fmt;
+use core::str::FromStr;
+use num_traits::Float;
+
+macro_rules! searched {
+    ($(#[$of_method:meta])* Method { $($(#[$doc:meta])* $name:ident $module:ident;)* }) => {
+        $(#[$of_method])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub enum Method {
+            $($(#[$doc])* $name,)*
+            /// Several methods, chosen per layer: QSGD, TopK and PowerSGD unless others are named.
+            Hybrid,
+        }
+
+        impl Method {
+            /// All methods.
+            pub const ALL: [Method; [$(stringify!($name),)*].len() + 1] = [$(Method::$name,)* Method::Hybrid];
+
+            /// The name used in labels and on the command line.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Method::$name => $module::KNOWN.name,)*
+                    Method::Hybrid => "hybrid",
+                }
+            }
+
+            /// What a search varies of it; of [`Hybrid`](Method::Hybrid), QSGD's.
+            pub const fn planned(self) -> &'static Planned {
+                match self {
+                    $(Method::$name => &$module::PLANNED,)*
+                    Method::Hybrid => &qsgd::PLANNED,
+                }
+            }
+        }
+    };
+}
+
+searched! {
+    /// A compression method as it is asked for.
+    ///
+    /// ```
+    /// use lgreco_compress::SearchMethod as Method;
+    /// assert_eq!("topk".parse(), Ok(Method::TopK));
+    /// assert!("top-k".parse::<Method>().is_err());
+    /// ```
+    Method {
+        /// Quantisation; the parameter is bits per element, 1 to 8.
+        Qsgd qsgd;
+        /// Sparsification; the parameter is the density, from 2^-32 to 1.
+        TopK topk;
+        /// Low rank; the parameter is the rank, 1 to 65536.
+        PowerSgd powersgd;
+        /// Sparsification at positions that all workers share; the parameter is the density.
+        CltK clt;
+        /// Sparsification by an estimated magnitude; the parameter is the density.
+        Sidco sidco;
+        /// What reaches a magnitude; the parameter is the magnitude, above 0.
+        HardThreshold hard_threshold;
+        /// What stands out of its bin; the parameter is elements per bin, 1 to 2^24.
+        AdaComp adacomp;
+        /// 4 bits, rounded to nearest; the parameter is elements per group, 1 to 2^24.
+        LoCo loco;
+    }
+}
+
+/// All names, for messages.
+const NAMES: &str = "qsgd, topk, powersgd, hybrid, clt-k, sidco, hard-threshold, adacomp or loco";
+
+impl Method {
+    /// Those of the L-GreCo paper, and all three together.
+    pub const PUBLISHED: [Method; 4] = [Method::Qsgd, Method::TopK, Method::PowerSgd, Method::Hybrid];
+
+    /// A setting of this method as labels name it: `qsgd 4`, `topk 0.1%`, `powersgd 32`.
+    pub fn label(self, parameter: f64) -> impl fmt::Display {
+        Label(self, parameter)
+    }
+}
+
+struct Label(Method, f64);
+
+impl fmt::Display for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let &Label(method, parameter) = self;
+        match method.planned().unit {
+            // What binary fractions add to decimal ones is rounded away: 0.1 · 3 · 100 = 30.000000000000004.
+            Unit::Density => write!(f, "{} {}%", method.name(), Float::round(parameter * 100.0 * 1e9) / 1e9),
+            _ => write!(f, "{} {parameter}", method.name()),
+        }
+    }
+}
+
+impl FromStr for Method {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let unknown = Error::UnknownName { what: "method", expected: NAMES };
+        Self::ALL.into_iter().find(|method| method.name() == name).ok_or(unknown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_name_all() {
+        assert!(Method::ALL.iter().all(|method| NAMES.contains(method.name())));
+        assert_eq!(NAMES.split([' ', ',']).filter(|word| !word.is_empty() && *word != "or").count(), Method::ALL.len());
+    }
+}

@@ -1,0 +1,90 @@
+//! Words of a setting as text, read from left to right.
+
+use crate::error::Word;
+use crate::gradient::Dtype;
+use crate::{Error, Result};
+use core::str::{FromStr, SplitAsciiWhitespace};
+
+/// What has not been read yet.
+pub(crate) struct Words<'a>(pub SplitAsciiWhitespace<'a>);
+
+impl Words<'_> {
+    /// The next word as a number.
+    pub fn number<T: FromStr>(&mut self, expected: &'static str) -> Result<T> {
+        let word = self.0.next().unwrap_or_default();
+        word.parse().map_err(|_| wrong(word, expected))
+    }
+
+    /// `Err` where there are more words.
+    pub fn end(&mut self) -> Result<()> {
+        self.0.next().map_or(Ok(()), |word| Err(wrong(word, "the end")))
+    }
+
+    /// The only number of a method.
+    pub fn last(&mut self, expected: &'static str) -> Result<u32> {
+        let number = self.number(expected)?;
+        self.end()?;
+        Ok(number)
+    }
+
+    /// All options that follow, each of which is one of `known`; `take` reads it.
+    pub fn options(
+        &mut self,
+        known: &'static [&'static str],
+        mut take: impl FnMut(&str, &mut Self) -> Result<()>,
+    ) -> Result<()> {
+        while let Some(word) = self.0.next() {
+            if !known.contains(&word) {
+                return Err(unknown(word, known));
+            }
+            take(word, self)?;
+        }
+        Ok(())
+    }
+
+    /// The type of values, which is the only option.
+    pub fn values(&mut self) -> Result<Dtype> {
+        let mut values = None;
+        self.options(&["f32", "f16", "bf16"], |word, _| once(word, &mut values, dtype(word)))?;
+        Ok(values.unwrap_or(Dtype::F32))
+    }
+}
+
+/// The type that one of `f32`, `f16` and `bf16` names.
+pub(crate) fn dtype(word: &str) -> Dtype {
+    match word {
+        "f16" => Dtype::F16,
+        "bf16" => Dtype::Bf16,
+        _ => Dtype::F32,
+    }
+}
+
+/// What is written of the type of the values sent.
+pub(crate) const fn sent_as(values: Dtype) -> &'static str {
+    match values {
+        Dtype::F32 => "",
+        Dtype::F16 => " f16",
+        Dtype::Bf16 => " bf16",
+    }
+}
+
+/// Sets a parameter that has not been set yet.
+pub(crate) fn once<T>(word: &str, place: &mut Option<T>, value: T) -> Result<()> {
+    match place.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(wrong(word, "each parameter once")),
+    }
+}
+
+/// Another word was expected.
+pub(crate) fn wrong(word: &str, expected: &'static str) -> Error {
+    Error::SettingSyntax { word: Word::new(word), expected }
+}
+
+/// A number where there should be none is near to no word.
+pub(crate) fn unknown(word: &str, known: &'static [&'static str]) -> Error {
+    if word.starts_with(|c: char| c.is_ascii_digit()) {
+        return wrong(word, "no further number");
+    }
+    Error::SettingWord { word: Word::new(word), known }
+}

@@ -1,0 +1,103 @@
+//! The compressor of one layer of a plan.
+
+use crate::compress::{Compressor, Setting, wire::Payload};
+use crate::gradient::{Dtype, Gradient, Shape};
+use crate::rng::Stream;
+use crate::{Result, error::expect_len};
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// Encodes and decodes one layer of a model as a [plan](crate::ModelPlan) says. Cheap to copy; has no memory of its own.
+///
+/// ```
+/// use lgreco::{Model, rng::Stream};
+/// let weight: Vec<f32> = (0..4096).map(|i| (i as f32).sin()).collect();
+/// let model = Model::new([("weight", [64, 64], &weight[..])])?;
+/// let codec = lgreco::plan(&model).solve()?.codecs()[0];
+/// // With memory of the caller: nothing is allocated.
+/// let (mut workspace, mut payload) = (vec![0; codec.workspace_len()], vec![0; codec.payload_len()]);
+/// let len = codec.encode_into(&model.gradient(0), Stream::default(), &mut workspace, &mut payload)?;
+/// let mut decoded = vec![0.0; 4096];
+/// codec.decode_into(&payload[..len], &mut decoded)?;
+/// // Or with memory that is allocated.
+/// assert_eq!(codec.encode(&model.gradient(0), Stream::default())?, payload[..len]);
+/// assert_eq!(codec.decode(&payload[..len])?, decoded);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Codec {
+    pub(crate) setting: Setting,
+    pub(crate) shape: Shape,
+    pub(crate) dtype: Dtype,
+    /// Of the layer in its model.
+    pub(crate) index: u32,
+    pub(crate) payload_len: usize,
+}
+
+impl Codec {
+    /// The setting.
+    pub fn setting(&self) -> Setting {
+        self.setting
+    }
+
+    /// The shape of the layer's gradient.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Bytes of room that a payload needs, which is its length unless the [values decide](Compressor::has_fixed_len) it.
+    pub fn payload_len(&self) -> usize {
+        self.payload_len
+    }
+
+    /// Words of 8 bytes that [`encode_into`](Codec::encode_into) needs as workspace.
+    pub fn workspace_len(&self) -> usize {
+        self.setting.encode_workspace_len(self.shape, self.dtype)
+    }
+
+    /// The payload of a gradient. Random bits are those of `stream`, in which the layer's index stands in for `layer`.
+    ///
+    /// # Errors
+    /// As [`Compressor::encode`]: [`Error::NonFinite`](crate::Error::NonFinite) with the first NaN or infinity, for one. `Length`
+    /// for a gradient of another shape.
+    pub fn encode(&self, gradient: &Gradient<'_>, stream: Stream) -> Result<Vec<u8>> {
+        let (mut workspace, mut payload) = (vec![0; self.workspace_len()], vec![0; self.payload_len]);
+        let len = self.encode_into(gradient, stream, &mut workspace, &mut payload)?;
+        payload.truncate(len);
+        Ok(payload)
+    }
+
+    /// Writes the payload of a gradient to the front of `payload` and returns its length in bytes; allocates nothing.
+    ///
+    /// # Errors
+    /// As [`encode`](Codec::encode).
+    pub fn encode_into(
+        &self,
+        gradient: &Gradient<'_>,
+        stream: Stream,
+        workspace: &mut [u64],
+        payload: &mut [u8],
+    ) -> Result<usize> {
+        expect_len("rows of the gradient", self.shape.rows(), gradient.shape().rows())?;
+        expect_len("columns of the gradient", self.shape.cols(), gradient.shape().cols())?;
+        self.setting.encode(gradient, Stream { layer: self.index, ..stream }, workspace, payload)
+    }
+
+    /// What a payload decodes to. Any bytes may be given.
+    ///
+    /// # Errors
+    /// As [`decode`](crate::compress::decode), and `PayloadHeader` for a payload of another method.
+    pub fn decode(&self, payload: &[u8]) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; self.shape.elements()];
+        self.decode_into(payload, &mut values)?;
+        Ok(values)
+    }
+
+    /// Writes what a payload decodes to; allocates nothing.
+    ///
+    /// # Errors
+    /// As [`decode`](Codec::decode).
+    pub fn decode_into(&self, payload: &[u8], values: &mut [f32]) -> Result<()> {
+        self.setting.decode(&Payload::parse(payload)?, values)
+    }
+}

@@ -1,0 +1,244 @@
+//! The short way from gradients to a plan and its compressors.
+
+use crate::Result;
+use crate::backend::Backend;
+use crate::codec::Codec;
+use crate::compress::{Compressor, Setting};
+use crate::gradient::{Gradient, Shape, Values};
+use crate::plan::{self, Plan, Solver, Summary, budget::Budget, dp};
+use crate::search::{Layer, Measured, Method, Metric, Search};
+use crate::table::{Choice, NamedError, NamedTable};
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::fmt;
+use core::num::NonZero;
+
+/// A model's gradients with the names and dimensions of their tensors.
+///
+/// ```
+/// let (weight, bias): (Vec<f32>, _) = ((0..4096).map(|i| (i as f32).sin()).collect(), [0.5; 64]);
+/// let model = lgreco::Model::new([("weight", &[64, 64][..], &weight[..]), ("bias", &[64], &bias)])?;
+/// assert_eq!(model.layers().count(), 2);
+/// # Ok::<(), lgreco::table::NamedError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Model<'a> {
+    layers: Vec<(&'a str, Vec<usize>, Gradient<'a>)>,
+}
+
+impl<'a> Model<'a> {
+    /// Layers in the order of the model: name, dimensions, and values in row-major order, which are slices of `f32`,
+    /// [`F16`](crate::gradient::F16) or [`Bf16`](crate::gradient::Bf16), or [`Values`].
+    ///
+    /// # Errors
+    /// [`Length`](crate::Error::Length) by name, where the number of values is not the product of the dimensions; [`TooManyElements`](crate::Error::TooManyElements)
+    /// from 2^32 elements on.
+    pub fn new<D: AsRef<[usize]>, V: Into<Values<'a>>>(
+        layers: impl IntoIterator<Item = (&'a str, D, V)>,
+    ) -> Result<Model<'a>, NamedError> {
+        let mut model = Model { layers: Vec::new() };
+        for (name, dims, values) in layers {
+            let gradient = Shape::from_dims(dims.as_ref()).and_then(|shape| Gradient::new(values.into(), shape));
+            let gradient = gradient.map_err(|error| NamedError { error, layer: Some(name.into()), option: None })?;
+            model.layers.push((name, dims.as_ref().into(), gradient));
+        }
+        Ok(model)
+    }
+
+    /// The layers.
+    pub fn layers(&self) -> impl Iterator<Item = Layer<'_>> {
+        self.layers.iter().map(|(name, dims, gradient)| Layer::of_gradient(name, dims, *gradient))
+    }
+
+    /// The gradient of a layer.
+    ///
+    /// # Panics
+    /// When there is no such layer.
+    pub fn gradient(&self, layer: usize) -> Gradient<'a> {
+        self.layers[layer].2
+    }
+}
+
+/// Begins a plan for a model. Unless told otherwise it offers QSGD, TopK and PowerSGD, and looks for the least error in as many
+/// bits as 4-bit QSGD takes everywhere.
+///
+/// ```
+/// use lgreco::{Model, rng::Stream};
+/// let wave = |scale: f32| (0..65536).map(|i| scale * (i as f32).sin()).collect::<Vec<f32>>();
+/// let (fc1, fc2) = (wave(1.0), wave(0.01));
+/// let model = Model::new([("fc1", [256, 256], &fc1[..]), ("fc2", [256, 256], &fc2)])?;
+/// let plan = lgreco::plan(&model).within_uniform("topk 1%").solve()?;
+/// println!("{plan}");
+/// assert!(plan.summary().proven() && plan.summary().size <= plan.uniform().size);
+/// for (codec, layer) in plan.codecs().iter().zip(model.layers()) {
+///     let payload = codec.encode(&layer.gradient(), Stream::default())?;
+///     let decoded = codec.decode(&payload)?;
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn plan<'m, 'a>(model: &'m Model<'a>) -> Planning<'m, 'a> {
+    Planning { model, search: Ok(Search::new(Method::Hybrid)), goal: Goal::Error, solver: Solver::default() }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Goal {
+    /// As few bits as possible, with the uniform setting's error.
+    Size,
+    /// The least error, in the uniform setting's bits.
+    Error,
+}
+
+/// A plan in the making; [`plan()`] begins it.
+#[derive(Clone, Debug)]
+#[must_use = "solve makes the plan"]
+pub struct Planning<'m, 'a> {
+    model: &'m Model<'a>,
+    search: Result<Search>,
+    goal: Goal,
+    solver: Solver,
+}
+
+impl Planning<'_, '_> {
+    /// As few bits as possible, with no more error than this setting has everywhere: a method with its parameter, as `qsgd 4`,
+    /// `topk 1%` or `powersgd 4`. The method is searched too, with its range around the parameter.
+    pub fn within_uniform(mut self, setting: &str) -> Self {
+        self.search = self.search.and_then(|search| search.with_reference(setting));
+        self.goal = Goal::Size;
+        self
+    }
+
+    /// The least error, in no more bits than this setting takes everywhere; written as for
+    /// [`within_uniform`](Planning::within_uniform).
+    pub fn as_small_as_uniform(mut self, setting: &str) -> Self {
+        self.search = self.search.and_then(|search| search.with_reference(setting));
+        self.goal = Goal::Error;
+        self
+    }
+
+    /// What is offered, in all detail: methods, ranges, metric, outside methods. The first method's default is the uniform
+    /// setting.
+    pub fn search(mut self, search: Search) -> Self {
+        self.search = Ok(search);
+        self
+    }
+
+    /// How many workers' payloads are averaged: the noise of unbiased methods averages out between them.
+    pub fn workers(mut self, workers: u32) -> Self {
+        if let Ok(search) = &mut self.search {
+            search.workers = NonZero::new(workers);
+        }
+        self
+    }
+
+    /// As the L-GreCo paper plans: l2 errors, no more of them than the uniform setting has, by its dynamic program with 10,000
+    /// cells. The plan then comes without proof.
+    pub fn paper(mut self) -> Self {
+        if let Ok(search) = &mut self.search {
+            search.metric = Metric::L2;
+        }
+        (self.goal, self.solver) = (Goal::Size, Solver::Dp { levels: dp::LEVELS });
+        self
+    }
+
+    /// Measures the model on the CPU and solves.
+    ///
+    /// # Errors
+    /// As [`Search::measure`] and [`plan::solve`](crate::plan::solve()); [`SettingWord`](crate::Error::SettingWord) or another error of the uniform
+    /// setting's text.
+    ///
+    /// # Complexity
+    /// About a pass over the gradients per method; see [`Search::measure`].
+    pub fn solve(self) -> Result<ModelPlan, NamedError> {
+        #[cfg(feature = "rayon")]
+        return self.solve_on(&mut crate::backend::Parallel);
+        #[cfg(not(feature = "rayon"))]
+        self.solve_on(&mut crate::backend::Portable)
+    }
+
+    /// As [`solve`](Planning::solve), measured by a backend, such as a GPU's.
+    ///
+    /// # Errors
+    /// As [`solve`](Planning::solve), and the backend's.
+    pub fn solve_on(self, backend: &mut dyn Backend) -> Result<ModelPlan, NamedError> {
+        let search = self.search?;
+        let layers: Vec<Layer<'_>> = self.model.layers().collect();
+        let measured = search.measure(&layers, backend)?;
+        let (table, options) = (measured.table.view(), &measured.defaults[..]);
+        let budget = match self.goal {
+            Goal::Size => Budget::Defaults { alpha: 1.0, options },
+            Goal::Error => Budget::DefaultSize { alpha: 1.0, options },
+        };
+        let plan = plan::solve(&table, budget, self.solver).map_err(|error| measured.table.name_error(error))?;
+        let mut codecs = Vec::with_capacity(layers.len());
+        for (index, layer) in layers.iter().enumerate() {
+            let (shape, dtype) = (layer.gradient().shape(), layer.gradient().values().dtype());
+            let at = measured.layers.iter().position(|&of| of == index);
+            let setting = match at {
+                Some(at) => measured.setting(at, plan.options()[at] as usize)?,
+                None => Setting::Dense,
+            };
+            let payload_len = setting.payload_len(shape, dtype)?;
+            codecs.push(Codec { setting, shape, dtype, index: index as u32, payload_len });
+        }
+        let names = layers.iter().map(|layer| layer.name().to_string()).collect();
+        let uniform = table.chosen(options)?;
+        let uniform = Choice {
+            size: uniform.clone().map(|choice| choice.size).sum(),
+            error: uniform.map(|choice| choice.error).sum(),
+        };
+        Ok(ModelPlan { measured, plan, uniform, codecs, names })
+    }
+}
+
+/// A plan for a whole model, with a [`Codec`] per layer. Displays as one line per layer and a summary.
+#[derive(Clone, Debug)]
+pub struct ModelPlan {
+    measured: Measured,
+    plan: Plan,
+    uniform: Choice,
+    codecs: Vec<Codec>,
+    names: Vec<String>,
+}
+
+impl ModelPlan {
+    /// A codec per layer of the model, uncompressed ones for those that are left alone: of one dimension, or small.
+    pub fn codecs(&self) -> &[Codec] {
+        &self.codecs
+    }
+
+    /// Size and error of what is compressed, and the proof.
+    pub fn summary(&self) -> &Summary {
+        self.plan.summary()
+    }
+
+    /// Size and error of the uniform setting, of the same layers.
+    pub fn uniform(&self) -> Choice {
+        self.uniform
+    }
+
+    /// The table that was measured: what other settings would have cost.
+    pub fn table(&self) -> &NamedTable {
+        &self.measured.table
+    }
+
+    /// The plan as options of the table.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+}
+
+impl fmt::Display for ModelPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = self.names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+        for (name, codec) in self.names.iter().zip(&self.codecs) {
+            writeln!(f, "{name:width$}  {}, {} bytes", codec.setting, codec.payload_len)?;
+        }
+        let (found, uniform) = (self.summary(), self.uniform());
+        let proof = if found.proven() { "proved optimal" } else { "not proved optimal" };
+        write!(
+            f,
+            "{} bits with an error of {:.4e} ({proof}); the uniform setting: {} bits, {:.4e}",
+            found.size, found.error, uniform.size, uniform.error
+        )
+    }
+}
