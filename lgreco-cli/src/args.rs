@@ -98,7 +98,7 @@ pub struct Source {
     pub methods: Vec<Method>,
     #[command(flatten)]
     pub candidates: Candidates,
-    /// The uniform setting, whose size is the budget unless `--budget` is given: bits, density (`1%` or `0.01`) or rank. [default: qsgd 4, topk 1%,
+    /// The uniform setting, whose size is the budget unless `--budget` is given: bits, density (`1%` or `0.01`) or rank. [default: qsgd 4, eden 3, topk 1%,
     /// powersgd 4; hybrid takes bits, those of uniform QSGD; clt-k 1%, sidco 1%, hard-threshold 0.01, adacomp
     /// 500, loco 512]
     #[arg(long, value_name = "PARAMETER", allow_hyphen_values = true, value_parser = parameter)]

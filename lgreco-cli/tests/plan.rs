@@ -68,9 +68,11 @@ fn defaults_are_hybrid_as_small_as_uniform_and_paper_is_a_word() {
 
 #[test]
 fn methods_of_other_papers_are_planned_too() {
+    let (eden, qsgd) = (asked(&["--methods", "eden,topk,powersgd", "--default", "3"]), asked(&[]));
+    assert!(eden.proven && eden.size < qsgd.size, "a quarter fewer bits");
     let short = |label: &str| label.split(' ').next().unwrap().to_owned();
     let kinds = |plan: &PlanFile| plan.layers.iter().map(|layer| short(&layer.label)).collect::<Vec<_>>();
-    for method in ["clt-k", "sidco", "hard-threshold", "adacomp", "loco"] {
+    for method in ["eden", "clt-k", "sidco", "hard-threshold", "adacomp", "loco"] {
         let found = plan(&["--method", method]);
         assert!(found.proven && found.size <= found.default_size.unwrap(), "{method}");
         assert!(kinds(&found).iter().all(|kind| kind == method || kind == "dense"), "{method}: {:?}", kinds(&found));

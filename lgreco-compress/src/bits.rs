@@ -82,6 +82,7 @@ macro_rules! with_width {
         }
     };
 }
+pub(super) use with_width;
 
 /// Fills `packed` with the codes, each below `2^width` (1 to 8) and in its own byte. `codes` has a multiple of 8
 /// entries, at least those that `packed` has room for.

@@ -5,6 +5,7 @@
 
 use super::adacomp::{self, AdaComp};
 use super::clt::CltK;
+use super::eden::{self, Eden};
 use super::hard_threshold::{self, HardThreshold};
 use super::loco::{self, LoCo};
 use super::powersgd::{self, PowerSgd};
@@ -34,6 +35,7 @@ use core::slice::from_ref;
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum Candidates<'a> {
     /// `base` with each of `bits`.
     Qsgd {
@@ -94,6 +96,13 @@ pub enum Candidates<'a> {
         /// Wanted shares of elements, in (0, 1].
         densities: &'a [f64],
     },
+    /// `base` with each of `bits`.
+    Eden {
+        /// Scale; its own bit width is not used.
+        base: Eden,
+        /// Bit widths, 1 to 8.
+        bits: &'a [u8],
+    },
     /// Settings of any methods, each measured by itself; those of outside methods are encoded and decoded once. If any of them
     /// varies in length, the row has two halves: squared errors, then payload lengths in bytes.
     Each(&'a [Setting]),
@@ -103,7 +112,7 @@ impl Candidates<'_> {
     /// Number of candidates, and so of the row's places; see [`Each`](Candidates::Each).
     pub fn len(&self) -> usize {
         match self {
-            Candidates::Qsgd { bits, .. } => bits.len(),
+            Candidates::Qsgd { bits, .. } | Candidates::Eden { bits, .. } => bits.len(),
             Candidates::TopK { keeps, .. } | Candidates::CltK { keeps } => keeps.len(),
             Candidates::QuantisedTopK { keeps, bits } => keeps.len() * bits.len(),
             Candidates::PowerSgd { ranks, .. } => ranks.len(),
@@ -151,6 +160,7 @@ impl Candidates<'_> {
             Candidates::Sidco { base, densities } => {
                 densities.get(index).map(|&density| Setting::Sidco(Sidco { density, ..base }))
             }
+            Candidates::Eden { base, bits } => bits.get(index).map(|&bits| Setting::Eden(Eden { bits, ..base })),
             Candidates::Each(settings) => settings.get(index).copied(),
         }
     }
@@ -167,7 +177,10 @@ impl Candidates<'_> {
     /// Words of workspace that [`measure`](Candidates::measure) needs.
     pub fn measure_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
         match *self {
-            Candidates::Qsgd { .. } | Candidates::AdaComp { .. } | Candidates::LoCo { .. } => 0,
+            Candidates::Qsgd { .. }
+            | Candidates::AdaComp { .. }
+            | Candidates::LoCo { .. }
+            | Candidates::Eden { .. } => 0,
             Candidates::TopK { keeps, .. } | Candidates::CltK { keeps } => {
                 topk::measure_workspace_len(shape, keeps.len())
             }
@@ -206,11 +219,11 @@ impl Candidates<'_> {
     /// # Errors
     /// [`Error::NonFinite`] with the first offender; [`Error::Parameter`] when a candidate does not fit the method or
     /// the shape; [`Error::Length`] when `workspace` is too short or `squared_errors` has not one place per candidate;
-    /// [`Error::ElementOverflow`] (sparsifiers) and [`Error::Overflow`] (PowerSGD) when a number is too large for the type it
+    /// [`Error::ElementOverflow`] (sparsifiers) and [`Error::Overflow`] (PowerSGD, EDEN) when a number is too large for the type it
     /// is sent in.
     ///
     /// # Complexity
-    /// For QSGD O(elements · candidates) in one pass; for TopK about one pass whatever the number of candidates, in few bits
+    /// For QSGD and EDEN O(elements · candidates) in one pass; for TopK about one pass whatever the number of candidates, in few bits
     /// three and a sort of what is kept; for
     /// PowerSGD one encode and decode at the largest rank; for SIDCo, AdaComp and LoCo a few passes per candidate. See each
     /// method's `measure`.
@@ -287,6 +300,7 @@ impl Candidates<'_> {
             Candidates::Sidco { base, densities } => {
                 sidco::measure(gradient, base, densities, workspace, squared_errors, found)
             }
+            Candidates::Eden { base, bits } => eden::measure(gradient, base.scale, bits, stream, squared_errors),
             Candidates::Each(settings) => {
                 let (errors, lens) = squared_errors.split_at_mut(settings.len());
                 let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
@@ -347,6 +361,7 @@ impl Setting {
             Setting::AdaComp(ada) => Candidates::AdaComp { bins: from_ref(&ada.bin) },
             Setting::Sidco(base) => Candidates::Sidco { base: *base, densities: from_ref(&base.density) },
             Setting::LoCo(loco) => Candidates::LoCo { groups: from_ref(&loco.group) },
+            Setting::Eden(base) => Candidates::Eden { base: *base, bits: from_ref(&base.bits) },
             Setting::CltK(clt) => Candidates::CltK { keeps: from_ref(&clt.keep) },
             Setting::PowerSgd(power) => {
                 Candidates::PowerSgd { iterations: power.iterations, ranks: from_ref(&power.rank) }

@@ -34,8 +34,22 @@ impl Combine {
 pub fn combine_values(values: &mut [f32], how: Combine, others: &[f32]) {
     let (len, both) = (values.len(), (values, others));
     match how {
-        Combine::Add => spread_parts(len, 1, both, |place: &mut f32, x: f32| *place += x, each),
-        Combine::Subtract => spread_parts(len, 1, both, |place: &mut f32, x: f32| *place -= x, each),
+        Combine::Add => spread_parts(
+            len,
+            1,
+            both,
+            (),
+            #[inline(always)]
+            |part, ()| each(part, |place, x| *place += x),
+        ),
+        Combine::Subtract => spread_parts(
+            len,
+            1,
+            both,
+            (),
+            #[inline(always)]
+            |part, ()| each(part, |place, x| *place -= x),
+        ),
     }
 }
 

@@ -8,6 +8,7 @@
 //! | [`dense`] | everything | its own | shape and element type |
 //! | [`qsgd`] (also CGX) | 1 to 8 bits per element | its own | shape |
 //! | [`loco`] | 4 bits per element | its own | shape |
+//! | [`eden`] | 1 to 8 bits per element, after a rotation | its own | shape |
 //! | [`powersgd`] | two thin matrices | its own | shape |
 //! | [`topk`] | the k largest | its own | shape |
 //! | [`quantised_topk`] | the k largest, each in 1 to 8 bits | its own | shape |
@@ -42,6 +43,7 @@ mod combine;
 mod data;
 pub mod dense;
 mod describe;
+pub mod eden;
 pub mod hard_threshold;
 mod lanes;
 mod linalg;
@@ -154,7 +156,7 @@ pub trait Compressor {
     /// # Errors
     /// [`Error::NonFinite`] on NaN or infinity; [`Error::Length`] when `payload` or `workspace` is too short;
     /// [`Error::Parameter`] as for [`payload_len`](Compressor::payload_len); [`Error::ElementOverflow`] (sparsifiers)
-    /// and [`Error::Overflow`] (PowerSGD) when a number is too large for the type it is sent in.
+    /// and [`Error::Overflow`] (PowerSGD, EDEN) when a number is too large for the type it is sent in.
     fn encode(
         &self,
         gradient: &Gradient<'_>,

@@ -4,6 +4,7 @@ use super::adacomp::AdaComp;
 use super::clt::CltK;
 use super::dense::{self, Dense};
 use super::describe::{Described, Known, Reader};
+use super::eden::Eden;
 use super::hard_threshold::HardThreshold;
 use super::loco::LoCo;
 use super::powersgd::PowerSgd;
@@ -11,7 +12,7 @@ use super::qsgd::Qsgd;
 use super::quantised_topk::QuantisedTopK;
 use super::sidco::Sidco;
 use super::topk::TopK;
-use super::{adacomp, clt, hard_threshold, loco, powersgd, qsgd, quantised_topk, sidco, topk};
+use super::{adacomp, clt, eden, hard_threshold, loco, powersgd, qsgd, quantised_topk, sidco, topk};
 use lgreco_core::method::OwnSetting;
 
 macro_rules! methods {
@@ -55,6 +56,7 @@ methods! {
     /// |---|---|---|
     /// | `dense` | | |
     /// | `qsgd BITS` | `bucket ELEMENTS`, `max-norm` or `min-max`, `stochastic` or `nearest` | `bucket 512 max-norm stochastic` |
+    /// | `eden BITS` | `unbiased` or `least-squares` | `unbiased` |
     /// | `topk ELEMENTS` | `f32`, `f16` or `bf16`: the type of the values sent; or `bits NUMBER`, 1 to 8: a sign and a bin | `f32` |
     /// | `powersgd RANK` | `iterations NUMBER` | `iterations 1` |
     /// | `clt-k ELEMENTS` | | |
@@ -96,6 +98,8 @@ methods! {
     Setting {
         /// Quantised.
         Qsgd(Qsgd) qsgd;
+        /// Quantised after a rotation.
+        Eden(Eden) eden;
         /// Sparsified.
         TopK(TopK) topk;
         /// Sparsified, the values in a few bits.
@@ -124,4 +128,5 @@ pub(super) static READERS: &[Reader] = &[
     adacomp::READER,
     loco::READER,
     quantised_topk::READER,
+    eden::READER,
 ];

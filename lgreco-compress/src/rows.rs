@@ -71,6 +71,7 @@ impl Row {
         for setting in run {
             match setting {
                 Setting::Qsgd(qsgd) => bits.push(qsgd.bits),
+                Setting::Eden(eden) => bits.push(eden.bits),
                 Setting::TopK(top) => counts.push(top.keep),
                 Setting::CltK(clt) => counts.push(clt.keep),
                 Setting::PowerSgd(power) => counts.push(power.rank),
@@ -84,6 +85,7 @@ impl Row {
         let Row { settings, bits, counts } = self;
         match settings[0] {
             Setting::Qsgd(base) => Candidates::Qsgd { base, bits },
+            Setting::Eden(base) => Candidates::Eden { base, bits },
             Setting::TopK(top) => Candidates::TopK { values: top.values, keeps: counts },
             Setting::QuantisedTopK(_) => Candidates::QuantisedTopK { keeps: counts, bits },
             Setting::PowerSgd(power) => Candidates::PowerSgd { iterations: power.iterations, ranks: counts },
@@ -98,6 +100,7 @@ fn base(setting: &Setting) -> Setting {
     let mut base = *setting;
     match &mut base {
         Setting::Qsgd(qsgd) => qsgd.bits = 0,
+        Setting::Eden(eden) => eden.bits = 0,
         Setting::TopK(top) => top.keep = 0,
         Setting::QuantisedTopK(top) => (top.keep, top.bits) = (0, 0),
         Setting::PowerSgd(power) => power.rank = 0,

@@ -1,7 +1,7 @@
 //! Methods as they are asked for, with one parameter.
 
 use super::describe::{Planned, Unit};
-use super::{adacomp, clt, hard_threshold, loco, powersgd, qsgd, sidco, topk};
+use super::{adacomp, clt, eden, hard_threshold, loco, powersgd, qsgd, sidco, topk};
 use crate::{Error, Result};
 use core::fmt;
 use core::str::FromStr;
@@ -52,6 +52,8 @@ searched! {
     Method {
         /// Quantisation; the parameter is bits per element, 1 to 8.
         Qsgd qsgd;
+        /// Quantisation after a rotation; the parameter is bits per element, 1 to 8.
+        Eden eden;
         /// Sparsification; the parameter is the density, from 2^-32 to 1.
         TopK topk;
         /// Low rank; the parameter is the rank, 1 to 65536.
@@ -70,7 +72,7 @@ searched! {
 }
 
 /// All names, for messages.
-const NAMES: &str = "qsgd, topk, powersgd, hybrid, clt-k, sidco, hard-threshold, adacomp or loco";
+const NAMES: &str = "qsgd, eden, topk, powersgd, hybrid, clt-k, sidco, hard-threshold, adacomp or loco";
 
 impl Method {
     /// Those of the L-GreCo paper, and all three together.

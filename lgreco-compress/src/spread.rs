@@ -142,7 +142,8 @@ impl<P: Cut, A: Copy + Send, R: Join, F: Fn(P, A) -> R + Copy + Send> Divide for
 }
 
 /// Runs a loop over `elements` elements on as many cores as there are: `run` gets the `parts` of some of them, a multiple of
-/// `unit` but for the last, and `with`. It is a function marked `#[inline(always)]`, see [`Kernel`].
+/// `unit` but for the last, and `with`. It is a closure marked `#[inline(always)]` that calls functions so marked, see [`Kernel`]:
+/// a function that is passed on as a value is not inlined, and so is compiled for the baseline instructions alone.
 pub fn spread_parts<P: Cut, A: Copy + Send, R: Join>(
     elements: usize,
     unit: usize,
@@ -196,6 +197,7 @@ pub fn join<A: Send, B: Send>(first: impl FnOnce() -> A + Send, second: impl FnO
 mod tests {
     use crate::Error;
     use crate::combine::Combine;
+    use crate::eden::Eden;
     use crate::gradient::{Dtype, Gradient, Shape, Values};
     use crate::rng::Stream;
     use crate::setting::combine;
@@ -229,6 +231,8 @@ mod tests {
             power(4),
             power(20),
             Setting::Dense,
+            Setting::Eden(Eden { bits: 1, ..Eden::default() }),
+            Setting::Eden(Eden { bits: 4, ..Eden::default() }),
         ]
     }
 

@@ -37,6 +37,7 @@ pub fn place_of(payload: &Payload<'_>, start: usize) -> Result<Option<[u64; 2]>>
 mod tests {
     use super::*;
     use crate::combine::Combine;
+    use crate::eden::Eden;
     use crate::gradient::{Dtype, Gradient, Shape, Values};
     use crate::qsgd::{Qsgd, Scale};
     use crate::quantised_topk::QuantisedTopK;
@@ -56,6 +57,8 @@ mod tests {
             qsgd(3, 100, Scale::MaxNorm),
             qsgd(4, 3000, Scale::MinMax),
             qsgd(8, 1 << 20, Scale::MaxNorm),
+            Setting::Eden(Eden { bits: 1, ..Eden::default() }),
+            Setting::Eden(Eden { bits: 4, ..Eden::default() }),
             // A bitmap, Elias–Fano with many low bits and with few, everything.
             topk(keep(3)),
             topk(keep(1000)),
@@ -98,7 +101,7 @@ mod tests {
         let shape = Shape::new(elements, 1).unwrap();
         let gradient = Gradient::new(Values::F32(&gradient), shape).unwrap();
         for setting in settings(elements) {
-            if matches!(setting, Setting::Qsgd(_)) {
+            if matches!(setting, Setting::Qsgd(_) | Setting::Eden(_)) {
                 continue;
             }
             let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];

@@ -53,7 +53,7 @@ pub struct Cost {
 
 impl Cost {
     /// How many families there are.
-    pub const FAMILIES: usize = 6;
+    pub const FAMILIES: usize = 7;
 
     /// Of settings whose cost is that of their elements.
     pub const fn of_elements(family: usize, encode: f64, decode: f64) -> Cost {

@@ -6,7 +6,7 @@
 //! | 1 | version, 1 |
 //! | 2 | [`Method`] |
 //! | 3 | `variant`: the method's small parameters (bit width, scale, value type) |
-//! | 4..8 | `parameter`: bucket size (QSGD), kept values (TopK), rank (PowerSGD), values sent (AdaComp), group size (LoCo), 0 (dense) |
+//! | 4..8 | `parameter`: bucket size (QSGD), kept values (TopK), rank (PowerSGD), values sent (AdaComp), group size (LoCo), bits (EDEN), 0 (dense) |
 //! | 8..12 | rows of the tensor |
 //! | 12..16 | columns of the tensor |
 //!
@@ -37,9 +37,11 @@ pub const VERSION: u8 = 1;
 /// ```
 /// # use lgreco_compress::wire::Method;
 /// assert_eq!([Method::Dense, Method::Qsgd, Method::TopK, Method::PowerSgd].map(Method::id), [0, 1, 2, 3]);
-/// assert_eq!([Method::AdaComp, Method::LoCo, Method::QuantisedTopK, Method::Own(0x80)].map(Method::id), [4, 5, 6, 0x80]);
+/// assert_eq!([Method::AdaComp, Method::LoCo, Method::QuantisedTopK, Method::Eden].map(Method::id), [4, 5, 6, 10]);
+/// assert_eq!(Method::Own(0x80).id(), 0x80);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Method {
     /// Uncompressed values.
     Dense,
@@ -55,12 +57,22 @@ pub enum Method {
     LoCo,
     /// The largest magnitudes, each as a sign and a bin, with their positions.
     QuantisedTopK,
+    /// Codes of rotated blocks.
+    Eden,
     /// A method from outside lgreco, with this id.
     Own(u8),
 }
 
-const METHODS: [Method; 7] =
-    [Method::Dense, Method::Qsgd, Method::TopK, Method::PowerSgd, Method::AdaComp, Method::LoCo, Method::QuantisedTopK];
+const METHODS: [Method; 8] = [
+    Method::Dense,
+    Method::Qsgd,
+    Method::TopK,
+    Method::PowerSgd,
+    Method::AdaComp,
+    Method::LoCo,
+    Method::QuantisedTopK,
+    Method::Eden,
+];
 
 impl Method {
     /// The number in the header.
@@ -73,6 +85,8 @@ impl Method {
             Method::AdaComp => 4,
             Method::LoCo => 5,
             Method::QuantisedTopK => 6,
+            // Settings that are sent as TopK have 7 to 9.
+            Method::Eden => 10,
             Method::Own(id) => id,
         }
     }
@@ -177,7 +191,7 @@ impl<'a> Payload<'a> {
         expect("version", VERSION.into(), header[1].into())?;
         let method = Method::from_id(header[2]).ok_or(Error::PayloadField {
             what: "method",
-            largest: Method::QuantisedTopK.id().into(),
+            largest: Method::Eden.id().into(),
             found: header[2] as u64,
         })?;
         let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
@@ -211,7 +225,7 @@ mod tests {
             wrong[at] = value;
             assert!(matches!(
                 Payload::parse(&wrong),
-                Err(Error::PayloadHeader { .. } | Error::PayloadField { what: "method", largest: 6, found: 9 })
+                Err(Error::PayloadHeader { .. } | Error::PayloadField { what: "method", largest: 10, found: 9 })
             ));
         }
         assert!(matches!(Payload::parse(&bytes[..15]), Err(Error::Length { .. })));

@@ -15,8 +15,8 @@ pub type Parameters = [u32; 4];
 pub const FIRST_ID: u8 = 0x80;
 
 /// Names of lgreco's own methods, which others cannot have.
-pub const RESERVED: [&str; 9] =
-    ["dense", "qsgd", "topk", "powersgd", "clt-k", "hard-threshold", "adacomp", "loco", "sidco"];
+pub const RESERVED: [&str; 10] =
+    ["dense", "qsgd", "eden", "topk", "powersgd", "clt-k", "hard-threshold", "adacomp", "loco", "sidco"];
 
 /// Most bytes of a method's name.
 pub const MAX_NAME: usize = 32;

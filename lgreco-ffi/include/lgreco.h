@@ -157,7 +157,7 @@ typedef struct lgreco_context_options {
 // A compression method: LGRECO_METHOD_...; below 32 the codes are those in payload headers.
 typedef uint32_t lgreco_method;
 
-// Which interval the levels of a QSGD bucket divide: LGRECO_SCALE_...
+// Which interval the levels of a QSGD bucket divide, or how long EDEN makes blocks: LGRECO_SCALE_...
 typedef uint32_t lgreco_scale;
 
 // How QSGD rounds between two levels: LGRECO_ROUNDING_...
@@ -226,7 +226,7 @@ typedef uint32_t lgreco_metric;
 
 // What to offer each layer of a model. Begin with LGRECO_SEARCH_OPTIONS_INIT.
 //
-// Parameters are bits per element for QSGD (1 to 8; 4 by default), the density for TopK (above 0, to 1; 0.01) and the rank
+// Parameters are bits per element for QSGD (1 to 8; 4 by default) and EDEN (3), the density for TopK (above 0, to 1; 0.01) and the rank
 // for PowerSGD (1 to 65536; 4), the density for CLT-k and SIDCo (0.01), the least magnitude for hard thresholds (0.01),
 // elements per bin for AdaComp (500) and per group for LoCo (512). LGRECO_METHOD_HYBRID offers all three against the budget of uniform 4-bit QSGD; `parameter`
 // and the range are then those of QSGD.
@@ -1066,6 +1066,10 @@ typedef struct lgreco_cuda_outcome {
 // TopK whose kept values travel in a few bits: `keep`, `bits` (1 to 8, the sign among them).
 #define LGRECO_METHOD_QUANTISED_TOPK 6
 
+// Quantisation after a random rotation, in blocks of 4096 (EDEN): `bits` (1 to 8), and as `scale` LGRECO_SCALE_UNBIASED or
+// LGRECO_SCALE_LEAST_SQUARES.
+#define LGRECO_METHOD_EDEN 10
+
 // TopK at positions that one worker, in turn, chooses for all (CLT-k of ScaleCom): `keep`. TopK's payload.
 #define LGRECO_METHOD_CLT_K 32
 
@@ -1084,6 +1088,12 @@ typedef struct lgreco_cuda_outcome {
 
 // From the smallest to the largest value (CGX).
 #define LGRECO_SCALE_MIN_MAX 1
+
+// Of EDEN: blocks that are right on average.
+#define LGRECO_SCALE_UNBIASED 0
+
+// Of EDEN: blocks of the least squared error.
+#define LGRECO_SCALE_LEAST_SQUARES 1
 
 // At random, right on average.
 #define LGRECO_ROUNDING_STOCHASTIC 0

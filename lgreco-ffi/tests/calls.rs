@@ -7,6 +7,7 @@ use lgreco_c::*;
 use lgreco_train::Error;
 use lgreco_train::compress::adacomp::AdaComp;
 use lgreco_train::compress::clt::CltK;
+use lgreco_train::compress::eden::{self, Eden};
 use lgreco_train::compress::hard_threshold::HardThreshold;
 use lgreco_train::compress::loco::LoCo;
 use lgreco_train::compress::powersgd::PowerSgd;
@@ -165,6 +166,12 @@ fn setting_of(case: &serde_json::Value) -> lgreco_setting {
         "quantisedtopk" => {
             lgreco_setting { method: LGRECO_METHOD_QUANTISED_TOPK, keep: number("keep"), bits: number("bits"), ..other }
         }
+        "eden" => lgreco_setting {
+            method: LGRECO_METHOD_EDEN,
+            bits: number("bits"),
+            scale: u32::from(case["scale"] == "least-squares"),
+            ..other
+        },
         "loco" => lgreco_setting { method: LGRECO_METHOD_LOCO, group: number("group"), ..other },
         found => panic!("method {found}"),
     }
@@ -206,7 +213,7 @@ fn payloads_are_the_golden_ones() {
             assert_eq!(payload, expected, "{}", case.name);
         }
     }
-    assert_eq!(methods.len(), 10, "{methods:?}");
+    assert_eq!(methods.len(), 11, "{methods:?}");
 }
 
 fn bytes_of(words: &mut [u64]) -> &mut [u8] {
@@ -217,7 +224,7 @@ fn bytes_of(words: &mut [u64]) -> &mut [u8] {
 const STEPS: u32 = 5;
 
 /// One setting of each method, in C's words and in Rust's.
-fn settings() -> [(lgreco_setting, Setting); 10] {
+fn settings() -> [(lgreco_setting, Setting); 11] {
     let of = |method| lgreco_setting { method, ..Default::default() };
     let half = |method| lgreco_setting { method, values: LGRECO_DTYPE_F16, ..Default::default() };
     let sidco = Sidco { density: 0.05, fit: Fit::Pareto, stages: 2, values: Dtype::F16 };
@@ -239,6 +246,10 @@ fn settings() -> [(lgreco_setting, Setting); 10] {
             Setting::Sidco(sidco),
         ),
         (lgreco_setting { bin: 64, ..of(LGRECO_METHOD_ADACOMP) }, Setting::AdaComp(AdaComp { bin: 64 })),
+        (
+            lgreco_setting { bits: 2, scale: LGRECO_SCALE_LEAST_SQUARES, ..of(LGRECO_METHOD_EDEN) },
+            Setting::Eden(Eden { bits: 2, scale: eden::Scale::LeastSquares }),
+        ),
         (lgreco_setting { group: 128, ..of(LGRECO_METHOD_LOCO) }, Setting::LoCo(LoCo { group: 128 })),
         (
             lgreco_setting { keep: 100, bits: 3, ..of(LGRECO_METHOD_QUANTISED_TOPK) },

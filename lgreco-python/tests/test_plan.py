@@ -29,7 +29,7 @@ def gradients() -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=generator) ** 3 for name, shape in LAYERS.items()}
 
 
-@pytest.mark.parametrize("method", ["qsgd", "topk", "powersgd", "hybrid", "sidco", "clt-k", "loco", "adacomp", "qsgd,topk,sidco"])
+@pytest.mark.parametrize("method", ["qsgd", "topk", "powersgd", "hybrid", "sidco", "clt-k", "loco", "adacomp", "eden", "qsgd,topk,sidco"])
 def test_plans_are_the_same_for_all_kinds_of_arrays(method: str) -> None:
     tensors = gradients()
     made = lgreco.plan(tensors, method=method)

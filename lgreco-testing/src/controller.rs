@@ -5,6 +5,7 @@ use core::cell::Cell;
 use lgreco_train::backend::Portable;
 use lgreco_train::compress::adacomp::AdaComp;
 use lgreco_train::compress::clt::CltK;
+use lgreco_train::compress::eden::{self, Eden};
 use lgreco_train::compress::hard_threshold::HardThreshold;
 use lgreco_train::compress::loco::LoCo;
 use lgreco_train::compress::powersgd::PowerSgd;
@@ -90,7 +91,7 @@ pub struct Taken {
 }
 
 /// One setting of every compressor, for layers of at least three elements.
-pub const SETTINGS: [Setting; 10] = [
+pub const SETTINGS: [Setting; 11] = [
     Setting::Dense,
     Setting::Qsgd(Qsgd { bits: 4, bucket: 16, scale: Scale::MaxNorm, rounding: Rounding::Stochastic }),
     Setting::TopK(TopK { keep: 3, values: Dtype::F32 }),
@@ -101,6 +102,7 @@ pub const SETTINGS: [Setting; 10] = [
     Setting::AdaComp(AdaComp { bin: 16 }),
     Setting::LoCo(LoCo { group: 32 }),
     Setting::QuantisedTopK(QuantisedTopK { keep: 3, bits: 3 }),
+    Setting::Eden(Eden { bits: 2, scale: eden::Scale::Unbiased }),
 ];
 
 /// The layers of the small model: matrices, a bias, a 16-bit tensor and an empty one.

@@ -2,6 +2,7 @@
 
 use lgreco::compress::adacomp::AdaComp;
 use lgreco::compress::clt::CltK;
+use lgreco::compress::eden::{self, Eden};
 use lgreco::compress::hard_threshold::HardThreshold;
 use lgreco::compress::loco::LoCo;
 use lgreco::compress::powersgd::PowerSgd;
@@ -13,7 +14,7 @@ use lgreco::compress::{Compressor, Setting};
 use lgreco::gradient::{Dtype, Shape};
 
 /// Settings of every compressor, which together have each word that is not a default.
-pub const SETTINGS: [Setting; 12] = [
+pub const SETTINGS: [Setting; 14] = [
     Setting::Dense,
     Setting::Qsgd(Qsgd { bits: 4, bucket: 16, scale: Scale::MaxNorm, rounding: Rounding::Stochastic }),
     Setting::TopK(TopK { keep: 3, values: Dtype::F32 }),
@@ -26,6 +27,8 @@ pub const SETTINGS: [Setting; 12] = [
     Setting::LoCo(LoCo { group: 32 }),
     Setting::Qsgd(Qsgd { bits: 1, bucket: 512, scale: Scale::MinMax, rounding: Rounding::Nearest }),
     Setting::HardThreshold(HardThreshold { lambda: 1e-40, values: Dtype::F32 }),
+    Setting::Eden(Eden { bits: 2, scale: eden::Scale::Unbiased }),
+    Setting::Eden(Eden { bits: 1, scale: eden::Scale::LeastSquares }),
 ];
 
 /// Reads a text as a setting: refused with a reason, or written and read back to the same, and then one that compresses

@@ -164,7 +164,7 @@ impl<'p> Body<'p> {
             Method::TopK => positions::of_payload(payload)?.map(Body::TopK),
             Method::QuantisedTopK => positions::of_few_bits(payload)?.map(Body::TopK),
             Method::PowerSgd => reconstruct::of_payload(payload)?.map(Body::PowerSgd),
-            Method::Dense | Method::AdaComp | Method::LoCo | Method::Own(_) => None,
+            _ => None,
         })
     }
 }

@@ -155,7 +155,18 @@ fn payloads_are_read_as_they_always_were() {
         }
     }
     assert!(count >= PAYLOADS, "{count} payloads");
-    let all =
-        ["adacomp", "cltk", "dense", "hardthreshold", "loco", "powersgd", "qsgd", "quantisedtopk", "sidco", "topk"];
+    let all = [
+        "adacomp",
+        "cltk",
+        "dense",
+        "eden",
+        "hardthreshold",
+        "loco",
+        "powersgd",
+        "qsgd",
+        "quantisedtopk",
+        "sidco",
+        "topk",
+    ];
     assert!(methods.iter().eq(&all), "{methods:?}");
 }

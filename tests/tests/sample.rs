@@ -27,7 +27,7 @@ fn squared_distance(truth: &[f64], decoded: &[f32]) -> f64 {
 fn tables_are_true() {
     let gradients = Gradients::sample();
     let model = gradients.layers();
-    for method in [Method::Qsgd, Method::TopK, Method::PowerSgd, Method::Hybrid] {
+    for method in [Method::Qsgd, Method::Eden, Method::TopK, Method::PowerSgd, Method::Hybrid] {
         let mut search = Search::new(method);
         search.metric = Metric::SquaredL2;
         let measured = search.measure(&model, &mut Parallel).unwrap();

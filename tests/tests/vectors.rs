@@ -10,6 +10,7 @@
 
 use lgreco_train::compress::adacomp::AdaComp;
 use lgreco_train::compress::clt::CltK;
+use lgreco_train::compress::eden::{self, Eden};
 use lgreco_train::compress::hard_threshold::HardThreshold;
 use lgreco_train::compress::loco::LoCo;
 use lgreco_train::compress::powersgd::PowerSgd;
@@ -43,6 +44,7 @@ struct Case {
 enum SettingForm {
     Dense,
     Qsgd { bits: u8, bucket: u32, scale: String, rounding: String },
+    Eden { bits: u8, scale: String },
     TopK { keep: u32, values: String },
     QuantisedTopK { keep: u32, bits: u8 },
     PowerSgd { rank: u32, iterations: u32 },
@@ -78,6 +80,10 @@ fn setting(form: &SettingForm) -> Setting {
             bucket: *bucket,
             scale: if scale == "min-max" { Scale::MinMax } else { Scale::MaxNorm },
             rounding: if rounding == "nearest" { Rounding::Nearest } else { Rounding::Stochastic },
+        }),
+        SettingForm::Eden { bits, scale } => Setting::Eden(Eden {
+            bits: *bits,
+            scale: if scale == "least-squares" { eden::Scale::LeastSquares } else { eden::Scale::Unbiased },
         }),
         SettingForm::TopK { keep, values } => Setting::TopK(TopK { keep: *keep, values: dtype(values) }),
         SettingForm::QuantisedTopK { keep, bits } => Setting::QuantisedTopK(QuantisedTopK { keep: *keep, bits: *bits }),

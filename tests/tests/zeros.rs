@@ -2,6 +2,7 @@
 
 use lgreco_train::compress::adacomp::AdaComp;
 use lgreco_train::compress::clt::CltK;
+use lgreco_train::compress::eden::{self, Eden};
 use lgreco_train::compress::hard_threshold::HardThreshold;
 use lgreco_train::compress::loco::LoCo;
 use lgreco_train::compress::powersgd::PowerSgd;
@@ -30,6 +31,9 @@ fn settings(elements: u32) -> Vec<Setting> {
     settings.extend([1, 4, 99].map(|bin| Setting::AdaComp(AdaComp { bin })));
     settings.extend([2, 5, 8].map(|bits| Setting::QuantisedTopK(QuantisedTopK { keep: elements.min(3), bits })));
     settings.extend([1, 4, 99].map(|group| Setting::LoCo(LoCo { group })));
+    for scale in [eden::Scale::Unbiased, eden::Scale::LeastSquares] {
+        settings.extend((1..=8).map(|bits| Setting::Eden(Eden { bits, scale })));
+    }
     for fit in [Fit::Exponential, Fit::GammaPareto, Fit::Pareto] {
         settings.push(Setting::Sidco(Sidco { density: 0.01, fit, stages: 3, values: Dtype::F32 }));
     }

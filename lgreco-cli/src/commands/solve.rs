@@ -72,7 +72,7 @@ pub fn solve(
     let other = match budget {
         Budget::Defaults { alpha, options } => Some(Budget::DefaultSize { alpha, options }),
         Budget::DefaultSize { alpha, options } => Some(Budget::Defaults { alpha, options }),
-        Budget::Absolute(_) | Budget::Size(_) => None,
+        _ => None,
     };
     let other = other.and_then(|budget| merged.solve(budget, defaults.as_deref(), solver).ok());
     let other = other.map(|plan| *plan.summary());

@@ -16,6 +16,7 @@ use crate::{Error, Result, num::Sum, table::Table};
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum Budget<'a> {
     /// This much error, in the table's metric.
     Absolute(f64),

@@ -7,28 +7,41 @@ use super::Stream;
 pub const BLOCK: usize = 512;
 
 /// Words `first .. first + BLOCK` of the stream, shifted right by 9 to 23 bits. `first` is a multiple of 4.
-///
-/// Compiles to one counter per 64-bit lane: each 32-bit word of the state lies in the low half of a lane, whose upper
-/// half is never read, so that a round needs one widening multiplication per product and no shuffles.
 #[inline(always)]
 pub fn fill_block(stream: &Stream, first: usize, words: &mut [u32; BLOCK]) {
-    const LOW: u64 = 0xffff_ffff;
     let first_counter = (first / 4) as u32;
     for (lane, words) in words.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-        let mut c0 = first_counter.wrapping_add(lane as u32) as u64;
-        let (mut c1, mut c2, mut c3) = (stream.step as u64, stream.layer as u64, stream.rank as u64);
-        let (mut k0, mut k1) = (stream.seed as u32, (stream.seed >> 32) as u32);
-        for _ in 0..10 {
-            let p0 = (c0 & LOW) * 0xD251_1F53;
-            let p1 = (c2 & LOW) * 0xCD9E_8D57;
-            c0 = (p1 >> 32) ^ c1 ^ k0 as u64;
-            c1 = p1;
-            c2 = (p0 >> 32) ^ c3 ^ k1 as u64;
-            c3 = p0;
-            (k0, k1) = (k0.wrapping_add(0x9E37_79B9), k1.wrapping_add(0xBB67_AE85));
-        }
-        *words = [c0, c1, c2, c3].map(|word| word as u32 >> 9);
+        *words = lanes(stream, first_counter.wrapping_add(lane as u32)).map(|word| word as u32 >> 9);
     }
+}
+
+/// Words `first .. first + N` of the stream. `first` and `N` are multiples of 4.
+#[inline(always)]
+pub fn fill_words<const N: usize>(stream: &Stream, first: usize, words: &mut [u32; N]) {
+    let first_counter = (first / 4) as u32;
+    for (lane, words) in words.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        *words = lanes(stream, first_counter.wrapping_add(lane as u32)).map(|word| word as u32);
+    }
+}
+
+/// What one counter gives, each word in the low half of a 64-bit lane, whose upper half is never read: a round then needs one
+/// widening multiplication per product and no shuffles.
+#[inline(always)]
+fn lanes(stream: &Stream, counter: u32) -> [u64; 4] {
+    const LOW: u64 = 0xffff_ffff;
+    let mut c0 = counter as u64;
+    let (mut c1, mut c2, mut c3) = (stream.step as u64, stream.layer as u64, stream.rank as u64);
+    let (mut k0, mut k1) = (stream.seed as u32, (stream.seed >> 32) as u32);
+    for _ in 0..10 {
+        let p0 = (c0 & LOW) * 0xD251_1F53;
+        let p1 = (c2 & LOW) * 0xCD9E_8D57;
+        c0 = (p1 >> 32) ^ c1 ^ k0 as u64;
+        c1 = p1;
+        c2 = (p0 >> 32) ^ c3 ^ k1 as u64;
+        c3 = p0;
+        (k0, k1) = (k0.wrapping_add(0x9E37_79B9), k1.wrapping_add(0xBB67_AE85));
+    }
+    [c0, c1, c2, c3]
 }
 
 #[cfg(test)]
@@ -44,6 +57,9 @@ mod tests {
             for (i, &word) in words.iter().enumerate() {
                 assert_eq!(word, stream.word((first + i) as u64) >> 9, "word {}", first + i);
             }
+            let mut words = [0; 128];
+            fill_words(&stream, first, &mut words);
+            assert!(words.iter().zip(first as u64..).all(|(&word, i)| word == stream.word(i)), "words from {first}");
         }
     }
 }

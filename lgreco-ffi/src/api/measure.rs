@@ -27,7 +27,7 @@ pub const LGRECO_WIDTH_FULL: u64 = 1;
 
 /// What to offer each layer of a model. Begin with LGRECO_SEARCH_OPTIONS_INIT.
 ///
-/// Parameters are bits per element for QSGD (1 to 8; 4 by default), the density for TopK (above 0, to 1; 0.01) and the rank
+/// Parameters are bits per element for QSGD (1 to 8; 4 by default) and EDEN (3), the density for TopK (above 0, to 1; 0.01) and the rank
 /// for PowerSGD (1 to 65536; 4), the density for CLT-k and SIDCo (0.01), the least magnitude for hard thresholds (0.01),
 /// elements per bin for AdaComp (500) and per group for LoCo (512). LGRECO_METHOD_HYBRID offers all three against the budget of uniform 4-bit QSGD; `parameter`
 /// and the range are then those of QSGD.
@@ -79,6 +79,7 @@ impl lgreco_search_options {
     pub(super) fn search(&self) -> Result<Search, Failure> {
         let mut search = Search::new(match self.method {
             LGRECO_METHOD_QSGD => Method::Qsgd,
+            LGRECO_METHOD_EDEN => Method::Eden,
             LGRECO_METHOD_TOPK => Method::TopK,
             LGRECO_METHOD_POWERSGD => Method::PowerSgd,
             LGRECO_METHOD_HYBRID => Method::Hybrid,

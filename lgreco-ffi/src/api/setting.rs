@@ -9,6 +9,7 @@ use lgreco_train::compress::{
     Setting,
     adacomp::AdaComp,
     clt::CltK,
+    eden::{self, Eden},
     hard_threshold::HardThreshold,
     loco::LoCo,
     powersgd::PowerSgd,
@@ -35,6 +36,9 @@ pub const LGRECO_METHOD_ADACOMP: lgreco_method = 4;
 pub const LGRECO_METHOD_LOCO: lgreco_method = 5;
 /// TopK whose kept values travel in a few bits: `keep`, `bits` (1 to 8, the sign among them).
 pub const LGRECO_METHOD_QUANTISED_TOPK: lgreco_method = 6;
+/// Quantisation after a random rotation, in blocks of 4096 (EDEN): `bits` (1 to 8), and as `scale` LGRECO_SCALE_UNBIASED or
+/// LGRECO_SCALE_LEAST_SQUARES.
+pub const LGRECO_METHOD_EDEN: lgreco_method = 10;
 /// TopK at positions that one worker, in turn, chooses for all (CLT-k of ScaleCom): `keep`. TopK's payload.
 pub const LGRECO_METHOD_CLT_K: lgreco_method = 32;
 /// The magnitudes from `lambda` on: `values` too. TopK's payload, whose length the values decide.
@@ -45,13 +49,18 @@ pub const LGRECO_METHOD_SIDCO: lgreco_method = 34;
 /// QSGD, TopK and PowerSGD, chosen per layer; for lgreco_search_options only.
 pub const LGRECO_METHOD_HYBRID: lgreco_method = 256;
 
-/// Which interval the levels of a QSGD bucket divide: LGRECO_SCALE_...
+/// Which interval the levels of a QSGD bucket divide, or how long EDEN makes blocks: LGRECO_SCALE_...
 pub type lgreco_scale = u32;
 
 /// Plus and minus the largest magnitude.
 pub const LGRECO_SCALE_MAX_NORM: lgreco_scale = 0;
 /// From the smallest to the largest value (CGX).
 pub const LGRECO_SCALE_MIN_MAX: lgreco_scale = 1;
+
+/// Of EDEN: blocks that are right on average.
+pub const LGRECO_SCALE_UNBIASED: lgreco_scale = 0;
+/// Of EDEN: blocks of the least squared error.
+pub const LGRECO_SCALE_LEAST_SQUARES: lgreco_scale = 1;
 
 /// How QSGD rounds between two levels: LGRECO_ROUNDING_...
 pub type lgreco_rounding = u32;
@@ -140,6 +149,10 @@ impl lgreco_setting {
                 scale: one_of("scale", self.scale, [Scale::MaxNorm, Scale::MinMax])?,
                 rounding: one_of("rounding", self.rounding, [Rounding::Stochastic, Rounding::Nearest])?,
             }),
+            LGRECO_METHOD_EDEN => Setting::Eden(Eden {
+                bits: bits(self.bits)?,
+                scale: one_of("scale", self.scale, [eden::Scale::Unbiased, eden::Scale::LeastSquares])?,
+            }),
             LGRECO_METHOD_TOPK => Setting::TopK(TopK { keep: self.keep, values: dtype(self.values)? }),
             LGRECO_METHOD_QUANTISED_TOPK => {
                 Setting::QuantisedTopK(QuantisedTopK { keep: self.keep, bits: bits(self.bits)? })
@@ -172,6 +185,9 @@ impl lgreco_setting {
                     Rounding::Stochastic => LGRECO_ROUNDING_STOCHASTIC,
                     Rounding::Nearest => LGRECO_ROUNDING_NEAREST,
                 };
+            }
+            Setting::Eden(Eden { bits, scale }) => {
+                (s.method, s.bits, s.scale) = (LGRECO_METHOD_EDEN, bits.into(), scale as lgreco_scale);
             }
             Setting::TopK(TopK { keep, values }) => {
                 (s.method, s.keep, s.values) = (LGRECO_METHOD_TOPK, keep, values as lgreco_dtype);

@@ -95,7 +95,8 @@ pub fn check(case: &Case) {
             assert!(off <= rounding[i], "{setting}: element {i} of the mean is {off} off the contributions");
         }
         check_errors(case, l, &outcomes, &rounding);
-        let random = matches!(setting, Setting::Qsgd(Qsgd { rounding: Rounding::Stochastic, .. }));
+        // Each rank has its own random bits.
+        let random = matches!(setting, Setting::Qsgd(Qsgd { rounding: Rounding::Stochastic, .. }) | Setting::Eden(_));
         let stable = !matches!(setting, Setting::PowerSgd(_) | Setting::CltK(_)) && !random;
         if stable && (case.route == Route::AllGather || setting == Setting::Dense) {
             for i in 0..mean.len() {

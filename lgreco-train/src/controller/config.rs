@@ -68,6 +68,7 @@ pub struct Config {
 /// config.policy = Policy::KMeans { clusters: 7 };
 /// ```
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum Policy {
     /// Nothing is ever compressed.
     Uncompressed,
@@ -167,6 +168,7 @@ pub struct Schedule {
 /// config.budget = Budget::Error; // the error of 1 % of every layer, in as few bytes as possible
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub enum Budget {
     /// [`Config::alpha`] times the error of the default settings.
     Error,
@@ -191,6 +193,7 @@ pub enum Budget {
 /// config.clock = Some(|| std::time::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64()));
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Objective {
     /// Bits on the wire.
     #[default]

@@ -18,6 +18,7 @@ use core::fmt;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum Uncompressed {
     /// Nothing has been decided yet, or the layer was not in the saved state.
     WarmUp = 0,

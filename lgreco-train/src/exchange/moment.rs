@@ -17,6 +17,7 @@ use crate::{CoreError, Error};
 /// config.route = Route::ScatterReduce; // pays from a handful of workers on
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Route {
     /// Everybody gets everybody's payloads: one compression, traffic grows with the number of workers.
     #[default]

@@ -143,7 +143,8 @@ pub struct Portable;
 
 /// Whether any row is one of those of a search for which no GPU has kernels.
 pub fn on_the_core(jobs: &[Job<'_>]) -> bool {
-    jobs.iter().any(|job| matches!(job.candidates, Candidates::Each(_) | Candidates::CltK { .. }))
+    jobs.iter()
+        .any(|job| matches!(job.candidates, Candidates::Each(_) | Candidates::CltK { .. } | Candidates::Eden { .. }))
 }
 
 /// Measures job after job: those [on the core](on_the_core) on the CPU, the others by `backend`.

@@ -36,6 +36,7 @@ fn tidy(x: f64) -> f64 {
 /// assert_eq!("squared-l2".parse(), Ok(Metric::SquaredL2));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Metric {
     /// The L2 norm, as in the L-GreCo paper (MLSys 2024, §3).
     L2,

@@ -1,6 +1,7 @@
 use lgreco::compress::Setting;
 use lgreco::compress::adacomp::AdaComp;
 use lgreco::compress::clt::CltK;
+use lgreco::compress::eden::{self, Eden};
 use lgreco::compress::hard_threshold::HardThreshold;
 use lgreco::compress::loco::LoCo;
 use lgreco::compress::powersgd::PowerSgd;
@@ -39,6 +40,10 @@ fn setting() -> impl Strategy<Value = Setting> {
             .prop_map(|(rank, iterations)| Setting::PowerSgd(PowerSgd { rank, iterations })),
         number(0).prop_map(|keep| Setting::CltK(CltK { keep })),
         (lambda, values()).prop_map(|(lambda, values)| Setting::HardThreshold(HardThreshold { lambda, values })),
+        (1u8..=8, any::<bool>()).prop_map(|(bits, least)| {
+            let scale = if least { eden::Scale::LeastSquares } else { eden::Scale::Unbiased };
+            Setting::Eden(Eden { bits, scale })
+        }),
         number(1).prop_map(|bin| Setting::AdaComp(AdaComp { bin })),
         number(1).prop_map(|group| Setting::LoCo(LoCo { group })),
         sidco.prop_map(|(density, fit, stages, values)| Setting::Sidco(Sidco { density, fit, stages, values })),
@@ -116,6 +121,8 @@ fn texts_are_as_documented() {
         "loco 32",
         "qsgd 1 min-max nearest",
         "hard-threshold 1e-40",
+        "eden 2",
+        "eden 1 least-squares",
     ];
     assert_eq!(SETTINGS.map(|setting| setting.to_string()), texts);
 }
@@ -126,6 +133,7 @@ fn defaults_may_be_spelt_out_in_any_order() {
         ("qsgd 4 stochastic max-norm bucket 512", "qsgd 4"),
         ("  topk\t786 f32 ", "topk 786"),
         ("powersgd 4 iterations 1", "powersgd 4"),
+        ("eden 3 unbiased", "eden 3"),
         ("hard-threshold 0.50 f32", "hard-threshold 0.5"),
         ("sidco 1e-2 f32 stages 1 exponential", "sidco 0.01"),
         ("sidco 0.01 bf16 stages 3 gamma-pareto", "sidco 0.01 gamma-pareto stages 3 bf16"),
@@ -138,7 +146,7 @@ fn defaults_may_be_spelt_out_in_any_order() {
 fn what_is_not_understood_is_named() {
     macro_rules! methods {
         () => {
-            ", expected dense or qsgd or topk or powersgd or clt-k or hard-threshold or adacomp or loco or sidco"
+            ", expected dense or qsgd or eden or topk or powersgd or clt-k or hard-threshold or adacomp or loco or sidco"
         };
     }
     for (text, message) in [

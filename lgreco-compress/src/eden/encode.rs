@@ -1,0 +1,128 @@
+//! Values to codes.
+
+use super::decode::{largest_decoded, unquantise};
+use super::grid::nearest;
+use super::rotate::{LANES, Norm, Signs, blocks, inverse_root, total};
+use super::{BLOCK, Eden, Scale};
+use crate::bits::{self, with_width};
+use crate::gradient::Element;
+use crate::spread::{Per, Start};
+use crate::{Error, Result};
+
+/// The first value's number in the tensor, values, and room for their scales and codes.
+pub(super) type Part<'a, E> = ((Start, &'a [E]), Per<&'a mut [u8]>, Per<&'a mut [u8]>);
+
+/// Fills `scales` and `codes`, which have exactly the lengths needed.
+#[inline(always)]
+pub(super) fn encode<E: Element>(part: Part<'_, E>, (eden, seed): (Eden, u64)) -> Result<()> {
+    with_width!(eden.bits, encode_as(part, eden.scale, seed))
+}
+
+#[inline(always)]
+fn encode_as<const BITS: usize>(
+    ((Start(start), values), Per(scales, ..), Per(codes, ..)): Part<'_, impl Element>,
+    scale: Scale,
+    seed: u64,
+) -> Result<()> {
+    let mut coordinates = [0.0; BLOCK];
+    let mut all_codes = [0u8; BLOCK];
+    let mut scales = scales.as_chunks_mut::<4>().0.iter_mut();
+    let packed = codes.chunks_mut(BLOCK / 8 * BITS);
+    for ((i, values), packed) in values.chunks(BLOCK).enumerate().zip(packed) {
+        let first = start + i * BLOCK;
+        let signs = Signs::new(seed, first);
+        for ((at, len), place) in blocks(values.len()).zip(&mut scales) {
+            let (coordinates, codes) = (&mut coordinates[..len], &mut all_codes[at..at + len]);
+            let norm = Norm::of(&values[at..at + len], first + at)?;
+            let sent = encode_block::<BITS>(&norm, &values[at..at + len], scale, (&signs, at), coordinates, codes)?;
+            *place = sent.to_le_bytes();
+        }
+        let end = values.len().next_multiple_of(8);
+        all_codes[values.len()..end].fill(0);
+        bits::pack(BITS as u8, &all_codes[..end], packed);
+    }
+    Ok(())
+}
+
+/// Fills the codes of a block and returns its scale.
+#[inline(always)]
+pub(super) fn encode_block<const BITS: usize>(
+    norm: &Norm,
+    values: &[impl Element],
+    scale: Scale,
+    (signs, at): (&Signs, usize),
+    coordinates: &mut [f32],
+    codes: &mut [u8],
+) -> Result<f32> {
+    if norm.is_zero() {
+        codes.fill(0);
+        return Ok(0.0);
+    }
+    norm.rotate(values, signs, at, coordinates);
+    let sums = quantise::<BITS>(coordinates, codes);
+    let sent = sums.scale(norm, scale, values.len());
+    if !norm.is_moderate() {
+        // Decoded values may be larger than those that were encoded.
+        unquantise::<BITS>(codes, coordinates);
+        Error::require_finite(largest_decoded(coordinates, sent).is_finite(), "a decoded value")?;
+    }
+    Ok(sent)
+}
+
+/// What scales are made of, with coordinates z and grid points q.
+pub(super) struct Sums {
+    /// Σ z·q.
+    pub(super) product: f64,
+    /// Σ q².
+    pub(super) square: f64,
+}
+
+impl Sums {
+    /// What brings grid points back to the length of the coordinates.
+    #[inline(always)]
+    pub(super) fn relative_scale(&self, scale: Scale, len: usize) -> f64 {
+        match scale {
+            Scale::Unbiased => len as f64 / self.product,
+            Scale::LeastSquares => self.product / self.square,
+        }
+    }
+
+    /// The scale that is sent.
+    #[inline(always)]
+    fn scale(&self, norm: &Norm, scale: Scale, len: usize) -> f32 {
+        // ‖x‖ / √d, with the root with which decoding multiplies.
+        let root_mean_square = norm.norm / (len as f64 * inverse_root(len) as f64);
+        (root_mean_square * self.relative_scale(scale, len)) as f32
+    }
+}
+
+/// The code of each coordinate.
+#[inline(always)]
+fn quantise<const BITS: usize>(coordinates: &[f32], codes: &mut [u8]) -> Sums {
+    let (mut products, mut squares) = ([0.0f32; LANES], [0.0f32; LANES]);
+    let (chunks, rest) = coordinates.as_chunks::<LANES>();
+    let (to, rest_to) = codes.as_chunks_mut::<LANES>();
+    for (chunk, to) in chunks.iter().zip(to) {
+        for lane in 0..LANES {
+            let level;
+            (to[lane], level) = code::<BITS>(chunk[lane]);
+            products[lane] += chunk[lane].abs() * level;
+            squares[lane] += level * level;
+        }
+    }
+    // Only blocks of fewer values have a rest.
+    for (lane, (&z, to)) in rest.iter().zip(rest_to).enumerate() {
+        let level;
+        (*to, level) = code::<BITS>(z);
+        products[lane] = z.abs() * level;
+        squares[lane] = level * level;
+    }
+    Sums { product: total(products), square: total(squares) }
+}
+
+/// The code of a coordinate, and the magnitude of its grid point.
+#[inline(always)]
+fn code<const BITS: usize>(z: f32) -> (u8, f32) {
+    let (index, level) = nearest::<BITS>(z.abs());
+    ((index | z.to_bits() >> 31 << (BITS - 1)) as u8, level)
+}

@@ -1,0 +1,261 @@
+//! The nearest grid point of a value, and the grid point of a code.
+//!
+//! A grid is symmetric. A code has the sign in its top bit, and below it the number of the level of the magnitude, counted from
+//! zero outwards. Thresholds lie halfway between levels; a magnitude on a threshold takes the upper level.
+
+use super::levels::*;
+
+/// Most magnitudes for which a comparison with every threshold is faster than a table.
+const FEW: usize = 8;
+
+/// The magnitudes of a grid, and what is between them.
+struct Grid<const N: usize> {
+    levels: [f32; N],
+    /// Threshold `k` is between levels `k` and `k + 1`; there is none above the last level.
+    thresholds: [f32; N],
+    cells: [Cell; CELLS],
+}
+
+/// Cells of equal width, in which there is at most one threshold. The last one holds all larger magnitudes.
+const CELLS: usize = 512;
+/// Cells per unit.
+const CELLS_PER_UNIT: f32 = 64.0;
+/// Added to a number from 0 to 511, it brings that, rounded, into the low bits.
+const ROUND: f32 = 8_388_608.0;
+
+#[derive(Clone, Copy)]
+struct Cell {
+    /// Thresholds below the cell.
+    below: u32,
+    /// The next threshold.
+    next: f32,
+}
+
+impl<const N: usize> Grid<N> {
+    const fn new(levels: [f32; N]) -> Self {
+        let mut thresholds = [f32::INFINITY; N];
+        let mut k = 0;
+        while k + 1 < N {
+            thresholds[k] = ((levels[k] as f64 + levels[k + 1] as f64) / 2.0) as f32;
+            k += 1;
+        }
+        let mut cells = [Cell { below: 0, next: f32::INFINITY }; CELLS];
+        let (mut c, mut below) = (0, 0);
+        while c < CELLS {
+            // Halves may be rounded either way.
+            let start = (c as f32 - 0.5) / CELLS_PER_UNIT;
+            while thresholds[below] < start {
+                below += 1;
+            }
+            cells[c] = Cell { below: below as u32, next: thresholds[below] };
+            c += 1;
+        }
+        Grid { levels, thresholds, cells }
+    }
+
+    /// The number of the level nearest to a magnitude, and the level.
+    #[inline(always)]
+    fn nearest(&self, magnitude: f32) -> (u32, f32) {
+        if N <= FEW {
+            let (mut index, mut level) = (0, self.levels[0]);
+            for k in 1..N {
+                let above = magnitude >= self.thresholds[k - 1];
+                index += above as u32;
+                level = if above { self.levels[k] } else { level };
+            }
+            (index, level)
+        } else {
+            let scaled = magnitude * CELLS_PER_UNIT;
+            let last = (CELLS - 1) as f32;
+            let scaled = if scaled < last { scaled } else { last };
+            let cell = self.cells[(scaled + ROUND).to_bits() as usize % CELLS];
+            let index = cell.below + (magnitude >= cell.next) as u32;
+            (index, self.levels[index as usize % N])
+        }
+    }
+
+    /// The level with this number.
+    #[inline(always)]
+    fn level(&self, index: u32) -> f32 {
+        if N <= FEW {
+            // Halves the choice with each bit.
+            let mut choice = self.levels;
+            let (mut left, mut bit) = (N, 1);
+            while left > 1 {
+                left /= 2;
+                for k in 0..left {
+                    choice[k] = if index & bit == 0 { choice[2 * k] } else { choice[2 * k + 1] };
+                }
+                bit *= 2;
+            }
+            choice[0]
+        } else {
+            self.levels[index as usize % N]
+        }
+    }
+}
+
+static GRID_1: Grid<1> = Grid::new(LEVELS_1);
+static GRID_2: Grid<2> = Grid::new(LEVELS_2);
+static GRID_3: Grid<4> = Grid::new(LEVELS_3);
+static GRID_4: Grid<8> = Grid::new(LEVELS_4);
+static GRID_5: Grid<16> = Grid::new(LEVELS_5);
+static GRID_6: Grid<32> = Grid::new(LEVELS_6);
+static GRID_7: Grid<64> = Grid::new(LEVELS_7);
+static GRID_8: Grid<128> = Grid::new(LEVELS_8);
+
+/// Calls a method of the grid with `BITS` bits.
+macro_rules! of_grid {
+    ($bits:expr, $method:ident($argument:expr)) => {
+        match $bits {
+            1 => GRID_1.$method($argument),
+            2 => GRID_2.$method($argument),
+            3 => GRID_3.$method($argument),
+            4 => GRID_4.$method($argument),
+            5 => GRID_5.$method($argument),
+            6 => GRID_6.$method($argument),
+            7 => GRID_7.$method($argument),
+            _ => GRID_8.$method($argument),
+        }
+    };
+}
+
+/// The number of the level nearest to `magnitude`, which is at least 0, and the level.
+#[inline(always)]
+pub(super) fn nearest<const BITS: usize>(magnitude: f32) -> (u32, f32) {
+    of_grid!(BITS, nearest(magnitude))
+}
+
+/// What a code of `BITS` bits stands for.
+#[inline(always)]
+pub(super) fn point<const BITS: usize>(code: u8) -> f32 {
+    let (sign, index) = (code as u32 >> (BITS - 1), code as u32 & ((1 << (BITS - 1)) - 1));
+    f32::from_bits(of_grid!(BITS, level(index)).to_bits() | sign << 31)
+}
+
+/// No level of any grid is above.
+pub(super) const LARGEST: f32 = 4.7;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bits::with_width;
+    use std::f64::consts::PI;
+    use std::vec::Vec;
+
+    fn density(x: f64) -> f64 {
+        (-x * x / 2.0).exp() / (2.0 * PI).sqrt()
+    }
+
+    /// The probability of a value between `a` and `b`, by Simpson's rule. No value is beyond 12.
+    fn probability(a: f64, b: f64) -> f64 {
+        let (b, panels) = if b > 12.0 { (12.0, 5000) } else { (b, 100) };
+        let step = (b - a) / (2 * panels) as f64;
+        let weight = |i: usize| if i == 0 || i == 2 * panels { 1.0 } else { 2.0 + 2.0 * (i % 2) as f64 };
+        (0..=2 * panels).map(|i| weight(i) * density(a + i as f64 * step)).sum::<f64>() * step / 3.0
+    }
+
+    /// The value between which and 0 this probability lies.
+    fn quantile(wanted: f64) -> f64 {
+        let (mut low, mut high) = (0.0, 12.0);
+        for _ in 0..50 {
+            let middle = (low + high) / 2.0;
+            if probability(0.0, middle) < wanted { low = middle } else { high = middle }
+        }
+        low
+    }
+
+    fn thresholds(levels: &[f64]) -> Vec<f64> {
+        let between = levels.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0);
+        [0.0].into_iter().chain(between).chain([f64::INFINITY]).collect()
+    }
+
+    /// Each level is the mean of its cell: solved by Newton's method, whose matrix has three diagonals.
+    fn derived(n: usize) -> Vec<f64> {
+        // Levels of a fine grid are as dense as the cube root of the density, which is that of N(0, 3).
+        let mut levels: Vec<f64> = (0..n).map(|k| 3f64.sqrt() * quantile((k as f64 + 0.5) / (2 * n) as f64)).collect();
+        for _ in 0..20 {
+            let ends = thresholds(&levels);
+            let (mut diagonal, mut upper, mut wrong) = (Vec::new(), Vec::new(), Vec::new());
+            for k in 0..n {
+                let (a, b) = (ends[k], ends[k + 1]);
+                let within = probability(a, b);
+                let mean = (density(a) - density(b)) / within;
+                let with_a = if k == 0 { 0.0 } else { density(a) * (mean - a) / within / 2.0 };
+                let with_b = if k + 1 == n { 0.0 } else { density(b) * (b - mean) / within / 2.0 };
+                let factor = if k == 0 { 0.0 } else { -with_a / diagonal[k - 1] };
+                let above = if k == 0 { (0.0, 0.0) } else { (upper[k - 1], wrong[k - 1]) };
+                diagonal.push(1.0 - with_a - with_b - factor * above.0);
+                upper.push(-with_b);
+                wrong.push(levels[k] - mean - factor * above.1);
+            }
+            let mut step = 0.0;
+            for k in (0..n).rev() {
+                step = (wrong[k] - upper[k] * step) / diagonal[k];
+                levels[k] -= step;
+            }
+        }
+        levels
+    }
+
+    fn levels_of<const BITS: usize>() -> Vec<f64> {
+        (0..1u8 << (BITS - 1)).map(|index| point::<BITS>(index).into()).collect()
+    }
+
+    fn check_levels<const BITS: usize>(relative_error: f64) {
+        let (levels, expected) = (levels_of::<BITS>(), derived(1 << (BITS - 1)));
+        for (level, expected) in levels.iter().zip(&expected) {
+            assert!((level - expected).abs() < 1e-6, "{BITS} bits: {level}, {expected}");
+        }
+        assert!(levels.iter().all(|&level| level < LARGEST.into()));
+        let ends = thresholds(&levels);
+        let cells = levels.iter().zip(ends.windows(2));
+        let kept: f64 = cells.map(|(q, ends)| 2.0 * q * q * probability(ends[0], ends[1])).sum();
+        assert!((1.0 - kept - relative_error).abs() < 1e-3 * relative_error, "{BITS} bits: {}", 1.0 - kept);
+    }
+
+    #[test]
+    fn levels_are_those_of_lloyd_and_max() {
+        check_levels::<1>(0.3634);
+        check_levels::<2>(0.1175);
+        check_levels::<3>(0.03454);
+        check_levels::<4>(0.009497);
+        check_levels::<5>(0.002505);
+        check_levels::<6>(0.0006442);
+        check_levels::<7>(0.0001635);
+        check_levels::<8>(0.00004119);
+    }
+
+    fn check_nearest<const BITS: usize>() {
+        let levels = levels_of::<BITS>();
+        let ends: Vec<f32> = thresholds(&levels).iter().map(|&x| x as f32).collect();
+        let around = ends[..ends.len() - 1].iter().flat_map(|&x| [x.next_down().max(0.0), x, x.next_up()]);
+        let cells = (0..2 * CELLS).map(|i| i as f32 / (2.0 * CELLS_PER_UNIT));
+        let cells = cells.flat_map(|x| [x.next_down().max(0.0), x, x.next_up()]);
+        for magnitude in around.chain(cells).chain([0.0, 1e-40, 63.9, 1e9]) {
+            let (index, level) = nearest::<BITS>(magnitude);
+            let expected = ends[1..].iter().filter(|&&end| magnitude >= end).count();
+            assert_eq!(index as usize, expected, "{BITS} bits, {magnitude}");
+            assert_eq!(level as f64, levels[expected]);
+        }
+        for index in 0..1u8 << (BITS - 1) {
+            assert_eq!(point::<BITS>(index | 1 << (BITS - 1)), -point::<BITS>(index));
+        }
+    }
+
+    #[test]
+    fn the_nearest_level_is_found() {
+        for bits in 1..=8 {
+            with_width!(bits, check_nearest());
+        }
+    }
+
+    /// Two thresholds in one cell would be one comparison too few.
+    #[test]
+    fn a_cell_has_at_most_one_threshold() {
+        let spacing = |levels: &[f32]| levels.windows(2).map(|pair| pair[1] - pair[0]).fold(f32::INFINITY, f32::min);
+        for levels in [&LEVELS_5[..], &LEVELS_6, &LEVELS_7, &LEVELS_8] {
+            assert!(spacing(levels) > 1.0 / CELLS_PER_UNIT);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! A whole row of the error table: the squared error of every width, from one rotation of each block.
+
+use super::decode::{put_back, unquantise};
+use super::encode::{Sums, encode_block};
+use super::grid::nearest;
+use super::rotate::{LANES, Norm, Signs, blocks, total};
+use super::{BLOCK, Eden, Scale, seed_of};
+use crate::Result;
+use crate::bits::with_width;
+use crate::error::expect_len;
+use crate::gradient::{Element, Gradient, with_elements};
+use crate::rng::Stream;
+use crate::select::check_finite;
+use crate::simd::dispatch_with;
+
+/// The squared error of compressing `gradient` with each width of `bits`, with the signs that `stream` gives: what encoding with
+/// this stream and decoding give, up to 1e-5 of it. Other streams give other errors: for blocks of 4096 values that are not all
+/// in a few of them about the same, for short blocks not.
+///
+/// # Errors
+/// [`Error::Length`] when `squared_errors` is not as long as `bits`; [`Error::Parameter`]; [`Error::NonFinite`] with the first
+/// offender; [`Error::Overflow`] as encoding. Nothing of `squared_errors` may be used when an error is returned.
+///
+/// # Complexity
+/// O(elements · (log 4096 + widths)), one pass over the gradient, no workspace.
+///
+/// ```
+/// use lgreco_compress::eden::{self, Scale};
+/// use lgreco_core::gradient::{Gradient, Shape, Values};
+/// use lgreco_core::rng::Stream;
+/// let values: Vec<f32> = (0..4096).map(|i| (i % 17) as f32 - 8.0).collect();
+/// let gradient = Gradient::new(Values::F32(&values), Shape::new(64, 64)?)?;
+/// let mut errors = [0.0; 4];
+/// eden::measure(&gradient, Scale::LeastSquares, &[1, 2, 3, 4], Stream::default(), &mut errors)?;
+/// let squared_norm = values.iter().map(|&x| f64::from(x * x)).sum::<f64>();
+/// for (error, expected) in errors.iter().zip([0.363, 0.1175, 0.0345, 0.0095]) {
+///     assert!((error / squared_norm / expected - 1.0).abs() < 0.1);
+/// }
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+pub fn measure(
+    gradient: &Gradient<'_>,
+    scale: Scale,
+    bits: &[u8],
+    stream: Stream,
+    squared_errors: &mut [f64],
+) -> Result<()> {
+    expect_len("squared errors, one per width", bits.len(), squared_errors.len())?;
+    bits.iter().try_for_each(|&bits| Eden { bits, scale }.check())?;
+    squared_errors.fill(0.0);
+    let seed = seed_of(stream);
+    with_elements!(gradient.values(), values => match bits {
+        [] => check_finite(values),
+        _ => dispatch_with!((scale, bits, seed, values, squared_errors), measure_all),
+    })
+}
+
+/// Adds to `squared_errors`.
+#[inline(always)]
+pub(super) fn measure_all<E: Element>(
+    (scale, bits, seed, values, squared_errors): (Scale, &[u8], u64, &[E], &mut [f64]),
+) -> Result<()> {
+    let mut coordinates = [0.0; BLOCK];
+    for (i, values) in values.chunks(BLOCK).enumerate() {
+        let first = i * BLOCK;
+        let signs = Signs::new(seed, first);
+        for (at, len) in blocks(values.len()) {
+            let (block, coordinates) = (&values[at..at + len], &mut coordinates[..len]);
+            let norm = Norm::of(block, first + at)?;
+            if norm.is_zero() {
+                continue;
+            }
+            norm.rotate(block, &signs, at, coordinates);
+            let mean_square = norm.norm * norm.norm / len as f64;
+            for (&bits, error) in bits.iter().zip(squared_errors.iter_mut()) {
+                let relative = with_width!(bits, relative_error(coordinates, scale));
+                *error += match relative {
+                    Some(relative) if norm.is_moderate() => relative * mean_square,
+                    _ => by_decoding(Eden { bits, scale }, &norm, block, &signs, at)?,
+                };
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Blocks of fewer values are measured by decoding: rounding to f32 does not average out.
+const FEW: usize = 256;
+
+/// The squared error of rounding coordinates; `None` where it is too small to be told from the rounding of f32.
+///
+/// With t = z − q it is Σ (t + (1 − s)·q)², so that nearly equal sums are not subtracted; Σ z² is the number of coordinates.
+#[inline(always)]
+fn relative_error<const BITS: usize>(coordinates: &[f32], scale: Scale) -> Option<f64> {
+    if coordinates.len() < FEW {
+        return None;
+    }
+    let (mut squares, mut products) = ([0.0f32; LANES], [0.0f32; LANES]);
+    for chunk in coordinates.as_chunks::<LANES>().0 {
+        for lane in 0..LANES {
+            let magnitude = chunk[lane].abs();
+            let (_, level) = nearest::<BITS>(magnitude);
+            let residual = magnitude - level;
+            squares[lane] += residual * residual;
+            products[lane] += residual * level;
+        }
+    }
+    let (square, product) = (total(squares), total(products));
+    let len = coordinates.len();
+    let points = len as f64 - 2.0 * product - square;
+    let away = 1.0 - Sums { product: points + product, square: points }.relative_scale(scale, len);
+    let error = square + 2.0 * away * product + away * away * points;
+    (error > square / 8.0 && error > len as f64 * 1e-6).then_some(error)
+}
+
+/// The same by encoding and decoding the block.
+#[cold]
+#[inline(never)]
+fn by_decoding(eden: Eden, norm: &Norm, values: &[impl Element], signs: &Signs, at: usize) -> Result<f64> {
+    with_width!(eden.bits, by_decoding_as(eden.scale, norm, values, signs, at))
+}
+
+fn by_decoding_as<const BITS: usize>(
+    scale: Scale,
+    norm: &Norm,
+    values: &[impl Element],
+    signs: &Signs,
+    at: usize,
+) -> Result<f64> {
+    let (mut coordinates, mut codes, mut decoded) = ([0.0; BLOCK], [0; BLOCK], [0.0; BLOCK]);
+    let (coordinates, codes) = (&mut coordinates[..values.len()], &mut codes[..values.len()]);
+    let scale = encode_block::<BITS>(norm, values, scale, (signs, at), coordinates, codes)?;
+    unquantise::<BITS>(codes, coordinates);
+    put_back(coordinates, scale, signs, at, &mut decoded[..values.len()], |place, value| *place = value);
+    let errors = values.iter().zip(&decoded).map(|(x, &decoded)| x.to_f32() as f64 - decoded as f64);
+    Ok(errors.map(|error| error * error).sum())
+}
