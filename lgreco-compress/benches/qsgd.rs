@@ -1,9 +1,11 @@
-//! Speed of QSGD on one core against a sum-of-squares pass over the same 16 M values; asserts the answers.
+//! Speed of QSGD and EDEN on one core against a sum-of-squares pass over the same 16 M values; asserts the answers.
 //!
 //! Prints one line per figure: what, its time divided by the pass's (smallest of several interleaved runs), the target.
 
+use lgreco_compress::eden::{self, Eden};
+use lgreco_compress::payload::{Combine, combine};
 use lgreco_compress::qsgd::{self, Qsgd, Rounding, Scale};
-use lgreco_compress::{Compressor, wire::Payload};
+use lgreco_compress::{Compressor, Setting, wire::Payload};
 use lgreco_core::gradient::{Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 use std::hint::black_box;
@@ -106,6 +108,51 @@ fn main() -> Result<(), lgreco_core::Error> {
         let tolerance = if rounding == Rounding::Nearest { 1e-5 } else { 1e-3 };
         assert!((real / errors[2] - 1.0).abs() < tolerance, "{name}: row {}, decoded {real}", errors[2]);
         assert!(errors.is_sorted_by(|a, b| a > b), "{name}: {errors:?}");
+    }
+    eden(&values, &gradient)
+}
+
+/// Rows of 1 to 4 bits, and each width's encode, decode and decode-and-add.
+fn eden(values: &[f32], gradient: &Gradient<'_>) -> Result<(), lgreco_core::Error> {
+    let arch = pulp::Arch::new();
+    let (mut decoded, mut errors) = (vec![0.0; values.len()], [0.0; 4]);
+    let (mut floor, mut row) = (f64::INFINITY, f64::INFINITY);
+    let mut best = [[f64::INFINITY; 3]; 4];
+    let mut real = [0.0; 4];
+    for run in 0..RUNS {
+        floor = floor.min(seconds(|| {
+            black_box(arch.dispatch(SumOfSquares(black_box(values))));
+        }));
+        let measure =
+            || eden::measure(black_box(gradient), eden::Scale::Unbiased, &[1, 2, 3, 4], Stream::default(), &mut errors);
+        row = row.min(seconds(|| measure().unwrap()));
+        for (bits, best) in (1..).zip(&mut best) {
+            let eden = Eden { bits, ..Eden::default() };
+            let mut payload = vec![0; eden.payload_len(gradient.shape(), gradient.values().dtype())?];
+            let encode = seconds(|| {
+                eden.encode(black_box(gradient), Stream::default(), &mut [], &mut payload).unwrap();
+            });
+            let parsed = Payload::parse(&payload)?;
+            let add = seconds(|| {
+                combine(&Setting::Eden(eden), black_box(&parsed), Combine::Add, &mut decoded, &mut []).unwrap();
+            });
+            let decode = seconds(|| eden::decode(black_box(&parsed), &mut decoded).unwrap());
+            for (best, time) in best.iter_mut().zip([encode, decode, add]) {
+                *best = best.min(time);
+            }
+            if run == 0 {
+                real[bits as usize - 1] = squared_distance(values, &decoded);
+            }
+        }
+    }
+    println!("{:<40} {:5.2}  target 8", "EDEN, row of 1 to 4 bits", row / floor);
+    for (bits, best) in (1..).zip(best) {
+        let [encode, decode, add] = best.map(|time| time / floor);
+        println!(
+            "EDEN, {bits} bits: encode {encode:.2} (target 6), decode {decode:.2} (5), decode and add {add:.2} (5)"
+        );
+        let (real, row): (f64, f64) = (real[bits - 1], errors[bits - 1]);
+        assert!((real / row - 1.0).abs() < 1e-5, "{bits} bits: row {row}, decoded {real}");
     }
     Ok(())
 }

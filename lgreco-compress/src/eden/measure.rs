@@ -5,13 +5,13 @@ use super::encode::{Sums, encode_block};
 use super::grid::nearest;
 use super::rotate::{LANES, Norm, Signs, blocks, total};
 use super::{BLOCK, Eden, Scale, seed_of};
-use crate::Result;
 use crate::bits::with_width;
 use crate::error::expect_len;
 use crate::gradient::{Element, Gradient, with_elements};
 use crate::rng::Stream;
 use crate::select::check_finite;
 use crate::simd::dispatch_with;
+use crate::{Error, Result};
 
 /// The squared error of compressing `gradient` with each width of `bits`, with the signs that `stream` gives: what encoding with
 /// this stream and decoding give, up to 1e-5 of it. Other streams give other errors: for blocks of 4096 values that are not all
@@ -44,7 +44,7 @@ pub fn measure(
     bits: &[u8],
     stream: Stream,
     squared_errors: &mut [f64],
-) -> Result<()> {
+) -> Result<(), Error> {
     expect_len("squared errors, one per width", bits.len(), squared_errors.len())?;
     bits.iter().try_for_each(|&bits| Eden { bits, scale }.check())?;
     squared_errors.fill(0.0);
