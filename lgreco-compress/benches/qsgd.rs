@@ -123,7 +123,7 @@ fn eden(values: &[f32], gradient: &Gradient<'_>) -> Result<(), lgreco_core::Erro
         floor = floor.min(seconds(|| {
             black_box(arch.dispatch(SumOfSquares(black_box(values))));
         }));
-        let measure =
+        let mut measure =
             || eden::measure(black_box(gradient), eden::Scale::Unbiased, &[1, 2, 3, 4], Stream::default(), &mut errors);
         row = row.min(seconds(|| measure().unwrap()));
         for (bits, best) in (1..).zip(&mut best) {
