@@ -128,23 +128,17 @@ pub(super) fn decode_baseline(payload: &Payload<'_>, values: &mut [f32]) -> Resu
 type Part<'a> = ((Start, &'a mut [f32]), Per<&'a [u8]>, Per<&'a [u8]>);
 
 #[inline(always)]
-fn decode_part<F: Fn(&mut f32, f32)>(part: Part<'_>, (bits, seed, put): (u8, u64, F)) -> Result<()> {
-    with_width!(bits, decode_as(part, seed, put))
-}
-
-#[inline(always)]
-fn decode_as<const BITS: usize>(
+fn decode_part<F: Fn(&mut f32, f32)>(
     ((Start(start), values), Per(scales, ..), Per(codes, ..)): Part<'_>,
-    seed: u64,
-    put: impl Fn(&mut f32, f32),
+    (bits, seed, put): (u8, u64, F),
 ) -> Result<()> {
     let mut coordinates = [0.0; BLOCK];
     let mut all_codes = [0u8; BLOCK];
     let mut scales = scales.as_chunks::<4>().0.iter();
-    let packed = codes.chunks(BLOCK / 8 * BITS);
+    let packed = codes.chunks(BLOCK / 8 * bits as usize);
     for ((i, values), packed) in values.chunks_mut(BLOCK).enumerate().zip(packed) {
         let signs = Signs::new(seed, start + i * BLOCK);
-        bits::unpack(BITS as u8, packed, &mut all_codes);
+        bits::unpack(bits, packed, &mut all_codes);
         for ((at, len), &scale) in blocks(values.len()).zip(&mut scales) {
             let scale = f32::from_le_bytes(scale);
             // Anything above the bits of the largest finite number is infinite, NaN or negative.
@@ -154,7 +148,7 @@ fn decode_as<const BITS: usize>(
                 values.iter_mut().for_each(|place| put(place, 0.0));
                 continue;
             }
-            unquantise::<BITS>(&all_codes[at..at + len], coordinates);
+            unquantise(bits, &all_codes[at..at + len], coordinates);
             put_back(coordinates, scale, &signs, at, values, &put);
             if scale >= f32::MAX / (BLOCK as f32 * LARGEST) {
                 let finite = largest_decoded(coordinates, scale).is_finite();
@@ -167,11 +161,17 @@ fn decode_as<const BITS: usize>(
 
 /// Fills `coordinates` with the transform of what codes stand for.
 #[inline(always)]
-pub(super) fn unquantise<const BITS: usize>(codes: &[u8], coordinates: &mut [f32]) {
+pub(super) fn unquantise(bits: u8, codes: &[u8], coordinates: &mut [f32]) {
+    // Of each width, nothing more is compiled than what depends on it.
+    with_width!(bits, points(codes, coordinates));
+    transform(coordinates);
+}
+
+#[inline(always)]
+fn points<const BITS: usize>(codes: &[u8], coordinates: &mut [f32]) {
     for (to, &code) in coordinates.iter_mut().zip(codes) {
         *to = point::<BITS>(code);
     }
-    transform(coordinates);
 }
 
 /// Puts the values that transformed grid points stand for.

@@ -14,39 +14,34 @@ pub(super) type Part<'a, E> = ((Start, &'a [E]), Per<&'a mut [u8]>, Per<&'a mut 
 
 /// Fills `scales` and `codes`, which have exactly the lengths needed.
 #[inline(always)]
-pub(super) fn encode<E: Element>(part: Part<'_, E>, (eden, seed): (Eden, u64)) -> Result<()> {
-    with_width!(eden.bits, encode_as(part, eden.scale, seed))
-}
-
-#[inline(always)]
-fn encode_as<const BITS: usize>(
-    ((Start(start), values), Per(scales, ..), Per(codes, ..)): Part<'_, impl Element>,
-    scale: Scale,
-    seed: u64,
+pub(super) fn encode<E: Element>(
+    ((Start(start), values), Per(scales, ..), Per(codes, ..)): Part<'_, E>,
+    (Eden { bits, scale }, seed): (Eden, u64),
 ) -> Result<()> {
     let mut coordinates = [0.0; BLOCK];
     let mut all_codes = [0u8; BLOCK];
     let mut scales = scales.as_chunks_mut::<4>().0.iter_mut();
-    let packed = codes.chunks_mut(BLOCK / 8 * BITS);
+    let packed = codes.chunks_mut(BLOCK / 8 * bits as usize);
     for ((i, values), packed) in values.chunks(BLOCK).enumerate().zip(packed) {
         let first = start + i * BLOCK;
         let signs = Signs::new(seed, first);
         for ((at, len), place) in blocks(values.len()).zip(&mut scales) {
             let (coordinates, codes) = (&mut coordinates[..len], &mut all_codes[at..at + len]);
             let norm = Norm::of(&values[at..at + len], first + at)?;
-            let sent = encode_block::<BITS>(&norm, &values[at..at + len], scale, (&signs, at), coordinates, codes)?;
+            let sent = encode_block(bits, &norm, &values[at..at + len], scale, (&signs, at), coordinates, codes)?;
             *place = sent.to_le_bytes();
         }
         let end = values.len().next_multiple_of(8);
         all_codes[values.len()..end].fill(0);
-        bits::pack(BITS as u8, &all_codes[..end], packed);
+        bits::pack(bits, &all_codes[..end], packed);
     }
     Ok(())
 }
 
 /// Fills the codes of a block and returns its scale.
 #[inline(always)]
-pub(super) fn encode_block<const BITS: usize>(
+pub(super) fn encode_block(
+    bits: u8,
     norm: &Norm,
     values: &[impl Element],
     scale: Scale,
@@ -59,11 +54,11 @@ pub(super) fn encode_block<const BITS: usize>(
         return Ok(0.0);
     }
     norm.rotate(values, signs, at, coordinates);
-    let sums = quantise::<BITS>(coordinates, codes);
+    let sums = with_width!(bits, quantise(coordinates, codes));
     let sent = sums.scale(norm, scale, values.len());
     if !norm.is_moderate() {
         // Decoded values may be larger than those that were encoded.
-        unquantise::<BITS>(codes, coordinates);
+        unquantise(bits, codes, coordinates);
         Error::require_finite(largest_decoded(coordinates, sent).is_finite(), "a decoded value")?;
     }
     Ok(sent)

@@ -117,20 +117,10 @@ fn relative_error<const BITS: usize>(coordinates: &[f32], scale: Scale) -> Optio
 #[cold]
 #[inline(never)]
 fn by_decoding(eden: Eden, norm: &Norm, values: &[impl Element], signs: &Signs, at: usize) -> Result<f64> {
-    with_width!(eden.bits, by_decoding_as(eden.scale, norm, values, signs, at))
-}
-
-fn by_decoding_as<const BITS: usize>(
-    scale: Scale,
-    norm: &Norm,
-    values: &[impl Element],
-    signs: &Signs,
-    at: usize,
-) -> Result<f64> {
     let (mut coordinates, mut codes, mut decoded) = ([0.0; BLOCK], [0; BLOCK], [0.0; BLOCK]);
     let (coordinates, codes) = (&mut coordinates[..values.len()], &mut codes[..values.len()]);
-    let scale = encode_block::<BITS>(norm, values, scale, (signs, at), coordinates, codes)?;
-    unquantise::<BITS>(codes, coordinates);
+    let scale = encode_block(eden.bits, norm, values, eden.scale, (signs, at), coordinates, codes)?;
+    unquantise(eden.bits, codes, coordinates);
     put_back(coordinates, scale, signs, at, &mut decoded[..values.len()], |place, value| *place = value);
     let errors = values.iter().zip(&decoded).map(|(x, &decoded)| x.to_f32() as f64 - decoded as f64);
     Ok(errors.map(|error| error * error).sum())
