@@ -127,6 +127,11 @@ impl Candidates<'_> {
         }
     }
 
+    /// The method's name, that of the first candidate; empty where there is none.
+    pub fn name(&self) -> &'static str {
+        self.setting(0).map_or("", |setting| setting.name())
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

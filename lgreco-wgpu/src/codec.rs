@@ -5,7 +5,7 @@ use crate::gpu::Gpu;
 use crate::magnitude::{check_finite, overflow};
 use crate::memory::Scratch;
 use crate::tensor::{Input, Tensor};
-use crate::{Error, methods, positions, powersgd, qsgd, reconstruct, topk_encode};
+use crate::{Error, positions, powersgd, qsgd, reconstruct, topk_encode};
 use lgreco::compress::powersgd::NEAR_OVERFLOW;
 use lgreco::compress::quantised_topk::{self, Keep};
 use lgreco::compress::topk::overflow as overflow_from;
@@ -32,7 +32,7 @@ pub(crate) fn encode(
         Setting::TopK(c) => c.header(shape)?,
         Setting::QuantisedTopK(c) => quantised_topk::header(&c, shape)?,
         Setting::PowerSgd(c) => c.header(shape)?,
-        _ => return Err(Error::Method(methods::of_setting(setting))),
+        _ => return Err(Error::Method(setting.name())),
     };
     header.write(payload)?;
     if shape.elements() == 0 {
@@ -60,7 +60,7 @@ pub(crate) fn encode(
             let rank = effective_rank(shape, c.rank);
             powersgd::encode(&mut batch, &tensor, shape, (rank, c.iterations), stream, &results)?
         }
-        _ => return Err(Error::Method(methods::of_setting(setting))),
+        _ => return Err(Error::Method(setting.name())),
     };
     let mut bytes = batch.read(&with_results(written))?;
     let found = |bytes: &[u8]| -> [u32; 4] { bytemuck::pod_read_unaligned(&bytes[..16]) };

@@ -73,7 +73,6 @@ mod gpu;
 mod kernels;
 mod magnitude;
 mod memory;
-mod methods;
 mod norms;
 mod orthonormal;
 mod packing;

@@ -10,7 +10,7 @@ use crate::packing::packs;
 use crate::ranks::LowRank;
 use crate::sums::RECORD;
 use crate::tensor::{Input, Row, Tensor, Work, in_one_binding};
-use crate::{Error, few_bits, magnitude, methods, powersgd, qsgd, ranks, topk};
+use crate::{Error, few_bits, magnitude, powersgd, qsgd, ranks, topk};
 use lgreco::compress::powersgd::{NEAR_OVERFLOW, distinct_ranks};
 use lgreco::compress::qsgd::Qsgd;
 use lgreco::compress::topk::overflow as overflow_from;
@@ -48,7 +48,7 @@ fn check(work: &Work<'_>) -> Result<(), Error> {
             work.candidates.check(shape, dtype)?;
             powersgd::check(shape, distinct_ranks(shape, ranks).last().map_or(0, |&rank| rank as usize))
         }
-        _ => Err(Error::Method(methods::of_candidates(&work.candidates))),
+        _ => Err(Error::Method(work.candidates.name())),
     }
 }
 
@@ -260,7 +260,7 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u32], row: &mut [f64]) -> Re
             }
             ranks::errors(job.gradient.shape(), ranks, words, row);
         }
-        _ => return Err(Error::Method(methods::of_candidates(&job.candidates))),
+        _ => return Err(Error::Method(job.candidates.name())),
     }
     Ok(())
 }
