@@ -46,7 +46,7 @@
 //! | `cut`, `blocks`, `topk_encode` | where TopK's k largest end; how much is kept of each 2048 values; its payloads written |
 //! | `positions`, `reconstruct` | TopK's and PowerSGD's payloads read |
 //! | `few_bits`, `ranks` | rows of TopK in few bits; of PowerSGD |
-//! | `adapters`, `error`, `scopes`, `methods` | what there is; what went wrong; what has no kernels |
+//! | `adapters`, `error`, `scopes` | what there is; what went wrong |
 //!
 //! In `shaders/`, `tasks` is how a dispatch does many tasks, of one tensor or of many, `float` is f32 arithmetic on bits, `wide` sums with separate exponents, `record` eight of them per
 //! workgroup, `values` f32, f16 and bf16, `tile` a workgroup's values, `tally` its histograms; `lanes` and `lanes_subgroups` are
