@@ -165,7 +165,7 @@ def _both_collectives(rank: int) -> None:
         while sent.is_flying() and not sent.is_done():
             assert time.monotonic() < until
         train(model, outer, rank, range(step, step + 1))
-    assert fragment.has_sent and not sent.is_flying() and started == ["all_reduce", "all_gather"]
+    assert fragment.has_sent and sent.is_last() and sent.is_done() and started == ["all_reduce", "all_gather"]
     flight.start = start
     assert train(model, outer, rank, range(14, 15)) == [True]
 
@@ -174,14 +174,22 @@ def test_all_collectives_are_on_their_way_meanwhile() -> None:
     on_ranks(2, _both_collectives)
 
 
-def _cut_on_its_way(rank: int) -> list[torch.Tensor]:
-    """The network fails when a fragment is sent and another is on its way."""
+def _cut_on_its_way(rank: int, has_come: bool) -> list[torch.Tensor]:
+    """The network fails when a fragment is sent, and another is on its way or has come."""
     model = Linear()
     outer = OuterStep(model, every=4, fragments=2, delay=3, **TOPK)
     train(model, outer, rank, range(9))
     outer.finish()
     before = residuals(outer)
-    train(model, outer, rank, range(9, 11))
+    train(model, outer, rank, range(9, 10))
+    (sent,) = outer._fragments[1]._flights or []
+    until = time.monotonic() + 60
+    while has_come and not sent.is_last():
+        assert time.monotonic() < until
+        outer._fragments[1].go_on()
+    while has_come and not sent.is_done():
+        assert time.monotonic() < until
+    train(model, outer, rank, range(10, 11))
     assert [fragment.has_sent for fragment in outer._fragments] == [False, True]
     start = flight.start
 
@@ -199,8 +207,9 @@ def _cut_on_its_way(rank: int) -> list[torch.Tensor]:
     return [start for fragment in outer.state_dict()["fragments"] for start in fragment["starts"]]
 
 
-def test_without_a_network_nothing_is_on_its_way() -> None:
-    first, second = on_ranks(2, _cut_on_its_way)
+@pytest.mark.parametrize("has_come", [False, True])
+def test_without_a_network_nothing_is_on_its_way(has_come: bool) -> None:
+    first, second = on_ranks(2, _cut_on_its_way, has_come)
     assert all(map(torch.equal, first, second)) and all(start.any() for start in first)
 
 
@@ -586,6 +595,26 @@ def _copied(rank: int) -> bool:
 
 def test_copies_of_the_model_may_be_loaded() -> None:
     assert on_ranks(2, _copied) == [False, False]
+
+
+def _all_refuse(rank: int, how: str) -> bool:
+    """Whether residuals are what they were after an outer step that all ranks refuse."""
+    model = Linear()
+    outer = OuterStep(model, every=2, **TOPK)
+    train(model, outer, rank, range(10))
+    before = residuals(outer)
+    if how == "loaded":
+        model.load_state_dict({name: torch.full_like(p, 1.0 + rank) for name, p in model.named_parameters()})
+    elif rank == 1:
+        model.second = torch.nn.Parameter(torch.ones(SHAPES["second"]))
+    with pytest.raises(LgrecoError, match="not loaded the same weights|cannot make the outer step|another parameter in its place"):
+        train(model, outer, rank, range(10, 12))
+    return bool(before.any()) and torch.equal(before, residuals(outer))
+
+
+@pytest.mark.parametrize("how", ["loaded", "replaced"])
+def test_a_refused_outer_step_leaves_residuals(how: str) -> None:
+    assert on_ranks(2, _all_refuse, how) == [True, True]
 
 
 def _unfrozen(rank: int, how: str) -> list[str]:

@@ -442,6 +442,10 @@ class DeviceFlight:
         """Whether going on would not wait: it enqueues."""
         return self._work is not None
 
+    def is_last(self) -> bool:
+        """Its means are enqueued in any step, in the order of the stream."""
+        return False
+
     def can_end(self) -> bool:
         """The means are enqueued at the end of the backward pass, so that the rest of it does not wait for collectives."""
         return False

@@ -94,9 +94,13 @@ class Flight:
         """Whether going on would not wait."""
         return self._work is not None and self._work.is_completed()
 
+    def is_last(self) -> bool:
+        """Whether going on would start no other collective, on this rank."""
+        return self._rounds <= 0
+
     def can_end(self) -> bool:
         """Whether going on would neither wait nor start another collective, on this rank."""
-        return self._rounds <= 0 and self.is_done()
+        return self.is_last() and self.is_done()
 
     def give_up(self, error: Exception) -> None:
         """Waits until the engine no longer touches the bucket's memory, as its network has failed."""

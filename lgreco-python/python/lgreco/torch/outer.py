@@ -433,14 +433,16 @@ class _Fragment(Training):
         except RuntimeError as error:
             raise self._abandoned(error) from error
         all_loaded, all_changed = told.view(-1, 2).T.tolist()
-        if changed is not None:
-            raise changed
+        failed = changed
         for rank in range(self._group.size()):
-            if all_changed[rank]:
-                raise LgrecoError(f"rank {rank} cannot make the outer step: its model has changed since the OuterStep was made")
-            if all_loaded[rank] != all_loaded[0]:
+            if failed is None and all_changed[rank]:
+                failed = LgrecoError(f"rank {rank} cannot make the outer step: its model has changed since the OuterStep was made")
+            if failed is None and all_loaded[rank] != all_loaded[0]:
                 what = f"rank {rank} and rank 0 have not loaded the same weights since the last outer step"
-                raise LgrecoError(f"{what}: load the same on all ranks, or call restart() on all")
+                failed = LgrecoError(f"{what}: load the same on all ranks, or call restart() on all")
+        if failed is not None:
+            self._take_back(failed)
+            raise failed
         self._forget_loaded()
 
     def send(self, changed: LgrecoError | None) -> None:
@@ -455,10 +457,10 @@ class _Fragment(Training):
         self._sent = sent, buffer
 
     def go_on(self) -> None:
-        """Starts the next collective if the one before is done; waits for none."""
+        """Starts the next collective if the one before is done; waits for none. Residuals change with the means only."""
         for flight in self._flights or []:
             try:
-                while flight.is_done() and self._go_on(flight):
+                while flight.is_done() and not flight.is_last() and self._go_on(flight):
                     pass
             except BaseException:  # an interrupt, too: what has been sent is taken back
                 self._sent = None
@@ -474,9 +476,13 @@ class _Fragment(Training):
         """Waits for the means, and makes the outer step."""
         assert self._sent is not None
         try:
+            for flight in self._flights or []:
+                while flight.is_flying() and not flight.is_last() and self._go_on(flight):
+                    pass
+            # Before the means change residuals: an outer step that cannot be made leaves no trace.
+            self._expect_alike()
             self._finish_step()
             self._end_step()
-            self._expect_alike()
             self._make(*self._sent)
         finally:
             self._sent = None
