@@ -38,27 +38,21 @@ use crate::{Error, Result};
 pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     let body = Body::open(payload)?;
     expect_len("decoded values", payload.header.shape.elements(), values.len())?;
-    body.put(0, values, |place, value| *place = value)
+    body.put(0, values, None)
 }
 
 /// Combines what a payload stands for with `values`. Same errors as [`decode`].
 pub(crate) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<()> {
     let body = Body::open(payload)?;
     expect_len("decoded values", payload.header.shape.elements(), values.len())?;
-    match how {
-        Combine::Add => body.put(0, values, |place, value| *place += value),
-        Combine::Subtract => body.put(0, values, |place, value| *place -= value),
-    }
+    body.put(0, values, Some(how))
 }
 
 /// The same of the elements from `start` on, a multiple of [`BLOCK`]. `values` end with a block.
 pub(crate) fn combine_stretch(payload: &Payload<'_>, replace: bool, start: usize, values: &mut [f32]) -> Result<()> {
     let body = Body::open(payload)?;
     expect_room("elements", start.saturating_add(values.len()), payload.header.shape.elements())?;
-    match replace {
-        true => body.put(start, values, |place, value| *place = value),
-        false => body.put(start, values, |place, value| *place += value),
-    }
+    body.put(start, values, (!replace).then_some(Combine::Add))
 }
 
 /// Bytes of the body that a header implies.
@@ -99,8 +93,8 @@ impl<'a> Body<'a> {
         Ok(Body { bits: eden.bits, seed: u64::from_le_bytes(*seed), scales, codes })
     }
 
-    /// `put` says where each of the values from element `start` on goes.
-    fn put(&self, start: usize, values: &mut [f32], put: impl Fn(&mut f32, f32) + Copy + Send) -> Result<()> {
+    /// Combines what the payload stands for with the values from element `start` on, or replaces them by it.
+    fn put(&self, start: usize, values: &mut [f32], how: Option<Combine>) -> Result<()> {
         let block_bytes = BLOCK / 8 * self.bits as usize;
         let (scales, codes) = (&self.scales[start / BLOCK * 4..], &self.codes[start / BLOCK * block_bytes..]);
         let parts = ((Start(start), values), Per(scales, 4, BLOCK), Per(codes, block_bytes, BLOCK));
@@ -109,7 +103,7 @@ impl<'a> Body<'a> {
             elements,
             BLOCK,
             parts,
-            (self.bits, self.seed, put),
+            (self.bits, self.seed, how),
             #[inline(always)]
             |part, with| decode_part(part, with),
         )
@@ -120,40 +114,46 @@ impl<'a> Body<'a> {
 #[cfg(test)]
 pub(super) fn decode_baseline(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     let Body { bits, seed, scales, codes } = Body::open(payload)?;
-    let part = ((Start(0), values), Per(scales, 0, 1), Per(codes, 0, 1));
-    decode_part(part, (bits, seed, |place: &mut f32, value| *place = value))
+    decode_part(((Start(0), values), Per(scales, 0, 1), Per(codes, 0, 1)), (bits, seed, None))
 }
 
 /// The first value's number in the tensor, values, and their scales and codes.
 type Part<'a> = ((Start, &'a mut [f32]), Per<&'a [u8]>, Per<&'a [u8]>);
 
 #[inline(always)]
-fn decode_part<F: Fn(&mut f32, f32)>(
+fn decode_part(
     ((Start(start), values), Per(scales, ..), Per(codes, ..)): Part<'_>,
-    (bits, seed, put): (u8, u64, F),
+    (bits, seed, how): (u8, u64, Option<Combine>),
 ) -> Result<()> {
     let mut coordinates = [0.0; BLOCK];
     let mut all_codes = [0u8; BLOCK];
+    let mut room = [0.0; BLOCK];
     let mut scales = scales.as_chunks::<4>().0.iter();
     let packed = codes.chunks(BLOCK / 8 * bits as usize);
     for ((i, values), packed) in values.chunks_mut(BLOCK).enumerate().zip(packed) {
         let signs = Signs::new(seed, start + i * BLOCK);
         bits::unpack(bits, packed, &mut all_codes);
-        for ((at, len), &scale) in blocks(values.len()).zip(&mut scales) {
+        let decoded = if how.is_none() { &mut *values } else { &mut room[..values.len()] };
+        for ((at, len), &scale) in blocks(decoded.len()).zip(&mut scales) {
             let scale = f32::from_le_bytes(scale);
             // Anything above the bits of the largest finite number is infinite, NaN or negative.
             Error::require_body(scale.to_bits() <= f32::MAX.to_bits(), "a scale is not finite and at least 0")?;
-            let (coordinates, values) = (&mut coordinates[..len], &mut values[at..at + len]);
+            let (coordinates, decoded) = (&mut coordinates[..len], &mut decoded[at..at + len]);
             if scale == 0.0 {
-                values.iter_mut().for_each(|place| put(place, 0.0));
+                decoded.fill(0.0);
                 continue;
             }
             unquantise(bits, &all_codes[at..at + len], coordinates);
-            put_back(coordinates, scale, &signs, at, values, &put);
+            put_back(coordinates, scale, &signs, at, decoded);
             if scale >= f32::MAX / (BLOCK as f32 * LARGEST) {
                 let finite = largest_decoded(coordinates, scale).is_finite();
                 Error::require_finite(finite, "a decoded value")?;
             }
+        }
+        match how {
+            None => {}
+            Some(Combine::Add) => values.iter_mut().zip(&room).for_each(|(value, decoded)| *value += decoded),
+            Some(Combine::Subtract) => values.iter_mut().zip(&room).for_each(|(value, decoded)| *value -= decoded),
         }
     }
     Ok(())
@@ -174,18 +174,11 @@ fn points<const BITS: usize>(codes: &[u8], coordinates: &mut [f32]) {
     }
 }
 
-/// Puts the values that transformed grid points stand for.
+/// Fills `values` with what transformed grid points stand for.
 #[inline(always)]
-pub(super) fn put_back(
-    coordinates: &[f32],
-    scale: f32,
-    signs: &Signs,
-    at: usize,
-    values: &mut [f32],
-    put: impl Fn(&mut f32, f32),
-) {
+pub(super) fn put_back(coordinates: &[f32], scale: f32, signs: &Signs, at: usize, values: &mut [f32]) {
     let inverse_root = inverse_root(coordinates.len());
-    signs.apply(at, coordinates, values, |z| z * inverse_root * scale, put);
+    signs.apply(at, coordinates, values, |z| z * inverse_root * scale);
 }
 
 /// The largest magnitude among the values that [`put_back`] puts.

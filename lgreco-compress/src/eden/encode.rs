@@ -2,7 +2,7 @@
 
 use super::decode::{largest_decoded, unquantise};
 use super::grid::nearest;
-use super::rotate::{LANES, Norm, Signs, blocks, inverse_root, total};
+use super::rotate::{LANES, Norm, Signs, as_f32, blocks, inverse_root, total};
 use super::{BLOCK, Eden, Scale};
 use crate::bits::{self, with_width};
 use crate::gradient::Element;
@@ -12,29 +12,47 @@ use crate::{Error, Result};
 /// The first value's number in the tensor, values, and room for their scales and codes.
 pub(super) type Part<'a, E> = ((Start, &'a [E]), Per<&'a mut [u8]>, Per<&'a mut [u8]>);
 
-/// Fills `scales` and `codes`, which have exactly the lengths needed.
+/// Up to [`BLOCK`] values, the first one's number, and room for exactly their scales and codes.
+pub(super) struct Chunk<'a> {
+    eden: Eden,
+    seed: u64,
+    first: usize,
+    values: &'a [f32],
+    scales: &'a mut [u8],
+    codes: &'a mut [u8],
+}
+
+/// Fills `scales` and `codes`, which have exactly the lengths needed. `chunk` is [`encode_chunk`], which is so compiled once for
+/// all element types.
 #[inline(always)]
 pub(super) fn encode<E: Element>(
-    ((Start(start), values), Per(scales, ..), Per(codes, ..)): Part<'_, E>,
-    (Eden { bits, scale }, seed): (Eden, u64),
+    ((Start(start), values), Per(mut scales, ..), Per(codes, ..)): Part<'_, E>,
+    (eden, seed): (Eden, u64),
+    chunk: impl Fn(Chunk<'_>) -> Result<()>,
 ) -> Result<()> {
+    let mut room = [0.0; BLOCK];
+    for ((i, values), codes) in values.chunks(BLOCK).enumerate().zip(codes.chunks_mut(BLOCK / 8 * eden.bits as usize)) {
+        let own;
+        (own, scales) = scales.split_at_mut(4 * blocks(values.len()).count());
+        chunk(Chunk { eden, seed, first: start + i * BLOCK, values: as_f32(values, &mut room), scales: own, codes })?;
+    }
+    Ok(())
+}
+
+#[inline(always)]
+pub(super) fn encode_chunk(chunk: Chunk<'_>) -> Result<()> {
+    let Chunk { eden: Eden { bits, scale }, seed, first, values, scales, codes: packed } = chunk;
     let mut coordinates = [0.0; BLOCK];
     let mut all_codes = [0u8; BLOCK];
-    let mut scales = scales.as_chunks_mut::<4>().0.iter_mut();
-    let packed = codes.chunks_mut(BLOCK / 8 * bits as usize);
-    for ((i, values), packed) in values.chunks(BLOCK).enumerate().zip(packed) {
-        let first = start + i * BLOCK;
-        let signs = Signs::new(seed, first);
-        for ((at, len), place) in blocks(values.len()).zip(&mut scales) {
-            let (coordinates, codes) = (&mut coordinates[..len], &mut all_codes[at..at + len]);
-            let norm = Norm::of(&values[at..at + len], first + at)?;
-            let sent = encode_block(bits, &norm, &values[at..at + len], scale, (&signs, at), coordinates, codes)?;
-            *place = sent.to_le_bytes();
-        }
-        let end = values.len().next_multiple_of(8);
-        all_codes[values.len()..end].fill(0);
-        bits::pack(bits, &all_codes[..end], packed);
+    let signs = Signs::new(seed, first);
+    for ((at, len), place) in blocks(values.len()).zip(scales.as_chunks_mut::<4>().0) {
+        let (coordinates, codes) = (&mut coordinates[..len], &mut all_codes[at..at + len]);
+        let norm = Norm::of(&values[at..at + len], first + at)?;
+        let sent = encode_block(bits, &norm, &values[at..at + len], scale, (&signs, at), coordinates, codes)?;
+        *place = sent.to_le_bytes();
     }
+    // Codes behind the values are 0.
+    bits::pack(bits, &all_codes[..values.len().next_multiple_of(8)], packed);
     Ok(())
 }
 
@@ -43,7 +61,7 @@ pub(super) fn encode<E: Element>(
 pub(super) fn encode_block(
     bits: u8,
     norm: &Norm,
-    values: &[impl Element],
+    values: &[f32],
     scale: Scale,
     (signs, at): (&Signs, usize),
     coordinates: &mut [f32],

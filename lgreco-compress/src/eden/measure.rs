@@ -3,7 +3,7 @@
 use super::decode::{put_back, unquantise};
 use super::encode::{Sums, encode_block};
 use super::grid::nearest;
-use super::rotate::{LANES, Norm, Signs, blocks, total};
+use super::rotate::{LANES, Norm, Signs, as_f32, blocks, total};
 use super::{BLOCK, Eden, Scale, seed_of};
 use crate::bits::with_width;
 use crate::error::expect_len;
@@ -51,34 +51,54 @@ pub fn measure(
     let seed = seed_of(stream);
     with_elements!(gradient.values(), values => match bits {
         [] => check_finite(values),
-        _ => dispatch_with!((scale, bits, seed, values, squared_errors), measure_all),
+        _ => measure_all((scale, bits, seed), values, squared_errors, |chunk| dispatch_with!(chunk, measure_chunk)),
     })
 }
 
-/// Adds to `squared_errors`.
-#[inline(always)]
+/// Up to [`BLOCK`] values, the first one's number, and the sums to which their squared errors are added.
+pub(super) struct Chunk<'a> {
+    scale: Scale,
+    bits: &'a [u8],
+    seed: u64,
+    first: usize,
+    values: &'a [f32],
+    squared_errors: &'a mut [f64],
+}
+
+/// Adds to `squared_errors`. `chunk` is [`measure_chunk`], which is so compiled once for all element types.
 pub(super) fn measure_all<E: Element>(
-    (scale, bits, seed, values, squared_errors): (Scale, &[u8], u64, &[E], &mut [f64]),
+    (scale, bits, seed): (Scale, &[u8], u64),
+    values: &[E],
+    squared_errors: &mut [f64],
+    chunk: impl Fn(Chunk<'_>) -> Result<()>,
 ) -> Result<()> {
-    let mut coordinates = [0.0; BLOCK];
+    let mut room = [0.0; BLOCK];
     for (i, values) in values.chunks(BLOCK).enumerate() {
-        let first = i * BLOCK;
-        let signs = Signs::new(seed, first);
-        for (at, len) in blocks(values.len()) {
-            let (block, coordinates) = (&values[at..at + len], &mut coordinates[..len]);
-            let norm = Norm::of(block, first + at)?;
-            if norm.is_zero() {
-                continue;
-            }
-            norm.rotate(block, &signs, at, coordinates);
-            let mean_square = norm.norm * norm.norm / len as f64;
-            for (&bits, error) in bits.iter().zip(squared_errors.iter_mut()) {
-                let relative = with_width!(bits, relative_error(coordinates, scale));
-                *error += match relative {
-                    Some(relative) if norm.is_moderate() => relative * mean_square,
-                    _ => by_decoding(Eden { bits, scale }, &norm, block, &signs, at)?,
-                };
-            }
+        let values = as_f32(values, &mut room);
+        chunk(Chunk { scale, bits, seed, first: i * BLOCK, values, squared_errors })?;
+    }
+    Ok(())
+}
+
+#[inline(always)]
+pub(super) fn measure_chunk(chunk: Chunk<'_>) -> Result<()> {
+    let Chunk { scale, bits, seed, first, values, squared_errors } = chunk;
+    let mut coordinates = [0.0; BLOCK];
+    let signs = Signs::new(seed, first);
+    for (at, len) in blocks(values.len()) {
+        let (block, coordinates) = (&values[at..at + len], &mut coordinates[..len]);
+        let norm = Norm::of(block, first + at)?;
+        if norm.is_zero() {
+            continue;
+        }
+        norm.rotate(block, &signs, at, coordinates);
+        let mean_square = norm.norm * norm.norm / len as f64;
+        for (&bits, error) in bits.iter().zip(squared_errors.iter_mut()) {
+            let relative = with_width!(bits, relative_error(coordinates, scale));
+            *error += match relative {
+                Some(relative) if norm.is_moderate() => relative * mean_square,
+                _ => by_decoding(Eden { bits, scale }, &norm, block, &signs, at)?,
+            };
         }
     }
     Ok(())
@@ -116,12 +136,12 @@ fn relative_error<const BITS: usize>(coordinates: &[f32], scale: Scale) -> Optio
 /// The same by encoding and decoding the block.
 #[cold]
 #[inline(never)]
-fn by_decoding(eden: Eden, norm: &Norm, values: &[impl Element], signs: &Signs, at: usize) -> Result<f64> {
+fn by_decoding(eden: Eden, norm: &Norm, values: &[f32], signs: &Signs, at: usize) -> Result<f64> {
     let (mut coordinates, mut codes, mut decoded) = ([0.0; BLOCK], [0; BLOCK], [0.0; BLOCK]);
     let (coordinates, codes) = (&mut coordinates[..values.len()], &mut codes[..values.len()]);
     let scale = encode_block(eden.bits, norm, values, eden.scale, (signs, at), coordinates, codes)?;
     unquantise(eden.bits, codes, coordinates);
-    put_back(coordinates, scale, signs, at, &mut decoded[..values.len()], |place, value| *place = value);
-    let errors = values.iter().zip(&decoded).map(|(x, &decoded)| x.to_f32() as f64 - decoded as f64);
+    put_back(coordinates, scale, signs, at, &mut decoded[..values.len()]);
+    let errors = values.iter().zip(&decoded).map(|(x, &decoded)| *x as f64 - decoded as f64);
     Ok(errors.map(|error| error * error).sum())
 }

@@ -63,12 +63,14 @@ pub(super) use decode::{combine, combine_stretch, stated};
 pub use measure::measure;
 pub(crate) use setting::{KNOWN, PLANNED, READER};
 
+use self::encode::{encode, encode_chunk};
 use super::bits::packed_len;
 use super::wire::{HEADER_LEN, Header, Method};
 use super::{Compressor, Cost, ResidualKind, Traits};
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Gradient, Shape, with_elements};
 use crate::rng::Stream;
+use crate::simd::dispatch_with;
 use crate::spread::{Per, Start, spread_parts};
 use crate::{Error, Result};
 
@@ -197,7 +199,7 @@ impl Compressor for Eden {
                 part,
                 (*self, seed_of(stream)),
                 #[inline(always)]
-                |part, with| encode::encode(part, with),
+                |part, with| encode(part, with, |chunk| dispatch_with!(chunk, encode_chunk)),
             )
         })?;
         Ok(len)

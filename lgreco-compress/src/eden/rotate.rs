@@ -2,7 +2,7 @@
 
 use super::BLOCK;
 use super::transform::transform;
-use crate::gradient::Element;
+use crate::gradient::{Dtype, Element};
 use crate::num::sqrt;
 use crate::rng::Stream;
 use crate::rng::block::fill_words;
@@ -47,26 +47,29 @@ impl Signs {
         Signs(words)
     }
 
-    /// Passes each of `from`, of which `value` makes an f32, with the sign that it gets, and its place in `to`, to `put`. They
-    /// are a block that begins at value `at`.
+    /// Fills `to` with what `value` makes of each of `from`, with the sign that it gets. They are a block that begins at value `at`.
     #[inline(always)]
-    pub(super) fn apply<T: Copy, U>(
-        &self,
-        at: usize,
-        from: &[T],
-        to: &mut [U],
-        value: impl Fn(T) -> f32,
-        put: impl Fn(&mut U, f32),
-    ) {
+    pub(super) fn apply(&self, at: usize, from: &[f32], to: &mut [f32], value: impl Fn(f32) -> f32) {
         // A block of fewer values than there are words does not go beyond the last word.
         let words = &self.0[at % WORDS..];
         for (i, (from, to)) in from.chunks(WORDS).zip(to.chunks_mut(WORDS)).enumerate() {
             let bit = (at / WORDS + i) as u32 % 32;
             for ((&from, to), &word) in from.iter().zip(to).zip(words) {
-                put(to, f32::from_bits(value(from).to_bits() ^ ((word >> bit) << 31)));
+                *to = f32::from_bits(value(from).to_bits() ^ ((word >> bit) << 31));
             }
         }
     }
+}
+
+/// The values, in `room` unless they are f32.
+#[inline(always)]
+pub(super) fn as_f32<'a, E: Element>(values: &'a [E], room: &'a mut [f32; BLOCK]) -> &'a [f32] {
+    if E::DTYPE == Dtype::F32 {
+        return bytemuck::cast_slice(values);
+    }
+    let room = &mut room[..values.len()];
+    room.iter_mut().zip(values).for_each(|(to, value)| *to = value.to_f32());
+    room
 }
 
 /// A block's length as a vector, and what brings it to 1.
@@ -86,17 +89,17 @@ impl Norm {
     /// # Errors
     /// [`Error::NonFinite`] with the first offender.
     #[inline(always)]
-    pub(super) fn of<E: Element>(values: &[E], start: usize) -> Result<Norm> {
+    pub(super) fn of(values: &[f32], start: usize) -> Result<Norm> {
         let mut sums = [0.0f64; LANES];
         let (chunks, rest) = values.as_chunks::<LANES>();
         for chunk in chunks {
             for lane in 0..LANES {
-                let x = chunk[lane].to_f32() as f64;
+                let x = chunk[lane] as f64;
                 sums[lane] += x * x;
             }
         }
         for (sum, &x) in sums.iter_mut().zip(rest) {
-            let x = x.to_f32() as f64;
+            let x = x as f64;
             *sum += x * x;
         }
         let norm = sqrt(total(sums));
@@ -127,17 +130,17 @@ impl Norm {
 
     /// Fills `coordinates` with `H D x / ‖x‖`, whose squares sum to their number. The block begins at value `at` of `signs`.
     #[inline(always)]
-    pub(super) fn rotate<E: Element>(&self, values: &[E], signs: &Signs, at: usize, coordinates: &mut [f32]) {
+    pub(super) fn rotate(&self, values: &[f32], signs: &Signs, at: usize, coordinates: &mut [f32]) {
         let Norm { power, inverse, .. } = *self;
-        signs.apply(at, values, coordinates, |x| x.to_f32() * power * inverse, |to, x| *to = x);
+        signs.apply(at, values, coordinates, |x| x * power * inverse);
         transform(coordinates);
     }
 }
 
 #[cold]
 #[inline(never)]
-fn first_offender<E: Element>(values: &[E], start: usize) -> Error {
-    let mut all = values.iter().map(|x| x.to_f32()).enumerate();
+fn first_offender(values: &[f32], start: usize) -> Error {
+    let mut all = values.iter().copied().enumerate();
     let (index, value) = all.find(|(_, x)| !x.is_finite()).unwrap_or((0, f32::NAN));
     Error::NonFinite { index: start + index, value }
 }
