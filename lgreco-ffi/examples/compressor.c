@@ -41,7 +41,7 @@ int main(void) {
         layers[l].values = values[l];
     }
     lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
-    search.method = LGRECO_METHOD_TOPK;
+    search.methods = "topk";
     search.parameter = 0.1;
     lgreco_table *table = NULL;
     lgreco_table_view measured = LGRECO_TABLE_VIEW_INIT;

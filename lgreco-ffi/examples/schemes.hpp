@@ -9,21 +9,21 @@
 struct Scheme {
     const char *name;
     lgreco_policy policy;
-    lgreco_method method;
+    const char *methods;
     double parameter;  // bits, density or rank of the uniform setting; also L-GreCo's error budget
     lgreco_dtype reduce_dtype = LGRECO_DTYPE_F32;  // of factors and uncompressed layers on the network
 };
 
 // Uncompressed first, then every uniform scheme with those of L-GreCo behind it.
 constexpr Scheme schemes[] = {
-    {"uncompressed", LGRECO_POLICY_UNCOMPRESSED, LGRECO_METHOD_QSGD, 4},
-    {"QSGD 4 bits, uniform", LGRECO_POLICY_UNIFORM, LGRECO_METHOD_QSGD, 4},
-    {"QSGD, L-GreCo", LGRECO_POLICY_L_GRECO, LGRECO_METHOD_QSGD, 4},
-    {"TopK 10 %, uniform", LGRECO_POLICY_UNIFORM, LGRECO_METHOD_TOPK, 0.1},
-    {"TopK, L-GreCo", LGRECO_POLICY_L_GRECO, LGRECO_METHOD_TOPK, 0.1},
-    {"PowerSGD rank 4, uniform", LGRECO_POLICY_UNIFORM, LGRECO_METHOD_POWERSGD, 4},
-    {"PowerSGD, L-GreCo", LGRECO_POLICY_L_GRECO, LGRECO_METHOD_POWERSGD, 4},
-    {"PowerSGD, L-GreCo, bf16", LGRECO_POLICY_L_GRECO, LGRECO_METHOD_POWERSGD, 4, LGRECO_DTYPE_BF16},
+    {"uncompressed", LGRECO_POLICY_UNCOMPRESSED, "qsgd", 4},
+    {"QSGD 4 bits, uniform", LGRECO_POLICY_UNIFORM, "qsgd", 4},
+    {"QSGD, L-GreCo", LGRECO_POLICY_L_GRECO, "qsgd", 4},
+    {"TopK 10 %, uniform", LGRECO_POLICY_UNIFORM, "topk", 0.1},
+    {"TopK, L-GreCo", LGRECO_POLICY_L_GRECO, "topk", 0.1},
+    {"PowerSGD rank 4, uniform", LGRECO_POLICY_UNIFORM, "powersgd", 4},
+    {"PowerSGD, L-GreCo", LGRECO_POLICY_L_GRECO, "powersgd", 4},
+    {"PowerSGD, L-GreCo, bf16", LGRECO_POLICY_L_GRECO, "powersgd", 4, LGRECO_DTYPE_BF16},
 };
 
 // The controller of one training run, with the first decision after `warmup` steps and another after every `period`.
@@ -32,11 +32,14 @@ inline lgreco::Controller controller_of(const Scheme &scheme, MpiCollective &col
                                         std::uint64_t period,
                                         lgreco_controller_options options = lgreco::controller_options()) {
     lgreco_search_options search = lgreco::search_options();
-    search.method = scheme.method;
+    search.methods = scheme.methods;
     search.parameter = scheme.parameter;
-    search.metric = LGRECO_METRIC_L2;  // the paper's
+    lgreco_plan_options plan = lgreco::plan_options();
+    search.metric = LGRECO_METRIC_L2;  // the paper's, and the error of the uniform setting in as few bytes as possible
+    plan.limit = LGRECO_LIMIT_ERROR;
     search.reduce_dtype = scheme.reduce_dtype;
     options.search = &search;
+    options.plan = &plan;
     options.policy = scheme.policy;
     options.warmup = warmup;
     options.period = period;

@@ -75,6 +75,9 @@
 // Of search options' `widths`: kept values in the gradient's own type.
 #define LGRECO_WIDTH_FULL 1
 
+// Of `fixed` in a table view: plans choose the layer's option.
+#define LGRECO_NO_OPTION UINT32_MAX
+
 // Bytes that lgreco_payload_seal adds. Sizes in tables and plans are those of payloads without them.
 #define LGRECO_SEAL_BYTES 8
 
@@ -173,7 +176,7 @@ typedef uint32_t lgreco_sidco_fit;
 typedef struct lgreco_setting {
     // Set by the INIT macro.
     size_t struct_size;
-    // LGRECO_METHOD_DENSE, the default, or another, but not LGRECO_METHOD_HYBRID.
+    // LGRECO_METHOD_DENSE, the default, or another.
     lgreco_method method;
     // QSGD: bits per element, 1 to 8; quantised TopK: bits per kept value, 1 to 8; 4 by default.
     uint32_t bits;
@@ -226,18 +229,19 @@ typedef uint32_t lgreco_metric;
 
 // What to offer each layer of a model. Begin with LGRECO_SEARCH_OPTIONS_INIT.
 //
-// Parameters are bits per element for QSGD (1 to 8; 4 by default) and EDEN (3), the density for TopK (above 0, to 1; 0.01) and the rank
-// for PowerSGD (1 to 65536; 4), the density for CLT-k and SIDCo (0.01), the least magnitude for hard thresholds (0.01),
-// elements per bin for AdaComp (500) and per group for LoCo (512). LGRECO_METHOD_HYBRID offers all three against the budget of uniform 4-bit QSGD; `parameter`
-// and the range are then those of QSGD.
+// Methods are "qsgd", "topk", "powersgd", "eden", "clt-k", "sidco", "hard-threshold", "adacomp", "loco", several of them with
+// commas between, the first of which says what is uniform, or "hybrid", the default: QSGD, TopK and PowerSGD. Parameters are
+// those of the first method: bits per element for QSGD (1 to 8; 4 by default) and EDEN (3), the density for TopK, CLT-k and
+// SIDCo (above 0, to 1; 0.01), the rank for PowerSGD (1 to 65536; 4), the least magnitude for hard thresholds (0.01), elements
+// per bin for AdaComp (500) and per group for LoCo (512).
 typedef struct lgreco_search_options {
     // Set by the INIT macro.
     size_t struct_size;
-    // LGRECO_METHOD_QSGD, the default, TOPK, POWERSGD, HYBRID, CLT_K, SIDCO, HARD_THRESHOLD, ADACOMP or LOCO.
-    lgreco_method method;
+    // The methods, UTF-8; NULL, the default, for "hybrid". Not kept.
+    const char *methods;
     // LGRECO_METRIC_SQUARED_L2, the default, or LGRECO_METRIC_L2, the paper's.
     lgreco_metric metric;
-    // The uniform setting that the error budget is taken from; 0, the default, for the method's.
+    // The uniform setting that the budget is taken from; 0, the default, for the method's.
     double parameter;
     // Smallest parameter offered; 0 in this and the next two, the default, for L-GreCo's range about `parameter`.
     double first;
@@ -249,7 +253,7 @@ typedef struct lgreco_search_options {
     size_t min_elements;
     // Seed of random start matrices: give compressors the same; 0 by default.
     uint64_t seed;
-    // TopK, also within HYBRID: how the values it keeps may be sent, LGRECO_WIDTH_FULL and 1 << bits for each of 1 to 8
+    // TopK, also among several: how the values it keeps may be sent, LGRECO_WIDTH_FULL and 1 << bits for each of 1 to 8
     // bits, added up; 0, the default, for full ones alone. `parameter`'s are full.
     uint64_t widths;
     // How many workers' payloads are averaged, which decides between methods where they mix: the squared errors of QSGD with
@@ -296,6 +300,11 @@ typedef struct lgreco_table_view {
     const char *metric;
     // Filled by the library for measured tables: which of the model's layers each layer of the table is; else NULL.
     const size_t *model_layers;
+    // Per layer, the name of its group, UTF-8, or NULL: plans give all layers of a group options of one label (tied weights,
+    // fused projections). NULL for no groups.
+    const char *const *groups;
+    // Per layer, the option that every plan has, or LGRECO_NO_OPTION. NULL for none.
+    const uint32_t *fixed;
 } lgreco_table_view;
 
 // How to choose: LGRECO_SOLVER_...
@@ -316,7 +325,7 @@ typedef struct lgreco_plan_options {
     uint64_t states;
     // The error budget, or the size of the defaults, is multiplied by this, finite and not negative; 1 by default.
     double alpha;
-    // LGRECO_LIMIT_ERROR by default.
+    // LGRECO_LIMIT_DEFAULT by default.
     lgreco_limit limit;
     // LGRECO_LIMIT_SIZE: the most bits, or, of a controller that plans in seconds, picoseconds. Otherwise not read.
     uint64_t size_limit;
@@ -458,9 +467,9 @@ typedef uint32_t lgreco_objective;
 typedef struct lgreco_controller_options {
     // Set by the INIT macro.
     size_t struct_size;
-    // What is offered to the layers; its seed is that of all random bits; NULL for QSGD. Not kept.
+    // What is offered to the layers; its seed is that of all random bits; NULL for the defaults. Not kept.
     const struct lgreco_search_options *search;
-    // Solver, its limits, and the factor on the error budget; NULL for the defaults. Not kept.
+    // Solver, its limits, and what plans keep within; NULL for the defaults. Not kept.
     const struct lgreco_plan_options *plan;
     // LGRECO_POLICY_FIXED: one setting per layer. Not kept.
     const struct lgreco_setting *fixed;
@@ -1080,9 +1089,6 @@ typedef struct lgreco_cuda_outcome {
 // whose length the values decide.
 #define LGRECO_METHOD_SIDCO 34
 
-// QSGD, TopK and PowerSGD, chosen per layer; for lgreco_search_options only.
-#define LGRECO_METHOD_HYBRID 256
-
 // Plus and minus the largest magnitude.
 #define LGRECO_SCALE_MAX_NORM 0
 
@@ -1122,15 +1128,18 @@ typedef struct lgreco_cuda_outcome {
 // Algorithm 1 of the L-GreCo paper on a grid of `levels` cells.
 #define LGRECO_SOLVER_DP 1
 
+// LGRECO_LIMIT_ERROR for a table that has a budget, LGRECO_LIMIT_DEFAULT_SIZE for another and for controllers.
+#define LGRECO_LIMIT_DEFAULT 0
+
 // An error, and the plan is as small as that allows: the table's budget or, without, the error of its defaults, times
 // `alpha`.
-#define LGRECO_LIMIT_ERROR 0
+#define LGRECO_LIMIT_ERROR 1
 
 // A size, and the plan has as little error as that allows: `size_limit`.
-#define LGRECO_LIMIT_SIZE 1
+#define LGRECO_LIMIT_SIZE 2
 
 // The same, of the size of the table's defaults, times `alpha`.
-#define LGRECO_LIMIT_DEFAULT_SIZE 2
+#define LGRECO_LIMIT_DEFAULT_SIZE 3
 
 // Nothing.
 #define LGRECO_FEEDBACK_NONE 0
@@ -1179,7 +1188,7 @@ typedef struct lgreco_cuda_outcome {
 // As LGRECO_REQUEST_REDUCE_SCATTER_SUM, of `count` bf16; likewise.
 #define LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16 8
 
-// The cheapest plan within the error budget; with `accordion_low` set, Accordion's levels are where the budget comes from.
+// The best plan within the budget; with `accordion_low` set, Accordion's levels are where the budget comes from.
 #define LGRECO_POLICY_L_GRECO 0
 
 // Nothing is ever compressed.
@@ -1475,8 +1484,8 @@ lgreco_status lgreco_table_to_json(const struct lgreco_table *table,
                                    size_t *length);
 
 // Chooses one option per layer: the fewest bits within the error budget, or the least error within the size limit, and never
-// more than the defaults of the table have, where those are within it. `options` may be NULL. The same input gives the same
-// plan.
+// more than the defaults of the table have, where those are within it. It keeps the groups and fixed options of the table.
+// `options` may be NULL. The same input gives the same plan.
 //
 // LGRECO_INFEASIBLE when no plan meets the budget: the message tells the smallest error; LGRECO_SIZE_INFEASIBLE when none
 // meets the size limit: the message tells the smallest size; codes from 20 on about the table. Allocates its workspace.
@@ -1486,7 +1495,7 @@ lgreco_status lgreco_plan_solve(struct lgreco_context *context,
                                 struct lgreco_plan **plan);
 
 // Verifies a plan against a table: one option per layer, size and error as stated, error within the stated budget or size
-// within the stated limit. What is checked is decided in exact arithmetic; a lower bound is only compared with what it is a
+// within the stated limit. Groups and fixed options are not looked at. What is checked is decided in exact arithmetic; a lower bound is only compared with what it is a
 // bound of.
 //
 // LGRECO_PLAN_MISMATCH, LGRECO_OVER_BUDGET, LGRECO_OVER_SIZE, LGRECO_NO_SUCH_OPTION, LGRECO_BUDGET, LGRECO_LENGTH.
@@ -2465,11 +2474,15 @@ lgreco_status lgreco_cuda_bucket_take_over(struct lgreco_cuda *cuda,
     {LGRECO_SIZE_OF(lgreco_setting), LGRECO_METHOD_DENSE, 4, 512, LGRECO_SCALE_MAX_NORM, LGRECO_ROUNDING_STOCHASTIC, 1,        \
      LGRECO_DTYPE_F32, 4, 1, 0, 0.01, LGRECO_SIDCO_FIT_EXPONENTIAL, 1, 500, 512}
 #define LGRECO_SEARCH_OPTIONS_INIT                                                                                     \
-    {LGRECO_SIZE_OF(lgreco_search_options), LGRECO_METHOD_QSGD, LGRECO_METRIC_SQUARED_L2, 0, 0, 0, 0, 1024, 0, 0, 0, \
+    {LGRECO_SIZE_OF(lgreco_search_options), NULL, LGRECO_METRIC_SQUARED_L2, 0, 0, 0, 0, 1024, 0, 0, 0, \
      LGRECO_DTYPE_F32}
+// As the L-GreCo paper plans: l2 errors, as few bits as possible for the error of the default settings, Algorithm 1.
+#define LGRECO_SEARCH_OPTIONS_PAPER                                                                                    \
+    {LGRECO_SIZE_OF(lgreco_search_options), NULL, LGRECO_METRIC_L2, 0, 0, 0, 0, 1024, 0, 0, 0, LGRECO_DTYPE_F32}
+#define LGRECO_PLAN_OPTIONS_PAPER {LGRECO_SIZE_OF(lgreco_plan_options), LGRECO_SOLVER_DP, 10000, 1 << 19, 1, LGRECO_LIMIT_ERROR, 0}
 #define LGRECO_TABLE_VIEW_INIT                                                                                         \
-    {LGRECO_SIZE_OF(lgreco_table_view), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
-#define LGRECO_PLAN_OPTIONS_INIT {LGRECO_SIZE_OF(lgreco_plan_options), LGRECO_SOLVER_EXACT, 10000, 1 << 19, 1, LGRECO_LIMIT_ERROR, 0}
+    {LGRECO_SIZE_OF(lgreco_table_view), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
+#define LGRECO_PLAN_OPTIONS_INIT {LGRECO_SIZE_OF(lgreco_plan_options), LGRECO_SOLVER_EXACT, 10000, 1 << 19, 1, LGRECO_LIMIT_DEFAULT, 0}
 #define LGRECO_PLAN_VIEW_INIT {LGRECO_SIZE_OF(lgreco_plan_view), 0, NULL, 0, 0, 0, 0, NULL, 0, LGRECO_LIMIT_ERROR, 0, 0}
 #define LGRECO_COMPRESSOR_OPTIONS_INIT                                                                                 \
     {LGRECO_SIZE_OF(lgreco_compressor_options), 0, 0, 0, LGRECO_FEEDBACK_NONE, 1, 0, LGRECO_STORAGE_F32}
@@ -2485,7 +2498,7 @@ lgreco_status lgreco_cuda_bucket_take_over(struct lgreco_cuda *cuda,
 #define LGRECO_METRICS_INIT {LGRECO_SIZE_OF(lgreco_metrics), 0, 0, 0, -1, -1, -1, 0, LGRECO_UNCOMPRESSED_NOT}
 #define LGRECO_DECISION_INIT                                                                                           \
     {LGRECO_SIZE_OF(lgreco_decision), 0, LGRECO_CAUSE_NONE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,                                   \
-     LGRECO_LIMIT_ERROR, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+     LGRECO_LIMIT_DEFAULT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 #define LGRECO_LINK_INIT                                                                                               \
     {LGRECO_SIZE_OF(lgreco_link), LGRECO_CODEC_MIN_MAX, 4, 128, 0, LGRECO_DTYPE_F32, 1, LGRECO_DTYPE_F32,                      \
      LGRECO_LINK_MEMORY_NONE, 1, 0, LGRECO_STORAGE_F32, 1024, LGRECO_ROWS_BF16, 8}

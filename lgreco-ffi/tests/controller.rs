@@ -101,8 +101,8 @@ fn destroyed_handles_have_no_tag() {
 
 #[test]
 fn steps_allocate_at_first_and_at_decisions_only() {
-    for method in [LGRECO_METHOD_QSGD, LGRECO_METHOD_TOPK] {
-        let search = lgreco_search_options { method, ..Default::default() };
+    for methods in [c"qsgd", c"topk"] {
+        let search = lgreco_search_options { methods: methods.as_ptr(), ..Default::default() };
         let alone =
             Alone::new(lgreco_controller_options { search: &search, warmup: 3, period: 4, ..Default::default() });
         for step in 0..12 {

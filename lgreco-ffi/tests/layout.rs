@@ -124,7 +124,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         lgreco_search_options,
         "LGRECO_SEARCH_OPTIONS_INIT",
         struct_size,
-        method,
+        methods,
         metric,
         parameter,
         first,
@@ -151,7 +151,9 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         elements,
         uncompressed_sizes,
         metric,
-        model_layers
+        model_layers,
+        groups,
+        fixed
     );
     struct_of!(
         p,

@@ -1,6 +1,6 @@
 use super::compressor::*;
 use super::measure::lgreco_search_options;
-use super::plan::{LGRECO_LIMIT_DEFAULT_SIZE, LGRECO_LIMIT_ERROR, LGRECO_LIMIT_SIZE, lgreco_plan_options};
+use super::plan::*;
 use super::setting::lgreco_setting;
 use crate::pointers::{read_struct_or_default, read_structs, sized_struct, slice};
 use crate::status::{Failure, Result, one_of};
@@ -17,7 +17,7 @@ use std::time::Instant;
 /// Who decides how hard each layer is compressed: LGRECO_POLICY_...
 pub type lgreco_policy = u32;
 
-/// The cheapest plan within the error budget; with `accordion_low` set, Accordion's levels are where the budget comes from.
+/// The best plan within the budget; with `accordion_low` set, Accordion's levels are where the budget comes from.
 pub const LGRECO_POLICY_L_GRECO: lgreco_policy = 0;
 /// Nothing is ever compressed.
 pub const LGRECO_POLICY_UNCOMPRESSED: lgreco_policy = 1;
@@ -71,9 +71,9 @@ pub const LGRECO_OBJECTIVE_MEASURED_SECONDS: lgreco_objective = 1;
 pub struct lgreco_controller_options {
     /// Set by the INIT macro.
     pub struct_size: usize,
-    /// What is offered to the layers; its seed is that of all random bits; NULL for QSGD. Not kept.
+    /// What is offered to the layers; its seed is that of all random bits; NULL for the defaults. Not kept.
     pub search: *const lgreco_search_options,
-    /// Solver, its limits, and the factor on the error budget; NULL for the defaults. Not kept.
+    /// Solver, its limits, and what plans keep within; NULL for the defaults. Not kept.
     pub plan: *const lgreco_plan_options,
     /// LGRECO_POLICY_FIXED: one setting per layer. Not kept.
     pub fixed: *const lgreco_setting,
@@ -179,7 +179,7 @@ const NON_FINITE: [NonFinite; 3] = [NonFinite::Error, NonFinite::Skip, NonFinite
 const OBJECTIVES: [Objective; 2] = [Objective::Bits, Objective::MeasuredSeconds];
 
 fn core_defaults() -> Config {
-    Config::new(Search::new(Method::Qsgd))
+    Config::new(Search::new(Method::Hybrid))
 }
 
 /// Seconds since the first call.
@@ -202,7 +202,7 @@ impl lgreco_controller_options {
     fn budget(&self, plan: &lgreco_plan_options) -> Result<Budget> {
         match plan.limit {
             LGRECO_LIMIT_ERROR => Ok(Budget::Error),
-            LGRECO_LIMIT_DEFAULT_SIZE => Ok(Budget::Size),
+            LGRECO_LIMIT_DEFAULT | LGRECO_LIMIT_DEFAULT_SIZE => Ok(Budget::Size),
             LGRECO_LIMIT_SIZE if self.objective == LGRECO_OBJECTIVE_MEASURED_SECONDS => {
                 Ok(Budget::Seconds(plan.size_limit as f64 / 1e12))
             }
@@ -231,7 +231,8 @@ impl lgreco_controller_options {
     /// README.md, pointers.
     pub(super) unsafe fn config(&self, layers: usize) -> Result<Config> {
         // SAFETY: passed on.
-        let (search, plan) = unsafe { (read_struct_or_default(self.search)?, read_struct_or_default(self.plan)?) };
+        let (search, plan) =
+            unsafe { (read_struct_or_default(self.search)?.search()?, read_struct_or_default(self.plan)?) };
         let levels = Accordion {
             low: self.accordion_low,
             high: self.accordion_high,
@@ -271,7 +272,7 @@ impl lgreco_controller_options {
             metrics_every: self.metrics_every,
             undo: one_of("undo", self.undo, [false, true])?,
             clock: Some(clock),
-            ..Config::new(search.search()?)
+            ..Config::new(search)
         })
     }
 }

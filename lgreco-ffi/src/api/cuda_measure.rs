@@ -33,7 +33,7 @@ impl<'a> Model<'a> {
     /// README.md, pointers.
     unsafe fn offer(&self, options: *const lgreco_search_options) -> Result<Offer<'a>> {
         // SAFETY: passed on.
-        let search = unsafe { read_struct_or_default(options) }?.search()?;
+        let search = unsafe { read_struct_or_default(options)?.search() }?;
         Ok(search.offer(self.tensors.iter().map(|tensor| (tensor.name, tensor.dims, tensor.dtype)))?)
     }
 

@@ -3,8 +3,9 @@ use super::gradient::{dtype, lgreco_dtype, lgreco_layer};
 use super::setting::*;
 use super::table::{TableState, lgreco_table};
 use crate::device::Device;
-use crate::pointers::{Range, disjoint, read_struct_or_default, read_structs, sized_struct, slice_mut};
+use crate::pointers::{Range, disjoint, read_struct_or_default, read_structs, sized_struct, slice_mut, text};
 use crate::status::{Failure, lgreco_status, one_of};
+use core::ffi::c_char;
 use core::num::NonZero;
 use lgreco_train::CoreError;
 use lgreco_train::backend::Job;
@@ -27,20 +28,21 @@ pub const LGRECO_WIDTH_FULL: u64 = 1;
 
 /// What to offer each layer of a model. Begin with LGRECO_SEARCH_OPTIONS_INIT.
 ///
-/// Parameters are bits per element for QSGD (1 to 8; 4 by default) and EDEN (3), the density for TopK (above 0, to 1; 0.01) and the rank
-/// for PowerSGD (1 to 65536; 4), the density for CLT-k and SIDCo (0.01), the least magnitude for hard thresholds (0.01),
-/// elements per bin for AdaComp (500) and per group for LoCo (512). LGRECO_METHOD_HYBRID offers all three against the budget of uniform 4-bit QSGD; `parameter`
-/// and the range are then those of QSGD.
+/// Methods are "qsgd", "topk", "powersgd", "eden", "clt-k", "sidco", "hard-threshold", "adacomp", "loco", several of them with
+/// commas between, the first of which says what is uniform, or "hybrid", the default: QSGD, TopK and PowerSGD. Parameters are
+/// those of the first method: bits per element for QSGD (1 to 8; 4 by default) and EDEN (3), the density for TopK, CLT-k and
+/// SIDCo (above 0, to 1; 0.01), the rank for PowerSGD (1 to 65536; 4), the least magnitude for hard thresholds (0.01), elements
+/// per bin for AdaComp (500) and per group for LoCo (512).
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_search_options {
     /// Set by the INIT macro.
     pub struct_size: usize,
-    /// LGRECO_METHOD_QSGD, the default, TOPK, POWERSGD, HYBRID, CLT_K, SIDCO, HARD_THRESHOLD, ADACOMP or LOCO.
-    pub method: lgreco_method,
+    /// The methods, UTF-8; NULL, the default, for "hybrid". Not kept.
+    pub methods: *const c_char,
     /// LGRECO_METRIC_SQUARED_L2, the default, or LGRECO_METRIC_L2, the paper's.
     pub metric: lgreco_metric,
-    /// The uniform setting that the error budget is taken from; 0, the default, for the method's.
+    /// The uniform setting that the budget is taken from; 0, the default, for the method's.
     pub parameter: f64,
     /// Smallest parameter offered; 0 in this and the next two, the default, for L-GreCo's range about `parameter`.
     pub first: f64,
@@ -52,7 +54,7 @@ pub struct lgreco_search_options {
     pub min_elements: usize,
     /// Seed of random start matrices: give compressors the same; 0 by default.
     pub seed: u64,
-    /// TopK, also within HYBRID: how the values it keeps may be sent, LGRECO_WIDTH_FULL and 1 << bits for each of 1 to 8
+    /// TopK, also among several: how the values it keeps may be sent, LGRECO_WIDTH_FULL and 1 << bits for each of 1 to 8
     /// bits, added up; 0, the default, for full ones alone. `parameter`'s are full.
     pub widths: u64,
     /// How many workers' payloads are averaged, which decides between methods where they mix: the squared errors of QSGD with
@@ -65,31 +67,20 @@ pub struct lgreco_search_options {
     pub reduce_dtype: lgreco_dtype,
 }
 
-// SAFETY: repr(C), starts with a usize; numbers only.
+// SAFETY: repr(C), starts with a usize; numbers and a raw pointer only.
 sized_struct!(
     "search options",
-    lgreco_search_options {
-        method: LGRECO_METHOD_QSGD,
-        metric: LGRECO_METRIC_SQUARED_L2,
-        min_elements: Search::new(Method::Qsgd).min_elements,
-    }
+    lgreco_search_options { metric: LGRECO_METRIC_SQUARED_L2, min_elements: Search::new(Method::Hybrid).min_elements }
 );
 
 impl lgreco_search_options {
-    pub(super) fn search(&self) -> Result<Search, Failure> {
-        let mut search = Search::new(match self.method {
-            LGRECO_METHOD_QSGD => Method::Qsgd,
-            LGRECO_METHOD_EDEN => Method::Eden,
-            LGRECO_METHOD_TOPK => Method::TopK,
-            LGRECO_METHOD_POWERSGD => Method::PowerSgd,
-            LGRECO_METHOD_HYBRID => Method::Hybrid,
-            LGRECO_METHOD_CLT_K => Method::CltK,
-            LGRECO_METHOD_SIDCO => Method::Sidco,
-            LGRECO_METHOD_HARD_THRESHOLD => Method::HardThreshold,
-            LGRECO_METHOD_ADACOMP => Method::AdaComp,
-            LGRECO_METHOD_LOCO => Method::LoCo,
-            found => return Err(Failure::UnknownConstant { what: "method", found }),
-        });
+    /// # Safety
+    /// README.md, pointers.
+    pub(super) unsafe fn search(&self) -> Result<Search, Failure> {
+        // SAFETY: passed on.
+        let methods = if self.methods.is_null() { "hybrid" } else { unsafe { text(self.methods, "methods") }? };
+        let methods = methods.split(',').map(|method| method.trim().parse::<Method>());
+        let mut search = Search::of(&methods.collect::<Result<Vec<_>, _>>()?)?;
         if self.parameter != 0.0 {
             search = search.with_default(self.parameter)?;
         }

@@ -22,13 +22,15 @@ pub const LGRECO_SOLVER_DP: lgreco_solver = 1;
 /// What a plan keeps within: LGRECO_LIMIT_...
 pub type lgreco_limit = u32;
 
+/// LGRECO_LIMIT_ERROR for a table that has a budget, LGRECO_LIMIT_DEFAULT_SIZE for another and for controllers.
+pub const LGRECO_LIMIT_DEFAULT: lgreco_limit = 0;
 /// An error, and the plan is as small as that allows: the table's budget or, without, the error of its defaults, times
 /// `alpha`.
-pub const LGRECO_LIMIT_ERROR: lgreco_limit = 0;
+pub const LGRECO_LIMIT_ERROR: lgreco_limit = 1;
 /// A size, and the plan has as little error as that allows: `size_limit`.
-pub const LGRECO_LIMIT_SIZE: lgreco_limit = 1;
+pub const LGRECO_LIMIT_SIZE: lgreco_limit = 2;
 /// The same, of the size of the table's defaults, times `alpha`.
-pub const LGRECO_LIMIT_DEFAULT_SIZE: lgreco_limit = 2;
+pub const LGRECO_LIMIT_DEFAULT_SIZE: lgreco_limit = 3;
 
 /// How to plan. Begin with LGRECO_PLAN_OPTIONS_INIT.
 #[repr(C)]
@@ -44,7 +46,7 @@ pub struct lgreco_plan_options {
     pub states: u64,
     /// The error budget, or the size of the defaults, is multiplied by this, finite and not negative; 1 by default.
     pub alpha: f64,
-    /// LGRECO_LIMIT_ERROR by default.
+    /// LGRECO_LIMIT_DEFAULT by default.
     pub limit: lgreco_limit,
     /// LGRECO_LIMIT_SIZE: the most bits, or, of a controller that plans in seconds, picoseconds. Otherwise not read.
     pub size_limit: u64,
@@ -69,7 +71,12 @@ impl lgreco_plan_options {
 
     fn budget<'a>(&self, view: &TableView<'a>) -> Result<Budget<'a>> {
         let alpha = self.alpha;
-        match (self.limit, view.budget, view.defaults) {
+        let limit = match (self.limit, view.budget) {
+            (LGRECO_LIMIT_DEFAULT, Some(_)) => LGRECO_LIMIT_ERROR,
+            (LGRECO_LIMIT_DEFAULT, None) => LGRECO_LIMIT_DEFAULT_SIZE,
+            (limit, _) => limit,
+        };
+        match (limit, view.budget, view.defaults) {
             (LGRECO_LIMIT_SIZE, ..) => Ok(Budget::Size(self.size_limit)),
             (LGRECO_LIMIT_DEFAULT_SIZE, _, Some(options)) => Ok(Budget::DefaultSize { alpha, options }),
             (LGRECO_LIMIT_DEFAULT_SIZE, _, None) => Err(Failure::Null("the array of defaults of the table")),
@@ -119,7 +126,7 @@ pub struct lgreco_plan_view {
 }
 
 // SAFETY: repr(C), starts with a usize; numbers and raw pointers only.
-sized_struct!("plan view", lgreco_plan_view {});
+sized_struct!("plan view", lgreco_plan_view { limit: LGRECO_LIMIT_ERROR });
 
 fn view(options: &[u32], summary: &Summary, solver: *const c_char) -> lgreco_plan_view {
     let Stated { limit, lower_bound, budget, size_limit, error_lower_bound } = summary.proof.into();
@@ -177,8 +184,8 @@ pub(crate) struct PlanState {
 }
 
 /// Chooses one option per layer: the fewest bits within the error budget, or the least error within the size limit, and never
-/// more than the defaults of the table have, where those are within it. `options` may be NULL. The same input gives the same
-/// plan.
+/// more than the defaults of the table have, where those are within it. It keeps the groups and fixed options of the table.
+/// `options` may be NULL. The same input gives the same plan.
 ///
 /// LGRECO_INFEASIBLE when no plan meets the budget: the message tells the smallest error; LGRECO_SIZE_INFEASIBLE when none
 /// meets the size limit: the message tells the smallest size; codes from 20 on about the table. Allocates its workspace.
@@ -191,8 +198,11 @@ pub unsafe extern "C" fn lgreco_plan_solve(
 ) -> lgreco_status {
     create!(context, plan, |_| {
         let (view, options) = (TableView::read(table)?, read_struct_or_default(options)?);
-        let (table, solver) = (view.table()?, options.solver()?);
-        let plan = solve_against(&table, options.budget(&view)?, view.defaults, solver);
+        let (table, solver, budget) = (view.table()?, options.solver()?, options.budget(&view)?);
+        let plan = match view.constrained()? {
+            Some(table) => table.merged(&table.constraints())?.solve(budget, view.defaults, solver),
+            None => solve_against(&table, budget, view.defaults, solver),
+        };
         let plan = plan.map_err(|error| view.named(error))?;
         let solver = CString::new(plan.solver()).map_err(|_| Failure::Panicked)?;
         Ok(PlanState { plan, solver })
@@ -200,7 +210,7 @@ pub unsafe extern "C" fn lgreco_plan_solve(
 }
 
 /// Verifies a plan against a table: one option per layer, size and error as stated, error within the stated budget or size
-/// within the stated limit. What is checked is decided in exact arithmetic; a lower bound is only compared with what it is a
+/// within the stated limit. Groups and fixed options are not looked at. What is checked is decided in exact arithmetic; a lower bound is only compared with what it is a
 /// bound of.
 ///
 /// LGRECO_PLAN_MISMATCH, LGRECO_OVER_BUDGET, LGRECO_OVER_SIZE, LGRECO_NO_SUCH_OPTION, LGRECO_BUDGET, LGRECO_LENGTH.

@@ -46,8 +46,6 @@ pub const LGRECO_METHOD_HARD_THRESHOLD: lgreco_method = 33;
 /// The magnitudes from an estimate of the k-th largest on (SIDCo): `density`, `fit`, `stages`, `values`. TopK's payload,
 /// whose length the values decide.
 pub const LGRECO_METHOD_SIDCO: lgreco_method = 34;
-/// QSGD, TopK and PowerSGD, chosen per layer; for lgreco_search_options only.
-pub const LGRECO_METHOD_HYBRID: lgreco_method = 256;
 
 /// Which interval the levels of a QSGD bucket divide, or how long EDEN makes blocks: LGRECO_SCALE_...
 pub type lgreco_scale = u32;
@@ -86,7 +84,7 @@ pub const LGRECO_SIDCO_FIT_PARETO: lgreco_sidco_fit = 2;
 pub struct lgreco_setting {
     /// Set by the INIT macro.
     pub struct_size: usize,
-    /// LGRECO_METHOD_DENSE, the default, or another, but not LGRECO_METHOD_HYBRID.
+    /// LGRECO_METHOD_DENSE, the default, or another.
     pub method: lgreco_method,
     /// QSGD: bits per element, 1 to 8; quantised TopK: bits per kept value, 1 to 8; 4 by default.
     pub bits: u32,

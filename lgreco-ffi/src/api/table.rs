@@ -54,7 +54,15 @@ pub struct lgreco_table_view {
     pub metric: *const c_char,
     /// Filled by the library for measured tables: which of the model's layers each layer of the table is; else NULL.
     pub model_layers: *const usize,
+    /// Per layer, the name of its group, UTF-8, or NULL: plans give all layers of a group options of one label (tied weights,
+    /// fused projections). NULL for no groups.
+    pub groups: *const *const c_char,
+    /// Per layer, the option that every plan has, or LGRECO_NO_OPTION. NULL for none.
+    pub fixed: *const u32,
 }
+
+/// Of `fixed` in a table view: plans choose the layer's option.
+pub const LGRECO_NO_OPTION: u32 = u32::MAX;
 
 // SAFETY: repr(C), starts with a usize; integers and raw pointers only.
 sized_struct!("table view", lgreco_table_view {});
@@ -151,7 +159,37 @@ impl<'a> TableView<'a> {
         for (layer, &bits) in sizes.unwrap_or(&[]).iter().enumerate() {
             table.set_uncompressed_size(layer, bits);
         }
+        // SAFETY: passed on.
+        let (groups, fixed) = unsafe {
+            (
+                optional(self.raw.groups, self.raw.layers, "groups")?.unwrap_or(&[]),
+                optional(self.raw.fixed, self.raw.layers, "fixed")?.unwrap_or(&[]),
+            )
+        };
+        for (layer, &group) in groups.iter().enumerate().filter(|(_, group)| !group.is_null()) {
+            // SAFETY: passed on.
+            table.set_group(layer, Some(unsafe { text(group, "group of a layer") }?.into()));
+        }
+        for (layer, &option) in fixed.iter().enumerate().filter(|&(_, &option)| option != LGRECO_NO_OPTION) {
+            let options = table.labels(layer).len();
+            if option as usize >= options {
+                let error = CoreError::NoSuchOption { layer, option: option as usize, options };
+                return Err(self.named(error));
+            }
+            table.set_fixed_option(layer, Some(option));
+        }
         Ok(table)
+    }
+
+    /// The table with its groups and fixed options, if it has any.
+    ///
+    /// # Safety
+    /// README.md, pointers.
+    pub(crate) unsafe fn constrained(&self) -> Result<Option<NamedTable>> {
+        // SAFETY: passed on.
+        let table = || unsafe { self.to_named_table() };
+        let any = !self.raw.groups.is_null() || !self.raw.fixed.is_null();
+        Ok(any.then(table).transpose()?.filter(|table| !table.constraints().is_empty()))
     }
 }
 
@@ -176,6 +214,9 @@ pub(crate) struct TableState {
     metric: CString,
     names: Texts,
     labels: Texts,
+    /// Without any, nothing.
+    groups: Option<Texts>,
+    fixed: Option<Vec<u32>>,
 }
 
 /// Texts as C wants them.
@@ -189,9 +230,18 @@ pub(super) struct Texts {
 unsafe impl Sync for Texts {}
 
 impl Texts {
-    pub(super) fn new<'a>(texts: impl Iterator<Item = &'a str>, what: &'static str) -> Result<Texts> {
-        let owned = texts.map(|text| c_text(text, what)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Texts { pointers: owned.iter().map(|text| text.as_ptr()).collect(), _owned: owned })
+    /// `None` becomes NULL.
+    pub(super) fn new<'a>(
+        texts: impl Iterator<Item = impl Into<Option<&'a str>>>,
+        what: &'static str,
+    ) -> Result<Texts> {
+        let mut made = Texts::default();
+        for text in texts {
+            let owned = text.into().map(|text| c_text(text, what)).transpose()?;
+            made.pointers.push(owned.as_ref().map_or(core::ptr::null(), |text| text.as_ptr()));
+            made._owned.extend(owned);
+        }
+        Ok(made)
     }
 
     /// Valid as long as the texts.
@@ -223,6 +273,16 @@ impl TableState {
             uncompressed_sizes: layers.clone().map(size).collect(),
             metric: c_text(table.metric(), "metric")?,
             names: Texts::new(layers.clone().map(|layer| table.name(layer)), "name of a layer")?,
+            groups: {
+                let any = layers.clone().any(|layer| table.group(layer).is_some());
+                any.then(|| Texts::new(layers.clone().map(|layer| table.group(layer)), "group of a layer"))
+                    .transpose()?
+            },
+            fixed: {
+                let any = layers.clone().any(|layer| table.fixed_option(layer).is_some());
+                let option = |layer| table.fixed_option(layer).unwrap_or(LGRECO_NO_OPTION);
+                any.then(|| layers.clone().map(option).collect())
+            },
             labels: Texts::new(layers.flat_map(|layer| table.labels(layer)).map(String::as_str), "label of an option")?,
             table,
             model_layers: None,
@@ -247,6 +307,8 @@ impl TableState {
             uncompressed_sizes: self.uncompressed_sizes.as_ptr(),
             metric: self.metric.as_ptr(),
             model_layers: pointer(self.model_layers.as_deref()),
+            groups: pointer(self.groups.as_ref().map(Texts::pointers)),
+            fixed: pointer(self.fixed.as_deref()),
         }
     }
 }
@@ -320,13 +382,6 @@ pub unsafe extern "C" fn lgreco_table_from_json(
 ) -> lgreco_status {
     create!(context, table, |_| {
         let file = TableFile::parse(slice(json.cast(), length, "json")?)?;
-        // lgreco_plan_solve would make plans that do not keep what they demand.
-        let is_bound = |&layer: &usize| file.table.group(layer).is_some() || file.table.fixed_option(layer).is_some();
-        let value = (0..file.table.layers()).filter(is_bound).count() as f64;
-        if value > 0.0 {
-            let what = "the number of layers with a group or a fixed option";
-            return Err(CoreError::Parameter { what, value, expected: "0: the C API has no plans for them" }.into());
-        }
         TableState::new(file.table, file.budget)
     })
 }

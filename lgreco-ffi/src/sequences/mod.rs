@@ -247,7 +247,7 @@ fn setting(bytes: &mut Bytes) -> lgreco_setting {
         LGRECO_METHOD_CLT_K,
         LGRECO_METHOD_HARD_THRESHOLD,
         LGRECO_METHOD_SIDCO,
-        LGRECO_METHOD_HYBRID,
+        256,
     ];
     lgreco_setting {
         method: methods[usize::from(bytes.below(11))],
@@ -265,9 +265,13 @@ fn setting(bytes: &mut Bytes) -> lgreco_setting {
     }
 }
 
+/// What is asked of searches.
+const METHODS: [Option<&core::ffi::CStr>; 6] =
+    [None, Some(c"qsgd"), Some(c"topk"), Some(c"powersgd, eden"), Some(c"adacomp"), Some(c"topk,,")];
+
 fn search(bytes: &mut Bytes) -> lgreco_search_options {
     lgreco_search_options {
-        method: u32::from(bytes.below(5)),
+        methods: METHODS[usize::from(bytes.below(METHODS.len() as u8))].map_or(core::ptr::null(), |text| text.as_ptr()),
         min_elements: usize::from(bytes.below(40)),
         ..Default::default()
     }

@@ -17,12 +17,16 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 for choice in &mut choices {
                     *choice = lgreco_choice { size: bytes.next().into(), error: bytes.value().into() };
                 }
+                let groups = [c"a".as_ptr(), bytes.maybe(c"a".as_ptr())];
+                let fixed = [LGRECO_NO_OPTION, bytes.below(3).into()];
                 let (ends, defaults) = ([1 + usize::from(bytes.below(3)), 4], [0, u32::from(bytes.below(4))]);
                 let view = lgreco_table_view {
                     layers: usize::from(bytes.below(3)),
                     ends: bytes.maybe(ends.as_ptr()),
                     choices: bytes.maybe(choices.as_ptr()),
                     defaults: bytes.maybe(defaults.as_ptr()),
+                    groups: if bytes.below(4) == 0 { groups.as_ptr() } else { core::ptr::null() },
+                    fixed: if bytes.below(4) == 0 { fixed.as_ptr() } else { core::ptr::null() },
                     ..Default::default()
                 };
                 renew(&mut state.tables[which], lgreco_table_destroy, |to| lgreco_table_create(context, &view, to))
@@ -49,7 +53,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                     levels: bytes.next().into(),
                     states: bytes.next().into(),
                     alpha: bytes.value().into(),
-                    limit: u32::from(bytes.below(4)),
+                    limit: u32::from(bytes.below(5)),
                     size_limit: u64::from(bytes.next()) << (bytes.below(9) * 7),
                     ..Default::default()
                 };

@@ -1,6 +1,6 @@
 //! Controllers of a group of one, whose callbacks sometimes fail.
 
-use super::{Bytes, ELEMENTS, ROOM, State, gradient, layer, renew, setting};
+use super::{Bytes, ELEMENTS, ROOM, State, gradient, layer, renew, search, setting};
 use crate::*;
 use core::ffi::c_void;
 use core::ptr::{null, null_mut};
@@ -39,12 +39,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
             0 => {
                 let gradient = gradient(bytes);
                 let (layer, fixed) = (layer(bytes, &gradient), setting(bytes));
-                let search = lgreco_search_options {
-                    method: u32::from(bytes.below(4)),
-                    min_elements: usize::from(bytes.below(40)),
-                    reduce_dtype: u32::from(bytes.below(4)),
-                    ..Default::default()
-                };
+                let search = lgreco_search_options { reduce_dtype: u32::from(bytes.below(4)), ..search(bytes) };
                 let options = lgreco_controller_options {
                     search: bytes.maybe(&raw const search),
                     fixed: bytes.maybe(&raw const fixed),

@@ -139,9 +139,9 @@ static void run(uint32_t workers, void *(*work)(void *)) {
     for (int l = 0; l < LAYERS; l++) end_group(&of_layer[l]);
 }
 
-static void base(lgreco_method method) {
+static void base(const char *methods) {
     search = (lgreco_search_options)LGRECO_SEARCH_OPTIONS_INIT;
-    search.method = method;
+    search.methods = methods;
     options = (lgreco_controller_options)LGRECO_CONTROLLER_OPTIONS_INIT;
     options.search = &search;
     options.warmup = 3;
@@ -153,7 +153,7 @@ static void base(lgreco_method method) {
 }
 
 static void as_the_blocking_step(void) {
-    const uint32_t planned[] = {LGRECO_METHOD_QSGD, LGRECO_METHOD_TOPK, LGRECO_METHOD_POWERSGD, LGRECO_METHOD_HYBRID};
+    const char *planned[] = {"qsgd", "topk", "powersgd", "hybrid"};
     const uint32_t others[] = {LGRECO_METHOD_CLT_K, LGRECO_METHOD_SIDCO, LGRECO_METHOD_ADACOMP, LGRECO_METHOD_LOCO};
     for (on_threads = 0; on_threads < 2; on_threads++) {
         for (int i = 0; i < 4; i++) {
@@ -173,7 +173,7 @@ static void as_the_blocking_step(void) {
         }
         for (int i = 0; i < 4; i++) {
             lgreco_setting fixed[LAYERS] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
-            base(LGRECO_METHOD_QSGD);
+            base("qsgd");
             fixed[0].method = fixed[2].method = others[i];
             fixed[0].keep = fixed[2].keep = 60;
             options.policy = LGRECO_POLICY_FIXED;
@@ -374,7 +374,7 @@ static void out_of_order(void) {
     Group group;
     begin_group(&group, 1);
     Member member = {.group = &group};
-    base(LGRECO_METHOD_TOPK);
+    base("topk");
     lgreco_controller *controller = controller_of(&member, &options), *other = controller_of(&member, &options);
     lgreco_request request = LGRECO_REQUEST_INIT;
     lgreco_bucket *bucket = NULL, *second = NULL;
@@ -457,13 +457,13 @@ static void out_of_order(void) {
 int main(void) {
     as_the_blocking_step();
     for (on_threads = 0; on_threads < 2; on_threads++) {
-        base(LGRECO_METHOD_TOPK);
+        base("topk");
         run(3, spoilt);
         options.non_finite = LGRECO_NON_FINITE_STEP_SKIP;
         run(3, spoilt);
         options.non_finite = LGRECO_NON_FINITE_STEP_PASS_THROUGH;
         run(3, spoilt);
-        base(LGRECO_METHOD_TOPK);
+        base("topk");
         run(2, transactions);
         run(2, different_layers);
         options.policy = LGRECO_POLICY_UNIFORM;

@@ -124,14 +124,14 @@ static const lgreco_cuda_calls ALL = LGRECO_CUDA_MEASURE | LGRECO_CUDA_ENCODE | 
                                      LGRECO_CUDA_ENCODE_TO_DEVICE | LGRECO_CUDA_DECODE_ON_DEVICE;
 
 // Measures, plans on what was measured, and compresses by the plan.
-static void tables(lgreco_method method) {
+static void tables(const char *methods) {
     lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
     lgreco_table *expected = NULL, *found = NULL;
     lgreco_table_view a = LGRECO_TABLE_VIEW_INIT, b = LGRECO_TABLE_VIEW_INIT;
     lgreco_plan *plan = NULL;
     lgreco_plan_view chosen = LGRECO_PLAN_VIEW_INIT;
     uint64_t needed = 0, held = 0;
-    search.method = method;
+    search.methods = methods;
     search.seed = SEED;
     // Calls need less than all of them together, and a reservation is enough for what follows.
     for (lgreco_cuda_calls calls = LGRECO_CUDA_MEASURE; calls < ALL; calls <<= 1) {
@@ -224,12 +224,12 @@ static lgreco_status enqueue_rows(const rows_memory *memory, const lgreco_search
 }
 
 // What lgreco_cuda_measure makes, without its wait, in the caller's memory.
-static void rows_later(lgreco_method method) {
+static void rows_later(const char *methods) {
     lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
     lgreco_table *expected = NULL, *found = NULL;
     uint64_t held = 0, still_held = 0;
     int before[NUMBERS] = {0};
-    search.method = method;
+    search.methods = methods;
     search.seed = SEED;
     OK(lgreco_cuda_measure(cuda, model, LAYERS, &search, &expected));
     const rows_memory memory = memory_for_rows(&search);
@@ -337,10 +337,10 @@ static void arguments_of_rows(void) {
     OK(lgreco_cuda_read_rows(cuda, model, LAYERS, NULL, copy, results_room, &table));
     OK(lgreco_table_destroy(&table));
     // What the options can be refused for is refused in the same way by all.
-    const lgreco_method methods[] = {LGRECO_METHOD_QSGD, LGRECO_METHOD_LOCO, LGRECO_METHOD_QSGD, LGRECO_METHOD_QSGD, 99};
+    const char *methods[] = {"qsgd", "loco", "qsgd", "qsgd", "no method"};
     for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
         search = (lgreco_search_options)LGRECO_SEARCH_OPTIONS_INIT;
-        search.method = methods[i];
+        search.methods = methods[i];
         if (i == 2) search.reduce_dtype = LGRECO_DTYPE_F16;
         if (i == 3) search.metric = 99;
         const size_t layers = i == 0 ? 1 : LAYERS;  // a bias alone
@@ -532,7 +532,7 @@ static void large_ranks(void) {
     TEXT("layer `wide`: element 7 is NaN", lgreco_context_message(gpu));
     lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
     lgreco_table *table = NULL;
-    search.method = LGRECO_METHOD_POWERSGD;
+    search.methods = "powersgd";
     search.parameter = search.first = 1;
     search.last = LARGE;
     search.step = LARGE - 1;
@@ -822,8 +822,7 @@ int main(int argc, char **argv) {
     OK(lgreco_cuda_destroy(&cuda));
     if (driver.state != NULL) driver.state(before);
     OK(lgreco_cuda_create_on_stream(context, &cuda, stream));
-    const lgreco_method methods[] = {LGRECO_METHOD_QSGD, LGRECO_METHOD_TOPK, LGRECO_METHOD_POWERSGD,
-                                     LGRECO_METHOD_HYBRID};
+    const char *methods[] = {"qsgd", "topk", "powersgd", "hybrid"};
     for (int m = 0; m < 4; m++) {
         tables(methods[m]);
         rows_later(methods[m]);

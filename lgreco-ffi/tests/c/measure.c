@@ -128,7 +128,23 @@ static void tables(lgreco_context *context, float *values) {
     model[0].dims_len = 1;
     lgreco_table *table = NULL;
     lgreco_table_view view = LGRECO_TABLE_VIEW_INIT;
+    lgreco_plan *plan = NULL;
+    lgreco_plan_view chosen = LGRECO_PLAN_VIEW_INIT;
+    // By default QSGD, TopK and PowerSGD, with as little error as the bits of uniform QSGD with 4 bits allow.
     OK(lgreco_table_measure(context, model, 3, NULL, &table));
+    OK(lgreco_table_get(table, &view));
+    CHECK(view.ends[0] > 100 && strcmp(view.metric, "squared-l2") == 0);
+    OK(lgreco_plan_solve(context, &view, NULL, &plan));
+    OK(lgreco_plan_get(plan, &chosen));
+    const lgreco_choice first = view.choices[view.defaults[0]], second = view.choices[view.ends[0] + view.defaults[1]];
+    CHECK(chosen.proven == 1 && chosen.size_limit == first.size + second.size && chosen.size <= chosen.size_limit);
+    CHECK(chosen.error < first.error + second.error);
+    lgreco_plan_destroy(&plan);
+    lgreco_table_destroy(&table);
+
+    lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
+    search.methods = "qsgd";
+    OK(lgreco_table_measure(context, model, 3, &search, &table));
     OK(lgreco_table_get(table, &view));
     CHECK(view.layers == 2 && view.model_layers[0] == 1 && view.model_layers[1] == 2);
     CHECK(strcmp(view.names[1], "fc2") == 0 && strcmp(view.labels[view.defaults[0]], "qsgd 4") == 0);
@@ -148,10 +164,10 @@ static void tables(lgreco_context *context, float *values) {
     STATUS(LGRECO_NO_SUCH_OPTION, lgreco_table_setting(table, 1, 7, &setting));
     STATUS(LGRECO_LENGTH, lgreco_table_setting(table, 2, 0, &setting));
 
-    // A plan for it is smaller than the uniform setting.
-    lgreco_plan *plan = NULL;
-    lgreco_plan_view chosen = LGRECO_PLAN_VIEW_INIT;
-    OK(lgreco_plan_solve(context, &view, NULL, &plan));
+    // A plan of the uniform setting's error is smaller.
+    lgreco_plan_options within = LGRECO_PLAN_OPTIONS_INIT;
+    within.limit = LGRECO_LIMIT_ERROR;
+    OK(lgreco_plan_solve(context, &view, &within, &plan));
     OK(lgreco_plan_get(plan, &chosen));
     CHECK(chosen.proven == 1);
     CHECK(chosen.size < view.choices[view.defaults[0]].size + view.choices[view.ends[0] + view.defaults[1]].size);
@@ -159,8 +175,8 @@ static void tables(lgreco_context *context, float *values) {
     lgreco_table_destroy(&table);
 
     // Every option of the search counts.
-    lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
-    search.method = LGRECO_METHOD_TOPK;
+    search = (lgreco_search_options)LGRECO_SEARCH_OPTIONS_INIT;
+    search.methods = "topk";
     search.metric = LGRECO_METRIC_L2;
     search.parameter = 0.05;
     search.first = 0.01;
@@ -190,11 +206,11 @@ static void tables(lgreco_context *context, float *values) {
     search.widths = LGRECO_WIDTH_FULL | 1 << 9;
     STATUS(LGRECO_PARAMETER, lgreco_table_measure(context, model, 3, &search, &table));
     search.widths = LGRECO_WIDTH_FULL;
-    search.method = LGRECO_METHOD_QSGD;
+    search.methods = "qsgd";
     search.parameter = search.first = search.last = search.step = 0;
     STATUS(LGRECO_UNKNOWN_NAME, lgreco_table_measure(context, model, 3, &search, &table));
     search = (lgreco_search_options)LGRECO_SEARCH_OPTIONS_INIT;
-    search.method = LGRECO_METHOD_POWERSGD;
+    search.methods = "powersgd";
     search.parameter = 2;
     double errors[2];
     for (uint64_t seed = 0; seed < 2; seed++) {
@@ -207,18 +223,29 @@ static void tables(lgreco_context *context, float *values) {
     }
     CHECK(errors[0] != errors[1]);
     search = (lgreco_search_options)LGRECO_SEARCH_OPTIONS_INIT;
-    search.method = LGRECO_METHOD_HYBRID;
+    search.methods = "hybrid";
     OK(lgreco_table_measure(context, model, 3, &search, &table));
     OK(lgreco_table_get(table, &view));
     CHECK(view.ends[0] > 100);
     lgreco_table_destroy(&table);
+    search.methods = "eden, adacomp";
+    OK(lgreco_table_measure(context, model, 3, &search, &table));
+    OK(lgreco_table_get(table, &view));
+    CHECK(strcmp(view.labels[view.defaults[0]], "eden 3") == 0);
+    CHECK(strncmp(view.labels[view.ends[0] - 1], "adacomp", 7) == 0);
+    lgreco_table_destroy(&table);
 
+    search.methods = "hybrid";
     search.parameter = 9;
     STATUS(LGRECO_PARAMETER, lgreco_table_measure(context, model, 3, &search, &table));
     search.parameter = 0;
-    search.method = LGRECO_METHOD_DENSE;
-    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_table_measure(context, model, 3, &search, &table));
-    search.method = LGRECO_METHOD_QSGD;
+    search.methods = "dense";
+    STATUS(LGRECO_UNKNOWN_NAME, lgreco_table_measure(context, model, 3, &search, &table));
+    search.methods = "qsgd,";
+    STATUS(LGRECO_UNKNOWN_NAME, lgreco_table_measure(context, model, 3, &search, &table));
+    search.methods = "qsgd,qsgd";
+    STATUS(LGRECO_UNKNOWN_NAME, lgreco_table_measure(context, model, 3, &search, &table));
+    search.methods = "qsgd";
     search.metric = 2;
     STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_table_measure(context, model, 3, &search, &table));
     model[2].name = "fc1";
@@ -262,7 +289,7 @@ static void refusals(lgreco_context *context, float *values) {
     setting.bits = 256 + 4;
     STATUS(LGRECO_PARAMETER, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL));
     TEXT("bits is 260, expected 1 to 8", lgreco_context_message(context));
-    setting.method = LGRECO_METHOD_HYBRID;
+    setting.method = 256;
     STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL));
     one.dtype = 3;
     STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL));

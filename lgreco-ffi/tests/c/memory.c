@@ -69,13 +69,13 @@ static void step(lgreco_controller *controller, uint32_t seed) {
 }
 
 // How many times the gradients' memory a run takes after its decision, and what it may.
-static void takes(lgreco_context *context, lgreco_method method, lgreco_storage storage, double allowed) {
+static void takes(lgreco_context *context, const char *methods, lgreco_storage storage, double allowed) {
     lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
     lgreco_controller_options options = LGRECO_CONTROLLER_OPTIONS_INIT;
     lgreco_layer layers[LAYERS];
     size_t dims[LAYERS][2];
     char names[LAYERS][8];
-    search.method = method;
+    search.methods = methods;
     options.search = &search;
     options.policy = LGRECO_POLICY_UNIFORM;
     options.storage = storage;
@@ -110,7 +110,7 @@ static void takes(lgreco_context *context, lgreco_method method, lgreco_storage 
     // The gradients that a decision is made of, on the measuring rank, which this one is, are freed with it.
     CHECK((double)(until_plan - before) / gradient_bytes <= allowed + 1 && use.window == 4 * elements);
     const double foretold = (double)(use.residuals + use.undo + use.factors + use.exchange) / gradient_bytes;
-    printf("method %d, storage %d: %.2f times the gradients, %.2f foretold, %.2f allowed\n", (int)method, (int)storage, taken,
+    printf("%s, storage %d: %.2f times the gradients, %.2f foretold, %.2f allowed\n", methods, (int)storage, taken,
            foretold, allowed);
     CHECK(taken <= allowed);
     CHECK(0.9 * taken <= foretold && foretold <= 1.1 * taken);
@@ -126,10 +126,10 @@ int main(int arguments, char **argument) {
         gradients[l] = malloc(rows[l] * COLUMNS * sizeof(float));
     }
     lgreco_context *context = new_context();
-    takes(context, LGRECO_METHOD_QSGD, LGRECO_STORAGE_F32, 0.5);
-    takes(context, LGRECO_METHOD_TOPK, LGRECO_STORAGE_F32, 1.5);
-    takes(context, LGRECO_METHOD_TOPK, LGRECO_STORAGE_INT8, 0.8);
-    takes(context, LGRECO_METHOD_POWERSGD, LGRECO_STORAGE_F32, 1.5);
+    takes(context, "qsgd", LGRECO_STORAGE_F32, 0.5);
+    takes(context, "topk", LGRECO_STORAGE_F32, 1.5);
+    takes(context, "topk", LGRECO_STORAGE_INT8, 0.8);
+    takes(context, "powersgd", LGRECO_STORAGE_F32, 1.5);
     OK(lgreco_context_destroy(&context));
     for (size_t l = 0; l < LAYERS; l++) free(gradients[l]);
     return report("memory");

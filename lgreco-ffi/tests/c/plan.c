@@ -37,9 +37,17 @@ static void solving(lgreco_context *context) {
     OK(lgreco_plan_solve(context, &given, NULL, &plan));
     OK(lgreco_plan_get(plan, &view));
     CHECK(view.layers == 2 && view.options[0] == 1 && view.options[1] == 1);
-    CHECK(view.size == 70 && view.lower_bound == 70 && view.proven == 1);
-    CHECK(view.error == 3.0 && view.budget == 3.0);
+    CHECK(view.size == 70 && view.limit == LGRECO_LIMIT_SIZE && view.size_limit == 70 && view.proven == 1);
+    CHECK(view.error == 3.0 && view.error_lower_bound == 3.0 && view.budget == 0);
     TEXT("exact", view.solver);
+    lgreco_plan_options error = LGRECO_PLAN_OPTIONS_INIT;
+    error.limit = LGRECO_LIMIT_ERROR;
+    lgreco_plan *smallest = NULL;
+    lgreco_plan_view least = LGRECO_PLAN_VIEW_INIT;
+    OK(lgreco_plan_solve(context, &given, &error, &smallest));
+    OK(lgreco_plan_get(smallest, &least));
+    CHECK(least.size == 70 && least.lower_bound == 70 && least.proven == 1 && least.error == 3.0 && least.budget == 3.0);
+    OK(lgreco_plan_destroy(&smallest));
     // Views are pointers into the plan, not into what it was made from.
     CHECK(view.options != DEFAULTS);
     OK(lgreco_plan_destroy(&plan));
@@ -49,6 +57,7 @@ static void solving(lgreco_context *context) {
 static void every_option_counts(lgreco_context *context) {
     lgreco_table_view given = table();
     lgreco_plan_options options = LGRECO_PLAN_OPTIONS_INIT;
+    options.limit = LGRECO_LIMIT_ERROR;
     CHECK(size(context, &given, &options) == 70);
     options.alpha = 0.5;  // budget 1.5
     CHECK(size(context, &given, &options) == 100);
@@ -58,6 +67,9 @@ static void every_option_counts(lgreco_context *context) {
     options.alpha = 1.0;
     given.budget = &budget;
     CHECK(size(context, &given, &options) == 100);
+    options.limit = LGRECO_LIMIT_DEFAULT;  // of a table with a budget: that
+    CHECK(size(context, &given, &options) == 100);
+    options.limit = LGRECO_LIMIT_ERROR;
     options.alpha = 2.0;
     CHECK(size(context, &given, &options) == 70);
 
@@ -151,10 +163,96 @@ static void size_limits(lgreco_context *context) {
     STATUS(LGRECO_PARAMETER, lgreco_plan_solve(context, &given, &options, &plan));
     given.defaults = NULL;
     STATUS(LGRECO_NULL_POINTER, lgreco_plan_solve(context, &given, &options, &plan));
-    options.limit = 3;
+    options.limit = 4;
     STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_plan_solve(context, &given, &options, &plan));
-    TEXT("limit of a plan is 3", lgreco_context_message(context));
+    TEXT("limit of a plan is 4", lgreco_context_message(context));
     CHECK(plan == NULL);
+}
+
+// Groups and fixed options, of a view and of a file.
+static void constraints(lgreco_context *context) {
+    lgreco_choice choices[6];
+    const size_t ends[] = {2, 4, 6};
+    const double budget = 5.0;
+    // The third layer loses most, and the second is the largest.
+    for (int i = 0; i < 6; i++) {
+        const double errors[] = {1, 2, 4};
+        choices[i].size = (i / 2 == 1 ? 200 : 100) / (i % 2 ? 2 : 1);
+        choices[i].error = i % 2 ? errors[i / 2] : 0;
+    }
+    lgreco_table_view free_view = LGRECO_TABLE_VIEW_INIT;
+    free_view.layers = 3;
+    free_view.ends = ends;
+    free_view.choices = choices;
+    free_view.budget = &budget;
+    lgreco_plan *plan = NULL;
+    lgreco_plan_view chosen = LGRECO_PLAN_VIEW_INIT;
+    CHECK(size(context, &free_view, NULL) == 250);  // the first two: half of 100 and of 200
+
+    const char *tied[] = {"tied", NULL, "tied"};
+    lgreco_table_view view = free_view;
+    view.groups = tied;
+    CHECK(size(context, &view, NULL) == 300);  // the second, or the others: error 5
+    OK(lgreco_plan_solve(context, &view, NULL, &plan));
+    OK(lgreco_plan_get(plan, &chosen));
+    CHECK(chosen.options[0] == chosen.options[2] && chosen.proven == 1);
+    OK(lgreco_plan_check(context, &view, &chosen));
+    lgreco_plan_destroy(&plan);
+
+    const uint32_t fixed[] = {LGRECO_NO_OPTION, 0, 1};
+    view.groups = NULL;
+    view.fixed = fixed;
+    OK(lgreco_plan_solve(context, &view, NULL, &plan));
+    OK(lgreco_plan_get(plan, &chosen));
+    CHECK(chosen.options[0] == 1 && chosen.options[1] == 0 && chosen.options[2] == 1 && chosen.size == 300);
+    lgreco_plan_destroy(&plan);
+
+    // A table keeps them, in files too.
+    char json[2000];
+    size_t length = 0;
+    lgreco_table *table = NULL, *read = NULL;
+    lgreco_table_view kept = LGRECO_TABLE_VIEW_INIT;
+    view.groups = tied;
+    OK(lgreco_table_create(context, &view, &table));
+    OK(lgreco_table_to_json(table, json, sizeof json, &length));
+    OK(lgreco_table_from_json(context, json, length, &read));
+    OK(lgreco_table_get(read, &kept));
+    CHECK(strcmp(kept.groups[0], "tied") == 0 && kept.groups[1] == NULL && strcmp(kept.groups[2], "tied") == 0);
+    CHECK(kept.fixed[0] == LGRECO_NO_OPTION && kept.fixed[1] == 0 && kept.fixed[2] == 1);
+    OK(lgreco_plan_solve(context, &kept, NULL, &plan));
+    OK(lgreco_plan_get(plan, &chosen));
+    CHECK(chosen.options[0] == 1 && chosen.options[1] == 0 && chosen.options[2] == 1);
+    lgreco_plan_destroy(&plan);
+    lgreco_table_destroy(&table);
+    lgreco_table_destroy(&read);
+
+    // What cannot be kept.
+    const uint32_t unknown[] = {LGRECO_NO_OPTION, 2, LGRECO_NO_OPTION}, both[] = {0, LGRECO_NO_OPTION, 1};
+    view.groups = NULL;
+    view.fixed = unknown;
+    STATUS(LGRECO_NO_SUCH_OPTION, lgreco_plan_solve(context, &view, NULL, &plan));
+    STATUS(LGRECO_NO_SUCH_OPTION, lgreco_table_create(context, &view, &table));
+    view.groups = tied;
+    view.fixed = both;
+    CHECK(lgreco_plan_solve(context, &view, NULL, &plan) != LGRECO_OK && plan == NULL);
+}
+
+// The settings of the paper: Algorithm 1 and the error of the defaults, where the defaults of this library are their size.
+static void paper(lgreco_context *context) {
+    const lgreco_plan_options algorithm = LGRECO_PLAN_OPTIONS_PAPER;
+    const lgreco_search_options search = LGRECO_SEARCH_OPTIONS_PAPER;
+    lgreco_table_view given = table();
+    lgreco_plan *plan = NULL;
+    lgreco_plan_view chosen = LGRECO_PLAN_VIEW_INIT;
+    CHECK(search.metric == LGRECO_METRIC_L2 && algorithm.levels == 10000);
+    OK(lgreco_plan_solve(context, &given, &algorithm, &plan));
+    OK(lgreco_plan_get(plan, &chosen));
+    CHECK(strcmp(chosen.solver, "dp") == 0 && chosen.limit == LGRECO_LIMIT_ERROR);
+    lgreco_plan_destroy(&plan);
+    OK(lgreco_plan_solve(context, &given, NULL, &plan));
+    OK(lgreco_plan_get(plan, &chosen));
+    CHECK(strcmp(chosen.solver, "exact") == 0 && chosen.limit == LGRECO_LIMIT_SIZE);
+    lgreco_plan_destroy(&plan);
 }
 
 static void solvers(lgreco_context *context) {
@@ -243,7 +341,7 @@ static void refusals(lgreco_context *context) {
     given = table();
     given.defaults = NULL;
     STATUS(LGRECO_NULL_POINTER, lgreco_plan_solve(context, &given, NULL, &plan));
-    TEXT("the array of defaults of a table without budget is NULL", lgreco_context_message(context));
+    TEXT("the array of defaults of the table is NULL", lgreco_context_message(context));
     const uint32_t beyond[] = {1, 9};
     given.defaults = beyond;
     STATUS(LGRECO_NO_SUCH_OPTION, lgreco_plan_solve(context, &given, NULL, &plan));
@@ -383,6 +481,8 @@ int main(void) {
     solving(context);
     every_option_counts(context);
     size_limits(context);
+    constraints(context);
+    paper(context);
     solvers(context);
     checking(context);
     refusals(context);

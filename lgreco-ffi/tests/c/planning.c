@@ -170,9 +170,9 @@ static void run(uint32_t workers, void *(*work)(void *)) {
     run_group(workers, members, work);
 }
 
-static void base(lgreco_method method) {
+static void base(const char *methods) {
     search = (lgreco_search_options)LGRECO_SEARCH_OPTIONS_INIT;
-    search.method = method;
+    search.methods = methods;
     options = (lgreco_controller_options)LGRECO_CONTROLLER_OPTIONS_INIT;
     options.search = &search;
     options.warmup = 4;
@@ -182,17 +182,18 @@ static void base(lgreco_method method) {
 }
 
 int main(void) {
-    const lgreco_method methods[] = {LGRECO_METHOD_TOPK, LGRECO_METHOD_POWERSGD, LGRECO_METHOD_HYBRID};
+    const char *methods[] = {"topk", "powersgd", "hybrid"};
     for (int i = 0; i < 3; i++) {
         base(methods[i]);
         options.measuring_rank = i > 0;
         for (late = 0; late < 2; late++) run(2, planning);
     }
-    base(LGRECO_METHOD_TOPK);
+    base("topk");
+    plan.limit = LGRECO_LIMIT_ERROR;
     plan.alpha = 0;
     options.plan = &plan;
     run(3, infeasible);
-    base(LGRECO_METHOD_QSGD);
+    base("qsgd");
     const lgreco_setting fixed[LAYERS] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
     options.policy = LGRECO_POLICY_FIXED;
     options.fixed = fixed;

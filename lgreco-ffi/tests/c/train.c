@@ -103,11 +103,14 @@ static Run with(lgreco_controller_options options, uint32_t workers) {
     return run;
 }
 
-static lgreco_search_options topk = LGRECO_SEARCH_OPTIONS_INIT;  // main sets it, all threads read it
+// main sets them, all threads read them
+static lgreco_search_options topk = LGRECO_SEARCH_OPTIONS_INIT;
+static lgreco_plan_options within_error = LGRECO_PLAN_OPTIONS_INIT;
 
 static lgreco_controller_options base(void) {
     lgreco_controller_options options = LGRECO_CONTROLLER_OPTIONS_INIT;
     options.search = &topk;
+    options.plan = &within_error;
     options.warmup = 3;
     options.period = 4;
     options.window = 2;
@@ -225,7 +228,7 @@ static void policies(void) {
 static void options_count(void) {
     lgreco_controller_options options = base();
     const Run plain = with(options, 2);
-    options.search = NULL;  // QSGD
+    options.search = NULL;  // hybrid, which is QSGD here
     const Run qsgd = with(options, 2);
     CHECK(qsgd.settings[0].method == LGRECO_METHOD_QSGD && qsgd.metrics[0][0].residual_norm == -1);
     lgreco_search_options seeded = LGRECO_SEARCH_OPTIONS_INIT;
@@ -234,6 +237,7 @@ static void options_count(void) {
     CHECK(with(options, 2).hash[0] != qsgd.hash[0]);
     options = base();
     lgreco_plan_options plan = LGRECO_PLAN_OPTIONS_INIT;
+    plan.limit = LGRECO_LIMIT_ERROR;
     plan.alpha = 0.5;
     options.plan = &plan;
     CHECK(with(options, 2).decision[0].size > plain.decision[0].size);
@@ -245,6 +249,8 @@ static void options_count(void) {
     CHECK(sized.decision[0].error <= plain.decision[0].error && sized.decision[0].proven == 1);
     CHECK(sized.decision[0].error_lower_bound > 0 && sized.decision[0].error_lower_bound <= sized.decision[0].error);
     CHECK(sized.decision[0].lower_bound == 0 && sized.decision[0].budget == 0);
+    plan.limit = LGRECO_LIMIT_DEFAULT;
+    CHECK(with(options, 2).hash[0] == sized.hash[0]);
     plan.limit = LGRECO_LIMIT_SIZE;
     plan.size_limit = plain.decision[0].default_size;
     CHECK(with(options, 2).decision[0].error == sized.decision[0].error);
@@ -672,7 +678,8 @@ static void *wrong_on_one_rank(void *argument) {
 }
 
 int main(void) {
-    topk.method = LGRECO_METHOD_TOPK;
+    within_error.limit = LGRECO_LIMIT_ERROR;
+    topk.methods = "topk";
     topk.parameter = 0.1;
     policies();
     options_count();

@@ -122,7 +122,7 @@ static void buckets(const lgreco::Context &context) {
     const std::vector<std::size_t> dims{64, 48};
     const std::vector<lgreco_layer> model{lgreco::layer("fc1", dims), lgreco::layer("fc2", dims)};
     lgreco_search_options search = lgreco::search_options();
-    search.method = LGRECO_METHOD_TOPK;
+    search.methods = "topk";
     lgreco_controller_options options = lgreco::controller_options();
     options.search = &search;
     options.warmup = 2;

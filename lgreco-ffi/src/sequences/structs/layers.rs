@@ -106,7 +106,7 @@ pub(super) fn measure(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco
         }
         let mut table = core::ptr::dangling_mut();
         let (layers, options) = (layers(bytes, &views[..count]), search(bytes));
-        let options = caller_structs(bytes, &[options], &[]);
+        let options = caller_structs(bytes, &[options], &[offset_of!(lgreco_search_options, methods)]);
         let status = expect(lgreco_table_measure(context, layers.pointer(), count, options.pointer(), &mut table));
         assert_eq!(status == LGRECO_OK, !table.is_null(), "a failed call leaves NULL");
         if status == LGRECO_OK {
@@ -196,7 +196,8 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
         offset_of!(lgreco_collective, perform),
     ];
     let (fixed, search) = ([setting(bytes), setting(bytes), setting(bytes)], search(bytes));
-    let (fixed, search) = (settings(bytes, &fixed), caller_structs(bytes, &[search], &[]));
+    let (fixed, search) =
+        (settings(bytes, &fixed), caller_structs(bytes, &[search], &[offset_of!(lgreco_search_options, methods)]));
     // Room for few states, which three layers do not need more of: clearing that of the default takes most of a run.
     let plan = lgreco_plan_options { states: 1 << 8, ..Default::default() };
     let options = lgreco_controller_options {

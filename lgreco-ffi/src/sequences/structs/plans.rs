@@ -25,6 +25,8 @@ pub(super) fn table_and_plan(bytes: &mut Bytes, context: *mut lgreco_context) ->
     let names: [*const c_char; 3] = [c"a", c"b", c"c"].map(|name| bytes.maybe(name.as_ptr()));
     let elements = [u64::from(bytes.next()), u64::MAX, 7];
     let defaults: Vec<u32> = (0..layers).map(|_| bytes.below(4).into()).collect();
+    let fixed: Vec<u32> =
+        (0..layers).map(|_| [LGRECO_NO_OPTION, bytes.below(4).into()][usize::from(bytes.below(2))]).collect();
     let budget = f64::from(bytes.value());
     let view = lgreco_table_view {
         layers,
@@ -35,6 +37,8 @@ pub(super) fn table_and_plan(bytes: &mut Bytes, context: *mut lgreco_context) ->
         names: if bytes.below(2) == 0 { names.as_ptr() } else { null() },
         elements: if bytes.below(2) == 0 { elements.as_ptr() } else { null() },
         uncompressed_sizes: if bytes.below(2) == 0 { elements.as_ptr() } else { null() },
+        groups: if bytes.below(4) == 0 { names.as_ptr() } else { null() },
+        fixed: if bytes.below(4) == 0 { fixed.as_ptr() } else { null() },
         metric: if bytes.below(2) == 0 { c"l2".as_ptr() } else { null() },
         ..Default::default()
     };
@@ -45,7 +49,7 @@ pub(super) fn table_and_plan(bytes: &mut Bytes, context: *mut lgreco_context) ->
         solver: bytes.below(3).into(),
         levels: bytes.next().into(),
         states: bytes.next().into(),
-        limit: bytes.below(3).into(),
+        limit: bytes.below(4).into(),
         size_limit: bytes.next().into(),
         ..Default::default()
     };
