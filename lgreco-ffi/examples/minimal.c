@@ -25,6 +25,7 @@ int main(void) {
     lgreco_plan *plan = NULL;
     lgreco_plan_view chosen = LGRECO_PLAN_VIEW_INIT;
     lgreco_plan_options options = LGRECO_PLAN_OPTIONS_INIT;
+    options.limit = LGRECO_LIMIT_ERROR;
     options.alpha = 1.25;  // a quarter more error than the uniform setting
     lgreco_status status = lgreco_context_create(NULL, &context);
     if (status == LGRECO_OK) status = lgreco_plan_solve(context, &table, &options, &plan);
