@@ -16,7 +16,7 @@ use std::time::Instant;
 /// A way of compressing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scheme {
-    /// The compressor: `none`, `qsgd`, `topk`, `powersgd`, `hybrid` (all three) or `clt-k`.
+    /// The compressor: `none`, `qsgd`, `topk`, `powersgd`, `hybrid` (all three), `eden`, `mixed` (EDEN, TopK and PowerSGD) or `clt-k`.
     pub method: &'static str,
     /// Who chooses its parameters.
     pub name: &'static str,
@@ -41,6 +41,11 @@ const WIDTHS: [Width; 7] =
 const BITS: &str = "+bits";
 /// L-GreCo asked for the least error at so many times fewer bits than uncompressed.
 pub const RATIOS: [&str; 4] = ["l-greco-13x", "l-greco-30x", "l-greco-13x+bits", "l-greco-30x+bits"];
+
+/// Of EDEN: one width everywhere, and plans at those sizes.
+pub const EDEN: [&str; 6] = ["uniform-1", "uniform-2", "uniform-3", "l-greco-10.5x", "l-greco-15.6x", "l-greco-30x"];
+/// Plans of EDEN, TopK and PowerSGD.
+pub const MIXED: [&str; 3] = ["l-greco-10.5x+bits+bf16", "l-greco-15.6x+bits+bf16", "l-greco-30x+bits+bf16"];
 
 /// How the names end under which factors and uncompressed layers travel as bf16.
 const HALVES: &str = "+bf16";
@@ -71,6 +76,8 @@ pub fn all() -> Vec<Scheme> {
     all.extend(["uniform+correction", "l-greco-bytes+bf16+correction"].map(|name| Scheme { method: "powersgd", name }));
     all.extend(["hybrid", "hybrid-bytes"].map(|name| Scheme { method: "hybrid", name }));
     all.push(Scheme { method: "clt-k", name: "scalecom" });
+    all.extend(EDEN.map(|name| Scheme { method: "eden", name }));
+    all.extend(MIXED.map(|name| Scheme { method: "mixed", name }));
     all
 }
 
@@ -116,17 +123,25 @@ impl Scheme {
         let method = match self.method {
             "topk" | "clt-k" => Method::TopK,
             "powersgd" => Method::PowerSgd,
-            "hybrid" => Method::Hybrid,
+            "hybrid" | "mixed" => Method::Hybrid,
+            "eden" => Method::Eden,
             _ => Method::Qsgd,
         };
+        let bits = self.name.strip_prefix("uniform-").and_then(|bits| bits.parse().ok());
         // The setting whose error is the budget.
         let default = match method {
             Method::TopK => task.density,
             Method::PowerSgd => task.rank,
+            Method::Eden => bits.unwrap_or(3.0),
+            _ if self.method == "mixed" => 3.0,
             _ => 4.0,
         };
         let accordion = Accordion::new(2.0 * default, default / 2.0);
-        let mut search = Search::new(method).with_default(default)?;
+        let search = match self.method {
+            "mixed" => Search::of(&[Method::Eden, Method::TopK, Method::PowerSgd])?,
+            _ => Search::new(method),
+        };
+        let mut search = search.with_default(default)?;
         search.seed = seed;
         let name = self.name.strip_suffix(CORRECTED).unwrap_or(self.name);
         let halves = name.ends_with(HALVES);
@@ -137,7 +152,9 @@ impl Scheme {
             search = search.with_widths(&WIDTHS)?;
         }
         let solver = if self.name == "l-greco-dp" { Solver::Dp { levels: 10_000 } } else { Solver::default() };
-        let mut config = Config::new(search);
+        // The paper's, unless the name says otherwise.
+        search.metric = Metric::L2;
+        let mut config = Config { budget: Budget::Error, ..Config::new(search) };
         if name.contains("-bytes") {
             (config.budget, config.search.metric) = (Budget::Size, Metric::SquaredL2);
         }
@@ -156,6 +173,8 @@ impl Scheme {
             config.search = match method {
                 Method::TopK => config.search.with_range(range(0.005, 0.5))?,
                 Method::PowerSgd => config.search.with_range(range(1.0, 16.0))?,
+                Method::Eden => config.search.with_range(range(1.0, 8.0))?,
+                _ if self.method == "mixed" => config.search.with_range(range(1.0, 8.0))?,
                 _ => config.search,
             };
             (config.budget, config.search.metric) = (at_ratio(ratio, tensors, &config.search)?, Metric::SquaredL2);
@@ -164,6 +183,7 @@ impl Scheme {
         config.policy = match name {
             "uncompressed" => Policy::Uncompressed,
             "uniform" | "uniform+ramp" => Policy::Uniform,
+            _ if bits.is_some() => Policy::Uniform,
             "k-means" | "k-means-bytes" => Policy::KMeans { clusters: 6 },
             "accordion" => Policy::Accordion(accordion),
             "legacy" => Policy::Legacy(bytes.legacy(task.steps)?),
