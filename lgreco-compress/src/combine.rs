@@ -32,28 +32,16 @@ impl Combine {
 
 /// Combines two slices, element by element.
 pub fn combine_values(values: &mut [f32], how: Combine, others: &[f32]) {
-    let (len, both) = (values.len(), (values, others));
-    match how {
-        Combine::Add => spread_parts(
-            len,
-            1,
-            both,
-            (),
-            #[inline(always)]
-            |part, ()| each(part, |place, x| *place += x),
-        ),
-        Combine::Subtract => spread_parts(
-            len,
-            1,
-            both,
-            (),
-            #[inline(always)]
-            |part, ()| each(part, |place, x| *place -= x),
-        ),
+    #[inline(always)]
+    fn add((values, others): (&mut [f32], &[f32]), (): ()) {
+        values.iter_mut().zip(others).for_each(|(place, x)| *place += x);
     }
-}
-
-#[inline(always)]
-fn each((values, others): (&mut [f32], &[f32]), put: impl Fn(&mut f32, f32)) {
-    values.iter_mut().zip(others).for_each(|(place, &x)| put(place, x));
+    #[inline(always)]
+    fn subtract((values, others): (&mut [f32], &[f32]), (): ()) {
+        values.iter_mut().zip(others).for_each(|(place, x)| *place -= x);
+    }
+    match how {
+        Combine::Add => spread_parts!(values.len(), 1, (values, others), (), add),
+        Combine::Subtract => spread_parts!(values.len(), 1, (values, others), (), subtract),
+    }
 }

@@ -238,14 +238,7 @@ fn split_parts<T: Element>(values: &[T], bracket: Bracket, inside: &mut [u32]) -
     let part = values.len().div_ceil(PARTS).next_multiple_of(LANES).max(1 << 12);
     let mut splits = [Split { above: 0, inside: 0, tied: 0, energy_below: 0.0, max: 0 }; PARTS];
     let slices = (values, Per(&mut *inside, 1, 1), Per(&mut splits[..], 1, part));
-    spread_parts(
-        values.len(),
-        part,
-        slices,
-        (part, bracket),
-        #[inline(always)]
-        |slices, with| parts(slices, with),
-    );
+    spread_parts!(values.len(), part, slices, (part, bracket), parts,);
     let mut all = splits[0];
     for (i, split) in splits.iter().enumerate().skip(1) {
         if split.inside > 0 {

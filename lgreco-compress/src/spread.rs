@@ -141,10 +141,27 @@ impl<P: Cut, A: Copy + Send, R: Join, F: Fn(P, A) -> R + Copy + Send> Divide for
     }
 }
 
-/// Runs a loop over `elements` elements on as many cores as there are: `run` gets the `parts` of some of them, a multiple of
-/// `unit` but for the last, and `with`. It is a closure marked `#[inline(always)]` that calls functions so marked, see [`Kernel`]:
-/// a function that is passed on as a value is not inlined, and so is compiled for the baseline instructions alone.
-pub fn spread_parts<P: Cut, A: Copy + Send, R: Join>(
+/// Runs a loop over `elements` elements on as many cores as there are: `run`, a function that is `#[inline(always)]`, gets the
+/// `parts` of some of them, a multiple of `unit` but for the last, and `with`. A macro as [`dispatch_with!`](crate::simd) is: a
+/// function that is passed on as a value is not inlined, and so is compiled for the baseline instructions alone.
+#[macro_export]
+macro_rules! spread_parts {
+    ($elements:expr, $unit:expr, $parts:expr, $with:expr, $run:expr $(,)?) => {
+        $crate::spread::spread_inlined(
+            $elements,
+            $unit,
+            $parts,
+            $with,
+            #[inline(always)]
+            |parts, with| $run(parts, with),
+        )
+    };
+}
+pub use spread_parts;
+
+/// What [`spread_parts!`] expands to.
+#[doc(hidden)]
+pub fn spread_inlined<P: Cut, A: Copy + Send, R: Join>(
     elements: usize,
     unit: usize,
     parts: P,

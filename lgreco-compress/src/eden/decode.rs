@@ -99,14 +99,7 @@ impl<'a> Body<'a> {
         let (scales, codes) = (&self.scales[start / BLOCK * 4..], &self.codes[start / BLOCK * block_bytes..]);
         let parts = ((Start(start), values), Per(scales, 4, BLOCK), Per(codes, block_bytes, BLOCK));
         let elements = parts.0.1.len();
-        spread_parts(
-            elements,
-            BLOCK,
-            parts,
-            (self.bits, self.seed, how),
-            #[inline(always)]
-            |part, with| decode_part(part, with),
-        )
+        spread_parts!(elements, BLOCK, parts, (self.bits, self.seed, how), decode_part,)
     }
 }
 

@@ -63,12 +63,12 @@ pub(super) use decode::{combine, combine_stretch, stated};
 pub use measure::measure;
 pub(crate) use setting::{KNOWN, PLANNED, READER};
 
-use self::encode::{encode, encode_chunk};
+use self::encode::{Part, encode, encode_chunk};
 use super::bits::packed_len;
 use super::wire::{HEADER_LEN, Header, Method};
 use super::{Compressor, Cost, ResidualKind, Traits};
 use crate::error::expect_room;
-use crate::gradient::{Dtype, Gradient, Shape, with_elements};
+use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::simd::dispatch_with;
 use crate::spread::{Per, Start, spread_parts};
@@ -193,15 +193,19 @@ impl Compressor for Eden {
         let (scales, codes) = (Per(scales, 4, BLOCK), Per(codes, BLOCK / 8 * self.bits as usize, BLOCK));
         with_elements!(gradient.values(), values => {
             let part = ((Start(0), values), scales, codes);
-            spread_parts(
+            spread_parts!(
                 values.len(),
                 BLOCK,
                 part,
                 (*self, seed_of(stream)),
-                #[inline(always)]
-                |part, with| encode(part, with, |chunk| dispatch_with!(chunk, encode_chunk)),
+                encode_part,
             )
         })?;
         Ok(len)
     }
+}
+
+#[inline(always)]
+fn encode_part<E: Element>(part: Part<'_, E>, with: (Eden, u64)) -> Result<()> {
+    encode(part, with, |chunk| dispatch_with!(chunk, encode_chunk))
 }

@@ -97,15 +97,7 @@ fn put_product<F: Factor>(
     values: &mut [f32],
     put: impl Fn(&mut f32, f32) + Copy + Send,
 ) -> bool {
-    cols == 0
-        || spread_parts(
-            values.len(),
-            cols,
-            (Start(0), values),
-            (p, q, rank, cols, put),
-            #[inline(always)]
-            |part, with| product(part, with),
-        )
+    cols == 0 || spread_parts!(values.len(), cols, (Start(0), values), (p, q, rank, cols, put), product,)
 }
 
 /// `squares[c] = ‖M − P Qᵀ‖²` with the sum taken over columns `..=c`, for `c` in `from..squares.len()`.

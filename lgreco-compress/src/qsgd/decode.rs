@@ -105,14 +105,7 @@ impl Qsgd {
         put: impl Fn(&mut f32, f32) + Copy + Send,
     ) -> Result<()> {
         let (elements, with) = (values.len(), (*self, scales.as_chunks::<4>().0, put));
-        spread_parts(
-            elements,
-            self.unit(),
-            (Start(start), Per(codes, self.bits.into(), 8), values),
-            with,
-            #[inline(always)]
-            |part, with| decode_part(part, with),
-        )
+        spread_parts!(elements, self.unit(), (Start(start), Per(codes, self.bits.into(), 8), values), with, decode_part,)
     }
 
     fn check_padding(&self, codes: &[u8], elements: usize) -> Result<()> {

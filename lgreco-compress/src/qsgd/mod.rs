@@ -182,14 +182,7 @@ impl Qsgd {
         let (scales, codes) = body.split_at_mut(self.body_lens(values.len())?.0);
         let scales = Per(scales, self.scale_bytes(), self.bucket as usize);
         let part = ((Start(0), values), scales, Per(codes, self.bits.into(), 8));
-        spread_parts(
-            values.len(),
-            self.unit(),
-            part,
-            (*self, stream),
-            #[inline(always)]
-            |part, with| encode::encode(part, with),
-        )
+        spread_parts!(values.len(), self.unit(), part, (*self, stream), encode::encode,)
     }
 
     /// Bytes that the scale of a bucket takes.

@@ -88,12 +88,5 @@ pub fn marked(room: &mut [u64], elements: usize) -> (&mut [u64], &mut [u32]) {
 /// gets their number.
 pub fn mark_at_least<T: Element>(values: &[T], magnitude: u32, stretch: usize, room: &mut [u64], counts: &mut [usize]) {
     let parts = (values, Per(room, stretch / 2, stretch), Per(counts, 1, stretch));
-    spread_parts(
-        values.len(),
-        stretch,
-        parts,
-        (magnitude, stretch),
-        #[inline(always)]
-        |part, with| at_least(part, with),
-    );
+    spread_parts!(values.len(), stretch, parts, (magnitude, stretch), at_least,);
 }

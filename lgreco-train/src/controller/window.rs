@@ -112,7 +112,7 @@ pub(super) fn add(mean: &mut [f32], gradient: Values<'_>, steps: u64) {
     // A weighted mean: neither term nor their sum can overflow.
     let weights = [(steps - 1.0) / steps, 1.0 / steps];
     let elements = mean.len();
-    with_elements!(gradient, values => spread_parts(elements, 1, (mean, values), weights, blend));
+    with_elements!(gradient, values => spread_parts!(elements, 1, (mean, values), weights, blend));
 }
 
 /// A mean in the element type of its layer.

@@ -27,7 +27,7 @@ pub(super) fn compensate<T: Element>(residual: &[f32], gradient: &[T], sum: &mut
         }
         largest < f32::INFINITY.to_bits()
     }
-    spread_parts(sum.len(), 1, (residual, gradient, sum), (), run)
+    spread_parts!(sum.len(), 1, (residual, gradient, sum), (), run)
 }
 
 /// Adds `residual` to `values`; answers whether all of the sum is finite.
@@ -41,14 +41,16 @@ pub(super) fn add(residual: &[f32], values: &mut [f32]) -> bool {
         }
         largest < f32::INFINITY.to_bits()
     }
-    spread_parts(values.len(), 1, (residual, values), (), run)
+    spread_parts!(values.len(), 1, (residual, values), (), run)
 }
 
 /// Copies values.
 pub(crate) fn copy(values: &[f32], to: &mut [f32]) {
-    spread_parts(values.len(), 1, (values, to), (), |(values, to): (&[f32], &mut [f32]), ()| {
-        to.copy_from_slice(values)
-    });
+    #[inline(always)]
+    fn run((values, to): (&[f32], &mut [f32]), (): ()) {
+        to.copy_from_slice(values);
+    }
+    spread_parts!(values.len(), 1, (values, to), (), run);
 }
 
 /// The squared L2 norm.
@@ -71,5 +73,5 @@ pub(crate) fn is_finite(values: &[f32]) -> bool {
         let largest = values.iter().fold(0, |largest: u32, x| largest.max(x.to_bits() & MAGNITUDE));
         largest < f32::INFINITY.to_bits()
     }
-    spread_parts(values.len(), 1, values, (), run)
+    spread_parts!(values.len(), 1, values, (), run)
 }

@@ -67,7 +67,7 @@ pub(super) fn share(world: u32) -> f32 {
 /// As [`average_shares`]; [`CoreError::ElementOverflow`] when a mean leaves its element type.
 pub(super) fn put(sum: &mut [f32], world: u32, mean: &mut ValuesMut<'_>) -> Result<(), Error> {
     if let Some(mean) = mean.as_f32() {
-        return finite(spread_parts(sum.len(), 1, (&*sum, mean), Divisor::of_shares(world), divide));
+        return finite(spread_parts!(sum.len(), 1, (&*sum, mean), Divisor::of_shares(world), divide));
     }
     let mut at = 0;
     for sum in sum.chunks_mut(STRETCH) {
@@ -101,12 +101,12 @@ pub(super) fn in_tensor(error: Error, start: usize) -> Error {
 /// # Errors
 /// [`CoreError::Overflow`] when the sum was not finite.
 pub(super) fn average(sum: &mut [f32], world: u32) -> Result<(), Error> {
-    finite(spread_parts(sum.len(), 1, sum, Divisor::of_sum(world), divide_in_place))
+    finite(spread_parts!(sum.len(), 1, sum, Divisor::of_sum(world), divide_in_place))
 }
 
 /// The same of a sum of shares.
 pub(super) fn average_shares(sum: &mut [f32], world: u32) -> Result<(), Error> {
-    finite(spread_parts(sum.len(), 1, sum, Divisor::of_shares(world), divide_in_place))
+    finite(spread_parts!(sum.len(), 1, sum, Divisor::of_shares(world), divide_in_place))
 }
 
 /// Turns values into shares, where they are.
@@ -116,7 +116,7 @@ pub(super) fn to_shares(values: &mut [f32], world: u32) {
         values.iter_mut().for_each(|x| *x *= share);
     }
     if world > 1 {
-        spread_parts(values.len(), 1, values, share(world), run);
+        spread_parts!(values.len(), 1, values, share(world), run);
     }
 }
 

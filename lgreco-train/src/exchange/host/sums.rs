@@ -54,7 +54,7 @@ pub(crate) fn widen_part(gradient: &Gradient<'_>, from: usize, times: f32, value
         }
         f32::from_bits(largest).is_finite()
     }
-    with_elements!(gradient.values(), v => spread_parts(values.len(), 1, (&v[from..][..values.len()], values), times, run))
+    with_elements!(gradient.values(), v => spread_parts!(values.len(), 1, (&v[from..][..values.len()], values), times, run))
 }
 
 /// The layers' parts of both buffers.
