@@ -12,6 +12,7 @@ pub mod backend;
 pub mod controller;
 #[cfg(feature = "json")]
 pub mod documents;
+pub mod eden;
 pub mod exchange;
 pub mod feedback;
 #[cfg(feature = "json")]

@@ -347,7 +347,7 @@ fn check_any(values: Values<'_>, qsgd: Qsgd, stream: Stream) {
     }
 }
 
-fn widened(values: Values<'_>) -> Vec<f32> {
+pub(crate) fn widened(values: Values<'_>) -> Vec<f32> {
     match values {
         Values::F32(values) => values.to_vec(),
         Values::F16(values) => values.iter().map(|value| value.to_f32()).collect(),

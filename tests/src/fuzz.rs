@@ -4,7 +4,7 @@
 pub type Check = fn(&[u8]);
 
 /// Every target in `fuzz/fuzz_targets` and its check.
-pub const TARGETS: [(&str, Check); 23] = [
+pub const TARGETS: [(&str, Check); 24] = [
     ("adacomp", lgreco_testing::adacomp::check_bytes),
     ("adapt", lgreco_testing::controller::check_bytes),
     ("adapt_state", lgreco_testing::controller::check_state),
@@ -14,6 +14,7 @@ pub const TARGETS: [(&str, Check); 23] = [
     ("cut", lgreco_testing::pipeline::check_program),
     ("cut_bytes", lgreco_testing::pipeline::check_bytes),
     ("dense", lgreco_testing::fuzz::dense),
+    ("eden", lgreco_testing::eden::check_round_trip),
     ("feedback", lgreco_testing::feedback::check_saved_bytes),
     ("files", lgreco_testing::files::check_files),
     ("hard_threshold", lgreco_testing::hard_threshold::check_bytes),
