@@ -1,4 +1,7 @@
 //! lgreco's own methods: the one list of them. All that is particular to a method is in its folder.
+//!
+//! `Setting` is an enum of the methods' structs, not `(id, parameters)` with an object behind it: code that selects a GPU kernel or
+//! PowerSGD's factors has the fields by name, and a copy needs no lookup. `Setting::data` is the same as an id and four numbers.
 
 use super::adacomp::AdaComp;
 use super::clt::CltK;

@@ -7,6 +7,8 @@
 //! Nothing of CUDA is needed to build it: the driver, of CUDA 12 or later, is loaded at run time. Kernels come compiled with the
 //! crate. Where something is missing, [`CudaBackend::new`] says what.
 //!
+//! Global state: the loaded driver (`libcuda.rs`) and the modules of each context (`modules.rs`).
+//!
 //! # Enqueued or done
 //! Every call says in its first word which it is. *Enqueued*: the work is in the backend's stream, in the order of the
 //! calls, and may still be running; errors of its execution come with a later call. *Done*: the call has waited for the

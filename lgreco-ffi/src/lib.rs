@@ -1,5 +1,5 @@
 //! The C API of lgreco. Its manual is `include/lgreco.h`, what holds for all of it stands in `README.md`; this page is
-//! for those who work on it.
+//! for those who work on it. `lgreco.h` is generated; `lgreco.hpp` and `lgreco_cuda.hpp` are written by hand.
 //!
 //! | module | holds |
 //! |---|---|

@@ -1,5 +1,7 @@
 //! The extension module `lgreco._lgreco`: controllers and buckets for `lgreco.torch`, which hands over gradients by
 //! address. What users see is the Python of `python/lgreco`; its stub `_lgreco.pyi` is the contract of this module.
+//!
+//! Global state: the pool of threads (`cores.rs`) and the moment from which seconds are counted (`arguments.rs`).
 
 mod arguments;
 mod bucket;

@@ -1,4 +1,7 @@
 //! Where an exchange computes: memory of one kind, and the ops that are done in it.
+//!
+//! Collecting gradients for a plan is not an op: a plan is about the steps of a window, not about one bucket's flight. On a GPU
+//! lgreco-cuda's `window.rs` keeps the mean, and `device_rows.rs` enqueues its rows.
 
 use super::layer::Spec;
 use super::program::{Op, Part, Program};
