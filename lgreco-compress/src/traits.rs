@@ -20,8 +20,8 @@ pub enum Aggregation {
     SharedPositions,
     /// Payloads travel whole or in pieces and are summed where they arrive.
     Payloads,
-    /// Payloads travel whole, by all-gather, and are summed where they arrive: their lengths depend on the values, or the
-    /// method is from outside lgreco.
+    /// Payloads travel whole, by all-gather on every route, and are summed where they arrive: their lengths depend on the
+    /// values, or the method is from outside lgreco.
     WholePayloads,
 }
 

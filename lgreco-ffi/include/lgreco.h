@@ -1227,7 +1227,8 @@ typedef struct lgreco_cuda_outcome {
 #define LGRECO_ROUTE_SCATTER_REDUCE 1
 
 // Each rank gets the means of its shards alone (FSDP, ZeRO), in their place in the gradients, whose other elements are then
-// of no use; needs `shards`, and asks for LGRECO_REQUEST_ALL_TO_ALL and REDUCE_SCATTER_SUM. Not for hard thresholds, SIDCo and AdaComp.
+// of no use; needs `shards`, and asks for LGRECO_REQUEST_ALL_TO_ALL and REDUCE_SCATTER_SUM. Payloads of hard thresholds, SIDCo and
+// AdaComp are gathered whole, and decoded by every rank.
 #define LGRECO_ROUTE_SHARDED 2
 
 // Bits on the wire.

@@ -3,6 +3,7 @@
 use crate::reseal;
 use core::cell::Cell;
 use lgreco_train::backend::Portable;
+use lgreco_train::compress::Setting;
 use lgreco_train::compress::adacomp::AdaComp;
 use lgreco_train::compress::clt::CltK;
 use lgreco_train::compress::eden::{self, Eden};
@@ -13,7 +14,6 @@ use lgreco_train::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_train::compress::quantised_topk::QuantisedTopK;
 use lgreco_train::compress::sidco::{Fit, Sidco};
 use lgreco_train::compress::topk::TopK;
-use lgreco_train::compress::{Compressor, Setting};
 use lgreco_train::controller::{
     Accordion, Budget, Config, Controller, Feedback, Legacy, NonFinite, Objective, Outcome, PlanTask, Policy, RampUp,
     Report, Schedule, Tensor,
@@ -217,12 +217,6 @@ impl Script {
         config.feedback = Feedback::always(Residual::CLASSIC);
         config.bucket_bytes = [0, 400, 1 << 20][next() as usize % 3];
         config.route = [Route::AllGather, Route::ScatterReduce, Route::Sharded][next() as usize % 3];
-        if let (Policy::Fixed(settings), Route::Sharded) = (&mut config.policy, config.route) {
-            settings
-                .iter_mut()
-                .filter(|setting| !setting.has_fixed_len())
-                .for_each(|setting| *setting = Setting::Dense);
-        }
         config.non_finite = [NonFinite::Error, NonFinite::Skip, NonFinite::PassThrough][next() as usize % 3];
         config.measuring_rank = next() % world;
         config.metrics_every = next() as u64 % 3;

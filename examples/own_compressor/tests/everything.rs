@@ -9,7 +9,7 @@ use lgreco::plan::{self, Solver, budget::Budget};
 use lgreco::rng::Stream;
 use lgreco::search::{Layer, Measured, Search};
 use lgreco::{Error, Result, search};
-use lgreco_train::controller::{Config, Controller, Policy, Tensor};
+use lgreco_train::controller::{Config, Controller, Feedback, Policy, Tensor};
 use lgreco_train::exchange::{Collective, Route, threads};
 use lgreco_train::gradient::ValuesMut;
 use own_compressor::{Sign, methods, setting};
@@ -221,12 +221,32 @@ fn gradients(rank: u32, step: u64) -> Vec<Vec<f32>> {
     layers().iter().map(|layer| wave(layer.shape().elements(), 1.0, 10 * rank + step as u32)).collect()
 }
 
+/// The same layers; by shards some of them empty, and none as long as the next one.
+fn layers_by(route: Route) -> Vec<Tensor> {
+    let ends: [&[u64]; 3] = [&[700, 700, 2048], &[0, 1, 1024], &[3, 7, 7]];
+    let shard = |(layer, ends): (Tensor, &[u64])| if route == Route::Sharded { layer.with_shards(ends) } else { layer };
+    layers().into_iter().zip(ends).map(shard).collect()
+}
+
+/// What of values of all layers a rank is to have the means of.
+fn wanted<T: Copy>(route: Route, rank: u32, values: &[T]) -> Vec<T> {
+    let (mut parts, mut first) = (vec![], 0);
+    for layer in layers_by(route) {
+        let all = [layer.shape().elements() as u64];
+        let end = |rank: usize| layer.shards().get(rank).unwrap_or(&all[0]).to_owned() as usize;
+        let start = if route == Route::Sharded && rank > 0 { end(rank as usize - 1) } else { 0 };
+        parts.extend_from_slice(&values[first + start..first + end(rank as usize)]);
+        first += layer.shape().elements();
+    }
+    parts
+}
+
 type Trained = std::result::Result<(Vec<Vec<u32>>, Vec<Vec<u8>>, Vec<String>), lgreco_train::Error>;
 
-/// Steps from `first` to `last` on three ranks, from states if there are any; the last means' bits, states and settings.
+/// Steps from `first` to `last` on three ranks, from states if there are any; the bits of each rank's last means, states and settings.
 fn train(config: &Config, first: u64, last: u64, states: Option<&[Vec<u8>]>) -> Trained {
     let run = threads::run(3, |mut worker| {
-        let mut controller = Controller::new(config.clone(), layers(), &worker)?;
+        let mut controller = Controller::new(config.clone(), layers_by(config.route), &worker)?;
         if let Some(states) = states {
             controller.load(&states[worker.rank() as usize], &[&states[worker.rank() as usize]])?;
         }
@@ -235,7 +255,8 @@ fn train(config: &Config, first: u64, last: u64, states: Option<&[Vec<u8>]>) -> 
             let mut values = gradients(worker.rank(), step);
             let mut gradients: Vec<_> = values.iter_mut().map(|values| ValuesMut::F32(values)).collect();
             controller.step(&mut worker, &mut gradients, 0.1)?;
-            bits = values.concat().iter().map(|x| x.to_bits()).collect();
+            let means: Vec<f32> = wanted(config.route, worker.rank(), &values.concat());
+            bits = means.iter().map(|x| x.to_bits()).collect();
         }
         let settings = (0..3).map(|layer| controller.setting(layer).to_string()).collect::<Vec<_>>();
         Ok::<_, lgreco_train::Error>((bits, controller.save()?, settings))
@@ -247,11 +268,11 @@ fn train(config: &Config, first: u64, last: u64, states: Option<&[Vec<u8>]>) -> 
 
 #[test]
 fn controllers_plan_switch_save_and_resume_with_them() {
-    for route in [Route::AllGather, Route::ScatterReduce] {
+    for route in [Route::AllGather, Route::ScatterReduce, Route::Sharded] {
         let mut config = config(&["sign", "non-zero 900 0"]);
         config.route = route;
         let (means, states, settings) = train(&config, 0, 12, None).unwrap();
-        assert!(means[0] == means[1] && means[1] == means[2]);
+        assert!(route == Route::Sharded || means[0] == means[1] && means[1] == means[2]);
         assert!(
             settings[..2].iter().any(|text| text.starts_with("sign") || text.starts_with("non-zero")),
             "{settings:?}"
@@ -265,6 +286,21 @@ fn controllers_plan_switch_save_and_resume_with_them() {
         without.search.beside.clear();
         let refused = train(&without, 7, 8, Some(&half)).unwrap_err().to_string();
         assert!(refused.contains("is unknown"), "{refused}");
+    }
+}
+
+#[test]
+fn means_of_shards_are_those_of_the_whole_layers() {
+    for feedback in [Feedback::default(), Feedback::NONE] {
+        let mut config = config(&[]);
+        config.feedback = feedback;
+        config.policy = Policy::Fixed(vec![own("sign"), own("non-zero 900 0"), own("natural")]);
+        let (whole, ..) = train(&config, 0, 6, None).unwrap();
+        config.route = Route::Sharded;
+        let (shards, ..) = train(&config, 0, 6, None).unwrap();
+        for (rank, (shards, whole)) in (0..).zip(shards.iter().zip(&whole)) {
+            assert_eq!(*shards, wanted(Route::Sharded, rank, whole));
+        }
     }
 }
 

@@ -226,7 +226,9 @@ fn what_cannot_be_sharded_is_refused() {
     let whole = layer(QSGD, 6, &[]);
     assert!(DeviceBucket::bytes(&[layer(QSGD, 6, &[1, 2, 6]), whole], config(0)).is_err());
     let shared = Setting::CltK(lgreco::compress::clt::CltK { keep: 2 });
-    for layer in [layer(power, 6, &[1, 2, 6]), layer(shared, 6, &[1, 2, 6]), layer(QSGD, 0, &[0, 0, 0])] {
+    let variable = Setting::AdaComp(lgreco::compress::adacomp::AdaComp { bin: 3 });
+    let refused = [power, shared, variable].map(|setting| layer(setting, 6, &[1, 2, 6]));
+    for layer in refused.into_iter().chain([layer(QSGD, 0, &[0, 0, 0])]) {
         let refused = DeviceBucket::bytes(&[layer], config(0));
         assert!(matches!(refused, Err(Error::Method(_))), "{refused:?}");
     }

@@ -52,7 +52,8 @@ pub const LGRECO_ROUTE_ALL_GATHER: lgreco_route = 0;
 /// Each rank averages a part and compresses the mean again; asks for LGRECO_REQUEST_ALL_GATHER_EACH and ALL_TO_ALL.
 pub const LGRECO_ROUTE_SCATTER_REDUCE: lgreco_route = 1;
 /// Each rank gets the means of its shards alone (FSDP, ZeRO), in their place in the gradients, whose other elements are then
-/// of no use; needs `shards`, and asks for LGRECO_REQUEST_ALL_TO_ALL and REDUCE_SCATTER_SUM. Not for hard thresholds, SIDCo and AdaComp.
+/// of no use; needs `shards`, and asks for LGRECO_REQUEST_ALL_TO_ALL and REDUCE_SCATTER_SUM. Payloads of hard thresholds, SIDCo and
+/// AdaComp are gathered whole, and decoded by every rank.
 pub const LGRECO_ROUTE_SHARDED: lgreco_route = 2;
 
 /// What plans minimise: LGRECO_OBJECTIVE_...

@@ -1,7 +1,6 @@
 //! Small runs, sound so far, of which states and messages are damaged.
 
 use crate::controller::{SETTINGS, sharded};
-use lgreco_train::compress::{Compressor, Setting};
 use lgreco_train::controller::{Accordion, Config, Controller, Feedback, Policy, Report, Tensor};
 use lgreco_train::exchange::{Collective, Route};
 use lgreco_train::feedback::{Residual, Storage};
@@ -51,12 +50,6 @@ pub(super) fn configs() -> Vec<Config> {
         (config.schedule.warmup, config.schedule.period, config.schedule.window) = (2, 2, 2);
         config.feedback = Feedback::always(residuals[index % 3]);
         config.route = [Route::AllGather, Route::ScatterReduce, Route::Sharded][index / 2 % 3];
-        if let (Policy::Fixed(settings), Route::Sharded) = (&mut config.policy, config.route) {
-            settings
-                .iter_mut()
-                .filter(|setting| !setting.has_fixed_len())
-                .for_each(|setting| *setting = Setting::Dense);
-        }
         config.bucket_bytes = [1 << 20, 100][index % 2];
         config.metrics_every = index as u64 % 3;
         if index % 5 >= 3 {

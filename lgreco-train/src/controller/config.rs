@@ -365,15 +365,6 @@ impl Config {
         require(rank < world, "measuring rank", rank as f64, "below the number of workers")?;
         check_reduce_dtype(self.search.reduce_dtype)?;
         self.search.beside.iter().try_for_each(|setting| self.search.knows(setting))?;
-        if self.route == Route::Sharded && matches!(self.policy, Policy::LGreco { .. } | Policy::KMeans { .. }) {
-            for tensor in tensors.iter().filter(|tensor| self.search.takes(&tensor.dims)) {
-                let offer = self.search.offer([(&*tensor.name, &*tensor.dims, tensor.dtype)]);
-                for row in offer.map_err(|named| named.error)?.rows() {
-                    let mut settings = (0..row.candidates.len()).map_while(|index| row.candidates.setting(index));
-                    settings.try_for_each(|setting| tensor.spec(setting).check_shards(self.route, world))?;
-                }
-            }
-        }
         self.feedback.check()?;
         if let Some(ramp_up) = self.ramp_up {
             let policy_goes =
@@ -391,7 +382,6 @@ impl Config {
             for (setting, tensor) in settings.iter().zip(tensors) {
                 self.search.knows(setting)?;
                 setting.payload_len(tensor.shape, tensor.dtype)?;
-                tensor.spec(*setting).check_shards(self.route, world)?;
             }
         }
         tensors.iter().try_for_each(|tensor| tensor.spec(Setting::Dense).check_shards(self.route, world))?;

@@ -52,8 +52,9 @@ pub(super) struct Trial {
 
 impl Costs {
     /// Payloads of a layer that a rank decodes.
-    pub(super) fn payloads(route: Route, world: u32) -> f64 {
+    pub(super) fn payloads(setting: &Setting, route: Route, world: u32) -> f64 {
         match route {
+            _ if setting.traits().aggregation == Aggregation::WholePayloads => f64::from(world),
             Route::AllGather => f64::from(world),
             Route::ScatterReduce => 2.0,
             Route::Sharded => 1.0,
@@ -84,7 +85,7 @@ impl Costs {
     }
 
     fn computing(&self, setting: &Setting, tensor: &Tensor) -> f64 {
-        self.compute.seconds(setting, tensor.shape, Costs::payloads(self.route, self.world))
+        self.compute.seconds(setting, tensor.shape, Costs::payloads(setting, self.route, self.world))
     }
 
     /// Seconds of a layer.
@@ -129,7 +130,7 @@ impl Costs {
             let settings: Vec<&Setting> = of_family.filter(|option| option.0 == layer).map(|option| option.1).collect();
             let setting = settings[settings.len() / 2];
             let seconds = self.trial(setting, layer, &tensors[layer], mean, clock, backend)?;
-            let work = work(setting, tensors[layer].shape, Costs::payloads(self.route, self.world));
+            let work = work(setting, tensors[layer].shape, Costs::payloads(setting, self.route, self.world));
             self.compute.try_out(wanted, work, seconds);
             trials.push(Trial { family: wanted, work, seconds });
         }
@@ -164,7 +165,7 @@ impl Costs {
             let found = [encoded - start, clock() - encoded];
             least.iter_mut().zip(found).for_each(|(least, seconds)| *least = least.min(seconds));
         }
-        Ok(least[0] + least[1] * Costs::payloads(self.route, self.world))
+        Ok(least[0] + least[1] * Costs::payloads(setting, self.route, self.world))
     }
 
     /// What is said of a decision for these settings.

@@ -72,7 +72,14 @@ impl Controller {
         let groups = bucket_bytes.map(|bytes| Groups::new(tensors, bytes));
         let groups = groups.as_ref().unwrap_or(&self.planner.groups);
         let exchange = |choices: &[Choice]| self.exchange_bytes(choices, groups, at_once);
-        memory.exchange = exchange(&dense)?.max(exchange(&choices)?);
+        memory.exchange = match bucket_bytes {
+            // One arena serves all buckets of blocking steps, and never shrinks.
+            None if at_once == 1 => {
+                let needs = self.most_needed(&dense)?.max(self.most_needed(&choices)?);
+                needs.lasting() + needs.passing()
+            }
+            _ => exchange(&dense)?.max(exchange(&choices)?),
+        };
         if self.planner.measures() && config.looks_at_gradients() {
             memory.window = tensors.iter().map(|tensor| 4 * tensor.shape.elements() as u64).sum();
         }
@@ -102,6 +109,12 @@ impl Controller {
         Ok(passing.unwrap_or(0) + lasting.iter().take(at_once).sum::<u64>())
     }
 
+    /// What is enough for each bucket of blocking steps under these settings.
+    fn most_needed(&self, choices: &[Choice]) -> Result<Needs, Error> {
+        let mut ranges = self.planner.groups.ranges.iter();
+        ranges.try_fold(Needs::default(), |most, range| Ok(most.max(self.needs_of(choices, range.clone())?)))
+    }
+
     /// What these layers take together under these settings.
     fn needs_of(&self, choices: &[Choice], layers: Range<usize>) -> Result<Needs, Error> {
         let Planner { config, tensors, .. } = &self.planner;
@@ -120,12 +133,8 @@ impl Controller {
         if !self.agreed.is_empty() {
             return Ok(());
         }
-        let (mut layers, mut most) = (0, Needs::default());
-        for range in &self.planner.groups.ranges {
-            layers = layers.max(range.len());
-            most = most.max(self.needs_of(choices, range.clone())?);
-        }
-        self.arenas.provide(layers, &most)
+        let layers = self.planner.groups.ranges.iter().map(Range::len).max();
+        self.arenas.provide(layers.unwrap_or(0), &self.most_needed(choices)?)
     }
 
     /// The same before the first step.

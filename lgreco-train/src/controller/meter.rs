@@ -149,7 +149,6 @@ impl Meter {
     pub(super) fn costs(&mut self, due: u64, config: &Config, tensors: &[Tensor], world: u32) -> Option<Costs> {
         // Steps before a change count for nothing, and it may have been just now.
         let typical = if self.link.may_have_changed() { self.median(3) } else { self.typical() };
-        let payloads = Costs::payloads(config.route, world);
         let mut computing = 0.0;
         if let Some(Sample { bytes, seconds, computing: own }) = typical {
             computing = own * self.slowest.computing;
@@ -158,6 +157,7 @@ impl Meter {
                 self.link.note(bytes, (whole - computing).max(0.0), whole);
                 let mut works = [0.0; Cost::FAMILIES];
                 for (setting, tensor) in self.present.iter().zip(tensors) {
+                    let payloads = Costs::payloads(setting, config.route, world);
                     works[setting.traits().cost.family] += work(setting, tensor.shape, payloads);
                 }
                 self.compute.note(works, computing);

@@ -141,10 +141,10 @@ impl Controller {
     pub fn record_trial(&mut self, layers: &[usize], settings: &[Setting], seconds: f64) -> Result<(), Error> {
         self.control.expect_idle()?;
         check(seconds)?;
-        let payloads = Costs::payloads(self.planner.config.route, self.world);
         let mut works = [0.0; Cost::FAMILIES];
         for (&layer, setting) in layers.iter().zip(settings) {
             let shape = self.expect_layer(layer)?.shape;
+            let payloads = Costs::payloads(setting, self.planner.config.route, self.world);
             works[setting.traits().cost.family] += work(setting, shape, payloads);
         }
         let tried = (DENSE + 1..Cost::FAMILIES).find(|&family| works[family] > 0.0);

@@ -6,7 +6,7 @@ use super::moment::{Moment, Route};
 use crate::CoreError;
 use crate::Error;
 use crate::compress::wire::Payload;
-use crate::compress::{Aggregation, Compressor, Setting};
+use crate::compress::{Compressor, Setting};
 use crate::error::expect_len;
 use crate::feedback::{copy, is_finite, squared_norm};
 use crate::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
@@ -65,14 +65,11 @@ impl Spec<'_> {
         }
     }
 
-    /// `Err` unless the layer can be sharded, if it is to be.
+    /// `Err` unless each rank has a shard of the layer, or no rank where the route is not [`Route::Sharded`].
     pub(crate) fn check_shards(&self, route: Route, world: u32) -> Result<(), Error> {
         if route != Route::Sharded {
             return expect_len("ends of shards", 0, self.shards.len());
         }
-        let expected = "one that does not shard, for outside methods and those whose lengths the values decide";
-        let fits = self.setting.traits().aggregation != Aggregation::WholePayloads;
-        Error::require(fits, "route", route as u32 as f64, expected)?;
         expect_len("ends of shards, one per rank", world as usize, self.shards.len())?;
         let elements = self.shape.elements() as u64;
         let descends = self.shards.windows(2).find(|ends| ends[0] > ends[1]).map(|ends| ends[1]);
@@ -140,8 +137,8 @@ pub struct Layer<'a> {
     pub values: ValuesMut<'a>,
     /// What becomes of what is not sent.
     pub rest: Rest<'a>,
-    /// Gets the bytes of this worker's payload, where payloads travel whole ([`Route::AllGather`], and every route for
-    /// methods whose lengths the values decide); otherwise it is untouched, and
+    /// Gets the bytes of this worker's payload, where payloads travel whole ([`Route::AllGather`], and every route under
+    /// [`Aggregation::WholePayloads`](super::Aggregation)); otherwise it is untouched, and
     /// [`payload_len`](crate::compress::Compressor::payload_len) tells.
     pub sent: u64,
     /// Gets what this rank alone finds wrong with what is left of its values: it is not finite. What is set

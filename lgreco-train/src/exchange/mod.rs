@@ -19,7 +19,7 @@
 //! | QSGD, LoCo, TopK by [`Route::ScatterReduce`] | all-to-all, all-gather of payloads | its decoded payload, see below |
 //! | dense by [`Route::Sharded`] | reduce-scatter | its gradient |
 //! | QSGD, LoCo, TopK by [`Route::Sharded`] | all-to-all of payloads | its decoded payloads |
-//! | hard threshold, SIDCo, AdaComp: the length depends on the values | all-gather of payloads by any route but [`Route::Sharded`], which refuses them | its decoded payload |
+//! | hard threshold, SIDCo, AdaComp, outside methods | all-gather of whole payloads by every route | its decoded payload |
 //!
 //! Dense values of small layers, the `P` of all layers and all values at shared positions share one all-reduce, the positions of all
 //! layers one broadcast; payloads of all layers share one message: the payloads one after the other, in layer order.
@@ -60,10 +60,11 @@
 //! elements of each layer. PowerSGD and CLT-k make their all-reduces and then only this rank's part of the mean.
 //! Payloads of shards are encoded apart, this rank's own like the others, and are not compressed again; TopK's `keep`
 //! is divided in proportion, at least one per shard. A worker contributes all of its gradient, whatever its own shard
-//! is.
+//! is. Payloads that cannot be cut ([`Aggregation::WholePayloads`]) are gathered from all ranks and decoded by each, so that
+//! their traffic and decoding grow with the number of workers.
 //!
-//! The mean of a shard has the bits of that part of a mean by [`Route::AllGather`] for dense layers, PowerSGD and
-//! CLT-k, and for LoCo and QSGD with [nearest](crate::compress::qsgd::Rounding::Nearest) rounding where shards end at
+//! The mean of a shard has the bits of that part of a mean by [`Route::AllGather`] for dense layers, PowerSGD,
+//! CLT-k and whole payloads, and for LoCo and QSGD with [nearest](crate::compress::qsgd::Rounding::Nearest) rounding where shards end at
 //! bucket boundaries; if the embedder's two sums agree in their bits, too. Stochastic rounding draws other random bits
 //! for each shard, and TopK selects within shards.
 //!

@@ -5,8 +5,8 @@ use crate::gradient::Dtype;
 use crate::rng::Stream;
 use crate::{CoreError, Error};
 
-/// How payloads that cannot be summed on the wire reach everybody, if they have a fixed length (QSGD, TopK, LoCo).
-/// Others are always gathered, but that [`Route::Sharded`] does not take them.
+/// How payloads of [`Aggregation::Payloads`](super::Aggregation) (QSGD, TopK, LoCo) travel. Those of
+/// [`Aggregation::WholePayloads`](super::Aggregation) are gathered whole by every route.
 ///
 /// ```
 /// use lgreco_train::controller::Config;
@@ -27,7 +27,7 @@ pub enum Route {
     ScatterReduce,
     /// Each rank gets the mean of its [shard](crate::exchange::Spec::shards) alone, which is what optimisers that are sharded need
     /// (FSDP, ZeRO): one compression, traffic does not grow. Needs [`Collective::all_to_all`](crate::exchange::Collective::all_to_all), and for dense layers
-    /// [`Collective::reduce_scatter_sum`](crate::exchange::Collective::reduce_scatter_sum). Not for methods whose lengths the values decide.
+    /// [`Collective::reduce_scatter_sum`](crate::exchange::Collective::reduce_scatter_sum).
     Sharded,
 }
 

@@ -70,7 +70,7 @@ pub enum Op {
     Widen,
     /// PowerSGD: `P = M Q` of the last step's `Q`, or of random columns where that is zero, into the sums.
     Project,
-    /// QSGD, TopK, LoCo and the methods of variable length: payloads into this rank's message.
+    /// Payloads that everybody gets whole into this rank's message.
     Encode,
     /// The same in pieces, into the messages for the other owners.
     EncodePieces,
@@ -86,7 +86,8 @@ pub enum Op {
     Average,
     /// CLT-k: the mean; by shards, this rank's.
     Place,
-    /// Adds up what payloads hold, in the order of ranks: the mean.
+    /// Adds up what payloads hold, in the order of ranks: the mean; by shards too that of the whole layer, so that a bad
+    /// payload or an overflow fails on all ranks alike.
     SumPayloads,
     /// Adds up the pieces that this rank owns and compresses their mean.
     AveragePieces,

@@ -2,8 +2,9 @@
 
 use super::{Alone, HELD};
 use lgreco_train::Error;
-use lgreco_train::compress::{Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
+use lgreco_train::compress::{Setting, adacomp::AdaComp, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
 use lgreco_train::controller::{Config, Controller, MemoryUse, Policy, Tensor};
+use lgreco_train::exchange::Route;
 use lgreco_train::feedback::{Residual, Storage};
 use lgreco_train::gradient::{Dtype, ValuesMut};
 use lgreco_train::search::{Method, Search};
@@ -31,7 +32,11 @@ fn config(setting: fn(u32) -> Setting, rows: &[usize], storage: Storage) -> Conf
 fn most(config: Config, rows: &[usize], in_flight: bool) -> Result<([f64; 2], MemoryUse), Error> {
     let layers =
         rows.iter().enumerate().map(|(layer, &rows)| Tensor::new(&layer.to_string(), &[rows, COLUMNS], Dtype::F32));
-    let layers = layers.collect::<Result<Vec<_>, _>>()?;
+    let mut layers = layers.collect::<Result<Vec<_>, _>>()?;
+    if config.route == Route::Sharded {
+        layers =
+            layers.into_iter().zip(rows).map(|(layer, rows)| layer.with_shards(&[(rows * COLUMNS) as u64])).collect();
+    }
     let mut gradients: Vec<Vec<f32>> = rows.iter().map(|rows| vec![0.0; rows * COLUMNS]).collect();
     let elements: usize = gradients.iter().map(Vec::len).sum();
     let before = HELD.get()[0];
@@ -79,17 +84,20 @@ fn most(config: Config, rows: &[usize], in_flight: bool) -> Result<([f64; 2], Me
 const TOPK: fn(u32) -> Setting = |elements| Setting::TopK(TopK { keep: elements / 100, values: Dtype::F32 });
 const QSGD: fn(u32) -> Setting = |_| Setting::Qsgd(Qsgd::default());
 const POWERSGD: fn(u32) -> Setting = |_| Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 });
+const ADACOMP: fn(u32) -> Setting = |_| Setting::AdaComp(AdaComp { bin: 500 });
 
 /// Multiples of the gradients, of which the huge layer is 30 %: its residual is made beside it.
 #[test]
 fn memory_is_small_linear_and_known() {
-    for (setting, storage, in_flight, target) in [
-        (QSGD, Storage::F32, true, 0.5),
-        (QSGD, Storage::F32, false, 0.5),
-        (TOPK, Storage::F32, true, 1.5),
-        (TOPK, Storage::F32, false, 1.5),
-        (TOPK, Storage::Int8, true, 0.8),
-        (POWERSGD, Storage::F32, true, 1.5),
+    for (setting, storage, in_flight, target, route) in [
+        (QSGD, Storage::F32, true, 0.5, Route::AllGather),
+        (QSGD, Storage::F32, false, 0.5, Route::AllGather),
+        (TOPK, Storage::F32, true, 1.5, Route::AllGather),
+        (TOPK, Storage::F32, false, 1.5, Route::AllGather),
+        (TOPK, Storage::Int8, true, 0.8, Route::AllGather),
+        (POWERSGD, Storage::F32, true, 1.5, Route::AllGather),
+        (ADACOMP, Storage::F32, true, 3.0, Route::Sharded),
+        (ADACOMP, Storage::F32, false, 3.0, Route::Sharded),
     ] {
         let name = setting(512);
         let mut multiples = vec![];
@@ -97,7 +105,7 @@ fn memory_is_small_linear_and_known() {
             let rows = model(scale);
             let elements = rows.iter().sum::<usize>() * COLUMNS;
             let ([most, compressed], predicted) =
-                most(config(setting, &rows, storage), &rows, in_flight).expect("sound steps");
+                most(Config { route, ..config(setting, &rows, storage) }, &rows, in_flight).expect("sound steps");
             let known = (predicted.total() - predicted.window) as f64 / (4 * elements) as f64;
             let what = format!("{name}, residuals in {storage:?}, in flight: {in_flight}");
             assert!(compressed <= target, "{what}: {compressed} times the gradients, {target} allowed");

@@ -1,8 +1,11 @@
-//! Shards whose sum one rank alone cannot bear.
+//! Shards whose sum one rank alone cannot bear, and shards of payloads that travel whole.
 
 use super::*;
 use lgreco_testing::controller::sharded;
+use lgreco_train::compress::adacomp::AdaComp;
+use lgreco_train::compress::hard_threshold::HardThreshold;
 use lgreco_train::exchange::Route;
+use lgreco_train::gradient::{Bf16, Element};
 
 const OVERFLOW: Error = Error::Core(CoreError::Overflow { what: "the sum over the workers" });
 
@@ -69,4 +72,75 @@ fn an_overflow_in_one_shard_of_a_new_bucket_reaches_all_ranks() {
         assert_eq!(step(None), (failed(rank), Outcome::Failed));
         assert_eq!(step(None), (Ok(()), Outcome::Exchanged));
     });
+}
+
+/// What a rank has of some steps.
+struct Run {
+    /// By step and layer, as f32.
+    means: Vec<Vec<Vec<f32>>>,
+    residuals: Vec<Vec<f32>>,
+    /// Bytes by step.
+    sent: Vec<u64>,
+}
+
+/// Steps of three ranks on payloads whose lengths the values decide.
+fn with_whole_payloads(route: Route, feedback: Feedback) -> Vec<Run> {
+    let adacomp = Setting::AdaComp(AdaComp { bin: 9 });
+    let hard = Setting::HardThreshold(HardThreshold { lambda: 0.4, values: Dtype::F32 });
+    let mut config = config(Method::AdaComp, Policy::Fixed(vec![adacomp, adacomp, Setting::Dense, hard]));
+    (config.route, config.feedback) = (route, feedback);
+    threads::run(3, |mut worker| {
+        let mut controller = Controller::new(config.clone(), uneven(route), &worker).unwrap();
+        let (mut means, mut sent) = (vec![], vec![]);
+        for step in 0..6 {
+            let mut values: Vec<_> = LENS.iter().zip(0..).map(|(&n, l)| noise(l, worker.rank(), step, n)).collect();
+            let mut half: Vec<_> = values[1].iter().map(|&x| Bf16::from_f32(x)).collect();
+            let [first, _, dense, last] = &mut values[..] else { unreachable!("four layers") };
+            let mut gradients =
+                [ValuesMut::F32(first), ValuesMut::Bf16(&mut half), ValuesMut::F32(dense), ValuesMut::F32(last)];
+            sent.push(controller.step(&mut worker, &mut gradients, 0.1).unwrap().bytes_out);
+            values[1] = half.iter().map(|x| x.to_f32()).collect();
+            means.push(values);
+        }
+        let remembered: &[usize] = if feedback.others.is_some() { &[0, 1, 3] } else { &[] };
+        let residuals = remembered.iter().map(|&layer| residual(&controller, layer)).collect();
+        Run { means, residuals, sent }
+    })
+}
+
+const LENS: [usize; 4] = [70, 45, 7, 44];
+/// Shards that no quantiser bucket or bin knows of, and empty ones.
+const ENDS: [[u64; 3]; 4] = [[0, 33, 70], [45, 45, 45], [3, 3, 7], [1, 43, 44]];
+
+fn uneven(route: Route) -> Vec<Tensor> {
+    let dtypes = [Dtype::F32, Dtype::Bf16, Dtype::F32, Dtype::F32];
+    let layers = LENS.iter().zip(dtypes).zip(&ENDS).enumerate();
+    let tensor = |(layer, ((&len, dtype), ends)): (usize, ((&usize, Dtype), &[u64; 3]))| {
+        let tensor = Tensor::new(&layer.to_string(), &[len], dtype).unwrap();
+        if route == Route::Sharded { tensor.with_shards(ends) } else { tensor }
+    };
+    layers.map(tensor).collect()
+}
+
+/// The bits of what a rank has the means of by shards.
+fn wanted(means: &[Vec<Vec<f32>>], rank: usize) -> Vec<u32> {
+    let layers = means.iter().flat_map(|layers| layers.iter().zip(&ENDS));
+    let wanted = layers.flat_map(|(values, ends)| {
+        let start = rank.checked_sub(1).map_or(0, |before| ends[before]);
+        &values[start as usize..ends[rank] as usize]
+    });
+    wanted.map(|x| x.to_bits()).collect()
+}
+
+/// Payloads that cannot be cut are gathered whole: each rank's shards have the bits of the all-gather route's means, and residuals
+/// and traffic are the same.
+#[test]
+fn shards_of_whole_payloads_are_those_of_the_whole_mean() {
+    for feedback in [Feedback::default(), Feedback::NONE] {
+        let run = |route| with_whole_payloads(route, feedback);
+        for (rank, (sharded, whole)) in run(Route::Sharded).iter().zip(&run(Route::AllGather)).enumerate() {
+            assert_eq!(wanted(&sharded.means, rank), wanted(&whole.means, rank), "rank {rank}");
+            assert_eq!((&sharded.residuals, &sharded.sent), (&whole.residuals, &whole.sent), "rank {rank}");
+        }
+    }
 }

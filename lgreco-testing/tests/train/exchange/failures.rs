@@ -124,12 +124,15 @@ fn messages_that_cannot_be_decoded_name_their_sender() {
         assert_eq!(tamper(&gather, 1, at, 3), vec![Err(Error::PeerMessage { rank: 1, code }); 3]);
     }
     // Announced lengths that are not the message's, or beyond all payloads can take; payloads that state another k.
-    let variable = case(&[(hard(0.7), shape(40, 1)), (hard(0.1), shape(40, 1))], 3, Route::ScatterReduce);
-    for (call, at, with) in
-        [(0, 16, 1), (0, 16, 2), (0, 17, 1), (0, 17, 0x40), (0, 23, 0x80), (1, 20, 1), (1, 20, 64), (1, 16, 1)]
-    {
-        let results = tamper(&variable, call, at, with);
-        assert!(results.iter().all(|r| matches!(r, Err(Error::PeerMessage { rank: 1, .. }))), "{at}: {results:?}");
+    // By shards too everybody reads whole payloads.
+    for route in [Route::ScatterReduce, Route::Sharded] {
+        let variable = case(&[(hard(0.7), shape(40, 1)), (hard(0.1), shape(40, 1))], 3, route);
+        for (call, at, with) in
+            [(0, 16, 1), (0, 16, 2), (0, 17, 1), (0, 17, 0x40), (0, 23, 0x80), (1, 20, 1), (1, 20, 64), (1, 16, 1)]
+        {
+            let results = tamper(&variable, call, at, with);
+            assert!(results.iter().all(|r| matches!(r, Err(Error::PeerMessage { rank: 1, .. }))), "{at}: {results:?}");
+        }
     }
     // 0 x 2 instead of 0 x 3: decodes to as many values, but is not this tensor.
     let results = tamper(&case(&[(topk(0), shape(0, 3))], 2, Route::AllGather), 1, 28, 1);

@@ -15,6 +15,10 @@ fn divisible() -> Vec<(Setting, Shape)> {
         (LOW_RANK, shape(3, 8)),
         (Setting::Qsgd(Qsgd { bits: 3, bucket: 1, scale: Scale::MinMax, rounding: Rounding::Nearest }), shape(5, 1)),
         (clt(5), shape(5, 1)),
+        (hard(0.4), shape(11, 5)),
+        (adacomp(9), shape(10, 7)),
+        (sidco(0.2, 2), shape(9, 9)),
+        (adacomp(3), shape(0, 2)),
     ]
 }
 
@@ -43,7 +47,7 @@ fn shards_are_the_bits_of_the_whole() {
 }
 
 #[test]
-fn one_round_per_bucket_unless_there_are_factors() {
+fn one_round_per_bucket_unless_there_are_factors_or_lengths_vary() {
     let rounds = |setting| {
         let moment = Moment {
             rank: 1,
@@ -63,6 +67,9 @@ fn one_round_per_bucket_unless_there_are_factors() {
     let quantised = Round::AllToAll { send: 16 + 16 + 3 * 4 + 20, received: 16 + 16 + 4 * 4 + 30 };
     assert_eq!(rounds(qsgd(4, 16, Rounding::Nearest)), [quantised]);
     assert_eq!(rounds(LOW_RANK), [Round::AllReduceSum { values: 20 + 2 }; 2]);
+    let most = adacomp(9).payload_len(shape(10, 10), Dtype::F32).unwrap();
+    let whole = Round::AllGatherEach { bytes: 2 * (16 + most), exact: false };
+    assert_eq!(rounds(adacomp(9)), [Round::AllGather { bytes: 24 }, whole]);
 }
 
 /// What a space makes is what the program says of it.
@@ -87,7 +94,7 @@ fn pieces_are_told() {
 }
 
 #[test]
-fn what_cannot_be_sharded_is_refused() {
+fn ends_that_do_not_fit_are_refused() {
     let refused = |setting, shards: &[u64]| {
         let spec = Spec { shards, ..Spec::from((setting, shape(5, 4), Dtype::F32)) };
         workspace_len([spec].into_iter(), Route::Sharded, 2).map_err(|error| std::string::ToString::to_string(&error))
@@ -99,11 +106,7 @@ fn what_cannot_be_sharded_is_refused() {
         (Setting::Dense, &[], "ends of shards, one per rank: expected 2, found 0"),
         (Setting::Dense, &[10, 19], &format!("end of a shard is 19, {ends}")),
         (topk(3), &[21, 20], &format!("end of a shard is 20, {ends}")),
-        (
-            hard(0.5),
-            &[10, 20],
-            "route is 2, expected one that does not shard, for outside methods and those whose lengths the values decide",
-        ),
+        (hard(0.5), &[21, 20], &format!("end of a shard is 20, {ends}")),
     ] {
         assert_eq!(refused(setting, shards), Err(why.into()));
     }
@@ -127,13 +130,11 @@ fn a_shard_that_overflows_is_told_next() {
     }
 }
 
-/// A shard of CLT-k that leaves f16 on one rank alone, beside a dense layer whose collective is still to come.
-#[test]
-fn a_shard_that_leaves_its_type_does_not_keep_the_others_waiting() {
-    use lgreco_train::compress::clt::CltK;
+/// What two ranks are told where the mean of rank 1's shard leaves f16, beside a dense layer.
+fn with_a_shard_that_leaves_f16(setting: Setting) -> Vec<Result<(), Error>> {
     use lgreco_train::gradient::{Element, F16};
     let shape = shape(6, 4);
-    let results = threads::run(2, |mut worker| {
+    threads::run(2, |mut worker| {
         let rank = worker.rank();
         let moment =
             Moment { rank, world_size: 2, route: Route::Sharded, reduce_dtype: Dtype::F32, seed: 7, step: 0, terms: 0 };
@@ -144,7 +145,7 @@ fn a_shard_that_leaves_its_type_does_not_keep_the_others_waiting() {
         let (narrow, rest) = (ValuesMut::F16(&mut narrow), Rest::Instead(&mut wide));
         let layer = |layer| Layer { shards: &ends, ..layer };
         let mut layers = [
-            layer(Layer::new(0, Setting::CltK(CltK { keep: 3 }), shape, narrow, rest)),
+            layer(Layer::new(0, setting, shape, narrow, rest)),
             layer(Layer::new(1, Setting::Dense, shape, ValuesMut::F32(&mut dense), Rest::Dropped)),
         ];
         let mut host = Host { layers: &mut layers, workspace: &mut vec![0; 1000], scratch: None };
@@ -158,10 +159,23 @@ fn a_shard_that_leaves_its_type_does_not_keep_the_others_waiting() {
         };
         assert_eq!(flight.next(&mut host).map(drop), outcome, "it has ended");
         outcome
-    });
-    let overflow = Error::LayerOverflow { layer: 0, index: 17, value: 1e6 };
-    let told = Error::Peer { rank: 1, code: overflow.code() };
-    assert!(results == [Ok(()), Err(overflow)] || results == [Err(told), Err(overflow)], "{results:?}");
+    })
+}
+
+const TOO_LARGE: Error = Error::LayerOverflow { layer: 0, index: 17, value: 1e6 };
+
+/// Under CLT-k one rank alone finds it, before the dense layer's collective or after it.
+#[test]
+fn a_shard_that_leaves_its_type_does_not_keep_the_others_waiting() {
+    let results = with_a_shard_that_leaves_f16(clt(3));
+    let told = Error::Peer { rank: 1, code: TOO_LARGE.code() };
+    assert!(results == [Ok(()), Err(TOO_LARGE)] || results == [Err(told), Err(TOO_LARGE)], "{results:?}");
+}
+
+/// Every rank makes the whole mean of payloads that travel whole, so that all fail at once.
+#[test]
+fn a_shard_of_whole_payloads_that_leaves_its_type_fails_on_all() {
+    assert_eq!(with_a_shard_that_leaves_f16(hard(2.0)), [Err(TOO_LARGE); 2]);
 }
 
 #[test]
@@ -197,9 +211,8 @@ proptest! {
     /// Who agrees, and how everybody fares, is told to all; what else is wrong with a message only its receiver can
     /// know.
     #[test]
-    fn spoilt_messages_are_refused_or_decoded(call in 0usize..2, at: usize, with in 1u8..) {
-        let layers = fitting(&hybrid(), Route::Sharded);
-        let results = super::failures::tamper(&case(&layers, 3, Route::Sharded), call, at, with);
+    fn spoilt_messages_are_refused_or_decoded(call in 0usize..3, at: usize, with in 1u8..) {
+        let results = super::failures::tamper(&case(&hybrid(), 3, Route::Sharded), call, at, with);
         for (rank, result) in results.iter().enumerate() {
             let named = matches!(
                 result,

@@ -92,7 +92,8 @@ impl Parts for Unread {
     }
 }
 
-/// The means of what the messages hold.
+/// The means of what the messages hold. By shards too these are means of whole layers: every rank fails alike then, and methods
+/// from outside decode whole tensors alone.
 pub(super) fn means(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let Program { moment, layout, .. } = program;
     let Room { ranks: Ranks { lens, .. }, received, scratch, .. } = room;
