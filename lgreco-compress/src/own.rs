@@ -17,7 +17,7 @@ use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
 use crate::{Error, Result};
 use core::fmt;
-use lgreco_core::method::{Methods, OwnSetting, Parameters};
+use lgreco_core::method::{FIRST_ID, Methods, OwnSetting, Parameters};
 
 /// How many parameters follow the header.
 fn more(parameters: &Parameters) -> usize {
@@ -33,7 +33,8 @@ impl Compressor for OwnSetting {
     fn traits(&self) -> Traits {
         let unbiased = self.method().is_unbiased(self.parameters());
         let residual = if unbiased { ResidualKind::Optional } else { ResidualKind::Classic };
-        Traits { unbiased, residual, ..Traits::whole(Cost::of_elements(5, 4.0, 1.0)) }
+        let family = Cost::FIRST_OUTSIDE + usize::from(self.method().id().saturating_sub(FIRST_ID));
+        Traits { unbiased, residual, ..Traits::whole(Cost::of_elements(family, 4.0, 1.0)) }
     }
 
     fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize> {

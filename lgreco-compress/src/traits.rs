@@ -1,5 +1,7 @@
 //! What exchanges, error feedback and cost estimates ask of a setting instead of which method it is.
 
+use lgreco_core::method::FIRST_ID;
+
 /// How the outputs of all workers are combined.
 ///
 /// ```
@@ -52,8 +54,10 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// How many families there are.
-    pub const FAMILIES: usize = 7;
+    /// How many families there are: lgreco's, and one for each id of outside methods.
+    pub const FAMILIES: usize = Cost::FIRST_OUTSIDE + 1 + (u8::MAX - FIRST_ID) as usize;
+    /// The family of the outside method whose id is [`FIRST_ID`].
+    pub(crate) const FIRST_OUTSIDE: usize = 6;
 
     /// Of settings whose cost is that of their elements.
     pub const fn of_elements(family: usize, encode: f64, decode: f64) -> Cost {

@@ -9,7 +9,7 @@ use lgreco::plan::{self, Solver, budget::Budget};
 use lgreco::rng::Stream;
 use lgreco::search::{Layer, Measured, Search};
 use lgreco::{Error, Result, search};
-use lgreco_train::controller::{Config, Controller, Feedback, Policy, Tensor};
+use lgreco_train::controller::{Config, Controller, Feedback, Objective, Policy, Tensor};
 use lgreco_train::exchange::{Collective, Route, threads};
 use lgreco_train::gradient::ValuesMut;
 use own_compressor::{Sign, methods, setting};
@@ -219,6 +219,20 @@ fn layers() -> Vec<Tensor> {
 
 fn gradients(rank: u32, step: u64) -> Vec<Vec<f32>> {
     layers().iter().map(|layer| wave(layer.shape().elements(), 1.0, 10 * rank + step as u32)).collect()
+}
+
+/// What one of them costs says nothing of the others.
+#[test]
+fn each_is_tried_out_before_plans_by_measured_seconds() {
+    fn clock() -> f64 {
+        0.0
+    }
+    let mut config = config(&["sign", "natural"]);
+    (config.objective, config.clock) = (Objective::MeasuredSeconds, Some(clock as fn() -> f64));
+    let worker = threads::ThreadCollective::group(1).remove(0);
+    let trials = Controller::new(config, layers(), &worker).unwrap().trials(&[0, 1]).unwrap();
+    let tried = |text| trials.contains(&vec![own(text); 2]);
+    assert!(tried("sign") && tried("natural") && trials.len() == 3, "{trials:?}");
 }
 
 /// The same layers; by shards some of them empty, and none as long as the next one.

@@ -174,7 +174,7 @@ impl Compressor for Eden {
     fn traits(&self) -> Traits {
         let unbiased = self.scale == Scale::Unbiased;
         let residual = if unbiased { ResidualKind::Optional } else { ResidualKind::Classic };
-        Traits { unbiased, residual, piece: Some(BLOCK), ..Traits::payloads(Cost::of_elements(6, 12.0, 6.0)) }
+        Traits { unbiased, residual, piece: Some(BLOCK), ..Traits::payloads(Cost::of_elements(5, 12.0, 6.0)) }
     }
 
     fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {

@@ -20,12 +20,18 @@ pub(super) fn work(setting: &Setting, shape: Shape, payloads: f64) -> f64 {
 }
 
 /// Two numbers per family.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Compute {
     /// Seconds of a trial over its work.
     trials: [Option<f64>; Cost::FAMILIES],
     /// Seconds of steps over work times trial.
     overheads: [Option<f64>; Cost::FAMILIES],
+}
+
+impl Default for Compute {
+    fn default() -> Self {
+        Compute { trials: [None; Cost::FAMILIES], overheads: [None; Cost::FAMILIES] }
+    }
 }
 
 /// A trial that differs by less changes nothing.

@@ -113,7 +113,7 @@ impl Controller {
     /// # Complexity
     /// O(candidates). Allocates.
     pub fn trials(&self, layers: &[usize]) -> Result<Vec<Vec<Setting>>, Error> {
-        let mut kinds: [_; Cost::FAMILIES] = core::array::from_fn(|_| vec![Setting::Dense; layers.len()]);
+        let mut kinds: [_; Cost::FAMILIES] = core::array::from_fn(|_| vec![]);
         for (place, &layer) in layers.iter().enumerate() {
             let (search, tensor) = (&self.planner.config.search, self.expect_layer(layer)?);
             if !search.takes(&tensor.dims)
@@ -127,7 +127,11 @@ impl Controller {
                     Candidates::Each(settings) => (settings, None),
                     row => (&[][..], row.setting(row.len() / 2)),
                 };
-                each.iter().chain(&middle).for_each(|setting| kinds[setting.traits().cost.family][place] = *setting);
+                for setting in each.iter().chain(&middle) {
+                    let kind: &mut Vec<Setting> = &mut kinds[setting.traits().cost.family];
+                    kind.resize(layers.len(), Setting::Dense);
+                    kind[place] = *setting;
+                }
             }
         }
         Ok(kinds.into_iter().filter(|settings| settings.iter().any(|&setting| setting != Setting::Dense)).collect())

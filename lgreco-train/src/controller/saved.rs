@@ -5,12 +5,12 @@
 //!
 //! | field | |
 //! |---|---|
-//! | `lgreco-c`, version 4, or 5 under measured seconds | 8 bytes each |
+//! | `lgreco-c`, version 4, or 6 under measured seconds | 8 bytes each |
 //! | rank, world size, steps taken | |
 //! | step of the next decision (2^64 − 1: none), steps in the window, highest learning rate, steps that were not finite | |
 //! | 0 or 1, then the last decision, 10 numbers | |
 //! | number of buckets, 0 | |
-//! | version 5: the decision's timing, 8 numbers; trials and overheads of methods; numbers of the link's model, and these | |
+//! | version 6: the decision's timing, 8 numbers; trials and overheads of methods; numbers of the link's model, and these | |
 //! | number of layers; of each: | |
 //! | length of its name, the name, rows, columns, code of the element type | |
 //! | setting, 3 numbers; steps, bytes in, bytes out, refusals; relative error (NaN: none), norm (NaN: none) | |
@@ -19,7 +19,7 @@
 //! | length of the residual's state, that of [`Memory::save`](crate::feedback::Memory::save) but for its checksum | |
 //! | checksum of all before it | |
 //!
-//! The same in parts: `lgreco-p`, version 4 or 5, rank, world size, steps taken, then 0 and what is above from the step of the
+//! The same in parts: `lgreco-p`, version 4 or 6, rank, world size, steps taken, then 0 and what is above from the step of the
 //! next decision to the link's model, or 1 and a layer as above; a checksum closes each.
 
 use super::codes::Choice;
@@ -41,7 +41,7 @@ use alloc::vec::Vec;
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"lgreco-c");
 pub(super) const PART_MAGIC: u64 = u64::from_le_bytes(*b"lgreco-p");
-pub(super) const VERSION: u64 = 5;
+pub(super) const VERSION: u64 = 6;
 /// Of states in which nothing is measured.
 pub(super) const UNMEASURED_VERSION: u64 = 4;
 pub(super) const NONE: u64 = u64::MAX;
