@@ -43,7 +43,7 @@ const BITS: &str = "+bits";
 pub const RATIOS: [&str; 4] = ["l-greco-13x", "l-greco-30x", "l-greco-13x+bits", "l-greco-30x+bits"];
 
 /// Of EDEN: one width everywhere, and plans at those sizes.
-pub const EDEN: [&str; 6] = ["uniform-1", "uniform-2", "uniform-3", "l-greco-10.5x", "l-greco-15.6x", "l-greco-30x"];
+pub const EDEN: [&str; 5] = ["uniform-1", "uniform-2", "uniform-3", "l-greco-10.5x", "l-greco-15.6x"];
 /// Plans of EDEN, TopK and PowerSGD.
 pub const MIXED: [&str; 3] = ["l-greco-10.5x+bits+bf16", "l-greco-15.6x+bits+bf16", "l-greco-30x+bits+bf16"];
 

@@ -67,7 +67,7 @@
 // Number of this header, which changes with every declaration in it. The INIT macros put it into their structs: the first call
 // that is given a struct, a callback among them, by a program that was compiled with another header than the library's fails
 // with LGRECO_STRUCT_SIZE.
-#define LGRECO_HEADER_REVISION 1
+#define LGRECO_HEADER_REVISION 2
 
 // Bytes that hold any setting's text and the NUL after it.
 #define LGRECO_SETTING_TEXT_BYTES 64
@@ -230,7 +230,8 @@ typedef uint32_t lgreco_metric;
 // What to offer each layer of a model. Begin with LGRECO_SEARCH_OPTIONS_INIT.
 //
 // Methods are "qsgd", "topk", "powersgd", "eden", "clt-k", "sidco", "hard-threshold", "adacomp", "loco", several of them with
-// commas between, the first of which says what is uniform, or "hybrid", the default: QSGD, TopK and PowerSGD. Parameters are
+// commas between, the first of which says what is uniform, or "hybrid", the default: QSGD, TopK and PowerSGD, that about
+// rank 8. Parameters are
 // those of the first method: bits per element for QSGD (1 to 8; 4 by default) and EDEN (3), the density for TopK, CLT-k and
 // SIDCo (above 0, to 1; 0.01), the rank for PowerSGD (1 to 65536; 4), the least magnitude for hard thresholds (0.01), elements
 // per bin for AdaComp (500) and per group for LoCo (512).
@@ -284,9 +285,9 @@ typedef struct lgreco_table_view {
     const size_t *ends;
     // All options, layer after layer.
     const struct lgreco_choice *choices;
-    // Per layer, the option the error budget is taken from; may be NULL.
+    // Per layer, the option of the uniform setting, whose size or error a limit may be; may be NULL.
     const uint32_t *defaults;
-    // The error budget; NULL when it is the error of `defaults`.
+    // The table's own error budget; NULL for none.
     const double *budget;
     // Per layer, its name, UTF-8; NULL for names like "0", "1".
     const char *const *names;
@@ -460,7 +461,7 @@ typedef uint32_t lgreco_non_finite_step;
 // How payloads that cannot be summed on the wire travel: LGRECO_ROUTE_...
 typedef uint32_t lgreco_route;
 
-// What plans minimise: LGRECO_OBJECTIVE_...
+// What sizes are: LGRECO_OBJECTIVE_...
 typedef uint32_t lgreco_objective;
 
 // What a controller is told once, the same on every rank. Begin with LGRECO_CONTROLLER_OPTIONS_INIT.
@@ -1200,7 +1201,7 @@ typedef struct lgreco_cuda_outcome {
 // The settings of `fixed`.
 #define LGRECO_POLICY_FIXED 3
 
-// CGX: layers in `clusters` by size and error, within the error budget.
+// CGX: layers in `clusters` by size and error, within the budget.
 #define LGRECO_POLICY_K_MEANS 4
 
 // Two levels, by Accordion's detector.
@@ -1420,7 +1421,8 @@ lgreco_status lgreco_setting_from_text(struct lgreco_context *context,
 // its setting (lgreco_table_setting). Layers with one dimension or fewer, or few elements, are left out: `model_layers`
 // of the view tells which are in. `options` may be NULL. Allocates.
 //
-// LGRECO_NON_FINITE, LGRECO_EMPTY_TABLE when no layer is left, LGRECO_DUPLICATE_NAME, LGRECO_PARAMETER.
+// LGRECO_NON_FINITE, LGRECO_EMPTY_TABLE when no layer is left, LGRECO_DUPLICATE_NAME, LGRECO_PARAMETER; of `methods`
+// LGRECO_UNKNOWN_NAME for a word that is no method, one that is there twice, or hybrid among others, LGRECO_TEXT.
 lgreco_status lgreco_table_measure(struct lgreco_context *context,
                                    const struct lgreco_layer *layers,
                                    size_t layers_len,
@@ -1496,7 +1498,7 @@ lgreco_status lgreco_plan_solve(struct lgreco_context *context,
                                 struct lgreco_plan **plan);
 
 // Verifies a plan against a table: one option per layer, size and error as stated, error within the stated budget or size
-// within the stated limit. Groups and fixed options are not looked at. What is checked is decided in exact arithmetic; a lower bound is only compared with what it is a
+// within the stated limit, groups and fixed options kept. What is checked is decided in exact arithmetic; a lower bound is only compared with what it is a
 // bound of.
 //
 // LGRECO_PLAN_MISMATCH, LGRECO_OVER_BUDGET, LGRECO_OVER_SIZE, LGRECO_NO_SUCH_OPTION, LGRECO_BUDGET, LGRECO_LENGTH.

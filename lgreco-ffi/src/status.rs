@@ -8,7 +8,7 @@ use thiserror::Error;
 /// Number of this header, which changes with every declaration in it. The INIT macros put it into their structs: the first call
 /// that is given a struct, a callback among them, by a program that was compiled with another header than the library's fails
 /// with LGRECO_STRUCT_SIZE.
-pub const LGRECO_HEADER_REVISION: u32 = 1;
+pub const LGRECO_HEADER_REVISION: u32 = 2;
 
 /// How a call ended: LGRECO_OK, or why it failed. Codes are permanent.
 pub type lgreco_status = u32;

@@ -582,6 +582,25 @@ def test_ranks_that_have_not_loaded_the_same_are_told(how: str) -> None:
         assert told.startswith("1: rank 1 and rank 0 have not loaded the same weights since the last outer step")
 
 
+def _loaded_meanwhile(rank: int) -> list[str]:
+    """Rank 1 alone loads weights while an outer step is on its way: what the next ones say."""
+    model, told = Linear(), []
+    outer = OuterStep(model, every=4, delay=3, **TOPK)
+    for at in range(20):
+        if at == 5 and rank == 1:
+            model.load_state_dict({name: torch.ones_like(p) for name, p in model.named_parameters()})
+        try:
+            train(model, outer, rank, range(at, at + 1))
+        except LgrecoError as error:
+            told.append(f"{at}: {error}")
+    return told
+
+
+def test_what_is_loaded_while_an_outer_step_is_on_its_way_the_next_one_compares() -> None:
+    for told in on_ranks(2, _loaded_meanwhile):
+        assert [text.split(" have")[0] for text in told] == [f"{at}: rank 1 and rank 0" for at in (10, 14, 18)]
+
+
 def _copied(rank: int) -> bool:
     """A copy of the model, and one that is pickled: loading into it is no business of the OuterStep's."""
     model = Linear()

@@ -12,8 +12,10 @@ use crate::{Error, Result};
 /// The first value's number in the tensor, values, and room for their scales and codes.
 pub(super) type Part<'a, E> = ((Start, &'a [E]), Per<&'a mut [u8]>, Per<&'a mut [u8]>);
 
-/// Up to [`BLOCK`] values, the first one's number, and room for exactly their scales and codes.
+/// Up to [`BLOCK`] values, the first one's number, and room for exactly their scales and codes, and to work in.
 pub(super) struct Chunk<'a> {
+    coordinates: &'a mut [f32; BLOCK],
+    unpacked: &'a mut [u8; BLOCK],
     eden: Eden,
     seed: u64,
     first: usize,
@@ -30,29 +32,30 @@ pub(super) fn encode<E: Element>(
     (eden, seed): (Eden, u64),
     chunk: impl Fn(Chunk<'_>) -> Result<()>,
 ) -> Result<()> {
-    let mut room = [0.0; BLOCK];
+    let (mut room, mut coordinates, mut unpacked) = ([0.0; BLOCK], [0.0; BLOCK], [0; BLOCK]);
     for ((i, values), codes) in values.chunks(BLOCK).enumerate().zip(codes.chunks_mut(BLOCK / 8 * eden.bits as usize)) {
         let own;
         (own, scales) = scales.split_at_mut(4 * blocks(values.len()).count());
-        chunk(Chunk { eden, seed, first: start + i * BLOCK, values: as_f32(values, &mut room), scales: own, codes })?;
+        let values = as_f32(values, &mut room);
+        let (coordinates, unpacked) = (&mut coordinates, &mut unpacked);
+        chunk(Chunk { coordinates, unpacked, eden, seed, first: start + i * BLOCK, values, scales: own, codes })?;
     }
     Ok(())
 }
 
 #[inline(always)]
 pub(super) fn encode_chunk(chunk: Chunk<'_>) -> Result<()> {
-    let Chunk { eden: Eden { bits, scale }, seed, first, values, scales, codes: packed } = chunk;
-    let mut coordinates = [0.0; BLOCK];
-    let mut all_codes = [0u8; BLOCK];
+    let Chunk { coordinates, unpacked, eden: Eden { bits, scale }, seed, first, values, scales, codes: packed } = chunk;
     let signs = Signs::new(seed, first);
     for ((at, len), place) in blocks(values.len()).zip(scales.as_chunks_mut::<4>().0) {
-        let (coordinates, codes) = (&mut coordinates[..len], &mut all_codes[at..at + len]);
+        let (coordinates, codes) = (&mut coordinates[..len], &mut unpacked[at..at + len]);
         let norm = Norm::of(&values[at..at + len], first + at)?;
         let sent = encode_block(bits, &norm, &values[at..at + len], scale, (&signs, at), coordinates, codes)?;
         *place = sent.to_le_bytes();
     }
-    // Codes behind the values are 0.
-    bits::pack(bits, &all_codes[..values.len().next_multiple_of(8)], packed);
+    let end = values.len().next_multiple_of(8);
+    unpacked[values.len()..end].fill(0);
+    bits::pack(bits, &unpacked[..end], packed);
     Ok(())
 }
 

@@ -55,8 +55,9 @@ pub fn measure(
     })
 }
 
-/// Up to [`BLOCK`] values, the first one's number, and the sums to which their squared errors are added.
+/// Up to [`BLOCK`] values, the first one's number, the sums to which their squared errors are added, and room to work in.
 pub(super) struct Chunk<'a> {
+    coordinates: &'a mut [f32; BLOCK],
     scale: Scale,
     bits: &'a [u8],
     seed: u64,
@@ -72,18 +73,18 @@ pub(super) fn measure_all<E: Element>(
     squared_errors: &mut [f64],
     chunk: impl Fn(Chunk<'_>) -> Result<()>,
 ) -> Result<()> {
-    let mut room = [0.0; BLOCK];
+    let (mut room, mut coordinates) = ([0.0; BLOCK], [0.0; BLOCK]);
     for (i, values) in values.chunks(BLOCK).enumerate() {
         let values = as_f32(values, &mut room);
-        chunk(Chunk { scale, bits, seed, first: i * BLOCK, values, squared_errors })?;
+        let coordinates = &mut coordinates;
+        chunk(Chunk { coordinates, scale, bits, seed, first: i * BLOCK, values, squared_errors })?;
     }
     Ok(())
 }
 
 #[inline(always)]
 pub(super) fn measure_chunk(chunk: Chunk<'_>) -> Result<()> {
-    let Chunk { scale, bits, seed, first, values, squared_errors } = chunk;
-    let mut coordinates = [0.0; BLOCK];
+    let Chunk { coordinates, scale, bits, seed, first, values, squared_errors } = chunk;
     let signs = Signs::new(seed, first);
     for (at, len) in blocks(values.len()) {
         let (block, coordinates) = (&values[at..at + len], &mut coordinates[..len]);

@@ -25,7 +25,7 @@ pub const LGRECO_POLICY_UNCOMPRESSED: lgreco_policy = 1;
 pub const LGRECO_POLICY_UNIFORM: lgreco_policy = 2;
 /// The settings of `fixed`.
 pub const LGRECO_POLICY_FIXED: lgreco_policy = 3;
-/// CGX: layers in `clusters` by size and error, within the error budget.
+/// CGX: layers in `clusters` by size and error, within the budget.
 pub const LGRECO_POLICY_K_MEANS: lgreco_policy = 4;
 /// Two levels, by Accordion's detector.
 pub const LGRECO_POLICY_ACCORDION: lgreco_policy = 5;
@@ -56,7 +56,7 @@ pub const LGRECO_ROUTE_SCATTER_REDUCE: lgreco_route = 1;
 /// AdaComp are gathered whole, and decoded by every rank.
 pub const LGRECO_ROUTE_SHARDED: lgreco_route = 2;
 
-/// What plans minimise: LGRECO_OBJECTIVE_...
+/// What sizes are: LGRECO_OBJECTIVE_...
 pub type lgreco_objective = u32;
 
 /// Bits on the wire.

@@ -29,7 +29,8 @@ pub const LGRECO_WIDTH_FULL: u64 = 1;
 /// What to offer each layer of a model. Begin with LGRECO_SEARCH_OPTIONS_INIT.
 ///
 /// Methods are "qsgd", "topk", "powersgd", "eden", "clt-k", "sidco", "hard-threshold", "adacomp", "loco", several of them with
-/// commas between, the first of which says what is uniform, or "hybrid", the default: QSGD, TopK and PowerSGD. Parameters are
+/// commas between, the first of which says what is uniform, or "hybrid", the default: QSGD, TopK and PowerSGD, that about
+/// rank 8. Parameters are
 /// those of the first method: bits per element for QSGD (1 to 8; 4 by default) and EDEN (3), the density for TopK, CLT-k and
 /// SIDCo (above 0, to 1; 0.01), the rank for PowerSGD (1 to 65536; 4), the least magnitude for hard thresholds (0.01), elements
 /// per bin for AdaComp (500) and per group for LoCo (512).
@@ -105,7 +106,8 @@ impl lgreco_search_options {
 /// its setting (lgreco_table_setting). Layers with one dimension or fewer, or few elements, are left out: `model_layers`
 /// of the view tells which are in. `options` may be NULL. Allocates.
 ///
-/// LGRECO_NON_FINITE, LGRECO_EMPTY_TABLE when no layer is left, LGRECO_DUPLICATE_NAME, LGRECO_PARAMETER.
+/// LGRECO_NON_FINITE, LGRECO_EMPTY_TABLE when no layer is left, LGRECO_DUPLICATE_NAME, LGRECO_PARAMETER; of `methods`
+/// LGRECO_UNKNOWN_NAME for a word that is no method, one that is there twice, or hybrid among others, LGRECO_TEXT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_table_measure(
     context: *mut lgreco_context,

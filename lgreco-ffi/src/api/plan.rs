@@ -210,7 +210,7 @@ pub unsafe extern "C" fn lgreco_plan_solve(
 }
 
 /// Verifies a plan against a table: one option per layer, size and error as stated, error within the stated budget or size
-/// within the stated limit. Groups and fixed options are not looked at. What is checked is decided in exact arithmetic; a lower bound is only compared with what it is a
+/// within the stated limit, groups and fixed options kept. What is checked is decided in exact arithmetic; a lower bound is only compared with what it is a
 /// bound of.
 ///
 /// LGRECO_PLAN_MISMATCH, LGRECO_OVER_BUDGET, LGRECO_OVER_SIZE, LGRECO_NO_SUCH_OPTION, LGRECO_BUDGET, LGRECO_LENGTH.
@@ -230,6 +230,9 @@ pub unsafe extern "C" fn lgreco_plan_check(
             found => return Err(Failure::UnknownConstant { what: "limit of a plan view", found }),
         };
         let summary = Summary { size, error, proof };
+        if let Some(table) = view.constrained()? {
+            keeps_constraints(&table, options)?;
+        }
         check::verify(&view.table()?, options, &summary).map_err(|error| view.named(error))
     })
 }
@@ -297,6 +300,16 @@ pub unsafe extern "C" fn lgreco_plan_from_json(
     })
 }
 
+/// `Err` unless a plan keeps the table's groups and fixed options.
+fn keeps_constraints(table: &NamedTable, options: &[u32]) -> Result<()> {
+    let constraints = table.constraints();
+    if constraints.is_empty() || table.merged(&constraints)?.allows(options)? {
+        return Ok(());
+    }
+    let what = "groups and fixed options kept:";
+    Err(CoreError::PlanMismatch { what, stated: 1.0, found: 0.0 }.into())
+}
+
 fn verified(table: &NamedTable, file: &PlanFile) -> Result<PlanState> {
     let layers = table.layers();
     exactly(layers, file.layers.len(), "layers of the plan")?;
@@ -324,7 +337,8 @@ fn verified(table: &NamedTable, file: &PlanFile) -> Result<PlanState> {
             return Err(at(CoreError::DuplicateName { layer, first: layer }).into());
         }
     }
-    let options = options.into_iter().flatten().collect();
+    let options: Vec<u32> = options.into_iter().flatten().collect();
+    keeps_constraints(table, &options)?;
     // A cast from f64 saturates; the file's bound was rounded down.
     let plan =
         Plan::verified(&table.view(), "file", options, file.summary()).map_err(|error| table.name_error(error))?;

@@ -38,9 +38,9 @@ pub struct lgreco_table_view {
     pub ends: *const usize,
     /// All options, layer after layer.
     pub choices: *const lgreco_choice,
-    /// Per layer, the option the error budget is taken from; may be NULL.
+    /// Per layer, the option of the uniform setting, whose size or error a limit may be; may be NULL.
     pub defaults: *const u32,
-    /// The error budget; NULL when it is the error of `defaults`.
+    /// The table's own error budget; NULL for none.
     pub budget: *const f64,
     /// Per layer, its name, UTF-8; NULL for names like "0", "1".
     pub names: *const *const c_char,
@@ -178,6 +178,8 @@ impl<'a> TableView<'a> {
             }
             table.set_fixed_option(layer, Some(option));
         }
+        // What cannot be kept is told now.
+        table.merged(&table.constraints())?;
         Ok(table)
     }
 

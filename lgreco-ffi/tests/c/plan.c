@@ -234,7 +234,22 @@ static void constraints(lgreco_context *context) {
     STATUS(LGRECO_NO_SUCH_OPTION, lgreco_table_create(context, &view, &table));
     view.groups = tied;
     view.fixed = both;
-    CHECK(lgreco_plan_solve(context, &view, NULL, &plan) != LGRECO_OK && plan == NULL);
+    STATUS(LGRECO_NO_SHARED_OPTION, lgreco_plan_solve(context, &view, NULL, &plan));
+    STATUS(LGRECO_NO_SHARED_OPTION, lgreco_table_create(context, &view, &table));
+    // Plans of elsewhere that do not keep them.
+    const uint32_t other[] = {0, 0, 1};
+    lgreco_plan_view broken = LGRECO_PLAN_VIEW_INIT;
+    broken.layers = 3;
+    broken.options = other;
+    broken.size = broken.lower_bound = 350;
+    broken.error = 4;
+    broken.budget = budget;
+    OK(lgreco_plan_check(context, &free_view, &broken));
+    view.fixed = NULL;
+    STATUS(LGRECO_PLAN_MISMATCH, lgreco_plan_check(context, &view, &broken));
+    view.groups = NULL;
+    view.fixed = fixed;
+    OK(lgreco_plan_check(context, &view, &broken));
 }
 
 // The settings of the paper: Algorithm 1 and the error of the defaults, where the defaults of this library are their size.

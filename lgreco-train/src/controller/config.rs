@@ -26,7 +26,7 @@ pub struct Config {
     pub policy: Policy,
     /// What is offered to the layers, which layers are left alone, and in `seed` the seed of all random bits.
     pub search: Search,
-    /// What plans keep within; the default settings' error unless set.
+    /// What plans keep within; the default settings' size unless set.
     pub budget: Budget,
     /// A budget that is what the default settings have is this many times that; 1 unless set.
     pub alpha: f64,

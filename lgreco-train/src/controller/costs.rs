@@ -1,6 +1,6 @@
 //! Seconds of every option, as measured.
 
-use super::compute::{Compute, work};
+use super::compute::{Compute, DENSE, work};
 use super::link::Line;
 use super::observed::Means;
 use super::window::Typed;
@@ -8,10 +8,11 @@ use super::{Tensor, Timing};
 use crate::Error;
 use crate::backend::Backend;
 use crate::compress::wire::Payload;
-use crate::compress::{Aggregation, Compressor, Cost, Setting};
+use crate::compress::{Aggregation, Compressor, Setting};
 use crate::exchange::{Route, factor_rank, share_of_others};
 use crate::gradient::{Dtype, Gradient};
 use crate::rng::Stream;
+use alloc::collections::BTreeSet;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -115,7 +116,9 @@ impl Costs {
         backend: &mut dyn Backend,
     ) -> Result<Vec<Trial>, Error> {
         let mut trials = vec![];
-        for wanted in 1..Cost::FAMILIES {
+        let mut families: BTreeSet<usize> = options.clone().map(|(_, setting)| setting.traits().cost.family).collect();
+        families.remove(&DENSE);
+        for wanted in families {
             let elements = |layer: usize| tensors[layer].shape.elements();
             // The largest layer that is not too large, else the smallest.
             let order = |layer: usize| match elements(layer) {

@@ -84,7 +84,7 @@ impl Controller {
     /// [`CoreError::Checksum`](crate::CoreError::Checksum) when a state is not as it was saved;
     /// [`CoreError::SavedState`](crate::CoreError::SavedState), [`CoreError::Length`](crate::CoreError::Length),
     /// [`CoreError::DuplicateName`](crate::CoreError::DuplicateName) and those of settings, shapes and residuals for
-    /// bytes that are no state of version 4 or 5, whatever they are; [`CoreError::SavedState`](crate::CoreError::SavedState)
+    /// bytes that are no state of version 4 or 6, whatever they are; [`CoreError::SavedState`](crate::CoreError::SavedState)
     /// when a residual is of a later step than the plan, or of another number of workers; [`CoreError::Overflow`](crate::CoreError::Overflow) of
     /// summed residuals; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). The controller is then unchanged.
     ///

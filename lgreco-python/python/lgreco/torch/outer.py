@@ -366,6 +366,9 @@ class _Fragment(Training):
         """Of parameters that were loaded since the last outer step, what others must have loaded, too."""
         self._lacks_loaded = False
         """Whether what was loaded cannot be told."""
+        self._told_loaded: dict[int, str] = {}
+        """What others have been told of, in an outer step that is on its way or has failed."""
+        self._told_lacks = False
         self._checked: tuple[Any, torch.Tensor, LgrecoError | None] | None = None
         """How ranks tell each other what they have loaded, and what is wrong here."""
         self._sent: tuple[list[torch.Tensor], torch.Tensor] | None = None
@@ -413,12 +416,21 @@ class _Fragment(Training):
     def _forget_loaded(self) -> None:
         self._loaded.clear()
         self._lacks_loaded = False
+        self._forget_told()
+
+    def _forget_told(self) -> None:
+        self._told_loaded, self._told_lacks = {}, False
 
     def _tell(self, changed: LgrecoError | None) -> None:
-        """Begins to tell other ranks what this one has loaded, and whether its model has changed."""
-        if changed is None and self._lacks_loaded:
+        """Begins to tell other ranks what this one has loaded, and whether its model has changed.
+
+        What is loaded from now on the next outer step tells, and what one has told that has failed.
+        """
+        self._told_loaded, self._loaded = self._told_loaded | self._loaded, {}
+        self._told_lacks, self._lacks_loaded = self._told_lacks or self._lacks_loaded, False
+        if changed is None and self._told_lacks:
             changed = LgrecoError("weights were loaded into a FullyShardedDataParallel after the OuterStep was made: call restart() after that")
-        loaded = int(hashlib.sha256(repr(sorted(self._loaded.items())).encode()).hexdigest()[:15], 16)
+        loaded = int(hashlib.sha256(repr(sorted(self._told_loaded.items())).encode()).hexdigest()[:15], 16)
         told = torch.zeros(2 * self._group.size(), dtype=torch.int64)
         at = 2 * self._group.rank()
         told[at : at + 2] = torch.tensor([loaded, int(changed is not None)])
@@ -443,7 +455,7 @@ class _Fragment(Training):
         if failed is not None:
             self._take_back(failed)
             raise failed
-        self._forget_loaded()
+        self._forget_told()
 
     def send(self, changed: LgrecoError | None) -> None:
         if self.has_sent:
