@@ -17,7 +17,7 @@ pub const INK: RGBColor = RGBColor(0x26, 0x2b, 0x33);
 pub const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
 
 /// A colour per scheme.
-const COLOURS: [(&str, RGBColor); 26] = [
+const COLOURS: [(&str, RGBColor); 34] = [
     ("uncompressed", RGBColor(0x26, 0x2b, 0x33)),
     ("uniform", RGBColor(0x9a, 0xa3, 0xae)),
     ("uniform+ramp", RGBColor(0x5d, 0x66, 0x73)),
@@ -44,6 +44,14 @@ const COLOURS: [(&str, RGBColor); 26] = [
     ("hybrid", RGBColor(0x2e, 0x8b, 0x57)),
     ("hybrid-bytes", RGBColor(0x14, 0x5c, 0x34)),
     ("scalecom", RGBColor(0xd9, 0x53, 0x3c)),
+    ("uniform-1", RGBColor(0xe8, 0x8f, 0xb4)),
+    ("uniform-2", RGBColor(0xd0, 0x4f, 0x88)),
+    ("uniform-3", RGBColor(0x9c, 0x1f, 0x5c)),
+    ("l-greco-10.5x", RGBColor(0xb8, 0x7f, 0xd8)),
+    ("l-greco-15.6x", RGBColor(0x7a, 0x3f, 0xb0)),
+    ("l-greco-10.5x+bits+bf16", RGBColor(0x8f, 0xc9, 0x9b)),
+    ("l-greco-15.6x+bits+bf16", RGBColor(0x4f, 0xa8, 0x63)),
+    ("l-greco-30x+bits+bf16", RGBColor(0x1f, 0x7a, 0x3f)),
 ];
 
 /// A part of a picture.
@@ -75,11 +83,11 @@ pub fn svg(rows: &[Row]) -> Result<String, Failure> {
     Ok(svg)
 }
 
-/// The uncompressed run is in every panel; hybrid keeps to QSGD's budget; CLT-k sends what TopK does.
+/// The uncompressed run is in every panel; hybrid keeps to QSGD's budget, and EDEN quantises too; CLT-k sends what TopK does.
 fn belongs(row: &Row, panel: &str) -> bool {
     match &*row.method {
         "none" => true,
-        "hybrid" => panel == "qsgd",
+        "hybrid" | "eden" | "mixed" => panel == "qsgd",
         "clt-k" => panel == "topk",
         method => method == panel,
     }

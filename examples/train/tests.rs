@@ -4,7 +4,7 @@ use crate::errors::Errors;
 use crate::optimiser::{Kind, Optimiser};
 use crate::report::{Point, Row};
 use crate::results::Results;
-use crate::schemes::{METHODS, NAMES, RAMPED, RATIOS, Scheme};
+use crate::schemes::{EDEN, METHODS, MIXED, NAMES, RAMPED, RATIOS, Scheme};
 use crate::summary::{Mean, groups, table};
 use crate::task::{Data, Task};
 use crate::worker::checkpoint::Checkpoint;
@@ -80,7 +80,10 @@ fn every_scheme_runs_and_the_json_says_what_it_sent() {
         schemes::all().iter().map(|&scheme| run(&task, scheme, 1, &bar, Some(&mut metrics)).unwrap()).collect();
     let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&rows).unwrap()).unwrap();
     let json = json.as_array().unwrap();
-    assert_eq!(json.len(), 2 + METHODS.len() * NAMES.len() + 2 * RAMPED.len() + 2 + 2 * RATIOS.len() + 9);
+    assert_eq!(
+        json.len(),
+        2 + METHODS.len() * NAMES.len() + 2 * RAMPED.len() + 2 + 2 * RATIOS.len() + 9 + EDEN.len() + MIXED.len()
+    );
     for (row, value) in rows.iter().zip(json) {
         let object = value.as_object().unwrap();
         let mut keys: Vec<&str> = object.keys().map(String::as_str).collect();
