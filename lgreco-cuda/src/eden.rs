@@ -10,8 +10,10 @@ use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
-use lgreco::compress::eden::{BLOCK, Eden, Scale};
-use lgreco::compress::wire::HEADER_LEN;
+pub(crate) use lgreco::compress::eden::Scale;
+use lgreco::compress::eden::{BLOCK, Eden};
+use lgreco::compress::wire::{HEADER_LEN, Header, Method};
+use lgreco::gradient::Shape;
 use lgreco::rng::Stream;
 
 /// `Params` of `eden.cu`.
@@ -52,6 +54,16 @@ fn params(tensor: &Tensor, eden: Eden) -> Params {
         least_squares: (eden.scale == Scale::LeastSquares) as u32,
         ..Params::default()
     }
+}
+
+/// A payload's header.
+pub(crate) fn header(eden: Eden, shape: Shape) -> Header {
+    Header { method: Method::Eden, variant: 0, parameter: eden.bits.into(), shape }
+}
+
+/// Blocks of a tensor, a scale each.
+pub(crate) fn blocks(elements: u32) -> u32 {
+    elements / BLOCK as u32 + (elements % BLOCK as u32).count_ones()
 }
 
 /// Pieces of work that a thread block takes.

@@ -11,6 +11,7 @@ mod bucket;
 mod layer;
 mod outcome;
 mod program;
+mod rotated;
 mod summed;
 mod sums;
 
@@ -29,6 +30,8 @@ use layer::PROGRAM;
 pub(crate) use layer::Program;
 pub use outcome::{ExchangeFault, ExchangeOutcome};
 pub use program::{ExchangeConfig, ExchangeProgram, OnFault};
+#[cfg(test)]
+pub(crate) use rotated::Params as RotatedParams;
 #[cfg(test)]
 pub(crate) use summed::{Dense, PEER, Params as SumsParams};
 
@@ -51,6 +54,12 @@ impl DeviceExchange {
         let [heads, slips] = [self.heads(), self.slips()].map(|part| part.bytes);
         let rest = self.memory.from(PROGRAM + heads + slips);
         [rest.cut(0, layers), rest.from(layers), self.head()]
+    }
+
+    /// The same with the layers of spans under EDEN.
+    fn rotated_parts(&self) -> [Part; 3] {
+        let [layers, layer_of, head] = self.parts();
+        [layers, layer_of.from(size_of_val(&*self.program.layer_of) as u64), head]
     }
 
     /// Where messages begin, and where slips do behind what is summed.
@@ -146,6 +155,7 @@ impl CudaBackend {
             .into_iter()
             .chain([selection::CHECK])
             .chain(sums::KERNELS)
+            .chain(rotated::KERNELS)
             .try_for_each(|kernel| gpu.prepare(kernel))?;
         let tops = &exchange.program.tops;
         if !tops.is_empty() {
@@ -164,6 +174,8 @@ impl CudaBackend {
         gpu.write(bytemuck::cast_slice(&exchange.program.slips), exchange.slips())?;
         gpu.write(bytemuck::cast_slice(&exchange.program.layers), layers)?;
         gpu.write(bytemuck::cast_slice(&exchange.program.layer_of), layer_of)?;
+        let [_, rotated_of, _] = exchange.rotated_parts();
+        gpu.write(bytemuck::cast_slice(&exchange.program.rotated_of), rotated_of)?;
         gpu.clear(residuals)?;
         Ok(exchange)
     }
@@ -207,6 +219,7 @@ impl CudaBackend {
         if program.head.spans > 0 {
             gpu.launch_capturable(kernel("encode"), program.params, &parts, exchange.blocks())?;
         }
+        rotated::encode(gpu, exchange, gradients, message)?;
         if !program.tops.is_empty() {
             let parts = [head, gradients, exchange.residuals, message];
             program.tops.encode(gpu, program.dtype, exchange.of_tops(), parts)?;
@@ -256,6 +269,7 @@ impl CudaBackend {
         let gpu = self.gpu_mut();
         let spans = program.head.own_spans;
         program.tops.check(gpu, exchange.of_tops(), (spans, [head, messages, layers, layer_of]))?;
+        rotated::average(gpu, exchange, messages, means)?;
         if program.tops.has_own() {
             program.tops.average(gpu, program.dtype, exchange.of_tops(), [head, messages, means])?;
             if spans == 0 {

@@ -1,7 +1,7 @@
 //! What kernels read of an exchange: its program, which changes from step to step, and its layers.
 
 use crate::qsgd::holds;
-use crate::{Error, Result};
+use crate::{Error, Result, eden};
 use bytemuck::{Pod, Zeroable};
 use lgreco::compress::Setting;
 use lgreco::compress::qsgd::{Rounding, Scale};
@@ -37,6 +37,8 @@ pub(crate) struct Program {
     pub(super) broken: u32,
     pub(super) done: u32,
     pub(super) sharded: u32,
+    pub(super) rotated: u32,
+    pub(super) own_rotated: u32,
 }
 
 #[cfg(test)]
@@ -66,6 +68,8 @@ impl Program {
         ("broken", std::mem::offset_of!(Program, broken)),
         ("done", std::mem::offset_of!(Program, done)),
         ("sharded", std::mem::offset_of!(Program, sharded)),
+        ("rotated", std::mem::offset_of!(Program, rotated)),
+        ("own_rotated", std::mem::offset_of!(Program, own_rotated)),
     ];
 }
 
@@ -90,7 +94,7 @@ pub(crate) struct Layer {
     pub(super) rank: u32,
     pub(super) number: u32,
     pub(super) start: u32,
-    pub(super) unused: u32,
+    pub(super) least_squares: u32,
 }
 
 #[cfg(test)]
@@ -113,7 +117,7 @@ impl Layer {
         ("rank", std::mem::offset_of!(Layer, rank)),
         ("number", std::mem::offset_of!(Layer, number)),
         ("start", std::mem::offset_of!(Layer, start)),
-        ("unused", std::mem::offset_of!(Layer, unused)),
+        ("least_squares", std::mem::offset_of!(Layer, least_squares)),
     ];
 }
 
@@ -130,6 +134,7 @@ impl Layer {
             Setting::Qsgd(qsgd) if holds(qsgd.bucket) => qsgd.header(shape)?,
             Setting::TopK(top) => top.header(shape)?,
             Setting::QuantisedTopK(few) => quantised_topk::header(&few, shape)?,
+            Setting::Eden(eden) => eden::header(eden, shape),
             Setting::Qsgd(_) => {
                 return Err(Error::Method("exchanges of QSGD buckets that are no power of two from 64 to 4096"));
             }
@@ -138,6 +143,11 @@ impl Layer {
         header.write(&mut bytes)?;
         let [header_low, header_high] = bytemuck::cast::<_, [[u8; 8]; 2]>(bytes).map(u64::from_le_bytes);
         let place = Layer { header_low, header_high, ..place };
+        if let Setting::Eden(eden) = *setting {
+            let (blocks, least_squares) =
+                (eden::blocks(place.count), u32::from(eden.scale == eden::Scale::LeastSquares));
+            return Ok(Layer { buckets: blocks, bits: eden.bits.into(), least_squares, ..place });
+        }
         let Setting::Qsgd(qsgd) = *setting else { return Ok(place) };
         Ok(Layer {
             bucket: qsgd.bucket,

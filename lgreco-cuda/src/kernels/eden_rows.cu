@@ -121,6 +121,7 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void rows(Params p, const Laye
     const void* values = reinterpret_cast<const void*>(layer.values);
     // An address that comes from memory could be of any kind.
     __builtin_assume(__isGlobal(values));
+    Own own{values, layer.dtype, result};
     if (threadIdx.x < 8) {
         row.errors[threadIdx.x] = 0.0;
     }
@@ -130,7 +131,7 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void rows(Params p, const Laye
         for (u32 at = 0, len; at < here; at += len) {
             len = block_len(here - at);
             u32 first = chunk * CHUNK + at;
-            load(room, values, layer.dtype, first, len);
+            load(room, own, first, len);
             find_norm(room, len);
             const Norm& norm = room.norm;
             if (!is_finite(norm) && threadIdx.x == 0) {
@@ -149,7 +150,7 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void rows(Params p, const Laye
                     continue;
                 }
                 if (!loaded) {
-                    load(room, values, layer.dtype, first, len);
+                    load(room, own, first, len);
                 }
                 loaded = false;
                 rotate(room, at, len, [&](u32, u32 place_of_first, const auto& z) {

@@ -19,7 +19,7 @@ struct Layer {
     u32 rank;    // and so they are by this
     u32 number;  // in the bucket
     u32 start;   // its first value's place in the layer
-    u32 unused;
+    u32 least_squares;  // of EDEN; its blocks are in `buckets`
 };
 
 // Whether the scales of a span's buckets are as an encoder writes them and, with the first span, the header and the bits behind

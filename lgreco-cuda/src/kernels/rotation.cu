@@ -86,11 +86,12 @@ __device__ inline double total(Room& room, T sum) {
     return all;
 }
 
-// Brings a block's values to `room`. All threads must come.
-__device__ inline void load(Room& room, const void* values, u32 dtype, u32 first, u32 len) {
+// Brings a block's values to `room`; `values.at(i)` is value i of the tensor. All threads must come.
+template <class Values>
+__device__ inline void load(Room& room, const Values& values, u32 first, u32 len) {
 #pragma unroll 4
     for (u32 i = threadIdx.x; i < len; i += BLOCK) {
-        room.values[place(i)] = value(values, dtype, u64(first) + i);
+        room.values[place(i)] = values.at(first + i);
     }
     __syncthreads();
 }
