@@ -45,8 +45,10 @@ fn main() {
     // SAFETY: all point to values that live.
     unsafe {
         assert_eq!(lgreco_context_create(null(), &raw mut context), LGRECO_OK);
-        let setting = lgreco_setting::default();
-        assert_eq!(lgreco_compressor_create(context, &layer, &setting, null(), &raw mut compressor), LGRECO_OK);
+        assert_eq!(
+            lgreco_compressor_create(context, &layer, c"dense".as_ptr(), null(), &raw mut compressor),
+            LGRECO_OK
+        );
     }
     let c = fastest(|step| {
         let (from, to, mut length) = (black_box(&values).as_ptr().cast(), black_box(&mut payload).as_mut_ptr(), 0);

@@ -54,7 +54,7 @@ int main(void) {
     printf("plan: %" PRIu64 " bits per step, dense would be %d\n", chosen.size, LAYERS * ELEMENTS * 32);
 
     for (int l = 0; l < LAYERS; l++) {
-        lgreco_setting setting = LGRECO_SETTING_INIT;
+        lgreco_setting setting;
         check(lgreco_table_setting(table, (size_t)l, chosen.options[l], &setting), "no setting");
         lgreco_compressor *compressors[WORKERS] = {NULL, NULL};
         for (int w = 0; w < WORKERS; w++) {
@@ -62,7 +62,7 @@ int main(void) {
             options.layer_index = (uint32_t)l;
             options.rank = (uint32_t)w;
             options.feedback = LGRECO_FEEDBACK_RESIDUAL;
-            check(lgreco_compressor_create(context, &layers[l], &setting, &options, &compressors[w]),
+            check(lgreco_compressor_create(context, &layers[l], setting.text, &options, &compressors[w]),
                   lgreco_context_message(context));
         }
         size_t bound = 0;
@@ -94,7 +94,7 @@ int main(void) {
                 options.layer_index = (uint32_t)l;
                 options.feedback = LGRECO_FEEDBACK_RESIDUAL;
                 lgreco_compressor_destroy(&compressors[0]);
-                check(lgreco_compressor_create(context, &layers[l], &setting, &options, &compressors[0]),
+                check(lgreco_compressor_create(context, &layers[l], setting.text, &options, &compressors[0]),
                       lgreco_context_message(context));
                 check(lgreco_compressor_load(compressors[0], saved, saved_len),
                       lgreco_compressor_message(compressors[0]));

@@ -24,23 +24,22 @@ constexpr int steps = 120;
 
 struct Scheme {
     const char *name;
-    lgreco_method method;  // of weights; biases go uncompressed
-    lgreco_dtype sums;     // what NCCL adds
+    const char *setting;  // of weights; NULL for a tenth of the elements; biases go uncompressed
+    lgreco_dtype sums;    // what NCCL adds
 };
 
 constexpr Scheme schemes[] = {
-    {"uncompressed", LGRECO_METHOD_DENSE, LGRECO_DTYPE_F32},
-    {"uncompressed, in bf16", LGRECO_METHOD_DENSE, LGRECO_DTYPE_BF16},
-    {"QSGD 4 bits", LGRECO_METHOD_QSGD, LGRECO_DTYPE_F32},
-    {"TopK 10 %", LGRECO_METHOD_TOPK, LGRECO_DTYPE_F32},
-    {"PowerSGD rank 4", LGRECO_METHOD_POWERSGD, LGRECO_DTYPE_F32},
+    {"uncompressed", "dense", LGRECO_DTYPE_F32},
+    {"uncompressed, in bf16", "dense", LGRECO_DTYPE_BF16},
+    {"QSGD 4 bits", "qsgd 4", LGRECO_DTYPE_F32},
+    {"TopK 10 %", nullptr, LGRECO_DTYPE_F32},
+    {"PowerSGD rank 4", "powersgd 4", LGRECO_DTYPE_F32},
 };
 
 lgreco_setting setting_of(const Scheme &scheme, const Parameter &parameter) {
-    lgreco_setting setting = lgreco::setting();
-    setting.method = parameter.dims.size() > 1 ? scheme.method : LGRECO_METHOD_DENSE;
-    setting.keep = static_cast<std::uint32_t>(parameter.gradient.size() / 10);
-    return setting;
+    if (parameter.dims.size() <= 1) return {"dense"};
+    if (scheme.setting == nullptr) return lgreco::setting("topk " + std::to_string(parameter.gradient.size() / 10));
+    return lgreco::setting(scheme.setting);
 }
 
 // Consecutive parameters whose gradients lie one after the other in the device's memory.

@@ -38,9 +38,9 @@
  *     lgreco_cut_send_activations, _send_gradients, _receive, _commit_step.
  *
  * Compressing by hand: what lgreco_controller does for a trainer, one that exchanges payloads itself must do.
- *   - Every rank needs the settings of every layer: lgreco_setting_to_text and lgreco_setting_from_text, whose text is
- *     the same on every machine and at most LGRECO_SETTING_TEXT_BYTES long. Tables and plans as JSON hold settings as the same
- *     text; lgreco_table_setting tells those of a table that was read.
+ *   - Every rank needs the settings of every layer: lgreco_setting is text, the same on every machine, to be sent as
+ *     LGRECO_SETTING_TEXT_BYTES bytes. Tables and plans as JSON hold settings as the same text; lgreco_table_setting tells
+ *     those of a table that was read.
  *   - lgreco_feedback_check tells which feedback suits which method.
  *   - Networks that may change bits unnoticed: lgreco_payload_seal and lgreco_payload_unseal put a checksum behind a payload.
  *   - Payloads are decoded one by one, and what they decode to is summed. Those of PowerSGD too: two factors of every
@@ -67,9 +67,9 @@
 // Number of this header, which changes with every declaration in it. The INIT macros put it into their structs: the first call
 // that is given a struct, a callback among them, by a program that was compiled with another header than the library's fails
 // with LGRECO_STRUCT_SIZE.
-#define LGRECO_HEADER_REVISION 2
+#define LGRECO_HEADER_REVISION 3
 
-// Bytes that hold any setting's text and the NUL after it.
+// Bytes of a setting's text with the NUL after it. All that the library writes fit.
 #define LGRECO_SETTING_TEXT_BYTES 64
 
 // Of search options' `widths`: kept values in the gradient's own type.
@@ -157,56 +157,8 @@ typedef struct lgreco_context_options {
     size_t message_capacity;
 } lgreco_context_options;
 
-// A compression method: LGRECO_METHOD_...; below 32 the codes are those in payload headers.
-typedef uint32_t lgreco_method;
-
-// Which interval the levels of a QSGD bucket divide, or how long EDEN makes blocks: LGRECO_SCALE_...
-typedef uint32_t lgreco_scale;
-
-// How QSGD rounds between two levels: LGRECO_ROUNDING_...
-typedef uint32_t lgreco_rounding;
-
 // An element type: LGRECO_DTYPE_...
 typedef uint32_t lgreco_dtype;
-
-// Which distributions SIDCo fits to magnitudes: LGRECO_SIDCO_FIT_...
-typedef uint32_t lgreco_sidco_fit;
-
-// A compressor with its parameters. Begin with LGRECO_SETTING_INIT; fields of other methods are not looked at.
-typedef struct lgreco_setting {
-    // Set by the INIT macro.
-    size_t struct_size;
-    // LGRECO_METHOD_DENSE, the default, or another.
-    lgreco_method method;
-    // QSGD: bits per element, 1 to 8; quantised TopK: bits per kept value, 1 to 8; 4 by default.
-    uint32_t bits;
-    // QSGD: elements per bucket, at least 1; 512 by default.
-    uint32_t bucket;
-    // QSGD: LGRECO_SCALE_MAX_NORM by default.
-    lgreco_scale scale;
-    // QSGD: LGRECO_ROUNDING_STOCHASTIC by default.
-    lgreco_rounding rounding;
-    // TopK, quantised TopK, CLT-k: number of elements sent, 1 to all; 1 by default.
-    uint32_t keep;
-    // TopK, hard thresholds, SIDCo: type the values are sent in; LGRECO_DTYPE_F32 by default.
-    lgreco_dtype values;
-    // PowerSGD: rank, at least 1; 4 by default.
-    uint32_t rank;
-    // PowerSGD: power iterations, 1 to 1000; 1 by default.
-    uint32_t iterations;
-    // Hard thresholds: the least magnitude sent, positive and finite; 0 by default, so that it must be set.
-    float lambda;
-    // SIDCo: the wanted share of elements, in (0, 1]; 0.01 by default.
-    double density;
-    // SIDCo: LGRECO_SIDCO_FIT_EXPONENTIAL by default.
-    lgreco_sidco_fit fit;
-    // SIDCo: number of stages, at least 1; 1 by default.
-    uint32_t stages;
-    // AdaComp: elements per bin, at least 1; 500 by default, for convolutions the authors take 50.
-    uint32_t bin;
-    // LoCo: elements per group, at least 1; 512 by default.
-    uint32_t group;
-} lgreco_setting;
 
 // A named tensor of the model. Begin with LGRECO_LAYER_INIT.
 typedef struct lgreco_layer {
@@ -266,6 +218,17 @@ typedef struct lgreco_search_options {
     // LGRECO_REQUEST_ALL_REDUCE_SUM_BF16.
     lgreco_dtype reduce_dtype;
 } lgreco_search_options;
+
+// A compressor with its parameters, as text: {"qsgd 4"}, {"topk 786"} or {"powersgd 4 iterations 2"}, as it stands in table and plan
+// files. README.md has the words. Calls that take one setting take its text alone. This struct never changes.
+//
+// Calls that read a setting fail with LGRECO_SETTING_WORD for a word that is unknown there, and with LGRECO_SETTING_SYNTAX where
+// another word or a number is expected, also on an empty text: the message names the word. They fail with LGRECO_PARAMETER for a number
+// out of range, and with LGRECO_TEXT for text that is not UTF-8 or has no NUL among its first LGRECO_SETTING_TEXT_BYTES bytes.
+typedef struct lgreco_setting {
+    // With a NUL after it. The library fills what is left with NULs.
+    char text[LGRECO_SETTING_TEXT_BYTES];
+} lgreco_setting;
 
 // One option of one layer. This struct never changes.
 typedef struct lgreco_choice {
@@ -1003,7 +966,7 @@ typedef struct lgreco_cuda_outcome {
 // A number that should be one of a list of constants is none of them.
 #define LGRECO_UNKNOWN_CONSTANT 204
 
-// Text is not UTF-8, or holds a NUL.
+// Text is not UTF-8, holds a NUL, or has none at its end.
 #define LGRECO_TEXT 205
 
 // Not JSON, or not the JSON expected there.
@@ -1054,68 +1017,6 @@ typedef struct lgreco_cuda_outcome {
 
 // bfloat16, by its bits.
 #define LGRECO_DTYPE_BF16 2
-
-// Uncompressed.
-#define LGRECO_METHOD_DENSE 0
-
-// Bucketed quantisation: `bits`, `bucket`, `scale`, `rounding`.
-#define LGRECO_METHOD_QSGD 1
-
-// The largest magnitudes: `keep`, `values`.
-#define LGRECO_METHOD_TOPK 2
-
-// A product of two thin matrices: `rank`, `iterations`.
-#define LGRECO_METHOD_POWERSGD 3
-
-// What stands out of its bin, as plus or minus one magnitude (AdaComp): `bin`. The values decide the payload's length.
-#define LGRECO_METHOD_ADACOMP 4
-
-// 4 bits per element, to nearest (LoCo): `group`.
-#define LGRECO_METHOD_LOCO 5
-
-// TopK whose kept values travel in a few bits: `keep`, `bits` (1 to 8, the sign among them).
-#define LGRECO_METHOD_QUANTISED_TOPK 6
-
-// Quantisation after a random rotation, in blocks of 4096 (EDEN): `bits` (1 to 8), and as `scale` LGRECO_SCALE_UNBIASED or
-// LGRECO_SCALE_LEAST_SQUARES.
-#define LGRECO_METHOD_EDEN 10
-
-// TopK at positions that one worker, in turn, chooses for all (CLT-k of ScaleCom): `keep`. TopK's payload.
-#define LGRECO_METHOD_CLT_K 32
-
-// The magnitudes from `lambda` on: `values` too. TopK's payload, whose length the values decide.
-#define LGRECO_METHOD_HARD_THRESHOLD 33
-
-// The magnitudes from an estimate of the k-th largest on (SIDCo): `density`, `fit`, `stages`, `values`. TopK's payload,
-// whose length the values decide.
-#define LGRECO_METHOD_SIDCO 34
-
-// Plus and minus the largest magnitude.
-#define LGRECO_SCALE_MAX_NORM 0
-
-// From the smallest to the largest value (CGX).
-#define LGRECO_SCALE_MIN_MAX 1
-
-// Of EDEN: blocks that are right on average.
-#define LGRECO_SCALE_UNBIASED 0
-
-// Of EDEN: blocks of the least squared error.
-#define LGRECO_SCALE_LEAST_SQUARES 1
-
-// At random, right on average.
-#define LGRECO_ROUNDING_STOCHASTIC 0
-
-// To the nearer one.
-#define LGRECO_ROUNDING_NEAREST 1
-
-// Exponential in all stages (SIDCo-E), the cheapest.
-#define LGRECO_SIDCO_FIT_EXPONENTIAL 0
-
-// Gamma first, then generalised Pareto (SIDCo-GP).
-#define LGRECO_SIDCO_FIT_GAMMA_PARETO 1
-
-// Generalised Pareto in all stages (SIDCo-P).
-#define LGRECO_SIDCO_FIT_PARETO 2
 
 // The L2 norm, as in the L-GreCo paper.
 #define LGRECO_METRIC_L2 0
@@ -1396,27 +1297,6 @@ lgreco_status lgreco_context_destroy(struct lgreco_context **context);
 // such call.
 const char *lgreco_context_message(const struct lgreco_context *context);
 
-// Writes a setting as text with a NUL after it, such as "qsgd 4", "topk 786" or "powersgd 4 iterations 2", as it stands in
-// table and plan files; `length`, which must not be NULL, receives the number of bytes before the NUL. README.md has the
-// words.
-//
-// LGRECO_LENGTH when `capacity` is not above that number: `length` is then set all the same, and `text` may be NULL.
-// LGRECO_UNKNOWN_CONSTANT, LGRECO_PARAMETER. Allocates.
-lgreco_status lgreco_setting_to_text(struct lgreco_context *context,
-                                     const struct lgreco_setting *setting,
-                                     char *text,
-                                     size_t capacity,
-                                     size_t *length);
-
-// Fills `setting` with what `text`, which ends with a NUL, says, as lgreco_setting_to_text writes it. Whether the setting
-// fits a layer is for the calls that use it to say.
-//
-// LGRECO_SETTING_WORD for a word that is unknown there, LGRECO_SETTING_SYNTAX where another word or a number is expected:
-// the message names the word; LGRECO_PARAMETER for a parameter out of range; LGRECO_TEXT.
-lgreco_status lgreco_setting_from_text(struct lgreco_context *context,
-                                       const char *text,
-                                       struct lgreco_setting *setting);
-
 // Measures every layer of a model on its gradient under every candidate: the error table to plan on, each option with
 // its setting (lgreco_table_setting). Layers with one dimension or fewer, or few elements, are left out: `model_layers`
 // of the view tells which are in. `options` may be NULL. Allocates.
@@ -1432,9 +1312,8 @@ lgreco_status lgreco_table_measure(struct lgreco_context *context,
 // Measures one layer under given settings: squared_errors[i] is the squared L2 norm of what compression by settings[i]
 // does to the gradient (for stochastic rounding its expectation), sizes[i] the bits of its payload, also where the values
 // decide them; `sizes` may be NULL, else it has `settings_len` places too. Settings next to each other that differ in the
-// parameter of their method alone (`bits`, `keep`, `rank`, `lambda`, `density`, `bin` or `group`) are measured together, for
-// QSGD, TopK, CLT-k, PowerSGD and hard thresholds in about one pass, for quantised TopK in three. `seed` and
-// `layer_index` name PowerSGD's start matrix, as in lgreco_compressor_options. Allocates.
+// first number alone are measured together, for QSGD, TopK, CLT-k, PowerSGD and hard thresholds in about one pass, for
+// quantised TopK in three. `seed` and `layer_index` name PowerSGD's start matrix, as in lgreco_compressor_options. Allocates.
 //
 // LGRECO_NON_FINITE, LGRECO_PARAMETER when a setting does not fit the layer.
 lgreco_status lgreco_measure(struct lgreco_context *context,
@@ -1470,7 +1349,7 @@ lgreco_status lgreco_table_setting(const struct lgreco_table *table,
 
 // Reads a table file, `length` bytes of JSON as described by schemas/table.schema.json.
 //
-// LGRECO_JSON, LGRECO_JSON_VERSION, and the codes of lgreco_table_create and lgreco_setting_from_text; the message names layer, option and field.
+// LGRECO_JSON, LGRECO_JSON_VERSION, and the codes of lgreco_table_create and lgreco_setting; the message names layer, option and field.
 lgreco_status lgreco_table_from_json(struct lgreco_context *context,
                                      const char *json,
                                      size_t length,
@@ -1526,7 +1405,7 @@ lgreco_status lgreco_plan_to_json(const struct lgreco_plan *plan,
 // must name a layer of the table and its option by index and label. That no plan is smaller than the bound in the file is
 // taken on trust.
 //
-// LGRECO_JSON, LGRECO_JSON_VERSION; the codes of lgreco_setting_from_text for a setting in it; LGRECO_LENGTH when it does not have one entry per layer; LGRECO_UNKNOWN_NAME for a
+// LGRECO_JSON, LGRECO_JSON_VERSION; the codes of lgreco_setting for a setting in it; LGRECO_LENGTH when it does not have one entry per layer; LGRECO_UNKNOWN_NAME for a
 // layer or label that is not the table's, LGRECO_DUPLICATE_NAME; LGRECO_PLAN_MISMATCH and the other codes of
 // lgreco_plan_check. The message names the layer.
 lgreco_status lgreco_plan_from_json(struct lgreco_context *context,
@@ -1535,13 +1414,13 @@ lgreco_status lgreco_plan_from_json(struct lgreco_context *context,
                                     size_t length,
                                     struct lgreco_plan **plan);
 
-// Makes the compressor of `layer`, whose `values` are not looked at. `options` may be NULL. Allocates all that later
-// calls work in.
+// Makes the compressor of `layer`, whose `values` are not looked at. `setting` is text as in lgreco_setting. `options` may be NULL.
+// Allocates all that later calls work in.
 //
 // LGRECO_PARAMETER when the setting does not fit the layer; as lgreco_feedback_check when it does not suit the feedback.
 lgreco_status lgreco_compressor_create(struct lgreco_context *context,
                                        const struct lgreco_layer *layer,
-                                       const struct lgreco_setting *setting,
+                                       const char *setting,
                                        const struct lgreco_compressor_options *options,
                                        struct lgreco_compressor **compressor);
 
@@ -1556,7 +1435,7 @@ lgreco_status lgreco_compressor_create(struct lgreco_context *context,
 // LGRECO_NOT_CONTRACTIVE, with the squared error in the context's message; LGRECO_PARAMETER, LGRECO_NON_FINITE.
 lgreco_status lgreco_feedback_check(struct lgreco_context *context,
                                     const struct lgreco_layer *layer,
-                                    const struct lgreco_setting *setting,
+                                    const char *setting,
                                     const struct lgreco_compressor_options *options);
 
 // Frees a compressor and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
@@ -1571,7 +1450,7 @@ const char *lgreco_compressor_message(const struct lgreco_compressor *compressor
 //
 // As lgreco_compressor_create when it does not fit the layer or suit the feedback. The setting is then unchanged.
 lgreco_status lgreco_compressor_set_setting(struct lgreco_compressor *compressor,
-                                            const struct lgreco_setting *setting);
+                                            const char *setting);
 
 // Tells the most bytes that lgreco_compressor_encode writes under the present setting; exactly so many, unless the values
 // decide the length of its payloads (AdaComp, hard thresholds, SIDCo).
@@ -2300,7 +2179,7 @@ lgreco_status lgreco_cuda_reserve(struct lgreco_cuda *cuda,
 // LGRECO_PARAMETER when the setting does not fit the layer.
 lgreco_status lgreco_cuda_payload_len(struct lgreco_cuda *cuda,
                                       const struct lgreco_layer *layer,
-                                      const struct lgreco_setting *setting,
+                                      const char *setting,
                                       size_t *bytes);
 
 // Done: compresses a gradient in the device's memory, `values` of `layer`, into a payload in host memory, of `length`
@@ -2311,7 +2190,7 @@ lgreco_status lgreco_cuda_payload_len(struct lgreco_cuda *cuda,
 // methods and ranks; LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
 lgreco_status lgreco_cuda_encode(struct lgreco_cuda *cuda,
                                  const struct lgreco_layer *layer,
-                                 const struct lgreco_setting *setting,
+                                 const char *setting,
                                  const struct lgreco_rng_stream *rng,
                                  uint8_t *payload,
                                  size_t capacity,
@@ -2335,7 +2214,7 @@ lgreco_status lgreco_cuda_decode(struct lgreco_cuda *cuda,
 // As lgreco_cuda_encode, but for the values; LGRECO_DEVICE when a check is due.
 lgreco_status lgreco_cuda_encode_to_device(struct lgreco_cuda *cuda,
                                            const struct lgreco_layer *layer,
-                                           const struct lgreco_setting *setting,
+                                           const char *setting,
                                            const struct lgreco_rng_stream *rng,
                                            uint8_t *payload,
                                            size_t capacity,
@@ -2350,7 +2229,7 @@ lgreco_status lgreco_cuda_encode_to_device(struct lgreco_cuda *cuda,
 // LGRECO_UNAVAILABLE for other methods; LGRECO_DEVICE, also when a check is due.
 lgreco_status lgreco_cuda_decode_on_device(struct lgreco_cuda *cuda,
                                            const struct lgreco_layer *layer,
-                                           const struct lgreco_setting *setting,
+                                           const char *setting,
                                            const uint8_t *payload,
                                            size_t length,
                                            float *values,
@@ -2473,9 +2352,6 @@ lgreco_status lgreco_cuda_bucket_take_over(struct lgreco_cuda *cuda,
 #define LGRECO_CUDA_OUTCOME_INIT {LGRECO_SIZE_OF(lgreco_cuda_outcome), 0, 0, LGRECO_NO_RANK, LGRECO_OK, 0, 0, 0}
 #define LGRECO_CONTEXT_OPTIONS_INIT {LGRECO_SIZE_OF(lgreco_context_options), LGRECO_DEVICE_CPU, 0, NULL, 0}
 #define LGRECO_LAYER_INIT {LGRECO_SIZE_OF(lgreco_layer), NULL, NULL, 0, NULL, LGRECO_DTYPE_F32}
-#define LGRECO_SETTING_INIT                                                                                            \
-    {LGRECO_SIZE_OF(lgreco_setting), LGRECO_METHOD_DENSE, 4, 512, LGRECO_SCALE_MAX_NORM, LGRECO_ROUNDING_STOCHASTIC, 1,        \
-     LGRECO_DTYPE_F32, 4, 1, 0, 0.01, LGRECO_SIDCO_FIT_EXPONENTIAL, 1, 500, 512}
 #define LGRECO_SEARCH_OPTIONS_INIT                                                                                     \
     {LGRECO_SIZE_OF(lgreco_search_options), NULL, LGRECO_METRIC_SQUARED_L2, 0, 0, 0, 0, 1024, 0, 0, 0, \
      LGRECO_DTYPE_F32}

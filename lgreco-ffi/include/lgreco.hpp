@@ -41,7 +41,6 @@ inline void check(lgreco_status status, const char *message = nullptr) {
 
 // Structs at their defaults.
 inline lgreco_context_options context_options() { return LGRECO_CONTEXT_OPTIONS_INIT; }
-inline lgreco_setting setting() { return LGRECO_SETTING_INIT; }
 inline lgreco_search_options search_options() { return LGRECO_SEARCH_OPTIONS_INIT; }
 inline lgreco_table_view table_view() { return LGRECO_TABLE_VIEW_INIT; }
 inline lgreco_plan_options plan_options() { return LGRECO_PLAN_OPTIONS_INIT; }
@@ -50,6 +49,13 @@ inline lgreco_link link() { return LGRECO_LINK_INIT; }
 inline lgreco_cut_setting cut_setting() { return LGRECO_CUT_SETTING_INIT; }
 inline lgreco_controller_options controller_options() { return LGRECO_CONTROLLER_OPTIONS_INIT; }
 inline lgreco_request request() { return LGRECO_REQUEST_INIT; }
+
+// A setting such as "qsgd 4" as a struct, for arrays of them. The calls that read one refuse a text that is too long.
+inline lgreco_setting setting(const std::string &text) {
+    lgreco_setting setting = {};
+    text.copy(setting.text, sizeof setting.text);
+    return setting;
+}
 
 // A tensor of the model; name, dims and values stay the caller's and must outlive the struct.
 inline lgreco_layer layer(const char *name, const std::vector<std::size_t> &dims, const void *values = nullptr,
@@ -113,21 +119,6 @@ private:
     detail::Handle<lgreco_context, lgreco_context_destroy> handle_;
 };
 
-// A setting as text, such as "qsgd 4" or "topk 786".
-inline std::string to_text(const Context &context, const lgreco_setting &setting) {
-    char text[LGRECO_SETTING_TEXT_BYTES];
-    std::size_t length = 0;
-    context.check(lgreco_setting_to_text(context.get(), &setting, text, sizeof text, &length));
-    return std::string(text, length);
-}
-
-// The setting that a text says; one with a NUL in it ends there.
-inline lgreco_setting setting_from_text(const Context &context, const std::string &text) {
-    lgreco_setting setting = lgreco::setting();
-    context.check(lgreco_setting_from_text(context.get(), text.c_str(), &setting));
-    return setting;
-}
-
 // An error table.
 class Table {
 public:
@@ -171,7 +162,7 @@ public:
 
     // The compressor behind an option of a table that was measured, now or before it was written to a file.
     lgreco_setting setting(std::size_t layer, std::uint32_t option) const {
-        lgreco_setting setting = lgreco::setting();
+        lgreco_setting setting = {};
         check(lgreco_table_setting(get(), layer, option, &setting));
         return setting;
     }
@@ -227,17 +218,17 @@ private:
     detail::Handle<lgreco_plan, lgreco_plan_destroy> handle_;
 };
 
-// The compressor of one layer on one worker.
+// The compressor of one layer on one worker. Its setting is text, such as "qsgd 4" or the `text` of a lgreco_setting.
 class Compressor {
 public:
-    Compressor(const Context &context, const lgreco_layer &layer, const lgreco_setting &setting,
+    Compressor(const Context &context, const lgreco_layer &layer, const std::string &setting,
                const lgreco_compressor_options &options = compressor_options()) {
         lgreco_compressor *made = nullptr;
-        context.check(lgreco_compressor_create(context.get(), &layer, &setting, &options, &made));
+        context.check(lgreco_compressor_create(context.get(), &layer, setting.c_str(), &options, &made));
         handle_.reset(made);
     }
 
-    void set(const lgreco_setting &setting) { check(lgreco_compressor_set_setting(get(), &setting)); }
+    void set(const std::string &setting) { check(lgreco_compressor_set_setting(get(), setting.c_str())); }
 
     // Most bytes that encode writes.
     std::size_t bound() const {
@@ -488,7 +479,7 @@ public:
     void rescale_residuals(float factor) { check(lgreco_controller_rescale_residuals(get(), factor)); }
 
     lgreco_setting setting(std::size_t layer) const {
-        lgreco_setting setting = lgreco::setting();
+        lgreco_setting setting = {};
         check(lgreco_controller_setting(get(), layer, &setting));
         return setting;
     }

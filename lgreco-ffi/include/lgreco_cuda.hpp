@@ -87,18 +87,18 @@ public:
         return bytes;
     }
 
-    std::size_t payload_len(const lgreco_layer &layer, const lgreco_setting &setting) const {
+    std::size_t payload_len(const lgreco_layer &layer, const std::string &setting) const {
         std::size_t bytes = 0;
-        check(lgreco_cuda_payload_len(get(), &layer, &setting, &bytes));
+        check(lgreco_cuda_payload_len(get(), &layer, setting.c_str(), &bytes));
         return bytes;
     }
 
     // Into host memory; makes `payload` as long as the payload.
-    void encode(const lgreco_layer &layer, const lgreco_setting &setting, const lgreco_rng_stream &rng,
+    void encode(const lgreco_layer &layer, const std::string &setting, const lgreco_rng_stream &rng,
                 std::vector<std::uint8_t> &payload) {
         std::size_t length = 0;
         payload.resize(payload_len(layer, setting));
-        check(lgreco_cuda_encode(get(), &layer, &setting, &rng, payload.data(), payload.size(), &length));
+        check(lgreco_cuda_encode(get(), &layer, setting.c_str(), &rng, payload.data(), payload.size(), &length));
         payload.resize(length);
     }
 
@@ -108,16 +108,16 @@ public:
     }
 
     // Returns the payload's length. The gradient stays in its place, unwritten, until check().
-    std::size_t encode_to_device(const lgreco_layer &layer, const lgreco_setting &setting,
+    std::size_t encode_to_device(const lgreco_layer &layer, const std::string &setting,
                                  const lgreco_rng_stream &rng, std::uint8_t *payload, std::size_t capacity) {
         std::size_t length = 0;
-        check(lgreco_cuda_encode_to_device(get(), &layer, &setting, &rng, payload, capacity, &length));
+        check(lgreco_cuda_encode_to_device(get(), &layer, setting.c_str(), &rng, payload, capacity, &length));
         return length;
     }
 
-    void decode_on_device(const lgreco_layer &layer, const lgreco_setting &setting, const std::uint8_t *payload,
+    void decode_on_device(const lgreco_layer &layer, const std::string &setting, const std::uint8_t *payload,
                           std::size_t length, float *values, std::size_t values_len) {
-        check(lgreco_cuda_decode_on_device(get(), &layer, &setting, payload, length, values, values_len));
+        check(lgreco_cuda_decode_on_device(get(), &layer, setting.c_str(), payload, length, values, values_len));
     }
 
     // Throws what encode_to_device and decode_on_device could not know, of the first call at fault; what came out of

@@ -8,7 +8,7 @@ use thiserror::Error;
 /// Number of this header, which changes with every declaration in it. The INIT macros put it into their structs: the first call
 /// that is given a struct, a callback among them, by a program that was compiled with another header than the library's fails
 /// with LGRECO_STRUCT_SIZE.
-pub const LGRECO_HEADER_REVISION: u32 = 2;
+pub const LGRECO_HEADER_REVISION: u32 = 3;
 
 /// How a call ended: LGRECO_OK, or why it failed. Codes are permanent.
 pub type lgreco_status = u32;
@@ -124,7 +124,7 @@ pub const LGRECO_OVERLAP: lgreco_status = 202;
 pub const LGRECO_STRUCT_SIZE: lgreco_status = 203;
 /// A number that should be one of a list of constants is none of them.
 pub const LGRECO_UNKNOWN_CONSTANT: lgreco_status = 204;
-/// Text is not UTF-8, or holds a NUL.
+/// Text is not UTF-8, holds a NUL, or has none at its end.
 pub const LGRECO_TEXT: lgreco_status = 205;
 /// Not JSON, or not the JSON expected there.
 pub const LGRECO_JSON: lgreco_status = 206;
@@ -229,6 +229,9 @@ pub(crate) enum Failure {
     Wgpu(lgreco_wgpu::Error),
     #[error("layer `{name}`: {}", .failure.without_layer())]
     OfLayer { name: String, failure: Box<Failure> },
+    /// Of an array's.
+    #[error("{what}[{index}]: {failure}")]
+    OfSetting { what: &'static str, index: usize, failure: Box<Failure> },
     #[cfg(feature = "cuda")]
     #[error("call {call} since the last check: {failure}")]
     OfCall { call: usize, failure: Box<Failure> },
@@ -285,7 +288,7 @@ impl Failure {
         }
     }
 
-    /// With the name of the layer that the failure tells by its index, where `names` has it.
+    /// With the name of the layer that the failure tells by its index, where `names` has it. A setting's index is that of its layer.
     pub(crate) fn with_name(self, names: &[String]) -> Failure {
         match self {
             Failure::Core(error) => match error.layer().and_then(|layer| names.get(layer)).cloned() {
@@ -295,6 +298,10 @@ impl Failure {
             Failure::LayersOverlap { layers: [layer, _], .. } => match names.get(layer) {
                 Some(name) => self.of_layer(name),
                 None => self,
+            },
+            Failure::OfSetting { what, index, failure } => match names.get(index) {
+                Some(name) => failure.of_layer(name),
+                None => Failure::OfSetting { what, index, failure },
             },
             other => other,
         }
@@ -334,7 +341,7 @@ impl Failure {
             Failure::Cuda(error) => of_cuda(error),
             #[cfg(feature = "wgpu")]
             Failure::Wgpu(_) => LGRECO_UNAVAILABLE,
-            Failure::OfLayer { failure, .. } => failure.status(),
+            Failure::OfLayer { failure, .. } | Failure::OfSetting { failure, .. } => failure.status(),
             #[cfg(feature = "cuda")]
             Failure::OfCall { failure, .. } => failure.status(),
             Failure::NoSettings => LGRECO_NO_SETTINGS,

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::gradient;
+use common::{gradient, setting};
 use lgreco_c::*;
 use std::ffi::{CStr, c_void};
 use std::ptr::{null, null_mut};
@@ -151,8 +151,8 @@ fn check_fields(request: &lgreco_request) {
     assert_eq!(set, expected, "kind {kind}");
 }
 
-fn fixed(setting: lgreco_setting) -> [lgreco_setting; 3] {
-    [setting, lgreco_setting::default(), setting]
+fn fixed(text: &str) -> [lgreco_setting; 3] {
+    [text, "dense", text].map(setting)
 }
 
 fn options(fixed: &[lgreco_setting; 3]) -> lgreco_controller_options {
@@ -163,15 +163,15 @@ fn options(fixed: &[lgreco_setting; 3]) -> lgreco_controller_options {
 fn buckets_ask_for_the_collectives_of_their_methods() {
     let every = LGRECO_REQUEST_ALL_GATHER_EACH;
     let methods = [
-        (LGRECO_METHOD_QSGD, LGRECO_ROUTE_ALL_GATHER, vec![LGRECO_REQUEST_ALL_GATHER]),
-        (LGRECO_METHOD_TOPK, LGRECO_ROUTE_ALL_GATHER, vec![LGRECO_REQUEST_ALL_GATHER]),
-        (LGRECO_METHOD_POWERSGD, LGRECO_ROUTE_ALL_GATHER, vec![LGRECO_REQUEST_ALL_REDUCE_SUM; 2]),
-        (LGRECO_METHOD_CLT_K, LGRECO_ROUTE_ALL_GATHER, vec![LGRECO_REQUEST_BROADCAST, LGRECO_REQUEST_ALL_REDUCE_SUM]),
-        (LGRECO_METHOD_SIDCO, LGRECO_ROUTE_ALL_GATHER, vec![LGRECO_REQUEST_ALL_GATHER, every]),
-        (LGRECO_METHOD_QSGD, LGRECO_ROUTE_SCATTER_REDUCE, vec![LGRECO_REQUEST_ALL_TO_ALL, every]),
+        ("qsgd 4", LGRECO_ROUTE_ALL_GATHER, vec![LGRECO_REQUEST_ALL_GATHER]),
+        ("topk 40", LGRECO_ROUTE_ALL_GATHER, vec![LGRECO_REQUEST_ALL_GATHER]),
+        ("powersgd 2", LGRECO_ROUTE_ALL_GATHER, vec![LGRECO_REQUEST_ALL_REDUCE_SUM; 2]),
+        ("clt-k 40", LGRECO_ROUTE_ALL_GATHER, vec![LGRECO_REQUEST_BROADCAST, LGRECO_REQUEST_ALL_REDUCE_SUM]),
+        ("sidco 0.01", LGRECO_ROUTE_ALL_GATHER, vec![LGRECO_REQUEST_ALL_GATHER, every]),
+        ("qsgd 4", LGRECO_ROUTE_SCATTER_REDUCE, vec![LGRECO_REQUEST_ALL_TO_ALL, every]),
     ];
     for (method, route, expected) in methods {
-        let fixed = fixed(lgreco_setting { method, keep: 40, rank: 2, ..Default::default() });
+        let fixed = fixed(method);
         let alone = Alone::new(lgreco_controller_options { route, ..options(&fixed) });
         for step in 0..8 {
             let kinds = alone.step(step);
@@ -187,7 +187,7 @@ fn buckets_ask_for_the_collectives_of_their_methods() {
 /// A bucket is taken back by the controller that lent it, and by no other; until then its layers are in flight.
 #[test]
 fn buckets_belong_to_their_controller() {
-    let fixed = fixed(lgreco_setting { method: LGRECO_METHOD_TOPK, keep: 40, ..Default::default() });
+    let fixed = fixed("topk 40");
     let [mut alone, other] = [(); 2].map(|()| Alone::new(options(&fixed)));
     (0..4).for_each(|step| drop((alone.step(step), other.step(step))));
     let before = alone.residual(0);

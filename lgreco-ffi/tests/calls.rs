@@ -2,18 +2,9 @@
 
 mod common;
 
-use common::{allocations, gradient};
+use common::{allocations, gradient, setting};
 use lgreco_c::*;
 use lgreco_train::Error;
-use lgreco_train::compress::adacomp::AdaComp;
-use lgreco_train::compress::clt::CltK;
-use lgreco_train::compress::eden::{self, Eden};
-use lgreco_train::compress::hard_threshold::HardThreshold;
-use lgreco_train::compress::loco::LoCo;
-use lgreco_train::compress::powersgd::PowerSgd;
-use lgreco_train::compress::quantised_topk::QuantisedTopK;
-use lgreco_train::compress::sidco::{Fit, Sidco};
-use lgreco_train::compress::topk::TopK;
 use lgreco_train::compress::{Compressor, Setting};
 use lgreco_train::feedback::{Memory, Residual, contraction, contraction_workspace_len};
 use lgreco_train::gradient::{Dtype, Gradient, Shape, Values};
@@ -29,20 +20,15 @@ struct Handles {
 }
 
 impl Handles {
-    fn new(
-        dims: &[usize],
-        dtype: lgreco_dtype,
-        setting: lgreco_setting,
-        options: lgreco_compressor_options,
-    ) -> Handles {
+    fn new(dims: &[usize], dtype: lgreco_dtype, setting: Setting, options: lgreco_compressor_options) -> Handles {
         let mut handles = Handles { context: null_mut(), compressor: null_mut() };
         let (name, dims_len) = (c"fc1".as_ptr(), dims.len());
         let layer = lgreco_layer { name, dims: dims.as_ptr(), dims_len, dtype, ..lgreco_layer::default() };
         // SAFETY: all point to values that live.
         unsafe {
             assert_eq!(lgreco_context_create(null(), &raw mut handles.context), LGRECO_OK);
-            let status =
-                lgreco_compressor_create(handles.context, &layer, &setting, &options, &raw mut handles.compressor);
+            let (setting, place) = (lgreco_setting::from(setting), &raw mut handles.compressor);
+            let status = lgreco_compressor_create(handles.context, &layer, setting.text.as_ptr(), &options, place);
             assert_eq!(status, LGRECO_OK);
         }
         handles
@@ -83,9 +69,6 @@ impl Drop for Handles {
     }
 }
 
-/// Methods whose values decide a payload's length.
-const VARIABLE: [lgreco_method; 3] = [LGRECO_METHOD_ADACOMP, LGRECO_METHOD_HARD_THRESHOLD, LGRECO_METHOD_SIDCO];
-
 /// A case of tests/golden/v0.1/payloads.json.
 #[derive(Deserialize)]
 struct Case {
@@ -117,63 +100,27 @@ fn dtype_of(name: &str) -> lgreco_dtype {
     }
 }
 
-fn setting_of(case: &serde_json::Value) -> lgreco_setting {
-    let number = |field: &str| case[field].as_u64().unwrap() as u32;
-    let other = lgreco_setting::default();
+/// As text, of all its parameters.
+fn setting_of(case: &serde_json::Value) -> String {
+    let all = |name: &str, fields: &[&str]| {
+        let words = fields.iter().map(|&field| match case[field].as_str() {
+            Some(word) => format!(" {word}"),
+            None => format!(" {}", case[field]),
+        });
+        name.to_string() + &words.collect::<String>()
+    };
     match case["method"].as_str().unwrap() {
-        "dense" => other,
-        "qsgd" => lgreco_setting {
-            method: LGRECO_METHOD_QSGD,
-            bits: number("bits"),
-            bucket: number("bucket"),
-            scale: (case["scale"] == "min-max").into(),
-            rounding: (case["rounding"] == "nearest").into(),
-            ..other
-        },
-        "topk" => lgreco_setting {
-            method: LGRECO_METHOD_TOPK,
-            keep: number("keep"),
-            values: dtype_of(case["values"].as_str().unwrap()),
-            ..other
-        },
-        "powersgd" => lgreco_setting {
-            method: LGRECO_METHOD_POWERSGD,
-            rank: number("rank"),
-            iterations: number("iterations"),
-            ..other
-        },
-        "cltk" => lgreco_setting { method: LGRECO_METHOD_CLT_K, keep: number("keep"), ..other },
-        "hardthreshold" => lgreco_setting {
-            method: LGRECO_METHOD_HARD_THRESHOLD,
-            lambda: case["lambda"].as_f64().unwrap() as f32,
-            values: dtype_of(case["values"].as_str().unwrap()),
-            ..other
-        },
-        "sidco" => lgreco_setting {
-            method: LGRECO_METHOD_SIDCO,
-            density: case["density"].as_f64().unwrap(),
-            fit: match case["fit"].as_str().unwrap() {
-                "exponential" => LGRECO_SIDCO_FIT_EXPONENTIAL,
-                "gamma-pareto" => LGRECO_SIDCO_FIT_GAMMA_PARETO,
-                "pareto" => LGRECO_SIDCO_FIT_PARETO,
-                found => panic!("fit {found}"),
-            },
-            stages: number("stages"),
-            values: dtype_of(case["values"].as_str().unwrap()),
-            ..other
-        },
-        "adacomp" => lgreco_setting { method: LGRECO_METHOD_ADACOMP, bin: number("bin"), ..other },
-        "quantisedtopk" => {
-            lgreco_setting { method: LGRECO_METHOD_QUANTISED_TOPK, keep: number("keep"), bits: number("bits"), ..other }
-        }
-        "eden" => lgreco_setting {
-            method: LGRECO_METHOD_EDEN,
-            bits: number("bits"),
-            scale: u32::from(case["scale"] == "least-squares"),
-            ..other
-        },
-        "loco" => lgreco_setting { method: LGRECO_METHOD_LOCO, group: number("group"), ..other },
-        found => panic!("method {found}"),
+        "qsgd" => format!("{} bucket{}", all("qsgd", &["bits"]), all("", &["bucket", "scale", "rounding"])),
+        "topk" => all("topk", &["keep", "values"]),
+        "powersgd" => format!("{} iterations{}", all("powersgd", &["rank"]), all("", &["iterations"])),
+        "cltk" => all("clt-k", &["keep"]),
+        "hardthreshold" => all("hard-threshold", &["lambda", "values"]),
+        "sidco" => format!("{} stages{}", all("sidco", &["density", "fit", "values"]), all("", &["stages"])),
+        "adacomp" => all("adacomp", &["bin"]),
+        "quantisedtopk" => format!("{} bits{}", all("topk", &["keep"]), all("", &["bits"])),
+        "eden" => all("eden", &["bits", "scale"]),
+        "loco" => all("loco", &["group"]),
+        other => other.into(),
     }
 }
 
@@ -187,8 +134,8 @@ fn payloads_are_the_golden_ones() {
     let cases: Vec<Case> = serde_json::from_str(include_str!("../../tests/golden/v0.1/payloads.json")).unwrap();
     let mut methods = BTreeMap::new();
     for case in &cases {
-        let setting = setting_of(&case.setting);
-        *methods.entry(setting.method).or_insert(0) += 1;
+        let setting: Setting = setting_of(&case.setting).parse().unwrap();
+        *methods.entry(setting.data().0).or_insert(0) += 1;
         let CaseStream { seed, step, layer: layer_index, rank } = case.stream;
         let options = lgreco_compressor_options { seed, layer_index, rank, ..Default::default() };
         let handles = Handles::new(&[case.rows, case.cols], dtype_of(&case.dtype), setting, options);
@@ -203,13 +150,13 @@ fn payloads_are_the_golden_ones() {
         let mut payload = vec![0; handles.bound()];
         let length = handles.encode(step, bytes.as_ptr(), &mut payload);
         assert_eq!(length, expected.len(), "{}", case.name);
-        assert!(length == payload.len() || VARIABLE.contains(&setting.method), "{}", case.name);
+        assert!(length == payload.len() || !setting.has_fixed_len(), "{}", case.name);
         payload.truncate(length);
         let mut decoded = vec![0.0; case.values.len()];
         handles.decode(&expected, &mut decoded);
         let bits: Vec<String> = decoded.iter().map(|value| format!("{:08x}", value.to_bits())).collect();
         assert_eq!(bits, case.decoded, "{}", case.name);
-        if setting.method != LGRECO_METHOD_POWERSGD {
+        if !matches!(setting, Setting::PowerSgd(_)) {
             assert_eq!(payload, expected, "{}", case.name);
         }
     }
@@ -223,48 +170,28 @@ fn bytes_of(words: &mut [u64]) -> &mut [u8] {
 
 const STEPS: u32 = 5;
 
-/// One setting of each method, in C's words and in Rust's.
-fn settings() -> [(lgreco_setting, Setting); 11] {
-    let of = |method| lgreco_setting { method, ..Default::default() };
-    let half = |method| lgreco_setting { method, values: LGRECO_DTYPE_F16, ..Default::default() };
-    let sidco = Sidco { density: 0.05, fit: Fit::Pareto, stages: 2, values: Dtype::F16 };
-    [
-        (of(LGRECO_METHOD_DENSE), Setting::Dense),
-        (of(LGRECO_METHOD_QSGD), Setting::Qsgd(Default::default())),
-        (
-            lgreco_setting { keep: 100, ..half(LGRECO_METHOD_TOPK) },
-            Setting::TopK(TopK { keep: 100, values: Dtype::F16 }),
-        ),
-        (of(LGRECO_METHOD_POWERSGD), Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 })),
-        (lgreco_setting { keep: 100, ..of(LGRECO_METHOD_CLT_K) }, Setting::CltK(CltK { keep: 100 })),
-        (
-            lgreco_setting { lambda: 0.9, ..half(LGRECO_METHOD_HARD_THRESHOLD) },
-            Setting::HardThreshold(HardThreshold { lambda: 0.9, values: Dtype::F16 }),
-        ),
-        (
-            lgreco_setting { density: 0.05, fit: LGRECO_SIDCO_FIT_PARETO, stages: 2, ..half(LGRECO_METHOD_SIDCO) },
-            Setting::Sidco(sidco),
-        ),
-        (lgreco_setting { bin: 64, ..of(LGRECO_METHOD_ADACOMP) }, Setting::AdaComp(AdaComp { bin: 64 })),
-        (
-            lgreco_setting { bits: 2, scale: LGRECO_SCALE_LEAST_SQUARES, ..of(LGRECO_METHOD_EDEN) },
-            Setting::Eden(Eden { bits: 2, scale: eden::Scale::LeastSquares }),
-        ),
-        (lgreco_setting { group: 128, ..of(LGRECO_METHOD_LOCO) }, Setting::LoCo(LoCo { group: 128 })),
-        (
-            lgreco_setting { keep: 100, bits: 3, ..of(LGRECO_METHOD_QUANTISED_TOPK) },
-            Setting::QuantisedTopK(QuantisedTopK { keep: 100, bits: 3 }),
-        ),
-    ]
-}
+/// One setting of each method.
+const SETTINGS: [&str; 11] = [
+    "dense",
+    "qsgd 4",
+    "topk 100 f16",
+    "powersgd 4",
+    "clt-k 100",
+    "hard-threshold 0.9 f16",
+    "sidco 0.05 pareto stages 2 f16",
+    "adacomp 64",
+    "eden 2 least-squares",
+    "loco 128",
+    "topk 100 bits 3",
+];
 
 /// Payloads with error feedback are Rust's, whatever PowerSGD's products are made with, and steps allocate no more than
 /// Rust's: nothing, but for those products with the feature `gemm`.
 #[test]
 fn steps_do_what_rust_does_and_allocate_as_little() {
-    for (setting, rust) in settings() {
+    for rust in SETTINGS.map(|text| text.parse::<Setting>().unwrap()) {
         let options = lgreco_compressor_options { seed: 7, feedback: LGRECO_FEEDBACK_RESIDUAL, ..Default::default() };
-        let handles = Handles::new(&[64, 48], LGRECO_DTYPE_F32, setting, options);
+        let handles = Handles::new(&[64, 48], LGRECO_DTYPE_F32, rust, options);
         let shape = Shape::new(64, 48).unwrap();
         let mut memory = Memory::owned(Residual::CLASSIC, shape).unwrap();
         let mut workspace = vec![0; memory.workspace_len(&rust, Dtype::F32)];
@@ -296,14 +223,10 @@ fn steps_do_what_rust_does_and_allocate_as_little() {
 /// One call for all methods, some of them in rows, gives what the core measures of each setting by itself.
 #[test]
 fn rows_are_rusts() {
-    let mut list: Vec<(lgreco_setting, Setting)> = settings().to_vec();
-    let (c, rust) = list[5];
-    for lambda in [0.5, 0.75] {
-        let Setting::HardThreshold(hard) = rust else { panic!("{rust}") };
-        list.insert(6, (lgreco_setting { lambda, ..c }, Setting::HardThreshold(HardThreshold { lambda, ..hard })));
-    }
+    let mut list = SETTINGS.to_vec();
+    list.splice(6..6, ["hard-threshold 0.5 f16", "hard-threshold 0.75 f16"]);
     let (values, dims) = (gradient(3, 64 * 48), [64, 48]);
-    let settings: Vec<lgreco_setting> = list.iter().map(|(setting, _)| *setting).collect();
+    let settings: Vec<lgreco_setting> = list.iter().map(|text| setting(text)).collect();
     let (mut errors, mut sizes, mut context) = (vec![0.0; list.len()], vec![0; list.len()], null_mut());
     let layer = lgreco_layer {
         name: c"fc1".as_ptr(),
@@ -322,7 +245,8 @@ fn rows_are_rusts() {
     }
     let gradient = Gradient::new(Values::F32(&values), Shape::new(64, 48).unwrap()).unwrap();
     let stream = Stream { seed: 5, step: 0, layer: 2, rank: 0 };
-    for (index, (_, rust)) in list.iter().enumerate() {
+    for (index, text) in list.iter().enumerate() {
+        let rust = &text.parse::<Setting>().unwrap();
         let mut workspace = vec![0; contraction_workspace_len(rust, gradient.shape(), Dtype::F32)];
         let relative = contraction(rust, &gradient, stream, &mut workspace).unwrap();
         let norm: f64 = values.iter().map(|&value| f64::from(value) * f64::from(value)).sum();

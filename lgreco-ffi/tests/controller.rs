@@ -3,9 +3,9 @@
 
 mod common;
 
-use common::{allocations, freed_tags, gradient};
+use common::{allocations, freed_tags, gradient, setting};
 use lgreco_c::*;
-use lgreco_train::compress::{Setting, adacomp::AdaComp, loco::LoCo, qsgd::Qsgd, topk::TopK};
+use lgreco_train::compress::Setting;
 use lgreco_train::controller::{Config, Controller, Feedback, Policy, Schedule, Tensor};
 use lgreco_train::exchange::threads::ThreadCollective;
 use lgreco_train::feedback::{Residual, Storage};
@@ -59,7 +59,9 @@ impl Alone {
         let mut setting = lgreco_setting::default();
         // SAFETY: a live handle and a place.
         assert_eq!(unsafe { lgreco_controller_setting(self.controller, 0, &raw mut setting) }, LGRECO_OK);
-        if setting.method == LGRECO_METHOD_QSGD { setting.bits } else { 0 }
+        // SAFETY: the library ends texts with a NUL.
+        let text = unsafe { CStr::from_ptr(setting.text.as_ptr()) }.to_str().unwrap();
+        text.strip_prefix("qsgd ").map_or(0, |bits| bits.parse().unwrap())
     }
 
     /// Takes a step, and returns what it reports and how often it allocates.
@@ -117,24 +119,16 @@ fn steps_allocate_at_first_and_at_decisions_only() {
 /// Every method that plans do not choose, by itself.
 #[test]
 fn steps_under_fixed_settings_allocate_at_first_and_once() {
-    let methods = [
-        LGRECO_METHOD_CLT_K,
-        LGRECO_METHOD_HARD_THRESHOLD,
-        LGRECO_METHOD_SIDCO,
-        LGRECO_METHOD_ADACOMP,
-        LGRECO_METHOD_LOCO,
-    ];
-    for method in methods {
-        let one = lgreco_setting { method, keep: 40, lambda: 0.9, density: 0.05, bin: 64, ..Default::default() };
-        let fixed = [one, lgreco_setting::default(), one];
+    for method in ["clt-k 40", "hard-threshold 0.9", "sidco 0.05", "adacomp 64", "loco 512"] {
+        let fixed = [method, "dense", method].map(setting);
         let policy = LGRECO_POLICY_FIXED;
         let alone =
             Alone::new(lgreco_controller_options { policy, fixed: fixed.as_ptr(), warmup: 3, ..Default::default() });
         for step in 0..10 {
             let (report, count) = alone.step(&mut gradients(step));
             assert_eq!(report.switched == 1, step == 3);
-            assert_eq!(count > 0, [0, 3].contains(&step), "method {method}: step {step} allocates {count} times");
-            assert!(step < 3 || report.bytes_out < report.bytes_in, "method {method} sends {}", report.bytes_out);
+            assert_eq!(count > 0, [0, 3].contains(&step), "{method}: step {step} allocates {count} times");
+            assert!(step < 3 || report.bytes_out < report.bytes_in, "{method} sends {}", report.bytes_out);
         }
     }
 }
@@ -203,14 +197,6 @@ fn legacys_parameters_are_looked_at() {
 /// The same layers under the same options, in Rust: means and residuals are the same bits.
 #[test]
 fn residuals_are_kept_as_in_rust() {
-    let top = lgreco_setting { method: LGRECO_METHOD_TOPK, keep: 50, ..Default::default() };
-    let ada = lgreco_setting { method: LGRECO_METHOD_ADACOMP, bin: 64, ..Default::default() };
-    let loco = lgreco_setting { method: LGRECO_METHOD_LOCO, group: 64, ..Default::default() };
-    let qsgd = lgreco_setting { method: LGRECO_METHOD_QSGD, ..Default::default() };
-    let settings = [
-        [(top, Setting::TopK(TopK { keep: 50, values: Dtype::F32 })), (loco, Setting::LoCo(LoCo { group: 64 }))],
-        [(ada, Setting::AdaComp(AdaComp { bin: 64 })), (qsgd, Setting::Qsgd(Qsgd::default()))],
-    ];
     let base = lgreco_controller_options { policy: LGRECO_POLICY_FIXED, warmup: 2, ..Default::default() };
     let half = Residual { gain: 0.5, reset_every: 4, storage: Storage::Bf16 };
     let tenth = Residual { gain: 0.1, reset_every: 3, storage: Storage::F32 };
@@ -227,14 +213,15 @@ fn residuals_are_kept_as_in_rust() {
         ),
     ];
     let mut residuals = Vec::new();
-    for [(first, rust_first), (last, rust_last)] in settings {
+    for [first, last] in [["topk 50", "loco 64"], ["adacomp 64", "qsgd 4"]] {
+        let settings = [first, "dense", last];
         for (options, feedback) in rules {
-            let fixed = [first, lgreco_setting::default(), last];
+            let fixed = settings.map(setting);
             let alone = Alone::new(lgreco_controller_options { fixed: fixed.as_ptr(), ..options });
 
             let mut worker = ThreadCollective::group(1).remove(0);
             let mut config = Config::new(Search::new(Method::Qsgd));
-            config.policy = Policy::Fixed(vec![rust_first, Setting::Dense, rust_last]);
+            config.policy = Policy::Fixed(settings.map(|text| text.parse::<Setting>().unwrap()).to_vec());
             config.schedule = Schedule { warmup: 2, ..config.schedule };
             config.feedback = feedback;
             let tensor = |layer: usize| Tensor::new(NAMES[layer].to_str().unwrap(), DIMS[layer], Dtype::F32).unwrap();
@@ -244,7 +231,7 @@ fn residuals_are_kept_as_in_rust() {
                 alone.step(&mut of_c);
                 let mut views = of_rust.each_mut().map(|values| ValuesMut::F32(values));
                 rust.step(&mut worker, &mut views, 0.1).unwrap();
-                assert_eq!(of_c, of_rust, "{rust_first}, {rust_last} at step {step}");
+                assert_eq!(of_c, of_rust, "{first}, {last} at step {step}");
             }
             for layer in [0, 2] {
                 let (mut of_c, mut of_rust) = (vec![1.0; 64 * 48], vec![2.0; 64 * 48]);

@@ -100,27 +100,6 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
     );
     struct_of!(
         p,
-        lgreco_setting,
-        "LGRECO_SETTING_INIT",
-        struct_size,
-        method,
-        bits,
-        bucket,
-        scale,
-        rounding,
-        keep,
-        values,
-        rank,
-        iterations,
-        lambda,
-        density,
-        fit,
-        stages,
-        bin,
-        group
-    );
-    struct_of!(
-        p,
         lgreco_search_options,
         "LGRECO_SEARCH_OPTIONS_INIT",
         struct_size,
@@ -362,6 +341,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         features,
         in_flight
     );
+    struct_of!(p, lgreco_setting, "", text);
     struct_of!(p, lgreco_choice, "", size, error);
     struct_of!(p, lgreco_rng_stream, "", seed, step, layer, rank);
     let header = include_str!("../include/lgreco.h");

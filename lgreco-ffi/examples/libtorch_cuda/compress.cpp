@@ -54,7 +54,7 @@ bool compress() {
         const std::size_t index = view.model_layers[l];
         const torch::Tensor &gradient = layers[index].gradient;
         const auto elements = static_cast<std::size_t>(gradient.numel());
-        const lgreco_setting setting = table.setting(l, plan.view().options[l]);
+        const std::string setting = table.setting(l, plan.view().options[l]).text;
         const lgreco_rng_stream words{/*seed*/ 0, /*step*/ 0, static_cast<std::uint32_t>(index), /*rank*/ 0};
 
         // Through the host: where payloads travel by MPI or sockets.

@@ -1,6 +1,6 @@
 use super::context::lgreco_context;
 use super::gradient::{lgreco_layer, values, values_range};
-use super::setting::lgreco_setting;
+use super::setting::read_setting;
 use crate::device::Device;
 use crate::handle::{self, kind};
 use crate::pointers::{
@@ -176,21 +176,21 @@ impl Compressor {
     }
 }
 
-/// Makes the compressor of `layer`, whose `values` are not looked at. `options` may be NULL. Allocates all that later
-/// calls work in.
+/// Makes the compressor of `layer`, whose `values` are not looked at. `setting` is text as in lgreco_setting. `options` may be NULL.
+/// Allocates all that later calls work in.
 ///
 /// LGRECO_PARAMETER when the setting does not fit the layer; as lgreco_feedback_check when it does not suit the feedback.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_create(
     context: *mut lgreco_context,
     layer: *const lgreco_layer,
-    setting: *const lgreco_setting,
+    setting: *const c_char,
     options: *const lgreco_compressor_options,
     compressor: *mut *mut lgreco_compressor,
 ) -> lgreco_status {
     create!(context, compressor, |context| {
         let tensor = read_struct(layer)?.tensor()?;
-        let (setting, options) = (read_struct(setting)?.to_core()?, read_struct_or_default(options)?);
+        let (setting, options) = (read_setting(setting)?, read_struct_or_default(options)?);
         let residual = options.residual()?;
         let named = |error: Error| Failure::named(error, Some(tensor.name.into()));
         let memory = residual.map(|residual| Memory::owned(residual, tensor.shape)).transpose().map_err(named)?;
@@ -226,13 +226,13 @@ pub unsafe extern "C" fn lgreco_compressor_create(
 pub unsafe extern "C" fn lgreco_feedback_check(
     context: *mut lgreco_context,
     layer: *const lgreco_layer,
-    setting: *const lgreco_setting,
+    setting: *const c_char,
     options: *const lgreco_compressor_options,
 ) -> lgreco_status {
     call!(context, |_| {
         let layer = read_struct(layer)?;
         let tensor = layer.tensor()?;
-        let (setting, options) = (read_struct(setting)?.to_core()?, read_struct_or_default(options)?);
+        let (setting, options) = (read_setting(setting)?, read_struct_or_default(options)?);
         let named = |error: Error| Failure::named(error, Some(tensor.name.into()));
         setting.payload_len(tensor.shape, tensor.dtype).map_err(|error| named(error.into()))?;
         if options.residual()?.is_none() {
@@ -271,9 +271,9 @@ pub unsafe extern "C" fn lgreco_compressor_message(compressor: *const lgreco_com
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_set_setting(
     compressor: *mut lgreco_compressor,
-    setting: *const lgreco_setting,
+    setting: *const c_char,
 ) -> lgreco_status {
-    call!(compressor, |compressor| Ok(compressor.set(read_struct(setting)?.to_core()?)?))
+    call!(compressor, |compressor| Ok(compressor.set(read_setting(setting)?)?))
 }
 
 /// Tells the most bytes that lgreco_compressor_encode writes under the present setting; exactly so many, unless the values

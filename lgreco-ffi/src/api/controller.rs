@@ -157,8 +157,8 @@ pub unsafe extern "C" fn lgreco_controller_create(
             let rows = tensors.into_iter().zip(shards.chunks(world));
             tensors = rows.map(|(tensor, ends)| tensor.with_shards(ends)).collect();
         }
-        let config = options.config(tensors.len())?;
         let names: Arc<[String]> = tensors.iter().map(|tensor| tensor.name().into()).collect();
+        let config = options.config(tensors.len()).map_err(|failure| failure.with_name(&names))?;
         let texts = Texts::new(names.iter().map(String::as_str), "name of a layer")?;
         let layers = tensors.iter().enumerate().map(|(index, tensor)| GradientLayer::of(index, tensor)).collect();
         let controller = Controller::new(config, tensors, &collective);

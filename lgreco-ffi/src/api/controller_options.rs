@@ -1,8 +1,8 @@
 use super::compressor::*;
 use super::measure::lgreco_search_options;
 use super::plan::*;
-use super::setting::lgreco_setting;
-use crate::pointers::{read_struct_or_default, read_structs, sized_struct, slice};
+use super::setting::{lgreco_setting, read_settings};
+use crate::pointers::{read_struct_or_default, sized_struct, slice};
 use crate::status::{Failure, Result, one_of};
 use lgreco_train::CoreError;
 use lgreco_train::controller::{
@@ -245,11 +245,8 @@ impl lgreco_controller_options {
             policy: match self.policy {
                 LGRECO_POLICY_UNCOMPRESSED => Policy::Uncompressed,
                 LGRECO_POLICY_UNIFORM => Policy::Uniform,
-                LGRECO_POLICY_FIXED => {
-                    // SAFETY: passed on.
-                    let fixed = unsafe { read_structs(self.fixed, layers) }?;
-                    Policy::Fixed(fixed.into_iter().map(lgreco_setting::to_core).collect::<Result<_, _>>()?)
-                }
+                // SAFETY: passed on.
+                LGRECO_POLICY_FIXED => Policy::Fixed(unsafe { read_settings(self.fixed, layers, "fixed") }?),
                 LGRECO_POLICY_K_MEANS => Policy::KMeans { clusters: self.clusters },
                 LGRECO_POLICY_ACCORDION => Policy::Accordion(levels),
                 // SAFETY: passed on.

@@ -121,7 +121,7 @@ unsafe fn read(
 ) -> Result<BucketLayers> {
     // SAFETY: passed on.
     let (described, settings, options) = unsafe {
-        let (layers, settings) = (read_structs(layers, layers_len)?, read_structs(settings, layers_len)?);
+        let (layers, settings) = (read_structs(layers, layers_len)?, slice(settings, layers_len, "settings")?);
         (layers, settings, read_struct(options)?)
     };
     let nan_on_fault = one_of("on_fault", options.on_fault, [false, true])?;
@@ -133,7 +133,7 @@ unsafe fn read(
     };
     let reduce_dtype = dtype(options.reduce_dtype)?;
     let (mut layers, mut common) = (Vec::with_capacity(layers_len), None);
-    for ((layer, setting), index) in described.iter().zip(&settings).zip(indices) {
+    for ((layer, setting), index) in described.iter().zip(settings).zip(indices) {
         // SAFETY: passed on.
         let tensor = unsafe { layer.tensor() }?;
         if *common.get_or_insert(tensor.dtype) != tensor.dtype {
@@ -142,7 +142,8 @@ unsafe fn read(
                 CoreError::Parameter { what: "code of the element type", value: tensor.dtype as u8 as f64, expected };
             return Err(Failure::from(other).of_layer(tensor.name));
         }
-        layers.push((index, tensor.shape, setting.to_core()?));
+        let setting = setting.to_core().map_err(|failure| failure.of_layer(tensor.name))?;
+        layers.push((index, tensor.shape, setting));
     }
     let lgreco_cuda_bucket_options { seed, world_size, rank, step, gain, .. } = options;
     let stream = Stream { seed, step, layer: 0, rank };

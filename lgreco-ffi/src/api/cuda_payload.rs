@@ -1,11 +1,12 @@
 use super::cuda::lgreco_cuda;
 use super::gradient::{Tensor, lgreco_layer};
-use super::setting::lgreco_setting;
+use super::setting::read_setting;
 use crate::cuda::{DeviceTensor, Encoding};
 use crate::pointers::{
     Range, address, all_disjoint, at_least, disjoint, exactly, read_struct, slice, slice_mut, write,
 };
 use crate::status::{Result, lgreco_status};
+use core::ffi::c_char;
 use lgreco_train::compress::wire::Payload;
 use lgreco_train::compress::{Compressor as _, Setting};
 use lgreco_train::rng::Stream;
@@ -37,13 +38,13 @@ impl<'a> Encoded<'a> {
     /// README.md, pointers; `'a` is within the call.
     unsafe fn read(
         layer: *const lgreco_layer,
-        setting: *const lgreco_setting,
+        setting: *const c_char,
         rng: *const lgreco_rng_stream,
     ) -> Result<Encoded<'a>> {
         // SAFETY: passed on.
         let (layer, tensor, setting, rng) = unsafe {
             let layer = read_struct(layer)?;
-            (layer, layer.tensor()?, read_struct(setting)?.to_core()?, slice(rng, 1, "rng")?[0])
+            (layer, layer.tensor()?, read_setting(setting)?, slice(rng, 1, "rng")?[0])
         };
         let lgreco_rng_stream { seed, step, layer: index, rank } = rng;
         let (Tensor { name, dtype, shape, .. }, range) = (tensor, layer.range(tensor));
@@ -61,11 +62,11 @@ impl<'a> Encoded<'a> {
 pub unsafe extern "C" fn lgreco_cuda_payload_len(
     cuda: *mut lgreco_cuda,
     layer: *const lgreco_layer,
-    setting: *const lgreco_setting,
+    setting: *const c_char,
     bytes: *mut usize,
 ) -> lgreco_status {
     call!(cuda, |_| {
-        let (tensor, setting) = (read_struct(layer)?.tensor()?, read_struct(setting)?.to_core()?);
+        let (tensor, setting) = (read_struct(layer)?.tensor()?, read_setting(setting)?);
         write(bytes, "bytes", || payload_len(&setting, tensor).map_err(|failure| failure.of_layer(tensor.name)))
     })
 }
@@ -80,7 +81,7 @@ pub unsafe extern "C" fn lgreco_cuda_payload_len(
 pub unsafe extern "C" fn lgreco_cuda_encode(
     cuda: *mut lgreco_cuda,
     layer: *const lgreco_layer,
-    setting: *const lgreco_setting,
+    setting: *const c_char,
     rng: *const lgreco_rng_stream,
     payload: *mut u8,
     capacity: usize,
@@ -126,7 +127,7 @@ pub unsafe extern "C" fn lgreco_cuda_decode(
 pub unsafe extern "C" fn lgreco_cuda_encode_to_device(
     cuda: *mut lgreco_cuda,
     layer: *const lgreco_layer,
-    setting: *const lgreco_setting,
+    setting: *const c_char,
     rng: *const lgreco_rng_stream,
     payload: *mut u8,
     capacity: usize,
@@ -155,14 +156,14 @@ pub unsafe extern "C" fn lgreco_cuda_encode_to_device(
 pub unsafe extern "C" fn lgreco_cuda_decode_on_device(
     cuda: *mut lgreco_cuda,
     layer: *const lgreco_layer,
-    setting: *const lgreco_setting,
+    setting: *const c_char,
     payload: *const u8,
     length: usize,
     values: *mut f32,
     values_len: usize,
 ) -> lgreco_status {
     call!(cuda, |cuda| {
-        let (tensor, setting) = (read_struct(layer)?.tensor()?, read_struct(setting)?.to_core()?);
+        let (tensor, setting) = (read_struct(layer)?.tensor()?, read_setting(setting)?);
         disjoint(Range::of(values, values_len, "values"), &[Range::of(payload, length, "payload")])?;
         let (from, to) = (address(payload, length, "payload")?, address(values, values_len, "values")?);
         let decoded = exactly(tensor.shape.elements(), values_len, "values")

@@ -1,7 +1,6 @@
 use super::compressor::*;
 use super::context::lgreco_context;
 use super::gradient::{dtype, lgreco_dtype};
-use super::setting::bits;
 use crate::pointers::{fill, read_struct, sized_struct, slice, slice_mut, write};
 use crate::status::{Failure, Result, lgreco_status};
 use core::ffi::{CStr, c_char};
@@ -99,6 +98,11 @@ sized_struct!(
         row_bits: 8,
     }
 );
+
+/// A number of bits that fits core's type; core says whether it makes sense.
+fn bits(bits: u32) -> Result<u8, CoreError> {
+    u8::try_from(bits).map_err(|_| CoreError::Parameter { what: "bits", value: bits.into(), expected: "1 to 8" })
+}
 
 impl lgreco_link {
     fn to_core(self) -> Result<Link> {

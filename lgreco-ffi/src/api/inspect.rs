@@ -190,9 +190,9 @@ pub unsafe extern "C" fn lgreco_controller_setting(
     setting: *mut lgreco_setting,
 ) -> lgreco_status {
     call!(controller, |state| {
-        fill(setting, || {
+        write(setting, "setting", || {
             state.check_layer(layer)?;
-            Ok(lgreco_setting::from_core(state.controller.setting(layer)))
+            Ok(state.controller.setting(layer).into())
         })
     })
 }

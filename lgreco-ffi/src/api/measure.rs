@@ -130,9 +130,8 @@ pub unsafe extern "C" fn lgreco_table_measure(
 /// Measures one layer under given settings: squared_errors[i] is the squared L2 norm of what compression by settings[i]
 /// does to the gradient (for stochastic rounding its expectation), sizes[i] the bits of its payload, also where the values
 /// decide them; `sizes` may be NULL, else it has `settings_len` places too. Settings next to each other that differ in the
-/// parameter of their method alone (`bits`, `keep`, `rank`, `lambda`, `density`, `bin` or `group`) are measured together, for
-/// QSGD, TopK, CLT-k, PowerSGD and hard thresholds in about one pass, for quantised TopK in three. `seed` and
-/// `layer_index` name PowerSGD's start matrix, as in lgreco_compressor_options. Allocates.
+/// first number alone are measured together, for QSGD, TopK, CLT-k, PowerSGD and hard thresholds in about one pass, for
+/// quantised TopK in three. `seed` and `layer_index` name PowerSGD's start matrix, as in lgreco_compressor_options. Allocates.
 ///
 /// LGRECO_NON_FINITE, LGRECO_PARAMETER when a setting does not fit the layer.
 #[unsafe(no_mangle)]
@@ -148,10 +147,9 @@ pub unsafe extern "C" fn lgreco_measure(
 ) -> lgreco_status {
     call!(context, |context| {
         let layer = crate::pointers::read_struct(layer)?;
-        let (tensor, settings) = (layer.tensor()?, read_structs(settings, settings_len)?);
+        let (tensor, settings) = (layer.tensor()?, read_settings(settings, settings_len, "settings")?);
         let gradient = layer.gradient(tensor)?;
         let named = |error| NamedError { error, layer: Some(tensor.name.into()), option: None };
-        let settings = settings.into_iter().map(lgreco_setting::to_core).collect::<Result<Vec<_>, _>>()?;
         let input = layer.range(tensor);
         let errors_range = Range::of(squared_errors, settings_len, "squared_errors");
         let sizes_len = if sizes.is_null() { 0 } else { settings_len };

@@ -282,7 +282,7 @@ pub unsafe extern "C" fn lgreco_plan_to_json(
 /// must name a layer of the table and its option by index and label. That no plan is smaller than the bound in the file is
 /// taken on trust.
 ///
-/// LGRECO_JSON, LGRECO_JSON_VERSION; the codes of lgreco_setting_from_text for a setting in it; LGRECO_LENGTH when it does not have one entry per layer; LGRECO_UNKNOWN_NAME for a
+/// LGRECO_JSON, LGRECO_JSON_VERSION; the codes of lgreco_setting for a setting in it; LGRECO_LENGTH when it does not have one entry per layer; LGRECO_UNKNOWN_NAME for a
 /// layer or label that is not the table's, LGRECO_DUPLICATE_NAME; LGRECO_PLAN_MISMATCH and the other codes of
 /// lgreco_plan_check. The message names the layer.
 #[unsafe(no_mangle)]

@@ -1,8 +1,8 @@
 use super::controller::lgreco_controller;
-use super::setting::lgreco_setting;
+use super::setting::{lgreco_setting, read_settings};
 use crate::device::Device;
 use crate::handle::{self, kind};
-use crate::pointers::{read_structs, write};
+use crate::pointers::write;
 use crate::status::{Result, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::Error;
@@ -145,8 +145,6 @@ pub unsafe extern "C" fn lgreco_controller_set_settings(
     settings_len: usize,
 ) -> lgreco_status {
     call!(controller, |state| {
-        let settings = read_structs(settings, settings_len)?;
-        let settings = settings.into_iter().map(lgreco_setting::to_core).collect::<Result<_, _>>()?;
-        Ok(state.controller.set_settings(settings)?)
+        Ok(state.controller.set_settings(read_settings(settings, settings_len, "settings")?)?)
     })
 }

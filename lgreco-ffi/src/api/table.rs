@@ -1,7 +1,7 @@
 use super::context::lgreco_context;
 use super::setting::lgreco_setting;
 use crate::handle::{self, Immutable, kind};
-use crate::pointers::{Output, check_layer, fill, read_struct, sized_struct, slice, text};
+use crate::pointers::{Output, check_layer, fill, read_struct, sized_struct, slice, text, write};
 use crate::status::{Failure, Result, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::file::TableFile;
@@ -364,17 +364,17 @@ pub unsafe extern "C" fn lgreco_table_setting(
         if option >= options {
             return Err(CoreError::NoSuchOption { layer, option, options }.into());
         }
-        Ok(lgreco_setting::from_core(table.setting(layer, option).ok_or(Failure::NoSettings)?))
+        Ok(table.setting(layer, option).ok_or(Failure::NoSettings)?.into())
     };
     handle::call_without_handle(|| {
         // SAFETY: README.md, handles and pointers.
-        unsafe { fill(setting, || find(handle::shared(table)?)) }
+        unsafe { write(setting, "setting", || find(handle::shared(table)?)) }
     })
 }
 
 /// Reads a table file, `length` bytes of JSON as described by schemas/table.schema.json.
 ///
-/// LGRECO_JSON, LGRECO_JSON_VERSION, and the codes of lgreco_table_create and lgreco_setting_from_text; the message names layer, option and field.
+/// LGRECO_JSON, LGRECO_JSON_VERSION, and the codes of lgreco_table_create and lgreco_setting; the message names layer, option and field.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_table_from_json(
     context: *mut lgreco_context,

@@ -2,7 +2,6 @@
 
 use super::{Bytes, ELEMENTS, State, gradient, layer, renew, setting};
 use crate::*;
-use core::ffi::{CStr, c_char};
 use core::ptr::null;
 use lgreco::checksum::seal;
 
@@ -24,11 +23,11 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 };
                 let options = bytes.maybe(&raw const options);
                 renew(&mut state.compressors[which], lgreco_compressor_destroy, |to| {
-                    lgreco_compressor_create(context, &layer, &setting, options, to)
+                    lgreco_compressor_create(context, &layer, setting.text.as_ptr(), options, to)
                 })
             }
             2 => lgreco_compressor_destroy(&raw mut state.compressors[which]),
-            3 => lgreco_compressor_set_setting(compressor, &setting(bytes)),
+            3 => lgreco_compressor_set_setting(compressor, setting(bytes).text.as_ptr()),
             4 | 5 => {
                 let (from, to) = (bytes.maybe(gradient.as_ptr().cast()), bytes.maybe_mut(state.payload.as_mut_ptr()));
                 let capacity = usize::from(bytes.next()) * 8;
@@ -49,7 +48,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                     layer.values = null();
                 }
                 let options = lgreco_compressor_options { feedback: u32::from(bytes.below(3)), ..Default::default() };
-                lgreco_feedback_check(context, &layer, &setting, &options)
+                lgreco_feedback_check(context, &layer, setting.text.as_ptr(), &options)
             }
             8 => {
                 let (mut norm, mut steps) = (0.0, 0);
@@ -76,7 +75,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     }
 }
 
-/// A setting as text, and bytes under a checksum, damaged at times: they come back as they were, or are refused.
+/// Bytes under a checksum, damaged at times: they come back as they were, or are refused.
 ///
 /// # Safety
 /// `context` is live, NULL or a handle of another kind.
@@ -95,43 +94,6 @@ unsafe fn there_and_back(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
         written[at] ^= u8::from(damage) << bit;
         let status = lgreco_payload_unseal(context, written.as_ptr(), written.len(), &mut length);
         assert_eq!(status, if damage { LGRECO_CHECKSUM } else { LGRECO_OK });
-        let setting = setting(bytes);
-        text_and_back(bytes, context, &setting)
-    }
-}
-
-/// A setting as text, with a byte changed at times.
-///
-/// # Safety
-/// As [`there_and_back`].
-unsafe fn text_and_back(bytes: &mut Bytes, context: *mut lgreco_context, setting: &lgreco_setting) -> lgreco_status {
-    const ROOM: usize = LGRECO_SETTING_TEXT_BYTES;
-    let (mut first, mut second, mut length) = ([0; ROOM], [0; ROOM], [0; 2]);
-    let mut read = lgreco_setting::default();
-    // SAFETY: arrays are as long as is said, texts end with a NUL, and `context` is what the caller says.
-    unsafe {
-        let status = lgreco_setting_to_text(context, setting, first.as_mut_ptr(), ROOM, &mut length[0]);
-        if status != LGRECO_OK {
-            assert_ne!(status, LGRECO_LENGTH);
-            return status;
-        }
-        let damage = bytes.below(2) == 1;
-        if damage {
-            first[usize::from(bytes.next()) % length[0]] = bytes.next().cast_signed() as c_char;
-        }
-        let status = lgreco_setting_from_text(context, first.as_ptr(), &mut read);
-        if status != LGRECO_OK {
-            assert!(damage);
-            return status;
-        }
-        let status = lgreco_setting_to_text(context, &read, second.as_mut_ptr(), ROOM, &mut length[1]);
-        assert_eq!(status, LGRECO_OK);
-        assert!(
-            damage || first == second,
-            "{:?} {:?}",
-            CStr::from_ptr(first.as_ptr()),
-            CStr::from_ptr(second.as_ptr())
-        );
         status
     }
 }

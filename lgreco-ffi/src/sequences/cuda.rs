@@ -226,6 +226,7 @@ fn one(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
     let (gradient, mut room) = (gradient(bytes), [0u32; ROOM / 4]);
     let (layer, setting) = (layer(bytes, &gradient), setting(bytes));
     let (layer, setting) = (bytes.maybe(&raw const layer), bytes.maybe(&raw const setting));
+    let text = setting.cast();
     let rng = lgreco_rng_stream { rank: u32::from(bytes.below(8) / 7), ..Default::default() };
     let rng = bytes.maybe(&raw const rng);
     let payload = bytes.maybe_mut(room.as_mut_ptr()).cast::<u8>();
@@ -289,9 +290,9 @@ fn one(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
                     }
                 }
             }
-            12 => lgreco_cuda_payload_len(cuda, layer, setting, length),
-            13..=15 => lgreco_cuda_encode(cuda, layer, setting, rng, payload, capacity, length),
-            16 => lgreco_cuda_encode_to_device(cuda, layer, setting, rng, payload, capacity, length),
+            12 => lgreco_cuda_payload_len(cuda, layer, text, length),
+            13..=15 => lgreco_cuda_encode(cuda, layer, text, rng, payload, capacity, length),
+            16 => lgreco_cuda_encode_to_device(cuda, layer, text, rng, payload, capacity, length),
             17 => {
                 let from = bytes.maybe(state.payload.as_ptr());
                 lgreco_cuda_decode(cuda, from, state.length.min(ROOM), values, values_len)
@@ -299,7 +300,7 @@ fn one(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
             18..=20 => {
                 several(bytes, |bytes| on_bucket(bytes, state, which, cuda, (layer, setting), (values, values_len)))
             }
-            _ => lgreco_cuda_decode_on_device(cuda, layer, setting, payload, capacity, values, values_len),
+            _ => lgreco_cuda_decode_on_device(cuda, layer, text, payload, capacity, values, values_len),
         }
     }
 }

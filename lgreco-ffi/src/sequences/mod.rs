@@ -9,7 +9,7 @@ pub mod structs;
 mod train;
 
 use crate::*;
-use core::ffi::{CStr, c_void};
+use core::ffi::{CStr, c_char, c_void};
 use core::ptr::{null, null_mut};
 
 const ROWS: usize = 4;
@@ -234,35 +234,46 @@ fn layer(bytes: &mut Bytes, gradient: &[f32; ELEMENTS]) -> lgreco_layer {
     }
 }
 
-/// Any method, sometimes none, with parameters in and out of range.
+/// Every method with numbers in and out of range for `#`, and texts that are no settings.
+const SETTINGS: [&str; 20] = [
+    "dense",
+    "qsgd #",
+    "qsgd # bucket #",
+    "qsgd 4 bucket # min-max nearest",
+    "eden # least-squares",
+    "topk #",
+    "topk 2# f16",
+    "topk # bits #",
+    "powersgd #",
+    "powersgd 2 iterations #",
+    "clt-k #",
+    "hard-threshold 0.#",
+    "hard-threshold inf",
+    "adacomp #",
+    "loco #",
+    "sidco 0.# stages #",
+    "sidco # pareto",
+    "sidco 0.5 gamma-pareto bf16",
+    "qsdg #",
+    "",
+];
+
+/// Any of them, at times with another byte somewhere, or without a NUL.
 fn setting(bytes: &mut Bytes) -> lgreco_setting {
-    let methods = [
-        LGRECO_METHOD_DENSE,
-        LGRECO_METHOD_QSGD,
-        LGRECO_METHOD_TOPK,
-        LGRECO_METHOD_POWERSGD,
-        LGRECO_METHOD_ADACOMP,
-        LGRECO_METHOD_LOCO,
-        LGRECO_METHOD_QUANTISED_TOPK,
-        LGRECO_METHOD_CLT_K,
-        LGRECO_METHOD_HARD_THRESHOLD,
-        LGRECO_METHOD_SIDCO,
-        256,
-    ];
-    lgreco_setting {
-        method: methods[usize::from(bytes.below(11))],
-        bits: u32::from(bytes.below(10)),
-        bucket: u32::from(bytes.below(9)),
-        keep: u32::from(bytes.below(26)),
-        rank: u32::from(bytes.below(6)),
-        lambda: bytes.value(),
-        density: f64::from(bytes.next()) / 200.0,
-        fit: u32::from(bytes.below(4)),
-        stages: u32::from(bytes.below(4)),
-        bin: u32::from(bytes.below(9)),
-        group: u32::from(bytes.below(9)),
-        ..Default::default()
+    let template = SETTINGS[usize::from(bytes.next()) % SETTINGS.len()];
+    let mut text =
+        template.bytes().map(|byte| if byte == b'#' { b'0' + bytes.below(10) } else { byte }).collect::<Vec<_>>();
+    match bytes.below(32) {
+        30 => text.resize(LGRECO_SETTING_TEXT_BYTES, b' '),
+        31 => {
+            text.resize(LGRECO_SETTING_TEXT_BYTES, 0);
+            text[usize::from(bytes.below(16))] = bytes.next();
+        }
+        _ => (),
     }
+    let mut setting = lgreco_setting::default();
+    setting.text.iter_mut().zip(text).for_each(|(to, byte)| *to = byte.cast_signed() as c_char);
+    setting
 }
 
 /// What is asked of searches.

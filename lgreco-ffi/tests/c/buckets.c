@@ -154,7 +154,7 @@ static void base(const char *methods) {
 
 static void as_the_blocking_step(void) {
     const char *planned[] = {"qsgd", "topk", "powersgd", "hybrid"};
-    const uint32_t others[] = {LGRECO_METHOD_CLT_K, LGRECO_METHOD_SIDCO, LGRECO_METHOD_ADACOMP, LGRECO_METHOD_LOCO};
+    const lgreco_setting others[] = {{"clt-k 60"}, {"sidco 0.01"}, {"adacomp 500"}, {"loco 512"}};
     for (on_threads = 0; on_threads < 2; on_threads++) {
         for (int i = 0; i < 4; i++) {
             base(planned[i]);
@@ -172,10 +172,8 @@ static void as_the_blocking_step(void) {
             run(3, compare);
         }
         for (int i = 0; i < 4; i++) {
-            lgreco_setting fixed[LAYERS] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
+            const lgreco_setting fixed[LAYERS] = {others[i], {"dense"}, others[i]};
             base("qsgd");
-            fixed[0].method = fixed[2].method = others[i];
-            fixed[0].keep = fixed[2].keep = 60;
             options.policy = LGRECO_POLICY_FIXED;
             options.fixed = fixed;
             run(3, compare);

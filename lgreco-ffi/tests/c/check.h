@@ -39,6 +39,8 @@ static int failures;
         }                                                                                                    \
     } while (0)
 
+static inline int says(const lgreco_setting *setting, const char *text) { return strcmp(setting->text, text) == 0; }
+
 static inline lgreco_context *new_context(void) {
     lgreco_context *context = NULL;
     OK(lgreco_context_create(NULL, &context));

@@ -76,7 +76,7 @@ static lgreco_rng_stream words(int layer, uint32_t step) {
     return words;
 }
 
-static lgreco_compressor *compressor_of(int layer, const lgreco_setting *setting) {
+static lgreco_compressor *compressor_of(int layer, const char *setting) {
     lgreco_compressor_options options = LGRECO_COMPRESSOR_OPTIONS_INIT;
     lgreco_compressor *made = NULL;
     options.seed = SEED;
@@ -94,8 +94,8 @@ static int near(const float *a, const float *b, int exactly) {
 }
 
 // All ways from a gradient on the device to values on the device.
-static void payloads(int layer, const lgreco_setting *setting) {
-    const int exactly = setting->method != LGRECO_METHOD_POWERSGD;
+static void payloads(int layer, const char *setting) {
+    const int exactly = strncmp(setting, "powersgd", 8) != 0;
     const lgreco_rng_stream stream_of = words(layer, 3);
     lgreco_compressor *compressor = compressor_of(layer, setting);
     size_t needed = 0, expected = 0;
@@ -108,7 +108,7 @@ static void payloads(int layer, const lgreco_setting *setting) {
     OK(lgreco_cuda_synchronize(cuda));
     to_host(other, values, sizeof other);
     CHECK(near(decoded, other, exactly));
-    if (setting->method != LGRECO_METHOD_DENSE) {
+    if (strcmp(setting, "dense") != 0) {
         memset(other, 0, sizeof other);
         OK(lgreco_cuda_encode_to_device(cuda, &model[layer], setting, &stream_of, payload, ROOM, &length));
         OK(lgreco_cuda_decode_on_device(cuda, &model[layer], setting, payload, length, values, ELEMENTS));
@@ -156,9 +156,9 @@ static void tables(const char *methods) {
     OK(lgreco_plan_solve(context, &b, NULL, &plan));
     OK(lgreco_plan_get(plan, &chosen));
     for (size_t l = 0; l < b.layers; l++) {
-        lgreco_setting setting = LGRECO_SETTING_INIT;
+        lgreco_setting setting;
         OK(lgreco_table_setting(found, l, chosen.options[l], &setting));
-        payloads((int)b.model_layers[l], &setting);
+        payloads((int)b.model_layers[l], setting.text);
     }
     OK(lgreco_cuda_held_bytes(cuda, &needed));
     CHECK(held == needed);
@@ -180,11 +180,11 @@ static void same_table(const lgreco_table *one_table, const lgreco_table *other_
     for (size_t l = 0; l < a.layers; l++) {
         CHECK(a.model_layers[l] == b.model_layers[l] && strcmp(a.names[l], b.names[l]) == 0);
         for (size_t o = l == 0 ? 0 : a.ends[l - 1]; o < a.ends[l]; o++) {
-            lgreco_setting x = LGRECO_SETTING_INIT, y = LGRECO_SETTING_INIT;
+            lgreco_setting x, y;
             const size_t option = o - (l == 0 ? 0 : a.ends[l - 1]);
             OK(lgreco_table_setting(one_table, l, option, &x));
             OK(lgreco_table_setting(other_table, l, option, &y));
-            CHECK(memcmp(&x, &y, sizeof x) == 0 && strcmp(a.labels[o], b.labels[o]) == 0);
+            CHECK(says(&x, y.text) && strcmp(a.labels[o], b.labels[o]) == 0);
         }
     }
 }
@@ -360,12 +360,10 @@ static void arguments_of_rows(void) {
 static void arguments(void) {
     const lgreco_rng_stream stream_of = words(1, 0);
     const lgreco_layer *const fc1 = &model[1];
-    lgreco_setting setting = LGRECO_SETTING_INIT, loco = LGRECO_SETTING_INIT;
+    const char *const setting = "qsgd 4";
     lgreco_table *table = NULL;
     lgreco_layer broken = *fc1;
     uint64_t bytes = 0;
-    setting.method = LGRECO_METHOD_QSGD;
-    loco.method = LGRECO_METHOD_LOCO;
     NULL_(lgreco_cuda_held_bytes(cuda, NULL));
     NULL_(lgreco_cuda_measure(cuda, NULL, 1, NULL, &table));
     NULL_(lgreco_cuda_measure(cuda, fc1, 1, NULL, NULL));
@@ -374,50 +372,49 @@ static void arguments(void) {
     NULL_(lgreco_cuda_reserve(cuda, NULL, 1, NULL, ALL));
     STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_cuda_workspace_bytes(cuda, fc1, 1, NULL, ALL + 1, &bytes));
     STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_cuda_reserve(cuda, fc1, 1, NULL, 1u << 31));
-    NULL_(lgreco_cuda_payload_len(cuda, NULL, &setting, &length));
+    NULL_(lgreco_cuda_payload_len(cuda, NULL, setting, &length));
     NULL_(lgreco_cuda_payload_len(cuda, fc1, NULL, &length));
-    NULL_(lgreco_cuda_payload_len(cuda, fc1, &setting, NULL));
-    NULL_(lgreco_cuda_encode(cuda, NULL, &setting, &stream_of, one, ROOM, &length));
+    NULL_(lgreco_cuda_payload_len(cuda, fc1, setting, NULL));
+    NULL_(lgreco_cuda_encode(cuda, NULL, setting, &stream_of, one, ROOM, &length));
     NULL_(lgreco_cuda_encode(cuda, fc1, NULL, &stream_of, one, ROOM, &length));
-    NULL_(lgreco_cuda_encode(cuda, fc1, &setting, NULL, one, ROOM, &length));
-    NULL_(lgreco_cuda_encode(cuda, fc1, &setting, &stream_of, NULL, ROOM, &length));
-    NULL_(lgreco_cuda_encode(cuda, fc1, &setting, &stream_of, one, ROOM, NULL));
-    NULL_(lgreco_cuda_encode_to_device(cuda, NULL, &setting, &stream_of, payload, ROOM, &length));
+    NULL_(lgreco_cuda_encode(cuda, fc1, setting, NULL, one, ROOM, &length));
+    NULL_(lgreco_cuda_encode(cuda, fc1, setting, &stream_of, NULL, ROOM, &length));
+    NULL_(lgreco_cuda_encode(cuda, fc1, setting, &stream_of, one, ROOM, NULL));
+    NULL_(lgreco_cuda_encode_to_device(cuda, NULL, setting, &stream_of, payload, ROOM, &length));
     NULL_(lgreco_cuda_encode_to_device(cuda, fc1, NULL, &stream_of, payload, ROOM, &length));
-    NULL_(lgreco_cuda_encode_to_device(cuda, fc1, &setting, NULL, payload, ROOM, &length));
-    NULL_(lgreco_cuda_encode_to_device(cuda, fc1, &setting, &stream_of, NULL, ROOM, &length));
-    NULL_(lgreco_cuda_encode_to_device(cuda, fc1, &setting, &stream_of, payload, ROOM, NULL));
-    OK(lgreco_cuda_encode(cuda, fc1, &setting, &stream_of, one, ROOM, &length));
+    NULL_(lgreco_cuda_encode_to_device(cuda, fc1, setting, NULL, payload, ROOM, &length));
+    NULL_(lgreco_cuda_encode_to_device(cuda, fc1, setting, &stream_of, NULL, ROOM, &length));
+    NULL_(lgreco_cuda_encode_to_device(cuda, fc1, setting, &stream_of, payload, ROOM, NULL));
+    OK(lgreco_cuda_encode(cuda, fc1, setting, &stream_of, one, ROOM, &length));
     NULL_(lgreco_cuda_decode(cuda, NULL, length, values, ELEMENTS));
     NULL_(lgreco_cuda_decode(cuda, one, length, NULL, ELEMENTS));
-    NULL_(lgreco_cuda_decode_on_device(cuda, NULL, &setting, payload, length, values, ELEMENTS));
+    NULL_(lgreco_cuda_decode_on_device(cuda, NULL, setting, payload, length, values, ELEMENTS));
     NULL_(lgreco_cuda_decode_on_device(cuda, fc1, NULL, payload, length, values, ELEMENTS));
-    NULL_(lgreco_cuda_decode_on_device(cuda, fc1, &setting, NULL, length, values, ELEMENTS));
-    NULL_(lgreco_cuda_decode_on_device(cuda, fc1, &setting, payload, length, NULL, ELEMENTS));
+    NULL_(lgreco_cuda_decode_on_device(cuda, fc1, setting, NULL, length, values, ELEMENTS));
+    NULL_(lgreco_cuda_decode_on_device(cuda, fc1, setting, payload, length, NULL, ELEMENTS));
 
     broken.values = NULL;
-    NULL_(lgreco_cuda_encode(cuda, &broken, &setting, &stream_of, one, ROOM, &length));
+    NULL_(lgreco_cuda_encode(cuda, &broken, setting, &stream_of, one, ROOM, &length));
     TEXT("layer `fc1`: values is NULL", lgreco_cuda_message(cuda));
     NULL_(lgreco_cuda_measure(cuda, &broken, 1, NULL, &table));
     TEXT("layer `fc1`: values is NULL", lgreco_cuda_message(cuda));
-    OK(lgreco_cuda_payload_len(cuda, &broken, &setting, &length));  // needs no values
+    OK(lgreco_cuda_payload_len(cuda, &broken, setting, &length));  // needs no values
     broken.values = (const char *)fc1->values + 2;
-    STATUS(LGRECO_ALIGNMENT, lgreco_cuda_encode(cuda, &broken, &setting, &stream_of, one, ROOM, &length));
+    STATUS(LGRECO_ALIGNMENT, lgreco_cuda_encode(cuda, &broken, setting, &stream_of, one, ROOM, &length));
     STATUS(LGRECO_ALIGNMENT, lgreco_cuda_decode(cuda, one, length, (float *)(void *)(payload + 2), ELEMENTS));
     STATUS(LGRECO_ALIGNMENT,
-           lgreco_cuda_encode_to_device(cuda, fc1, &setting, &stream_of, payload + 2, ROOM - 2, &length));
-    STATUS(LGRECO_OVERLAP, lgreco_cuda_decode_on_device(cuda, fc1, &setting, payload, length,
+           lgreco_cuda_encode_to_device(cuda, fc1, setting, &stream_of, payload + 2, ROOM - 2, &length));
+    STATUS(LGRECO_OVERLAP, lgreco_cuda_decode_on_device(cuda, fc1, setting, payload, length,
                                                         (float *)(void *)payload, ELEMENTS));
-    STATUS(LGRECO_LENGTH, lgreco_cuda_encode(cuda, fc1, &setting, &stream_of, one, length - 1, &length));
-    STATUS(LGRECO_LENGTH, lgreco_cuda_encode_to_device(cuda, fc1, &setting, &stream_of, payload, length - 1, &length));
+    STATUS(LGRECO_LENGTH, lgreco_cuda_encode(cuda, fc1, setting, &stream_of, one, length - 1, &length));
+    STATUS(LGRECO_LENGTH, lgreco_cuda_encode_to_device(cuda, fc1, setting, &stream_of, payload, length - 1, &length));
     STATUS(LGRECO_LENGTH, lgreco_cuda_decode(cuda, one, length, values, ELEMENTS - 1));
     STATUS(LGRECO_LENGTH, lgreco_cuda_decode(cuda, one, length - 1, values, ELEMENTS));
-    STATUS(LGRECO_LENGTH, lgreco_cuda_decode_on_device(cuda, fc1, &setting, payload, length - 1, values, ELEMENTS));
-    STATUS(LGRECO_LENGTH, lgreco_cuda_decode_on_device(cuda, fc1, &setting, payload, length, values, ELEMENTS - 1));
-    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_encode(cuda, fc1, &loco, &stream_of, one, ROOM, &length));
+    STATUS(LGRECO_LENGTH, lgreco_cuda_decode_on_device(cuda, fc1, setting, payload, length - 1, values, ELEMENTS));
+    STATUS(LGRECO_LENGTH, lgreco_cuda_decode_on_device(cuda, fc1, setting, payload, length, values, ELEMENTS - 1));
+    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_encode(cuda, fc1, "loco 512", &stream_of, one, ROOM, &length));
     TEXT("layer `fc1`: this setting does not run on CUDA devices", lgreco_cuda_message(cuda));
-    setting.bits = 9;
-    STATUS(LGRECO_PARAMETER, lgreco_cuda_payload_len(cuda, fc1, &setting, &length));
+    STATUS(LGRECO_PARAMETER, lgreco_cuda_payload_len(cuda, fc1, "qsgd 9", &length));
     STATUS(LGRECO_EMPTY_TABLE, lgreco_cuda_measure(cuda, model, 1, NULL, &table));
     STATUS(LGRECO_HANDLE, lgreco_cuda_synchronize((lgreco_cuda *)(void *)context));
     CHECK(table == NULL);
@@ -426,13 +423,11 @@ static void arguments(void) {
 // A gradient with a NaN: what says so at once, and what says so later. Leaves it there.
 static void not_finite(void) {
     const lgreco_rng_stream stream_of = words(1, 0);
-    lgreco_setting setting = LGRECO_SETTING_INIT;
+    const char *const setting = "topk 50", *const qsgd = "qsgd 4";
     lgreco_table *table = NULL;
-    setting.method = LGRECO_METHOD_TOPK;
-    setting.keep = 50;
     f32[5] = NAN;
     CHECK(driver.to_device((uint64_t)(uintptr_t)model[1].values, f32, sizeof f32, stream) == 0);
-    STATUS(LGRECO_NON_FINITE, lgreco_cuda_encode(cuda, &model[1], &setting, &stream_of, one, ROOM, &length));
+    STATUS(LGRECO_NON_FINITE, lgreco_cuda_encode(cuda, &model[1], setting, &stream_of, one, ROOM, &length));
     TEXT("layer `fc1`: element 5 is NaN", lgreco_cuda_message(cuda));
     STATUS(LGRECO_NON_FINITE, lgreco_cuda_measure(cuda, model, LAYERS, NULL, &table));
     TEXT("layer `fc1`: element 5 is NaN", lgreco_cuda_message(cuda));
@@ -453,12 +448,10 @@ static void not_finite(void) {
     let_go_of_rows(&memory);
     CHECK(table == NULL);
     // Decodings have numbers too, those of QSGD, which cannot fail, among them; calls that are refused have none.
-    lgreco_setting qsgd = LGRECO_SETTING_INIT;
-    qsgd.method = LGRECO_METHOD_QSGD;
-    OK(lgreco_cuda_encode_to_device(cuda, &model[2], &qsgd, &stream_of, payload, ROOM, &length));
-    OK(lgreco_cuda_decode_on_device(cuda, &model[2], &qsgd, payload, length, values, ELEMENTS));
-    STATUS(LGRECO_LENGTH, lgreco_cuda_decode_on_device(cuda, &model[2], &qsgd, payload, 5, values, ELEMENTS));
-    OK(lgreco_cuda_encode_to_device(cuda, &model[1], &setting, &stream_of, payload, ROOM, &length));
+    OK(lgreco_cuda_encode_to_device(cuda, &model[2], qsgd, &stream_of, payload, ROOM, &length));
+    OK(lgreco_cuda_decode_on_device(cuda, &model[2], qsgd, payload, length, values, ELEMENTS));
+    STATUS(LGRECO_LENGTH, lgreco_cuda_decode_on_device(cuda, &model[2], qsgd, payload, 5, values, ELEMENTS));
+    OK(lgreco_cuda_encode_to_device(cuda, &model[1], setting, &stream_of, payload, ROOM, &length));
     STATUS(LGRECO_NON_FINITE, lgreco_cuda_check(cuda));
     TEXT("call 2 since the last check: element 5 is NaN", lgreco_cuda_message(cuda));
     OK(lgreco_cuda_check(cuda));
@@ -469,21 +462,20 @@ static void failures_of_the_device(void) {
     if (driver.state == NULL) return;
     lgreco_context_options options = LGRECO_CONTEXT_OPTIONS_INIT;
     lgreco_context *gpu = NULL;
-    lgreco_setting qsgd = LGRECO_SETTING_INIT;
+    const lgreco_setting qsgd = {"qsgd 4"};
     lgreco_compressor *compressor = NULL;
     lgreco_table *table = NULL;
     double error = 0;
     const lgreco_rng_stream stream_of = words(1, 0);
-    qsgd.method = LGRECO_METHOD_QSGD;
     options.device = LGRECO_DEVICE_CUDA;
     OK(lgreco_context_create(&options, &gpu));
-    OK(lgreco_compressor_create(gpu, &on_host[2], &qsgd, NULL, &compressor));
+    OK(lgreco_compressor_create(gpu, &on_host[2], qsgd.text, NULL, &compressor));
     CHECK(setenv("FAKE_CUDA_FAIL", "cuMemAllocAsync=2", 1) == 0);
     STATUS(LGRECO_OUT_OF_MEMORY, lgreco_cuda_measure(cuda, model, LAYERS, NULL, &table));
     TEXT("the device is out of memory: ", lgreco_cuda_message(cuda));
     STATUS(LGRECO_OUT_OF_MEMORY, lgreco_cuda_reserve(cuda, model, LAYERS, NULL, ALL));
     TEXT("the device is out of memory: ", lgreco_cuda_message(cuda));
-    STATUS(LGRECO_OUT_OF_MEMORY, lgreco_cuda_encode(cuda, &model[2], &qsgd, &stream_of, one, ROOM, &length));
+    STATUS(LGRECO_OUT_OF_MEMORY, lgreco_cuda_encode(cuda, &model[2], qsgd.text, &stream_of, one, ROOM, &length));
     TEXT("the device is out of memory: ", lgreco_cuda_message(cuda));
     STATUS(LGRECO_OUT_OF_MEMORY, lgreco_measure(gpu, &on_host[2], &qsgd, 1, 0, 0, &error, NULL));
     TEXT("the device is out of memory: ", lgreco_context_message(gpu));
@@ -512,7 +504,7 @@ static void large_ranks(void) {
     const lgreco_rng_stream stream_of = words(1, 0);
     lgreco_context_options options = LGRECO_CONTEXT_OPTIONS_INIT;
     lgreco_context *gpu = NULL;
-    lgreco_setting power = LGRECO_SETTING_INIT;
+    const lgreco_setting power = {"powersgd 1025"};
     lgreco_compressor *compressor = NULL;
     lgreco_layer wide = LGRECO_LAYER_INIT;
     double error = 0;
@@ -521,11 +513,9 @@ static void large_ranks(void) {
     wide.dims = dims;
     wide.dims_len = 2;
     wide.values = square;
-    power.method = LGRECO_METHOD_POWERSGD;
-    power.rank = LARGE;
     options.device = LGRECO_DEVICE_CUDA;
     OK(lgreco_context_create(&options, &gpu));
-    OK(lgreco_compressor_create(gpu, &wide, &power, NULL, &compressor));
+    OK(lgreco_compressor_create(gpu, &wide, power.text, NULL, &compressor));
     STATUS(LGRECO_NON_FINITE, lgreco_compressor_encode(compressor, 0, square, room, sizeof room, &length));
     TEXT("layer `wide`: element 7 is NaN", lgreco_compressor_message(compressor));
     STATUS(LGRECO_NON_FINITE, lgreco_measure(gpu, &wide, &power, 1, 0, 0, &error, NULL));
@@ -539,7 +529,7 @@ static void large_ranks(void) {
     STATUS(LGRECO_NON_FINITE, lgreco_table_measure(gpu, &wide, 1, &search, &table));
     TEXT("layer `wide`: element 7 is NaN", lgreco_context_message(gpu));
     wide.values = on_device(square, sizeof square);
-    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_encode(cuda, &wide, &power, &stream_of, room, sizeof room, &length));
+    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_encode(cuda, &wide, power.text, &stream_of, room, sizeof room, &length));
     TEXT("layer `wide`: PowerSGD with a rank above 1024 does not run", lgreco_cuda_message(cuda));
     uint64_t bytes = 0, more = 0;
     STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_measure(cuda, &wide, 1, &search, &table));
@@ -555,7 +545,7 @@ static void large_ranks(void) {
 static void buckets(void) {
     const size_t dims[] = {BIAS};
     lgreco_layer layers[2] = {model[1], LGRECO_LAYER_INIT};
-    lgreco_setting settings[2] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
+    lgreco_setting settings[2] = {{"qsgd 4"}, {"qsgd 4 bucket 64"}};
     lgreco_cuda_bucket_options options = LGRECO_CUDA_BUCKET_OPTIONS_INIT;
     lgreco_cuda_bucket *bucket = NULL, *other = NULL;
     lgreco_cuda_outcome outcome = LGRECO_CUDA_OUTCOME_INIT;
@@ -567,8 +557,6 @@ static void buckets(void) {
     layers[1].name = "bias";
     layers[1].dims = dims;
     layers[1].dims_len = 1;
-    settings[0].method = settings[1].method = LGRECO_METHOD_QSGD;
-    settings[1].bucket = 64;
     options.seed = SEED;
     options.indices = indices;
     options.step = 3;
@@ -581,9 +569,13 @@ static void buckets(void) {
            lgreco_cuda_bucket_create(cuda, layers, settings, 2, &options, memory, bytes - 1, &bucket));
     TEXT("bytes of the bucket's memory", lgreco_cuda_message(cuda));
     CHECK(bucket == NULL);
-    settings[1].method = LGRECO_METHOD_LOCO;
+    const lgreco_setting second = settings[1];
+    settings[1] = (lgreco_setting){"loco 512"};
     STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &bytes));
-    settings[1].method = LGRECO_METHOD_QSGD;
+    settings[1] = (lgreco_setting){"qsdg 4"};
+    STATUS(LGRECO_SETTING_WORD, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &bytes));
+    TEXT("layer `bias`: setting: `qsdg` is unknown: is `qsgd` meant?", lgreco_cuda_message(cuda));
+    settings[1] = second;
     layers[1].dtype = LGRECO_DTYPE_F16;
     STATUS(LGRECO_PARAMETER, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &bytes));
     TEXT("layer `bias`: code of the element type", lgreco_cuda_message(cuda));
@@ -627,7 +619,7 @@ static void buckets(void) {
     for (int i = 0; i < BUCKET; i++) CHECK(rest[i] == gradient[i] - mean[i]);
 
     // Four bits become two, and go on from there; or from a saved state.
-    settings[0].bits = 2;
+    settings[0] = (lgreco_setting){"qsgd 2"};
     OK(lgreco_cuda_bucket_create(cuda, layers, settings, 2, &options, more, bytes, &other));
     STATUS(LGRECO_BUSY, lgreco_cuda_bucket_take_over(cuda, other, other));
     STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_take_over(cuda, other, NULL));
@@ -663,7 +655,7 @@ static void buckets(void) {
     CHECK(bucket == NULL && other == NULL);
 
     // Uncompressed but for bf16, which the worker's own rounding errors outlive.
-    settings[0].method = settings[1].method = LGRECO_METHOD_DENSE;
+    settings[0] = settings[1] = (lgreco_setting){"dense"};
     options.reduce_dtype = LGRECO_DTYPE_BF16;
     OK(lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &bytes));
     CHECK(bytes <= BUCKET_ROOM);
@@ -691,7 +683,7 @@ static void buckets(void) {
 static void outcomes_later(void) {
     const size_t dims[] = {BIAS};
     lgreco_layer layers[2] = {model[1], LGRECO_LAYER_INIT};
-    lgreco_setting settings[2] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
+    const lgreco_setting settings[2] = {{"qsgd 4"}, {"topk 9"}};
     lgreco_cuda_bucket_options options = LGRECO_CUDA_BUCKET_OPTIONS_INIT;
     lgreco_cuda_bucket *bucket = NULL;
     lgreco_cuda_outcome outcome = LGRECO_CUDA_OUTCOME_INIT, untouched = LGRECO_CUDA_OUTCOME_INIT;
@@ -702,9 +694,6 @@ static void outcomes_later(void) {
     layers[1].name = "bias";
     layers[1].dims = dims;
     layers[1].dims_len = 1;
-    settings[0].method = LGRECO_METHOD_QSGD;
-    settings[1].method = LGRECO_METHOD_TOPK;
-    settings[1].keep = 9;
     options.seed = SEED;
     options.step = 3;
     OK(lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &needed));
@@ -795,9 +784,7 @@ static void in_the_primary_context(void) {
     STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_create(context, 1000, &cuda));
     TEXT("no CUDA device 1000: ", lgreco_context_message(context));
     OK(lgreco_cuda_create(context, 0, &cuda));
-    lgreco_setting setting = LGRECO_SETTING_INIT;
-    setting.method = LGRECO_METHOD_QSGD;
-    payloads(2, &setting);
+    payloads(2, "qsgd 4");
     OK(lgreco_cuda_synchronize(cuda));
     OK(lgreco_cuda_destroy(&cuda));
     CHECK(cuda == NULL);
@@ -827,8 +814,7 @@ int main(int argc, char **argv) {
         tables(methods[m]);
         rows_later(methods[m]);
     }
-    lgreco_setting setting = LGRECO_SETTING_INIT;
-    payloads(1, &setting);
+    payloads(1, "dense");
     arguments();
     arguments_of_rows();
     not_finite();

@@ -94,7 +94,8 @@ static void works(const lgreco::Context &context) {
     CHECK(cuda.held_bytes() == cuda.workspace_bytes(model, calls));
     const lgreco::Table table = cuda.measure(model);
     const lgreco::Plan plan = lgreco::Plan::solve(context, table.view());
-    const lgreco_setting setting = table.setting(0, plan.view().options[0]);
+    const lgreco_setting chosen = table.setting(0, plan.view().options[0]);
+    const std::string setting = chosen.text;
     const lgreco_rng_stream words{1, 2, 0, 3};
 
     std::vector<std::uint8_t> payload, same;
@@ -118,7 +119,7 @@ static void works(const lgreco::Context &context) {
     CHECK(length == payload.size() && decoded == expected);
     throws(LGRECO_LENGTH, "LGRECO_LENGTH: layer `fc1`: ",
            [&] { cuda.decode_on_device(model[0], setting, sent, length, values, 5); });
-    later(cuda, model, table, setting);
+    later(cuda, model, table, chosen);
     lgreco::Cuda of_its_own(context);
     of_its_own = std::move(cuda);
     of_its_own.decode(payload, values, elements);

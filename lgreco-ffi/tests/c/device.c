@@ -17,26 +17,17 @@ static lgreco_layer layer(void) {
     return layer;
 }
 
-static void settings(lgreco_setting *settings) {
-    const uint32_t methods[COUNT] = {LGRECO_METHOD_DENSE, LGRECO_METHOD_QSGD, LGRECO_METHOD_TOPK, LGRECO_METHOD_LOCO};
-    for (int i = 0; i < COUNT; i++) {
-        settings[i] = (lgreco_setting)LGRECO_SETTING_INIT;
-        settings[i].method = methods[i];
-        settings[i].keep = 50;
-    }
-}
+static const lgreco_setting list[COUNT] = {{"dense"}, {"qsgd 4"}, {"topk 50"}, {"loco 512"}};
 
 static void payloads(lgreco_context *cpu, lgreco_context *gpu) {
     static uint8_t one[20000], two[20000];
-    lgreco_setting list[COUNT];
-    settings(list);
     for (int i = 0; i < COUNT; i++) {
         lgreco_compressor_options options = LGRECO_COMPRESSOR_OPTIONS_INIT;
         options.feedback = LGRECO_FEEDBACK_RESIDUAL;
         const lgreco_layer fc1 = layer();
         lgreco_compressor *a = NULL, *b = NULL;
-        OK(lgreco_compressor_create(cpu, &fc1, &list[i], &options, &a));
-        OK(lgreco_compressor_create(gpu, &fc1, &list[i], &options, &b));
+        OK(lgreco_compressor_create(cpu, &fc1, list[i].text, &options, &a));
+        OK(lgreco_compressor_create(gpu, &fc1, list[i].text, &options, &b));
         for (uint32_t step = 0; step < STEPS; step++) {
             size_t length = 0, same = 1;
             fill(values, ELEMENTS, step);
@@ -55,8 +46,6 @@ static void payloads(lgreco_context *cpu, lgreco_context *gpu) {
 }
 
 static void rows(lgreco_context *cpu, lgreco_context *gpu) {
-    lgreco_setting list[COUNT];
-    settings(list);
     const lgreco_layer fc1 = layer();
     double one[COUNT], two[COUNT];
     uint64_t sizes[COUNT], same[COUNT];

@@ -15,12 +15,10 @@ static lgreco_compressor *new_compressor(void) {
     lgreco_context *context = new_context();
     lgreco_compressor *compressor = NULL;
     lgreco_layer layer = LGRECO_LAYER_INIT;
-    lgreco_setting setting = LGRECO_SETTING_INIT;
     layer.name = "fc1";
     layer.dims = dims;
     layer.dims_len = 1;
-    setting.method = LGRECO_METHOD_QSGD;
-    OK(lgreco_compressor_create(context, &layer, &setting, NULL, &compressor));
+    OK(lgreco_compressor_create(context, &layer, "qsgd 4", NULL, &compressor));
     OK(lgreco_context_destroy(&context));
     return compressor;
 }

@@ -16,7 +16,7 @@ static lgreco_layer layer(const char *name, const void *values) {
     return layer;
 }
 
-static double squared_error(lgreco_context *context, const lgreco_layer *layer, const lgreco_setting *setting,
+static double squared_error(lgreco_context *context, const lgreco_layer *layer, const char *setting,
                             uint32_t layer_index, uint64_t *bits) {
     static float decoded[ELEMENTS];
     lgreco_compressor_options options = LGRECO_COMPRESSOR_OPTIONS_INIT;
@@ -40,37 +40,23 @@ static double squared_error(lgreco_context *context, const lgreco_layer *layer, 
 // A row is what encode and decode do, for all methods in one list.
 static void rows(lgreco_context *context, const float *values) {
     enum { COUNT = 19 };
-    lgreco_setting settings[COUNT];
-    for (int i = 0; i < COUNT; i++) settings[i] = (lgreco_setting)LGRECO_SETTING_INIT;
-    for (uint32_t i = 0; i < 3; i++) {
-        settings[i].method = LGRECO_METHOD_QSGD;
-        settings[i].rounding = LGRECO_ROUNDING_NEAREST;
-        settings[i].bits = 2 + 3 * i;
-        settings[3 + i].method = LGRECO_METHOD_TOPK;
-        settings[3 + i].keep = 10 + 500 * i;
-        settings[6 + i].method = i == 2 ? LGRECO_METHOD_DENSE : LGRECO_METHOD_POWERSGD;
-        settings[6 + i].rank = 1 + 3 * i;
-        settings[6 + i].iterations = 2;
-    }
-    for (uint32_t i = 0; i < 2; i++) {
-        settings[9 + i].method = LGRECO_METHOD_CLT_K;
-        settings[9 + i].keep = 20 + 700 * i;
-        settings[11 + i].method = LGRECO_METHOD_HARD_THRESHOLD;
-        settings[11 + i].lambda = 0.9f - 0.5f * (float)i;
-        settings[13 + i].method = LGRECO_METHOD_SIDCO;
-        settings[13 + i].density = 0.02 + 0.2 * i;
-        settings[15 + i].method = LGRECO_METHOD_ADACOMP;
-        settings[15 + i].bin = 400 - 350 * i;
-        settings[17 + i].method = LGRECO_METHOD_LOCO;
-        settings[17 + i].group = 512 - 500 * i;
-    }
+    static const lgreco_setting settings[COUNT] = {
+        {"qsgd 2 nearest"}, {"qsgd 5 nearest"}, {"qsgd 8 nearest"},
+        {"topk 10"}, {"topk 510"}, {"topk 1010"},
+        {"powersgd 1 iterations 2"}, {"powersgd 4 iterations 2"}, {"dense"},
+        {"clt-k 20"}, {"clt-k 720"},
+        {"hard-threshold 0.9"}, {"hard-threshold 0.4"},
+        {"sidco 0.02"}, {"sidco 0.22"},
+        {"adacomp 400"}, {"adacomp 50"},
+        {"loco 512"}, {"loco 12"},
+    };
     const lgreco_layer one = layer("fc1", values);
     double errors[COUNT];
     uint64_t sizes[COUNT];
     OK(lgreco_measure(context, &one, settings, COUNT, 5, 3, errors, sizes));
     for (int i = 0; i < COUNT; i++) {
         uint64_t bits = 0;
-        const double found = squared_error(context, &one, &settings[i], 3, &bits);
+        const double found = squared_error(context, &one, settings[i].text, 3, &bits);
         CHECK(fabs(errors[i] - found) <= 1e-4 * found && sizes[i] == bits);
     }
     // Sparsifiers that send more have less error; bins and groups make a difference.
@@ -102,8 +88,7 @@ static void element_types(lgreco_context *context, const float *values) {
         bits &= 0xffff0000u;
         memcpy(&wide[i], &bits, 4);
     }
-    lgreco_setting setting = LGRECO_SETTING_INIT;
-    setting.method = LGRECO_METHOD_QSGD;
+    const lgreco_setting setting = {"qsgd 4"};
     lgreco_layer a = layer("a", wide), b = layer("b", narrow);
     b.dtype = LGRECO_DTYPE_BF16;
     double x = 0, y = 0;
@@ -151,12 +136,14 @@ static void tables(lgreco_context *context, float *values) {
     CHECK(view.ends[0] == 7 && view.elements[0] == ELEMENTS && strcmp(view.metric, "squared-l2") == 0);
 
     // The table's errors and sizes are those of the settings behind its options.
-    lgreco_setting setting = LGRECO_SETTING_INIT;
+    lgreco_setting setting;
     double error = 0;
     uint64_t bits = 0;
     for (uint32_t option = 0; option < 7; option++) {
         OK(lgreco_table_setting(table, 1, option, &setting));
-        CHECK(setting.method == LGRECO_METHOD_QSGD && setting.bits == 2 + option);
+        char text[16];
+        snprintf(text, sizeof text, "qsgd %u", 2 + option);
+        CHECK(says(&setting, text));
         OK(lgreco_measure(context, &model[2], &setting, 1, 0, 2, &error, &bits));
         const lgreco_choice choice = view.choices[view.ends[0] + option];
         CHECK(choice.error == error && choice.size == bits);
@@ -199,7 +186,7 @@ static void tables(lgreco_context *context, float *values) {
     CHECK(view.ends[0] == 41 && view.defaults[0] == 0 && strcmp(view.labels[0], "topk 5%") == 0);
     CHECK(strcmp(view.labels[1], "topk 1% bits 4") == 0 && strcmp(view.labels[2], "topk 1% bits 2") == 0);
     OK(lgreco_table_setting(table, 0, 1, &setting));
-    CHECK(setting.method == LGRECO_METHOD_QUANTISED_TOPK && setting.bits == 4);
+    CHECK(says(&setting, "topk 31 bits 4"));
     OK(lgreco_measure(context, &model[1], &setting, 1, 0, 1, &error, NULL));
     CHECK(fabs(view.choices[1].error - sqrt(error)) <= 1e-5 * sqrt(error));
     lgreco_table_destroy(&table);
@@ -266,31 +253,27 @@ static void tables(lgreco_context *context, float *values) {
 
 static void refusals(lgreco_context *context, float *values) {
     lgreco_layer one = layer("fc1", values);
-    lgreco_setting setting = LGRECO_SETTING_INIT;
+    const lgreco_setting settings[] = {{"dense"},      {"qsgd 4"},   {"topk 1"},  {"powersgd 4"},         {"adacomp 500"},
+                                       {"eden 4"},     {"loco 512"}, {"clt-k 1"}, {"hard-threshold 0.5"}, {"sidco 0.01"}};
     lgreco_table *table = NULL;
-    double error = 0;
+    double error = 0, errors[2];
     values[77] = INFINITY;
-    setting.lambda = 0.5f;
-    const uint32_t methods[] = {LGRECO_METHOD_DENSE, LGRECO_METHOD_QSGD,  LGRECO_METHOD_TOPK,
-                                LGRECO_METHOD_POWERSGD, LGRECO_METHOD_ADACOMP, LGRECO_METHOD_LOCO,
-                                LGRECO_METHOD_CLT_K, LGRECO_METHOD_HARD_THRESHOLD, LGRECO_METHOD_SIDCO};
-    for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
-        setting.method = methods[i];
-        STATUS(LGRECO_NON_FINITE, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL));
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        STATUS(LGRECO_NON_FINITE, lgreco_measure(context, &one, &settings[i], 1, 0, 0, &error, NULL));
         TEXT("layer `fc1`: element 77 is inf", lgreco_context_message(context));
     }
     STATUS(LGRECO_NON_FINITE, lgreco_table_measure(context, &one, 1, NULL, &table));
     TEXT("layer `fc1`: element 77 is inf", lgreco_context_message(context));
     values[77] = 0;
-    setting.method = LGRECO_METHOD_TOPK;
-    setting.keep = ELEMENTS + 1;
-    STATUS(LGRECO_PARAMETER, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL));
-    setting.method = LGRECO_METHOD_QSGD;
-    setting.bits = 256 + 4;
-    STATUS(LGRECO_PARAMETER, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL));
-    TEXT("bits is 260, expected 1 to 8", lgreco_context_message(context));
-    setting.method = 256;
-    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL));
+    lgreco_setting wrong[2] = {{"dense"}, {"topk 3073"}};
+    STATUS(LGRECO_PARAMETER, lgreco_measure(context, &one, wrong, 2, 0, 0, errors, NULL));
+    wrong[1] = (lgreco_setting){"qsgd 200"};
+    STATUS(LGRECO_PARAMETER, lgreco_measure(context, &one, wrong, 2, 0, 0, errors, NULL));
+    TEXT("settings[1]: bits is 200, expected 1 to 8", lgreco_context_message(context));
+    wrong[1] = (lgreco_setting){"qsgd 4 buckt 128"};
+    STATUS(LGRECO_SETTING_WORD, lgreco_measure(context, &one, wrong, 2, 0, 0, errors, NULL));
+    TEXT("settings[1]: setting: `buckt` is unknown: is `bucket` meant?", lgreco_context_message(context));
+    const lgreco_setting setting = {"dense"};
     one.dtype = 3;
     STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL));
     const size_t huge[] = {(size_t)1 << 20, (size_t)1 << 20};

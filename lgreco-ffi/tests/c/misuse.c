@@ -15,7 +15,7 @@ static lgreco_context *context;
 static lgreco_table_view view = LGRECO_TABLE_VIEW_INIT;
 static lgreco_plan_view plan_view = LGRECO_PLAN_VIEW_INIT;
 static lgreco_layer layer = LGRECO_LAYER_INIT;
-static lgreco_setting setting = LGRECO_SETTING_INIT;
+static lgreco_setting setting = {"dense"};
 static lgreco_table *table;
 static lgreco_plan *plan;
 static lgreco_compressor *compressor;
@@ -48,7 +48,7 @@ static void prepare(void) {
     OK(lgreco_table_create(context, &view, &table));
     OK(lgreco_plan_solve(context, &view, NULL, &plan));
     OK(lgreco_plan_get(plan, &plan_view));
-    OK(lgreco_compressor_create(context, &layer, &setting, &options, &compressor));
+    OK(lgreco_compressor_create(context, &layer, setting.text, &options, &compressor));
     collective.perform = perform_one;
     OK(lgreco_controller_create(context, &collective, &layer, 1, NULL, &controller));
     cut_setting.batch = 1;
@@ -104,16 +104,6 @@ static void null_pointers(void) {
     NULL_(lgreco_plan_from_json(context, NULL, "{}", 2, &no_plan));
     NULL_(lgreco_plan_from_json(context, table, NULL, 2, &no_plan));
     NULL_(lgreco_plan_from_json(context, table, "{}", 2, NULL));
-    lgreco_setting read_setting = LGRECO_SETTING_INIT;
-    char setting_text[LGRECO_SETTING_TEXT_BYTES];
-    size_t text_length = 0;
-    NULL_(lgreco_setting_to_text(NULL, &setting, setting_text, sizeof setting_text, &text_length));
-    NULL_(lgreco_setting_to_text(context, NULL, setting_text, sizeof setting_text, &text_length));
-    NULL_(lgreco_setting_to_text(context, &setting, NULL, sizeof setting_text, &text_length));
-    NULL_(lgreco_setting_to_text(context, &setting, setting_text, sizeof setting_text, NULL));
-    NULL_(lgreco_setting_from_text(NULL, "dense", &read_setting));
-    NULL_(lgreco_setting_from_text(context, NULL, &read_setting));
-    NULL_(lgreco_setting_from_text(context, "dense", NULL));
     size_t sealed_length = 0;
     NULL_(lgreco_payload_seal(NULL, bytes, 1, sizeof bytes, &sealed_length));
     NULL_(lgreco_payload_seal(context, NULL, 1, sizeof bytes, &sealed_length));
@@ -121,14 +111,14 @@ static void null_pointers(void) {
     NULL_(lgreco_payload_unseal(NULL, bytes, sizeof bytes, &sealed_length));
     NULL_(lgreco_payload_unseal(context, NULL, sizeof bytes, &sealed_length));
     NULL_(lgreco_payload_unseal(context, bytes, sizeof bytes, NULL));
-    NULL_(lgreco_feedback_check(NULL, &layer, &setting, NULL));
-    NULL_(lgreco_feedback_check(context, NULL, &setting, NULL));
+    NULL_(lgreco_feedback_check(NULL, &layer, setting.text, NULL));
+    NULL_(lgreco_feedback_check(context, NULL, setting.text, NULL));
     NULL_(lgreco_feedback_check(context, &layer, NULL, NULL));
-    NULL_(lgreco_compressor_create(NULL, &layer, &setting, NULL, &no_compressor));
-    NULL_(lgreco_compressor_create(context, NULL, &setting, NULL, &no_compressor));
+    NULL_(lgreco_compressor_create(NULL, &layer, setting.text, NULL, &no_compressor));
+    NULL_(lgreco_compressor_create(context, NULL, setting.text, NULL, &no_compressor));
     NULL_(lgreco_compressor_create(context, &layer, NULL, NULL, &no_compressor));
-    NULL_(lgreco_compressor_create(context, &layer, &setting, NULL, NULL));
-    NULL_(lgreco_compressor_set_setting(NULL, &setting));
+    NULL_(lgreco_compressor_create(context, &layer, setting.text, NULL, NULL));
+    NULL_(lgreco_compressor_set_setting(NULL, setting.text));
     NULL_(lgreco_compressor_set_setting(compressor, NULL));
     NULL_(lgreco_compressor_bound(NULL, &length));
     NULL_(lgreco_compressor_bound(compressor, NULL));
@@ -363,11 +353,11 @@ static void null_pointers(void) {
     NULL_(lgreco_cuda_read_rows(NULL, &layer, 1, NULL, floats, sizeof floats, &no_table));
     NULL_(lgreco_cuda_workspace_bytes(NULL, &layer, 1, NULL, 1, &steps));
     NULL_(lgreco_cuda_reserve(NULL, &layer, 1, NULL, 1));
-    NULL_(lgreco_cuda_payload_len(NULL, &layer, &setting, &length));
-    NULL_(lgreco_cuda_encode(NULL, &layer, &setting, &words, bytes, sizeof bytes, &length));
+    NULL_(lgreco_cuda_payload_len(NULL, &layer, setting.text, &length));
+    NULL_(lgreco_cuda_encode(NULL, &layer, setting.text, &words, bytes, sizeof bytes, &length));
     NULL_(lgreco_cuda_decode(NULL, bytes, 48, floats, ELEMENTS));
-    NULL_(lgreco_cuda_encode_to_device(NULL, &layer, &setting, &words, bytes, sizeof bytes, &length));
-    NULL_(lgreco_cuda_decode_on_device(NULL, &layer, &setting, bytes, 48, floats, ELEMENTS));
+    NULL_(lgreco_cuda_encode_to_device(NULL, &layer, setting.text, &words, bytes, sizeof bytes, &length));
+    NULL_(lgreco_cuda_decode_on_device(NULL, &layer, setting.text, bytes, 48, floats, ELEMENTS));
 
     lgreco_cuda_bucket_options bucket_options = LGRECO_CUDA_BUCKET_OPTIONS_INIT;
     lgreco_cuda_bucket *no_bucket_there = NULL;
@@ -421,7 +411,7 @@ static void handle_outputs(void) {
     NULL_(lgreco_controller_take_plan_task(NULL, &no_task));
     NULL_(lgreco_table_create(NULL, &view, &no_table));
     NULL_(lgreco_plan_solve(NULL, &view, NULL, &no_plan));
-    NULL_(lgreco_compressor_create(NULL, &layer, &setting, NULL, &no_compressor));
+    NULL_(lgreco_compressor_create(NULL, &layer, setting.text, NULL, &no_compressor));
     NULL_(lgreco_controller_create(NULL, &collective, &layer, 1, NULL, &no_controller));
     NULL_(lgreco_bucket_open(NULL, NULL, 0, &no_bucket));
     NULL_(lgreco_cut_create(NULL, &cut_setting, 0, 0, &no_cut));
@@ -447,15 +437,15 @@ static void null_fields(void) {
     NULL_(lgreco_table_create(context, &broken, &made));
     lgreco_layer nameless = layer;
     nameless.name = NULL;
-    NULL_(lgreco_compressor_create(context, &nameless, &setting, NULL, &none));
+    NULL_(lgreco_compressor_create(context, &nameless, setting.text, NULL, &none));
     nameless = layer;
     nameless.dims = NULL;
-    NULL_(lgreco_compressor_create(context, &nameless, &setting, NULL, &none));
+    NULL_(lgreco_compressor_create(context, &nameless, setting.text, NULL, &none));
     nameless = layer;
     nameless.values = NULL;
     double error;
     NULL_(lgreco_measure(context, &nameless, &setting, 1, 0, 0, &error, NULL));
-    OK(lgreco_compressor_create(context, &nameless, &setting, NULL, &none));  // needs no values
+    OK(lgreco_compressor_create(context, &nameless, setting.text, NULL, &none));  // needs no values
     OK(lgreco_compressor_destroy(&none));
     lgreco_plan_view optionless = plan_view;
     optionless.options = NULL;
@@ -497,13 +487,11 @@ static void sizes_of_structs(void) {
     lgreco_plan *solved = NULL;
     lgreco_compressor *none = NULL;
     lgreco_context *other = NULL;
-    double error;
     // Not initialised: struct_size is 0.
     lgreco_table_view no_view;
     lgreco_plan_options no_options;
     lgreco_plan_view no_plan;
     lgreco_layer no_layer;
-    lgreco_setting no_setting;
     lgreco_search_options no_search;
     lgreco_compressor_options no_compressor;
     lgreco_context_options no_context;
@@ -511,7 +499,6 @@ static void sizes_of_structs(void) {
     memset(&no_options, 0, sizeof no_options);
     memset(&no_plan, 0, sizeof no_plan);
     memset(&no_layer, 0, sizeof no_layer);
-    memset(&no_setting, 0, sizeof no_setting);
     memset(&no_search, 0, sizeof no_search);
     memset(&no_compressor, 0, sizeof no_compressor);
     memset(&no_context, 0, sizeof no_context);
@@ -525,8 +512,7 @@ static void sizes_of_structs(void) {
     STATUS(LGRECO_STRUCT_SIZE, lgreco_plan_check(context, &view, &no_plan));
     STATUS(LGRECO_STRUCT_SIZE, lgreco_table_measure(context, &no_layer, 1, NULL, &made));
     STATUS(LGRECO_STRUCT_SIZE, lgreco_table_measure(context, &layer, 1, &no_search, &made));
-    STATUS(LGRECO_STRUCT_SIZE, lgreco_measure(context, &layer, &no_setting, 1, 0, 0, &error, NULL));
-    STATUS(LGRECO_STRUCT_SIZE, lgreco_compressor_create(context, &layer, &setting, &no_compressor, &none));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_compressor_create(context, &layer, setting.text, &no_compressor, &none));
     lgreco_controller *no_controller = NULL;
     lgreco_collective no_collective;
     lgreco_controller_options no_controls;
@@ -570,14 +556,15 @@ static void sizes_of_structs(void) {
 
     // A caller with a larger struct.
     struct {
-        lgreco_setting known;
+        lgreco_compressor_options known;
         uint64_t more;
-    } larger = {LGRECO_SETTING_INIT, 0};
+    } larger = {LGRECO_COMPRESSOR_OPTIONS_INIT, 0};
     larger.known.struct_size = LGRECO_SIZE_OF(larger);
-    STATUS(LGRECO_STRUCT_SIZE, lgreco_compressor_set_setting(compressor, &larger.known));
-    TEXT("layer `fc1`: struct_size of setting is 80, expected 72", lgreco_compressor_message(compressor));
-    larger.known.struct_size = LGRECO_SIZE_OF(lgreco_setting);
-    OK(lgreco_compressor_set_setting(compressor, &larger.known));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_compressor_create(context, &layer, "dense", &larger.known, &none));
+    TEXT("struct_size of compressor options is 48, expected 40", lgreco_context_message(context));
+    larger.known.struct_size = LGRECO_SIZE_OF(lgreco_compressor_options);
+    OK(lgreco_compressor_create(context, &layer, "dense", &larger.known, &none));
+    OK(lgreco_compressor_destroy(&none));
     struct {
         lgreco_plan_view known;
         uint64_t guard;
@@ -639,7 +626,7 @@ static void without_feedback(void) {
     lgreco_compressor *plain = NULL;
     double norm;
     uint64_t steps;
-    OK(lgreco_compressor_create(context, &layer, &setting, NULL, &plain));
+    OK(lgreco_compressor_create(context, &layer, setting.text, NULL, &plain));
     STATUS(LGRECO_FEEDBACK_RULE, lgreco_compressor_memory(plain, floats, ELEMENTS));
     TEXT("layer `fc1`: the compressor has no feedback", lgreco_compressor_message(plain));
     STATUS(LGRECO_FEEDBACK_RULE, lgreco_compressor_set_memory(plain, 0, VALUES, ELEMENTS));

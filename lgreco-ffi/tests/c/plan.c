@@ -479,7 +479,7 @@ static void tables_and_files(lgreco_context *context) {
                        "{\"label\":\"a\",\"size\":1,\"error\":1}]}]}";
     STATUS(LGRECO_TEXT, lgreco_table_from_json(context, nul, strlen(nul), &read));
 
-    lgreco_setting setting = LGRECO_SETTING_INIT;
+    lgreco_setting setting;
     STATUS(LGRECO_NO_SETTINGS, lgreco_table_setting(own, 0, 0, &setting));
     free(file_again);
     free(file);

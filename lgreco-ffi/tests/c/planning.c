@@ -137,24 +137,23 @@ static void *given(void *argument) {
     const lgreco_collective collective = collective_of(member);
     lgreco_controller *controller = controller_of(member, &options);
     void *const pointers[LAYERS] = {model->values[0], model->values[1], model->values[2]};
-    lgreco_setting settings[LAYERS] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
-    lgreco_setting found = LGRECO_SETTING_INIT;
+    lgreco_setting settings[LAYERS] = {{"dense"}, {"dense"}, {"dense"}}, found;
     lgreco_decision decision = LGRECO_DECISION_INIT;
     for (uint32_t s = 0; s < 5; s++) {
         gradients(model, member->rank, s);
         take_step(controller, member, model);
     }
-    settings[0].method = settings[2].method = LGRECO_METHOD_TOPK;
-    settings[0].keep = settings[2].keep = 7 + member->rank;
+    snprintf(settings[0].text, sizeof settings[0].text, "topk %u", 7 + member->rank);
+    settings[2] = settings[0];
     STATUS(LGRECO_LENGTH, lgreco_controller_set_settings(controller, settings, LAYERS - 1));
     OK(lgreco_controller_set_settings(controller, settings, LAYERS));
     STATUS(LGRECO_PEER_PLAN, lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, NULL));
     TEXT("settings of the fixed policy: checksum ", lgreco_controller_message(controller));
-    settings[0].keep = settings[2].keep = 7;
+    settings[0] = settings[2] = (lgreco_setting){"topk 7"};
     OK(lgreco_controller_set_settings(controller, settings, LAYERS));
     CHECK(take_step(controller, member, model).switched == 1);
     OK(lgreco_controller_setting(controller, 2, &found));
-    CHECK(found.method == LGRECO_METHOD_TOPK && found.keep == 7);
+    CHECK(says(&found, "topk 7"));
     OK(lgreco_controller_decision(controller, &decision));
     CHECK(decision.step == 5 && decision.cause == LGRECO_CAUSE_CALLER);
     uint64_t due = 0;
@@ -194,7 +193,7 @@ int main(void) {
     options.plan = &plan;
     run(3, infeasible);
     base("qsgd");
-    const lgreco_setting fixed[LAYERS] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
+    const lgreco_setting fixed[LAYERS] = {{"dense"}, {"dense"}, {"dense"}};
     options.policy = LGRECO_POLICY_FIXED;
     options.fixed = fixed;
     run(3, given);

@@ -25,17 +25,15 @@ static void *work(void *argument) {
     lgreco_context *context = NULL;
     lgreco_compressor *compressor = NULL;
     lgreco_layer layer = LGRECO_LAYER_INIT;
-    lgreco_setting setting = LGRECO_SETTING_INIT;
     lgreco_compressor_options options = LGRECO_COMPRESSOR_OPTIONS_INIT;
     layer.name = "fc1";
     layer.dims = dims;
     layer.dims_len = 2;
-    setting.method = LGRECO_METHOD_QSGD;
     options.feedback = LGRECO_FEEDBACK_RESIDUAL;
     options.rank = worker->rank;
     worker->hash = 1469598103934665603u;
     if (lgreco_context_create(NULL, &context) != LGRECO_OK) return NULL;
-    if (lgreco_compressor_create(context, &layer, &setting, &options, &compressor) != LGRECO_OK) return NULL;
+    if (lgreco_compressor_create(context, &layer, "qsgd 4", &options, &compressor) != LGRECO_OK) return NULL;
     for (uint32_t step = 0; step < STEPS; step++) {
         size_t length = 0, bytes = 0;
         fill(values, ELEMENTS, step + 100 * worker->rank);
@@ -68,11 +66,10 @@ int main(void) {
     OK(lgreco_plan_solve(context, &table, NULL, &shared_plan));
     const size_t dims[] = {ROWS, COLS};
     lgreco_layer layer = LGRECO_LAYER_INIT;
-    lgreco_setting setting = LGRECO_SETTING_INIT;
     layer.name = "shared";
     layer.dims = dims;
     layer.dims_len = 2;
-    OK(lgreco_compressor_create(context, &layer, &setting, NULL, &shared_compressor));
+    OK(lgreco_compressor_create(context, &layer, "dense", NULL, &shared_compressor));
 
     Worker together[THREADS], alone[THREADS];
     pthread_t threads[THREADS];

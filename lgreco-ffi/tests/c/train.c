@@ -73,7 +73,6 @@ static void *train(void *argument) {
         for (size_t i = 0; i < elements((int)l); i++) run->residual[rank] += pow(residual[i], 2);
         free(residual);
         if (rank == 0) {
-            run->settings[l] = (lgreco_setting)LGRECO_SETTING_INIT;
             OK(lgreco_controller_setting(controller, l, &run->settings[l]));
         }
     }
@@ -126,7 +125,8 @@ static void policies(void) {
     CHECK(l_greco.decision[0].size <= l_greco.decision[0].default_size);
     CHECK(l_greco.decision[0].size < l_greco.decision[0].uncompressed_size);
     CHECK(l_greco.decision[0].error <= l_greco.decision[0].budget && l_greco.decision[0].in_picoseconds == 0);
-    CHECK(l_greco.settings[0].method == LGRECO_METHOD_TOPK && l_greco.settings[1].method == LGRECO_METHOD_DENSE);
+    TEXT("topk ", l_greco.settings[0].text);
+    CHECK(says(&l_greco.settings[1], "dense"));
     CHECK(l_greco.metrics[1][0].uncompressed == LGRECO_UNCOMPRESSED_NOT);
     CHECK(l_greco.metrics[1][1].uncompressed == LGRECO_UNCOMPRESSED_SMALL && l_greco.metrics[1][1].residual_norm == -1);
     CHECK(l_greco.metrics[1][0].steps == STEPS && l_greco.metrics[1][0].bytes_in == STEPS * ELEMENTS * 4);
@@ -143,18 +143,20 @@ static void policies(void) {
     options.policy = LGRECO_POLICY_UNIFORM;
     const Run uniform = with(options, 3);
     CHECK(uniform.switches == 1 && uniform.decision[0].planned == 0);
-    CHECK(uniform.settings[0].keep == 205 && uniform.settings[2].keep == 205 && uniform.hash[0] != l_greco.hash[0]);
+    CHECK(says(&uniform.settings[0], "topk 205") && says(&uniform.settings[2], "topk 205"));
+    CHECK(uniform.hash[0] != l_greco.hash[0]);
     options.ramp_up_first = 0.2;
     options.ramp_up_steps = 8;  // 20 %, 10 % and 5 % at the decisions, of which the last is seen
     const Run ramped = with(options, 3);
-    CHECK(ramped.switches == 3 && ramped.settings[0].keep == 205 && ramped.bytes_out > uniform.bytes_out);
+    CHECK(ramped.switches == 3 && says(&ramped.settings[0], "topk 205") && ramped.bytes_out > uniform.bytes_out);
     options.ramp_up_first = 0;
     options.policy = LGRECO_POLICY_K_MEANS;
     options.clusters = 1;
     const Run one = with(options, 2);
-    CHECK(one.settings[0].keep == one.settings[2].keep && one.decision[0].planned == 1);
+    CHECK(says(&one.settings[0], one.settings[2].text) && one.decision[0].planned == 1);
     options.clusters = 2;
-    CHECK(with(options, 2).settings[0].keep > 0);
+    const Run two = with(options, 2);
+    TEXT("topk ", two.settings[0].text);
 
     // Bounds and phases: layers 0 and 2 are of the last class of three, steps 10 to 14 of the second phase of two.
     const double levels[6] = {0.5, 0.4, 0.3, 0.2, 0.1, 0.02};
@@ -166,34 +168,25 @@ static void policies(void) {
     options.legacy_phases = 2;
     options.legacy_steps = 2 * STEPS;
     const Run first = with(options, 2);
-    CHECK(first.settings[0].keep == 614 && first.settings[1].method == LGRECO_METHOD_DENSE);  // 30 %
+    CHECK(says(&first.settings[0], "topk 614") && says(&first.settings[1], "dense"));  // 30 %
     CHECK(first.decision[0].planned == 0);
     options.legacy_steps = 2;
-    CHECK(with(options, 2).settings[2].keep == 41);  // 2 %
+    const Run second = with(options, 2);
+    CHECK(says(&second.settings[2], "topk 41"));  // 2 %
 
-    lgreco_setting fixed[LAYERS] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
-    fixed[0].method = LGRECO_METHOD_POWERSGD;
-    fixed[0].rank = 3;
-    fixed[2].method = LGRECO_METHOD_QSGD;
-    fixed[2].bits = 6;
+    lgreco_setting fixed[LAYERS] = {{"powersgd 3"}, {"dense"}, {"qsgd 6"}};
     options.policy = LGRECO_POLICY_FIXED;
     options.fixed = fixed;
     const Run chosen = with(options, 2);
-    CHECK(chosen.settings[0].method == LGRECO_METHOD_POWERSGD && chosen.settings[0].rank == 3);
-    CHECK(chosen.settings[2].method == LGRECO_METHOD_QSGD && chosen.settings[2].bits == 6);
+    CHECK(says(&chosen.settings[0], "powersgd 3") && says(&chosen.settings[2], "qsgd 6"));
     // Methods that plans do not choose; every rank has the same means under them.
-    const uint32_t methods[] = {LGRECO_METHOD_CLT_K, LGRECO_METHOD_HARD_THRESHOLD, LGRECO_METHOD_SIDCO,
-                                LGRECO_METHOD_ADACOMP, LGRECO_METHOD_LOCO};
+    const lgreco_setting others[] = {
+        {"clt-k 60"}, {"hard-threshold 0.9"}, {"sidco 0.03 gamma-pareto stages 2"}, {"adacomp 64"}, {"loco 128"}};
     uint64_t before = chosen.hash[0];
     for (int i = 0; i < 5; i++) {
-        fixed[0] = fixed[2] = (lgreco_setting){
-            LGRECO_SIZE_OF(lgreco_setting), methods[i], 4, 512, 0, 0, 60, LGRECO_DTYPE_F32, 4, 1, 0.9f, 0.03, 1, 2, 64, 128};
+        fixed[0] = fixed[2] = others[i];
         const Run run = with(options, 3);
-        CHECK(run.settings[0].lambda == (i == 1 ? 0.9f : 0.0f));
-        CHECK(run.settings[0].method == methods[i] && run.settings[2].method == methods[i]);
-        CHECK(run.settings[0].keep == (i == 0 ? 60u : 1u) && run.settings[0].bin == (i == 3 ? 64u : 500u));
-        CHECK(run.settings[0].density == (i == 2 ? 0.03 : 0.01) && run.settings[0].fit == (i == 2));
-        CHECK(run.settings[0].stages == (i == 2 ? 2u : 1u) && run.settings[0].group == (i == 4 ? 128u : 512u));
+        CHECK(says(&run.settings[0], others[i].text) && says(&run.settings[2], others[i].text));
         CHECK(run.bytes_out < STEPS * 4 * (2 * ELEMENTS + BIAS) / 2 && run.hash[0] != before && run.residual[0] > 0);
         before = run.hash[0];
     }
@@ -204,17 +197,17 @@ static void policies(void) {
     options.accordion_high = 0.02;
     options.accordion_eta = 1e9;
     const Run high = with(options, 2);
-    CHECK(high.settings[0].keep == 41);  // 2 %
+    CHECK(says(&high.settings[0], "topk 41"));  // 2 %
     options.accordion_eta = 1e-9;
     const Run low = with(options, 2);
-    CHECK(low.settings[0].keep == 614);  // 30 %
+    CHECK(says(&low.settings[0], "topk 614"));  // 30 %
     options.accordion_eta = 1e9;
     Run dropped = {.options = options, .nan_rank = -1, .drop_rate_at = 9};
     Member members[WORKERS_MAX] = {{0}};
     now = &dropped;
     options.period = dropped.options.period = 100;
     run_group(2, members, train);
-    CHECK(dropped.settings[0].keep == 614 && dropped.decision[0].cause == LGRECO_CAUSE_LEARNING_RATE);
+    CHECK(says(&dropped.settings[0], "topk 614") && dropped.decision[0].cause == LGRECO_CAUSE_LEARNING_RATE);
     dropped.options.accordion_drop = 20;  // it only falls by 10
     run_group(2, members, train);
     CHECK(dropped.decision[0].cause == LGRECO_CAUSE_SCHEDULE);
@@ -230,7 +223,8 @@ static void options_count(void) {
     const Run plain = with(options, 2);
     options.search = NULL;  // hybrid, which is QSGD here
     const Run qsgd = with(options, 2);
-    CHECK(qsgd.settings[0].method == LGRECO_METHOD_QSGD && qsgd.metrics[0][0].residual_norm == -1);
+    TEXT("qsgd ", qsgd.settings[0].text);
+    CHECK(qsgd.metrics[0][0].residual_norm == -1);
     lgreco_search_options seeded = LGRECO_SEARCH_OPTIONS_INIT;
     seeded.seed = 9;
     options.search = &seeded;
@@ -296,8 +290,7 @@ static void options_count(void) {
     options.loco_reset_every = 3;
     options.loco_storage = LGRECO_STORAGE_F32;
     CHECK(with(options, 2).hash[0] == plain.hash[0]);
-    lgreco_setting loco[LAYERS] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
-    loco[0].method = LGRECO_METHOD_LOCO;
+    const lgreco_setting loco[LAYERS] = {{"loco 512"}, {"dense"}, {"dense"}};
     options = base();
     options.policy = LGRECO_POLICY_FIXED;
     options.fixed = loco;
@@ -367,9 +360,7 @@ static void callbacks_that_fail(void) {
 
 // Rank 0 fails between PowerSGD's two all-reduces; the second tells the others who has failed.
 static void a_factor_that_overflows(void) {
-    lgreco_setting fixed[LAYERS] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
-    fixed[0].method = LGRECO_METHOD_POWERSGD;
-    fixed[0].rank = 1;
+    const lgreco_setting fixed[LAYERS] = {{"powersgd 1"}, {"dense"}, {"dense"}};
     Run run = {.options = base(), .nan_rank = -1, .huge_step = 3};
     run.options.policy = LGRECO_POLICY_FIXED;
     run.options.fixed = fixed;
@@ -428,16 +419,14 @@ static void optional_collectives(void) {
     options.shards = shards;
     STATUS(LGRECO_OK, alone_with(options, 0, 1));
     STATUS(LGRECO_COLLECTIVE, alone_with(options, 0, 0));
-    lgreco_setting fixed[LAYERS] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
+    lgreco_setting fixed[LAYERS] = {{"dense"}, {"dense"}, {"dense"}};
     options = base();
     options.policy = LGRECO_POLICY_FIXED;
     options.fixed = fixed;
-    const uint32_t methods[] = {LGRECO_METHOD_QSGD,    LGRECO_METHOD_POWERSGD, LGRECO_METHOD_CLT_K,
-                                LGRECO_METHOD_LOCO,    LGRECO_METHOD_SIDCO,    LGRECO_METHOD_ADACOMP,
-                                LGRECO_METHOD_HARD_THRESHOLD};
+    const lgreco_setting methods[] = {{"qsgd 4"},     {"powersgd 4"},  {"clt-k 1"},           {"loco 512"},
+                                      {"sidco 0.01"}, {"adacomp 500"}, {"hard-threshold 0.5"}};
     for (int i = 0; i < 7; i++) {
-        fixed[0].method = methods[i];
-        fixed[0].lambda = 0.5f;
+        fixed[0] = methods[i];
         STATUS(i < 4 ? LGRECO_OK : LGRECO_COLLECTIVE, alone_with(options, 0, 0));  // the last three vary in length
         STATUS(LGRECO_OK, alone_with(options, 1, 0));
     }
@@ -584,6 +573,11 @@ static void misuse(void) {
     options = base();
     options.policy = LGRECO_POLICY_FIXED;
     STATUS(LGRECO_NULL_POINTER, lgreco_controller_create(context, &collective, layers, LAYERS, &options, &made));
+    TEXT("fixed is NULL", lgreco_context_message(context));
+    const lgreco_setting wrong[LAYERS] = {{"dense"}, {"dense"}, {"qsdg 4"}};
+    options.fixed = wrong;
+    STATUS(LGRECO_SETTING_WORD, lgreco_controller_create(context, &collective, layers, LAYERS, &options, &made));
+    TEXT("layer `fc2.weight`: setting: `qsdg` is unknown: is `qsgd` meant?", lgreco_context_message(context));
     options = base();
     float *const gains[] = {&options.gain, &options.loco_gain};
     for (int i = 0; i < 2; i++) {
@@ -625,7 +619,7 @@ static void misuse(void) {
     collective.world_size = 2;
     STATUS(LGRECO_PARAMETER, lgreco_controller_step(made, &collective, pointers, LAYERS, 0.1, NULL));
     TEXT("the collective reports rank 0 of 2, but this controller was created as rank 0 of 1", lgreco_controller_message(made));
-    lgreco_setting setting = LGRECO_SETTING_INIT;
+    lgreco_setting setting;
     lgreco_metrics metrics = LGRECO_METRICS_INIT;
     float value;
     STATUS(LGRECO_LAYER_MISMATCH, lgreco_controller_setting(made, LAYERS, &setting));

@@ -64,7 +64,8 @@ static void controllers(const lgreco::Context &context) {
     CHECK(step(controller, 0).bytes_out == 2 * 64 * 48 * 4);
     CHECK(step(controller, 1).switched == 0);
     CHECK(step(controller, 2).switched == 1);
-    CHECK(controller.decision().planned == 1 && controller.setting(0).method == LGRECO_METHOD_QSGD);
+    CHECK(controller.decision().planned == 1);
+    TEXT("qsgd ", controller.setting(0).text);
     CHECK(controller.metrics(1).steps == 3 && controller.metrics_json().front() == '{');
 
     lgreco::Controller resumed(context, alone, model, options);
@@ -103,8 +104,7 @@ static void controllers(const lgreco::Context &context) {
     step(scatter, 0);
     step(scatter, 1);
     throws(LGRECO_UNAVAILABLE, "not on this network", [&] { step(scatter, 2); });
-    std::vector<lgreco_setting> fixed(2, lgreco::setting());
-    fixed[0].method = LGRECO_METHOD_SIDCO;
+    const std::vector<lgreco_setting> fixed{lgreco::setting("sidco 0.01"), lgreco::setting("dense")};
     options = lgreco::controller_options();
     options.policy = LGRECO_POLICY_FIXED;
     options.fixed = fixed.data();
@@ -214,7 +214,9 @@ static void plan_tasks(const lgreco::Context &context) {
         }
     }
     CHECK(other.replan() == 6 + options.window + options.lead);
-    throws(LGRECO_NOT_FIXED, "LGRECO_NOT_FIXED: ", [&] { other.set_settings({lgreco::setting(), lgreco::setting()}); });
+    throws(LGRECO_NOT_FIXED, "LGRECO_NOT_FIXED: ", [&] { other.set_settings({{"dense"}, {"dense"}}); });
+    throws(LGRECO_TEXT, "LGRECO_TEXT: layer `fc2`: setting has no NUL",
+           [&] { other.set_settings({{"dense"}, lgreco::setting("dense" + std::string(80, ' '))}); });
 }
 
 static void cuts(const lgreco::Context &context) {
@@ -279,13 +281,12 @@ int main() {
     CHECK(copy.to_json() == table.to_json());
     const lgreco::Table bare(context, table.view());
     CHECK(bare.view().layers == 2);
-    const std::string text = lgreco::to_text(context, table.setting(1, 2));
-    CHECK(!text.empty() && text == lgreco::to_text(context, copy.setting(1, 2)));
-    CHECK(text == lgreco::to_text(context, lgreco::setting_from_text(context, text)));
+    const lgreco_setting third = table.setting(1, 2), copied = copy.setting(1, 2);
+    CHECK(third.text[0] != '\0' && says(&third, copied.text));
     CHECK(plan.to_json(table).find("\"setting\": \"") != std::string::npos);
     CHECK(plan.to_json(bare).find("\"setting\"") == std::string::npos);
     throws(LGRECO_SETTING_WORD, "LGRECO_SETTING_WORD: setting: `qsdg` is unknown: is `qsgd` meant?",
-           [&] { lgreco::setting_from_text(context, "qsdg 4"); });
+           [&] { lgreco::Compressor(context, model[0], "qsdg 4"); });
     const lgreco::Plan again = lgreco::Plan::from_json(context, copy, plan.to_json(table));
     CHECK(again.view().size == plan.view().size);
 
@@ -293,11 +294,11 @@ int main() {
     options.feedback = LGRECO_FEEDBACK_RESIDUAL;
     std::vector<lgreco::Compressor> compressors;
     for (std::size_t layer = 0; layer < model.size(); layer++) {
-        lgreco_setting setting = table.setting(layer, plan.view().options[layer]);
+        std::string setting = table.setting(layer, plan.view().options[layer]).text;
         lgreco_layer any = model[layer];
         any.values = nullptr;
         // Fewer bits suit no feedback, whatever these values are.
-        if (lgreco_feedback_check(context.get(), &any, &setting, &options) != LGRECO_OK) setting.bits = 4;
+        if (lgreco_feedback_check(context.get(), &any, setting.c_str(), &options) != LGRECO_OK) setting = "qsgd 4";
         compressors.emplace_back(context, model[layer], setting, options);
     }
     std::vector<std::uint8_t> payload;
@@ -314,14 +315,13 @@ int main() {
 
     lgreco::Compressor moved = std::move(compressors[0]);
     CHECK(compressors[0].get() == nullptr);
-    lgreco::Compressor restored(context, model[0], table.setting(0, plan.view().options[0]), options);
+    lgreco::Compressor restored(context, model[0], table.setting(0, plan.view().options[0]).text, options);
     restored.load(moved.save());
     std::vector<std::uint8_t> one, two;
     moved.encode(1, fc1.data(), one);
     restored.encode(1, fc1.data(), two);
     CHECK(one == two);
-    lgreco_setting dense = lgreco::setting();
-    moved.set(dense);
+    moved.set("dense");
     CHECK(moved.bound() == 16 + 4 * fc1.size());
 
     fc1[5] = -std::numeric_limits<float>::infinity();

@@ -1,5 +1,7 @@
-//! What the tests of calls share: an allocator that counts, and gradients.
+//! What the tests of calls share: an allocator that counts, settings and gradients.
 
+use lgreco_c::lgreco_setting;
+use lgreco_train::compress::Setting;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -43,6 +45,12 @@ pub fn allocations(call: impl FnOnce()) -> u64 {
 #[allow(dead_code, reason = "not every test needs it")]
 pub fn freed_tags() -> u64 {
     FREED_TAGS.get()
+}
+
+/// As the library writes it.
+#[allow(dead_code, reason = "not every test needs it")]
+pub fn setting(text: &str) -> lgreco_setting {
+    text.parse::<Setting>().unwrap().into()
 }
 
 /// Numbers without much of a pattern.

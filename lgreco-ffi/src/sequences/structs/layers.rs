@@ -79,11 +79,6 @@ fn layers(bytes: &mut Bytes, views: &[lgreco_layer]) -> CallerStructs {
     caller_structs(bytes, views, &kept)
 }
 
-/// Settings as structs; power iterations are what the caller has time for.
-fn settings(bytes: &mut Bytes, settings: &[lgreco_setting]) -> CallerStructs {
-    caller_structs(bytes, settings, &[offset_of!(lgreco_setting, iterations) & !7])
-}
-
 /// A row of errors of one layer, or the table of up to three.
 pub(super) fn measure(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco_status {
     let mut owned = [Owned::new(bytes), Owned::new(bytes), Owned::new(bytes)];
@@ -93,11 +88,10 @@ pub(super) fn measure(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco
     unsafe {
         if bytes.below(2) == 0 {
             let layer = layers(bytes, &views[..1]);
-            let settings = [setting(bytes), setting(bytes), setting(bytes)];
-            let settings = self::settings(bytes, &settings[..count]);
+            let mut settings = Buffer::of((0..count).map(|_| setting(bytes)).collect());
             let (mut errors, mut sizes) = (Buffer::new(count), Buffer::new(count));
             let (to, sizes_to) = (errors.place(bytes), sizes.place(bytes));
-            let (from, settings) = (layer.pointer(), settings.pointer());
+            let (from, settings) = (layer.pointer(), settings.place(bytes));
             let status = expect(lgreco_measure(context, from, settings, count, 1, 0, to, sizes_to));
             assert!(
                 status != LGRECO_OK || errors.values().iter().all(|error: &f64| error.is_finite() && *error >= 0.0)
@@ -113,9 +107,9 @@ pub(super) fn measure(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco
             let mut view = caller_structs(bytes, &[lgreco_table_view::default()], &[]);
             expect(lgreco_table_get(table, view.place()));
             view.check_guard();
-            let mut found = caller_structs(bytes, &[lgreco_setting::default()], &[]);
-            expect(lgreco_table_setting(table, bytes.below(3).into(), bytes.below(9).into(), found.place()));
-            found.check_guard();
+            let mut found = Buffer::<lgreco_setting>::new(1);
+            let (layer, option) = (bytes.below(3).into(), bytes.below(9).into());
+            expect(lgreco_table_setting(table, layer, option, found.place(bytes)));
         }
         assert_eq!(lgreco_table_destroy(&mut table), LGRECO_OK);
         status
@@ -136,9 +130,8 @@ pub(super) fn compressor(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
     // SAFETY: structs are as large as they say, buffers as long; handles are live or NULL.
     unsafe {
         let layer = layers(bytes, &[view]);
-        let (setting, options) = (setting(bytes), caller_structs(bytes, &[options], &[]));
-        let setting = settings(bytes, &[setting]);
-        let (setting, options) = (setting.pointer(), options.pointer());
+        let (mut setting, options) = (Buffer::of(vec![setting(bytes)]), caller_structs(bytes, &[options], &[]));
+        let (setting, options) = (setting.place(bytes).cast_const().cast(), options.pointer());
         let mut status = expect(lgreco_compressor_create(context, layer.pointer(), setting, options, &mut compressor));
         assert_eq!(status == LGRECO_OK, !compressor.is_null(), "a failed call leaves NULL");
         let (mut bound, mut length) = (0, usize::MAX);
@@ -195,15 +188,15 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
         offset_of!(lgreco_collective, user),
         offset_of!(lgreco_collective, perform),
     ];
-    let (fixed, search) = ([setting(bytes), setting(bytes), setting(bytes)], search(bytes));
-    let (fixed, search) =
-        (settings(bytes, &fixed), caller_structs(bytes, &[search], &[offset_of!(lgreco_search_options, methods)]));
+    let mut fixed = Buffer::of((0..count).map(|_| setting(bytes)).collect());
+    let search = search(bytes);
+    let search = caller_structs(bytes, &[search], &[offset_of!(lgreco_search_options, methods)]);
     // Room for few states, which three layers do not need more of: clearing that of the default takes most of a run.
     let plan = lgreco_plan_options { states: 1 << 8, ..Default::default() };
     let options = lgreco_controller_options {
         search: search.pointer(),
         plan: &plan,
-        fixed: fixed.pointer(),
+        fixed: fixed.place(bytes),
         policy: bytes.below(8).into(),
         warmup: 2,
         period: 1,
@@ -250,13 +243,13 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
             request.check_guard();
             report.check_guard();
             let layer = usize::from(bytes.below(4));
+            let mut setting = Buffer::new(1);
+            expect(lgreco_controller_setting(controller, layer, setting.place(bytes)));
             let mut found = [
-                caller_structs(bytes, &[lgreco_setting::default()], &[]),
                 caller_structs(bytes, &[lgreco_metrics::default()], &[]),
                 caller_structs(bytes, &[lgreco_decision::default()], &[]),
             ];
-            let [setting, metrics, decision] = &mut found;
-            expect(lgreco_controller_setting(controller, layer, setting.place()));
+            let [metrics, decision] = &mut found;
             expect(lgreco_controller_metrics(controller, layer, metrics.place()));
             expect(lgreco_controller_decision(controller, decision.place()));
             found.iter().for_each(|found| found.check_guard());

@@ -97,6 +97,10 @@ pub(super) struct Buffer<T> {
 }
 
 impl<T: Clone + Default> Buffer<T> {
+    pub(super) fn of(values: Vec<T>) -> Buffer<T> {
+        Buffer { values }
+    }
+
     pub(super) fn new(len: usize) -> Buffer<T> {
         Buffer { values: vec![T::default(); len] }
     }
