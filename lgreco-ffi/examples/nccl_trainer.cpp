@@ -17,6 +17,7 @@
 
 #include <cstdio>
 #include <memory>
+#include <string>
 
 namespace {
 
@@ -24,7 +25,7 @@ constexpr int steps = 120;
 
 struct Scheme {
     const char *name;
-    const char *setting;  // of weights; NULL for a tenth of the elements; biases go uncompressed
+    const char *setting;  // of weights, NULL for TopK with a tenth of the elements; biases go uncompressed
     lgreco_dtype sums;    // what NCCL adds
 };
 

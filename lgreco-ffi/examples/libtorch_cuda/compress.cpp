@@ -7,6 +7,7 @@
 #include <lgreco_cuda.hpp>
 
 #include <cstdio>
+#include <string>
 
 namespace {
 

@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(of(b" qsgd 1 nearest  bucket 512 "), Ok("qsgd 1 nearest".into()));
         assert_eq!(of(&[b"dense".as_slice(), &[b' '; 58]].concat()), Ok("dense".into()));
         for (bytes, status, message) in [
-            (b"".as_slice(), LGRECO_SETTING_SYNTAX, "setting: found the end, expected a method, such as dense or qsgd"),
+            (b"".as_slice(), LGRECO_SETTING_SYNTAX, "setting: found nothing, expected a method, such as dense or qsgd"),
             (b"qsdg 4", LGRECO_SETTING_WORD, "setting: `qsdg` is unknown: is `qsgd` meant?"),
             (b"topk 1%", LGRECO_SETTING_SYNTAX, "setting: found `1%`, expected a number of elements"),
             (b"qsgd 9", LGRECO_PARAMETER, "bits is 9, expected 1 to 8"),

@@ -64,8 +64,8 @@ static void controllers(const lgreco::Context &context) {
     CHECK(step(controller, 0).bytes_out == 2 * 64 * 48 * 4);
     CHECK(step(controller, 1).switched == 0);
     CHECK(step(controller, 2).switched == 1);
-    CHECK(controller.decision().planned == 1);
-    TEXT("qsgd ", controller.setting(0).text);
+    const lgreco_setting planned = controller.setting(0);
+    CHECK(controller.decision().planned == 1 && strncmp(planned.text, "qsgd ", 5) == 0);
     CHECK(controller.metrics(1).steps == 3 && controller.metrics_json().front() == '{');
 
     lgreco::Controller resumed(context, alone, model, options);
