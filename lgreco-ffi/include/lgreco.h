@@ -219,12 +219,13 @@ typedef struct lgreco_search_options {
     lgreco_dtype reduce_dtype;
 } lgreco_search_options;
 
-// A compressor with its parameters, as text: {"qsgd 4"}, {"topk 786"} or {"powersgd 4 iterations 2"}, as it stands in table and plan
-// files. README.md has the words. Calls that take one setting take its text alone. This struct never changes.
+// A compressor with its parameters, as text: {"qsgd 4"}, {"topk 786"} or {"powersgd 4 iterations 2"}, as in table and
+// plan files. README.md has the words. Calls that take one setting take its text alone. This struct never changes.
 //
-// Calls that read a setting fail with LGRECO_SETTING_WORD for a word that is unknown there, and with LGRECO_SETTING_SYNTAX where
-// another word or a number is expected, also on an empty text: the message names the word. They fail with LGRECO_PARAMETER for a number
-// out of range, and with LGRECO_TEXT for text that is not UTF-8 or has no NUL among its first LGRECO_SETTING_TEXT_BYTES bytes.
+// Calls that read a setting fail with LGRECO_SETTING_WORD for a word that is unknown there. They fail with
+// LGRECO_SETTING_SYNTAX where another word or a number is expected, also on an empty text. The message names the word.
+// LGRECO_PARAMETER is for a number out of range, LGRECO_TEXT for text that is not UTF-8 or has no NUL among its first
+// LGRECO_SETTING_TEXT_BYTES bytes.
 typedef struct lgreco_setting {
     // With a NUL after it. The library fills what is left with NULs.
     char text[LGRECO_SETTING_TEXT_BYTES];
@@ -1414,10 +1415,11 @@ lgreco_status lgreco_plan_from_json(struct lgreco_context *context,
                                     size_t length,
                                     struct lgreco_plan **plan);
 
-// Makes the compressor of `layer`, whose `values` are not looked at. `setting` is text as in lgreco_setting. `options` may be NULL.
-// Allocates all that later calls work in.
+// Makes the compressor of `layer`, whose `values` are not looked at. `setting` is text, such as "topk 786". `options` may
+// be NULL. Allocates all that later calls work in.
 //
-// LGRECO_PARAMETER when the setting does not fit the layer; as lgreco_feedback_check when it does not suit the feedback.
+// LGRECO_PARAMETER when the setting does not fit the layer; the codes of lgreco_setting; as lgreco_feedback_check when it
+// does not suit the feedback.
 lgreco_status lgreco_compressor_create(struct lgreco_context *context,
                                        const struct lgreco_layer *layer,
                                        const char *setting,

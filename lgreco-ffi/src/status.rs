@@ -288,7 +288,8 @@ impl Failure {
         }
     }
 
-    /// With the name of the layer that the failure tells by its index, where `names` has it. A setting's index is that of its layer.
+    /// With the name of the layer that the failure tells by its index, where `names` has it. A setting's index is its
+    /// layer's.
     pub(crate) fn with_name(self, names: &[String]) -> Failure {
         match self {
             Failure::Core(error) => match error.layer().and_then(|layer| names.get(layer)).cloned() {

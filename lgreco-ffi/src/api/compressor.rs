@@ -176,10 +176,11 @@ impl Compressor {
     }
 }
 
-/// Makes the compressor of `layer`, whose `values` are not looked at. `setting` is text as in lgreco_setting. `options` may be NULL.
-/// Allocates all that later calls work in.
+/// Makes the compressor of `layer`, whose `values` are not looked at. `setting` is text, such as "topk 786". `options` may
+/// be NULL. Allocates all that later calls work in.
 ///
-/// LGRECO_PARAMETER when the setting does not fit the layer; as lgreco_feedback_check when it does not suit the feedback.
+/// LGRECO_PARAMETER when the setting does not fit the layer; the codes of lgreco_setting; as lgreco_feedback_check when it
+/// does not suit the feedback.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_create(
     context: *mut lgreco_context,

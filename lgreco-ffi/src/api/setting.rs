@@ -7,12 +7,13 @@ use std::io::Write as _;
 /// Bytes of a setting's text with the NUL after it. All that the library writes fit.
 pub const LGRECO_SETTING_TEXT_BYTES: usize = 64;
 
-/// A compressor with its parameters, as text: {"qsgd 4"}, {"topk 786"} or {"powersgd 4 iterations 2"}, as it stands in table and plan
-/// files. README.md has the words. Calls that take one setting take its text alone. This struct never changes.
+/// A compressor with its parameters, as text: {"qsgd 4"}, {"topk 786"} or {"powersgd 4 iterations 2"}, as in table and
+/// plan files. README.md has the words. Calls that take one setting take its text alone. This struct never changes.
 ///
-/// Calls that read a setting fail with LGRECO_SETTING_WORD for a word that is unknown there, and with LGRECO_SETTING_SYNTAX where
-/// another word or a number is expected, also on an empty text: the message names the word. They fail with LGRECO_PARAMETER for a number
-/// out of range, and with LGRECO_TEXT for text that is not UTF-8 or has no NUL among its first LGRECO_SETTING_TEXT_BYTES bytes.
+/// Calls that read a setting fail with LGRECO_SETTING_WORD for a word that is unknown there. They fail with
+/// LGRECO_SETTING_SYNTAX where another word or a number is expected, also on an empty text. The message names the word.
+/// LGRECO_PARAMETER is for a number out of range, LGRECO_TEXT for text that is not UTF-8 or has no NUL among its first
+/// LGRECO_SETTING_TEXT_BYTES bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_setting {
