@@ -100,6 +100,7 @@ mod device_payloads;
 mod device_rows;
 #[allow(unsafe_code)]
 mod driver;
+mod eden;
 mod error;
 #[allow(unsafe_code)]
 mod exchange;

@@ -1,13 +1,13 @@
 //! The conformance suite: what every [`Backend`] promises, checked against [`Portable`].
 //!
 //! A backend's test calls [`check_dense`], [`check_qsgd`], [`check_topk`], [`check_quantised_topk`],
-//! [`check_powersgd`] and [`check_batches`], or
-//! [`check_all`] of them.
+//! [`check_powersgd`], [`check_eden`] and [`check_batches`], or [`check_all`] of them.
 
 use super::golden;
 use super::qsgd::{squared_error, subnormal_rounding};
 use lgreco::Error;
 use lgreco::backend::{Backend, Job, JobError, Portable};
+use lgreco::compress::eden::{self, Eden};
 use lgreco::compress::powersgd::PowerSgd;
 use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco::compress::quantised_topk::QuantisedTopK;
@@ -479,6 +479,35 @@ fn check_low_rank(
     assert!(apart <= squared(relative) * norm, "{powersgd:?} of {shape:?}: {apart:e} apart, norm {norm:e}");
 }
 
+/// EDEN's payloads of every tensor, with both scales and every width; damaged payloads.
+///
+/// # Panics
+/// When `backend` does not do as [`Portable`].
+pub fn check_eden(backend: &mut dyn Backend) {
+    let scales = [eden::Scale::Unbiased, eden::Scale::LeastSquares];
+    for_each_gradient(|number, gradient| {
+        let stream = Stream { seed: 0x1234_5678_9abc_def0, step: 3, layer: number as u32, rank: 2 };
+        for (choice, scale) in scales.into_iter().enumerate() {
+            let setting = Setting::Eden(Eden { bits: 1 + ((number + 3 * choice) % 8) as u8, scale });
+            check_encode(backend, &setting, gradient, stream);
+            if (30..33).contains(&number) && choice == 0 {
+                let payload = payload(&setting, gradient).expect("a finite gradient");
+                check_damaged(backend, &payload, gradient.shape().elements());
+            }
+        }
+    });
+    for (tensor, scale) in large().iter().zip(scales) {
+        for (gradient, bits) in tensor.gradients().iter().zip([3, 1, 8]) {
+            check_encode(backend, &Setting::Eden(Eden { bits, scale }), gradient, Stream::default());
+        }
+    }
+    let tensor = Tensor::new(&[1.0, 2.0], 2, 1);
+    for bits in [0, 9] {
+        let setting = Setting::Eden(Eden { bits, ..Eden::default() });
+        check_encode(backend, &setting, &tensor.gradients()[0], Stream::default());
+    }
+}
+
 /// Many jobs of all sizes and methods in one batch, the same gradient several times among them; no job; and batches with
 /// a job that fails, or cannot be measured, in the middle. With `powersgd`, its jobs too.
 ///
@@ -527,5 +556,6 @@ pub fn check_all(backend: &mut dyn Backend, relative: f64) {
     check_topk(backend, relative);
     check_quantised_topk(backend, relative);
     check_powersgd(backend, relative);
+    check_eden(backend);
     check_batches(backend, relative, true);
 }

@@ -2,7 +2,7 @@
 
 use super::simt::entries;
 use crate::kernels::Module;
-use crate::{exchange, factors, magnitude, positions, powersgd, qsgd, selection, topk, tops, window};
+use crate::{eden, exchange, factors, magnitude, positions, powersgd, qsgd, selection, topk, tops, window};
 
 /// The fields of a struct of the source, with their offsets, and its size.
 fn fields<'s>(source: &'s str, name: &str) -> (Vec<(&'s str, usize)>, usize) {
@@ -35,6 +35,7 @@ fn parameters_are_laid_out_as_in_the_sources() {
         Module::Positions => (positions::Params::FIELDS, size_of::<positions::Params>()),
         Module::PowerSgd => (powersgd::Params::FIELDS, size_of::<powersgd::Params>()),
         Module::Window => (window::Params::FIELDS, size_of::<window::Params>()),
+        Module::Eden => (eden::Params::FIELDS, size_of::<eden::Params>()),
     };
     for module in Module::ALL {
         let source = module.source();
