@@ -246,8 +246,8 @@ impl Backend for CudaBackend {
     }
 
     fn measure(&mut self, jobs: &[Job<'_>], _: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
-        if on_the_core(jobs) {
-            return one_by_one(self, jobs, rows);
+        if jobs.iter().any(on_the_core) {
+            return one_by_one(self, jobs, on_the_core, rows);
         }
         let measured = measure(&mut self.gpu, &work(jobs), rows);
         measured.map_err(|DeviceJobError { job, error }| JobError { job, error: self.told(error) })

@@ -33,7 +33,14 @@ impl Params {
         &["dtype", "count", "bits", "least_squares", "widths", "seed_low", "seed_high"];
 }
 
-const fn kernel(entry: &'static str) -> Kernel {
+impl Params {
+    /// Of rows, whose layers say the rest.
+    pub(crate) fn of_rows(scale: Scale, widths: u32) -> Self {
+        Params { least_squares: (scale == Scale::LeastSquares) as u32, widths, ..Params::default() }
+    }
+}
+
+pub(crate) const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Eden, entry }
 }
 
@@ -48,12 +55,12 @@ fn params(tensor: &Tensor, eden: Eden) -> Params {
 }
 
 /// Pieces of work that a thread block takes.
-fn chunks(elements: u32) -> u64 {
+pub(crate) fn chunks(elements: u32) -> u64 {
     u64::from(elements).div_ceil(BLOCK as u64)
 }
 
 /// The payload's seed, low half first.
-fn seed(stream: Stream) -> [u32; 2] {
+pub(crate) fn seed(stream: Stream) -> [u32; 2] {
     let [low, high, ..] = stream.block(0);
     [low, high]
 }

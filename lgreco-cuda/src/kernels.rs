@@ -111,7 +111,7 @@ impl Module {
             Module::PowerSgd => [DEVICE, VALUES, PHILOX, FACTORS, ORTHONORMAL, file!("powersgd.cu")].concat(),
             Module::Window => [DEVICE, VALUES, file!("window.cu")].concat(),
             Module::Eden => {
-                let own = [file!("eden_levels.cu"), file!("rotation.cu"), file!("eden.cu")];
+                let own = [file!("eden_levels.cu"), file!("rotation.cu"), file!("eden.cu"), file!("eden_rows.cu")];
                 [DEVICE, VALUES, PHILOX, PACKED, &own.concat()].concat()
             }
         }

@@ -101,6 +101,7 @@ mod device_rows;
 #[allow(unsafe_code)]
 mod driver;
 mod eden;
+mod eden_rows;
 mod error;
 #[allow(unsafe_code)]
 mod exchange;
@@ -119,6 +120,7 @@ mod positions;
 mod powersgd;
 mod qsgd;
 mod reserve;
+mod row_table;
 mod rows;
 mod selection;
 mod shipped;

@@ -43,7 +43,8 @@ __device__ inline void pack(const u64* eights, u32 here, u32 bits, u8* to) {
 
 // The payload's body: seed, scales and codes. result[0] becomes infinity where a value is not finite, and result[1] at least the
 // complement of the first value of a block that would not decode to finite values.
-extern "C" __launch_bounds__(BLOCK, 4) __global__ void encode_rotated(Params p, const void* values, u32* body, u32* result) {
+extern "C" __launch_bounds__(BLOCK, 4) __global__ void encode_rotated(Params p, const void* values, u32* body,
+                                                                      u32* result) {
     __shared__ Room room;
     __shared__ Grids grids;
     __shared__ u64 eights[CHUNK / 8];
@@ -58,7 +59,6 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void encode_rotated(Params p, 
     u8* packed = reinterpret_cast<u8*>(body + 2 + blocks_of(p.count));
     for (u32 chunk = blockIdx.x; chunk < chunks_of(p.count); chunk += gridDim.x) {
         u32 here = chunk_len(p.count, chunk);
-        __syncthreads();  // the codes before may still be read
         draw_signs(room, chunk, p.seed_low, p.seed_high);
         u32 number = chunk;
         for (u32 at = 0, len; at < here; at += len, number++) {
@@ -143,7 +143,8 @@ struct Packed {
 };
 
 // The values that a payload's body stands for. result[0] becomes 1 where no encoder has written it or a value is not finite.
-extern "C" __launch_bounds__(BLOCK, 4) __global__ void decode_rotated(Params p, const u32* body, float* output, u32* result) {
+extern "C" __launch_bounds__(BLOCK, 4) __global__ void decode_rotated(Params p, const u32* body, float* output,
+                                                                      u32* result) {
     __shared__ Room room;
     __shared__ Grids grids;
     __shared__ Packed packed;

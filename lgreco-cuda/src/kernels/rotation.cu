@@ -176,10 +176,10 @@ __device__ inline void exchange(Room& room, u32 first, float (&own)[16]) {
     }
 }
 
-// The transform of a block that begins at value `at` of its chunk. All threads must come. Values are handed over in arrays of 16, or of
-// 1 for short blocks: `from(j, place, values)` fills one; `values[k]` is value j + 16 k of the chunk, and may be read in `room`
-// at place + place(16 k). `to(j, place, values)` takes coordinates, those of values j + 256 k, which may be written to `room`
-// at place + place(256 k). Other places of `room` may be touched behind a barrier.
+// The transform of a block that begins at value `at` of its chunk. All threads must come. Values are handed over in arrays of 16, or
+// of 1 for short blocks. `from(j, place, values)` fills one: `values[k]` is value j + 16 k of the chunk, which may be read in `room`
+// at place + place(16 k). `to(j, place, values)` takes one: `values[k]` is coordinate j + 256 k, which may be written to `room` at
+// place + place(256 k). Other places of `room` may be touched behind a barrier.
 template <class From, class To>
 __device__ inline void transform(Room& room, u32 at, u32 len, const From& from, const To& to) {
     if (len < CHUNK) {

@@ -101,7 +101,7 @@ fn powersgd() {
 
 #[test]
 fn eden() {
-    in_all_orders(|backend| check_eden(backend));
+    in_all_orders(|backend| check_eden(backend, ROWS));
 }
 
 #[test]

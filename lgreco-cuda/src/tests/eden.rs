@@ -1,17 +1,18 @@
-//! EDEN's kernels: payloads of many blocks, what is at fault, data races, and planted bugs.
+//! EDEN's kernels: payloads and rows of many blocks, what is at fault, data races, and planted bugs.
 #![allow(unsafe_code)]
 
-use super::backend;
 use super::memory::Held;
 use super::simt::{Edit, Flavour, Simt, flavour};
+use super::{ROWS, backend};
 use crate::kernels::Module;
-use crate::{CudaBackend, Error};
+use crate::{CudaBackend, DeviceJob, Error};
+use lgreco::backend::{Backend, Job, Portable};
 use lgreco::compress::eden::{Eden, Scale};
 use lgreco::compress::wire::{Header, Method};
-use lgreco::compress::{Compressor, Setting};
-use lgreco::gradient::Shape;
+use lgreco::compress::{Candidates, Compressor, Setting};
+use lgreco::gradient::{Gradient, Shape};
 use lgreco::rng::Stream;
-use lgreco_testing::backend::{Tensor, check_decode, check_encode};
+use lgreco_testing::backend::{Tensor, check_decode, check_encode, check_rows};
 use lgreco_testing::powersgd::uniform;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -159,11 +160,87 @@ fn damaged_payloads_on_the_device_are_told() {
     }
 }
 
-/// Several chunks of a block of the grid, short blocks, and decoded values that have to be looked at.
+/// Layers that share launches, and others; then one that is not finite.
+fn check_layers(backend: &mut CudaBackend) {
+    let faulty = faulty();
+    let tensors: Vec<Tensor> = (0..10).map(|i| tensor(if i == 7 { 0 } else { 1 + 1111 * i }, 1.0)).collect();
+    let mut gradients: Vec<Gradient<'_>> =
+        tensors.iter().enumerate().map(|(i, tensor)| tensor.gradients()[i % 3]).collect();
+    for fault in [None, Some(&faulty[1]), Some(&faulty[7])] {
+        if let Some(tensor) = fault {
+            gradients[5] = tensor.gradients()[0];
+        }
+        let held: Vec<Held> = gradients.iter().map(|gradient| Held::new(gradient, 8)).collect();
+        let job = |layer: usize| {
+            let base = Eden { scale: SCALES[usize::from(layer > 7)], ..Eden::default() };
+            let bits: &[u8] = if layer == 2 { &[8] } else { &[1, 3, 6] };
+            (Candidates::Eden { base, bits }, Stream { seed: 3, layer: layer as u32, ..Stream::default() })
+        };
+        let (mut jobs, mut on_device) = (Vec::new(), Vec::new());
+        for (layer, (&gradient, held)) in gradients.iter().zip(&held).enumerate() {
+            let (candidates, stream) = job(layer);
+            jobs.push(Job { gradient, candidates, stream });
+            on_device.push(DeviceJob { gradient: held.gradient(&gradient), candidates, stream });
+        }
+        let places = jobs.iter().map(|job| job.candidates.len()).sum();
+        let (mut found, mut expected) = (vec![f64::NAN; places], vec![f64::NAN; places]);
+        let measured = backend.measure_device(&on_device, &mut found);
+        match Portable.measure(&jobs, &mut [], &mut expected) {
+            Ok(()) => {
+                assert_eq!((measured, fault.is_none()), (Ok(()), true));
+                let near = |(a, b): (&f64, &f64)| (a - b).abs() <= ROWS * b;
+                assert!(found.iter().zip(&expected).all(near), "{found:?}, not {expected:?}");
+            }
+            Err(expected) => {
+                let found = measured.unwrap_err();
+                let Error::Core(error) = found.error else { panic!("{found}") };
+                assert_eq!((found.job, error.to_string()), (Some(5), expected.error.to_string()));
+                assert_eq!(expected.job, Some(5));
+            }
+        }
+    }
+}
+
+#[test]
+fn layers_in_device_memory_share_launches() {
+    let Some(mut backend) = backend(flavour(), 1) else { return };
+    check_layers(&mut backend);
+}
+
+/// Blocks whose coordinates are grid points, or nearly: they are measured by decoding. And those whose magnitudes are far from 1.
+#[test]
+fn errors_that_are_hard_to_measure_are_as_in_the_core() {
+    let Some(mut backend) = backend(flavour(), 0) else { return };
+    let spike = |i: usize| if i == 99 { 3.0 } else { 0.0 };
+    let nearly = |i: usize| if i == 99 { 3.0 } else { 1e-4 * (i % 7) as f32 };
+    let two = |i: usize| if i.is_multiple_of(2048) { 1.0 } else { 0.0 };
+    let kinds: [&dyn Fn(usize) -> f32; 5] = [&spike, &nearly, &two, &|_| 0.3, &|i| 1e31 * (i % 17) as f32];
+    for kind in kinds {
+        for elements in [4096, 4096 + 512, 300] {
+            let values: Vec<f32> = (0..elements).map(kind).collect();
+            let tensor = Tensor::new(&values, elements, 1);
+            for scale in SCALES {
+                let candidates = Candidates::Eden { base: Eden { bits: 3, scale }, bits: &[1, 2, 3, 4, 5, 6, 7, 8] };
+                let job = Job { gradient: tensor.gradients()[0], candidates, stream: Stream::default() };
+                check_rows(&mut backend, &[job], ROWS);
+            }
+        }
+    }
+}
+
+/// Several chunks of a block of the grid, short blocks, decoded values that have to be looked at, a block of zeros at the end, and
+/// errors that are measured by decoding.
 fn check(backend: &mut CudaBackend) {
-    for (elements, magnitude) in [(MANY, 1.0), (4096 + 100, 1e32)] {
-        let tensor = tensor(elements, magnitude);
-        check_encode(backend, &setting(3, Scale::Unbiased), &tensor.gradients()[0], Stream::default());
+    let large = |i: usize| if i < 4096 + 96 { 1e32 * (i % 17) as f32 } else { 0.0 };
+    let spike = |i: usize| if i == 99 { 3.0 } else { 0.0 };
+    let made = |elements: usize, value: &dyn Fn(usize) -> f32| {
+        Tensor::new(&(0..elements).map(value).collect::<Vec<_>>(), elements, 1)
+    };
+    for tensor in [tensor(MANY, 1.0), made(4096 + 100, &large), made(4096, &spike)] {
+        let gradient = tensor.gradients()[0];
+        check_encode(backend, &setting(3, Scale::Unbiased), &gradient, Stream::default());
+        let candidates = Candidates::Eden { base: Eden::default(), bits: &[1, 2, 3, 6] };
+        check_rows(backend, &[Job { gradient, candidates, stream: Stream::default() }], ROWS);
     }
 }
 
@@ -171,6 +248,7 @@ fn check(backend: &mut CudaBackend) {
 fn no_kernel_has_a_data_race() {
     let Some(mut backend) = backend(Flavour::Races, 0) else { return };
     check(&mut backend);
+    check_layers(&mut backend);
     check_encode(&mut backend, &setting(8, Scale::Unbiased), &faulty()[1].gradients()[0], Stream::default());
 }
 
@@ -187,8 +265,9 @@ fn said(flavour: Flavour, from: &'static str, to: &'static str) -> Option<String
 #[ignore = "slow"]
 fn missing_barriers_are_found() {
     for (from, to) in [
-        ("        __syncthreads();  // the codes before may still be read\n", ""),
         ("        __syncthreads();  // the chunk before may still be read\n", ""),
+        ("                __syncthreads();\n                if (bits == 0)", "                if (bits == 0)"),
+        ("    __syncthreads();\n    return row.undecided;", "    return row.undecided;"),
         ("            __syncthreads();  // all is there, and the block before is done\n", ""),
         ("    __syncthreads();  // the sum before may still be read\n", ""),
         ("    __syncthreads();\n    exchange<1, false>", "    exchange<1, false>"),
@@ -215,6 +294,8 @@ fn wrong_numbers_are_found() {
         ("power * 0.70710678118654752f", "power * 0.7071069f"),
         ("double(len) / product", "double(len) / square"),
         ("packed &= ~0ull >> (64 - coded * bits);", ""),
+        ("u32 bits = most - 3 + threadIdx.x / LANES;", "u32 bits = most - 3 + threadIdx.x / 32 % 4;"),
+        ("row.errors[bits - 1] += error * mean_square;", "row.errors[bits - 1] = error * mean_square;"),
         ("u64(words[word + 1]) << 32 | words[word]", "u64(words[word]) << 32 | words[word]"),
     ] {
         let Some(said) = said(Flavour::Plain, from, to) else { return };

@@ -68,10 +68,11 @@ fn gradients_are_compressed_where_they_are() {
                 Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] },
                 Candidates::TopK { values: dtype, keeps: &[50, 700] },
                 Candidates::PowerSgd { iterations: 1, ranks: &[1, 4] },
+                Candidates::Eden { base: Eden::default(), bits: &[3, 1] },
             ];
             let on_device = candidates.map(|candidates| DeviceJob { gradient: on_device, candidates, stream });
             let jobs = candidates.map(|candidates| Job { gradient, candidates, stream });
-            let (mut rows, mut expected) = ([f64::NAN; 6], [f64::NAN; 6]);
+            let (mut rows, mut expected) = ([f64::NAN; 8], [f64::NAN; 8]);
             backend.measure_device(&on_device, &mut rows).unwrap();
             Portable.measure(&jobs, &mut vec![0; Portable.workspace_len(&jobs)], &mut expected).unwrap();
             assert!(rows.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= ROWS * b), "{rows:?}, not {expected:?}");
@@ -95,6 +96,7 @@ fn rows_of_mixed_jobs_are_those_of_each_alone() {
             Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4, 8] },
             Candidates::PowerSgd { iterations: 2, ranks: &[1] },
             Candidates::QuantisedTopK { keeps: &[9, 30], bits: &[3] },
+            Candidates::Eden { base: Eden::default(), bits: &[1, 4] },
             Candidates::Qsgd { base: Qsgd::default(), bits: &[5] },
             Candidates::TopK { values: Dtype::Bf16, keeps: &[7] },
         ] {
