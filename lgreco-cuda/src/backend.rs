@@ -89,7 +89,7 @@ impl CudaBackend {
     }
 
     /// Whether this backend makes rows and payloads of such gradients. It does under QSGD with buckets that are powers of two from
-    /// 64 to 4096, under TopK, also in few bits, and under PowerSGD of ranks up to 1024, or of any rank where a matrix has no more
+    /// 64 to 4096, under TopK, also in few bits, under EDEN, and under PowerSGD of ranks up to 1024, or of any rank where a matrix has no more
     /// rows or columns, with sides up to 2^31. It refuses others ([`Error::Method`]), but for host gradients under QSGD with other
     /// buckets: the core compresses these.
     ///
@@ -109,7 +109,7 @@ impl CudaBackend {
     pub fn takes(setting: &Setting, shape: Shape) -> bool {
         match setting {
             Setting::Qsgd(qsgd) => qsgd::holds(qsgd.bucket),
-            Setting::TopK(_) | Setting::QuantisedTopK(_) => true,
+            Setting::TopK(_) | Setting::QuantisedTopK(_) | Setting::Eden(_) => true,
             Setting::PowerSgd(power) => powersgd::check(shape, power.rank).is_ok(),
             _ => false,
         }
@@ -238,7 +238,7 @@ impl CudaBackend {
     }
 }
 
-/// Rows agree with the core's within 1e-4, payloads of QSGD and TopK and what they decode to bit for bit.
+/// Rows agree with the core's within 1e-4, payloads of QSGD, TopK and EDEN and what they decode to bit for bit.
 impl Backend for CudaBackend {
     /// 0: the workspace is the device's.
     fn workspace_len(&self, _: &[Job<'_>]) -> usize {
@@ -246,8 +246,8 @@ impl Backend for CudaBackend {
     }
 
     fn measure(&mut self, jobs: &[Job<'_>], _: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
-        if on_the_core(jobs) {
-            return one_by_one(self, jobs, rows);
+        if jobs.iter().any(on_the_core) {
+            return one_by_one(self, jobs, on_the_core, rows);
         }
         let measured = measure(&mut self.gpu, &work(jobs), rows);
         measured.map_err(|DeviceJobError { job, error }| JobError { job, error: self.told(error) })

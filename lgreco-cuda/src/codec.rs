@@ -4,7 +4,7 @@ use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{INFINITY, check_finite, overflow};
 use crate::tensor::{Input, Tensor};
-use crate::{Error, Result, magnitude, positions, powersgd, qsgd, selection};
+use crate::{Error, Result, eden, magnitude, positions, powersgd, qsgd, selection};
 use lgreco::compress::wire::{HEADER_LEN, Header, Method, Payload};
 use lgreco::compress::{
     Compressor, Setting,
@@ -18,7 +18,7 @@ use lgreco::gradient::Shape;
 use lgreco::rng::Stream;
 
 /// Bytes of a status: two words, the first the bits of the largest magnitude (or 0 where it is known to be finite), the
-/// second TopK's k-th largest or PowerSGD's faults.
+/// second TopK's k-th largest, or PowerSGD's or EDEN's faults.
 pub(crate) const STATUS: u64 = 8;
 
 const NO_ENCODER: Error = Error::Method("this setting");
@@ -32,6 +32,7 @@ pub(crate) fn header(setting: &Setting, input: &Input<'_>) -> Result<Header> {
         Setting::TopK(c) => c.header(shape)?,
         Setting::PowerSgd(c) => c.header(shape)?,
         Setting::QuantisedTopK(c) => quantised_topk::header(&c, shape)?,
+        Setting::Eden(c) => Header { method: Method::Eden, variant: 0, parameter: c.bits.into(), shape },
         _ => return Err(NO_ENCODER),
     })
 }
@@ -69,6 +70,7 @@ pub(crate) fn enqueue(
             let layer = powersgd::Layer { tensor: &tensor, shape: input.shape(), stream };
             powersgd::encode(gpu, &layer, (c.rank, c.iterations), payload, status)
         }
+        Setting::Eden(c) => eden::encode(gpu, &tensor, c, stream, payload, status),
         _ => Err(NO_ENCODER),
     }
 }
@@ -92,13 +94,18 @@ pub(crate) fn enqueue_decoding(
             let rank = effective_rank(shape, c.rank) as u32;
             powersgd::decode(gpu, rank, payload, shape, target.part, status).map(|()| Some([0, 0]))
         }
+        Setting::Eden(c) => eden::decode(gpu, c, payload, target, status).map(|()| Some([0, 0])),
         _ => Err(Error::Method("decoding this setting's payloads")),
     }
 }
 
 /// What a status says of the gradient.
 pub(crate) fn check(gpu: &mut Gpu, setting: &Setting, input: &Input<'_>, status: &[u32]) -> Result<()> {
-    check_finite(gpu, input, status[0])?;
+    let finite = check_finite(gpu, input, status[0]);
+    if let Setting::Eden(_) = setting {
+        return eden::check(finite, status[1]);
+    }
+    finite?;
     match *setting {
         Setting::TopK(_) if status[0] >= limit(setting) => Err(overflow(gpu, input, status[1].max(limit(setting)))?),
         Setting::PowerSgd(_) => powersgd::fault(status[1]),
@@ -140,9 +147,12 @@ pub(crate) fn enqueue_told(
 /// What a status of [`TOLD`] bytes says of a gradient that may have gone.
 pub(crate) fn check_told(setting: &Setting, [largest, second, low, high]: [u32; 4]) -> Result<()> {
     let (index, value) = magnitude::told([low, high]);
-    if largest >= INFINITY {
-        return Err(lgreco::Error::NonFinite { index, value }.into());
+    let is_finite = largest < INFINITY;
+    let finite = if is_finite { Ok(()) } else { Err(lgreco::Error::NonFinite { index, value }.into()) };
+    if let Setting::Eden(_) = setting {
+        return eden::check(finite, second);
     }
+    finite?;
     if largest >= limit(setting) {
         return Err(lgreco::Error::ElementOverflow { index, value }.into());
     }
@@ -220,6 +230,7 @@ fn setting_of(payload: &Payload<'_>) -> Result<Option<Setting>> {
             let fits = powersgd::check_sides(payload.header.shape).is_ok();
             fits.then_some(Setting::PowerSgd(PowerSgd { rank, iterations: 1 }))
         }
+        Method::Eden => Some(Setting::Eden(lgreco::compress::eden::of_payload(payload)?)),
         _ => None,
     })
 }

@@ -12,6 +12,7 @@ pub(crate) enum Module {
     Positions,
     PowerSgd,
     Window,
+    Eden,
 }
 
 /// A file's text, under its own name in messages.
@@ -23,7 +24,7 @@ macro_rules! file {
 
 impl Module {
     #[cfg(any(test, feature = "testing"))]
-    pub(crate) const ALL: [Module; 9] = [
+    pub(crate) const ALL: [Module; 10] = [
         Module::Magnitude,
         Module::Qsgd,
         Module::Exchange,
@@ -33,6 +34,7 @@ impl Module {
         Module::Positions,
         Module::PowerSgd,
         Module::Window,
+        Module::Eden,
     ];
 
     /// The name of its file.
@@ -47,6 +49,7 @@ impl Module {
             Module::Positions => "positions.cu",
             Module::PowerSgd => "powersgd.cu",
             Module::Window => "window.cu",
+            Module::Eden => "eden.cu",
         }
     }
 
@@ -57,6 +60,7 @@ impl Module {
         const MEANINGS: &str = file!("meanings.cu");
         const PHILOX: &str = file!("philox.cu");
         const BUCKETS: &str = file!("buckets.cu");
+        const PACKED: &str = file!("packed.cu");
         const CODES: &str = file!("codes.cu");
         const BLOCKS: &str = file!("blocks.cu");
         const PROGRAM: &str = file!("program.cu");
@@ -65,12 +69,13 @@ impl Module {
         const ORTHONORMAL: &str = file!("orthonormal.cu");
         match self {
             Module::Magnitude => [DEVICE, VALUES, file!("magnitude.cu")].concat(),
-            Module::Qsgd => [DEVICE, VALUES, PHILOX, BUCKETS, CODES, file!("qsgd.cu")].concat(),
+            Module::Qsgd => [DEVICE, VALUES, PHILOX, BUCKETS, PACKED, CODES, file!("qsgd.cu")].concat(),
             Module::Exchange => [
                 DEVICE,
                 VALUES,
                 PHILOX,
                 BUCKETS,
+                PACKED,
                 CODES,
                 BLOCKS,
                 PROGRAM,
@@ -105,6 +110,10 @@ impl Module {
             Module::Positions => [DEVICE, VALUES, MEANINGS, file!("positions.cu")].concat(),
             Module::PowerSgd => [DEVICE, VALUES, PHILOX, FACTORS, ORTHONORMAL, file!("powersgd.cu")].concat(),
             Module::Window => [DEVICE, VALUES, file!("window.cu")].concat(),
+            Module::Eden => {
+                let own = [file!("eden_levels.cu"), file!("rotation.cu"), file!("eden.cu"), file!("eden_rows.cu")];
+                [DEVICE, VALUES, PHILOX, PACKED, &own.concat()].concat()
+            }
         }
     }
 }

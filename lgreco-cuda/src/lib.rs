@@ -100,6 +100,8 @@ mod device_payloads;
 mod device_rows;
 #[allow(unsafe_code)]
 mod driver;
+mod eden;
+mod eden_rows;
 mod error;
 #[allow(unsafe_code)]
 mod exchange;
@@ -118,6 +120,7 @@ mod positions;
 mod powersgd;
 mod qsgd;
 mod reserve;
+mod row_table;
 mod rows;
 mod selection;
 mod shipped;

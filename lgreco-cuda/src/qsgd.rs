@@ -12,8 +12,9 @@
 //! tables a layer's rows of all methods follow one another, so no launch is shared.
 
 use crate::device::Part;
-use crate::gpu::{self, Gpu, Scratch, blocks, looping_blocks, summing_blocks};
+use crate::gpu::{Gpu, Scratch, blocks, looping_blocks, summing_blocks};
 use crate::kernels::{Kernel, Module};
+use crate::row_table::RowTable;
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
@@ -121,8 +122,8 @@ pub(crate) const RESULT_WORDS: usize = 1 + 2 * WIDTHS as usize;
 const RESULTS: u64 = 8 * RESULT_WORDS as u64;
 
 /// Blocks that read all values, a record of sums each.
-fn reading_blocks(elements: u32) -> u64 {
-    summing_blocks(u64::from(elements).div_ceil(PER_READER))
+fn reading_blocks(tensor: &Tensor) -> u64 {
+    summing_blocks(u64::from(tensor.elements).div_ceil(PER_READER))
 }
 
 /// Widths that are measured together: those with a sign, or those without.
@@ -169,45 +170,10 @@ impl Layer {
     ];
 }
 
-/// Tables of tensors that share launches.
-struct Table {
-    layers: Part,
-    layer_of: Part,
-    count: u64,
-    blocks: u64,
-}
-
-impl Table {
-    /// Enqueued: brings the tables to the device.
-    fn new(gpu: &mut Gpu, tensors: &[Tensor]) -> Result<Self> {
-        let (mut layers, mut layer_of) = (Vec::new(), Vec::new());
-        for (tensor, number) in tensors.iter().zip(0u32..) {
-            let blocks = reading_blocks(tensor.elements);
-            layers.push(Layer {
-                values: tensor.part.address,
-                dtype: tensor.dtype as u32,
-                count: tensor.elements,
-                first_block: layer_of.len() as u32,
-                blocks: blocks as u32,
-            });
-            layer_of.extend(std::iter::repeat_n(number, blocks as usize));
-        }
-        let tables = [bytemuck::cast_slice::<_, u8>(&layers), bytemuck::cast_slice(&layer_of)];
-        let [count, blocks] = [layers.len(), layer_of.len()].map(|len| len as u64);
-        let lens = tables.map(|table| table.len() as u64);
-        let [layers, layer_of] = gpu.upload(Scratch::Layers, &tables.concat())?.split(lens);
-        Ok(Table { layers, layer_of, count, blocks })
-    }
-}
-
-/// How many tensors from the first on one launch works on.
-fn together(tensors: &[Tensor]) -> usize {
-    let mut blocks = 0;
-    let fits = |&(index, tensor): &(usize, &Tensor)| {
-        blocks += reading_blocks(tensor.elements);
-        index == 0 || blocks <= gpu::together()
-    };
-    tensors.iter().enumerate().take_while(fits).count()
+/// The table's entry of a tensor.
+fn layer(tensor: &Tensor, first_block: u32, blocks: u32) -> Layer {
+    let &Tensor { part, dtype, elements } = tensor;
+    Layer { values: part.address, dtype: dtype as u32, count: elements, first_block, blocks }
 }
 
 /// Enqueued: the records of a kind for every tensor; results follow each other. The first word of each tensor's results becomes
@@ -217,8 +183,8 @@ fn measure_kind(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) ->
     let rows =
         if is_usual(kind.qsgd) { kernel("usual_row") } else { kind.kernel("fused_row", "fused_row_of_residuals") };
     while let Some(first) = rest.first() {
-        let (group, others) = rest.split_at(together(rest));
-        let (table, params) = (Table::new(gpu, group)?, kind.params(first));
+        let (group, others) = rest.split_at(RowTable::together(rest, reading_blocks));
+        let (table, params) = (RowTable::new(gpu, group, reading_blocks, layer)?, kind.params(first));
         let partials = gpu.scratch(Scratch::Partials, 8 * u64::from(WIDTHS) * table.blocks)?;
         gpu.launch(rows, params, &[table.layers, table.layer_of, partials, results], table.blocks)?;
         let parts = [table.layers, partials, results.from(kind.record)];

@@ -6,7 +6,7 @@ use crate::error::{DeviceJobError, of_job};
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{check_finite, overflow};
 use crate::tensor::{Input, Tensor, Work};
-use crate::{Error, Result, few_bits, magnitude, powersgd, qsgd, topk};
+use crate::{Error, Result, eden, eden_rows, few_bits, magnitude, powersgd, qsgd, topk};
 use lgreco::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
 use lgreco::compress::{powersgd::NEAR_OVERFLOW, topk::overflow as overflow_from};
 use lgreco::error::expect_len;
@@ -22,6 +22,7 @@ fn result_words(work: &Work<'_>) -> usize {
         Candidates::TopK { keeps, .. } => topk::result_words(keeps.len()),
         Candidates::QuantisedTopK { keeps, .. } => few_bits::result_words(keeps.len()),
         Candidates::PowerSgd { ranks, .. } => powersgd::result_words(ranks.len()),
+        Candidates::Eden { .. } => eden_rows::RESULT_WORDS,
         _ => 1,
     }
 }
@@ -33,7 +34,8 @@ fn check(work: &Work<'_>) -> Result<()> {
         Candidates::Qsgd { .. }
         | Candidates::TopK { .. }
         | Candidates::QuantisedTopK { .. }
-        | Candidates::PowerSgd { .. } => {}
+        | Candidates::PowerSgd { .. }
+        | Candidates::Eden { .. } => {}
         _ => return Err(NO_ROW),
     }
     work.candidates.check(shape, work.gradient.dtype())?;
@@ -143,8 +145,8 @@ fn groups(jobs: &[Work<'_>]) -> Vec<Vec<usize>> {
     groups
 }
 
-/// Whether two jobs can share launches: both in device memory, under QSGD or PowerSGD with the same candidates (and seed), or under
-/// TopK with values sent in the same type, which rounds both of them or none.
+/// Whether two jobs can share launches: both in device memory, under QSGD, EDEN or PowerSGD with the same candidates (and for
+/// PowerSGD the same seed), or under TopK with values sent in the same type, which rounds both of them or none.
 fn are_alike(one: &Work<'_>, other: &Work<'_>) -> bool {
     let some = |job: &Work<'_>| {
         let is_device = matches!(job.gradient, Input::Device(_));
@@ -155,6 +157,7 @@ fn are_alike(one: &Work<'_>, other: &Work<'_>) -> bool {
     }
     match (one.candidates, other.candidates) {
         (Candidates::Qsgd { base, bits }, Candidates::Qsgd { base: b, bits: w }) => b == base && w == bits,
+        (Candidates::Eden { base, bits }, Candidates::Eden { base: b, bits: w }) => b.scale == base.scale && w == bits,
         (Candidates::PowerSgd { iterations, ranks }, Candidates::PowerSgd { iterations: i, ranks: r }) => {
             i == iterations && r == ranks && other.stream.seed == one.stream.seed
         }
@@ -193,6 +196,10 @@ fn row(gpu: &mut Gpu, alike: &[Work<'_>], tensors: &[Tensor], results: Part) -> 
             let layers = alike.iter().zip(tensors).map(layer);
             let layers = layers.map(|(shape, stream, tensor)| powersgd::Layer { tensor, shape, stream });
             powersgd::measure(gpu, &layers.collect::<Vec<_>>(), (iterations, ranks), powersgd::TOGETHER, results)
+        }
+        Candidates::Eden { base, bits } => {
+            let jobs = alike.iter().zip(tensors).map(|(job, &tensor)| eden_rows::Job { tensor, stream: job.stream });
+            eden_rows::measure(gpu, &jobs.collect::<Vec<_>>(), base.scale, bits, results)
         }
         candidates => {
             let sent = sent_by(&candidates).ok_or(NO_ROW)?;
@@ -237,7 +244,13 @@ pub(crate) fn rehearse(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), DeviceJob
 
 /// Makes a row of the words of a job's results.
 fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u64], row: &mut [f64]) -> Result<()> {
-    check_finite(gpu, &job.gradient, words[0] as u32)?;
+    let finite = check_finite(gpu, &job.gradient, words[0] as u32);
+    if let Candidates::Eden { bits, .. } = job.candidates {
+        eden::check(finite, (words[0] >> 32) as u32)?;
+        row.iter_mut().zip(eden_rows::errors(bits, words)).for_each(|(place, error)| *place = error);
+        return Ok(());
+    }
+    finite?;
     match job.candidates {
         Candidates::Qsgd { base, bits } if !qsgd::holds(base.bucket) => {
             let Input::Host(gradient) = job.gradient else { return Err(qsgd::OTHER_BUCKETS) };

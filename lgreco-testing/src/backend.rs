@@ -1,13 +1,13 @@
 //! The conformance suite: what every [`Backend`] promises, checked against [`Portable`].
 //!
 //! A backend's test calls [`check_dense`], [`check_qsgd`], [`check_topk`], [`check_quantised_topk`],
-//! [`check_powersgd`] and [`check_batches`], or
-//! [`check_all`] of them.
+//! [`check_powersgd`], [`check_eden`] and [`check_batches`], or [`check_all`] of them.
 
 use super::golden;
 use super::qsgd::{squared_error, subnormal_rounding};
 use lgreco::Error;
 use lgreco::backend::{Backend, Job, JobError, Portable};
+use lgreco::compress::eden::{self, Eden};
 use lgreco::compress::powersgd::PowerSgd;
 use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco::compress::quantised_topk::QuantisedTopK;
@@ -479,6 +479,45 @@ fn check_low_rank(
     assert!(apart <= squared(relative) * norm, "{powersgd:?} of {shape:?}: {apart:e} apart, norm {norm:e}");
 }
 
+/// EDEN's payloads and rows of every tensor, with both scales and every width; damaged payloads.
+///
+/// # Panics
+/// When `backend` does not do as [`Portable`].
+pub fn check_eden(backend: &mut dyn Backend, relative: f64) {
+    let scales = [eden::Scale::Unbiased, eden::Scale::LeastSquares];
+    for_each_gradient(|number, gradient| {
+        let stream = Stream { seed: 0x1234_5678_9abc_def0, step: 3, layer: number as u32, rank: 2 };
+        for (choice, scale) in scales.into_iter().enumerate() {
+            let base = Eden { bits: 1 + ((number + 3 * choice) % 8) as u8, scale };
+            let setting = Setting::Eden(base);
+            check_encode(backend, &setting, gradient, stream);
+            let widths: &[u8] = if number % 2 == 0 { &[1, 2, 3, 4, 5, 6, 7, 8] } else { &[8, 2, 5] };
+            let candidates = Candidates::Eden { base, bits: widths };
+            check_rows(backend, &[Job { gradient: *gradient, candidates, stream }], relative);
+            if (30..33).contains(&number) && choice == 0 {
+                let payload = payload(&setting, gradient).expect("a finite gradient");
+                check_damaged(backend, &payload, gradient.shape().elements());
+            }
+        }
+    });
+    for (tensor, scale) in large().iter().zip(scales) {
+        for (gradient, bits) in tensor.gradients().iter().zip([3, 1, 8]) {
+            let base = Eden { bits, scale };
+            check_encode(backend, &Setting::Eden(base), gradient, Stream::default());
+            let candidates = Candidates::Eden { base, bits: &[1, 3, 4] };
+            check_rows(backend, &[Job { gradient: *gradient, candidates, stream: Stream::default() }], relative);
+        }
+    }
+    let tensor = Tensor::new(&[1.0, 2.0], 2, 1);
+    let gradient = tensor.gradients()[0];
+    for widths in [&[0][..], &[9], &[]] {
+        let base = Eden { bits: widths.first().copied().unwrap_or(3), ..Eden::default() };
+        check_encode(backend, &Setting::Eden(base), &gradient, Stream::default());
+        let candidates = Candidates::Eden { base, bits: widths };
+        check_rows(backend, &[Job { gradient, candidates, stream: Stream::default() }], relative);
+    }
+}
+
 /// Many jobs of all sizes and methods in one batch, the same gradient several times among them; no job; and batches with
 /// a job that fails, or cannot be measured, in the middle. With `powersgd`, its jobs too.
 ///
@@ -527,5 +566,6 @@ pub fn check_all(backend: &mut dyn Backend, relative: f64) {
     check_topk(backend, relative);
     check_quantised_topk(backend, relative);
     check_powersgd(backend, relative);
+    check_eden(backend, relative);
     check_batches(backend, relative, true);
 }

@@ -8,7 +8,7 @@ use crate::rows::{measure, reserve};
 use crate::tensor::{Input, Work, work};
 use lgreco::backend::{Backend, Job, JobError, on_the_core, one_by_one};
 use lgreco::compress::wire::Payload;
-use lgreco::compress::{Compressor, Setting};
+use lgreco::compress::{Candidates, Compressor, Setting};
 use lgreco::gradient::Gradient;
 use lgreco::rng::Stream;
 
@@ -177,8 +177,9 @@ impl Backend for WgpuBackend {
     }
 
     fn measure(&mut self, jobs: &[Job<'_>], _: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
-        if on_the_core(jobs) {
-            return one_by_one(self, jobs, rows);
+        let on_the_core = |job: &Job<'_>| on_the_core(job) || matches!(job.candidates, Candidates::Eden { .. });
+        if jobs.iter().any(on_the_core) {
+            return one_by_one(self, jobs, on_the_core, rows);
         }
         measure(&mut self.gpu, &work(jobs), rows)
             .map_err(|BufferJobError { job, error }| JobError { job, error: self.told(error) })

@@ -41,6 +41,27 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     body.put(0, values, None)
 }
 
+/// The compressor whose payloads are decoded as this one, for decoders on other devices; its scale is the default.
+///
+/// ```
+/// use lgreco_compress::{eden, wire::Payload};
+/// let bytes = [
+///     b'L', 1, 10, 0, 1, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, // 1 bit for each of 1 × 2 values
+///     0, 0, 0, 0, 0, 0, 0, 0, // the seed
+///     0, 0, 0x80, 0x3f, // scale 1
+///     0b10, // codes
+/// ];
+/// assert_eq!(eden::of_payload(&Payload::parse(&bytes)?)?.bits, 1);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`decode`], but for scales and decoded values, at which it does not look.
+pub fn of_payload(payload: &Payload<'_>) -> Result<Eden> {
+    let body = Body::open(payload)?;
+    Ok(Eden { bits: body.bits, ..Eden::default() })
+}
+
 /// Combines what a payload stands for with `values`. Same errors as [`decode`].
 pub(crate) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<()> {
     let body = Body::open(payload)?;

@@ -58,8 +58,8 @@ mod setting;
 mod tests;
 mod transform;
 
-pub use decode::decode;
 pub(super) use decode::{combine, combine_stretch, stated};
+pub use decode::{decode, of_payload};
 pub use measure::measure;
 pub(crate) use setting::{KNOWN, PLANNED, READER};
 

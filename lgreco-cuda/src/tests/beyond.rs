@@ -13,6 +13,7 @@ use crate::gpu::MOST;
 use crate::kernels::Module;
 use crate::{CudaBackend, DeviceGradient, DeviceJob};
 use lgreco::backend::{Backend, Job, Portable};
+use lgreco::compress::eden::Eden;
 use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco::compress::quantised_topk::QuantisedTopK;
 use lgreco::compress::{Candidates, Compressor, Setting, topk::TopK};
@@ -195,6 +196,34 @@ fn topk() {
         let kept = decoded.values::<f32>()[ALL - TAIL..].iter().zip(&tail).filter(|(kept, _)| **kept != 0.0);
         assert!(kept.clone().all(|(kept, x)| (kept - x).abs() < 0.01), "{setting}");
         assert_eq!(kept.count(), keep, "{setting}");
+    }
+}
+
+/// Signs depend on where values are, so the row is compared with what the payload decodes to.
+#[test]
+fn eden() {
+    let tail = uniform(TAIL, 9);
+    let mut values = filled(ALL, Dtype::F32, &tail);
+    let Some(mut backend) = sparse(None) else { return };
+    let (base, shape) = (Eden { bits: 2, ..Eden::default() }, Shape::new(ALL, 1).unwrap());
+    let setting = Setting::Eden(base);
+    let candidates = Candidates::Eden { base, bits: &[2, 5] };
+    let row = measured(&mut backend, (values.part(), Dtype::F32), shape, candidates);
+    let payload = Sparse::new(setting.payload_len(shape, Dtype::F32).unwrap() as u64);
+    let mut decoded = Sparse::new(4 * ALL as u64);
+    let [from, to] = [&payload, &decoded].map(|memory| memory.part().address);
+    let gradient = DeviceGradient::of_part(values.part(), Dtype::F32, shape);
+    // SAFETY: as much memory as the payload and its values take.
+    unsafe {
+        backend.encode_to_device(&setting, &gradient, Stream::default(), from).unwrap();
+        backend.decode_on_device(&setting, shape, from, to).unwrap();
+    }
+    backend.check().unwrap();
+    let decoded = decoded.values::<f32>()[ALL - TAIL..].iter();
+    let error: f64 = decoded.zip(&tail).map(|(x, y)| (f64::from(*x) - f64::from(*y)).powi(2)).sum();
+    assert!((row[0] - error).abs() <= super::ROWS * error && row[1] < row[0], "{row:?}, {error}");
+    if is_full() {
+        check_payload(&mut backend, &mut values, setting);
     }
 }
 

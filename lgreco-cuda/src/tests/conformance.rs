@@ -11,8 +11,8 @@ use lgreco::compress::{Candidates, Setting};
 use lgreco::gradient::Gradient;
 use lgreco::rng::Stream;
 use lgreco_testing::backend::{
-    Tensor, check_batches, check_dense, check_encode, check_powersgd, check_qsgd, check_quantised_topk, check_rows,
-    check_topk,
+    Tensor, check_batches, check_dense, check_eden, check_encode, check_powersgd, check_qsgd, check_quantised_topk,
+    check_rows, check_topk,
 };
 use lgreco_testing::powersgd::uniform;
 
@@ -97,6 +97,11 @@ fn quantised_topk() {
 #[test]
 fn powersgd() {
     in_all_orders(|backend| check_powersgd(backend, ROWS));
+}
+
+#[test]
+fn eden() {
+    in_all_orders(|backend| check_eden(backend, ROWS));
 }
 
 #[test]

@@ -35,7 +35,7 @@ fn under_sanitizers(arguments: &[&str]) -> Option<Output> {
 }
 
 /// All that the sanitizers bear.
-const SANITIZED: [&str; 25] = [
+const SANITIZED: [&str; 27] = [
     "tests::conformance",
     "tests::exchange::payloads",
     "tests::exchange_sums::many",
@@ -60,6 +60,8 @@ const SANITIZED: [&str; 25] = [
     "tests::memory",
     "tests::few_bits",
     "tests::qsgd::layers",
+    "tests::eden::every_width",
+    "tests::eden::damaged",
     "tests::orthonormal::more",
 ];
 

@@ -6,7 +6,7 @@ use super::driver::{State, is_child, run, state};
 use super::enqueued::{COLS, ROWS, beside_a_trainer, device, qsgd, values};
 use crate::{CudaBackend, DeviceGradient, DeviceJob, DeviceWindow, ExchangeConfig, ExchangeFault, ExchangeProgram};
 use cudarc::driver::sys;
-use lgreco::compress::{Candidates, Setting, qsgd::Qsgd, topk::TopK};
+use lgreco::compress::{Candidates, Setting, eden::Eden, qsgd::Qsgd, topk::TopK};
 use lgreco::gradient::{Dtype, Shape};
 use lgreco::rng::Stream;
 use lgreco_testing::powersgd::uniform;
@@ -124,6 +124,7 @@ fn jobs<'a>(gradients: impl Iterator<Item = DeviceGradient>, keeps: &'a [u32]) -
         Candidates::TopK { values: Dtype::F16, keeps },
         Candidates::QuantisedTopK { keeps, bits: &[2, 8] },
         Candidates::PowerSgd { iterations: 5, ranks: &[1, 4] },
+        Candidates::Eden { base: Eden::default(), bits: &[1, 4] },
     ];
     let of_layer = |(layer, gradient): (usize, DeviceGradient)| {
         let stream = Stream { layer: layer as u32, ..Stream::default() };

@@ -9,7 +9,7 @@ use crate::{
     CudaBackend, DeviceExchange, DeviceGradient, DeviceJob, DeviceJobError, Error, ExchangeConfig, ExchangeProgram,
 };
 use lgreco::compress::quantised_topk::QuantisedTopK;
-use lgreco::compress::{Candidates, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
+use lgreco::compress::{Candidates, Setting, eden::Eden, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
 use lgreco::gradient::{Dtype, Shape};
 use lgreco::rng::Stream;
 use lgreco_testing::models::resnet_50;
@@ -134,6 +134,14 @@ fn a_table_waits_once_and_qsgds_layers_share_launches() {
     // Outside of tests as many blocks work together as take all of these layers.
     MOST.set(2048);
     assert_eq!(qsgd(Qsgd::default()), [2, 1 + 1, 1]);
+}
+
+#[test]
+fn layers_under_eden_share_launches() {
+    let eden = |bits| calls(Candidates::Eden { base: Eden::default(), bits });
+    assert_eq!(eden(&[1, 2, 3, 4, 5, 6, 7, 8]), [2 * 3, 3 + 1, 1]);
+    MOST.set(2048);
+    assert_eq!(eden(&[3]), [2, 1 + 1, 1]);
 }
 
 /// Convolutions, biases and a matrix: a pair of launches for those with a sign and one for those without, twice.

@@ -6,7 +6,8 @@ use super::{ROWS, backend};
 use crate::{CudaBackend, DeviceGradient, DeviceJob, Error};
 use lgreco::backend::{Backend, Job, Portable};
 use lgreco::compress::{
-    Candidates, Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, quantised_topk::QuantisedTopK, topk::TopK,
+    Candidates, Compressor, Setting, eden::Eden, powersgd::PowerSgd, qsgd::Qsgd, quantised_topk::QuantisedTopK,
+    topk::TopK,
 };
 use lgreco::gradient::{Dtype, Gradient, Shape, with_elements};
 use lgreco::rng::Stream;
@@ -34,8 +35,9 @@ impl Held {
     }
 }
 
-fn settings() -> [Setting; 5] {
+fn settings() -> [Setting; 6] {
     [
+        Setting::Eden(Eden::default()),
         Setting::TopK(TopK { keep: 55, values: Dtype::F16 }),
         Setting::QuantisedTopK(QuantisedTopK { keep: 57, bits: 5 }),
         Setting::Dense,
@@ -66,10 +68,11 @@ fn gradients_are_compressed_where_they_are() {
                 Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] },
                 Candidates::TopK { values: dtype, keeps: &[50, 700] },
                 Candidates::PowerSgd { iterations: 1, ranks: &[1, 4] },
+                Candidates::Eden { base: Eden::default(), bits: &[3, 1] },
             ];
             let on_device = candidates.map(|candidates| DeviceJob { gradient: on_device, candidates, stream });
             let jobs = candidates.map(|candidates| Job { gradient, candidates, stream });
-            let (mut rows, mut expected) = ([f64::NAN; 6], [f64::NAN; 6]);
+            let (mut rows, mut expected) = ([f64::NAN; 8], [f64::NAN; 8]);
             backend.measure_device(&on_device, &mut rows).unwrap();
             Portable.measure(&jobs, &mut vec![0; Portable.workspace_len(&jobs)], &mut expected).unwrap();
             assert!(rows.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= ROWS * b), "{rows:?}, not {expected:?}");
@@ -93,6 +96,7 @@ fn rows_of_mixed_jobs_are_those_of_each_alone() {
             Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4, 8] },
             Candidates::PowerSgd { iterations: 2, ranks: &[1] },
             Candidates::QuantisedTopK { keeps: &[9, 30], bits: &[3] },
+            Candidates::Eden { base: Eden::default(), bits: &[1, 4] },
             Candidates::Qsgd { base: Qsgd::default(), bits: &[5] },
             Candidates::TopK { values: Dtype::Bf16, keeps: &[7] },
         ] {
@@ -145,7 +149,7 @@ fn payloads_are_decoded_to_device_memory() {
         let mut expected = vec![f32::NAN; 61 * 47];
         Portable.decode(&payload, &mut expected).unwrap();
         assert!(decoded(&mut backend, &payload, 61 * 47).unwrap() == expected, "{setting:?}");
-        let damaged = [&payload[..16], &[0xff; 8], &payload[24..]].concat();
+        let damaged = [&payload[..16], &[0xff; 16], &payload[32..]].concat();
         assert!(decoded(&mut backend, &damaged, 61 * 47).is_err(), "{setting:?}");
     }
 }
@@ -157,6 +161,7 @@ fn payloads_stay_on_the_device() {
         Setting::Qsgd(Qsgd { bits: 5, bucket: 128, ..Qsgd::default() }),
         Setting::TopK(TopK { keep: 70, values: Dtype::F32 }),
         Setting::QuantisedTopK(QuantisedTopK { keep: 71, bits: 3 }),
+        Setting::Eden(Eden::default()),
         Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 }),
     ] {
         stay_on_the_device(&mut backend, &uniform(61 * 47, 1), setting);
@@ -224,6 +229,7 @@ fn payloads_of_several_ranks_lie_one_after_another() {
         Setting::Qsgd(Qsgd { bits: 7, bucket: 128, ..Qsgd::default() }),
         Setting::TopK(TopK { keep: 71, values: Dtype::F16 }),
         Setting::QuantisedTopK(QuantisedTopK { keep: 71, bits: 5 }),
+        Setting::Eden(Eden { bits: 7, ..Eden::default() }),
     ] {
         let len = setting.payload_len(shape, Dtype::F32).unwrap();
         assert!(!len.is_multiple_of(4), "{setting:?}: {len} bytes");

@@ -10,6 +10,7 @@ mod bucket;
 mod conformance;
 mod contexts;
 mod driver;
+mod eden;
 mod enqueued;
 mod exchange;
 mod exchange_damage;

@@ -9,6 +9,7 @@ use crate::CudaBackend;
 use crate::gpu::MOST;
 use crate::kernels::Module;
 use lgreco::backend::{Backend, Job};
+use lgreco::compress::eden::{self, Eden};
 use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco::compress::quantised_topk::QuantisedTopK;
 use lgreco::compress::{Candidates, Setting};
@@ -37,6 +38,8 @@ fn measured(backend: &mut CudaBackend) -> (Vec<u64>, Vec<u8>) {
         (&many, Candidates::TopK { values: Dtype::Bf16, keeps: &[1, 40, 9000] }),
         (&many, Candidates::QuantisedTopK { keeps: &[1, 40, 9000, 20_003], bits: &[1, 3, 8] }),
         (&few, Candidates::PowerSgd { iterations: 2, ranks: &[1, 6, 20] }),
+        (&many, Candidates::Eden { base: Eden::default(), bits: &[1, 2, 3, 8] }),
+        (&few, Candidates::Eden { base: Eden { scale: eden::Scale::LeastSquares, ..Eden::default() }, bits: &[1, 5] }),
     ] {
         let gradient = tensor.gradients()[0];
         let mut row = vec![0.0; candidates.len()];

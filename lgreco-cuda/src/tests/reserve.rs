@@ -6,6 +6,7 @@ use crate::codec::header;
 use crate::device::Part;
 use crate::tensor::Input;
 use crate::{Call, CudaBackend, DeviceGradient, DeviceJob};
+use lgreco::compress::eden::Eden;
 use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco::compress::{Candidates, Compressor, Setting};
 use lgreco::gradient::{Dtype, Shape};
@@ -37,6 +38,7 @@ fn each_method(mut check: impl FnMut(&[DeviceJob<'_>])) {
         check(&jobs(Candidates::TopK { values, keeps: &[7, 300, 1] }));
     }
     check(&jobs(Candidates::QuantisedTopK { keeps: &[7, 300, 1], bits: &[2, 4] }));
+    check(&jobs(Candidates::Eden { base: Eden::default(), bits: &[3, 1, 8] }));
     check(&jobs(Candidates::PowerSgd { iterations: 2, ranks: &[1, 40, 4] }));
 }
 

@@ -19,7 +19,10 @@ struct Use {
 const USUAL: Use = Use { registers: 64, shared: 8 << 10, local: 0 };
 
 /// The most registers and shared memory of kernels that need more.
-const MORE: [(&str, u32, u32); 18] = [
+const MORE: [(&str, u32, u32); 21] = [
+    ("eden.cu/decode_rotated", 64, 26 << 10),
+    ("eden.cu/encode_rotated", 64, 26 << 10),
+    ("eden.cu/rows", 64, 22 << 10),
     ("exchange.cu/encode", 96, 20 << 10),
     ("exchange_sums.cu/back_project", 80, 8 << 10),
     ("exchange_sums.cu/gram", 64, 42 << 10),

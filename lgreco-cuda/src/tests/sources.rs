@@ -2,7 +2,7 @@
 
 use super::simt::entries;
 use crate::kernels::Module;
-use crate::{exchange, factors, magnitude, positions, powersgd, qsgd, selection, topk, tops, window};
+use crate::{eden, eden_rows, exchange, factors, magnitude, positions, powersgd, qsgd, selection, topk, tops, window};
 
 /// The fields of a struct of the source, with their offsets, and its size.
 fn fields<'s>(source: &'s str, name: &str) -> (Vec<(&'s str, usize)>, usize) {
@@ -35,6 +35,7 @@ fn parameters_are_laid_out_as_in_the_sources() {
         Module::Positions => (positions::Params::FIELDS, size_of::<positions::Params>()),
         Module::PowerSgd => (powersgd::Params::FIELDS, size_of::<powersgd::Params>()),
         Module::Window => (window::Params::FIELDS, size_of::<window::Params>()),
+        Module::Eden => (eden::Params::FIELDS, size_of::<eden::Params>()),
     };
     for module in Module::ALL {
         let source = module.source();
@@ -59,5 +60,7 @@ fn parameters_are_laid_out_as_in_the_sources() {
     let source = Module::Window.source();
     assert_eq!(fields(&source, "Observed"), (window::Observed::FIELDS.to_vec(), size_of::<window::Observed>()));
     assert_eq!(fields(&Module::TopK.source(), "Row"), (topk::Row::FIELDS.to_vec(), size_of::<topk::Row>()));
+    let source = Module::Eden.source();
+    assert_eq!(fields(&source, "Layer"), (eden_rows::Layer::FIELDS.to_vec(), size_of::<eden_rows::Layer>()));
     assert_eq!(fields(&Module::Qsgd.source(), "Layer"), (qsgd::Layer::FIELDS.to_vec(), size_of::<qsgd::Layer>()));
 }

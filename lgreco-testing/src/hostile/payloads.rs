@@ -2,6 +2,7 @@
 
 use super::Choices;
 use lgreco::backend::Backend;
+use lgreco::compress::eden::{self, Eden};
 use lgreco::compress::powersgd::PowerSgd;
 use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco::compress::quantised_topk::QuantisedTopK;
@@ -12,7 +13,7 @@ use lgreco::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco::rng::Stream;
 
 /// Settings of the methods that devices decode, for tensors of at least 12 elements.
-const SETTINGS: [Setting; 13] = [
+const SETTINGS: [Setting; 15] = [
     Setting::Qsgd(Qsgd { bits: 1, bucket: 16, scale: Scale::MaxNorm, rounding: Rounding::Nearest }),
     Setting::Qsgd(Qsgd { bits: 3, bucket: 7, scale: Scale::MinMax, rounding: Rounding::Stochastic }),
     Setting::Qsgd(Qsgd { bits: 4, bucket: 512, scale: Scale::MaxNorm, rounding: Rounding::Stochastic }),
@@ -26,6 +27,8 @@ const SETTINGS: [Setting; 13] = [
     Setting::QuantisedTopK(QuantisedTopK { keep: 1, bits: 8 }),
     Setting::QuantisedTopK(QuantisedTopK { keep: 12, bits: 1 }),
     Setting::QuantisedTopK(QuantisedTopK { keep: 7, bits: 3 }),
+    Setting::Eden(Eden { bits: 1, scale: eden::Scale::Unbiased }),
+    Setting::Eden(Eden { bits: 5, scale: eden::Scale::LeastSquares }),
 ];
 
 /// Sides of tensors: one column, few elements, more than a word of positions, more than a block of threads.

@@ -141,26 +141,30 @@ pub trait Backend {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Portable;
 
-/// Whether any row is one of those of a search for which no GPU has kernels.
-pub fn on_the_core(jobs: &[Job<'_>]) -> bool {
-    jobs.iter()
-        .any(|job| matches!(job.candidates, Candidates::Each(_) | Candidates::CltK { .. } | Candidates::Eden { .. }))
+/// Whether a row is one of those of a search for which no GPU has kernels.
+pub fn on_the_core(job: &Job<'_>) -> bool {
+    matches!(job.candidates, Candidates::Each(_) | Candidates::CltK { .. })
 }
 
-/// Measures job after job: those [on the core](on_the_core) on the CPU, the others by `backend`.
+/// Measures job after job: those for which `on_the_core` is true on the CPU, the others by `backend`.
 ///
 /// # Errors
 /// As [`Backend::measure`].
 #[cfg(feature = "alloc")]
-pub fn one_by_one(backend: &mut dyn Backend, jobs: &[Job<'_>], rows: &mut [f64]) -> Result<(), JobError> {
+pub fn one_by_one(
+    backend: &mut dyn Backend,
+    jobs: &[Job<'_>],
+    on_the_core: impl Fn(&Job<'_>) -> bool,
+    rows: &mut [f64],
+) -> Result<(), JobError> {
     let total = jobs.iter().map(|job| job.candidates.len()).sum();
     expect_len("rows, one place per candidate", total, rows.len())?;
     let mut rest = rows;
     for (index, job) in jobs.iter().enumerate() {
         let (row, others) = rest.split_at_mut(job.candidates.len());
-        let job = core::slice::from_ref(job);
         let mut portable = Portable;
         let on: &mut dyn Backend = if on_the_core(job) { &mut portable } else { &mut *backend };
+        let job = core::slice::from_ref(job);
         let mut workspace = alloc::vec![0; on.workspace_len(job)];
         on.measure(job, &mut workspace, row).map_err(|failed| JobError { job: Some(index), ..failed })?;
         rest = others;

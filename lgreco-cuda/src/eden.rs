@@ -1,0 +1,101 @@
+//! EDEN: what `eden.cu` is asked to do.
+//!
+//! A thread block takes a chunk of 4096 values: one block, or the shorter blocks at the end of a tensor. It holds the chunk in
+//! shared memory, where the Walsh–Hadamard transform takes three steps of four levels each, in registers. Additions have the
+//! order of the core, so payloads have its bits.
+
+use crate::device::Part;
+use crate::gpu::{Gpu, looping_pieces};
+use crate::kernels::{Kernel, Module};
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+use bytemuck::{Pod, Zeroable};
+use lgreco::compress::eden::{BLOCK, Eden, Scale};
+use lgreco::compress::wire::HEADER_LEN;
+use lgreco::rng::Stream;
+
+/// `Params` of `eden.cu`.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Params {
+    dtype: u32,
+    count: u32,
+    bits: u32,
+    least_squares: u32,
+    widths: u32,
+    seed_low: u32,
+    seed_high: u32,
+}
+
+#[cfg(test)]
+impl Params {
+    pub(crate) const FIELDS: &[&'static str] =
+        &["dtype", "count", "bits", "least_squares", "widths", "seed_low", "seed_high"];
+}
+
+impl Params {
+    /// Of rows, whose layers say the rest.
+    pub(crate) fn of_rows(scale: Scale, widths: u32) -> Self {
+        Params { least_squares: (scale == Scale::LeastSquares) as u32, widths, ..Params::default() }
+    }
+}
+
+pub(crate) const fn kernel(entry: &'static str) -> Kernel {
+    Kernel { module: Module::Eden, entry }
+}
+
+fn params(tensor: &Tensor, eden: Eden) -> Params {
+    Params {
+        dtype: tensor.dtype as u32,
+        count: tensor.elements,
+        bits: eden.bits.into(),
+        least_squares: (eden.scale == Scale::LeastSquares) as u32,
+        ..Params::default()
+    }
+}
+
+/// Pieces of work that a thread block takes.
+pub(crate) fn chunks(elements: u32) -> u64 {
+    u64::from(elements).div_ceil(BLOCK as u64)
+}
+
+/// The payload's seed, low half first.
+pub(crate) fn seed(stream: Stream) -> [u32; 2] {
+    let [low, high, ..] = stream.block(0);
+    [low, high]
+}
+
+/// Enqueued: all of `payload` but the header. The two words of `status`, zeros before, become what [`check`] reads.
+pub(crate) fn encode(
+    gpu: &mut Gpu,
+    tensor: &Tensor,
+    eden: Eden,
+    stream: Stream,
+    payload: Part,
+    status: Part,
+) -> Result<()> {
+    let [seed_low, seed_high] = seed(stream);
+    let params = Params { seed_low, seed_high, ..params(tensor, eden) };
+    let parts = [tensor.part, payload.from(HEADER_LEN as u64), status];
+    gpu.launch(kernel("encode_rotated"), params, &parts, looping_pieces(chunks(tensor.elements)))
+}
+
+/// Enqueued: decodes a payload whose header has been checked into `target`. Afterwards the two words of `status`, zeros before,
+/// must be 0 still: else a scale or a decoded value is not finite, or unused bits are set.
+pub(crate) fn decode(gpu: &mut Gpu, eden: Eden, payload: Part, target: &Tensor, status: Part) -> Result<()> {
+    let parts = [payload.from(HEADER_LEN as u64), target.part, status];
+    gpu.launch(kernel("decode_rotated"), params(target, eden), &parts, looping_pieces(chunks(target.elements)))
+}
+
+/// What is wrong with a gradient. `found` tells the first value that is not finite; `overflow` is the complement of the first value
+/// of the first block that does not decode to finite values, or 0. The earlier of both counts.
+pub(crate) fn check(found: Result<()>, overflow: u32) -> Result<()> {
+    let comes_later = |index: usize| index as u64 >= u64::from(!overflow);
+    match &found {
+        Err(Error::Core(lgreco::Error::NonFinite { index, .. })) if !comes_later(*index) => found,
+        Ok(()) | Err(Error::Core(lgreco::Error::NonFinite { .. })) if overflow != 0 => {
+            Err(lgreco::Error::Overflow { what: "a decoded value" }.into())
+        }
+        _ => found,
+    }
+}
