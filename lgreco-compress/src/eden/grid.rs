@@ -5,6 +5,15 @@
 
 use super::levels::*;
 
+/// The positive grid points of 1 to 8 bits, each in ascending order: for compressors on other devices.
+///
+/// ```
+/// use lgreco_compress::eden::LEVELS;
+/// assert_eq!((LEVELS[0], LEVELS[7].len()), (&[0.7978846][..], 128));
+/// ```
+pub const LEVELS: [&[f32]; 8] =
+    [&LEVELS_1, &LEVELS_2, &LEVELS_3, &LEVELS_4, &LEVELS_5, &LEVELS_6, &LEVELS_7, &LEVELS_8];
+
 /// Most magnitudes for which a comparison with every threshold is faster than a table.
 const FEW: usize = 8;
 

@@ -60,6 +60,7 @@ mod transform;
 
 pub(super) use decode::{combine, combine_stretch, stated};
 pub use decode::{decode, of_payload};
+pub use grid::LEVELS;
 pub use measure::measure;
 pub(crate) use setting::{KNOWN, PLANNED, READER};
 
