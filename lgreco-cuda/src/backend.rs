@@ -11,7 +11,7 @@ use crate::tensor::{DeviceGradient, DeviceJob, Input, checked, work};
 use crate::{Error, Result, powersgd, qsgd};
 use lgreco::backend::{Backend, Job, JobError, on_the_core, one_by_one};
 use lgreco::compress::wire::Payload;
-use lgreco::compress::{Candidates, Compressor, Setting};
+use lgreco::compress::{Compressor, Setting};
 use lgreco::gradient::{Gradient, Shape};
 use lgreco::rng::Stream;
 use std::ffi::c_void;

@@ -7,6 +7,7 @@
 //! `tests/run` runs it there with few values, for its answers.
 
 use lgreco::backend::{Backend, Job, Portable};
+use lgreco::compress::eden::Eden;
 use lgreco::compress::powersgd::PowerSgd;
 use lgreco::compress::qsgd::Qsgd;
 use lgreco::compress::quantised_topk::QuantisedTopK;
@@ -131,6 +132,7 @@ fn rows(bench: &mut Bench, layers: usize) {
         ("TopK row, 100 densities", Candidates::TopK { values: Dtype::F32, keeps: &keeps }),
         ("TopK row, 100 densities, 6 widths", Candidates::QuantisedTopK { keeps: &keeps, bits: &[8, 6, 5, 4, 3, 2] }),
         ("PowerSGD row, ranks 1 to 8", Candidates::PowerSgd { iterations: 1, ranks: &ranks }),
+        ("EDEN row, 6 widths", Candidates::Eden { base: Eden::default(), bits: &[1, 2, 3, 4, 5, 6] }),
     ] {
         let [mut found, mut expected] = [(); 2].map(|()| vec![0.0; layers * candidates.len()]);
         let (stream, held) = (Stream::default(), bench.held.clone());
@@ -161,6 +163,7 @@ fn payloads(bench: &mut Bench) {
         ("TopK 1 %", Setting::TopK(TopK { keep, values: Dtype::F32 })),
         ("TopK 1 % in 4 bits", Setting::QuantisedTopK(QuantisedTopK { keep, bits: 4 })),
         ("PowerSGD rank 4", Setting::PowerSgd(PowerSgd { rank: RANK, iterations: 1 })),
+        ("EDEN 3 bits", Setting::Eden(Eden::default())),
     ] {
         let shape = bench.shape;
         let len = setting.payload_len(shape, Dtype::F32).expect("a size");

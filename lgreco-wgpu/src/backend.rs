@@ -8,7 +8,7 @@ use crate::rows::{measure, reserve};
 use crate::tensor::{Input, Work, work};
 use lgreco::backend::{Backend, Job, JobError, on_the_core, one_by_one};
 use lgreco::compress::wire::Payload;
-use lgreco::compress::{Candidates, Compressor, Setting};
+use lgreco::compress::{Compressor, Setting};
 use lgreco::gradient::Gradient;
 use lgreco::rng::Stream;
 
@@ -177,7 +177,6 @@ impl Backend for WgpuBackend {
     }
 
     fn measure(&mut self, jobs: &[Job<'_>], _: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
-        let on_the_core = |job: &Job<'_>| on_the_core(job) || matches!(job.candidates, Candidates::Eden { .. });
         if jobs.iter().any(on_the_core) {
             return one_by_one(self, jobs, on_the_core, rows);
         }
@@ -193,9 +192,9 @@ impl Backend for WgpuBackend {
         _: &mut [u64],
         payload: &mut [u8],
     ) -> Result<usize, lgreco::Error> {
-        if let Setting::Own(own) = setting {
-            let mut workspace = vec![0; own.encode_workspace_len(gradient.shape(), gradient.values().dtype())];
-            return own.encode(gradient, stream, &mut workspace, payload);
+        if let Setting::Own(_) = setting {
+            let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), gradient.values().dtype())];
+            return setting.encode(gradient, stream, &mut workspace, payload);
         }
         encode(&mut self.gpu, setting, &Input::Host(*gradient), stream, payload).map_err(|error| self.told(error))
     }

@@ -42,7 +42,7 @@ impl<P> Task<P> {
         Task { params, bindings: bindings.to_vec(), groups: [groups, 1, 1] }
     }
 
-    fn workgroups(&self) -> usize {
+    pub(crate) fn workgroups(&self) -> usize {
         self.groups.iter().product()
     }
 }

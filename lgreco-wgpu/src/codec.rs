@@ -5,12 +5,14 @@ use crate::gpu::Gpu;
 use crate::magnitude::{check_finite, overflow};
 use crate::memory::Scratch;
 use crate::tensor::{Input, Tensor};
-use crate::{Error, positions, powersgd, qsgd, reconstruct, topk_encode};
+use crate::{Error, eden, positions, powersgd, qsgd, reconstruct, topk_encode};
 use lgreco::compress::powersgd::NEAR_OVERFLOW;
 use lgreco::compress::quantised_topk::{self, Keep};
 use lgreco::compress::topk::overflow as overflow_from;
-use lgreco::compress::wire::{HEADER_LEN, Method, Payload};
-use lgreco::compress::{Compressor, Setting, dense::Dense, powersgd::effective_rank, qsgd::Qsgd, topk::TopK};
+use lgreco::compress::wire::{HEADER_LEN, Header, Method, Payload};
+use lgreco::compress::{
+    Compressor, Setting, dense::Dense, eden::Eden, powersgd::effective_rank, qsgd::Qsgd, topk::TopK,
+};
 use lgreco::error::expect_room;
 use lgreco::gradient::{Bf16, Dtype, F16, Gradient, Values};
 use lgreco::rng::Stream;
@@ -32,12 +34,16 @@ pub(crate) fn encode(
         Setting::TopK(c) => c.header(shape)?,
         Setting::QuantisedTopK(c) => quantised_topk::header(&c, shape)?,
         Setting::PowerSgd(c) => c.header(shape)?,
+        Setting::Eden(c) => Header { method: Method::Eden, variant: 0, parameter: c.bits.into(), shape },
         _ => return Err(Error::Method(setting.name())),
     };
     header.write(payload)?;
     if shape.elements() == 0 {
         // The means of empty bins.
         payload[HEADER_LEN..len].fill(0);
+        if let Setting::Eden(_) = setting {
+            payload[HEADER_LEN..len].copy_from_slice(&eden::seed_bytes(stream));
+        }
         return Ok(len);
     }
     let kept: Option<Keep> = match *setting {
@@ -56,6 +62,7 @@ pub(crate) fn encode(
     let written = match (*setting, kept) {
         (_, Some(kept)) => of_topk(&topk_encode::encode(&mut batch, &tensor, kept, len, &results)?),
         (Setting::Qsgd(c), _) => body(&qsgd::encode(&mut batch, &tensor, c, stream, len, &results)?),
+        (Setting::Eden(c), _) => body(&eden::encode(&mut batch, &tensor, c, stream, len, &results)?),
         (Setting::PowerSgd(c), _) => {
             let rank = effective_rank(shape, c.rank);
             powersgd::encode(&mut batch, &tensor, shape, (rank, c.iterations), stream, &results)?
@@ -64,7 +71,11 @@ pub(crate) fn encode(
     };
     let mut bytes = batch.read(&with_results(written))?;
     let found = |bytes: &[u8]| -> [u32; 4] { bytemuck::pod_read_unaligned(&bytes[..16]) };
-    check_finite(gpu, input, found(&bytes)[0])?;
+    let finite = check_finite(gpu, input, found(&bytes)[0]);
+    match setting {
+        Setting::Eden(_) => eden::check(finite, &found(&bytes))?,
+        _ => finite?,
+    }
     if let Some(kept) = kept
         && found(&bytes)[2] != 0
     {
@@ -152,6 +163,7 @@ enum Body<'p> {
     Qsgd(Qsgd),
     TopK(positions::Body<'p>),
     PowerSgd(reconstruct::Factors),
+    Eden(Eden),
 }
 
 impl<'p> Body<'p> {
@@ -164,6 +176,7 @@ impl<'p> Body<'p> {
             Method::TopK => positions::of_payload(payload)?.map(Body::TopK),
             Method::QuantisedTopK => positions::of_few_bits(payload)?.map(Body::TopK),
             Method::PowerSgd => reconstruct::of_payload(payload)?.map(Body::PowerSgd),
+            Method::Eden => Some(Body::Eden(lgreco::compress::eden::of_payload(payload)?)),
             _ => None,
         })
     }
@@ -188,6 +201,7 @@ pub(crate) fn decode(gpu: &mut Gpu, payload: &Payload<'_>, target: Option<Tensor
     match body {
         Body::Qsgd(qsgd) => qsgd::decode(&mut batch, qsgd, payload.body, &target)?,
         Body::TopK(top) => positions::decode(&mut batch, &top, &target, &results)?,
+        Body::Eden(eden) => eden::decode(&mut batch, eden, payload.body, &target, &results)?,
         Body::PowerSgd(factors) => reconstruct::decode(&mut batch, &factors, payload.header.shape, &target)?,
     }
     let mut read = batch.read(&parts)?;

@@ -65,7 +65,7 @@ pub enum Error {
     /// The driver refused a call.
     #[error("the device refused a call: {0}")]
     Refused(String),
-    /// The method, or its use, has no kernels: QSGD, TopK and PowerSGD have.
+    /// The method, or its use, has no kernels: QSGD, TopK, PowerSGD and EDEN have.
     #[error("{0} does not run on wgpu devices")]
     Method(&'static str),
 }

@@ -5,6 +5,7 @@ use crate::compiler::check_compiler;
 use crate::kernels::Kernels;
 use crate::memory::{Largest, Memory, Scratch};
 use crate::scopes::Scopes;
+use lgreco::compress::eden::BLOCK;
 use std::sync::{Arc, Mutex};
 use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 
@@ -159,10 +160,10 @@ impl Gpu {
         })
     }
 
-    /// Elements of a tensor that one dispatch can work on, whatever their type; a multiple of [`PER_GROUP`].
+    /// Elements of a tensor that one dispatch can work on, whatever their type; a multiple of [`PER_GROUP`] and of EDEN's blocks.
     pub(crate) fn piece_len(&self) -> usize {
         let groups = ((self.window - 256) / 4) as usize / PER_GROUP;
-        groups.min(self.most_groups()) * PER_GROUP
+        groups.min(self.most_groups()) * PER_GROUP / BLOCK * BLOCK
     }
 
     /// Workgroups in each dimension of a dispatch at most.

@@ -14,6 +14,7 @@ pub(crate) enum Shader {
     Qsgd,
     TopK,
     PowerSgd,
+    Eden,
     #[cfg(feature = "train")]
     Feedback,
 }
@@ -62,6 +63,13 @@ impl Shader {
                 [FLOAT, TASKS, WIDE, VALUES, TILE, TOPK_WRITE, lanes, tables, tally, select, energy, encode, decode]
                     .concat()
             }
+            Shader::Eden => {
+                let (double, rotation) = (include_str!("shaders/double.wgsl"), include_str!("shaders/rotation.wgsl"));
+                let (grid, own) = (include_str!("shaders/eden_grid.wgsl"), include_str!("shaders/eden.wgsl"));
+                let (rows, payloads) =
+                    (include_str!("shaders/eden_rows.wgsl"), include_str!("shaders/eden_payloads.wgsl"));
+                [FLOAT, TASKS, WIDE, VALUES, PHILOX, double, rotation, grid, own, rows, payloads].concat()
+            }
             #[cfg(feature = "train")]
             Shader::Feedback => [FLOAT, VALUES, PHILOX, lanes, include_str!("shaders/feedback.wgsl")].concat(),
             Shader::PowerSgd => {
@@ -75,8 +83,8 @@ impl Shader {
     }
 
     #[cfg(test)]
-    pub(crate) const ALL: [Shader; 6] =
-        [Shader::Magnitude, Shader::Sums, Shader::Qsgd, Shader::TopK, Shader::PowerSgd, Shader::Feedback];
+    pub(crate) const ALL: [Shader; 7] =
+        [Shader::Magnitude, Shader::Sums, Shader::Qsgd, Shader::TopK, Shader::PowerSgd, Shader::Eden, Shader::Feedback];
 }
 
 /// An entry point of a module.

@@ -4,7 +4,7 @@
 //! on gradients that lie in the embedder's own [`wgpu::Buffer`]s, of which only rows and payloads then come back.
 //!
 //! # Exactness
-//! Payloads of QSGD and TopK and the values they decode to are, bit for bit, those of the core. WGSL leaves rounding,
+//! Payloads of QSGD, TopK and EDEN and the values they decode to are, bit for bit, those of the core. WGSL leaves rounding,
 //! contraction and subnormal numbers to the driver, so every decision is taken in integers: the shaders do f32
 //! arithmetic on bits. Rows agree with the core's f64 within 1e-4: they are sums in f32 with separate exponents, added
 //! in the order of a tree, so nothing overflows or vanishes. The same input gives the same bits on the same device,
@@ -13,7 +13,7 @@
 //! # Limits
 //! The defaults of WebGPU are enough. Tensors, payloads and factors of PowerSGD that are larger than a binding, a buffer
 //! or a dispatch are worked on in pieces. A gradient that lies on the device is one buffer, and error feedback takes two
-//! of four bytes per element; what does not fit is [`Error::TooLarge`]. QSGD, TopK and PowerSGD (sides up to 2^22, ranks
+//! of four bytes per element; what does not fit is [`Error::TooLarge`]. QSGD, EDEN, TopK and PowerSGD (sides up to 2^22, ranks
 //! up to 1024, values of a `P` up to 2^31) have kernels, TopK in few bits too; the core's other methods are refused by name ([`Error::Method`]).
 //! Tensors of 2^31 to 2^32 - 1 values are rehearsed in tests, not run: where all of it would lie is compared with arithmetic of 64 bits.
 //!
@@ -41,14 +41,14 @@
 //! | `kernels`, `params` | WGSL modules put together from `shaders/`, compiled on first use; what a dispatch is told |
 //! | `compiler` | FXC of DirectX 12 refused |
 //! | `tensor`, `rectangles`, `factor` | values, matrices and factors in pieces that fit a binding and a dispatch |
-//! | `qsgd`, `topk`, `powersgd`, `orthonormal` | what the shaders of the same names are asked to do, the last by `columns` |
+//! | `qsgd`, `eden`, `topk`, `powersgd`, `orthonormal` | what the shaders of the same names are asked to do, the last by `columns` |
 //! | `feedback`, `magnitude`, `sums` | the same |
 //! | `cut`, `blocks`, `topk_encode` | where TopK's k largest end; how much is kept of each 2048 values; its payloads written |
 //! | `positions`, `reconstruct` | TopK's and PowerSGD's payloads read |
-//! | `few_bits`, `ranks` | rows of TopK in few bits; of PowerSGD |
+//! | `few_bits`, `ranks`, `eden_rows` | rows of TopK in few bits; of PowerSGD; of EDEN |
 //! | `adapters`, `error`, `scopes` | what there is; what went wrong |
 //!
-//! In `shaders/`, `tasks` is how a dispatch does many tasks, of one tensor or of many, `float` is f32 arithmetic on bits, `wide` sums with separate exponents, `record` eight of them per
+//! In `shaders/`, `tasks` is how a dispatch does many tasks, of one tensor or of many, `float` is f32 arithmetic on bits, `double` f64 above 0, `wide` sums with separate exponents, `record` eight of them per
 //! workgroup, `values` f32, f16 and bf16, `tile` a workgroup's values, `tally` its histograms; `lanes` and `lanes_subgroups` are
 //! the same sums of whole numbers, without and with subgroups.
 // Allowed where shaders are compiled.
@@ -64,6 +64,8 @@ mod codec;
 mod columns;
 mod compiler;
 mod cut;
+mod eden;
+mod eden_rows;
 mod error;
 mod factor;
 #[cfg(feature = "train")]

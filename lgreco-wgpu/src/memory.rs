@@ -12,6 +12,7 @@ pub(crate) enum Scratch {
     Gathered,
     Extremes,
     Grids,
+    Scales,
     Words,
     Output,
     Totals,

@@ -169,14 +169,8 @@ pub(crate) fn measure(
         let pieces = kind.ranges.iter().flat_map(|range| kind.grids(range).pieces(batch).collect::<Vec<_>>());
         pieces.map(|(piece, _)| sums::left_of(piece.groups())).sum::<usize>()
     };
-    let mut totals = 0;
-    let of_kinds = kinds.iter().map(|kind| {
-        let segment = Segment { first: totals, count: left(kind), target: kind.record };
-        totals += segment.count;
-        segment
-    });
-    let of_kinds: Vec<Segment> = of_kinds.collect();
-    let totals = batch.scratch(Scratch::Totals, sums::bytes(totals)).map_err(of_job(first.row.job))?;
+    let of_kinds = Segment::in_turn(kinds.iter().map(|kind| (left(kind), kind.record)));
+    let totals = sums::totals(batch, &of_kinds).map_err(of_job(first.row.job))?;
     let ranges = kinds.iter().flat_map(|kind| kind.ranges.iter().map(move |range| (kind, range)));
     let ranges: Vec<(&Kind<'_>, &BucketRange)> = ranges.collect();
     let window = batch.gpu.window;
@@ -205,28 +199,15 @@ fn record(
     });
     let placed: Vec<Grids<'_>> = placed.collect();
     let grids = grids(batch, &placed, results)?;
-    let pieces = placed.iter().zip(ranges).flat_map(|(placed, (kind, _))| {
-        let with_widths = |(piece, params)| (piece, Params { widths: kind.widths, ..params });
-        placed.pieces(batch).map(with_widths).collect::<Vec<(Piece, Params)>>()
+    let tasks = placed.iter().zip(ranges).flat_map(|(placed, (kind, _))| {
+        let task = |(piece, params): (Piece, Params)| {
+            let bindings = [(1, piece.part.clone()), (3, (&grids).into())];
+            Task::new(Params { widths: kind.widths, ..params }, &bindings, piece.groups())
+        };
+        placed.pieces(batch).map(task).collect::<Vec<Task<Params>>>()
     });
-    let pieces: Vec<(Piece, Params)> = pieces.collect();
-    let records = |pieces: &[(Piece, Params)]| sums::bytes(pieces.iter().map(|(piece, _)| piece.groups()).sum());
-    let window = batch.gpu.window;
-    for pack in packs(&pieces, |pieces| records(pieces) <= window) {
-        let output = batch.scratch(Scratch::Output, records(pack))?;
-        let (mut tasks, mut segments, mut record) = (Vec::new(), Vec::new(), 0);
-        for (piece, params) in pack {
-            let groups = piece.groups();
-            let bindings = [(1, piece.part.clone()), (3, (&grids).into()), (5, (&output).into())];
-            tasks.push(Task::new(Params { record: record as u32, ..*params }, &bindings, groups));
-            segments.push(Segment { first: record, count: groups, target: *target });
-            record += groups;
-            *target += sums::left_of(groups);
-        }
-        batch.run(kernel("row"), tasks);
-        sums::add(batch, &output, &segments, totals);
-    }
-    Ok(())
+    let tasks: Vec<Task<Params>> = tasks.collect();
+    sums::run(batch, kernel("row"), &tasks, |params, record| params.record = record, (totals, target))
 }
 
 /// The squared errors of `bits` in the words that [`measure`] wrote.

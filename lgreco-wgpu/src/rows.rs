@@ -2,6 +2,7 @@
 
 use crate::batch::{Batch, Part};
 use crate::codec::encode;
+use crate::eden_rows::Rotated;
 use crate::error::{BufferJobError, first_failure, of_job};
 use crate::gpu::Gpu;
 use crate::magnitude::{check_finite, overflow};
@@ -10,7 +11,7 @@ use crate::packing::packs;
 use crate::ranks::LowRank;
 use crate::sums::RECORD;
 use crate::tensor::{Input, Row, Tensor, Work, in_one_binding};
-use crate::{Error, few_bits, magnitude, powersgd, qsgd, ranks, topk};
+use crate::{Error, eden, eden_rows, few_bits, magnitude, powersgd, qsgd, ranks, topk};
 use lgreco::compress::powersgd::{NEAR_OVERFLOW, distinct_ranks};
 use lgreco::compress::qsgd::Qsgd;
 use lgreco::compress::topk::overflow as overflow_from;
@@ -31,6 +32,7 @@ fn result_words(work: &Work<'_>) -> usize {
         Candidates::TopK { keeps, .. } => topk::result_words(keeps.len()),
         Candidates::QuantisedTopK { keeps, .. } => few_bits::result_words(keeps.len()),
         Candidates::PowerSgd { ranks, .. } => ranks::result_words(ranks.len()),
+        Candidates::Eden { .. } => eden_rows::RESULT_WORDS,
         _ => 0,
     };
     words.next_multiple_of(RECORD)
@@ -41,9 +43,10 @@ fn check(work: &Work<'_>) -> Result<(), Error> {
     work.gradient.check()?;
     let (shape, dtype) = (work.gradient.shape(), work.gradient.dtype());
     match work.candidates {
-        Candidates::Qsgd { .. } | Candidates::TopK { .. } | Candidates::QuantisedTopK { .. } => {
-            Ok(work.candidates.check(shape, dtype)?)
-        }
+        Candidates::Qsgd { .. }
+        | Candidates::TopK { .. }
+        | Candidates::QuantisedTopK { .. }
+        | Candidates::Eden { .. } => Ok(work.candidates.check(shape, dtype)?),
         Candidates::PowerSgd { ranks, .. } => {
             work.candidates.check(shape, dtype)?;
             powersgd::check(shape, distinct_ranks(shape, ranks).last().map_or(0, |&rank| rank as usize))
@@ -128,6 +131,7 @@ struct Rows<'a> {
     topk: Vec<Row<'a, (Dtype, &'a [u32])>>,
     few_bits: Vec<Row<'a, &'a [u32]>>,
     powersgd: Vec<Row<'a, LowRank<'a>>>,
+    eden: Vec<Row<'a, Rotated<'a>>>,
 }
 
 impl<'a> Rows<'a> {
@@ -147,6 +151,10 @@ impl<'a> Rows<'a> {
                 let sought = LowRank { shape: work.gradient.shape(), iterations, ranks, stream: work.stream };
                 self.powersgd.push(Row { job, tensor, sought, result });
             }
+            Candidates::Eden { base, bits } => {
+                let sought = Rotated { scale: base.scale, bits, stream: work.stream };
+                self.eden.push(Row { job, tensor, sought, result });
+            }
             _ => {}
         }
     }
@@ -158,6 +166,7 @@ impl<'a> Rows<'a> {
             topk::measure(batch, &self.topk, results),
             few_bits::measure(batch, &self.few_bits, results),
             ranks::measure(batch, &self.powersgd, results),
+            eden_rows::measure(batch, &self.eden, results),
         ];
         first_failure(recorded)
     }
@@ -237,7 +246,13 @@ fn on_device(batch: &mut Batch<'_>, layers: &[Layer<'_, '_>]) -> Result<Vec<Tens
 
 /// Makes a row of the words of a job's results, the first of which is the largest magnitude.
 fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u32], row: &mut [f64]) -> Result<(), Error> {
-    check_finite(gpu, &job.gradient, words[0])?;
+    let finite = check_finite(gpu, &job.gradient, words[0]);
+    if let Candidates::Eden { bits, .. } = job.candidates {
+        eden::check(finite, words)?;
+        row.iter_mut().zip(eden_rows::errors(bits, words)).for_each(|(place, error)| *place = error);
+        return Ok(());
+    }
+    finite?;
     match job.candidates {
         Candidates::Qsgd { base, bits } => {
             row.iter_mut().zip(qsgd::errors(base, bits, words)).for_each(|(place, error)| *place = error);

@@ -8,7 +8,9 @@ use crate::Error;
 use crate::batch::{Batch, Part, Task};
 use crate::kernels::{Kernel, Shader};
 use crate::memory::Scratch;
+use crate::packing::packs;
 use crate::params::params;
+use bytemuck::Pod;
 use wgpu::Buffer;
 
 /// Words of a record: eight mantissas, then eight exponents.
@@ -32,9 +34,27 @@ pub(crate) struct Segment {
     pub(crate) target: usize,
 }
 
+impl Segment {
+    /// Segments that follow each other, of as many records as `counts` says, and what each becomes.
+    pub(crate) fn in_turn(counts: impl IntoIterator<Item = (usize, usize)>) -> Vec<Segment> {
+        let mut next = 0;
+        let segment = |(count, target)| {
+            let first = next;
+            next += count;
+            Segment { first, count, target }
+        };
+        counts.into_iter().map(segment).collect()
+    }
+}
+
 /// Bytes of `records` records.
 pub(crate) fn bytes(records: usize) -> u64 {
     (4 * RECORD * records) as u64
+}
+
+/// Room for what [`run`] leaves, which `segments` follow each other in.
+pub(crate) fn totals(batch: &mut Batch<'_>, segments: &[Segment]) -> Result<Buffer, Error> {
+    batch.scratch(Scratch::Totals, bytes(segments.iter().map(|segment| segment.count).sum()))
 }
 
 /// Records that [`add`] leaves of `count`.
@@ -51,6 +71,40 @@ pub(crate) fn add(batch: &mut Batch<'_>, records: &Buffer, segments: &[Segment],
         Task::new(params, &bindings, left_of(count))
     };
     batch.run(ADD, segments.iter().map(task).collect());
+}
+
+/// The binding to which kernels that [`run`] records write their records.
+const OUTPUT: u32 = 5;
+
+/// Records tasks whose workgroups leave a record each, the first of them where `place` says, and the adding up of each task's. What is
+/// left goes to `totals`, from record `target` on.
+pub(crate) fn run<P: Pod>(
+    batch: &mut Batch<'_>,
+    kernel: Kernel,
+    tasks: &[Task<P>],
+    place: impl Fn(&mut P, u32),
+    (totals, target): (&Buffer, &mut usize),
+) -> Result<(), Error> {
+    let window = batch.gpu.window;
+    let of_all = |tasks: &[Task<P>]| bytes(tasks.iter().map(Task::workgroups).sum());
+    for pack in packs(tasks, |tasks| of_all(tasks) <= window) {
+        let output = batch.scratch(Scratch::Output, of_all(pack))?;
+        let left = |task: &Task<P>| {
+            let count = task.workgroups();
+            *target += left_of(count);
+            (count, *target - left_of(count))
+        };
+        let segments = Segment::in_turn(pack.iter().map(left));
+        let placed = pack.iter().zip(&segments).map(|(task, segment)| {
+            let mut task = task.clone();
+            place(&mut task.params, segment.first as u32);
+            task.bindings.push((OUTPUT, (&output).into()));
+            task
+        });
+        batch.run(kernel, placed.collect());
+        add(batch, &output, &segments, totals);
+    }
+    Ok(())
 }
 
 /// Adds each of `segments` of `totals` up to one, which is put into `results`.

@@ -47,16 +47,6 @@ fn position(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     }
 }
 
-// The square of a finite magnitude.
-fn square(magnitude: u32) -> Wide {
-    if (magnitude == 0u) {
-        return Wide(0.0, 0);
-    }
-    let number = unpack(magnitude);
-    let m = bitcast<f32>((number.x & 0x007fffffu) | ONE);
-    return wide(m * m, 2 * (i32(number.y) - 127));
-}
-
 // A record becomes the sums of 2048 squares, of 256 each; results[result] becomes at least the bits of the largest magnitude.
 @compute @workgroup_size(64)
 fn squares(dispatch: Dispatch, lane: Lane) {

@@ -16,6 +16,16 @@ fn wide(x: f32, e: i32) -> Wide {
     return Wide(bitcast<f32>((bits & 0x007fffffu) | ONE), e + i32(bits >> 23u) - 127);
 }
 
+// The square of a finite magnitude.
+fn square(magnitude: u32) -> Wide {
+    if (magnitude == 0u) {
+        return Wide(0.0, 0);
+    }
+    let number = unpack(magnitude);
+    let m = bitcast<f32>((number.x & 0x007fffffu) | ONE);
+    return wide(m * m, 2 * (i32(number.y) - 127));
+}
+
 fn plus(a: Wide, b: Wide) -> Wide {
     if (a.m == 0.0) {
         return b;

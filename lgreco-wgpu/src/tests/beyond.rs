@@ -8,8 +8,9 @@ use crate::memory::Scratch;
 use crate::tensor::{Input, Tensor, work};
 use crate::topk_encode::COUNTED;
 use crate::{BufferGradient, BufferJob, BufferResidual, Error, WgpuBackend};
-use crate::{feedback, magnitude, powersgd, qsgd, rows, sums, topk, topk_encode};
+use crate::{eden, feedback, magnitude, powersgd, qsgd, rows, sums, topk, topk_encode};
 use lgreco::backend::Job;
+use lgreco::compress::eden::{BLOCK, Eden};
 use lgreco::compress::qsgd::{Qsgd, Scale};
 use lgreco::compress::quantised_topk::Keep;
 use lgreco::compress::quantised_topk::QuantisedTopK;
@@ -138,6 +139,41 @@ fn rows_and_payloads_of_qsgd_cover_every_value() {
             assert_eq!(check_qsgd(&recorded, whole, &["extreme_values", "encode"], bucket.into()), 1);
             check_copies(&recorded, &payload, len);
         }
+    });
+}
+
+/// Asserts that all values are seen once, block by block.
+fn check_eden(recorded: &[Rehearsed], whole: Whole, kernel: &str) {
+    let told = tasks::<eden::Params>(recorded, kernel);
+    let seen = told.iter().map(|told| {
+        assert_eq!(told.params.first as usize % BLOCK, 0);
+        Seen {
+            part: told.bound(1).clone(),
+            offset: told.params.offset,
+            first: Some(told.params.first),
+            count: told.params.count,
+            workgroups: told.workgroups,
+            most_of_each: BLOCK as u64,
+        }
+    });
+    assert_eq!(whole.check(seen), 1, "{kernel}");
+    let blocks: u64 = told.iter().map(|told| told.workgroups).sum();
+    let block = BLOCK as u64;
+    assert_eq!(blocks, whole.elements / block + u64::from((whole.elements % block).count_ones()));
+}
+
+#[test]
+fn rows_and_payloads_of_eden_cover_every_value() {
+    each(&SHAPES, |backend, gradient, whole| {
+        let base = Eden { bits: 7, ..Eden::default() };
+        let recorded = measured(backend, *gradient, Candidates::Eden { base, bits: &[1, 8] });
+        check_eden(&recorded, whole, "rotated_row");
+        let len = base.payload_len(gradient.shape, gradient.dtype).unwrap();
+        let (recorded, payload) = encoded(backend, gradient, |batch, tensor, results| {
+            eden::encode(batch, tensor, base, Stream::default(), len, results)
+        });
+        check_eden(&recorded, whole, "encode_rotated");
+        check_copies(&recorded, &payload, len);
     });
 }
 

@@ -7,11 +7,11 @@ use crate::WgpuBackend;
 use lgreco::backend::{Backend, Job};
 use lgreco::compress::powersgd::PowerSgd;
 use lgreco::compress::quantised_topk::QuantisedTopK;
-use lgreco::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, topk::TopK};
+use lgreco::compress::{Candidates, Compressor, Setting, eden::Eden, qsgd::Qsgd, topk::TopK};
 use lgreco::gradient::{Dtype, Gradient};
 use lgreco::rng::Stream;
 use lgreco_testing::backend::{
-    check_batches, check_dense, check_powersgd, check_qsgd, check_quantised_topk, check_topk, tensors,
+    check_batches, check_dense, check_eden, check_powersgd, check_qsgd, check_quantised_topk, check_topk, tensors,
 };
 use lgreco_testing::hostile::{Products, check_decoding};
 use std::path::Path;
@@ -56,6 +56,12 @@ fn powersgd() {
 }
 
 #[test]
+fn eden() {
+    let Some(mut backend) = backend() else { return };
+    check_eden(&mut backend, ROWS);
+}
+
+#[test]
 fn batches() {
     let Some(mut backend) = backend() else { return };
     check_batches(&mut backend, ROWS, true);
@@ -71,6 +77,7 @@ fn small_limits() {
     check_topk(&mut backend, ROWS);
     check_quantised_topk(&mut backend, ROWS);
     check_powersgd(&mut backend, ROWS);
+    check_eden(&mut backend, ROWS);
     check_batches(&mut backend, ROWS, true);
 }
 
@@ -87,6 +94,7 @@ fn everything(backend: &mut WgpuBackend, gradient: Gradient<'_>) -> Vec<u64> {
         Candidates::TopK { values: Dtype::Bf16, keeps: &keeps },
         Candidates::QuantisedTopK { keeps: &keeps, bits: &[1, 3, 8] },
         Candidates::PowerSgd { iterations: 2, ranks: &[1, 3, 20] },
+        Candidates::Eden { base: Eden::default(), bits: &[1, 3, 8] },
     ] {
         let mut row = vec![f64::NAN; candidates.len()];
         bits.extend(match backend.measure(&[job(candidates)], &mut [], &mut row) {
@@ -100,6 +108,7 @@ fn everything(backend: &mut WgpuBackend, gradient: Gradient<'_>) -> Vec<u64> {
         Setting::TopK(TopK { keep: keeps[3], values: Dtype::F16 }),
         Setting::QuantisedTopK(QuantisedTopK { keep: keeps[3], bits: 5 }),
         Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 }),
+        Setting::Eden(Eden::default()),
     ] {
         let mut payload = vec![0; setting.payload_len(shape, dtype).unwrap()];
         if backend.encode(&setting, &gradient, stream, &mut [], &mut payload).is_err() {

@@ -8,7 +8,7 @@ use crate::kernels::{Kernel, Shader};
 use crate::orthonormal::Tall;
 use crate::{BufferGradient, BufferResidual, Error, WgpuBackend, factor, orthonormal};
 use lgreco::backend::{Backend, Job, Portable};
-use lgreco::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, sidco::Fit, sidco::Sidco};
+use lgreco::compress::{Candidates, Compressor, Setting, eden::Eden, qsgd::Qsgd, sidco::Fit, sidco::Sidco};
 use lgreco::gradient::{Dtype, Shape};
 use lgreco::rng::Stream;
 use lgreco_testing::backend::Tensor;
@@ -23,8 +23,9 @@ fn rows(backend: &mut WgpuBackend, tensor: &Tensor) -> Result<Vec<f64>, lgreco::
         job(Candidates::Qsgd { base: Qsgd::default(), bits: &[1, 2, 3, 4, 5, 6, 7, 8] }),
         job(Candidates::TopK { values: Dtype::Bf16, keeps: &[1, 10, 100, 1000] }),
         job(Candidates::PowerSgd { iterations: 1, ranks: &[1, 2, 3] }),
+        job(Candidates::Eden { base: Eden::default(), bits: &[2, 4] }),
     ];
-    let mut rows = vec![f64::NAN; 15];
+    let mut rows = vec![f64::NAN; 17];
     backend.measure(&jobs, &mut [], &mut rows).map(|()| rows).map_err(|failed| failed.error)
 }
 
@@ -173,7 +174,7 @@ fn a_device_that_does_nothing_accepts_every_call() {
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
     let mut backend = WgpuBackend::with_device(device, queue).unwrap();
     let tensor = Tensor::new(&uniform(3000, 1), 60, 50);
-    assert_eq!(rows(&mut backend, &tensor), Ok(vec![0.0; 15]));
+    assert_eq!(rows(&mut backend, &tensor), Ok(vec![0.0; 17]));
     assert!(backend.held_bytes() > 0);
 }
 
@@ -234,6 +235,8 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
         ("topk read: ones of a word, a workgroup's words before it", 32 + 64),
         ("powersgd: columns of 2^22 rows, scaled", 2 * (1 << 22) / 256),
         ("powersgd: a row times a triangle, by fours of columns", (1..=rank / 4).map(|fours| fours + 1 + 4).sum()),
+        // A norm; a rotation, and sums of all widths; then of each width two transforms, sums in rounds of 64 lanes and two quotients.
+        ("eden: a block under all widths", (64 + 53 + 54) + (900 + 16 * 8 * 9) + 8 * (2 * 900 + 2 * 64 * 9 + 3 * 54)),
         ("lanes: places and sums of a workgroup of 256", 2 * 256),
     ];
     for (what, iterations) in most {

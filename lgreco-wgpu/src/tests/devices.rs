@@ -103,7 +103,7 @@ pub(super) fn small(adapter: wgpu::Limits) -> wgpu::Limits {
 /// A device of [`small`] limits, and tensors, payloads and factors cut as if a binding held a few thousand values.
 pub(super) fn cut() -> Option<WgpuBackend> {
     let mut backend = small_backend()?;
-    backend.gpu().window = 9 << 10;
+    backend.gpu().window = 17 << 10;
     Some(backend)
 }
 

@@ -70,7 +70,7 @@ fn payloads_and_residuals_are_those_of_the_core() {
 #[test]
 fn residuals_are_worked_on_in_pieces() {
     let Some(mut backend) = cut() else { return };
-    let (rows, cols) = (61, 147);
+    let (rows, cols) = (91, 147);
     assert!(rows * cols > 3 * backend.gpu().piece_len());
     for storage in STORAGES {
         check(&mut backend, (rows, cols), Setting::Qsgd(Qsgd::default()), 1.0, storage);

@@ -6,8 +6,8 @@ use crate::batch::{Part, Rehearsed};
 use bytemuck::Pod;
 use wgpu::{Buffer, BufferUsages};
 
-/// Values of a piece: of 2048 as many as fit a binding of 128 MiB with the bytes that a tensor may begin behind its start.
-pub(super) const PIECE: u64 = ((128 << 20) - 256) / 4 / 2048 * 2048;
+/// Values of a piece: of 4096 as many as fit a binding of 128 MiB with the bytes that a tensor may begin behind its start.
+pub(super) const PIECE: u64 = ((128 << 20) - 256) / 4 / 4096 * 4096;
 
 /// A device of WebGPU's default limits, but for what a buffer may measure, whose buffers of more than 2 MiB are not there.
 pub(super) fn imagined(max_buffer_size: u64) -> WgpuBackend {

@@ -3,7 +3,7 @@
 use super::backend;
 use super::is_full;
 use lgreco::backend::{Backend, Job, JobError, Portable};
-use lgreco::compress::{Candidates, qsgd::Qsgd};
+use lgreco::compress::{Candidates, eden::Eden, qsgd::Qsgd};
 use lgreco::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco::rng::Stream;
 
@@ -23,6 +23,9 @@ const TOPK: f64 = (70 + 32 + 70 + 48 + 32 + 10) as f64 * ADDITION + 1.0 / (1 << 
 
 /// Of what is sent in few bits: one more term, and seven levels of bins; the statistics are exact.
 const FEW_BITS: f64 = TOPK + (7 + 10) as f64 * ADDITION;
+
+/// Of EDEN's: 16 coordinates of an invocation, 256 invocations; then records as for QSGD. Some roundings more for the terms.
+const EDEN: f64 = (16 + 8 + 2 * (64 + 6) + 20) as f64 * ADDITION;
 
 /// Bits that look random; a permutation.
 fn mixed(i: usize) -> u32 {
@@ -50,6 +53,7 @@ fn check_sent_as(values: Dtype, elements: usize, value: impl Fn(usize) -> f32) {
         (Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 3, 4, 5, 6, 7, 8] }, QSGD),
         (Candidates::TopK { values, keeps: &keeps }, TOPK),
         (Candidates::QuantisedTopK { keeps: &[keeps[0], keeps[9], keeps[99]], bits: &[1, 4, 8] }, FEW_BITS),
+        (Candidates::Eden { base: Eden::default(), bits: &[1, 4] }, EDEN),
     ] {
         assert!(bound < super::ROWS);
         let jobs = [Job { gradient, candidates, stream: Stream::default() }];

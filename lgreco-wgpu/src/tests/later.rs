@@ -4,7 +4,7 @@ use super::buffers::{buffer, bytes, holding};
 use super::memory::backends;
 use super::poison::filled;
 use crate::{BufferGradient, BufferJob, BufferJobError, Error, WgpuBackend};
-use lgreco::compress::{Candidates, qsgd::Qsgd};
+use lgreco::compress::{Candidates, eden::Eden, qsgd::Qsgd};
 use lgreco::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use lgreco::rng::Stream;
 use lgreco_testing::backend::Tensor;
@@ -27,6 +27,7 @@ fn jobs<'a>(gradients: &[BufferGradient<'a>], keeps: &'a [u32]) -> Vec<BufferJob
         Candidates::TopK { values: Dtype::F16, keeps },
         Candidates::QuantisedTopK { keeps, bits: &[2, 8] },
         Candidates::PowerSgd { iterations: 2, ranks: &[1, 4] },
+        Candidates::Eden { base: Eden::default(), bits: &[1, 3, 8] },
     ];
     let of_layer = |(layer, &gradient): (usize, &BufferGradient<'a>)| {
         let stream = Stream { layer: layer as u32, ..Stream::default() };
@@ -120,7 +121,7 @@ fn rows_of_what_is_not_finite_say_where() {
         // NaN is not equal to itself.
         assert_eq!(format!("{found:?}"), format!("{expected:?}"));
         // The second layer's first job, or the first of its jobs that sends f16.
-        let (job, told) = (if damage.is_finite() { 6 + 3 } else { 6 }, found.unwrap_err());
+        let (job, told) = (if damage.is_finite() { 7 + 3 } else { 7 }, found.unwrap_err());
         assert_eq!(told.job, Some(job), "{damage}");
         assert!(told.to_string().contains("element 77"), "{told}");
     }

@@ -7,7 +7,7 @@ use crate::{BufferGradient, BufferJob, BufferResidual, WgpuBackend};
 use lgreco::backend::{Backend, Job, Portable};
 use lgreco::compress::powersgd::PowerSgd;
 use lgreco::compress::quantised_topk::QuantisedTopK;
-use lgreco::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, topk::TopK};
+use lgreco::compress::{Candidates, Compressor, Setting, eden::Eden, qsgd::Qsgd, topk::TopK};
 use lgreco::gradient::Dtype;
 use lgreco::rng::Stream;
 use lgreco_testing::backend::Tensor;
@@ -38,6 +38,7 @@ fn jobs(layers: &[Tensor], dtype: usize) -> Vec<Job<'_>> {
         Candidates::TopK { values: Dtype::F32, keeps: &[1, 5, 24, 48] },
         Candidates::QuantisedTopK { keeps: &[1, 5, 24, 48], bits: &[2, 4, 8] },
         Candidates::PowerSgd { iterations: 1, ranks: &[1, 2, 4, 8, 16] },
+        Candidates::Eden { base: Eden::default(), bits: &[1, 2, 3, 4, 5, 6] },
     ];
     let gradients = layers.iter().map(|layer| layer.gradients()[dtype]);
     let job = |gradient| candidates.map(|candidates| Job { gradient, candidates, stream: Stream::default() });
@@ -70,8 +71,8 @@ fn a_table_of_150_layers_takes_few_submissions_and_one_readback() {
     assert_eq!(layers.len(), 150);
     let jobs = jobs(&layers, 0);
     for mut backend in backends() {
-        for (method, most) in [(0, 1), (1, 1), (2, 1), (3, 2)] {
-            let jobs: Vec<Job<'_>> = jobs.iter().skip(method).step_by(4).copied().collect();
+        for (method, most) in [(0, 1), (1, 1), (2, 1), (3, 2), (4, 1)] {
+            let jobs: Vec<Job<'_>> = jobs.iter().skip(method).step_by(5).copied().collect();
             let (submissions, reads) = (backend.gpu().submissions, backend.gpu().reads);
             backend.measure(&jobs, &mut [], &mut vec![0.0; row_len(&jobs)]).unwrap();
             let submissions = backend.gpu().submissions - submissions;
@@ -137,6 +138,7 @@ fn everything(backend: &mut WgpuBackend, layers: &[Tensor], buffers: &[wgpu::Buf
         Setting::TopK(TopK { keep: 55, values: Dtype::F16 }),
         Setting::QuantisedTopK(QuantisedTopK { keep: 55, bits: 3 }),
         Setting::PowerSgd(PowerSgd { rank: 3, iterations: 2 }),
+        Setting::Eden(Eden::default()),
     ] {
         let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
         backend.encode(&setting, &gradient, stream, &mut [], &mut payload).unwrap();

@@ -8,6 +8,7 @@ mod counting;
 mod cut;
 mod device;
 mod devices;
+mod eden;
 mod feedback;
 mod imagined;
 mod large;

@@ -17,6 +17,7 @@ fn rubbish(of: &str) -> &'static str {
         "vec4<f32>" => "vec4<f32>(bitcast<f32>(0x7fc00bad))",
         "Among" => "Among(0xdeadbeefu, 0xdeadbeefu, vec4<u32>(0xdeadbeefu), vec4<u32>(0xdeadbeefu))",
         "Grid" => "Grid(0xdeadbeefu, 1u, 0xdeadbeefu, 1u, 0xdeadbeefu, 1u, 0xdeadbeefu)",
+        "Norm" => "Norm(Double(vec2<u32>(0xdeadbeefu), -559038737), 0xdeadbeefu, 0xdeadbeefu)",
         "Picked" => "Picked(0xdeadbeefu, 0xdeadbeefu)",
         "Wide" => "Wide(bitcast<f32>(0x7fc00bad), -559038737)",
         other => panic!("what rubbish is there of {other}?"),

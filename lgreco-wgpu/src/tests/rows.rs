@@ -8,6 +8,7 @@ use crate::kernels::Shader;
 use crate::{BufferGradient, BufferJob, WgpuBackend};
 use lgreco::backend::{Backend, Job};
 use lgreco::compress::Candidates;
+use lgreco::compress::eden::{self, Eden};
 use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco::gradient::{Dtype, Gradient, Shape};
 use lgreco::rng::Stream;
@@ -45,6 +46,8 @@ fn a_model_takes_a_handful_of_dispatches() {
     assert_eq!(dispatches(few_bits.collect()), 12);
     let powersgd = Candidates::PowerSgd { iterations: 5, ranks: &[1, 2, 4, 8, 16, 32, 64] };
     assert_eq!(dispatches(vec![powersgd; 161]), 40);
+    let eden = Candidates::Eden { base: Eden::default(), bits: &[1, 2, 3, 4, 5, 6, 7, 8] };
+    assert_eq!(dispatches(vec![eden; 161]), 3);
 }
 
 /// Numbers of values that are kept, in steps of a thousandth.
@@ -85,6 +88,8 @@ impl Model {
                 Candidates::TopK { values: Dtype::F32, keeps: &[] },
                 Candidates::Qsgd { base, bits: &[3, 6] },
                 Candidates::PowerSgd { iterations: 1, ranks: [&[2][..], &[1, 4], &[3]][number % 3] },
+                Candidates::Eden { base: Eden::default(), bits: &[1, 3, 8] },
+                Candidates::Eden { base: Eden { bits: 3, scale: eden::Scale::LeastSquares }, bits: &[2] },
             ];
             let stream = Stream { seed: 3, layer: number as u32, ..Stream::default() };
             candidates.into_iter().map(move |candidates| Job { gradient, candidates, stream })
@@ -190,6 +195,7 @@ fn what_is_not_finite_is_named_by_layer_and_place() {
         Candidates::TopK { values: Dtype::F32, keeps: &[] },
         Candidates::QuantisedTopK { keeps: &[5, 10], bits: &[4] },
         Candidates::PowerSgd { iterations: 1, ranks: &[2] },
+        Candidates::Eden { base: Eden::default(), bits: &[2, 4] },
     ] {
         let jobs = tensors.map(|tensor| Job { gradient: tensor.gradients()[1], candidates, stream: Stream::default() });
         let mut rows = vec![0.0; 3 * candidates.len()];

@@ -4,7 +4,7 @@ use super::memory::backends;
 use super::skipped;
 use crate::compiler::{PROBE, compiles};
 use crate::kernels::Shader;
-use crate::{feedback, magnitude, powersgd, qsgd, sums, topk};
+use crate::{eden, feedback, magnitude, powersgd, qsgd, sums, topk};
 use naga::valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
 use std::process::Command;
 
@@ -106,6 +106,7 @@ fn parameters_are_laid_out_as_in_the_shaders() {
             Shader::Sums => (sums::Params::FIELDS, size_of::<sums::Params>()),
             Shader::Qsgd => (qsgd::Params::FIELDS, size_of::<qsgd::Params>()),
             Shader::TopK => (topk::Params::FIELDS, size_of::<topk::Params>()),
+            Shader::Eden => (eden::Params::FIELDS, size_of::<eden::Params>()),
             Shader::PowerSgd => (powersgd::Params::FIELDS, size_of::<powersgd::Params>()),
         };
         check_layout(shader, fields, size);

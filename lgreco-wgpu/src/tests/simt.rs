@@ -26,7 +26,8 @@ pub(crate) struct Recorded {
 fn has_bits(kernel: Kernel) -> bool {
     match kernel.shader {
         Shader::PowerSgd | Shader::Sums => false,
-        _ => !["row", "squares", "prefixes", "total", "few_bits_errors", "gather_values"].contains(&kernel.entry),
+        _ => !["row", "rotated_row", "squares", "prefixes", "total", "few_bits_errors", "gather_values"]
+            .contains(&kernel.entry),
     }
 }
 

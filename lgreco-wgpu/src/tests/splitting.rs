@@ -5,6 +5,7 @@ use super::{ROWS, check_payload, cut, small_backend};
 use crate::WgpuBackend;
 use crate::factor::SIDE;
 use lgreco::backend::{Backend, Job, Portable};
+use lgreco::compress::eden::Eden;
 use lgreco::compress::powersgd::PowerSgd;
 use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco::compress::quantised_topk::QuantisedTopK;
@@ -51,6 +52,9 @@ fn three_pieces_do_as_one() {
             check_rows(&mut backend, &[Job { gradient, candidates, stream }], ROWS);
         }
         let candidates = Candidates::QuantisedTopK { keeps: &keeps, bits: &[2, 5, 8] };
+        check_rows(&mut backend, &[Job { gradient, candidates, stream }], ROWS);
+        check_payload(&mut backend, &Setting::Eden(Eden::default()), &gradient, stream);
+        let candidates = Candidates::Eden { base: Eden::default(), bits: &[1, 4] };
         check_rows(&mut backend, &[Job { gradient, candidates, stream }], ROWS);
     }
 }
@@ -115,19 +119,19 @@ fn positions_of_every_kind_are_read_in_stretches() {
 fn equal_positions_on_both_sides_of_a_cut_are_refused() {
     const LOW_BITS: usize = 5;
     let Some(mut backend) = cut() else { return };
-    let (elements, keep) = (100_000, 3000);
+    let (elements, keep) = (200_000, 6000);
     let values: Vec<f32> = (0..elements).map(|i| if (50..50 + keep).contains(&i) { 1.0 } else { 0.0 }).collect();
     let tensor = Tensor::new(&values, elements, 1);
     let gradient = tensor.gradients()[0];
     let setting = Setting::TopK(TopK { keep: keep as u32, values: Dtype::F32 });
     let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32).unwrap()];
-    Portable.encode(&setting, &gradient, Stream::default(), &mut [0; 100_000], &mut payload).unwrap();
+    Portable.encode(&setting, &gradient, Stream::default(), &mut [0; 200_000], &mut payload).unwrap();
     check_decode(&mut backend, &payload, elements);
     let low_at = HEADER_LEN + 4 * keep;
     let high_at = low_at + keep * LOW_BITS / 8;
     assert_eq!(payload.len(), high_at + (keep + ((elements - 1) >> LOW_BITS)).div_ceil(8));
-    // The first value of the second block; both blocks have more than fits.
-    let first: u32 = payload[high_at..high_at + 256].iter().map(|byte| byte.count_ones()).sum();
+    // The first value of the third block; the third does not fit with the two before it.
+    let first: u32 = payload[high_at..high_at + 512].iter().map(|byte| byte.count_ones()).sum();
     assert!(keep > backend.gpu().piece_len() && (first as usize) < keep);
     let bit = |i: usize, payload: &[u8]| payload[low_at + i / 8] >> (i % 8) & 1;
     for i in LOW_BITS * first as usize..LOW_BITS * (first as usize + 1) {

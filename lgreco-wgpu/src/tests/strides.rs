@@ -185,6 +185,8 @@ fn lanes_read_side_by_side() {
                 // Random bits are drawn for four values, and two go into a word.
                 (Shader::Feedback, "store_bf16" | "store_int8") => Some(4.0),
                 (Shader::TopK, "sample") => None,
+                // 16 in a row, and of short blocks all.
+                (Shader::Eden, _) => None,
                 // Tiles of 16 by 16, and what lies where a payload says.
                 (Shader::PowerSgd, "multiply_chunk" | "residuals") => None,
                 _ => Some(1.0),

@@ -1,0 +1,61 @@
+//! EDEN's rows: what `eden_rows.wgsl` is asked to do.
+//!
+//! A block is rotated once, in f32, and its error computed from sums, for all widths. What the core measures by decoding is decoded
+//! here too, with its bits: blocks of fewer than 256 values, and those whose errors are too small to be told from the rounding of
+//! f32. These are rotated again for each width.
+
+use crate::batch::{Batch, Part, Task};
+use crate::eden::{Params, blocks, grids, kernel, params};
+use crate::error::{BufferJobError, of_job};
+use crate::sums::{self, RECORD, Segment};
+use crate::tensor::Row;
+use lgreco::compress::eden::Scale;
+use lgreco::rng::Stream;
+use wgpu::Buffer;
+
+/// Words of results that [`measure`] writes: two that [`check`](crate::eden::check) reads, and from the second record on the sums of all
+/// widths.
+pub(crate) const RESULT_WORDS: usize = 2 * RECORD;
+
+/// What is sought of a tensor.
+#[derive(Clone, Copy)]
+pub(crate) struct Rotated<'a> {
+    pub(crate) scale: Scale,
+    pub(crate) bits: &'a [u8],
+    pub(crate) stream: Stream,
+}
+
+/// Records the measurement of the widths that each row seeks.
+pub(crate) fn measure(
+    batch: &mut Batch<'_>,
+    rows: &[Row<'_, Rotated<'_>>],
+    results: &Buffer,
+) -> Result<(), BufferJobError> {
+    let Some(first) = rows.first() else { return Ok(()) };
+    let failed = of_job(first.job);
+    let grids = grids(batch).map_err(&failed)?;
+    let (mut tasks, mut left) = (Vec::new(), Vec::new());
+    for row in rows {
+        let Rotated { scale, bits, stream } = row.sought;
+        let widths = bits.iter().fold(0, |mask, &bits| mask | 1u32 << (bits - 1));
+        let base = Params { widths, result: row.result as u32, ..params(scale, stream) };
+        let pieces = row.tensor.all(batch);
+        let records = pieces.iter().map(|piece| sums::left_of(blocks(piece.count)));
+        left.push((records.sum(), row.result / RECORD + 1));
+        tasks.extend(pieces.iter().map(|piece| {
+            let bindings = [(1, piece.part.clone()), (2, grids.clone()), (6, Part::from(results))];
+            Task::new(base.of(row.tensor, piece), &bindings, blocks(piece.count))
+        }));
+    }
+    let of_rows = Segment::in_turn(left);
+    let totals = sums::totals(batch, &of_rows).map_err(&failed)?;
+    let place = |params: &mut Params, record| params.record = record;
+    sums::run(batch, kernel("rotated_row"), &tasks, place, (&totals, &mut 0)).map_err(&failed)?;
+    sums::finish(batch, totals, &of_rows, results).map_err(&failed)
+}
+
+/// The squared errors of `bits` in the words that [`measure`] wrote.
+pub(crate) fn errors<'a>(bits: &'a [u8], words: &'a [u32]) -> impl Iterator<Item = f64> + 'a {
+    let sum = |&bits: &u8| sums::value(words[RECORD + bits as usize - 1], words[RECORD + 8 + bits as usize - 1]);
+    bits.iter().map(sum)
+}

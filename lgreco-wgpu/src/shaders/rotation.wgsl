@@ -1,0 +1,239 @@
+// EDEN's blocks: which there are, their signs and norms, and the Walsh-Hadamard transform. The order of all sums is that of
+// lgreco-compress/src/eden. A workgroup of 256 works on a block, of which each invocation holds 16 values.
+
+const BLOCK = 4096u;
+const HALF = 2048u;
+const LANES = 64u; // partial sums
+
+// Half of a block, spread so that 16 values in a row, and every 16th, are in different banks.
+var<workgroup> room: array<u32, 2176>;
+var<workgroup> signs: array<u32, 128>;
+var<workgroup> norms: array<Norm, 1>;
+// Partial sums in f64.
+var<workgroup> parts_m: array<vec2<u32>, 64>;
+var<workgroup> parts_e: array<i32, 64>;
+
+// The bits of what an invocation holds.
+var<private> own: array<u32, 16>;
+// Whether sums are those of `float.wgsl`.
+var<private> exact: bool;
+
+// The length of a block as a vector, and what brings it to 1, as bits of f32: a power of two, and the inverse norm of values times that
+// power, or 0 where there is none.
+struct Norm {
+    length: Double,
+    power: u32,
+    inverse: u32,
+}
+
+// The first value of a workgroup's block in the piece, and how many there are.
+fn block_of(number: u32) -> vec2<u32> {
+    let whole = params.count / BLOCK;
+    if (number < whole) {
+        return vec2<u32>(number * BLOCK, BLOCK);
+    }
+    var at = whole * BLOCK;
+    for (var before = whole; before < number; before++) {
+        at += 1u << firstLeadingBit(params.count - at);
+    }
+    return vec2<u32>(at, 1u << firstLeadingBit(params.count - at));
+}
+
+fn place(i: u32) -> u32 {
+    return i + i / 16u;
+}
+
+// Draws the signs of the 4096 values that a block belongs to. A barrier must follow.
+fn draw_signs(chunk: u32, lane: u32) {
+    if (lane < 32u) {
+        var words = random(chunk * 32u + lane);
+        for (var k = 0u; k < 4u; k++) {
+            signs[lane * 4u + k] = words[k];
+        }
+    }
+}
+
+// The sign bit of value i of those 4096.
+fn sign_of(i: u32) -> u32 {
+    return (signs[i % 128u] >> (i / 128u)) << 31u;
+}
+
+fn part(i: u32) -> Double {
+    return Double(parts_m[i], parts_e[i]);
+}
+
+fn put_part(i: u32, sum: Double) {
+    parts_m[i] = sum.m;
+    parts_e[i] = sum.e;
+}
+
+// Adds the parts of as many lanes, halved until there are four; `total` then adds these.
+fn add_parts(lanes: u32, lane: u32) {
+    for (var reach = lanes / 2u; reach >= 4u; reach >>= 1u) {
+        workgroupBarrier();
+        if (lane < reach) {
+            put_part(lane, double_sum(part(lane), part(lane + reach)));
+        }
+    }
+    workgroupBarrier();
+}
+
+fn total() -> Double {
+    return double_sum(double_sum(part(0u), part(1u)), double_sum(part(2u), part(3u)));
+}
+
+// The same of partial sums in f32, of 64 lanes, halved until there are eight.
+fn add_singles(sum: u32, lane: u32) {
+    workgroupBarrier();
+    if (lane < LANES) {
+        parts_m[lane].x = sum;
+    }
+    for (var reach = LANES / 2u; reach >= 8u; reach >>= 1u) {
+        workgroupBarrier();
+        if (lane < reach) {
+            parts_m[lane].x = add(parts_m[lane].x, parts_m[lane + reach].x);
+        }
+    }
+    if (lane < 8u) {
+        put_part(lane, double_of(parts_m[lane].x));
+    }
+    add_parts(8u, lane);
+}
+
+// Finds the norm of the block of so many values from `first` on. What is not finite goes to results[result].
+fn find_norm(first: u32, len: u32, lane: u32) {
+    var sum = NO_DOUBLE;
+    var largest = 0u;
+    if (lane < LANES) {
+        for (var i = lane; i < len; i += LANES) {
+            let magnitude = value(first + i) & MAGNITUDE;
+            largest = max(largest, magnitude);
+            if (magnitude < INFINITY) {
+                sum = double_sum(sum, double_square(magnitude));
+            }
+        }
+        // What is not finite makes the norm so.
+        if (largest >= INFINITY) {
+            atomicMax(&results[params.result], largest);
+            sum = Double(vec2<u32>(0u, 0x00100000u), 600);
+        }
+        put_part(lane, sum);
+    }
+    add_parts(LANES, lane);
+    if (lane == 0u) {
+        norms[0] = norm_of(total());
+    }
+    workgroupBarrier();
+}
+
+fn norm_of(square: Double) -> Norm {
+    if (square.m.y == 0u || square.e >= 600) {
+        return Norm(NO_DOUBLE, ONE, 0u);
+    }
+    let length = double_root(square);
+    var log_power = 0;
+    if (length.e > 100 || (length.e == 100 && (length.m.x | (length.m.y ^ 0x00100000u)) != 0u)) {
+        log_power = -60;
+    } else if (length.e < -100) {
+        log_power = 100;
+    }
+    let one = Double(vec2<u32>(0u, 0x00100000u), 0);
+    let inverse = single(double_quotient(one, Double(length.m, length.e + log_power)));
+    return Norm(length, u32(127 + log_power) << 23u, inverse);
+}
+
+// Which values an invocation holds: those whose indices differ in bits 4 to 7, in bits 0 to 3, or in bits 8 to 11.
+const MIDDLE = 0u;
+const LOW = 1u;
+const HIGH = 2u;
+
+// The index of value k of an invocation; it grows with k.
+fn index_of(order: u32, k: u32, lane: u32) -> u32 {
+    if (order == MIDDLE) {
+        return lane / 16u * 256u + lane % 16u + 16u * k;
+    }
+    return select(lane + 256u * k, lane * 16u + k, order == LOW);
+}
+
+// Hands the values of a block over, from the invocations that hold them in one order to those that hold them in another.
+fn exchange(before: u32, after: u32, len: u32, lane: u32) {
+    var taken: array<u32, 16>;
+    for (var half = 0u; half < 2u; half++) {
+        workgroupBarrier();
+        for (var k = 0u; k < 16u && index_of(before, k, lane) < len; k++) {
+            let i = index_of(before, k, lane);
+            if (i / HALF == half) {
+                room[place(i % HALF)] = own[k];
+            }
+        }
+        workgroupBarrier();
+        for (var k = 0u; k < 16u && index_of(after, k, lane) < len; k++) {
+            let i = index_of(after, k, lane);
+            if (i / HALF == half) {
+                taken[k] = room[place(i % HALF)];
+            }
+        }
+    }
+    own = taken;
+}
+
+fn sum_or_exact(a: u32, b: u32) -> u32 {
+    if (exact) {
+        return add(a, b);
+    }
+    return bitcast<u32>(bitcast<f32>(a) + bitcast<f32>(b));
+}
+
+// Four levels of the transform, of the 16 values of an invocation.
+fn butterflies(descending: bool) {
+    for (var level = 0u; level < 4u; level++) {
+        let bit = select(level, 3u - level, descending);
+        for (var pair = 0u; pair < 8u; pair++) {
+            let k = ((pair >> bit) << bit) + pair;
+            let a = own[k];
+            let b = own[k + (1u << bit)];
+            own[k] = sum_or_exact(a, b);
+            own[k + (1u << bit)] = sum_or_exact(a, b ^ SIGN);
+        }
+    }
+}
+
+// Level after level, of a block of fewer than 4096 values in `room`.
+fn transform_in_room(len: u32, lane: u32) {
+    for (var level = 0u; len >> level > 1u; level++) {
+        workgroupBarrier();
+        // From 256 values on, the first eight levels descend.
+        let bit = select(level, 7u - level, len >= 256u && level < 8u);
+        for (var pair = lane; pair < len / 2u; pair += 256u) {
+            let i = ((pair >> bit) << bit) + pair;
+            let a = room[place(i)];
+            let b = room[place(i + (1u << bit))];
+            room[place(i)] = sum_or_exact(a, b);
+            room[place(i + (1u << bit))] = sum_or_exact(a, b ^ SIGN);
+        }
+    }
+    workgroupBarrier();
+}
+
+// The transform of a block: from the order `MIDDLE` to the order `HIGH`.
+fn transform(len: u32, lane: u32) {
+    if (len == BLOCK) {
+        butterflies(true);
+    }
+    for (var order = MIDDLE; order < HIGH; order++) {
+        exchange(order, order + 1u, len, lane);
+        if (len == BLOCK) {
+            butterflies(order == MIDDLE);
+        }
+    }
+    // Shorter ones are transformed level by level.
+    let len_in_room = select(0u, len, len < BLOCK);
+    workgroupBarrier();
+    for (var k = 0u; k < 16u && index_of(HIGH, k, lane) < len_in_room; k++) {
+        room[place(index_of(HIGH, k, lane))] = own[k];
+    }
+    transform_in_room(len_in_room, lane);
+    for (var k = 0u; k < 16u && index_of(HIGH, k, lane) < len_in_room; k++) {
+        own[k] = room[place(index_of(HIGH, k, lane))];
+    }
+}
