@@ -47,6 +47,10 @@ fn quantised(bits: u8) -> Codec {
     Codec::MinMax { bits, tile: Tile::Elements(128) }
 }
 
+const fn eden(bits: u8) -> Codec {
+    Codec::Eden { bits }
+}
+
 fn top(density: f64) -> Result<Codec, lgreco_train::Error> {
     Codec::top_k(density, FEATURES, Dtype::F32)
 }
@@ -89,6 +93,11 @@ fn new() -> Result<Vec<Row>, lgreco_train::Error> {
         row("activations 1 bit", quantised(1), NONE, DENSE),
         row("gradients 1 bit", DENSE, NONE, quantised(1)),
         row("4 bits, back 8 bits", quantised(4), NONE, quantised(8)),
+        row("activations EDEN 2", eden(2), NONE, DENSE),
+        row("gradients EDEN 2", DENSE, NONE, eden(2)),
+        row("activations EDEN 1", eden(1), NONE, DENSE),
+        row("gradients EDEN 1", DENSE, NONE, eden(1)),
+        row("EDEN 3, back EDEN 2", eden(3), NONE, eden(2)),
     ])
 }
 
@@ -102,6 +111,8 @@ fn recurring() -> Result<Vec<Row>, lgreco_train::Error> {
         row("  of changes (AQ-SGD)", quantised(2), AQ_SGD, DENSE),
         row("activations 1 bit", quantised(1), NONE, DENSE),
         row("  of changes (AQ-SGD)", quantised(1), AQ_SGD, DENSE),
+        row("activations EDEN 1", eden(1), NONE, DENSE),
+        row("  of changes (AQ-SGD)", eden(1), AQ_SGD, DENSE),
         row("activations TopK 5 %", top(0.05)?, NONE, DENSE),
         row("  of changes (AQ-SGD)", top(0.05)?, AQ_SGD, DENSE),
     ])

@@ -1,9 +1,9 @@
 //! Trains two small models with every compression scheme and compares what they learn with what they send.
 //!
 //! `cargo run --release --manifest-path examples/Cargo.toml --bin train [-- --quick] [--task NAME] [--scheme NAME] [--seed N,…] [--steps N]
-//! [--optimizer sgd|adamw] [--json FILE] [--report FILE] [--metrics FILE] [--plot FILE] [--frontier FILE]`
+//! [--optimizer sgd|adamw] [--workers 1|2|4|8] [--constant-rate] [--json FILE] [--report FILE] [--metrics FILE] [--plot FILE] [--frontier FILE]`
 //!
-//! Four workers, threads of this process, hold one replica each of a transformer that learns to continue a novel, or of
+//! Four workers unless told otherwise, threads of this process, hold one replica each of a transformer that learns to continue a novel, or of
 //! a convolutional network that recognises digits, and learn from different parts of the data. Every run starts from
 //! the same parameters and sees the same data in the same order at the same learning rate, which was chosen once, for
 //! the uncompressed run of each optimiser. After a run all replicas must be equal bit for bit.
@@ -90,18 +90,24 @@ struct Args {
     /// What takes the steps.
     #[arg(long, value_enum, default_value = "sgd")]
     optimizer: Kind,
+    /// How many workers share a step's windows or images, of which there are as many in any case: 1, 2, 4 or 8.
+    #[arg(long, value_name = "N", value_parser = workers, default_value_t = WORKERS)]
+    workers: u32,
+    /// The learning rate stays after its warm-up, and does not fall to zero.
+    #[arg(long)]
+    constant_rate: bool,
     /// Write the results as JSON, after every run. Runs that are in the file already are not made again.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Train nothing: the table and the pictures are made of the runs in this file.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["quick", "task", "scheme", "seed", "steps", "optimizer", "json", "metrics"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["quick", "task", "scheme", "seed", "steps", "optimizer", "workers", "constant_rate", "json", "metrics"])]
     report: Option<PathBuf>,
     /// Write what the first worker's controller did in every step of every run that is made, as lines of JSON.
     #[arg(long, value_name = "FILE")]
     metrics: Option<PathBuf>,
     /// Tell how well metrics of the error predict what drawn plans (scheme `drawn`) cost in loss. Their errors are measured
     /// along uncompressed runs into this file of JSON, unless they are there already.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["workers", "constant_rate"])]
     errors: Option<PathBuf>,
     /// Draw loss against bytes sent as SVG.
     #[arg(long, value_name = "FILE", default_value = "train.svg")]
@@ -111,7 +117,12 @@ struct Args {
     frontier: Option<PathBuf>,
 }
 
+/// Unless told otherwise.
 const WORKERS: u32 = 4;
+
+fn workers(text: &str) -> Result<u32, String> {
+    text.parse().ok().filter(|workers| [1, 2, 4, 8].contains(workers)).ok_or_else(|| "expected 1, 2, 4 or 8".into())
+}
 
 fn main() -> Result<(), Failure> {
     let args = Args::parse();
@@ -139,6 +150,7 @@ fn tasks(args: &Args) -> Vec<Task> {
     tasks.retain(|task| args.task.is_empty() || args.task.iter().any(|name| name == task.name));
     for task in &mut tasks {
         (task.steps, task.optimizer) = (args.steps.unwrap_or(task.steps), args.optimizer);
+        (task.workers, task.constant) = (args.workers, args.constant_rate);
     }
     tasks
 }
@@ -197,7 +209,7 @@ fn run<W: Write + Send>(
 ) -> Result<Row, Failure> {
     let start = Instant::now();
     let metrics = Mutex::new(metrics);
-    let outcomes = threads::run(WORKERS, |collective| {
+    let outcomes = threads::run(task.workers, |collective| {
         // Matrix products on one thread per worker.
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
         pool.install(|| {
@@ -227,7 +239,7 @@ fn run<W: Write + Send>(
     }
     Ok(Row {
         model: task.name.into(),
-        optimizer: task.optimizer.name().into(),
+        optimizer: task.conditions(),
         steps: task.steps,
         seed,
         method: scheme.method.into(),

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 pub struct Row {
     /// The model's name.
     pub model: String,
-    /// What took the steps.
+    /// What took the steps, and under which conditions if they were not the usual ones: [`Task::conditions`].
     pub optimizer: String,
     /// Steps of training.
     pub steps: u32,
@@ -61,7 +61,7 @@ pub fn head(task: &Task) -> String {
 impl Row {
     /// Whether this is what such a run comes to.
     pub fn is_of(&self, task: &Task, scheme: Scheme, seed: u64) -> bool {
-        (&*self.model, &*self.optimizer, self.steps) == (task.name, task.optimizer.name(), task.steps)
+        (&*self.model, &self.optimizer, self.steps) == (task.name, &task.conditions(), task.steps)
             && (&*self.method, &*self.scheme, self.seed) == (scheme.method, scheme.name, seed)
     }
 

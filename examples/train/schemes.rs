@@ -16,7 +16,7 @@ use std::time::Instant;
 /// A way of compressing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scheme {
-    /// The compressor: `none`, `qsgd`, `topk`, `powersgd`, `hybrid` (all three), `eden`, `mixed` (EDEN, TopK and PowerSGD) or `clt-k`.
+    /// The compressor: `none`, `qsgd`, `topk`, `powersgd`, `hybrid` (these three), `eden`, `mixed` (EDEN, TopK and PowerSGD) or `clt-k`.
     pub method: &'static str,
     /// Who chooses its parameters.
     pub name: &'static str,
@@ -139,6 +139,7 @@ impl Scheme {
         let accordion = Accordion::new(2.0 * default, default / 2.0);
         let search = match self.method {
             "mixed" => Search::of(&[Method::Eden, Method::TopK, Method::PowerSgd])?,
+            "hybrid" => published()?,
             _ => Search::new(method),
         };
         let mut search = search.with_default(default)?;
@@ -207,6 +208,15 @@ impl Scheme {
         config.clock = Some(seconds);
         Ok(config)
     }
+}
+
+/// The paper's three methods together. The reference comes first; rank 8 takes as many bits as QSGD's 4 in the middle of usual
+/// shapes.
+fn published() -> Result<Search, lgreco_train::Error> {
+    Ok(Search::new(Method::PowerSgd)
+        .with_reference("powersgd 8")?
+        .with_reference("topk 1%")?
+        .with_reference("qsgd 4")?)
 }
 
 /// The bits that plans may have so that gradients are compressed by `ratio` altogether.

@@ -23,6 +23,10 @@ pub struct Task {
     pub rank: f64,
     /// What takes the steps.
     pub optimizer: Kind,
+    /// How many workers share a step's data.
+    pub workers: u32,
+    /// Whether the learning rate stays after its warm-up.
+    pub constant: bool,
     /// The learning rate after its warm-up, under SGD and under AdamW.
     peaks: [f32; 2],
     /// What is learnt from.
@@ -31,9 +35,9 @@ pub struct Task {
 
 /// Data of a task.
 pub enum Data {
-    /// `windows` per worker and step.
+    /// `windows` per step, of all workers together.
     Text { text: Text, size: Size, windows: usize },
-    /// `images` per worker and step.
+    /// `images` per step, of all workers together.
     Digits { digits: Digits, images: usize },
 }
 
@@ -66,17 +70,38 @@ impl Task {
         let text = Text::load();
         let size = Size { vocabulary: text.vocabulary, context: 64, width: 96, heads: 4, depth: 2 };
         let (steps, validations) = if quick { (120, 3) } else { (800, 10) };
-        let data = Data::Text { text, size, windows: 2 };
-        let (optimizer, peaks) = (Kind::Sgd, [0.3, 0.008]);
-        Task { name: NAMES[0], steps, validations, density: 0.1, rank: 4.0, optimizer, peaks, data }
+        let data = Data::Text { text, size, windows: 8 };
+        Task::new(NAMES[0], (steps, validations), (0.1, 4.0), [0.3, 0.008], data)
     }
 
     /// A convolutional network that recognises digits.
     pub fn convnet(quick: bool) -> Task {
         let (steps, validations) = if quick { (150, 3) } else { (1200, 10) };
-        let data = Data::Digits { digits: Digits::load(), images: 8 };
-        let (optimizer, peaks) = (Kind::Sgd, [0.02, 0.008]);
-        Task { name: NAMES[1], steps, validations, density: 0.2, rank: 8.0, optimizer, peaks, data }
+        let data = Data::Digits { digits: Digits::load(), images: 32 };
+        Task::new(NAMES[1], (steps, validations), (0.2, 8.0), [0.02, 0.008], data)
+    }
+
+    fn new(
+        name: &'static str,
+        (steps, validations): (u32, u32),
+        (density, rank): (f64, f64),
+        peaks: [f32; 2],
+        data: Data,
+    ) -> Task {
+        let (optimizer, workers, constant) = (Kind::Sgd, crate::WORKERS, false);
+        Task { name, steps, validations, density, rank, optimizer, workers, constant, peaks, data }
+    }
+
+    /// How it is trained: the optimiser, and what is not as usual.
+    pub fn conditions(&self) -> String {
+        let mut text = self.optimizer.name().to_owned();
+        if self.workers != crate::WORKERS {
+            text += &format!(", workers: {}", self.workers);
+        }
+        if self.constant {
+            text += ", constant rate";
+        }
+        text
     }
 
     /// Steps over which the learning rate rises; nothing is compressed meanwhile.
@@ -84,10 +109,11 @@ impl Task {
         (self.steps / 40).max(5)
     }
 
-    /// The learning rate of a step: a linear rise, then a linear fall to zero.
+    /// The learning rate of a step: a linear rise, then a linear fall to zero, or none.
     pub fn rate(&self, step: u32) -> f32 {
         let (step, steps, warmup) = (step as f32, self.steps as f32, self.warmup() as f32);
-        self.peaks[self.optimizer as usize] * ((step + 1.0) / warmup).min((steps - step) / (steps - warmup))
+        let fall = if self.constant { 1.0 } else { (steps - step) / (steps - warmup) };
+        self.peaks[self.optimizer as usize] * ((step + 1.0) / warmup).min(fall)
     }
 
     /// The model before training, the same on all workers.
@@ -103,8 +129,10 @@ impl Task {
     /// What worker `rank` of `world` learns from at a step; no two workers share data.
     pub fn training(&self, seed: u64, step: u32, rank: u32, world: u32) -> Result<Batch> {
         match &self.data {
-            Data::Text { text, size, windows } => text.training(*windows, size.context, seed, step, rank, world),
-            Data::Digits { digits, images } => digits.training(*images, seed, step, rank, world),
+            Data::Text { text, size, windows } => {
+                text.training(windows / world as usize, size.context, seed, step, rank, world)
+            }
+            Data::Digits { digits, images } => digits.training(images / world as usize, seed, step, rank, world),
         }
     }
 

@@ -22,7 +22,7 @@ use lgreco_train::search::{Method, Search};
 fn tiny(mut task: Task, steps: u32) -> Task {
     (task.steps, task.validations) = (steps, 2);
     if let Data::Digits { images, .. } = &mut task.data {
-        *images = 2;
+        *images = 8;
     }
     task
 }
@@ -239,9 +239,13 @@ fn runs_that_are_in_the_file_are_not_made_again() {
     let adamw = train(&["--scheme", "uncompressed", "--optimizer", "adamw"]).unwrap();
     assert_eq!(adamw.iter().map(key).collect::<Vec<_>>(), [run("none", "uncompressed", 1, "adamw")]);
     assert_ne!(adamw[0].final_loss, made[0].final_loss);
+    let eight = train(&["--scheme", "uncompressed", "--workers", "8", "--constant-rate"]).unwrap();
+    let conditions = "sgd, workers: 8, constant rate";
+    assert_eq!(eight.iter().map(key).collect::<Vec<_>>(), [run("none", "uncompressed", 1, conditions)]);
+    assert_ne!(eight[0].final_loss, made[0].final_loss);
     // There is no momentum to correct.
     assert_eq!(train(&["--scheme", "uniform+correction", "--optimizer", "adamw"]).unwrap(), []);
-    assert_eq!(Results::read(&path).unwrap().len(), 4);
+    assert_eq!(Results::read(&path).unwrap().len(), 5);
 
     std::fs::write(&path, "[{}]").unwrap();
     let error = train(&[]).unwrap_err().to_string();

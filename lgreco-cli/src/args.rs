@@ -99,13 +99,13 @@ pub struct Source {
     #[command(flatten)]
     pub candidates: Candidates,
     /// The uniform setting, whose size is the budget unless `--budget` is given: bits, density (`1%` or `0.01`) or rank. [default: qsgd 4, eden 3, topk 1%,
-    /// powersgd 4; hybrid takes bits, those of uniform QSGD; clt-k 1%, sidco 1%, hard-threshold 0.01, adacomp
+    /// powersgd 4; hybrid takes bits, those of uniform EDEN; clt-k 1%, sidco 1%, hard-threshold 0.01, adacomp
     /// 500, loco 512]
     #[arg(long, value_name = "PARAMETER", allow_hyphen_values = true, value_parser = parameter)]
     pub default: Option<f64>,
     /// The settings offered: FIRST..LAST or FIRST..LAST:STEP, and always the default. Without a step bits and ranks go by
     /// 1, densities by FIRST.
-    /// [default: for bits and ranks half to twice the default, for densities a tenth to ten times]
+    /// [default: for bits and ranks half to twice the default, for densities a tenth to ten times; EDEN's 1..8]
     #[arg(long, value_name = "RANGE", allow_hyphen_values = true, value_parser = range)]
     pub range: Option<RangeArg>,
     /// How TopK may send the values it keeps: `full`, in the gradient's own type, or in 1 to 8 bits each, as in
@@ -121,7 +121,7 @@ pub struct Candidates {
     /// [default: squared-l2, which ranks plans best by the loss they lead to]
     #[arg(long, value_parser = metric())]
     pub metric: Option<Metric>,
-    /// How many workers' payloads will be averaged. It matters where methods mix: errors of `qsgd` are independent from worker
+    /// How many workers' payloads will be averaged. It matters where methods mix: errors of `qsgd` and `eden` are independent from worker
     /// to worker, so that their squares are divided by it.
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = workers, default_value_t = 1)]
     pub workers: u32,
@@ -274,7 +274,7 @@ pub struct RangeArg {
 /// Methods, as words.
 fn method() -> impl TypedValueParser<Value = Method> {
     words(Method::ALL.map(|method| match method {
-        Method::Hybrid => ("hybrid", "The first three, chosen per layer, within the budget of uniform QSGD"),
+        Method::Hybrid => ("hybrid", "eden, topk and powersgd, chosen per layer; uniform is eden with 3 bits"),
         single => (single.name(), single.planned().about),
     }))
 }

@@ -43,6 +43,7 @@ impl Failure {
             | Error::SizeInfeasible { .. }
             | Error::OverSize { .. }
             | Error::PlanMismatch { .. }
+            | Error::RuledOut { .. }
             | Error::OutOfMemory { .. }
             | Error::Device { .. } => Failure::no_result(message),
             _ => Failure::bad_input(message),

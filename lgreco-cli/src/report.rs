@@ -12,8 +12,8 @@ use std::cmp::Ordering;
 
 /// What a budget shared by biased and unbiased compressors promises, and what not.
 pub const HYBRID_NOTE: &str = "
-Note: these are errors of one compression. QSGD's are unbiased and average out over workers and steps; those of TopK and
-PowerSGD are biased and need error feedback.
+Note: these are errors of one compression. EDEN's and QSGD's are unbiased and average out over workers and steps; those
+of TopK and PowerSGD are biased and need error feedback.
 ";
 
 /// What is known about the layers of a table that was measured here.

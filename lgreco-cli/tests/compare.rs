@@ -37,16 +37,16 @@ fn every_method_is_compared_and_the_proved_optimum_is_smallest() {
 }
 
 #[test]
-fn the_hybrid_has_the_budget_of_uniform_qsgd_and_needs_fewer_bits() {
+fn the_hybrid_has_the_budget_of_uniform_eden_and_needs_fewer_bits() {
     let comparisons = compare(&["--budget", "uniform"]);
     let of = |method: &str| comparisons.iter().find(|c| c["method"] == method).unwrap();
-    let (qsgd, hybrid) = (of("qsgd"), of("hybrid"));
-    assert_eq!(qsgd["budget"], hybrid["budget"]);
+    let (eden, hybrid) = (of("eden"), of("hybrid"));
+    assert_eq!(eden["budget"], hybrid["budget"]);
     let exact = |c: &Value| {
         let schemes = c["schemes"].as_array().unwrap();
         schemes.iter().find(|s| s["scheme"] == "exact").unwrap()["size"].as_u64().unwrap()
     };
-    assert!(exact(hybrid) < exact(qsgd));
+    assert!(exact(hybrid) < exact(eden));
 }
 
 #[test]

@@ -137,7 +137,7 @@ impl Described for CltK {
 pub(crate) const KNOWN: Known = Known {
     id: 7,
     name: "clt-k",
-    read: |words| Ok(Setting::CltK(CltK { keep: words.last("a number of elements")? })),
+    read: Some(|words| Ok(Setting::CltK(CltK { keep: words.last("a number of elements")? }))),
     from_parameters: |[keep, ..]| Ok(Setting::CltK(CltK { keep })),
 };
 

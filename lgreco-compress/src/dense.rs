@@ -73,7 +73,7 @@ impl Described for Dense {
 pub(crate) const KNOWN: Known = Known {
     id: 0,
     name: "dense",
-    read: |words| words.end().map(|()| Setting::Dense),
+    read: Some(|words| words.end().map(|()| Setting::Dense)),
     from_parameters: |_| Ok(Setting::Dense),
 };
 

@@ -40,8 +40,8 @@ pub(crate) struct Known {
     pub id: u8,
     /// The first word of the text.
     pub name: &'static str,
-    /// Reads the text behind it.
-    pub read: fn(&mut Words<'_>) -> Result<Setting>,
+    /// Reads the text behind it. `None`: the other method with this name reads it.
+    pub read: Option<fn(&mut Words<'_>) -> Result<Setting>>,
     /// Reads the parameters.
     pub from_parameters: fn(Parameters) -> Result<Setting>,
 }

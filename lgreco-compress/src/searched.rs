@@ -14,7 +14,7 @@ macro_rules! searched {
         #[non_exhaustive]
         pub enum Method {
             $($(#[$doc])* $name,)*
-            /// Several methods, chosen per layer: QSGD, TopK and PowerSGD unless others are named.
+            /// Several methods, chosen per layer: EDEN, TopK and PowerSGD unless others are named.
             Hybrid,
         }
 
@@ -30,11 +30,11 @@ macro_rules! searched {
                 }
             }
 
-            /// What a search varies of it; of [`Hybrid`](Method::Hybrid), QSGD's.
+            /// What a search varies of it; of [`Hybrid`](Method::Hybrid), EDEN's.
             pub const fn planned(self) -> &'static Planned {
                 match self {
                     $(Method::$name => &$module::PLANNED,)*
-                    Method::Hybrid => &qsgd::PLANNED,
+                    Method::Hybrid => &eden::PLANNED,
                 }
             }
         }
@@ -75,8 +75,8 @@ searched! {
 const NAMES: &str = "qsgd, eden, topk, powersgd, hybrid, clt-k, sidco, hard-threshold, adacomp or loco";
 
 impl Method {
-    /// Those of the L-GreCo paper, and all three together.
-    pub const PUBLISHED: [Method; 4] = [Method::Qsgd, Method::TopK, Method::PowerSgd, Method::Hybrid];
+    /// Those to compare first: the L-GreCo paper's, EDEN, and the default.
+    pub const COMPARED: [Method; 5] = [Method::Qsgd, Method::Eden, Method::TopK, Method::PowerSgd, Method::Hybrid];
 
     /// A setting of this method as labels name it: `qsgd 4`, `topk 0.1%`, `powersgd 32`.
     pub fn label(self, parameter: f64) -> impl fmt::Display {

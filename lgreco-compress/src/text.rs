@@ -33,8 +33,8 @@ impl Setting {
         }
         let mut words = Words(text.split_ascii_whitespace());
         let name = words.0.next().unwrap_or_default();
-        let setting = match METHODS.iter().find(|known| known.name == name) {
-            Some(known) => (known.read)(&mut words)?,
+        let setting = match METHODS.iter().find_map(|known| known.read.filter(|_| known.name == name)) {
+            Some(read) => read(&mut words)?,
             None if name.is_empty() => return Err(wrong("", "a method, such as dense or qsgd")),
             None => return Err(unknown(name, &RESERVED)),
         };

@@ -245,6 +245,18 @@ pub enum Error {
         /// Number of that layer's options.
         expected: usize,
     },
+    /// A plan's choice that the table's groups or fixed options rule out.
+    #[error(
+        "layer {layer}: the table's groups and fixed options rule option {option} out; they allow option {allowed}, for one"
+    )]
+    RuledOut {
+        /// Index of the layer.
+        layer: usize,
+        /// Index of the option that the plan chooses.
+        option: usize,
+        /// Index of one that goes with the choices of the layers before it in its group.
+        allowed: usize,
+    },
 
     /// Bytes that are not a payload of this version.
     #[error("payload: {what} is {found:#x}, expected {expected:#x}")]
@@ -353,6 +365,7 @@ impl Error {
             Error::OverSize { .. } => 31,
             Error::NoSharedOption { .. } => 32,
             Error::UnequalOptions { .. } => 33,
+            Error::RuledOut { .. } => 34,
             Error::PayloadHeader { .. } => 40,
             Error::PayloadBody { .. } => 41,
             Error::PayloadField { .. } => 42,
@@ -371,6 +384,7 @@ impl Error {
             | Error::NoSuchOption { layer, .. }
             | Error::NoSharedOption { layer, .. }
             | Error::UnequalOptions { layer, .. }
+            | Error::RuledOut { layer, .. }
             | Error::DuplicateName { layer, .. } => Some(layer),
             _ => None,
         }
@@ -379,7 +393,9 @@ impl Error {
     /// The option at fault, in the layer at fault, for errors that have one.
     pub const fn option(&self) -> Option<usize> {
         match *self {
-            Error::OptionError { option, .. } | Error::SizeOverflow { option, .. } => Some(option),
+            Error::OptionError { option, .. } | Error::SizeOverflow { option, .. } | Error::RuledOut { option, .. } => {
+                Some(option)
+            }
             _ => None,
         }
     }

@@ -182,7 +182,7 @@ typedef uint32_t lgreco_metric;
 // What to offer each layer of a model. Begin with LGRECO_SEARCH_OPTIONS_INIT.
 //
 // Methods are "qsgd", "topk", "powersgd", "eden", "clt-k", "sidco", "hard-threshold", "adacomp", "loco", several of them with
-// commas between, the first of which says what is uniform, or "hybrid", the default: QSGD, TopK and PowerSGD, that about
+// commas between, the first of which says what is uniform, or "hybrid", the default: EDEN, TopK and PowerSGD, that about
 // rank 8. Parameters are
 // those of the first method: bits per element for QSGD (1 to 8; 4 by default) and EDEN (3), the density for TopK, CLT-k and
 // SIDCo (above 0, to 1; 0.01), the rank for PowerSGD (1 to 65536; 4), the least magnitude for hard thresholds (0.01), elements
@@ -196,7 +196,7 @@ typedef struct lgreco_search_options {
     lgreco_metric metric;
     // The uniform setting that the budget is taken from; 0, the default, for the method's.
     double parameter;
-    // Smallest parameter offered; 0 in this and the next two, the default, for L-GreCo's range about `parameter`.
+    // Smallest parameter offered; 0 in this and the next two, the default, for L-GreCo's range about `parameter`, and for EDEN's 1 to 8 bits.
     double first;
     // Largest parameter offered.
     double last;
@@ -209,7 +209,7 @@ typedef struct lgreco_search_options {
     // TopK, also among several: how the values it keeps may be sent, LGRECO_WIDTH_FULL and 1 << bits for each of 1 to 8
     // bits, added up; 0, the default, for full ones alone. `parameter`'s are full.
     uint64_t widths;
-    // How many workers' payloads are averaged, which decides between methods where they mix: the squared errors of QSGD with
+    // How many workers' payloads are averaged, which decides between methods where they mix: the squared errors of EDEN and of QSGD with
     // stochastic rounding, which are independent from worker to worker, are divided by it. 0, the default, for 1, in a
     // controller for its world size.
     uint32_t workers;
@@ -459,7 +459,7 @@ typedef struct lgreco_controller_options {
     uint64_t lead;
     // LGRECO_POLICY_...; LGRECO_POLICY_L_GRECO by default.
     lgreco_policy policy;
-    // LGRECO_FEEDBACK_RESIDUAL, the default: error feedback for all lossy compressors but QSGD, with the fields `loco_...`
+    // LGRECO_FEEDBACK_RESIDUAL, the default: error feedback for all lossy compressors but QSGD and EDEN, with the fields `loco_...`
     // for LoCo and `gain`, `reset_every`, `storage` for the others; LGRECO_FEEDBACK_NONE.
     lgreco_feedback feedback;
     // What residuals are kept in; LGRECO_STORAGE_F32 by default.
@@ -879,6 +879,9 @@ typedef struct lgreco_cuda_outcome {
 // Layers of one group differ in their number of options, where these are matched by their index.
 #define LGRECO_UNEQUAL_OPTIONS 33
 
+// A plan's choice that the table's groups or fixed options rule out.
+#define LGRECO_RULED_OUT 34
+
 // Bytes that are not a payload of this version.
 #define LGRECO_PAYLOAD_HEADER 40
 
@@ -1211,6 +1214,9 @@ typedef struct lgreco_cuda_outcome {
 // Gradients where the forward TopK of the same micro-batch kept activations: `keep` as forward, `values`.
 #define LGRECO_CODEC_SHARED_INDEX 4
 
+// Codes after a random rotation of blocks of 4096 values (EDEN): `bits` 1 to 8.
+#define LGRECO_CODEC_EDEN 5
+
 // Nothing.
 #define LGRECO_LINK_MEMORY_NONE 0
 
@@ -1381,7 +1387,8 @@ lgreco_status lgreco_plan_solve(struct lgreco_context *context,
 // within the stated limit, groups and fixed options kept. What is checked is decided in exact arithmetic; a lower bound is only compared with what it is a
 // bound of.
 //
-// LGRECO_PLAN_MISMATCH, LGRECO_OVER_BUDGET, LGRECO_OVER_SIZE, LGRECO_NO_SUCH_OPTION, LGRECO_BUDGET, LGRECO_LENGTH.
+// LGRECO_PLAN_MISMATCH, LGRECO_OVER_BUDGET, LGRECO_OVER_SIZE, LGRECO_NO_SUCH_OPTION, LGRECO_RULED_OUT, LGRECO_BUDGET,
+// LGRECO_LENGTH.
 lgreco_status lgreco_plan_check(struct lgreco_context *context,
                                 const struct lgreco_table_view *table,
                                 const struct lgreco_plan_view *plan);

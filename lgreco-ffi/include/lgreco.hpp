@@ -50,9 +50,10 @@ inline lgreco_cut_setting cut_setting() { return LGRECO_CUT_SETTING_INIT; }
 inline lgreco_controller_options controller_options() { return LGRECO_CONTROLLER_OPTIONS_INIT; }
 inline lgreco_request request() { return LGRECO_REQUEST_INIT; }
 
-// A setting such as "qsgd 4" as a struct, for arrays of them. The calls that read one refuse a text that is too long.
+// A setting such as "qsgd 4" as a struct, for arrays of them. Throws LGRECO_TEXT for a text that does not fit.
 inline lgreco_setting setting(const std::string &text) {
     lgreco_setting setting = {};
+    if (text.size() >= sizeof setting.text) throw Error(LGRECO_TEXT, "setting `" + text + "` is longer than 63 bytes");
     text.copy(setting.text, sizeof setting.text);
     return setting;
 }

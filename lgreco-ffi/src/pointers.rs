@@ -13,7 +13,11 @@ fn check<T>(pointer: *const T, what: &'static str) -> Result<()> {
     }
 }
 
-fn check_array<T>(pointer: *const T, len: usize, what: &'static str) -> Result<()> {
+/// `Err` for the pointer of an array of `len` elements that cannot be one; any will do when `len` is 0.
+pub(crate) fn check_array<T>(pointer: *const T, len: usize, what: &'static str) -> Result<()> {
+    if len == 0 {
+        return Ok(());
+    }
     let longest = isize::MAX as usize / size_of::<T>();
     if len > longest {
         return Err(CoreError::Length { what, expected: longest, found: len }.into());

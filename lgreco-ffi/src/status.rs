@@ -65,6 +65,8 @@ pub const LGRECO_OVER_SIZE: lgreco_status = 31;
 pub const LGRECO_NO_SHARED_OPTION: lgreco_status = 32;
 /// Layers of one group differ in their number of options, where these are matched by their index.
 pub const LGRECO_UNEQUAL_OPTIONS: lgreco_status = 33;
+/// A plan's choice that the table's groups or fixed options rule out.
+pub const LGRECO_RULED_OUT: lgreco_status = 34;
 /// Bytes that are not a payload of this version.
 pub const LGRECO_PAYLOAD_HEADER: lgreco_status = 40;
 /// A payload whose body contradicts its header.
@@ -169,7 +171,7 @@ named_constants! {
     LGRECO_UNKNOWN_NAME, LGRECO_OUT_OF_MEMORY, LGRECO_ELEMENT_OVERFLOW, LGRECO_DEVICE, LGRECO_SETTING_WORD,
     LGRECO_SETTING_SYNTAX, LGRECO_EMPTY_TABLE, LGRECO_EMPTY_LAYER, LGRECO_OPTION_ERROR, LGRECO_SIZE_OVERFLOW,
     LGRECO_NO_SUCH_OPTION, LGRECO_BUDGET, LGRECO_INFEASIBLE, LGRECO_OVER_BUDGET, LGRECO_PLAN_MISMATCH,
-    LGRECO_DUPLICATE_NAME, LGRECO_SIZE_INFEASIBLE, LGRECO_OVER_SIZE, LGRECO_NO_SHARED_OPTION, LGRECO_UNEQUAL_OPTIONS,
+    LGRECO_DUPLICATE_NAME, LGRECO_SIZE_INFEASIBLE, LGRECO_OVER_SIZE, LGRECO_NO_SHARED_OPTION, LGRECO_UNEQUAL_OPTIONS, LGRECO_RULED_OUT,
     LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_BODY, LGRECO_PAYLOAD_FIELD, LGRECO_UNKNOWN_METHOD, LGRECO_NOT_CONTRACTIVE, LGRECO_FEEDBACK_RULE, LGRECO_SAVED_STATE, LGRECO_CHECKSUM,
     LGRECO_COLLECTIVE, LGRECO_PEER, LGRECO_PEER_PLAN, LGRECO_PEER_MESSAGE, LGRECO_LAYER_MISMATCH,
     LGRECO_NON_FINITE_GRADIENT, LGRECO_IN_FLIGHT, LGRECO_STEP_ORDER, LGRECO_NOT_FIXED, LGRECO_OUT_OF_STEP,
@@ -229,7 +231,7 @@ pub(crate) enum Failure {
     Wgpu(lgreco_wgpu::Error),
     #[error("layer `{name}`: {}", .failure.without_layer())]
     OfLayer { name: String, failure: Box<Failure> },
-    /// Of an array's.
+    /// An element of the array of settings that the caller gave.
     #[error("{what}[{index}]: {failure}")]
     OfSetting { what: &'static str, index: usize, failure: Box<Failure> },
     #[cfg(feature = "cuda")]
@@ -288,8 +290,8 @@ impl Failure {
         }
     }
 
-    /// With the name of the layer that the failure tells by its index, where `names` has it. A setting's index is its
-    /// layer's.
+    /// With the name of the layer that the failure tells by its index, where `names` has it. Settings are one
+    /// per layer.
     pub(crate) fn with_name(self, names: &[String]) -> Failure {
         match self {
             Failure::Core(error) => match error.layer().and_then(|layer| names.get(layer)).cloned() {

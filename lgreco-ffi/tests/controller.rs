@@ -61,7 +61,7 @@ impl Alone {
         assert_eq!(unsafe { lgreco_controller_setting(self.controller, 0, &raw mut setting) }, LGRECO_OK);
         // SAFETY: the library ends texts with a NUL.
         let text = unsafe { CStr::from_ptr(setting.text.as_ptr()) }.to_str().unwrap();
-        text.strip_prefix("qsgd ").map_or(0, |bits| bits.parse().unwrap())
+        text.strip_prefix("eden ").map_or(0, |bits| bits.parse().unwrap())
     }
 
     /// Takes a step, and returns what it reports and how often it allocates.
@@ -150,7 +150,7 @@ fn a_ramp_up_begins_mild_and_is_looked_at() {
             alone.bits()
         })
         .collect();
-    assert_eq!(bits, [0, 0, 8, 8, 6, 6, 4]); // the root of 32 is 5.66
+    assert_eq!(bits, [0, 0, 8, 8, 5, 5, 3]); // the root of 24 is 4.90
     for options in [
         lgreco_controller_options { ramp_up_steps: 0, ..ramp },
         lgreco_controller_options { ramp_up_first: 9.0, ..ramp },

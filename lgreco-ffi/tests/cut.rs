@@ -37,6 +37,7 @@ fn settings() -> Vec<CutSetting> {
         Codec::Symmetric { bits: 6, scope: Scope::Sample, scale: Dtype::F32 },
         Codec::Symmetric { bits: 7, scope: Scope::Channel { channels: 4 }, scale: Dtype::Bf16 },
         Codec::TopK { keep: 11, values: Dtype::F16 },
+        Codec::Eden { bits: 3 },
     ];
     let memories = [
         LinkMemory::Residual(residual),

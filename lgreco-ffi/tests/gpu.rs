@@ -204,7 +204,9 @@ unsafe extern "C" fn perform(_: *mut std::ffi::c_void, _: *const lgreco_request)
 #[cfg_attr(not(all(feature = "cuda", feature = "wgpu")), ignore = "needs --features cuda,wgpu")]
 fn decisions_are_those_of_the_cpu() {
     let collective = lgreco_collective { perform: Some(perform), ..Default::default() };
-    let options = lgreco_controller_options { warmup: 2, period: 3, ..Default::default() };
+    // Rows of which the devices differ in the last bits.
+    let search = lgreco_search_options { methods: c"qsgd".as_ptr(), ..Default::default() };
+    let options = lgreco_controller_options { search: &search, warmup: 2, period: 3, ..Default::default() };
     let layers = [layer(c"fc1", &[ROWS, COLS], &[]), layer(c"fc2", &[COLS, ROWS], &[])];
     let Some(contexts) = Contexts::new() else { return };
     let mut controllers = contexts.0.map(|context| {

@@ -153,7 +153,7 @@ def main() -> None:
         memory = [", ".join(f"{rank[key]:.2f}" for rank in found) for key in ("resident", "peak")]
         foretold = ", ".join("" if rank["foretold"] is None else f"{rank['foretold'] / rank['gradients']:.2f}" for rank in found)
         seconds = found[0]["seconds"]
-        name = scheme or "hybrid, the default"
+        name = scheme or "the default"
         print(f"| {name} | {' | '.join(memory)} | {' | '.join(over)} | {foretold} | {min(seconds[4:]):.2f} | {seconds[3]:.2f} |", flush=True)
     sys.exit(failed > 0)
 

@@ -173,12 +173,13 @@ impl Script {
     fn of_workers(world: u32, bytes: &[u8]) -> Script {
         let mut bytes = bytes.iter().copied();
         let mut next = || bytes.next().unwrap_or(0) as u32;
-        let method = Method::PUBLISHED[next() as usize % 4];
+        let method = Method::COMPARED[next() as usize % 5];
         let mut search = Search::new(method);
         search.min_elements = 16;
         search.seed = next() as u64;
         let (low, high) = match method {
             Method::TopK => (0.05, 0.005),
+            Method::Eden | Method::Hybrid => (6.0, 3.0),
             _ => (8.0, 4.0),
         };
         let accordion = Accordion::new(low, high);

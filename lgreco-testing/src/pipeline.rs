@@ -240,6 +240,7 @@ pub fn codecs(features: u32) -> Vec<Codec> {
         Codec::Symmetric { bits: 5, scope: Scope::Channel { channels }, scale: Dtype::F32 },
         Codec::TopK { keep, values: Dtype::F32 },
         Codec::TopK { keep, values: Dtype::F16 },
+        Codec::Eden { bits: 2 },
     ]
 }
 

@@ -59,8 +59,8 @@ impl<'a> Model<'a> {
     }
 }
 
-/// Begins a plan for a model. Unless told otherwise it offers QSGD, TopK and PowerSGD, and looks for the least error in as many
-/// bits as 4-bit QSGD takes everywhere.
+/// Begins a plan for a model. Unless told otherwise it offers EDEN, TopK and PowerSGD, and looks for the least error in as many
+/// bits as 3-bit EDEN takes everywhere.
 ///
 /// ```
 /// use lgreco::{Model, rng::Stream};

@@ -11,6 +11,7 @@ PLAIN = "plain DDP"
 ALONE = "no exchange"
 UNCOMPRESSED = 4  # steps that lgreco and PyTorch's PowerSGD send uncompressed at first
 DECIDES = 10  # steps between two decisions by measured seconds
+PUBLISHED = "qsgd,topk,powersgd"  # what "hybrid" meant when these were measured first
 FEW_BITS = ["full", 8, 6, 5, 4, 3, 2]
 
 
@@ -71,12 +72,20 @@ SCHEMES: dict[str, Any] = {
     "lgreco PowerSGD 4": _ours(method="powersgd"),
     "lgreco PowerSGD 4, bf16": _ours(method="powersgd", reduce_dtype=torch.bfloat16),
     "lgreco PowerSGD 8, bf16": _ours(method="powersgd", default=8, reduce_dtype=torch.bfloat16),
-    "lgreco hybrid": _ours(method="hybrid", widths=FEW_BITS),
-    "lgreco hybrid, 15 Mbit": _ours(method="hybrid", budget=15_000_000, widths=FEW_BITS),
+    "lgreco hybrid": _ours(method=PUBLISHED, widths=FEW_BITS),
+    "lgreco hybrid, 15 Mbit": _ours(method=PUBLISHED, budget=15_000_000, widths=FEW_BITS),
+    "lgreco EDEN 3, uniform": _ours(method="eden", policy="uniform"),
+    "lgreco EDEN 2, uniform": _ours(method="eden", default=2, policy="uniform"),
+    "lgreco EDEN 1, uniform": _ours(method="eden", default=1, policy="uniform"),
+    "lgreco default": _ours(),
+    "lgreco default, 2 bits, bf16": _ours(default=2, reduce_dtype=torch.bfloat16),
+    "lgreco default, 1 bit, bf16": _ours(default=1, reduce_dtype=torch.bfloat16),
     "lgreco QSGD 4, seconds": _measured(method="qsgd"),
     "lgreco TopK 5 % in few bits, seconds": _measured(method="topk", default=0.05, widths=FEW_BITS),
     "lgreco PowerSGD 8, bf16, seconds": _measured(method="powersgd", default=8, reduce_dtype=torch.bfloat16),
-    "lgreco hybrid, seconds": _measured(method="hybrid", widths=FEW_BITS),
+    "lgreco hybrid, seconds": _measured(method=PUBLISHED, widths=FEW_BITS),
+    "lgreco default, seconds": _measured(),
+    "lgreco default, 1 bit, bf16, seconds": _measured(default=1, reduce_dtype=torch.bfloat16),
 }
 """By name; sizes are those of uniform settings with values in full, whatever the widths, or of a step."""
 

@@ -161,7 +161,7 @@ fn what_is_offered() -> Outcome {
     assert_eq!([&[64, 64][..], &[4096], &[31, 33]].map(|dims| qsgd.takes(dims)), [true, false, false]);
     let ranks = Search::new(search::Method::PowerSgd); // 2 to 8
     assert_eq!([2.0, 8.0, 9.0, 2.5].map(|rank| ranks.offers(rank)), [true, true, false, false]);
-    assert_eq!(search::Method::PUBLISHED.map(search::Method::name), ["qsgd", "topk", "powersgd", "hybrid"]);
+    assert_eq!(search::Method::COMPARED.map(search::Method::name), ["qsgd", "eden", "topk", "powersgd", "hybrid"]);
     assert!(search::Method::ALL.iter().all(|method| method.name().parse() == Ok(*method)));
     assert_eq!(search::Method::TopK.label(0.003).to_string(), "topk 0.3%");
     assert_eq!((Metric::L2.name(), Metric::L2.error(9.0), Metric::SquaredL2.error(9.0)), ("l2", 3.0, 9.0));
@@ -228,6 +228,7 @@ fn codecs_and_settings_of_cuts() -> Outcome {
     assert_eq!((body, values), ([0, 0, 0x80, 0x3f, 0, 0, 0, 0x40], [1.0, 2.0]));
     assert!(dense.decode(&[0xff; 8], 2, &[], &mut values).is_err()); // not a number
     assert_eq!(Codec::MinMax { bits: 4, tile: Tile::Elements(128) }.to_bytes(), [1, 4, 0, 1, 128, 0, 0, 0]);
+    assert_eq!(Codec::Eden { bits: 3 }.to_bytes(), [5, 3, 0, 0, 0, 0, 0, 0]);
     assert_eq!((top.to_bytes(), Codec::from_bytes(top.to_bytes())), ([3, 0, 2, 0, 3, 0, 0, 0], Some(top)));
     assert_eq!((Codec::from_bytes([9; 8]), Codec::BYTES), (None, 8));
 

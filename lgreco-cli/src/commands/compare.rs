@@ -15,7 +15,7 @@ use std::io::Write;
 
 pub fn run(compare: &Compare, out: &mut dyn Write) -> Result<(), Failure> {
     solve::expect_multiple(compare.limits)?;
-    let methods = compare.method.map_or_else(|| Method::PUBLISHED.to_vec(), |method| vec![method]);
+    let methods = compare.method.map_or_else(|| Method::COMPARED.to_vec(), |method| vec![method]);
     let search =
         |&method| model::build_search(&[method], &compare.candidates, compare.default, compare.range, &compare.widths);
     let searches = methods.iter().map(search).collect::<Result<Vec<_>, Failure>>()?;

@@ -11,8 +11,9 @@ const NAMES: i32 = 300;
 const LABELS: i32 = 110;
 
 /// Colours of the methods, by the word a label begins with.
-const METHODS: [(&str, RGBColor); 4] = [
-    ("qsgd", CHOSEN),
+const METHODS: [(&str, RGBColor); 5] = [
+    ("eden", CHOSEN),
+    ("qsgd", RGBColor(0xb0, 0x4a, 0x5a)),
     ("topk", RGBColor(0xdd, 0x84, 0x2a)),
     ("powersgd", RGBColor(0x3f, 0x95, 0x6c)),
     ("dense", RGBColor(0x70, 0x60, 0x8f)),

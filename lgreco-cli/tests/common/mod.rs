@@ -79,7 +79,7 @@ pub fn file(name: &str, bytes: &[u8]) -> (TempDir, PathBuf) {
 }
 
 /// The methods, as words.
-pub const METHODS: [&str; 4] = ["qsgd", "topk", "powersgd", "hybrid"];
+pub const METHODS: [&str; 5] = ["qsgd", "eden", "topk", "powersgd", "hybrid"];
 
 /// The JSON that a run prints.
 pub fn json(args: &[&str]) -> Value {

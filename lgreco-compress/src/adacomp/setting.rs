@@ -31,7 +31,7 @@ impl Described for AdaComp {
 pub(crate) const KNOWN: Known = Known {
     id: 4,
     name: "adacomp",
-    read: |words| Ok(Setting::AdaComp(AdaComp { bin: words.last("a number of elements per bin")? })),
+    read: Some(|words| Ok(Setting::AdaComp(AdaComp { bin: words.last("a number of elements per bin")? }))),
     from_parameters: |[bin, ..]| Ok(Setting::AdaComp(AdaComp { bin })),
 };
 

@@ -38,7 +38,7 @@ impl Described for Eden {
     }
 }
 
-pub(crate) const KNOWN: Known = Known { id: 10, name: "eden", read, from_parameters };
+pub(crate) const KNOWN: Known = Known { id: 10, name: "eden", read: Some(read), from_parameters };
 
 fn read(words: &mut Words<'_>) -> Result<Setting> {
     let (bits, mut scale) = (words.number("bits, 1 to 8")?, None);
@@ -72,6 +72,6 @@ pub(crate) const PLANNED: Planned = Planned {
     bounds: [1.0, 8.0],
     expected: "a whole number of bits, 1 to 8",
     unit: Unit::Whole,
-    around: [4.0, 2.0, f64::INFINITY],
+    around: [8.0, 8.0, f64::INFINITY], // one pass measures all widths
     setting: |bits, _, _| Ok(Setting::Eden(Eden { bits: bits as u8, ..Eden::default() })),
 };

@@ -33,9 +33,9 @@ impl Described for HardThreshold {
 pub(crate) const KNOWN: Known = Known {
     id: 8,
     name: "hard-threshold",
-    read: |words| {
+    read: Some(|words| {
         Ok(Setting::HardThreshold(HardThreshold { lambda: words.number("a magnitude")?, values: words.values()? }))
-    },
+    }),
     from_parameters: |[lambda, values, ..]| {
         Ok(Setting::HardThreshold(HardThreshold { lambda: f32::from_bits(lambda), values: dtype_of(values)? }))
     },

@@ -31,7 +31,7 @@ impl Described for LoCo {
 pub(crate) const KNOWN: Known = Known {
     id: 5,
     name: "loco",
-    read: |words| Ok(Setting::LoCo(LoCo { group: words.last("a number of elements per group")? })),
+    read: Some(|words| Ok(Setting::LoCo(LoCo { group: words.last("a number of elements per group")? }))),
     from_parameters: |[group, ..]| Ok(Setting::LoCo(LoCo { group })),
 };
 

@@ -41,7 +41,7 @@ impl Described for PowerSgd {
 pub(crate) const KNOWN: Known = Known {
     id: 3,
     name: "powersgd",
-    read,
+    read: Some(read),
     from_parameters: |[rank, iterations, ..]| Ok(Setting::PowerSgd(PowerSgd { rank, iterations })),
 };
 

@@ -44,7 +44,7 @@ impl Described for Qsgd {
     }
 }
 
-pub(crate) const KNOWN: Known = Known { id: 1, name: "qsgd", read, from_parameters };
+pub(crate) const KNOWN: Known = Known { id: 1, name: "qsgd", read: Some(read), from_parameters };
 
 fn read(words: &mut Words<'_>) -> Result<Setting> {
     let bits = words.number("bits, 1 to 8")?;

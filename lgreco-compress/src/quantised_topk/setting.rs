@@ -3,6 +3,9 @@
 use super::{Body, QuantisedTopK};
 use crate::combine::Combine;
 use crate::describe::{Described, Known, Reader};
+use crate::gradient::Dtype;
+use crate::topk::TopK;
+use crate::words::{Words, dtype, once, wrong};
 use crate::{Result, Setting, sparse, wire};
 use core::fmt;
 use lgreco_core::method::Parameters;
@@ -29,13 +32,27 @@ impl Described for QuantisedTopK {
     }
 }
 
-/// Its text is read by TopK, which has the same name and stands before it.
 pub(crate) const KNOWN: Known = Known {
     id: 6,
     name: "topk",
-    read: crate::topk::KNOWN.read,
+    read: Some(read),
     from_parameters: |[keep, bits, ..]| Ok(Setting::QuantisedTopK(QuantisedTopK { keep, bits: bits as u8 })),
 };
+
+/// Reads TopK of values and of values in few bits.
+fn read(words: &mut Words<'_>) -> Result<Setting> {
+    let keep = words.number("a number of elements")?;
+    let (mut bits, mut values) = (None, None);
+    words.options(&["bits", "f32", "f16", "bf16"], |word, words| match word {
+        "bits" if values.is_none() => once(word, &mut bits, words.number("bits per kept value, 1 to 8")?),
+        "f32" | "f16" | "bf16" if bits.is_none() => once(word, &mut values, dtype(word)),
+        _ => Err(wrong(word, "a type or bits, not both")),
+    })?;
+    Ok(match bits {
+        Some(bits) => Setting::QuantisedTopK(QuantisedTopK { keep, bits }),
+        None => Setting::TopK(TopK { keep, values: values.unwrap_or(Dtype::F32) }),
+    })
+}
 
 fn combine(payload: &wire::Payload<'_>, how: Combine, values: &mut [f32]) -> Result<()> {
     sparse::combine::<Body<'_>>(payload, how, values)

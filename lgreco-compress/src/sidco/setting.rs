@@ -50,7 +50,7 @@ impl Described for Sidco {
     }
 }
 
-pub(crate) const KNOWN: Known = Known { id: 9, name: "sidco", read, from_parameters };
+pub(crate) const KNOWN: Known = Known { id: 9, name: "sidco", read: Some(read), from_parameters };
 
 fn read(words: &mut Words<'_>) -> Result<Setting> {
     let density = words.number("a density, in (0, 1]")?;

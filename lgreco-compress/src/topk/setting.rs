@@ -3,9 +3,7 @@
 use super::{Body, TopK};
 use crate::combine::Combine;
 use crate::describe::{Described, Known, Planned, Reader, Unit, dtype_of};
-use crate::gradient::Dtype;
-use crate::quantised_topk::QuantisedTopK;
-use crate::words::{Words, dtype, once, sent_as, wrong};
+use crate::words::sent_as;
 use crate::{Result, Setting, sparse, wire};
 use core::fmt;
 use lgreco_core::method::Parameters;
@@ -28,27 +26,13 @@ impl Described for TopK {
     }
 }
 
+/// Its text is read by [`QuantisedTopK`](crate::quantised_topk::QuantisedTopK), which has the same name.
 pub(crate) const KNOWN: Known = Known {
     id: 2,
     name: "topk",
-    read,
+    read: None,
     from_parameters: |[keep, values, ..]| Ok(Setting::TopK(TopK { keep, values: dtype_of(values)? })),
 };
-
-/// Reads TopK of values and of values in few bits.
-fn read(words: &mut Words<'_>) -> Result<Setting> {
-    let keep = words.number("a number of elements")?;
-    let (mut bits, mut values) = (None, None);
-    words.options(&["bits", "f32", "f16", "bf16"], |word, words| match word {
-        "bits" if values.is_none() => once(word, &mut bits, words.number("bits per kept value, 1 to 8")?),
-        "f32" | "f16" | "bf16" if bits.is_none() => once(word, &mut values, dtype(word)),
-        _ => Err(wrong(word, "a type or bits, not both")),
-    })?;
-    Ok(match bits {
-        Some(bits) => Setting::QuantisedTopK(QuantisedTopK { keep, bits }),
-        None => Setting::TopK(TopK { keep, values: values.unwrap_or(Dtype::F32) }),
-    })
-}
 
 fn combine(payload: &wire::Payload<'_>, how: Combine, values: &mut [f32]) -> Result<()> {
     sparse::combine::<Body<'_>>(payload, how, values)

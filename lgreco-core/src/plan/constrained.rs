@@ -32,9 +32,12 @@ impl Merged<'_> {
     /// That of the solver on the merged table, twice where sums of a group's errors are rounded and the budget is that close.
     pub fn solve(&self, budget: Budget, reference: Option<&[u32]>, solver: Solver) -> Result<Plan> {
         let limit = budget.limit(&self.table)?;
-        let kept = reference.map(|options| self.allows(options)).transpose()?.unwrap_or(false);
+        let kept = match reference.map(|options| self.check(options)).transpose() {
+            Err(Error::RuledOut { .. }) => None,
+            kept => kept?.and(reference),
+        };
         let found = self.choose(limit, solver)?;
-        verified_against(&self.table, found, reference.filter(|_| kept), solver)
+        verified_against(&self.table, found, kept, solver)
     }
 
     fn choose(&self, limit: Limit, solver: Solver) -> Result<(Vec<u32>, Summary)> {

@@ -220,20 +220,28 @@ impl<'a> Merged<'a> {
         Ok(expanded)
     }
 
-    /// Whether a plan for the table keeps the constraints.
+    /// `Ok` when a plan for the table keeps the constraints.
     ///
     /// # Errors
-    /// [`Error::Length`] and [`Error::NoSuchOption`] as [`Table::chosen`].
+    /// [`Error::Length`] and [`Error::NoSuchOption`] as [`Table::chosen`]; [`Error::RuledOut`] for the first layer of a group
+    /// whose choice is in no allowed one of the group's that has the choices of the layers before it.
     ///
     /// # Complexity
     /// O(options).
-    pub fn allows(&self, options: &[u32]) -> Result<bool> {
+    pub fn check(&self, options: &[u32]) -> Result<()> {
         let _ = self.table.chosen(options)?;
-        let is_allowed = |row: &Row| {
-            let chosen = || row.layers.iter().map(|&layer| options[layer]);
-            row.options().any(|shared| shared.iter().copied().eq(chosen()))
-        };
-        Ok(self.rows.iter().all(is_allowed))
+        for row in &self.rows {
+            let mut allowed: Vec<&[u32]> = row.options().collect();
+            for (place, &layer) in row.layers.iter().enumerate() {
+                let first = allowed.first().map_or(0, |shared| shared[place]);
+                allowed.retain(|shared| shared[place] == options[layer]);
+                if allowed.is_empty() {
+                    let (option, allowed) = (options[layer] as usize, first as usize);
+                    return Err(Error::RuledOut { layer, option, allowed });
+                }
+            }
+        }
+        Ok(())
     }
 }
 

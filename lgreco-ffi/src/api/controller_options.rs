@@ -99,7 +99,7 @@ pub struct lgreco_controller_options {
     pub lead: u64,
     /// LGRECO_POLICY_...; LGRECO_POLICY_L_GRECO by default.
     pub policy: lgreco_policy,
-    /// LGRECO_FEEDBACK_RESIDUAL, the default: error feedback for all lossy compressors but QSGD, with the fields `loco_...`
+    /// LGRECO_FEEDBACK_RESIDUAL, the default: error feedback for all lossy compressors but QSGD and EDEN, with the fields `loco_...`
     /// for LoCo and `gain`, `reset_every`, `storage` for the others; LGRECO_FEEDBACK_NONE.
     pub feedback: lgreco_feedback,
     /// What residuals are kept in; LGRECO_STORAGE_F32 by default.

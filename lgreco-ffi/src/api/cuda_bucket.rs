@@ -4,11 +4,12 @@ use super::gradient::{dtype, lgreco_dtype, lgreco_layer};
 use super::request::{
     LGRECO_REQUEST_ALL_GATHER, LGRECO_REQUEST_ALL_REDUCE_SUM, LGRECO_REQUEST_ALL_REDUCE_SUM_BF16, lgreco_request,
 };
-use super::setting::lgreco_setting;
+use super::setting::{lgreco_setting, read_setting};
 use crate::cuda::{BucketLayers, Collective, OnDeviceBucket, Outcome};
 use crate::handle::{self, kind};
 use crate::pointers::{
-    Range, address, at_least, disjoint, fill, read_struct, read_structs, sized_struct, slice, slice_mut, write,
+    Range, address, at_least, check_array, disjoint, fill, read_struct, read_structs, sized_struct, slice, slice_mut,
+    write,
 };
 use crate::status::{Failure, Result, lgreco_status, one_of};
 use core::ffi::c_void;
@@ -120,10 +121,8 @@ unsafe fn read(
     options: *const lgreco_cuda_bucket_options,
 ) -> Result<BucketLayers> {
     // SAFETY: passed on.
-    let (described, settings, options) = unsafe {
-        let (layers, settings) = (read_structs(layers, layers_len)?, slice(settings, layers_len, "settings")?);
-        (layers, settings, read_struct(options)?)
-    };
+    let (described, options) = unsafe { (read_structs(layers, layers_len)?, read_struct(options)?) };
+    check_array(settings, layers_len, "settings")?;
     let nan_on_fault = one_of("on_fault", options.on_fault, [false, true])?;
     let indices = if options.indices.is_null() {
         (0..layers_len as u32).collect()
@@ -133,7 +132,7 @@ unsafe fn read(
     };
     let reduce_dtype = dtype(options.reduce_dtype)?;
     let (mut layers, mut common) = (Vec::with_capacity(layers_len), None);
-    for ((layer, setting), index) in described.iter().zip(settings).zip(indices) {
+    for (place, (layer, index)) in described.iter().zip(indices).enumerate() {
         // SAFETY: passed on.
         let tensor = unsafe { layer.tensor() }?;
         if *common.get_or_insert(tensor.dtype) != tensor.dtype {
@@ -142,8 +141,9 @@ unsafe fn read(
                 CoreError::Parameter { what: "code of the element type", value: tensor.dtype as u8 as f64, expected };
             return Err(Failure::from(other).of_layer(tensor.name));
         }
-        let setting = setting.to_core().map_err(|failure| failure.of_layer(tensor.name))?;
-        layers.push((index, tensor.shape, setting));
+        // SAFETY: there is one per layer.
+        let setting = unsafe { read_setting(settings.add(place).cast()) };
+        layers.push((index, tensor.shape, setting.map_err(|failure| failure.of_layer(tensor.name))?));
     }
     let lgreco_cuda_bucket_options { seed, world_size, rank, step, gain, .. } = options;
     let stream = Stream { seed, step, layer: 0, rank };

@@ -21,6 +21,8 @@ pub const LGRECO_CODEC_SYMMETRIC: lgreco_codec = 2;
 pub const LGRECO_CODEC_TOPK: lgreco_codec = 3;
 /// Gradients where the forward TopK of the same micro-batch kept activations: `keep` as forward, `values`.
 pub const LGRECO_CODEC_SHARED_INDEX: lgreco_codec = 4;
+/// Codes after a random rotation of blocks of 4096 values (EDEN): `bits` 1 to 8.
+pub const LGRECO_CODEC_EDEN: lgreco_codec = 5;
 
 /// What one direction of a cut remembers: LGRECO_LINK_MEMORY_...
 pub type lgreco_link_memory = u32;
@@ -126,6 +128,7 @@ impl lgreco_link {
             }
             LGRECO_CODEC_TOPK => Codec::TopK { keep: self.keep, values: dtype(self.values)? },
             LGRECO_CODEC_SHARED_INDEX => Codec::SharedIndex { keep: self.keep, values: dtype(self.values)? },
+            LGRECO_CODEC_EDEN => Codec::Eden { bits: bits(self.bits)? },
             found => return Err(Failure::UnknownConstant { what: "codec", found }),
         };
         let memory = match self.memory {
@@ -165,6 +168,7 @@ impl lgreco_link {
             Codec::SharedIndex { keep, values } => {
                 (to.codec, to.keep, to.values) = (LGRECO_CODEC_SHARED_INDEX, keep, values as lgreco_dtype);
             }
+            Codec::Eden { bits } => (to.codec, to.bits) = (LGRECO_CODEC_EDEN, bits.into()),
         }
         to.memory = match link.memory {
             LinkMemory::None => LGRECO_LINK_MEMORY_NONE,

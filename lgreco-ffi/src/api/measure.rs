@@ -29,7 +29,7 @@ pub const LGRECO_WIDTH_FULL: u64 = 1;
 /// What to offer each layer of a model. Begin with LGRECO_SEARCH_OPTIONS_INIT.
 ///
 /// Methods are "qsgd", "topk", "powersgd", "eden", "clt-k", "sidco", "hard-threshold", "adacomp", "loco", several of them with
-/// commas between, the first of which says what is uniform, or "hybrid", the default: QSGD, TopK and PowerSGD, that about
+/// commas between, the first of which says what is uniform, or "hybrid", the default: EDEN, TopK and PowerSGD, that about
 /// rank 8. Parameters are
 /// those of the first method: bits per element for QSGD (1 to 8; 4 by default) and EDEN (3), the density for TopK, CLT-k and
 /// SIDCo (above 0, to 1; 0.01), the rank for PowerSGD (1 to 65536; 4), the least magnitude for hard thresholds (0.01), elements
@@ -45,7 +45,7 @@ pub struct lgreco_search_options {
     pub metric: lgreco_metric,
     /// The uniform setting that the budget is taken from; 0, the default, for the method's.
     pub parameter: f64,
-    /// Smallest parameter offered; 0 in this and the next two, the default, for L-GreCo's range about `parameter`.
+    /// Smallest parameter offered; 0 in this and the next two, the default, for L-GreCo's range about `parameter`, and for EDEN's 1 to 8 bits.
     pub first: f64,
     /// Largest parameter offered.
     pub last: f64,
@@ -58,7 +58,7 @@ pub struct lgreco_search_options {
     /// TopK, also among several: how the values it keeps may be sent, LGRECO_WIDTH_FULL and 1 << bits for each of 1 to 8
     /// bits, added up; 0, the default, for full ones alone. `parameter`'s are full.
     pub widths: u64,
-    /// How many workers' payloads are averaged, which decides between methods where they mix: the squared errors of QSGD with
+    /// How many workers' payloads are averaged, which decides between methods where they mix: the squared errors of EDEN and of QSGD with
     /// stochastic rounding, which are independent from worker to worker, are divided by it. 0, the default, for 1, in a
     /// controller for its world size.
     pub workers: u32,

@@ -213,7 +213,8 @@ pub unsafe extern "C" fn lgreco_plan_solve(
 /// within the stated limit, groups and fixed options kept. What is checked is decided in exact arithmetic; a lower bound is only compared with what it is a
 /// bound of.
 ///
-/// LGRECO_PLAN_MISMATCH, LGRECO_OVER_BUDGET, LGRECO_OVER_SIZE, LGRECO_NO_SUCH_OPTION, LGRECO_BUDGET, LGRECO_LENGTH.
+/// LGRECO_PLAN_MISMATCH, LGRECO_OVER_BUDGET, LGRECO_OVER_SIZE, LGRECO_NO_SUCH_OPTION, LGRECO_RULED_OUT, LGRECO_BUDGET,
+/// LGRECO_LENGTH.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_check(
     context: *mut lgreco_context,
@@ -303,11 +304,11 @@ pub unsafe extern "C" fn lgreco_plan_from_json(
 /// `Err` unless a plan keeps the table's groups and fixed options.
 fn keeps_constraints(table: &NamedTable, options: &[u32]) -> Result<()> {
     let constraints = table.constraints();
-    if constraints.is_empty() || table.merged(&constraints)?.allows(options)? {
+    if constraints.is_empty() {
         return Ok(());
     }
-    let what = "groups and fixed options kept:";
-    Err(CoreError::PlanMismatch { what, stated: 1.0, found: 0.0 }.into())
+    table.merged(&constraints)?.check(options).map_err(|error| table.name_error(error))?;
+    Ok(())
 }
 
 fn verified(table: &NamedTable, file: &PlanFile) -> Result<PlanState> {

@@ -1,4 +1,4 @@
-use crate::pointers::slice;
+use crate::pointers::check_array;
 use crate::status::{Failure, Result};
 use core::ffi::{CStr, c_char};
 use lgreco_train::compress::Setting;
@@ -65,21 +65,22 @@ pub(super) unsafe fn read_setting(text: *const c_char) -> Result<Setting> {
     setting.to_core()
 }
 
-/// The settings of the caller's array. Failures tell which of them is at fault.
+/// The settings of the caller's array. Failures tell which of them is at fault. What stands behind a text's NUL is not read.
 ///
 /// # Safety
-/// As `slice`.
+/// `settings` is null, or points to `count` structs whose texts are as for [`read_setting`].
 pub(super) unsafe fn read_settings(
     settings: *const lgreco_setting,
     count: usize,
     what: &'static str,
 ) -> Result<Vec<Setting>> {
-    // SAFETY: passed on.
-    let settings = unsafe { slice(settings, count, what) }?;
-    let read = |(index, setting): (usize, &lgreco_setting)| {
-        setting.to_core().map_err(|failure| Failure::OfSetting { what, index, failure: Box::new(failure) })
+    check_array(settings, count, what)?;
+    let read = |index: usize| {
+        // SAFETY: the array has as many, not beyond isize::MAX bytes.
+        let setting = unsafe { read_setting(settings.add(index).cast()) };
+        setting.map_err(|failure| Failure::OfSetting { what, index, failure: Box::new(failure) })
     };
-    settings.iter().enumerate().map(read).collect()
+    (0..count).map(read).collect()
 }
 
 #[cfg(test)]

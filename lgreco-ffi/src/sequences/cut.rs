@@ -11,7 +11,7 @@ const VALUES: usize = BATCH * FEATURES;
 
 fn link(bytes: &mut Bytes) -> lgreco_link {
     lgreco_link {
-        codec: u32::from(bytes.below(6)),
+        codec: u32::from(bytes.below(7)),
         bits: u32::from(bytes.below(10)),
         tile: u32::from(bytes.below(9)),
         channels: u32::from(bytes.below(3)),

@@ -115,7 +115,7 @@ static void tables(lgreco_context *context, float *values) {
     lgreco_table_view view = LGRECO_TABLE_VIEW_INIT;
     lgreco_plan *plan = NULL;
     lgreco_plan_view chosen = LGRECO_PLAN_VIEW_INIT;
-    // By default QSGD, TopK and PowerSGD, with as little error as the bits of uniform QSGD with 4 bits allow.
+    // By default EDEN, TopK and PowerSGD, with as little error as the bits of uniform EDEN with 3 bits allow.
     OK(lgreco_table_measure(context, model, 3, NULL, &table));
     OK(lgreco_table_get(table, &view));
     CHECK(view.ends[0] > 100 && strcmp(view.metric, "squared-l2") == 0);

@@ -246,7 +246,9 @@ static void constraints(lgreco_context *context) {
     broken.budget = budget;
     OK(lgreco_plan_check(context, &free_view, &broken));
     view.fixed = NULL;
-    STATUS(LGRECO_PLAN_MISMATCH, lgreco_plan_check(context, &view, &broken));
+    STATUS(LGRECO_RULED_OUT, lgreco_plan_check(context, &view, &broken));
+    TEXT("layer `2`, option 1 (`1`): the table's groups and fixed options rule this option out; they allow option 0, for one",
+         lgreco_context_message(context));
     view.groups = NULL;
     view.fixed = fixed;
     OK(lgreco_plan_check(context, &view, &broken));

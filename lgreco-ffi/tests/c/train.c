@@ -221,14 +221,14 @@ static void policies(void) {
 static void options_count(void) {
     lgreco_controller_options options = base();
     const Run plain = with(options, 2);
-    options.search = NULL;  // hybrid, which is QSGD here
-    const Run qsgd = with(options, 2);
-    TEXT("qsgd ", qsgd.settings[0].text);
-    CHECK(qsgd.metrics[0][0].residual_norm == -1);
+    options.search = NULL;  // hybrid, which is EDEN here
+    const Run eden = with(options, 2);
+    TEXT("eden ", eden.settings[0].text);
+    CHECK(eden.metrics[0][0].residual_norm == -1);
     lgreco_search_options seeded = LGRECO_SEARCH_OPTIONS_INIT;
     seeded.seed = 9;
     options.search = &seeded;
-    CHECK(with(options, 2).hash[0] != qsgd.hash[0]);
+    CHECK(with(options, 2).hash[0] != eden.hash[0]);
     options = base();
     lgreco_plan_options plan = LGRECO_PLAN_OPTIONS_INIT;
     plan.limit = LGRECO_LIMIT_ERROR;

@@ -169,7 +169,7 @@ def plan(
     metric
         ``"squared-l2"``, unless given, which ranks plans best by the loss they lead to, or ``"l2"``, the paper's.
     workers
-        How many workers' payloads are averaged, which decides between methods: QSGD's errors are independent, and average out.
+        How many workers' payloads are averaged, which decides between methods: EDEN's and QSGD's errors are independent, and average out.
     min_elements
         Layers with fewer elements stay uncompressed and are not in the plan.
 

@@ -28,9 +28,9 @@ pub(super) fn configs() -> Vec<Config> {
     let exact = |accordion| Policy::LGreco { solver: Solver::Exact(Limits { states: 1 << 8 }), accordion };
     let mut runs: Vec<(Method, Policy)> =
         SETTINGS.iter().map(|&setting| (Method::Qsgd, Policy::Fixed(vec![setting; LAYERS.len()]))).collect();
-    runs.extend(Method::PUBLISHED.map(|method| (method, exact(None))));
+    runs.extend(Method::COMPARED.map(|method| (method, exact(None))));
     runs.extend([
-        (Method::Hybrid, exact(Some(accordion))),
+        (Method::Hybrid, exact(Some(Accordion::new(6.0, 3.0)))),
         (Method::Hybrid, Policy::LGreco { solver: Solver::Dp { levels: dp::LEVELS / 100 }, accordion: None }),
         (Method::Qsgd, Policy::Accordion(accordion)),
         (Method::PowerSgd, Policy::KMeans { clusters: 2 }),

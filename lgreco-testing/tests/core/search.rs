@@ -1,5 +1,6 @@
 use lgreco::Error;
 use lgreco::backend::{Backend, Job, JobError, Portable};
+use lgreco::compress::eden::Eden;
 use lgreco::compress::powersgd::PowerSgd;
 use lgreco::compress::qsgd::Qsgd;
 use lgreco::compress::topk::TopK;
@@ -23,7 +24,7 @@ fn labels_settings_and_sizes_belong_together() {
     let values = uniform(64 * 40, 1);
     let model = [Layer::new("w", &[64, 40], Values::F32(&values)).unwrap()];
     let measured = measure(Search::new(Method::Hybrid), &model);
-    assert_eq!(measured.table.label(0, measured.defaults[0] as usize), "qsgd 4");
+    assert_eq!(measured.table.label(0, measured.defaults[0] as usize), "eden 3");
     let mut methods = [0; 4];
     for (option, label) in labels(&measured, 0).into_iter().enumerate() {
         let setting = measured.setting(0, option).unwrap();
@@ -31,7 +32,7 @@ fn labels_settings_and_sizes_belong_together() {
         assert_eq!(measured.table.view().layer(0)[option].size, 8 * payload as u64, "{label}");
         methods[match setting {
             Setting::Dense => 0,
-            Setting::Qsgd(_) => 1,
+            Setting::Eden(_) => 1,
             Setting::TopK(_) => 2,
             Setting::PowerSgd(_) => 3,
             other => panic!("{other} is not searched"),
@@ -46,7 +47,7 @@ fn labels_settings_and_sizes_belong_together() {
         }
     }
     // Rank 16 of 64 x 40 sends 26 numbers per row of 40; no candidate is as large as the tensor.
-    assert_eq!((methods[0], methods[1], methods[3]), (0, 7, 13));
+    assert_eq!((methods[0], methods[1], methods[3]), (0, 8, 13));
     assert!(methods[2] > 90);
 }
 
@@ -121,7 +122,7 @@ fn widths_are_offered_with_the_sizes_and_errors_of_their_payloads() {
     let hybrid = measure(Search::new(Method::Hybrid).with_widths(&[Width::Bits(3)]).unwrap(), &model);
     let topk: Vec<&str> = labels(&hybrid, 0).into_iter().filter(|label| label.starts_with("topk")).collect();
     assert!(!topk.is_empty() && topk.iter().all(|label| label.ends_with(" bits 3")));
-    assert_eq!(hybrid.table.label(0, hybrid.defaults[0] as usize), "qsgd 4");
+    assert_eq!(hybrid.table.label(0, hybrid.defaults[0] as usize), "eden 3");
     assert!(matches!(Search::new(Method::TopK).with_widths(&[]), Err(Error::Length { .. })));
     assert!(matches!(Search::new(Method::TopK).with_widths(&[Width::Bits(9)]), Err(Error::Parameter { .. })));
     assert!(matches!(Search::new(Method::PowerSgd).with_widths(&[Width::Full]), Err(Error::UnknownName { .. })));
@@ -267,10 +268,10 @@ fn check_measured(measured: &Measured, expected: &Expected) {
 fn a_hybrid_search_offers_what_the_three_methods_do() {
     let offer = Search::new(Method::Hybrid).offer([("w", &[64, 40][..], Dtype::F32)]).unwrap();
     let rows = offer.rows().map(|row| (row.candidates.len(), row.candidates.setting(0).unwrap()));
-    let qsgd = Setting::Qsgd(Qsgd { bits: 2, ..Qsgd::default() });
+    let eden = Setting::Eden(Eden { bits: 1, ..Eden::default() });
     let top = Setting::TopK(TopK { keep: 3, values: Dtype::F32 });
     let low_rank = Setting::PowerSgd(PowerSgd { rank: 4, iterations: 5 });
-    assert_eq!(rows.collect::<Vec<_>>(), [(7, qsgd), (100, top), (13, low_rank)]);
+    assert_eq!(rows.collect::<Vec<_>>(), [(8, eden), (100, top), (13, low_rank)]);
 }
 
 #[test]
@@ -306,8 +307,8 @@ fn noise_averages_out_over_the_workers_and_bias_does_not() {
         for (option, (alone_choice, choice)) in alone_row.iter().zip(&mean_row).enumerate() {
             let setting = mean.setting(0, option).unwrap();
             let divisor = match (setting, metric) {
-                (Setting::Qsgd(_), Metric::L2) => 2.0,
-                (Setting::Qsgd(_), Metric::SquaredL2) => 4.0,
+                (Setting::Eden(_), Metric::L2) => 2.0,
+                (Setting::Eden(_), Metric::SquaredL2) => 4.0,
                 _ => 1.0,
             };
             noisy += u32::from(divisor > 1.0);

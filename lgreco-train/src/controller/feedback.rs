@@ -16,7 +16,7 @@ use crate::feedback::Residual;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Feedback {
-    /// Under QSGD, which is unbiased: nothing unless set.
+    /// Under QSGD and EDEN, which are unbiased: nothing unless set.
     pub qsgd: Option<Residual>,
     /// Under LoCo: its moving average, [`Residual::LOCO`], unless set.
     pub loco: Option<Residual>,

@@ -15,10 +15,10 @@
 //! | dense | all-reduce; of large f32 layers one each, in their place | its gradient |
 //! | PowerSGD | all-reduce of `P`, all-reduce of `Q` | `P̂ Q_iᵀ`, its own `Q_i` before averaging |
 //! | CLT-k | broadcast of the leader's positions, all-reduce of the values there | its values at these positions |
-//! | QSGD, LoCo, TopK by [`Route::AllGather`] | all-gather of payloads | its decoded payload |
-//! | QSGD, LoCo, TopK by [`Route::ScatterReduce`] | all-to-all, all-gather of payloads | its decoded payload, see below |
+//! | QSGD, EDEN, LoCo, TopK by [`Route::AllGather`] | all-gather of payloads | its decoded payload |
+//! | QSGD, EDEN, LoCo, TopK by [`Route::ScatterReduce`] | all-to-all, all-gather of payloads | its decoded payload, see below |
 //! | dense by [`Route::Sharded`] | reduce-scatter | its gradient |
-//! | QSGD, LoCo, TopK by [`Route::Sharded`] | all-to-all of payloads | its decoded payloads |
+//! | QSGD, EDEN, LoCo, TopK by [`Route::Sharded`] | all-to-all of payloads | its decoded payloads |
 //! | hard threshold, SIDCo, AdaComp, outside methods | all-gather of whole payloads by every route | its decoded payload |
 //!
 //! Dense values of small layers, the `P` of all layers and all values at shared positions share one all-reduce, the positions of all

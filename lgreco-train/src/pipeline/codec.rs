@@ -1,5 +1,6 @@
 //! The compressor of one direction, without memory: a batch of samples to the body of a message and back.
 
+use super::rotated;
 use super::sparse::Sparse;
 use super::symmetric::{Scope, Symmetric};
 use super::values::{get_all, put_all};
@@ -50,7 +51,7 @@ pub enum Tile {
 ///
 /// # Source
 /// Rudakov et al., arXiv 2401.07788, §2 (min–max, TopK per sample, shared indices); Wang et al., "AQ-SGD", NeurIPS 2022
-/// (symmetric). Deviations: min–max rounds halves to the larger level instead of to even, and sends constant tiles
+/// (symmetric); Vargaftik et al., "EDEN", ICML 2022. Deviations: min–max rounds halves to the larger level instead of to even, and sends constant tiles
 /// exactly; TopK keeps exactly `keep` values, of equal magnitudes the first, where the paper's drops all that are tied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Codec {
@@ -75,6 +76,12 @@ pub enum Codec {
         scope: Scope,
         /// The type of the scales, [`Dtype::F32`] or [`Dtype::Bf16`].
         scale: Dtype,
+    },
+    /// [EDEN](crate::compress::eden), unbiased, of the batch as one tensor. A checksum of the batch is the seed of its signs, so
+    /// that what a sample decodes to depends on the whole batch, also when that is evaluated.
+    Eden {
+        /// Bits per value, 1 to 8.
+        bits: u8,
     },
     /// The largest magnitudes of each sample with their positions; of equal ones, the first.
     TopK {
@@ -132,6 +139,7 @@ impl Codec {
         match *self {
             Codec::Dense { .. } => Ok(()),
             Codec::MinMax { bits, tile } => Ok(quantiser(bits, tile, features).check()?),
+            Codec::Eden { bits } => rotated::body_len(bits, 1, features).map(drop),
             Codec::Symmetric { bits, scope, scale } => {
                 Error::require((2..=8).contains(&bits), "bits of a symmetric quantiser", bits.into(), "2 to 8")?;
                 Error::require(scale != Dtype::F16, "type of the scales", 1.0, "f32 (0) or bf16 (2)")?;
@@ -166,6 +174,7 @@ impl Codec {
             Codec::MinMax { bits, tile: Tile::Batch } => Ok(quantiser(bits, Tile::Batch, elements).body_len(elements)?),
             Codec::MinMax { bits, tile } => times(quantiser(bits, tile, features).body_len(features)? as u64),
             Codec::Symmetric { bits, scope, scale } => Ok(Symmetric { bits, scope, scale, features }.body_len(samples)),
+            Codec::Eden { bits } => rotated::body_len(bits, samples, features),
             Codec::TopK { keep, values } => times(Codec::sparse(keep, values, features).top_len()),
             Codec::SharedIndex { keep, values } => times(Codec::sparse(keep, values, features).gathered_len()),
         }
@@ -231,7 +240,8 @@ impl Codec {
     ///
     /// # Errors
     /// [`CoreError::NonFinite`] with the first NaN or infinity; [`CoreError::ElementOverflow`] when a value does not
-    /// fit the type it is sent in; [`CoreError::Length`]; those of [`body_len`](Codec::body_len).
+    /// fit the type it is sent in, [`CoreError::Overflow`] when EDEN's values are above 2^94; [`CoreError::Length`]; those of
+    /// [`body_len`](Codec::body_len).
     pub fn encode(
         &self,
         values: &[f32],
@@ -255,6 +265,7 @@ impl Codec {
                 Symmetric { bits, scope, scale, features }.encode(values, workspace, body);
                 Ok(())
             }
+            Codec::Eden { bits } => rotated::encode(bits, values, features, body),
             Codec::TopK { keep, values: dtype } => {
                 Codec::sparse(keep, dtype, features).encode_top(values, workspace, body)
             }
@@ -269,7 +280,8 @@ impl Codec {
     /// `values` then holds nothing to be used.
     ///
     /// # Errors
-    /// [`CoreError::PayloadBody`]; [`CoreError::Length`]; those of [`body_len`](Codec::body_len).
+    /// [`CoreError::PayloadBody`]; [`CoreError::Overflow`] when a value of EDEN's does not fit f32; [`CoreError::Length`]; those
+    /// of [`body_len`](Codec::body_len).
     pub fn decode(&self, body: &[u8], features: usize, indices: &[u8], values: &mut [f32]) -> Result<(), Error> {
         self.check_lens(values.len(), features, indices, body)?;
         let decoded = match *self {
@@ -281,6 +293,7 @@ impl Codec {
                 parts.try_for_each(|(values, body)| qsgd.decode_body(body, values))
             }
             Codec::Symmetric { bits, scope, scale } => Symmetric { bits, scope, scale, features }.decode(body, values),
+            Codec::Eden { bits } => rotated::decode(bits, body, features, values),
             Codec::TopK { keep, values: dtype } => Codec::sparse(keep, dtype, features).decode_top(body, values),
             Codec::SharedIndex { keep, values: dtype } => {
                 Codec::sparse(keep, dtype, features).scatter(body, indices, values)
@@ -313,6 +326,7 @@ impl Codec {
             }
             Codec::TopK { keep, values } => ([3, 0, values as u8, 0], keep),
             Codec::SharedIndex { keep, values } => ([4, 0, values as u8, 0], keep),
+            Codec::Eden { bits } => ([5, bits, 0, 0], 0),
         };
         let mut bytes = [0; Codec::BYTES];
         bytes[..4].copy_from_slice(&head);
@@ -333,6 +347,7 @@ impl Codec {
             (2, 1) => Codec::Symmetric { bits, scope: Scope::Channel { channels: parameter }, scale: dtype },
             (3, 0) => Codec::TopK { keep: parameter, values: dtype },
             (4, 0) => Codec::SharedIndex { keep: parameter, values: dtype },
+            (5, 0) => Codec::Eden { bits },
             _ => return None,
         };
         // Fields that the codec does not use are zero.

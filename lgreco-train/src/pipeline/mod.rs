@@ -66,7 +66,7 @@
 //! * Both ends of EF21 and AQ-SGD hold the same bits. A message carries generation, sequence number, steps committed and a
 //!   checksum of what its sender remembers; what does not fit is an error that says both numbers.
 //! * Whatever fails, nothing has changed. Evaluation and repetition take `&self`.
-//! * What is remembered exactly is reconstructed exactly: every codec sends no change as no change.
+//! * What is remembered exactly is reconstructed exactly: every codec sends a batch without changes as no change.
 //! * A saved end continues bit for bit, on any machine.
 //! * Codecs and [`Message`] allocate nothing; ends allocate when they are made, and while a memory of samples grows.
 //!
@@ -87,6 +87,7 @@ mod half;
 mod message;
 mod mixed;
 mod receive;
+mod rotated;
 mod saved;
 mod send;
 mod setting;

@@ -22,7 +22,7 @@ fn tidy(x: f64) -> f64 {
 /// [norms](Metric::L2); a root flattens large errors, so that one large layer can be starved for many small ones.
 ///
 /// Where methods mix, bias and noise must be told apart. What TopK or PowerSGD leave out of a gradient they leave out on every
-/// worker alike, and the mean over the workers has all of it; error feedback sends it later. QSGD's stochastic rounding is
+/// worker alike, and the mean over the workers has all of it; error feedback sends it later. QSGD's stochastic rounding and EDEN's rotation are
 /// independent from worker to worker: the mean of W payloads has a W-th of the squared error of one.
 /// [`Search::workers`](super::Search::workers) is that W, which controllers know.
 ///
@@ -218,7 +218,7 @@ impl Family {
     }
 
     /// The method's range around `default`: for QSGD, TopK and PowerSGD that of L-GreCo (§4), bits and rank [D/2, 2D] step 1,
-    /// density [D/10, 10 D] step D/10. Within what the method can do; beyond [`MAX_OPTIONS`] whole parameters the smallest step
+    /// density [D/10, 10 D] step D/10; EDEN's bits 1 to 8. Within what the method can do; beyond [`MAX_OPTIONS`] whole parameters the smallest step
     /// that offers no more.
     pub(super) fn new(method: Method, default: f64) -> Self {
         let planned = method.planned();

@@ -330,6 +330,10 @@ impl fmt::Display for NamedError {
                      compare their labels and fixed options"
                 )
             }
+            Error::RuledOut { allowed, .. } => write!(
+                f,
+                ": the table's groups and fixed options rule this option out; they allow option {allowed}, for one"
+            ),
             other => write!(f, ": {other}"),
         }
     }

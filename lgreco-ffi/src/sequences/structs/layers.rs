@@ -272,7 +272,7 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
 /// Both ends of a cut of any small setting: a micro-batch there and back, in any element type.
 pub(super) fn cut(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco_status {
     let link = |bytes: &mut Bytes| lgreco_link {
-        codec: bytes.below(6).into(),
+        codec: bytes.below(7).into(),
         bits: bytes.below(10).into(),
         tile: bytes.below(9).into(),
         channels: bytes.below(3).into(),

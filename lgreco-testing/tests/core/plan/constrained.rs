@@ -116,7 +116,7 @@ fn check_case(case: &Case, limit: Limit, exact_sums: bool) {
                 continue;
             }
         };
-        assert!(case.allows(plan.options()) && merged.allows(plan.options()).unwrap(), "{plan:?}");
+        assert_eq!((case.allows(plan.options()), merged.check(plan.options())), (true, Ok(())), "{plan:?}");
         check::verify(&table, plan.options(), plan.summary()).unwrap();
         let (optimum, found) = (optimum.expect("a plan of the solver's"), minimised(&plan));
         let bound = match plan.summary().proof {
@@ -194,7 +194,17 @@ fn what_the_table_cannot_have_is_named() {
     assert_eq!((merged.view().layers(), merged.layers(0), merged.layers(1)), (2, &[0][..], &[1, 2][..]));
     assert_eq!(merged.expand(&[0, 2]), Err(Error::NoSuchOption { layer: 1, option: 2, options: 2 }));
     assert_eq!(merged.expand(&[0]).unwrap_err().code(), 1);
-    assert_eq!((merged.allows(&[0, 1, 1]), merged.allows(&[0, 1, 0])), (Ok(true), Ok(false)));
+    assert_eq!(merged.check(&[0, 1, 1]), Ok(()));
+    let told = merged.check(&[0, 1, 0]).unwrap_err();
+    assert_eq!(told, Error::RuledOut { layer: 2, option: 0, allowed: 1 });
+    assert_eq!(
+        told.to_string(),
+        "layer 2: the table's groups and fixed options rule option 0 out; they allow option 1, for one"
+    );
+    // A group's fixed option rules out others in all its layers.
+    let fixed = Merged::new(&table, demands().group([1, 2]).fix(2, 1)).unwrap();
+    assert_eq!(fixed.check(&[0, 0, 0]), Err(Error::RuledOut { layer: 1, option: 0, allowed: 1 }));
+    assert_eq!(fixed.check(&[0, 1, 1]), Ok(()));
 }
 
 #[test]

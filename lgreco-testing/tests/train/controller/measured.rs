@@ -96,7 +96,7 @@ impl World {
     fn computing(&self, rank: u32, setting: &Setting) -> f64 {
         let kind = match setting {
             Setting::Dense => 0,
-            Setting::Qsgd(_) => 1,
+            Setting::Qsgd(_) | Setting::Eden(_) => 1,
             Setting::PowerSgd(_) => 3,
             _ => 2,
         };

@@ -2,7 +2,9 @@
 
 use super::*;
 use lgreco_testing::topk::order;
-use lgreco_train::gradient::{Bf16, Element, F16};
+use lgreco_train::compress::decode;
+use lgreco_train::compress::wire::{Method, Payload};
+use lgreco_train::gradient::{Bf16, Element, F16, Shape};
 use lgreco_train::{CoreError, Error};
 use proptest::prelude::*;
 
@@ -175,7 +177,7 @@ proptest! {
     fn samples_do_not_depend_on_each_other(features in 1usize..30, seed: u64) {
         let values = noise(3 * features, seed);
         for codec in codecs(features as u32) {
-            if matches!(codec, Codec::MinMax { tile: Tile::Batch, .. })
+            if matches!(codec, Codec::MinMax { tile: Tile::Batch, .. } | Codec::Eden { .. })
                 || matches!(codec, Codec::Symmetric { scope: Scope::Channel { .. }, .. }) {
                 continue;
             }
@@ -186,7 +188,7 @@ proptest! {
 
     #[test]
     fn eight_bytes_name_a_codec(bytes: [u8; 8]) {
-        let bytes = [bytes[0] % 6, bytes[1] % 10, bytes[2] % 4, bytes[3] % 3, bytes[4], bytes[5], bytes[6], bytes[7]];
+        let bytes = [bytes[0] % 7, bytes[1] % 10, bytes[2] % 4, bytes[3] % 3, bytes[4], bytes[5], bytes[6], bytes[7]];
         if let Some(codec) = Codec::from_bytes(bytes) {
             prop_assert_eq!(codec.to_bytes(), bytes);
         }
@@ -211,7 +213,7 @@ fn sixteen_bit_values_are_rounded_to_nearest() {
 #[test]
 fn the_largest_and_the_smallest_numbers() {
     for codec in codecs(4) {
-        if matches!(codec, Codec::TopK { values: Dtype::F16, .. }) {
+        if matches!(codec, Codec::TopK { values: Dtype::F16, .. } | Codec::Eden { .. }) {
             continue;
         }
         let large = [f32::MAX, -f32::MAX, 1.0, f32::MAX / 3.0];
@@ -222,6 +224,34 @@ fn the_largest_and_the_smallest_numbers() {
             assert!(decoded.iter().all(|x| x.abs() <= largest * 1.01 || x.abs() <= 1e-40), "{codec:?}: {decoded:?}");
         }
     }
+}
+
+/// A batch is EDEN's payload of one tensor, whose seed the values give.
+#[test]
+fn eden_sends_its_payload() {
+    let (values, codec) = (noise(3 * 2000, 7), Codec::Eden { bits: 3 });
+    let body = encode(codec, &values, 2000).unwrap();
+    let payload = Payload::parse(&body).unwrap();
+    assert_eq!((payload.header.method, payload.header.shape), (Method::Eden, Shape::new(3, 2000).unwrap()));
+    let mut decoded = vec![0.0; 6000];
+    decode(&body, &mut decoded).unwrap();
+    assert_eq!(decoded, round_trip(codec, &values, 2000));
+    let energy = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x * x)).sum::<f64>();
+    let error = energy(&mut values.iter().zip(&decoded).map(|(a, b)| a - b)) / energy(&mut values.iter().copied());
+    assert!((0.03..0.04).contains(&error), "{error}");
+    let others: Vec<f32> = values.iter().map(|x| -x).collect();
+    assert_ne!(encode(codec, &others, 2000).unwrap()[16..24], body[16..24], "other values, other signs");
+
+    let (mut values, two) = ([0.0; 6], Codec::Eden { bits: 2 });
+    let mut other_shape = encode(two, &[1.0; 6], 3).unwrap();
+    let more_bits = encode(Codec::Eden { bits: 1 }, &[1.0; 6], 3).unwrap();
+    let found = two.decode(&other_shape, 2, &[], &mut values);
+    assert!(matches!(found, Err(Error::Core(CoreError::PayloadBody { .. }))), "{found:?}");
+    other_shape[..16].copy_from_slice(&more_bits[..16]);
+    let found = two.decode(&other_shape, 3, &[], &mut values);
+    assert!(matches!(found, Err(Error::Core(CoreError::PayloadBody { .. }))), "{found:?}");
+    let large = encode(two, &[f32::MAX; 4096], 4096);
+    assert!(matches!(large, Err(Error::Core(CoreError::Overflow { .. }))), "{large:?}");
 }
 
 #[test]
@@ -251,6 +281,7 @@ fn parameters_out_of_range_are_named() {
     refused(Codec::MinMax { bits: 0, tile: Tile::Batch }, "bits");
     refused(Codec::MinMax { bits: 9, tile: Tile::Elements(3) }, "bits");
     refused(Codec::MinMax { bits: 4, tile: Tile::Elements(0) }, "bucket size");
+    refused(Codec::Eden { bits: 9 }, "bits");
     refused(Codec::TopK { keep: 7, values: Dtype::F32 }, "kept elements");
     refused(Codec::TopK { keep: 0, values: Dtype::F32 }, "kept elements");
     refused(Codec::SharedIndex { keep: 7, values: Dtype::F32 }, "kept elements");

@@ -1,0 +1,44 @@
+//! EDEN at a cut: a batch is one tensor, and the body of its message is that tensor's payload.
+
+use super::checksum;
+use crate::CoreError;
+use crate::Error;
+use crate::compress::Compressor;
+use crate::compress::eden::{self, Eden};
+use crate::compress::wire::{Header, Method, Payload};
+use crate::gradient::{Dtype, Gradient, Shape, Values};
+use crate::rng::Stream;
+
+/// Bytes of a body: none for no samples.
+pub(super) fn body_len(bits: u8, samples: usize, features: usize) -> Result<usize, Error> {
+    let shape = Shape::new(samples, features)?;
+    let len = Eden { bits, ..Eden::default() }.payload_len(shape, Dtype::F32)?;
+    Ok(if samples == 0 { 0 } else { len })
+}
+
+/// Writes the payload of a batch. Its seed is a checksum of the values: two ends need not count, and batches that differ have
+/// other signs.
+pub(super) fn encode(bits: u8, values: &[f32], features: usize, body: &mut [u8]) -> Result<(), CoreError> {
+    if values.is_empty() {
+        return Ok(());
+    }
+    let gradient = Gradient::new(Values::F32(values), Shape::new(values.len() / features, features)?)?;
+    let stream = Stream { seed: checksum::of_values(values).into(), ..Stream::default() };
+    Eden { bits, ..Eden::default() }.encode(&gradient, stream, &mut [], body).map(drop)
+}
+
+/// Reads the payload of a batch.
+///
+/// # Errors
+/// [`CoreError::PayloadBody`] also for what is no payload of EDEN with these bits and of this shape; [`CoreError::Overflow`].
+pub(super) fn decode(bits: u8, body: &[u8], features: usize, values: &mut [f32]) -> Result<(), CoreError> {
+    if values.is_empty() {
+        return Ok(());
+    }
+    let shape = Shape::new(values.len() / features, features)?;
+    let expected = Header { method: Method::Eden, variant: 0, parameter: bits.into(), shape };
+    match Payload::parse(body) {
+        Ok(payload) if payload.header == expected => eden::decode(&payload, values),
+        _ => CoreError::require_body(false, "it is not of EDEN with the cut's bits and shape"),
+    }
+}
