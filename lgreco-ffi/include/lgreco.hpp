@@ -53,7 +53,7 @@ inline lgreco_request request() { return LGRECO_REQUEST_INIT; }
 // A setting such as "qsgd 4" as a struct, for arrays of them. Throws LGRECO_TEXT for a text that does not fit.
 inline lgreco_setting setting(const std::string &text) {
     lgreco_setting setting = {};
-    if (text.size() >= sizeof setting.text) throw Error(LGRECO_TEXT, "setting `" + text + "` is longer than 63 bytes");
+    if (text.size() >= sizeof setting.text) check(LGRECO_TEXT, ("setting `" + text + "` is longer than 63 bytes").c_str());
     text.copy(setting.text, sizeof setting.text);
     return setting;
 }

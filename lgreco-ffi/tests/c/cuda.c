@@ -143,6 +143,7 @@ static void tables(const char *methods) {
     OK(lgreco_cuda_held_bytes(cuda, &held));
     CHECK(held >= needed);
     OK(lgreco_cuda_measure(cuda, model, LAYERS, &search, &found));
+    if (strcmp(methods, "hybrid") == 0) search.methods = "qsgd,topk,powersgd";  // on devices
     OK(lgreco_table_measure(context, on_host, LAYERS, &search, &expected));
     OK(lgreco_table_get(expected, &a));
     OK(lgreco_table_get(found, &b));
@@ -810,8 +811,8 @@ int main(int argc, char **argv) {
     OK(lgreco_cuda_destroy(&cuda));
     if (driver.state != NULL) driver.state(before);
     OK(lgreco_cuda_create_on_stream(context, &cuda, stream));
-    const char *methods[] = {"qsgd", "topk", "powersgd", "hybrid"};
-    for (int m = 0; m < 4; m++) {
+    const char *methods[] = {"qsgd", "eden", "topk", "powersgd", "hybrid"};
+    for (size_t m = 0; m < sizeof methods / sizeof *methods; m++) {
         tables(methods[m]);
         rows_later(methods[m]);
     }

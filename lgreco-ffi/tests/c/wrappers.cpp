@@ -3,6 +3,7 @@
 
 #include "check.h"
 
+#include <cstring>
 #include <limits>
 #include <thread>
 #include <type_traits>
@@ -65,7 +66,7 @@ static void controllers(const lgreco::Context &context) {
     CHECK(step(controller, 1).switched == 0);
     CHECK(step(controller, 2).switched == 1);
     const lgreco_setting planned = controller.setting(0);
-    CHECK(controller.decision().planned == 1 && strncmp(planned.text, "qsgd ", 5) == 0);
+    CHECK(controller.decision().planned == 1 && strncmp(planned.text, "eden ", 5) == 0);
     CHECK(controller.metrics(1).steps == 3 && controller.metrics_json().front() == '{');
 
     lgreco::Controller resumed(context, alone, model, options);
@@ -215,8 +216,10 @@ static void plan_tasks(const lgreco::Context &context) {
     }
     CHECK(other.replan() == 6 + options.window + options.lead);
     throws(LGRECO_NOT_FIXED, "LGRECO_NOT_FIXED: ", [&] { other.set_settings({{"dense"}, {"dense"}}); });
-    throws(LGRECO_TEXT, "LGRECO_TEXT: layer `fc2`: setting has no NUL",
-           [&] { other.set_settings({{"dense"}, lgreco::setting("dense" + std::string(80, ' '))}); });
+    throws(LGRECO_TEXT, "LGRECO_TEXT: setting `dense ", [&] { lgreco::setting("dense" + std::string(80, ' ')); });
+    lgreco_setting endless;
+    std::memset(endless.text, ' ', sizeof endless.text);
+    throws(LGRECO_TEXT, "LGRECO_TEXT: layer `fc2`: setting has no NUL", [&] { other.set_settings({{"dense"}, endless}); });
 }
 
 static void cuts(const lgreco::Context &context) {
