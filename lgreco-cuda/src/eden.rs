@@ -11,7 +11,8 @@ use crate::tensor::Tensor;
 use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
 use lgreco::compress::eden::{BLOCK, Eden, Scale};
-use lgreco::compress::wire::HEADER_LEN;
+use lgreco::compress::wire::{HEADER_LEN, Header, Method};
+use lgreco::gradient::Shape;
 use lgreco::rng::Stream;
 
 /// `Params` of `eden.cu`.
@@ -36,7 +37,7 @@ impl Params {
 impl Params {
     /// Of rows, whose layers say the rest.
     pub(crate) fn of_rows(scale: Scale, widths: u32) -> Self {
-        Params { least_squares: (scale == Scale::LeastSquares) as u32, widths, ..Params::default() }
+        Params { least_squares: least_squares(scale), widths, ..Params::default() }
     }
 }
 
@@ -49,9 +50,19 @@ fn params(tensor: &Tensor, eden: Eden) -> Params {
         dtype: tensor.dtype as u32,
         count: tensor.elements,
         bits: eden.bits.into(),
-        least_squares: (eden.scale == Scale::LeastSquares) as u32,
+        least_squares: least_squares(eden.scale),
         ..Params::default()
     }
+}
+
+/// Whether it is this scale, as kernels are told.
+pub(crate) fn least_squares(scale: Scale) -> u32 {
+    u32::from(scale == Scale::LeastSquares)
+}
+
+/// A payload's header.
+pub(crate) fn header(eden: Eden, shape: Shape) -> Header {
+    Header { method: Method::Eden, variant: 0, parameter: eden.bits.into(), shape }
 }
 
 /// Pieces of work that a thread block takes.

@@ -18,6 +18,7 @@ STEPS = 14
 
 PLANS: dict[str, dict[str, Any]] = {
     "qsgd": {"method": "qsgd"},
+    "eden": {"method": "eden"},
     "qsgd in bfloat16": {"method": "qsgd"},
     "topk": {"method": "topk", "default": 0.1},
     "topk in float16": {"method": "topk", "default": 0.1},

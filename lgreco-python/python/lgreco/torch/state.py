@@ -46,7 +46,7 @@ class LGreCoState(Training):
     model
         The module, wrapped in DDP or not, compiled or not. Its trainable parameters, float32, float16 or bfloat16, are the layers.
     method
-        ``"qsgd"`` (bits, default 4), ``"eden"`` (bits, 3; rotated quantisation, on the host), ``"topk"`` (density, default 0.01), ``"powersgd"`` (rank, default 4), or
+        ``"qsgd"`` (bits, default 4), ``"eden"`` (bits, 3; rotated quantisation), ``"topk"`` (density, default 0.01), ``"powersgd"`` (rank, default 4), or
         ``"hybrid"``: any of them per layer. Left out, it is ``"hybrid"``. Also ``"clt-k"`` and ``"sidco"`` (density, 0.01),
         ``"hard-threshold"`` (magnitude, 0.01), ``"adacomp"`` (elements per bin, 500) and ``"loco"`` (elements per group, 512).
         Several, as in ``"qsgd,topk,sidco"``, are chosen from per layer; the uniform setting is the first one's default.
