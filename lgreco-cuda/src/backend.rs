@@ -247,7 +247,7 @@ impl Backend for CudaBackend {
 
     fn measure(&mut self, jobs: &[Job<'_>], _: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
         if jobs.iter().any(on_the_core) {
-            return one_by_one(self, jobs, on_the_core, rows);
+            return one_by_one(self, jobs, rows);
         }
         let measured = measure(&mut self.gpu, &work(jobs), rows);
         measured.map_err(|DeviceJobError { job, error }| JobError { job, error: self.told(error) })

@@ -32,7 +32,7 @@ pub(crate) fn header(setting: &Setting, input: &Input<'_>) -> Result<Header> {
         Setting::TopK(c) => c.header(shape)?,
         Setting::PowerSgd(c) => c.header(shape)?,
         Setting::QuantisedTopK(c) => quantised_topk::header(&c, shape)?,
-        Setting::Eden(c) => Header { method: Method::Eden, variant: 0, parameter: c.bits.into(), shape },
+        Setting::Eden(c) => c.header(shape)?,
         _ => return Err(NO_ENCODER),
     })
 }

@@ -61,8 +61,8 @@ pub(crate) fn chunks(elements: u32) -> u64 {
 
 /// The payload's seed, low half first.
 pub(crate) fn seed(stream: Stream) -> [u32; 2] {
-    let [low, high, ..] = stream.block(0);
-    [low, high]
+    let seed = lgreco::compress::eden::seed(stream);
+    [seed as u32, (seed >> 32) as u32]
 }
 
 /// Enqueued: all of `payload` but the header. The two words of `status`, zeros before, become what [`check`] reads.

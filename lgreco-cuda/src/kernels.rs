@@ -62,6 +62,7 @@ impl Module {
         const BUCKETS: &str = file!("buckets.cu");
         const PACKED: &str = file!("packed.cu");
         const CODES: &str = file!("codes.cu");
+        const RECORDS: &str = file!("records.cu");
         const BLOCKS: &str = file!("blocks.cu");
         const PROGRAM: &str = file!("program.cu");
         const LAYERS: &str = file!("layers.cu");
@@ -69,7 +70,7 @@ impl Module {
         const ORTHONORMAL: &str = file!("orthonormal.cu");
         match self {
             Module::Magnitude => [DEVICE, VALUES, file!("magnitude.cu")].concat(),
-            Module::Qsgd => [DEVICE, VALUES, PHILOX, BUCKETS, PACKED, CODES, file!("qsgd.cu")].concat(),
+            Module::Qsgd => [DEVICE, VALUES, PHILOX, BUCKETS, PACKED, CODES, file!("qsgd.cu"), RECORDS].concat(),
             Module::Exchange => [
                 DEVICE,
                 VALUES,
@@ -112,7 +113,7 @@ impl Module {
             Module::Window => [DEVICE, VALUES, file!("window.cu")].concat(),
             Module::Eden => {
                 let own = [file!("eden_levels.cu"), file!("rotation.cu"), file!("eden.cu"), file!("eden_rows.cu")];
-                [DEVICE, VALUES, PHILOX, PACKED, &own.concat()].concat()
+                [DEVICE, VALUES, PHILOX, PACKED, &own.concat(), RECORDS].concat()
             }
         }
     }

@@ -178,7 +178,7 @@ impl Backend for WgpuBackend {
 
     fn measure(&mut self, jobs: &[Job<'_>], _: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
         if jobs.iter().any(on_the_core) {
-            return one_by_one(self, jobs, on_the_core, rows);
+            return one_by_one(self, jobs, rows);
         }
         measure(&mut self.gpu, &work(jobs), rows)
             .map_err(|BufferJobError { job, error }| JobError { job, error: self.told(error) })

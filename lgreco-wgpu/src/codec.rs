@@ -9,7 +9,7 @@ use crate::{Error, eden, positions, powersgd, qsgd, reconstruct, topk_encode};
 use lgreco::compress::powersgd::NEAR_OVERFLOW;
 use lgreco::compress::quantised_topk::{self, Keep};
 use lgreco::compress::topk::overflow as overflow_from;
-use lgreco::compress::wire::{HEADER_LEN, Header, Method, Payload};
+use lgreco::compress::wire::{HEADER_LEN, Method, Payload};
 use lgreco::compress::{
     Compressor, Setting, dense::Dense, eden::Eden, powersgd::effective_rank, qsgd::Qsgd, topk::TopK,
 };
@@ -34,7 +34,7 @@ pub(crate) fn encode(
         Setting::TopK(c) => c.header(shape)?,
         Setting::QuantisedTopK(c) => quantised_topk::header(&c, shape)?,
         Setting::PowerSgd(c) => c.header(shape)?,
-        Setting::Eden(c) => Header { method: Method::Eden, variant: 0, parameter: c.bits.into(), shape },
+        Setting::Eden(c) => c.header(shape)?,
         _ => return Err(Error::Method(setting.name())),
     };
     header.write(payload)?;
@@ -42,7 +42,7 @@ pub(crate) fn encode(
         // The means of empty bins.
         payload[HEADER_LEN..len].fill(0);
         if let Setting::Eden(_) = setting {
-            payload[HEADER_LEN..len].copy_from_slice(&eden::seed_bytes(stream));
+            payload[HEADER_LEN..len].copy_from_slice(&lgreco::compress::eden::seed(stream).to_le_bytes());
         }
         return Ok(len);
     }

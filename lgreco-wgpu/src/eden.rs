@@ -9,7 +9,7 @@ use crate::kernels::{Kernel, Shader};
 use crate::memory::Scratch;
 use crate::params::params;
 use crate::tensor::{Piece, Tensor};
-use lgreco::compress::eden::{BLOCK, Eden, LEVELS, Scale};
+use lgreco::compress::eden::{BLOCK, Eden, LEVELS, Scale, seed};
 use lgreco::compress::wire::HEADER_LEN;
 use lgreco::rng::Stream;
 use wgpu::Buffer;
@@ -31,20 +31,14 @@ pub(crate) const fn kernel(entry: &'static str) -> Kernel {
     Kernel { shader: Shader::Eden, entry }
 }
 
-/// The payload's seed, low half first.
-fn seed(stream: Stream) -> [u32; 2] {
-    let [low, high, ..] = stream.block(0);
-    [low, high]
-}
-
-/// The bytes that a payload's body begins with.
-pub(crate) fn seed_bytes(stream: Stream) -> [u8; 8] {
-    bytemuck::cast(seed(stream).map(u32::to_le))
+/// A seed's low half and its high one.
+fn halves(seed: u64) -> [u32; 2] {
+    [seed as u32, (seed >> 32) as u32]
 }
 
 /// The parameters that scale and stream decide.
 pub(crate) fn params(scale: Scale, stream: Stream) -> Params {
-    let [seed_low, seed_high] = seed(stream);
+    let [seed_low, seed_high] = halves(seed(stream));
     Params { least_squares: (scale == Scale::LeastSquares) as u32, seed_low, seed_high, ..Params::default() }
 }
 
@@ -87,7 +81,7 @@ pub(crate) fn encode(
     results: &Buffer,
 ) -> Result<Tensor, Error> {
     let payload = Tensor::room(batch, payload_len.div_ceil(4))?;
-    let (grids, seed) = (grids(batch)?, batch.upload(&seed_bytes(stream))?);
+    let (grids, seed) = (grids(batch)?, batch.upload(&seed(stream).to_le_bytes())?);
     let bits = usize::from(eden.bits);
     let base = Params { bits: bits as u32, ..params(eden.scale, stream) };
     let scales_at = HEADER_LEN / 4 + 2;
@@ -118,9 +112,9 @@ pub(crate) fn decode(
     results: &Buffer,
 ) -> Result<(), Error> {
     let (bits, grids) = (usize::from(eden.bits), grids(batch)?);
-    let [seed_low, seed_high] =
-        [0, 4].map(|at| u32::from_le_bytes([body[at], body[at + 1], body[at + 2], body[at + 3]]));
-    let (scales, codes) = body[8..].split_at(4 * blocks(target.elements));
+    let (seed, rest) = body.split_first_chunk().ok_or(lgreco::Error::PayloadBody { what: "it has no seed" })?;
+    let [seed_low, seed_high] = halves(u64::from_le_bytes(*seed));
+    let (scales, codes) = rest.split_at(4 * blocks(target.elements));
     for first in (0..target.elements).step_by(batch.gpu.piece_len()) {
         let count = batch.gpu.piece_len().min(target.elements - first);
         let blocks = blocks(count);

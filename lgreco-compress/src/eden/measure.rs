@@ -4,7 +4,7 @@ use super::decode::{put_back, unquantise};
 use super::encode::{Sums, encode_block};
 use super::grid::nearest;
 use super::rotate::{LANES, Norm, Signs, as_f32, blocks, total};
-use super::{BLOCK, Eden, Scale, seed_of};
+use super::{BLOCK, Eden, Scale, seed};
 use crate::bits::with_width;
 use crate::error::expect_len;
 use crate::gradient::{Element, Gradient, with_elements};
@@ -48,7 +48,7 @@ pub fn measure(
     expect_len("squared errors, one per width", bits.len(), squared_errors.len())?;
     bits.iter().try_for_each(|&bits| Eden { bits, scale }.check())?;
     squared_errors.fill(0.0);
-    let seed = seed_of(stream);
+    let seed = seed(stream);
     with_elements!(gradient.values(), values => match bits {
         [] => check_finite(values),
         _ => measure_all((scale, bits, seed), values, squared_errors, |chunk| dispatch_with!(chunk, measure_chunk)),

@@ -146,6 +146,15 @@ impl Eden {
         Error::require((1..=8).contains(&self.bits), "bits", self.bits.into(), "1 to 8")
     }
 
+    /// The header of a payload.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] when the bits are not 1 to 8.
+    pub fn header(&self, shape: Shape) -> Result<Header> {
+        self.check()?;
+        Ok(Header { method: Method::Eden, variant: 0, parameter: self.bits.into(), shape })
+    }
+
     /// Bytes of the scales and of the codes of `elements` elements.
     fn body_lens(&self, elements: usize) -> Result<(usize, usize)> {
         self.check()?;
@@ -157,8 +166,15 @@ impl Eden {
     }
 }
 
-/// What a payload's signs are made of.
-fn seed_of(stream: Stream) -> u64 {
+/// A payload's seed: the first two words of its encoder's stream, the first one low. For compressors on other devices.
+///
+/// ```
+/// use lgreco_compress::eden::seed;
+/// use lgreco_core::rng::Stream;
+/// let stream = Stream { seed: 3, ..Stream::default() };
+/// assert_eq!(seed(stream) as u32, stream.word(0));
+/// ```
+pub fn seed(stream: Stream) -> u64 {
     let [low, high, ..] = stream.block(0);
     u64::from(high) << 32 | u64::from(low)
 }
@@ -187,9 +203,10 @@ impl Compressor for Eden {
         let shape = gradient.shape();
         let len = self.payload_len(shape, gradient.values().dtype())?;
         expect_room("payload bytes", len, payload.len())?;
-        Header { method: Method::Eden, variant: 0, parameter: self.bits.into(), shape }.write(payload)?;
-        let (seed, body) = payload[HEADER_LEN..len].split_at_mut(SEED_LEN);
-        seed.copy_from_slice(&seed_of(stream).to_le_bytes());
+        self.header(shape)?.write(payload)?;
+        let seed = seed(stream);
+        let (written, body) = payload[HEADER_LEN..len].split_at_mut(SEED_LEN);
+        written.copy_from_slice(&seed.to_le_bytes());
         let (scales, codes) = body.split_at_mut(self.body_lens(shape.elements())?.0);
         let (scales, codes) = (Per(scales, 4, BLOCK), Per(codes, BLOCK / 8 * self.bits as usize, BLOCK));
         with_elements!(gradient.values(), values => {
@@ -198,7 +215,7 @@ impl Compressor for Eden {
                 values.len(),
                 BLOCK,
                 part,
-                (*self, seed_of(stream)),
+                (*self, seed),
                 encode_part,
             )
         })?;

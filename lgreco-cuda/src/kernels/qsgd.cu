@@ -237,21 +237,6 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void usual_row(Params all, con
     row.give(partials);
 }
 
-// What the records of each layer's blocks add up to, one block per layer.
-extern "C" __global__ void add_records(Params, const Layer* layers, const double* partials, double* totals) {
-    Layer layer = layers[blockIdx.x];
-    for (u32 w = 0; w < 8; w++) {
-        double sum = 0.0;
-        for (u32 i = threadIdx.x; i < layer.blocks; i += BLOCK) {
-            sum += partials[(u64(layer.first_block) + i) * 8 + w];
-        }
-        sum = block_sum(sum);
-        if (threadIdx.x == 0) {
-            totals[u64(blockIdx.x) * RESULT_WORDS + w] = sum;
-        }
-    }
-}
-
 // What is sent of the buckets' grids, and the codes.
 extern "C" __global__ void fused_encode(Params p, const void* values, float* sent, u8* codes, u32* result) {
     __shared__ Held held;

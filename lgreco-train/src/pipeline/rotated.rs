@@ -5,7 +5,7 @@ use crate::CoreError;
 use crate::Error;
 use crate::compress::Compressor;
 use crate::compress::eden::{self, Eden};
-use crate::compress::wire::{Header, Method, Payload};
+use crate::compress::wire::Payload;
 use crate::gradient::{Dtype, Gradient, Shape, Values};
 use crate::rng::Stream;
 
@@ -36,7 +36,7 @@ pub(super) fn decode(bits: u8, body: &[u8], features: usize, values: &mut [f32])
         return Ok(());
     }
     let shape = Shape::new(values.len() / features, features)?;
-    let expected = Header { method: Method::Eden, variant: 0, parameter: bits.into(), shape };
+    let expected = Eden { bits, ..Eden::default() }.header(shape)?;
     match Payload::parse(body) {
         Ok(payload) if payload.header == expected => eden::decode(&payload, values),
         _ => CoreError::require_body(false, "it is not of EDEN with the cut's bits and shape"),

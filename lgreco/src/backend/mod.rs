@@ -146,17 +146,12 @@ pub fn on_the_core(job: &Job<'_>) -> bool {
     matches!(job.candidates, Candidates::Each(_) | Candidates::CltK { .. })
 }
 
-/// Measures job after job: those for which `on_the_core` is true on the CPU, the others by `backend`.
+/// Measures job after job: those [on the core](on_the_core) on the CPU, the others by `backend`.
 ///
 /// # Errors
 /// As [`Backend::measure`].
 #[cfg(feature = "alloc")]
-pub fn one_by_one(
-    backend: &mut dyn Backend,
-    jobs: &[Job<'_>],
-    on_the_core: impl Fn(&Job<'_>) -> bool,
-    rows: &mut [f64],
-) -> Result<(), JobError> {
+pub fn one_by_one(backend: &mut dyn Backend, jobs: &[Job<'_>], rows: &mut [f64]) -> Result<(), JobError> {
     let total = jobs.iter().map(|job| job.candidates.len()).sum();
     expect_len("rows, one place per candidate", total, rows.len())?;
     let mut rest = rows;

@@ -36,7 +36,7 @@ fn the_baseline_instructions_give_the_same_bits() {
         again[HEADER_LEN + SEED_LEN..].fill(0);
         let (scales, codes) = again[HEADER_LEN + SEED_LEN..].split_at_mut(eden.body_lens(elements).unwrap().0);
         let part = ((Start(0), &values[..]), Per(scales, 0, 1), Per(codes, 0, 1));
-        encode(part, (eden, seed_of(stream(1))), encode_chunk).unwrap();
+        encode(part, (eden, seed(stream(1))), encode_chunk).unwrap();
         assert!(payload == again, "{elements} elements, {eden:?}");
 
         let decoded = decoded(&payload).unwrap();
@@ -46,7 +46,7 @@ fn the_baseline_instructions_give_the_same_bits() {
 
         let (mut row, mut row_again) = ([0.0], [0.0]);
         measure(&column(&values), eden.scale, &[eden.bits], stream(1), &mut row).unwrap();
-        measure_all((eden.scale, &[eden.bits], seed_of(stream(1))), &values, &mut row_again, measure_chunk).unwrap();
+        measure_all((eden.scale, &[eden.bits], seed(stream(1))), &values, &mut row_again, measure_chunk).unwrap();
         assert_eq!(row[0].to_bits(), row_again[0].to_bits());
     }
 }
