@@ -36,7 +36,7 @@ impl Params {
 impl Params {
     /// Of rows, whose layers say the rest.
     pub(crate) fn of_rows(scale: Scale, widths: u32) -> Self {
-        Params { least_squares: (scale == Scale::LeastSquares) as u32, widths, ..Params::default() }
+        Params { least_squares: least_squares(scale), widths, ..Params::default() }
     }
 }
 
@@ -49,9 +49,14 @@ fn params(tensor: &Tensor, eden: Eden) -> Params {
         dtype: tensor.dtype as u32,
         count: tensor.elements,
         bits: eden.bits.into(),
-        least_squares: (eden.scale == Scale::LeastSquares) as u32,
+        least_squares: least_squares(eden.scale),
         ..Params::default()
     }
+}
+
+/// Whether it is this scale, as kernels are told.
+pub(crate) fn least_squares(scale: Scale) -> u32 {
+    u32::from(scale == Scale::LeastSquares)
 }
 
 /// Pieces of work that a thread block takes.

@@ -1,6 +1,7 @@
 //! One exchange of a bucket of layers without the host: what `exchange.cu` is asked to do with those under QSGD, whose payloads
 //! `check_payloads` of `kept_means.cu` looks at with TopK's.
-//! [`selection`](crate::selection) has those under TopK, [`sums`] uncompressed ones and those under PowerSGD.
+//! [`rotated`] has those under EDEN, [`selection`](crate::selection) those under TopK, [`sums`] uncompressed ones and those under
+//! PowerSGD.
 //!
 //! Residuals lie twice in the device's memory: a step reads one half and writes the other, and which half counts changes
 //! where no rank has failed. So one read of gradients and residuals makes payloads and new residuals, and a step that turns
@@ -11,6 +12,7 @@ mod bucket;
 mod layer;
 mod outcome;
 mod program;
+mod rotated;
 mod summed;
 mod sums;
 
@@ -29,6 +31,8 @@ use layer::PROGRAM;
 pub(crate) use layer::Program;
 pub use outcome::{ExchangeFault, ExchangeOutcome};
 pub use program::{ExchangeConfig, ExchangeProgram, OnFault};
+#[cfg(test)]
+pub(crate) use rotated::Params as RotatedParams;
 #[cfg(test)]
 pub(crate) use summed::{Dense, PEER, Params as SumsParams};
 
@@ -51,6 +55,12 @@ impl DeviceExchange {
         let [heads, slips] = [self.heads(), self.slips()].map(|part| part.bytes);
         let rest = self.memory.from(PROGRAM + heads + slips);
         [rest.cut(0, layers), rest.from(layers), self.head()]
+    }
+
+    /// The same with the layers of spans under EDEN.
+    fn rotated_parts(&self) -> [Part; 3] {
+        let [layers, layer_of, head] = self.parts();
+        [layers, layer_of.from(size_of_val(&*self.program.layer_of) as u64), head]
     }
 
     /// Where messages begin, and where slips do behind what is summed.
@@ -146,6 +156,7 @@ impl CudaBackend {
             .into_iter()
             .chain([selection::CHECK])
             .chain(sums::KERNELS)
+            .chain(rotated::KERNELS)
             .try_for_each(|kernel| gpu.prepare(kernel))?;
         let tops = &exchange.program.tops;
         if !tops.is_empty() {
@@ -164,14 +175,16 @@ impl CudaBackend {
         gpu.write(bytemuck::cast_slice(&exchange.program.slips), exchange.slips())?;
         gpu.write(bytemuck::cast_slice(&exchange.program.layers), layers)?;
         gpu.write(bytemuck::cast_slice(&exchange.program.layer_of), layer_of)?;
+        let [_, rotated_of, _] = exchange.rotated_parts();
+        gpu.write(bytemuck::cast_slice(&exchange.program.rotated_of), rotated_of)?;
         gpu.clear(residuals)?;
         Ok(exchange)
     }
 
-    /// Enqueued, in two launches, and with layers under TopK in at most six: this rank's message for all layers under QSGD and
-    /// TopK, `residual + gradient` under each one's setting with the random words of the exchange's step, and what is to be
-    /// remembered. Bit for bit the core's payloads, each at a multiple of 16. Nothing where all layers travel by sums. May be
-    /// captured into a graph.
+    /// Enqueued, in two launches, with layers under TopK in at most six, and in one more where EDEN comes to others: this rank's
+    /// message for all layers under QSGD, EDEN and TopK, `residual + gradient` under each one's setting with the random words of the
+    /// exchange's step, and what is to be remembered. Bit for bit the core's payloads, each at a multiple of 16. Nothing where all
+    /// layers travel by sums. May be captured into a graph.
     ///
     /// # Errors
     /// [`Error::Memory`] when an address is 0, the message's no multiple of 16, or the gradients' none of their type's size;
@@ -179,8 +192,8 @@ impl CudaBackend {
     /// [`finish_exchange`](CudaBackend::finish_exchange).
     ///
     /// # Complexity
-    /// One read of gradients and residuals, one write of payloads and residuals: 12.5 bytes per f32 value at 4 bits. Under
-    /// TopK, a sample more: a sixteenth of a layer, 65,536 values at most. The next residuals are read three times more in layers of
+    /// One read of gradients and residuals, under EDEN two, one write of payloads and residuals: 12.5 bytes per f32 value at 4 bits
+    /// under QSGD. Under TopK, a sample more: a sixteenth of a layer, 65,536 values at most. The next residuals are read three times more in layers of
     /// more than 32,768 values that keep more than 7 of 32, in layers with so many ties that there is no room for what is gathered,
     /// and where the sample is wrong, by a chance of less than one in 10^8. A gain below 1 adds another read and write of the next
     /// residuals, and another read of the last ones.
@@ -207,6 +220,7 @@ impl CudaBackend {
         if program.head.spans > 0 {
             gpu.launch_capturable(kernel("encode"), program.params, &parts, exchange.blocks())?;
         }
+        rotated::encode(gpu, exchange, gradients, message)?;
         if !program.tops.is_empty() {
             let parts = [head, gradients, exchange.residuals, message];
             program.tops.encode(gpu, program.dtype, exchange.of_tops(), parts)?;
@@ -223,18 +237,19 @@ impl CudaBackend {
         self.gpu_mut().launch_capturable(kernel("announce"), exchange.program.params, &parts, 1)
     }
 
-    /// Enqueued, in two launches, and with layers under TopK in at most four: the means of all ranks' messages, which lie one
-    /// after another, in the order of the ranks, and the step's end. Nothing where all layers travel by sums: then
-    /// [`average_exchange`](CudaBackend::average_exchange) ends the step. Where a rank has failed, or is at another step, or
-    /// has another program, or a payload that no encoder wrote, the means of all layers are what [`OnFault`] says and residuals
-    /// stay as they were, on all ranks; so do they where a mean leaves its type. The means may take the gradients' places. May be
-    /// captured into a graph.
+    /// Enqueued, in two launches, with layers under TopK in at most four, and in two more with layers under EDEN: the means of all
+    /// ranks' messages, which lie one after another, in the order of the ranks, and the step's end. Nothing where all layers travel
+    /// by sums: then [`average_exchange`](CudaBackend::average_exchange) ends the step. Where a rank has failed, or is at another
+    /// step, or has another program, or a payload that no encoder wrote, the means of all layers are what [`OnFault`] says and
+    /// residuals stay as they were, on all ranks; so do they where a mean leaves its type. The means may take the gradients' places.
+    /// May be captured into a graph.
     ///
     /// # Errors
     /// As [`encode_exchange`](CudaBackend::encode_exchange).
     ///
     /// # Complexity
-    /// One read of all payloads, and one of QSGD's scales before; one write of the means; under TopK three reads of the positions.
+    /// One read of all payloads, and one of QSGD's and EDEN's scales before; one write of the means; under TopK three reads of the
+    /// positions.
     ///
     /// # Safety
     /// The messages are valid memory of as many as there are ranks, and the means of all layers' values, in the backend's
@@ -256,6 +271,7 @@ impl CudaBackend {
         let gpu = self.gpu_mut();
         let spans = program.head.own_spans;
         program.tops.check(gpu, exchange.of_tops(), (spans, [head, messages, layers, layer_of]))?;
+        rotated::average(gpu, exchange, messages, means)?;
         if program.tops.has_own() {
             program.tops.average(gpu, program.dtype, exchange.of_tops(), [head, messages, means])?;
             if spans == 0 {
@@ -263,6 +279,8 @@ impl CudaBackend {
             }
         }
         let parts = [layers, layer_of, head, messages, means];
-        gpu.launch_capturable(kernel("average"), program.params, &parts, looping_pieces(spans.max(1).into()))
+        // Those under EDEN are filled here where a step fails.
+        let pieces = spans.max(program.head.own_rotated).max(1);
+        gpu.launch_capturable(kernel("average"), program.params, &parts, looping_pieces(pieces.into()))
     }
 }

@@ -13,6 +13,7 @@ pub(crate) enum Module {
     PowerSgd,
     Window,
     Eden,
+    ExchangeEden,
 }
 
 /// A file's text, under its own name in messages.
@@ -24,7 +25,7 @@ macro_rules! file {
 
 impl Module {
     #[cfg(any(test, feature = "testing"))]
-    pub(crate) const ALL: [Module; 10] = [
+    pub(crate) const ALL: [Module; 11] = [
         Module::Magnitude,
         Module::Qsgd,
         Module::Exchange,
@@ -35,6 +36,7 @@ impl Module {
         Module::PowerSgd,
         Module::Window,
         Module::Eden,
+        Module::ExchangeEden,
     ];
 
     /// The name of its file.
@@ -50,6 +52,7 @@ impl Module {
             Module::PowerSgd => "powersgd.cu",
             Module::Window => "window.cu",
             Module::Eden => "eden.cu",
+            Module::ExchangeEden => "exchange_eden.cu",
         }
     }
 
@@ -68,6 +71,8 @@ impl Module {
         const LAYERS: &str = file!("layers.cu");
         const FACTORS: &str = file!("factors.cu");
         const ORTHONORMAL: &str = file!("orthonormal.cu");
+        // What EDEN's modules have in common.
+        let rotated = || [file!("eden_levels.cu"), file!("rotation.cu"), file!("rotated_codes.cu")].concat();
         match self {
             Module::Magnitude => [DEVICE, VALUES, file!("magnitude.cu")].concat(),
             Module::Qsgd => [DEVICE, VALUES, PHILOX, BUCKETS, PACKED, CODES, file!("qsgd.cu"), RECORDS].concat(),
@@ -96,6 +101,7 @@ impl Module {
                 PROGRAM,
                 file!("tops.cu"),
                 LAYERS,
+                file!("scales.cu"),
                 file!("few_bits.cu"),
                 MEANINGS,
                 file!("counts.cu"),
@@ -112,8 +118,12 @@ impl Module {
             Module::PowerSgd => [DEVICE, VALUES, PHILOX, FACTORS, ORTHONORMAL, file!("powersgd.cu")].concat(),
             Module::Window => [DEVICE, VALUES, file!("window.cu")].concat(),
             Module::Eden => {
-                let own = [file!("eden_levels.cu"), file!("rotation.cu"), file!("eden.cu"), file!("eden_rows.cu")];
-                [DEVICE, VALUES, PHILOX, PACKED, &own.concat(), RECORDS].concat()
+                let own = [file!("eden.cu"), file!("eden_rows.cu")].concat();
+                [DEVICE, VALUES, PHILOX, PACKED, &rotated(), &own, RECORDS].concat()
+            }
+            Module::ExchangeEden => {
+                let own = [LAYERS, file!("exchange_eden.cu")].concat();
+                [DEVICE, VALUES, PHILOX, PACKED, &rotated(), PROGRAM, &own].concat()
             }
         }
     }

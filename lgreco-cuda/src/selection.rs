@@ -32,7 +32,7 @@ const DRAWS: u64 = 64;
 /// Spans under QSGD that a block looks at together.
 const WARP: u64 = 32;
 /// Bytes of `Program`.
-pub(crate) const PROGRAM: u64 = 120;
+pub(crate) const PROGRAM: u64 = 128;
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Selection, entry }

@@ -2109,8 +2109,7 @@ lgreco_status lgreco_cuda_check(struct lgreco_cuda *cuda);
 
 // Done: lgreco_table_measure for gradients in the device's memory: enqueues all layers, waits once, and only errors
 // come back. `values` of layers are device pointers; those of layers that are left out of the table are not looked at.
-// `options` may be NULL. "hybrid", the default, has QSGD in EDEN's place here, since buckets on devices do not take EDEN yet.
-// Allocates, on the device too unless that was reserved.
+// `options` may be NULL. Allocates, on the device too unless that was reserved.
 //
 // As lgreco_table_measure; LGRECO_UNAVAILABLE for PowerSGD with ranks above 1024 and for QSGD with buckets that are no power of
 // two from 64 to 4096; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE, which name no layer.
@@ -2233,7 +2232,7 @@ lgreco_status lgreco_cuda_encode_to_device(struct lgreco_cuda *cuda,
 // Enqueued: decodes a payload in the device's memory into `values` there; one that is not 4-byte aligned is copied to the
 // library's memory first. It is one that
 // lgreco_cuda_encode_to_device, on any worker, made of this layer (whose `values` are not looked at) under this setting; of
-// other bytes some values come out, or lgreco_cuda_check tells. Takes QSGD, TopK and PowerSGD.
+// other bytes some values come out, or lgreco_cuda_check tells. Takes QSGD, EDEN, TopK and PowerSGD.
 //
 // LGRECO_LENGTH when `length` is less than lgreco_cuda_payload_len, or `values_len` not the layer's number of elements;
 // LGRECO_UNAVAILABLE for other methods; LGRECO_DEVICE, also when a check is due.

@@ -19,6 +19,7 @@ mod sums;
 
 use crate::checks::memory::enter;
 use device::{Clock, Memory};
+use lgreco::compress::eden::Eden;
 use lgreco::compress::powersgd::PowerSgd;
 use lgreco::compress::qsgd::{Qsgd, Scale};
 use lgreco::compress::quantised_topk::QuantisedTopK;
@@ -237,6 +238,7 @@ impl Bench {
         let elements = self.shape.elements() as u32;
         let widths: &[u8] = &[2, 3, 4, 5, 6, 7, 8];
         self.rows("QSGD, 7 widths", Candidates::Qsgd { base: Qsgd::default(), bits: widths })?;
+        self.rows("EDEN, 4 widths", Candidates::Eden { base: Eden::default(), bits: &[1, 2, 3, 4] })?;
         if self.dtype == Dtype::F32 {
             let keeps: Vec<u32> = (1..=100).map(|i| (u64::from(elements) * i / 1000) as u32).collect();
             self.rows("TopK, 100 densities", Candidates::TopK { values: Dtype::F32, keeps: &keeps })?;
@@ -289,13 +291,18 @@ fn qsgd(_: Shape) -> Setting {
     Setting::Qsgd(Qsgd::default())
 }
 
+fn eden(_: Shape) -> Setting {
+    Setting::Eden(Eden::default())
+}
+
 type SettingOf = fn(Shape) -> Setting;
 
 /// What a single layer is compressed by.
-const METHODS: [(&str, SettingOf); 6] = [
+const METHODS: [(&str, SettingOf); 7] = [
     ("QSGD, 4 bits", qsgd),
     ("QSGD, 8 bits", |_| Setting::Qsgd(Qsgd { bits: 8, ..Qsgd::default() })),
     ("QSGD, 4 bits of an interval", |_| Setting::Qsgd(Qsgd { scale: Scale::MinMax, ..Qsgd::default() })),
+    ("EDEN, 3 bits", eden),
     ("TopK, 1 %", top),
     ("TopK in 4 bits, 1 %", top_in_few_bits),
     ("PowerSGD, rank 4", power),

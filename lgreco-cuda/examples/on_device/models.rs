@@ -85,6 +85,7 @@ impl Bench {
             }
             let model = format!("{model}, ");
             self.exchange(&model, "QSGD, 4 bits", qsgd, &shapes)?;
+            self.exchange(&model, "EDEN, 3 bits", eden, &shapes)?;
             self.exchange(&model, "TopK, 1 %", top, &shapes)?;
             self.exchange(&model, "TopK in 4 bits, 1 %", top_in_few_bits, &shapes)?;
             self.sums(&model, "PowerSGD, rank 4", power, &shapes)?;

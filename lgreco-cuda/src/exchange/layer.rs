@@ -1,9 +1,10 @@
 //! What kernels read of an exchange: its program, which changes from step to step, and its layers.
 
 use crate::qsgd::holds;
-use crate::{Error, Result};
+use crate::{Error, Result, eden};
 use bytemuck::{Pod, Zeroable};
 use lgreco::compress::Setting;
+use lgreco::compress::eden::Eden;
 use lgreco::compress::qsgd::{Rounding, Scale};
 use lgreco::compress::quantised_topk;
 use lgreco::compress::wire::HEADER_LEN;
@@ -37,6 +38,8 @@ pub(crate) struct Program {
     pub(super) broken: u32,
     pub(super) done: u32,
     pub(super) sharded: u32,
+    pub(super) rotated: u32,
+    pub(super) own_rotated: u32,
 }
 
 #[cfg(test)]
@@ -66,10 +69,12 @@ impl Program {
         ("broken", std::mem::offset_of!(Program, broken)),
         ("done", std::mem::offset_of!(Program, done)),
         ("sharded", std::mem::offset_of!(Program, sharded)),
+        ("rotated", std::mem::offset_of!(Program, rotated)),
+        ("own_rotated", std::mem::offset_of!(Program, own_rotated)),
     ];
 }
 
-/// `Layer` of `exchange.cu`.
+/// `Layer` of `layers.cu`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Layer {
@@ -90,7 +95,7 @@ pub(crate) struct Layer {
     pub(super) rank: u32,
     pub(super) number: u32,
     pub(super) start: u32,
-    pub(super) unused: u32,
+    pub(super) least_squares: u32,
 }
 
 #[cfg(test)]
@@ -113,7 +118,7 @@ impl Layer {
         ("rank", std::mem::offset_of!(Layer, rank)),
         ("number", std::mem::offset_of!(Layer, number)),
         ("start", std::mem::offset_of!(Layer, start)),
-        ("unused", std::mem::offset_of!(Layer, unused)),
+        ("least_squares", std::mem::offset_of!(Layer, least_squares)),
     ];
 }
 
@@ -130,6 +135,7 @@ impl Layer {
             Setting::Qsgd(qsgd) if holds(qsgd.bucket) => qsgd.header(shape)?,
             Setting::TopK(top) => top.header(shape)?,
             Setting::QuantisedTopK(few) => quantised_topk::header(&few, shape)?,
+            Setting::Eden(eden) => eden.header(shape)?,
             Setting::Qsgd(_) => {
                 return Err(Error::Method("exchanges of QSGD buckets that are no power of two from 64 to 4096"));
             }
@@ -138,16 +144,21 @@ impl Layer {
         header.write(&mut bytes)?;
         let [header_low, header_high] = bytemuck::cast::<_, [[u8; 8]; 2]>(bytes).map(u64::from_le_bytes);
         let place = Layer { header_low, header_high, ..place };
-        let Setting::Qsgd(qsgd) = *setting else { return Ok(place) };
-        Ok(Layer {
-            bucket: qsgd.bucket,
-            buckets: place.count.div_ceil(qsgd.bucket),
-            sign_magnitude: qsgd.sign_magnitude().into(),
-            min_max: (qsgd.scale == Scale::MinMax) as u32,
-            nearest: (qsgd.rounding == Rounding::Nearest) as u32,
-            bits: qsgd.bits.into(),
-            log_levels: qsgd.log_levels(),
-            ..place
+        Ok(match *setting {
+            Setting::Eden(Eden { bits, scale }) => {
+                Layer { bits: bits.into(), least_squares: eden::least_squares(scale), ..place }
+            }
+            Setting::Qsgd(qsgd) => Layer {
+                bucket: qsgd.bucket,
+                buckets: place.count.div_ceil(qsgd.bucket),
+                sign_magnitude: qsgd.sign_magnitude().into(),
+                min_max: (qsgd.scale == Scale::MinMax) as u32,
+                nearest: (qsgd.rounding == Rounding::Nearest) as u32,
+                bits: qsgd.bits.into(),
+                log_levels: qsgd.log_levels(),
+                ..place
+            },
+            _ => place,
         })
     }
 }

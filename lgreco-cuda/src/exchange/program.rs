@@ -1,6 +1,7 @@
 //! What an exchange on the device is told once: its layers, their settings, and where everything lies.
 
 use super::layer::{Layer, PROGRAM, Program};
+use super::rotated;
 use super::summed::{self, Places, Summed, slip_values};
 use crate::device::Part;
 use crate::powersgd;
@@ -97,12 +98,14 @@ pub(super) struct Piece {
 pub struct ExchangeProgram {
     pub(super) head: Program,
     pub(super) layers: Vec<Layer>,
-    /// Of each span, but those under TopK.
+    /// The layer of each span under QSGD, and of each under EDEN.
     pub(super) layer_of: Vec<u32>,
+    pub(super) rotated_of: Vec<u32>,
     pub(super) tops: Tops,
     pub(super) params: Params,
     pub(super) summed: Summed,
     pub(super) sums_params: summed::Params,
+    pub(super) rotated_params: rotated::Params,
     pub(super) dtype: Dtype,
     pub(super) reduce_dtype: Dtype,
     /// Bytes of the message for each owner.
@@ -117,8 +120,8 @@ impl ExchangeProgram {
     /// The program for `layers`, whose gradients follow one another without gaps, as in a bucket of DDP.
     ///
     /// # Errors
-    /// [`Error::Method`] for other methods than QSGD, TopK in full or in few bits, PowerSGD and [`Setting::Dense`], for buckets of
-    /// QSGD that are no power of two from 64 to 4096, and for ranks and sides of PowerSGD beyond
+    /// [`Error::Method`] for other methods than QSGD, EDEN, TopK in full or in few bits, PowerSGD and [`Setting::Dense`], for buckets
+    /// of QSGD that are no power of two from 64 to 4096, and for ranks and sides of PowerSGD beyond
     /// [`takes`](crate::CudaBackend::takes);
     /// [`Parameter`](lgreco::Error::Parameter) unless the gain is in (0, 1], the rank below the number of ranks, and
     /// `reduce_dtype` f32 or bf16;
@@ -161,11 +164,11 @@ impl ExchangeProgram {
             let code = config.reduce_dtype as u8;
             return Err(parameter("code of the reduce dtype", code.into(), "f32 (0) or bf16 (2)").into());
         }
-        let (mut table, mut layer_of, mut tops) = (Vec::new(), Vec::new(), Tops::default());
+        let (mut table, mut layer_of, mut rotated_of, mut tops) = (Vec::new(), Vec::new(), Vec::new(), Tops::default());
         let mut summed = Summed::default();
         // This rank's own come first.
         let own = if owners.len() > 1 { config.stream.rank as usize } else { 0 };
-        let (mut payload, mut own_spans) = (0, 0);
+        let (mut payload, mut own_spans, mut own_rotated) = (0, 0, 0);
         let (mut heads, mut messages, mut slips) =
             (vec![0; owners.len()], vec![0; owners.len()], vec![0; owners.len()]);
         let starts = starts(owners, slip_values(config.reduce_dtype) * u64::from(config.world));
@@ -176,10 +179,11 @@ impl ExchangeProgram {
             for &Piece { layer: number, id, rank, first, start, shape, setting } in &owners[owner] {
                 let (rows, cols) = (shape.rows(), shape.cols());
                 let too_many = |_| Error::from(lgreco::Error::TooManyElements { rows, cols });
+                let spans_of = if matches!(setting, Setting::Eden(_)) { &mut rotated_of } else { &mut layer_of };
                 let place = Layer {
                     first,
                     payload,
-                    first_span: u32::try_from(layer_of.len()).map_err(too_many)?,
+                    first_span: u32::try_from(spans_of.len()).map_err(too_many)?,
                     count: u32::try_from(shape.elements()).map_err(too_many)?,
                     id,
                     rank,
@@ -214,7 +218,7 @@ impl ExchangeProgram {
                     _ => {
                         // A layer without elements has a header all the same.
                         let spans = shape.elements().div_ceil(SPAN).max(1);
-                        layer_of.extend(std::iter::repeat_n(table.len() as u32, spans));
+                        spans_of.extend(std::iter::repeat_n(table.len() as u32, spans));
                         gathered
                     }
                 };
@@ -223,7 +227,7 @@ impl ExchangeProgram {
             messages[owner] = payload - heads[owner];
             slips[owner] = summed.end();
             if owner == own {
-                own_spans = layer_of.len() as u32;
+                (own_spans, own_rotated) = (layer_of.len() as u32, rotated_of.len() as u32);
                 tops.end_own();
             }
         }
@@ -238,6 +242,8 @@ impl ExchangeProgram {
             step,
             spans: layer_of.len() as u32,
             own_spans,
+            rotated: rotated_of.len() as u32,
+            own_rotated,
             world: config.world,
             rank,
             fingerprint: fingerprint(owners, config),
@@ -250,17 +256,19 @@ impl ExchangeProgram {
             ..Program::zeroed()
         };
         let params = Params::of_exchange(config.dtype, seed);
-        let ends = layer_of.is_empty() && tops.is_empty() && summed.lens()[0] > 0;
+        let ends = layer_of.is_empty() && rotated_of.is_empty() && tops.is_empty() && summed.lens()[0] > 0;
         let ExchangeConfig { dtype, reduce_dtype, .. } = config;
         let sums_params = summed.params([dtype, reduce_dtype], seed, ends)?;
         Ok(ExchangeProgram {
             head,
             layers: table,
             layer_of,
+            rotated_of,
             tops,
             params,
             summed,
             sums_params,
+            rotated_params: rotated::Params::new(dtype, seed),
             dtype,
             reduce_dtype,
             #[cfg(feature = "train")]
@@ -283,7 +291,8 @@ impl ExchangeProgram {
     /// Bytes of the memory before TopK's.
     pub(super) fn table_bytes(&self) -> u64 {
         let places = size_of_val(&*self.heads) + size_of_val(&*self.slips);
-        let tables = places + size_of_val(&*self.layers) + size_of_val(&*self.layer_of);
+        let spans = size_of_val(&*self.layer_of) + size_of_val(&*self.rotated_of);
+        let tables = places + size_of_val(&*self.layers) + spans;
         (PROGRAM + tables as u64).next_multiple_of(MESSAGE_HEADER)
     }
 

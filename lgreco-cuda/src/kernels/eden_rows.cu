@@ -94,10 +94,20 @@ __device__ inline bool add_decoded(Room& room, const Grids& grids, const Params&
     __builtin_assume(__isGlobal(values));
     bool fits = true;
     double sum = 0.0;
-    decode_again(room, grid, at, len, [&](u32 j, float decoded) {
-        double error = double(value(values, layer.dtype, u64(start) + j)) - double(decoded);
-        fits = fits && is_finite(decoded);
-        sum += error * error;
+    auto point = [&](u32, u32 own_place) {
+        float z[1] = {room.values[own_place]};
+        u32 number[1];
+        grid.nearest(z, number);
+        return with_sign(grid.levels[number[0]], __float_as_uint(z[0]));
+    };
+    decode_block(room, room.scale, at, len, point, [&](u32 j, const auto& decoded) {
+#pragma unroll
+        for (u32 k = 0; k < COUNT_OF(decoded); k++) {
+            u64 i = u64(start) + j + 256 * k;
+            double error = double(value(values, layer.dtype, i)) - double(decoded[k]);
+            fits = fits && is_finite(decoded[k]);
+            sum += error * error;
+        }
     });
     sum = block_sum(sum);
     if (threadIdx.x == 0) {
@@ -121,6 +131,7 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void rows(Params p, const Laye
     const void* values = reinterpret_cast<const void*>(layer.values);
     // An address that comes from memory could be of any kind.
     __builtin_assume(__isGlobal(values));
+    Own own{values, layer.dtype, result};
     if (threadIdx.x < 8) {
         row.errors[threadIdx.x] = 0.0;
     }
@@ -130,7 +141,7 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void rows(Params p, const Laye
         for (u32 at = 0, len; at < here; at += len) {
             len = block_len(here - at);
             u32 first = chunk * CHUNK + at;
-            load(room, values, layer.dtype, first, len);
+            load(room, own, first, len);
             find_norm(room, len);
             const Norm& norm = room.norm;
             if (!is_finite(norm) && threadIdx.x == 0) {
@@ -149,7 +160,7 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void rows(Params p, const Laye
                     continue;
                 }
                 if (!loaded) {
-                    load(room, values, layer.dtype, first, len);
+                    load(room, own, first, len);
                 }
                 loaded = false;
                 rotate(room, at, len, [&](u32, u32 place_of_first, const auto& z) {

@@ -27,6 +27,8 @@ struct Program {
     u32 broken;  // complement of the first rank one of whose payloads no encoder wrote; 0 for none
     u32 done;    // blocks that have been through the launch
     u32 sharded;  // whether each rank averages its own shard of each layer
+    u32 rotated;  // spans under EDEN, as above: of what this rank sends,
+    u32 own_rotated;  // and of what it averages
 };
 
 // Bytes before the payloads: fault, step, fingerprint, none.

@@ -86,11 +86,12 @@ __device__ inline double total(Room& room, T sum) {
     return all;
 }
 
-// Brings a block's values to `room`. All threads must come.
-__device__ inline void load(Room& room, const void* values, u32 dtype, u32 first, u32 len) {
+// Brings a block's values to `room`; `values.at(i)` is value i of the tensor. All threads must come.
+template <class Values>
+__device__ inline void load(Room& room, const Values& values, u32 first, u32 len) {
 #pragma unroll 4
     for (u32 i = threadIdx.x; i < len; i += BLOCK) {
-        room.values[place(i)] = value(values, dtype, u64(first) + i);
+        room.values[place(i)] = values.at(first + i);
     }
     __syncthreads();
 }
@@ -317,24 +318,25 @@ __device__ inline Sums sums_of(Room& room, u32 len, const LevelOf& level_of) {
     return Sums{of_products, total(room, square)};
 }
 
-// What the coordinates in `room` decode to, by `room.scale`: `to(j, x)` takes value j of the chunk. All threads must come.
-template <class To>
-__device__ inline void decode_again(Room& room, const Grid& grid, u32 at, u32 len, const To& to) {
+// What grid points decode to, of a block that begins at value `at` of its chunk. `point(j, place)` is the grid point of the chunk's
+// coordinate j, whose place in `room` is given. `to(j, values)` takes arrays of 16 values or, of short blocks, of 1: `values[k]` is
+// value j + 256 k of the chunk. All threads must come.
+template <class Point, class To>
+__device__ inline void decode_block(Room& room, float scale, u32 at, u32 len, const Point& point, const To& to) {
     float root = inverse_root(len);
-    float scale = room.scale;
-    auto from = [&](u32, u32 place_of_first, auto& values) {
+    auto from = [&](u32 j, u32 place_of_first, auto& values) {
 #pragma unroll
         for (u32 k = 0; k < COUNT_OF(values); k++) {
-            u32 number[1];
-            values[k] = room.values[place_of_first + place(16 * k)];
-            grid.nearest(&values[k], number);
-            values[k] = with_sign(grid.levels[number[0]], __float_as_uint(values[k]));
+            values[k] = point(j + 16 * k, place_of_first + place(16 * k));
         }
     };
-    transform(room, at, len, from, [&](u32 j, u32, const auto& values) {
+    transform(room, at, len, from, [&](u32 j, u32, auto& values) {
 #pragma unroll
         for (u32 k = 0; k < COUNT_OF(values); k++) {
-            to(j + 256 * k, signed_by(room, j + 256 * k, values[k] * root * scale));
+            float x = signed_by(room, j + 256 * k, values[k] * root * scale);
+            // By a scale of 0 all values are 0, none is -0.
+            values[k] = scale == 0.0f ? 0.0f : x;
         }
+        to(j, values);
     });
 }

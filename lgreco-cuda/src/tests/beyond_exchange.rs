@@ -9,7 +9,8 @@ use super::simt::{Flavour, Sparse};
 use crate::device::Part;
 use crate::gpu::MOST;
 use crate::kernels::Module;
-use crate::{CudaBackend, ExchangeConfig, ExchangeProgram};
+use crate::{CudaBackend, DeviceGradient, ExchangeConfig, ExchangeProgram};
+use lgreco::compress::eden::Eden;
 use lgreco::compress::qsgd::{Qsgd, Rounding};
 use lgreco::compress::quantised_topk::QuantisedTopK;
 use lgreco::compress::{Compressor, Setting, topk::TopK};
@@ -25,6 +26,7 @@ fn layers() -> Vec<(Shape, Setting)> {
         of(130, 97, Setting::TopK(TopK { keep: 126, values: Dtype::F32 })),
         of(100, 101, Setting::QuantisedTopK(QuantisedTopK { keep: 301, bits: 5 })),
         of(5001, 1, Setting::Dense),
+        of(90, 55, Setting::Eden(Eden::default())),
         of(72, 75, power(5)),
     ]
 }
@@ -78,7 +80,7 @@ fn step(backend: &mut CudaBackend, layers: &[(Shape, Setting)], config: Exchange
         _ => setting.payload_len(*shape, config.dtype).unwrap().next_multiple_of(16),
     });
     let lens: Vec<usize> = lens.collect();
-    let small: usize = lens[lens.len() - 5..].iter().sum();
+    let small: usize = lens[lens.len() - self::layers().len()..].iter().sum();
     let (bytes, means) = (message.values::<u8>(), averaged.values::<u8>());
     Step {
         message: bytes[bytes.len() - small..].to_vec(),
@@ -153,6 +155,31 @@ fn check_first(
         && found.means[size * skipped..] == alone.means[size * skipped..]
         && bits(&found.residuals[skipped..]) == bits(&alone.residuals[skipped..]);
     if same { Ok(()) } else { Err(format!("{setting}, {:?}", config.dtype)) }
+}
+
+/// Signs depend on where values are, so payload and means are compared with those of the layer alone.
+#[test]
+#[ignore = "slow"]
+fn first_layers_of_eden() {
+    let (eden, shape) = (Setting::Eden(Eden { bits: 2, ..Eden::default() }), Shape::new(ALL, 1).unwrap());
+    let values = gradients(KNOWN);
+    let Some(mut backend) = sparse(None) else { return };
+    let found = step(&mut backend, &[&[(shape, eden)], &layers()[..]].concat(), at(3), &values);
+    let first = filled(ALL, Dtype::F32, &values[..KNOWN]);
+    let mut payload = Sparse::new(eden.payload_len(shape, Dtype::F32).unwrap() as u64);
+    let mut decoded = Sparse::new(4 * ALL as u64);
+    let [from, to] = [&payload, &decoded].map(|memory| memory.part().address);
+    // SAFETY: as much memory as the payload and its values take.
+    unsafe {
+        let gradient = DeviceGradient::of_part(first.part(), Dtype::F32, shape);
+        backend.encode_to_device(&eden, &gradient, at(3).stream, from).unwrap();
+        backend.decode_on_device(&eden, shape, from, to).unwrap();
+    }
+    backend.check().unwrap();
+    let payload = payload.values::<u8>();
+    assert!(found.payload[..payload.len()] == *payload);
+    let decoded = &decoded.values::<f32>()[ALL - KNOWN..];
+    assert!(found.means[..4 * KNOWN] == *bytemuck::cast_slice::<f32, u8>(decoded) && decoded.iter().any(|&x| x != 0.0));
 }
 
 /// Of the layer's spans seven fewer run: small layers are behind. And all blocks that run tell that they have.

@@ -10,6 +10,7 @@ use super::simt::Sparse;
 use crate::device::Part;
 use crate::kernels::Module;
 use crate::{CudaBackend, DeviceBucket, DeviceLayer, DeviceRequest, ExchangeConfig, ExchangeFault};
+use lgreco::compress::eden::Eden;
 use lgreco::compress::qsgd::{Qsgd, Rounding};
 use lgreco::compress::quantised_topk::QuantisedTopK;
 use lgreco::compress::{Setting, topk::TopK};
@@ -30,6 +31,7 @@ fn layers(setting: Setting, elements: usize) -> Vec<(Setting, usize, [u64; WORLD
         halves(Setting::Qsgd(Qsgd { bits: 3, bucket: 1024, ..Qsgd::default() }), 9001),
         halves(Setting::TopK(TopK { keep: 126, values: Dtype::F32 }), 12_610),
         halves(Setting::QuantisedTopK(QuantisedTopK { keep: 301, bits: 5 }), 10_100),
+        halves(Setting::Eden(Eden::default()), 9001),
         halves(Setting::Dense, 5001),
     ]
 }

@@ -8,6 +8,7 @@ use super::simt::{Flavour, flavour};
 use crate::device::Part;
 use crate::{CudaBackend, DeviceBucket, DeviceLayer, DeviceMemory, DeviceRequest, Error, ExchangeConfig, OnFault};
 use lgreco::compress::Setting;
+use lgreco::compress::eden::Eden;
 use lgreco::compress::powersgd::PowerSgd;
 use lgreco::compress::qsgd::{Qsgd, Scale};
 use lgreco::compress::quantised_topk::QuantisedTopK;
@@ -36,6 +37,7 @@ fn settings() -> Vec<(Setting, Shape)> {
         (Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 }), shape(48, 70)),
         (Setting::Dense, shape(5001, 1)),
         (Setting::QuantisedTopK(QuantisedTopK { keep: 150, bits: 3 }), shape(50, 40)),
+        (Setting::Eden(Eden { bits: 2, ..Eden::default() }), shape(100, 50)),
     ]
 }
 
@@ -258,13 +260,14 @@ fn ranks(cuda: &mut CudaBackend, layers: &[(Setting, Shape)]) -> Vec<Rank> {
 fn means_and_residuals_are_those_of_the_hosts_exchange() {
     let all = settings();
     let only = |wanted: fn(&Setting) -> bool| all.iter().copied().filter(|(setting, _)| wanted(setting)).collect();
-    let buckets: [(Vec<(Setting, Shape)>, usize); 4] = [
+    let buckets: [(Vec<(Setting, Shape)>, usize); 5] = [
         (all.clone(), 3),
         (only(|setting| *setting == Setting::Dense), 1),
         (only(|setting| matches!(setting, Setting::Qsgd(_) | Setting::TopK(_) | Setting::QuantisedTopK(_))), 1),
+        (only(|setting| matches!(setting, Setting::Eden(_))), 1),
         (only(|setting| matches!(setting, Setting::PowerSgd(_))), 2),
     ];
-    for ((layers, collectives), order) in buckets.into_iter().zip([2, 1, 0, 2]) {
+    for ((layers, collectives), order) in buckets.into_iter().zip([2, 1, 0, 1, 2]) {
         let Some(mut cuda) = backend(flavour(), order) else { return };
         let mut ranks = ranks(&mut cuda, &layers);
         let steps = (4, 7, collectives);

@@ -265,16 +265,16 @@ fn said(flavour: Flavour, from: &'static str, to: &'static str) -> Option<String
 #[ignore = "slow"]
 fn missing_barriers_are_found() {
     for (from, to) in [
-        ("        __syncthreads();  // the chunk before may still be read\n", ""),
+        ("        __syncthreads();  // the block before may still be read\n", ""),
         ("                __syncthreads();\n                if (bits == 0)", "                if (bits == 0)"),
         ("    __syncthreads();\n    return row.undecided;", "    return row.undecided;"),
-        ("            __syncthreads();  // all is there, and the block before is done\n", ""),
+        ("        __syncthreads();\n        auto point = ", "        auto point = "),
         ("    __syncthreads();  // the sum before may still be read\n", ""),
         ("    __syncthreads();\n    exchange<1, false>", "    exchange<1, false>"),
         ("    __syncthreads();\n    exchange<256, false>", "    exchange<256, false>"),
         ("        __syncthreads();\n    }\n}\n\n// Reads or writes 16", "    }\n}\n\n// Reads or writes 16"),
-        ("        __syncthreads();\n        pack(", "        pack("),
-        ("                __syncthreads();\n                bool fits", "                bool fits"),
+        ("    __syncthreads();\n    pack(", "    pack("),
+        ("            __syncthreads();\n            auto point = ", "            auto point = "),
     ] {
         let Some(said) = said(Flavour::Races, from, to) else { return };
         assert!(said.contains("race (") && said.contains("shared memory"), "{from}: {said}");

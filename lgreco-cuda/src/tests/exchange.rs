@@ -49,7 +49,7 @@ impl Memory {
 }
 
 /// Layers of every kind: several spans, odd ends, values that begin nowhere in particular, none at all.
-fn layers() -> Vec<(Shape, Setting)> {
+pub(super) fn layers() -> Vec<(Shape, Setting)> {
     let base = Qsgd::default();
     let settings = [
         (130, 97, Qsgd { bits: 4, bucket: 512, ..base }),
@@ -341,10 +341,14 @@ pub(super) fn spoiled_step(
 #[test]
 fn faults_of_one_rank_change_nothing_on_any() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
-    let layers = layers();
+    check_faults(&mut backend, &layers());
+}
+
+/// Of these layers, which are as long as [`layers`].
+pub(super) fn check_faults(backend: &mut CudaBackend, layers: &[(Shape, Setting)]) {
     for on_fault in [OnFault::Zeros, OnFault::Nan] {
         let config = ExchangeConfig { on_fault, ..config(Dtype::F32, 1.0) };
-        let mut ranks = ranks(&mut backend, &layers, config);
+        let mut ranks = ranks(backend, layers, config);
         let steps: [(&[usize], usize, f32); 8] = [
             (&[], 0, 0.0),
             (&[1], 12_613, f32::NAN),
@@ -358,7 +362,7 @@ fn faults_of_one_rank_change_nothing_on_any() {
         for (step, seed) in steps.into_iter().zip((0..).step_by(10)) {
             let (mut spoiled, at, value) = (step.0.to_vec(), step.1, step.2);
             spoiled.sort_unstable();
-            spoiled_step(&mut backend, &mut ranks, (&layers, config, seed), (&spoiled, at, value));
+            spoiled_step(backend, &mut ranks, (layers, config, seed), (&spoiled, at, value));
         }
     }
 }

@@ -25,18 +25,30 @@ fn layers() -> Vec<(Shape, Setting)> {
 }
 
 /// Bytes of a layer's payload, from one on, that are others.
-type Damage = (usize, usize, Vec<u8>);
+pub(super) type Damage = (usize, usize, Vec<u8>);
 
-fn damages(payload: impl Fn(usize) -> Vec<u8>) -> Vec<Damage> {
-    let mut all = Vec::new();
-    let float = |x: f32| x.to_le_bytes().to_vec();
-    for x in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0, -0.0, 0.0, 1e30] {
-        // The second span's; of a bucket its smallest, which may be negative, and its largest value.
-        all.extend([(0, 16), (0, 20), (1, 24), (1, 28), (3, 24)].map(|(layer, at)| (layer, at, float(x))));
-    }
+fn float(x: f32) -> Vec<u8> {
+    x.to_le_bytes().to_vec()
+}
+
+/// Scales that are others, of layers and at bytes of their payloads.
+pub(super) fn scales(places: &[(usize, usize)]) -> Vec<Damage> {
+    let scales = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0, -0.0, 0.0, 1e30, 1e38];
+    scales.iter().flat_map(|&x| places.iter().map(move |&(layer, at)| (layer, at, float(x)))).collect()
+}
+
+fn of_qsgd() -> Vec<Damage> {
+    // The second span's; of a bucket its smallest, which may be negative, and its largest value.
+    let mut all = scales(&[(0, 16), (0, 20), (1, 24), (1, 28), (3, 24)]);
     all.push((1, 16, [float(f32::NEG_INFINITY), float(f32::INFINITY)].concat()));
     all.push((1, 16, [float(2.0), float(2.0)].concat()));
-    for layer in 0..layers().len() {
+    all
+}
+
+/// These, and every header and last byte.
+fn damages(of_scales: &[Damage], layers: usize, payload: impl Fn(usize) -> Vec<u8>) -> Vec<Damage> {
+    let mut all = of_scales.to_vec();
+    for layer in 0..layers {
         let sound = payload(layer);
         all.extend((0..16).map(|at| (layer, at, vec![sound[at] ^ 1])));
         for change in [0x80, 0x01] {
@@ -46,15 +58,19 @@ fn damages(payload: impl Fn(usize) -> Vec<u8>) -> Vec<Damage> {
     all
 }
 
-/// Steps of a rank with damaged payloads of the other; how many were decoded, and how many refused.
-fn damaged(backend: &mut CudaBackend) -> Result<(usize, usize), String> {
-    let (layers, config) = (layers(), ExchangeConfig { world: 2, ..config(lgreco::gradient::Dtype::F32, 1.0) });
+/// Steps of a rank with damaged payloads of the other, of four layers or more; how many were decoded, and how many refused.
+pub(super) fn damaged(
+    backend: &mut CudaBackend,
+    layers: &[(Shape, Setting)],
+    of_scales: &[Damage],
+) -> Result<(usize, usize), String> {
+    let config = ExchangeConfig { world: 2, ..config(lgreco::gradient::Dtype::F32, 1.0) };
     let mut ranks = [0, 1].map(|rank| {
         let stream = Stream { rank, ..config.stream };
-        Rank::new(backend, &layers, ExchangeConfig { stream, ..config })
+        Rank::new(backend, layers, ExchangeConfig { stream, ..config })
     });
     for (rank, seed) in ranks.iter_mut().zip(1..) {
-        rank.encode(backend, (&layers, config), &uniform(rank.expected.len(), seed)).unwrap();
+        rank.encode(backend, (layers, config), &uniform(rank.expected.len(), seed)).unwrap();
     }
     backend.synchronise().unwrap();
     let original = gathered(&ranks).bytes().to_vec();
@@ -71,16 +87,16 @@ fn damaged(backend: &mut CudaBackend) -> Result<(usize, usize), String> {
         (outcome, bytemuck::cast_slice::<u8, f32>(own.gradients.bytes()).to_vec())
     };
     let payload = |layer| {
-        let (at, len) = place_of(&layers, layer);
+        let (at, len) = place_of(layers, layer);
         original[apart + at..][..len].to_vec()
     };
     let (mut decoded, mut refused) = (0, 0);
-    for damage @ (layer, at, found) in &damages(payload) {
+    for damage @ (layer, at, found) in &damages(of_scales, layers.len(), payload) {
         let mut bytes = original.clone();
-        bytes[apart + place_of(&layers, *layer).0 + at..][..found.len()].copy_from_slice(found);
+        bytes[apart + place_of(layers, *layer).0 + at..][..found.len()].copy_from_slice(found);
         let (outcome, means) = finish(bytes.clone());
         let told = (outcome.rank, outcome.fault);
-        match means_of(&layers, &bytes, &original, apart) {
+        match means_of(layers, &bytes, &original, apart) {
             Some(expected) if told == (None, None) && bits(&means) == bits(&expected) => decoded += 1,
             None if told == (Some(1), Some(ExchangeFault::Payload { layer: *layer }))
                 && means.iter().all(|mean| mean.to_bits() == 0) =>
@@ -92,8 +108,8 @@ fn damaged(backend: &mut CudaBackend) -> Result<(usize, usize), String> {
     }
     // The first layer is told, whichever rank's it is; and a rank that says that it has failed before any payload.
     let mut two = original.clone();
-    two[place_of(&layers, 3).0] ^= 1;
-    two[apart + place_of(&layers, 1).0] ^= 1;
+    two[place_of(layers, 3).0] ^= 1;
+    two[apart + place_of(layers, 1).0] ^= 1;
     let (outcome, _) = finish(two.clone());
     if (outcome.rank, outcome.fault) != (Some(1), Some(ExchangeFault::Payload { layer: 1 })) {
         return Err(format!("two damages: {outcome:?}"));
@@ -113,7 +129,7 @@ fn damaged(backend: &mut CudaBackend) -> Result<(usize, usize), String> {
 #[test]
 fn damaged_payloads_are_decoded_as_by_the_core_or_refused() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
-    let (decoded, refused) = damaged(&mut backend).unwrap();
+    let (decoded, refused) = damaged(&mut backend, &layers(), &of_qsgd()).unwrap();
     assert!(decoded > 15 && refused > 80, "{decoded} decoded, {refused} refused");
 }
 
@@ -138,10 +154,11 @@ fn planted_faults_are_found() {
     ] {
         let edit = Edit { module: Module::Selection, from, to };
         let Some(device) = Simt::new(Flavour::Plain, 0, Some(edit)) else { return };
-        let outcome = damaged(&mut CudaBackend::on(Box::new(device)));
+        let outcome = damaged(&mut CudaBackend::on(Box::new(device)), &layers(), &of_qsgd());
         assert!(outcome.is_err(), "not found: {from}");
     }
     let edit = Edit { module: Module::Exchange, from: "        fill(*program, p.dtype, means);\n", to: "" };
     let Some(device) = Simt::new(Flavour::Plain, 0, Some(edit)) else { return };
-    assert!(damaged(&mut CudaBackend::on(Box::new(device))).is_err(), "means of a step that fails");
+    let outcome = damaged(&mut CudaBackend::on(Box::new(device)), &layers(), &of_qsgd());
+    assert!(outcome.is_err(), "means of a step that fails");
 }

@@ -11,6 +11,7 @@ use crate::{
     CudaBackend, DeviceBucket, DeviceLayer, DeviceMemory, DeviceRequest, Error, ExchangeConfig, ExchangeFault,
 };
 use lgreco::compress::Setting;
+use lgreco::compress::eden::Eden;
 use lgreco::compress::powersgd::PowerSgd;
 use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco::compress::topk::TopK;
@@ -193,6 +194,7 @@ fn a_step_takes_eight_launches_and_with_topk_fifteen() {
     let of_device = Arc::new(Calls::default());
     let mut cuda = CudaBackend::on(Box::new(Counted(of_device.clone())));
     let top = Setting::TopK(TopK { keep: 7, values: Dtype::F32 });
+    let eden = Setting::Eden(Eden::default());
     let mut launches = |settings: &[Setting], count: usize| {
         let settings = settings.iter().cycle().take(count);
         let layers: Vec<_> = settings.map(|&setting| layer(setting, 9000, &[4500, 4600, 9000])).collect();
@@ -211,8 +213,10 @@ fn a_step_takes_eight_launches_and_with_topk_fifteen() {
     for count in [6, 150] {
         assert_eq!(launches(&[QSGD, Setting::Dense], count), 8);
         assert_eq!(launches(&[QSGD], count), 4);
+        assert_eq!(launches(&[eden], count), 6);
         assert_eq!(launches(&[Setting::Dense], count), 4);
         assert_eq!(launches(&[QSGD, top, Setting::Dense], count), 8 + 5 + 2);
+        assert_eq!(launches(&[QSGD, eden, top, Setting::Dense], count), 8 + 5 + 2 + 3);
     }
 }
 

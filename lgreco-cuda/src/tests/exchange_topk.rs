@@ -69,12 +69,16 @@ fn payloads_residuals_and_means_are_the_cores() {
 #[test]
 fn every_byte_of_a_message_is_written() {
     let Some(mut backend) = backend(flavour(), 1) else { return };
-    let layers = layers();
-    let mut rank = Rank::new(&mut backend, &layers, ExchangeConfig { world: 1, ..config(Dtype::F32, 1.0) });
+    check_bytes(&mut backend, &layers());
+}
+
+pub(super) fn check_bytes(backend: &mut CudaBackend, layers: &[(Shape, Setting)]) {
+    let mut rank = Rank::new(backend, layers, ExchangeConfig { world: 1, ..config(Dtype::F32, 1.0) });
     let values = uniform(rank.expected.len(), 1);
-    let (payloads, _) = rank.encode(&mut backend, (&layers, config(Dtype::F32, 1.0)), &values).unwrap();
+    let (payloads, _) = rank.encode(backend, (layers, config(Dtype::F32, 1.0)), &values).unwrap();
+    backend.synchronise().unwrap();
     let mut rest = &rank.message.bytes()[16..];
-    for (payload, (_, setting)) in payloads.iter().zip(&layers) {
+    for (payload, (_, setting)) in payloads.iter().zip(layers) {
         let (own, next) = rest.split_at(payload.len().next_multiple_of(16));
         let (found, padding) = own.split_at(payload.len());
         assert!(found == payload, "{setting}");

@@ -35,7 +35,7 @@ fn under_sanitizers(arguments: &[&str]) -> Option<Output> {
 }
 
 /// All that the sanitizers bear.
-const SANITIZED: [&str; 27] = [
+const SANITIZED: [&str; 29] = [
     "tests::conformance",
     "tests::exchange::payloads",
     "tests::exchange_sums::many",
@@ -45,6 +45,8 @@ const SANITIZED: [&str; 27] = [
     "tests::exchange::faults",
     "tests::exchange_faults::faults",
     "tests::exchange_topk::damaged",
+    "tests::exchange_eden::damaged",
+    "tests::exchange_eden::payloads",
     "tests::exchange_damage::damaged",
     "tests::exchange_shards::what",
     "tests::bucket::means",

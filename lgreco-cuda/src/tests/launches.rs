@@ -349,6 +349,9 @@ fn an_exchange_takes_six_launches_and_four() {
     assert_eq!(calls(&[few, top]), (5, 3));
     assert_eq!(calls(&[few, qsgd]), (6, 4));
     assert_eq!(calls(&[qsgd, Setting::Dense]), (2, 2));
+    let eden = Setting::Eden(Eden::default());
+    assert_eq!(calls(&[eden]), (2, 4));
+    assert_eq!(calls(&[eden, top, qsgd]), (7, 6));
     assert!(of_device.launched.get().iter().all(|kernel| of_device.prepared.get().contains(kernel)));
 }
 

@@ -14,6 +14,7 @@ mod eden;
 mod enqueued;
 mod exchange;
 mod exchange_damage;
+mod exchange_eden;
 mod exchange_faults;
 mod exchange_host;
 mod exchange_shards;

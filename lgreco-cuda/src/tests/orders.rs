@@ -1,6 +1,7 @@
 //! Blocks of a grid in every order, one after another and a few at a time: the bits are the same, whichever comes last.
 
 use super::exchange::{config, steps_of};
+use super::exchange_eden;
 use super::exchange_sums::{self, floats, ranks, step};
 use super::exchange_topk::{layers, of};
 use super::simt::{Edit, Flavour, Simt, flavour};
@@ -85,7 +86,7 @@ fn what_travels_by_sums_has_the_same_bits() {
 /// The host's, too.
 #[test]
 fn what_is_gathered_has_the_same_bits() {
-    let layers = layers();
+    let layers = [layers(), exchange_eden::layers()].concat();
     for order in orders() {
         let Some(mut backend) = backend(flavour(), order) else { return };
         let compared = steps_of(&mut backend, &layers, config(Dtype::F32, 0.6), 2, uniform);

@@ -19,11 +19,14 @@ struct Use {
 const USUAL: Use = Use { registers: 64, shared: 8 << 10, local: 0 };
 
 /// The most registers and shared memory of kernels that need more.
-const MORE: [(&str, u32, u32); 21] = [
+const MORE: [(&str, u32, u32); 24] = [
     ("eden.cu/decode_rotated", 64, 26 << 10),
     ("eden.cu/encode_rotated", 64, 26 << 10),
     ("eden.cu/rows", 64, 22 << 10),
     ("exchange.cu/encode", 96, 20 << 10),
+    ("exchange_eden.cu/average_rotated", 80, 26 << 10),
+    ("exchange_eden.cu/check_rotated", 64, 26 << 10),
+    ("exchange_eden.cu/encode_offered", 80, 26 << 10),
     ("exchange_sums.cu/back_project", 80, 8 << 10),
     ("exchange_sums.cu/gram", 64, 42 << 10),
     ("exchange_sums.cu/means", 72, 8 << 10),

@@ -36,6 +36,7 @@ fn parameters_are_laid_out_as_in_the_sources() {
         Module::PowerSgd => (powersgd::Params::FIELDS, size_of::<powersgd::Params>()),
         Module::Window => (window::Params::FIELDS, size_of::<window::Params>()),
         Module::Eden => (eden::Params::FIELDS, size_of::<eden::Params>()),
+        Module::ExchangeEden => (exchange::RotatedParams::FIELDS, size_of::<exchange::RotatedParams>()),
     };
     for module in Module::ALL {
         let source = module.source();

@@ -1,6 +1,7 @@
 //! Buckets on the device as lgreco-train's suite of all spaces has them, and their layers there.
 
 use super::memory::Memory;
+use lgreco::compress::eden::Eden;
 use lgreco::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco::compress::quantised_topk::QuantisedTopK;
 use lgreco::compress::{Compressor, Setting, powersgd::PowerSgd, topk::TopK};
@@ -68,6 +69,7 @@ pub fn damaged() -> Vec<Member> {
         (Setting::PowerSgd(PowerSgd { rank: 7, iterations: 1 }), 40, 7),
         (Setting::QuantisedTopK(QuantisedTopK { keep: 21, bits: 3 }), 90, 1),
         (Setting::TopK(TopK { keep: 9, values: Dtype::Bf16 }), 9, 1),
+        (Setting::Eden(Eden { bits: 3, ..Eden::default() }), 70, 1),
     ])
 }
 

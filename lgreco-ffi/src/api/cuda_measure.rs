@@ -33,7 +33,7 @@ impl<'a> Model<'a> {
     /// README.md, pointers.
     unsafe fn offer(&self, options: *const lgreco_search_options) -> Result<Offer<'a>> {
         // SAFETY: passed on.
-        let search = unsafe { read_struct_or_default(options)?.search_with("qsgd,topk,powersgd") }?;
+        let search = unsafe { read_struct_or_default(options)?.search() }?;
         Ok(search.offer(self.tensors.iter().map(|tensor| (tensor.name, tensor.dims, tensor.dtype)))?)
     }
 
@@ -128,8 +128,7 @@ pub const LGRECO_CUDA_DECODE_ON_DEVICE: lgreco_cuda_calls = 16;
 
 /// Done: lgreco_table_measure for gradients in the device's memory: enqueues all layers, waits once, and only errors
 /// come back. `values` of layers are device pointers; those of layers that are left out of the table are not looked at.
-/// `options` may be NULL. "hybrid", the default, has QSGD in EDEN's place here, since buckets on devices do not take EDEN yet.
-/// Allocates, on the device too unless that was reserved.
+/// `options` may be NULL. Allocates, on the device too unless that was reserved.
 ///
 /// As lgreco_table_measure; LGRECO_UNAVAILABLE for PowerSGD with ranks above 1024 and for QSGD with buckets that are no power of
 /// two from 64 to 4096; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE, which name no layer.

@@ -148,7 +148,7 @@ pub unsafe extern "C" fn lgreco_cuda_encode_to_device(
 /// Enqueued: decodes a payload in the device's memory into `values` there; one that is not 4-byte aligned is copied to the
 /// library's memory first. It is one that
 /// lgreco_cuda_encode_to_device, on any worker, made of this layer (whose `values` are not looked at) under this setting; of
-/// other bytes some values come out, or lgreco_cuda_check tells. Takes QSGD, TopK and PowerSGD.
+/// other bytes some values come out, or lgreco_cuda_check tells. Takes QSGD, EDEN, TopK and PowerSGD.
 ///
 /// LGRECO_LENGTH when `length` is less than lgreco_cuda_payload_len, or `values_len` not the layer's number of elements;
 /// LGRECO_UNAVAILABLE for other methods; LGRECO_DEVICE, also when a check is due.

@@ -79,17 +79,7 @@ impl lgreco_search_options {
     /// README.md, pointers.
     pub(super) unsafe fn search(&self) -> Result<Search, Failure> {
         // SAFETY: passed on.
-        unsafe { self.search_with("hybrid") }
-    }
-
-    /// The same, where "hybrid" means these methods.
-    ///
-    /// # Safety
-    /// README.md, pointers.
-    pub(super) unsafe fn search_with(&self, hybrid: &str) -> Result<Search, Failure> {
-        // SAFETY: passed on.
         let methods = if self.methods.is_null() { "hybrid" } else { unsafe { text(self.methods, "methods") }? };
-        let methods = if methods == "hybrid" { hybrid } else { methods };
         let methods = methods.split(',').map(|method| method.trim().parse::<Method>());
         let mut search = Search::of(&methods.collect::<Result<Vec<_>, _>>()?)?;
         if self.parameter != 0.0 {

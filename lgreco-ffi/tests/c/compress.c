@@ -307,7 +307,7 @@ static void feedback_that_diverges_is_refused(void) {
     lgreco_compressor *compressor = NULL;
     options.feedback = LGRECO_FEEDBACK_RESIDUAL;
     for (int bits = 1; bits <= 8; bits++) {
-        char setting[16];
+        char setting[LGRECO_SETTING_TEXT_BYTES];
         snprintf(setting, sizeof setting, "qsgd %d", bits);
         const lgreco_status expected = bits < 4 ? LGRECO_NOT_CONTRACTIVE : LGRECO_OK;
         STATUS(expected, lgreco_compressor_create(context, &wide, setting, &options, &compressor));

@@ -37,6 +37,7 @@ def _planned(options: dict[str, Any]) -> dict[str, Any]:
 
 SCHEMES: dict[str, dict[str, Any]] = {
     "QSGD": {"method": "qsgd"},
+    "EDEN": {"method": "eden"},
     "TopK": {"method": "topk", "default": 0.1, "widths": ["full"]},
     "TopK in few bits": {"method": "topk", "default": 0.1},
     "TopK, sums as bf16": {"method": "topk", "default": 0.1, "reduce_dtype": torch.bfloat16},

@@ -23,12 +23,14 @@ FIXED: dict[str, Any] = {"start_iter": 2, "reduce_dtype": torch.float32}
 # Exact in all bits but for PowerSGD, whose products are added up in another order.
 SCHEMES: dict[str, dict[str, Any]] = {
     "qsgd": PLANNED | {"method": "qsgd"},
+    "eden": PLANNED | {"method": "eden"},
     "topk": PLANNED | {"method": "topk", "default": 0.1},
     "topk in bfloat16": PLANNED | {"method": "topk", "default": 0.1},
     "topk, summed in float32, in bfloat16": PLANNED | {"method": "topk", "default": 0.1, "reduce_dtype": torch.float32},
     "topk, summed in halves": PLANNED | {"method": "topk", "default": 0.1, "reduce_dtype": torch.bfloat16},
     "qsgd in float16": PLANNED | {"method": "qsgd"},
     "qsgd and topk": FIXED | {"settings": {"0.weight": "qsgd 4", "2.weight": "topk 300", "4.weight": "qsgd 3"}},
+    "eden and qsgd in bfloat16": FIXED | {"settings": {"0.weight": "eden 2", "2.weight": "qsgd 4", "4.weight": "eden 8 least-squares"}},
     "without feedback": PLANNED | {"method": "topk", "default": 0.1, "error_feedback": False},
     "uniform": PLANNED | {"method": "topk", "default": 0.1, "policy": "uniform"},
 }

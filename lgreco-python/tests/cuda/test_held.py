@@ -17,6 +17,7 @@ SETTINGS = {"first": "topk 100", "second": "topk 90", "third": "topk 60 bits 3"}
 SCHEMES: dict[str, dict[str, Any]] = {
     "topk": PLANNED | {"method": "topk", "default": 0.1},
     "qsgd": PLANNED | {"method": "qsgd"},
+    "eden": PLANNED | {"method": "eden"},
     "without feedback": PLANNED | {"method": "topk", "default": 0.1, "error_feedback": False},
     "summed in halves": PLANNED | {"method": "topk", "default": 0.1, "reduce_dtype": torch.bfloat16},
     "fixed": FIXED | {"settings": SETTINGS},

@@ -16,6 +16,7 @@ STEPS = 12
 PLANNED: dict[str, Any] = {"start_iter": 2, "period": 4, "window": 1, "min_elements": 64}
 SCHEMES: dict[str, dict[str, Any]] = {
     "qsgd": PLANNED | {"method": "qsgd"},
+    "eden": PLANNED | {"method": "eden"},
     "topk": PLANNED | {"method": "topk", "default": 0.1},
     "topk in bfloat16": PLANNED | {"method": "topk", "default": 0.1},
     # A plan has factors begin afresh on a device alone.

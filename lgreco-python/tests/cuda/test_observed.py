@@ -13,12 +13,12 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from lgreco._lgreco import DeviceWindow
 from lgreco.torch import lgreco_hook, observed as windows
 from lgreco.torch.observed import Observed
-from lgreco.torch.training import _HYBRID_ON_GPUS
 
 STEPS = 14
 
 PLANS: dict[str, dict[str, Any]] = {
     "qsgd": {"method": "qsgd"},
+    "eden": {"method": "eden"},
     "qsgd in bfloat16": {"method": "qsgd"},
     "topk": {"method": "topk", "default": 0.1},
     "topk in float16": {"method": "topk", "default": 0.1},
@@ -47,8 +47,6 @@ class Lines(logging.Handler):
 def _run(rank: int, options: dict[str, Any], dtype: torch.dtype, gpu: Imitation | None, fall: int = 9) -> Run:
     """Settings and plans by step; whether all stayed on the device, what was logged, and how many layers were observed, here and
     on the host."""
-    if gpu is None and options.get("method") == "hybrid":
-        options = options | {"method": _HYBRID_ON_GPUS}
     lines, seen = Lines(), []
     where = {} if gpu is None else {"_device_of": lambda _: gpu}
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)

@@ -19,6 +19,7 @@ ON_DEVICE: dict[str, Any] = {"_device_of": imitated}
 PLANNED: dict[str, Any] = {"start_iter": 2, "period": 4, "window": 1, "min_elements": 64}
 SCHEMES: dict[str, dict[str, Any]] = {
     "qsgd": PLANNED | {"method": "qsgd"},
+    "eden": PLANNED | {"method": "eden"},
     "topk": PLANNED | {"method": "topk", "default": 0.1},
     "qsgd in bfloat16": PLANNED | {"method": "qsgd"},
     "topk in bfloat16": PLANNED | {"method": "topk", "default": 0.1},

@@ -1,5 +1,6 @@
 //! Layers of the buckets that spaces are checked with.
 
+use lgreco_train::compress::eden::{self, Eden};
 use lgreco_train::compress::powersgd::{PowerSgd, effective_rank};
 use lgreco_train::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_train::compress::{Setting, quantised_topk::QuantisedTopK, topk::TopK};
@@ -33,8 +34,8 @@ pub(super) fn is_near(member: &Member) -> bool {
 }
 
 /// A bucket of all that travels in payloads of fixed lengths, is not compressed or is a product of factors: QSGD of several widths
-/// and buckets, TopK with positions of every kind, in full and in few bits, PowerSGD of ranks below the sides and at them, in all types; layers of several
-/// thousand elements, of few, and of none.
+/// and buckets, TopK with positions of every kind, in full and in few bits, PowerSGD of ranks below the sides and at them, EDEN with
+/// both scales, in all types; layers of several thousand elements, of few, and of none.
 pub fn members() -> Vec<Member> {
     let base = Qsgd::default();
     let qsgd = |bits, bucket| Setting::Qsgd(Qsgd { bits, bucket, ..base });
@@ -42,6 +43,7 @@ pub fn members() -> Vec<Member> {
     let nearest = Setting::Qsgd(Qsgd { bits: 5, bucket: 1024, rounding: Rounding::Nearest, ..base });
     let topk = |keep, values| Setting::TopK(TopK { keep, values });
     let few = |keep, bits| Setting::QuantisedTopK(QuantisedTopK { keep, bits });
+    let eden = |bits, scale| Setting::Eden(Eden { bits, scale });
     let powersgd = |rank| Setting::PowerSgd(PowerSgd { rank, iterations: 1 });
     let layers = [
         (qsgd(4, 512), 65, 79, Dtype::F32),
@@ -72,6 +74,11 @@ pub fn members() -> Vec<Member> {
         (powersgd(9), 7, 5, Dtype::F16),
         (powersgd(2), 0, 4, Dtype::F32),
         (powersgd(18), 1030, 33, Dtype::F32),
+        (eden(3, eden::Scale::Unbiased), 65, 79, Dtype::F32),
+        (eden(1, eden::Scale::LeastSquares), 50, 41, Dtype::Bf16),
+        (eden(8, eden::Scale::Unbiased), 7, 1, Dtype::F16),
+        (eden(2, eden::Scale::Unbiased), 0, 5, Dtype::F32),
+        (eden(4, eden::Scale::LeastSquares), 120, 150, Dtype::F32),
     ];
     let member = |(index, (setting, rows, cols, dtype)): (u32, (Setting, usize, usize, Dtype))| Member {
         index: 3 * index + 1,

@@ -27,7 +27,7 @@ fn values() -> Vec<Vec<f32>> {
         of(5000, &|_, word| 0x3fff_ffff + word % 3),
         of(3000, &|_, word| word % 200),
         of(3000, &|_, word| word % 0x0180_0000),
-        of(9000, &|_, word| word % largest),
+        of(18_000, &|_, word| word % largest),
         of(9000, &|_, word| largest - word % 1000),
         of(300, &|i, _| if i % 2 == 0 { largest } else { 1 }),
         of(1, &|_, _| 0x3f80_0001),
@@ -61,11 +61,11 @@ fn cases() -> Vec<(Vec<f32>, Setting)> {
             }
         }
     }
-    // The last code of a workgroup's values begins in one window and ends in the next, if windows have 2048 words.
-    let straddling = (2048 - 4 - 16) * 32 / 5 + 1;
+    // The last code of a workgroup's values begins in one window and ends in the next, if windows have 4096 words.
+    let straddling = (4096 - 4 - 16) * 32 / 5 + 1;
     let large = |i: u32, word: u32| 0x3f80_0000 + i % 16 * 8192 + word % 8192;
-    let values = of(16_384, &|i, word| if (straddling..7 * 2048).contains(&i) { i } else { large(i, word) });
-    let keep = straddling + 16_384 - 7 * 2048;
+    let values = of(32_768, &|i, word| if (straddling..14 * 2048).contains(&i) { i } else { large(i, word) });
+    let keep = straddling + 32_768 - 14 * 2048;
     cases.push((values, Setting::QuantisedTopK(QuantisedTopK { keep, bits: 5 })));
     cases
 }

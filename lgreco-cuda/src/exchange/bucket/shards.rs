@@ -84,7 +84,10 @@ fn pieces<'a>(program: &Program, specs: impl Iterator<Item = Spec<'a>> + Clone, 
             }
             (Setting::PowerSgd(_), None) => return Err(Error::Method("exchanges by shards under PowerSGD")),
             // This owner's shard is empty.
-            (Setting::Dense | Setting::Qsgd(_) | Setting::TopK(_) | Setting::QuantisedTopK(_), None) => {}
+            (
+                Setting::Dense | Setting::Qsgd(_) | Setting::Eden(_) | Setting::TopK(_) | Setting::QuantisedTopK(_),
+                None,
+            ) => {}
             _ => return Err(Error::Method("exchanges by shards under this setting")),
         }
         before += spec.shape.elements() as u64;

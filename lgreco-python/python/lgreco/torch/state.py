@@ -46,9 +46,8 @@ class LGreCoState(Training):
     model
         The module, wrapped in DDP or not, compiled or not. Its trainable parameters, float32, float16 or bfloat16, are the layers.
     method
-        ``"qsgd"`` (bits, default 4), ``"eden"`` (bits, 3; rotated quantisation, exchanged by the host), ``"topk"`` (density, default 0.01), ``"powersgd"`` (rank, default 4), or
-        ``"hybrid"``: EDEN, TopK or PowerSGD per layer; for gradients that stay on a GPU QSGD in EDEN's place, which has no buckets
-        there yet. Left out, it is ``"hybrid"``. Also ``"clt-k"`` and ``"sidco"`` (density, 0.01),
+        ``"qsgd"`` (bits, default 4), ``"eden"`` (bits, 3; rotated quantisation), ``"topk"`` (density, default 0.01), ``"powersgd"`` (rank, default 4), or
+        ``"hybrid"``: EDEN, TopK or PowerSGD per layer. Left out, it is ``"hybrid"``. Also ``"clt-k"`` and ``"sidco"`` (density, 0.01),
         ``"hard-threshold"`` (magnitude, 0.01), ``"adacomp"`` (elements per bin, 500) and ``"loco"`` (elements per group, 512).
         Several, as in ``"qsgd,topk,sidco"``, are chosen from per layer; the uniform setting is the first one's default.
     default

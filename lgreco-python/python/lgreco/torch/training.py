@@ -31,7 +31,6 @@ from lgreco.torch.scale import Scale
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_HYBRID_ON_GPUS = "qsgd,topk,powersgd"  # EDEN has no buckets there yet
 _OF_RESIDUALS = (torch.float32, torch.bfloat16, torch.int8)
 _OF_SUMS = (torch.float32, torch.bfloat16)
 _NOT_BEGUN = 103
@@ -122,8 +121,6 @@ class Training(Reports, Checkpointed[Loaded]):
                 raise idle
             if settings is not None:
                 told["settings"] = self._settings_of_all(settings)
-            elif cuda is not None and told.get("method") in (None, "hybrid"):
-                told["method"] = _HYBRID_ON_GPUS
             self._controller = Controller(
                 [(layer.name, layer.shape, layer.dtype_name(), layer.ends) for layer in layers],
                 self._group.rank(),

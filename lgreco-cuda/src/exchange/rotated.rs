@@ -1,0 +1,61 @@
+//! Layers under EDEN of an exchange: what `exchange_eden.cu` is asked to do.
+
+use super::DeviceExchange;
+use crate::Result;
+use crate::device::Part;
+use crate::gpu::{Gpu, looping_pieces};
+use crate::kernels::{Kernel, Module};
+use bytemuck::{Pod, Zeroable};
+use lgreco::gradient::Dtype;
+
+/// `Params` of `exchange_eden.cu`.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Params {
+    dtype: u32,
+    seed_low: u32,
+    seed_high: u32,
+}
+
+impl Params {
+    pub(super) fn new(dtype: Dtype, seed: u64) -> Self {
+        Params { dtype: dtype as u32, seed_low: seed as u32, seed_high: (seed >> 32) as u32 }
+    }
+
+    #[cfg(test)]
+    pub(crate) const FIELDS: &[&'static str] = &["dtype", "seed_low", "seed_high"];
+}
+
+const fn kernel(entry: &'static str) -> Kernel {
+    Kernel { module: Module::ExchangeEden, entry }
+}
+
+/// The entry points, which are loaded before there is work.
+pub(super) const KERNELS: [Kernel; 3] = [kernel("encode_offered"), kernel("check_rotated"), kernel("average_rotated")];
+
+/// Enqueued: a kernel on so many pieces of work, after whose tables it takes `parts`.
+fn launch(gpu: &mut Gpu, exchange: &DeviceExchange, entry: &'static str, parts: &[Part], pieces: u64) -> Result<()> {
+    let parts = [&exchange.rotated_parts(), parts].concat();
+    gpu.launch_capturable(kernel(entry), exchange.program.rotated_params, &parts, looping_pieces(pieces))
+}
+
+/// Enqueued, in one launch if there are such layers: their payloads, and what is to be remembered.
+pub(super) fn encode(gpu: &mut Gpu, exchange: &DeviceExchange, gradients: Part, message: Part) -> Result<()> {
+    let spans = u64::from(exchange.program.head.rotated);
+    if spans == 0 {
+        return Ok(());
+    }
+    launch(gpu, exchange, "encode_offered", &[gradients, exchange.residuals, message], spans)
+}
+
+/// Enqueued, in two launches if this rank averages such layers: whether encoders wrote the payloads, and the means. Another launch
+/// ends the step.
+pub(super) fn average(gpu: &mut Gpu, exchange: &DeviceExchange, messages: Part, means: Part) -> Result<()> {
+    let head = &exchange.program.head;
+    let spans = u64::from(head.own_rotated);
+    if spans == 0 {
+        return Ok(());
+    }
+    launch(gpu, exchange, "check_rotated", &[messages], spans * u64::from(head.world))?;
+    launch(gpu, exchange, "average_rotated", &[messages, means], spans)
+}
