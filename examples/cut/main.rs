@@ -25,9 +25,9 @@ mod stages;
 mod tests;
 
 use clap::Parser;
+use lgreco_pipeline::{Codec, CutSetting, Evaluation, Link, LinkMemory, RowStorage, Tile};
 use lgreco_train::feedback::Residual;
 use lgreco_train::gradient::Dtype;
-use lgreco_train::pipeline::{Codec, CutSetting, Evaluation, Link, LinkMemory, RowStorage, Tile};
 use stages::{BATCH, FEATURES, Failure, Images, Pipeline};
 
 /// Trains a network that is cut in two, with compression at the cut.
@@ -51,7 +51,7 @@ const fn eden(bits: u8) -> Codec {
     Codec::Eden { bits }
 }
 
-fn top(density: f64) -> Result<Codec, lgreco_train::Error> {
+fn top(density: f64) -> Result<Codec, lgreco_pipeline::Error> {
     Codec::top_k(density, FEATURES, Dtype::F32)
 }
 
@@ -67,7 +67,7 @@ fn row(name: &'static str, codec: Codec, memory: LinkMemory, back: Codec) -> Row
 }
 
 /// Settings for samples that do not come again.
-fn new() -> Result<Vec<Row>, lgreco_train::Error> {
+fn new() -> Result<Vec<Row>, lgreco_pipeline::Error> {
     const NONE: LinkMemory = LinkMemory::None;
     const FEEDBACK: LinkMemory = LinkMemory::Residual(Residual::CLASSIC);
     let same_places = |density: f64| {
@@ -102,7 +102,7 @@ fn new() -> Result<Vec<Row>, lgreco_train::Error> {
 }
 
 /// Settings for samples that do.
-fn recurring() -> Result<Vec<Row>, lgreco_train::Error> {
+fn recurring() -> Result<Vec<Row>, lgreco_pipeline::Error> {
     const NONE: LinkMemory = LinkMemory::None;
     const AQ_SGD: LinkMemory = LinkMemory::Samples { capacity: 2000, storage: RowStorage::Bf16 };
     Ok(vec![

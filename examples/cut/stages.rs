@@ -6,8 +6,8 @@ use crate::digits::Digits;
 use crate::optimiser::{Kind, Optimiser};
 use crate::parameters::Parameters;
 use candle_core::{D, Device, Tensor, Var};
+use lgreco_pipeline::{CutSetting, Direction, Downstream, Evaluation, Upstream};
 use lgreco_train::gradient::Values;
-use lgreco_train::pipeline::{CutSetting, Direction, Downstream, Evaluation, Upstream};
 
 /// Whatever fails.
 pub type Failure = Box<dyn std::error::Error>;

@@ -56,7 +56,12 @@ impl Run {
         let (rank, world) = (places[0].rank(), places[0].world_size());
         let model = Mlp::new(&self.hidden, SEED)?;
         let tensors = model.0.all().iter().map(|p| Tensor::new(&p.name, &p.dims, Dtype::F32));
-        let mut controller = Controller::new(self.config.clone(), tensors.collect::<Result<_, _>>()?, &places[0])?;
+        let mut controller = Controller::new(
+            self.config.clone(),
+            tensors.collect::<Result<_, _>>()?,
+            places[0].rank(),
+            places[0].world_size(),
+        )?;
         let mut optimiser = Optimiser::new(Kind::Sgd, model.0.all().iter().map(|p| p.dims.iter().product()));
         let (digits, mut outcome) = (Digits::load(), Outcome::default());
         // Matrix products on one thread per worker.

@@ -187,6 +187,8 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Core(#[from] lgreco_train::Error),
     #[error(transparent)]
+    Cut(#[from] lgreco_pipeline::Error),
+    #[error(transparent)]
     Named(#[from] NamedError),
     #[error(transparent)]
     File(#[from] file::Error),
@@ -325,6 +327,7 @@ impl Failure {
     pub(crate) fn status(&self) -> lgreco_status {
         match self {
             Failure::Core(error) => error.code(),
+            Failure::Cut(error) => error.code(),
             Failure::Named(named) => named.error.code(),
             Failure::File(file::Error::Table(named)) => named.error.code(),
             Failure::File(file::Error::Setting { error, .. }) => error.code(),

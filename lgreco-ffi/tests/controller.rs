@@ -225,7 +225,8 @@ fn residuals_are_kept_as_in_rust() {
             config.schedule = Schedule { warmup: 2, ..config.schedule };
             config.feedback = feedback;
             let tensor = |layer: usize| Tensor::new(NAMES[layer].to_str().unwrap(), DIMS[layer], Dtype::F32).unwrap();
-            let mut rust = Controller::new(config, [0, 1, 2].map(tensor).to_vec(), &worker).unwrap();
+            let mut rust =
+                Controller::new(config, [0, 1, 2].map(tensor).to_vec(), worker.rank(), worker.world_size()).unwrap();
             for step in 0..9 {
                 let (mut of_c, mut of_rust) = (gradients(step), gradients(step));
                 alone.step(&mut of_c);

@@ -5,9 +5,9 @@ mod common;
 
 use common::{allocations, gradient};
 use lgreco_c::*;
+use lgreco_pipeline::{Codec, CutSetting, Link, LinkMemory, RowStorage, Scope, Tile, Upstream};
 use lgreco_train::feedback::{Residual, Storage};
 use lgreco_train::gradient::{Dtype, Values};
-use lgreco_train::pipeline::{Codec, CutSetting, Link, LinkMemory, RowStorage, Scope, Tile, Upstream};
 use std::ffi::CStr;
 use std::ptr::{null, null_mut};
 

@@ -12,7 +12,6 @@ use lgreco_train::compress::{Compressor, Setting};
 use lgreco_train::controller::{
     self, Budget, Config, Contents, Feedback, MemoryUse, Metrics, NonFinite, Policy, Tensor,
 };
-use lgreco_train::exchange::{Collective, CollectiveError};
 use lgreco_train::gradient::{Dtype, Shape, Values};
 use lgreco_train::{CoreError, Error};
 use pyo3::prelude::*;
@@ -25,27 +24,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) struct Place {
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
-}
-
-impl Collective for Place {
-    fn rank(&self) -> u32 {
-        self.rank
-    }
-    fn world_size(&self) -> u32 {
-        self.world_size
-    }
-    fn all_reduce_sum(&mut self, _: &mut [f32]) -> Result<(), CollectiveError> {
-        Err(CollectiveError::UNSUPPORTED)
-    }
-    fn all_gather(&mut self, _: &mut [u8]) -> Result<(), CollectiveError> {
-        Err(CollectiveError::UNSUPPORTED)
-    }
-    fn all_gather_each(&mut self, _: &[u64], _: &mut [u8]) -> Result<(), CollectiveError> {
-        Err(CollectiveError::UNSUPPORTED)
-    }
-    fn broadcast(&mut self, _: u32, _: &mut [u8]) -> Result<(), CollectiveError> {
-        Err(CollectiveError::UNSUPPORTED)
-    }
 }
 
 /// `Err` for a budget in bits that is below what every plan for the model needs.
@@ -178,7 +156,7 @@ impl Controller {
         expect_room(&config, model)?;
         let (place, seed, feedback) = (Place { rank, world_size }, config.search.seed, config.feedback);
         let (reduce_dtype, non_finite) = (config.search.reduce_dtype, config.non_finite);
-        let made = detached(py, || controller::Controller::new(config, tensors.clone(), &place));
+        let made = detached(py, || controller::Controller::new(config, tensors.clone(), place.rank, place.world_size));
         let controller = made.map_err(|error| raised(py, error, &names))?;
         let (controller, tensors) = (Mutex::new(controller), tensors.into());
         let scale = AtomicU64::new(1f64.to_bits());
@@ -223,7 +201,7 @@ impl Controller {
 
     /// Whether this rank's gradients of the step under way are to be observed.
     fn watches(&self, py: Python<'_>) -> bool {
-        self.with(py, |controller| controller.watches())
+        self.with(py, |controller| controller.elsewhere().watches())
     }
 
     /// Takes note of gradients, by address on the host, of layers that are exchanged elsewhere.
@@ -240,71 +218,71 @@ impl Controller {
         self.on_cores(py, |controller| {
             gradients.with(|values| {
                 let mut layers = layers.iter().zip(values);
-                layers.try_for_each(|(&layer, values)| controller.observe(layer, values.values()))
+                layers.try_for_each(|(&layer, values)| controller.elsewhere().observe(layer, values.values()))
             })
         })
     }
 
     /// Which of the window's steps the one under way is; 0 where its gradients are not to be observed.
     fn window_step(&self, py: Python<'_>) -> u64 {
-        self.with(py, |controller| controller.window_step())
+        self.with(py, |controller| controller.elsewhere().window_step())
     }
 
     /// Whether gradients of the next decision are kept elsewhere.
     fn observes_elsewhere(&self, py: Python<'_>) -> bool {
-        self.with(py, |controller| controller.observes_elsewhere())
+        self.with(py, |controller| controller.elsewhere().observes_elsewhere())
     }
 
     /// Takes note that the gradients of these layers are kept elsewhere for the next decision.
     fn note_observed(&self, py: Python<'_>, layers: Vec<usize>) -> PyResult<()> {
-        self.attempt(py, |controller| layers.iter().try_for_each(|&layer| controller.note_observed(layer)))
+        self.attempt(py, |controller| layers.iter().try_for_each(|&layer| controller.elsewhere().note_observed(layer)))
     }
 
     /// Collects gradients for the next decision anew, as the last step has failed elsewhere.
     fn forget_observed(&self, py: Python<'_>) -> PyResult<()> {
-        self.attempt(py, |controller| controller.forget_observed())
+        self.attempt(py, |controller| controller.elsewhere().forget_observed())
     }
 
     /// Takes note that layers are exchanged elsewhere in the step under way.
     fn note_exchanged(&self, py: Python<'_>, layers: Vec<usize>) -> PyResult<()> {
-        self.attempt(py, |controller| controller.note_exchanged(&layers))
+        self.attempt(py, |controller| controller.elsewhere().note_exchanged(&layers))
     }
 
     /// Whether seconds are, from the next step on, those that are recorded.
     fn meter_elsewhere(&self, py: Python<'_>, elsewhere: bool) -> PyResult<()> {
-        self.attempt(py, |controller| controller.meter_elsewhere(elsewhere))
+        self.attempt(py, |controller| controller.elsewhere().meter_elsewhere(elsewhere))
     }
 
     /// How many bytes a probe gathers in the step under way, if that is the one for it and for trials.
     fn probe_bytes(&self, py: Python<'_>) -> Option<usize> {
-        self.with(py, |controller| controller.probe_bytes())
+        self.with(py, |controller| controller.elsewhere().probe_bytes())
     }
 
     /// What the last step took.
     fn record_exchange(&self, py: Python<'_>, wire_bytes: f64, seconds: f64, computing: f64) -> PyResult<()> {
-        self.attempt(py, |controller| controller.record_exchange(wire_bytes, seconds, computing))
+        self.attempt(py, |controller| controller.elsewhere().record_exchange(wire_bytes, seconds, computing))
     }
 
     /// The shortest seconds of gathering next to nothing, and a probe.
     fn record_probe(&self, py: Python<'_>, nothing: f64, all: f64) -> PyResult<()> {
-        self.attempt(py, |controller| controller.record_probe([nothing, all]))
+        self.attempt(py, |controller| controller.elsewhere().record_probe([nothing, all]))
     }
 
     /// Settings to be tried out, of each kind of method one per layer.
     fn trials(&self, py: Python<'_>, layers: Vec<usize>) -> PyResult<Vec<Vec<String>>> {
-        let trials = self.attempt(py, |controller| controller.trials(&layers))?;
+        let trials = self.attempt(py, |controller| controller.elsewhere().trials(&layers))?;
         Ok(trials.iter().map(|settings| settings.iter().map(Setting::to_string).collect()).collect())
     }
 
     /// What one of them took.
     fn record_trial(&self, py: Python<'_>, layers: Vec<usize>, settings: Vec<String>, seconds: f64) -> PyResult<()> {
         let settings = parsed(&settings)?;
-        self.attempt(py, |controller| controller.record_trial(&layers, &settings, seconds))
+        self.attempt(py, |controller| controller.elsewhere().record_trial(&layers, &settings, seconds))
     }
 
     /// The relative squared error of what a layer was compressed to elsewhere in the last step.
     fn record_error(&self, py: Python<'_>, layer: usize, relative_error: f64) -> PyResult<()> {
-        self.attempt(py, |controller| controller.record_error(layer, relative_error))
+        self.attempt(py, |controller| controller.elsewhere().record_error(layer, relative_error))
     }
 
     /// Bytes by what they are for, where so many buckets of so many bytes each are on their way at the same time.
@@ -316,12 +294,12 @@ impl Controller {
 
     /// Whether the next step is that of a plan.
     fn is_plan_due(&self, py: Python<'_>) -> PyResult<bool> {
-        self.attempt(py, |controller| Ok(controller.is_plan_due()))
+        self.attempt(py, |controller| Ok(controller.planning().is_due()))
     }
 
     /// Takes back what the last step has done to residuals.
     fn roll_back(&self, py: Python<'_>) -> PyResult<()> {
-        self.attempt(py, |controller| controller.roll_back())
+        self.attempt(py, |controller| controller.residuals().roll_back())
     }
 
     /// Gives up the step under way.
@@ -331,7 +309,7 @@ impl Controller {
 
     /// Multiplies all residuals.
     fn rescale_residuals(&self, py: Python<'_>, factor: f32) -> PyResult<()> {
-        self.on_cores(py, |controller| controller.rescale_residuals(factor))
+        self.on_cores(py, |controller| controller.residuals().rescale(factor))
     }
 
     /// What the gradients that are remembered were multiplied by.
@@ -370,36 +348,36 @@ impl Controller {
                         _ => None,
                     })
                     .collect();
-                controller.forget_moved(&means)
+                controller.residuals().forget_moved(&means)
             })
         })
     }
 
     /// The default settings instead of none before the first decision.
     fn compress_warmup(&self, py: Python<'_>) -> PyResult<()> {
-        self.on_cores(py, |controller| controller.compress_warmup())
+        self.on_cores(py, |controller| controller.planning().compress_warmup())
     }
 
     /// Other settings for a fixed policy, one per layer.
     fn set_settings(&self, py: Python<'_>, settings: Vec<String>) -> PyResult<()> {
         let settings = parsed(&settings)?;
-        self.attempt(py, |controller| controller.set_settings(settings))
+        self.attempt(py, |controller| controller.planning().set_settings(settings))
     }
 
     /// Asks for a decision before the schedule's next; at which step it is due.
     fn replan(&self, py: Python<'_>) -> PyResult<Option<u64>> {
-        self.attempt(py, |controller| controller.replan())
+        self.attempt(py, |controller| controller.planning().replan())
     }
 
     /// The next decision's work, if it can be done now.
     fn take_plan_task(&self, py: Python<'_>) -> Option<PlanTask> {
-        self.with(py, |controller| controller.take_plan_task()).map(|task| PlanTask(Some(task)))
+        self.with(py, |controller| controller.planning().take_task()).map(|task| PlanTask(Some(task)))
     }
 
     /// Takes its result; whether anybody still waits for it.
     fn hand_in(&self, py: Python<'_>, result: &mut PlanResult) -> PyResult<bool> {
         let result = result.0.take().ok_or_else(|| LgrecoError::new_err("the result has been handed in"))?;
-        Ok(self.with(py, |controller| controller.hand_in(result)))
+        Ok(self.with(py, |controller| controller.planning().hand_in(result)))
     }
 
     /// Steps taken.
@@ -473,8 +451,12 @@ impl Controller {
     fn save<'py>(&self, py: Python<'py>, window: bool) -> PyResult<Vec<(Option<String>, Bound<'py, PyBytes>)>> {
         let contents = if window { Contents::Everything } else { Contents::WithoutWindow };
         let parts = self.attempt(py, |controller| {
-            let parts = controller.save_parts(contents)?;
-            Ok(parts.map(|(name, bytes)| (name.map(String::from), bytes)).collect::<Vec<_>>())
+            let layers = (0..controller.tensors().len()).map(Some);
+            let parts = core::iter::once(None).chain(layers).map(|layer| {
+                let name = layer.map(|layer| controller.tensors()[layer].name().to_string());
+                Ok((name, controller.save_part(layer, contents)?))
+            });
+            parts.collect::<Result<Vec<_>, lgreco_train::Error>>()
         })?;
         Ok(parts.into_iter().map(|(name, bytes)| (name, PyBytes::new(py, &bytes))).collect())
     }
@@ -490,7 +472,7 @@ impl Controller {
         let loaded = self.on_cores(py, |controller| {
             let (plan, residuals): (Vec<&[u8]>, Vec<&[u8]>) =
                 (plan.iter().map(Vec::as_slice).collect(), residuals.iter().map(Vec::as_slice).collect());
-            controller.load_parts(&plan, &residuals)
+            controller.load(&plan, &residuals)
         })?;
         Ok(([loaded.missing, loaded.extra, loaded.misshaped], loaded.step, loaded.oldest_residual))
     }

@@ -248,7 +248,7 @@ impl Device {
                 if forgotten.as_ref().is_some_and(|forgotten| forgotten.contains(&place)) {
                     part.fill(0.0);
                 }
-                own.set_residual(layer, part)
+                own.residuals().set(layer, part)
             })
         })
     }

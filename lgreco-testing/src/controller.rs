@@ -133,7 +133,7 @@ fn alone_on(method: Method, schedule: Schedule) -> Result<(Controller, ThreadCol
     let worker = ThreadCollective::group(1).remove(0);
     let config = Config { schedule, undo: true, ..Config::new(Search::new(method)) };
     let layers = vec![Tensor::new("weight", &[64, 64], Dtype::F32)?, Tensor::new("bias", &[64], Dtype::F32)?];
-    Ok((Controller::new(config, layers, &worker)?, worker))
+    Ok((Controller::new(config, layers, worker.rank(), worker.world_size())?, worker))
 }
 
 /// As [`alone`], with three steps of warm-up, a window of one and a [`lead`](lgreco_train::controller::Schedule::lead).
@@ -252,7 +252,8 @@ impl Script {
     fn rank(&self, worker: &mut ThreadCollective) -> Log {
         READINGS.set(0);
         let make = |worker: &ThreadCollective| {
-            Controller::new(self.config.clone(), self.tensors(), worker).expect("a sound configuration")
+            Controller::new(self.config.clone(), self.tensors(), worker.rank(), worker.world_size())
+                .expect("a sound configuration")
         };
         let (mut controller, mut rate, mut kept) = (make(worker), 1.0, None);
         let sizes = || model().into_iter().map(|tensor| tensor.shape().elements());
@@ -263,17 +264,17 @@ impl Script {
                 Event::Restart => match controller.save() {
                     Ok(saved) => {
                         controller = make(worker);
-                        let loaded = controller.load(&saved, &[&saved]).expect("what was saved");
+                        let loaded = controller.load(&[&saved], &[&saved]).expect("what was saved");
                         assert!(loaded.missing.is_empty() && loaded.extra.is_empty() && loaded.misshaped.is_empty());
                         assert!(controller.save().as_ref() == Ok(&saved), "a state changes by being restored");
                     }
                     Err(error) => assert!(matches!(error, Error::Core(CoreError::Overflow { .. })), "{error}"),
                 },
                 Event::Plan(planning) => {
-                    let task: Option<PlanTask> = kept.take().or_else(|| controller.take_plan_task());
+                    let task: Option<PlanTask> = kept.take().or_else(|| controller.planning().take_task());
                     match planning {
                         Planning::Dropped => drop(task),
-                        Planning::Run => drop(task.map(|task| controller.hand_in(task.run(&mut Portable)))),
+                        Planning::Run => drop(task.map(|task| controller.planning().hand_in(task.run(&mut Portable)))),
                         Planning::Kept => kept = task,
                     }
                 }
@@ -473,18 +474,19 @@ fn check_loads(bytes: &[u8]) {
     let worker = ThreadCollective::group(1).remove(0);
     let mut config = Config::new(Search::new(Method::Hybrid));
     config.feedback = Feedback::always(Residual::CLASSIC);
-    let mut controller = Controller::new(config, model(), &worker).expect("a sound configuration");
+    let mut controller =
+        Controller::new(config, model(), worker.rank(), worker.world_size()).expect("a sound configuration");
     let before = controller.save().expect("nothing has failed");
-    match controller.load_parts(&[bytes], &[bytes]) {
+    match controller.load(&[bytes], &[bytes]) {
         Err(_) => assert!(controller.save() == Ok(before), "a refusal changed the controller"),
         Ok(loaded) => assert!(!loaded.missing.is_empty(), "a part is not the whole"),
     }
     let before = controller.save().expect("nothing has failed");
-    match controller.load(bytes, &[bytes]) {
+    match controller.load(&[bytes], &[bytes]) {
         Err(_) => assert!(controller.save() == Ok(before), "a refusal changed the controller"),
         Ok(_) => {
             let saved = controller.save().expect("nothing has failed");
-            controller.load(&saved, &[&saved]).expect("what was saved");
+            controller.load(&[&saved], &[&saved]).expect("what was saved");
             assert!(controller.save() == Ok(saved), "a state changes by being restored");
         }
     }

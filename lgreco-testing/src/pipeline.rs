@@ -7,13 +7,13 @@ pub use bytes::{check_bytes, check_message, check_saved};
 pub use program::check_program;
 
 use core::fmt::Write;
-use lgreco_train::Error;
-use lgreco_train::feedback::{Residual, Storage};
-use lgreco_train::gradient::{Dtype, Values};
-use lgreco_train::pipeline::{
+use lgreco_pipeline::Error;
+use lgreco_pipeline::{
     Codec, CutSetting, Direction, Downstream, Evaluation, LinkMemory, Message, Mode, RowStorage, Scope, Sent, Tile,
     Upstream,
 };
+use lgreco_train::feedback::{Residual, Storage};
+use lgreco_train::gradient::{Dtype, Values};
 
 /// Both ends of a cut in one process, with buffers that are stale at every call.
 #[derive(Clone)]
@@ -203,8 +203,7 @@ impl Pair {
             assert!(a.iter().all(|x| x.is_finite()));
         }
         let [a, b] = [self.above.counters(Direction::Forward), self.below.counters(Direction::Forward)];
-        let counts =
-            |c: &lgreco_train::pipeline::Counters| (c.messages, c.bytes, c.hits, c.misses, c.evictions, c.non_finite);
+        let counts = |c: &lgreco_pipeline::Counters| (c.messages, c.bytes, c.hits, c.misses, c.evictions, c.non_finite);
         assert_eq!(counts(a), counts(b));
     }
 

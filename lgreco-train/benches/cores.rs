@@ -23,7 +23,8 @@ fn train(setting: Setting, layers: usize, [rows, cols]: [usize; 2]) -> Result<(V
     config.feedback = Feedback::always(Residual::CLASSIC);
     (config.schedule.warmup, config.metrics_every, config.bucket_bytes) = (2, 0, usize::MAX);
     let tensors = (0..layers).map(|i| Tensor::new(&format!("layer {i}"), &[rows, cols], Dtype::F32));
-    let mut controller = Controller::new(config, tensors.collect::<Result<_, _>>()?, &worker)?;
+    let mut controller =
+        Controller::new(config, tensors.collect::<Result<_, _>>()?, worker.rank(), worker.world_size())?;
     let stream = Stream { seed: 3, ..Stream::default() };
     // Heavier tails than a uniform's, as gradients have.
     let value = |i| ((stream.word(i) >> 8) as f32 / (1 << 23) as f32 - 1.0).powi(3);

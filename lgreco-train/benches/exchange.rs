@@ -80,7 +80,8 @@ fn exchanges(layers: &[(Setting, Shape)], dtype: Dtype) -> (f64, f64) {
             Tensor::new(&format!("layer {i}"), &[shape.rows(), shape.cols()], dtype).expect("a shape")
         };
         let tensors = layers.iter().enumerate().map(tensor).collect();
-        let mut controller = Controller::new(config, tensors, &worker).expect("a configuration");
+        let mut controller =
+            Controller::new(config, tensors, worker.rank(), worker.world_size()).expect("a configuration");
         let gradient = noise(worker.rank(), elements);
         let narrow: Vec<Bf16> = gradient.iter().map(|&x| Bf16::from_f32(x)).collect();
         let (mut values, mut narrow_values) = (gradient.clone(), narrow.clone());

@@ -20,12 +20,13 @@ fn main() {
         let make = || {
             let tensor = |i| Tensor::new(&format!("blocks.{i}.weight"), &[4, 4], Dtype::F32).expect("a small tensor");
             let config = Config::new(Search::new(Method::TopK));
-            Controller::new(config, (0..layers).map(tensor).collect(), &worker).expect("names that differ")
+            Controller::new(config, (0..layers).map(tensor).collect(), worker.rank(), worker.world_size())
+                .expect("names that differ")
         };
         let controller = timed("create", layers, make);
         let saved = timed("save", layers, || controller.save().expect("nothing has failed"));
         let mut other = make();
-        let loaded = timed("load", layers, || other.load(&saved, &[&saved]).expect("what was saved"));
+        let loaded = timed("load", layers, || other.load(&[&saved], &[&saved]).expect("what was saved"));
         assert_eq!(loaded, Loaded { rank: 0, world_size: 1, ..Loaded::default() });
         assert!(other.save().as_ref() == Ok(&saved), "what was loaded is not what was saved");
     }

@@ -191,56 +191,6 @@ pub enum Error {
         /// The [`code`](Error::code) of the decoder's error.
         code: u32,
     },
-    /// The two ends of a cut have not seen the same messages: one was lost, repeated, reordered or is another run's.
-    #[error("the ends of the cut are out of step: {what} is {found}, expected {expected}")]
-    OutOfStep {
-        /// Which number.
-        what: &'static str,
-        /// The number this end is at.
-        expected: u64,
-        /// The number in the message.
-        found: u64,
-    },
-    /// The two ends of a cut remember different things of one sample.
-    #[error("the ends of the cut differ in sample {id}: {what}")]
-    SampleOutOfStep {
-        /// The sample's id.
-        id: u64,
-        /// What differs.
-        what: &'static str,
-    },
-    /// A batch holds a sample twice.
-    #[error("sample {id} is in the batch twice")]
-    DuplicateSample {
-        /// The sample's id.
-        id: u64,
-    },
-    /// More micro-batches on their way than a cut keeps tickets for.
-    #[error("{limit} micro-batches are in flight already, as many as the setting of the cut allows")]
-    TooManyInFlight {
-        /// The setting's limit.
-        limit: u32,
-    },
-    /// A ticket that no micro-batch in flight has.
-    #[error("no micro-batch with ticket {ticket} is in flight")]
-    NotInFlight {
-        /// The ticket.
-        ticket: u64,
-    },
-    /// A saved cut that was set otherwise.
-    #[error("the cut was saved under another setting: {what} differs")]
-    OtherSetting {
-        /// The first field that differs.
-        what: &'static str,
-    },
-    /// A call that has to wait for the end of the step.
-    #[error("{what} in the middle of a step: {pending} updates or tickets are pending")]
-    MidStep {
-        /// The call.
-        what: &'static str,
-        /// Staged updates and tickets in flight.
-        pending: usize,
-    },
 }
 
 /// What a rank has been given where all ranks need the same.
@@ -392,13 +342,6 @@ impl Error {
             Error::InFlight { .. } => 102,
             Error::StepOrder { .. } => 103,
             Error::NotFixed => 104,
-            Error::OutOfStep { .. } => 120,
-            Error::SampleOutOfStep { .. } => 121,
-            Error::DuplicateSample { .. } => 122,
-            Error::TooManyInFlight { .. } => 123,
-            Error::NotInFlight { .. } => 124,
-            Error::MidStep { .. } => 125,
-            Error::OtherSetting { .. } => 126,
         }
     }
 

@@ -13,7 +13,6 @@
 //! The crate is `no_std` and needs an allocator.
 //! * `std` (default): run-time choice of vector instructions. Implies `threads`.
 //! * `threads`: `exchange::threads`, a group of workers in one process.
-//! * `pipeline`: the module `pipeline`, activations and gradients between the stages of a model.
 //! * `json`: `controller::metrics_line`, and the module `file` of the core.
 //! * `gemm`, `rayon`: those of the core; with `rayon` layers of a bucket are compressed and decoded side by side. They
 //!   imply `std`.
@@ -31,8 +30,6 @@ pub mod exchange;
 pub mod feedback;
 pub mod gradient;
 pub mod outer;
-#[cfg(feature = "pipeline")]
-pub mod pipeline;
 mod state;
 
 pub use error::{Error, OptionValue};
@@ -40,6 +37,4 @@ pub use error::{Error, OptionValue};
 pub use lgreco::file;
 pub use lgreco::{Error as CoreError, Word, backend, compress, plan, rng, search, simd, table};
 
-#[cfg(feature = "pipeline")]
-use lgreco::compress::select;
 use lgreco::{checksum, num};

@@ -21,3 +21,8 @@ pub struct LgrecoReadme;
 #[cfg(doctest)]
 #[doc = include_str!("../../lgreco-train/README.md")]
 pub struct TrainReadme;
+
+/// Those of pipeline cuts'.
+#[cfg(doctest)]
+#[doc = include_str!("../../lgreco-pipeline/README.md")]
+pub struct PipelineReadme;

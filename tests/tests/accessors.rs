@@ -11,8 +11,8 @@ use lgreco::plan::{Limit, Plan, Proof, Solver, Summary, baseline, dp, exact};
 use lgreco::search::{self, Layer, Metric, Search};
 use lgreco::table::{Choice, NamedTable, Table};
 use lgreco::{Error, Word, backend::Backend, backend::Job, backend::Portable, plan::budget::Budget, rng::Stream};
+use lgreco_pipeline::{Codec, Counters, CutSetting, LinkMemory, Scope, Tile};
 use lgreco_train::feedback::{Memory, Residual, SavedState, Storage, contraction_workspace_len};
-use lgreco_train::pipeline::{Codec, Counters, CutSetting, LinkMemory, Scope, Tile};
 use lgreco_train::{CoreError, compress::Setting, gradient::ValuesMut};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;

@@ -5,11 +5,12 @@ use std::fs;
 use std::path::Path;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-const CRATES: [&str; 10] = [
+const CRATES: [&str; 11] = [
     "lgreco",
     "lgreco-compress",
     "lgreco-core",
     "lgreco-train",
+    "lgreco-pipeline",
     "lgreco-cuda",
     "lgreco-wgpu",
     "lgreco-cli",

@@ -230,7 +230,8 @@ fn each_is_tried_out_before_plans_by_measured_seconds() {
     let mut config = config(&["sign", "natural"]);
     (config.objective, config.clock) = (Objective::MeasuredSeconds, Some(clock as fn() -> f64));
     let worker = threads::ThreadCollective::group(1).remove(0);
-    let trials = Controller::new(config, layers(), &worker).unwrap().trials(&[0, 1]).unwrap();
+    let trials =
+        Controller::new(config, layers(), worker.rank(), worker.world_size()).unwrap().trials(&[0, 1]).unwrap();
     let tried = |text| trials.contains(&vec![own(text); 2]);
     assert!(tried("sign") && tried("natural") && trials.len() == 3, "{trials:?}");
 }
@@ -260,9 +261,10 @@ type Trained = std::result::Result<(Vec<Vec<u32>>, Vec<Vec<u8>>, Vec<String>), l
 /// Steps from `first` to `last` on three ranks, from states if there are any; the bits of each rank's last means, states and settings.
 fn train(config: &Config, first: u64, last: u64, states: Option<&[Vec<u8>]>) -> Trained {
     let run = threads::run(3, |mut worker| {
-        let mut controller = Controller::new(config.clone(), layers_by(config.route), &worker)?;
+        let mut controller =
+            Controller::new(config.clone(), layers_by(config.route), worker.rank(), worker.world_size())?;
         if let Some(states) = states {
-            controller.load(&states[worker.rank() as usize], &[&states[worker.rank() as usize]])?;
+            controller.load(&[&states[worker.rank() as usize]], &[&states[worker.rank() as usize]])?;
         }
         let mut bits = vec![];
         for step in first..last {
@@ -323,7 +325,7 @@ fn fixed_settings_with_error_feedback_reach_the_mean_of_the_gradients() {
     let mut config = config(&[]);
     config.policy = Policy::Fixed(vec![own("sign"), own("natural"), own("dense")]);
     let sums = threads::run(3, |mut worker| {
-        let mut controller = Controller::new(config.clone(), layers(), &worker).unwrap();
+        let mut controller = Controller::new(config.clone(), layers(), worker.rank(), worker.world_size()).unwrap();
         let mut sum = vec![0.0f64; 2048 + 1024];
         for _ in 0..400 {
             let mut values = gradients(worker.rank(), 0);
@@ -347,7 +349,7 @@ fn ranks_that_know_other_methods_learn_of_it_in_the_first_step() {
         if worker.rank() == 1 {
             (config.search.methods, config.search.beside) = (methods(), vec![own("sign")]);
         }
-        let mut controller = Controller::new(config, layers(), &worker)?;
+        let mut controller = Controller::new(config, layers(), worker.rank(), worker.world_size())?;
         let mut values = gradients(worker.rank(), 0);
         let mut gradients: Vec<_> = values.iter_mut().map(|values| ValuesMut::F32(values)).collect();
         controller.step(&mut worker, &mut gradients, 0.1).map(drop)

@@ -28,7 +28,7 @@ impl<C: Collective> Worker<'_, C> {
     /// Goes on where a worker of the same rank stopped.
     pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), Failure> {
         let Checkpoint { step, totals, parameters, optimiser, controller } = checkpoint;
-        self.controller.load(controller, &[controller])?;
+        self.controller.load(&[controller], &[controller])?;
         self.model.parameters.set(parameters)?;
         (self.step, self.totals, self.optimiser) = (*step, *totals, optimiser.clone());
         Ok(())

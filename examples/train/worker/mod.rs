@@ -60,7 +60,8 @@ impl<'a, C: Collective> Worker<'a, C> {
         let tensors: Result<Vec<_>, _> =
             parameters.iter().map(|parameter| Tensor::new(&parameter.name, &parameter.dims, Dtype::F32)).collect();
         let tensors = tensors?;
-        let controller = Controller::new(scheme.config(task, seed, &tensors)?, tensors, &collective)?;
+        let controller =
+            Controller::new(scheme.config(task, seed, &tensors)?, tensors, collective.rank(), collective.world_size())?;
         Ok(Worker { task, seed, collective, model, optimiser, controller, step: 0, totals: Totals::default() })
     }
 

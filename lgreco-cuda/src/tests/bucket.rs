@@ -17,7 +17,7 @@ use lgreco::gradient::{Bf16, Dtype, Element, F16, Shape};
 use lgreco::rng::Stream;
 use lgreco_testing::exchange::Case;
 use lgreco_testing::powersgd::uniform;
-use lgreco_train::exchange::{Collective, Request, Route, Slip, threads};
+use lgreco_train::exchange::{Request, Route, Slip, threads};
 use std::collections::BTreeMap;
 use std::slice;
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use crate::ExchangeConfig;
 use lgreco::gradient::Dtype;
 use lgreco::rng::Stream;
 use lgreco_testing::powersgd::uniform;
-use lgreco_train::exchange::{self, Collective, Layer, Rest, Route, threads};
+use lgreco_train::exchange::{self, Layer, Rest, Route, threads};
 use lgreco_train::gradient::ValuesMut;
 
 /// Steps of the host's exchange: each rank's means.

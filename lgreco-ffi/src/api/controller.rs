@@ -161,7 +161,7 @@ pub unsafe extern "C" fn lgreco_controller_create(
         let config = options.config(tensors.len()).map_err(|failure| failure.with_name(&names))?;
         let texts = Texts::new(names.iter().map(String::as_str), "name of a layer")?;
         let layers = tensors.iter().enumerate().map(|(index, tensor)| GradientLayer::of(index, tensor)).collect();
-        let controller = Controller::new(config, tensors, &collective);
+        let controller = Controller::new(config, tensors, collective.rank(), collective.world_size());
         let controller = controller.map_err(|error| Failure::from(error).with_name(&names))?;
         Ok(ControllerState {
             controller: controller.with_backend(Box::new(context.device.clone())),
@@ -301,7 +301,7 @@ pub unsafe extern "C" fn lgreco_controller_finish_step(
 /// `non_finite` that is no error, keeps them. Nothing has changed then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_roll_back(controller: *mut lgreco_controller) -> lgreco_status {
-    call!(controller, |state| Ok(state.controller.roll_back()?))
+    call!(controller, |state| Ok(state.controller.residuals().roll_back()?))
 }
 
 /// Gives up the step under way, because a collective has failed: it may be begun again, and residuals are what they were before
@@ -326,5 +326,5 @@ pub unsafe extern "C" fn lgreco_controller_rescale_residuals(
     controller: *mut lgreco_controller,
     factor: f32,
 ) -> lgreco_status {
-    call!(controller, |state| Ok(state.controller.rescale_residuals(factor)?))
+    call!(controller, |state| Ok(state.controller.residuals().rescale(factor)?))
 }

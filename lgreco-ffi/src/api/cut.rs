@@ -7,9 +7,9 @@ use crate::pointers::{Output, Range, disjoint, encoded, place, read_struct, slic
 use crate::status::{Failure, Result, lgreco_status};
 use core::ffi::{c_char, c_void};
 use core::ptr::null;
+use lgreco_pipeline::{CoreError, Error};
+use lgreco_pipeline::{CutSetting, Downstream, Evaluation, Upstream};
 use lgreco_train::gradient::Values;
-use lgreco_train::pipeline::{CutSetting, Downstream, Evaluation, Upstream};
-use lgreco_train::{CoreError, Error};
 
 /// Which end of a cut: LGRECO_END_...
 pub type lgreco_end = u32;

@@ -4,9 +4,9 @@ use super::gradient::{dtype, lgreco_dtype};
 use crate::pointers::{fill, read_struct, sized_struct, slice, slice_mut, write};
 use crate::status::{Failure, Result, lgreco_status};
 use core::ffi::{CStr, c_char};
+use lgreco_pipeline::{Codec, Compatibility, CutSetting, Link, LinkMemory, RowStorage, Scope, Tile};
 use lgreco_train::CoreError;
 use lgreco_train::feedback::Residual;
-use lgreco_train::pipeline::{Codec, Compatibility, CutSetting, Link, LinkMemory, RowStorage, Scope, Tile};
 
 /// How one direction of a cut is compressed: LGRECO_CODEC_...
 pub type lgreco_codec = u32;

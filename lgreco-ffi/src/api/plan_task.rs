@@ -53,7 +53,7 @@ pub unsafe extern "C" fn lgreco_controller_take_plan_task(
     task: *mut *mut lgreco_plan_task,
 ) -> lgreco_status {
     create!(controller, task, |state| {
-        let task = state.controller.take_plan_task();
+        let task = state.controller.planning().take_task();
         Ok(task.map(|task| PlanTaskState {
             task: Some(task),
             result: None,
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn lgreco_controller_hand_in(
             }
         };
         if let Some(PlanTaskState { result: Some(result), .. }) = handle::take(task, may)? {
-            state.controller.hand_in(result);
+            state.controller.planning().hand_in(result);
         }
         Ok(())
     })
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn lgreco_plan_task_message(task: *const lgreco_plan_task)
 /// LGRECO_STEP_ORDER while a step is under way.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_replan(controller: *mut lgreco_controller, due: *mut u64) -> lgreco_status {
-    call!(controller, |state| write(due, "due", || Ok(state.controller.replan()?.unwrap_or(u64::MAX))))
+    call!(controller, |state| write(due, "due", || Ok(state.controller.planning().replan()?.unwrap_or(u64::MAX))))
 }
 
 /// Gives a controller of LGRECO_POLICY_FIXED other settings, one per layer. All ranks do, between the same two steps, and
@@ -145,6 +145,6 @@ pub unsafe extern "C" fn lgreco_controller_set_settings(
     settings_len: usize,
 ) -> lgreco_status {
     call!(controller, |state| {
-        Ok(state.controller.set_settings(read_settings(settings, settings_len, "settings")?)?)
+        Ok(state.controller.planning().set_settings(read_settings(settings, settings_len, "settings")?)?)
     })
 }

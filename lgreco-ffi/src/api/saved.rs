@@ -135,7 +135,7 @@ pub unsafe extern "C" fn lgreco_controller_load(
         fill_unless_null(loaded, || {
             let plan = slice(plan, plan_len, "plan")?;
             let residuals = states(residuals, residual_lens, residuals_len, RESIDUALS)?;
-            let found = state.controller.load(plan, &residuals)?;
+            let found = state.controller.load(&[plan], &residuals)?;
             state.told(found)
         })
     })
@@ -159,7 +159,7 @@ pub unsafe extern "C" fn lgreco_controller_load_parts(
         fill_unless_null(loaded, || {
             let plan = states(plan, plan_lens, plan_len, ["plan", "plan_lens", "a part of the plan"])?;
             let residuals = states(residuals, residual_lens, residuals_len, RESIDUALS)?;
-            let found = state.controller.load_parts(&plan, &residuals)?;
+            let found = state.controller.load(&plan, &residuals)?;
             state.told(found)
         })
     })

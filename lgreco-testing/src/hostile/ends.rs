@@ -2,8 +2,8 @@
 
 use super::{Choices, repair};
 use crate::pipeline::{Pair, codecs, position_memories, sample_memories};
+use lgreco_pipeline::{CutSetting, Link, LinkMemory};
 use lgreco_train::gradient::Values;
-use lgreco_train::pipeline::{CutSetting, Link, LinkMemory};
 use std::sync::OnceLock;
 
 const BATCH: u32 = 2;

@@ -60,7 +60,8 @@ fn runs() -> &'static [Run] {
 
 fn record(config: &Config, worker: ThreadCollective) -> Vec<Step> {
     let mut controller =
-        Controller::new(config.clone(), model(config, worker.world_size()), &worker).expect("a sound configuration");
+        Controller::new(config.clone(), model(config, worker.world_size()), worker.rank(), worker.world_size())
+            .expect("a sound configuration");
     let mut recorder = Recorder { inner: worker, heard: vec![] };
     let step = |step| {
         let saved = controller.save().expect("nothing has failed");
@@ -235,8 +236,9 @@ pub fn check(mut choices: Choices<'_>) -> Given {
     let first = usize::from(choices.byte()) % run.steps.len();
     let Run { config, rank, world, steps } = run;
     let mut peers = Peers { rank: *rank, world: *world, heard: [].iter(), choices: &mut choices };
-    let mut controller = Controller::new(config.clone(), model(config, *world), &peers).expect("a sound configuration");
-    let load = |controller: &mut Controller, saved: &[u8]| controller.load(saved, &[saved]).map(drop);
+    let mut controller = Controller::new(config.clone(), model(config, *world), peers.rank(), peers.world_size())
+        .expect("a sound configuration");
+    let load = |controller: &mut Controller, saved: &[u8]| controller.load(&[saved], &[saved]).map(drop);
     load(&mut controller, &steps[first].saved).expect("a sound state");
 
     let mut given = [Ok(()); 2];

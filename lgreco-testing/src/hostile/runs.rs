@@ -106,9 +106,14 @@ pub(super) fn check_saves<C: Collective>(controller: &Controller, config: &Confi
         Ok(saved) => saved,
         Err(error) => return assert!(matches!(error, Error::Core(CoreError::Overflow { .. })), "{error}"),
     };
-    let mut twin = Controller::new(config.clone(), model(config, collective.world_size()), collective)
-        .expect("a sound configuration");
-    match twin.load(&saved, &[&saved]) {
+    let mut twin = Controller::new(
+        config.clone(),
+        model(config, collective.world_size()),
+        collective.rank(),
+        collective.world_size(),
+    )
+    .expect("a sound configuration");
+    match twin.load(&[&saved], &[&saved]) {
         Ok(_) => {}
         // It was at the limit when it was loaded, and was added to.
         Err(Error::Core(CoreError::SavedState { found: COUNT_LIMIT..0x8000_0000_0000_1000, .. })) => return,

@@ -3,8 +3,8 @@
 use super::runs::{Gradients, check_saves, configs, model};
 use super::{Choices, repair};
 use lgreco_train::controller::{Config, Controller};
+use lgreco_train::exchange::Route;
 use lgreco_train::exchange::threads::{self, ThreadCollective};
-use lgreco_train::exchange::{Collective, Route};
 use std::sync::OnceLock;
 
 /// A run that was stopped.
@@ -25,8 +25,13 @@ fn stopped() -> &'static [Stopped] {
         let runs = whole.flat_map(|config| [1, 2].map(|world| (config.clone(), world)));
         runs.map(|(config, world)| {
             let saved = threads::run(world, |mut worker| {
-                let mut controller = Controller::new(config.clone(), model(&config, worker.world_size()), &worker)
-                    .expect("a sound configuration");
+                let mut controller = Controller::new(
+                    config.clone(),
+                    model(&config, worker.world_size()),
+                    worker.rank(),
+                    worker.world_size(),
+                )
+                .expect("a sound configuration");
                 for step in 0..STEPS {
                     let mut gradients = Gradients::new(worker.rank(), step, 1.0);
                     gradients.step(&mut controller, &mut worker).expect("a sound step");
@@ -68,10 +73,12 @@ pub fn check(choices: &mut Choices<'_>) -> usize {
 
 fn go_on(config: &Config, saved: &[u8], scales: &[f32], worker: &mut ThreadCollective) -> Vec<Taken> {
     let mut controller =
-        Controller::new(config.clone(), model(config, worker.world_size()), worker).expect("a sound configuration");
-    if controller.load(saved, &[saved]).is_err() {
+        Controller::new(config.clone(), model(config, worker.world_size()), worker.rank(), worker.world_size())
+            .expect("a sound configuration");
+    if controller.load(&[saved], &[saved]).is_err() {
         let fresh =
-            Controller::new(config.clone(), model(config, worker.world_size()), worker).expect("a sound configuration");
+            Controller::new(config.clone(), model(config, worker.world_size()), worker.rank(), worker.world_size())
+                .expect("a sound configuration");
         assert!(fresh.save() == controller.save(), "a refusal changed the controller");
         if worker.world_size() == 1 {
             return [].into();

@@ -3,10 +3,8 @@
 use super::snapshot;
 use crate::reseal;
 use lgreco::checksum::LEN as CHECKSUM_LEN;
+use lgreco_pipeline::{CutSetting, Direction, Downstream, Header, Link, LinkMemory, Message, RowStorage, Upstream};
 use lgreco_train::feedback::Residual;
-use lgreco_train::pipeline::{
-    CutSetting, Direction, Downstream, Header, Link, LinkMemory, Message, RowStorage, Upstream,
-};
 
 /// Any bytes as a message: refused, or decoded to finite values by an end that waits for just this one; and refused
 /// with a byte less.

@@ -1,9 +1,9 @@
 //! Any bytes as a program of calls on both ends of a cut.
 
 use super::{Pair, bits, codecs, position_memories, sample_memories};
-use lgreco_train::Error;
+use lgreco_pipeline::Error;
+use lgreco_pipeline::{Codec, CutSetting, Direction, Evaluation, Link, LinkMemory, Sent};
 use lgreco_train::gradient::{Bf16, Dtype, Element, F16, Values};
-use lgreco_train::pipeline::{Codec, CutSetting, Direction, Evaluation, Link, LinkMemory, Sent};
 
 /// Bytes as choices, zeros when they run out.
 struct Choices<'a>(core::slice::Iter<'a, u8>);

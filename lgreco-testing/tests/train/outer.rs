@@ -1,7 +1,6 @@
 use lgreco_train::compress::Setting;
 use lgreco_train::compress::topk::TopK;
 use lgreco_train::controller::{Config, Policy, Report, Tensor};
-use lgreco_train::exchange::Collective;
 use lgreco_train::exchange::threads::{self, ThreadCollective};
 use lgreco_train::gradient::Dtype;
 use lgreco_train::outer::*;

@@ -5,9 +5,9 @@ mod refusals;
 mod saved;
 mod steps;
 
+use lgreco_pipeline::*;
 use lgreco_testing::pipeline::*;
 use lgreco_train::gradient::{Dtype, Values};
-use lgreco_train::pipeline::*;
 use lgreco_train::rng::Stream;
 
 /// A setting without memory, the same codec both ways.

@@ -56,7 +56,7 @@ pub(super) enum Progress {
 ///     let config = Config::new(Search::new(Method::Qsgd));
 ///     let layers = ["fc1", "fc2"].map(|name| Tensor::new(name, &[8, 8], Dtype::F32));
 ///     let layers = layers.into_iter().collect::<Result<Vec<_>, _>>()?;
-///     let mut controller = Controller::new(config, layers, &worker)?;
+///     let mut controller = Controller::new(config, layers, worker.rank(), worker.world_size())?;
 ///
 ///     controller.begin_step(0.1)?;
 ///     while let Some(request) = controller.control()? { // at most steps there is nothing to do

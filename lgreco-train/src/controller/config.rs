@@ -41,7 +41,7 @@ pub struct Config {
     /// What happens to a step in which some rank's gradient holds NaN or infinity.
     pub non_finite: NonFinite,
     /// Whether the residuals of the step before are kept, which takes their memory twice, so that
-    /// [`roll_back`](super::Controller::roll_back) and [`abandon_step`](super::Controller::abandon_step) can restore them. They
+    /// [`roll_back`](super::Residuals::roll_back) and [`abandon_step`](super::Controller::abandon_step) can restore them. They
     /// always are where `non_finite` is not an error, because a loss scaler then skips steps.
     pub undo: bool,
     /// How payloads that cannot be summed on the wire travel. By [`Route::Sharded`] each rank gets the means of its
@@ -149,7 +149,7 @@ pub struct Schedule {
     /// decision.
     pub window: u64,
     /// Steps from the last gradient that a decision sees to the first step under it, below warm-up and period. In these
-    /// steps the measuring rank can plan on another thread ([`Controller::take_plan_task`](super::Controller)); 0, the
+    /// steps the measuring rank can plan on another thread ([`Planning::take_task`](super::Controller)); 0, the
     /// default: the decision is made during the call, by the gradients up to it.
     pub lead: u64,
 }
@@ -210,8 +210,8 @@ pub enum Objective {
     /// find out whether the link has changed. From the second decision on it is less where that would take more than a hundredth
     /// of the seconds of exchanging until the next one, down to once half a MiB.
     ///
-    /// Seconds of buckets that are [exchanged elsewhere](super::Controller::note_exchanged), on a device, whoever exchanges them
-    /// [brings](super::Controller::meter_elsewhere).
+    /// Seconds of buckets that are [exchanged elsewhere](super::Elsewhere::note_exchanged), on a device, whoever exchanges them
+    /// [brings](super::Elsewhere::meter_elsewhere).
     ///
     /// Under [`Budget::Error`] plans are as fast as the error allows, under [`Budget::Size`] as exact as possible in the
     /// seconds of the default settings.

@@ -102,6 +102,44 @@ impl Controller {
         })
     }
 
+    /// Gives up the step under way, because a collective has failed: it may be begun again, and residuals are what they were
+    /// before it, if the configuration asks for [`undo`](super::Config::undo). If not, those of layers whose exchange was done
+    /// are what it has left. A collection of gradients for the next decision begins anew. All buckets are taken back first, wherever
+    /// they are, once the engine no longer touches their memory.
+    ///
+    /// Ranks may have got differently far, and differ in settings and factors: whatever they go on with, in a new group of
+    /// whoever is left, all [load](Controller::load) the plan of one of them, each with its own residuals.
+    ///
+    /// ```
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+    /// controller.begin_step(0.1)?;
+    /// controller.abandon_step()?; // the network has failed
+    /// assert_eq!(controller.steps(), 4);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InFlight`] when a bucket has not been taken back; [`Error::StepOrder`] when no step is under way.
+    ///
+    /// # Complexity
+    /// O(layers), and a pass over the collected gradients if there are any.
+    pub fn abandon_step(&mut self) -> Result<(), Error> {
+        if self.control.is_idle() {
+            return Err(Error::StepOrder { what: "no step is under way", expected: "one that has begun" });
+        }
+        self.expect_taken_back()?;
+        if self.control.expect_open().is_ok() {
+            self.states.iter_mut().for_each(|state| state.undo());
+            self.planner.reopen();
+            self.late = self.taken.late;
+        }
+        self.control.cancel();
+        Ok(())
+    }
+
     /// From one stage to the next.
     fn talk(&mut self) -> Result<Stage, Error> {
         self.control.stage = match self.control.stage {

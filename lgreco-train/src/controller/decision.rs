@@ -85,7 +85,7 @@ pub enum Cause {
     Schedule,
     /// The learning rate fell, and Accordion put all layers to low compression.
     LearningRate,
-    /// The caller gave a fixed policy [other settings](super::Controller::set_settings).
+    /// The caller gave a fixed policy [other settings](super::Planning::set_settings).
     Caller,
 }
 

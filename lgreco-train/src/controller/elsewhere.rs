@@ -1,36 +1,48 @@
 //! Layers whose gradients are exchanged elsewhere: in the memory of a device, say. Schedule, window, decisions, settings and
 //! saved states are the controller's all the same; buckets, and between steps residuals, are those of whoever exchanges.
 
+use super::Controller;
 use super::check::check_layer;
-use super::layer::{Fate, Undo};
+use super::layer::Fate;
 use super::window;
-use super::{Controller, Tensor};
 use crate::compress::Setting;
 use crate::error::expect_len;
-use crate::feedback::{Memory, Residual};
 use crate::gradient::{Values, with_elements};
-use crate::rng::Stream;
 use crate::{CoreError, Error};
 use lgreco::compress::select::check_finite;
 
-impl Controller {
-    /// Whether gradients of the step under way are to be [observed](Controller::observe), on this rank.
+/// What a [`Controller`] is told of exchanges elsewhere, by [`Controller::elsewhere`].
+///
+/// ```
+/// # use lgreco_testing::controller::alone;
+/// # use lgreco_train::search::Method;
+/// # let (mut controller, _) = alone(Method::TopK)?;
+/// controller.begin_step(0.1)?;
+/// assert!(controller.control()?.is_none());
+/// controller.elsewhere().note_exchanged(&[0, 1])?; // a device has made the means
+/// assert_eq!(controller.finish_step()?.bytes_out, 4 * (4096 + 64));
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+pub struct Elsewhere<'a>(pub(super) &'a mut Controller);
+
+impl Elsewhere<'_> {
+    /// Whether gradients of the step under way are to be [observed](Elsewhere::observe), on this rank.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone;
     /// # use lgreco_train::search::Method;
     /// # let (mut controller, _) = alone(Method::TopK)?; // two steps of warm-up, both of them in the window
-    /// assert!(!controller.watches()); // no step is under way
+    /// assert!(!controller.elsewhere().watches()); // no step is under way
     /// controller.begin_step(0.1)?;
-    /// assert!(controller.control()?.is_none() && controller.watches());
+    /// assert!(controller.control()?.is_none() && controller.elsewhere().watches());
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
     pub fn watches(&self) -> bool {
-        self.control.expect_open().is_ok() && self.planner.watches()
+        self.0.control.expect_open().is_ok() && self.0.planner.watches()
     }
 
     /// Takes note of layer `layer`'s own, uncompressed gradient, which is exchanged elsewhere, once in a step; does nothing
-    /// where none is [asked for](Controller::watches). A layer that is not observed in a step counts as it did on average
+    /// where none is [asked for](Elsewhere::watches). A layer that is not observed in a step counts as it did on average
     /// before.
     ///
     /// ```
@@ -39,7 +51,7 @@ impl Controller {
     /// # let (mut controller, _) = alone(Method::TopK)?;
     /// controller.begin_step(0.1)?;
     /// assert!(controller.control()?.is_none());
-    /// controller.observe(0, Values::F32(&[1.0; 4096]))?;
+    /// controller.elsewhere().observe(0, Values::F32(&[1.0; 4096]))?;
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
     ///
@@ -51,9 +63,9 @@ impl Controller {
     /// # Complexity
     /// A pass over the gradient.
     pub fn observe(&mut self, layer: usize, gradient: Values<'_>) -> Result<(), Error> {
-        self.control.expect_open()?;
-        self.expect_layer(layer)?;
-        let planner = &mut self.planner;
+        self.0.control.expect_open()?;
+        self.0.expect_layer(layer)?;
+        let planner = &mut self.0.planner;
         let tensor = &planner.tensors[layer];
         check_layer(layer, tensor.shape, tensor.dtype, gradient)?;
         if planner.watches() {
@@ -68,42 +80,36 @@ impl Controller {
     }
 
     /// Takes note that layer `layer`'s own, uncompressed gradient of this step is kept elsewhere, on a device say, as the
-    /// mean of the window that [`observe`](Controller::observe) would make of it; does nothing where none is
-    /// [asked for](Controller::watches). The next task then needs [`PlanTask::run_with`](super::PlanTask::run_with), which
+    /// mean of the window that [`observe`](Elsewhere::observe) would make of it; does nothing where none is
+    /// [asked for](Elsewhere::watches). The next task then needs [`PlanTask::run_with`](super::PlanTask::run_with), which
     /// has an example, and until it has been run no decision is made: also without a [lead](super::Schedule::lead) it is
     /// there to be taken. What is observed here of that layer in other steps of the window is not looked at.
     ///
     /// # Errors
     /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::NoSuchLayer`].
     pub fn note_observed(&mut self, layer: usize) -> Result<(), Error> {
-        self.control.expect_open()?;
-        self.expect_layer(layer)?;
-        if self.planner.watches() {
-            self.planner.window.note_elsewhere(layer);
+        self.0.control.expect_open()?;
+        self.0.expect_layer(layer)?;
+        if self.0.planner.watches() {
+            self.0.planner.window.note_elsewhere(layer);
         }
         Ok(())
     }
 
-    /// A layer of the model, which must have as many.
-    pub(super) fn expect_layer(&self, layer: usize) -> Result<&Tensor, Error> {
-        let missing = Error::NoSuchLayer { layer, layers: self.states.len() };
-        self.planner.tensors.get(layer).ok_or(missing)
-    }
-
-    /// Which of the window's steps the one under way is, from 1 on, where its gradients are to be [observed](Controller::watches);
+    /// Which of the window's steps the one under way is, from 1 on, where its gradients are to be [observed](Elsewhere::watches);
     /// else 0.
     pub fn window_step(&self) -> u64 {
-        if self.watches() { self.planner.window_step() } else { 0 }
+        if self.watches() { self.0.planner.window_step() } else { 0 }
     }
 
-    /// Whether gradients of the next decision are kept elsewhere, by a step that was [noted](Controller::note_observed) and has not been
+    /// Whether gradients of the next decision are kept elsewhere, by a step that was [noted](Elsewhere::note_observed) and has not been
     /// forgotten since, so that whoever has them must keep them.
     pub fn observes_elsewhere(&self) -> bool {
-        self.planner.window.is_elsewhere()
+        self.0.planner.window.is_elsewhere()
     }
 
     /// Unless buckets are exchanged: takes a layer's mean of the window so far, in f32, which was
-    /// [kept elsewhere](Controller::note_observed), for a saved state, or because the device can no longer measure it. From
+    /// [kept elsewhere](Elsewhere::note_observed), for a saved state, or because the device can no longer measure it. From
     /// then on it is here, unless it is observed elsewhere again; a task that is out is not told. Does nothing on other ranks
     /// than the measuring one.
     ///
@@ -114,12 +120,12 @@ impl Controller {
     /// for _ in 0..2 { // the second is one to plan by
     ///     controller.begin_step(0.1)?;
     ///     assert!(controller.control()?.is_none());
-    ///     controller.note_observed(0)?;
-    ///     controller.note_exchanged(&[0, 1])?;
+    ///     controller.elsewhere().note_observed(0)?;
+    ///     controller.elsewhere().note_exchanged(&[0, 1])?;
     ///     controller.finish_step()?;
     /// }
     /// assert!(controller.save().is_err());
-    /// controller.set_observed(0, &[1.0; 4096])?; // as the device has it
+    /// controller.elsewhere().set_observed(0, &[1.0; 4096])?; // as the device has it
     /// assert!(controller.save().is_ok());
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
@@ -127,19 +133,19 @@ impl Controller {
     /// # Errors
     /// [`Error::StepOrder`] while a step is under way whose control requests are done; [`Error::NoSuchLayer`], [`CoreError::Length`](crate::CoreError::Length) unless there is one value per element.
     pub fn set_observed(&mut self, layer: usize, mean: &[f32]) -> Result<(), Error> {
-        if self.control.expect_open().is_ok() {
+        if self.0.control.expect_open().is_ok() {
             return Err(Error::StepOrder { what: "a step is under way", expected: "its end" });
         }
-        self.expect_layer(layer)?;
-        expect_len("values of a window's mean", self.planner.tensors[layer].shape.elements(), mean.len())?;
-        if self.planner.measures() {
-            self.planner.window.bring(layer, mean);
+        self.0.expect_layer(layer)?;
+        expect_len("values of a window's mean", self.0.planner.tensors[layer].shape.elements(), mean.len())?;
+        if self.0.planner.measures() {
+            self.0.planner.window.bring(layer, mean);
         }
         Ok(())
     }
 
     /// Between two steps: collects gradients for the next decision anew, because the last step, whose gradients were
-    /// [observed](Controller::observe), has failed elsewhere. A task that is out is not waited for.
+    /// [observed](Elsewhere::observe), has failed elsewhere. A task that is out is not waited for.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone_with_lead;
@@ -148,13 +154,13 @@ impl Controller {
     /// for _ in 0..2 { // the second is one to plan by
     ///     controller.begin_step(0.1)?;
     ///     assert!(controller.control()?.is_none());
-    ///     controller.observe(0, Values::F32(&[1.0; 4096]))?;
-    ///     controller.note_exchanged(&[0, 1])?;
+    ///     controller.elsewhere().observe(0, Values::F32(&[1.0; 4096]))?;
+    ///     controller.elsewhere().note_exchanged(&[0, 1])?;
     ///     controller.finish_step()?;
     /// }
-    /// assert!(controller.take_plan_task().is_some());
-    /// controller.forget_observed()?;
-    /// assert!(controller.take_plan_task().is_none());
+    /// assert!(controller.planning().take_task().is_some());
+    /// controller.elsewhere().forget_observed()?;
+    /// assert!(controller.planning().take_task().is_none());
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
     ///
@@ -164,14 +170,14 @@ impl Controller {
     /// # Complexity
     /// A pass over the collected gradients.
     pub fn forget_observed(&mut self) -> Result<(), Error> {
-        self.control.expect_idle()?;
-        self.planner.forget();
+        self.0.control.expect_idle()?;
+        self.0.planner.forget();
         Ok(())
     }
 
     /// Takes note that layers are exchanged elsewhere in the step under way, under their settings and by
     /// [`Route::AllGather`](crate::exchange::Route) or [`Route::Sharded`](crate::exchange::Route): what they send is counted, and no bucket of the step may have them. Where values decide how long
-    /// a payload is, the longest is counted; [`note_sent`](Controller::note_sent) counts what was sent otherwise.
+    /// a payload is, the longest is counted.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone;
@@ -179,7 +185,7 @@ impl Controller {
     /// # let (mut controller, _) = alone(Method::TopK)?;
     /// controller.begin_step(0.1)?;
     /// assert!(controller.control()?.is_none());
-    /// controller.note_exchanged(&[1])?;
+    /// controller.elsewhere().note_exchanged(&[1])?;
     /// assert!(controller.open(&[1]).is_err());
     /// assert_eq!((controller.finish_step()?.bytes_out, controller.metrics(1).steps), (4 * 64, 1));
     /// # Ok::<(), lgreco_train::Error>(())
@@ -190,11 +196,11 @@ impl Controller {
     /// [`Error::NoSuchLayer`], [`Error::InFlight`] for one in a bucket. Layers before that one
     /// are counted then.
     pub fn note_exchanged(&mut self, layers: &[usize]) -> Result<(), Error> {
-        self.control.expect_open()?;
-        let reduce_dtype = self.planner.config.search.reduce_dtype;
+        self.0.control.expect_open()?;
+        let reduce_dtype = self.0.planner.config.search.reduce_dtype;
         for &layer in layers {
-            self.expect_lendable(layer)?;
-            let (setting, tensor) = (self.states[layer].choice.setting, &self.planner.tensors[layer]);
+            self.0.expect_lendable(layer)?;
+            let (setting, tensor) = (self.0.states[layer].choice.setting, &self.0.planner.tensors[layer]);
             let bytes = match setting {
                 // Without a header.
                 Setting::Dense => tensor.shape.elements() * tensor.dtype.bytes().min(reduce_dtype.bytes()),
@@ -205,33 +211,17 @@ impl Controller {
         Ok(())
     }
 
-    /// Takes note that a layer is exchanged elsewhere in the step under way, and that this rank has sent so many bytes for it: by a
-    /// trainer's own compressor, say, of which the layer's setting knows nothing. No bucket of the step may have it.
-    ///
-    /// ```
-    /// # use lgreco_testing::controller::alone;
-    /// # use lgreco_train::search::Method;
-    /// # let (mut controller, _) = alone(Method::TopK)?;
-    /// controller.begin_step(0.1)?;
-    /// assert!(controller.control()?.is_none());
-    /// controller.note_sent(0, 500)?; // 4096 f32
-    /// controller.note_exchanged(&[1])?;
-    /// assert_eq!((controller.finish_step()?.bytes_out, controller.metrics(0).bytes_out), (500 + 4 * 64, 500));
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// As [`note_exchanged`](Controller::note_exchanged). Nothing is counted then.
-    pub fn note_sent(&mut self, layer: usize, bytes: u64) -> Result<(), Error> {
-        self.control.expect_open()?;
-        self.expect_lendable(layer)?;
-        let state = &mut self.states[layer];
+    /// The same of a layer, with the bytes that it took.
+    fn note_sent(&mut self, layer: usize, bytes: u64) -> Result<(), Error> {
+        self.0.control.expect_open()?;
+        self.0.expect_lendable(layer)?;
+        let state = &mut self.0.states[layer];
         state.fate = Fate::Exchanged;
         state.counts.steps += 1;
-        state.counts.bytes_in += self.planner.tensors[layer].bytes();
+        state.counts.bytes_in += self.0.planner.tensors[layer].bytes();
         state.counts.bytes_out += bytes;
-        self.taken.bytes_out += bytes;
-        self.taken.told = true;
+        self.0.taken.bytes_out += bytes;
+        self.0.taken.told = true;
         Ok(())
     }
 
@@ -243,10 +233,10 @@ impl Controller {
     /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
-    /// controller.record_error(0, 0.25)?;
-    /// controller.record_error(1, 0.25)?; // the bias
+    /// controller.elsewhere().record_error(0, 0.25)?;
+    /// controller.elsewhere().record_error(1, 0.25)?; // the bias
     /// assert_eq!([0, 1].map(|layer| controller.metrics(layer).relative_error), [Some(0.25), None]);
-    /// assert!(controller.record_error(0, f64::NAN).is_err() && controller.record_error(2, 0.0).is_err());
+    /// assert!(controller.elsewhere().record_error(0, f64::NAN).is_err() && controller.elsewhere().record_error(2, 0.0).is_err());
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
     ///
@@ -254,58 +244,14 @@ impl Controller {
     /// [`Error::StepOrder`] while a step is under way; [`Error::NoSuchLayer`];
     /// [`CoreError::Parameter`](crate::CoreError::Parameter) for what is not finite or negative.
     pub fn record_error(&mut self, layer: usize, relative_error: f64) -> Result<(), Error> {
-        self.control.expect_idle()?;
-        self.expect_layer(layer)?;
-        let state = &mut self.states[layer];
+        self.0.control.expect_idle()?;
+        self.0.expect_layer(layer)?;
+        let state = &mut self.0.states[layer];
         let sound = relative_error.is_finite() && relative_error >= 0.0;
         Error::require(sound, "a relative error", relative_error, "a finite number >= 0")?;
         if state.choice.uncompressed.is_none() {
             state.relative_error = Some(relative_error);
         }
-        Ok(())
-    }
-
-    /// Remembers these values of layer `layer` instead, f32, row-major: what was not sent of it elsewhere. Under a setting
-    /// without feedback they go out whole with the next gradient. The last step can then no longer be rolled back.
-    ///
-    /// ```
-    /// # use lgreco_testing::controller::{alone, step_alone};
-    /// # use lgreco_train::search::Method;
-    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
-    /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
-    /// let (mut before, mut after) = ([0.0; 4096], [0.0; 4096]);
-    /// controller.residual(0, &mut before)?;
-    /// before[17] += 1.0;
-    /// controller.set_residual(0, &before)?;
-    /// controller.residual(0, &mut after)?;
-    /// assert_eq!(before, after);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::StepOrder`] when the step under way has exchanged the layer, [`Error::InFlight`] while a bucket has it;
-    /// [`Error::NoSuchLayer`]; [`CoreError::Length`](crate::CoreError::Length) when there is not one value per element; [`CoreError::Overflow`](crate::CoreError::Overflow) when a value is not finite or too large
-    /// for the residual's format; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). Nothing has changed then.
-    pub fn set_residual(&mut self, layer: usize, values: &[f32]) -> Result<(), Error> {
-        if self.control.is_idle() {
-            self.expect_layer(layer)?;
-        } else {
-            self.expect_lendable(layer)?;
-        }
-        let (state, shape) = (&mut self.states[layer], self.planner.tensors[layer].shape);
-        expect_len("residual values", shape.elements(), values.len())?;
-        let (seed, step) = (self.planner.config.search.seed, self.planner.step as u32);
-        let stream = Stream { seed, step, layer: layer as u32, rank: self.rank };
-        match &mut state.memory {
-            Some(memory) => memory.set(values, stream)?,
-            None if values.iter().all(|&value| value == 0.0) => {}
-            None => {
-                let mut memory = Memory::owned(Residual::CLASSIC, shape)?;
-                memory.set(values, stream)?;
-                state.memory = Some(memory);
-            }
-        }
-        (state.undo, state.spent) = (Undo::Nothing, None);
         Ok(())
     }
 }

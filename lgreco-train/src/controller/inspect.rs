@@ -1,6 +1,6 @@
 //! What can be asked of a controller between steps.
 
-use super::{Controller, Decision, Metrics, Tensor, metrics};
+use super::{Controller, Decision, Elsewhere, Metrics, Planning, Residuals, Tensor, metrics};
 use crate::Error;
 use crate::compress::Setting;
 use crate::error::expect_len;
@@ -135,5 +135,20 @@ impl Controller {
                 Ok(())
             }
         }
+    }
+
+    /// Decisions that others make: a thread, or the caller.
+    pub fn planning(&mut self) -> Planning<'_> {
+        Planning(self)
+    }
+
+    /// Layers whose gradients are exchanged elsewhere.
+    pub fn elsewhere(&mut self) -> Elsewhere<'_> {
+        Elsewhere(self)
+    }
+
+    /// What this rank remembers of each layer, to be changed.
+    pub fn residuals(&mut self) -> Residuals<'_> {
+        Residuals(self)
     }
 }

@@ -1,10 +1,10 @@
 //! Buckets lent and taken back.
 
-use super::Controller;
 use super::arena::{Arena, Kept};
 use super::bucket::{Bucket, Progress};
 use super::layer::Fate;
 use super::needs::Needs;
+use super::{Controller, Tensor};
 use crate::Error;
 use crate::checksum::Hash;
 use crate::exchange::{Agreement, Collective, Moment};
@@ -135,6 +135,12 @@ impl Controller {
             });
         }
         Ok(())
+    }
+
+    /// A layer of the model, which must have as many.
+    pub(super) fn expect_layer(&self, layer: usize) -> Result<&Tensor, Error> {
+        let missing = Error::NoSuchLayer { layer, layers: self.states.len() };
+        self.planner.tensors.get(layer).ok_or(missing)
     }
 
     /// Whether the step under way can still exchange a layer.

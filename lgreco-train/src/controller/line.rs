@@ -17,7 +17,7 @@ use serde_json::Value;
 /// use lgreco_train::search::{Method, Search};
 /// let mut worker = ThreadCollective::group(1).remove(0);
 /// let layers = vec![Tensor::new("bias", &[2], Dtype::F32)?];
-/// let mut controller = Controller::new(Config::new(Search::new(Method::Qsgd)), layers, &worker)?;
+/// let mut controller = Controller::new(Config::new(Search::new(Method::Qsgd)), layers, worker.rank(), worker.world_size())?;
 /// let report = controller.step(&mut worker, &mut [ValuesMut::F32(&mut [1.0, 2.0])], 0.1)?;
 /// let line = metrics_line(&controller, &report);
 /// assert!(line.starts_with(r#"{"version":1,"step":0,"outcome":"exchanged","switched":false,"bytes_in":8,"bytes_out":8,"#));

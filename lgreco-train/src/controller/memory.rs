@@ -21,7 +21,7 @@ use core::ops::Range;
 /// # use lgreco_train::search::{Method, Search};
 /// # let worker = ThreadCollective::group(1).remove(0);
 /// let layers = vec![Tensor::new("fc1", &[1024, 1024], Dtype::F32)?];
-/// let controller = Controller::new(Config::new(Search::new(Method::TopK)), layers, &worker)?;
+/// let controller = Controller::new(Config::new(Search::new(Method::TopK)), layers, worker.rank(), worker.world_size())?;
 /// let memory = controller.memory(None, 1)?;
 /// assert_eq!((memory.residuals, memory.undo, memory.window), (4 << 20, 0, 4 << 20));
 /// assert!(memory.total() < 20 << 20);

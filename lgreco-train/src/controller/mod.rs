@@ -18,7 +18,7 @@
 //!     config.schedule.warmup = 2;
 //!     config.schedule.period = 50;
 //!     let layers = vec![Tensor::new("x", &[64, 64], Dtype::F32)?];
-//!     let mut controller = Controller::new(config, layers, &worker)?;
+//!     let mut controller = Controller::new(config, layers, worker.rank(), worker.world_size())?;
 //!
 //!     let (mut x, learning_rate, mut sent) = (vec![0.0f32; 4096], 0.03, 0);
 //!     for _ in 0..300 {
@@ -60,14 +60,14 @@
 //! at most steps), then a [`Bucket`] for whatever layers have their gradients, any number at a time and on any threads, and
 //! [`finish_step`](Controller::finish_step). Each bucket says which collectives to perform on which memory. The means are the
 //! same bits. What differs: gradients that are not finite are found only when their bucket is compressed, so other buckets of
-//! the step may have been exchanged; the bucket then becomes NaN on every rank, or zeros where the step is [skipped](NonFinite::Skip). [`roll_back`](Controller::roll_back) takes a
+//! the step may have been exchanged; the bucket then becomes NaN on every rank, or zeros where the step is [skipped](NonFinite::Skip). [`roll_back`](Residuals::roll_back) takes a
 //! step back that a loss scaler skips.
 //!
 //! # Planning while training goes on
 //! At a decision, one rank measures and plans; [`control`](Controller::control) does it during the call, for seconds with
 //! large models, unless somebody else does. With a [`Schedule::lead`] of some steps,
-//! [`take_plan_task`](Controller::take_plan_task) gives that rank the work beforehand, to be run on any thread, and
-//! [`hand_in`](Controller::hand_in) takes the result. Settings change at the step of the schedule, on all ranks, or at the
+//! [`take_plan_task`](Planning::take_task) gives that rank the work beforehand, to be run on any thread, and
+//! [`hand_in`](Planning::hand_in) takes the result. Settings change at the step of the schedule, on all ranks, or at the
 //! first one after it at which the result is there: nobody waits for it.
 //!
 //! # A step
@@ -142,6 +142,7 @@ mod planned;
 mod planner;
 mod planning;
 mod ramp;
+mod residuals;
 mod restore;
 mod save;
 mod saved;
@@ -153,7 +154,6 @@ mod tensor;
 #[cfg(test)]
 mod tests;
 mod timing;
-mod transaction;
 mod turn;
 mod view;
 mod window;
@@ -161,6 +161,7 @@ mod window;
 pub use bucket::Bucket;
 pub use config::{Accordion, Budget, Config, NonFinite, Objective, Policy, Schedule};
 pub use decision::{Cause, Decision, Uncompressed};
+pub use elsewhere::Elsewhere;
 pub use feedback::Feedback;
 pub use legacy::Legacy;
 #[cfg(feature = "json")]
@@ -168,7 +169,9 @@ pub use line::metrics_line;
 pub use memory::MemoryUse;
 pub use metrics::{Metrics, Outcome, Report, Seconds};
 pub use observed::Observed;
+pub use planning::Planning;
 pub use ramp::RampUp;
+pub use residuals::Residuals;
 pub use restore::Loaded;
 pub use save::Contents;
 pub use step::Controller;

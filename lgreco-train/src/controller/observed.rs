@@ -14,9 +14,9 @@ use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Gradients of a window that were [observed](super::Controller::note_observed) elsewhere, in the memory of a device, say: whoever has them
+/// Gradients of a window that were [observed](super::Elsewhere::note_observed) elsewhere, in the memory of a device, say: whoever has them
 /// measures them for [`PlanTask::run_with`](super::PlanTask::run_with). What is measured of each layer is the mean of its gradients in
-/// the window, as [`Controller::observe`](super::Controller::observe) makes it, in the layer's own type.
+/// the window, as [`Elsewhere::observe`](super::Elsewhere::observe) makes it, in the layer's own type.
 ///
 /// ```
 /// use lgreco_train::backend::{Backend, Job, JobError, Portable};

@@ -33,7 +33,7 @@ impl Policy {
     ///     let mut config = Config::new(search.clone());
     ///     config.policy = Policy::from_plan(&plan, &model)?;
     ///     config.schedule.warmup = 2;
-    ///     let mut controller = Controller::new(config, model, &worker)?;
+    ///     let mut controller = Controller::new(config, model, worker.rank(), worker.world_size())?;
     ///     let mut sent = 0;
     ///     for step in 0..5 {
     ///         let value = |i: usize| (i as f32 + worker.rank() as f32 + step as f32).sin();

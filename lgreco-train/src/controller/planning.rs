@@ -5,13 +5,24 @@ use crate::Error;
 use crate::compress::Setting;
 use alloc::vec::Vec;
 
-impl Controller {
+/// The decisions of a [`Controller`], by [`Controller::planning`].
+///
+/// ```
+/// # use lgreco_testing::controller::alone;
+/// # use lgreco_train::search::Method;
+/// # let (mut controller, _) = alone(Method::TopK)?;
+/// assert!(!controller.planning().is_due()); // not before the end of the warm-up
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+pub struct Planning<'a>(pub(super) &'a mut Controller);
+
+impl Planning<'_> {
     /// The work of the next decision, once, on the measuring rank; elsewhere, and at other times, `None`. It is there from
     /// the end of step `due - lead - 1` on, where `due` is the step of the decision and `lead` that of the
     /// [`Schedule`](super::Schedule), at least 1; ask after every step. Any thread [runs](PlanTask::run) it, and
-    /// [`hand_in`](Controller::hand_in) takes the result.
+    /// [`hand_in`](Planning::hand_in) takes the result.
     ///
-    /// At step `due` the ranks then switch. If the result is not there yet ([`is_plan_due`](Controller::is_plan_due) tells when to
+    /// At step `due` the ranks then switch. If the result is not there yet ([`is_plan_due`](Planning::is_due) tells when to
     /// wait for it), they take the step under the settings as they
     /// are, and ask again at the next one. If the task was not taken, or was dropped, [`control`](Controller::control) runs
     /// it during that call. A decision that fails is an error of that step on every rank; begun again, the step may be taken
@@ -20,7 +31,7 @@ impl Controller {
     ///
     /// With Accordion, a learning rate that falls at step `due` or later takes the place of the decision.
     ///
-    /// Where gradients were [observed elsewhere](Controller::note_observed), the task is there without a lead, too, when the step of
+    /// Where gradients were [observed elsewhere](super::Elsewhere::note_observed), the task is there without a lead, too, when the step of
     /// the decision has begun, and needs [`run_with`](PlanTask::run_with); it is not run during a call.
     ///
     /// ```
@@ -30,7 +41,7 @@ impl Controller {
     /// let mut tasks = vec![];
     /// for step in 0..6 {
     ///     step_alone(&mut controller, &mut worker)?;
-    ///     let task = controller.take_plan_task(); // dropped, and there again after the next step
+    ///     let task = controller.planning().take_task(); // dropped, and there again after the next step
     ///     tasks.push(task.is_some());
     /// }
     /// assert_eq!(tasks, [false, true, true, false, true, true]); // for the decisions of steps 3 and 6
@@ -40,11 +51,11 @@ impl Controller {
     ///
     /// # Complexity
     /// O(layers). The window's gradients are shared with the task, not copied.
-    pub fn take_plan_task(&mut self) -> Option<PlanTask> {
-        if self.planner.config.schedule.lead == 0 && !self.planner.window.is_elsewhere() {
+    pub fn take_task(&mut self) -> Option<PlanTask> {
+        if self.0.planner.config.schedule.lead == 0 && !self.0.planner.window.is_elsewhere() {
             return None;
         }
-        self.planner.take_task()
+        self.0.planner.take_task()
     }
 
     /// Whether the next step is that of a decision: whoever plans on a thread waits for the result before it begins, so that every
@@ -56,20 +67,20 @@ impl Controller {
     /// # let (mut controller, mut worker) = alone_with_lead(Method::TopK, 1)?;
     /// let mut due = vec![];
     /// for step in 0..4 {
-    ///     due.push(controller.is_plan_due());
+    ///     due.push(controller.planning().is_due());
     ///     step_alone(&mut controller, &mut worker)?;
     /// }
     /// assert_eq!(due, [false, false, false, true]);
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
-    pub fn is_plan_due(&self) -> bool {
-        self.planner.is_due()
+    pub fn is_due(&self) -> bool {
+        self.0.planner.is_due()
     }
 
     /// Takes what became of a plan task; whether anybody still waits for it. Nobody does when a saved state has been
     /// loaded since, or the learning rate has fallen instead: it is then dropped.
     pub fn hand_in(&mut self, result: PlanResult) -> bool {
-        self.planner.hand_in(result)
+        self.0.planner.hand_in(result)
     }
 
     /// Asks for a decision before the next of the [`Schedule`](super::Schedule), because the data or the network have changed: its
@@ -85,15 +96,15 @@ impl Controller {
     /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?; // decisions at 2, 5, 8, ... on two gradients
     /// (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
-    /// assert_eq!(controller.replan()?, Some(5));
+    /// assert_eq!(controller.planning().replan()?, Some(5));
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
     ///
     /// # Errors
     /// [`Error::StepOrder`] while a step is under way.
     pub fn replan(&mut self) -> Result<Option<u64>, Error> {
-        self.control.expect_idle()?;
-        Ok(self.planner.replan())
+        self.0.control.expect_idle()?;
+        Ok(self.0.planner.replan())
     }
 
     /// Gives a controller of [`Policy::Fixed`](super::Policy::Fixed) other settings, one per layer. All ranks do, between the
@@ -116,10 +127,10 @@ impl Controller {
     /// config.schedule.warmup = 2;
     /// let mut worker = ThreadCollective::group(1).remove(0);
     /// let layers = vec![Tensor::new("fc1", &[64], Dtype::F32)?];
-    /// let mut controller = Controller::new(config, layers, &worker)?;
+    /// let mut controller = Controller::new(config, layers, worker.rank(), worker.world_size())?;
     /// for step in 0..6 {
     ///     if step == 4 {
-    ///         controller.set_settings(vec!["topk 8".parse()?])?;
+    ///         controller.planning().set_settings(vec!["topk 8".parse()?])?;
     ///     }
     ///     let mut gradient: Vec<f32> = (0..64).map(|i| i as f32).collect();
     ///     controller.step(&mut worker, &mut [ValuesMut::F32(&mut gradient)], 0.1)?;
@@ -134,8 +145,8 @@ impl Controller {
     /// [`CoreError::Length`](crate::CoreError::Length) unless there is one setting per layer, those of settings that do not
     /// fit their layer. Nothing has changed then.
     pub fn set_settings(&mut self, settings: Vec<Setting>) -> Result<(), Error> {
-        self.control.expect_idle()?;
-        self.planner.fix(settings)
+        self.0.control.expect_idle()?;
+        self.0.planner.fix(settings)
     }
 
     /// Compresses the warm-up, too: until the first decision layers have the default settings, those of a fixed policy have
@@ -147,7 +158,7 @@ impl Controller {
     /// # use lgreco_testing::controller::{alone, step_alone};
     /// # use lgreco_train::search::Method;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
-    /// controller.compress_warmup()?;
+    /// controller.planning().compress_warmup()?;
     /// let report = step_alone(&mut controller, &mut worker)?;
     /// assert!(report.step == 0 && report.bytes_out < report.bytes_in / 20);
     /// # Ok::<(), lgreco_train::Error>(())
@@ -157,16 +168,16 @@ impl Controller {
     /// [`Error::StepOrder`] when steps have been taken; those of settings that do not fit their layer,
     /// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). Nothing has changed then.
     pub fn compress_warmup(&mut self) -> Result<(), Error> {
-        self.control.expect_idle()?;
-        if self.planner.step > 0 {
+        self.0.control.expect_idle()?;
+        if self.0.planner.step > 0 {
             return Err(Error::StepOrder { what: "steps have been taken", expected: "none" });
         }
-        if self.planner.config.policy == Policy::Uncompressed {
+        if self.0.planner.config.policy == Policy::Uncompressed {
             return Ok(());
         }
-        let choices = self.planner.default_choices(0)?;
-        let switches = self.prepare(&self.states, &choices, 0)?;
-        self.switch(switches);
+        let choices = self.0.planner.default_choices(0)?;
+        let switches = self.0.prepare(&self.0.states, &choices, 0)?;
+        self.0.switch(switches);
         Ok(())
     }
 }

@@ -21,7 +21,7 @@ use alloc::vec::Vec;
 /// # use lgreco_testing::controller::{alone, step_alone};
 /// # use lgreco_train::search::Method;
 /// # let (mut controller, mut worker) = alone(Method::TopK)?;
-/// let loaded = controller.load(&controller.save()?, &[])?;
+/// let loaded = controller.load(&[&controller.save()?], &[])?;
 /// assert_eq!((loaded.missing.len(), loaded.rank, loaded.world_size), (0, 0, 1));
 /// # Ok::<(), lgreco_train::Error>(())
 /// ```
@@ -47,7 +47,9 @@ pub struct Loaded {
 
 impl Controller {
     /// Continues from `plan`, the [saved](Controller::save) state of any rank, with the residuals of `residuals`, states
-    /// of the same step or earlier ones.
+    /// of the same step or earlier ones. A state is given whole, or in [parts](Controller::save_part) in any order: as `plan` all
+    /// of one rank's, where layers that the model does not have may be left out; as `residuals` those of layers, of one or more
+    /// ranks.
     /// Plan tasks of before are not waited for. All ranks load between the same two steps, or none: afterwards they find
     /// out anew whether their buckets fit together.
     ///
@@ -75,7 +77,7 @@ impl Controller {
     /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
     /// let saved = controller.save()?;
     /// let (mut continued, _) = alone(Method::TopK)?;
-    /// continued.load(&saved, &[&saved])?;
+    /// continued.load(&[&saved], &[&saved])?;
     /// assert_eq!((continued.steps(), continued.setting(0)), (4, controller.setting(0)));
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
@@ -84,30 +86,13 @@ impl Controller {
     /// [`CoreError::Checksum`](crate::CoreError::Checksum) when a state is not as it was saved;
     /// [`CoreError::SavedState`](crate::CoreError::SavedState), [`CoreError::Length`](crate::CoreError::Length),
     /// [`CoreError::DuplicateName`](crate::CoreError::DuplicateName) and those of settings, shapes and residuals for
-    /// bytes that are no state of version 4 or 6, whatever they are; [`CoreError::SavedState`](crate::CoreError::SavedState)
+    /// bytes that are no state of version 4 or 6, whatever they are, parts of several ranks as `plan`, and the same part twice; [`CoreError::SavedState`](crate::CoreError::SavedState)
     /// when a residual is of a later step than the plan, or of another number of workers; [`CoreError::Overflow`](crate::CoreError::Overflow) of
     /// summed residuals; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). The controller is then unchanged.
     ///
     /// # Complexity
     /// The bytes of all states, and O(n log n) in the layers.
-    pub fn load(&mut self, plan: &[u8], residuals: &[&[u8]]) -> Result<Loaded, Error> {
-        let methods = &self.planner.config.search.methods;
-        let plan = saved::parse(plan, methods)?;
-        let residuals = residuals.iter().map(|bytes| saved::parse(bytes, methods).map(|(_, layers)| layers));
-        self.continue_from(&plan.0, &plan.1, &residuals.collect::<Result<Vec<_>, _>>()?)
-    }
-
-    /// As [`load`](Controller::load), from states that were saved in [parts](Controller::save_parts), in any order: all of
-    /// any rank's as `plan`, where layers that the model does not have may be left out, and as `residuals` those of the
-    /// layers, of one or more ranks.
-    ///
-    /// # Errors
-    /// As [`load`](Controller::load); also [`CoreError::SavedState`](crate::CoreError::SavedState) when parts of `plan`
-    /// are of different ranks, and unless one of them is what belongs to no layer.
-    ///
-    /// # Complexity
-    /// As [`load`](Controller::load).
-    pub fn load_parts(&mut self, plan: &[&[u8]], residuals: &[&[u8]]) -> Result<Loaded, Error> {
+    pub fn load(&mut self, plan: &[&[u8]], residuals: &[&[u8]]) -> Result<Loaded, Error> {
         let (runs, mut plans) = sorted(plan, &self.planner.config.search.methods)?;
         let several = |what, found: usize| Error::saved(what, found as u64);
         let [run] = &runs[..] else {
@@ -208,19 +193,21 @@ impl Controller {
     }
 }
 
-/// Parts by the state that they are of, in the order of their first ones.
+/// States and parts of them, by the state that they are of, in the order of their first ones.
 fn sorted<'a>(parts: &[&'a [u8]], methods: &Methods) -> Result<(Vec<Run>, Vec<Layers<'a>>), Error> {
     let (mut runs, mut owners, mut layers) = (vec![], vec![], vec![]);
     for bytes in parts {
-        let (owner, part) = saved::parse_part(bytes, methods)?;
+        let (owner, parts) = saved::parse(bytes, methods)?;
         let at = owners.iter().position(|&known| known == owner).unwrap_or_else(|| {
             owners.push(owner);
             layers.push(vec![]);
             owners.len() - 1
         });
-        match part {
-            Part::Run(run) => runs.push(run),
-            Part::Layer(layer) => layers[at].push(layer),
+        for part in parts {
+            match part {
+                Part::Run(run) => runs.push(run),
+                Part::Layer(layer) => layers[at].push(layer),
+            }
         }
     }
     let states = owners.into_iter().zip(layers).map(|(owner, layers)| Layers::new(owner, layers));

@@ -4,7 +4,7 @@ use super::layer::Counts;
 use super::saved::{MAGIC, NONE, PART_MAGIC, UNMEASURED_VERSION, VERSION};
 use super::{Cause, Controller, Decision, Timing};
 use crate::Error;
-use crate::feedback::{Memory, RESIDUAL};
+use crate::feedback::Memory;
 use crate::state::Writer;
 use alloc::vec::Vec;
 
@@ -33,7 +33,7 @@ pub enum Contents {
 impl Controller {
     /// This rank's state as bytes, the same on every machine; every rank saves its own. A controller that
     /// [loads](Controller::load) it continues bit for bit. The configuration is not in it, nor are settings that
-    /// [`set_settings`](Controller::set_settings) has given and no step has taken over: a controller that is configured with
+    /// [`set_settings`](super::Planning::set_settings) has given and no step has taken over: a controller that is configured with
     /// them takes them over a step later. A plan task that is out is not saved either.
     ///
     /// ```
@@ -48,7 +48,7 @@ impl Controller {
     /// # Errors
     /// This rank's overflow of a residual, if that was to be told by the next step; [`Error::InFlight`] while a bucket is
     /// being exchanged, [`Error::StepOrder`] while a step is under way, and for gradients of the window that were
-    /// [observed elsewhere](Controller::note_observed) and not [brought](Controller::set_observed) since.
+    /// [observed elsewhere](super::Elsewhere::note_observed) and not [brought](super::Elsewhere::set_observed) since.
     ///
     /// # Complexity
     /// Residuals and factors; on the measuring rank the window's mean too.
@@ -69,43 +69,22 @@ impl Controller {
         Ok(to.sealed())
     }
 
-    /// This rank's state in parts, for checkpoints that are maps by name: what belongs to no layer, with `None`, then each
-    /// layer's with its name. [`load_parts`](Controller::load_parts) takes them in any order.
+    /// A part of this rank's state, for checkpoints that are maps by name: that of a layer, or what belongs to none.
+    /// [`load`](Controller::load) takes all parts in any order.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
     /// # use lgreco_train::search::Method;
     /// use lgreco_train::controller::Contents;
-    /// use std::collections::HashMap;
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
-    /// let parts: HashMap<_, _> = controller.save_parts(Contents::Everything)?.collect();
-    /// assert!(parts.contains_key(&Some("weight")) && parts.len() == 3);
-    /// let bytes: Vec<&[u8]> = parts.values().map(|bytes| &bytes[..]).collect();
+    /// let parts = [None, Some(0), Some(1)].map(|layer| controller.save_part(layer, Contents::Everything).unwrap());
+    /// let parts: [&[u8]; 3] = parts.each_ref().map(Vec::as_slice);
     /// let (mut continued, _) = alone(Method::TopK)?;
-    /// continued.load_parts(&bytes, &bytes)?;
+    /// continued.load(&parts, &parts)?;
     /// assert!(continued.save()? == controller.save()?);
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// As [`save`](Controller::save).
-    ///
-    /// # Complexity
-    /// As [`save`](Controller::save), with one part in memory at a time.
-    pub fn save_parts(
-        &self,
-        contents: Contents,
-    ) -> Result<impl ExactSizeIterator<Item = (Option<&str>, Vec<u8>)> + '_, Error> {
-        self.expect_saveable(contents)?;
-        let tensors = &self.planner.tensors;
-        Ok((0..1 + tensors.len()).map(move |index| match index.checked_sub(1) {
-            None => (None, self.part(None, contents)),
-            Some(layer) => (Some(&*tensors[layer].name), self.part(Some(layer), contents)),
-        }))
-    }
-
-    /// One of [these parts](Controller::save_parts): that of a layer, or what belongs to none.
     ///
     /// # Errors
     /// As [`save`](Controller::save).
@@ -114,17 +93,13 @@ impl Controller {
     /// When there is no such layer.
     pub fn save_part(&self, layer: Option<usize>, contents: Contents) -> Result<Vec<u8>, Error> {
         self.expect_saveable(contents)?;
-        Ok(self.part(layer, contents))
-    }
-
-    fn part(&self, layer: Option<usize>, contents: Contents) -> Vec<u8> {
         let mut to = self.writer(PART_MAGIC);
         to.numbers([u64::from(layer.is_some())]);
         match layer {
             None => self.save_run(contents, &mut to),
             Some(layer) => self.save_layer(layer, contents, &mut to),
         }
-        to.sealed()
+        Ok(to.sealed())
     }
 
     fn expect_saveable(&self, contents: Contents) -> Result<(), Error> {
@@ -181,7 +156,7 @@ impl Controller {
         let len = state.memory.as_ref().map_or(0, Memory::part_len);
         to.numbers([len as u64]);
         if let Some(memory) = &state.memory {
-            memory.save_part(RESIDUAL, to.room(len));
+            memory.save_part(to.room(len));
         }
     }
 }

@@ -32,7 +32,7 @@ use crate::compress::method::Methods;
 use crate::compress::{Compressor, Cost};
 use crate::error::expect_distinct;
 use crate::exchange::factor_rank;
-use crate::feedback::{RESIDUAL, SavedState};
+use crate::feedback::SavedState;
 use crate::gradient::{Dtype, Shape};
 use crate::state::Reader;
 use alloc::collections::BTreeMap;
@@ -86,35 +86,29 @@ pub(super) struct Layer<'a> {
 }
 
 /// What a part is about.
-#[expect(clippy::large_enum_variant, reason = "one at a time")]
+#[expect(clippy::large_enum_variant, reason = "a state has one run")]
 pub(super) enum Part<'a> {
     Run(Run),
     Layer(Layer<'a>),
 }
 
-/// A state whose bytes have been checked.
-pub(super) fn parse<'a>(bytes: &'a [u8], methods: &Methods) -> Result<(Run, Layers<'a>), Error> {
-    let mut reader = Reader::open(bytes, MAGIC, &[UNMEASURED_VERSION, VERSION])?;
+/// The parts of a whole state, or one part, whose bytes have been checked.
+pub(super) fn parse<'a>(bytes: &'a [u8], methods: &Methods) -> Result<(Owner, Vec<Part<'a>>), Error> {
+    let whole = bytes.first_chunk() == Some(&MAGIC.to_le_bytes());
+    let magic = if whole { MAGIC } else { PART_MAGIC };
+    let mut reader = Reader::open(bytes, magic, &[UNMEASURED_VERSION, VERSION])?;
     let owner = Owner::parse(&mut reader)?;
-    let run = Run::parse(&mut reader)?;
-    let mut layers = vec![];
-    for _ in 0..reader.number()? {
-        layers.push(Layer::parse(&mut reader, methods)?);
+    let of_layer = !whole && reader.flag("kind of part")?;
+    let mut parts = vec![];
+    if !of_layer {
+        parts.push(Part::Run(Run::parse(&mut reader)?));
+    }
+    let layers = if whole { reader.number()? } else { of_layer.into() };
+    for _ in 0..layers {
+        parts.push(Part::Layer(Layer::parse(&mut reader, methods)?));
     }
     reader.end("saved state bytes after the last layer")?;
-    Ok((run, Layers::new(owner, layers)?))
-}
-
-/// A part of a state, likewise.
-pub(super) fn parse_part<'a>(bytes: &'a [u8], methods: &Methods) -> Result<(Owner, Part<'a>), Error> {
-    let mut reader = Reader::open(bytes, PART_MAGIC, &[UNMEASURED_VERSION, VERSION])?;
-    let owner = Owner::parse(&mut reader)?;
-    let part = match reader.flag("kind of part")? {
-        false => Part::Run(Run::parse(&mut reader)?),
-        true => Part::Layer(Layer::parse(&mut reader, methods)?),
-    };
-    reader.end("saved state bytes after the part")?;
-    Ok((owner, part))
+    Ok((owner, parts))
 }
 
 impl Owner {
@@ -200,7 +194,7 @@ impl<'a> Layer<'a> {
         let mean = if reader.flag("window")? { Some(reader.values(shape.elements())?) } else { None };
         let memory = match reader.number()? {
             0 => None,
-            len => Some(SavedState::parse_part(RESIDUAL, reader.bytes(len)?)?),
+            len => Some(SavedState::parse_part(reader.bytes(len)?)?),
         };
         if let Some(memory) = &memory {
             Error::require_saved(

@@ -60,7 +60,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// A controller for a model whose layers are `tensors`, at `collective`'s rank. All ranks must give the same
+    /// A controller for a model whose layers are `tensors`, on rank `rank` of `world_size`. All ranks must give the same
     /// configuration and layers; the first step compares all of them but the clock, and [`Error::PeerOption`] names the first
     /// that differs.
     ///
@@ -71,7 +71,7 @@ impl Controller {
     /// let tensors = vec![Tensor::new("weight", &[64, 64], Dtype::F32)?];
     /// let mut config = Config::new(Search::new(Method::PowerSgd));
     /// config.schedule.warmup = 1;
-    /// let refused = Controller::new(config, tensors, &worker).err().unwrap();
+    /// let refused = Controller::new(config, tensors, worker.rank(), worker.world_size()).err().unwrap();
     /// assert_eq!(refused.to_string(), "warm-up is 1, expected at least 2 steps");
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
@@ -82,8 +82,8 @@ impl Controller {
     ///
     /// # Complexity
     /// O(n log n) in the layers. On the measuring rank it allocates an f32 per element of the model.
-    pub fn new<C: Collective + ?Sized>(config: Config, tensors: Vec<Tensor>, collective: &C) -> Result<Self, Error> {
-        let Place { rank, world } = Place::of(collective)?;
+    pub fn new(config: Config, tensors: Vec<Tensor>, rank: u32, world_size: u32) -> Result<Self, Error> {
+        let Place { rank, world } = Place::new(rank, world_size)?;
         let planner = Planner::new(config, tensors, rank, world)?;
         let (config, tensors) = (&planner.config, &planner.tensors);
         let mut controller = Controller {
@@ -111,7 +111,7 @@ impl Controller {
     /// # use lgreco_train::{controller::{Config, Controller, Tensor}, backend::Portable, exchange::threads::ThreadCollective};
     /// # use lgreco_train::search::{Method, Search};
     /// # let (config, tensors, worker) = (Config::new(Search::new(Method::TopK)), vec![], ThreadCollective::group(1).remove(0));
-    /// let controller = Controller::new(config, tensors, &worker)?.with_backend(Box::new(Portable));
+    /// let controller = Controller::new(config, tensors, worker.rank(), worker.world_size())?.with_backend(Box::new(Portable));
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
     pub fn with_backend(mut self, backend: Box<dyn Backend + Send>) -> Self {
@@ -222,7 +222,7 @@ impl Controller {
     /// use lgreco_train::{CoreError, Error};
     /// const FAILURE: Error = Error::Core(CoreError::OutOfMemory { words: 9 });
     /// let results = threads::run(2, |mut worker| {
-    ///     let mut controller = Controller::new(Config::new(Search::new(Method::TopK)), vec![], &worker).unwrap();
+    ///     let mut controller = Controller::new(Config::new(Search::new(Method::TopK)), vec![], worker.rank(), worker.world_size()).unwrap();
     ///     match worker.rank() {
     ///         0 => controller.step(&mut worker, &mut [], 0.1).map(drop),
     ///         _ => Err(controller.step_failed(&mut worker, FAILURE)),

@@ -17,8 +17,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 /// The work of a decision, apart from the training that goes on meanwhile: measures the gradients of a window and plans.
-/// [`Controller::take_plan_task`](super::Controller::take_plan_task) gives it, any thread runs it,
-/// [`Controller::hand_in`](super::Controller::hand_in) takes the result. It shares the window's gradients instead of
+/// [`Planning::take_task`](super::Planning::take_task) gives it, any thread runs it,
+/// [`Planning::hand_in`](super::Planning::hand_in) takes the result. It shares the window's gradients instead of
 /// copying them. One that is dropped is there to be taken again.
 ///
 /// ```
@@ -27,10 +27,10 @@ use alloc::vec::Vec;
 /// # use lgreco_train::search::Method;
 /// let (mut controller, mut worker) = alone_with_lead(Method::TopK, 1)?; // decisions take effect at step 3, 6, 9, ...
 /// (0..2).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
-/// let task = controller.take_plan_task().unwrap();
+/// let task = controller.planning().take_task().unwrap();
 /// let thread = std::thread::spawn(move || task.run(&mut Portable));
 /// step_alone(&mut controller, &mut worker)?; // goes on meanwhile
-/// assert!(controller.hand_in(thread.join().unwrap()));
+/// assert!(controller.planning().hand_in(thread.join().unwrap()));
 /// assert!(step_alone(&mut controller, &mut worker)?.switched);
 /// # Ok::<(), lgreco_train::Error>(())
 /// ```
@@ -59,7 +59,7 @@ pub struct PlanTask {
 /// # use lgreco_train::search::Method;
 /// # let (mut controller, mut worker) = alone_with_lead(Method::TopK, 1)?;
 /// # (0..2).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
-/// # let task = controller.take_plan_task().unwrap();
+/// # let task = controller.planning().take_task().unwrap();
 /// let result = task.run(&mut Portable);
 /// assert!(result.decision()?.pays().unwrap());
 /// # Ok::<(), lgreco_train::Error>(())
@@ -83,7 +83,7 @@ impl PlanResult {
 
 impl PlanTask {
     /// Measures and plans, with the rows of the error table from `backend`. What fails is part of the result, so that all
-    /// ranks are told; so does a task of gradients that were [observed elsewhere](super::Controller::note_observed), which needs
+    /// ranks are told; so does a task of gradients that were [observed elsewhere](super::Elsewhere::note_observed), which needs
     /// [`run_with`](PlanTask::run_with).
     ///
     /// # Complexity
@@ -92,7 +92,7 @@ impl PlanTask {
         self.run_by(None, backend)
     }
 
-    /// As [`run`](PlanTask::run), with the rows and norms of what was [observed elsewhere](super::Controller::note_observed) from
+    /// As [`run`](PlanTask::run), with the rows and norms of what was [observed elsewhere](super::Elsewhere::note_observed) from
     /// `observed`, and those of all else from `backend`.
     ///
     /// ```
@@ -120,14 +120,14 @@ impl PlanTask {
     /// for step in 0..2 {
     ///     controller.begin_step(0.1)?;
     ///     assert!(controller.control()?.is_none());
-    ///     controller.note_observed(0)?; // the device has its gradient; the bias was not observed
-    ///     controller.note_exchanged(&[0, 1])?;
+    ///     controller.elsewhere().note_observed(0)?; // the device has its gradient; the bias was not observed
+    ///     controller.elsewhere().note_exchanged(&[0, 1])?;
     ///     controller.finish_step()?;
     /// }
-    /// let task = controller.take_plan_task().unwrap();
+    /// let task = controller.planning().take_task().unwrap();
     /// let result = task.run_with(&mut Elsewhere(gradient), &mut Portable);
     /// assert!(result.decision()?.pays().unwrap());
-    /// assert!(controller.hand_in(result));
+    /// assert!(controller.planning().hand_in(result));
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
     ///

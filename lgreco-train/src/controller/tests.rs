@@ -3,7 +3,6 @@
 use super::*;
 use crate::compress::method::Methods;
 use crate::compress::{Setting, powersgd::PowerSgd};
-use crate::exchange::Collective;
 use crate::exchange::threads::{self, ThreadCollective};
 use crate::gradient::{Dtype, ValuesMut};
 use crate::plan::{Proof, Solver, Summary};
@@ -47,7 +46,7 @@ fn layers_are_exchanged_in_buckets_of_so_many_bytes() {
     for (bucket_bytes, buckets) in [(1 << 20, 1), (1632, 2), (0, 3)] {
         let layers = shapes.map(|(name, dims)| Tensor::new(name, dims, Dtype::F32).unwrap());
         let config = Config { bucket_bytes, ..config(Policy::Uncompressed) };
-        let controller = Controller::new(config, layers.into(), &worker).unwrap();
+        let controller = Controller::new(config, layers.into(), worker.rank(), worker.world_size()).unwrap();
         assert_eq!(controller.planner.groups.ranges.len(), buckets, "{bucket_bytes} bytes");
     }
 }
@@ -89,14 +88,16 @@ fn every_setting_has_words_of_its_own() {
 fn factors_stay_warm_under_given_settings() {
     threads::run(2, |mut worker| {
         let tensors = vec![Tensor::new("fc", &[16, 24], Dtype::F32).unwrap()];
-        let mut controller = Controller::new(config(Policy::Fixed(vec![low_rank(3)])), tensors, &worker).unwrap();
+        let mut controller =
+            Controller::new(config(Policy::Fixed(vec![low_rank(3)])), tensors, worker.rank(), worker.world_size())
+                .unwrap();
         for step in 0..5 {
             let stream = Stream { step, rank: worker.rank(), ..Stream::default() };
             let mut gradient: Vec<f32> = (0..16 * 24).map(|i| (stream.word(i) >> 25) as f32 / 64.0 - 1.0).collect();
             controller.step(&mut worker, &mut [ValuesMut::F32(&mut gradient)], 0.1).unwrap();
         }
         let before = controller.states[0].factor.clone();
-        controller.set_settings(vec![low_rank(2)]).unwrap();
+        controller.planning().set_settings(vec![low_rank(2)]).unwrap();
         controller.begin(0.1, Some(Ok(false))).unwrap(); // as a blocking step
         while let Some(request) = controller.control().unwrap() {
             request.perform(&mut worker).unwrap();
@@ -117,7 +118,7 @@ fn a_probe_takes_a_hundredth_of_the_time_or_is_as_small_as_can_be() {
         config.schedule = Schedule { warmup: 3, period: 100, window: 2, lead: 0 };
         config.objective = Objective::MeasuredSeconds;
         config.clock = Some(|| 0.0);
-        let mut controller = Controller::new(config, vec![tensor], &worker).unwrap();
+        let mut controller = Controller::new(config, vec![tensor], worker.rank(), worker.world_size()).unwrap();
         controller.planner.decision = decided.map(|seconds_per_byte| {
             let seconds = Timing {
                 measured: 1.0,

@@ -153,7 +153,7 @@ impl Planner {
         (self.highest, self.fell, self.given) = (Highest(self.rate), false, Given::Nothing);
     }
 
-    /// Between two steps, on all ranks: brings the next decision forward, as [`Controller::replan`](super::Controller::replan)
+    /// Between two steps, on all ranks: brings the next decision forward, as [`Planning::replan`](super::Planning::replan)
     /// does, and returns the step at which it is due, `None` where nothing is left to decide. O(1).
     pub(super) fn replan(&mut self) -> Option<u64> {
         let Schedule { warmup, window, lead, .. } = self.config.schedule;

@@ -168,7 +168,11 @@ pub(crate) struct Place {
 
 impl Place {
     pub(crate) fn of<C: Collective + ?Sized>(collective: &C) -> Result<Place, Error> {
-        let place = Place { rank: collective.rank(), world: collective.world_size() };
+        Place::new(collective.rank(), collective.world_size())
+    }
+
+    pub(crate) fn new(rank: u32, world: u32) -> Result<Place, Error> {
+        let place = Place { rank, world };
         place.check().map(|()| place)
     }
 

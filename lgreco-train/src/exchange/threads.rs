@@ -92,6 +92,16 @@ struct Meeting {
 }
 
 impl ThreadCollective {
+    /// This worker's number.
+    pub fn rank(&self) -> u32 {
+        self.rank as u32
+    }
+
+    /// Number of workers.
+    pub fn world_size(&self) -> u32 {
+        self.group.slots.len() as u32
+    }
+
     /// Another worker is gone.
     ///
     /// ```
@@ -263,11 +273,11 @@ impl Drop for ThreadCollective {
 
 impl Collective for ThreadCollective {
     fn rank(&self) -> u32 {
-        self.rank as u32
+        self.rank()
     }
 
     fn world_size(&self) -> u32 {
-        self.group.slots.len() as u32
+        self.world_size()
     }
 
     fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {

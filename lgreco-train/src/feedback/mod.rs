@@ -58,7 +58,6 @@ pub use contraction::{contraction, contraction_workspace_len, require_contractio
 pub use memory::Memory;
 pub(crate) use plain::{copy, is_finite, plain_values, squared_norm};
 pub use residual::Residual;
-pub(crate) use saved::RESIDUAL;
 pub use saved::SavedState;
 pub use step::payload_stream;
 pub use storage::{GROUP, Storage};

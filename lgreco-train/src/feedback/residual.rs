@@ -46,7 +46,11 @@ impl Residual {
         self.storage.bytes(shape.elements()).div_ceil(8) as usize
     }
 
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    /// `Err` unless the gain is in (0, 1].
+    ///
+    /// # Errors
+    /// [`CoreError::Parameter`](crate::CoreError::Parameter).
+    pub fn check(&self) -> Result<(), Error> {
         Error::require(self.gain > 0.0 && self.gain <= 1.0, "residual gain", self.gain.into(), "in (0, 1]")
     }
 }

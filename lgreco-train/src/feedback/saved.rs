@@ -4,7 +4,7 @@
 //! |---|---|
 //! | 0..2 | `LM` |
 //! | 2 | version, 2 |
-//! | 3 | what it is: 0 residual; of a pipeline cut also 1 EF-mixed, 2 EF21 |
+//! | 3 | 0 |
 //! | 4 | storage: 0 f32, 1 bf16, 2 int8 |
 //! | 5..8 | 0 |
 //! | 8..12 | gain, f32 |
@@ -28,8 +28,6 @@ use crate::gradient::Shape;
 const SAVED_HEADER_LEN: usize = 32;
 const MAGIC: u16 = u16::from_le_bytes(*b"LM");
 const VERSION: u8 = 2;
-/// What is saved: a residual.
-pub(crate) const RESIDUAL: u8 = 0;
 
 impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Exact number of bytes [`save`](Memory::save) writes.
@@ -51,17 +49,17 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     pub fn save(&self, bytes: &mut [u8]) -> Result<usize, Error> {
         let len = self.saved_len();
         expect_room("saved state bytes", len, bytes.len())?;
-        self.save_part(RESIDUAL, &mut bytes[..len - checksum::LEN]);
+        self.save_part(&mut bytes[..len - checksum::LEN]);
         checksum::seal(&mut bytes[..len]);
         Ok(len)
     }
 
-    /// Writes the memory without a checksum to `bytes`, [`part_len`](Memory::part_len) of them, as this `kind`.
-    pub(crate) fn save_part(&self, kind: u8, bytes: &mut [u8]) {
+    /// Writes the memory without a checksum to `bytes`, [`part_len`](Memory::part_len) of them.
+    pub(crate) fn save_part(&self, bytes: &mut [u8]) {
         let Residual { gain, reset_every, storage } = self.residual;
         let (header, body) = bytes.split_at_mut(SAVED_HEADER_LEN);
         header[..2].copy_from_slice(&MAGIC.to_le_bytes());
-        header[2..8].copy_from_slice(&[VERSION, kind, storage as u8, 0, 0, 0]);
+        header[2..8].copy_from_slice(&[VERSION, 0, storage as u8, 0, 0, 0]);
         header[8..12].copy_from_slice(&gain.to_le_bytes());
         header[12..16].copy_from_slice(&reset_every.to_le_bytes());
         header[16..20].copy_from_slice(&(self.shape.rows() as u32).to_le_bytes());
@@ -107,11 +105,11 @@ impl<'a> SavedState<'a> {
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         expect_room("saved state bytes", SAVED_HEADER_LEN + checksum::LEN, bytes.len())?;
         check_version(bytes)?;
-        Self::parse_part(RESIDUAL, checksum::open(bytes)?)
+        Self::parse_part(checksum::open(bytes)?)
     }
 
-    /// What [`Memory::save_part`] wrote as this `kind`.
-    pub(crate) fn parse_part(kind: u8, bytes: &'a [u8]) -> Result<Self, Error> {
+    /// What [`Memory::save_part`] wrote.
+    pub(crate) fn parse_part(bytes: &'a [u8]) -> Result<Self, Error> {
         expect_room("saved state bytes", SAVED_HEADER_LEN, bytes.len())?;
         check_version(bytes)?;
         let (header, body) = bytes.split_at(SAVED_HEADER_LEN);
@@ -121,7 +119,7 @@ impl<'a> SavedState<'a> {
         let storage = Storage::ALL.into_iter().find(|&s| s as u8 == code);
         let storage = storage.ok_or(Error::saved("storage", code as u64))?;
         let residual = Residual { gain: f32::from_bits(word(8)), reset_every: word(12), storage };
-        Error::require_saved(header[3] == kind, "rule", header[3].into())?;
+        Error::require_saved(header[3] == 0, "rule", header[3].into())?;
         residual.check()?;
         let shape = Shape::new(word(16) as usize, word(20) as usize)?;
         let expected = storage.bytes(shape.elements());

@@ -46,7 +46,8 @@ pub enum Storage {
 }
 
 impl Storage {
-    pub(crate) const ALL: [Storage; 3] = [Storage::F32, Storage::Bf16, Storage::Int8];
+    /// All storages, in the order of their codes.
+    pub const ALL: [Storage; 3] = [Storage::F32, Storage::Bf16, Storage::Int8];
 
     /// Bytes for `elements` elements.
     pub const fn bytes(self, elements: usize) -> u64 {

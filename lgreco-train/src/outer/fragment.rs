@@ -34,8 +34,8 @@ impl Fragment {
         let velocities = starts.iter().map(|values| vec![0.0; values.len()]).collect();
         let moved = vec![0.0; starts.iter().map(Vec::len).sum()];
         let tensors = if joined { vec![one_of(&tensors)?] } else { tensors };
-        let mut controller = Controller::new(config, tensors, collective)?;
-        controller.compress_warmup()?;
+        let mut controller = Controller::new(config, tensors, collective.rank(), collective.world_size())?;
+        controller.planning().compress_warmup()?;
         Ok(Fragment { layers, controller, starts, velocities, moved, joined })
     }
 
@@ -73,10 +73,10 @@ impl Fragment {
             let lens = self.starts.iter().map(Vec::len);
             let lens = if self.joined { vec![means.len()] } else { lens.collect() };
             let layers = lens.into_iter().map(|len| means.split_off(..len).unwrap_or_default());
-            self.controller.forget_moved(&layers.collect::<Vec<_>>())?;
+            self.controller.residuals().forget_moved(&layers.collect::<Vec<_>>())?;
         }
         if outer.feedback_decay < 1.0 {
-            self.controller.rescale_residuals(outer.feedback_decay)?;
+            self.controller.residuals().rescale(outer.feedback_decay)?;
         }
         let mut means = &self.moved[..];
         for ((start, velocity), now) in self.starts.iter_mut().zip(&mut self.velocities).zip(parameters) {

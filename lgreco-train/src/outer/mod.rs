@@ -135,7 +135,7 @@ pub struct OuterStep {
 impl OuterStep {
     /// Begins with rank 0's `parameters`, which all ranks get, one f32 slice per tensor. `config` is that of a controller whose
     /// steps are outer steps. There are few of them, so the first ones, before a plan is made, have the default settings instead
-    /// of none ([`Controller::compress_warmup`]). A fixed policy's settings are for all layers, or, where these are joined, for all
+    /// of none ([`Planning::compress_warmup`](crate::controller::Planning::compress_warmup)). A fixed policy's settings are for all layers, or, where these are joined, for all
     /// fragments, and so is a budget in bits or seconds, of which each fragment has a share by its elements.
     ///
     /// # Errors

@@ -61,9 +61,9 @@ impl OuterStep {
         let before = self.fragments.iter().map(|fragment| fragment.controller.save()).collect::<Result<Vec<_>, _>>()?;
         for (index, saved) in saved.iter().enumerate() {
             let residuals: Vec<&[u8]> = others.iter().map(|other| other[index].controller).collect();
-            if let Err(error) = self.fragments[index].controller.load(saved.controller, &residuals) {
+            if let Err(error) = self.fragments[index].controller.load(&[saved.controller], &residuals) {
                 for (fragment, before) in self.fragments[..index].iter_mut().zip(&before) {
-                    fragment.controller.load(before, &[before])?;
+                    fragment.controller.load(&[before], &[before])?;
                 }
                 return Err(error);
             }

@@ -41,7 +41,7 @@ fn most(config: Config, rows: &[usize], in_flight: bool) -> Result<([f64; 2], Me
     let elements: usize = gradients.iter().map(Vec::len).sum();
     let before = HELD.get()[0];
     HELD.set([before; 2]);
-    let mut controller = Controller::new(config, layers, &Alone)?;
+    let mut controller = Controller::new(config, layers, 0, 1)?;
     let predicted = controller.memory(in_flight.then_some(1), if in_flight { usize::MAX } else { 1 })?;
     let mut most = 0;
     for step in 0..6 {

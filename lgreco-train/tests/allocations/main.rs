@@ -1,7 +1,6 @@
-//! A controller allocates at decisions only; codecs and messages of a pipeline never do.
+//! A controller allocates at decisions only.
 
 mod held;
-mod messages;
 
 use lgreco_train::compress::{Setting, powersgd::PowerSgd, topk::TopK};
 use lgreco_train::controller::{Config, Controller, Policy, Tensor};
@@ -81,7 +80,7 @@ fn allocating(method: Method) -> Result<Vec<usize>, Error> {
     let layers = [("a", &[64, 32][..]), ("b", &[64]), ("c", &[40, 40])];
     let layers =
         layers.map(|(name, dims)| Tensor::new(name, dims, Dtype::F32)).into_iter().collect::<Result<_, _>>()?;
-    let mut controller = Controller::new(config, layers, &Alone)?;
+    let mut controller = Controller::new(config, layers, 0, 1)?;
     let mut allocating = vec![];
     for step in 0..10 {
         let wave = |len: usize| (0..len).map(|i| ((i + step) as f32 * 0.7).sin()).collect::<Vec<f32>>();
@@ -105,7 +104,8 @@ fn no_memory_for_a_decision_is_told_to_all() {
         config.policy = Policy::Fixed(vec![Setting::TopK(TopK { keep: 20, values: Dtype::F32 })]);
         config.schedule.warmup = 2;
         let layers = vec![Tensor::new("a", &[64, 32], Dtype::F32).expect("a layer")];
-        let mut controller = Controller::new(config, layers, &worker).expect("a sound configuration");
+        let mut controller =
+            Controller::new(config, layers, worker.rank(), worker.world_size()).expect("a sound configuration");
         let mut step = |refused: bool| -> Result<bool, Error> {
             controller.begin_step(0.1)?;
             loop {
@@ -146,7 +146,8 @@ fn no_memory_for_a_bucket_is_told_to_all() {
             config.policy = Policy::Fixed(vec![Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 })]);
             config.schedule.warmup = 2;
             let layers = vec![Tensor::new("a", &[64, 512], Dtype::F32).expect("a layer")];
-            let mut controller = Controller::new(config, layers, &worker).expect("a sound configuration");
+            let mut controller =
+                Controller::new(config, layers, worker.rank(), worker.world_size()).expect("a sound configuration");
             let mut step = |refused: bool| -> Result<bool, Error> {
                 controller.begin_step(0.1)?;
                 while let Some(request) = controller.control()? {
@@ -207,7 +208,7 @@ fn no_memory_for_a_controller_is_an_error() {
     let new = |limit| {
         let config = Config::new(Search::new(Method::TopK));
         REFUSED.set(limit);
-        let made = Controller::new(config, vec![], &Many).map(drop);
+        let made = Controller::new(config, vec![], Many.rank(), Many.world_size()).map(drop);
         REFUSED.set(usize::MAX);
         made
     };

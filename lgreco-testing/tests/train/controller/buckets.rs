@@ -80,8 +80,8 @@ fn buckets_under_way_together_end_as_the_blocking_step_does() {
             let mut config = one_layer_each(config(method, LGRECO));
             config.route = route;
             let model = || if route == Route::Sharded { sharded(model(), 3) } else { model() };
-            let mut blocking = Controller::new(config.clone(), model(), &worker).unwrap();
-            let mut controller = Controller::new(config, model(), &worker).unwrap();
+            let mut blocking = Controller::new(config.clone(), model(), worker.rank(), worker.world_size()).unwrap();
+            let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
             for step in 0..9 {
                 let (expected, means) = take_step(&mut blocking, &mut worker, 1.0, 1.0).unwrap();
                 let mut values = gradients(worker.rank(), step, 1.0);
@@ -104,8 +104,8 @@ fn buckets_may_be_on_any_thread() {
     on_all(2, |mut worker| {
         let mut workers = of_rank[worker.rank() as usize].lock().unwrap().take().unwrap();
         let config = one_layer_each(config(Method::PowerSgd, LGRECO));
-        let mut blocking = Controller::new(config.clone(), model(), &worker).unwrap();
-        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        let mut blocking = Controller::new(config.clone(), model(), worker.rank(), worker.world_size()).unwrap();
+        let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
         for step in 0..6 {
             let (_, means) = take_step(&mut blocking, &mut worker, 1.0, 1.0).unwrap();
             let mut values = gradients(worker.rank(), step, 1.0);
@@ -151,7 +151,8 @@ fn collectives_in_steady_state() {
     for (setting, expected) in cases {
         on_all(2, |mut worker| {
             let policy = Policy::Fixed(vec![setting, Setting::Dense, setting]);
-            let mut controller = Controller::new(config(Method::TopK, policy), model(), &worker).unwrap();
+            let mut controller =
+                Controller::new(config(Method::TopK, policy), model(), worker.rank(), worker.world_size()).unwrap();
             for step in 0..6 {
                 let mut noting = Noting(&mut worker, vec![]);
                 let mut values = gradients(noting.0.rank(), step, 1.0);
@@ -182,7 +183,7 @@ fn a_gradient_that_is_not_finite_spoils_its_bucket_alone() {
         threads::run(2, |mut worker| {
             let mut config = config(Method::TopK, Policy::Uniform);
             config.non_finite = policy;
-            let mut controller = Controller::new(config, model(), &worker).unwrap();
+            let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
             let rank = worker.rank();
             for step in 0..6 {
                 let mut noting = Noting(&mut worker, vec![]);
@@ -229,7 +230,7 @@ fn what_went_wrong_after_an_exchange_is_told_through_a_bucket() {
         let mut config = config(Method::TopK, Policy::Fixed(vec![keep]));
         config.feedback.others = Some(Residual { storage: lgreco_train::feedback::Storage::Bf16, ..Residual::CLASSIC });
         let tensors = vec![Tensor::new("w", &[2, 1], Dtype::F32).unwrap()];
-        let mut controller = Controller::new(config, tensors, &worker).unwrap();
+        let mut controller = Controller::new(config, tensors, worker.rank(), worker.world_size()).unwrap();
         let big = if worker.rank() == 0 { 1.0 } else { 0.0 };
         [[1.0, 1.0], [1.0, 1.0], [f32::MAX, f32::MAX], [1.0, 1.0], [1.0, 1.0]].map(|values| {
             let mut values = vec![values.map(|x| x * big).to_vec()];
@@ -262,7 +263,7 @@ fn sixteen_bit_layers_have_plain_residuals_in_buckets() {
         (config.feedback, config.metrics_every) = (Feedback::always(Residual::CLASSIC), 3);
         let tensors = [Dtype::F16, Dtype::Bf16].map(|dtype| Tensor::new(&format!("{dtype:?}"), &[16, 8], dtype));
         let tensors = tensors.into_iter().collect::<Result<Vec<_>, _>>().unwrap();
-        let mut controller = Controller::new(config, tensors, &worker).unwrap();
+        let mut controller = Controller::new(config, tensors, worker.rank(), worker.world_size()).unwrap();
         let rule = Residual::CLASSIC;
         let mut memories = [0, 1].map(|_| Memory::owned(rule, shape).unwrap());
         for step in 0..7 {
@@ -339,7 +340,8 @@ fn a_rank_without_gradients_tells_all() {
             let mut config = config(method, Policy::Uniform);
             config.route = route;
             let model = if route == Route::Sharded { sharded(model(), 3) } else { model() };
-            let (mut controller, rank) = (Controller::new(config, model, &worker).unwrap(), worker.rank());
+            let (mut controller, rank) =
+                (Controller::new(config, model, worker.rank(), worker.world_size()).unwrap(), worker.rank());
             for (step, layers) in [&[0][..], &[0], &[0], &[0], &[0, 2], &[0]].into_iter().enumerate() {
                 let mut values = gradients(rank, step as u32, 1.0);
                 if step < 3 {
@@ -379,7 +381,9 @@ fn a_rank_without_gradients_tells_all() {
 #[test]
 fn a_gradient_of_another_length_is_told_to_all() {
     let results = threads::run(2, |mut worker| {
-        let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+        let mut controller =
+            Controller::new(config(Method::TopK, Policy::Uniform), model(), worker.rank(), worker.world_size())
+                .unwrap();
         let mut results = vec![];
         for step in 0..3 {
             let mut values = gradients(worker.rank(), step, 1.0);
@@ -403,7 +407,9 @@ fn a_gradient_of_another_length_is_told_to_all() {
 #[test]
 fn buckets_that_differ_are_told() {
     let results = threads::run(2, |mut worker| {
-        let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+        let mut controller =
+            Controller::new(config(Method::TopK, Policy::Uniform), model(), worker.rank(), worker.world_size())
+                .unwrap();
         controller.begin_step(1.0).unwrap();
         while let Some(request) = controller.control().unwrap() {
             request.perform(&mut worker).unwrap();
@@ -425,7 +431,9 @@ fn buckets_that_differ_are_told() {
 #[test]
 fn layers_may_have_no_gradient_in_a_step() {
     on_all(2, |mut worker| {
-        let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+        let mut controller =
+            Controller::new(config(Method::TopK, Policy::Uniform), model(), worker.rank(), worker.world_size())
+                .unwrap();
         (0..4).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
         let before = [residual(&controller, 0), residual(&controller, 2)];
         controller.begin_step(1.0).unwrap();
@@ -443,7 +451,8 @@ fn layers_may_have_no_gradient_in_a_step() {
 fn calls_out_of_order_are_refused() {
     let order = |result: Result<(), Error>| assert!(matches!(result, Err(Error::StepOrder { .. })), "{result:?}");
     let worker = ThreadCollective::group(1).remove(0);
-    let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+    let mut controller =
+        Controller::new(config(Method::TopK, Policy::Uniform), model(), worker.rank(), worker.world_size()).unwrap();
     order(controller.open(&[0]).map(drop));
     order(controller.control().map(drop));
     order(controller.finish_step().map(drop));
@@ -470,8 +479,9 @@ fn calls_out_of_order_are_refused() {
     drop(lost);
     assert_eq!(controller.finish_step().err(), Some(Error::InFlight { layer: 2 }));
     // A saved state brings back what the lost bucket had.
-    let sound = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
-    controller.load(&sound.save().unwrap(), &[]).unwrap();
+    let sound =
+        Controller::new(config(Method::TopK, Policy::Uniform), model(), worker.rank(), worker.world_size()).unwrap();
+    controller.load(&[&sound.save().unwrap()], &[]).unwrap();
     assert!(controller.save().is_ok());
 }
 
@@ -481,7 +491,7 @@ fn an_overflow_is_told_like_what_is_not_finite() {
     let results = threads::run(3, |mut worker| {
         let mut config = config(Method::TopK, Policy::Uniform);
         config.non_finite = NonFinite::PassThrough;
-        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
         let rank = worker.rank();
         let mut results = vec![];
         for step in 0..5 {
@@ -506,7 +516,8 @@ fn an_overflow_is_told_like_what_is_not_finite() {
 fn learning_rates_that_differ_are_told() {
     let results = threads::run(2, |mut worker| {
         let policy = Policy::Accordion(Accordion::new(4.0, 2.0));
-        let mut controller = Controller::new(config(Method::PowerSgd, policy), model(), &worker).unwrap();
+        let mut controller =
+            Controller::new(config(Method::PowerSgd, policy), model(), worker.rank(), worker.world_size()).unwrap();
         for step in 0..4 {
             let mut values = gradients(worker.rank(), step, 1.0);
             overlapped(&mut controller, &mut Noting(&mut worker, vec![]), &mut values).0.unwrap();
@@ -520,7 +531,7 @@ fn learning_rates_that_differ_are_told() {
 #[test]
 fn buckets_go_back_to_where_they_came_from() {
     let mut worker = ThreadCollective::group(1).remove(0);
-    let new = || Controller::new(config(Method::TopK, LGRECO), model(), &worker).unwrap();
+    let new = || Controller::new(config(Method::TopK, LGRECO), model(), worker.rank(), worker.world_size()).unwrap();
     let (mut controller, mut other, saved) = (new(), new(), new().save().unwrap());
     let begin = |controller: &mut Controller| {
         controller.begin_step(1.0).unwrap();
@@ -532,7 +543,7 @@ fn buckets_go_back_to_where_they_came_from() {
     other.open(&[1]).unwrap();
     let (stale, elsewhere) = (controller.open(&[0]).unwrap(), controller.open(&[1, 2]).unwrap());
     refused(other.close(elsewhere));
-    controller.load(&saved, &[]).unwrap();
+    controller.load(&[&saved], &[]).unwrap();
     begin(&mut controller);
     let bucket = controller.open(&[0]).unwrap();
     refused(controller.close(stale));
@@ -546,7 +557,7 @@ fn buckets_go_back_to_where_they_came_from() {
     refused(controller.open(&[0]).map(drop));
     controller.finish_step().unwrap();
     // What the lost buckets had taken along is there again.
-    assert_eq!(controller.load(&controller.save().unwrap(), &[]).map(|loaded| loaded.missing.len()), Ok(0));
+    assert_eq!(controller.load(&[&controller.save().unwrap()], &[]).map(|loaded| loaded.missing.len()), Ok(0));
     for _ in 0..4 {
         take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
     }
@@ -559,7 +570,7 @@ fn nothing_is_decided_by_half_a_gradient() {
     on_all(2, |mut worker| {
         let mut config = config(Method::TopK, LGRECO);
         (config.non_finite, config.schedule.window) = (NonFinite::PassThrough, 1);
-        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
         for step in 0..4 {
             assert_eq!(controller.decision(), None);
             let mut values = gradients(worker.rank(), step, 1.0);
@@ -584,7 +595,7 @@ fn large_dense_layers_and_residuals_share_a_bucket() {
             Tensor::new("topk", &[64, 64], Dtype::F32).unwrap(),
         ];
         let config = config(Method::TopK, Policy::Fixed(vec![Setting::Dense, top]));
-        let mut controller = Controller::new(config, tensors, &worker).unwrap();
+        let mut controller = Controller::new(config, tensors, worker.rank(), worker.world_size()).unwrap();
         let mut sums = elements.map(|elements| vec![[0.0f64; 2]; elements]);
         for step in 0..6 {
             controller.begin_step(0.1).unwrap();

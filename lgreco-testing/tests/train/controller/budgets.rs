@@ -10,7 +10,7 @@ const SOLVER: Solver = Solver::Dp { levels: 10_000 };
 /// The decision at step 2 by the measuring rank's gradients at steps 0 and 1, and the settings.
 fn decide(config: &Config) -> (Decision, Vec<Setting>) {
     on_all(2, |mut worker| {
-        let mut controller = Controller::new(config.clone(), model(), &worker).unwrap();
+        let mut controller = Controller::new(config.clone(), model(), worker.rank(), worker.world_size()).unwrap();
         (0..3).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
         (*controller.decision().unwrap(), settings(&controller))
     })
@@ -93,9 +93,9 @@ fn before_anything_is_measured_seconds_decide_nothing() {
         let mut config = config.clone();
         (config.objective, config.budget) = (Objective::MeasuredSeconds, Budget::Seconds(1.0));
         config.clock = Some(|| 0.0);
-        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
         // Nobody brings seconds.
-        controller.meter_elsewhere(true).unwrap();
+        controller.elsewhere().meter_elsewhere(true).unwrap();
         (0..3).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
         (*controller.decision().unwrap(), settings(&controller))
     });
@@ -114,7 +114,7 @@ fn budgets_that_cannot_be_are_refused() {
             config.objective = Objective::MeasuredSeconds;
             config.clock = Some(|| 0.0);
         }
-        match Controller::new(config, model(), &worker) {
+        match Controller::new(config, model(), worker.rank(), worker.world_size()) {
             Ok(_) => None,
             Err(Error::Core(CoreError::Parameter { what, .. })) => Some(what),
             Err(error) => panic!("{error}"),
@@ -132,7 +132,7 @@ fn budgets_that_cannot_be_are_refused() {
     let mut config = config(Method::Qsgd, LGRECO);
     config.budget = Budget::Bits(10);
     let failed = on_all(1, |mut worker| {
-        let mut controller = Controller::new(config.clone(), model(), &worker).unwrap();
+        let mut controller = Controller::new(config.clone(), model(), worker.rank(), worker.world_size()).unwrap();
         (0..2).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
         take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap_err().code()
     });

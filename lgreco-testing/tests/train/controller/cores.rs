@@ -29,7 +29,7 @@ fn train(cores: usize, metrics_every: u64) -> Vec<(Vec<u32>, Vec<u8>)> {
             let kinds = [Dtype::F32, Dtype::Bf16].into_iter().flat_map(|dtype| settings.iter().map(move |_| dtype));
             let tensors: Vec<Tensor> =
                 (0..).zip(kinds).map(|(i, dtype)| Tensor::new(&format!("{i}"), &SHAPE, dtype).unwrap()).collect();
-            let mut controller = Controller::new(config, tensors, &worker).unwrap();
+            let mut controller = Controller::new(config, tensors, worker.rank(), worker.world_size()).unwrap();
             let mut bits = vec![];
             for step in 0..4 {
                 let stream = |layer| Stream { seed: 5, step, layer, rank: worker.rank() };
@@ -71,7 +71,7 @@ fn decide(cores: usize, spoil: impl Fn(u32, &mut [Vec<f32>])) -> Result<(Vec<Vec
     config.feedback = Feedback::always(Residual::CLASSIC);
     (config.schedule.warmup, config.schedule.window) = (2, 2);
     let tensors = (0..30).map(|i| Tensor::new(&format!("{i}"), &[60, 50], Dtype::F32).unwrap()).collect();
-    let mut controller = Controller::new(config, tensors, &worker)?;
+    let mut controller = Controller::new(config, tensors, worker.rank(), worker.world_size())?;
     let mut values = vec![];
     for step in 0..4 {
         values = (0..30).map(|layer| noise(layer, 0, step, 3000)).collect();

@@ -10,12 +10,12 @@ fn step_elsewhere(controller: &mut Controller, worker: &mut ThreadCollective) ->
     while let Some(request) = controller.control().unwrap() {
         request.perform(worker).unwrap();
     }
-    if controller.watches() {
+    if controller.elsewhere().watches() {
         let mut layers = gradients.iter().enumerate();
-        layers.try_for_each(|(layer, values)| controller.observe(layer, Values::F32(values))).unwrap();
+        layers.try_for_each(|(layer, values)| controller.elsewhere().observe(layer, Values::F32(values))).unwrap();
     }
-    controller.note_exchanged(&[2, 0]).unwrap();
-    controller.note_exchanged(&[1]).unwrap();
+    controller.elsewhere().note_exchanged(&[2, 0]).unwrap();
+    controller.elsewhere().note_exchanged(&[1]).unwrap();
     controller.finish_step().unwrap()
 }
 
@@ -42,7 +42,9 @@ fn a_window_with_a_step_that_has_failed_elsewhere_begins_anew() {
         (config.non_finite, config.schedule) =
             (NonFinite::PassThrough, Schedule { warmup: 4, period: 4, window: 2, lead });
         let decided = on_all(2, |mut worker| {
-            let made = |worker: &ThreadCollective| Controller::new(config.clone(), model(), worker).unwrap();
+            let made = |worker: &ThreadCollective| {
+                Controller::new(config.clone(), model(), worker.rank(), worker.world_size()).unwrap()
+            };
             let (mut own, mut elsewhere) = (made(&worker), made(&worker));
             for step in 0..6 {
                 let breaks = step == 3 - lead;
@@ -53,10 +55,10 @@ fn a_window_with_a_step_that_has_failed_elsewhere_begins_anew() {
                 assert_eq!(step_in_a_bucket(&mut own, &mut worker, gradients) == Outcome::PassedThrough, breaks);
                 step_elsewhere(&mut elsewhere, &mut worker);
                 if breaks {
-                    let task = elsewhere.take_plan_task();
+                    let task = elsewhere.planning().take_task();
                     assert_eq!(task.is_some(), lead > 0 && worker.rank() == 0);
-                    elsewhere.forget_observed().unwrap();
-                    assert!(task.is_none_or(|task| !elsewhere.hand_in(task.run(&mut Portable))));
+                    elsewhere.elsewhere().forget_observed().unwrap();
+                    assert!(task.is_none_or(|task| !elsewhere.planning().hand_in(task.run(&mut Portable))));
                 }
                 assert_eq!(elsewhere.decision(), own.decision());
             }
@@ -71,7 +73,9 @@ fn a_window_with_a_step_that_has_failed_elsewhere_begins_anew() {
 fn decisions_counts_and_what_comes_after_are_the_same() {
     for method in [Method::TopK, Method::Qsgd] {
         on_all(2, |mut worker| {
-            let made = |worker: &ThreadCollective| Controller::new(config(method, LGRECO), model(), worker).unwrap();
+            let made = |worker: &ThreadCollective| {
+                Controller::new(config(method, LGRECO), model(), worker.rank(), worker.world_size()).unwrap()
+            };
             let (mut own, mut elsewhere) = (made(&worker), made(&worker));
             for _ in 0..7 {
                 let (expected, _) = take_step(&mut own, &mut worker, 1.0, 0.1).unwrap();
@@ -87,7 +91,7 @@ fn decisions_counts_and_what_comes_after_are_the_same() {
             }
             assert!(own.decision().is_some() && settings(&own)[0] != Setting::Dense);
             for layer in 0..3 {
-                elsewhere.set_residual(layer, &residual(&own, layer)).unwrap();
+                elsewhere.residuals().set(layer, &residual(&own, layer)).unwrap();
                 assert_eq!(residual(&elsewhere, layer), residual(&own, layer));
             }
             let expected = take_step(&mut own, &mut worker, 1.0, 0.1).unwrap();
@@ -101,8 +105,9 @@ fn decisions_counts_and_what_comes_after_are_the_same() {
 fn what_is_remembered_without_feedback_goes_out_once() {
     let mut worker = ThreadCollective::group(1).remove(0);
     let policy = Policy::Fixed(vec![Setting::Dense; 3]);
-    let mut controller = Controller::new(config(Method::TopK, policy), model(), &worker).unwrap();
-    controller.set_residual(1, &[0.5; 24]).unwrap();
+    let mut controller =
+        Controller::new(config(Method::TopK, policy), model(), worker.rank(), worker.world_size()).unwrap();
+    controller.residuals().set(1, &[0.5; 24]).unwrap();
     assert_eq!(residual(&controller, 1), [0.5; 24]);
     let (_, means) = take_step(&mut controller, &mut worker, 1.0, 0.1).unwrap();
     let expected: Vec<f32> = exact_mean(1, 0, 1).iter().map(|x| x + 0.5).collect();
@@ -112,26 +117,27 @@ fn what_is_remembered_without_feedback_goes_out_once() {
 #[test]
 fn what_does_not_fit_where_the_step_is_changes_nothing() {
     let worker = ThreadCollective::group(1).remove(0);
-    let mut controller = Controller::new(config(Method::TopK, LGRECO), model(), &worker).unwrap();
+    let mut controller =
+        Controller::new(config(Method::TopK, LGRECO), model(), worker.rank(), worker.world_size()).unwrap();
     let out_of_order = |outcome: Result<(), Error>| assert!(matches!(outcome, Err(Error::StepOrder { .. })));
-    out_of_order(controller.observe(0, Values::F32(&[0.0; 384])));
-    out_of_order(controller.note_exchanged(&[0]));
-    assert_eq!(controller.set_residual(0, &[1.0; 4]).unwrap_err().code(), 1);
-    assert_eq!(controller.set_residual(0, &[f32::NAN; 384]).unwrap_err().code(), 5);
-    assert!(matches!(controller.set_residual(3, &[]), Err(Error::NoSuchLayer { layer: 3, .. })));
+    out_of_order(controller.elsewhere().observe(0, Values::F32(&[0.0; 384])));
+    out_of_order(controller.elsewhere().note_exchanged(&[0]));
+    assert_eq!(controller.residuals().set(0, &[1.0; 4]).unwrap_err().code(), 1);
+    assert_eq!(controller.residuals().set(0, &[f32::NAN; 384]).unwrap_err().code(), 5);
+    assert!(matches!(controller.residuals().set(3, &[]), Err(Error::NoSuchLayer { layer: 3, .. })));
     assert_eq!(residual(&controller, 0), [0.0; 384]);
 
     controller.begin_step(0.1).unwrap();
     assert!(controller.control().unwrap().is_none());
     let bucket = controller.open(&[0]).unwrap();
-    assert_eq!(controller.note_exchanged(&[1, 0]), Err(Error::InFlight { layer: 0 }));
-    assert_eq!(controller.set_residual(0, &[1.0; 384]), Err(Error::InFlight { layer: 0 }));
+    assert_eq!(controller.elsewhere().note_exchanged(&[1, 0]), Err(Error::InFlight { layer: 0 }));
+    assert_eq!(controller.residuals().set(0, &[1.0; 384]), Err(Error::InFlight { layer: 0 }));
     controller.close(bucket).unwrap();
     // Layer 1 is counted by now.
-    out_of_order(controller.note_exchanged(&[1]));
-    out_of_order(controller.set_residual(1, &[1.0; 24]));
-    controller.set_residual(2, &[1.0; 320]).unwrap();
-    assert!(matches!(controller.note_exchanged(&[3]), Err(Error::NoSuchLayer { layer: 3, .. })));
+    out_of_order(controller.elsewhere().note_exchanged(&[1]));
+    out_of_order(controller.residuals().set(1, &[1.0; 24]));
+    controller.residuals().set(2, &[1.0; 320]).unwrap();
+    assert!(matches!(controller.elsewhere().note_exchanged(&[3]), Err(Error::NoSuchLayer { layer: 3, .. })));
     controller.finish_step().unwrap();
-    controller.set_residual(1, &[1.0; 24]).unwrap();
+    controller.residuals().set(1, &[1.0; 24]).unwrap();
 }

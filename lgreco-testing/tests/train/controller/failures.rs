@@ -6,7 +6,7 @@ use lgreco_train::feedback::Storage;
 /// What each rank gets from `broken` steps of three, and that a sound step follows.
 fn failing(config: &Config, broken: impl Fn(u32, &mut Vec<Vec<f32>>) + Sync) -> Vec<Result<Outcome, Error>> {
     threads::run(3, |mut worker| {
-        let mut controller = Controller::new(config.clone(), model(), &worker).unwrap();
+        let mut controller = Controller::new(config.clone(), model(), worker.rank(), worker.world_size()).unwrap();
         for _ in 0..3 {
             take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
         }
@@ -67,7 +67,7 @@ fn gradients_of_another_shape_or_type_are_refused() {
 
     let mut worker = ThreadCollective::group(1).remove(0);
     let tensors = vec![Tensor::new("w", &[2], Dtype::Bf16).unwrap()];
-    let mut controller = Controller::new(config, tensors, &worker).unwrap();
+    let mut controller = Controller::new(config, tensors, worker.rank(), worker.world_size()).unwrap();
     let refused = controller.step(&mut worker, &mut [ValuesMut::F32(&mut [0.0; 2])], 1.0);
     let refused = refused.unwrap_err();
     assert_eq!(refused, Error::LayerDtype { layer: 0, found: Dtype::F32, expected: Dtype::Bf16 });
@@ -81,7 +81,7 @@ fn a_planner_that_fails_is_an_error_on_every_rank() {
         let results = threads::run(3, |mut worker| {
             let mut config = config(Method::TopK, LGRECO);
             (config.alpha, config.measuring_rank) = (0.0, measuring);
-            let mut controller = Controller::new(config, model(), &worker).unwrap();
+            let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
             (0..2).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
             let failed = take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap_err();
             assert_eq!((controller.steps(), settings(&controller)), (2, vec![Setting::Dense; 3]));
@@ -103,8 +103,13 @@ fn an_overflow_is_an_error_on_every_rank_and_the_next_step_works() {
     let results = threads::run(2, |mut worker| {
         let keep = Setting::TopK(TopK { keep: 1, values: Dtype::F32 });
         let tensors = vec![Tensor::new("w", &[2, 1], Dtype::F32).unwrap()];
-        let mut controller =
-            Controller::new(config(Method::TopK, Policy::Fixed(vec![keep])), tensors, &worker).unwrap();
+        let mut controller = Controller::new(
+            config(Method::TopK, Policy::Fixed(vec![keep])),
+            tensors,
+            worker.rank(),
+            worker.world_size(),
+        )
+        .unwrap();
         let big = if worker.rank() == 0 { 1.0 } else { 0.0 };
         let mut step = |values: [f32; 2]| {
             let mut gradient = values.map(|x| x * big);
@@ -125,7 +130,7 @@ fn a_residual_that_does_not_fit_is_told_by_the_next_step() {
         let mut config = config(Method::TopK, Policy::Fixed(vec![keep]));
         config.feedback.others = Some(Residual { storage: Storage::Bf16, ..Residual::CLASSIC });
         let tensors = vec![Tensor::new("w", &[2, 1], Dtype::F32).unwrap()];
-        let mut controller = Controller::new(config, tensors, &worker).unwrap();
+        let mut controller = Controller::new(config, tensors, worker.rank(), worker.world_size()).unwrap();
         let big = if worker.rank() == 0 { 1.0 } else { 0.0 };
         let mut step = |values: [f32; 2]| {
             let mut gradient = values.map(|x| x * big);
@@ -147,8 +152,13 @@ fn a_mean_that_does_not_fit_its_layer_is_an_error() {
     let results = on_all(2, |mut worker| {
         let keep = Setting::TopK(TopK { keep: 1, values: Dtype::F32 });
         let tensors = vec![Tensor::new("w", &[2, 1], Dtype::F16).unwrap()];
-        let mut controller =
-            Controller::new(config(Method::TopK, Policy::Fixed(vec![keep])), tensors, &worker).unwrap();
+        let mut controller = Controller::new(
+            config(Method::TopK, Policy::Fixed(vec![keep])),
+            tensors,
+            worker.rank(),
+            worker.world_size(),
+        )
+        .unwrap();
         let mut step = |values: [f32; 2]| {
             let mut gradient = values.map(F16::from_f32);
             controller.step(&mut worker, &mut [ValuesMut::F16(&mut gradient)], 1.0).map(|_| ())
@@ -167,7 +177,7 @@ fn senseless_configurations_are_refused() {
         let mut config = config(Method::PowerSgd, LGRECO);
         change(&mut config);
         matches!(
-            Controller::new(config, model(), &worker),
+            Controller::new(config, model(), worker.rank(), worker.world_size()),
             Err(Error::Core(CoreError::Parameter { .. }) | Error::Core(CoreError::Length { .. }))
         )
     };
@@ -183,20 +193,26 @@ fn senseless_configurations_are_refused() {
     let ramp = |policy, first, steps| {
         let mut config = config(Method::PowerSgd, policy);
         config.ramp_up = Some(RampUp { first, steps });
-        Controller::new(config, model(), &worker).is_err()
+        Controller::new(config, model(), worker.rank(), worker.world_size()).is_err()
     };
     assert!(!ramp(LGRECO, 8.0, 1) && ramp(LGRECO, 8.0, 0) && ramp(LGRECO, 0.5, 1) && ramp(LGRECO, f64::NAN, 1));
     assert!(ramp(accordion(4.0, 2.0, 0.5, 1.5), 8.0, 1) && ramp(Policy::Uncompressed, 8.0, 1));
     for (budget, refusal) in [(Budget::Size, false), (Budget::Bits(1 << 20), true)] {
         let mut config = config(Method::PowerSgd, LGRECO);
         (config.budget, config.ramp_up) = (budget, Some(RampUp { first: 8.0, steps: 1 }));
-        assert_eq!(Controller::new(config, model(), &worker).is_err(), refusal, "{budget:?}");
+        assert_eq!(
+            Controller::new(config, model(), worker.rank(), worker.world_size()).is_err(),
+            refusal,
+            "{budget:?}"
+        );
     }
     let legacy = |sizes: &[u64], levels: &[&[f64]], steps| {
         let levels = levels.iter().map(|levels| levels.to_vec()).collect();
         let mut config = config(Method::PowerSgd, Policy::Legacy(Legacy { sizes: sizes.to_vec(), levels, steps }));
         config.search = search(Method::PowerSgd);
-        Controller::new(config, model(), &worker).map(drop).map_err(|error| error.to_string())
+        Controller::new(config, model(), worker.rank(), worker.world_size())
+            .map(drop)
+            .map_err(|error| error.to_string())
     };
     assert_eq!(legacy(&[9, 99], &[&[4.0, 2.0, 1.0]], 1), Ok(()));
     for (refusal, told) in [
@@ -210,7 +226,7 @@ fn senseless_configurations_are_refused() {
     }
     let too_many = Setting::TopK(TopK { keep: 1000, values: Dtype::F32 });
     let mut fixed = config(Method::TopK, Policy::Fixed(vec![too_many; 3]));
-    assert!(Controller::new(fixed.clone(), model(), &worker).is_err());
+    assert!(Controller::new(fixed.clone(), model(), worker.rank(), worker.world_size()).is_err());
     for policy in [
         accordion(2.0, 4.0, 0.5, 1.5),
         accordion(4.0, 2.0, 0.0, 1.5),
@@ -220,19 +236,21 @@ fn senseless_configurations_are_refused() {
     ] {
         fixed.search = search(Method::PowerSgd);
         fixed.policy = policy.clone();
-        assert!(Controller::new(fixed.clone(), model(), &worker).is_err(), "{policy:?}");
+        assert!(Controller::new(fixed.clone(), model(), worker.rank(), worker.world_size()).is_err(), "{policy:?}");
     }
     let twins = vec![model().remove(0), model().remove(0)];
-    let twice = Controller::new(config(Method::TopK, LGRECO), twins, &worker).err();
+    let twice = Controller::new(config(Method::TopK, LGRECO), twins, worker.rank(), worker.world_size()).err();
     assert_eq!(twice, Some(Error::Core(CoreError::DuplicateName { layer: 1, first: 0 })));
 }
 
 /// A network that fails in the middle.
 #[test]
 fn a_broken_network_is_an_error() {
-    let none = Controller::new(config(Method::TopK, LGRECO), model(), &Broken(0)).err().unwrap();
+    let none =
+        Controller::new(config(Method::TopK, LGRECO), model(), Broken(0).rank(), Broken(0).world_size()).err().unwrap();
     assert_eq!(none.to_string(), "the number of workers is 0, expected at least 1");
-    let mut controller = Controller::new(config(Method::TopK, LGRECO), model(), &Broken(2)).unwrap();
+    let mut controller =
+        Controller::new(config(Method::TopK, LGRECO), model(), Broken(2).rank(), Broken(2).world_size()).unwrap();
     let result = controller.step(&mut Broken(2), &mut views(&mut gradients(0, 0, 1.0)), 1.0);
     assert_eq!(result, Err(Error::Collective { code: 4 }));
 }

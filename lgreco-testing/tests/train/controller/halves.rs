@@ -14,7 +14,8 @@ fn factors_and_uncompressed_layers_take_half_the_bytes() {
     let setting = Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 });
     on_all(2, |mut worker| {
         let settings = vec![setting, Setting::Dense, setting];
-        let mut controller = Controller::new(halved(Policy::Fixed(settings)), model(), &worker).unwrap();
+        let mut controller =
+            Controller::new(halved(Policy::Fixed(settings)), model(), worker.rank(), worker.world_size()).unwrap();
         for step in 0..6 {
             let mut owed: Vec<_> = [0, 2].map(|layer| residual(&controller, layer)).into();
             let (report, means) = take_step(&mut controller, &mut worker, 1.0, 0.1).unwrap();
@@ -42,7 +43,7 @@ fn plans_count_half_the_bytes() {
         on_all(2, |mut worker| {
             let mut config = config(Method::PowerSgd, LGRECO);
             config.search.reduce_dtype = reduce_dtype;
-            let mut controller = Controller::new(config, model(), &worker).unwrap();
+            let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
             (0..3).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 0.1).unwrap()));
             let decision = controller.decision().unwrap();
             (decision.default_size, decision.uncompressed_size)
@@ -61,7 +62,7 @@ fn ranks_must_agree_on_it() {
         if worker.rank() == 1 {
             config.search.reduce_dtype = Dtype::F32;
         }
-        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
         take_step(&mut controller, &mut worker, 1.0, 0.1).map(drop)
     });
     let [found, expected] = ["f32", "bf16"].map(OptionValue::Name);

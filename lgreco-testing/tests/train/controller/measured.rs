@@ -117,8 +117,9 @@ impl World {
 
     fn controller(&self, worker: &ThreadCollective) -> Controller {
         let tensors = (0..LAYERS).map(|l| Tensor::new(&format!("fc{l}"), &[SIDE, SIDE], Dtype::F32).unwrap());
-        let mut controller = Controller::new(self.config.clone(), tensors.collect(), worker).unwrap();
-        controller.meter_elsewhere(self.elsewhere).unwrap();
+        let mut controller =
+            Controller::new(self.config.clone(), tensors.collect(), worker.rank(), worker.world_size()).unwrap();
+        controller.elsewhere().meter_elsewhere(self.elsewhere).unwrap();
         controller.with_backend(std::boxed::Box::new(Trying(self.clone())))
     }
 
@@ -126,14 +127,14 @@ impl World {
     fn step(&self, controller: &mut Controller, worker: &mut ThreadCollective) -> (f64, usize) {
         let step = controller.steps();
         // Whoever plans on other threads asks at every step, and may drop what he gets.
-        (0..2).for_each(|_| drop(controller.take_plan_task()));
+        (0..2).for_each(|_| drop(controller.planning().take_task()));
         controller.begin_step(0.1).unwrap();
         while let Some(request) = controller.control().unwrap() {
             let bytes = wire_bytes(&request);
             request.perform(worker).unwrap();
             NOW.set(self.arrival(worker, step, NOW.get(), 0.0, bytes));
         }
-        let probed = controller.probe_bytes().map(|bytes| {
+        let probed = controller.elsewhere().probe_bytes().map(|bytes| {
             let mut gather = |bytes| {
                 let start = NOW.get();
                 NOW.set(self.arrival(worker, step, start, 0.0, bytes as f64 / 2.0));
@@ -169,15 +170,15 @@ impl World {
         let report = controller.finish_step().unwrap();
         let seconds = report.seconds.unwrap().exchange;
         if self.elsewhere {
-            controller.record_exchange(0.0, seconds, 0.0).unwrap();
-            controller.record_exchange(0.0, 1e6, 1e6).unwrap(); // there is no step left to tell of
+            controller.elsewhere().record_exchange(0.0, seconds, 0.0).unwrap();
+            controller.elsewhere().record_exchange(0.0, 1e6, 1e6).unwrap(); // there is no step left to tell of
         }
         if let Some(least) = probed {
-            controller.record_probe(least).unwrap();
+            controller.elsewhere().record_probe(least).unwrap();
             let layers: Vec<usize> = (0..LAYERS).collect();
-            for settings in controller.trials(&layers).unwrap() {
+            for settings in controller.elsewhere().trials(&layers).unwrap() {
                 let computing: f64 = settings.iter().map(|setting| self.computing(0, setting)).sum();
-                controller.record_trial(&layers, &settings, computing / 1.3).unwrap();
+                controller.elsewhere().record_trial(&layers, &settings, computing / 1.3).unwrap();
             }
         }
         (seconds, compressed)
@@ -348,17 +349,21 @@ fn what_cannot_be_a_time_is_refused_and_nothing_is_told_of_a_step_under_way() {
     on_all(1, |worker| {
         let mut controller = world.controller(&worker);
         for wrong in [f64::NAN, f64::INFINITY, -1.0] {
-            assert!(controller.record_exchange(0.0, wrong, 0.0).is_err());
+            assert!(controller.elsewhere().record_exchange(0.0, wrong, 0.0).is_err());
             assert!(
-                controller.record_probe([0.0, wrong]).is_err() && controller.record_trial(&[], &[], wrong).is_err()
+                controller.elsewhere().record_probe([0.0, wrong]).is_err()
+                    && controller.elsewhere().record_trial(&[], &[], wrong).is_err()
             );
         }
-        let settings = controller.trials(&[0, LAYERS - 1]).unwrap();
+        let settings = controller.elsewhere().trials(&[0, LAYERS - 1]).unwrap();
         assert_eq!(settings.len(), 1);
-        assert!(controller.trials(&[LAYERS]).is_err());
-        assert!(controller.record_trial(&[LAYERS], &settings[0], 1.0).is_err());
+        assert!(controller.elsewhere().trials(&[LAYERS]).is_err());
+        assert!(controller.elsewhere().record_trial(&[LAYERS], &settings[0], 1.0).is_err());
         controller.begin_step(0.1).unwrap();
-        assert!(controller.meter_elsewhere(true).is_err() && controller.record_exchange(0.0, 1.0, 0.5).is_err());
+        assert!(
+            controller.elsewhere().meter_elsewhere(true).is_err()
+                && controller.elsewhere().record_exchange(0.0, 1.0, 0.5).is_err()
+        );
     });
 }
 
@@ -499,17 +504,17 @@ fn what_was_learnt_is_saved() {
         });
         let saved = controller.save().unwrap();
         let mut continued = world.controller(&worker);
-        continued.load(&saved, &[&saved]).unwrap();
+        continued.load(&[&saved], &[&saved]).unwrap();
         assert!(continued.save().unwrap() == saved);
         assert_eq!(continued.decision(), controller.decision());
         // A controller that minimises bits loads it too, and one that measures loads what knows nothing of seconds.
         let mut bits = world.clone();
         bits.config.objective = Objective::Bits;
         let mut other = bits.controller(&worker);
-        other.load(&saved, &[&saved]).unwrap();
+        other.load(&[&saved], &[&saved]).unwrap();
         let unmeasured = other.save().unwrap();
         assert!(unmeasured.len() < saved.len());
-        continued.load(&unmeasured, &[&unmeasured]).unwrap();
+        continued.load(&[&unmeasured], &[&unmeasured]).unwrap();
         // It knows the link at once, and follows a change from there.
         for _ in 0..TWO_DECISIONS {
             world.step(&mut continued, &mut worker);
@@ -561,8 +566,8 @@ fn blocking_steps_measure_the_wire() {
             for step in 0..9 {
                 let mut gradients: Vec<_> =
                     (0..LAYERS as u32).map(|layer| noise(layer, slow.rank(), step, SIDE * SIDE)).collect();
-                let task = controller.take_plan_task();
-                task.map(|task| controller.hand_in(task.run(&mut Portable)));
+                let task = controller.planning().take_task();
+                task.map(|task| controller.planning().hand_in(task.run(&mut Portable)));
                 controller.step(&mut slow, &mut views(&mut gradients), 0.1).unwrap();
             }
             controller.decision().unwrap().timing.unwrap()
@@ -579,8 +584,8 @@ fn who_cannot_measure_is_refused() {
     let world = World::new(Method::Qsgd, |_, _| 1.0);
     let worker = ThreadCollective::group(1).remove(0);
     let without = Config { clock: None, ..world.config.clone() };
-    let refused = Controller::new(without, vec![], &worker).err().unwrap();
+    let refused = Controller::new(without, vec![], worker.rank(), worker.world_size()).err().unwrap();
     assert_eq!(refused.to_string(), "number of clocks is 0, expected one, to measure seconds by");
     let bits = Config { budget: Budget::Bits(1), ..world.config };
-    assert!(Controller::new(bits, vec![], &worker).is_err());
+    assert!(Controller::new(bits, vec![], worker.rank(), worker.world_size()).is_err());
 }

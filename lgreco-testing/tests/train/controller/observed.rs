@@ -99,7 +99,7 @@ fn with_values<T>(tensor: &Tensor, values: &[f32], then: impl FnOnce(Values<'_>)
 
 fn controller(config: &Config) -> (Controller, ThreadCollective) {
     let worker = ThreadCollective::group(1).remove(0);
-    (Controller::new(config.clone(), tensors(), &worker).unwrap(), worker)
+    (Controller::new(config.clone(), tensors(), worker.rank(), worker.world_size()).unwrap(), worker)
 }
 
 /// Begins a step, up to where gradients are observed.
@@ -111,7 +111,7 @@ fn begin(controller: &mut Controller, worker: &mut ThreadCollective, rate: f64) 
 }
 
 fn finish(controller: &mut Controller) {
-    controller.note_exchanged(&[0, 1, 2, 3, 4]).unwrap();
+    controller.elsewhere().note_exchanged(&[0, 1, 2, 3, 4]).unwrap();
     controller.finish_step().unwrap();
 }
 
@@ -124,25 +124,25 @@ fn decisions(config: &Config, elsewhere: &[usize]) -> (Vec<(u64, std::string::St
         if let Some(decision) = controller.decision().filter(|decision| decision.step == step) {
             decided.push((step, decision.to_string(), settings(&controller)));
         }
-        let window = controller.window_step();
+        let window = controller.elsewhere().window_step();
         for (layer, tensor) in tensors.iter().enumerate() {
             let values = gradient(layer, step, tensor.shape().elements());
             with_values(tensor, &values, |values| {
                 if !elsewhere.contains(&layer) {
-                    controller.observe(layer, values).unwrap();
+                    controller.elsewhere().observe(layer, values).unwrap();
                 } else if window > 0 {
-                    controller.note_observed(layer).unwrap();
+                    controller.elsewhere().note_observed(layer).unwrap();
                     device.observe(layer, values, window);
                 }
             });
         }
         finish(&mut controller);
-        if let Some(task) = controller.take_plan_task() {
+        if let Some(task) = controller.planning().take_task() {
             let result = match elsewhere {
                 [] => task.run(&mut Portable),
                 _ => task.run_with(&mut device, &mut Portable),
             };
-            assert!(controller.hand_in(result));
+            assert!(controller.planning().hand_in(result));
         }
     }
     (decided, device.rows)
@@ -210,8 +210,8 @@ fn elsewhere_until_due(lead: u64) -> (Controller, ThreadCollective, Device) {
         begin(&mut controller, &mut worker, 0.1);
         for (layer, tensor) in tensors.iter().enumerate() {
             let values = gradient(layer, step, tensor.shape().elements());
-            if controller.watches() {
-                controller.note_observed(layer).unwrap();
+            if controller.elsewhere().watches() {
+                controller.elsewhere().note_observed(layer).unwrap();
                 with_values(tensor, &values, |values| device.observe(layer, values, 1));
             }
         }
@@ -227,17 +227,17 @@ fn nothing_is_decided_of_what_nobody_has_measured() {
     assert!(controller.decision().is_none(), "it is asked for again");
     finish(&mut controller);
     // It is said, and not planned by zeros.
-    let result = controller.take_plan_task().unwrap().run(&mut Portable);
+    let result = controller.planning().take_task().unwrap().run(&mut Portable);
     assert!(matches!(result.decision(), Err(Error::StepOrder { .. })));
     drop(result);
-    assert!(controller.take_plan_task().is_some(), "it is there again");
+    assert!(controller.planning().take_task().is_some(), "it is there again");
 }
 
 #[test]
 fn what_fails_elsewhere_is_the_decisions_error() {
     let (mut controller, _, mut device) = elsewhere_until_due(1);
     device.failing = Some(CoreError::Device { what: "it is out of memory" });
-    let result = controller.take_plan_task().unwrap().run_with(&mut device, &mut Portable);
+    let result = controller.planning().take_task().unwrap().run_with(&mut device, &mut Portable);
     let error = result.decision().unwrap_err();
     assert_eq!(error, Error::Core(CoreError::Device { what: "it is out of memory" }));
 }
@@ -247,14 +247,16 @@ fn means_that_are_brought_are_planned_by_here() {
     let (mut controller, _, device) = elsewhere_until_due(1);
     let expected = {
         let (mut controller, _, mut device) = elsewhere_until_due(1);
-        controller.take_plan_task().unwrap().run_with(&mut device, &mut Portable).decision().unwrap()
+        controller.planning().take_task().unwrap().run_with(&mut device, &mut Portable).decision().unwrap()
     };
     for (layer, mean) in device.means.iter().enumerate() {
-        controller.set_observed(layer, mean).unwrap();
+        controller.elsewhere().set_observed(layer, mean).unwrap();
     }
-    assert_eq!(controller.take_plan_task().unwrap().run(&mut Portable).decision().unwrap(), expected);
-    assert!(controller.set_observed(0, &[0.0]).is_err() && controller.set_observed(5, &[]).is_err());
-    assert!(controller.note_observed(0).is_err(), "no step is under way");
+    assert_eq!(controller.planning().take_task().unwrap().run(&mut Portable).decision().unwrap(), expected);
+    assert!(
+        controller.elsewhere().set_observed(0, &[0.0]).is_err() && controller.elsewhere().set_observed(5, &[]).is_err()
+    );
+    assert!(controller.elsewhere().note_observed(0).is_err(), "no step is under way");
 }
 
 /// Saved states have what was brought, while a task is out, too; the task goes on.
@@ -264,7 +266,7 @@ fn saved_states_have_what_is_elsewhere_when_it_is_brought() {
     config.schedule.lead = 1;
     let new = |config: &Config| {
         let worker = ThreadCollective::group(1).remove(0);
-        Controller::new(config.clone(), tensors.clone(), &worker).unwrap()
+        Controller::new(config.clone(), tensors.clone(), worker.rank(), worker.world_size()).unwrap()
     };
     let (mut controller, mut device) = (new(&config), Device::new(&tensors));
     let mut host = new(&config);
@@ -276,35 +278,35 @@ fn saved_states_have_what_is_elsewhere_when_it_is_brought() {
         for (layer, tensor) in tensors.iter().enumerate() {
             let values = gradient(layer, step, tensor.shape().elements());
             with_values(tensor, &values, |values| {
-                let window_step = controller.window_step();
-                assert!(window_step == host.window_step());
-                host.observe(layer, values).unwrap();
+                let window_step = controller.elsewhere().window_step();
+                assert!(window_step == host.elsewhere().window_step());
+                host.elsewhere().observe(layer, values).unwrap();
                 if window_step > 0 {
-                    controller.note_observed(layer).unwrap();
+                    controller.elsewhere().note_observed(layer).unwrap();
                     device.observe(layer, values, window_step);
                 }
             });
         }
         for controller in [&mut controller, &mut host] {
-            controller.note_exchanged(&[0, 1, 2, 3, 4]).unwrap();
+            controller.elsewhere().note_exchanged(&[0, 1, 2, 3, 4]).unwrap();
             controller.finish_step().unwrap();
         }
     }
     let is_refused = |controller: &Controller| matches!(controller.save(), Err(Error::StepOrder { .. }));
-    let task = controller.take_plan_task().unwrap();
-    assert!(is_refused(&controller) && controller.save_parts(Contents::Everything).is_err());
+    let task = controller.planning().take_task().unwrap();
+    assert!(is_refused(&controller) && controller.save_part(None, Contents::Everything).is_err());
     assert!(controller.save_only(Contents::WithoutWindow).is_ok());
-    (0..tensors.len()).for_each(|layer| controller.set_observed(layer, &device.means[layer]).unwrap());
+    (0..tensors.len()).for_each(|layer| controller.elsewhere().set_observed(layer, &device.means[layer]).unwrap());
     assert!(controller.save().unwrap() == host.save().unwrap(), "while a task is out");
-    assert!(controller.hand_in(task.run_with(&mut device, &mut Portable)));
+    assert!(controller.planning().hand_in(task.run_with(&mut device, &mut Portable)));
     // Once it is back they are here.
-    (0..tensors.len()).for_each(|layer| controller.set_observed(layer, &device.means[layer]).unwrap());
+    (0..tensors.len()).for_each(|layer| controller.elsewhere().set_observed(layer, &device.means[layer]).unwrap());
     assert!(controller.save().unwrap() == host.save().unwrap());
     let saved = controller.save().unwrap();
     let mut continued = new(&config);
-    continued.load(&saved, &[&saved]).unwrap();
+    continued.load(&[&saved], &[&saved]).unwrap();
     let planned = |controller: &mut Controller| {
-        controller.take_plan_task().unwrap().run(&mut Portable).decision().unwrap().to_string()
+        controller.planning().take_task().unwrap().run(&mut Portable).decision().unwrap().to_string()
     };
     assert_eq!(planned(&mut continued), planned(&mut host));
 }

@@ -33,7 +33,8 @@ fn a_plan_file_is_trained_with() {
         let bias = 4 * 24;
         on_all(2, |mut worker| {
             let policy = Policy::from_plan(&file, &model()).unwrap();
-            let mut controller = Controller::new(config(method, policy), model(), &worker).unwrap();
+            let mut controller =
+                Controller::new(config(method, policy), model(), worker.rank(), worker.world_size()).unwrap();
             for step in 0..6 {
                 let (report, _) = take_step(&mut controller, &mut worker, 1.0, 0.1).unwrap();
                 if step >= 2 {

@@ -14,7 +14,7 @@ fn config_with_lead(method: Method, policy: Policy) -> Config {
 }
 
 fn new(config: &Config, worker: &ThreadCollective) -> Controller {
-    Controller::new(config.clone(), model(), worker).unwrap()
+    Controller::new(config.clone(), model(), worker.rank(), worker.world_size()).unwrap()
 }
 
 /// Runs on a thread of its own, to its end.
@@ -43,10 +43,10 @@ fn decisions_see_the_gradients_before_their_lead() {
                 assert_eq!(report.switched, at == 4 || at == 9);
                 assert_eq!(settings(&controller), expected, "{method:?}, step {at}");
                 assert_eq!(controller.decision().and_then(|decision| decision.plan), plan);
-                if let (true, Some(task)) = (elsewhere, controller.take_plan_task()) {
-                    assert!(controller.take_plan_task().is_none(), "it has been taken");
+                if let (true, Some(task)) = (elsewhere, controller.planning().take_task()) {
+                    assert!(controller.planning().take_task().is_none(), "it has been taken");
                     taken.push(at);
-                    assert!(controller.hand_in(run(task)));
+                    assert!(controller.planning().hand_in(run(task)));
                 }
             }
             let expected: &[u32] = if elsewhere && worker.rank() == 0 { &[1, 6, 11] } else { &[] };
@@ -66,9 +66,9 @@ fn replanning_looks_at_the_next_gradients() {
             let [first, second, third] = [[2, 3], [7, 8], [22, 23]];
             for at in 0..26 {
                 match at {
-                    1 => assert_eq!(controller.replan(), Ok(Some(4)), "not in the warm-up"),
-                    7 => assert_eq!(controller.replan(), Ok(Some(9 + lead))),
-                    23 => assert_eq!(controller.replan(), Ok(Some(24)), "sooner anyway"),
+                    1 => assert_eq!(controller.planning().replan(), Ok(Some(4)), "not in the warm-up"),
+                    7 => assert_eq!(controller.planning().replan(), Ok(Some(9 + lead))),
+                    23 => assert_eq!(controller.planning().replan(), Ok(Some(24)), "sooner anyway"),
                     _ => {}
                 }
                 let (report, _) = step(&mut controller, &mut worker);
@@ -101,7 +101,7 @@ fn all_ranks_ask_for_a_decision_or_none() {
         let mut controller = new(&config, &worker);
         (0..4).for_each(|_| drop(step(&mut controller, &mut worker)));
         if worker.rank() == 1 {
-            assert_eq!(controller.replan(), Ok(Some(5)));
+            assert_eq!(controller.planning().replan(), Ok(Some(5)));
         }
         let refused = take_step(&mut controller, &mut worker, 1.0, 1.0);
         assert!(
@@ -131,11 +131,11 @@ fn who_runs_a_task_changes_nothing() {
                 assert!(step(&mut other, &mut worker) == expected, "step {at}");
                 assert!(step(&mut careless, &mut worker) == expected, "step {at}");
                 let saved = blocking.save();
-                drop(careless.take_plan_task());
-                let task = other.take_plan_task();
+                drop(careless.planning().take_task());
+                let task = other.planning().take_task();
                 assert!(other.save() == saved && careless.save() == saved, "step {at}");
                 if let Some(task) = task {
-                    assert!(other.hand_in(run(task)));
+                    assert!(other.planning().hand_in(run(task)));
                     assert!(other.save() == saved, "step {at}");
                 }
             }
@@ -171,13 +171,14 @@ fn nobody_waits_for_a_late_plan() {
             };
             assert_eq!(settings(&controller), expected, "step {at}");
             if let Some(gate) = gate.take_if(|_| at == 1) {
-                thread = controller.take_plan_task().map(|task| std::thread::spawn(|| task.run(&mut gated(gate))));
+                thread =
+                    controller.planning().take_task().map(|task| std::thread::spawn(|| task.run(&mut gated(gate))));
                 assert_eq!(thread.is_some(), worker.rank() == 0);
             }
             if let Some(thread) = thread.take_if(|_| at == 5) {
                 assert!(!thread.is_finished());
                 open.send(()).unwrap();
-                assert!(controller.hand_in(thread.join().unwrap()));
+                assert!(controller.planning().hand_in(thread.join().unwrap()));
             }
         }
         assert_eq!(controller.decision().map(|decision| decision.step), Some(9));
@@ -190,7 +191,7 @@ fn a_plan_that_comes_while_ranks_are_asking_waits_for_the_next_step() {
     on_all(2, |mut worker| {
         let mut controller = new(&config_with_lead(Method::TopK, LGRECO), &worker);
         (0..2).for_each(|_| drop(step(&mut controller, &mut worker)));
-        let mut task = controller.take_plan_task();
+        let mut task = controller.planning().take_task();
         (0..2).for_each(|_| drop(step(&mut controller, &mut worker)));
         controller.begin_step(1.0).unwrap();
         let mut asked = vec![];
@@ -198,7 +199,7 @@ fn a_plan_that_comes_while_ranks_are_asking_waits_for_the_next_step() {
             asked.push(matches!(request, lgreco_train::exchange::Request::Broadcast { .. }));
             request.perform(&mut worker).unwrap();
             if let Some(task) = task.take_if(|_| asked.contains(&true)) {
-                assert!(controller.hand_in(run(task)));
+                assert!(controller.planning().hand_in(run(task)));
             }
         }
         assert_eq!(asked, [false, true]);
@@ -215,16 +216,16 @@ fn a_plan_that_fails_elsewhere_is_an_error_on_every_rank() {
         config.alpha = 0.0;
         let mut controller = new(&config, &worker);
         (0..2).for_each(|_| drop(step(&mut controller, &mut worker)));
-        let task = controller.take_plan_task();
+        let task = controller.planning().take_task();
         (0..2).for_each(|_| drop(step(&mut controller, &mut worker)));
         if let Some(task) = task {
             let result = run(task);
             assert!(matches!(result.decision(), Err(Error::Core(CoreError::Infeasible { .. }))));
-            assert!(controller.hand_in(result));
+            assert!(controller.planning().hand_in(result));
         }
         let failed = take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap_err();
         assert_eq!(controller.steps(), 4);
-        let again = controller.take_plan_task();
+        let again = controller.planning().take_task();
         assert_eq!(again.is_some(), worker.rank() == 0);
         assert!(!step(&mut controller, &mut worker).0.switched);
         drop(again);
@@ -253,9 +254,9 @@ fn a_run_that_was_stopped_while_planning_continues_bit_for_bit() {
             let mut first = stop > 4;
             for _ in 0..stop {
                 step(&mut controller, &mut worker);
-                let Some(task) = controller.take_plan_task() else { continue };
+                let Some(task) = controller.planning().take_task() else { continue };
                 match core::mem::take(&mut first) {
-                    true => assert!(controller.hand_in(run(task))),
+                    true => assert!(controller.planning().hand_in(run(task))),
                     false => tasks.push(task),
                 }
             }
@@ -263,10 +264,10 @@ fn a_run_that_was_stopped_while_planning_continues_bit_for_bit() {
             assert_eq!(tasks.len(), usize::from(expected), "{stop}");
             let saved = controller.save().unwrap();
             let mut other = new(&config, &worker);
-            other.load(&saved, &[&saved]).unwrap();
-            controller.load(&saved, &[&saved]).unwrap();
+            other.load(&[&saved], &[&saved]).unwrap();
+            controller.load(&[&saved], &[&saved]).unwrap();
             for task in tasks {
-                assert!(!controller.hand_in(run(task)), "nobody waits for it");
+                assert!(!controller.planning().hand_in(run(task)), "nobody waits for it");
             }
             for expected in &steps[stop..] {
                 assert!(step(&mut other, &mut worker) == *expected, "stopped at {stop}");
@@ -286,12 +287,12 @@ fn a_fall_of_the_learning_rate_takes_the_place_of_a_decision() {
         let mut seen = vec![];
         for at in 0..15 {
             let rate = if at < 9 { 1.0 } else { 0.1 };
-            let task = controller.take_plan_task().map(run);
+            let task = controller.planning().take_task().map(run);
             if at == 9 {
                 take_step(&mut controller, &mut worker, 1.0, rate).unwrap();
-                assert!(task.is_none_or(|task| !controller.hand_in(task)), "nobody waits for it");
+                assert!(task.is_none_or(|task| !controller.planning().hand_in(task)), "nobody waits for it");
             } else {
-                task.into_iter().for_each(|result| assert!(controller.hand_in(result)));
+                task.into_iter().for_each(|result| assert!(controller.planning().hand_in(result)));
                 take_step(&mut controller, &mut worker, 1.0, rate).unwrap();
             }
             seen.push(controller.decision().map(|decision| (decision.step, decision.cause)));
@@ -308,7 +309,7 @@ fn without_a_lead_there_is_no_task() {
     on_all(1, |mut worker| {
         let mut controller = new(&config(Method::TopK, LGRECO), &worker);
         for _ in 0..6 {
-            assert!(controller.take_plan_task().is_none());
+            assert!(controller.planning().take_task().is_none());
             step(&mut controller, &mut worker);
         }
     });
@@ -316,7 +317,7 @@ fn without_a_lead_there_is_no_task() {
     for lead in [4, 5, u64::MAX] {
         let mut config = config(Method::TopK, LGRECO);
         config.schedule = Schedule { warmup: 4, period: 5, window: 1, lead };
-        let refused = Controller::new(config, model(), &worker).err();
+        let refused = Controller::new(config, model(), worker.rank(), worker.world_size()).err();
         assert!(matches!(refused, Some(Error::Core(CoreError::Parameter { what: "lead", .. }))), "{lead}");
     }
 }
@@ -327,18 +328,18 @@ fn a_window_begins_anew_after_an_observed_gradient_that_is_not_finite() {
         let mut config = config(Method::TopK, LGRECO);
         config.schedule = Schedule { warmup: 2, period: 3, window: 2, lead: 0 };
         let tensors = vec![Tensor::new("fc", &[16, 8], Dtype::F32).unwrap()];
-        let mut controller = Controller::new(config, tensors, &worker).unwrap();
+        let mut controller = Controller::new(config, tensors, worker.rank(), worker.world_size()).unwrap();
         let (values, mut spoilt) = (noise(0, 0, 0, 128), noise(0, 0, 1, 128));
         spoilt[7] = f32::INFINITY;
         controller.begin_step(1.0).unwrap();
         assert!(controller.control().unwrap().is_none());
-        let found = controller.observe(0, Values::F32(&spoilt));
+        let found = controller.elsewhere().observe(0, Values::F32(&spoilt));
         assert_eq!(found, Err(Error::NonFiniteGradient { layer: 0, index: 7, value: f32::INFINITY }));
-        assert!(!controller.watches(), "for the rest of the step");
+        assert!(!controller.elsewhere().watches(), "for the rest of the step");
         controller.finish_step().unwrap();
         controller.begin_step(1.0).unwrap();
         assert!(controller.control().unwrap().is_none());
-        controller.observe(0, Values::F32(&values)).unwrap();
+        controller.elsewhere().observe(0, Values::F32(&values)).unwrap();
         controller.finish_step().unwrap();
         controller.begin_step(1.0).unwrap();
         while let Some(request) = controller.control().unwrap() {
@@ -355,19 +356,20 @@ fn gradients_of_other_layers_and_out_of_order_are_not_observed() {
     sent::<PlanResult>();
     let worker = ThreadCollective::group(1).remove(0);
     let layers = [Dtype::F16, Dtype::Bf16].map(|dtype| Tensor::new(&format!("{dtype:?}"), &[16, 8], dtype).unwrap());
-    let mut controller = Controller::new(config(Method::TopK, LGRECO), layers.into(), &worker).unwrap();
+    let mut controller =
+        Controller::new(config(Method::TopK, LGRECO), layers.into(), worker.rank(), worker.world_size()).unwrap();
     let brain: Vec<Bf16> = noise(0, 0, 0, 128).into_iter().map(Bf16::from_f32).collect();
     let order = |result: Result<(), Error>| assert!(matches!(result, Err(Error::StepOrder { .. })), "{result:?}");
-    order(controller.observe(1, Values::Bf16(&brain)));
+    order(controller.elsewhere().observe(1, Values::Bf16(&brain)));
     controller.begin_step(1.0).unwrap();
-    order(controller.observe(1, Values::Bf16(&brain)));
-    assert!(controller.control().unwrap().is_none() && controller.watches());
+    order(controller.elsewhere().observe(1, Values::Bf16(&brain)));
+    assert!(controller.control().unwrap().is_none() && controller.elsewhere().watches());
     let mismatch = |result: Result<(), Error>| {
         assert!(result.as_ref().is_err_and(|error| error.code() == 100), "{result:?}");
     };
-    mismatch(controller.observe(0, Values::Bf16(&brain)));
-    mismatch(controller.observe(1, Values::Bf16(&brain[1..])));
-    mismatch(controller.observe(2, Values::Bf16(&brain)));
-    controller.observe(1, Values::Bf16(&brain)).unwrap();
-    assert!(controller.take_plan_task().is_none(), "in the middle of a step");
+    mismatch(controller.elsewhere().observe(0, Values::Bf16(&brain)));
+    mismatch(controller.elsewhere().observe(1, Values::Bf16(&brain[1..])));
+    mismatch(controller.elsewhere().observe(2, Values::Bf16(&brain)));
+    controller.elsewhere().observe(1, Values::Bf16(&brain)).unwrap();
+    assert!(controller.planning().take_task().is_none(), "in the middle of a step");
 }

@@ -16,8 +16,13 @@ fn legacy_goes_by_size_and_phase() {
     let levels = vec![vec![0.5, 0.25], vec![0.25, 0.125], vec![0.125, 0.0625]];
     let legacy = Legacy { sizes: vec![384], levels, steps: 12 };
     let seen = on_all(2, |mut worker| {
-        let mut controller =
-            Controller::new(config(Method::TopK, Policy::Legacy(legacy.clone())), model(), &worker).unwrap();
+        let mut controller = Controller::new(
+            config(Method::TopK, Policy::Legacy(legacy.clone())),
+            model(),
+            worker.rank(),
+            worker.world_size(),
+        )
+        .unwrap();
         let mut seen = vec![];
         for _ in 0..15 {
             let (report, _) = take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
@@ -43,7 +48,7 @@ fn a_ramp_up_ends_at_the_default() {
         config.search = search(Method::TopK).with_default(0.125).unwrap();
         config.ramp_up = Some(RampUp { first: 0.5, steps: 6 });
         let seen = on_all(2, |mut worker| {
-            let mut controller = Controller::new(config.clone(), model(), &worker).unwrap();
+            let mut controller = Controller::new(config.clone(), model(), worker.rank(), worker.world_size()).unwrap();
             let mut seen = vec![];
             for _ in 0..12 {
                 let (report, _) = take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
@@ -81,7 +86,7 @@ fn ranks_agree_on_parameters_of_their_policies() {
     for (configs, what) in [(legacy, "LEGACY's sizes, levels and steps"), (ramp, "steps of the ramp-up")] {
         let outcomes = threads::run(2, |mut worker| {
             let config = configs[worker.rank() as usize].clone();
-            let mut controller = Controller::new(config, model(), &worker).unwrap();
+            let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
             take_step(&mut controller, &mut worker, 1.0, 1.0).map(drop)
         });
         let named = |error: &Error| matches!(error, Error::PeerOption { rank: 1, what: named, .. } if *named == what);
@@ -96,7 +101,9 @@ fn a_falling_learning_rate_lowers_compression_until_the_next_decision() {
         Policy::LGreco { solver: Default::default(), accordion: Some(Accordion::new(8.0, 4.0)) },
     ] {
         let seen = on_all(2, |mut worker| {
-            let mut controller = Controller::new(config(Method::PowerSgd, policy.clone()), model(), &worker).unwrap();
+            let mut controller =
+                Controller::new(config(Method::PowerSgd, policy.clone()), model(), worker.rank(), worker.world_size())
+                    .unwrap();
             let rates = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5];
             let mut seen = vec![];
             for rate in rates {
@@ -122,7 +129,8 @@ fn a_falling_learning_rate_lowers_compression_until_the_next_decision() {
 fn accordions_levels_are_the_budget() {
     let sizes = on_all(2, |mut worker| {
         let policy = Policy::LGreco { solver: Default::default(), accordion: Some(Accordion::new(8.0, 3.0)) };
-        let mut controller = Controller::new(config(Method::PowerSgd, policy), model(), &worker).unwrap();
+        let mut controller =
+            Controller::new(config(Method::PowerSgd, policy), model(), worker.rank(), worker.world_size()).unwrap();
         let mut seen = vec![];
         for _ in 0..6 {
             take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
@@ -144,7 +152,8 @@ fn accordions_levels_are_the_budget() {
 fn by_default_biased_compressors_remember_and_qsgd_does_not() {
     for (method, remembers) in [(Method::TopK, true), (Method::PowerSgd, true), (Method::Qsgd, false)] {
         on_all(2, |mut worker| {
-            let mut controller = Controller::new(config(method, Policy::Uniform), model(), &worker).unwrap();
+            let mut controller =
+                Controller::new(config(method, Policy::Uniform), model(), worker.rank(), worker.world_size()).unwrap();
             (0..4).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
             let metrics = controller.metrics(0);
             assert_eq!(metrics.residual_norm.is_some_and(|norm| norm > 0.0), remembers, "{method:?}");
@@ -168,7 +177,7 @@ fn feedback_is_refused_where_it_would_amplify() {
         let mut worker = ThreadCollective::group(1).remove(0);
         let mut config = config(Method::Qsgd, policy.clone());
         config.feedback = feedback;
-        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
         for step in 0..3 {
             controller.step(&mut worker, &mut views(&mut spiky(step)), 1.0).unwrap();
         }
@@ -186,7 +195,7 @@ fn feedback_is_refused_after_a_fall_of_the_learning_rate_too() {
         let mut worker = ThreadCollective::group(1).remove(0);
         let mut config = config(Method::Qsgd, Policy::Accordion(Accordion::new(3.0, 2.0)));
         (config.feedback, config.schedule.period) = (feedback, 1000);
-        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
         for rate in [1.0, 1.0, 1.0, 0.01] {
             take_step(&mut controller, &mut worker, 1.0, rate).unwrap();
         }
@@ -201,7 +210,7 @@ fn feedback_is_refused_after_a_fall_of_the_learning_rate_too() {
     let mut worker = ThreadCollective::group(1).remove(0);
     let mut config = config(Method::Qsgd, Policy::Accordion(Accordion::new(2.0, 1.0)));
     (config.feedback, config.schedule.period) = (Feedback::always(Residual::CLASSIC), 1000);
-    let mut controller = Controller::new(config, model(), &worker).unwrap();
+    let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
     for rate in [1.0, 1.0, 1.0, 0.01] {
         take_step(&mut controller, &mut worker, 1.0, rate).unwrap();
     }
@@ -214,7 +223,7 @@ fn buckets_change_the_number_of_exchanges_and_nothing_else() {
         on_all(2, |mut worker| {
             let mut config = config(Method::Hybrid, LGRECO);
             config.bucket_bytes = bucket_bytes;
-            let mut controller = Controller::new(config, model(), &worker).unwrap();
+            let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
             let means: Vec<_> = (0..6).map(|_| take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap().1).collect();
             means
         })
@@ -232,7 +241,7 @@ fn layers_on_which_nothing_saves_are_told_apart() {
     config.search.min_elements = 1;
     let tensors = [("tiny", &[1, 1][..]), ("large", &[40, 40])];
     let tensors = tensors.map(|(name, dims)| Tensor::new(name, dims, Dtype::F32).unwrap());
-    let mut controller = Controller::new(config, tensors.to_vec(), &worker).unwrap();
+    let mut controller = Controller::new(config, tensors.to_vec(), worker.rank(), worker.world_size()).unwrap();
     for step in 0..3 {
         let mut values = [noise(0, 0, step, 1), noise(1, 0, step, 1600)];
         controller.step(&mut worker, &mut views(&mut values), 1.0).unwrap();
@@ -247,7 +256,8 @@ fn rows_are_measured_on_the_backend_it_is_given() {
         Err(JobError { job: Some(1), error: CoreError::OutOfMemory { words: 77 } })
     };
     let mut worker = ThreadCollective::group(1).remove(0);
-    let controller = Controller::new(config(Method::TopK, LGRECO), model(), &worker).unwrap();
+    let controller =
+        Controller::new(config(Method::TopK, LGRECO), model(), worker.rank(), worker.world_size()).unwrap();
     let mut controller = controller.with_backend(Box::new(Measuring(refuse)));
     (0..2).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
     let refused = take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap_err();
@@ -260,7 +270,7 @@ fn relative_errors_are_measured_as_often_as_asked() {
         let mut worker = ThreadCollective::group(1).remove(0);
         let mut config = config(Method::Qsgd, Policy::Uniform);
         config.metrics_every = metrics_every;
-        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
         let steps = (0..8).map(|_| {
             take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
             controller.metrics(0).relative_error
@@ -287,7 +297,7 @@ fn metrics_count_bytes_and_measure_errors() {
     config.metrics_every = 1;
     config.clock = Some(|| 7.0);
     let tensors = vec![Tensor::new("w", &[2, 2], Dtype::F32).unwrap()];
-    let mut controller = Controller::new(config, tensors, &worker).unwrap();
+    let mut controller = Controller::new(config, tensors, worker.rank(), worker.world_size()).unwrap();
     let mut payload = 0;
     for step in 0..4 {
         let mut gradient = [3.0, 0.0, 4.0, 12.0];
@@ -310,7 +320,7 @@ fn layers_of_a_bucket_share_its_seconds() {
     let mut config = config(Method::TopK, Policy::Uniform);
     config.bucket_bytes = 4 * (16 * 24 + 24); // fc1 and bias
     config.clock = Some(|| f64::from(TICKS.fetch_add(1, Ordering::Relaxed)));
-    let mut controller = Controller::new(config, model(), &worker).unwrap();
+    let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
     assert_eq!(controller.metrics(0).bucket_seconds, None);
     for step in 0..5 {
         controller.step(&mut worker, &mut views(&mut gradients(0, step, 1.0)), 1.0).unwrap();
@@ -327,7 +337,9 @@ fn sixteen_bit_layers_get_sixteen_bit_means() {
     on_all(2, |mut worker| {
         let tensors = [Dtype::F16, Dtype::Bf16]
             .map(|dtype| Tensor::new(["a", "b"][(dtype == Dtype::F16) as usize], &[16, 8], dtype).unwrap());
-        let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), tensors.into(), &worker).unwrap();
+        let mut controller =
+            Controller::new(config(Method::TopK, Policy::Uniform), tensors.into(), worker.rank(), worker.world_size())
+                .unwrap();
         for step in 0..4 {
             let values = noise(0, worker.rank(), step, 128);
             let mut half: Vec<F16> = values.iter().map(|&x| F16::from_f32(x)).collect();
@@ -356,7 +368,7 @@ fn residuals_that_make_no_sense_are_refused_at_once() {
         for gain in [0.0, 1.5, f32::NAN] {
             let mut config = config(Method::TopK, LGRECO);
             *place(&mut config.feedback) = Some(Residual { gain, ..Residual::CLASSIC });
-            let refused = Controller::new(config, model(), &worker).err();
+            let refused = Controller::new(config, model(), worker.rank(), worker.world_size()).err();
             assert!(matches!(refused, Some(Error::Core(CoreError::Parameter { what: "residual gain", .. }))));
         }
     }
@@ -377,7 +389,7 @@ fn every_compressor_has_its_own_residual() {
         let mut config = config(Method::TopK, Policy::Fixed(vec![setting]));
         config.feedback = Feedback { qsgd: None, loco: Some(loco), others: Some(others) };
         let tensors = vec![Tensor::new("w", &[16, 24], Dtype::F32).unwrap()];
-        let mut controller = Controller::new(config, tensors, &worker).unwrap();
+        let mut controller = Controller::new(config, tensors, worker.rank(), worker.world_size()).unwrap();
         let shape = lgreco_train::gradient::Shape::new(16, 24).unwrap();
         let mut memory = residual.map(|rule| Memory::owned(rule, shape).unwrap());
         for step in 0..9 {

@@ -14,7 +14,7 @@ fn first_step(blocking: bool, base: &Config, change: impl Fn(&mut Config) + Sync
         if worker.rank() == 2 {
             change(&mut config);
         }
-        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
         match blocking {
             true => take_step(&mut controller, &mut worker, 1.0, 1.0).map(drop),
             false => agree(&mut controller, &mut worker, 1.0),
@@ -134,7 +134,8 @@ fn the_first_step_names_layers_that_differ() {
             if worker.rank() == 1 {
                 change(&mut layers);
             }
-            let mut controller = Controller::new(config(Method::TopK, LGRECO), layers, &worker).unwrap();
+            let mut controller =
+                Controller::new(config(Method::TopK, LGRECO), layers, worker.rank(), worker.world_size()).unwrap();
             agree(&mut controller, &mut worker, 1.0)
         });
         for result in results {
@@ -163,7 +164,8 @@ fn policies_that_differ_are_told_before_the_first_bucket() {
         for second in &policies[at + 1..] {
             let results = threads::run(2, |mut worker| {
                 let policy = [first, second][worker.rank() as usize].clone();
-                let mut controller = Controller::new(config(Method::TopK, policy), model(), &worker).unwrap();
+                let mut controller =
+                    Controller::new(config(Method::TopK, policy), model(), worker.rank(), worker.world_size()).unwrap();
                 agree(&mut controller, &mut worker, 1.0)
             });
             for result in results {
@@ -189,7 +191,9 @@ fn bucket_step(controller: &mut Controller, worker: &mut ThreadCollective, rate:
 fn a_learning_rate_that_is_not_finite_is_told_to_all() {
     for broken in 0..5 {
         let results = threads::run(2, |mut worker| {
-            let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+            let mut controller =
+                Controller::new(config(Method::TopK, Policy::Uniform), model(), worker.rank(), worker.world_size())
+                    .unwrap();
             let step = |at: u64, controller: &mut Controller, worker: &mut ThreadCollective| {
                 let rate = if at == broken && worker.rank() == 1 { f64::NAN } else { 0.1 };
                 bucket_step(controller, worker, rate).map(drop)
@@ -209,7 +213,8 @@ fn top(keep: u32) -> Setting {
 }
 
 fn fixed(worker: &ThreadCollective) -> Controller {
-    Controller::new(config(Method::TopK, Policy::Fixed(vec![top(7); 3])), model(), worker).unwrap()
+    Controller::new(config(Method::TopK, Policy::Fixed(vec![top(7); 3])), model(), worker.rank(), worker.world_size())
+        .unwrap()
 }
 
 /// The bucket finds it, and the ranks' next conversation names it.
@@ -219,12 +224,12 @@ fn settings_that_one_rank_alone_is_given_are_an_error_on_all() {
         let mut controller = fixed(&worker);
         (0..4).for_each(|_| assert!(bucket_step(&mut controller, &mut worker, 0.1).is_ok()));
         if worker.rank() == 1 {
-            controller.set_settings(vec![top(5); 3]).unwrap();
+            controller.planning().set_settings(vec![top(5); 3]).unwrap();
         }
         let failed = bucket_step(&mut controller, &mut worker, 0.1).map(drop);
         let named = bucket_step(&mut controller, &mut worker, 0.1).map(drop);
         // Given the same, they go on, and switch.
-        controller.set_settings(vec![top(4); 3]).unwrap();
+        controller.planning().set_settings(vec![top(4); 3]).unwrap();
         (0..2).for_each(|_| assert!(bucket_step(&mut controller, &mut worker, 0.1).is_ok()));
         assert_eq!(settings(&controller), [top(4); 3]);
         (failed, named)
@@ -246,7 +251,7 @@ fn given_settings_come_a_step_later_in_buckets() {
         let mut switched = vec![];
         for step in 0..9 {
             if [4, 5, 7].contains(&step) {
-                controller.set_settings(vec![top(step as u32); 3]).unwrap();
+                controller.planning().set_settings(vec![top(step as u32); 3]).unwrap();
             }
             if bucket_step(&mut controller, &mut worker, 0.1).unwrap().switched {
                 switched.push((step, controller.setting(0)));
@@ -264,10 +269,10 @@ fn a_decision_that_one_rank_alone_asks_for_is_an_error_on_all() {
             config.objective = Objective::MeasuredSeconds;
             config.clock = Some(|| 0.0);
             config.schedule = Schedule { warmup: 2, period: 50, window, lead: 0 };
-            let mut controller = Controller::new(config, model(), &worker).unwrap();
+            let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
             (0..5).for_each(|_| assert!(bucket_step(&mut controller, &mut worker, 0.1).is_ok()));
             if worker.rank() == 1 {
-                controller.replan().unwrap();
+                controller.planning().replan().unwrap();
             }
             let failed = bucket_step(&mut controller, &mut worker, 0.1).map(drop);
             (failed, bucket_step(&mut controller, &mut worker, 0.1).map(drop))
@@ -286,8 +291,9 @@ fn a_rank_that_cannot_take_the_step_tells_all() {
     const FAILURE: Error = Error::Trainer { code: 200 };
     for case in 0..3 {
         let results = threads::run(2, |mut worker| {
-            let make =
-                |place: &ThreadCollective| Controller::new(config(Method::TopK, LGRECO), model(), place).unwrap();
+            let make = |place: &ThreadCollective| {
+                Controller::new(config(Method::TopK, LGRECO), model(), place.rank(), place.world_size()).unwrap()
+            };
             let mut controller = make(&worker);
             (0..4).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 0.1).unwrap()));
             let failed = match (worker.rank(), case) {
@@ -322,14 +328,15 @@ fn a_rank_that_cannot_take_the_step_tells_all() {
 #[test]
 fn states_that_differ_are_named() {
     let results = threads::run(2, |mut worker| {
-        let mut controller = Controller::new(config(Method::TopK, LGRECO), model(), &worker).unwrap();
+        let mut controller =
+            Controller::new(config(Method::TopK, LGRECO), model(), worker.rank(), worker.world_size()).unwrap();
         let mut saved = vec![];
         for _ in 0..4 {
             saved.push(controller.save().unwrap());
             bucket_step(&mut controller, &mut worker, 0.1).unwrap();
         }
         let state = &saved[if worker.rank() == 1 { 3 } else { 1 }];
-        controller.load(state, &[state]).unwrap();
+        controller.load(&[state], &[state]).unwrap();
         bucket_step(&mut controller, &mut worker, 0.1).map(drop)
     });
     assert_eq!(results, [Err(differ(1, "step", Whole(3), Whole(1))); 2]);
@@ -341,7 +348,9 @@ fn a_skipped_step_is_the_same_in_buckets() {
     on_all(2, |mut worker| {
         let mut config = config(Method::TopK, Policy::Uniform);
         config.non_finite = NonFinite::Skip;
-        let new = |worker: &ThreadCollective| Controller::new(config.clone(), model(), worker).unwrap();
+        let new = |worker: &ThreadCollective| {
+            Controller::new(config.clone(), model(), worker.rank(), worker.world_size()).unwrap()
+        };
         let (mut blocking, mut controller) = (new(&worker), new(&worker));
         for step in 0..7 {
             let mut values = gradients(worker.rank(), step, 1.0);

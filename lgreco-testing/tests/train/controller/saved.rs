@@ -19,7 +19,9 @@ fn a_run_that_was_stopped_continues_bit_for_bit() {
         on_all(2, |mut worker| {
             let mut config = config(method, policy.clone());
             config.feedback = Feedback::always(Residual::CLASSIC);
-            let new = |worker: &ThreadCollective| Controller::new(config.clone(), model(), worker).unwrap();
+            let new = |worker: &ThreadCollective| {
+                Controller::new(config.clone(), model(), worker.rank(), worker.world_size()).unwrap()
+            };
             let mut controller = new(&worker);
             let whole = steps(&mut controller, &mut worker, 10);
             let end = controller.save().unwrap();
@@ -28,7 +30,7 @@ fn a_run_that_was_stopped_continues_bit_for_bit() {
                 steps(&mut controller, &mut worker, stop);
                 let saved = controller.save().unwrap();
                 let mut controller = new(&worker);
-                let loaded = controller.load(&saved, &[&saved]).unwrap();
+                let loaded = controller.load(&[&saved], &[&saved]).unwrap();
                 let (rank, world_size) = (worker.rank(), 2);
                 let step = stop as u64;
                 assert_eq!(loaded, Loaded { rank, world_size, step, oldest_residual: step, ..Loaded::default() });
@@ -42,7 +44,9 @@ fn a_run_that_was_stopped_continues_bit_for_bit() {
 /// All ranks' states after some steps of TopK.
 fn states(world: u32) -> Vec<(Vec<u8>, Vec<f32>)> {
     threads::run(world, |mut worker| {
-        let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+        let mut controller =
+            Controller::new(config(Method::TopK, Policy::Uniform), model(), worker.rank(), worker.world_size())
+                .unwrap();
         steps(&mut controller, &mut worker, 5);
         (controller.save().unwrap(), residual(&controller, 0))
     })
@@ -60,7 +64,9 @@ fn the_mean_residual_survives_fewer_and_more_workers() {
     for (before, after) in [(3, 2), (3, 1), (2, 3), (1, 3)] {
         let saved = states(before);
         let residuals = threads::run(after, |mut worker| {
-            let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+            let mut controller =
+                Controller::new(config(Method::TopK, Policy::Uniform), model(), worker.rank(), worker.world_size())
+                    .unwrap();
             let rank = worker.rank() as usize;
             let plan = &saved[rank.min(saved.len() - 1)].0;
             let taken: Vec<&[u8]> = saved
@@ -69,7 +75,7 @@ fn the_mean_residual_survives_fewer_and_more_workers() {
                 .filter(|(i, _)| i % after as usize == rank)
                 .map(|(_, (s, _))| &s[..])
                 .collect();
-            controller.load(plan, &taken).unwrap();
+            controller.load(&[plan], &taken).unwrap();
             let residual = residual(&controller, 0);
             assert!(matches!(controller.setting(0), Setting::TopK(_)));
             steps(&mut controller, &mut worker, 3); // ranks agree
@@ -91,7 +97,7 @@ fn new_ranks_without_residuals_have_the_settings_of_the_others() {
     let new = |worker: &ThreadCollective| {
         let mut config = config(Method::Qsgd, Policy::Fixed(vec![coarse; model().len()]));
         config.feedback = Feedback::always(Residual::CLASSIC);
-        Controller::new(config, model(), worker).unwrap()
+        Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap()
     };
     let saved = threads::run(1, |mut worker| {
         let mut controller = new(&worker);
@@ -102,7 +108,7 @@ fn new_ranks_without_residuals_have_the_settings_of_the_others() {
     threads::run(2, |mut worker| {
         let mut controller = new(&worker);
         let residuals: &[&[u8]] = if worker.rank() == 0 { &[&saved[0]] } else { &[] };
-        controller.load(&saved[0], residuals).unwrap();
+        controller.load(&[&saved[0]], residuals).unwrap();
         assert_eq!(controller.setting(0), coarse);
         steps(&mut controller, &mut worker, 3); // ranks agree
     });
@@ -111,15 +117,18 @@ fn new_ranks_without_residuals_have_the_settings_of_the_others() {
 #[test]
 fn layers_are_found_by_name() {
     let mut worker = ThreadCollective::group(1).remove(0);
-    let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+    let mut controller =
+        Controller::new(config(Method::TopK, Policy::Uniform), model(), worker.rank(), worker.world_size()).unwrap();
     steps(&mut controller, &mut worker, 5);
     let saved = controller.save().unwrap();
     let kept = residual(&controller, 2);
 
     let layers: [(&str, &[usize]); 4] = [("fc2", &[20, 16]), ("new", &[16, 16]), ("fc1", &[24, 16]), ("x", &[2])];
     let layers = layers.map(|(name, dims)| Tensor::new(name, dims, Dtype::F32).unwrap());
-    let mut other = Controller::new(config(Method::TopK, Policy::Uniform), layers.to_vec(), &worker).unwrap();
-    let loaded = other.load(&saved, &[&saved]).unwrap();
+    let mut other =
+        Controller::new(config(Method::TopK, Policy::Uniform), layers.to_vec(), worker.rank(), worker.world_size())
+            .unwrap();
+    let loaded = other.load(&[&saved], &[&saved]).unwrap();
     assert_eq!(loaded.missing, ["new", "x"]);
     assert_eq!(loaded.extra, ["bias"]);
     assert_eq!(loaded.misshaped, ["fc1"]);
@@ -135,8 +144,9 @@ fn layers_are_found_by_name() {
 #[test]
 fn states_of_different_steps_or_worlds_are_not_mixed() {
     let mut worker = ThreadCollective::group(1).remove(0);
-    let new =
-        |worker: &ThreadCollective| Controller::new(config(Method::TopK, Policy::Uniform), model(), worker).unwrap();
+    let new = |worker: &ThreadCollective| {
+        Controller::new(config(Method::TopK, Policy::Uniform), model(), worker.rank(), worker.world_size()).unwrap()
+    };
     let mut controller = new(&worker);
     let early = controller.save().unwrap();
     steps(&mut controller, &mut worker, 3);
@@ -144,12 +154,12 @@ fn states_of_different_steps_or_worlds_are_not_mixed() {
     let of_two = states(2).remove(0).0;
     let mut fresh = new(&worker);
     let step = Err(Error::Core(CoreError::SavedState { what: "a residual's step", found: 3 }));
-    assert_eq!(fresh.load(&early, &[&early, &late]), step);
+    assert_eq!(fresh.load(&[&early], &[&early, &late]), step);
     let mut controller = new(&worker);
     steps(&mut controller, &mut worker, 5);
     let five = controller.save().unwrap();
     let world = Err(Error::Core(CoreError::SavedState { what: "a residual's number of workers", found: 2 }));
-    assert_eq!(fresh.load(&five, &[&of_two]), world);
+    assert_eq!(fresh.load(&[&five], &[&of_two]), world);
     assert!(fresh.save().unwrap() == early, "a refusal changed the controller");
 }
 
@@ -158,7 +168,9 @@ fn states_of_different_steps_or_worlds_are_not_mixed() {
 #[test]
 fn residuals_of_before_are_taken_over() {
     let saved = threads::run(2, |mut worker| {
-        let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+        let mut controller =
+            Controller::new(config(Method::TopK, Policy::Uniform), model(), worker.rank(), worker.world_size())
+                .unwrap();
         steps(&mut controller, &mut worker, 4);
         let early = (controller.save().unwrap(), residual(&controller, 0));
         steps(&mut controller, &mut worker, 3);
@@ -166,9 +178,11 @@ fn residuals_of_before_are_taken_over() {
     });
     let [(_, (late, kept)), ((early, lost), _)] = saved.try_into().unwrap();
     threads::run(2, |mut worker| {
-        let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+        let mut controller =
+            Controller::new(config(Method::TopK, Policy::Uniform), model(), worker.rank(), worker.world_size())
+                .unwrap();
         let (own, left) = if worker.rank() == 0 { (&late, &kept) } else { (&early, &lost) };
-        let loaded = controller.load(&late, &[own]).unwrap();
+        let loaded = controller.load(&[&late], &[own]).unwrap();
         assert_eq!((loaded.step, loaded.oldest_residual), (7, if worker.rank() == 0 { 7 } else { 4 }));
         assert_eq!(residual(&controller, 0), *left);
         assert!(left.iter().any(|&x| x != 0.0));
@@ -186,7 +200,7 @@ fn damaged_states_are_refused_or_restored() {
     config.feedback = Feedback::always(Residual::CLASSIC);
     let tensors =
         vec![Tensor::new("half", &[8, 9], Dtype::Bf16).unwrap(), Tensor::new("bias", &[20], Dtype::F32).unwrap()];
-    let mut controller = Controller::new(config, tensors, &worker).unwrap();
+    let mut controller = Controller::new(config, tensors, worker.rank(), worker.world_size()).unwrap();
     for step in 0..4 {
         let mut half: Vec<_> =
             noise(0, 0, step, 72).into_iter().map(lgreco_train::gradient::Element::from_f32).collect();
@@ -218,19 +232,19 @@ fn a_hundred_thousand_layers_are_no_trouble() {
     };
     let mut config = config(Method::TopK, LGRECO);
     config.bucket_bytes = 0;
-    let new = |names| Controller::new(config.clone(), layers(names), &worker);
+    let new = |names| Controller::new(config.clone(), layers(names), worker.rank(), worker.world_size());
     let saved = new(0..LAYERS).unwrap().save().unwrap();
     let mut same = new(0..LAYERS).unwrap();
-    let loaded = same.load(&saved, &[&saved]).unwrap();
+    let loaded = same.load(&[&saved], &[&saved]).unwrap();
     assert_eq!(loaded, Loaded { rank: 0, world_size: 1, ..Loaded::default() });
     assert!(same.save() == Ok(saved.clone()));
     let mut other = new(1..LAYERS + 1).unwrap();
-    let loaded = other.load(&saved, &[&saved]).unwrap();
+    let loaded = other.load(&[&saved], &[&saved]).unwrap();
     assert_eq!(loaded.missing, [format!("layer.{LAYERS}.weight")]);
     assert_eq!(loaded.extra, ["layer.0.weight"]);
     let mut twice = layers(0..LAYERS);
     twice.extend(layers(7..9));
-    let found = Controller::new(config, twice, &worker).err();
+    let found = Controller::new(config, twice, worker.rank(), worker.world_size()).err();
     assert_eq!(found, Some(Error::Core(CoreError::DuplicateName { layer: LAYERS, first: 7 })));
 }
 
@@ -241,18 +255,18 @@ fn every_flipped_bit_is_refused() {
     let mut config = config(Method::PowerSgd, LGRECO);
     config.feedback = Feedback::always(Residual::CLASSIC);
     let layers = || vec![Tensor::new("fc", &[16, 6], Dtype::F32).unwrap()];
-    let mut controller = Controller::new(config.clone(), layers(), &worker).unwrap();
+    let mut controller = Controller::new(config.clone(), layers(), worker.rank(), worker.world_size()).unwrap();
     for step in 0..6 {
         controller.step(&mut worker, &mut [ValuesMut::F32(&mut noise(0, 0, step, 96))], 1.0).unwrap();
     }
     assert!(residual(&controller, 0).iter().any(|&x| x != 0.0));
     let saved = controller.save().unwrap();
-    let mut fresh = Controller::new(config, layers(), &worker).unwrap();
+    let mut fresh = Controller::new(config, layers(), worker.rank(), worker.world_size()).unwrap();
     let before = fresh.save().unwrap();
     for bit in 0..8 * saved.len() {
         let mut bytes = saved.clone();
         bytes[bit / 8] ^= 1 << (bit % 8);
-        for found in [fresh.load(&bytes, &[&saved]), fresh.load(&saved, &[&bytes])] {
+        for found in [fresh.load(&[&bytes], &[&saved]), fresh.load(&[&saved], &[&bytes])] {
             match found {
                 Err(Error::Core(CoreError::SavedState { .. })) => assert!(bit < 128, "bit {bit}"),
                 found => assert!(
@@ -264,7 +278,7 @@ fn every_flipped_bit_is_refused() {
         }
         assert!(fresh.save() == Ok(before.clone()), "the refusal of bit {bit} changed the controller");
     }
-    fresh.load(&saved, &[&saved]).unwrap();
+    fresh.load(&[&saved], &[&saved]).unwrap();
     assert!(fresh.save() == Ok(saved));
 }
 
@@ -277,7 +291,13 @@ fn saved_settings_that_do_not_suit_new_feedback_are_not_taken() {
         let mut config = config(Method::Qsgd, Policy::Fixed(vec![two_bits]));
         config.feedback = feedback;
         config.schedule.period = 1000;
-        Controller::new(config, vec![Tensor::new("fc", &[64, 32], Dtype::F32).unwrap()], worker).unwrap()
+        Controller::new(
+            config,
+            vec![Tensor::new("fc", &[64, 32], Dtype::F32).unwrap()],
+            worker.rank(),
+            worker.world_size(),
+        )
+        .unwrap()
     };
     let mut controller = make(Feedback::default(), &worker);
     for step in 0..4 {
@@ -287,7 +307,7 @@ fn saved_settings_that_do_not_suit_new_feedback_are_not_taken() {
     let saved = controller.save().unwrap();
     let after = |feedback, worker: &ThreadCollective| {
         let mut controller = make(feedback, worker);
-        controller.load(&saved, &[&saved]).unwrap();
+        controller.load(&[&saved], &[&saved]).unwrap();
         controller.setting(0)
     };
     assert_eq!(after(Feedback::default(), &worker), two_bits);
@@ -299,12 +319,12 @@ fn saved_settings_that_do_not_suit_new_feedback_are_not_taken() {
 fn a_longer_warm_up_is_kept_when_continuing() {
     let mut worker = ThreadCollective::group(1).remove(0);
     let mut config = config(Method::TopK, LGRECO);
-    let mut controller = Controller::new(config.clone(), model(), &worker).unwrap();
+    let mut controller = Controller::new(config.clone(), model(), worker.rank(), worker.world_size()).unwrap();
     steps(&mut controller, &mut worker, 4);
     let saved = controller.save().unwrap();
     config.schedule.warmup = 8;
-    let mut controller = Controller::new(config, model(), &worker).unwrap();
-    controller.load(&saved, &[&saved]).unwrap();
+    let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
+    controller.load(&[&saved], &[&saved]).unwrap();
     let switches: Vec<u64> = (0..10)
         .map(|_| take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap().0)
         .filter_map(|report| report.switched.then_some(report.step))
@@ -316,7 +336,8 @@ fn a_longer_warm_up_is_kept_when_continuing() {
 #[test]
 fn a_measuring_rank_may_be_given_the_state_of_another() {
     let saved = threads::run(2, |mut worker| {
-        let mut controller = Controller::new(config(Method::TopK, LGRECO), model(), &worker).unwrap();
+        let mut controller =
+            Controller::new(config(Method::TopK, LGRECO), model(), worker.rank(), worker.world_size()).unwrap();
         steps(&mut controller, &mut worker, 4);
         controller.save().unwrap()
     });
@@ -324,8 +345,8 @@ fn a_measuring_rank_may_be_given_the_state_of_another() {
         on_all(2, |mut worker| {
             let mut config = config(Method::TopK, LGRECO);
             config.measuring_rank = measuring;
-            let mut controller = Controller::new(config, model(), &worker).unwrap();
-            controller.load(&saved[given[worker.rank() as usize]], &[]).unwrap();
+            let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
+            controller.load(&[&saved[given[worker.rank() as usize]]], &[]).unwrap();
             let reports = steps(&mut controller, &mut worker, 3).into_iter().map(|(report, _)| report);
             assert_eq!(reports.map(|report| report.switched).collect::<Vec<_>>(), [false, true, false]);
         });
@@ -336,7 +357,8 @@ fn a_measuring_rank_may_be_given_the_state_of_another() {
 #[test]
 fn counts_without_end_are_refused() {
     let mut worker = ThreadCollective::group(1).remove(0);
-    let mut controller = Controller::new(config(Method::TopK, LGRECO), model(), &worker).unwrap();
+    let mut controller =
+        Controller::new(config(Method::TopK, LGRECO), model(), worker.rank(), worker.world_size()).unwrap();
     steps(&mut controller, &mut worker, 4);
     let saved = controller.save().unwrap();
     let largest = |at: usize| {
@@ -347,12 +369,13 @@ fn counts_without_end_are_refused() {
     };
     let step = largest(32);
     let found = Err(Error::Core(CoreError::SavedState { what: "number of steps", found: u64::MAX }));
-    assert_eq!(controller.load(&step, &[&step]), found);
+    assert_eq!(controller.load(&[&step], &[&step]), found);
     let (mut refused, mut stepped) = (0, 0);
     for at in (16..saved.len() - 16).step_by(8) {
         let state = largest(at);
-        let mut controller = Controller::new(config(Method::TopK, LGRECO), model(), &worker).unwrap();
-        match controller.load(&state, &[&state]) {
+        let mut controller =
+            Controller::new(config(Method::TopK, LGRECO), model(), worker.rank(), worker.world_size()).unwrap();
+        match controller.load(&[&state], &[&state]) {
             Err(_) => refused += 1,
             Ok(_) => {
                 let _ = take_step(&mut controller, &mut worker, 1.0, 1.0);
@@ -364,8 +387,14 @@ fn counts_without_end_are_refused() {
     assert!(refused > 0 && stepped > 0);
 }
 
+/// What belongs to no layer, and each layer's part.
+fn parts_with(controller: &Controller, contents: Contents) -> Vec<Vec<u8>> {
+    let layers = (0..controller.tensors().len()).map(Some);
+    std::iter::once(None).chain(layers).map(|layer| controller.save_part(layer, contents).unwrap()).collect()
+}
+
 fn parts_of(controller: &Controller) -> Vec<Vec<u8>> {
-    controller.save_parts(Contents::Everything).unwrap().map(|(_, bytes)| bytes).collect()
+    parts_with(controller, Contents::Everything)
 }
 
 fn slices(parts: &[Vec<u8>]) -> Vec<&[u8]> {
@@ -378,17 +407,13 @@ fn a_state_in_parts_is_the_state() {
     for method in [Method::Hybrid, Method::PowerSgd] {
         on_all(2, |mut worker| {
             let config = config(method, LGRECO);
-            let new = || Controller::new(config.clone(), model(), &worker).unwrap();
+            let new = || Controller::new(config.clone(), model(), worker.rank(), worker.world_size()).unwrap();
             let (mut controller, fresh) = (new(), (0..7).map(|_| new()).collect::<Vec<_>>());
             for mut other in fresh {
-                let names: Vec<_> =
-                    controller.save_parts(Contents::Everything).unwrap().map(|(name, _)| name).collect();
-                assert_eq!(names, [None, Some("fc1"), Some("bias"), Some("fc2")]);
                 let mut parts = parts_of(&controller);
-                assert_eq!(controller.save_part(Some(2), Contents::Everything), Ok(parts[3].clone()));
                 parts.reverse();
                 let (rank, world_size) = (worker.rank(), 2);
-                let loaded = other.load_parts(&slices(&parts), &slices(&parts)).unwrap();
+                let loaded = other.load(&slices(&parts), &slices(&parts)).unwrap();
                 let step = controller.steps();
                 assert_eq!(loaded, Loaded { rank, world_size, step, oldest_residual: step, ..Loaded::default() });
                 assert!(other.save() == controller.save(), "step {}", controller.steps());
@@ -403,7 +428,9 @@ fn a_state_in_parts_is_the_state() {
 fn parts_of_other_numbers_of_workers_are_combined() {
     for (before, after) in [(3, 2), (2, 3)] {
         let saved = threads::run(before, |mut worker| {
-            let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+            let mut controller =
+                Controller::new(config(Method::TopK, Policy::Uniform), model(), worker.rank(), worker.world_size())
+                    .unwrap();
             steps(&mut controller, &mut worker, 5);
             (controller.save().unwrap(), parts_of(&controller))
         });
@@ -412,13 +439,16 @@ fn parts_of_other_numbers_of_workers_are_combined() {
             let plan = &saved[rank.min(saved.len() - 1)];
             let taken: Vec<_> =
                 saved.iter().enumerate().filter(|(i, _)| i % after as usize == rank).map(|(_, saved)| saved).collect();
-            let new = || Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+            let new = || {
+                Controller::new(config(Method::TopK, Policy::Uniform), model(), worker.rank(), worker.world_size())
+                    .unwrap()
+            };
             let [mut whole, mut in_parts] = [new(), new()];
             let states: Vec<_> = taken.iter().map(|(state, _)| &state[..]).collect();
             let parts: Vec<_> = taken.iter().flat_map(|(_, parts)| slices(&parts[1..])).collect();
-            assert_eq!(whole.load(&plan.0, &states), in_parts.load_parts(&slices(&plan.1), &parts));
+            assert_eq!(whole.load(&[&plan.0], &states), in_parts.load(&slices(&plan.1), &parts));
             assert!(whole.save() == in_parts.save());
-            let loaded = in_parts.load_parts(&slices(&plan.1[..3]), &parts).unwrap();
+            let loaded = in_parts.load(&slices(&plan.1[..3]), &parts).unwrap();
             assert_eq!(loaded.missing, ["fc2"]);
         });
     }
@@ -427,13 +457,14 @@ fn parts_of_other_numbers_of_workers_are_combined() {
 #[test]
 fn parts_that_do_not_make_a_state_are_refused() {
     let mut worker = ThreadCollective::group(1).remove(0);
-    let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+    let mut controller =
+        Controller::new(config(Method::TopK, Policy::Uniform), model(), worker.rank(), worker.world_size()).unwrap();
     let early = parts_of(&controller);
     steps(&mut controller, &mut worker, 4);
     let parts = parts_of(&controller);
     let before = controller.save();
     let mut refused = |plan: &[&[u8]], residuals: &[&[u8]]| {
-        let error = controller.load_parts(plan, residuals).unwrap_err();
+        let error = controller.load(plan, residuals).unwrap_err();
         assert!(controller.save() == before, "a refusal changed the controller");
         error
     };
@@ -451,7 +482,8 @@ fn parts_that_do_not_make_a_state_are_refused() {
     let of_two = Error::Core(CoreError::SavedState { what: "states that the plan's parts are of", found: 2 });
     assert_eq!(refused(&mixed, &[]), of_two);
     let whole = before.clone().unwrap();
-    assert!(matches!(refused(&[&whole], &[]), Error::Core(CoreError::SavedState { what: "magic", .. })));
+    assert_eq!(refused(&[&whole, all[0]], &[]), none(2));
+    assert!(matches!(refused(&[&whole, all[1]], &[]), Error::Core(CoreError::DuplicateName { .. })));
     for bit in 0..8 * parts[1].len() {
         let mut damaged = parts[1].clone();
         damaged[bit / 8] ^= 1 << (bit % 8);
@@ -469,18 +501,18 @@ fn without_its_window_a_state_starts_a_new_one() {
     on_all(2, |mut worker| {
         let mut config = config(Method::TopK, LGRECO);
         config.schedule = Schedule { warmup: 6, period: 9, window: 4, lead: 0 };
-        let mut controller = Controller::new(config.clone(), model(), &worker).unwrap();
+        let mut controller = Controller::new(config.clone(), model(), worker.rank(), worker.world_size()).unwrap();
         steps(&mut controller, &mut worker, 4);
         let small = controller.save_only(Contents::WithoutWindow).unwrap();
         let whole = controller.save().unwrap();
         let window = if worker.rank() == 0 { 4 * (384 + 24 + 320) } else { 0 };
         assert_eq!(whole.len() - small.len(), window);
-        let mut continued = Controller::new(config.clone(), model(), &worker).unwrap();
-        continued.load(&small, &[&small]).unwrap();
+        let mut continued = Controller::new(config.clone(), model(), worker.rank(), worker.world_size()).unwrap();
+        continued.load(&[&small], &[&small]).unwrap();
         assert!(continued.save_only(Contents::WithoutWindow).as_ref() == Ok(&small));
-        let parts: Vec<_> = controller.save_parts(Contents::WithoutWindow).unwrap().map(|(_, bytes)| bytes).collect();
-        let mut from_parts = Controller::new(config, model(), &worker).unwrap();
-        from_parts.load_parts(&slices(&parts), &slices(&parts)).unwrap();
+        let parts = parts_with(&controller, Contents::WithoutWindow);
+        let mut from_parts = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
+        from_parts.load(&slices(&parts), &slices(&parts)).unwrap();
         assert!(from_parts.save() == continued.save());
         steps(&mut continued, &mut worker, 3);
         assert_eq!(continued.decision().map(|decision| decision.step), Some(6));

@@ -57,7 +57,7 @@ fn k_means_sees_the_same_table() {
     on_all(2, |mut worker| {
         let mut config = config(Method::Qsgd, Policy::KMeans { clusters });
         config.alpha = 1.5;
-        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
         (0..3).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
         assert_eq!(settings(&controller), expected);
         assert_ne!(expected[0], expected[2]);
@@ -71,7 +71,7 @@ fn warm_up_is_exact_and_decisions_see_the_measuring_ranks_last_gradients() {
         let switched = on_all(2, |mut worker| {
             let mut config = config(method, LGRECO);
             config.measuring_rank = measuring;
-            let mut controller = Controller::new(config, model(), &worker).unwrap();
+            let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
             let mut switched = vec![];
             for step in 0..9 {
                 let (report, means) = take_step(&mut controller, &mut worker, 1.0, 0.1).unwrap();
@@ -110,7 +110,9 @@ fn policies_without_a_budget_decide_once() {
         (Policy::Fixed(fixed.clone()), fixed),
     ] {
         let switched = on_all(2, |mut worker| {
-            let mut controller = Controller::new(config(Method::TopK, policy.clone()), model(), &worker).unwrap();
+            let mut controller =
+                Controller::new(config(Method::TopK, policy.clone()), model(), worker.rank(), worker.world_size())
+                    .unwrap();
             let steps = (0..9).map(|_| take_step(&mut controller, &mut worker, 1.0, 0.1).unwrap().0.switched);
             let switched: Vec<_> = steps.collect();
             assert_eq!(settings(&controller), expected);
@@ -127,7 +129,7 @@ fn a_residual_leaves_with_the_next_gradient_when_feedback_ends() {
     on_all(2, |mut worker| {
         let accordion = Accordion { low: 1.0, high: 0.02, eta: 1e9, drop: 2.0 };
         let config = config(Method::TopK, Policy::Accordion(accordion));
-        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
         // The first decision makes all layers critical: a density of 1 saves nothing.
         for _ in 0..5 {
             take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
@@ -156,8 +158,13 @@ fn a_residual_leaves_with_the_next_gradient_when_feedback_ends() {
 fn ranks_stay_together_when_powersgds_rank_changes() {
     let ranks = on_all(3, |mut worker| {
         let accordion = Accordion { low: 6.0, high: 2.0, eta: 0.5, drop: 2.0 };
-        let mut controller =
-            Controller::new(config(Method::PowerSgd, Policy::Accordion(accordion)), model(), &worker).unwrap();
+        let mut controller = Controller::new(
+            config(Method::PowerSgd, Policy::Accordion(accordion)),
+            model(),
+            worker.rank(),
+            worker.world_size(),
+        )
+        .unwrap();
         let mut ranks = vec![];
         for step in 0..14 {
             // The norm jumps at step 6 and is steady before and after.

@@ -12,7 +12,8 @@ fn reports_tell_the_bytes_of_payloads_whose_length_the_values_decide() {
     for setting in SETTINGS.into_iter().filter(|setting| !setting.has_fixed_len()) {
         on_all(2, |mut worker| {
             let fixed = Policy::Fixed(vec![setting, setting, Setting::Dense]);
-            let mut controller = Controller::new(config(Method::TopK, fixed), model(), &worker).unwrap();
+            let mut controller =
+                Controller::new(config(Method::TopK, fixed), model(), worker.rank(), worker.world_size()).unwrap();
             let mut bytes = vec![];
             for scale in [1.0, 1.0, 1.0, 0.0] {
                 bytes.push(take_step(&mut controller, &mut worker, scale, 0.1).unwrap().0.bytes_out);
@@ -34,7 +35,8 @@ fn a_hard_threshold_above_all_gradients_waits_for_its_memory() {
     let hard = Setting::HardThreshold(HardThreshold { lambda: 0.125, values: Dtype::F32 });
     let mut worker = ThreadCollective::group(1).remove(0);
     let fixed = Policy::Fixed(vec![Setting::Dense, Setting::Dense, hard]);
-    let mut controller = Controller::new(config(Method::TopK, fixed), model(), &worker).unwrap();
+    let mut controller =
+        Controller::new(config(Method::TopK, fixed), model(), worker.rank(), worker.world_size()).unwrap();
     let mut sent = 0;
     for _ in 0..60 {
         let (_, means) = take_step(&mut controller, &mut worker, 1.0, 0.1).unwrap(); // magnitudes up to 1/16
@@ -56,7 +58,8 @@ fn low_rank(rank: u32) -> Setting {
 }
 
 fn fixed(settings: [Setting; 3], worker: &ThreadCollective) -> Controller {
-    Controller::new(config(Method::TopK, Policy::Fixed(settings.into())), model(), worker).unwrap()
+    Controller::new(config(Method::TopK, Policy::Fixed(settings.into())), model(), worker.rank(), worker.world_size())
+        .unwrap()
 }
 
 /// Residuals stay, and every step's means with what is then remembered make up gradients and what was remembered.
@@ -76,7 +79,7 @@ fn settings_of_a_fixed_policy_change_with_the_next_step() {
             }
             if let Some((_, settings)) = given.iter().find(|(at, _)| *at == step) {
                 let before: Vec<_> = (0..3).map(|layer| residual(&controller, layer)).collect();
-                controller.set_settings(settings.to_vec()).unwrap();
+                controller.planning().set_settings(settings.to_vec()).unwrap();
                 expected = *settings;
                 assert_eq!(before, (0..3).map(|layer| residual(&controller, layer)).collect::<Vec<_>>());
             }
@@ -108,11 +111,11 @@ fn ranks_that_are_given_different_settings_are_told() {
             (0..4).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 0.1).unwrap()));
             match given_to[worker.rank() as usize] {
                 0 => {}
-                keep => controller.set_settings(vec![top(keep), Setting::Dense, top(7)]).unwrap(),
+                keep => controller.planning().set_settings(vec![top(keep), Setting::Dense, top(7)]).unwrap(),
             }
             let failed = take_step(&mut controller, &mut worker, 1.0, 0.1).map(drop);
             // Given the same, they go on.
-            controller.set_settings(vec![top(4); 3]).unwrap();
+            controller.planning().set_settings(vec![top(4); 3]).unwrap();
             assert!(take_step(&mut controller, &mut worker, 1.0, 0.1).unwrap().0.switched);
             assert_eq!(settings(&controller), [top(4); 3]);
             failed
@@ -130,16 +133,20 @@ fn ranks_that_are_given_different_settings_are_told() {
 #[test]
 fn settings_that_cannot_be_given_are_refused() {
     let mut worker = ThreadCollective::group(1).remove(0);
-    let mut other = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
-    assert_eq!(other.set_settings(vec![top(1); 3]), Err(Error::NotFixed));
+    let mut other =
+        Controller::new(config(Method::TopK, Policy::Uniform), model(), worker.rank(), worker.world_size()).unwrap();
+    assert_eq!(other.planning().set_settings(vec![top(1); 3]), Err(Error::NotFixed));
     let mut controller = fixed([top(7); 3], &worker);
     (0..3).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 0.1).unwrap()));
     let before = controller.save();
-    assert!(matches!(controller.set_settings(vec![top(1)]), Err(Error::Core(lgreco_train::CoreError::Length { .. }))));
-    assert!(controller.set_settings(vec![top(1), top(25), top(1)]).is_err(), "the bias has 24 elements");
+    assert!(matches!(
+        controller.planning().set_settings(vec![top(1)]),
+        Err(Error::Core(lgreco_train::CoreError::Length { .. }))
+    ));
+    assert!(controller.planning().set_settings(vec![top(1), top(25), top(1)]).is_err(), "the bias has 24 elements");
     assert!(controller.save() == before);
     controller.begin_step(0.1).unwrap();
-    assert!(matches!(controller.set_settings(vec![top(1); 3]), Err(Error::StepOrder { .. })));
+    assert!(matches!(controller.planning().set_settings(vec![top(1); 3]), Err(Error::StepOrder { .. })));
 }
 
 /// Given during the warm-up, they come at its end; a task that is out is about others.
@@ -148,15 +155,15 @@ fn settings_given_before_the_first_decision_wait_for_it() {
     on_all(2, |mut worker| {
         let mut config = config(Method::TopK, Policy::Fixed(vec![top(7); 3]));
         config.schedule = Schedule { warmup: 4, period: 9, window: 1, lead: 2 };
-        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
         let mut switched = vec![];
         for step in 0..8 {
-            let task = controller.take_plan_task();
+            let task = controller.planning().take_task();
             if step == 3 {
-                controller.set_settings(vec![top(5); 3]).unwrap();
+                controller.planning().set_settings(vec![top(5); 3]).unwrap();
             }
             if let Some(task) = task {
-                assert_eq!(controller.hand_in(task.run(&mut lgreco_train::backend::Portable)), step != 3);
+                assert_eq!(controller.planning().hand_in(task.run(&mut lgreco_train::backend::Portable)), step != 3);
             }
             if take_step(&mut controller, &mut worker, 1.0, 0.1).unwrap().0.switched {
                 switched.push((step, settings(&controller)));
@@ -172,10 +179,10 @@ fn given_settings_survive_a_restart() {
     on_all(2, |mut worker| {
         let mut controller = fixed([top(7); 3], &worker);
         (0..4).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 0.1).unwrap()));
-        controller.set_settings(vec![top(5); 3]).unwrap();
+        controller.planning().set_settings(vec![top(5); 3]).unwrap();
         let saved = controller.save().unwrap();
         let mut other = fixed([top(5); 3], &worker);
-        other.load(&saved, &[&saved]).unwrap();
+        other.load(&[&saved], &[&saved]).unwrap();
         assert_eq!(settings(&other), [top(7); 3]);
         // One step for a gradient to judge them by, with feedback as they are.
         (0..2).for_each(|_| drop(take_step(&mut other, &mut worker, 1.0, 0.1).unwrap()));

@@ -19,7 +19,7 @@ fn controller(worker: &ThreadCollective) -> Controller {
     let mut config = config(Method::Qsgd, Policy::Uncompressed);
     (config.route, config.bucket_bytes) = (Route::Sharded, 0);
     config.search.reduce_dtype = Dtype::Bf16;
-    Controller::new(config, sharded(model(), 2), worker).unwrap()
+    Controller::new(config, sharded(model(), 2), worker.rank(), worker.world_size()).unwrap()
 }
 
 /// The model's gradients, of which the `large` layer leaves f32, by rounding to bf16, in the last rank's shard.
@@ -90,7 +90,8 @@ fn with_whole_payloads(route: Route, feedback: Feedback) -> Vec<Run> {
     let mut config = config(Method::AdaComp, Policy::Fixed(vec![adacomp, adacomp, Setting::Dense, hard]));
     (config.route, config.feedback) = (route, feedback);
     threads::run(3, |mut worker| {
-        let mut controller = Controller::new(config.clone(), uneven(route), &worker).unwrap();
+        let mut controller =
+            Controller::new(config.clone(), uneven(route), worker.rank(), worker.world_size()).unwrap();
         let (mut means, mut sent) = (vec![], vec![]);
         for step in 0..6 {
             let mut values: Vec<_> = LENS.iter().zip(0..).map(|(&n, l)| noise(l, worker.rank(), step, n)).collect();

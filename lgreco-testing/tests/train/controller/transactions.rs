@@ -82,7 +82,7 @@ fn step(
     let report = controller.finish_step().unwrap();
     assert_eq!(report.outcome == Outcome::PassedThrough, event == Event::Broken);
     if matches!(event, Event::Skipped | Event::WithheldAndSkipped) {
-        controller.roll_back().unwrap();
+        controller.residuals().roll_back().unwrap();
         return vec![None; means.len()];
     }
     means
@@ -111,7 +111,7 @@ proptest! {
         config.non_finite = NonFinite::PassThrough;
         config.route = if scatter { Route::ScatterReduce } else { Route::AllGather };
         let runs = threads::run(2, |mut worker| {
-            let mut controller = Controller::new(config.clone(), model(), &worker).unwrap();
+            let mut controller = Controller::new(config.clone(), model(), worker.rank(), worker.world_size()).unwrap();
             let zeros: Vec<Vec<f64>> = model().iter().map(|tensor| vec![0.0; tensor.shape().elements()]).collect();
             let (mut given, mut applied) = (zeros.clone(), zeros);
             (0..3).for_each(|_| drop(take_step(&mut controller, &mut worker, 0.0, 1.0).unwrap()));
@@ -173,7 +173,7 @@ fn measuring_errors_changes_nothing() {
                     })
                     .unwrap();
                 config.metrics_every = every;
-                let mut controller = Controller::new(config, model(), worker).unwrap();
+                let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
                 let means: Vec<_> = (0..9).map(|_| take_step(&mut controller, worker, 1.0, 1.0).unwrap().1).collect();
                 (means, (0..3).map(|layer| residual(&controller, layer)).collect::<Vec<_>>())
             };
@@ -187,13 +187,14 @@ fn measuring_errors_changes_nothing() {
 #[test]
 fn only_the_last_step_is_rolled_back() {
     let mut worker = ThreadCollective::group(1).remove(0);
-    let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+    let mut controller =
+        Controller::new(config(Method::TopK, Policy::Uniform), model(), worker.rank(), worker.world_size()).unwrap();
     (0..5).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
     let before: Vec<_> = (0..3).map(|layer| residual(&controller, layer)).collect();
     step(&mut controller, &mut worker, &mut gradients(0, 5, 1.0), (Event::Absent, 0));
     assert_ne!(residual(&controller, 2), before[2]);
-    controller.roll_back().unwrap();
-    controller.roll_back().unwrap();
+    controller.residuals().roll_back().unwrap();
+    controller.residuals().roll_back().unwrap();
     assert_eq!(before, (0..3).map(|layer| residual(&controller, layer)).collect::<Vec<_>>());
 }
 
@@ -202,10 +203,13 @@ fn only_the_last_step_is_rolled_back() {
 fn without_undo_a_step_is_not_rolled_back() {
     let mut worker = ThreadCollective::group(1).remove(0);
     let config = super::config(Method::TopK, Policy::Uniform);
-    let mut controller = Controller::new(config, model(), &worker).unwrap();
+    let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
     (0..4).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
     let before: Vec<_> = (0..3).map(|layer| residual(&controller, layer)).collect();
-    assert!(matches!(controller.roll_back(), Err(Error::StepOrder { expected: "a configuration with `undo`", .. })));
+    assert!(matches!(
+        controller.residuals().roll_back(),
+        Err(Error::StepOrder { expected: "a configuration with `undo`", .. })
+    ));
     assert_eq!(before, (0..3).map(|layer| residual(&controller, layer)).collect::<Vec<_>>());
     assert!(take_step(&mut controller, &mut worker, 1.0, 1.0).is_ok());
 }
@@ -213,18 +217,19 @@ fn without_undo_a_step_is_not_rolled_back() {
 #[test]
 fn residuals_are_scaled_all_or_none() {
     let worker = ThreadCollective::group(1).remove(0);
-    let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+    let mut controller =
+        Controller::new(config(Method::TopK, Policy::Uniform), model(), worker.rank(), worker.world_size()).unwrap();
     let mut worker = worker;
     (0..5).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
     let before: Vec<_> = (0..3).map(|layer| residual(&controller, layer)).collect();
-    controller.rescale_residuals(0.25).unwrap();
+    controller.residuals().rescale(0.25).unwrap();
     for (layer, before) in before.iter().enumerate() {
         assert_eq!(residual(&controller, layer), before.iter().map(|x| 0.25 * x).collect::<Vec<_>>());
     }
-    controller.rescale_residuals(4.0).unwrap();
+    controller.residuals().rescale(4.0).unwrap();
     assert_eq!(before, (0..3).map(|layer| residual(&controller, layer)).collect::<Vec<_>>());
     for factor in [0.0, f32::NAN, f32::INFINITY, 3e38] {
-        assert!(controller.rescale_residuals(factor).is_err());
+        assert!(controller.residuals().rescale(factor).is_err());
         assert_eq!(before, (0..3).map(|layer| residual(&controller, layer)).collect::<Vec<_>>());
     }
 }
@@ -233,17 +238,20 @@ fn residuals_are_scaled_all_or_none() {
 #[test]
 fn the_rest_of_a_residual_is_rolled_back() {
     let mut worker = ThreadCollective::group(1).remove(0);
-    let mut before = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+    let mut before =
+        Controller::new(config(Method::TopK, Policy::Uniform), model(), worker.rank(), worker.world_size()).unwrap();
     (0..4).for_each(|_| drop(take_step(&mut before, &mut worker, 1.0, 1.0).unwrap()));
-    let mut controller = Controller::new(config(Method::TopK, Policy::Uncompressed), model(), &worker).unwrap();
+    let mut controller =
+        Controller::new(config(Method::TopK, Policy::Uncompressed), model(), worker.rank(), worker.world_size())
+            .unwrap();
     let saved = before.save().unwrap();
-    controller.load(&saved, &[&saved]).unwrap();
+    controller.load(&[&saved], &[&saved]).unwrap();
     let rest = residual(&controller, 0);
     assert!(rest == residual(&before, 0) && rest.iter().any(|&x| x != 0.0));
     let (_, means) = take_step(&mut controller, &mut worker, 0.0, 1.0).unwrap();
     assert_eq!(means[0], rest);
     assert!(residual(&controller, 0).iter().all(|&x| x == 0.0));
-    controller.roll_back().unwrap();
+    controller.residuals().roll_back().unwrap();
     assert_eq!(residual(&controller, 0), rest);
 }
 
@@ -254,13 +262,13 @@ fn a_step_that_is_rolled_back_does_not_count_towards_a_reset() {
         let mut worker = ThreadCollective::group(1).remove(0);
         let mut config = config(Method::TopK, Policy::Uniform);
         config.feedback.others = Some(Residual { reset_every: 3, ..Residual::CLASSIC });
-        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
         let mut residuals = vec![];
         for number in 0..10 {
             if rolled_back == Some(number) {
                 let mut values = gradients(0, 77, 1.0);
                 controller.step(&mut worker, &mut views(&mut values), 1.0).unwrap();
-                controller.roll_back().unwrap();
+                controller.residuals().roll_back().unwrap();
             }
             let mut values = gradients(0, number, 1.0);
             controller.step(&mut worker, &mut views(&mut values), 1.0).unwrap();
@@ -315,7 +323,7 @@ fn steps_are_taken_again_where_the_network_failed() {
             threads::run(2, |mut worker| {
                 let mut config = config(method, Policy::Uniform);
                 config.bucket_bytes = 1;
-                let mut controller = Controller::new(config, model(), &worker).unwrap();
+                let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
                 let (mut outcomes, mut failed) = (vec![], false);
                 for number in 0..7 {
                     let before: Vec<_> = (0..3).map(|layer| residual(&controller, layer)).collect();
@@ -360,21 +368,22 @@ fn steps_are_taken_again_where_the_network_failed() {
 #[test]
 fn a_step_that_never_began_loses_nothing() {
     let mut worker = ThreadCollective::group(1).remove(0);
-    let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+    let mut controller =
+        Controller::new(config(Method::TopK, Policy::Uniform), model(), worker.rank(), worker.world_size()).unwrap();
     (0..4).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
     let before = residual(&controller, 0);
     take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
     assert_ne!(residual(&controller, 0), before);
     let failed = controller.step(&mut Broken(1), &mut views(&mut gradients(0, 5, 1.0)), 1.0);
     assert_eq!(failed, Err(Error::Collective { code: 4 }));
-    controller.roll_back().unwrap();
+    controller.residuals().roll_back().unwrap();
     assert_eq!(residual(&controller, 0), before);
 
     let keep = Setting::TopK(TopK { keep: 1, values: Dtype::F32 });
     let mut config = config(Method::TopK, Policy::Fixed(vec![keep]));
     config.feedback.others = Some(Residual { storage: lgreco_train::feedback::Storage::Bf16, ..Residual::CLASSIC });
     let tensors = vec![Tensor::new("w", &[2, 1], Dtype::F32).unwrap()];
-    let mut controller = Controller::new(config, tensors, &worker).unwrap();
+    let mut controller = Controller::new(config, tensors, worker.rank(), worker.world_size()).unwrap();
     for values in [[1.0, 1.0], [1.0, 1.0], [f32::MAX, f32::MAX]] {
         controller.step(&mut worker, &mut [ValuesMut::F32(&mut values.clone())], 1.0).unwrap();
     }

@@ -1,11 +1,11 @@
 //! Codecs against textbook versions and the vectors computed by others.
 
 use super::*;
+use lgreco_pipeline::{CoreError, Error};
 use lgreco_testing::topk::order;
 use lgreco_train::compress::decode;
 use lgreco_train::compress::wire::{Method, Payload};
 use lgreco_train::gradient::{Bf16, Element, F16, Shape};
-use lgreco_train::{CoreError, Error};
 use proptest::prelude::*;
 
 const VECTOR: [f32; 6] = [1.0, -1.0, 0.3, -0.26, 0.0, 0.74];

@@ -1,8 +1,8 @@
 //! Eleven ways in which activation memories have failed in practice, each as a test that it cannot happen here.
 
 use super::*;
+use lgreco_pipeline::{CoreError, Error};
 use lgreco_train::gradient::{Element, F16};
-use lgreco_train::{CoreError, Error};
 
 const TILES: Codec = Codec::MinMax { bits: 4, tile: Tile::Elements(128) };
 const STORAGES: [RowStorage; 3] = [RowStorage::F32, RowStorage::Bf16, RowStorage::Quantised { bits: 4 }];

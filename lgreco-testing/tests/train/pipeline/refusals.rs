@@ -1,8 +1,8 @@
 //! What the two ends refuse: each error names its numbers, and nothing has changed, which the pair asserts.
 
 use super::*;
+use lgreco_pipeline::{CoreError, Error};
 use lgreco_train::feedback::{Residual, Storage};
-use lgreco_train::{CoreError, Error};
 
 #[test]
 fn a_memory_by_position_wants_batches_of_one_size() {

@@ -35,12 +35,12 @@ pub const HEADER_LEN: usize = 64;
 /// Bytes that AQ-SGD's messages take per sample besides its values.
 ///
 /// ```
-/// use lgreco_train::pipeline::{CutSetting, LinkMemory, RowStorage, SAMPLE_ENTRY_LEN, Upstream};
+/// use lgreco_pipeline::{CutSetting, LinkMemory, RowStorage, SAMPLE_ENTRY_LEN, Upstream};
 /// let mut setting = CutSetting::new(0, 8, 64);
 /// let plain = Upstream::new(setting, 0)?.message_len();
 /// setting.forward.memory = LinkMemory::Samples { capacity: 10, storage: RowStorage::F32 };
 /// assert_eq!(Upstream::new(setting, 0)?.message_len(), plain + 8 * SAMPLE_ENTRY_LEN);
-/// # Ok::<(), lgreco_train::Error>(())
+/// # Ok::<(), lgreco_pipeline::Error>(())
 /// ```
 pub const SAMPLE_ENTRY_LEN: usize = 16;
 const MAGIC: u16 = u16::from_le_bytes(*b"LC");
@@ -49,7 +49,7 @@ const VERSION: u8 = 1;
 /// Which way a message goes. The discriminants stand in messages.
 ///
 /// ```
-/// use lgreco_train::pipeline::Direction;
+/// use lgreco_pipeline::Direction;
 /// assert_eq!((Direction::Forward as u8, Direction::Backward as u8), (0, 1));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,7 +64,7 @@ pub enum Direction {
 /// What a message is for. The discriminants stand in messages.
 ///
 /// ```
-/// use lgreco_train::pipeline::Mode;
+/// use lgreco_pipeline::Mode;
 /// assert_eq!([Mode::Train, Mode::EvalCompressed, Mode::EvalPlain].map(|mode| mode as u8), [0, 1, 2]);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -92,16 +92,16 @@ pub(super) enum Visit {
 /// A message's header.
 ///
 /// ```
-/// # use lgreco_train::pipeline::{CutSetting, Direction, Downstream, Evaluation, Upstream};
-/// # use lgreco_train::gradient::Values;
+/// # use lgreco_pipeline::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+/// # use lgreco_pipeline::gradient::Values;
 /// # let setting = CutSetting::new(0, 1, 2);
 /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
 /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
 /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
 /// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
-/// let header = lgreco_train::pipeline::Message::parse(&forward[..sent.len])?.header;
+/// let header = lgreco_pipeline::Message::parse(&forward[..sent.len])?.header;
 /// assert_eq!((header.sequence, header.shape.cols()), (0, 2));
-/// # Ok::<(), lgreco_train::Error>(())
+/// # Ok::<(), lgreco_pipeline::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Header {
@@ -141,8 +141,8 @@ impl Header {
     /// messages of a cut without memory where there is no allocator; the ends write it themselves.
     ///
     /// ```
-    /// use lgreco_train::pipeline::{CutSetting, Direction, Evaluation, HEADER_LEN, Header, Message, Mode, Upstream};
-    /// use lgreco_train::gradient::{Dtype, Shape, Values};
+    /// use lgreco_pipeline::{CutSetting, Direction, Evaluation, HEADER_LEN, Header, Message, Mode, Upstream};
+    /// use lgreco_pipeline::gradient::{Dtype, Shape, Values};
     /// let (setting, values) = (CutSetting::new(0, 1, 4), [1.0, 2.0, 3.0, 4.0]);
     /// let codec = setting.forward.codec;
     /// let header = Header {
@@ -168,7 +168,7 @@ impl Header {
     /// let (mut workspace, mut same) = (vec![0; above.workspace_len()], vec![0; above.message_len()]);
     /// let len = above.evaluate(Evaluation::Compressed, Values::F32(&values), &mut workspace, &mut same)?;
     /// assert_eq!(same[..len], message);
-    /// # Ok::<(), lgreco_train::Error>(())
+    /// # Ok::<(), lgreco_pipeline::Error>(())
     /// ```
     ///
     /// # Errors
@@ -196,9 +196,9 @@ impl Header {
 /// A message whose header has been checked, and that its body has the length the header implies.
 ///
 /// ```
-/// use lgreco_train::{CoreError, Error};
-/// use lgreco_train::pipeline::{CutSetting, Direction, Evaluation, Message, Upstream};
-/// use lgreco_train::gradient::Values;
+/// use lgreco_pipeline::{CoreError, Error};
+/// use lgreco_pipeline::{CutSetting, Direction, Evaluation, Message, Upstream};
+/// use lgreco_pipeline::gradient::Values;
 /// let upstream = Upstream::new(CutSetting::new(3, 1, 2), 0)?;
 /// let (mut workspace, mut bytes) = (vec![0; upstream.workspace_len()], vec![0; upstream.message_len()]);
 /// let len = upstream.evaluate(Evaluation::Plain, Values::F32(&[1.0, 2.0]), &mut workspace, &mut bytes)?;
@@ -207,7 +207,7 @@ impl Header {
 /// assert_eq!(message.body, [1f32.to_le_bytes(), 2f32.to_le_bytes()].concat());
 /// let cut_off = Message::parse(&bytes[..len - 1]);
 /// assert!(matches!(cut_off, Err(Error::Core(CoreError::Length { expected: 8, found: 7, .. }))));
-/// # Ok::<(), lgreco_train::Error>(())
+/// # Ok::<(), lgreco_pipeline::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Message<'a> {

@@ -1,15 +1,15 @@
 //! The receiving half: a message to the batch that the stage computes with.
 
-use super::checksum;
 use super::codec::Codec;
+use super::digest;
 use super::half::{Clock, Half, Scratch, State, in_step};
 use super::message::{HEADER_LEN, Message, Mode, Visit};
 use super::send::check_unique;
 use super::store::Store;
 use super::values::get_all;
 use crate::error::expect_len;
-use crate::select::check_finite;
 use crate::{CoreError, Error};
+use lgreco::compress::select::check_finite;
 
 impl Half {
     /// How many values a message holds, whatever its mode.
@@ -51,12 +51,9 @@ impl Half {
         match &self.state {
             State::Samples(store) => return self.read_samples(store, message, workspace, values),
             State::Estimate(estimate) => {
-                estimate.0.values(values)?;
-                in_step(
-                    "checksum of the estimate",
-                    checksum::of_values(values) as u64,
-                    message.header.checksum as u64,
-                )?;
+                expect_len("values of the estimate", estimate.values().len(), values.len())?;
+                values.copy_from_slice(estimate.values());
+                in_step("checksum of the estimate", digest::of_values(values) as u64, message.header.checksum as u64)?;
             }
             State::Nothing | State::Residual(_) => {}
         }
@@ -115,7 +112,7 @@ impl Half {
             State::Nothing | State::Residual(_) => {}
             State::Estimate(estimate) => {
                 estimate.correct(values)?;
-                estimate.0.values(values)?;
+                values.copy_from_slice(estimate.values());
             }
             State::Samples(store) => {
                 store.reserve(message.header.shape.rows())?;

@@ -1,7 +1,7 @@
 //! The sending half: a batch to a message.
 
-use super::checksum;
 use super::codec::Codec;
+use super::digest;
 use super::half::{Clock, Half, Scratch, State};
 use super::message::{HEADER_LEN, Header, Mode, SAMPLE_ENTRY_LEN, Visit, write_entry};
 use super::mixed::restrict;
@@ -11,7 +11,7 @@ use super::values::put_all;
 use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Element, Gradient, Values, with_elements};
-use crate::select::check_finite;
+use lgreco::compress::select::check_finite;
 
 /// A message that has been written, and what it says.
 pub(super) struct Written {
@@ -86,8 +86,7 @@ impl Half {
             }
             State::Estimate(estimate) => {
                 estimate.offer(&Gradient::new(values, shape)?, offered)?;
-                estimate.0.values(decoded)?;
-                header.checksum = checksum::of_values(decoded);
+                header.checksum = digest::of_values(estimate.values());
             }
             State::Nothing | State::Samples(_) => widen(values, 0, offered),
         }

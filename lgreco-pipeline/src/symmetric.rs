@@ -21,8 +21,8 @@ const ROUND: f32 = 12_582_912.0;
 /// Which values share a scale.
 ///
 /// ```
-/// use lgreco_train::pipeline::{Codec, Scope};
-/// use lgreco_train::gradient::Dtype;
+/// use lgreco_pipeline::{Codec, Scope};
+/// use lgreco_pipeline::gradient::Dtype;
 /// let small_and_large = [0.01, 10.0, -0.02, -20.0]; // two samples of two channels
 /// for (scope, expected) in [
 ///     (Scope::Sample, [0.0, 8.75, 0.0, -20.0]),
@@ -35,7 +35,7 @@ const ROUND: f32 = 12_582_912.0;
 ///     codec.decode(&body, 2, &[], &mut decoded)?;
 ///     assert_eq!(decoded, expected);
 /// }
-/// # Ok::<(), lgreco_train::Error>(())
+/// # Ok::<(), lgreco_pipeline::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {

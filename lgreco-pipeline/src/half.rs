@@ -8,12 +8,12 @@ use super::setting::{CutSetting, Link, LinkMemory};
 use super::store::Store;
 use crate::Error;
 use crate::error::{expect_len, expect_room};
-use crate::feedback::{Memory, RESIDUAL, SavedState};
+use crate::feedback::{Memory, SavedState};
 use crate::gradient::{Dtype, Shape};
 use crate::rng::Stream;
-use crate::select;
 use alloc::vec;
 use alloc::vec::Vec;
+use lgreco::compress::select;
 
 /// What an end remembers of one direction.
 #[derive(Clone, Debug)]
@@ -193,36 +193,30 @@ impl Half {
         }
     }
 
-    /// What the memory of a position is, in saved states.
-    fn kind(&self) -> u8 {
-        match self.link.memory {
-            LinkMemory::Mixed(_) => 1,
-            LinkMemory::Ef21 => 2,
-            _ => RESIDUAL,
-        }
-    }
-
     /// Bytes of [`save`](Half::save).
     pub(super) fn saved_len(&self) -> usize {
         let memory = match &self.state {
             State::Nothing => 0,
-            State::Residual(memory) | State::Estimate(Estimate(memory)) => memory.part_len(),
+            State::Residual(memory) => memory.saved_len(),
+            State::Estimate(estimate) => estimate.saved_len(),
             State::Samples(store) => store.saved_len(),
         };
         8 + Counters::BYTES + 8 + memory
     }
 
     /// Writes sequence number, counters, the memory's length and the memory.
-    pub(super) fn save(&self, bytes: &mut [u8]) {
+    pub(super) fn save(&self, bytes: &mut [u8]) -> Result<(), Error> {
         let (head, memory) = bytes.split_at_mut(16 + Counters::BYTES);
         head[..8].copy_from_slice(&self.sequence.to_le_bytes());
         head[8..8 + Counters::BYTES].copy_from_slice(&self.counters.to_bytes());
         head[8 + Counters::BYTES..].copy_from_slice(&(memory.len() as u64).to_le_bytes());
         match &self.state {
             State::Nothing => {}
-            State::Residual(state) | State::Estimate(Estimate(state)) => state.save_part(self.kind(), memory),
+            State::Residual(state) => drop(state.save(memory)?),
+            State::Estimate(estimate) => estimate.save(memory),
             State::Samples(store) => store.save(memory),
         }
+        Ok(())
     }
 
     /// Takes over what [`save`](Half::save) wrote, and returns the bytes that follow. On an error the half holds
@@ -234,11 +228,11 @@ impl Half {
         let memory_len = usize::try_from(long(8 + Counters::BYTES)).unwrap_or(usize::MAX);
         expect_room("bytes of a saved cut", memory_len, rest.len())?;
         let (memory, rest) = rest.split_at(memory_len);
-        let kind = self.kind();
         match &mut self.state {
             State::Nothing => expect_len("bytes of a saved memory", 0, memory_len)?,
-            State::Residual(state) | State::Estimate(Estimate(state)) => {
-                let saved = SavedState::parse_part(kind, memory)?;
+            State::Estimate(estimate) => estimate.restore(memory)?,
+            State::Residual(state) => {
+                let saved = SavedState::parse(memory)?;
                 let same = (saved.residual(), saved.shape()) == (state.residual(), state.shape());
                 Error::require_saved(same, "memory of another rule or shape, updates", saved.steps())?;
                 *state = saved.restore(vec![0; saved.residual().state_len(saved.shape())])?;

@@ -7,8 +7,8 @@
 //! [`LinkMemory`] of their own; together with batch and features they make the [`CutSetting`].
 //!
 //! ```
-//! use lgreco_train::pipeline::{CutSetting, Downstream, Evaluation, RowStorage, LinkMemory, Upstream};
-//! use lgreco_train::gradient::Values;
+//! use lgreco_pipeline::{CutSetting, Downstream, Evaluation, RowStorage, LinkMemory, Upstream};
+//! use lgreco_pipeline::gradient::Values;
 //!
 //! // Two samples of 64 features per micro-batch. Forward, the change of what is remembered of each sample; back, 8 bits.
 //! let mut setting = CutSetting::new(0, 2, 64);
@@ -43,7 +43,7 @@
 //! let mut received = vec![0.0; 64];
 //! below.evaluate(&forward[..len], &mut received)?;
 //! assert_eq!(received, [0.5; 64]);
-//! # Ok::<(), lgreco_train::Error>(())
+//! # Ok::<(), lgreco_pipeline::Error>(())
 //! ```
 //!
 //! # Memories
@@ -77,11 +77,20 @@
 //! Deviations from AQ-SGD's code: first visits by presence instead of by epoch, least-recently-updated samples forgotten
 //! beyond the capacity, rows in bf16 instead of f16, which overflows.
 
-mod checksum;
+#![no_std]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
 mod codec;
 mod counters;
+mod digest;
 mod downstream;
 mod end;
+mod error;
 mod estimate;
 mod half;
 mod message;
@@ -102,7 +111,12 @@ pub use codec::{Codec, Tile};
 pub use counters::Counters;
 pub use downstream::Downstream;
 pub use end::{Above, Below, End, Side};
+pub use error::Error;
 pub use message::{Direction, HEADER_LEN, Header, Message, Mode, SAMPLE_ENTRY_LEN};
 pub use setting::{Compatibility, CutSetting, Link, LinkMemory, RowStorage};
 pub use symmetric::Scope;
 pub use upstream::{Evaluation, Sent, Upstream};
+
+pub use lgreco_train::{CoreError, feedback, gradient};
+
+use lgreco_train::{compress, rng};

@@ -3,8 +3,8 @@
 /// Counts of one end for one direction, in training; evaluation leaves no trace.
 ///
 /// ```
-/// use lgreco_train::pipeline::{CutSetting, Direction, LinkMemory, RowStorage, Upstream};
-/// use lgreco_train::gradient::Values;
+/// use lgreco_pipeline::{CutSetting, Direction, LinkMemory, RowStorage, Upstream};
+/// use lgreco_pipeline::gradient::Values;
 /// let mut setting = CutSetting::new(0, 1, 100);
 /// setting.forward.memory = LinkMemory::Samples { capacity: 10, storage: RowStorage::F32 };
 /// let mut upstream = Upstream::new(setting, 0)?;
@@ -17,7 +17,7 @@
 /// assert_eq!((counters.messages, counters.hits, counters.misses), (2, 1, 1));
 /// assert_eq!(counters.change_ratio(), 0.25 / 2.25);
 /// assert_eq!((counters.uncompressed_bytes, counters.bytes), (800, 2 * (64 + 16) + 400 + 58));
-/// # Ok::<(), lgreco_train::Error>(())
+/// # Ok::<(), lgreco_pipeline::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counters {

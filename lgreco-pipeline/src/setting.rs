@@ -4,28 +4,28 @@ use super::codec::{Codec, Tile};
 #[cfg(doc)]
 use crate::CoreError;
 use crate::Error;
-use crate::checksum;
 use crate::error::expect_len;
 use crate::feedback::{Residual, Storage};
 use crate::gradient::Shape;
+use lgreco::checksum;
 
 /// How the rows that AQ-SGD remembers are kept. Rounding is to nearest, so that both ends keep the same bits.
 ///
 /// ```
-/// use lgreco_train::pipeline::{CutSetting, LinkMemory, RowStorage, Upstream};
-/// use lgreco_train::gradient::Values;
+/// use lgreco_pipeline::{CutSetting, LinkMemory, RowStorage, Upstream};
+/// use lgreco_pipeline::gradient::Values;
 /// let bytes = |storage| {
 ///     let mut setting = CutSetting::new(0, 1, 1024);
 ///     setting.forward.memory = LinkMemory::Samples { capacity: 20_000, storage };
 ///     let mut upstream = Upstream::new(setting, 0)?;
 ///     let (mut workspace, mut message) = (vec![0; upstream.workspace_len()], vec![0; upstream.message_len()]);
 ///     upstream.send(Values::F32(&[0.5; 1024]), &[Some(1)], &mut workspace, &mut message)?;
-///     Ok::<u64, lgreco_train::Error>(upstream.memory_bytes())
+///     Ok::<u64, lgreco_pipeline::Error>(upstream.memory_bytes())
 /// };
 /// assert_eq!(bytes(RowStorage::F32)?, 4096); // for each sample seen, at both ends
 /// assert_eq!(bytes(RowStorage::Bf16)?, 2048);
 /// assert_eq!(bytes(RowStorage::Quantised { bits: 4 })?, 512 + 8 * 4);
-/// # Ok::<(), lgreco_train::Error>(())
+/// # Ok::<(), lgreco_pipeline::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RowStorage {
@@ -46,8 +46,8 @@ pub enum RowStorage {
 /// compression at a cut, but bring evaluation with and without compression together.
 ///
 /// ```
-/// use lgreco_train::pipeline::{CutSetting, LinkMemory};
-/// use lgreco_train::feedback::Residual;
+/// use lgreco_pipeline::{CutSetting, LinkMemory};
+/// use lgreco_pipeline::feedback::Residual;
 /// let mut setting = CutSetting::new(0, 8, 64);
 /// setting.forward.memory = LinkMemory::Ef21;
 /// setting.backward.memory = LinkMemory::Residual(Residual::CLASSIC);
@@ -78,14 +78,14 @@ pub enum LinkMemory {
 /// Codec and memory of one direction.
 ///
 /// ```
-/// use lgreco_train::pipeline::{Codec, CutSetting, Link, LinkMemory};
-/// use lgreco_train::gradient::Dtype;
+/// use lgreco_pipeline::{Codec, CutSetting, Link, LinkMemory};
+/// use lgreco_pipeline::gradient::Dtype;
 /// // A tenth of the activations, and gradients at the same places.
 /// let forward = Codec::top_k(0.1, 1000, Dtype::Bf16)?;
 /// let backward = Codec::SharedIndex { keep: 100, values: Dtype::Bf16 };
 /// let [forward, backward] = [forward, backward].map(|codec| Link { codec, memory: LinkMemory::None });
 /// CutSetting { forward, backward, ..CutSetting::new(0, 8, 1000) }.check()?;
-/// # Ok::<(), lgreco_train::Error>(())
+/// # Ok::<(), lgreco_pipeline::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
@@ -99,8 +99,8 @@ pub struct Link {
 /// [`to_bytes`](CutSetting::to_bytes) with it, and ask [`compare`](CutSetting::compare) before evaluating.
 ///
 /// ```
-/// use lgreco_train::pipeline::{Codec, Compatibility, CutSetting, Link, LinkMemory};
-/// use lgreco_train::gradient::Dtype;
+/// use lgreco_pipeline::{Codec, Compatibility, CutSetting, Link, LinkMemory};
+/// use lgreco_pipeline::gradient::Dtype;
 /// let trained = CutSetting::new(0, 128, 64 * 32 * 32);
 /// let mut other = CutSetting::from_bytes(&trained.to_bytes())?;
 /// assert_eq!(other.compare(&trained), Compatibility::Same);
@@ -108,7 +108,7 @@ pub struct Link {
 /// assert_eq!(other.compare(&trained), Compatibility::TrainsDifferently { what: "backward memory" });
 /// other.forward.codec = Codec::top_k(0.1, other.features as usize, Dtype::F32)?;
 /// assert_eq!(other.compare(&trained), Compatibility::EvaluatesDifferently { what: "forward codec" });
-/// # Ok::<(), lgreco_train::Error>(())
+/// # Ok::<(), lgreco_pipeline::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CutSetting {
@@ -130,7 +130,7 @@ pub struct CutSetting {
 /// Whether a model trained with one setting of a cut may be run with another.
 ///
 /// ```
-/// use lgreco_train::pipeline::{Compatibility, CutSetting};
+/// use lgreco_pipeline::{Compatibility, CutSetting};
 /// let (trained, now) = (CutSetting::new(0, 8, 64), CutSetting::new(0, 16, 64));
 /// assert_eq!(now.compare(&trained), Compatibility::TrainsDifferently { what: "batch" });
 /// ```
@@ -206,7 +206,7 @@ impl CutSetting {
     /// matter for evaluation, which is memoryless.
     ///
     /// ```
-    /// # use lgreco_train::pipeline::{Compatibility, CutSetting};
+    /// # use lgreco_pipeline::{Compatibility, CutSetting};
     /// let setting = CutSetting::new(0, 8, 64);
     /// assert_eq!(setting.compare(&setting), Compatibility::Same);
     /// assert_eq!(setting.compare(&CutSetting::new(1, 8, 64)), Compatibility::EvaluatesDifferently { what: "cut" });
@@ -325,7 +325,7 @@ impl LinkMemory {
             LinkMemory::Mixed(_) if !matches!(codec, Codec::TopK { .. }) => {
                 Err(Error::FeedbackRule { rule: "EF-mixed", needs: "TopK" })
             }
-            LinkMemory::Residual(residual) | LinkMemory::Mixed(residual) => residual.check(),
+            LinkMemory::Residual(residual) | LinkMemory::Mixed(residual) => Ok(residual.check()?),
             LinkMemory::Samples { capacity, storage } => {
                 Error::require(capacity > 0, "capacity for samples", 0.0, "at least 1")?;
                 let RowStorage::Quantised { bits } = storage else { return Ok(()) };

@@ -1,6 +1,6 @@
 //! EDEN at a cut: a batch is one tensor, and the body of its message is that tensor's payload.
 
-use super::checksum;
+use super::digest;
 use crate::CoreError;
 use crate::Error;
 use crate::compress::Compressor;
@@ -23,7 +23,7 @@ pub(super) fn encode(bits: u8, values: &[f32], features: usize, body: &mut [u8])
         return Ok(());
     }
     let gradient = Gradient::new(Values::F32(values), Shape::new(values.len() / features, features)?)?;
-    let stream = Stream { seed: checksum::of_values(values).into(), ..Stream::default() };
+    let stream = Stream { seed: digest::of_values(values).into(), ..Stream::default() };
     Eden { bits, ..Eden::default() }.encode(&gradient, stream, &mut [], body).map(drop)
 }
 

@@ -10,9 +10,9 @@ use crate::gradient::Values;
 /// The stage below a cut. How it works together with the one above stands at the [module](super).
 ///
 /// ```
-/// use lgreco_train::Error;
-/// use lgreco_train::pipeline::{CutSetting, Downstream, Upstream};
-/// use lgreco_train::gradient::Values;
+/// use lgreco_pipeline::Error;
+/// use lgreco_pipeline::{CutSetting, Downstream, Upstream};
+/// use lgreco_pipeline::gradient::Values;
 /// let setting = CutSetting::new(0, 1, 2);
 /// let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
 /// let (mut workspace, mut message) = (vec![0; above.workspace_len()], vec![0; above.message_len()]);

@@ -1,4 +1,4 @@
-//! A whole end as bytes: `LSE`, version 2; the side, three zeros; generation; steps; the first sequence number of this
+//! A whole end as bytes: `LSE`, version 3; the side, three zeros; generation; steps; the first sequence number of this
 //! step; the setting; the two halves; the checksum of all before it.
 
 use super::counters::COUNT_LIMIT;
@@ -7,10 +7,10 @@ use super::setting::{Compatibility, CutSetting};
 #[cfg(doc)]
 use crate::CoreError;
 use crate::Error;
-use crate::checksum;
 use crate::error::{expect_len, expect_room};
+use lgreco::checksum;
 
-const MAGIC: [u8; 4] = *b"LSE\x02";
+const MAGIC: [u8; 4] = *b"LSE\x03";
 /// Bytes before the halves, and of what precedes the setting.
 const HEAD_LEN: usize = SETTING_AT + CutSetting::PART_BYTES;
 const SETTING_AT: usize = 28;
@@ -43,8 +43,8 @@ impl<S: Side> End<S> {
         head[20..28].copy_from_slice(&self.first_of_step.to_le_bytes());
         head[SETTING_AT..].copy_from_slice(&self.setting.to_part());
         let (forward, backward) = halves.split_at_mut(self.forward.saved_len());
-        self.forward.save(forward);
-        self.backward.save(backward);
+        self.forward.save(forward)?;
+        self.backward.save(backward)?;
         checksum::seal(&mut bytes[..len]);
         Ok(len)
     }

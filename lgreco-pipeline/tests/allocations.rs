@@ -1,10 +1,32 @@
-//! Messages of a pipeline cut: every codec there and back, shared indices, and the parser.
+//! Codecs and messages allocate nothing: every codec there and back, shared indices, and the parser.
 
-use super::ALLOCATIONS;
-use lgreco_train::Error;
-use lgreco_train::gradient::{Dtype, Shape};
-use lgreco_train::pipeline::{Codec, Direction, HEADER_LEN, Header, Message, Mode, Scope, Tile};
+use lgreco_pipeline::gradient::{Dtype, Shape};
+use lgreco_pipeline::{Codec, Direction, Error, HEADER_LEN, Header, Message, Mode, Scope, Tile};
 use lgreco_train::rng::Stream;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: passes everything on to the system's allocator and counts.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: as promised by the caller.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as promised by the caller.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 const SAMPLES: usize = 5;
 const FEATURES: usize = 66;

@@ -9,15 +9,15 @@ use crate::gradient::Values;
 /// How activations are sent when nothing is to be learnt from them. Neither way reads or changes a memory.
 ///
 /// ```
-/// # use lgreco_train::pipeline::{CutSetting, Direction, Downstream, Evaluation, Upstream};
-/// # use lgreco_train::gradient::Values;
+/// # use lgreco_pipeline::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+/// # use lgreco_pipeline::gradient::Values;
 /// # let setting = CutSetting::new(0, 1, 2);
 /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
 /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
 /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
 /// let len = above.evaluate(Evaluation::Compressed, Values::F32(&[0.1, 0.2]), &mut workspace, &mut forward)?;
 /// assert_eq!(below.evaluate(&forward[..len], &mut [0.0; 2])?, Evaluation::Compressed);
-/// # Ok::<(), lgreco_train::Error>(())
+/// # Ok::<(), lgreco_pipeline::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Evaluation {
@@ -40,8 +40,8 @@ impl Evaluation {
 /// An activation message that has been written.
 ///
 /// ```
-/// # use lgreco_train::pipeline::{CutSetting, Direction, Downstream, Evaluation, Upstream};
-/// # use lgreco_train::gradient::Values;
+/// # use lgreco_pipeline::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+/// # use lgreco_pipeline::gradient::Values;
 /// # let setting = CutSetting::new(0, 1, 2);
 /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
 /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
@@ -49,7 +49,7 @@ impl Evaluation {
 /// let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
 /// let message = &forward[..sent.len]; // goes to the other end
 /// assert_eq!(sent.ticket, 0);
-/// # Ok::<(), lgreco_train::Error>(())
+/// # Ok::<(), lgreco_pipeline::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
@@ -62,9 +62,9 @@ pub struct Sent {
 /// The stage above a cut. How it works together with the one below stands at the [module](super).
 ///
 /// ```
-/// use lgreco_train::Error;
-/// use lgreco_train::pipeline::{CutSetting, LinkMemory, RowStorage, Upstream};
-/// use lgreco_train::gradient::Values;
+/// use lgreco_pipeline::Error;
+/// use lgreco_pipeline::{CutSetting, LinkMemory, RowStorage, Upstream};
+/// use lgreco_pipeline::gradient::Values;
 /// let mut setting = CutSetting::new(0, 1, 4);
 /// setting.forward.memory = LinkMemory::Samples { capacity: 10, storage: RowStorage::F32 };
 /// let mut upstream = Upstream::new(setting, 0)?;

@@ -8,17 +8,17 @@ use crate::compress::qsgd::{Qsgd, Rounding, Scale};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Shape};
 use crate::rng::Stream;
-use crate::select;
 use crate::{CoreError, Error};
+use lgreco::compress::select;
 use lgreco::compress::topk;
 
 /// Which values a min–max quantiser maps onto one grid.
 ///
 /// ```
-/// use lgreco_train::pipeline::{Codec, Tile};
+/// use lgreco_pipeline::{Codec, Tile};
 /// let len = |tile| Codec::MinMax { bits: 4, tile }.body_len(2, 100);
 /// assert_eq!((len(Tile::Batch)?, len(Tile::Elements(50))?), (8 + 100, 2 * (2 * 8 + 50)));
-/// # Ok::<(), lgreco_train::Error>(())
+/// # Ok::<(), lgreco_pipeline::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tile {
@@ -36,7 +36,7 @@ pub enum Tile {
 /// Encoding and decoding take O(samples · features).
 ///
 /// ```
-/// use lgreco_train::pipeline::{Codec, Tile};
+/// use lgreco_pipeline::{Codec, Tile};
 /// let (samples, features) = (2, 4);
 /// let batch = [0.0, 1.0, 2.0, 3.0, -1.0, -1.0, -1.0, -1.0];
 /// let codec = Codec::MinMax { bits: 2, tile: Tile::Elements(4) };
@@ -46,7 +46,7 @@ pub enum Tile {
 /// let mut decoded = [f32::NAN; 8];
 /// codec.decode(&body, features, &[], &mut decoded)?;
 /// assert_eq!(decoded, batch);
-/// # Ok::<(), lgreco_train::Error>(())
+/// # Ok::<(), lgreco_pipeline::Error>(())
 /// ```
 ///
 /// # Source
@@ -112,9 +112,9 @@ impl Codec {
     /// [`CoreError::TooManyElements`].
     ///
     /// ```
-    /// use lgreco_train::{pipeline::Codec, gradient::Dtype};
+    /// use lgreco_pipeline::{Codec, gradient::Dtype};
     /// assert_eq!(Codec::top_k(0.5, 7, Dtype::F32)?, Codec::TopK { keep: 4, values: Dtype::F32 });
-    /// # Ok::<(), lgreco_train::Error>(())
+    /// # Ok::<(), lgreco_pipeline::Error>(())
     /// ```
     pub fn top_k(density: f64, features: usize, values: Dtype) -> Result<Codec, Error> {
         Error::require(density > 0.0 && density <= 1.0, "density", density, "in (0, 1]")?;
@@ -198,7 +198,7 @@ impl Codec {
     /// [`CoreError::Length`] when body or `indices` have not their lengths; those of [`body_len`](Codec::body_len).
     ///
     /// ```
-    /// use lgreco_train::{pipeline::Codec, gradient::Dtype};
+    /// use lgreco_pipeline::{Codec, gradient::Dtype};
     /// let forward = Codec::TopK { keep: 2, values: Dtype::F32 };
     /// let backward = Codec::SharedIndex { keep: 2, values: Dtype::F32 };
     /// let mut body = vec![0; forward.body_len(1, 4)?];
@@ -211,7 +211,7 @@ impl Codec {
     /// let mut gradient = [f32::NAN; 4];
     /// backward.decode(&values, 4, &indices, &mut gradient)?;
     /// assert_eq!(gradient, [0.1, 0.0, 0.0, 0.4]);
-    /// # Ok::<(), lgreco_train::Error>(())
+    /// # Ok::<(), lgreco_pipeline::Error>(())
     /// ```
     pub fn indices(&self, body: &[u8], features: usize, indices: &mut [u8]) -> Result<(), Error> {
         self.check(features)?;

@@ -3,7 +3,7 @@
 //! Rows change at `commit_step` alone. Updates wait in rows of their own, so every pass of a step reads the same
 //! rows; publishing swaps rows, and evicts alike at both ends, because both publish in the order of the messages.
 
-use super::checksum;
+use super::digest;
 use super::setting::RowStorage;
 use super::values::{get_all, put_all};
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
@@ -135,7 +135,7 @@ impl Store {
 
     /// The checksum of a sample's row, if it is remembered.
     pub(super) fn checksum(&self, id: u64) -> Option<u32> {
-        self.rows.get(&id).map(|row| checksum::of_bytes(&self.slots[row.slot]))
+        self.rows.get(&id).map(|row| digest::of_bytes(&self.slots[row.slot]))
     }
 
     /// Reads a sample's row; false when it is not remembered.

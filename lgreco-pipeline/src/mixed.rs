@@ -4,7 +4,7 @@
 
 use crate::Error;
 use crate::gradient::Element;
-use crate::select::{kth_largest_magnitude, magnitude_bits};
+use lgreco::compress::select::{kth_largest_magnitude, magnitude_bits};
 
 /// Zeroes in `compensated` (`m + g`) what is not among ⌈keep/2⌉ entries by abs g, ⌊keep/2⌋ by abs m (`remembered`, which is
 /// overwritten), and for each entry that is among both, the largest of the others. The workspace is that of a selection.
@@ -63,7 +63,7 @@ impl Top {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::select::workspace_len;
+    use lgreco::compress::select::workspace_len;
     use lgreco_testing::topk::order;
     use std::{vec, vec::Vec};
 

@@ -6,7 +6,6 @@
 //! `&self`; only then is anything remembered, so a failure changes nothing and evaluation cannot.
 
 use super::counters::Counters;
-use super::estimate::Estimate;
 use super::half::{Clock, Half, State};
 use super::message::Direction;
 use super::setting::CutSetting;
@@ -187,9 +186,8 @@ impl<S: Side> End<S> {
     pub fn memory_bytes(&self) -> u64 {
         let bytes = |half: &Half| match &half.state {
             State::Nothing => 0,
-            State::Residual(memory) | State::Estimate(Estimate(memory)) => {
-                8 * memory.residual().state_len(memory.shape()) as u64
-            }
+            State::Residual(memory) => 8 * memory.residual().state_len(memory.shape()) as u64,
+            State::Estimate(estimate) => estimate.saved_len() as u64,
             State::Samples(store) => store.bytes(),
         };
         bytes(&self.forward) + bytes(&self.backward)

@@ -1,0 +1,170 @@
+//! What a trainer does to residuals when it skips an update, changes the scale of its loss, or exchanges elsewhere.
+
+use super::Controller;
+use super::layer::Undo;
+use crate::Error;
+use crate::error::expect_len;
+use crate::feedback::{Memory, Residual};
+use crate::rng::Stream;
+
+/// The residuals of a [`Controller`], by [`Controller::residuals`].
+///
+/// ```
+/// # use lgreco_testing::controller::alone;
+/// # use lgreco_train::search::Method;
+/// # let (mut controller, _) = alone(Method::TopK)?;
+/// controller.residuals().set(0, &[0.5; 4096])?;
+/// let mut residual = [0.0; 4096];
+/// controller.residual(0, &mut residual)?;
+/// assert_eq!(residual, [0.5; 4096]);
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+pub struct Residuals<'a>(pub(super) &'a mut Controller);
+
+impl Residuals<'_> {
+    /// Remembers these values of layer `layer` instead, f32, row-major: what was not sent of it elsewhere. Under a setting
+    /// without feedback they go out whole with the next gradient. The last step can then no longer be rolled back.
+    ///
+    /// ```
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+    /// let (mut before, mut after) = ([0.0; 4096], [0.0; 4096]);
+    /// controller.residual(0, &mut before)?;
+    /// before[17] += 1.0;
+    /// controller.residuals().set(0, &before)?;
+    /// controller.residual(0, &mut after)?;
+    /// assert_eq!(before, after);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] when the step under way has exchanged the layer, [`Error::InFlight`] while a bucket has it;
+    /// [`Error::NoSuchLayer`]; [`CoreError::Length`](crate::CoreError::Length) when there is not one value per element; [`CoreError::Overflow`](crate::CoreError::Overflow) when a value is not finite or too large
+    /// for the residual's format; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). Nothing has changed then.
+    pub fn set(&mut self, layer: usize, values: &[f32]) -> Result<(), Error> {
+        if self.0.control.is_idle() {
+            self.0.expect_layer(layer)?;
+        } else {
+            self.0.expect_lendable(layer)?;
+        }
+        let (state, shape) = (&mut self.0.states[layer], self.0.planner.tensors[layer].shape);
+        expect_len("residual values", shape.elements(), values.len())?;
+        let (seed, step) = (self.0.planner.config.search.seed, self.0.planner.step as u32);
+        let stream = Stream { seed, step, layer: layer as u32, rank: self.0.rank };
+        match &mut state.memory {
+            Some(memory) => memory.set(values, stream)?,
+            None if values.iter().all(|&value| value == 0.0) => {}
+            None => {
+                let mut memory = Memory::owned(Residual::CLASSIC, shape)?;
+                memory.set(values, stream)?;
+                state.memory = Some(memory);
+            }
+        }
+        (state.undo, state.spent) = (Undo::Nothing, None);
+        Ok(())
+    }
+
+    /// Multiplies all residuals by `factor`, because gradients are from now on so many times what they were: the scale of the
+    /// loss has changed. Every rank does it with the same factor, or none.
+    ///
+    /// ```
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+    /// let norm = controller.metrics(0).residual_norm.unwrap_or_default();
+    /// controller.residuals().rescale(0.5)?;
+    /// assert_eq!(controller.metrics(0).residual_norm, Some(0.5 * norm));
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`CoreError::Parameter`](crate::CoreError::Parameter) unless `factor` is positive and finite,
+    /// [`CoreError::Overflow`](crate::CoreError::Overflow) when a residual no longer fits its format: then no residual has changed. [`Error::StepOrder`] while a step is under way.
+    ///
+    /// # Complexity
+    /// Three passes over the residuals. The last step can then no longer be rolled back.
+    pub fn rescale(&mut self, factor: f32) -> Result<(), Error> {
+        self.0.control.expect_idle()?;
+        Error::require(factor > 0.0 && factor.is_finite(), "rescaling factor", factor.into(), "positive and finite")?;
+        let memories = || self.0.states.iter().filter_map(|state| state.memory.as_ref());
+        memories().try_for_each(|memory| memory.check_rescale(factor))?;
+        let (seed, step, rank) = (self.0.planner.config.search.seed, self.0.planner.step as u32, self.0.rank);
+        for (layer, state) in self.0.states.iter_mut().enumerate() {
+            state.undo = Undo::Nothing;
+            let stream = Stream { seed, step, layer: layer as u32, rank };
+            state.memory.iter_mut().try_for_each(|memory| memory.rescale(factor, stream))?;
+        }
+        Ok(())
+    }
+
+    /// Forgets residuals where the means of the last step, f32 and one slice per layer, are not zero. An estimate (EF21) stays
+    /// what it is. The step can then no longer be rolled back. [`Outer::forget_moved`](crate::outer::Outer) says what it is for.
+    ///
+    /// ```
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+    /// controller.residuals().forget_moved(&[&[1.0; 4096], &[0.0; 64]])?;
+    /// assert_eq!(controller.metrics(0).residual_norm, Some(0.0));
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] while a step is under way; [`CoreError::Length`](crate::CoreError::Length) for means of another
+    /// number or length than the layers: then nothing is forgotten.
+    ///
+    /// # Complexity
+    /// A pass over the means and the residuals.
+    pub fn forget_moved(&mut self, means: &[&[f32]]) -> Result<(), Error> {
+        self.0.control.expect_idle()?;
+        expect_len("means, one per layer", self.0.states.len(), means.len())?;
+        for (tensor, mean) in self.0.planner.tensors.iter().zip(means) {
+            expect_len("values of a mean", tensor.shape.elements(), mean.len())?;
+        }
+        for (state, mean) in self.0.states.iter_mut().zip(means) {
+            state.undo = Undo::Nothing;
+            state.memory.iter_mut().try_for_each(|memory| memory.forget(mean))?;
+        }
+        Ok(())
+    }
+
+    /// Takes back what the last step has done to residuals, because its means have not been applied: a loss scaler has skipped
+    /// the update, say. The step still counts, PowerSGD's factors stay, and layers that the step has not exchanged keep
+    /// theirs. Every rank does it or none. Once only: the residuals of the step before are gone.
+    ///
+    /// ```
+    /// # use lgreco_testing::controller::{alone, step_alone};
+    /// # use lgreco_train::search::Method;
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+    /// let [mut before, mut after] = [[0.0; 4096]; 2];
+    /// controller.residual(0, &mut before)?;
+    /// step_alone(&mut controller, &mut worker)?;
+    /// controller.residuals().roll_back()?;
+    /// controller.residual(0, &mut after)?;
+    /// assert_eq!(before, after);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] while a step is under way, and where the residuals before it are gone: the configuration has to ask
+    /// for [`undo`](super::Config::undo). Then nothing has changed.
+    ///
+    /// # Complexity
+    /// O(layers).
+    pub fn roll_back(&mut self) -> Result<(), Error> {
+        self.0.control.expect_idle()?;
+        if self.0.states.iter().any(|state| state.undo == Undo::Lost) {
+            return Err(Error::StepOrder {
+                what: "the residuals of the step before are not kept",
+                expected: "a configuration with `undo`",
+            });
+        }
+        self.0.states.iter_mut().for_each(|state| state.undo());
+        Ok(())
+    }
+}
