@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lgreco import LgrecoError
 from lgreco._lgreco import Bucket
-from lgreco.torch import ExchangeError, LGreCoState, OuterStep, collectives, flight, lgreco_hook, register, training
+from lgreco.torch import ExchangeError, LGreCoState, OuterStep, collectives, exchange, lgreco_hook, register
+from lgreco.torch import step as steps
 
 OPTIONS: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 4, "window": 1, "min_elements": 64}
 STEPS, FAILING = 9, 5
@@ -84,9 +85,9 @@ class Lending(Without):
 def scant(state: Any, names: list[str], fails: Callable[[list[int]], bool] = lambda layers: True) -> Iterator[None]:
     """No memory for these methods of buckets, of those whose layers ``fails`` holds for."""
     controller = state._controller
-    state._controller, training.Bucket = Lending(controller, names, fails), Scant  # type: ignore[assignment, misc]
+    state._controller, steps.Bucket = Lending(controller, names, fails), Scant  # type: ignore[assignment, misc]
     yield
-    state._controller, training.Bucket = controller, Bucket  # type: ignore[misc]
+    state._controller, steps.Bucket = controller, Bucket  # type: ignore[misc]
 
 
 Told = tuple[type[Exception], str, str, list[torch.Tensor], list[torch.Tensor]]
@@ -133,13 +134,13 @@ def _cut_off(rank: int, told: bool) -> tuple[str, bool]:
     for at in range(FAILING):
         step(module, rank, at)
     before = [state.residual(name) for name in state.names]
-    start = flight.start
+    start = exchange.start
     if rank == 1 and told:
-        flight.start = no_memory
+        exchange.start = no_memory
     with scant(state, ["submit", "submit_failure"] if rank == 1 and not told else []):
         with pytest.raises(ExchangeError) as found:
             step(module, rank, FAILING)
-    flight.start = start
+    exchange.start = start
     return str(found.value), all(torch.equal(state.residual(name), was) for name, was in zip(state.names, before))
 
 
@@ -302,8 +303,8 @@ def _planned_aside(rank: int) -> tuple[list[int], torch.Tensor]:
     state._controller = Once(controller, "")  # type: ignore[assignment]
     for at in range(6):
         means = step(module, rank, at)
-        if state._planning is not None:
-            state._planning.exception()
+        if state._planning.under_way is not None:
+            state._planning.under_way.exception()
     return steps, means
 
 

@@ -22,10 +22,10 @@ import lgreco.torch
 
 MODULES = ["lgreco.torch", *(f"lgreco.torch.{module.name}" for module in pkgutil.iter_modules(lgreco.torch.__path__))]
 WITHOUT = {
-    "agreement", "allocator", "backward", "bucket", "callers", "cuda", "device", "effects", "errors", "flight", "held", "layers", "loads", "names", "observed",
-    "options", "remembered", "reports", "scale", "shards", "times", "training",
+    "backward", "cuda", "device", "device_exchange", "effects", "exchange", "fragment", "groups", "layers", "loads", "observed",
+    "options", "planning", "reports", "scale", "step", "step_state", "times", "training",
 }  # fmt: skip
-"""Of the package's own use, and what other classes inherit."""
+"""Modules without examples: they are internal."""
 
 
 def _examples(rank: int, name: str) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from ranks import on_ranks
 from test_errors import OPTIONS, raised, step, wrapped
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from lgreco.torch import OuterStep, collectives, flight, lgreco_hook, register
+from lgreco.torch import OuterStep, collectives, exchange, lgreco_hook, register
 
 
 class Interrupting:
@@ -124,18 +124,18 @@ def _stopped_at_the_start_of_a_collective(rank: int, outer: bool) -> tuple[list[
 
     for at in range(6):
         next_step(at)
-    saved, start = state.state_dict(), flight.start
+    saved, start = state.state_dict(), exchange.start
 
     def interrupted(request: Any, group: Any) -> Any:
         start(request, group).wait()
         raise KeyboardInterrupt
 
-    flight.start = interrupted
+    exchange.start = interrupted
     with pytest.raises(KeyboardInterrupt):
         next_step(6)
-    flight.start = start
+    exchange.start = start
     told = [str(raised(state.state_dict)) for _ in range(2)]
-    lost = [not it.bucket.is_closed for it in flight._LOST if it.bucket is not None]
+    lost = [not it.bucket.is_closed for it in exchange._LOST if it.bucket is not None]
     state.load_state_dict(saved, [saved])
     if not outer:
         module = DDP(module.module, bucket_cap_mb=0.005)

@@ -78,7 +78,7 @@ def test_memory_is_little_and_known(sharded: bool, options: dict[str, object], a
 
 
 def _kept(rank: int) -> list[tuple[int, int]]:
-    """After each unit's exchange: elements of the buffers that flights keep, and bytes of what FSDP has been given to fill."""
+    """After each unit's exchange: elements of the buffers that exchanges keep, and bytes of the memory that FSDP was given to fill."""
     model = fully_shard(nn.Sequential(*(fully_shard(nn.Linear(64, 64), mesh=_mesh()) for _ in range(3))), mesh=_mesh())
     state = register(model, method="qsgd", policy="uniform", start_iter=2, min_elements=64)
     inputs: list[torch.Tensor] = []
@@ -93,7 +93,7 @@ def _kept(rank: int) -> list[tuple[int, int]]:
         exchange(*arguments)
         # Each unit has an input and, half as large, an output; the output is FSDP's.
         filled = sum(tensor.untyped_storage().size() for tensor in inputs[::2])
-        found.append((sum(flight.buffer.numel() for flight in state._flights or []), filled))
+        found.append((sum(unit.buffer.numel() for unit in state._under_way()), filled))
 
     fsdp._ReduceScatter.allocate, state._exchange_unit = allocated, exchanged
     for _ in range(3):

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lgreco import LgrecoError
 from lgreco.torch import LGreCoState, OuterStep, lgreco_hook, register
-from lgreco.torch.names import plain_name
+from lgreco.torch.layers import plain_name
 
 OPTIONS: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 4, "window": 1, "min_elements": 64}
 STEPS = 9

@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import lgreco
 from lgreco import LgrecoError
-from lgreco.torch import LGreCoState, empty_state_dict, flight, lgreco_hook
+from lgreco.torch import LGreCoState, empty_state_dict, exchange, lgreco_hook
 from lgreco.torch.layers import Layer
-from lgreco.torch.training import _lead
+from lgreco.torch.planning import default_lead
 
 TOPK: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 4, "window": 1}
 
@@ -407,9 +407,9 @@ def test_plans_are_made_while_training_goes_on() -> None:
 
 def test_large_models_are_planned_on_a_thread() -> None:
     large, small = [[Layer("weight", (side, side), torch.float32)] for side in (2048, 2047)]
-    assert _lead(large, None, {}) == 10 and _lead(small, None, {}) == 0
-    assert _lead(large, None, {"start_iter": 3}) == 1 and _lead(large, None, {"period": 12}) == 6
-    assert _lead(large, None, {"policy": "uniform"}) == _lead(large, None, {"settings": {"weight": "qsgd 4"}}) == 0
+    assert default_lead(large, None, {}) == 10 and default_lead(small, None, {}) == 0
+    assert default_lead(large, None, {"start_iter": 3}) == 1 and default_lead(large, None, {"period": 12}) == 6
+    assert default_lead(large, None, {"policy": "uniform"}) == default_lead(large, None, {"settings": {"weight": "qsgd 4"}}) == 0
 
 
 def _replanned(rank: int) -> tuple[list[int], list[int | None], str]:
@@ -456,7 +456,7 @@ def _order(rank: int) -> list[str]:
     ddp, _ = make(method="powersgd", default=1, policy="uniform", min_elements=1)
     train(ddp, rank, range(6))
     events: list[str] = []
-    real = flight.start
+    real = exchange.start
 
     class Noted:
         def __init__(self, work: Any) -> None:
@@ -473,9 +473,9 @@ def _order(rank: int) -> list[str]:
         events.append("start")
         return Noted(real(request, group))
 
-    flight.start = start  # type: ignore[assignment]
+    exchange.start = start  # type: ignore[assignment]
     train(ddp, rank, range(6, 7))
-    flight.start = real
+    exchange.start = real
     return events
 
 

@@ -11,7 +11,7 @@ from linear import Linear, gradients
 from ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from lgreco.torch import LGreCoState, flight, lgreco_hook
+from lgreco.torch import LGreCoState, exchange, lgreco_hook
 
 OPTIONS: dict[str, Any] = {"method": "powersgd", "default": 2, "start_iter": 2, "period": 4, "window": 1, "min_elements": 64}
 Future = torch.futures.Future[torch.Tensor]
@@ -102,18 +102,18 @@ def _order(rank: int, hook: Hook) -> list[str]:
     ddp.register_comm_hook(LGreCoState(None, ddp, **OPTIONS), hook)
     for at in range(4):
         ddp(gradients(rank, at)).backward()
-    events, go_on, start = [], flight.Flight.go_on, flight.start
+    events, go_on, start = [], exchange.HostExchange.go_on, exchange.start
 
     def started(*arguments: Any) -> Any:
         events.append("start")
         return start(*arguments)
 
-    def going_on(self: flight.Flight) -> bool:
+    def going_on(self: exchange.HostExchange) -> bool:
         if self.is_flying():
             events.append("wait")
         return go_on(self)
 
-    flight.start, flight.Flight.go_on = started, going_on  # type: ignore[method-assign]
+    exchange.start, exchange.HostExchange.go_on = started, going_on  # type: ignore[method-assign]
     ddp(gradients(rank, 4)).backward()
-    flight.start, flight.Flight.go_on = start, go_on  # type: ignore[method-assign]
+    exchange.start, exchange.HostExchange.go_on = start, go_on  # type: ignore[method-assign]
     return events

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from lgreco.torch import LGreCoState
 from lgreco.torch.collectives import memory
 from lgreco.torch.cuda import Cuda
-from lgreco.torch.remembered import Remembered
+from lgreco.torch.device_exchange import Residuals
 
 
 class Imitation(Cuda):
@@ -100,6 +100,6 @@ def on_device(state: LGreCoState, module: torch.nn.Module) -> torch.Tensor:
     named, parts = dict(module.named_parameters()), {}
     for key, bucket in state._device._buckets.items():
         lens = [named[state.names[layer]].numel() for layer in key]
-        of_bucket = Remembered(state._device.cuda, bucket.bucket, bucket.memory, lens).counted()
+        of_bucket = Residuals(state._device.cuda, bucket.bucket, bucket.memory, lens).current()
         parts.update(zip(key, torch.split(of_bucket, lens)))
     return torch.cat([parts[layer] for layer in range(len(state.names))])

@@ -285,12 +285,12 @@ def test_options_that_are_not_for_gpus_go_by_the_host(option: dict[str, Any]) ->
 
 def _cut(rank: int, moment: str) -> tuple[list[torch.Tensor], list[torch.Tensor], bool]:
     """A collective fails in step 8, on both ranks: when the second is started, or when the last is waited for."""
-    from lgreco.torch import device
+    from lgreco.torch import device_exchange
 
     ddp, state = wrapped(SCHEMES["topk"] | ON_DEVICE)
     other, host = wrapped(SCHEMES["topk"])
     steps_of(other, rank, range(8))
-    start, started = device.start, 0
+    start, started = device_exchange.start, 0
 
     class Failing:
         def __init__(self, work: Any, number: int) -> None:
@@ -313,7 +313,7 @@ def _cut(rank: int, moment: str) -> tuple[list[torch.Tensor], list[torch.Tensor]
         return Failing(start(*arguments), started)
 
     in_a_step = 0
-    device.start = failing
+    device_exchange.start = failing
     means = steps_of(ddp, rank, range(7))
     started = 0
     means += steps_of(ddp, rank, range(7, 8))
@@ -323,7 +323,7 @@ def _cut(rank: int, moment: str) -> tuple[list[torch.Tensor], list[torch.Tensor]
         steps_of(ddp, rank, range(8, 9))
     except ExchangeError as error:
         failed = "the network is gone" in str(error)
-    device.start = start
+    device_exchange.start = start
     after, saved = residuals(state), state.state_dict()
     ddp, state = wrapped(SCHEMES["topk"] | ON_DEVICE)
     ddp.module.load_state_dict(parameters)

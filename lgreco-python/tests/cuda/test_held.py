@@ -97,16 +97,16 @@ def test_powersgd_is_nearly_that_of_the_host() -> None:
 
 def _without_memory(rank: int) -> tuple[list[str | None], bool]:
     """Rank 1's GPU has no memory to hold a residual in step 7."""
-    from lgreco.torch import device
+    from lgreco.torch import device_exchange
 
     ddp, state = made(SCHEMES["fixed"] | ON_DEVICE)
-    held, told = device.Held, []
+    held, told = device_exchange.Held, []
 
     def refused(*_: Any) -> Any:
         raise torch.OutOfMemoryError("no memory")
 
     for step in range(10):
-        device.Held = refused if (rank, step) == (1, 7) else held  # type: ignore[assignment, misc]
+        device_exchange.Held = refused if (rank, step) == (1, 7) else held  # type: ignore[assignment, misc]
         before = residuals(state)
         ddp.zero_grad()
         try:
@@ -151,13 +151,13 @@ def test_steps_that_are_skipped_change_nothing(look: bool) -> None:
 
 def _cut(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The network fails in a step in which a layer has no gradient, before its means are made."""
-    from lgreco.torch import device
+    from lgreco.torch import device_exchange
 
     ddp, state = made(SCHEMES["fixed"] | ON_DEVICE)
     for step in range(7):
         ddp.zero_grad()
         ddp(used(rank, step, False)).backward()
-    before, start = residuals(state), device.start
+    before, start = residuals(state), device_exchange.start
 
     class Failing:
         def __init__(self, work: Any) -> None:
@@ -170,11 +170,11 @@ def _cut(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
         def is_completed(self) -> bool:
             return self.work.is_completed()
 
-    device.start = lambda *arguments: Failing(start(*arguments))
+    device_exchange.start = lambda *arguments: Failing(start(*arguments))
     ddp.zero_grad()
     with pytest.raises(ExchangeError, match="the network is gone"):
         ddp(used(rank, 7, False)).backward()
-    device.start = start
+    device_exchange.start = start
     return before, residuals(state)
 
 

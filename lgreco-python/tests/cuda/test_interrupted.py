@@ -12,7 +12,7 @@ from ranks import on_ranks
 from test_device import FIXED, ON_DEVICE, residuals
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from lgreco.torch import LGreCoState, device, lgreco_hook
+from lgreco.torch import LGreCoState, device, device_exchange, lgreco_hook
 
 SETTINGS = [{"first": "topk 100", "second": "topk 90"}, {"first": "topk 101", "second": "topk 91"}]
 
@@ -24,7 +24,7 @@ class Interrupt:
         self.function, self.by, self.at, self.seen = function, by, at, 0
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename != device.__file__ or frame.f_code.co_name != self.function:
+        if frame.f_code.co_filename not in (device.__file__, device_exchange.__file__) or frame.f_code.co_name != self.function:
             return None
         frame.f_trace_opcodes = self.by == "opcode"
         return self._inside

@@ -78,7 +78,7 @@ def test_of_a_layer_without_a_gradient_nothing_is_measured() -> None:
 
 def _without_memory(rank: int, moment: str) -> tuple[list[float | None], list[str], bool]:
     """Rank 1's GPU has no memory to measure step 6 by, before or after that."""
-    from lgreco.torch import errors
+    from lgreco.torch.device_exchange import Errors
 
     lines: list[str] = []
     handler = logging.Handler()
@@ -88,14 +88,14 @@ def _without_memory(rank: int, moment: str) -> tuple[list[float | None], list[st
     settings = {"first": "topk 100", "second": "topk 90", "third": "qsgd 4"}
     state = LGreCoState(None, ddp, **FIXED, settings=settings, metrics_every=2, **ON_DEVICE)
     ddp.register_comm_hook(state, lgreco_hook)
-    own = getattr(errors.Errors, moment)
+    own = getattr(Errors, moment)
 
     def refused(*_: Any) -> Any:
         raise torch.OutOfMemoryError("no memory")
 
     found = []
     for step in range(9):
-        setattr(errors.Errors, moment, refused if (rank, step) == (1, 6) else own)
+        setattr(Errors, moment, refused if (rank, step) == (1, 6) else own)
         ddp.zero_grad()
         ddp(gradients(rank, step)).backward()
         found.append(state.metrics()["second"]["relative_error"])

@@ -64,8 +64,8 @@ def _run(rank: int, options: dict[str, Any], dtype: torch.dtype, gpu: Imitation 
     for step in range(STEPS):
         optimizer.param_groups[0]["lr"] = 1.0 if step < fall else 0.1
         steps_of(ddp, rank, range(step, step + 1))
-        if options.get("lead") and state._planning is not None:
-            state._planning.exception()  # so that a plan is late on no machine
+        if options.get("lead") and state._planning.under_way is not None:
+            state._planning.under_way.exception()  # so that a plan is late on no machine
         settings.append(state.settings)
         plans.append(state.plan)
     Observed.observe = observe  # type: ignore[method-assign]

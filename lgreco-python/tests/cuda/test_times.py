@@ -200,8 +200,8 @@ def _first_plan(rank: int) -> dict[str, Any] | None:
     """With one step to measure, which ends before the plan is begun on a thread."""
     ddp, state, _ = made(SLOW_LINK, {"method": "topk", "start_iter": 2, "lead": 1})
     train(ddp, rank, range(2))
-    if state._planning is not None:
-        state._planning.exception()
+    if state._planning.under_way is not None:
+        state._planning.under_way.exception()
     train(ddp, rank, range(2, 3))
     return state.plan
 

@@ -12,12 +12,11 @@ Processes are started, and find each other, as PyTorch's do: by ``torchrun`` and
 
 from lgreco.torch.checkpoint import Loaded, empty_state_dict
 from lgreco.torch.collectives import ExchangeError
+from lgreco.torch.ddp import LGreCoState, lgreco_hook
 from lgreco.torch.fsdp import LGreCoShardedState
 from lgreco.torch.fsdp1 import LGreCoFSDP1State
-from lgreco.torch.hook import lgreco_hook
 from lgreco.torch.outer import OuterStep
 from lgreco.torch.register import register
-from lgreco.torch.state import LGreCoState
 
 __all__ = [
     "ExchangeError",

@@ -1,62 +1,30 @@
-"""Buckets that stay in a GPU's memory: compressed, summed and averaged there, between torch.distributed's collectives.
+"""The buckets of one process that stay in a GPU's memory. Between steps it reads what went wrong there, and moves residuals.
 
-The controller decides as it does for buckets on the host, and keeps residuals while no bucket on the device has them. Nothing of
-a step waits for the device: what goes wrong there is copied to the host behind the step, and looked at when the next one begins. So
-are the gradients that a plan is made of kept and measured there (``observed.py``).
+The controller decides as it does for buckets on the host. It also keeps the residuals of layers that no bucket on the GPU has. A step
+never waits for the GPU: its outcome is copied to the host behind the step, and read when the next one begins. The gradients for the
+next plan are kept and measured on the GPU, too (``observed.py``).
 
-With a GradScaler gradients that are not finite are no error: on all ranks the means of their bucket are NaN, by which the scaler
-finds them. Where it has changed its scale, which is seldom, residuals come to the host, are taken back and rescaled there, and
-return.
+With a GradScaler gradients that are not finite are no error. The means of their bucket are NaN on all ranks, which the scaler finds.
+When the scaler changes its scale, residuals go to the host, are undone and rescaled there, and return.
 """
 
 import contextlib
 import logging
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-from lgreco._lgreco import Controller, Device, DeviceBucket, LgrecoError, peer_error
+from lgreco._lgreco import Controller, Device, LgrecoError, peer_error
 from lgreco.torch.checkpoint import to_bytes
-from lgreco.torch.collectives import Started, own_group, release_with, start
 from lgreco.torch.cuda import Cuda
-from lgreco.torch.errors import Errors
-from lgreco.torch.held import Held
+from lgreco.torch.device_exchange import DeviceExchange, ResidentBucket
+from lgreco.torch.groups import own_group, release_with
 from lgreco.torch.observed import Observed
-from lgreco.torch.remembered import Remembered
 from lgreco.torch.times import Times
 
 _LOG = logging.getLogger("lgreco")
 _NOT_FINITE = 101
-"""The permanent code of a gradient's error."""
-_OUT_OF_MEMORY = 7
-"""That of memory that is not there."""
-
-
-class _Bucket:
-    """A bucket with its memory."""
-
-    def __init__(self, bucket: DeviceBucket, memory: torch.Tensor, step: int) -> None:
-        self.bucket = bucket
-        self.memory = memory
-        self.step = step
-        """The next one that it takes part in."""
-        self.outcome: Callable[[], torch.Tensor] | None = None
-        """What the device knows of the last step, until the host does."""
-        self.fault: tuple[int | None, LgrecoError | None, bool] = (None, None, False)
-        """Of the last step: the first rank at fault, the error, and whether this rank alone knows of it."""
-        self.refusal: LgrecoError | None = None
-        """What the device has refused in the last step, on this rank."""
-        self.is_to_forget = False
-        """Whether what the last step has not sent of layers without error feedback is still there."""
-        self.held: Held | None = None
-        """What layers without a gradient in the last step have kept."""
-        self.errors: Errors | None = None
-        """Of the last step, until they are told."""
-
-    def forgotten(self) -> list[int]:
-        """Waits where layers are held: the places of which nothing is to be remembered of the last step."""
-        return [place for place in self.bucket.forgetful if self.held is None or not self.held.holds(place)]
+"""The permanent error code of a gradient that is not finite."""
 
 
 class Buckets:
@@ -81,28 +49,28 @@ class Buckets:
         self._host = host
         self._controller = controller
         self._device: Device | None = None
-        self._buckets: dict[tuple[int, ...], _Bucket] = {}
+        self._buckets: dict[tuple[int, ...], ResidentBucket] = {}
         self._refused: set[tuple[int, ...]] = set()
-        self._failed: list[_Bucket] = []
+        self._failed: list[ResidentBucket] = []
         self._has_observed = False
-        """Whether the last step's gradients are to be planned by."""
+        """Whether the next plan needs the last step's gradients."""
         self.observed = Observed(cuda, controller)
         self._untold: LgrecoError | None = None
-        """What the device has refused when there was no message left to tell the others by."""
+        """What the GPU refused when no message was left to tell the other ranks with."""
         self._alone: LgrecoError | None = None
-        """What this rank has found wrong with the means of its shards, until it tells the others."""
+        """What is wrong with the means of this rank's shards, until it tells the other ranks."""
         self._taken_out: int | None = None
-        """Before which step the controller's residuals have become the device's last."""
+        """The step before which residuals were last moved from the controller to the GPU."""
         self.is_behind = False
-        """Whether the controller's residuals are the newer ones, as taking them out is to be done or has been interrupted."""
+        """Whether the controller's residuals are newer than the GPU's: ``take_out`` is due, or was interrupted."""
 
     @property
     def device(self) -> Device:
         assert self._device is not None
         return self._device
 
-    def flight(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> "DeviceFlight | None":
-        """Begins the exchange of a bucket; None, on all ranks, when it must go by the host, where its residuals then are."""
+    def exchange(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> DeviceExchange | None:
+        """Makes the exchange of a bucket. None on all ranks if the host must compress it; the controller then has its residuals."""
         key = tuple(layers)
         if key in self._refused:
             return None
@@ -120,17 +88,17 @@ class Buckets:
         self._controller.note_exchanged(layers)
         is_measured = self._metrics_every > 0 and bucket.step % self._metrics_every == 0
         bucket.step += 1
-        return DeviceFlight(self, bucket, buffer, is_measured)
+        return DeviceExchange(self, bucket, buffer, is_measured)
 
-    def _renewed(self, key: tuple[int, ...], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> _Bucket | None:
-        """A bucket under new settings, with the residuals of those before; None when some rank cannot make it."""
-        # What lags behind begins again at this step.
+    def _renewed(self, key: tuple[int, ...], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> ResidentBucket | None:
+        """Makes a bucket under new settings, with the residuals of the old ones. None when some rank cannot make it."""
+        # A bucket that has missed steps is made again for this one.
         for other, bucket in list(self._buckets.items()):
             lags = other == key and bucket.step != self._controller.steps
             if lags or (other != key and not set(other).isdisjoint(key)):
                 self.device.take_home(self._controller, bucket.bucket, bucket.step)
                 del self._buckets[other]
-        made: _Bucket | None = None
+        made: ResidentBucket | None = None
         why = "another rank cannot"
         try:
             made = self._make(key, buffer, gradients)
@@ -138,7 +106,7 @@ class Buckets:
             why = str(error)
         could = torch.tensor(int(made is not None))
         dist.all_reduce(could, dist.ReduceOp.MIN, group=self._host)
-        # The old one counts until the new one does, or the controller has its residuals: an interrupt may come between.
+        # An interrupt may come anywhere. So the old bucket stays until the new one, or the controller, has its residuals.
         if made is not None and could.item() == 1:
             self._buckets[key] = made
             return made
@@ -150,7 +118,7 @@ class Buckets:
         _LOG.warning("a bucket of %s is copied to the host to be compressed: %s", names, why)
         return None
 
-    def _make(self, key: tuple[int, ...], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> _Bucket:
+    def _make(self, key: tuple[int, ...], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> ResidentBucket:
         at = buffer.data_ptr()
         for gradient in gradients:
             if gradient.data_ptr() != at:
@@ -163,10 +131,10 @@ class Buckets:
             bucket = self._device.bucket(self._controller, layers, memory.data_ptr())
             if key in self._buckets:
                 self._device.take_over(bucket, self._buckets[key].bucket)
-        return _Bucket(bucket, memory, self._controller.steps)
+        return ResidentBucket(bucket, memory, self._controller.steps)
 
     def _observe(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> None:
-        """Keeps the gradients for the next plan. Where the GPU cannot, they are copied to the host, and that waits for them."""
+        """Keeps the gradients for the next plan. Those that the GPU cannot keep are copied to the host, which waits for them."""
         places = self.observed.observe(self.device, layers, gradients)
         if not places:
             return
@@ -179,17 +147,17 @@ class Buckets:
         try:
             self._controller.observe([layers[place] for place in places], addresses)
         except LgrecoError as error:
-            # What is not finite the device finds too, and tells all ranks.
+            # The GPU finds gradients that are not finite, too, and tells all ranks.
             if error.code != _NOT_FINITE:
                 raise
 
     def begin_step(self) -> None:
-        """When ranks have agreed on a step, before its first bucket."""
+        """Starts the clock, when ranks have agreed on a step."""
         if self.times is not None:
             self.times.begin()
 
     def finish_step(self, was_copied: bool) -> None:
-        """When all means are enqueued, or there; some of them were copied to the host and back if ``was_copied``."""
+        """Stops the clock, when all means are enqueued. ``was_copied`` says that the host has compressed some buckets."""
         if self.times is not None:
             if was_copied:
                 with self.cuda.stream():
@@ -199,15 +167,15 @@ class Buckets:
         self.cuda.rejoin()
 
     def tell_times(self) -> None:
-        """Before a step, when it is known that the last one has not failed: what that took."""
+        """Gives the controller the times of the last step, which has not failed."""
         if self.times is not None:
             self.times.tell()
             self._controller.meter_elsewhere(bool(self._buckets) or not self._refused)
 
     def fault(self) -> LgrecoError | None:
-        """Before a step: what has gone wrong on a device in the last one; all ranks hear of it.
+        """Reads, before a step, what went wrong on a GPU in the last one. All ranks get an error.
 
-        Raises RuntimeError for what this rank alone knows of.
+        Raises RuntimeError for what only this rank knows of.
         """
         self._catch_up()
         self._settle()
@@ -234,8 +202,8 @@ class Buckets:
             self.forget()
         return error
 
-    def _found_alone(self, bucket: _Bucket) -> bool:
-        """Whether what has gone wrong in the last step this rank alone knows of."""
+    def _found_alone(self, bucket: ResidentBucket) -> bool:
+        """Whether only this rank knows what went wrong in the last step."""
         _, error, alone = bucket.fault
         if alone:
             self._alone = self._alone or bucket.refusal or error
@@ -243,14 +211,14 @@ class Buckets:
         return alone
 
     def alone(self) -> LgrecoError | None:
-        """When a step begins: what this rank has found wrong alone in the last one, to be told by the first bucket."""
+        """Takes what only this rank found wrong in the last step. The first bucket of the next one tells the others."""
         alone, self._alone = self._alone, None
         return alone
 
-    def _worst(self, failed: list[_Bucket]) -> LgrecoError | None:
-        """What has gone wrong first in buckets whose step has failed on some rank; all ranks hear of it.
+    def _worst(self, failed: list[ResidentBucket]) -> LgrecoError | None:
+        """Agrees on the first error among buckets that failed on some rank.
 
-        None for gradients that are not finite where the loss is scaled.
+        None if the errors are gradients that are not finite, and the loss is scaled.
         """
         own = [bucket.refusal or bucket.fault[1] for bucket in failed]
         codes = torch.zeros(self._host.size() * len(failed), dtype=torch.int64)
@@ -267,7 +235,7 @@ class Buckets:
         return None
 
     def _settle(self) -> None:
-        """Between steps: takes note of how the last one has ended."""
+        """Reads, between steps, how the last one ended."""
         for layers, bucket in self._buckets.items():
             if bucket.outcome is None:
                 continue
@@ -276,7 +244,7 @@ class Buckets:
             bucket.fault = (first, error, alone)
             errors, bucket.errors = bucket.errors, None
             if errors is not None and not failed:
-                # On the host layers that are held are not measured either.
+                # As on the host, held layers are not measured.
                 for layer, relative in zip(layers, errors.told(0.0 if bucket.held is None else None)):
                     if relative is not None:
                         self._controller.record_error(layer, relative)
@@ -294,9 +262,9 @@ class Buckets:
         self._has_observed = False
 
     def bring_home(self, taken_back: bool = False) -> None:
-        """Between steps: what is remembered on the device, the controller has too. Waits for the device.
+        """Copies the GPU's residuals to the controller, between steps. Waits for the GPU.
 
-        What was remembered before the last step, where that is ``taken_back``; no step is twice.
+        With ``taken_back`` they are those before the last step, unless that was taken back already.
         """
         self._catch_up()
         self._settle()
@@ -307,7 +275,7 @@ class Buckets:
             self.device.take_home(self._controller, bucket.bucket, before, forgotten)
 
     def take_out(self) -> None:
-        """Between steps: what the controller remembers, the device does too. Waits for the device."""
+        """Copies the controller's residuals to the GPU, between steps. Waits for the GPU."""
         self._taken_out, self.is_behind = self._controller.steps, True
         for bucket in self._buckets.values():
             self.device.take_out(self._controller, bucket.bucket)
@@ -319,13 +287,15 @@ class Buckets:
             self.take_out()
 
     def bring_observed_home(self) -> None:
-        """Between steps: the controller has what was observed for the next plan, too. Waits for the device."""
+        """Copies the gradients for the next plan to the controller, between steps. Waits for the GPU."""
         if self._device is not None:
             self.observed.bring_home(self._device)
 
     def abandon(self) -> None:
-        """After a step that was given up: residuals are the controller's, as they were before it. An interrupt leaves what is to be done
-        again."""
+        """Moves residuals to the controller after a step that was given up, as they were before it.
+
+        May be called again after an interrupt.
+        """
         self.observed.forget_unless_needed()
         try:
             for key, bucket in [] if self.is_behind else list(self._buckets.items()):
@@ -337,7 +307,7 @@ class Buckets:
         self.forget()
 
     def forget(self) -> None:
-        """The next step begins with the controller's residuals."""
+        """Drops all buckets. The next step begins with the controller's residuals."""
         self._buckets.clear()
         self._failed.clear()
         self._has_observed = False
@@ -347,128 +317,5 @@ class Buckets:
             self.times.forget()
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
-        """What is enqueued meanwhile compresses or decompresses."""
+        """Times what is enqueued meanwhile as compressing or decompressing."""
         return contextlib.nullcontext() if self.times is None else self.times.computing()
-
-
-class DeviceFlight:
-    """The exchange of one bucket in the device's memory: gradients in ``buffer`` become means there."""
-
-    bucket = None
-    """None that the controller has lent."""
-    is_lost = False
-
-    def __init__(self, buckets: Buckets, bucket: _Bucket, buffer: torch.Tensor, is_measured: bool) -> None:
-        self._is_measured = is_measured
-        self.future = buckets.cuda.future()
-        self._buckets = buckets
-        self._bucket = bucket
-        self._buffer: torch.Tensor | None = buffer
-        self._work: Started | None = None
-
-    def submit(self, gradients: list[torch.Tensor], hold_zeros: bool, failure: LgrecoError | None) -> None:
-        """Compresses the buffer, whose parts the gradients are. Of a ``failure`` of this rank's all ranks are told instead."""
-        assert self._buffer is not None
-        device, own, address = self._buckets.device, self._bucket, self._buffer.data_ptr()
-        with self._buckets.cuda.stream(), self._buckets.computing():
-            if failure is None:
-                failure = self._keep(gradients, hold_zeros)
-            if failure is None:
-                device.submit(own.bucket, address)
-                return
-            device.submit_failure(own.bucket, address)
-            own.refusal = failure
-
-    def _keep(self, gradients: list[torch.Tensor], hold_zeros: bool) -> LgrecoError | None:
-        """Keeps what is needed when the means are enqueued; what has kept it from that, where the step cannot do without."""
-        own = self._bucket
-        remembered = Remembered(self._buckets.cuda, own.bucket, own.memory, [gradient.numel() for gradient in gradients])
-        try:
-            if hold_zeros:
-                own.held = Held(remembered, gradients)
-                own.held.put_aside()
-        except (MemoryError, RuntimeError) as error:
-            told = LgrecoError(f"residuals cannot be held on the GPU: {error}")
-            told.code = _OUT_OF_MEMORY
-            return told
-        if self._is_measured:
-            own.errors = self._measuring(lambda: Errors(self._buckets.cuda, remembered, gradients))
-        return None
-
-    def _measuring(self, measure: Callable[[], Errors]) -> Errors | None:
-        """None, which is logged, where the GPU has no memory to measure by: ``metrics()`` goes without."""
-        try:
-            return measure()
-        except (MemoryError, RuntimeError) as error:
-            _LOG.warning("the errors of a step are not measured on the GPU: %s", error)
-            return None
-
-    def go_on(self) -> bool:
-        """Enqueues what comes before the next collective, and that; False when the means are enqueued."""
-        cuda, own, times = self._buckets.cuda, self._bucket, self._buckets.times
-
-        def part(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
-            return cuda.part(own.memory, address, length, dtype)
-
-        with cuda.stream():
-            if self._work is not None:
-                self._work.wait()
-                self._work = None
-            try:
-                with self._buckets.computing():
-                    request = self._buckets.device.next(own.bucket)
-            except LgrecoError as error:
-                # The others are told by messages, and all ranks when the next step begins.
-                request, own.refusal = None, own.refusal or error
-            if request is None:
-                if own.errors is not None:
-                    own.errors = self._measuring(own.errors.measured)
-                if own.held is not None:
-                    own.held.put_back()
-                if times is not None:
-                    times.end()
-                own.outcome = cuda.later(part(*own.bucket.outcome, torch.uint8))
-                return False
-            if times is not None:
-                times.sends(request)
-            self._work = start(request, self._buckets.group, part)
-            return True
-
-    def is_flying(self) -> bool:
-        """Whether a collective is under way."""
-        return self._work is not None
-
-    def is_done(self) -> bool:
-        """Whether going on would not wait: it enqueues."""
-        return self._work is not None
-
-    def is_last(self) -> bool:
-        """Its means are enqueued in any step, in the order of the stream."""
-        return False
-
-    def can_end(self) -> bool:
-        """The means are enqueued at the end of the backward pass, so that the rest of it does not wait for collectives."""
-        return False
-
-    def give_up(self, error: Exception) -> None:
-        """Waits until the engine no longer touches the bucket's memory, as its network has failed."""
-        if self._work is not None:
-            with contextlib.suppress(RuntimeError), self._buckets.cuda.stream():
-                self._work.wait()
-            self._work = None
-        if self._bucket.held is not None:
-            with self._buckets.cuda.stream():
-                self._bucket.held.put_back()
-        if not self.future.done():
-            self.future.set_exception(error)  # type: ignore[arg-type]
-
-    def deliver(self) -> None:
-        """The means are where the gradients were, for what the current stream does from now on; the buffer is no longer kept."""
-        self._buckets.cuda.rejoin()
-        self._buffer = None
-
-    def land(self) -> None:
-        """Hands the means over, if they have not been delivered."""
-        if self._buffer is not None and not self.future.done():
-            with self._buckets.cuda.stream():
-                self.future.set_result(self._buffer)

@@ -10,10 +10,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
-from lgreco.torch.collectives import expect_group
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
-from lgreco.torch.layers import Layer
-from lgreco.torch.names import plain_name
+from lgreco.torch.groups import expect_group
+from lgreco.torch.layers import Layer, plain_name
 from lgreco.torch.options import Options, expect_route
 from lgreco.torch.training import Training
 
@@ -22,47 +21,47 @@ if TYPE_CHECKING:
 
 
 class _Parameter(NamedTuple):
-    """A parameter, sharded."""
+    """A sharded parameter."""
 
     name: str
     shard: list[int]
-    """The dims of every rank's shard, padded where its own is shorter."""
+    """Dims of each rank's shard. Shorter shards are padded to them."""
     whole: list[int]
-    """Those of all shards together, one after the other; what is padded comes last and is left out."""
+    """Dims of all shards together, one after the other, without the padding at the end."""
     dtype: torch.dtype
-    """Of its gradients."""
+    """The type of its gradients."""
 
 
 class _Unit:
-    """The parameters of one FSDP module, as their gradients lie in its buffers: rank by rank, in each parameter by parameter."""
+    """The parameters of one FSDP module. FSDP's buffers have their gradients rank by rank, and for each rank parameter by parameter."""
 
     def __init__(self, parameters: list[_Parameter], first: int, group: Any) -> None:
         self.parameters = parameters
         self.group = group
-        """FSDP's, of these parameters."""
+        """FSDP's group of these parameters."""
         self.layers = list(range(first, first + len(parameters)))
         self.lens = [torch.Size(parameter.shard).numel() for parameter in parameters]
         self.wholes = [torch.Size(parameter.whole).numel() for parameter in parameters]
         self.present = list(range(len(parameters)))
-        """Which of them have a gradient in this step, in the order of FSDP's buffer."""
+        """Indices of the parameters that have a gradient in this step, in the order of FSDP's buffer."""
         self.later: str | None = None
-        """A parameter that has one, and was frozen when the state was made."""
-        # A module's gradients travel together, as what holds all.
+        """A parameter that has a gradient, but was frozen when the state was made."""
+        # A module's gradients travel together, in the smallest type that holds all of theirs.
         self.dtype = functools.reduce(torch.promote_types, [parameter.dtype for parameter in parameters])
 
     @property
     def divide_factor(self) -> float | None:
-        """What the user has FSDP divide sums of gradients by instead of the number of ranks."""
+        """The user's divisor for sums of gradients, instead of the number of ranks."""
         factor: float | None = getattr(self.group, "gradient_divide_factor", None)
         return factor
 
     def note_present(self, indices: Mapping[Any, int], names: Mapping[Any, str]) -> None:
-        """Has FSDP tell which parameters of the unit have a gradient, where it can be asked: it leaves out the others."""
+        """Has FSDP tell which parameters of the unit have a gradient, if its version can. It leaves out the others."""
         group = self.group
         prepare = getattr(group, "_prepare_reduce_scatter_inputs", None)
         if prepare is None:
             return
-        # Not that of a state made before.
+        # A state that was made before has wrapped the method. Wrap FSDP's own.
         prepare = getattr(prepare, "_of_fsdp", prepare)
 
         def noted(fsdp_params: list[Any], gradients: list[torch.Tensor], world: int) -> Any:
@@ -74,7 +73,7 @@ class _Unit:
         group._prepare_reduce_scatter_inputs = noted
 
     def lens_of(self, elements: int) -> list[int]:
-        """How long the shards are of the parameters that have a gradient, of so many elements in all."""
+        """Elements of each shard whose parameter has a gradient. ``elements`` is their sum."""
         lens = [self.lens[index] for index in self.present]
         if self.later is not None:
             raise of_layer(self.later, "the parameter was frozen when the state was made: make another state")
@@ -88,10 +87,10 @@ class _Unit:
 class LGreCoShardedState(Training):
     """Settings, residuals and plans of one process under ``fully_shard``.
 
-    Without ``replicate_group`` gradients are reduced and scattered compressed: each rank gets the mean of its own shard. With it
-    they are reduced and scattered as FSDP does, within a node say, and the shards' means over ``replicate_group``, between
-    nodes, are made of compressed gradients: HSDP, where ``module`` is sharded over the inner group alone. On an NVIDIA GPU, in a
-    group of NCCL's, what is compressed stays in its memory, as under ``LGreCoState``, and nothing waits for the host.
+    Without ``replicate_group`` the reduce-scatter is compressed: each rank gets the mean of its own shard. With ``replicate_group``
+    (HSDP), ``module`` is sharded over an inner group alone, such as the processes of a node. FSDP reduces and scatters within that
+    group as usual, and compressed gradients average the shards over ``replicate_group``, between nodes. On an NVIDIA GPU, in a
+    group of NCCL's, gradients stay in its memory, as under ``LGreCoState``, and nothing waits for the host.
 
     >>> model = torch.nn.Linear(64, 64)
     >>> fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))  # doctest: +ELLIPSIS
@@ -109,14 +108,14 @@ class LGreCoShardedState(Training):
     replicate_group
         The ranks that hold the same shard.
     **options
-        As in ``LGreCoState``. Every FSDP module is a bucket, exchanged when its gradients are there; on the host the backward
-        pass waits for it.
+        As in ``LGreCoState``. Every FSDP module is a bucket, which is exchanged as soon as its gradients are there. On the host the
+        backward pass waits for it.
 
     Raises
     ------
     LgrecoError
-        For modules that are not sharded, or not over one group, or that FSDP itself replicates (a mesh of two dimensions), whose
-        all-reduce would stay uncompressed; and for options that do not fit.
+        For modules that are not sharded, or not over one group. For modules that FSDP itself replicates (a mesh of two dimensions),
+        because their all-reduce would stay uncompressed. For options that do not fit.
     """
 
     def __init__(
@@ -170,18 +169,18 @@ class LGreCoShardedState(Training):
 
 
 class _AllReduce:
-    """Replaces a shard's mean within the node by that over all nodes."""
+    """Replaces a shard's mean within the node by its mean over all nodes."""
 
     def __init__(self, state: LGreCoShardedState, unit: _Unit) -> None:
         self._state, self._unit = state, unit
         self._awaiting: dict[int, torch.Tensor] = {}
-        """What gradients there are, by parameter, of backward passes without an exchange."""
+        """Sums of gradients, by parameter, from backward passes without an exchange."""
 
     def __call__(self, shard: torch.Tensor) -> None:
         unit = self._unit
         parts = torch.split(shard, unit.lens_of(shard.numel()))
         if not getattr(unit.group, "all_reduce_grads", True):
-            # set_requires_all_reduce(False): as FSDP does, they are added up within the node.
+            # After set_requires_all_reduce(False), FSDP sums gradients within the node. So does this.
             for index, part in zip(unit.present, parts):
                 if index in self._awaiting:
                     self._awaiting[index] += part
@@ -194,7 +193,7 @@ class _AllReduce:
                 part += awaiting
         self._state._exchange(unit, shard, parts)
         if unit.divide_factor is not None:
-            # FSDP divides sums over all ranks by it, and knows of no other ranks than those of the node.
+            # The factor divides sums over all ranks, but FSDP only knows the ranks of the node.
             shard.mul_(self._state._group.size())
 
 
@@ -217,16 +216,16 @@ class _ReduceScatter:
     ) -> None:
         world, rank = group.size(), group.rank()
         times = self._times_of_mean(op, world)
-        if world == 1:  # older PyTorch asks even then
+        if world == 1:  # older PyTorch calls this even then
             output_tensor.copy_(input_tensor)
             return
-        # From rank by rank to layer by layer, without what shards are padded with.
+        # Reorders from rank by rank to layer by layer, without padding.
         lens = self._unit.lens_of(output_tensor.numel())
         wholes = [self._unit.wholes[index] for index in self._unit.present]
         by_rank = torch.split(input_tensor.view(world, -1), lens, dim=1)
         buffer = torch.cat([part.reshape(-1)[:whole] for part, whole in zip(by_rank, wholes)])
         if input_tensor.device.type == "cpu":
-            # It is of allocate(), and FSDP would keep it beside the buffer.
+            # FSDP would keep this memory, which is from allocate(), beside the buffer.
             input_tensor.untyped_storage().resize_(0)
         gradients = torch.split(buffer, wholes)
         self._state._exchange(self._unit, buffer, gradients)
@@ -239,7 +238,7 @@ class _ReduceScatter:
             output_tensor.mul_(times)
 
     def _times_of_mean(self, op: Any, world: int) -> float:
-        """How many times the mean FSDP asks for."""
+        """FSDP's requested reduction, divided by the mean."""
         if op == dist.ReduceOp.AVG:
             return 1.0
         if op == dist.ReduceOp.SUM:
@@ -247,12 +246,12 @@ class _ReduceScatter:
         if self._unit.divide_factor is None:
             name = self._unit.parameters[0].name
             raise of_layer(name, "FSDP asks for neither a mean nor a sum of gradients, nor has it a gradient divide factor")
-        # A sum of gradients that are divided by the factor before.
+        # FSDP sums gradients that it has divided by the factor.
         return world / self._unit.divide_factor
 
 
 def _layers(unit: _Unit, ranks: int, sharded: bool) -> list[Layer]:
-    """Of as many ranks' shards, or of one's."""
+    """The unit's layers: whole parameters of as many ranks' shards, or this rank's shards."""
     layers = []
     for parameter, length, whole in zip(unit.parameters, unit.lens, unit.wholes):
         ends = [min(length * (rank + 1), whole) for rank in range(ranks)] if sharded else []
@@ -262,7 +261,7 @@ def _layers(unit: _Unit, ranks: int, sharded: bool) -> list[Layer]:
 
 def _parameter(name: str, group: Any, parameter: Any) -> _Parameter:
     shard, ranks = list(parameter.padded_sharded_param_size), group._reduce_scatter_process_group.size()
-    # Along other dimensions than the first, parameters are sharded evenly, and their shards lie one below the other.
+    # Other dimensions than the first are sharded evenly, and the shards lie one below the other.
     along_rows = parameter.fsdp_placement.dim == 0
     whole = list(parameter._orig_size) if along_rows else [ranks * shard[0], *shard[1:]]
     return _Parameter(name, shard, whole, _reduced(group, parameter))

@@ -11,8 +11,7 @@ from torch.distributed.fsdp._common_utils import clean_tensor_name
 
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
-from lgreco.torch.layers import Layer
-from lgreco.torch.names import plain_name
+from lgreco.torch.layers import Layer, plain_name
 from lgreco.torch.options import Options, expect_route
 from lgreco.torch.training import Training
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Flat:
-    """The parameters in one flat parameter, and where they are in its gradient."""
+    """A flat parameter: the original parameters in it, and where they are in its gradient."""
 
     def __init__(self, prefix: str, handle: Any, first: int) -> None:
         flat = handle.flat_param
@@ -35,7 +34,7 @@ class _Flat:
         self.layers = list(range(first, first + len(self.names)))
 
     def layers_of(self, shard: int, world: int) -> list[Layer]:
-        """Of ``world`` shards of so many elements; without shards of 0."""
+        """The layers, for ``world`` shards of so many elements. 0 elements: the gradient is not sharded."""
         layers = []
         for name, shape, (start, end) in zip(self.names, self.shapes, self.spans):
             ends = [min(max(shard * (rank + 1) - start, 0), end - start) for rank in range(world)]
@@ -46,9 +45,10 @@ class _Flat:
 class LGreCoFSDP1State(Training):
     """Settings, residuals and plans of one process under FullyShardedDataParallel.
 
-    ``module`` is the root, with FULL_SHARD or SHARD_GRAD_OP, where each rank gets the mean of its shard, or with NO_SHARD. Other
-    parameters are those of ``LGreCoState``. Every flat parameter is a bucket, and the backward pass waits for it; its original
-    parameters are the layers. On an NVIDIA GPU gradients stay there, as under ``LGreCoState``. FullyShardedDataParallel has no hook for HYBRID_SHARD: use ``fully_shard``.
+    ``module`` is the root. With FULL_SHARD or SHARD_GRAD_OP each rank gets the mean of its shard; NO_SHARD works, too. Other
+    parameters are those of ``LGreCoState``. Every flat parameter is a bucket, and the backward pass waits for it. The original
+    parameters in it are the layers. On an NVIDIA GPU gradients stay there, as under ``LGreCoState``. FullyShardedDataParallel has no
+    hook for HYBRID_SHARD: use ``fully_shard``.
 
     >>> model = FullyShardedDataParallel(torch.nn.Linear(64, 64), device_id=torch.device("cpu"))
     >>> state = LGreCoFSDP1State(model, method="qsgd", policy="uniform", start_iter=2)

@@ -1,14 +1,20 @@
-"""What is exchanged, and what is not."""
+"""Layers: the tensors whose gradients are exchanged, their names, and the parts of them that a process holds."""
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 
 from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+"""Parts that torch.compile, checkpoint_wrapper and FullyShardedDataParallel add to parameters' names."""
 
 
 class Layer(NamedTuple):
@@ -18,26 +24,58 @@ class Layer(NamedTuple):
     shape: list[int]
     dtype: torch.dtype
     ends: list[int] = []
-    """At which element each rank's shard ends, where ranks want shards."""
+    """At which element each rank's shard ends. Empty unless each rank gets the mean of its shard."""
 
     @property
     def bytes(self) -> int:
-        """Of its gradient."""
+        """Bytes of its gradient."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def described(self) -> tuple[str, str]:
-        """Its name and what it is, for other ranks."""
+        """Its name, shape and type as text, which ranks compare."""
         return self.name, f"{list(self.shape)} of {self.dtype}"
 
     def dtype_name(self) -> str:
-        """``"float32"``, ``"float16"`` or ``"bfloat16"``. Raises LgrecoError for others."""
+        """``"float32"``, ``"float16"`` or ``"bfloat16"``. Raises LgrecoError for other types."""
         if self.dtype not in _DTYPES:
             raise of_layer(self.name, f"the parameter is {self.dtype}: lgreco compresses float32, float16 and bfloat16")
         return str(self.dtype).removeprefix("torch.")
 
 
 def no_module(model: object) -> LgrecoError | None:
-    """What to raise for what has no parameters to be exchanged."""
+    """The error for a model that is no module."""
     if isinstance(model, torch.nn.Module):
         return None
     return LgrecoError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
+
+
+def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
+    """The module that torch.compile was given, or the model itself."""
+    return getattr(model, "_orig_mod", model)
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without wrappers, so that settings and saved states fit a model with and without them."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def local(parameter: torch.Tensor) -> torch.Tensor:
+    """The part of a parameter that this process holds, in place."""
+    return parameter._local_tensor if isinstance(parameter, DTensor) else parameter
+
+
+def sharded_over(model: torch.nn.Module, parameters: Iterable[torch.Tensor]) -> list[int]:
+    """The ranks of all processes that hold a part of the model. Empty if it is not sharded."""
+    ranks: set[int] = set()
+    for parameter in parameters:
+        if isinstance(parameter, DTensor):
+            ranks.update(parameter.device_mesh.mesh.flatten().tolist())
+    for part in model.modules():
+        if isinstance(part, FullyShardedDataParallel):
+            ranks.update(dist.get_process_group_ranks(part.process_group))
+    return sorted(ranks)
+
+
+def is_flat(model: torch.nn.Module) -> bool:
+    """Whether FullyShardedDataParallel (FSDP1) keeps the parameters in flat ones."""
+    return any(isinstance(part, FullyShardedDataParallel) for part in model.modules())

@@ -1,17 +1,91 @@
-"""Weights that are loaded into a model while somebody remembers what they were."""
+"""Weights that the user loads into a model during local training: noticing them, and comparing them between ranks."""
 
+import hashlib
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
+
+from lgreco._lgreco import LgrecoError
+from lgreco.torch.collectives import Started, gather
+
+
+class LoadedWeights:
+    """Which weights this rank has loaded since the last outer step. Ranks compare them in the next one."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._loaded: dict[int, str] = {}
+        """Hashes of the values by parameter, since they were last sent."""
+        self._lacks_some = False
+        """Whether weights were loaded whose values are unknown."""
+        self._sent: dict[int, str] = {}
+        """Hashes that were sent in an outer step that is on its way or has failed. The next one sends them, too."""
+        self._sent_lacks_some = False
+        self._under_way: tuple[Started, torch.Tensor, LgrecoError | None] | None = None
+        """The all-gather, its memory, and what is wrong on this rank."""
+
+    def note(self, parameter: int, values: torch.Tensor) -> None:
+        """Notes that a parameter was loaded."""
+        part = values.cpu().reshape(-1).view(torch.uint8)
+        self._loaded[parameter] = hashlib.sha256(part.numpy().tobytes()).hexdigest()
+
+    def note_unknown(self) -> None:
+        """Notes that weights were loaded whose values are unknown."""
+        self._lacks_some = True
+
+    def forget(self) -> None:
+        """Forgets all weights, because all ranks continue from the same ones."""
+        self._loaded.clear()
+        self._lacks_some = False
+        self._forget_sent()
+
+    def _forget_sent(self) -> None:
+        self._sent, self._sent_lacks_some = {}, False
+
+    def send(self, failure: LgrecoError | None) -> None:
+        """Starts the comparison. A ``failure`` of this rank is sent, too."""
+        self._sent, self._loaded = self._sent | self._loaded, {}
+        self._sent_lacks_some, self._lacks_some = self._sent_lacks_some or self._lacks_some, False
+        if failure is None and self._sent_lacks_some:
+            failure = LgrecoError("weights were loaded into a FullyShardedDataParallel after the OuterStep was made: call restart() after that")
+        loaded = int(hashlib.sha256(repr(sorted(self._sent.items())).encode()).hexdigest()[:15], 16)
+        told = torch.zeros(2 * self._group.size(), dtype=torch.int64)
+        at = 2 * self._group.rank()
+        told[at : at + 2] = torch.tensor([loaded, int(failure is not None)])
+        self._under_way = gather(told, self._group), told, failure
+
+    def compare(self) -> LgrecoError | None:
+        """Waits for the comparison. Returns the error that all ranks get.
+
+        Without one, what was sent is forgotten. Raises RuntimeError when the network has failed.
+        """
+        assert self._under_way is not None
+        (work, told, failure), self._under_way = self._under_way, None
+        work.wait()
+        all_loaded, all_failed = told.view(-1, 2).T.tolist()
+        for rank in range(self._group.size()):
+            if failure is None and all_failed[rank]:
+                failure = LgrecoError(f"rank {rank} cannot make the outer step: its model has changed since the OuterStep was made")
+            if failure is None and all_loaded[rank] != all_loaded[0]:
+                what = f"rank {rank} and rank 0 have not loaded the same weights since the last outer step"
+                failure = LgrecoError(f"{what}: load the same on all ranks, or call restart() on all")
+        if failure is None:
+            self._forget_sent()
+        return failure
+
+    def give_up(self) -> None:
+        """Drops a comparison that was started in an outer step that has failed."""
+        self._under_way = None
 
 
 class Loads:
-    """Tells of the parameters that ``load_state_dict`` gives values to, as long as it is kept."""
+    """Notices parameters that ``load_state_dict`` gives values to, as long as it is alive."""
 
     def __init__(self, model: torch.nn.Module, told: Callable[[list[torch.Tensor]], None]) -> None:
-        """``told`` is a method, whose object this does not keep."""
+        """``told`` is a method. Its object is not kept alive."""
         self._told = weakref.WeakMethod(told)
         handles: list[Any] = []
         for part in model.modules():
@@ -32,21 +106,21 @@ def _remove(handles: list[Any]) -> None:
 
 
 class _Hook:
-    """Of one module. Models that are copied or pickled take nothing of it along."""
+    """A hook of one module. Copies and pickles of the model get a hook without effect."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _NoHook, ()
 
 
 class _NoHook:
-    """In the place of a hook, in a copy of its model."""
+    """The hook of a copied model."""
 
     def __call__(self, *_: Any) -> None:
         pass
 
 
 class _Before(_Hook):
-    """Notes which of the module's own parameters are in what is loaded."""
+    """Notes which of the module's own parameters are about to be loaded."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
@@ -56,6 +130,8 @@ class _Before(_Hook):
 
 
 class _After(_Hook):
+    """Tells of the module's parameters that were loaded."""
+
     def __init__(self, before: _Before, loads: Loads) -> None:
         self._before, self._loads = before, weakref.ref(loads)
 

@@ -1,4 +1,4 @@
-"""One call for whatever the module is wrapped in."""
+"""One call that compresses gradients, whatever the module is wrapped in."""
 
 from typing import Any
 
@@ -7,17 +7,16 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from lgreco._lgreco import LgrecoError
+from lgreco.torch.ddp import LGreCoState, lgreco_hook
 from lgreco.torch.fsdp import LGreCoShardedState
 from lgreco.torch.fsdp1 import LGreCoFSDP1State
-from lgreco.torch.hook import lgreco_hook
-from lgreco.torch.names import uncompiled
-from lgreco.torch.state import LGreCoState
+from lgreco.torch.layers import uncompiled
 
 
 def register(module: torch.nn.Module, **options: Any) -> LGreCoState | LGreCoShardedState | LGreCoFSDP1State:
-    """Compresses the gradients of a module in DistributedDataParallel or FullyShardedDataParallel, or after ``fully_shard``, compiled or not.
+    """Compresses the gradients of a module in DistributedDataParallel or FullyShardedDataParallel, or after ``fully_shard``.
 
-    Options are those of the state that it returns. Raises LgrecoError for other modules.
+    The module may be compiled. The options are those of the state that it returns. Raises LgrecoError for other modules.
 
     >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
     >>> state = register(model, settings={"weight": "qsgd 4"}, start_iter=2)

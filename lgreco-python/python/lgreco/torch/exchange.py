@@ -1,21 +1,80 @@
-"""One DDP bucket on its way from gradients to means."""
+"""The exchange of one bucket: what every exchange does, and the exchange in the host's memory.
+
+``device_exchange.py`` has the exchange in a GPU's memory.
+"""
 
 import contextlib
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
-from lgreco._lgreco import Bucket, LgrecoError, Request
+from lgreco._lgreco import Bucket, Controller, LgrecoError, Request
 from lgreco.torch.collectives import Started, start
 
-_LOST: "list[Flight]" = []
-"""Those that are never freed: a collective that nobody can wait for may still write to their memory."""
+_LOST: "list[HostExchange]" = []
+"""Exchanges that are never freed. Nobody can wait for their last collective, which may still write to their memory."""
 
 
-class Flight:
-    """The exchange of one bucket: gradients in ``buffer`` become means in ``future``.
+class BucketExchange(Protocol):
+    """Turns the gradients of one bucket into means, collective by collective."""
 
-    Without a bucket, in a step that could not begin, they stay as they are.
+    future: torch.futures.Future[torch.Tensor]
+    """Gets the buffer when it holds the means."""
+    is_lost: bool
+    """Whether an interrupt came while a collective was started. Nobody can wait for that collective."""
+
+    @property
+    def lends(self) -> bool:
+        """Whether the controller lends it layers."""
+
+    def open(self, controller: Controller, layers: list[int]) -> None:
+        """Borrows the layers from the controller, if the exchange works on the host."""
+
+    def close(self, controller: Controller) -> None:
+        """Returns the layers. May be called again after an interrupt, and before ``open``."""
+
+    def submit(self, gradients: list[torch.Tensor], hold_zeros: bool, failure: LgrecoError | None) -> None:
+        """Compresses the gradients, which are parts of the buffer. Given a ``failure``, tells all ranks of that instead.
+
+        Raises what keeps this rank from telling the others.
+        """
+
+    def go_on(self) -> bool:
+        """Ends the collective under way and starts the next one. False when the buffer holds the means.
+
+        Raises LgrecoError on all ranks when something went wrong on one.
+        """
+
+    def is_flying(self) -> bool:
+        """Whether a collective is under way."""
+
+    def is_done(self) -> bool:
+        """Whether a collective is under way that ``go_on`` would not wait for."""
+
+    def is_last(self) -> bool:
+        """Whether ``go_on`` would start no other collective on this rank."""
+
+    def can_end(self) -> bool:
+        """Whether ``go_on`` would neither wait nor start another collective on this rank."""
+
+    def give_up(self, error: Exception) -> None:
+        """Waits until no collective uses the bucket's memory. The future gets the error."""
+
+    def deliver(self) -> None:
+        """Puts the means where the gradients were, once. Later the trainer has changed them."""
+
+    def let_go(self) -> None:
+        """Keeps the buffer no longer. The means have been delivered, and nobody waits for the future."""
+
+    def land(self) -> None:
+        """Delivers the means and completes the future."""
+
+
+class HostExchange:
+    """The exchange of one bucket in the host's memory. Gradients on a GPU are copied to the host and back.
+
+    Without a bucket, in a step that all ranks have refused, the gradients stay as they are.
     """
 
     def __init__(self, bucket: Bucket | None, buffer: torch.Tensor, group: dist.ProcessGroup) -> None:
@@ -31,21 +90,28 @@ class Flight:
         self._failure: Exception | None = None
         self._work: Started | None = None
         self._rounds = 0
+        """Collectives that this rank has not started yet."""
         self.is_lost = False
-        """Whether an interrupt has come while a collective was started, which may be under way."""
 
-    def submit(self, gradients: list[torch.Tensor], hold_zeros: bool, failure: Exception | None) -> None:
-        """Compresses the gradients, parts of the buffer. Of a ``failure`` of this rank's all ranks are told instead.
+    @property
+    def lends(self) -> bool:
+        return self.bucket is not None
 
-        Raises what keeps this rank from telling them.
-        """
+    def open(self, controller: Controller, layers: list[int]) -> None:
+        if self.bucket is not None:
+            controller.open(layers, self.bucket)
+
+    def close(self, controller: Controller) -> None:
+        if self.bucket is not None and not self.bucket.is_closed:
+            controller.close(self.bucket)
+
+    def submit(self, gradients: list[torch.Tensor], hold_zeros: bool, failure: LgrecoError | None) -> None:
         if self.bucket is None:
             return
         try:
             if failure is not None:
                 raise failure
             if self._on_device:
-                # Compressors work in the host's memory: what is on a device is copied there and back.
                 self._host = self.buffer.cpu()
             start_of_buffer = self.buffer.data_ptr()
             self.bucket.submit([self._host.data_ptr() + g.data_ptr() - start_of_buffer for g in gradients], hold_zeros)
@@ -55,7 +121,6 @@ class Flight:
         self._rounds = self.bucket.rounds()
 
     def go_on(self) -> bool:
-        """Waits for the collective under way and starts the next one; False when the gradients are means."""
         if self._work is not None:
             self._work.wait()
         request = self._next()
@@ -87,23 +152,18 @@ class Flight:
             raise told from self._failure
 
     def is_flying(self) -> bool:
-        """Whether a collective is under way."""
         return self._work is not None
 
     def is_done(self) -> bool:
-        """Whether going on would not wait."""
         return self._work is not None and self._work.is_completed()
 
     def is_last(self) -> bool:
-        """Whether going on would start no other collective, on this rank."""
         return self._rounds <= 0
 
     def can_end(self) -> bool:
-        """Whether going on would neither wait nor start another collective, on this rank."""
         return self.is_last() and self.is_done()
 
     def give_up(self, error: Exception) -> None:
-        """Waits until the engine no longer touches the bucket's memory, as its network has failed."""
         if self._work is not None:
             with contextlib.suppress(RuntimeError):
                 self._work.wait()
@@ -114,17 +174,14 @@ class Flight:
             self.future.set_exception(error)  # type: ignore[arg-type]
 
     def deliver(self) -> None:
-        """Puts the means where the gradients were, once: later the trainer has made something else of them."""
         if self._host is not self.buffer and not self._is_delivered:
             self.buffer.copy_(self._host)
         self._is_delivered = True
 
     def let_go(self) -> None:
-        """Keeps the buffer no longer, after it has been delivered to somebody who does not wait for the future."""
         self.buffer = self._host = self.buffer.new_empty(0)
 
     def land(self) -> None:
-        """Hands the means over, if they have not been."""
         self.deliver()
         if not self.future.done():
             self.future.set_result(self.buffer)

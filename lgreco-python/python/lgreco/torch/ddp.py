@@ -1,0 +1,364 @@
+"""Compressed gradients for DistributedDataParallel: the communication hook and its state."""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from lgreco._errors import of_layer
+from lgreco._lgreco import LgrecoError
+from lgreco.torch.cuda import Cuda, device_of, where_they_stay
+from lgreco.torch.groups import expect_group
+from lgreco.torch.layers import Layer, no_module, plain_name, uncompiled
+from lgreco.torch.options import Scaler
+from lgreco.torch.training import Training
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import GradBucket
+else:
+    from torch.distributed import GradBucket  # register_comm_hook compares annotations with this class.
+
+
+def lgreco_hook(state: "LGreCoState", bucket: GradBucket, *shard: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """Replaces a bucket's gradients by their mean over the workers, compressed as ``state`` has decided.
+
+    Register it by ``model.register_comm_hook(state, lgreco_hook)``. The first collective of every bucket overlaps the backward
+    pass, and the others follow at its end. A hook of your own may call this one and wait for its future. If some rank has such a
+    hook, the backward pass waits for every bucket on all ranks.
+
+    >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    >>> state = LGreCoState(None, model, settings={"weight": "topk 41"}, start_iter=2)
+    >>> model.register_comm_hook(state, lgreco_hook)
+    >>> for _ in range(4):
+    ...     model.zero_grad()
+    ...     model(torch.linspace(0, 1, 64)[None]).square().sum().backward()
+    >>> int(model.module.weight.grad.count_nonzero())  # the residual has the others
+    41
+
+    Raises LgrecoError out of ``backward`` on every rank, when a gradient is not finite or something went wrong on one rank. If
+    gradients stay on a GPU, the next ``backward`` raises it, and the means of the bucket at fault were zeros. With
+    ``grad_scaler`` gradients that are not finite reach the GradScaler on every rank instead.
+    """
+    if shard:
+        raise TypeError(
+            "lgreco_hook is for DistributedDataParallel, and was registered with FullyShardedDataParallel: leave register_comm_hook "
+            "out, and call lgreco.torch.register(model)"
+        )
+    if not isinstance(bucket, GradBucket):
+        raise TypeError(
+            f"lgreco_hook was given a {type(bucket).__name__} instead of a GradBucket: torch.compile with "
+            "optimize_ddp='python_reducer' calls hooks so; use optimize_ddp='ddp_optimizer' or False. FullyShardedDataParallel with "
+            "NO_SHARD does, too; call lgreco.torch.register(model) instead of register_comm_hook"
+        )
+    if not isinstance(state, LGreCoState):
+        raise TypeError(f"lgreco_hook was registered with a {type(state).__name__} as its state, expected an LGreCoState")
+    return state.exchange(bucket)
+
+
+class LGreCoState(Training):
+    """Settings, residuals and plans of one process, for ``model.register_comm_hook(state, lgreco_hook)``.
+
+    >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    >>> state = LGreCoState(None, model, method="topk", default=0.1, policy="uniform", start_iter=2)
+    >>> model.register_comm_hook(state, lgreco_hook)
+    >>> for _ in range(4):
+    ...     model(torch.ones(1, 64)).sum().backward()
+    >>> state.settings
+    {'weight': 'topk 410', 'bias': 'dense'}
+    >>> state.residual("weight").shape
+    torch.Size([4096])
+
+    Gradients on an NVIDIA GPU, in a process group of NCCL's, stay there. They are compressed, exchanged and averaged in its memory,
+    and plans are measured there. The means are those of the host, but of more than two processes sums are rounded in another
+    order. What goes wrong in a step is raised at the beginning of the next one, which is not taken. Gradients are instead copied to
+    the host and back, which is logged once, with another ``residual_dtype`` than float32 and with ``route="scatter_reduce"``. The same
+    happens, from then on, to a bucket whose settings have no kernel, or for which a GPU has no memory.
+
+    Parameters
+    ----------
+    process_group
+        The group that DDP averages over. None is that of a ``model`` wrapped in DDP, or else the default group. All its ranks make
+        a state at the same time. What lgreco sends travels in groups of the same ranks, made here: Gloo's, and for gradients that
+        stay on a GPU NCCL's.
+    model
+        The module, wrapped in DDP or not, compiled or not. Its trainable parameters, float32, float16 or bfloat16, are the layers.
+    method
+        ``"qsgd"`` (bits, default 4), ``"eden"`` (bits, 3; rotated quantisation), ``"topk"`` (density, default 0.01), ``"powersgd"``
+        (rank, default 4), or ``"hybrid"``, the default: EDEN, TopK or PowerSGD per layer. Also ``"clt-k"`` and ``"sidco"`` (density,
+        0.01), ``"hard-threshold"`` (magnitude, 0.01), ``"adacomp"`` (elements per bin, 500) and ``"loco"`` (elements per group, 512).
+        Of several, as in ``"qsgd,topk,sidco"``, one is chosen per layer; the uniform setting is the first one's default.
+    default
+        The method's parameter in the uniform setting. Plans are held to that setting, and search around it. Layers of fewer than
+        1024 elements (``min_elements``) stay uncompressed, and so do vectors of any length, such as biases and norms.
+    budget
+        ``"size"``: plans have at most the bytes of the uniform setting, and the least error. ``"error"``: at most its error, and
+        the fewest bytes, as in the paper. A number: so many bits per step and process. ``"size"`` costs less of the final loss.
+    objective
+        ``"bits"``; or ``"seconds"``: what sending and compressing costs is measured while training, on the slowest rank, and each
+        layer is compressed only if that is faster on the network as it is now. On a GPU events in its stream measure the time, and
+        no step waits for them. With ``budget="error"`` plans are as fast as their error allows. With ``"size"`` they have the least
+        error in the uniform setting's seconds. A network that changes is followed at the next plan or the one after. Rank 0 logs a
+        line per plan, by ``logging.getLogger("lgreco")``.
+    policy
+        ``"lgreco"``, the default, plans after ``start_iter`` steps and then every ``period`` steps. ``"paper"`` follows the L-GreCo
+        paper: l2 errors, at most those of the uniform setting, by the dynamic program. ``"uniform"`` uses the default everywhere.
+        ``"kmeans"`` clusters layers as CGX does. ``"accordion"`` has two levels, by how gradients' norms change. ``"legacy"`` has levels
+        by the size of a layer and the phase of training. ``"uncompressed"`` is plain DDP.
+    settings
+        Instead of ``method`` and ``policy``: a fixed setting per layer, by name, as text (``"topk 786"``, ``"qsgd 4"``, ``"dense"``).
+        Layers that are left out stay uncompressed. A setting that sends more than the layer uncompressed is logged as a warning.
+    start_iter, period, window
+        Steps without compression at first, at least 2; steps between plans; steps whose gradients a plan looks at.
+    error_feedback, residual_dtype
+        Whether residuals keep what TopK and PowerSGD do not send, and their format: torch.float32, torch.bfloat16 or torch.int8.
+    reduce_dtype
+        The format of values that are summed on the network: torch.float32, or torch.bfloat16 in half the bytes. These are
+        PowerSGD's factors and layers that stay uncompressed. Residuals keep the rounding errors of a process's own factors. Those of
+        uncompressed layers are lost, as in plain DDP of bfloat16. The default is bfloat16 if all parameters are, as in plain DDP, and
+        else float32.
+    grad_scaler
+        The GradScaler of mixed precision. Steps that it skips are taken back, residuals follow its scale, and gradients that are
+        not finite reach it on all ranks instead of being an error. If ``model`` is wrapped in DDP, steps on a GPU do not wait to know
+        the scale. A step after a change of the scale waits for residuals, which the host rescales.
+    hold_zeros
+        Layers whose gradient is all zeros keep their residual. This is for ``find_unused_parameters=True``, where DDP drops the mean of
+        parameters that no rank has used. The default is whether ``model`` is such a DDP.
+    on_plan
+        Called with the state after every step with new settings.
+    ramp_up
+        ``(first, steps)``: after ``start_iter`` plans use ``first``, a milder parameter, and reach ``default`` in so many steps. Early
+        steps are worth more.
+    lead
+        Steps before its own at which a plan is begun, below ``start_iter`` and ``period``. With more than 0 rank 0 plans on a thread
+        while training goes on. The plan's own step waits for it, so that runs are reproducible. The default is 0. For models of 4
+        million parameters and more whose gradients are on the host, it is 10, or half of ``start_iter`` or ``period`` if that is less.
+    undo
+        Whether the residuals of the step before are kept, in as much memory again. A step whose network has failed then leaves no
+        trace in residuals. With ``grad_scaler``, which skips steps, they always are. ``memory()`` tells how much memory a run takes.
+    **options
+        As in the Rust crate's ``controller::Config`` and ``search::Search``: ``alpha``, ``metric`` (``"squared-l2"`` or the paper's
+        ``"l2"``), ``workers`` (whose mean is taken; by default the group's), ``candidates`` (first, last, step), ``widths`` (of TopK's
+        values: ``"full"`` and 1 to 8 bits; by default all but 1 and 7), ``min_elements``, ``metrics_every``, ``route``, ``clusters``.
+        ``accordion`` has Accordion's parameters of critical and of other layers, then, unless they are 0.5 and 1.5, the change of a
+        norm and the fall of the learning rate that make layers critical. The rate is that of the first group of ``optimizer``. With
+        ``policy="lgreco"`` budgets come from Accordion's levels. ``legacy`` has LEGACY's bounds between sizes, a parameter per size
+        for each phase, and steps of training.
+
+    Raises
+    ------
+    LgrecoError
+        For options and parameters that do not fit, with the name of the layer. Also if ``process_group`` has other ranks than the
+        group over which DDP averages ``model``.
+    """
+
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None,
+        model: torch.nn.Module,
+        *,
+        method: str | None = None,
+        default: float | None = None,
+        budget: str | int = "size",
+        objective: str = "bits",
+        policy: str | None = None,
+        settings: Mapping[str, str] | None = None,
+        start_iter: int = 100,
+        period: int = 1000,
+        window: int = 10,
+        ramp_up: tuple[float, int] | None = None,
+        lead: int | None = None,
+        error_feedback: bool = True,
+        residual_dtype: torch.dtype = torch.float32,
+        reduce_dtype: torch.dtype | None = None,
+        grad_scaler: Scaler | None = None,
+        random_seed: int = 0,
+        undo: bool = False,
+        hold_zeros: bool | None = None,
+        on_plan: Callable[["LGreCoState"], None] | None = None,
+        _device_of: Callable[[Iterable[torch.Tensor]], Cuda | None] = device_of,
+        **options: Any,
+    ) -> None:
+        if (other := no_module(model)) is not None:
+            raise other
+        model = uncompiled(model)
+        process_group = _group_of(model, process_group)
+        parameters = _trainable(model)
+        layers = [Layer(name, _stored(p), p.dtype) for name, p in parameters]
+        told = dict(
+            options,
+            method=method,
+            default=default,
+            budget=budget,
+            objective=objective,
+            policy=policy,
+            settings=settings,
+            start_iter=start_iter,
+            period=period,
+            window=window,
+            ramp_up=ramp_up,
+            lead=lead,
+            undo=undo,
+            error_feedback=error_feedback,
+            residual_dtype=residual_dtype,
+            reduce_dtype=reduce_dtype,
+            grad_scaler=grad_scaler,
+            random_seed=random_seed,
+            on_plan=on_plan,
+        )
+        self._uncompressed = policy == "uncompressed" and reduce_dtype is None
+        refused = _without_values(parameters)
+        if refused is None and not self._uncompressed:
+            refused = _sparse(_module(model), {p for _, p in parameters})
+        finds_unused = bool(getattr(model, "find_unused_parameters", False))
+        self._hold_zeros = finds_unused if hold_zeros is None else bool(hold_zeros)
+        cuda = None if self._uncompressed else _device_of(p for _, p in parameters)
+        cuda = where_they_stay(cuda, process_group, told)
+        besides = {"find_unused_parameters": finds_unused, "hold_zeros": self._hold_zeros}
+        if told.get("route") == "sharded" and refused is None:
+            expected = '"all_gather" or "scatter_reduce": each rank gets whole means here'
+            refused = LgrecoError(f"route is 'sharded', expected {expected}")
+        super().__init__(process_group, layers, cuda, besides, refused, **told)
+        self._bucket_bytes = getattr(model, "bucket_bytes_cap", self._bucket_bytes)
+        self._layers: dict[torch.Tensor, int] = {p: layer for layer, (_, p) in enumerate(parameters)}
+        self._dtypes = [layer.dtype for layer in layers]
+        others = ((plain_name(name), p) for name, p in _module(model).named_parameters())
+        self._others: dict[torch.Tensor, str] = {p: name for name, p in others if p not in self._layers}
+        self._waits: bool | None = None
+        """Whether the backward pass waits for each bucket. None before the first bucket."""
+        self._process_group = process_group if process_group is not None else dist.group.WORLD
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            self._note_scales(model)
+
+    def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Begins the exchange of a bucket. The future's value is the bucket's buffer with the means."""
+        if self._uncompressed:
+            return self._average(bucket)
+        if bucket.buffer().layout != torch.strided:
+            layer = self._layers[bucket.parameters()[0]]
+            raise of_layer(self.names[layer], _SPARSE)
+        gradients = bucket.gradients()
+        layers = [self._layer(parameter, gradient) for parameter, gradient in zip(bucket.parameters(), gradients)]
+        waits = self._a_hook_may_wait()
+        exchange = self._begin(layers, bucket.buffer(), gradients, self._hold_zeros)
+        if bucket.is_last():
+            self._end_with_last_bucket()
+        elif waits:
+            self._complete(exchange)
+            exchange.land()
+        return exchange.future
+
+    def _a_hook_may_wait(self) -> bool:
+        """Whether on some rank a hook of the user's calls lgreco_hook. It may wait for the future.
+
+        Usually a bucket's later collectives start at the end of the backward pass, which a hook that waits would never reach. Ranks
+        agree at their first bucket, so that all start collectives in the same order.
+        """
+        if self._waits is None:
+            waits = torch.tensor(int(_called_by_user()))
+            try:
+                dist.all_reduce(waits, dist.ReduceOp.MAX, group=self._group)
+            except RuntimeError as error:
+                raise self._abandoned(error) from error
+            self._waits = bool(waits)
+        return self._waits
+
+    def _average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer().div_(self._group.size())
+        # The sum of sparse buffers puts other ranks' indices into this one, so its size is read before.
+        sizes = [part.nbytes for part in ((buffer._indices(), buffer._values()) if buffer.is_sparse else (buffer,))]
+        work = dist.all_reduce(buffer, group=self._process_group, async_op=True)
+        assert work is not None
+        self._bytes = [sent + sum(sizes) for sent in self._bytes]
+        return work.get_future().then(lambda done: done.value()[0])
+
+    def _layer(self, parameter: torch.Tensor, gradient: torch.Tensor) -> int:
+        layer = self._layers.get(parameter)
+        if layer is None:
+            if name := self._others.get(parameter):
+                raise of_layer(name, "DDP exchanges it, and it was not trainable when the state was made: make the state after that")
+            shape = list(parameter.shape)
+            raise LgrecoError(f"DDP exchanges a parameter of shape {shape} that the model had not when the state was made")
+        if gradient.dtype != self._dtypes[layer]:
+            was = f"the parameter was {self._dtypes[layer]} when the state was made"
+            raise of_layer(self.names[layer], f"the gradient is {gradient.dtype}, and {was}: make the state after that")
+        return layer
+
+
+def _called_by_user() -> bool:
+    """Whether Python code that is not PyTorch's has called this package. PyTorch's own threads have no caller."""
+    frame = sys._getframe(1)
+    while frame is not None and _package_of(frame.f_globals) == "lgreco":
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and _package_of(frame.f_globals) != "torch"
+
+
+def _package_of(names: dict[str, object]) -> str:
+    return str(names.get("__name__")).partition(".")[0]
+
+
+_SPARSE = "the gradient is sparse, which lgreco does not compress: leave sparse=True out, or all to DDP by policy=\"uncompressed\""
+
+
+def _without_values(parameters: list[tuple[str, torch.nn.Parameter]]) -> LgrecoError | None:
+    """The error for parameters on the meta device. They are replaced when they get values."""
+    for name, p in parameters:
+        if p.is_meta:
+            return of_layer(name, "the parameter is on the meta device, without values: make the state after to_empty() and initialisation")
+    return None
+
+
+def _sparse(module: torch.nn.Module, exchanged: set[torch.Tensor]) -> LgrecoError | None:
+    """The error for layers with sparse gradients. It is raised before training, because DDP does not go on after one."""
+    for name, part in module.named_modules():
+        if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse and part.weight in exchanged:
+            return of_layer(plain_name(f"{name}.weight" if name else "weight"), _SPARSE)
+    return None
+
+
+def _group_of(model: torch.nn.Module, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """The group that DDP averages over. None is the default group."""
+    expect_group(group)
+    if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        return group
+    its: dist.ProcessGroup | None = None if model.process_group is dist.group.WORLD else model.process_group
+    if group is None:
+        return its
+    given, expected = dist.get_process_group_ranks(group), dist.get_process_group_ranks(its)
+    if given != expected:
+        raise LgrecoError(f"process_group has ranks {given}, the group over which DDP averages has {expected}")
+    return group
+
+
+def _module(model: torch.nn.Module) -> torch.nn.Module:
+    return model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
+
+
+def _stored(parameter: torch.Tensor) -> list[int]:
+    """A parameter's dims, from the outermost in memory to the innermost.
+
+    DDP's buckets have gradients in their parameter's order in memory. The rows of a transposed matrix are its columns there.
+    """
+    if parameter.is_contiguous():
+        return list(parameter.shape)
+    strides = parameter.stride()
+    # Dims of one element may have any stride. They come first, so that none is the innermost.
+    outermost_first = sorted(range(parameter.ndim), key=lambda dim: (parameter.shape[dim] == 1, -strides[dim]))
+    stored = parameter.detach().permute(outermost_first)
+    # DDP makes a gradient contiguous if its parameter is not dense.
+    return list(stored.shape if stored.is_contiguous() else parameter.shape)
+
+
+def _trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    """The parameters that DDP exchanges, with their names."""
+    module = _module(model)
+    of_ddp: Any = model if isinstance(model, torch.nn.parallel.DistributedDataParallel) else None
+    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", []) if of_ddp is None else of_ddp.parameters_to_ignore)
+    exchanged: dict[torch.nn.Parameter, str] = {}
+    for prefix, part in module.named_modules():
+        for name, p in part.named_parameters(recurse=False):
+            # In DDP's list the root's own parameters have a dot before their names. Tied parameters may have any of their names.
+            if p.requires_grad and f"{prefix}.{name}" not in ignored:
+                exchanged.setdefault(p, plain_name(f"{prefix}.{name}" if prefix else name))
+    return [(name, p) for p, name in exchanged.items()]

@@ -1,0 +1,258 @@
+"""The exchange of one bucket in a GPU's memory, and what a step keeps beside it: held residuals and measured errors.
+
+Nothing here waits for the GPU: every call enqueues. ``device.py`` reads the outcome when the next step begins.
+"""
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from lgreco._lgreco import Controller, DeviceBucket, LgrecoError
+from lgreco.torch.collectives import Started, start
+from lgreco.torch.cuda import Cuda
+
+if TYPE_CHECKING:
+    from lgreco.torch.device import Buckets
+
+_LOG = logging.getLogger("lgreco")
+_OUT_OF_MEMORY = 7
+"""The permanent error code of missing memory."""
+
+
+class Residuals:
+    """The residuals of a bucket's layers as tensors: float32, one layer after the other."""
+
+    def __init__(self, cuda: Cuda, bucket: DeviceBucket, memory: torch.Tensor, lens: list[int]) -> None:
+        self._cuda = cuda
+        self._bucket = bucket
+        self._memory = memory
+        self.lens = lens
+        """Elements of each layer."""
+
+    def both(self) -> torch.Tensor:
+        """The bucket's two copies, a row each. One is current, and the other is of the step before."""
+        return self._cuda.part(self._memory, self._bucket.residuals[0], 8 * sum(self.lens), torch.float32).view(2, -1)
+
+    def current(self) -> torch.Tensor:
+        """A copy of the current residuals."""
+        is_second = self._cuda.part(self._memory, self._bucket.residuals[1], 4, torch.int32) != 0
+        both = self.both()
+        return torch.where(is_second, both[1], both[0])
+
+
+class Held:
+    """Holds the residuals of layers whose gradient is all zeros in a step.
+
+    DDP drops the mean of a parameter that no rank has used, so a residual that was sent with its zeros would be lost. Zeros are
+    exchanged instead, and the residual is put back when the means are enqueued. It is put back into both copies, because the step
+    may fail, and a GradScaler may undo it. The host does not learn which gradients are zeros, so it need not wait.
+    """
+
+    def __init__(self, residuals: Residuals, gradients: list[torch.Tensor]) -> None:
+        self._residuals = residuals
+        self._is_zero = [gradient.any().logical_not() for gradient in gradients]
+        self._mask = torch.cat([zero.expand(length) for zero, length in zip(self._is_zero, residuals.lens)])
+        self._kept = residuals.current()
+
+    def put_aside(self) -> None:
+        """Replaces the held residuals by zeros. The caller must be able to put them back if this is interrupted."""
+        self._residuals.both().masked_fill_(self._mask, 0.0)
+
+    def put_back(self) -> None:
+        """Restores the held residuals, when the means are enqueued or will never be."""
+        both = self._residuals.both()
+        torch.where(self._mask, self._kept, both, out=both)
+
+    def forget(self, places: list[int]) -> None:
+        """Zeroes the residuals of the layers in these places that are not held."""
+        layers = torch.split(self._residuals.both(), self._residuals.lens, dim=1)
+        for place in places:
+            layers[place].masked_fill_(self._is_zero[place].logical_not(), 0.0)
+
+    def holds(self, place: int) -> bool:
+        """Whether the layer in this place is held. Waits for the GPU."""
+        return bool(self._is_zero[place].item())
+
+
+class Errors:
+    """The relative squared compression errors of a bucket's layers in one step.
+
+    The residual after the step is what compression lost.
+    """
+
+    def __init__(self, cuda: Cuda, residuals: Residuals, gradients: list[torch.Tensor]) -> None:
+        """To be made before the gradients are compressed, because they become means."""
+        self._cuda = cuda
+        self._residuals = residuals
+        self._offered = residuals.current().add_(torch.cat([gradient.flatten() for gradient in gradients]))
+        self._told: Callable[[], torch.Tensor] | None = None
+
+    def measured(self) -> "Errors":
+        """Measures when the means are enqueued. Returns itself."""
+        norms = [self._norms(values) for values in (self._residuals.current(), self._offered)]
+        self._told = self._cuda.later((norms[0] / norms[1]).square())
+        return self
+
+    def _norms(self, values: torch.Tensor) -> torch.Tensor:
+        layers = torch.split(values, self._residuals.lens)
+        return torch.stack([torch.linalg.vector_norm(layer, dtype=torch.float64) for layer in layers])
+
+    def told(self, nothing: float | None) -> list[float | None]:
+        """Errors by layer, when the step's outcome is known; ``nothing`` for layers that had nothing to compress."""
+        errors: list[float] = [] if self._told is None else self._told().tolist()
+        return [error if math.isfinite(error) else nothing for error in errors]
+
+
+class ResidentBucket:
+    """A bucket with its memory on the GPU. It lives from step to step, until its settings change."""
+
+    def __init__(self, bucket: DeviceBucket, memory: torch.Tensor, step: int) -> None:
+        self.bucket = bucket
+        self.memory = memory
+        self.step = step
+        """The next step that it takes part in."""
+        self.outcome: Callable[[], torch.Tensor] | None = None
+        """Gives the GPU's record of the last step, until the host has read it."""
+        self.fault: tuple[int | None, LgrecoError | None, bool] = (None, None, False)
+        """What went wrong in the last step: the first rank at fault, the error, and whether only this rank knows of it."""
+        self.refusal: LgrecoError | None = None
+        """What the GPU refused in the last step on this rank."""
+        self.is_to_forget = False
+        """Whether residuals of layers without error feedback are still to be zeroed after the last step."""
+        self.held: Held | None = None
+        self.errors: Errors | None = None
+        """Errors of the last step, until the controller has them."""
+
+    def forgotten(self) -> list[int]:
+        """Places of the layers whose residuals are to be zeroed after the last step. Waits for the GPU where layers are held."""
+        return [place for place in self.bucket.forgetful if self.held is None or not self.held.holds(place)]
+
+
+class DeviceExchange:
+    """The exchange of one bucket in a GPU's memory."""
+
+    is_lost = False
+    lends = False
+
+    def __init__(self, buckets: "Buckets", bucket: ResidentBucket, buffer: torch.Tensor, is_measured: bool) -> None:
+        self._is_measured = is_measured
+        self.future = buckets.cuda.future()
+        self._buckets = buckets
+        self._bucket = bucket
+        self._buffer: torch.Tensor | None = buffer
+        self._work: Started | None = None
+
+    def open(self, controller: Controller, layers: list[int]) -> None:
+        """The controller lends nothing: the residuals are on the GPU."""
+
+    def close(self, controller: Controller) -> None:
+        """Nothing was lent."""
+
+    def submit(self, gradients: list[torch.Tensor], hold_zeros: bool, failure: LgrecoError | None) -> None:
+        assert self._buffer is not None
+        device, own, address = self._buckets.device, self._bucket, self._buffer.data_ptr()
+        with self._buckets.cuda.stream(), self._buckets.computing():
+            if failure is None:
+                failure = self._keep(gradients, hold_zeros)
+            if failure is None:
+                device.submit(own.bucket, address)
+                return
+            device.submit_failure(own.bucket, address)
+            own.refusal = failure
+
+    def _keep(self, gradients: list[torch.Tensor], hold_zeros: bool) -> LgrecoError | None:
+        """Keeps what is needed when the means are enqueued. Returns the error if residuals cannot be held."""
+        own = self._bucket
+        residuals = Residuals(self._buckets.cuda, own.bucket, own.memory, [gradient.numel() for gradient in gradients])
+        try:
+            if hold_zeros:
+                own.held = Held(residuals, gradients)
+                own.held.put_aside()
+        except (MemoryError, RuntimeError) as error:
+            told = LgrecoError(f"residuals cannot be held on the GPU: {error}")
+            told.code = _OUT_OF_MEMORY
+            return told
+        if self._is_measured:
+            own.errors = self._measuring(lambda: Errors(self._buckets.cuda, residuals, gradients))
+        return None
+
+    def _measuring(self, measure: Callable[[], Errors]) -> Errors | None:
+        """Measures. Without memory on the GPU it logs that, returns None, and ``metrics()`` lacks the step's errors."""
+        try:
+            return measure()
+        except (MemoryError, RuntimeError) as error:
+            _LOG.warning("the errors of a step are not measured on the GPU: %s", error)
+            return None
+
+    def go_on(self) -> bool:
+        cuda, own, times = self._buckets.cuda, self._bucket, self._buckets.times
+
+        def part(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
+            return cuda.part(own.memory, address, length, dtype)
+
+        with cuda.stream():
+            if self._work is not None:
+                self._work.wait()
+                self._work = None
+            try:
+                with self._buckets.computing():
+                    request = self._buckets.device.next(own.bucket)
+            except LgrecoError as error:
+                # Messages tell the other ranks, and all ranks raise it when the next step begins.
+                request, own.refusal = None, own.refusal or error
+            if request is None:
+                if own.errors is not None:
+                    own.errors = self._measuring(own.errors.measured)
+                if own.held is not None:
+                    own.held.put_back()
+                if times is not None:
+                    times.end()
+                own.outcome = cuda.later(part(*own.bucket.outcome, torch.uint8))
+                return False
+            if times is not None:
+                times.sends(request)
+            self._work = start(request, self._buckets.group, part)
+            return True
+
+    def is_flying(self) -> bool:
+        return self._work is not None
+
+    def is_done(self) -> bool:
+        """Always true of a collective under way, because ``go_on`` only enqueues."""
+        return self._work is not None
+
+    def is_last(self) -> bool:
+        """Always false: the means are enqueued in every step, in the order of the stream."""
+        return False
+
+    def can_end(self) -> bool:
+        """Always false: the means are enqueued at the end of the backward pass, whose kernels so do not wait for collectives."""
+        return False
+
+    def give_up(self, error: Exception) -> None:
+        if self._work is not None:
+            with contextlib.suppress(RuntimeError), self._buckets.cuda.stream():
+                self._work.wait()
+            self._work = None
+        if self._bucket.held is not None:
+            with self._buckets.cuda.stream():
+                self._bucket.held.put_back()
+        if not self.future.done():
+            self.future.set_exception(error)  # type: ignore[arg-type]
+
+    def deliver(self) -> None:
+        """The means are in place already. What the current stream does from now on comes after them."""
+        self._buckets.cuda.rejoin()
+
+    def let_go(self) -> None:
+        self._buffer = None
+
+    def land(self) -> None:
+        """Completes the future, unless the buffer was let go."""
+        if self._buffer is not None and not self.future.done():
+            with self._buckets.cuda.stream():
+                self.future.set_result(self._buffer)

@@ -1,0 +1,259 @@
+"""A fragment of the model in outer steps: the layers that are sent, averaged and moved together."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lgreco._lgreco import LgrecoError
+from lgreco.torch.checkpoint import Loaded
+from lgreco.torch.collectives import ExchangeError
+from lgreco.torch.layers import Layer, local
+from lgreco.torch.loads import LoadedWeights
+from lgreco.torch.options import Options
+from lgreco.torch.step_state import UnderWay
+from lgreco.torch.training import Training
+
+Named = list[tuple[str, torch.nn.Parameter]]
+"""Parameters with their names."""
+
+
+@dataclass
+class Ready:
+    """No outer step is on its way."""
+
+
+@dataclass
+class Sent:
+    """An outer step is on its way."""
+
+    parameters: list[torch.Tensor]
+    """Their values when they were sent."""
+    buffer: torch.Tensor
+    """Pseudo-gradients, which become their mean."""
+
+
+@dataclass
+class Torn:
+    """An interrupt came while the outer step was made. Some parameters have made it, and others have not."""
+
+
+class Fragment(Training):
+    """Layers that are averaged together.
+
+    An outer step goes from ``Ready`` by ``send`` to ``Sent``, and by ``receive`` back to ``Ready``. An interrupt of the latter may
+    leave ``Torn``, until a saved state is loaded.
+    """
+
+    _advice = None  # Pseudo-gradients are not scaled.
+
+    def __init__(
+        self,
+        named: Named,
+        joined: str | None,
+        learning_rate: float,
+        momentum: float,
+        decay: float,
+        forget_moved: bool,
+        group: dist.ProcessGroup | None,
+        options: Options,
+    ) -> None:
+        # Layers of different types are exchanged in the smallest type that holds them all.
+        self._dtype = functools.reduce(torch.promote_types, [p.dtype for _, p in named])
+        self.layers = [name for name, _ in named]
+        layers = [Layer(name, list(local(p).shape), self._dtype) for name, p in named]
+        super().__init__(group, [Layer(joined, [elements(named), 1], self._dtype)] if joined else layers, **options)
+        self._controller.compress_warmup()  # There are few outer steps, and an uncompressed one costs as much as a hundred.
+        self._whole = [p for _, p in named]
+        self._learning_rate, self._momentum, self._decay = learning_rate, momentum, decay
+        self._joined, self._forget_moved = joined is not None, forget_moved
+        self._starts = [p.detach().clone() for p in self.parameters]
+        self._velocities = [torch.zeros_like(start) for start in self._starts]
+        self._loaded = LoadedWeights(self._group)
+        self._outer: Ready | Sent | Torn = Ready()
+        self._has_planned = False
+        """Whether there is a plan that ``on_plan`` is still to be called for."""
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether an outer step is on its way."""
+        return isinstance(self._outer, Sent)
+
+    def _take_back_left_over(self, layers: list[int] | None = None) -> None:
+        if isinstance(self._state, UnderWay) and not self.has_sent:
+            self._take_back(LgrecoError("the outer step has been interrupted: it is taken back"))
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """The parts of its parameters that this process holds."""
+        return [local(p) for p in self._whole]
+
+    def expect_none_sent(self) -> None:
+        if self.has_sent:
+            raise LgrecoError("an outer step is on its way: finish() it first")
+
+    # Weights that change otherwise than by training
+
+    def note_loaded(self, loaded: list[torch.Tensor], are_known: bool) -> None:
+        """Continues from those of its parameters that are ``loaded``, if their values are known."""
+        if not are_known:
+            self._loaded.note_unknown()
+            return
+        for at, p in enumerate(self._whole):
+            if any(p is other for other in loaded):
+                self._starts[at].copy_(self.parameters[at].detach())
+                if isinstance(self._outer, Sent):
+                    self._outer.parameters[at].copy_(self._starts[at])
+                self._loaded.note(at, self._starts[at])
+
+    def start_from(self, parameters: list[torch.Tensor]) -> None:
+        """Continues from parameters that are the same on all ranks."""
+        self._loaded.forget()
+        for start, velocity, p in zip(self._starts, self._velocities, parameters):
+            start.copy_(p.detach())
+            velocity.zero_()
+
+    @torch.no_grad()
+    def start_anew(self) -> None:
+        """Sets parameters to those that the next outer step starts from."""
+        for p, start in zip(self.parameters, self._starts):
+            p.copy_(start)
+
+    # The outer step
+
+    def send(self, changed: LgrecoError | None) -> None:
+        """Sends pseudo-gradients. ``changed`` says that this rank's model is no longer the one to be averaged."""
+        if self.has_sent:
+            return  # This step is taken again, because the turn of another fragment has failed.
+        self._expect_whole()
+        self._loaded.send(changed)
+        sent = [p.detach().clone() for p in self.parameters]
+        buffer = torch.cat([(start - p).reshape(-1).to(self._dtype) for start, p in zip(self._starts, sent)])
+        exchanged = self._exchanged(buffer)
+        self._begin(list(range(len(exchanged))), buffer, exchanged, False)
+        self._outer = Sent(sent, buffer)
+
+    def go_on(self) -> None:
+        """Starts the next collective if the last one is done. Does not wait, and leaves the last one to ``receive``."""
+        for exchange in self._under_way():
+            try:
+                while exchange.is_done() and not exchange.is_last() and self._go_on(exchange):
+                    pass
+            except BaseException:  # also an interrupt: the outer step is taken back
+                self._outer = Ready()
+                raise
+
+    def give_up(self, error: ExchangeError) -> None:
+        """Takes back what is on its way, because the network has failed."""
+        if self.has_sent:
+            self._outer = Ready()
+            self._abandoned(error)
+
+    def receive(self) -> None:
+        """Waits for the means, and makes the outer step."""
+        sent = self._outer
+        assert isinstance(sent, Sent)
+        try:
+            for exchange in self._under_way():
+                while exchange.is_flying() and not exchange.is_last() and self._go_on(exchange):
+                    pass
+            # Residuals change with the means. An outer step that cannot be made must end before.
+            self._expect_alike()
+            self._finish_step()
+            self._end_step()
+            self._make(sent)
+        finally:
+            if not isinstance(self._outer, Torn):
+                self._outer = Ready()
+
+    def _expect_alike(self) -> None:
+        """Raises on all ranks if they have loaded different weights, or if the model of one has changed."""
+        try:
+            failure = self._loaded.compare()
+        except RuntimeError as error:
+            raise self._abandoned(error) from error
+        if failure is not None:
+            self._take_back(failure)
+            raise failure
+
+    def _make(self, sent: Sent) -> None:
+        """Moves parameters by SGD with Nesterov's momentum. What was learned since they were sent is added."""
+        means, exchanged = self._parts(sent.buffer), self._exchanged(sent.buffer)
+        if self._forget_moved:
+            on_host = [mean.to("cpu", torch.float32) for mean in exchanged]
+            self._controller.forget_moved([mean.data_ptr() for mean in on_host])
+        if self._decay != 1.0:
+            self._controller.rescale_residuals(self._decay)
+        self._outer = Torn()
+        for p, before, start, velocity, mean in zip(self.parameters, sent.parameters, self._starts, self._velocities, means):
+            learned_since = p - before
+            mean = mean.view_as(p)
+            velocity.mul_(self._momentum).add_(mean)
+            start.sub_(mean + self._momentum * velocity, alpha=self._learning_rate)
+            p.copy_(start + learned_since)
+        self._outer = Ready()
+
+    def _expect_whole(self) -> None:
+        if isinstance(self._outer, Torn):
+            raise LgrecoError("an outer step was interrupted while it was made: load a saved state")
+
+    def _parts(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """A part of the buffer per parameter."""
+        return list(torch.split(buffer, [start.numel() for start in self._starts]))
+
+    def _exchanged(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """A part of the buffer per layer of the controller."""
+        return [buffer] if self._joined else self._parts(buffer)
+
+    # Reports and saved states
+
+    def _tell_of_plan(self) -> None:
+        """``on_plan`` is called when the outer step has been made, because it may save the state."""
+        self._has_planned = True
+
+    def take_planned(self) -> bool:
+        """Whether ``on_plan`` is to be called for a plan, whose outer step has been made. True once per plan."""
+        planned = self._has_planned and not self.has_sent
+        self._has_planned = self._has_planned and not planned
+        return planned
+
+    def residual_of(self, layer: str) -> torch.Tensor:
+        if not self._joined:
+            return self.residual(layer)
+        parts = self._parts(self.residual(self.names[0]))
+        return parts[self.layers.index(layer)]
+
+    def state_dict(self, *, window: bool = True) -> dict[str, Any]:
+        self._expect_whole()
+        return self.as_it_is(window=window)
+
+    def as_it_is(self, *, window: bool = True) -> dict[str, Any]:
+        """The state, even if it is ``Torn``."""
+        if self.has_sent:
+            raise LgrecoError("an outer step is on its way: finish() it before states are saved or loaded")
+        outer = {"starts": self._starts, "velocities": self._velocities}
+        return {**super().state_dict(window=window), **{name: [x.clone() for x in values] for name, values in outer.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any], residuals: Any = None) -> Loaded:
+        places = self._starts + self._velocities
+        saved = [*state["starts"], *state["velocities"]]
+        if [values.shape for values in saved] != [place.shape for place in places]:
+            raise ValueError("the state's fragments have other layers")
+        loaded = super().load_state_dict(state, residuals)
+        self._loaded.forget()
+        self._loaded.give_up()
+        for place, values in zip(places, saved):
+            place.copy_(values)
+        return loaded
+
+    def mend(self) -> None:
+        """All fragments have loaded a state, so none is ``Torn``."""
+        self._outer = Ready()
+
+
+def elements(named: Named) -> int:
+    """Elements that this process holds of all parameters."""
+    return sum(local(p).numel() for _, p in named)

@@ -1,0 +1,127 @@
+"""Process groups of lgreco's own, and how their ranks agree on options and layers when they make a state."""
+
+import atexit
+import contextlib
+import functools
+import hashlib
+import itertools
+import os
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from lgreco._errors import of_layer
+from lgreco._lgreco import LgrecoError
+from lgreco.torch.options import expect
+
+
+def expect_group(group: object) -> None:
+    """Raises unless it is a process group, or None for the default one."""
+    expected = "a process group of torch.distributed that this process is in, or None"
+    expect(group is None or isinstance(group, dist.ProcessGroup), "process_group", group, expected)
+
+
+def own_group(group: dist.ProcessGroup | None, backend: str = "gloo") -> dist.ProcessGroup:
+    """Makes a group of the same ranks and with the same timeout, for lgreco's collectives alone.
+
+    They so need no order with other collectives. What the host compresses needs Gloo, whatever the backend of ``group``.
+    Raises LgrecoError if there is no process group, or ``group`` is none.
+    """
+    expect_group(group)
+    of = group if group is not None else dist.group.WORLD
+    if of is None:
+        raise LgrecoError("there is no process group: call torch.distributed.init_process_group first")
+    timeout = of._get_backend(of._device_types[0]).options._timeout
+    ranks = dist.get_process_group_ranks(of)
+    _await_threads_at_exit()
+    with meeting(of):
+        made = dist.new_group(ranks, timeout, backend=backend, use_local_synchronization=of is not dist.group.WORLD)
+    assert isinstance(made, dist.ProcessGroup)
+    return made
+
+
+def release_with(owner: object, group: dist.ProcessGroup) -> None:
+    """Releases a group when its owner is freed. Otherwise its sockets and threads would stay until the process ends."""
+    weakref.finalize(owner, release, group, os.getpid()).atexit = False
+
+
+def release(group: dist.ProcessGroup, made_by: int) -> None:
+    """Closes the sockets and ends the threads of a group, in the process that has made it."""
+    if os.getpid() != made_by:
+        return  # A forked child does not have the threads that would be waited for.
+    # If all groups were destroyed before, so was this one.
+    with contextlib.suppress(ValueError):
+        dist.destroy_process_group(group)
+
+
+@contextlib.contextmanager
+def meeting(group: dist.ProcessGroup) -> Iterator[None]:
+    """Names the likely cause if some rank does not take part while states are made."""
+    try:
+        yield
+    except LgrecoError:
+        raise
+    except RuntimeError as error:
+        who = f"rank {group.rank()} has waited for the other {group.size() - 1} ranks of its process group"
+        what = "every rank makes a state (by register, LGreCoState or OuterStep), and in the same order"
+        raise LgrecoError(f"{who}, and not all have made a state at the same time: {what}: {error}") from error
+
+
+@functools.cache
+def _await_threads_at_exit() -> None:
+    """Gives Gloo's threads time to free what the last collectives held, before the interpreter ends.
+
+    PyTorch 2.15 aborts the process if one of them asks for the interpreter later.
+    """
+    atexit.register(time.sleep, 0.2)
+
+
+def agree(
+    group: dist.ProcessGroup, told: Mapping[str, Any], layers: Sequence[tuple[str, str]], failure: Exception | None
+) -> None:
+    """Raises on all ranks if options (``told``) or layers differ, or if some rank has a ``failure``.
+
+    Options are compared as text. Layers are names with descriptions. The rank that failed raises its own error, and the others
+    one with its text.
+    """
+    fingerprint = hashlib.sha256(repr(layers).encode()).hexdigest()
+    options = {name: repr(value) for name, value in told.items() if value is not None}
+    own = (None if failure is None else _words(failure), options, fingerprint)
+    every: list[Any] = [None] * group.size()
+    with meeting(group):
+        dist.all_gather_object(every, own, group=group)
+    if isinstance(failure, ValueError):
+        raise failure
+    if failure is not None:
+        raise LgrecoError(_words(failure)) from failure
+    for rank, (said, _, _) in enumerate(every):
+        if said is not None:
+            raise LgrecoError(f"rank {rank} failed: {said}")
+    if any(other != fingerprint for _, _, other in every):
+        models: list[Any] = [None] * group.size()
+        dist.all_gather_object(models, list(layers), group=group)
+        raise _differing(models)
+    first: dict[str, str] = every[0][1]
+    for rank, (_, options, _) in enumerate(every):
+        for name in sorted(first.keys() | options.keys()):
+            here, there = (of.get(name, "left out") for of in (options, first))
+            if here != there:
+                raise LgrecoError(f"{name} is {here} on rank {rank}, {there} on rank 0: ranks are told the same")
+
+
+def _differing(models: list[list[tuple[str, str]]]) -> LgrecoError:
+    """Names the first layer in which some rank's model differs from rank 0's."""
+    rank = next(rank for rank, model in enumerate(models) if model != models[0])
+    for index, (here, there) in enumerate(itertools.zip_longest(models[rank], models[0])):
+        if here != there:
+            break
+    shown = [f"{layer[0]}, {layer[1]}," if layer else "missing" for layer in (here, there)]
+    name = (there or here)[0]
+    return of_layer(name, f"layer {index} is {shown[0]} on rank {rank}, {shown[1]} on rank 0: ranks train the same model")
+
+
+def _words(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {failure}"

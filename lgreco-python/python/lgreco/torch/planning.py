@@ -1,0 +1,91 @@
+"""Plans: when their work begins, the thread that does it, and the memory that a new plan leaves free."""
+
+import ctypes
+import logging
+import math
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cache
+
+from lgreco._lgreco import Controller, PlanResult
+from lgreco.torch.cuda import Cuda
+from lgreco.torch.device import Buckets
+from lgreco.torch.layers import Layer
+from lgreco.torch.options import Options
+
+_LOG = logging.getLogger("lgreco")
+_LEAD = 10
+"""Steps that planning a large model has on its thread, unless ``lead`` is given."""
+_LARGE = 1 << 22
+"""Elements of a large model. Planning it takes a tenth of a second and more."""
+
+
+def default_lead(layers: Sequence[Layer], cuda: Cuda | None, options: Options) -> int:
+    """How many steps before its own a plan is begun on a thread. More than 0 where planning would delay a step noticeably."""
+    elements = sum(math.prod(layer.shape) for layer in layers)
+    looks_at_gradients = options.get("settings") is None and (options.get("policy") or "lgreco") in ("lgreco", "kmeans", "accordion")
+    if cuda is not None or not looks_at_gradients or elements < _LARGE or options.get("objective") == "seconds":
+        return 0
+    steps = (options.get("start_iter", 100), options.get("period", 1000))
+    soonest = min((step for step in steps if isinstance(step, int) and step > 0), default=0)
+    return min(_LEAD, soonest // 2)
+
+
+class Planning:
+    """Plans on a thread. Only the rank that measures gradients has anything to do.
+
+    Otherwise the controller plans itself, in the step that the plan is for.
+    """
+
+    def __init__(self, leads: bool, device: Buckets | None) -> None:
+        self.leads = leads
+        """Whether plans are begun before their own step (``lead``)."""
+        self._device = device
+        self._thread: ThreadPoolExecutor | None = None
+        self.under_way: Future[PlanResult] | None = None
+
+    def begin(self, controller: Controller) -> None:
+        """Begins the next plan if its gradients are complete. Waits for it if it is due now, with gradients on a GPU."""
+        task = controller.take_plan_task() if self.under_way is None else None
+        work = None
+        if task is not None:
+            work = task.run if self._device is None else self._device.observed.planning(task)
+        del task  # A task holds gradients.
+        if work is not None:
+            self._thread = self._thread or ThreadPoolExecutor(1, "lgreco-plan")
+            self.under_way = self._thread.submit(work)
+            del work
+            if not self.leads:
+                wait([self.under_way])
+                self.take_over(controller)
+
+    def take_over(self, controller: Controller) -> None:
+        """Gives the controller a plan that is ready. Waits for one that is due, so that every run switches at the same step."""
+        if self.under_way is None or not (self.under_way.done() or controller.is_plan_due()):
+            return
+        planning, self.under_way = self.under_way, None
+        if (error := planning.exception()) is None:
+            controller.hand_in(planning.result())
+            return
+        # The controller then plans in the plan's own step, and tells all ranks what fails there.
+        # The error is logged as text, because it refers to the task.
+        _LOG.warning("planning aside has failed, and is done again: %s", repr(error))
+        del planning, error
+        if self._device is not None:
+            self._device.bring_observed_home()
+
+
+@cache
+def _malloc_trim() -> "ctypes._NamedFuncPointer | None":
+    try:
+        trim = ctypes.CDLL(None).malloc_trim  # of glibc
+    except (AttributeError, OSError, TypeError):
+        return None
+    trim.argtypes = [ctypes.c_size_t]
+    return trim
+
+
+def trim_memory() -> None:
+    """Returns freed memory to the system. The C library would keep what the old settings needed."""
+    if (trim := _malloc_trim()) is not None:
+        trim(0)

@@ -1,0 +1,300 @@
+"""Steps: buckets are exchanged, the first one begins the step, and the last one or the end of the backward pass ends it.
+
+``step_state.py`` has the states of a step. This file performs what leads from one to the next.
+"""
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lgreco._lgreco import Bucket, Controller, LgrecoError, Report
+from lgreco.torch.backward import BackwardPass, queue
+from lgreco.torch.collectives import ExchangeError, complete
+from lgreco.torch.device import Buckets
+from lgreco.torch.exchange import BucketExchange, HostExchange
+from lgreco.torch.planning import Planning, trim_memory
+from lgreco.torch.scale import Scale
+from lgreco.torch.step_state import Between, Ended, Exchanging, Refused, StepState, UnderWay
+
+_NOT_BEGUN = 103
+"""The permanent error code of a call in the wrong state of a step."""
+_TOLD_TOO_LARGE = re.compile("error code (101|8)\\b")
+"""In the error on other ranks: a value is not finite, or too large for the type in which it is sent."""
+_LOG = logging.getLogger("lgreco")
+
+
+class Steps:
+    """The steps of one process.
+
+    Backward passes that reentrant checkpoints run within another one belong to that one's step.
+    """
+
+    _advice: str | None = "under a GradScaler, whose overflows these may be, make the state with grad_scaler="
+    """What to add to an error about values that are not finite."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        controller: Controller,
+        scale: Scale,
+        device: Buckets | None,
+        *,
+        leads: bool,
+        is_timed: bool,
+        optimizer: torch.optim.Optimizer | None,
+        on_plan: Callable[[Any], None] | None,
+    ) -> None:
+        """``optimizer`` is that whose learning rate Accordion follows. With ``is_timed`` plans are logged."""
+        self._group = group
+        self._controller = controller
+        self._scale = scale
+        self._device = device
+        self._planning = Planning(leads, device)
+        self._is_timed = is_timed
+        self._optimizer = optimizer
+        self._on_plan = on_plan
+        self._state: StepState = Between()
+        self._has_new_plan = False
+        """Whether ``on_plan`` is still to be called. This outlives the step if its backward pass ends early."""
+        self._bytes = [0, 0]
+        """All bytes of gradients so far, and the bytes that this process sent for them."""
+        self._rate = 1.0
+        """The learning rate of the last step that began without an error."""
+        self.last_report: Report | None = None
+
+    # Exchanging buckets
+
+    def _under_way(self) -> list[BucketExchange]:
+        """The exchanges of the step under way. None between steps."""
+        return self._state.exchanges if isinstance(self._state, UnderWay) else []
+
+    def _begin(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor], hold_zeros: bool) -> BucketExchange:
+        """Begins the exchange of a bucket, and the step with the first one."""
+        self._take_back_left_over(layers)
+        failure = None
+        if not isinstance(self._state, UnderWay):
+            # From here on a backward pass that ends early leaves a step to be taken back.
+            self._state = self._state.begin(BackwardPass(self._end_backward))
+            failure = self._begin_step(self._state)
+        step = self._state
+        assert isinstance(step, UnderWay)
+        step.layers.update(layers)
+        try:
+            exchange = self._exchange_of(layers, buffer, gradients)
+            # The step has the exchange before that has layers, because an interrupt may come between.
+            step.exchanges.append(exchange)
+            exchange.open(self._controller, layers)
+        except (LgrecoError, RuntimeError) as error:
+            raise self._abandoned(error) from error
+        try:
+            exchange.submit(gradients, hold_zeros, failure)
+        except Exception as error:
+            raise self._abandoned(error) from error
+        self._go_on(exchange)
+        for other in step.exchanges[:-1]:
+            if other.can_end():
+                self._go_on(other)
+        return exchange
+
+    def _exchange_of(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> BucketExchange:
+        if isinstance(self._state, Refused):
+            return HostExchange(None, buffer, self._group)
+        on_device = None if self._device is None else self._device.exchange(layers, buffer, gradients)
+        return on_device if on_device is not None else HostExchange(Bucket(), buffer, self._group)
+
+    def _go_on(self, exchange: BucketExchange) -> bool:
+        """As the exchange's ``go_on``, but notes errors that all ranks get. They all go on with the other buckets."""
+        try:
+            return exchange.go_on()
+        except LgrecoError as error:
+            if isinstance(self._state, Exchanging):
+                self._state.fail(error)
+            return False
+        except Exception as error:
+            raise self._abandoned(error) from error
+
+    def _complete(self, exchange: BucketExchange) -> None:
+        """Waits for all collectives of one bucket."""
+        while exchange.is_flying() and self._go_on(exchange):
+            pass
+
+    def _exchange_unit(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> None:
+        """Exchanges a bucket while the backward pass waits."""
+        exchange = self._begin(layers, buffer, gradients, False)
+        self._complete(exchange)
+        exchange.deliver()
+        # The next unit needs the memory.
+        exchange.close(self._controller)
+        exchange.let_go()
+
+    # Beginning a step
+
+    def _begin_step(self, step: Exchanging) -> LgrecoError | None:
+        """Has ranks agree on the step. An error that all ranks get refuses it.
+
+        Returns an error of this rank alone. The first bucket tells the others of it.
+        """
+        failure = None
+        try:
+            self._scale.follow(self._controller, self._device)
+        except LgrecoError as error:
+            failure = error
+        try:
+            fault = self._device.fault() if self._device is not None else None
+        except (LgrecoError, RuntimeError) as error:
+            self._state = Between()  # nothing has begun
+            raise self._broken(error) from error
+        if fault is not None:
+            self._state = step.refuse(fault)
+            return None
+        if self._device is not None:
+            failure = failure or self._device.alone()
+        self._planning.take_over(self._controller)
+        if self._device is not None:
+            self._device.tell_times()
+            # A plan may depend on the last step's time, which is known now.
+            if self._planning.leads:
+                self._planning.begin(self._controller)
+        rate = 1.0 if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
+        try:
+            self._controller.begin_step(rate)
+            self._rate = rate
+        except LgrecoError as error:
+            failure = error
+            self._controller.begin_step(self._rate)
+        if self._device is not None and not self._planning.leads:
+            # A plan may depend on the learning rate, which the controller knows now.
+            self._planning.begin(self._controller)
+        try:
+            while (request := self._controller.control()) is not None:
+                complete(request, self._group)
+            if self._device is not None:
+                self._device.begin_step()
+        except LgrecoError as error:
+            self._state = step.refuse(error)
+        except Exception as error:
+            raise self._abandoned(error) from error
+        return failure
+
+    # Ending a step
+
+    def _finish_step(self) -> None:
+        """Waits for all buckets, and ends the step, if one is under way."""
+        step = self._state
+        if not isinstance(step, UnderWay):
+            return
+        left = [exchange for exchange in step.exchanges if exchange.is_flying()]
+        # Every rank starts collectives in this order: the second ones of all buckets after all first ones.
+        while left:
+            left = [exchange for exchange in left if self._go_on(exchange)]
+        for exchange in step.exchanges:
+            exchange.close(self._controller)
+            exchange.land()
+        if self._device is not None:
+            # Exchanges have kept alive what is under way. They are no longer needed.
+            self._device.finish_step(was_copied=any(exchange.lends for exchange in step.exchanges))
+        if isinstance(step, Refused):
+            self._state = step.end()
+            return
+        report = self._controller.finish_step()
+        self._state = step.end()
+        self._bytes = [self._bytes[0] + report.bytes_in, self._bytes[1] + report.bytes_out]
+        self.last_report = report
+        if self._device is None:
+            self._planning.begin(self._controller)
+        if report.switched:
+            trim_memory()
+            if self._device is not None:
+                self._device.observed.forget_unless_needed()
+            plan = self._controller.decision()
+            if self._is_timed and plan is not None and self._group.rank() == 0:
+                _LOG.info("%s", plan["why"])
+            self._has_new_plan = self._on_plan is not None
+
+    def _end_with_last_bucket(self) -> None:
+        """Ends the step, and tells of it at once where the end of the backward pass is unknown."""
+        self._finish_step()
+        if isinstance(self._state, Ended) and not self._state.backward.is_known:
+            self._end_step()
+
+    def _end_backward(self) -> None:
+        """The backward pass has ended. The last bucket may not have come.
+
+        DDP leaves out buckets of unused parameters if ``skip_all_reduce_unused_params`` is set, and FSDP marks no last bucket.
+        """
+        self._finish_step()
+        if self._has_new_plan or (isinstance(self._state, Ended) and self._state.failure is not None):
+            # After DDP's own callback, which ends its step. DDP can so go on after an error.
+            queue(self._end_step)
+
+    def _end_step(self) -> None:
+        """Calls ``on_plan``, and raises the error that all ranks get."""
+        has_new_plan, self._has_new_plan = self._has_new_plan, False
+        failure = None
+        if isinstance(self._state, Ended):
+            failure, self._state = self._state.failure, Between()
+        try:
+            if has_new_plan:
+                self._tell_of_plan()
+        finally:
+            if failure is not None:
+                raise self._with_advice(failure)
+
+    def _tell_of_plan(self) -> None:
+        if self._on_plan is not None:
+            self._on_plan(self)
+
+    def _with_advice(self, failed: LgrecoError) -> LgrecoError:
+        """Adds advice to an error that a GradScaler might have caused."""
+        if self._scale.is_scaled or self._advice is None or _TOLD_TOO_LARGE.search(f"error code {failed.code}; {failed}") is None:
+            return failed
+        advised = LgrecoError(f"{failed}; {self._advice}")
+        advised.code, advised.layer, advised.peer, advised.peer_code = failed.code, failed.layer, failed.peer, failed.peer_code
+        return advised.with_traceback(failed.__traceback__)
+
+    # Taking a step back
+
+    def _abandoned(self, cause: Exception) -> ExchangeError:
+        """Takes the step back, and returns the error to raise."""
+        error = self._broken(cause)
+        self._take_back(error)
+        return error
+
+    def _broken(self, cause: Exception) -> ExchangeError:
+        rank, step = self._group.rank(), self._controller.steps
+        return ExchangeError(f"rank {rank}, step {step}: a collective has failed, and the step is taken back: {cause}")
+
+    def _take_back_left_over(self, layers: list[int] | None = None) -> None:
+        """Takes back a step whose backward pass ended early, by the user's exception or an interrupt."""
+        if isinstance(self._state, UnderWay) and self._state.is_left_over(layers):
+            self._take_back(LgrecoError("the backward pass has ended before its buckets were exchanged: the step is taken back"))
+
+    def _take_back(self, why: Exception) -> None:
+        """Takes back the step under way, if there is one. May be called again after an interrupt."""
+        step = self._state
+        for exchange in self._under_way():
+            exchange.give_up(why)
+            if not exchange.is_lost:
+                exchange.close(self._controller)
+        if self._is_lost():
+            raise LgrecoError("an interrupt has come while a collective was started: load a saved state")
+        if not isinstance(step, Refused):
+            try:
+                self._controller.abandon_step()
+            except LgrecoError as error:
+                if error.code != _NOT_BEGUN:
+                    raise
+        if self._device is not None:
+            self._device.abandon()
+        if not isinstance(step, Between):
+            step.backward.forget()
+        # Last, because after an interrupt the step is still to be taken back.
+        self._state = Between()
+
+    def _is_lost(self) -> bool:
+        """Whether a step is under way that cannot be taken back."""
+        return isinstance(self._state, UnderWay) and self._state.is_lost

@@ -1,0 +1,90 @@
+"""The states of a training step, and the transitions between them.
+
+    Between    -- begin -->  Exchanging    the first bucket of a backward pass has come
+    Exchanging -- refuse --> Refused       all ranks have found that the step cannot be taken
+    Exchanging -- end -->    Ended         the last bucket has come, or the end of the pass
+    Refused    -- end -->    Ended
+    Ended      -- told -->   Between       the step's error has been raised
+    Ended      -- begin -->  Exchanging
+
+Taking a step back, and loading a saved state, lead from any state to ``Between``.
+"""
+
+from dataclasses import dataclass, field
+
+from lgreco._lgreco import LgrecoError
+from lgreco.torch.backward import BackwardPass
+from lgreco.torch.exchange import BucketExchange
+
+
+@dataclass
+class Between:
+    """No step is under way."""
+
+    def begin(self, backward: BackwardPass) -> "Exchanging":
+        return Exchanging(backward, None)
+
+
+@dataclass
+class Ended:
+    """The step is over, and the end of its backward pass is to raise ``failure``."""
+
+    backward: BackwardPass
+    failure: LgrecoError | None
+
+    def begin(self, backward: BackwardPass) -> "Exchanging":
+        """Begins the next step. Its end also raises this one's failure, if both are within one pass with reentrant checkpoints."""
+        return Exchanging(backward, self.failure if self.backward.is_between else None)
+
+
+@dataclass
+class UnderWay:
+    """A step has begun. It is to be taken back if its backward pass ends early."""
+
+    backward: BackwardPass
+    failure: LgrecoError | None
+    """The first error of the step that all ranks know of."""
+    exchanges: list[BucketExchange] = field(default_factory=list)
+    """Those of its buckets so far, in their order."""
+    layers: set[int] = field(default_factory=set)
+    """The layers in these buckets."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether an interrupt came while a collective was started. The step then cannot be taken back."""
+        return any(exchange.is_lost for exchange in self.exchanges)
+
+    def is_left_over(self, layers: list[int] | None = None) -> bool:
+        """Whether the step's backward pass has ended early. ``layers`` are those of a bucket that comes now.
+
+        While reentrant checkpoints run, the end of the outer pass may be unknown. But no layer comes twice in a pass.
+        """
+        if layers is not None and self.backward.is_between and not self.layers.isdisjoint(layers):
+            return True
+        return self.backward.is_known and self.backward.is_over()
+
+    def end(self) -> Ended:
+        return Ended(self.backward, self.failure)
+
+
+@dataclass
+class Exchanging(UnderWay):
+    """Buckets are exchanged. After an error that all ranks know of they go on with the other buckets."""
+
+    def fail(self, failure: LgrecoError) -> None:
+        """Notes an error that all ranks get. The first one counts."""
+        self.failure = self.failure or failure
+
+    def refuse(self, failure: LgrecoError) -> "Refused":
+        """All ranks have found that the step cannot be taken."""
+        return Refused(self.backward, failure, self.exchanges, self.layers)
+
+
+@dataclass
+class Refused(UnderWay):
+    """All ranks know that the step cannot be taken. Nothing is exchanged in it, and gradients stay as they are."""
+
+    failure: LgrecoError
+
+
+StepState = Between | Exchanging | Refused | Ended

@@ -1,0 +1,163 @@
+"""Outer steps whose collectives are on their way or fail, and parameters that are not finite."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from linear import Linear
+from ranks import on_ranks
+from test_outer import TOPK, flat, residuals, train
+
+from lgreco import LgrecoError
+from lgreco.torch import ExchangeError, OuterStep, exchange
+
+
+def _both_collectives(rank: int) -> None:
+    """Biases are summed first, payloads gathered then: neither waits for the outer step."""
+    model = Linear()
+    outer = OuterStep(model, every=4, delay=3, min_elements=64, **TOPK)
+    started, start = [], exchange.start
+
+    def counted(*arguments: Any) -> Any:
+        started.append(arguments[0].kind)
+        return start(*arguments)
+
+    exchange.start = counted
+    train(model, outer, rank, range(11))
+    started.clear()
+    train(model, outer, rank, range(11, 12))
+    (fragment,) = outer._fragments
+    (sent,) = fragment._under_way()
+    until = time.monotonic() + 60
+    for step in (12, 13):
+        while sent.is_flying() and not sent.is_done():
+            assert time.monotonic() < until
+        train(model, outer, rank, range(step, step + 1))
+    assert fragment.has_sent and sent.is_last() and sent.is_done() and started == ["all_reduce", "all_gather"]
+    exchange.start = start
+    assert train(model, outer, rank, range(14, 15)) == [True]
+
+
+def test_all_collectives_are_on_their_way_meanwhile() -> None:
+    on_ranks(2, _both_collectives)
+
+
+def _cut_on_its_way(rank: int, has_come: bool) -> list[torch.Tensor]:
+    """The network fails when a fragment is sent, and another is on its way or has come."""
+    model = Linear()
+    outer = OuterStep(model, every=4, fragments=2, delay=3, **TOPK)
+    train(model, outer, rank, range(9))
+    outer.finish()
+    before = residuals(outer)
+    train(model, outer, rank, range(9, 10))
+    (sent,) = outer._fragments[1]._under_way()
+    until = time.monotonic() + 60
+    while has_come and not sent.is_last():
+        assert time.monotonic() < until
+        outer._fragments[1].go_on()
+    while has_come and not sent.is_done():
+        assert time.monotonic() < until
+    train(model, outer, rank, range(10, 11))
+    assert [fragment.has_sent for fragment in outer._fragments] == [False, True]
+    start = exchange.start
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("Connection reset by peer")
+
+    exchange.start = fails
+    with pytest.raises(ExchangeError, match="Connection reset"):
+        train(model, outer, rank, range(11, 12))
+    exchange.start = start
+    assert not any(fragment.has_sent for fragment in outer._fragments) and torch.equal(residuals(outer), before)
+    outer.state_dict()
+    train(model, outer, rank, range(12, 24))
+    outer.finish()
+    return [start for fragment in outer.state_dict()["fragments"] for start in fragment["starts"]]
+
+
+@pytest.mark.parametrize("has_come", [False, True])
+def test_without_a_network_nothing_is_on_its_way(has_come: bool) -> None:
+    first, second = on_ranks(2, _cut_on_its_way, has_come)
+    assert all(map(torch.equal, first, second)) and all(start.any() for start in first)
+
+
+def _not_finite_in_one(rank: int) -> list[dict[str, int]]:
+    """Of two fragments that have their turns in the same step."""
+    model = Linear()
+    outer = OuterStep(model, every=4, fragments=2, delay=2, **TOPK)
+    if rank == 1:
+        with torch.no_grad():
+            model.first[0, 0] = torch.nan
+    with pytest.raises(LgrecoError, match="first|rank 1"):
+        train(model, outer, rank, range(6))
+    assert [fragment.has_sent for fragment in outer._fragments] == [False, True]
+    outer.finish()
+    return [{name: layer["steps"] for name, layer in fragment.metrics().items()} for fragment in outer._fragments]
+
+
+def test_an_error_of_one_fragment_costs_no_other_its_turn() -> None:
+    for _, second in on_ranks(2, _not_finite_in_one):
+        assert set(second.values()) == {2}
+
+
+def _not_finite(rank: int) -> tuple[str, torch.Tensor]:
+    model = Linear()
+    outer = OuterStep(model, every=2, **TOPK)
+    train(model, outer, rank, range(4))
+    before, good = residuals(outer), model.third[0, 0].item()
+    assert before.any()
+    if rank == 1:
+        with torch.no_grad():
+            model.third[0, 0] = float("nan")
+    trained = train(model, outer, rank, range(4, 5)), flat(model)
+    with pytest.raises(LgrecoError) as raised:
+        outer.step()
+    assert torch.equal(residuals(outer), before)
+    torch.testing.assert_close(flat(model), trained[1], rtol=0, atol=0, equal_nan=True)
+    if rank == 1:
+        with torch.no_grad():
+            model.third[0, 0] = good
+    train(model, outer, rank, range(5, 7))
+    return str(raised.value), flat(model)
+
+
+def test_parameters_that_are_not_finite_are_an_error_on_all_and_change_nothing() -> None:
+    (elsewhere, first), (here, second) = on_ranks(2, _not_finite)
+    assert here.startswith("third: ") and "rank 1 failed" in elsewhere
+    assert torch.equal(first, second)
+
+
+def _cut(rank: int, after: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A network that fails for one outer step, which is taken again."""
+    model = Linear()
+    outer = OuterStep(model, every=2, **TOPK)
+    train(model, outer, rank, range(after))
+    before, start = residuals(outer), exchange.start
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("Connection reset by peer")
+
+    exchange.start = fails
+    train(model, outer, rank, range(after, after + 1))
+    trained = flat(model)
+    with pytest.raises(ExchangeError, match="Connection reset"):
+        outer.step()
+    exchange.start = start
+    assert before.any() and torch.equal(residuals(outer), before) and torch.equal(flat(model), trained)
+    outer.steps -= 1
+    assert outer.step()
+    return flat(model), residuals(outer)
+
+
+def _whole_again(rank: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    model = Linear()
+    outer = OuterStep(model, every=2, **TOPK)
+    train(model, outer, rank, range(steps - 1))
+    outer.step()
+    return flat(model), residuals(outer)
+
+
+def test_an_outer_step_whose_exchange_fails_is_taken_again_to_the_same_bits() -> None:
+    for found, expected in zip(on_ranks(2, _cut, 6), on_ranks(2, _whole_again, 8)):
+        assert all(torch.equal(*pair) for pair in zip(found, expected))

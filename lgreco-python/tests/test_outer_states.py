@@ -1,0 +1,151 @@
+"""Saved states of outer steps, also where workers leave or join."""
+
+import io
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from linear import Linear
+from ranks import on_ranks
+from test_outer import TOPK, flat, residuals, train
+
+from lgreco import LgrecoError
+from lgreco.torch import OuterStep
+
+
+def _on_its_way(rank: int) -> torch.Tensor:
+    model = Linear()
+    outer = OuterStep(model, every=4, delay=3, **TOPK)
+    train(model, outer, rank, range(9))
+    with pytest.raises(LgrecoError, match="on its way"):
+        outer.state_dict()
+    outer.finish()
+    outer.state_dict()
+    return flat(model)
+
+
+def test_states_are_saved_when_nothing_is_on_its_way() -> None:
+    first, second = on_ranks(2, _on_its_way)
+    assert first.any() and not torch.equal(first, second)  # each has learned something since
+
+
+def _resumed(rank: int, stop: int, delay: int, saves: bool) -> torch.Tensor:
+    model = Linear()
+    outer = OuterStep(model, every=4, fragments=2, delay=delay, **TOPK)
+    train(model, outer, rank, range(stop))
+    outer.finish()
+    if not saves:
+        train(model, outer, rank, range(stop, 40))
+    else:
+        file = io.BytesIO()
+        torch.save({"model": model.state_dict(), "outer": outer.state_dict()}, file)
+        file.seek(0)
+        saved = torch.load(file, weights_only=True)
+        model = Linear()
+        outer = OuterStep(model, every=4, fragments=2, delay=delay, **TOPK)
+        outer.load_state_dict(saved["outer"])
+        model.load_state_dict(saved["model"])
+        train(model, outer, rank, range(stop, 40))
+    return flat(model)
+
+
+@pytest.mark.parametrize("stop, delay", [(17, 0), (30, 0), (17, 3), (29, 1)])
+def test_resuming_continues_bit_for_bit(stop: int, delay: int) -> None:
+    for expected, found in zip(on_ranks(2, _resumed, stop, delay, False), on_ranks(2, _resumed, stop, delay, True)):
+        assert torch.equal(found, expected)
+
+
+def _saved(rank: int) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor]:
+    model = Linear()
+    outer = OuterStep(model, every=1, feedback_decay=1.0, **TOPK)
+    train(model, outer, rank, range(4))
+    return outer.state_dict(), residuals(outer), flat(model)
+
+
+def _changed(rank: int, saved: list[dict[str, Any]], taken: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """With these ranks' residuals: the start, what is remembered, and parameters after a step."""
+    model = Linear()
+    outer = OuterStep(model, every=1, feedback_decay=1.0, **TOPK)
+    outer.load_state_dict(saved[min(rank, len(saved) - 1)], [saved[at] for at in taken[rank]])
+    start, remembered = flat(model), residuals(outer)
+    train(model, outer, rank, range(4, 5))
+    return start, remembered, flat(model)
+
+
+def test_one_may_leave_and_another_join() -> None:
+    saved = on_ranks(3, _saved)
+    states, before, _ = zip(*saved)
+    # Rank 2 leaves, and rank 0 takes over what it has remembered, or nobody does; or a fourth joins, who has nothing to.
+    for taken, kept in (([[0, 2], [1]], 3), ([[0], [1]], 2), ([[0], [1], [2], []], 3)):
+        found = on_ranks(len(taken), _changed, list(states), taken)
+        starts, after, parameters = zip(*found)
+        assert all(torch.equal(start, saved[0][2]) for start in starts), "where the next step starts"
+        assert all(torch.equal(values, parameters[0]) for values in parameters)
+        assert all(remembered.any() == bool(own) for remembered, own in zip(after, taken))
+        torch.testing.assert_close(sum(after) / len(taken), sum(before[:kept]) / 3, rtol=1e-6, atol=1e-6)
+
+
+def _refused(rank: int) -> None:
+    model = Linear()
+    outer = OuterStep(model, every=2, fragments=2, **TOPK)
+    train(model, outer, rank, range(6))
+    good = outer.state_dict()
+    train(model, outer, rank, range(6, 8))
+    before, parameters = outer.state_dict(), flat(model)
+    first, second = good["fragments"]
+    damaged = {**good, "fragments": [first, {**second, "layers": {name: part.flip(0) for name, part in second["layers"].items()}}]}
+    other = {**good, "fragments": [first, {**second, "starts": [torch.zeros(1)]}]}
+    fewer = {**good, "fragments": [first]}
+    for state, taken, said in (
+        (damaged, None, "magic"), (good, [damaged], "magic"), (other, [good], "other layers"), (good, [fewer], "1 fragments, expected 2"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            outer.load_state_dict(state, taken)
+        assert str(outer.state_dict()) == str(before) and torch.equal(flat(model), parameters)
+
+
+def test_states_that_do_not_fit_change_nothing() -> None:
+    on_ranks(1, _refused)
+
+
+def _told_of_plans(rank: int) -> list[int]:
+    """A state that is saved when a plan is told of has the outer step."""
+    model, told = Linear(), []
+
+    def on_plan(_: Any) -> None:
+        assert torch.equal(flat(model), torch.cat([s.flatten() for s in outer.state_dict()["fragments"][0]["starts"]]))
+        told.append(outer.steps)
+
+    outer = OuterStep(model, every=2, on_plan=on_plan, **TOPK)
+    train(model, outer, rank, range(12))
+    return told
+
+
+def test_plans_are_told_of_when_the_outer_step_is_made() -> None:
+    for told in on_ranks(2, _told_of_plans):
+        assert told and all(step % 2 == 0 for step in told)
+
+
+def _saved_when_planned(rank: int, folder: str) -> list[tuple[int, bool]]:
+    """What is told of plans is the OuterStep, which saves what it loads."""
+    model, told = Linear(), []
+
+    def on_plan(planned: OuterStep) -> None:
+        planned.save(f"{folder}/{planned.steps}")
+        told.append((planned.steps, planned is outer))
+
+    outer = OuterStep(model, every=2, fragments=2, on_plan=on_plan, **TOPK)
+    train(model, outer, rank, range(8))
+    dist.barrier()
+    for steps, _ in told:
+        other = OuterStep(Linear(), every=2, fragments=2, **TOPK)
+        other.load(f"{folder}/{steps}")
+        assert other.steps == steps
+    return told
+
+
+def test_on_plan_is_given_the_outer_step(tmp_path: pathlib.Path) -> None:
+    for told in on_ranks(2, _saved_when_planned, str(tmp_path)):
+        assert told and all(is_outer for _, is_outer in told)
