@@ -94,6 +94,7 @@ mod setting;
 mod sparse;
 mod store;
 mod symmetric;
+mod text;
 mod tickets;
 mod upstream;
 mod values;
