@@ -23,7 +23,7 @@
  *         const size_t dims[] = {ROWS, COLS};
  *         lgreco_layer layers[LAYERS];
  *         for (int l = 0; l < LAYERS; l++) {
- *             for (int i = 0; i < ELEMENTS; i++) gradients[l][i] = (float)(i * i % 251 - 125) / (float)(1 + 99 * l);
+ *             for (int i = 0; i < ELEMENTS; i++) gradients[l][i] = (float)(i * i % 251 - 125) / (float)(1 + l);
  *             layers[l] = (lgreco_layer)LGRECO_LAYER_INIT;
  *             layers[l].name = names[l];
  *             layers[l].dims = dims;
