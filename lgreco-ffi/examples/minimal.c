@@ -21,23 +21,19 @@ int main(void) {
     table.defaults = defaults;
     table.names = names;
 
-    lgreco_context *context = NULL;
+    // A quarter more error than the uniform setting.
+    const char *const options[] = {"budget", "error", "alpha", "1.25", NULL};
     lgreco_plan *plan = NULL;
     lgreco_plan_view chosen = LGRECO_PLAN_VIEW_INIT;
-    lgreco_plan_options options = LGRECO_PLAN_OPTIONS_INIT;
-    options.limit = LGRECO_LIMIT_ERROR;
-    options.alpha = 1.25;  // a quarter more error than the uniform setting
-    lgreco_status status = lgreco_context_create(NULL, &context);
-    if (status == LGRECO_OK) status = lgreco_plan_solve(context, &table, &options, &plan);
+    lgreco_status status = lgreco_plan_solve(&table, options, &plan);
     if (status == LGRECO_OK) status = lgreco_plan_get(plan, &chosen);
-    if (status == LGRECO_OK) {
-        for (size_t layer = 0; layer < chosen.layers; layer++)
-            printf("%-10s option %" PRIu32 "\n", names[layer], chosen.options[layer]);
-        printf("%" PRIu64 " bits, %s\n", chosen.size, chosen.proven ? "proven optimal" : "not proven");
-    } else {
-        fprintf(stderr, "%s: %s\n", lgreco_status_name(status), lgreco_context_message(context));
+    if (status != LGRECO_OK) {
+        fprintf(stderr, "%s: %s\n", lgreco_status_name(status), lgreco_message());
+        return 1;
     }
+    for (size_t layer = 0; layer < chosen.layers; layer++)
+        printf("%-10s option %" PRIu32 "\n", names[layer], chosen.options[layer]);
+    printf("%" PRIu64 " bits, %s\n", chosen.size, chosen.proven ? "proven optimal" : "not proven");
     lgreco_plan_destroy(&plan);
-    lgreco_context_destroy(&context);
-    return status == LGRECO_OK ? 0 : 1;
+    return 0;
 }

@@ -2,7 +2,7 @@
 #ifndef LGRECO_EXAMPLES_MPI_CALL_HPP
 #define LGRECO_EXAMPLES_MPI_CALL_HPP
 
-#include <lgreco.hpp>
+#include <lgreco_train.hpp>
 
 #define OMPI_SKIP_MPICXX 1  // Open MPI's C++ calls, which MPI has dropped and which do not compile without warnings
 #include <mpi.h>

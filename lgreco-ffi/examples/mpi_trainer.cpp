@@ -32,8 +32,7 @@ struct Run {
 };
 
 // With `buckets`, one per parameter, the exchange overlaps the backward pass.
-Run train(const Scheme &scheme, MpiCollective &collective, const Batch &digits, MpiBuckets *buckets,
-          const lgreco_controller_options &options, bool times = false) {
+Run train(MpiCollective &collective, const Batch &digits, MpiBuckets *buckets, const lgreco::Options &options, bool times = false) {
     const auto [held_out, shard] = divide(digits, collective.rank(), collective.world_size());
     Network network;
     std::vector<lgreco_layer> described;
@@ -42,7 +41,7 @@ Run train(const Scheme &scheme, MpiCollective &collective, const Batch &digits, 
         described.push_back(lgreco::layer(parameter.name.c_str(), parameter.dims));
         gradients.push_back(parameter.gradient.data());
     }
-    lgreco::Controller controller = controller_of(scheme, collective, described, warmup, period, options);
+    lgreco::Controller controller(collective, described, options);
 
     Run run{};
     Outcome &outcome = run.outcome;
@@ -86,14 +85,14 @@ Run train(const Scheme &scheme, MpiCollective &collective, const Batch &digits, 
 bool compare_overlapped(MpiCollective &collective, const Batch &digits) {
     std::vector<std::vector<std::size_t>> groups;
     for (std::size_t parameter = 0; parameter < 2 * layers; parameter++) groups.push_back({parameter});
-    lgreco_controller_options options = lgreco::controller_options();
-    options.bucket_bytes = 0;  // the same groups for blocking calls
     MpiCollective blocking(MPI_COMM_WORLD);
     MpiBuckets buckets(MPI_COMM_WORLD, groups);
     bool same = true;
     const bool good = compare(collective, [&](const Scheme &scheme) {
-        const Run run = train(scheme, collective, digits, &buckets, options);
-        if (!run.is_same(train(scheme, blocking, digits, nullptr, options))) {
+        lgreco::Options options = options_of(scheme, warmup, period);
+        options.set("bucket_bytes", 0);  // the same groups for blocking calls
+        const Run run = train(collective, digits, &buckets, options);
+        if (!run.is_same(train(blocking, digits, nullptr, options))) {
             std::fprintf(stderr, "FAILED: %s: rank %u ends with other parameters or payloads than by blocking calls\n",
                          scheme.name, collective.rank());
             same = false;
@@ -123,7 +122,7 @@ int main(int argc, char **argv) {
             std::printf("digits, %u ranks, %d steps (%d of them uncompressed before the first decision)\n",
                         collective.world_size(), steps, warmup);
         good = overlaps ? compare_overlapped(collective, digits) : compare(collective, [&](const Scheme &scheme) {
-            return train(scheme, collective, digits, nullptr, lgreco::controller_options(), times).outcome;
+            return train(collective, digits, nullptr, options_of(scheme, warmup, period), times).outcome;
         });
     } catch (const std::exception &error) {
         std::fprintf(stderr, "%s\n", error.what());

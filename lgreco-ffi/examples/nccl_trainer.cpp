@@ -26,15 +26,15 @@ constexpr int steps = 120;
 struct Scheme {
     const char *name;
     const char *setting;  // of weights, NULL for TopK with a tenth of the elements; biases go uncompressed
-    lgreco_dtype sums;    // what NCCL adds
+    const char *sums;     // what NCCL adds
 };
 
 constexpr Scheme schemes[] = {
-    {"uncompressed", "dense", LGRECO_DTYPE_F32},
-    {"uncompressed, in bf16", "dense", LGRECO_DTYPE_BF16},
-    {"QSGD 4 bits", "qsgd 4", LGRECO_DTYPE_F32},
-    {"TopK 10 %", nullptr, LGRECO_DTYPE_F32},
-    {"PowerSGD rank 4", "powersgd 4", LGRECO_DTYPE_F32},
+    {"uncompressed", "dense", "float32"},
+    {"uncompressed, in bf16", "dense", "bfloat16"},
+    {"QSGD 4 bits", "qsgd 4", "float32"},
+    {"TopK 10 %", nullptr, "float32"},
+    {"PowerSGD rank 4", "powersgd 4", "float32"},
 };
 
 lgreco_setting setting_of(const Scheme &scheme, const Parameter &parameter) {
@@ -46,9 +46,9 @@ lgreco_setting setting_of(const Scheme &scheme, const Parameter &parameter) {
 // Consecutive parameters whose gradients lie one after the other in the device's memory.
 class Bucket {
 public:
-    Bucket(const Driver &driver, const lgreco::Context &context, std::vector<Parameter *> parameters, const Scheme &scheme,
+    Bucket(const Driver &driver, std::vector<Parameter *> parameters, const Scheme &scheme,
            std::uint32_t first, std::uint32_t rank, std::uint32_t ranks)
-        : driver_(driver), stream_(driver.stream()), cuda_(lgreco::Cuda::on_stream(context, stream_)),
+        : driver_(driver), stream_(driver.stream()), cuda_(lgreco::Cuda::on_stream(stream_)),
           parameters_(std::move(parameters)) {
         std::vector<lgreco_layer> layers;
         std::vector<lgreco_setting> settings;
@@ -59,12 +59,8 @@ public:
             indices.push_back(first++);
             elements_ += parameter->gradient.size();
         }
-        lgreco_cuda_bucket_options options = lgreco::cuda_bucket_options();
-        options.world_size = ranks;
-        options.rank = rank;
-        options.seed = 1;
-        options.indices = indices.data();
-        options.reduce_dtype = scheme.sums;
+        const lgreco::Options options{{"world_size", ranks}, {"rank", rank}, {"random_seed", 1}, {"indices", indices},
+                                      {"reduce_dtype", scheme.sums}};
         const std::uint64_t bytes = cuda_.bucket_bytes(layers, settings, options);
         bucket_ = std::make_unique<lgreco::CudaBucket>(cuda_.bucket(layers, settings, options, driver.allocate(bytes), bytes));
         gradients_ = driver.allocate(elements_ * sizeof(float));
@@ -161,14 +157,13 @@ bool train(const Scheme &scheme, const Driver &driver, const Nccl &nccl, const M
     const std::uint32_t rank = mpi.rank(), ranks = mpi.world_size();
     const auto [held_out, shard] = divide(digits, rank, ranks);
     Network network;
-    const lgreco::Context context;
     // The last layers first, as the backward pass has their gradients first.
     std::vector<std::unique_ptr<Bucket>> buckets;
     const std::size_t all = network.parameters.size(), half = all / 2 / 2 * 2;
     for (const auto &[from, to] : {std::pair{half, all}, std::pair{std::size_t{0}, half}}) {
         std::vector<Parameter *> parameters;
         for (std::size_t p = from; p < to; p++) parameters.push_back(&network.parameters[p]);
-        buckets.push_back(std::make_unique<Bucket>(driver, context, std::move(parameters), scheme,
+        buckets.push_back(std::make_unique<Bucket>(driver, std::move(parameters), scheme,
                                                    static_cast<std::uint32_t>(from), rank, ranks));
     }
     const double before = network.forward(held_out);

@@ -5,45 +5,34 @@
 #include "mpi_collective.hpp"
 
 #include <cstdio>
+#include <string_view>
 
 struct Scheme {
     const char *name;
-    lgreco_policy policy;
-    const char *methods;
+    std::string_view policy;
+    const char *method;
     double parameter;  // bits, density or rank of the uniform setting; also L-GreCo's error budget
-    lgreco_dtype reduce_dtype = LGRECO_DTYPE_F32;  // of factors and uncompressed layers on the network
+    const char *reduce_dtype = "float32";  // of factors and uncompressed layers on the network
 };
 
 // Uncompressed first, then every uniform scheme with those of L-GreCo behind it.
 constexpr Scheme schemes[] = {
-    {"uncompressed", LGRECO_POLICY_UNCOMPRESSED, "qsgd", 4},
-    {"QSGD 4 bits, uniform", LGRECO_POLICY_UNIFORM, "qsgd", 4},
-    {"QSGD, L-GreCo", LGRECO_POLICY_L_GRECO, "qsgd", 4},
-    {"TopK 10 %, uniform", LGRECO_POLICY_UNIFORM, "topk", 0.1},
-    {"TopK, L-GreCo", LGRECO_POLICY_L_GRECO, "topk", 0.1},
-    {"PowerSGD rank 4, uniform", LGRECO_POLICY_UNIFORM, "powersgd", 4},
-    {"PowerSGD, L-GreCo", LGRECO_POLICY_L_GRECO, "powersgd", 4},
-    {"PowerSGD, L-GreCo, bf16", LGRECO_POLICY_L_GRECO, "powersgd", 4, LGRECO_DTYPE_BF16},
+    {"uncompressed", "uncompressed", "qsgd", 4},
+    {"QSGD 4 bits, uniform", "uniform", "qsgd", 4},
+    {"QSGD, L-GreCo", "lgreco", "qsgd", 4},
+    {"TopK 10 %, uniform", "uniform", "topk", 0.1},
+    {"TopK, L-GreCo", "lgreco", "topk", 0.1},
+    {"PowerSGD rank 4, uniform", "uniform", "powersgd", 4},
+    {"PowerSGD, L-GreCo", "lgreco", "powersgd", 4},
+    {"PowerSGD, L-GreCo, bf16", "lgreco", "powersgd", 4, "bfloat16"},
 };
 
-// The controller of one training run, with the first decision after `warmup` steps and another after every `period`.
-inline lgreco::Controller controller_of(const Scheme &scheme, MpiCollective &collective,
-                                        const std::vector<lgreco_layer> &layers, std::uint64_t warmup,
-                                        std::uint64_t period,
-                                        lgreco_controller_options options = lgreco::controller_options()) {
-    lgreco_search_options search = lgreco::search_options();
-    search.methods = scheme.methods;
-    search.parameter = scheme.parameter;
-    lgreco_plan_options plan = lgreco::plan_options();
-    search.metric = LGRECO_METRIC_L2;  // the paper's, and the error of the uniform setting in as few bytes as possible
-    plan.limit = LGRECO_LIMIT_ERROR;
-    search.reduce_dtype = scheme.reduce_dtype;
-    options.search = &search;
-    options.plan = &plan;
-    options.policy = scheme.policy;
-    options.warmup = warmup;
-    options.period = period;
-    return lgreco::Controller(lgreco::Context(), collective, layers, options);
+// Options of one training run, with the first decision after `warmup` steps and another after every `period`: as in the paper, the
+// error of the uniform setting in as few bytes as possible.
+inline lgreco::Options options_of(const Scheme &scheme, int warmup, int period) {
+    return {{"policy", std::string(scheme.policy)}, {"method", scheme.method},   {"default", scheme.parameter},
+            {"metric", "l2"},                       {"budget", "error"},         {"reduce_dtype", scheme.reduce_dtype},
+            {"start_iter", warmup},                 {"period", period}};
 }
 
 // How a run ended, the same on every rank but for `bytes`.
@@ -66,8 +55,8 @@ template <typename Train> bool compare(const MpiCollective &collective, Train tr
     double uncompressed = 0, uniform = 0;
     for (const Scheme &scheme : schemes) {
         const Outcome run = train(scheme);
-        if (scheme.policy == LGRECO_POLICY_UNCOMPRESSED) uncompressed = run.bytes;
-        if (scheme.policy == LGRECO_POLICY_UNIFORM) uniform = run.bytes;
+        if (scheme.policy == "uncompressed") uncompressed = run.bytes;
+        if (scheme.policy == "uniform") uniform = run.bytes;
         if (speaks)
             std::printf("%-26s %8.4f %7.1f %% %11.0f %6.2fx", scheme.name, run.loss, 100 * run.accuracy, run.bytes,
                         uncompressed / run.bytes);
@@ -76,7 +65,7 @@ template <typename Train> bool compare(const MpiCollective &collective, Train tr
         std::fflush(stdout);
         must(run.same, "the ranks' parameters differ");
         must(run.loss < run.loss_before, "the loss did not fall");
-        must(scheme.policy != LGRECO_POLICY_L_GRECO || run.bytes <= uniform, "L-GreCo sent more than uniform");
+        must(scheme.policy != "lgreco" || run.bytes <= uniform, "L-GreCo sent more than uniform");
     }
     return good;
 }

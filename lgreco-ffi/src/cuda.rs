@@ -1,7 +1,8 @@
 //! What the API asks of a CUDA device about memory of that device. In libraries without the feature `cuda` nothing answers,
 //! and so there is no handle.
 
-use crate::status::{Result, lgreco_status};
+use crate::failure::Result;
+use crate::status::lgreco_status;
 use lgreco_train::compress::{Candidates, Setting};
 use lgreco_train::gradient::{Dtype, Shape};
 use lgreco_train::rng::Stream;
@@ -149,7 +150,7 @@ mod bucket;
 #[cfg(feature = "cuda")]
 mod backend {
     use super::{BucketLayers, CALLS, DeviceTensor, Encoding, OnDevice, OnDeviceBucket, Row, bucket};
-    use crate::status::{Failure, Result};
+    use crate::failure::{Failure, Result};
     use lgreco_cuda::Call::{Decode, DecodeOnDevice, Encode, EncodeToDevice, Measure};
     use lgreco_cuda::{Call, CudaBackend, DeviceGradient, DeviceJob, DeviceJobError};
     use lgreco_train::CoreError;

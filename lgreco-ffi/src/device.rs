@@ -1,6 +1,6 @@
 //! Where a context works: the CPU, or a GPU that it shares with what was made with it.
 
-use crate::status::{Failure, Result};
+use crate::failure::{Failure, Result};
 use lgreco_train::CoreError;
 use lgreco_train::backend::{Backend, Job, JobError, Portable};
 use lgreco_train::compress::Setting;

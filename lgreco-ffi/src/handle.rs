@@ -1,10 +1,10 @@
 //! Handles: what a caller's opaque pointer points to, and how calls get at it.
 
 use crate::device::Device;
-use crate::message::Message;
-use crate::status::*;
+use crate::failure::{Failure, Result};
+use crate::message;
+use crate::status::{LGRECO_OK, lgreco_status};
 use core::cell::UnsafeCell;
-use core::ffi::c_char;
 use core::sync::atomic::{AtomicU8, Ordering};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -68,18 +68,12 @@ const PANICKED: u8 = 2;
 struct Handle<S> {
     tag: [u8; 8],
     lock: AtomicU8,
-    message: UnsafeCell<Message>,
     state: UnsafeCell<S>,
 }
 
 /// A new handle, to be freed by [`destroy`].
 pub(crate) fn new<K: Kind>(state: K::State) -> *mut K {
-    let handle = Handle {
-        tag: K::TAG,
-        lock: AtomicU8::new(FREE),
-        message: UnsafeCell::new(Message::empty()),
-        state: UnsafeCell::new(state),
-    };
+    let handle = Handle { tag: K::TAG, lock: AtomicU8::new(FREE), state: UnsafeCell::new(state) };
     Box::into_raw(Box::new(handle)).cast()
 }
 
@@ -119,21 +113,29 @@ fn lock(lock: &AtomicU8) -> Result<()> {
     }
 }
 
-/// Runs `call` on the state of a handle and keeps a message if it fails.
+/// The handle, locked.
+///
+/// # Safety
+/// As [`checked`].
+unsafe fn locked<'a, K: Kind>(pointer: *const K) -> Result<&'a Handle<K::State>> {
+    // SAFETY: passed on.
+    let handle = unsafe { checked(pointer) }?;
+    lock(&handle.lock)?;
+    Ok(handle)
+}
+
+/// Runs `call` on the state of a handle. A failure becomes the thread's message, with the name of the layer.
 ///
 /// # Safety
 /// `pointer` is null, or points to a handle of any kind that is live until the call returns.
 pub(crate) unsafe fn call<K: Kind>(pointer: *mut K, call: impl FnOnce(&mut K::State) -> Result<()>) -> lgreco_status {
     // SAFETY: passed on.
-    let handle = match unsafe { checked(pointer) } {
+    let handle = match unsafe { locked(pointer) } {
         Ok(handle) => handle,
-        Err(failure) => return failure.status(),
+        Err(failure) => return message::failed(&failure),
     };
-    if let Err(failure) = lock(&handle.lock) {
-        return failure.status();
-    }
-    // SAFETY: the lock was free: no other call has state or message.
-    let (state, message) = unsafe { (&mut *handle.state.get(), &mut *handle.message.get()) };
+    // SAFETY: the lock was free: no other call has the state.
+    let state = unsafe { &mut *handle.state.get() };
     let (status, next) = match catch_unwind(AssertUnwindSafe(|| call(state))) {
         Ok(Ok(())) => (LGRECO_OK, FREE),
         Ok(Err(failure)) => {
@@ -143,17 +145,12 @@ pub(crate) unsafe fn call<K: Kind>(pointer: *mut K, call: impl FnOnce(&mut K::St
             };
             let failure = failure.with_name(K::names(state));
             match K::layer(state).filter(|_| !failure.is_of_device()) {
-                Some(name) => message.set(format_args!("layer `{name}`: {failure}")),
-                None => message.set(format_args!("{failure}")),
+                Some(name) => message::say(format_args!("layer `{name}`: {failure}")),
+                None => message::say(format_args!("{failure}")),
             }
             (failure.status(), FREE)
         }
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-            message.set(format_args!("a bug in lgreco, please report it: {text}"));
-            (LGRECO_PANIC, PANICKED)
-        }
+        Err(panic) => (message::panicked(&*panic), PANICKED),
     };
     handle.lock.store(next, Ordering::Release);
     status
@@ -181,25 +178,44 @@ pub(crate) unsafe fn with<K: Kind, T>(pointer: *mut K, work: impl FnOnce(&mut K:
     work(unsafe { &mut *handle.state.get() })
 }
 
-/// Makes a handle of the state that `make` returns in a call on another one. Where it returns `None`, and whatever fails,
-/// `place` holds NULL.
+/// The place of a new handle, which now holds NULL.
 ///
 /// # Safety
-/// `pointer` as for [`call`]; `place` is null, misaligned, or valid for writes.
-pub(crate) unsafe fn create<K: Kind, N: Kind, M: Into<Option<N::State>>>(
+/// `place` is null, misaligned, or valid for writes during `'a`.
+unsafe fn emptied<'a, N: Kind>(place: *mut *mut N) -> Result<&'a mut *mut N> {
+    // SAFETY: passed on.
+    Ok(unsafe { crate::pointers::place(place, N::WHAT) }?.write(core::ptr::null_mut()))
+}
+
+/// Makes a handle of the state that `make` returns. Whatever fails, `place` holds NULL.
+///
+/// # Safety
+/// `place` is null, misaligned, or valid for writes.
+pub(crate) unsafe fn create<N: Kind>(place: *mut *mut N, make: impl FnOnce() -> Result<N::State>) -> lgreco_status {
+    call_without_handle(|| {
+        // SAFETY: passed on.
+        let place = unsafe { emptied(place) }?;
+        *place = new::<N>(make()?);
+        Ok(())
+    })
+}
+
+/// As [`create`], in a call on another handle. Where `make` returns `None`, `place` holds NULL, too.
+///
+/// # Safety
+/// `pointer` as for [`call`]; `place` as for [`create`].
+pub(crate) unsafe fn create_on<K: Kind, N: Kind, M: Into<Option<N::State>>>(
     pointer: *mut K,
     place: *mut *mut N,
     make: impl FnOnce(&mut K::State) -> Result<M>,
 ) -> lgreco_status {
     // SAFETY: passed on; the place stays valid.
     unsafe {
-        if let Ok(place) = crate::pointers::place(place, N::WHAT) {
-            place.write(core::ptr::null_mut());
-        }
+        let place = emptied(place);
         call(pointer, |state| {
-            let place = crate::pointers::place(place, N::WHAT)?;
+            let place = place?;
             if let Some(state) = make(state)?.into() {
-                place.write(new::<N>(state));
+                *place = new::<N>(state);
             }
             Ok(())
         })
@@ -210,22 +226,8 @@ pub(crate) unsafe fn create<K: Kind, N: Kind, M: Into<Option<N::State>>>(
 pub(crate) fn call_without_handle(call: impl FnOnce() -> Result<()>) -> lgreco_status {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => LGRECO_OK,
-        Ok(Err(failure)) => failure.status(),
-        Err(_) => LGRECO_PANIC,
-    }
-}
-
-/// The message of a handle's last failed call, empty before the first; for what is no handle, a text that says so.
-///
-/// # Safety
-/// `pointer` is null, or points to a live handle of any kind that no call is using.
-pub(crate) unsafe fn message<K: Kind>(pointer: *const K) -> *const c_char {
-    // SAFETY: passed on.
-    match unsafe { checked(pointer) } {
-        // SAFETY: no call is using the handle.
-        Ok(handle) => unsafe { &*handle.message.get() }.as_ptr(),
-        Err(Failure::Null(_)) => c"the handle is NULL".as_ptr(),
-        Err(_) => c"the pointer is not a handle of this kind".as_ptr(),
+        Ok(Err(failure)) => message::failed(&failure),
+        Err(panic) => message::panicked(&*panic),
     }
 }
 
@@ -286,6 +288,7 @@ pub(crate) unsafe fn take<K: Kind>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::status::*;
     use std::ffi::CStr;
 
     struct Counter;
@@ -310,7 +313,7 @@ mod tests {
         // SAFETY: the tests' handles are live or null.
         unsafe {
             let status = super::call(handle, call);
-            (status, CStr::from_ptr(message(handle)).to_str().unwrap().to_owned())
+            (status, CStr::from_ptr(message::lgreco_message()).to_str().unwrap().to_owned())
         }
     }
 
@@ -417,8 +420,8 @@ mod tests {
     #[test]
     fn other_kinds_are_recognised() {
         let mut other = new::<Other>("text".into());
-        assert_eq!(count(other.cast(), |_| Ok(())).0, LGRECO_HANDLE);
-        assert_eq!(count(core::ptr::null_mut(), |_| Ok(())), (LGRECO_NULL_POINTER, "the handle is NULL".into()));
+        assert_eq!(count(other.cast(), |_| Ok(())), (LGRECO_HANDLE, "not a counter handle".into()));
+        assert_eq!(count(core::ptr::null_mut(), |_| Ok(())), (LGRECO_NULL_POINTER, "counter is NULL".into()));
         let mut wrong = other.cast::<Counter>();
         // SAFETY: a live handle of another kind, then of its own.
         unsafe {

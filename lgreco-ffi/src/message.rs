@@ -1,38 +1,66 @@
-//! The text a handle keeps about its last failed call.
+//! The text that each thread keeps about its last failed call.
 
+use crate::failure::Failure;
+use crate::status::{LGRECO_PANIC, lgreco_status};
+use core::any::Any;
+use core::cell::RefCell;
 use core::ffi::c_char;
 use core::fmt;
 
-const CAPACITY: usize = 512;
+const CAPACITY: usize = 1024;
 
-/// At most 511 bytes of UTF-8 and a NUL, without an allocation.
-pub(crate) struct Message {
+thread_local! {
+    static MESSAGE: RefCell<Message> = const { RefCell::new(Message::empty()) };
+}
+
+/// What has failed in this thread's last failed call; empty before the first.
+///
+/// Such as "layer `fc1`: element 77 is NaN": it names layer, option, argument or file, what was found and what is expected. Text
+/// is UTF-8, for people; only status codes are stable. It belongs to the thread, and is valid until the thread's next call
+/// that fails. Calls that succeed leave it alone.
+#[unsafe(no_mangle)]
+pub extern "C" fn lgreco_message() -> *const c_char {
+    MESSAGE.with_borrow(Message::as_ptr)
+}
+
+/// Makes this text the thread's message.
+pub(crate) fn say(text: fmt::Arguments<'_>) {
+    MESSAGE.with_borrow_mut(|message| message.set(text));
+}
+
+/// Makes what has failed the thread's message.
+pub(crate) fn failed(failure: &Failure) -> lgreco_status {
+    say(format_args!("{failure}"));
+    failure.status()
+}
+
+/// Makes a panic's text the thread's message.
+pub(crate) fn panicked(panic: &(dyn Any + Send)) -> lgreco_status {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+    say(format_args!("a bug in lgreco, please report it: {text}"));
+    LGRECO_PANIC
+}
+
+/// At most 1023 bytes of UTF-8 and a NUL, without an allocation.
+struct Message {
     bytes: [u8; CAPACITY],
     len: usize,
 }
 
 impl Message {
-    pub(crate) const fn empty() -> Message {
+    const fn empty() -> Message {
         Message { bytes: [0; CAPACITY], len: 0 }
     }
 
-    pub(crate) fn set(&mut self, text: fmt::Arguments<'_>) {
+    fn set(&mut self, text: fmt::Arguments<'_>) {
         self.len = 0;
         // Writing never fails: what does not fit is left out.
         let _ = fmt::write(self, text);
         self.bytes[self.len] = 0;
     }
 
-    /// As much of the text as there is room for, and a NUL; nothing where there is no room.
-    pub(crate) fn copy_to(&self, room: &mut [u8]) {
-        let Some(most) = room.len().checked_sub(1) else { return };
-        let text = str::from_utf8(&self.bytes[..self.len]).unwrap_or_default();
-        let end = (0..=most.min(text.len())).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-        room[..end].copy_from_slice(&text.as_bytes()[..end]);
-        room[end] = 0;
-    }
-
-    pub(crate) const fn as_ptr(&self) -> *const c_char {
+    const fn as_ptr(&self) -> *const c_char {
         self.bytes.as_ptr().cast()
     }
 }
@@ -62,23 +90,10 @@ mod tests {
     #[test]
     fn long_text_is_cut_between_characters() {
         let mut message = Message::empty();
-        message.set(format_args!("{}", "é".repeat(400)));
-        assert_eq!(text(&message), "é".repeat(255));
+        message.set(format_args!("{}", "é".repeat(800)));
+        assert_eq!(text(&message), "é".repeat(511));
         message.set(format_args!("short"));
         assert_eq!(text(&message), "short");
-    }
-
-    #[test]
-    fn copies_are_cut_between_characters_too() {
-        let mut message = Message::empty();
-        message.set(format_args!("né"));
-        for (len, expected) in
-            [(0, &b""[..]), (1, b"\0"), (2, b"n\0"), (3, b"n\0."), (4, b"n\xc3\xa9\0"), (5, b"n\xc3\xa9\0.")]
-        {
-            let mut room = [b'.'; 5];
-            message.copy_to(&mut room[..len]);
-            assert_eq!(&room[..len], expected);
-        }
     }
 
     #[test]
@@ -86,5 +101,21 @@ mod tests {
         let mut message = Message::empty();
         message.set(format_args!("layer `a\0b`: error is {}", f64::NAN));
         assert_eq!(text(&message), "layer `a?b`: error is NaN");
+    }
+
+    #[test]
+    fn every_thread_has_its_own() {
+        let own = || {
+            // SAFETY: text with a NUL, which no call has changed since.
+            unsafe { CStr::from_ptr(lgreco_message()) }.to_str().unwrap().to_owned()
+        };
+        say(format_args!("of this thread"));
+        let other = std::thread::spawn(move || {
+            let before = own();
+            assert_eq!(failed(&Failure::Busy), crate::status::LGRECO_BUSY);
+            (before, own())
+        });
+        assert_eq!(other.join().unwrap(), (String::new(), "the handle is in use by another call".into()));
+        assert_eq!(own(), "of this thread");
     }
 }

@@ -1,6 +1,7 @@
 //! The caller's pointers become references here, after the checks that can be made.
 
-use crate::status::{Failure, LGRECO_HEADER_REVISION, Result};
+use crate::failure::{Failure, Result};
+use crate::status::LGRECO_HEADER_REVISION;
 use core::ffi::{CStr, c_char};
 use core::mem::MaybeUninit;
 use lgreco_train::CoreError;
@@ -297,15 +298,6 @@ pub(crate) unsafe fn read_struct<T: SizedStruct>(pointer: *const T) -> Result<T>
         check_size(pointer)?;
         Ok(pointer.read())
     }
-}
-
-/// The caller's struct, or the defaults for NULL.
-///
-/// # Safety
-/// As [`read_struct`].
-pub(crate) unsafe fn read_struct_or_default<T: SizedStruct>(pointer: *const T) -> Result<T> {
-    // SAFETY: passed on.
-    if pointer.is_null() { Ok(T::default()) } else { unsafe { read_struct(pointer) } }
 }
 
 /// The caller's array of structs.

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{gradient, setting};
+use common::{List, gradient, setting};
 use lgreco_c::*;
 use std::ffi::{CStr, c_void};
 use std::ptr::{null, null_mut};
@@ -19,7 +19,7 @@ const DIMS: [&[usize]; 3] = [&[32, 24], &[24], &[32, 24]];
 struct Alone(*mut lgreco_controller);
 
 impl Alone {
-    fn new(options: lgreco_controller_options) -> Alone {
+    fn new(options: &[(&str, &str)], fixed: Option<&[lgreco_setting; 3]>) -> Alone {
         let collective = lgreco_collective { perform: Some(perform), ..Default::default() };
         let layers = [0, 1, 2].map(|layer| lgreco_layer {
             name: NAMES[layer].as_ptr(),
@@ -27,15 +27,14 @@ impl Alone {
             dims_len: DIMS[layer].len(),
             ..Default::default()
         });
-        let (mut context, mut controller) = (null_mut(), null_mut());
+        let (options, mut controller) = (List::new(options.iter().copied()), null_mut());
+        let (settings, options) = (fixed.map_or(null(), |fixed| fixed.as_ptr()), options.pointer());
         // SAFETY: all point to values that live.
-        unsafe {
-            assert_eq!(lgreco_context_create(null(), &raw mut context), LGRECO_OK);
+        let status = unsafe {
             let place = &raw mut controller;
-            let status = lgreco_controller_create(context, &collective, layers.as_ptr(), 3, &options, place);
-            assert_eq!(status, LGRECO_OK);
-            assert_eq!(lgreco_context_destroy(&raw mut context), LGRECO_OK);
-        }
+            lgreco_controller_create(null(), &collective, layers.as_ptr(), 3, settings, options, place)
+        };
+        assert_eq!(status, LGRECO_OK);
         Alone(controller)
     }
 
@@ -155,24 +154,20 @@ fn fixed(text: &str) -> [lgreco_setting; 3] {
     [text, "dense", text].map(setting)
 }
 
-fn options(fixed: &[lgreco_setting; 3]) -> lgreco_controller_options {
-    lgreco_controller_options { policy: LGRECO_POLICY_FIXED, fixed: fixed.as_ptr(), warmup: 2, ..Default::default() }
-}
-
 #[test]
 fn buckets_ask_for_the_collectives_of_their_methods() {
     let every = LGRECO_REQUEST_ALL_GATHER_EACH;
     let methods = [
-        ("qsgd 4", LGRECO_ROUTE_ALL_GATHER, vec![LGRECO_REQUEST_ALL_GATHER]),
-        ("topk 40", LGRECO_ROUTE_ALL_GATHER, vec![LGRECO_REQUEST_ALL_GATHER]),
-        ("powersgd 2", LGRECO_ROUTE_ALL_GATHER, vec![LGRECO_REQUEST_ALL_REDUCE_SUM; 2]),
-        ("clt-k 40", LGRECO_ROUTE_ALL_GATHER, vec![LGRECO_REQUEST_BROADCAST, LGRECO_REQUEST_ALL_REDUCE_SUM]),
-        ("sidco 0.01", LGRECO_ROUTE_ALL_GATHER, vec![LGRECO_REQUEST_ALL_GATHER, every]),
-        ("qsgd 4", LGRECO_ROUTE_SCATTER_REDUCE, vec![LGRECO_REQUEST_ALL_TO_ALL, every]),
+        ("qsgd 4", "all_gather", vec![LGRECO_REQUEST_ALL_GATHER]),
+        ("topk 40", "all_gather", vec![LGRECO_REQUEST_ALL_GATHER]),
+        ("powersgd 2", "all_gather", vec![LGRECO_REQUEST_ALL_REDUCE_SUM; 2]),
+        ("clt-k 40", "all_gather", vec![LGRECO_REQUEST_BROADCAST, LGRECO_REQUEST_ALL_REDUCE_SUM]),
+        ("sidco 0.01", "all_gather", vec![LGRECO_REQUEST_ALL_GATHER, every]),
+        ("qsgd 4", "scatter_reduce", vec![LGRECO_REQUEST_ALL_TO_ALL, every]),
     ];
     for (method, route, expected) in methods {
         let fixed = fixed(method);
-        let alone = Alone::new(lgreco_controller_options { route, ..options(&fixed) });
+        let alone = Alone::new(&[("start_iter", "2"), ("route", route)], Some(&fixed));
         for step in 0..8 {
             let kinds = alone.step(step);
             // Nobody knows at step 0 that these layers are exchanged together, nor at step 2, when settings are new.
@@ -188,7 +183,7 @@ fn buckets_ask_for_the_collectives_of_their_methods() {
 #[test]
 fn buckets_belong_to_their_controller() {
     let fixed = fixed("topk 40");
-    let [mut alone, other] = [(); 2].map(|()| Alone::new(options(&fixed)));
+    let [mut alone, other] = [(); 2].map(|()| Alone::new(&[("start_iter", "2")], Some(&fixed)));
     (0..4).for_each(|step| drop((alone.step(step), other.step(step))));
     let before = alone.residual(0);
     assert!(before.1.iter().any(|&value| value != 0.0));

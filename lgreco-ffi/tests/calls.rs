@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{allocations, gradient, setting};
+use common::{List, allocations, gradient, setting};
 use lgreco_c::*;
 use lgreco_train::Error;
 use lgreco_train::compress::{Compressor, Setting};
@@ -15,20 +15,20 @@ use std::ffi::CStr;
 use std::ptr::{null, null_mut};
 
 struct Handles {
-    context: *mut lgreco_context,
     compressor: *mut lgreco_compressor,
 }
 
 impl Handles {
-    fn new(dims: &[usize], dtype: lgreco_dtype, setting: Setting, options: lgreco_compressor_options) -> Handles {
-        let mut handles = Handles { context: null_mut(), compressor: null_mut() };
+    fn new(dims: &[usize], dtype: lgreco_dtype, setting: Setting, options: &[(&str, &str)]) -> Handles {
+        let mut handles = Handles { compressor: null_mut() };
+        let options = List::new(options.iter().copied());
         let (name, dims_len) = (c"fc1".as_ptr(), dims.len());
         let layer = lgreco_layer { name, dims: dims.as_ptr(), dims_len, dtype, ..lgreco_layer::default() };
         // SAFETY: all point to values that live.
         unsafe {
-            assert_eq!(lgreco_context_create(null(), &raw mut handles.context), LGRECO_OK);
             let (setting, place) = (lgreco_setting::from(setting), &raw mut handles.compressor);
-            let status = lgreco_compressor_create(handles.context, &layer, setting.text.as_ptr(), &options, place);
+            let (text, options) = (setting.text.as_ptr(), options.pointer());
+            let status = lgreco_compressor_create(null(), &layer, text, options, place);
             assert_eq!(status, LGRECO_OK);
         }
         handles
@@ -61,11 +61,8 @@ impl Handles {
 
 impl Drop for Handles {
     fn drop(&mut self) {
-        // SAFETY: live handles.
-        unsafe {
-            lgreco_compressor_destroy(&raw mut self.compressor);
-            lgreco_context_destroy(&raw mut self.context);
-        }
+        // SAFETY: a live handle.
+        unsafe { lgreco_compressor_destroy(&raw mut self.compressor) };
     }
 }
 
@@ -137,8 +134,9 @@ fn payloads_are_the_golden_ones() {
         let setting: Setting = setting_of(&case.setting).parse().unwrap();
         *methods.entry(setting.data().0).or_insert(0) += 1;
         let CaseStream { seed, step, layer: layer_index, rank } = case.stream;
-        let options = lgreco_compressor_options { seed, layer_index, rank, ..Default::default() };
-        let handles = Handles::new(&[case.rows, case.cols], dtype_of(&case.dtype), setting, options);
+        let [seed, layer_index, rank] = [seed, layer_index.into(), rank.into()].map(|number: u64| number.to_string());
+        let options = [("random_seed", &*seed), ("layer_index", &layer_index), ("rank", &rank)];
+        let handles = Handles::new(&[case.rows, case.cols], dtype_of(&case.dtype), setting, &options);
         let mut values: Vec<u64> = vec![0; case.values.len().div_ceil(2)];
         let bytes = bytes_of(&mut values);
         for (index, value) in case.values.iter().enumerate() {
@@ -190,8 +188,8 @@ const SETTINGS: [&str; 11] = [
 #[test]
 fn steps_do_what_rust_does_and_allocate_as_little() {
     for rust in SETTINGS.map(|text| text.parse::<Setting>().unwrap()) {
-        let options = lgreco_compressor_options { seed: 7, feedback: LGRECO_FEEDBACK_RESIDUAL, ..Default::default() };
-        let handles = Handles::new(&[64, 48], LGRECO_DTYPE_F32, rust, options);
+        let options = [("random_seed", "7"), ("error_feedback", "true")];
+        let handles = Handles::new(&[64, 48], LGRECO_DTYPE_F32, rust, &options);
         let shape = Shape::new(64, 48).unwrap();
         let mut memory = Memory::owned(Residual::CLASSIC, shape).unwrap();
         let mut workspace = vec![0; memory.workspace_len(&rust, Dtype::F32)];
@@ -227,7 +225,7 @@ fn rows_are_rusts() {
     list.splice(6..6, ["hard-threshold 0.5 f16", "hard-threshold 0.75 f16"]);
     let (values, dims) = (gradient(3, 64 * 48), [64, 48]);
     let settings: Vec<lgreco_setting> = list.iter().map(|text| setting(text)).collect();
-    let (mut errors, mut sizes, mut context) = (vec![0.0; list.len()], vec![0; list.len()], null_mut());
+    let (mut errors, mut sizes) = (vec![0.0; list.len()], vec![0; list.len()]);
     let layer = lgreco_layer {
         name: c"fc1".as_ptr(),
         dims: dims.as_ptr(),
@@ -237,11 +235,9 @@ fn rows_are_rusts() {
     };
     // SAFETY: all point to values that live, arrays with their lengths.
     unsafe {
-        assert_eq!(lgreco_context_create(null(), &raw mut context), LGRECO_OK);
         let (from, to, count) = (settings.as_ptr(), errors.as_mut_ptr(), settings.len());
-        let status = lgreco_measure(context, &layer, from, count, 5, 2, to, sizes.as_mut_ptr());
+        let status = lgreco_measure(null(), &layer, from, count, 5, 2, to, sizes.as_mut_ptr());
         assert_eq!(status, LGRECO_OK);
-        assert_eq!(lgreco_context_destroy(&raw mut context), LGRECO_OK);
     }
     let gradient = Gradient::new(Values::F32(&values), Shape::new(64, 48).unwrap()).unwrap();
     let stream = Stream { seed: 5, step: 0, layer: 2, rank: 0 };

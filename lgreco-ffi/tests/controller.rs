@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{allocations, freed_tags, gradient, setting};
+use common::{List, allocations, freed_tags, gradient, setting};
 use lgreco_c::*;
 use lgreco_train::compress::Setting;
 use lgreco_train::controller::{Config, Controller, Feedback, Policy, Schedule, Tensor};
@@ -23,20 +23,19 @@ const DIMS: [&[usize]; 3] = [&[64, 48], &[48], &[64, 48]];
 
 /// A controller of a group of one, for three layers.
 struct Alone {
-    context: *mut lgreco_context,
     controller: *mut lgreco_controller,
     collective: lgreco_collective,
 }
 
 impl Alone {
-    fn new(options: lgreco_controller_options) -> Alone {
-        let (alone, status) = Alone::created(options);
+    fn new(options: &[(&str, &str)], fixed: Option<&[lgreco_setting; 3]>) -> Alone {
+        let (alone, status) = Alone::created(options, fixed);
         assert_eq!(status, LGRECO_OK);
         alone
     }
 
     /// Without a controller where that fails.
-    fn created(options: lgreco_controller_options) -> (Alone, lgreco_status) {
+    fn created(options: &[(&str, &str)], fixed: Option<&[lgreco_setting; 3]>) -> (Alone, lgreco_status) {
         let collective = lgreco_collective { perform: Some(perform), ..Default::default() };
         let layers = [0, 1, 2].map(|layer| lgreco_layer {
             name: NAMES[layer].as_ptr(),
@@ -44,14 +43,15 @@ impl Alone {
             dims_len: DIMS[layer].len(),
             ..Default::default()
         });
-        let mut alone = Alone { context: null_mut(), controller: null_mut(), collective };
+        let options = List::new(options.iter().copied());
+        let mut alone = Alone { controller: null_mut(), collective };
+        let (settings, options) = (fixed.map_or(null(), |fixed| fixed.as_ptr()), options.pointer());
         // SAFETY: all point to values that live.
-        unsafe {
-            assert_eq!(lgreco_context_create(null(), &raw mut alone.context), LGRECO_OK);
-            let (layers, place) = (layers.as_ptr(), &raw mut alone.controller);
-            let status = lgreco_controller_create(alone.context, &alone.collective, layers, 3, &options, place);
-            (alone, status)
-        }
+        let status = unsafe {
+            let (network, place) = (&raw const alone.collective, &raw mut alone.controller);
+            lgreco_controller_create(null(), network, layers.as_ptr(), 3, settings, options, place)
+        };
+        (alone, status)
     }
 
     /// QSGD's bits of the first layer; 0 while it is uncompressed.
@@ -82,11 +82,8 @@ impl Alone {
 
 impl Drop for Alone {
     fn drop(&mut self) {
-        // SAFETY: live handles.
-        unsafe {
-            lgreco_controller_destroy(&raw mut self.controller);
-            lgreco_context_destroy(&raw mut self.context);
-        }
+        // SAFETY: a live handle.
+        unsafe { lgreco_controller_destroy(&raw mut self.controller) };
     }
 }
 
@@ -97,16 +94,14 @@ fn gradients(step: u32) -> [Vec<f32>; 3] {
 /// A copy of a destroyed handle's pointer finds no tag behind it, as long as nobody else gets the memory.
 #[test]
 fn destroyed_handles_have_no_tag() {
-    drop(Alone::new(lgreco_controller_options::default()));
+    drop(Alone::new(&[], None));
     assert_eq!(freed_tags(), 0);
 }
 
 #[test]
 fn steps_allocate_at_first_and_at_decisions_only() {
-    for methods in [c"qsgd", c"topk"] {
-        let search = lgreco_search_options { methods: methods.as_ptr(), ..Default::default() };
-        let alone =
-            Alone::new(lgreco_controller_options { search: &search, warmup: 3, period: 4, ..Default::default() });
+    for method in ["qsgd", "topk"] {
+        let alone = Alone::new(&[("method", method), ("start_iter", "3"), ("period", "4")], None);
         for step in 0..12 {
             let (report, count) = alone.step(&mut gradients(step));
             assert_eq!(report.switched == 1, [3, 7, 11].contains(&step));
@@ -121,9 +116,7 @@ fn steps_allocate_at_first_and_at_decisions_only() {
 fn steps_under_fixed_settings_allocate_at_first_and_once() {
     for method in ["clt-k 40", "hard-threshold 0.9", "sidco 0.05", "adacomp 64", "loco 512"] {
         let fixed = [method, "dense", method].map(setting);
-        let policy = LGRECO_POLICY_FIXED;
-        let alone =
-            Alone::new(lgreco_controller_options { policy, fixed: fixed.as_ptr(), warmup: 3, ..Default::default() });
+        let alone = Alone::new(&[("start_iter", "3")], Some(&fixed));
         for step in 0..10 {
             let (report, count) = alone.step(&mut gradients(step));
             assert_eq!(report.switched == 1, step == 3);
@@ -135,15 +128,8 @@ fn steps_under_fixed_settings_allocate_at_first_and_once() {
 
 #[test]
 fn a_ramp_up_begins_mild_and_is_looked_at() {
-    let ramp = lgreco_controller_options {
-        policy: LGRECO_POLICY_UNIFORM,
-        warmup: 2,
-        period: 2,
-        ramp_up_first: 8.0,
-        ramp_up_steps: 4,
-        ..Default::default()
-    };
-    let alone = Alone::new(ramp);
+    let ramp = |policy, ramp_up| [("policy", policy), ("start_iter", "2"), ("period", "2"), ("ramp_up", ramp_up)];
+    let alone = Alone::new(&ramp("uniform", "8,4"), None);
     let bits: Vec<u32> = (0..7)
         .map(|step| {
             alone.step(&mut gradients(step));
@@ -151,29 +137,17 @@ fn a_ramp_up_begins_mild_and_is_looked_at() {
         })
         .collect();
     assert_eq!(bits, [0, 0, 8, 8, 5, 5, 3]); // the root of 24 is 4.90
-    for options in [
-        lgreco_controller_options { ramp_up_steps: 0, ..ramp },
-        lgreco_controller_options { ramp_up_first: 9.0, ..ramp },
-        lgreco_controller_options { ramp_up_first: f64::NAN, ..ramp },
-        lgreco_controller_options { policy: LGRECO_POLICY_UNCOMPRESSED, ..ramp },
-    ] {
-        assert_eq!(Alone::created(options).1, LGRECO_PARAMETER);
+    let wrong =
+        [("uniform", "8,0"), ("uniform", "9,4"), ("uniform", "NaN,4"), ("uniform", "8"), ("uncompressed", "8,4")];
+    for (policy, ramp_up) in wrong {
+        assert_eq!(Alone::created(&ramp(policy, ramp_up), None).1, LGRECO_PARAMETER, "{policy} {ramp_up}");
     }
 }
 
 #[test]
 fn legacys_parameters_are_looked_at() {
-    let (levels, sizes) = ([6.0, 4.0, 5.0, 3.0], [48]);
-    let legacy = lgreco_controller_options {
-        policy: LGRECO_POLICY_LEGACY,
-        legacy_levels: levels.as_ptr(),
-        legacy_sizes: sizes.as_ptr(),
-        legacy_classes: 2,
-        legacy_phases: 2,
-        legacy_steps: 100,
-        ..Default::default()
-    };
-    let alone = Alone::new(lgreco_controller_options { warmup: 3, period: 4, legacy_steps: 8, ..legacy });
+    let legacy = |text| [("policy", "legacy"), ("start_iter", "3"), ("period", "4"), ("legacy", text)];
+    let alone = Alone::new(&legacy("48; 6,4; 5,3; 8"), None);
     let bits: Vec<u32> = (0..8)
         .map(|step| {
             alone.step(&mut gradients(step));
@@ -181,49 +155,41 @@ fn legacys_parameters_are_looked_at() {
         })
         .collect();
     assert_eq!(bits, [0, 0, 0, 4, 4, 4, 4, 3]);
-    for (options, expected) in [
-        (lgreco_controller_options { legacy_classes: 0, ..legacy }, LGRECO_LENGTH),
-        (lgreco_controller_options { legacy_phases: 0, ..legacy }, LGRECO_PARAMETER),
-        (lgreco_controller_options { legacy_phases: usize::MAX, ..legacy }, LGRECO_LENGTH),
-        (lgreco_controller_options { legacy_steps: 0, ..legacy }, LGRECO_PARAMETER),
-        (lgreco_controller_options { legacy_levels: null(), ..legacy }, LGRECO_NULL_POINTER),
-        (lgreco_controller_options { legacy_sizes: null(), ..legacy }, LGRECO_NULL_POINTER),
-        (lgreco_controller_options { legacy_levels: [4.0, 4.0, 4.0, f64::NAN].as_ptr(), ..legacy }, LGRECO_PARAMETER),
-    ] {
-        assert_eq!(Alone::created(options).1, expected);
+    assert_eq!(Alone::created(&legacy("48; 6,4; 5; 8"), None).1, LGRECO_LENGTH);
+    for text in ["48; 6,4; 5,3; 0", "48; 100", "48; 4,4; 4,NaN; 8", "48; 6,4; 5,3; soon", "6,4", "x; 6,4; 8"] {
+        assert_eq!(Alone::created(&legacy(text), None).1, LGRECO_PARAMETER, "{text}");
     }
 }
 
 /// The same layers under the same options, in Rust: means and residuals are the same bits.
 #[test]
 fn residuals_are_kept_as_in_rust() {
-    let base = lgreco_controller_options { policy: LGRECO_POLICY_FIXED, warmup: 2, ..Default::default() };
     let half = Residual { gain: 0.5, reset_every: 4, storage: Storage::Bf16 };
     let tenth = Residual { gain: 0.1, reset_every: 3, storage: Storage::F32 };
     let rules = [
-        (base, Feedback::default()),
-        (lgreco_controller_options { feedback: LGRECO_FEEDBACK_NONE, ..base }, Feedback::NONE),
+        (vec![], Feedback::default()),
+        (vec![("error_feedback", "false")], Feedback::NONE),
         (
-            lgreco_controller_options { gain: 0.5, reset_every: 4, storage: LGRECO_STORAGE_BF16, ..base },
+            vec![("gain", "0.5"), ("reset_every", "4"), ("residual_dtype", "bfloat16")],
             Feedback { others: Some(half), ..Feedback::default() },
         ),
         (
-            lgreco_controller_options { loco_gain: 0.1, loco_reset_every: 3, loco_storage: LGRECO_STORAGE_F32, ..base },
+            vec![("loco_gain", "0.1"), ("loco_reset_every", "3"), ("loco_residual_dtype", "float32")],
             Feedback { loco: Some(tenth), ..Feedback::default() },
         ),
     ];
     let mut residuals = Vec::new();
     for [first, last] in [["topk 50", "loco 64"], ["adacomp 64", "qsgd 4"]] {
         let settings = [first, "dense", last];
-        for (options, feedback) in rules {
+        for (options, feedback) in &rules {
             let fixed = settings.map(setting);
-            let alone = Alone::new(lgreco_controller_options { fixed: fixed.as_ptr(), ..options });
+            let alone = Alone::new(&[&[("start_iter", "2")], &options[..]].concat(), Some(&fixed));
 
             let mut worker = ThreadCollective::group(1).remove(0);
             let mut config = Config::new(Search::new(Method::Qsgd));
             config.policy = Policy::Fixed(settings.map(|text| text.parse::<Setting>().unwrap()).to_vec());
             config.schedule = Schedule { warmup: 2, ..config.schedule };
-            config.feedback = feedback;
+            config.feedback = *feedback;
             let tensor = |layer: usize| Tensor::new(NAMES[layer].to_str().unwrap(), DIMS[layer], Dtype::F32).unwrap();
             let mut rust =
                 Controller::new(config, [0, 1, 2].map(tensor).to_vec(), worker.rank(), worker.world_size()).unwrap();

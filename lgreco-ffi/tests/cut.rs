@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{allocations, gradient};
+use common::{List, allocations, gradient};
 use lgreco_c::*;
 use lgreco_pipeline::{Codec, CutSetting, Link, LinkMemory, RowStorage, Scope, Tile, Upstream};
 use lgreco_train::feedback::{Residual, Storage};
@@ -14,16 +14,17 @@ use std::ptr::{null, null_mut};
 const BATCH: usize = 3;
 const FEATURES: usize = 40;
 
-fn context() -> *mut lgreco_context {
-    let mut context = null_mut();
-    // SAFETY: a place.
-    assert_eq!(unsafe { lgreco_context_create(null(), &raw mut context) }, LGRECO_OK);
-    context
-}
-
-fn destroy(mut context: *mut lgreco_context) {
-    // SAFETY: live.
-    assert_eq!(unsafe { lgreco_context_destroy(&raw mut context) }, LGRECO_OK);
+/// The C setting of the same options, as text.
+fn made(setting: &CutSetting) -> lgreco_cut_setting {
+    let CutSetting { cut, batch, features, in_flight, forward, backward } = setting;
+    let texts = [cut, batch, features, in_flight].map(u32::to_string);
+    let links = [forward, backward].map(|link| [link.codec.to_string(), link.memory.to_string()]);
+    let names = ["cut", "batch", "features", "in_flight", "forward", "forward_memory", "backward", "backward_memory"];
+    let values = texts.iter().chain(links.as_flattened()).map(String::as_str);
+    let (options, mut made) = (List::new(names.into_iter().zip(values)), lgreco_cut_setting::default());
+    // SAFETY: a list and a place.
+    assert_eq!(unsafe { lgreco_cut_setting_make(options.pointer(), &raw mut made) }, LGRECO_OK, "{setting:?}");
+    made
 }
 
 /// Every codec and every memory, forward or backward, and each number of a setting.
@@ -56,29 +57,14 @@ fn settings() -> Vec<CutSetting> {
 }
 
 #[test]
-fn saved_settings_are_the_cores_bytes() {
-    let context = context();
+fn settings_are_the_cores_bytes() {
     for expected in settings() {
-        let (mut setting, mut links) = (lgreco_cut_setting::default(), [lgreco_link::default(); 2]);
-        let [forward, backward] = links.each_mut().map(|link| &raw mut *link);
-        let bytes = expected.to_bytes();
-        let mut again = [0; LGRECO_CUT_SETTING_BYTES];
-        // SAFETY: all live, with their lengths.
-        unsafe {
-            let (from, len) = (bytes.as_ptr(), bytes.len());
-            let read = lgreco_cut_setting_from_bytes(context, from, len, &raw mut setting, forward, backward);
-            assert_eq!(read, LGRECO_OK, "{expected:?}");
-            let written = lgreco_cut_setting_to_bytes(context, &setting, again.as_mut_ptr(), again.len());
-            assert_eq!(written, LGRECO_OK, "{expected:?}");
-        }
-        assert_eq!(again, bytes, "{expected:?}");
+        assert_eq!(made(&expected).bytes, expected.to_bytes(), "{expected:?}");
     }
-    destroy(context);
 }
 
 #[test]
 fn settings_are_compared_as_in_rust() {
-    let context = context();
     let trained = CutSetting::new(2, 4, 96);
     let others = [
         CutSetting { cut: 3, ..trained },
@@ -92,22 +78,11 @@ fn settings_are_compared_as_in_rust() {
         trained,
     ];
     for other in others {
-        let mut pair = [lgreco_cut_setting::default(); 2];
-        let mut links = [lgreco_link::default(); 4];
-        let (mut compatibility, mut what) = (99, null());
-        for (index, one) in [other, trained].iter().enumerate() {
-            let bytes = one.to_bytes();
-            let [forward, backward] = [2 * index, 2 * index + 1].map(|link| &raw mut links[link]);
-            let (from, to) = (bytes.as_ptr(), &raw mut pair[index]);
-            // SAFETY: all live, with their lengths.
-            let status = unsafe { lgreco_cut_setting_from_bytes(context, from, bytes.len(), to, forward, backward) };
-            assert_eq!(status, LGRECO_OK);
-        }
-        // SAFETY: settings whose links live, and places; the text is static.
+        let (setting, of_trained, mut compatibility, mut what) = (made(&other), made(&trained), 99, null());
+        // SAFETY: settings and places; the text is static.
         let what = unsafe {
-            let (setting, trained) = (&raw const pair[0], &raw const pair[1]);
-            let status = lgreco_cut_setting_compare(context, setting, trained, &raw mut compatibility, &raw mut what);
-            assert_eq!(status, LGRECO_OK);
+            let (compatibility, what_to) = (&raw mut compatibility, &raw mut what);
+            assert_eq!(lgreco_cut_setting_compare(&setting, &of_trained, compatibility, what_to), LGRECO_OK);
             CStr::from_ptr(what).to_str().unwrap()
         };
         let found = match compatibility {
@@ -118,7 +93,6 @@ fn settings_are_compared_as_in_rust() {
         };
         assert_eq!(found, format!("{:?}", other.compare(&trained)));
     }
-    destroy(context);
 }
 
 struct Ends {
@@ -127,19 +101,17 @@ struct Ends {
 }
 
 impl Ends {
-    fn new(memory: lgreco_link_memory) -> Ends {
-        let context = context();
-        let link = lgreco_link { memory, ..Default::default() };
-        let (batch, features) = (BATCH as u32, FEATURES as u32);
-        let setting = lgreco_cut_setting { forward: &link, batch, features, ..Default::default() };
+    fn new(memory: LinkMemory) -> Ends {
+        let mut setting = CutSetting::new(0, BATCH as u32, FEATURES as u32);
+        setting.forward.memory = memory;
+        let setting = made(&setting);
         let mut ends = Ends { above: null_mut(), below: null_mut() };
         // SAFETY: all live.
         unsafe {
             let (up, down) = (LGRECO_END_UPSTREAM, LGRECO_END_DOWNSTREAM);
-            assert_eq!(lgreco_cut_create(context, &setting, up, 0, &raw mut ends.above), LGRECO_OK);
-            assert_eq!(lgreco_cut_create(context, &setting, down, 0, &raw mut ends.below), LGRECO_OK);
+            assert_eq!(lgreco_cut_create(&setting, up, 0, &raw mut ends.above), LGRECO_OK);
+            assert_eq!(lgreco_cut_create(&setting, down, 0, &raw mut ends.below), LGRECO_OK);
         }
-        destroy(context);
         ends
     }
 
@@ -179,23 +151,25 @@ impl Drop for Ends {
 
 #[test]
 fn steps_allocate_only_while_samples_are_new() {
-    for memory in [LGRECO_LINK_MEMORY_NONE, LGRECO_LINK_MEMORY_RESIDUAL, LGRECO_LINK_MEMORY_SAMPLES] {
+    let samples = LinkMemory::Samples { capacity: 1024, storage: RowStorage::Bf16 };
+    for memory in [LinkMemory::None, LinkMemory::Residual(Residual::CLASSIC), samples] {
         let ends = Ends::new(memory);
         let (mut message, mut received) = (vec![0; 4096], vec![0.0; BATCH * FEATURES]);
         for step in 0..6 {
             let activations = gradient(step, BATCH * FEATURES);
             let count = allocations(|| ends.step(&activations, &[7, 8, 9], &mut message, &mut received));
             // Updates wait in rows of their own, which are made at the second visit.
-            assert!(count == 0 || (memory == LGRECO_LINK_MEMORY_SAMPLES && step < 2), "step {step}: {count} times");
+            assert!(count == 0 || (memory == samples && step < 2), "step {step}: {count} times");
         }
     }
 }
 
 #[test]
 fn what_is_remembered_is_what_rust_remembers() {
-    let ends = Ends::new(LGRECO_LINK_MEMORY_SAMPLES);
+    let memory = LinkMemory::Samples { capacity: 1024, storage: RowStorage::Bf16 };
+    let ends = Ends::new(memory);
     let mut setting = CutSetting::new(0, BATCH as u32, FEATURES as u32);
-    setting.forward.memory = LinkMemory::Samples { capacity: 1024, storage: RowStorage::Bf16 };
+    setting.forward.memory = memory;
     let mut rust = Upstream::new(setting, 0).unwrap();
     let mut workspace = vec![0; rust.workspace_len()];
     let (mut message, mut received) = (vec![0; 4096], vec![0.0; BATCH * FEATURES]);

@@ -2,8 +2,12 @@
 //! Where there is no such GPU, nor a driver that runs on the processor, tests say so; `LGRECO_REQUIRE=wgpu` makes that a
 //! failure, and so does an `LGRECO_GPU` that is given.
 
+mod common;
+
+use common::List;
 use lgreco_c::*;
 use lgreco_train::compress::Setting;
+use std::ffi::{CStr, CString};
 use std::io::Write as _;
 use std::ptr::{null, null_mut};
 use std::sync::Once;
@@ -22,10 +26,10 @@ fn gradient(step: u32, count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-fn gpu() -> lgreco_device {
+fn gpu() -> &'static CStr {
     match std::env::var("LGRECO_GPU").as_deref() {
-        Ok("cuda") => LGRECO_DEVICE_CUDA,
-        Ok("wgpu") | Err(_) => LGRECO_DEVICE_WGPU,
+        Ok("cuda") => c"cuda",
+        Ok("wgpu") | Err(_) => c"wgpu",
         Ok(other) => panic!("LGRECO_GPU is {other}"),
     }
 }
@@ -35,10 +39,10 @@ struct Contexts([*mut lgreco_context; 2]);
 
 impl Contexts {
     fn new() -> Option<Contexts> {
-        let [cpu, gpu] = [LGRECO_DEVICE_CPU, gpu()].map(|device| {
-            let (options, mut context) = (lgreco_context_options { device, ..Default::default() }, null_mut());
-            // SAFETY: both live.
-            (unsafe { lgreco_context_create(&options, &raw mut context) }, context)
+        let [cpu, gpu] = [c"cpu", gpu()].map(|device| {
+            let mut context = null_mut();
+            // SAFETY: text and a place.
+            (unsafe { lgreco_context_create(device.as_ptr(), &raw mut context) }, context)
         });
         assert_eq!(cpu.0, LGRECO_OK);
         let contexts = Contexts([cpu.1, gpu.1]);
@@ -79,23 +83,20 @@ fn settings() -> [lgreco_setting; 10] {
     SETTINGS.map(|text| text.parse::<Setting>().unwrap().into())
 }
 
-fn layer(name: &'static std::ffi::CStr, dims: &[usize; 2], values: &[f32]) -> lgreco_layer {
+fn layer(name: &'static CStr, dims: &[usize; 2], values: &[f32]) -> lgreco_layer {
     let (name, dims, values) = (name.as_ptr(), dims.as_ptr(), values.as_ptr().cast());
     lgreco_layer { name, dims, dims_len: 2, values, ..Default::default() }
 }
 
 /// What a compressor on `context` sends, decodes and remembers over some steps.
-fn trace(
-    context: *mut lgreco_context,
-    setting: &lgreco_setting,
-    feedback: lgreco_feedback,
-) -> Vec<(Vec<u8>, Vec<f32>)> {
+fn trace(context: *mut lgreco_context, setting: &lgreco_setting, feedback: &str) -> Vec<(Vec<u8>, Vec<f32>)> {
     let layer = layer(c"fc1", &[ROWS, COLS], &[]);
-    let options = lgreco_compressor_options { seed: 3, feedback, ..Default::default() };
+    let options = List::new([("random_seed", "3"), ("error_feedback", feedback)]);
     let (mut compressor, mut bound) = (null_mut(), 0);
     // SAFETY: all live, with their lengths.
     unsafe {
-        let status = lgreco_compressor_create(context, &layer, setting.text.as_ptr(), &options, &raw mut compressor);
+        let status =
+            lgreco_compressor_create(context, &layer, setting.text.as_ptr(), options.pointer(), &raw mut compressor);
         assert_eq!(status, LGRECO_OK);
         assert_eq!(lgreco_compressor_bound(compressor, &raw mut bound), LGRECO_OK);
         let steps = (0..3).map(|step| {
@@ -108,7 +109,7 @@ fn trace(
             let to = decoded.as_mut_ptr();
             let status = lgreco_compressor_decode(compressor, payload.as_ptr(), length, to, ELEMENTS);
             assert_eq!(status, LGRECO_OK);
-            if feedback != LGRECO_FEEDBACK_NONE {
+            if feedback == "true" {
                 assert_eq!(lgreco_compressor_memory(compressor, to.add(ELEMENTS), ELEMENTS), LGRECO_OK);
             }
             (payload, decoded)
@@ -125,7 +126,7 @@ fn trace(
 fn payloads_and_memories_are_those_of_the_cpu() {
     let Some(Contexts([cpu, gpu])) = &Contexts::new() else { return };
     for (setting, text) in settings().iter().zip(SETTINGS) {
-        for feedback in [LGRECO_FEEDBACK_NONE, LGRECO_FEEDBACK_RESIDUAL] {
+        for feedback in ["false", "true"] {
             let (expected, found) = (trace(*cpu, setting, feedback), trace(*gpu, setting, feedback));
             for ((payload, decoded), (other, values)) in expected.iter().zip(&found) {
                 if text == "powersgd 4" {
@@ -171,15 +172,15 @@ fn rows_are_those_of_the_cpu() {
 fn tables_are_those_of_the_cpu() {
     let (one, two) = (gradient(1, ELEMENTS), gradient(2, ELEMENTS));
     let layers = [layer(c"fc1", &[ROWS, COLS], &one), layer(c"fc2", &[COLS, ROWS], &two)];
-    for methods in [c"qsgd", c"topk", c"powersgd", c"hybrid"] {
-        let search = lgreco_search_options { methods: methods.as_ptr(), ..Default::default() };
+    for method in ["qsgd", "topk", "powersgd", "hybrid"] {
+        let search = List::new([("method", method)]);
         let Some(Contexts(contexts)) = &Contexts::new() else { return };
         let [expected, found] = contexts.map(|context| {
             let (mut table, mut view) = (null_mut(), lgreco_table_view::default());
             // SAFETY: all live; the view's arrays are as long as it says, until the table is destroyed.
             unsafe {
                 let place = &raw mut table;
-                let status = lgreco_table_measure(context, layers.as_ptr(), 2, &search, place);
+                let status = lgreco_table_measure(context, layers.as_ptr(), 2, search.pointer(), place);
                 assert_eq!(status, LGRECO_OK);
                 assert_eq!(lgreco_table_get(table, &raw mut view), LGRECO_OK);
                 let ends = std::slice::from_raw_parts(view.ends, view.layers).to_vec();
@@ -190,7 +191,7 @@ fn tables_are_those_of_the_cpu() {
         });
         assert_eq!(expected.0, found.0);
         for (a, b) in expected.1.iter().zip(&found.1) {
-            assert!(a.size == b.size && near(a.error, b.error), "{methods:?}: {} and {}", a.error, b.error);
+            assert!(a.size == b.size && near(a.error, b.error), "{method}: {} and {}", a.error, b.error);
         }
     }
 }
@@ -205,8 +206,7 @@ unsafe extern "C" fn perform(_: *mut std::ffi::c_void, _: *const lgreco_request)
 fn decisions_are_those_of_the_cpu() {
     let collective = lgreco_collective { perform: Some(perform), ..Default::default() };
     // Rows of which the devices differ in the last bits.
-    let search = lgreco_search_options { methods: c"qsgd".as_ptr(), ..Default::default() };
-    let options = lgreco_controller_options { search: &search, warmup: 2, period: 3, ..Default::default() };
+    let options = List::new([("method", "qsgd"), ("start_iter", "2"), ("period", "3")]);
     let layers = [layer(c"fc1", &[ROWS, COLS], &[]), layer(c"fc2", &[COLS, ROWS], &[])];
     let Some(contexts) = Contexts::new() else { return };
     let mut controllers = contexts.0.map(|context| {
@@ -214,7 +214,7 @@ fn decisions_are_those_of_the_cpu() {
         // SAFETY: all live.
         let status = unsafe {
             let place = &raw mut controller;
-            lgreco_controller_create(context, &collective, layers.as_ptr(), 2, &options, place)
+            lgreco_controller_create(context, &collective, layers.as_ptr(), 2, null(), options.pointer(), place)
         };
         assert_eq!(status, LGRECO_OK);
         controller
@@ -247,18 +247,14 @@ fn decisions_are_those_of_the_cpu() {
 #[cfg_attr(not(all(feature = "cuda", feature = "wgpu")), ignore = "needs --features cuda,wgpu")]
 fn a_machine_has_so_many_devices() {
     let mut context = null_mut();
-    for (device, device_index, status) in [(gpu(), 1000, LGRECO_UNAVAILABLE), (3, 0, LGRECO_UNKNOWN_CONSTANT)] {
-        let mut reason = [b'?'; 512];
-        let (message, message_capacity) = (reason.as_mut_ptr().cast(), reason.len());
-        let options = lgreco_context_options { device, device_index, message, message_capacity, ..Default::default() };
-        // SAFETY: all live, the room with its length.
-        assert_eq!(unsafe { lgreco_context_create(&options, &raw mut context) }, status);
-        assert!(context.is_null());
-        let reason = std::ffi::CStr::from_bytes_until_nul(&reason).unwrap().to_str().unwrap();
-        assert!(reason.len() > 10, "{reason}");
+    let kind = gpu().to_str().unwrap();
+    for (device, status) in [(format!("{kind}:1000"), LGRECO_UNAVAILABLE), ("gpu".into(), LGRECO_UNKNOWN_NAME)] {
+        let device = CString::new(device).unwrap();
+        // SAFETY: text, a place, and a message that no call changes meanwhile.
+        let reason = unsafe {
+            assert_eq!(lgreco_context_create(device.as_ptr(), &raw mut context), status);
+            CStr::from_ptr(lgreco_message()).to_str().unwrap()
+        };
+        assert!(context.is_null() && reason.len() > 10, "{reason}");
     }
-    // SAFETY: NULL and a place.
-    assert_eq!(unsafe { lgreco_context_create(null(), &raw mut context) }, LGRECO_OK);
-    // SAFETY: a live handle.
-    assert_eq!(unsafe { lgreco_context_destroy(&raw mut context) }, LGRECO_OK);
 }

@@ -1,58 +1,59 @@
-//! `include/lgreco.h` is what cbindgen makes of the source now. `LGRECO_BLESS=1` writes it instead of comparing.
+//! The headers in `include` are what the templates and the source make now, and their revision changes with every declaration.
+//! `LGRECO_BLESS=1` writes them instead of comparing.
 
+mod compose;
+
+use compose::{HEADERS, headers};
 use std::fs;
 use std::path::Path;
 
-fn generated(folder: &Path) -> String {
-    let mut config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).expect("cbindgen.toml");
-    let part = |name: &str, number: &str| format!("#define LGRECO_VERSION_{name} {number}\n");
-    config.after_includes = config.after_includes.map(|_| {
-        String::from("\n// The version this header belongs to; lgreco_version() is that of the library.\n")
-            + &part("MAJOR", env!("CARGO_PKG_VERSION_MAJOR"))
-            + &part("MINOR", env!("CARGO_PKG_VERSION_MINOR"))
-            + &part("PATCH", env!("CARGO_PKG_VERSION_PATCH"))
-            + &part("STRING", &format!("{:?}", env!("CARGO_PKG_VERSION")))
-            + "#define LGRECO_VERSION (LGRECO_VERSION_MAJOR * 10000 + LGRECO_VERSION_MINOR * 100 + LGRECO_VERSION_PATCH)"
-    });
-    let mut header = Vec::new();
-    cbindgen::Builder::new()
-        .with_crate(folder)
-        .with_config(config)
-        .generate()
-        .expect("cbindgen reads the source")
-        .write(&mut header);
-    String::from_utf8(header).expect("a header is text")
+const REVISION: &str = "#define LGRECO_HEADER_REVISION ";
+
+fn folder() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The header's revision, and a checksum of its declarations: of all but comments, spaces, its version and revision.
-fn revision(header: &str) -> String {
-    const REVISION: &str = "#define LGRECO_HEADER_REVISION ";
-    let code = header.split("*/").nth(1).expect("the header begins with a comment");
-    let lines = code.lines().map(|line| line.split("//").next().unwrap_or_default());
+fn is_blessed() -> bool {
+    std::env::var_os("LGRECO_BLESS").is_some()
+}
+
+/// Without comments.
+fn code(header: &str) -> String {
+    let mut code = String::new();
+    let mut rest = header;
+    while let Some((before, comment)) = rest.split_once("/*") {
+        code += before;
+        rest = comment.split_once("*/").expect("a comment that ends").1;
+    }
+    (code + rest).lines().map(|line| line.split("//").next().unwrap_or_default().to_owned() + "\n").collect()
+}
+
+/// The revision, and a checksum of all declarations: of all but comments, spaces, version and revision.
+fn revision(headers: &str) -> String {
+    let code = code(headers);
     let declares = |line: &&str| !line.starts_with("#define LGRECO_VERSION") && !line.starts_with(REVISION);
-    let words = lines.filter(declares).flat_map(str::split_whitespace);
+    let words = code.lines().filter(declares).flat_map(str::split_whitespace);
     // FNV-1a.
     let checksum = words
         .flat_map(|word| word.bytes().chain([b' ']))
         .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-    let number = header.lines().find_map(|line| line.strip_prefix(REVISION)).expect("the header has its revision");
+    let number = headers.lines().find_map(|line| line.strip_prefix(REVISION)).expect("a revision");
     format!("revision {number} checksum {checksum:016x}\n")
 }
 
-/// A library refuses programs that were compiled with a header of another revision, so it must change with the declarations.
+/// A library refuses programs that were compiled with headers of another revision, so it must change with the declarations.
 #[test]
 fn other_declarations_have_another_revision() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let (path, now) = (folder.join("tests/revision.txt"), revision(&generated(folder)));
+    let all: String = headers(folder()).into_iter().map(|(_, text)| text).collect();
+    let (path, now) = (folder().join("tests/revision.txt"), revision(&all));
     let before = fs::read_to_string(&path).unwrap_or_default();
     let number = |text: &str| text.split_whitespace().nth(1).map(String::from);
-    let same = now == before;
     assert!(
-        same || number(&now) != number(&before),
-        "declarations of lgreco.h have changed: count LGRECO_HEADER_REVISION up, and run LGRECO_BLESS=1 cargo test -p lgreco-ffi \
-         --test header"
+        now == before || number(&now) != number(&before),
+        "declarations of the headers have changed: count LGRECO_HEADER_REVISION up, and run LGRECO_BLESS=1 cargo test -p \
+         lgreco-ffi --test header"
     );
-    if std::env::var_os("LGRECO_BLESS").is_some() {
+    if is_blessed() {
         fs::write(&path, &now).expect("tests/revision.txt can be written");
     }
     let blessed = fs::read_to_string(&path).unwrap_or_default();
@@ -65,19 +66,49 @@ fn the_checksum_is_that_of_declarations_alone() {
         |body: &str| format!("/* lgreco.h */\n#define LGRECO_VERSION 1\n#define LGRECO_HEADER_REVISION 4\n{body}");
     let one = revision(&header("int f(int);  // a\n"));
     assert!(one.starts_with("revision 4 checksum "));
-    assert_eq!(one, revision(&header("// b\nint\nf(int);")));
+    assert_eq!(one, revision(&header("// b\nint /* c */\nf(int);")));
     assert_ne!(one, revision(&header("int f(long);")));
 }
 
 #[test]
-fn the_header_is_up_to_date() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let (path, header) = (folder.join("include/lgreco.h"), generated(folder));
-    if std::env::var_os("LGRECO_BLESS").is_some() {
-        fs::write(&path, &header).expect("include/lgreco.h can be written");
+fn the_headers_are_up_to_date() {
+    for (name, text) in headers(folder()) {
+        let path = folder().join("include").join(name);
+        if is_blessed() {
+            fs::write(&path, &text).expect("a header can be written");
+        }
+        let committed = fs::read_to_string(&path).unwrap_or_default();
+        let differs = committed.lines().zip(text.lines()).find(|(old, new)| old != new);
+        assert_eq!(differs, None, "include/{name} is old: LGRECO_BLESS=1 cargo test -p lgreco-ffi --test header");
+        assert_eq!(committed.len(), text.len(), "{name}");
     }
-    let committed = fs::read_to_string(&path).unwrap_or_default();
-    let differs = committed.lines().zip(header.lines()).find(|(old, new)| old != new);
-    assert_eq!(differs, None, "include/lgreco.h is old: LGRECO_BLESS=1 cargo test -p lgreco-ffi --test header");
-    assert_eq!(committed.len(), header.len());
+}
+
+/// Few functions, in order of use, and the first one where the reader looks for it.
+#[test]
+fn the_first_header_is_short() {
+    let (_, text) = headers(folder()).swap_remove(0);
+    let code = code(&text);
+    // A call's name stands before its bracket, behind its type.
+    let functions = code.lines().filter(|line| line.starts_with("lgreco_") || line.starts_with("const char *lgreco_"));
+    let count = functions.count();
+    assert!((15..=20).contains(&count), "lgreco.h has {count} functions");
+    let first = text.lines().position(|line| line.starts_with("const char *lgreco_")).expect("a function");
+    assert!(first < 149, "the first function of lgreco.h is on line {}", first + 1);
+}
+
+/// What is said in the headers to be constants of the library is there.
+#[test]
+fn comments_name_what_there_is() {
+    let all: Vec<(&str, String)> = headers(folder());
+    let declared: String = all.iter().map(|(_, text)| code(text)).collect();
+    let is_declared = |name: &str| declared.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == name);
+    for (header, text) in &all {
+        let words = text.split(|c: char| !c.is_alphanumeric() && c != '_');
+        let named = words.filter(|word| word.starts_with("lgreco_") || word.starts_with("LGRECO_"));
+        for name in named.filter(|name| !name.ends_with('_') && *name != "LGRECO_BLESS") {
+            let is_file = HEADERS.iter().any(|header| header.trim_end_matches(".h") == name);
+            assert!(is_file || is_declared(name), "{header} names {name}, which is not declared");
+        }
+    }
 }

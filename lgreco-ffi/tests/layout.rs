@@ -60,31 +60,7 @@ impl Program {
 #[test]
 fn c_and_rust_agree_on_structs_and_their_defaults() {
     let mut p = Program::default();
-    struct_of!(
-        p,
-        lgreco_context_options,
-        "LGRECO_CONTEXT_OPTIONS_INIT",
-        struct_size,
-        device,
-        device_index,
-        message,
-        message_capacity
-    );
     struct_of!(p, lgreco_layer, "LGRECO_LAYER_INIT", struct_size, name, dims, dims_len, values, dtype);
-    struct_of!(
-        p,
-        lgreco_cuda_bucket_options,
-        "LGRECO_CUDA_BUCKET_OPTIONS_INIT",
-        struct_size,
-        seed,
-        indices,
-        world_size,
-        rank,
-        step,
-        gain,
-        on_fault,
-        reduce_dtype
-    );
     struct_of!(
         p,
         lgreco_cuda_outcome,
@@ -97,23 +73,6 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         layer,
         element,
         has_failed
-    );
-    struct_of!(
-        p,
-        lgreco_search_options,
-        "LGRECO_SEARCH_OPTIONS_INIT",
-        struct_size,
-        methods,
-        metric,
-        parameter,
-        first,
-        last,
-        step,
-        min_elements,
-        seed,
-        widths,
-        workers,
-        reduce_dtype
     );
     struct_of!(
         p,
@@ -136,18 +95,6 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
     );
     struct_of!(
         p,
-        lgreco_plan_options,
-        "LGRECO_PLAN_OPTIONS_INIT",
-        struct_size,
-        solver,
-        levels,
-        states,
-        alpha,
-        limit,
-        size_limit
-    );
-    struct_of!(
-        p,
         lgreco_plan_view,
         "LGRECO_PLAN_VIEW_INIT",
         struct_size,
@@ -163,61 +110,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         size_limit,
         error_lower_bound
     );
-    struct_of!(
-        p,
-        lgreco_compressor_options,
-        "LGRECO_COMPRESSOR_OPTIONS_INIT",
-        struct_size,
-        seed,
-        layer_index,
-        rank,
-        feedback,
-        gain,
-        reset_every,
-        storage
-    );
     struct_of!(p, lgreco_collective, "LGRECO_COLLECTIVE_INIT", struct_size, rank, world_size, user, perform);
-    struct_of!(
-        p,
-        lgreco_controller_options,
-        "LGRECO_CONTROLLER_OPTIONS_INIT",
-        struct_size,
-        search,
-        plan,
-        fixed,
-        clusters,
-        accordion_low,
-        accordion_high,
-        accordion_eta,
-        accordion_drop,
-        warmup,
-        period,
-        window,
-        lead,
-        policy,
-        feedback,
-        storage,
-        gain,
-        reset_every,
-        loco_storage,
-        loco_gain,
-        loco_reset_every,
-        non_finite,
-        route,
-        measuring_rank,
-        objective,
-        bucket_bytes,
-        metrics_every,
-        shards,
-        legacy_levels,
-        legacy_sizes,
-        legacy_classes,
-        legacy_phases,
-        legacy_steps,
-        ramp_up_first,
-        ramp_up_steps,
-        undo
-    );
     struct_of!(p, lgreco_memory_use, "LGRECO_MEMORY_USE_INIT", struct_size, residuals, undo, factors, exchange, window);
     struct_of!(
         p,
@@ -309,43 +202,14 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         step,
         oldest_residual
     );
-    struct_of!(
-        p,
-        lgreco_link,
-        "LGRECO_LINK_INIT",
-        struct_size,
-        codec,
-        bits,
-        tile,
-        channels,
-        scale,
-        keep,
-        values,
-        memory,
-        gain,
-        reset_every,
-        storage,
-        capacity,
-        rows,
-        row_bits
-    );
-    struct_of!(
-        p,
-        lgreco_cut_setting,
-        "LGRECO_CUT_SETTING_INIT",
-        struct_size,
-        forward,
-        backward,
-        cut,
-        batch,
-        features,
-        in_flight
-    );
     struct_of!(p, lgreco_setting, "", text);
+    struct_of!(p, lgreco_cut_setting, "", bytes);
     struct_of!(p, lgreco_choice, "", size, error);
     struct_of!(p, lgreco_rng_stream, "", seed, step, layer, rank);
-    let header = include_str!("../include/lgreco.h");
-    for line in header.lines() {
+    let headers = ["lgreco.h", "lgreco_train.h", "lgreco_cuda.h", "lgreco_pipeline.h"];
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("include");
+    let headers = headers.map(|name| std::fs::read_to_string(folder.join(name)).unwrap()).concat();
+    for line in headers.lines() {
         if let Some(name) = line.strip_prefix("typedef struct ").and_then(|line| line.strip_suffix(" {")) {
             assert!(p.asserts.contains(&format!("sizeof({name})")), "{name} is not looked at");
         }
@@ -357,7 +221,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let (source, program) = (folder.join("layout.c"), folder.join("layout"));
     let text = format!(
-        "#include <lgreco.h>\n#include <stdio.h>\n#include <string.h>\n\n{}\nint main(void) {{\n    int failures = 0;\n{}    \
+        "#include <lgreco_cuda.h>\n#include <lgreco_pipeline.h>\n#include <lgreco_train.h>\n#include <stdio.h>\n#include <string.h>\n\n{}\nint main(void) {{\n    int failures = 0;\n{}    \
          return failures;\n}}\n",
         p.asserts, p.checks
     );

@@ -103,6 +103,7 @@ mod setting;
 mod sparse;
 mod store;
 mod symmetric;
+mod text;
 mod tickets;
 mod upstream;
 mod values;

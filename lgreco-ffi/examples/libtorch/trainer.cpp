@@ -99,7 +99,7 @@ Outcome train(const Scheme &scheme, MpiCollective &collective, const Text &text)
     for (const auto &parameter : parameters) dims.emplace_back(parameter->sizes().begin(), parameter->sizes().end());
     std::vector<lgreco_layer> layers;
     for (std::size_t l = 0; l < dims.size(); l++) layers.push_back(lgreco::layer(parameters[l].key().c_str(), dims[l]));
-    lgreco::Controller controller = controller_of(scheme, collective, layers, warmup, period);
+    lgreco::Controller controller(collective, layers, options_of(scheme, warmup, period));
 
     // Each rank learns from its own part of the text.
     const std::int64_t part = text.training.size(0) / collective.world_size();

@@ -40,12 +40,11 @@ bool compress() {
     std::vector<lgreco_layer> model;
     for (const Layer &layer : layers) model.push_back(layer.description());
 
-    const lgreco::Context context;
-    lgreco::Cuda cuda = lgreco::Cuda::on_stream(context, c10::cuda::getCurrentCUDAStream().stream());
+    lgreco::Cuda cuda = lgreco::Cuda::on_stream(c10::cuda::getCurrentCUDAStream().stream());
     cuda.reserve(model, LGRECO_CUDA_MEASURE | LGRECO_CUDA_ENCODE | LGRECO_CUDA_DECODE |
                             LGRECO_CUDA_ENCODE_TO_DEVICE | LGRECO_CUDA_DECODE_ON_DEVICE);
     const lgreco::Table table = cuda.measure(model);
-    const lgreco::Plan plan = lgreco::Plan::solve(context, table.view());
+    const lgreco::Plan plan = lgreco::Plan::solve(table.view());
     const lgreco_table_view view = table.view();
     std::printf("%zu of %zu layers are compressed, to %llu bits; workspace %llu bytes\n", view.layers, layers.size(),
                 static_cast<unsigned long long>(plan.view().size), static_cast<unsigned long long>(cuda.held_bytes()));

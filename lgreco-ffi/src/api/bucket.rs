@@ -1,10 +1,11 @@
 use super::controller::{ControllerState, lgreco_controller};
 use super::gradient::{GradientLayer, Gradients};
 use super::request::{LGRECO_REQUEST_NONE, lgreco_request};
+use crate::failure::{Failure, Result};
 use crate::handle::{self, Kind as _, kind};
 use crate::pointers::{fill, slice};
-use crate::status::{Failure, Result, lgreco_status};
-use core::ffi::{c_char, c_void};
+use crate::status::{LGRECO_TRAINER, lgreco_status};
+use core::ffi::c_void;
 use lgreco_train::Error;
 use lgreco_train::controller::Bucket;
 use std::sync::{Arc, Weak};
@@ -84,7 +85,7 @@ pub unsafe extern "C" fn lgreco_bucket_open(
     layers_len: usize,
     bucket: *mut *mut lgreco_bucket,
 ) -> lgreco_status {
-    create!(controller, bucket, |state| {
+    create_on!(controller, bucket, |state| {
         let layers = slice(layers, layers_len, "layers")?;
         let bucket = state.controller.open(layers)?;
         Ok(BucketState::new(bucket, state))
@@ -120,7 +121,7 @@ pub unsafe extern "C" fn lgreco_bucket_round(
 ///
 /// LGRECO_STEP_ORDER when there are gradients already; the bucket is then as it was. What is wrong with gradients (they are not
 /// finite, or lgreco_controller_step would refuse the pointers) is no failure here, because the other ranks wait for this one: all
-/// are told, and lgreco_bucket_next fails on each. A trainer that has no gradients to give, because it has failed, submits NULL.
+/// are told, and lgreco_bucket_next fails on each. A trainer that has no gradients to give calls lgreco_bucket_submit_failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_submit(
     bucket: *mut lgreco_bucket,
@@ -145,6 +146,16 @@ pub unsafe extern "C" fn lgreco_bucket_submit(
     })
 }
 
+/// Says in place of lgreco_bucket_submit that this rank has no gradients to give, because its own backward pass has failed.
+/// All ranks learn of it in this step: lgreco_bucket_next, which is called as after lgreco_bucket_submit, fails here with
+/// LGRECO_TRAINER and elsewhere with LGRECO_PEER, whose message tells the rank. What is remembered of the layers is as it was.
+///
+/// LGRECO_STEP_ORDER when there are gradients already.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_bucket_submit_failure(bucket: *mut lgreco_bucket) -> lgreco_status {
+    call!(bucket, |state| Ok(state.bucket.submit_failure(Error::Trainer { code: LGRECO_TRAINER })?))
+}
+
 /// Goes on, once the collective asked for before is done, and tells the next one; LGRECO_REQUEST_NONE when the
 /// gradients are means. Does not allocate.
 ///
@@ -152,8 +163,8 @@ pub unsafe extern "C" fn lgreco_bucket_submit(
 /// and code. Gradients of the bucket are then of no use, what is remembered of its layers is as it was, and other
 /// buckets are not concerned: LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks exchange different layers or
 /// under different options, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PEER_MESSAGE. Where the controller's
-/// options do not make gradients that are not finite an error, all of the bucket's become zeros (LGRECO_NON_FINITE_STEP_SKIP) or
-/// NaN, for a loss scaler to find, on every rank instead, and residuals stay. LGRECO_STEP_ORDER before lgreco_bucket_submit, and after a failure.
+/// options do not make gradients that are not finite an error, all of the bucket's become zeros (skip) or
+/// NaN (pass_through), for a loss scaler to find, on every rank instead, and residuals stay. LGRECO_STEP_ORDER before lgreco_bucket_submit, and after a failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_next(bucket: *mut lgreco_bucket, request: *mut lgreco_request) -> lgreco_status {
     call!(bucket, |state| { fill(request, || state.next()) })
@@ -176,8 +187,7 @@ pub unsafe extern "C" fn lgreco_bucket_close(
             0 => Ok(()),
             _ => Err(Failure::Null(lgreco_controller::WHAT)),
         };
-        // SAFETY: README.md, handles.
-        return handle::call_without_handle(|| unsafe { handle::take(bucket, is_orphan) }.map(drop));
+        return plain!(|| handle::take(bucket, is_orphan).map(drop));
     }
     call!(controller, |state| {
         match handle::take(bucket, |bucket| state.check_own(&bucket.owner, "the bucket is another controller's"))? {
@@ -185,13 +195,4 @@ pub unsafe extern "C" fn lgreco_bucket_close(
             _ => Ok(()),
         }
     })
-}
-
-/// What went wrong in the last failed call on the bucket, with the layer's name if one is at fault; empty if none has
-/// failed. Valid until the next call on it. Failures of lgreco_bucket_open and lgreco_bucket_close are the controller's
-/// (lgreco_controller_message).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_bucket_message(bucket: *const lgreco_bucket) -> *const c_char {
-    // SAFETY: README.md, handles.
-    unsafe { handle::message(bucket) }
 }

@@ -1,78 +1,19 @@
-use super::context::lgreco_context;
+use super::context::{device, lgreco_context};
 use super::gradient::{lgreco_layer, values, values_range};
 use super::setting::read_setting;
 use crate::device::Device;
+use crate::failure::{Failure, Result};
 use crate::handle::{self, kind};
-use crate::pointers::{
-    Output, Range, disjoint, encoded, read_struct, read_struct_or_default, sized_struct, slice, slice_mut, write,
-};
-use crate::status::{Failure, Result, lgreco_status, one_of};
+use crate::options::{self, CompressorOptions};
+use crate::pointers::{Range, disjoint, encoded, read_struct, slice_mut, write};
+use crate::status::lgreco_status;
 use core::ffi::{c_char, c_void};
 use lgreco_train::backend::Backend;
 use lgreco_train::compress::{Compressor as _, Setting, wire::Payload};
-use lgreco_train::feedback::{
-    Memory, Residual, SavedState, Storage, contraction_workspace_len, payload_stream, suits, suits_gradient,
-};
+use lgreco_train::feedback::{Memory, SavedState, contraction_workspace_len, payload_stream, suits, suits_gradient};
 use lgreco_train::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_train::rng::Stream;
 use lgreco_train::{CoreError, Error};
-
-/// What a compressor remembers between steps: LGRECO_FEEDBACK_...
-pub type lgreco_feedback = u32;
-
-/// Nothing.
-pub const LGRECO_FEEDBACK_NONE: lgreco_feedback = 0;
-/// Error feedback: what was not sent; `gain`, `reset_every`, `storage`.
-pub const LGRECO_FEEDBACK_RESIDUAL: lgreco_feedback = 1;
-
-/// What a residual is kept in: LGRECO_STORAGE_...
-pub type lgreco_storage = u32;
-
-/// 4 bytes per element, exact.
-pub const LGRECO_STORAGE_F32: lgreco_storage = 0;
-/// 2 bytes per element, stochastically rounded.
-pub const LGRECO_STORAGE_BF16: lgreco_storage = 1;
-/// About 1 byte per element, stochastically rounded.
-pub const LGRECO_STORAGE_INT8: lgreco_storage = 2;
-
-/// Whose compressor it is, and what it remembers. Begin with LGRECO_COMPRESSOR_OPTIONS_INIT.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct lgreco_compressor_options {
-    /// Set by the INIT macro.
-    pub struct_size: usize,
-    /// Seed of the run, the same on every rank; 0 by default.
-    pub seed: u64,
-    /// Index of the layer in the model; with `seed` it names PowerSGD's start matrix; 0 by default.
-    pub layer_index: u32,
-    /// Number of this worker. Workers must differ here, or their rounding errors do not average out; 0 by default.
-    pub rank: u32,
-    /// LGRECO_FEEDBACK_NONE by default.
-    pub feedback: lgreco_feedback,
-    /// Residuals: how much of an error is remembered, in (0, 1]; 1 by default.
-    pub gain: f32,
-    /// Residuals: zeroed after every so many steps; 0, the default, for never.
-    pub reset_every: u32,
-    /// Residuals: LGRECO_STORAGE_F32 by default.
-    pub storage: lgreco_storage,
-}
-
-// SAFETY: repr(C), starts with a usize; numbers only.
-sized_struct!(
-    "compressor options",
-    lgreco_compressor_options { gain: Residual::CLASSIC.gain, reset_every: Residual::CLASSIC.reset_every }
-);
-
-impl lgreco_compressor_options {
-    pub(super) fn residual(&self) -> Result<Option<Residual>> {
-        let residual = Residual { gain: self.gain, reset_every: self.reset_every, storage: storage(self.storage)? };
-        one_of("feedback", self.feedback, [None, Some(residual)])
-    }
-}
-
-pub(super) fn storage(code: lgreco_storage) -> Result<Storage> {
-    one_of("storage", code, [Storage::F32, Storage::Bf16, Storage::Int8])
-}
 
 /// The compressor of one layer on one worker, with what it remembers and the memory it works in.
 pub struct lgreco_compressor {
@@ -176,34 +117,34 @@ impl Compressor {
     }
 }
 
-/// Makes the compressor of `layer`, whose `values` are not looked at. `setting` is text, such as "topk 786". `options` may
-/// be NULL. Allocates all that later calls work in.
+/// Makes the compressor of `layer`, whose `values` are not looked at. `setting` is text, such as "topk 786". `context` may be
+/// NULL: the CPU. Allocates all that later calls work in.
 ///
-/// LGRECO_PARAMETER when the setting does not fit the layer; the codes of lgreco_setting; as lgreco_feedback_check when it
-/// does not suit the feedback.
+/// LGRECO_PARAMETER when the setting does not fit the layer, LGRECO_NOT_CONTRACTIVE when it does not suit error feedback
+/// (lgreco_feedback_check); the codes of lgreco_setting; LGRECO_UNKNOWN_OPTION.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_create(
-    context: *mut lgreco_context,
+    context: *const lgreco_context,
     layer: *const lgreco_layer,
     setting: *const c_char,
-    options: *const lgreco_compressor_options,
+    options: *const *const c_char,
     compressor: *mut *mut lgreco_compressor,
 ) -> lgreco_status {
-    create!(context, compressor, |context| {
-        let tensor = read_struct(layer)?.tensor()?;
-        let (setting, options) = (read_setting(setting)?, read_struct_or_default(options)?);
-        let residual = options.residual()?;
+    create!(compressor, || {
+        let (device, tensor) = (device(context)?, read_struct(layer)?.tensor()?);
+        let (setting, options) = (read_setting(setting)?, options::read::<CompressorOptions>(options)?);
+        let residual = options.residual();
         let named = |error: Error| Failure::named(error, Some(tensor.name.into()));
         let memory = residual.map(|residual| Memory::owned(residual, tensor.shape)).transpose().map_err(named)?;
         let elements = if memory.is_some() { tensor.shape.elements() } else { 0 };
-        let compensated = if matches!(context.device, Device::Cpu) { 0 } else { elements };
+        let compensated = if matches!(device, Device::Cpu) { 0 } else { elements };
         let mut compressor = Compressor {
             name: tensor.name.into(),
             shape: tensor.shape,
             dtype: tensor.dtype,
             setting,
-            device: context.device.clone(),
-            stream: Stream { seed: options.seed, step: 0, layer: options.layer_index, rank: options.rank },
+            device,
+            stream: options.stream,
             memory,
             workspace: Vec::new(),
             decoded: zeros(elements).map_err(named)?,
@@ -214,39 +155,37 @@ pub unsafe extern "C" fn lgreco_compressor_create(
     })
 }
 
-/// Whether the feedback of `options` may be kept under `setting` on `layer`, which lgreco_compressor_create asks too, without
-/// values. All methods go with it; QSGD does with 4 bits in buckets of up to 512.
+/// Whether the error feedback of a compressor's `options` may be kept under `setting` on `layer`, which
+/// lgreco_compressor_create asks too, without values. All methods go with it; QSGD does with 4 bits in buckets of up to 512.
 ///
 /// QSGD is unbiased and needs no feedback. With few bits or long buckets it adds more error than it is given, and what is
 /// remembered would grow until it overflows. The layer's `values` may be NULL: QSGD is then judged by heavy-tailed values, as
 /// when a compressor is made. Otherwise any method is judged by them, which must be finite: more than
-/// that may suit them, or less. With LGRECO_FEEDBACK_NONE nothing is asked of the values. Allocates.
+/// that may suit them, or less. Without error feedback nothing is asked of the values. Allocates.
 ///
-/// LGRECO_NOT_CONTRACTIVE, with the squared error in the context's message; LGRECO_PARAMETER, LGRECO_NON_FINITE.
+/// LGRECO_NOT_CONTRACTIVE, with the squared error in the message; LGRECO_PARAMETER, LGRECO_NON_FINITE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_feedback_check(
-    context: *mut lgreco_context,
     layer: *const lgreco_layer,
     setting: *const c_char,
-    options: *const lgreco_compressor_options,
+    options: *const *const c_char,
 ) -> lgreco_status {
-    call!(context, |_| {
+    plain!(|| {
         let layer = read_struct(layer)?;
         let tensor = layer.tensor()?;
-        let (setting, options) = (read_setting(setting)?, read_struct_or_default(options)?);
+        let (setting, options) = (read_setting(setting)?, options::read::<CompressorOptions>(options)?);
         let named = |error: Error| Failure::named(error, Some(tensor.name.into()));
         setting.payload_len(tensor.shape, tensor.dtype).map_err(|error| named(error.into()))?;
-        if options.residual()?.is_none() {
+        if options.residual().is_none() {
             return Ok(());
         }
         if layer.values.is_null() {
             return suits(&setting, tensor.shape).map_err(named);
         }
         let gradient = layer.gradient(tensor)?;
-        let stream = Stream { seed: options.seed, step: 0, layer: options.layer_index, rank: options.rank };
         let words = contraction_workspace_len(&setting, tensor.shape, tensor.dtype);
         let mut workspace = zeros(words).map_err(named)?;
-        suits_gradient(&setting, &gradient, stream, &mut workspace).map_err(named)
+        suits_gradient(&setting, &gradient, options.stream, &mut workspace).map_err(named)
     })
 }
 
@@ -255,14 +194,6 @@ pub unsafe extern "C" fn lgreco_feedback_check(
 pub unsafe extern "C" fn lgreco_compressor_destroy(compressor: *mut *mut lgreco_compressor) -> lgreco_status {
     // SAFETY: README.md, handles.
     unsafe { handle::destroy(compressor) }
-}
-
-/// What went wrong in the last failed call on the compressor, beginning with the layer's name; empty if none has failed.
-/// Valid until the next call on it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_compressor_message(compressor: *const lgreco_compressor) -> *const c_char {
-    // SAFETY: README.md, handles.
-    unsafe { handle::message(compressor) }
 }
 
 /// Changes the setting between two steps, as when plans change; what is remembered stays. Allocates when the new setting
@@ -332,95 +263,4 @@ pub unsafe extern "C" fn lgreco_compressor_decode(
         let (payload, values) = encoded("payload", (payload, length), (values, values_len))?;
         Ok(compressor.decode(payload, values)?)
     })
-}
-
-/// Writes what the compressor remembers to `values`; `values_len` = the layer's number of
-/// elements.
-///
-/// LGRECO_FEEDBACK_RULE without feedback, as for the calls below.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_compressor_memory(
-    compressor: *mut lgreco_compressor,
-    values: *mut f32,
-    values_len: usize,
-) -> lgreco_status {
-    call!(compressor, |compressor| { Ok(compressor.memory(0)?.0.values(slice_mut(values, values_len, "values")?)?) })
-}
-
-/// Replaces what the compressor remembers, for instance by the residual of a worker that left; `step` as for encoding.
-///
-/// LGRECO_OVERFLOW when a value is not finite or too large for the storage. The memory is then unchanged.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_compressor_set_memory(
-    compressor: *mut lgreco_compressor,
-    step: u32,
-    values: *const f32,
-    values_len: usize,
-) -> lgreco_status {
-    call!(compressor, |compressor| {
-        let (memory, stream) = compressor.memory(step)?;
-        Ok(memory.set(slice(values, values_len, "values")?, stream)?)
-    })
-}
-
-/// Multiplies what the compressor remembers by `factor`, new over old loss scale; `step` as for encoding.
-///
-/// LGRECO_PARAMETER unless `factor` is positive and finite; LGRECO_OVERFLOW. The memory is then unchanged.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_compressor_rescale_memory(
-    compressor: *mut lgreco_compressor,
-    step: u32,
-    factor: f32,
-) -> lgreco_status {
-    call!(compressor, |compressor| {
-        let (memory, stream) = compressor.memory(step)?;
-        Ok(memory.rescale(factor, stream)?)
-    })
-}
-
-/// Tells the squared L2 norm of what the compressor remembers, and how many steps it has seen.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_compressor_memory_norm(
-    compressor: *mut lgreco_compressor,
-    squared_norm: *mut f64,
-    steps: *mut u64,
-) -> lgreco_status {
-    call!(compressor, |compressor| {
-        let (memory, _) = compressor.memory(0)?;
-        write(squared_norm, "squared_norm", || {
-            write(steps, "steps", || Ok(memory.steps()))?;
-            Ok(memory.squared_norm())
-        })
-    })
-}
-
-/// Writes what the compressor remembers, versioned and the same on every machine. Layer and rank are for the caller to note.
-/// `length`, which must not be NULL, receives the number of bytes, always the same.
-///
-/// LGRECO_LENGTH when `capacity` is less: `length` is then set all the same, and `saved` may be NULL.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_compressor_save(
-    compressor: *mut lgreco_compressor,
-    saved: *mut u8,
-    capacity: usize,
-    length: *mut usize,
-) -> lgreco_status {
-    call!(compressor, |compressor| {
-        let (memory, _) = compressor.memory(0)?;
-        let len = memory.saved_len();
-        Output { what: "saved", to: saved, capacity, length }.fill(len, len, |to| Ok(memory.save(to).map(drop)?))
-    })
-}
-
-/// Restores what another compressor of the same layer and options saved; it continues bit for bit. Any bytes may be given.
-///
-/// LGRECO_CHECKSUM when they are damaged; LGRECO_SAVED_STATE when the bytes are no saved state, or that of another shape or
-/// other feedback; LGRECO_LENGTH. The memory is then unchanged. Allocates.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_compressor_load(
-    compressor: *mut lgreco_compressor,
-    saved: *const u8,
-    length: usize,
-) -> lgreco_status {
-    call!(compressor, |compressor| compressor.load(slice(saved, length, "saved")?))
 }

@@ -1,17 +1,19 @@
 use super::collective::lgreco_collective;
-use super::context::lgreco_context;
-use super::controller_options::lgreco_controller_options;
+use super::context::{device, lgreco_context};
 use super::gradient::{GradientLayer, Gradients, lgreco_layer};
 use super::request::lgreco_request;
+use super::setting::{lgreco_setting, read_settings};
 use super::table::Texts;
 use crate::device::Device;
+use crate::failure::{Failure, Result};
 use crate::handle::{self, kind};
-use crate::pointers::{fill, fill_unless_null, read_struct, read_struct_or_default, read_structs, sized_struct, slice};
-use crate::status::{Failure, Result, lgreco_status};
+use crate::options::{self, ControllerOptions};
+use crate::pointers::{fill, fill_unless_null, read_struct, read_structs, sized_struct, slice};
+use crate::status::lgreco_status;
 use core::ffi::{c_char, c_void};
 use lgreco_train::Error;
 use lgreco_train::controller::{Controller, Outcome, Report, Tensor};
-use lgreco_train::exchange::Collective;
+use lgreco_train::exchange::{Collective, Route};
 use std::sync::{Arc, Weak};
 
 /// One worker's end of the training loop: decides when and how hard to compress each layer, compresses, exchanges,
@@ -71,7 +73,7 @@ impl ControllerState {
     }
 }
 
-/// What became of a step's gradients: LGRECO_OUTCOME_...
+/// What became of a step's gradients.
 pub type lgreco_outcome = u32;
 
 /// They are the means of all workers' gradients, compressed as was decided.
@@ -93,7 +95,7 @@ pub struct lgreco_report {
     pub struct_size: usize,
     /// Its number, from 0.
     pub step: u64,
-    /// LGRECO_OUTCOME_...
+    /// What became of the gradients.
     pub outcome: lgreco_outcome,
     /// 1 when it was the first under new settings, else 0.
     pub switched: u32,
@@ -130,42 +132,53 @@ impl From<Report> for lgreco_report {
     }
 }
 
-/// Makes a controller for a model of these layers, whose `values` are not looked at, at the collective's rank. All ranks
-/// must give the same layers and options; `options` may be NULL. No collective call is made.
-///
-/// LGRECO_PARAMETER, LGRECO_LENGTH for what makes no sense in the options, LGRECO_DUPLICATE_NAME.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_controller_create(
-    context: *mut lgreco_context,
+/// What a controller is made of, beside its options.
+struct Given {
+    context: *const lgreco_context,
     collective: *const lgreco_collective,
     layers: *const lgreco_layer,
     layers_len: usize,
-    options: *const lgreco_controller_options,
-    controller: *mut *mut lgreco_controller,
-) -> lgreco_status {
-    create!(context, controller, |context| {
-        let collective = read_struct(collective)?.callback()?;
+    settings: *const lgreco_setting,
+    options: *const *const c_char,
+}
+
+impl Given {
+    /// # Safety
+    /// README.md, handles and pointers; `shards` are as lgreco_controller_create_sharded says.
+    unsafe fn controller(self, shards: Option<*const u64>) -> Result<ControllerState> {
+        let Given { context, collective, layers, layers_len, settings, options } = self;
+        // SAFETY: passed on, here and below.
+        let (device, collective) = unsafe { (device(context)?, read_struct(collective)?.callback()?) };
         let mut tensors = Vec::new();
-        for layer in read_structs(layers, layers_len)? {
-            let tensor = layer.tensor()?;
+        // SAFETY: as above.
+        for layer in unsafe { read_structs(layers, layers_len) }? {
+            // SAFETY: as above.
+            let tensor = unsafe { layer.tensor() }?;
             tensors.push(Tensor::new(tensor.name, tensor.dims, tensor.dtype)?);
         }
-        let options = read_struct_or_default(options)?;
         let world = collective.world_size() as usize;
-        if !options.shards.is_null() && world > 0 {
-            let shards = slice(options.shards, tensors.len().saturating_mul(world), "shards")?;
+        if let Some(shards) = shards.filter(|_| world > 0) {
+            // SAFETY: as above.
+            let shards = unsafe { slice(shards, tensors.len().saturating_mul(world), "shards") }?;
             let rows = tensors.into_iter().zip(shards.chunks(world));
             tensors = rows.map(|(tensor, ends)| tensor.with_shards(ends)).collect();
         }
         let names: Arc<[String]> = tensors.iter().map(|tensor| tensor.name().into()).collect();
-        let config = options.config(tensors.len()).map_err(|failure| failure.with_name(&names))?;
+        let named = |failure: Failure| failure.with_name(&names);
+        // SAFETY: as above.
+        let options = unsafe { options::read::<ControllerOptions>(options) }?;
+        let fixed = (!settings.is_null()).then(|| {
+            // SAFETY: as above.
+            unsafe { read_settings(settings, tensors.len(), "settings") }
+        });
+        let config = options.config(fixed.transpose().map_err(named)?, shards.map(|_| Route::Sharded))?;
         let texts = Texts::new(names.iter().map(String::as_str), "name of a layer")?;
         let layers = tensors.iter().enumerate().map(|(index, tensor)| GradientLayer::of(index, tensor)).collect();
-        let controller = Controller::new(config, tensors, collective.rank(), collective.world_size());
-        let controller = controller.map_err(|error| Failure::from(error).with_name(&names))?;
+        let controller = Controller::new(config, tensors, collective.rank(), collective.world_size())
+            .map_err(|error| named(error.into()))?;
         Ok(ControllerState {
-            controller: controller.with_backend(Box::new(context.device.clone())),
-            device: context.device.clone(),
+            controller: controller.with_backend(Box::new(device.clone())),
+            device,
             rank: collective.rank(),
             world_size: collective.world_size(),
             owner: Arc::new(()),
@@ -176,6 +189,50 @@ pub unsafe extern "C" fn lgreco_controller_create(
             texts,
             names,
         })
+    }
+}
+
+/// Makes a controller for a model of these layers, whose `values` are not looked at, at the collective's rank. All ranks
+/// must give the same layers and options. `context` may be NULL: the CPU. `settings` may be NULL: the policy decides; else they
+/// are one per layer, and stay until lgreco_controller_set_settings. No collective call is made.
+///
+/// LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER, LGRECO_LENGTH for what makes no sense in the options; the codes of lgreco_setting;
+/// LGRECO_DUPLICATE_NAME.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_create(
+    context: *const lgreco_context,
+    collective: *const lgreco_collective,
+    layers: *const lgreco_layer,
+    layers_len: usize,
+    settings: *const lgreco_setting,
+    options: *const *const c_char,
+    controller: *mut *mut lgreco_controller,
+) -> lgreco_status {
+    create!(controller, || { Given { context, collective, layers, layers_len, settings, options }.controller(None) })
+}
+
+/// As lgreco_controller_create, where ranks keep a shard of each layer (FSDP, ZeRO): each rank gets the means of its shards
+/// alone, in their place in the gradients, whose other elements are then of no use.
+///
+/// `shards` says where shards end, in elements, world_size of them per layer, one layer after the other. Of each layer rank r
+/// has the elements from its number r - 1, or 0, to its number r, which may be none; the last is the number of the layer's
+/// elements. Asks for LGRECO_REQUEST_ALL_TO_ALL and REDUCE_SCATTER_SUM. Payloads of hard thresholds, SIDCo and AdaComp are
+/// gathered whole, and decoded by every rank. The option `route` has no effect.
+///
+/// Also LGRECO_NULL_POINTER for `shards`, LGRECO_PARAMETER for what they cannot be.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_create_sharded(
+    context: *const lgreco_context,
+    collective: *const lgreco_collective,
+    layers: *const lgreco_layer,
+    layers_len: usize,
+    shards: *const u64,
+    settings: *const lgreco_setting,
+    options: *const *const c_char,
+    controller: *mut *mut lgreco_controller,
+) -> lgreco_status {
+    create!(controller, || {
+        Given { context, collective, layers, layers_len, settings, options }.controller(Some(shards))
     })
 }
 
@@ -184,14 +241,6 @@ pub unsafe extern "C" fn lgreco_controller_create(
 pub unsafe extern "C" fn lgreco_controller_destroy(controller: *mut *mut lgreco_controller) -> lgreco_status {
     // SAFETY: README.md, handles.
     unsafe { handle::destroy(controller) }
-}
-
-/// What went wrong in the last failed call on the controller, with the layer's name if one is at fault; empty if none has
-/// failed. Valid until the next call on it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_controller_message(controller: *const lgreco_controller) -> *const c_char {
-    // SAFETY: README.md, handles.
-    unsafe { handle::message(controller) }
 }
 
 /// Takes a step, on every rank after every backward pass: gradients[l], of layer l's type and number of elements, becomes

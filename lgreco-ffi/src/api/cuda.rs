@@ -1,13 +1,11 @@
-use super::context::lgreco_context;
 use crate::cuda::{self, OnDevice};
 use crate::handle::{self, kind};
 use crate::pointers::write;
 use crate::status::lgreco_status;
-use core::ffi::{c_char, c_void};
+use core::ffi::c_void;
 
 /// An NVIDIA GPU that works on pointers to its own memory, on one stream, in libraries built with the feature `cuda`.
-/// Calls say in their first word whether their work is enqueued there when they return, or done. (The devices that
-/// there are can be listed in Rust alone: `lgreco_cuda::devices`.)
+/// Calls say in their first word whether their work is enqueued there when they return, or done.
 pub struct lgreco_cuda {
     _private: [u8; 0],
 }
@@ -18,15 +16,11 @@ kind!(lgreco_cuda, "cuda", b"lgcuda\0\0", Box<dyn OnDevice>);
 /// runtime), on a stream of its own, which does not wait for the default stream.
 ///
 /// LGRECO_NOT_BUILT_IN without the feature `cuda`; LGRECO_UNAVAILABLE when the driver or the device is missing or
-/// too old, or no kernels come with the library for it: the context's message says which; LGRECO_DEVICE when the driver
+/// too old, or no kernels come with the library for it: the message says which; LGRECO_DEVICE when the driver
 /// fails, also for want of memory for a context or a stream.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_cuda_create(
-    context: *mut lgreco_context,
-    ordinal: u32,
-    cuda: *mut *mut lgreco_cuda,
-) -> lgreco_status {
-    create!(context, cuda, |_| cuda::open(ordinal))
+pub unsafe extern "C" fn lgreco_cuda_create(ordinal: u32, cuda: *mut *mut lgreco_cuda) -> lgreco_status {
+    create!(cuda, || cuda::open(ordinal))
 }
 
 /// Makes a handle for a stream, a cudaStream_t or CUstream, and its CUDA context, from any thread; of NULL, the default
@@ -36,11 +30,10 @@ pub unsafe extern "C" fn lgreco_cuda_create(
 /// As lgreco_cuda_create; LGRECO_UNAVAILABLE also for a default stream when no context is current.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_create_on_stream(
-    context: *mut lgreco_context,
-    cuda: *mut *mut lgreco_cuda,
     stream: *mut c_void,
+    cuda: *mut *mut lgreco_cuda,
 ) -> lgreco_status {
-    create!(context, cuda, |_| cuda::on_stream(stream))
+    create!(cuda, || cuda::on_stream(stream))
 }
 
 /// Done: waits for the stream, frees the handle with its memory and sets the caller's pointer to NULL; NULL, or a pointer
@@ -49,14 +42,6 @@ pub unsafe extern "C" fn lgreco_cuda_create_on_stream(
 pub unsafe extern "C" fn lgreco_cuda_destroy(cuda: *mut *mut lgreco_cuda) -> lgreco_status {
     // SAFETY: README.md, handles.
     unsafe { handle::destroy(cuda) }
-}
-
-/// What went wrong in the last failed call on the handle, with the layer's name where it is that layer's fault; empty
-/// if none has failed. Valid until the next call on it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_cuda_message(cuda: *const lgreco_cuda) -> *const c_char {
-    // SAFETY: README.md, handles.
-    unsafe { handle::message(cuda) }
 }
 
 /// Tells the bytes of device memory that the handle holds: what calls have worked in so far, and what was reserved.

@@ -1,67 +1,31 @@
-use super::context::LGRECO_DEVICE_CUDA;
 use super::cuda::lgreco_cuda;
-use super::gradient::{dtype, lgreco_dtype, lgreco_layer};
+use super::gradient::lgreco_layer;
 use super::request::{
-    LGRECO_REQUEST_ALL_GATHER, LGRECO_REQUEST_ALL_REDUCE_SUM, LGRECO_REQUEST_ALL_REDUCE_SUM_BF16, lgreco_request,
+    LGRECO_DEVICE_CUDA, LGRECO_REQUEST_ALL_GATHER, LGRECO_REQUEST_ALL_REDUCE_SUM, LGRECO_REQUEST_ALL_REDUCE_SUM_BF16,
+    lgreco_request,
 };
 use super::setting::{lgreco_setting, read_setting};
 use crate::cuda::{BucketLayers, Collective, OnDeviceBucket, Outcome};
+use crate::failure::{Failure, Result};
 use crate::handle::{self, kind};
+use crate::options::{self, BucketOptions};
 use crate::pointers::{
-    Range, address, at_least, check_array, disjoint, fill, read_struct, read_structs, sized_struct, slice, slice_mut,
-    write,
+    Range, address, at_least, check_array, disjoint, exactly, fill, read_structs, sized_struct, slice, slice_mut, write,
 };
-use crate::status::{Failure, Result, lgreco_status, one_of};
-use core::ffi::c_void;
+use crate::status::lgreco_status;
+use core::ffi::{c_char, c_void};
 use lgreco_train::CoreError;
 use lgreco_train::gradient::Dtype;
-use lgreco_train::rng::Stream;
 
 /// Layers that are exchanged together, with gradients, residuals and messages in the device's memory, compressed and summed
 /// there. A step is lgreco_cuda_bucket_submit, then lgreco_cuda_bucket_next and the collective that it asks for until there is
 /// none. Nothing of a step waits, allocates or brings anything from the host: it may be captured into a CUDA graph together with its
-/// collectives, and replayed. Calls also need the lgreco_cuda, which keeps the message of one that fails.
+/// collectives, and replayed. Calls also need the lgreco_cuda.
 pub struct lgreco_cuda_bucket {
     _private: [u8; 0],
 }
 
 kind!(lgreco_cuda_bucket, "cuda bucket", b"lgcubckt", Box<dyn OnDeviceBucket>);
-
-/// What becomes of means where a rank has failed: LGRECO_ON_FAULT_...
-pub type lgreco_on_fault = u32;
-
-/// Zeros.
-pub const LGRECO_ON_FAULT_ZEROS: lgreco_on_fault = 0;
-/// NaN, for a loss scaler to find.
-pub const LGRECO_ON_FAULT_NAN: lgreco_on_fault = 1;
-
-/// What ranks have in common, and which one this is. Begin with LGRECO_CUDA_BUCKET_OPTIONS_INIT.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct lgreco_cuda_bucket_options {
-    /// Set by the INIT macro.
-    pub struct_size: usize,
-    /// Seed of the run, the same on every rank; 0 by default.
-    pub seed: u64,
-    /// Index of each layer in the model, with which random words are named; NULL, the default, for 0, 1, 2 and so on.
-    pub indices: *const u32,
-    /// Number of workers; 1 by default.
-    pub world_size: u32,
-    /// Number of this worker; 0 by default.
-    pub rank: u32,
-    /// Number of the first step; 0 by default.
-    pub step: u32,
-    /// How much of an error is remembered, in (0, 1]; 1 by default.
-    pub gain: f32,
-    /// LGRECO_ON_FAULT_ZEROS by default.
-    pub on_fault: lgreco_on_fault,
-    /// Type in which uncompressed layers and PowerSGD's factors are summed: LGRECO_DTYPE_F32, the default, or BF16. What a worker's
-    /// own values lose by it is remembered.
-    pub reduce_dtype: lgreco_dtype,
-}
-
-// SAFETY: repr(C), starts with a usize; numbers and a raw pointer only.
-sized_struct!("cuda bucket options", lgreco_cuda_bucket_options { world_size: 1, gain: 1.0 });
 
 /// No rank is at fault.
 pub const LGRECO_NO_RANK: u32 = u32::MAX;
@@ -74,7 +38,7 @@ pub struct lgreco_cuda_outcome {
     pub struct_size: usize,
     /// The number of the next step.
     pub step: u32,
-    /// Steps that failed so far: residuals stayed as they were, on all ranks, and means are what `on_fault` says; but where a mean
+    /// Steps that failed so far: residuals stayed as they were, on all ranks, and means are what the option `on_fault` says; but where a mean
     /// has left its type only that one is infinite or NaN.
     pub failed: u32,
     /// The first rank at fault in the last step: its gradient was not finite, or it was at another step or had other settings, or its
@@ -118,19 +82,14 @@ unsafe fn read(
     layers: *const lgreco_layer,
     settings: *const lgreco_setting,
     layers_len: usize,
-    options: *const lgreco_cuda_bucket_options,
+    options: *const *const c_char,
 ) -> Result<BucketLayers> {
     // SAFETY: passed on.
-    let (described, options) = unsafe { (read_structs(layers, layers_len)?, read_struct(options)?) };
+    let (described, options) = unsafe { (read_structs(layers, layers_len)?, options::read::<BucketOptions>(options)?) };
     check_array(settings, layers_len, "settings")?;
-    let nan_on_fault = one_of("on_fault", options.on_fault, [false, true])?;
-    let indices = if options.indices.is_null() {
-        (0..layers_len as u32).collect()
-    } else {
-        // SAFETY: passed on.
-        unsafe { slice(options.indices, layers_len, "indices") }?.to_vec()
-    };
-    let reduce_dtype = dtype(options.reduce_dtype)?;
+    let BucketOptions { stream, world_size, indices, gain, nan_on_fault, reduce_dtype } = options;
+    let indices = indices.unwrap_or_else(|| (0..layers_len as u32).collect());
+    exactly(layers_len, indices.len(), "indices, one per layer")?;
     let (mut layers, mut common) = (Vec::with_capacity(layers_len), None);
     for (place, (layer, index)) in described.iter().zip(indices).enumerate() {
         // SAFETY: passed on.
@@ -145,8 +104,6 @@ unsafe fn read(
         let setting = unsafe { read_setting(settings.add(place).cast()) };
         layers.push((index, tensor.shape, setting.map_err(|failure| failure.of_layer(tensor.name))?));
     }
-    let lgreco_cuda_bucket_options { seed, world_size, rank, step, gain, .. } = options;
-    let stream = Stream { seed, step, layer: 0, rank };
     let dtype = common.unwrap_or(Dtype::F32);
     Ok(BucketLayers { layers, dtype, reduce_dtype, world_size, stream, gain, nan_on_fault })
 }
@@ -161,7 +118,7 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_bytes(
     layers: *const lgreco_layer,
     settings: *const lgreco_setting,
     layers_len: usize,
-    options: *const lgreco_cuda_bucket_options,
+    options: *const *const c_char,
     bytes: *mut u64,
 ) -> lgreco_status {
     call!(cuda, |cuda| { write(bytes, "bytes", || cuda.bucket_bytes(&read(layers, settings, layers_len, options)?)) })
@@ -178,12 +135,12 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_create(
     layers: *const lgreco_layer,
     settings: *const lgreco_setting,
     layers_len: usize,
-    options: *const lgreco_cuda_bucket_options,
+    options: *const *const c_char,
     memory: *mut c_void,
     memory_bytes: u64,
     bucket: *mut *mut lgreco_cuda_bucket,
 ) -> lgreco_status {
-    create!(cuda, bucket, |cuda| {
+    create_on!(cuda, bucket, |cuda| {
         let layers = read(layers, settings, layers_len, options)?;
         at_least(cuda.bucket_bytes(&layers)?, memory_bytes, "bytes of the bucket's memory")?;
         cuda.bucket(&layers, address(memory.cast::<u8>(), memory_bytes as usize, "memory")?)

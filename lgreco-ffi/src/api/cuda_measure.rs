@@ -1,11 +1,12 @@
 use super::cuda::lgreco_cuda;
 use super::gradient::{Tensor, lgreco_layer};
-use super::measure::lgreco_search_options;
 use super::table::{TableState, lgreco_table};
 use crate::cuda::{CALLS, DeviceTensor, NOWHERE, OnDevice, Row};
-use crate::pointers::{Range, address, at_least, disjoint, read_struct_or_default, read_structs, slice, write};
-use crate::status::{Failure, Result, lgreco_status};
-use core::ffi::c_void;
+use crate::failure::{Failure, Result};
+use crate::options::{self, SearchOptions};
+use crate::pointers::{Range, address, at_least, disjoint, read_structs, slice, write};
+use crate::status::lgreco_status;
+use core::ffi::{c_char, c_void};
 use lgreco_train::CoreError;
 use lgreco_train::search::Offer;
 
@@ -31,9 +32,10 @@ impl<'a> Model<'a> {
     ///
     /// # Safety
     /// README.md, pointers.
-    unsafe fn offer(&self, options: *const lgreco_search_options) -> Result<Offer<'a>> {
+    unsafe fn offer(&self, options: *const *const c_char) -> Result<Offer<'a>> {
         // SAFETY: passed on.
-        let search = unsafe { read_struct_or_default(options)?.search() }?;
+        let options = unsafe { options::read::<SearchOptions>(options) }?;
+        let search = options.search()?;
         Ok(search.offer(self.tensors.iter().map(|tensor| (tensor.name, tensor.dims, tensor.dtype)))?)
     }
 
@@ -98,7 +100,7 @@ unsafe fn without_values(
     cuda: &mut Box<dyn OnDevice>,
     layers: *const lgreco_layer,
     layers_len: usize,
-    options: *const lgreco_search_options,
+    options: *const *const c_char,
     calls: lgreco_cuda_calls,
     call: impl FnOnce(&mut Box<dyn OnDevice>, &[Row<'_>]) -> Result<()>,
 ) -> Result<()> {
@@ -128,7 +130,7 @@ pub const LGRECO_CUDA_DECODE_ON_DEVICE: lgreco_cuda_calls = 16;
 
 /// Done: lgreco_table_measure for gradients in the device's memory: enqueues all layers, waits once, and only errors
 /// come back. `values` of layers are device pointers; those of layers that are left out of the table are not looked at.
-/// `options` may be NULL. Allocates, on the device too unless that was reserved.
+/// Allocates, on the device too unless that was reserved.
 ///
 /// As lgreco_table_measure; LGRECO_UNAVAILABLE for PowerSGD with ranks above 1024 and for QSGD with buckets that are no power of
 /// two from 64 to 4096; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE, which name no layer.
@@ -137,10 +139,10 @@ pub unsafe extern "C" fn lgreco_cuda_measure(
     cuda: *mut lgreco_cuda,
     layers: *const lgreco_layer,
     layers_len: usize,
-    options: *const lgreco_search_options,
+    options: *const *const c_char,
     table: *mut *mut lgreco_table,
 ) -> lgreco_status {
-    create!(cuda, table, |cuda| {
+    create_on!(cuda, table, |cuda| {
         let model = Model::read(layers, layers_len)?;
         let offer = model.offer(options)?;
         let rows = model.rows(&offer, |layer, tensor| layer.address(tensor))?;
@@ -159,7 +161,7 @@ pub unsafe extern "C" fn lgreco_cuda_rows_bytes(
     cuda: *mut lgreco_cuda,
     layers: *const lgreco_layer,
     layers_len: usize,
-    options: *const lgreco_search_options,
+    options: *const *const c_char,
     workspace_bytes: *mut u64,
     results_bytes: *mut u64,
 ) -> lgreco_status {
@@ -188,7 +190,7 @@ pub unsafe extern "C" fn lgreco_cuda_enqueue_rows(
     cuda: *mut lgreco_cuda,
     layers: *const lgreco_layer,
     layers_len: usize,
-    options: *const lgreco_search_options,
+    options: *const *const c_char,
     workspace: *mut c_void,
     workspace_bytes: u64,
     results: *mut c_void,
@@ -225,12 +227,12 @@ pub unsafe extern "C" fn lgreco_cuda_read_rows(
     cuda: *mut lgreco_cuda,
     layers: *const lgreco_layer,
     layers_len: usize,
-    options: *const lgreco_search_options,
+    options: *const *const c_char,
     copy: *const c_void,
     copy_bytes: usize,
     table: *mut *mut lgreco_table,
 ) -> lgreco_status {
-    create!(cuda, table, |cuda| {
+    create_on!(cuda, table, |cuda| {
         let model = Model::read(layers, layers_len)?;
         let offer = model.offer(options)?;
         let rows = model.rows_on_device(&offer)?;
@@ -250,7 +252,7 @@ pub unsafe extern "C" fn lgreco_cuda_workspace_bytes(
     cuda: *mut lgreco_cuda,
     layers: *const lgreco_layer,
     layers_len: usize,
-    options: *const lgreco_search_options,
+    options: *const *const c_char,
     calls: lgreco_cuda_calls,
     bytes: *mut u64,
 ) -> lgreco_status {
@@ -270,7 +272,7 @@ pub unsafe extern "C" fn lgreco_cuda_reserve(
     cuda: *mut lgreco_cuda,
     layers: *const lgreco_layer,
     layers_len: usize,
-    options: *const lgreco_search_options,
+    options: *const *const c_char,
     calls: lgreco_cuda_calls,
 ) -> lgreco_status {
     call!(cuda, |cuda| without_values(cuda, layers, layers_len, options, calls, |cuda, rows| cuda.reserve(rows, calls)))

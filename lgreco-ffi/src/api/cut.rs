@@ -1,17 +1,17 @@
 use super::compressor::zeros;
-use super::context::lgreco_context;
-use super::cut_setting::lgreco_cut_setting;
+use super::cut_setting::{lgreco_cut_setting, read_cut_setting};
 use super::gradient::{dtype, lgreco_dtype, values};
+use crate::failure::{Failure, Result};
 use crate::handle::{self, kind};
-use crate::pointers::{Output, Range, disjoint, encoded, place, read_struct, slice, slice_mut, write};
-use crate::status::{Failure, Result, lgreco_status};
-use core::ffi::{c_char, c_void};
+use crate::pointers::{Output, Range, disjoint, encoded, place, slice, slice_mut, write};
+use crate::status::lgreco_status;
+use core::ffi::c_void;
 use core::ptr::null;
 use lgreco_pipeline::{CoreError, Error};
 use lgreco_pipeline::{CutSetting, Downstream, Evaluation, Upstream};
 use lgreco_train::gradient::Values;
 
-/// Which end of a cut: LGRECO_END_...
+/// Which end of a cut.
 pub type lgreco_end = u32;
 
 /// The stage above: sends activations, receives gradients.
@@ -68,17 +68,16 @@ impl CutState {
 /// Makes an end without a past. Both ends need the same setting and generation; a run that resumes without saved ends
 /// takes a generation it has not used, so that an old end is noticed.
 ///
-/// LGRECO_PARAMETER, LGRECO_FEEDBACK_RULE for what makes no sense in the setting.
+/// LGRECO_CHECKSUM, LGRECO_SAVED_STATE for bytes that are no setting.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_create(
-    context: *mut lgreco_context,
     setting: *const lgreco_cut_setting,
     end: lgreco_end,
     generation: u32,
     cut: *mut *mut lgreco_cut,
 ) -> lgreco_status {
-    create!(context, cut, |_| {
-        let setting = read_struct(setting)?.to_core()?;
+    create!(cut, || {
+        let setting = read_cut_setting(setting, "setting")?;
         CutState::new(match end {
             LGRECO_END_UPSTREAM => End::Upstream(Upstream::new(setting, generation)?),
             LGRECO_END_DOWNSTREAM => End::Downstream(Downstream::new(setting, generation)?),
@@ -92,13 +91,6 @@ pub unsafe extern "C" fn lgreco_cut_create(
 pub unsafe extern "C" fn lgreco_cut_destroy(cut: *mut *mut lgreco_cut) -> lgreco_status {
     // SAFETY: README.md, handles.
     unsafe { handle::destroy(cut) }
-}
-
-/// What went wrong in the last failed call on the end; empty if none has failed. Valid until the next call on it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_cut_message(cut: *const lgreco_cut) -> *const c_char {
-    // SAFETY: README.md, handles.
-    unsafe { handle::message(cut) }
 }
 
 /// Tells the most bytes of a message that this end writes.
@@ -412,15 +404,14 @@ pub unsafe extern "C" fn lgreco_cut_save(
 /// others for bytes that no such end writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_restore(
-    context: *mut lgreco_context,
     setting: *const lgreco_cut_setting,
     end: lgreco_end,
     saved: *const u8,
     length: usize,
     cut: *mut *mut lgreco_cut,
 ) -> lgreco_status {
-    create!(context, cut, |_| {
-        let (setting, saved) = (read_struct(setting)?.to_core()?, slice(saved, length, "saved")?);
+    create!(cut, || {
+        let (setting, saved) = (read_cut_setting(setting, "setting")?, slice(saved, length, "saved")?);
         CutState::new(match end {
             LGRECO_END_UPSTREAM => End::Upstream(Upstream::restore(setting, saved)?),
             LGRECO_END_DOWNSTREAM => End::Downstream(Downstream::restore(setting, saved)?),

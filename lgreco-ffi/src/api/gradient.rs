@@ -1,9 +1,9 @@
+use crate::failure::{Failure, Result, one_of};
 use crate::pointers::{Range, address, all_disjoint, exactly, sized_struct, slice, slice_mut, text};
-use crate::status::{Failure, Result, one_of};
 use core::ffi::{c_char, c_void};
 use lgreco_train::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
 
-/// An element type: LGRECO_DTYPE_...
+/// An element type.
 pub type lgreco_dtype = u32;
 
 /// IEEE single precision.

@@ -1,13 +1,14 @@
 use super::controller::lgreco_controller;
 use super::plan::{Stated, lgreco_limit};
 use super::setting::lgreco_setting;
+use crate::failure::Failure;
 use crate::pointers::{Output, fill, sized_struct, slice_mut, write};
-use crate::status::{Failure, lgreco_status};
+use crate::status::lgreco_status;
 use core::ffi::c_char;
 use lgreco_train::controller::metrics_line;
 use lgreco_train::controller::{Cause, Decision, MemoryUse, Metrics, Timing};
 
-/// Why a layer is sent uncompressed: LGRECO_UNCOMPRESSED_...
+/// Why a layer is sent uncompressed.
 pub type lgreco_uncompressed = u32;
 
 /// It is compressed.
@@ -18,7 +19,7 @@ pub const LGRECO_UNCOMPRESSED_WARM_UP: lgreco_uncompressed = 1;
 pub const LGRECO_UNCOMPRESSED_SMALL: lgreco_uncompressed = 2;
 /// The setting would have saved no bytes.
 pub const LGRECO_UNCOMPRESSED_NO_SAVING: lgreco_uncompressed = 3;
-/// It was chosen, by the plan or in `fixed`.
+/// It was chosen, by the plan or by the caller.
 pub const LGRECO_UNCOMPRESSED_CHOSEN: lgreco_uncompressed = 4;
 /// Compressing it would take longer than sending it does.
 pub const LGRECO_UNCOMPRESSED_SLOWER: lgreco_uncompressed = 5;
@@ -46,7 +47,7 @@ pub struct lgreco_metrics {
     pub bucket_seconds: f64,
     /// Decisions whose setting was refused because feedback would not have worked with it.
     pub not_contractive: u64,
-    /// LGRECO_UNCOMPRESSED_...
+    /// Why it is sent uncompressed, if it is.
     pub uncompressed: lgreco_uncompressed,
 }
 
@@ -69,7 +70,7 @@ impl From<Metrics<'_>> for lgreco_metrics {
     }
 }
 
-/// What made the settings change: LGRECO_CAUSE_...
+/// What made the settings change.
 pub type lgreco_cause = u32;
 
 /// Nothing yet: there was no decision.
@@ -78,7 +79,7 @@ pub const LGRECO_CAUSE_NONE: lgreco_cause = 0;
 pub const LGRECO_CAUSE_SCHEDULE: lgreco_cause = 1;
 /// The learning rate fell, and Accordion put all layers to low compression.
 pub const LGRECO_CAUSE_LEARNING_RATE: lgreco_cause = 2;
-/// The caller gave a fixed policy other settings.
+/// The caller gave other settings.
 pub const LGRECO_CAUSE_CALLER: lgreco_cause = 3;
 
 /// The last decision; the same on every rank. Begin with LGRECO_DECISION_INIT.
@@ -89,7 +90,7 @@ pub struct lgreco_decision {
     pub struct_size: usize,
     /// The first step under it.
     pub step: u64,
-    /// LGRECO_CAUSE_...
+    /// What made them change.
     pub cause: lgreco_cause,
     /// 1 when sizes are picoseconds, 0 when they are bits.
     pub in_picoseconds: u32,
@@ -113,15 +114,15 @@ pub struct lgreco_decision {
     pub slower: u32,
     /// Layers that are sent uncompressed because feedback would not work with what was chosen.
     pub not_contractive: u32,
-    /// What the plan was made for: LGRECO_LIMIT_ERROR or LGRECO_LIMIT_SIZE.
+    /// What the plan was made for.
     pub limit: lgreco_limit,
-    /// LGRECO_OBJECTIVE_MEASURED_SECONDS: layers that are compressed. Otherwise 0.
+    /// With the objective seconds: layers that are compressed. Otherwise 0.
     pub compressed: u32,
     /// LGRECO_LIMIT_SIZE: the most that the plan may have, in the unit of `size`. Otherwise 0.
     pub size_limit: u64,
     /// LGRECO_LIMIT_SIZE: no plan within the size limit has less error. Otherwise 0.
     pub error_lower_bound: f64,
-    /// LGRECO_OBJECTIVE_MEASURED_SECONDS; otherwise this and all below is 0. Seconds that a step's exchange has taken on the slowest
+    /// With the objective seconds; otherwise this and all below is 0. Seconds that a step's exchange has taken on the slowest
     /// rank since the decision before, compressing included; the median.
     pub measured_seconds: f64,
     /// Of them, compressing and decompressing.

@@ -1,97 +1,27 @@
-use super::context::lgreco_context;
-use super::table::{TableView, c_text, lgreco_table, lgreco_table_view};
+use super::table::{c_text, lgreco_table};
+use super::table_view::{TableView, lgreco_table_view};
+use crate::failure::{Failure, Result};
 use crate::handle::{self, Immutable, kind};
-use crate::pointers::{Output, exactly, fill, read_struct, read_struct_or_default, sized_struct, slice};
-use crate::status::{Failure, Result, lgreco_status};
+use crate::options::{self, PlanOptions};
+use crate::pointers::{Output, exactly, fill, read_struct, sized_struct, slice};
+use crate::status::lgreco_status;
 use core::ffi::c_char;
 use lgreco_train::CoreError;
 use lgreco_train::file::PlanFile;
-use lgreco_train::plan::{Plan, Proof, Solver, Summary, budget::Budget, check, dp, exact, solve_against};
+use lgreco_train::plan::{Plan, Proof, Summary, check, solve_against};
 use lgreco_train::table::NamedTable;
 use std::collections::BTreeMap;
 use std::ffi::CString;
 
-/// How to choose: LGRECO_SOLVER_...
-pub type lgreco_solver = u32;
-
-/// The proved optimum, or the best plan and an honest bound where `states` end the search.
-pub const LGRECO_SOLVER_EXACT: lgreco_solver = 0;
-/// Algorithm 1 of the L-GreCo paper on a grid of `levels` cells.
-pub const LGRECO_SOLVER_DP: lgreco_solver = 1;
-
-/// What a plan keeps within: LGRECO_LIMIT_...
+/// What a plan was made to keep within.
 pub type lgreco_limit = u32;
 
-/// LGRECO_LIMIT_ERROR for a table that has a budget, LGRECO_LIMIT_DEFAULT_SIZE for another and for controllers.
-pub const LGRECO_LIMIT_DEFAULT: lgreco_limit = 0;
-/// An error, and the plan is as small as that allows: the table's budget or, without, the error of its defaults, times
-/// `alpha`.
+/// Nothing: there is no plan.
+pub const LGRECO_LIMIT_NONE: lgreco_limit = 0;
+/// An error: no plan within it is smaller than `lower_bound`.
 pub const LGRECO_LIMIT_ERROR: lgreco_limit = 1;
-/// A size, and the plan has as little error as that allows: `size_limit`.
+/// A size: no plan within it has less error than `error_lower_bound`.
 pub const LGRECO_LIMIT_SIZE: lgreco_limit = 2;
-/// The same, of the size of the table's defaults, times `alpha`.
-pub const LGRECO_LIMIT_DEFAULT_SIZE: lgreco_limit = 3;
-
-/// How to plan. Begin with LGRECO_PLAN_OPTIONS_INIT.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct lgreco_plan_options {
-    /// Set by the INIT macro.
-    pub struct_size: usize,
-    /// LGRECO_SOLVER_EXACT, the default, or LGRECO_SOLVER_DP.
-    pub solver: lgreco_solver,
-    /// DP: cells of the grid, at least 1; 10000 by default.
-    pub levels: u32,
-    /// Exact: partial plans kept at once, 32 bytes each; 2^19 by default; with 0 the relaxation is rounded.
-    pub states: u64,
-    /// The error budget, or the size of the defaults, is multiplied by this, finite and not negative; 1 by default.
-    pub alpha: f64,
-    /// LGRECO_LIMIT_DEFAULT by default.
-    pub limit: lgreco_limit,
-    /// LGRECO_LIMIT_SIZE: the most bits, or, of a controller that plans in seconds, picoseconds. Otherwise not read.
-    pub size_limit: u64,
-}
-
-// SAFETY: repr(C), starts with a usize; numbers only.
-sized_struct!(
-    "plan options",
-    lgreco_plan_options { levels: dp::LEVELS, states: exact::Limits::default().states as u64, alpha: 1.0 }
-);
-
-impl lgreco_plan_options {
-    pub(super) fn solver(&self) -> Result<Solver> {
-        match self.solver {
-            LGRECO_SOLVER_EXACT => {
-                Ok(Solver::Exact(exact::Limits { states: usize::try_from(self.states).unwrap_or(usize::MAX) }))
-            }
-            LGRECO_SOLVER_DP => Ok(Solver::Dp { levels: self.levels }),
-            found => Err(Failure::UnknownConstant { what: "solver", found }),
-        }
-    }
-
-    fn budget<'a>(&self, view: &TableView<'a>) -> Result<Budget<'a>> {
-        let alpha = self.alpha;
-        let limit = match (self.limit, view.budget) {
-            (LGRECO_LIMIT_DEFAULT, Some(_)) => LGRECO_LIMIT_ERROR,
-            (LGRECO_LIMIT_DEFAULT, None) => LGRECO_LIMIT_DEFAULT_SIZE,
-            (limit, _) => limit,
-        };
-        match (limit, view.budget, view.defaults) {
-            (LGRECO_LIMIT_SIZE, ..) => Ok(Budget::Size(self.size_limit)),
-            (LGRECO_LIMIT_DEFAULT_SIZE, _, Some(options)) => Ok(Budget::DefaultSize { alpha, options }),
-            (LGRECO_LIMIT_DEFAULT_SIZE, _, None) => Err(Failure::Null("the array of defaults of the table")),
-            (LGRECO_LIMIT_ERROR, Some(value), _) if alpha.is_finite() && alpha >= 0.0 => {
-                Ok(Budget::Absolute(alpha * value))
-            }
-            (LGRECO_LIMIT_ERROR, Some(_), _) => {
-                Err(CoreError::Parameter { what: "alpha", value: alpha, expected: "a finite number >= 0" }.into())
-            }
-            (LGRECO_LIMIT_ERROR, None, Some(options)) => Ok(Budget::Defaults { alpha, options }),
-            (LGRECO_LIMIT_ERROR, None, None) => Err(Failure::Null("the array of defaults of a table without budget")),
-            (found, ..) => Err(Failure::UnknownConstant { what: "limit of a plan", found }),
-        }
-    }
-}
 
 /// A plan in arrays: what is in a plan handle, or the caller's own. Begin with LGRECO_PLAN_VIEW_INIT.
 #[repr(C)]
@@ -116,7 +46,7 @@ pub struct lgreco_plan_view {
     pub solver: *const c_char,
     /// 1 when the plan is proved optimal, else 0; filled by the library, not read.
     pub proven: u32,
-    /// What the plan was made for: LGRECO_LIMIT_ERROR or LGRECO_LIMIT_SIZE.
+    /// What the plan was made for.
     pub limit: lgreco_limit,
     /// LGRECO_LIMIT_SIZE: the most bits that the plan may have. Otherwise 0.
     pub size_limit: u64,
@@ -184,21 +114,21 @@ pub(crate) struct PlanState {
 }
 
 /// Chooses one option per layer: the fewest bits within the error budget, or the least error within the size limit, and never
-/// more than the defaults of the table have, where those are within it. It keeps the groups and fixed options of the table.
-/// `options` may be NULL. The same input gives the same plan.
+/// more than the uniform setting has, where that is within it. It keeps the groups and fixed options of the table. The same
+/// input gives the same plan. Allocates its workspace.
 ///
-/// LGRECO_INFEASIBLE when no plan meets the budget: the message tells the smallest error; LGRECO_SIZE_INFEASIBLE when none
-/// meets the size limit: the message tells the smallest size; codes from 20 on about the table. Allocates its workspace.
+/// LGRECO_INFEASIBLE when no plan meets the error budget: the message tells the smallest error; LGRECO_SIZE_INFEASIBLE when
+/// none meets the size limit: the message tells the smallest size; LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER for options; codes
+/// from 20 on about the table.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_solve(
-    context: *mut lgreco_context,
     table: *const lgreco_table_view,
-    options: *const lgreco_plan_options,
+    options: *const *const c_char,
     plan: *mut *mut lgreco_plan,
 ) -> lgreco_status {
-    create!(context, plan, |_| {
-        let (view, options) = (TableView::read(table)?, read_struct_or_default(options)?);
-        let (table, solver, budget) = (view.table()?, options.solver()?, options.budget(&view)?);
+    create!(plan, || {
+        let (view, options) = (TableView::read(table)?, options::read::<PlanOptions>(options)?);
+        let (table, solver, budget) = (view.table()?, options.solver(), options.budget(view.budget, view.defaults)?);
         let plan = match view.constrained()? {
             Some(table) => table.merged(&table.constraints())?.solve(budget, view.defaults, solver),
             None => solve_against(&table, budget, view.defaults, solver),
@@ -217,11 +147,10 @@ pub unsafe extern "C" fn lgreco_plan_solve(
 /// LGRECO_LENGTH.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_check(
-    context: *mut lgreco_context,
     table: *const lgreco_table_view,
     plan: *const lgreco_plan_view,
 ) -> lgreco_status {
-    call!(context, |_| {
+    plain!(|| {
         let (view, plan) = (TableView::read(table)?, read_struct(plan)?);
         let options = slice(plan.options, plan.layers, "options of the plan")?;
         let lgreco_plan_view { size, error, lower_bound, budget, size_limit, error_lower_bound, .. } = plan;
@@ -241,11 +170,8 @@ pub unsafe extern "C" fn lgreco_plan_check(
 /// Fills `view` with the plan and a pointer to its choices, valid until the plan is destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_get(plan: *const lgreco_plan, view: *mut lgreco_plan_view) -> lgreco_status {
-    handle::call_without_handle(|| {
-        let read = |plan: &PlanState| self::view(plan.plan.options(), plan.plan.summary(), plan.solver.as_ptr());
-        // SAFETY: README.md, handles and pointers.
-        unsafe { fill(view, || Ok(read(handle::shared(plan)?))) }
-    })
+    let read = |plan: &PlanState| self::view(plan.plan.options(), plan.plan.summary(), plan.solver.as_ptr());
+    plain!(|| fill(view, || Ok(read(handle::shared(plan)?))))
 }
 
 /// Frees a plan and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
@@ -267,15 +193,12 @@ pub unsafe extern "C" fn lgreco_plan_to_json(
     capacity: usize,
     length: *mut usize,
 ) -> lgreco_status {
-    handle::call_without_handle(|| {
-        // SAFETY: README.md, handles and pointers.
-        unsafe {
-            let (plan, table) = (handle::shared(plan)?, &handle::shared(table)?.table);
-            check::verify(&table.view(), plan.plan.options(), plan.plan.summary())?;
-            let mut file = PlanFile::new(table, &plan.plan);
-            file.solver = plan.solver.to_string_lossy().into_owned();
-            Output { what: "json", to: json, capacity, length }.write_text(&file.to_json())
-        }
+    plain!(|| {
+        let (plan, table) = (handle::shared(plan)?, &handle::shared(table)?.table);
+        check::verify(&table.view(), plan.plan.options(), plan.plan.summary())?;
+        let mut file = PlanFile::new(table, &plan.plan);
+        file.solver = plan.solver.to_string_lossy().into_owned();
+        Output { what: "json", to: json, capacity, length }.write_text(&file.to_json())
     })
 }
 
@@ -288,13 +211,12 @@ pub unsafe extern "C" fn lgreco_plan_to_json(
 /// lgreco_plan_check. The message names the layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_from_json(
-    context: *mut lgreco_context,
     table: *const lgreco_table,
     json: *const c_char,
     length: usize,
     plan: *mut *mut lgreco_plan,
 ) -> lgreco_status {
-    create!(context, plan, |_| {
+    create!(plan, || {
         let table = &handle::shared(table)?.table;
         let file = PlanFile::parse(slice(json.cast(), length, "json")?)?;
         verified(table, &file)

@@ -1,10 +1,10 @@
 use super::controller::lgreco_controller;
 use super::setting::{lgreco_setting, read_settings};
 use crate::device::Device;
+use crate::failure::Result;
 use crate::handle::{self, kind};
 use crate::pointers::write;
-use crate::status::{Result, lgreco_status};
-use core::ffi::c_char;
+use crate::status::lgreco_status;
 use lgreco_train::Error;
 use lgreco_train::controller::{PlanResult, PlanTask};
 use std::sync::{Arc, Weak};
@@ -40,7 +40,7 @@ impl PlanTaskState {
 }
 
 /// Makes the work of the controller's next decision a handle: once, on the measuring rank, from the end of the step
-/// before the decision's `lead` (lgreco_controller_options) on; `task` receives NULL at other times, on other ranks, and
+/// before the decision's `lead` on; `task` receives NULL at other times, on other ranks, and
 /// where `lead` is 0. Ask after every step. Does not copy gradients.
 ///
 /// At the step of the decision all ranks switch. If the task has not been handed in by then, they take the step as they
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn lgreco_controller_take_plan_task(
     controller: *mut lgreco_controller,
     task: *mut *mut lgreco_plan_task,
 ) -> lgreco_status {
-    create!(controller, task, |state| {
+    create_on!(controller, task, |state| {
         let task = state.controller.planning().take_task();
         Ok(task.map(|task| PlanTaskState {
             task: Some(task),
@@ -111,15 +111,6 @@ pub unsafe extern "C" fn lgreco_plan_task_destroy(task: *mut *mut lgreco_plan_ta
     unsafe { handle::destroy(task) }
 }
 
-/// What went wrong in the last failed call on the task, with the layer's name if one is at fault; empty if none has
-/// failed. Valid until the next call on it. Failures of lgreco_controller_take_plan_task and lgreco_controller_hand_in are
-/// the controller's (lgreco_controller_message).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_plan_task_message(task: *const lgreco_plan_task) -> *const c_char {
-    // SAFETY: README.md, handles.
-    unsafe { handle::message(task) }
-}
-
 /// Asks for a decision before the schedule's next, because the data or the network have changed: its window begins with the next
 /// step, and it is due `window + lead` steps later, or when it would have been if that is sooner. Tells that step in `due`,
 /// UINT64_MAX under policies that decide nothing any more. All ranks ask, between the same two steps: the next step fails with
@@ -131,12 +122,12 @@ pub unsafe extern "C" fn lgreco_controller_replan(controller: *mut lgreco_contro
     call!(controller, |state| write(due, "due", || Ok(state.controller.planning().replan()?.unwrap_or(u64::MAX))))
 }
 
-/// Gives a controller of LGRECO_POLICY_FIXED other settings, one per layer. All ranks do, between the same two steps, and
+/// Gives a controller that was made with settings other ones, one per layer. All ranks do, between the same two steps, and
 /// switch at the next one, or at the end of the warm-up if that comes later. What is remembered of the layers stays. The
 /// step fails with LGRECO_PEER_PLAN on every rank when ranks have given different settings. In buckets
 /// (lgreco_controller_control) a rank that has given none does not expect what the others ask it first, and hangs.
 ///
-/// LGRECO_NOT_FIXED under another policy; LGRECO_STEP_ORDER while a step is under way; LGRECO_LENGTH unless there are as
+/// LGRECO_NOT_FIXED for a controller that was made without; LGRECO_STEP_ORDER while a step is under way; LGRECO_LENGTH unless there are as
 /// many settings as layers, codes of settings that do not fit their layer. Nothing has changed then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_set_settings(

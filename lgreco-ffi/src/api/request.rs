@@ -1,9 +1,16 @@
-use super::context::lgreco_device;
 use crate::pointers::sized_struct;
 use core::ffi::c_void;
 use lgreco_train::exchange::{Request, Round};
 
-/// A collective that the caller is to perform: LGRECO_REQUEST_...
+/// Whose memory it is.
+pub type lgreco_device = u32;
+
+/// The host's.
+pub const LGRECO_DEVICE_CPU: lgreco_device = 0;
+/// That of the NVIDIA GPU of a lgreco_cuda_bucket.
+pub const LGRECO_DEVICE_CUDA: lgreco_device = 1;
+
+/// A collective that the caller is to perform.
 pub type lgreco_request_kind = u32;
 
 /// None: there is nothing left to do.
@@ -14,18 +21,18 @@ pub const LGRECO_REQUEST_ALL_REDUCE_SUM: lgreco_request_kind = 1;
 /// place already: MPI_Allgather with MPI_IN_PLACE, ncclAllGather with sendbuff = recvbuff + rank * length.
 pub const LGRECO_REQUEST_ALL_GATHER: lgreco_request_kind = 2;
 /// As LGRECO_REQUEST_ALL_GATHER, with lens[i] bytes of worker i, which may be 0: MPI_Allgatherv with MPI_IN_PLACE. Only hard
-/// thresholds, SIDCo, AdaComp and LGRECO_ROUTE_SCATTER_REDUCE ask for it.
+/// thresholds, SIDCo, AdaComp and the route scatter_reduce ask for it.
 pub const LGRECO_REQUEST_ALL_GATHER_EACH: lgreco_request_kind = 3;
 /// Replace the `length` bytes of `buffer` by those of worker `root`.
 pub const LGRECO_REQUEST_BROADCAST: lgreco_request_kind = 4;
 /// Send worker i the next send_lens[i] bytes of `send`, and receive the next received_lens[i] of `received` from it, i
-/// ascending. Only LGRECO_ROUTE_SCATTER_REDUCE and LGRECO_ROUTE_SHARDED ask for it.
+/// ascending. Only the route scatter_reduce and shards ask for it.
 pub const LGRECO_REQUEST_ALL_TO_ALL: lgreco_request_kind = 5;
 /// Replace, of the `count` f32 of `buffer`, the next lens[i], i being this worker, by their sums over the workers; what becomes
-/// of the others does not matter. Only LGRECO_ROUTE_SHARDED asks for it.
+/// of the others does not matter. Only shards ask for it.
 pub const LGRECO_REQUEST_REDUCE_SCATTER_SUM: lgreco_request_kind = 6;
 /// As LGRECO_REQUEST_ALL_REDUCE_SUM, of `count` bf16 (the upper halves of f32), rounded once or at every addition. Only
-/// `reduce_dtype` LGRECO_DTYPE_BF16 asks for it.
+/// the option `reduce_dtype` asks for it.
 pub const LGRECO_REQUEST_ALL_REDUCE_SUM_BF16: lgreco_request_kind = 7;
 /// As LGRECO_REQUEST_REDUCE_SCATTER_SUM, of `count` bf16; likewise.
 pub const LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16: lgreco_request_kind = 8;
@@ -34,14 +41,13 @@ pub const LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16: lgreco_request_kind = 8;
 ///
 /// Fields that the kind does not speak of are 0 or NULL. Pointers are valid until the next call on the bucket, or for
 /// lgreco_controller_control on the controller, which comes once the collective is done. All workers are asked for the
-/// same ones with the same lengths, and must start those of different buckets in the same order. Later versions may
-/// ask for other kinds, only where a new option asks for it.
+/// same ones with the same lengths, and must start those of different buckets in the same order.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_request {
     /// Set by the INIT macro.
     pub struct_size: usize,
-    /// LGRECO_REQUEST_...
+    /// Which collective.
     pub kind: lgreco_request_kind,
     /// Whose memory the pointers but `lens`, `send_lens` and `received_lens` are to: LGRECO_DEVICE_CPU; of
     /// lgreco_cuda_bucket_next LGRECO_DEVICE_CUDA.

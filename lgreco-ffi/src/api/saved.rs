@@ -1,7 +1,8 @@
 use super::controller::{ControllerState, lgreco_controller};
 use super::table::Texts;
+use crate::failure::{Result, one_of};
 use crate::pointers::{Output, fill_unless_null, place, sized_struct, slice};
-use crate::status::{Result, lgreco_status, one_of};
+use crate::status::lgreco_status;
 use core::ffi::c_char;
 use lgreco_train::controller::{Contents, Loaded};
 
@@ -39,7 +40,7 @@ pub struct lgreco_loaded {
 // SAFETY: repr(C), starts with a usize; numbers and raw pointers only.
 sized_struct!("loaded", lgreco_loaded {});
 
-/// How much of a controller is saved: LGRECO_SAVE_...
+/// How much of a controller is saved.
 pub type lgreco_save_contents = u32;
 
 /// All of it: a run continues bit for bit.
@@ -63,8 +64,8 @@ fn contents_of(contents: lgreco_save_contents) -> Result<Contents> {
     one_of("contents", contents, [Contents::Everything, Contents::WithoutWindow])
 }
 
-/// Writes this rank's state, read_struct and the same on every machine: residuals, factors, settings, schedule, but not the
-/// options; `contents` is LGRECO_SAVE_... Every rank saves its own, between the same two steps. `length`, which must not be
+/// Writes this rank's state, the same on every machine: residuals, factors, settings, schedule, but not the
+/// options. Every rank saves its own, between the same two steps. `length`, which must not be
 /// NULL, receives the number of bytes.
 ///
 /// LGRECO_LENGTH when `capacity` is less: `length` is then set all the same, and `saved` may be NULL. LGRECO_IN_FLIGHT while

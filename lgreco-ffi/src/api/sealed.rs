@@ -1,4 +1,3 @@
-use super::context::lgreco_context;
 use crate::pointers::{Range, disjoint, slice, slice_mut, write};
 use crate::status::lgreco_status;
 use lgreco_train::compress::{seal, unseal};
@@ -13,13 +12,12 @@ pub const LGRECO_SEAL_BYTES: usize = 8;
 /// LGRECO_LENGTH when `capacity` is less than that; nothing is written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_payload_seal(
-    context: *mut lgreco_context,
     payload: *mut u8,
     length: usize,
     capacity: usize,
     sealed_length: *mut usize,
 ) -> lgreco_status {
-    call!(context, |_| {
+    plain!(|| {
         let sealed = Range::of(sealed_length, 1, "sealed_length");
         disjoint(Range::of(payload, capacity, "payload"), &[sealed])?;
         write(sealed_length, "sealed_length", || Ok(seal(slice_mut(payload, capacity, "payload")?, length)?))
@@ -32,12 +30,11 @@ pub unsafe extern "C" fn lgreco_payload_seal(
 /// LGRECO_CHECKSUM when a bit has changed or the end is missing; LGRECO_LENGTH when there are fewer than LGRECO_SEAL_BYTES.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_payload_unseal(
-    context: *mut lgreco_context,
     sealed: *const u8,
     sealed_length: usize,
     length: *mut usize,
 ) -> lgreco_status {
-    call!(context, |_| {
+    plain!(|| {
         let bytes = Range::of(sealed, sealed_length, "sealed");
         disjoint(Range::of(length, 1, "length"), &[bytes])?;
         write(length, "length", || Ok(unseal(slice(sealed, sealed_length, "sealed")?)?.len()))

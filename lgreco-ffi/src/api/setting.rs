@@ -1,5 +1,5 @@
+use crate::failure::{Failure, Result};
 use crate::pointers::check_array;
-use crate::status::{Failure, Result};
 use core::ffi::{CStr, c_char};
 use lgreco_train::compress::Setting;
 use std::io::Write as _;

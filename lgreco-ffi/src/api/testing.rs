@@ -1,10 +1,10 @@
-use super::context::lgreco_context;
+use super::compressor::lgreco_compressor;
 use crate::status::lgreco_status;
 
-/// Panics inside a call on `context`.
+/// Panics inside a call on `compressor`.
 ///
 /// cbindgen:ignore
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_testing_panic(context: *mut lgreco_context) -> lgreco_status {
-    call!(context, |_| panic!("injected"))
+pub unsafe extern "C" fn lgreco_testing_panic(compressor: *mut lgreco_compressor) -> lgreco_status {
+    call!(compressor, |_| panic!("injected"))
 }

@@ -1,7 +1,8 @@
 //! A bucket on a CUDA device.
 
 use super::{BucketLayers, Collective, OnDevice, OnDeviceBucket, Outcome};
-use crate::status::{Failure, LGRECO_NON_FINITE, LGRECO_OK, LGRECO_OVERFLOW, LGRECO_PEER_MESSAGE, Result};
+use crate::failure::{Failure, Result};
+use crate::status::{LGRECO_NON_FINITE, LGRECO_OK, LGRECO_OVERFLOW, LGRECO_PEER_MESSAGE};
 use lgreco_cuda::{CudaBackend, DeviceBucket, DeviceLayer, ExchangeConfig, ExchangeFault, ExchangeOutcome, OnFault};
 use lgreco_train::exchange::Request;
 use lgreco_train::gradient::Dtype;

@@ -1,31 +1,25 @@
 //! Buckets of controllers that are alone in their group: whatever is asked for is done already.
 
 use super::train::{collective_of_one, planned};
-use super::{Bytes, DIMS, State, gradient, setting};
+use super::{Bytes, DIMS, List, State, gradient, pick, setting};
 use crate::*;
 use core::ffi::c_void;
+use core::fmt::Display;
 use core::ptr::{null, null_mut};
 
 /// One that is sound, unless its setting is not: then NULL.
 fn controller(bytes: &mut Bytes) -> *mut lgreco_controller {
     let (collective, fixed) = (collective_of_one(), setting(bytes));
     let layer = lgreco_layer { name: c"fc1".as_ptr(), dims: DIMS.as_ptr(), dims_len: 2, ..Default::default() };
-    let options = lgreco_controller_options {
-        fixed: &fixed,
-        policy: LGRECO_POLICY_FIXED,
-        warmup: 2,
-        lead: u64::from(bytes.below(2)),
-        non_finite: u32::from(bytes.below(3)),
-        route: u32::from(bytes.below(2)),
-        ..Default::default()
-    };
-    let (mut context, mut controller) = (null_mut(), null_mut());
-    // SAFETY: every pointer is NULL or to a value that lives as long as the call; a controller does not need its
-    // context.
+    let (lead, route) = (bytes.below(2), pick(bytes, &["all_gather", "scatter_reduce"]));
+    let non_finite = pick(bytes, &["error", "skip", "pass_through"]);
+    let pairs: [(&str, &dyn Display); 4] =
+        [("start_iter", &2), ("lead", &lead), ("non_finite", &non_finite), ("route", &route)];
+    let options = List::new(bytes, &pairs);
+    let mut controller = null_mut();
+    // SAFETY: every pointer is NULL or to a value that lives as long as the call.
     unsafe {
-        assert_eq!(lgreco_context_create(null(), &mut context), LGRECO_OK);
-        lgreco_controller_create(context, &collective, &layer, 1, &options, &mut controller);
-        assert_eq!(lgreco_context_destroy(&mut context), LGRECO_OK);
+        lgreco_controller_create(null(), &collective, &layer, 1, &fixed, options.pointer(), &mut controller);
     }
     controller
 }
@@ -37,7 +31,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     }
     let (mut at, mut last, mut exchanged) = (7, LGRECO_OK, false);
     for _ in 0..4 + bytes.below(24) {
-        at = if bytes.below(8) == 7 { bytes.below(13) } else { (at + 1) % 8 };
+        at = if bytes.below(8) == 7 { bytes.below(14) } else { (at + 1) % 8 };
         let controller = bytes.maybe_mut(state.controllers[which]);
         let bucket = bytes.maybe_mut(state.buckets[which]);
         let mut request = lgreco_request::default();
@@ -73,6 +67,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 8 => lgreco_controller_roll_back(controller),
                 9 => lgreco_controller_rescale_residuals(controller, bytes.value()),
                 10 => lgreco_controller_abandon_step(controller),
+                13 => lgreco_bucket_submit_failure(bucket),
                 11 => planned(bytes, &mut state.tasks[which], controller),
                 _ => lgreco_bucket_withhold(bucket, usize::from(bytes.below(8) / 7)),
             }

@@ -1,7 +1,8 @@
 //! Compressors, their payloads and what they remember.
 
-use super::{Bytes, ELEMENTS, State, gradient, layer, renew, setting};
+use super::{Bytes, DTYPES, ELEMENTS, List, State, TRUTHS, gradient, layer, pick, renew, setting};
 use crate::*;
+use core::fmt::Display;
 use core::ptr::null;
 use lgreco::checksum::seal;
 
@@ -15,13 +16,12 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
         match bytes.below(12) {
             0 | 1 => {
                 let (layer, setting) = (layer(bytes, &gradient), setting(bytes));
-                let options = lgreco_compressor_options {
-                    feedback: u32::from(bytes.below(3)),
-                    storage: u32::from(bytes.below(4)),
-                    gain: bytes.value(),
-                    ..Default::default()
-                };
-                let options = bytes.maybe(&raw const options);
+                let (feedback, storage) = (pick(bytes, &TRUTHS), pick(bytes, &DTYPES));
+                let gain = bytes.value();
+                let pairs: [(&str, &dyn Display); 3] =
+                    [("error_feedback", &feedback), ("residual_dtype", &storage), ("gain", &gain)];
+                let options = List::new(bytes, &pairs);
+                let options = options.maybe(bytes);
                 renew(&mut state.compressors[which], lgreco_compressor_destroy, |to| {
                     lgreco_compressor_create(context, &layer, setting.text.as_ptr(), options, to)
                 })
@@ -41,14 +41,15 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 assert!(status != LGRECO_OK || values.iter().all(|value| value.is_finite()));
                 status
             }
-            10 => there_and_back(bytes, context),
+            10 => there_and_back(bytes),
             11 => {
                 let (mut layer, setting) = (layer(bytes, &gradient), setting(bytes));
                 if bytes.below(2) == 0 {
                     layer.values = null();
                 }
-                let options = lgreco_compressor_options { feedback: u32::from(bytes.below(3)), ..Default::default() };
-                lgreco_feedback_check(context, &layer, setting.text.as_ptr(), &options)
+                let feedback = pick(bytes, &TRUTHS);
+                let options = List::new(bytes, &[("error_feedback", &feedback)]);
+                lgreco_feedback_check(&layer, setting.text.as_ptr(), options.pointer())
             }
             8 => {
                 let (mut norm, mut steps) = (0.0, 0);
@@ -76,23 +77,20 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
 }
 
 /// Bytes under a checksum, damaged at times: they come back as they were, or are refused.
-///
-/// # Safety
-/// `context` is live, NULL or a handle of another kind.
-unsafe fn there_and_back(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco_status {
+fn there_and_back(bytes: &mut Bytes) -> lgreco_status {
     const LEN: usize = 76;
     let (mut written, mut length) = ([bytes.next(); LEN + LGRECO_SEAL_BYTES], 0);
-    // SAFETY: arrays are as long as is said, and `context` is what the caller says.
+    // SAFETY: arrays are as long as is said.
     unsafe {
         let capacity = written.len() - usize::from(bytes.below(2));
-        let status = lgreco_payload_seal(context, written.as_mut_ptr(), LEN, capacity, &mut length);
+        let status = lgreco_payload_seal(written.as_mut_ptr(), LEN, capacity, &mut length);
         if status != LGRECO_OK {
             return status;
         }
         let damage = bytes.below(2) == 1;
         let (at, bit) = (usize::from(bytes.next()) % written.len(), bytes.below(8));
         written[at] ^= u8::from(damage) << bit;
-        let status = lgreco_payload_unseal(context, written.as_ptr(), written.len(), &mut length);
+        let status = lgreco_payload_unseal(written.as_ptr(), written.len(), &mut length);
         assert_eq!(status, if damage { LGRECO_CHECKSUM } else { LGRECO_OK });
         status
     }

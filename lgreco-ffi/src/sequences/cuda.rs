@@ -1,9 +1,9 @@
 //! CUDA devices: the calls on one that is not there, for what they do before a device is asked.
 
-use super::{Bytes, ELEMENTS, ROOM, State, gradient, layer, renew, search, setting};
+use super::{Bytes, DTYPES, ELEMENTS, List, ROOM, State, gradient, layer, pick, renew, search, setting};
 use crate::cuda::{BucketLayers, Collective, DeviceTensor, Encoding, OnDevice, OnDeviceBucket, Outcome, Row};
+use crate::failure::Failure;
 use crate::handle;
-use crate::status::Failure;
 use crate::*;
 use core::ffi::c_void;
 use core::ptr::{null, null_mut};
@@ -157,9 +157,9 @@ unsafe fn on_bucket(
     (layer, setting): (*const lgreco_layer, *const lgreco_setting),
     (values, values_len): (*mut f32, usize),
 ) -> lgreco_status {
-    let mut options = lgreco_cuda_bucket_options { on_fault: u32::from(bytes.below(3)), ..Default::default() };
-    options.reduce_dtype = u32::from(bytes.below(4));
-    let options = bytes.maybe(&raw const options);
+    let (on_fault, reduce_dtype) = (pick(bytes, &["zeros", "nan", "none"]), pick(bytes, &DTYPES[..3]));
+    let list = List::new(bytes, &[("on_fault", &on_fault), ("reduce_dtype", &reduce_dtype)]);
+    let options = list.maybe(bytes);
     let layers = usize::from(bytes.below(4) > 0);
     let (mut number, mut request, mut outcome, mut found) =
         (0, lgreco_request::default(), lgreco_cuda_outcome::default(), null_mut());
@@ -205,13 +205,14 @@ fn several(bytes: &mut Bytes, mut call: impl FnMut(&mut Bytes) -> lgreco_status)
     call(bytes)
 }
 
+fn no_device(to: *mut *mut lgreco_cuda) -> lgreco_status {
+    // SAFETY: a place.
+    unsafe { handle::create(to, || Ok(Box::new(NoDevice) as Box<dyn OnDevice>)) }
+}
+
 pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
-    let context = state.context(which, bytes);
     if state.cudas[which].is_null() {
-        // SAFETY: the context is live or NULL, or a handle of another kind.
-        renew(&mut state.cudas[which], lgreco_cuda_destroy, |to| unsafe {
-            handle::create(context, to, |_| Ok(Box::new(NoDevice) as Box<dyn OnDevice>))
-        });
+        renew(&mut state.cudas[which], lgreco_cuda_destroy, no_device);
     }
     several(bytes, |bytes| one(bytes, state, which))
 }
@@ -240,37 +241,36 @@ fn one(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
     unsafe {
         match bytes.below(24) {
             0 => {
-                let status = renew(&mut *to, lgreco_cuda_destroy, |to| lgreco_cuda_create(context, ORDINAL, to));
+                let status = renew(&mut *to, lgreco_cuda_destroy, |to| lgreco_cuda_create(ORDINAL, to));
                 assert_ne!(status, LGRECO_OK);
                 status
             }
             1 => {
-                let create = |to| lgreco_cuda_create_on_stream(context, to, null_mut());
+                let create = |to| lgreco_cuda_create_on_stream(null_mut(), to);
                 let status = renew(&mut *to, lgreco_cuda_destroy, create);
                 assert_ne!(status, LGRECO_OK);
                 status
             }
-            2..=5 => renew(&mut *to, lgreco_cuda_destroy, |to| {
-                handle::create(context, to, |_| Ok(Box::new(NoDevice) as Box<dyn OnDevice>))
-            }),
+            2..=5 => renew(&mut *to, lgreco_cuda_destroy, no_device),
             6 => lgreco_cuda_destroy(to),
             7 | 8 => lgreco_cuda_held_bytes(cuda, bytes.maybe_mut(&mut number)),
             9 => lgreco_cuda_synchronize(cuda),
             10 => lgreco_cuda_check(cuda),
             11 | 21 | 22 => {
-                let (search, layers, calls) =
+                let (list, layers, calls) =
                     (search(bytes), usize::from(bytes.below(3) > 0), u32::from(bytes.below(70)));
+                let search = list.pointer();
                 let number = bytes.maybe_mut(&raw mut number);
                 match bytes.below(8) {
-                    0 => lgreco_cuda_workspace_bytes(cuda, layer, layers, &search, calls, number),
-                    1 => lgreco_cuda_reserve(cuda, layer, layers, &search, calls),
+                    0 => lgreco_cuda_workspace_bytes(cuda, layer, layers, search, calls, number),
+                    1 => lgreco_cuda_reserve(cuda, layer, layers, search, calls),
                     2 => renew(&mut state.tables[which], lgreco_table_destroy, |to| {
-                        lgreco_cuda_measure(cuda, layer, layers, &search, to)
+                        lgreco_cuda_measure(cuda, layer, layers, search, to)
                     }),
                     3 => {
                         let mut other = 0;
                         let other = if bytes.below(8) == 7 { number } else { bytes.maybe_mut(&raw mut other) };
-                        lgreco_cuda_rows_bytes(cuda, layer, layers, &search, number, other)
+                        lgreco_cuda_rows_bytes(cuda, layer, layers, search, number, other)
                     }
                     4 | 5 => {
                         // Of no device, so that nothing is touched there: alone, in each other, not aligned, too short.
@@ -279,13 +279,13 @@ fn one(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
                             bytes.maybe_mut(core::ptr::without_provenance_mut::<c_void>(address))
                         });
                         let [room, other] = [0, 1].map(|_| u64::from(bytes.next()));
-                        lgreco_cuda_enqueue_rows(cuda, layer, layers, &search, workspace, room, results, other)
+                        lgreco_cuda_enqueue_rows(cuda, layer, layers, search, workspace, room, results, other)
                     }
                     _ => {
                         let copy = bytes.maybe(gradient.as_ptr()).cast();
                         let len = [8, 24, 16, 8, 24, 13, 0][usize::from(bytes.below(7))];
                         renew(&mut state.tables[which], lgreco_table_destroy, |to| {
-                            lgreco_cuda_read_rows(cuda, layer, layers, &search, copy, len, to)
+                            lgreco_cuda_read_rows(cuda, layer, layers, search, copy, len, to)
                         })
                     }
                 }

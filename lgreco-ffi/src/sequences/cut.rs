@@ -1,7 +1,8 @@
 //! Both ends of a cut, between which messages are lost, repeated and damaged.
 
-use super::{Bytes, ROOM, State, renew};
+use super::{Bytes, List, ROOM, State, renew};
 use crate::*;
+use core::fmt::Display;
 use core::ptr::null;
 use lgreco::checksum::seal;
 
@@ -9,31 +10,51 @@ const BATCH: usize = 2;
 const FEATURES: usize = 8;
 const VALUES: usize = BATCH * FEATURES;
 
-fn link(bytes: &mut Bytes) -> lgreco_link {
-    lgreco_link {
-        codec: u32::from(bytes.below(7)),
-        bits: u32::from(bytes.below(10)),
-        tile: u32::from(bytes.below(9)),
-        channels: u32::from(bytes.below(3)),
-        keep: u32::from(bytes.below(10)),
-        memory: u32::from(bytes.below(6)),
-        capacity: u32::from(bytes.below(4)),
-        rows: u32::from(bytes.below(4)),
-        ..Default::default()
+/// A codec with numbers in and out of range.
+pub(super) fn codec(bytes: &mut Bytes) -> String {
+    let (bits, number) = (bytes.below(10), bytes.below(10));
+    match bytes.below(8) {
+        0 => "dense bf16".into(),
+        1 => format!("min-max {bits} tile {number}"),
+        2 => format!("min-max {bits} tile batch"),
+        3 => format!("symmetric {bits} channels {number}"),
+        4 => format!("topk {number}"),
+        5 => format!("shared-index {number} f16"),
+        6 => format!("eden {bits}"),
+        _ => "topk".into(),
+    }
+}
+
+pub(super) fn memory(bytes: &mut Bytes) -> String {
+    match bytes.below(8) {
+        0 | 6 => "none".into(),
+        1 => format!("residual gain 0.{} int8", bytes.below(10)),
+        2 => format!("mixed reset {}", bytes.below(4)),
+        3 => "ef21".into(),
+        4 => format!("samples {}", bytes.below(4)),
+        5 => format!("samples 3 bits {}", bytes.below(10)),
+        _ => "samples".into(),
     }
 }
 
 pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
-    let context = state.context(which, bytes);
-    let links = [link(bytes), link(bytes)];
-    let setting = lgreco_cut_setting {
-        forward: bytes.maybe(&raw const links[0]),
-        backward: if bytes.below(4) == 0 { &raw const links[1] } else { null() },
-        batch: BATCH as u32,
-        features: FEATURES as u32,
-        in_flight: u32::from(bytes.below(8)),
-        ..Default::default()
-    };
+    let [(forward, forward_memory), (backward, backward_memory)] = [0, 1].map(|_| (codec(bytes), memory(bytes)));
+    let in_flight = bytes.below(8);
+    let mut pairs: Vec<(&str, &dyn Display)> = vec![
+        ("batch", &BATCH),
+        ("features", &FEATURES),
+        ("in_flight", &in_flight),
+        ("forward", &forward),
+        ("forward_memory", &forward_memory),
+    ];
+    if bytes.below(4) == 0 {
+        pairs.extend([("backward", &backward as &dyn Display), ("backward_memory", &backward_memory)]);
+    }
+    let options = List::new(bytes, &pairs);
+    let mut setting = lgreco_cut_setting::default();
+    // SAFETY: a list and a place.
+    let made = unsafe { lgreco_cut_setting_make(options.pointer(), &mut setting) };
+    assert_ne!(made, LGRECO_PANIC);
     let values: [f32; VALUES] = core::array::from_fn(|_| bytes.value());
     let ids = [u64::from(bytes.below(4)), if bytes.below(4) == 3 { LGRECO_UNREMEMBERED } else { 9 }];
     let (ids, from) = (bytes.maybe(ids.as_ptr()), bytes.maybe(values.as_ptr().cast()));
@@ -52,7 +73,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 let mut status = LGRECO_OK;
                 for end in [LGRECO_END_UPSTREAM, LGRECO_END_DOWNSTREAM] {
                     status = renew(&mut state.cuts[end as usize], lgreco_cut_destroy, |to| {
-                        lgreco_cut_create(context, &setting, end, 1, to)
+                        lgreco_cut_create(bytes.maybe(&raw const setting), end, 1, to)
                     });
                 }
                 status
@@ -112,22 +133,11 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 }
             }
             14 => {
-                let mut saved = [0; LGRECO_CUT_SETTING_BYTES];
-                let written = lgreco_cut_setting_to_bytes(context, &setting, saved.as_mut_ptr(), saved.len());
-                saved[usize::from(bytes.next()) % LGRECO_CUT_SETTING_BYTES] ^= bytes.below(8);
-                seal(&mut saved);
-                let (mut read, mut links) = (lgreco_cut_setting::default(), [lgreco_link::default(); 2]);
-                let [forward, backward] = links.each_mut().map(|link| &raw mut *link);
-                let (bytes, len) = (saved.as_ptr(), saved.len() - usize::from(bytes.below(8) / 7));
-                let status = match written {
-                    LGRECO_OK => lgreco_cut_setting_from_bytes(context, bytes, len, &mut read, forward, backward),
-                    status => status,
-                };
-                if status != LGRECO_OK {
-                    return status;
-                }
+                let mut read = setting;
+                read.bytes[usize::from(bytes.next()) % LGRECO_CUT_SETTING_BYTES] ^= bytes.below(8);
+                seal(&mut read.bytes);
                 let (mut compatibility, mut what) = (0, null());
-                lgreco_cut_setting_compare(context, &read, &setting, &mut compatibility, &mut what)
+                lgreco_cut_setting_compare(&read, bytes.maybe(&raw const setting), &mut compatibility, &mut what)
             }
             _ => {
                 let (to, end) = (state.saved.as_mut_ptr(), which as u32);
@@ -141,7 +151,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 let saved = state.saved.as_ptr();
                 match written {
                     LGRECO_OK => renew(&mut state.cuts[which], lgreco_cut_destroy, |to| {
-                        lgreco_cut_restore(context, &setting, end, saved, length, to)
+                        lgreco_cut_restore(&setting, end, saved, length, to)
                     }),
                     status => status,
                 }

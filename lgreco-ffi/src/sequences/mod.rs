@@ -10,7 +10,9 @@ mod train;
 
 use crate::*;
 use core::ffi::{CStr, c_char, c_void};
+use core::fmt::Display;
 use core::ptr::{null, null_mut};
+use std::ffi::CString;
 
 const ROWS: usize = 4;
 const COLS: usize = 6;
@@ -49,6 +51,47 @@ impl Bytes<'_> {
             255 => f32::INFINITY,
             byte => (f32::from(byte) - 100.0) / 16.0,
         }
+    }
+}
+
+/// Options of a call, as a C program writes them.
+struct List {
+    _texts: Vec<CString>,
+    pointers: Vec<*const c_char>,
+}
+
+impl List {
+    /// At times with a name that is not known, one that is there twice, or one without a value.
+    fn new(bytes: &mut Bytes, pairs: &[(&str, &dyn Display)]) -> List {
+        let mut texts: Vec<CString> = Vec::new();
+        let mut add = |text: &dyn Display| texts.push(CString::new(text.to_string()).expect("no NUL"));
+        for (name, value) in pairs {
+            add(name);
+            add(value);
+        }
+        match (bytes.below(64), pairs.first()) {
+            (61, _) => {
+                add(&"nonsense");
+                add(&"1");
+            }
+            (62, Some((name, value))) => {
+                add(name);
+                add(value);
+            }
+            (63, Some((name, _))) => add(name),
+            _ => (),
+        }
+        let pointers = texts.iter().map(|text| text.as_ptr()).chain([null(), null()]).collect();
+        List { _texts: texts, pointers }
+    }
+
+    /// One time in eight NULL.
+    fn maybe(&self, bytes: &mut Bytes) -> *const *const c_char {
+        bytes.maybe(self.pointers.as_ptr())
+    }
+
+    fn pointer(&self) -> *const *const c_char {
+        self.pointers.as_ptr()
     }
 }
 
@@ -111,41 +154,25 @@ impl State {
             _ => self.contexts[which],
         }
     }
+}
 
-    /// What is in every handle's message must be text.
-    fn check_messages(&self, which: usize) {
-        // SAFETY: handles are live or NULL, and no call is using them.
-        unsafe {
-            for message in [
-                lgreco_context_message(self.contexts[which]),
-                lgreco_compressor_message(self.compressors[which]),
-                lgreco_controller_message(self.controllers[which]),
-                lgreco_bucket_message(self.buckets[which]),
-                lgreco_plan_task_message(self.tasks[which]),
-                lgreco_cut_message(self.cuts[which]),
-                lgreco_cuda_message(self.cudas[which]),
-            ] {
-                assert!(CStr::from_ptr(message).to_str().is_ok());
-            }
-        }
-    }
+/// What is in the thread's message must be text.
+fn check_message() {
+    // SAFETY: text with a NUL at its end, which no call changes meanwhile.
+    assert!(unsafe { CStr::from_ptr(lgreco_message()) }.to_str().is_ok());
 }
 
 /// A table of one layer with one option.
 fn foreign() -> *mut lgreco_table {
-    let (mut context, mut table) = (null_mut(), null_mut());
+    let mut table = null_mut();
     let view = lgreco_table_view {
         layers: 1,
         ends: &1,
         choices: &lgreco_choice { size: 8, error: 0.0 },
         ..Default::default()
     };
-    // SAFETY: every pointer is NULL or to a value that lives as long as the call; a table does not need its context.
-    unsafe {
-        assert_eq!(lgreco_context_create(null(), &mut context), LGRECO_OK);
-        assert_eq!(lgreco_table_create(context, &view, &mut table), LGRECO_OK);
-        assert_eq!(lgreco_context_destroy(&mut context), LGRECO_OK);
-    }
+    // SAFETY: every pointer is NULL or to a value that lives as long as the call.
+    assert_eq!(unsafe { lgreco_table_create(&view, &mut table) }, LGRECO_OK);
     table
 }
 
@@ -195,7 +222,7 @@ pub fn check(bytes: &[u8]) -> [usize; 7] {
         // SAFETY: static text.
         let name = unsafe { CStr::from_ptr(lgreco_status_name(status)) };
         assert_ne!(name, c"unknown status", "{status}");
-        state.check_messages(which);
+        check_message();
         if bytes.0.is_empty() {
             break;
         }
@@ -206,14 +233,15 @@ pub fn check(bytes: &[u8]) -> [usize; 7] {
 type Call = fn(&mut Bytes, &mut State, usize) -> lgreco_status;
 
 fn context(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
-    let device = u32::from(bytes.below(16) / 13);
-    let options = lgreco_context_options { device, ..Default::default() };
-    // SAFETY: the handle is live or NULL, the options live.
+    let devices = [c"cpu", c"cpu", c"cpu", c"cpu:0", c"cpu:1", c"cuda:9999999999", c"gpu", c"\xff"];
+    let device = devices[usize::from(bytes.below(8))].as_ptr();
+    let device = bytes.maybe(device);
+    // SAFETY: the handle is live or NULL, the text lives.
     unsafe {
         match bytes.below(8) {
             0 => lgreco_context_destroy(&raw mut state.contexts[which]),
-            1 => lgreco_context_create(&options, null_mut()),
-            _ => renew(&mut state.contexts[which], lgreco_context_destroy, |to| lgreco_context_create(&options, to)),
+            1 => lgreco_context_create(device, null_mut()),
+            _ => renew(&mut state.contexts[which], lgreco_context_destroy, |to| lgreco_context_create(device, to)),
         }
     }
 }
@@ -277,16 +305,21 @@ fn setting(bytes: &mut Bytes) -> lgreco_setting {
 }
 
 /// What is asked of searches.
-const METHODS: [Option<&core::ffi::CStr>; 6] =
-    [None, Some(c"qsgd"), Some(c"topk"), Some(c"powersgd, eden"), Some(c"adacomp"), Some(c"topk,,")];
+const METHODS: [&str; 7] = ["hybrid", "qsgd", "topk", "powersgd, eden", "adacomp", "topk,,", "qsgd"];
 
-fn search(bytes: &mut Bytes) -> lgreco_search_options {
-    lgreco_search_options {
-        methods: METHODS[usize::from(bytes.below(METHODS.len() as u8))].map_or(core::ptr::null(), |text| text.as_ptr()),
-        min_elements: usize::from(bytes.below(40)),
-        ..Default::default()
-    }
+fn search(bytes: &mut Bytes) -> List {
+    let method = METHODS[usize::from(bytes.below(METHODS.len() as u8))];
+    let least = bytes.below(40);
+    List::new(bytes, &[("method", &method), ("min_elements", &least)])
 }
+
+/// One of a list's texts.
+fn pick(bytes: &mut Bytes, texts: &[&'static str]) -> &'static str {
+    texts[usize::from(bytes.below(texts.len() as u8))]
+}
+
+const DTYPES: [&str; 4] = ["float32", "bfloat16", "int8", "float64"];
+const TRUTHS: [&str; 3] = ["true", "false", "yes"];
 
 /// Replaces a handle by what `create` makes; a failed creation must leave NULL.
 fn renew<T>(

@@ -1,8 +1,9 @@
 //! Tables and plans.
 
-use super::{Bytes, State, gradient, layer, renew, search, setting};
+use super::{Bytes, List, State, gradient, layer, pick, renew, search, setting};
 use crate::*;
 use core::ffi::CStr;
+use core::fmt::Display;
 
 pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
     let context = state.context(which, bytes);
@@ -29,14 +30,14 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                     fixed: if bytes.below(4) == 0 { fixed.as_ptr() } else { core::ptr::null() },
                     ..Default::default()
                 };
-                renew(&mut state.tables[which], lgreco_table_destroy, |to| lgreco_table_create(context, &view, to))
+                renew(&mut state.tables[which], lgreco_table_destroy, |to| lgreco_table_create(&view, to))
             }
             2 => {
                 let gradient = gradient(bytes);
                 let layer = layer(bytes, &gradient);
                 let search = search(bytes);
                 renew(&mut state.tables[which], lgreco_table_destroy, |to| {
-                    lgreco_table_measure(context, &layer, 1, &search, to)
+                    lgreco_table_measure(context, &layer, 1, search.pointer(), to)
                 })
             }
             3 => lgreco_table_destroy(&raw mut state.tables[which]),
@@ -48,18 +49,21 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
             5 | 6 => {
                 let mut view = lgreco_table_view::default();
                 let status = lgreco_table_get(state.tables[which], &mut view);
-                let options = lgreco_plan_options {
-                    solver: u32::from(bytes.below(3)),
-                    levels: bytes.next().into(),
-                    states: bytes.next().into(),
-                    alpha: bytes.value().into(),
-                    limit: u32::from(bytes.below(5)),
-                    size_limit: u64::from(bytes.next()) << (bytes.below(9) * 7),
-                    ..Default::default()
-                };
+                let solver = pick(bytes, &["exact", "dp", "paper", "best"]);
+                let bits = (u64::from(bytes.next()) << (bytes.below(9) * 7)).to_string();
+                let budget = [bits.as_str(), "size", "error", "error", "-1"][usize::from(bytes.below(5))];
+                let (levels, states, alpha) = (bytes.next(), bytes.next(), bytes.value());
+                let pairs: [(&str, &dyn Display); 5] = [
+                    ("solver", &solver),
+                    ("levels", &levels),
+                    ("states", &states),
+                    ("alpha", &alpha),
+                    ("budget", &budget),
+                ];
+                let options = List::new(bytes, &pairs);
                 match status {
                     LGRECO_OK => renew(&mut state.plans[which], lgreco_plan_destroy, |to| {
-                        lgreco_plan_solve(context, &view, &options, to)
+                        lgreco_plan_solve(&view, options.pointer(), to)
                     }),
                     status => status,
                 }
@@ -68,7 +72,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 let (mut table, mut plan) = (lgreco_table_view::default(), lgreco_plan_view::default());
                 match lgreco_table_get(state.tables[which], &mut table) {
                     LGRECO_OK => match lgreco_plan_get(state.plans[which], &mut plan) {
-                        LGRECO_OK => lgreco_plan_check(context, &table, &plan),
+                        LGRECO_OK => lgreco_plan_check(&table, &plan),
                         status => status,
                     },
                     status => status,
@@ -90,7 +94,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 json[usize::from(bytes.next()) % text.max(1)] ^= i8::from(bytes.below(2) == 1) as core::ffi::c_char;
                 let text = text - usize::from(bytes.below(4) / 3);
                 renew(&mut state.plans[which], lgreco_plan_destroy, |to| {
-                    lgreco_plan_from_json(context, table, json.as_ptr(), text, to)
+                    lgreco_plan_from_json(table, json.as_ptr(), text, to)
                 })
             }
             _ => {

@@ -1,14 +1,11 @@
 //! Controllers of a group of one, whose callbacks sometimes fail.
 
-use super::{Bytes, ELEMENTS, ROOM, State, gradient, layer, renew, search, setting};
+use super::{Bytes, DTYPES, ELEMENTS, List, METHODS, ROOM, State, TRUTHS, gradient, layer, pick, renew, setting};
 use crate::*;
 use core::ffi::c_void;
+use core::fmt::Display;
 use core::ptr::{null, null_mut};
 use lgreco::checksum::seal;
-
-// Of up to two classes and phases.
-static LEGACY_LEVELS: [f64; 4] = [0.5, 0.1, 0.2, 4.0];
-static LEGACY_SIZES: [u64; 1] = [64];
 
 unsafe extern "C" fn perform(user: *mut c_void, _: *const lgreco_request) -> i32 {
     i32::from(!user.is_null())
@@ -39,31 +36,53 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
             0 => {
                 let gradient = gradient(bytes);
                 let (layer, fixed) = (layer(bytes, &gradient), setting(bytes));
-                let search = lgreco_search_options { reduce_dtype: u32::from(bytes.below(4)), ..search(bytes) };
-                let options = lgreco_controller_options {
-                    search: bytes.maybe(&raw const search),
-                    fixed: bytes.maybe(&raw const fixed),
-                    policy: u32::from(bytes.below(8)),
-                    warmup: 1 + u64::from(bytes.below(3)),
-                    period: u64::from(bytes.below(5)),
-                    lead: u64::from(bytes.below(4) / 2),
-                    feedback: u32::from(bytes.below(3)),
-                    legacy_levels: LEGACY_LEVELS.as_ptr(),
-                    legacy_sizes: LEGACY_SIZES.as_ptr(),
-                    legacy_classes: 1 + usize::from(bytes.below(2)),
-                    legacy_phases: usize::from(bytes.below(3)),
-                    legacy_steps: u64::from(bytes.below(5)),
-                    ramp_up_first: f64::from(bytes.below(4)),
-                    ramp_up_steps: u64::from(bytes.below(4)),
-                    gain: bytes.value(),
-                    loco_storage: u32::from(bytes.below(4)),
-                    reset_every: u32::from(bytes.below(3)),
-                    non_finite: u32::from(bytes.below(4)),
-                    ..Default::default()
-                };
-                let options = bytes.maybe(&raw const options);
+                let fixed = if bytes.below(3) == 0 { &raw const fixed } else { null() };
+                let texts = [
+                    pick(
+                        bytes,
+                        &["lgreco", "paper", "uniform", "uncompressed", "kmeans", "accordion", "legacy", "none"],
+                    ),
+                    METHODS[usize::from(bytes.below(METHODS.len() as u8))],
+                    pick(bytes, &DTYPES),
+                    pick(bytes, &DTYPES),
+                    pick(bytes, &TRUTHS),
+                    pick(bytes, &["0.5,0.1", "8,2", "4,2,0.5,1.5", "1"]),
+                    pick(bytes, &["64; 0.5,0.1; 0.2,4; 3", "; 4; 2; 1", "; 4", "64; 4; 2"]),
+                    pick(bytes, &["error", "skip", "pass_through", "ignore"]),
+                ];
+                let names = [
+                    "policy",
+                    "method",
+                    "reduce_dtype",
+                    "loco_residual_dtype",
+                    "error_feedback",
+                    "accordion",
+                    "legacy",
+                    "non_finite",
+                ];
+                let numbers = [1 + bytes.below(3), bytes.below(5), bytes.below(4) / 2, bytes.below(3), bytes.below(40)];
+                let (gain, ramp_up) = (bytes.value(), format!("{},{}", bytes.below(4), bytes.below(4)));
+                let mut pairs: Vec<(&str, &dyn Display)> = vec![
+                    ("start_iter", &numbers[0]),
+                    ("period", &numbers[1]),
+                    ("lead", &numbers[2]),
+                    ("reset_every", &numbers[3]),
+                    ("min_elements", &numbers[4]),
+                    ("gain", &gain),
+                ];
+                if bytes.below(4) == 0 {
+                    pairs.push(("ramp_up", &ramp_up));
+                }
+                // What is wrong with one of many would hide the others.
+                for (name, text) in names.iter().zip(&texts) {
+                    if (*name != "policy" || fixed.is_null()) && bytes.below(2) == 0 {
+                        pairs.push((*name, text));
+                    }
+                }
+                let options = List::new(bytes, &pairs);
+                let options = options.maybe(bytes);
                 renew(&mut state.controllers[which], lgreco_controller_destroy, |to| {
-                    lgreco_controller_create(context, &collective, &layer, 1, options, to)
+                    lgreco_controller_create(context, &collective, &layer, 1, fixed, options, to)
                 })
             }
             1..=3 => {

@@ -6,8 +6,7 @@
 
 enum { STEPS = 9 };
 
-static lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
-static lgreco_controller_options options = LGRECO_CONTROLLER_OPTIONS_INIT;
+static Options options = OPTIONS;
 static Group of_layer[LAYERS];  // a group per bucket, for buckets on threads
 static int on_threads;
 
@@ -20,6 +19,7 @@ typedef struct {
     lgreco_status status;
     int done;
     size_t round;
+    char message[200];  // of the thread that it failed on
 } Flight;
 
 static void submit(Flight *flight) {
@@ -52,6 +52,7 @@ static void go_on(Flight *flight, Member *member) {
     OK(lgreco_bucket_round(flight->bucket, flight->round++, &announced));
     flight->status = lgreco_bucket_next(flight->bucket, &flight->request);
     flight->done = flight->status != LGRECO_OK || flight->request.kind == LGRECO_REQUEST_NONE;
+    if (flight->status != LGRECO_OK) snprintf(flight->message, sizeof flight->message, "%s", lgreco_message());
     if (flight->status == LGRECO_OK && flight->request.kind != LGRECO_REQUEST_NONE)
         check_round(&announced, &flight->request, member->group->workers);
     if (!flight->done) CHECK(perform(member, &flight->request) == 0);
@@ -124,7 +125,7 @@ static void *compare(void *argument) {
         switches += report.switched;
     }
     CHECK(same_state(controller, blocking));
-    CHECK(switches == (options.policy == LGRECO_POLICY_L_GRECO ? 2 : 1));
+    CHECK(switches == (options.fixed == NULL ? 2 : 1));
     OK(lgreco_controller_destroy(&blocking));
     OK(lgreco_controller_destroy(&controller));
     free(expected);
@@ -140,16 +141,14 @@ static void run(uint32_t workers, void *(*work)(void *)) {
 }
 
 static void base(const char *methods) {
-    search = (lgreco_search_options)LGRECO_SEARCH_OPTIONS_INIT;
-    search.methods = methods;
-    options = (lgreco_controller_options)LGRECO_CONTROLLER_OPTIONS_INIT;
-    options.search = &search;
-    options.warmup = 3;
-    options.period = 4;
-    options.window = 2;
-    options.metrics_every = 3;
-    options.undo = 1;
-    options.bucket_bytes = 0;  // as here: a layer each
+    options = (Options)OPTIONS;
+    set(&options, "method", methods);
+    set(&options, "start_iter", "3");
+    set(&options, "period", "4");
+    set(&options, "window", "2");
+    set(&options, "metrics_every", "3");
+    set(&options, "undo", "true");
+    set(&options, "bucket_bytes", "0");  // as here: a layer each
 }
 
 static void as_the_blocking_step(void) {
@@ -159,22 +158,21 @@ static void as_the_blocking_step(void) {
         for (int i = 0; i < 4; i++) {
             base(planned[i]);
             run(3, compare);
-            options.route = LGRECO_ROUTE_SCATTER_REDUCE;
+            set(&options, "route", "scatter_reduce");
             run(2, compare);
             const uint64_t shards[] = {ELEMENTS / 2, ELEMENTS, 0, BIAS, ELEMENTS - 100, ELEMENTS};
-            options.route = LGRECO_ROUTE_SHARDED;
+            set(&options, "route", NULL);
             options.shards = shards;
             run(2, compare);
-            search.reduce_dtype = LGRECO_DTYPE_BF16;
+            set(&options, "reduce_dtype", "bfloat16");
             run(2, compare);
             base(planned[i]);
-            search.reduce_dtype = LGRECO_DTYPE_BF16;
+            set(&options, "reduce_dtype", "bfloat16");
             run(3, compare);
         }
         for (int i = 0; i < 4; i++) {
             const lgreco_setting fixed[LAYERS] = {others[i], {"dense"}, others[i]};
             base("qsgd");
-            options.policy = LGRECO_POLICY_FIXED;
             options.fixed = fixed;
             run(3, compare);
         }
@@ -204,18 +202,18 @@ static void *spoilt(void *argument) {
             CHECK(flights[0].status == LGRECO_OK && report.outcome == LGRECO_OUTCOME_EXCHANGED);
             continue;
         }
-        if (options.non_finite == LGRECO_NON_FINITE_STEP_ERROR) {
+        if (*value_of(&options, "non_finite") == 0) {
             CHECK(flights[0].status == (member->rank == 1 ? LGRECO_NON_FINITE_GRADIENT : LGRECO_PEER));
             TEXT(member->rank == 1 ? "layer `fc1.weight`: element 77 is -inf" : "rank 1 failed with error code 101",
-                 lgreco_bucket_message(flights[0].bucket));
+                 flights[0].message);
             STATUS(LGRECO_STEP_ORDER, lgreco_bucket_next(flights[0].bucket, &flights[0].request));
             STATUS(LGRECO_IN_FLIGHT, lgreco_controller_finish_step(controller, NULL));
-            TEXT("layer `fc1.weight`: ", lgreco_controller_message(controller));
+            TEXT("layer `fc1.weight`: ", lgreco_message());
             OK(lgreco_bucket_close(controller, &flights[0].bucket));
             OK(lgreco_controller_finish_step(controller, &report));
             CHECK(report.outcome == LGRECO_OUTCOME_FAILED);
         } else {
-            const int skips = options.non_finite == LGRECO_NON_FINITE_STEP_SKIP;
+            const int skips = strcmp(value_of(&options, "non_finite"), "skip") == 0;
             const lgreco_outcome outcome = skips ? LGRECO_OUTCOME_SKIPPED : LGRECO_OUTCOME_PASSED_THROUGH;
             CHECK(flights[0].status == LGRECO_OK && report.outcome == outcome);
             for (size_t i = 0; i < elements(0); i++)
@@ -285,7 +283,7 @@ static void *transactions(void *argument) {
     void *pointers[] = {model->values[2], model->values[0]};
     OK(lgreco_bucket_open(controller, layers, 2, &flight.bucket));
     STATUS(LGRECO_LAYER_MISMATCH, lgreco_bucket_withhold(flight.bucket, 1));
-    TEXT("layer `fc1.bias`: ", lgreco_bucket_message(flight.bucket));
+    TEXT("layer `fc1.bias`: ", lgreco_message());
     if (member->rank == 0) OK(lgreco_bucket_withhold(flight.bucket, 0));
     OK(lgreco_bucket_submit(flight.bucket, pointers, 2));
     STATUS(LGRECO_STEP_ORDER, lgreco_bucket_withhold(flight.bucket, 0));
@@ -358,11 +356,52 @@ static void *wrong_on_one_rank(void *argument) {
         } else {
             CHECK(flight.status == (member->rank == 1 ? expected[s / 2] : LGRECO_PEER));
         }
-        if (wrong == 4) TEXT("layer `fc1.", lgreco_bucket_message(flight.bucket));
+        if (wrong == 4) TEXT("layer `fc1.", flight.message);
         OK(lgreco_bucket_close(controller, &flight.bucket));
         OK(lgreco_controller_finish_step(controller, NULL));
     }
     OK(lgreco_controller_destroy(&controller));
+    free(model);
+    return NULL;
+}
+
+// Rank 1's own backward pass has failed: both ranks learn of it in this step, and take the next one.
+static void *failed_on_one_rank(void *argument) {
+    Member *const member = argument;
+    Model *const model = malloc(sizeof *model);
+    float *const before = malloc(2 * ELEMENTS * sizeof *before), *const after = before + ELEMENTS;
+    lgreco_controller *controller = controller_of(member, &options);
+    for (uint32_t s = 0; s < STEPS; s++) {
+        const int fails = s == 2 || s == 5;
+        const size_t layers[] = {0, 2};
+        void *pointers[] = {model->values[0], model->values[2]};
+        Flight flight = {.request = LGRECO_REQUEST_INIT};
+        gradients(model, member->rank, s);
+        residual(controller, 0, before);
+        begin(controller, member);
+        OK(lgreco_bucket_open(controller, layers, 2, &flight.bucket));
+        if (fails && member->rank == 1)
+            OK(lgreco_bucket_submit_failure(flight.bucket));
+        else
+            OK(lgreco_bucket_submit(flight.bucket, pointers, 2));
+        STATUS(LGRECO_STEP_ORDER, lgreco_bucket_submit_failure(flight.bucket));
+        do go_on(&flight, member);
+        while (!flight.done);
+        STATUS(!fails ? LGRECO_OK : member->rank == 1 ? LGRECO_TRAINER : LGRECO_PEER, flight.status);
+        if (fails) {
+            TEXT(member->rank == 1 ? "the trainer of this rank has failed: its own backward pass"
+                                   : "rank 1 failed with error code 215: its own backward pass",
+                 flight.message);
+        }
+        OK(lgreco_bucket_close(controller, &flight.bucket));
+        lgreco_report report = LGRECO_REPORT_INIT;
+        OK(lgreco_controller_finish_step(controller, &report));
+        CHECK(report.outcome == (fails ? LGRECO_OUTCOME_FAILED : LGRECO_OUTCOME_EXCHANGED));
+        residual(controller, 0, after);
+        CHECK(!fails || memcmp(before, after, ELEMENTS * sizeof *before) == 0);
+    }
+    OK(lgreco_controller_destroy(&controller));
+    free(before);
     free(model);
     return NULL;
 }
@@ -386,12 +425,12 @@ static void out_of_order(void) {
     OK(lgreco_controller_begin_step(controller, 0.1));
     STATUS(LGRECO_STEP_ORDER, lgreco_controller_begin_step(controller, 0.1));
     STATUS(LGRECO_STEP_ORDER, lgreco_bucket_open(controller, all, LAYERS, &bucket));
-    TEXT("ranks have not agreed on the step", lgreco_controller_message(controller));
+    TEXT("ranks have not agreed on the step", lgreco_message());
     OK(lgreco_controller_control(controller, &request));
     CHECK(request.kind == LGRECO_REQUEST_NONE);
     STATUS(LGRECO_LAYER_MISMATCH, lgreco_bucket_open(controller, beyond, 1, &bucket));
     STATUS(LGRECO_IN_FLIGHT, lgreco_bucket_open(controller, twice, 2, &bucket));
-    TEXT("layer `fc1.bias`: the layer is in a bucket", lgreco_controller_message(controller));
+    TEXT("layer `fc1.bias`: the layer is in a bucket", lgreco_message());
     CHECK(bucket == NULL);
     OK(lgreco_bucket_open(controller, all, 2, &bucket));
     STATUS(LGRECO_IN_FLIGHT, lgreco_bucket_open(controller, all, LAYERS, &second));
@@ -411,7 +450,7 @@ static void out_of_order(void) {
     // In the middle: to its own controller alone, once.
     lgreco_bucket *const kept = bucket;
     STATUS(LGRECO_STEP_ORDER, lgreco_bucket_close(other, &bucket));
-    TEXT("the bucket is another controller's", lgreco_controller_message(other));
+    TEXT("the bucket is another controller's", lgreco_message());
     STATUS(LGRECO_NULL_POINTER, lgreco_bucket_close(NULL, &bucket));
     STATUS(LGRECO_HANDLE, lgreco_bucket_close((lgreco_controller *)(void *)bucket, &bucket));
     CHECK(bucket == kept);
@@ -457,14 +496,15 @@ int main(void) {
     for (on_threads = 0; on_threads < 2; on_threads++) {
         base("topk");
         run(3, spoilt);
-        options.non_finite = LGRECO_NON_FINITE_STEP_SKIP;
+        set(&options, "non_finite", "skip");
         run(3, spoilt);
-        options.non_finite = LGRECO_NON_FINITE_STEP_PASS_THROUGH;
+        set(&options, "non_finite", "pass_through");
         run(3, spoilt);
         base("topk");
         run(2, transactions);
         run(2, different_layers);
-        options.policy = LGRECO_POLICY_UNIFORM;
+        run(2, failed_on_one_rank);
+        set(&options, "policy", "uniform");
         run(2, wrong_on_one_rank);
     }
     out_of_order();

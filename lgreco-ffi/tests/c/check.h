@@ -1,8 +1,11 @@
-// What the test programs share: checks that count failures and go on, and a context.
+// What the test programs share: checks that count failures and go on, and options that may be set again.
 #ifndef CHECK_H
 #define CHECK_H
 
 #include <lgreco.h>
+#include <lgreco_cuda.h>
+#include <lgreco_pipeline.h>
+#include <lgreco_train.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,10 +44,61 @@ static int failures;
 
 static inline int says(const lgreco_setting *setting, const char *text) { return strcmp(setting->text, text) == 0; }
 
-static inline lgreco_context *new_context(void) {
-    lgreco_context *context = NULL;
-    OK(lgreco_context_create(NULL, &context));
-    return context;
+// Options by name. A later value takes the place of the one before; NULL takes it away.
+typedef struct {
+    int count;
+    const char *names[40];
+    char values[40][64];
+    const lgreco_setting *fixed;  // of a controller, or NULL
+    const uint64_t *shards;       // likewise
+} Options;
+#define OPTIONS {0, {NULL}, {{0}}, NULL, NULL}
+
+static inline void set(Options *options, const char *name, const char *value) {
+    int at = 0;
+    while (at < options->count && strcmp(options->names[at], name) != 0) at++;
+    if (value == NULL && at == options->count) return;
+    if (value == NULL) {
+        const int last = --options->count;
+        options->names[at] = options->names[last];
+        memcpy(options->values[at], options->values[last], sizeof options->values[at]);
+        return;
+    }
+    CHECK(at < 40 && strlen(value) < sizeof options->values[at]);
+    options->names[at] = name;
+    strcpy(options->values[at], value);
+    if (at == options->count) options->count++;
+}
+
+static inline void set_number(Options *options, const char *name, double value) {
+    char text[64];
+    snprintf(text, sizeof text, "%.17g", value);
+    set(options, name, text);
+}
+
+static inline const char *value_of(const Options *options, const char *name) {
+    for (int at = 0; at < options->count; at++)
+        if (strcmp(options->names[at], name) == 0) return options->values[at];
+    return "";
+}
+
+// As calls take them; valid until the options change, or four lists later.
+static inline const char *const *listed(const Options *options) {
+#ifdef __cplusplus
+    static thread_local const char *lists[4][81];
+    static thread_local int last;
+#else
+    static _Thread_local const char *lists[4][81];
+    static _Thread_local int last;
+#endif
+    if (options == NULL) return NULL;
+    const char **const list = lists[++last % 4];
+    for (int at = 0; at < options->count; at++) {
+        list[2 * at] = options->names[at];
+        list[2 * at + 1] = options->values[at];
+    }
+    list[2 * options->count] = NULL;
+    return list;
 }
 
 // Numbers without a pattern, in [-1, 1), the same on every machine.

@@ -7,7 +7,6 @@ enum { ROWS = 40, COLS = 50, ELEMENTS = ROWS * COLS };
 
 static const size_t DIMS[] = {ROWS, COLS};
 static float values[ELEMENTS];
-static lgreco_context *context;
 
 static lgreco_layer layer(void) {
     lgreco_layer layer = LGRECO_LAYER_INIT;
@@ -17,10 +16,10 @@ static lgreco_layer layer(void) {
     return layer;
 }
 
-static lgreco_compressor *create(const char *setting, lgreco_compressor_options options) {
+static lgreco_compressor *create(const char *setting, Options options) {
     const lgreco_layer one = layer();
     lgreco_compressor *compressor = NULL;
-    OK(lgreco_compressor_create(context, &one, setting, &options, &compressor));
+    OK(lgreco_compressor_create(NULL, &one, setting, listed(&options), &compressor));
     return compressor;
 }
 
@@ -38,7 +37,7 @@ static void encode(lgreco_compressor *compressor, uint32_t step, Payload *payloa
     CHECK(payload->length <= bound && payload->bytes[bound] == 0xa5);
 }
 
-static Payload first(const char *setting, lgreco_compressor_options options, uint32_t step) {
+static Payload first(const char *setting, Options options, uint32_t step) {
     lgreco_compressor *compressor = create(setting, options);
     Payload payload;
     encode(compressor, step, &payload);
@@ -62,7 +61,7 @@ static void golden(void) {
     lgreco_compressor *compressor = NULL;
     uint8_t payload[64];
     size_t length = 0;
-    OK(lgreco_compressor_create(context, &one, "topk 3", NULL, &compressor));
+    OK(lgreco_compressor_create(NULL, &one, "topk 3", NULL, &compressor));
     OK(lgreco_compressor_encode(compressor, 0, from, payload, sizeof payload, &length));
     CHECK(length == sizeof topk && memcmp(payload, topk, sizeof topk) == 0);
     float decoded[24];
@@ -72,7 +71,7 @@ static void golden(void) {
 }
 
 static void every_word_of_a_setting_counts(void) {
-    const lgreco_compressor_options none = LGRECO_COMPRESSOR_OPTIONS_INIT;
+    const Options none = OPTIONS;
     CHECK(first("dense", none, 0).length == 16 + 4 * ELEMENTS);
 
     const Payload qsgd = first("qsgd 4", none, 0), nearest = first("qsgd 4 nearest", none, 0);
@@ -105,7 +104,7 @@ static uint32_t sent(const Payload *payload) {
 
 // Payloads whose length the values decide are shorter than their bound, and their header tells how many elements they hold.
 static void every_word_of_variable_settings_counts(void) {
-    const lgreco_compressor_options none = LGRECO_COMPRESSOR_OPTIONS_INIT;
+    const Options none = OPTIONS;
     const uint8_t topk = first("topk 1", none, 0).bytes[2];
     const Payload hard = first("hard-threshold 0.75", none, 0), empty = first("hard-threshold 2", none, 0);
     uint32_t reach = 0;
@@ -132,7 +131,7 @@ static void every_word_of_variable_settings_counts(void) {
 // Of the texts that ranks send to one another and that files hold.
 static void texts_that_are_no_settings(void) {
     const lgreco_layer one = layer();
-    lgreco_compressor *compressor = create("dense", (lgreco_compressor_options)LGRECO_COMPRESSOR_OPTIONS_INIT), *none = NULL;
+    lgreco_compressor *compressor = create("dense", (Options)OPTIONS), *none = NULL;
     OK(lgreco_compressor_set_setting(compressor, " qsgd 1 nearest min-max bucket 128 "));
     const struct {
         lgreco_status status;
@@ -145,11 +144,11 @@ static void texts_that_are_no_settings(void) {
         {LGRECO_PARAMETER, "topk 0 bits 4"},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        STATUS(wrong[i].status, lgreco_compressor_create(context, &one, wrong[i].text, NULL, &none));
+        STATUS(wrong[i].status, lgreco_compressor_create(NULL, &one, wrong[i].text, NULL, &none));
         STATUS(wrong[i].status, lgreco_compressor_set_setting(compressor, wrong[i].text));
     }
     STATUS(LGRECO_SETTING_WORD, lgreco_compressor_set_setting(compressor, "qsgd 4 buckt 128"));
-    TEXT("layer `fc1.weight`: setting: `buckt` is unknown: is `bucket` meant?", lgreco_compressor_message(compressor));
+    TEXT("layer `fc1.weight`: setting: `buckt` is unknown: is `bucket` meant?", lgreco_message());
     // As long as a struct, and nothing behind it is read.
     char *const endless = malloc(LGRECO_SETTING_TEXT_BYTES);
     memset(endless, ' ', LGRECO_SETTING_TEXT_BYTES);
@@ -160,17 +159,17 @@ static void texts_that_are_no_settings(void) {
 
 static void random_bits_are_named(void) {
     const char *const setting = "qsgd 4";
-    const lgreco_compressor_options base = LGRECO_COMPRESSOR_OPTIONS_INIT;
+    const Options base = OPTIONS;
     const Payload one = first(setting, base, 3), again = first(setting, base, 3), next = first(setting, base, 4);
     CHECK(equal(&one, &again) && !equal(&one, &next));
-    lgreco_compressor_options changed = base;
-    changed.seed = (uint64_t)1 << 40;
+    Options changed = base;
+    set(&changed, "random_seed", "1099511627776");
     const Payload seed = first(setting, changed, 3);
     changed = base;
-    changed.layer_index = 1;
+    set(&changed, "layer_index", "1");
     const Payload index = first(setting, changed, 3);
     changed = base;
-    changed.rank = 1;
+    set(&changed, "rank", "1");
     const Payload rank = first(setting, changed, 3);
     CHECK(!equal(&one, &seed) && !equal(&one, &index) && !equal(&one, &rank));
     CHECK(!equal(&seed, &index) && !equal(&index, &rank));
@@ -185,8 +184,8 @@ static double memory_norm(lgreco_compressor *compressor, uint64_t *steps) {
 // What is sent and what is remembered are together all there was.
 static void residuals(void) {
     static float sent[ELEMENTS], decoded[ELEMENTS], memory[ELEMENTS], wanted[ELEMENTS];
-    lgreco_compressor_options options = LGRECO_COMPRESSOR_OPTIONS_INIT;
-    options.feedback = LGRECO_FEEDBACK_RESIDUAL;
+    Options options = OPTIONS;
+    set(&options, "error_feedback", "true");
     lgreco_compressor *compressor = create("topk 50", options);
     Payload payload;
     memset(sent, 0, sizeof sent);
@@ -211,7 +210,7 @@ static void residuals(void) {
     size_t length = 12345;
     STATUS(LGRECO_NON_FINITE,
            lgreco_compressor_encode(compressor, 5, values, payload.bytes, sizeof payload.bytes, &length));
-    TEXT("layer `fc1.weight`: element 9 is NaN", lgreco_compressor_message(compressor));
+    TEXT("layer `fc1.weight`: element 9 is NaN", lgreco_message());
     CHECK(length == 12345 && memory_norm(compressor, &steps) > 0 && steps == 5);
     values[9] = 0;
 
@@ -241,7 +240,7 @@ static void residuals(void) {
 }
 
 // The squared norm of the memory after three steps.
-static double after(lgreco_compressor_options options) {
+static double after(Options options) {
     lgreco_compressor *compressor = create("topk 50", options);
     Payload payload;
     uint64_t steps = 0;
@@ -252,32 +251,32 @@ static double after(lgreco_compressor_options options) {
 }
 
 static void every_option_of_feedback_counts(void) {
-    lgreco_compressor_options base = LGRECO_COMPRESSOR_OPTIONS_INIT;
-    base.feedback = LGRECO_FEEDBACK_RESIDUAL;
+    Options base = OPTIONS;
+    set(&base, "error_feedback", "true");
     const double classic = after(base);
-    lgreco_compressor_options changed = base;
-    changed.gain = 0.5f;
+    Options changed = base;
+    set(&changed, "gain", "0.5");
     CHECK(after(changed) < 0.5 * classic);
     changed = base;
-    changed.reset_every = 3;
+    set(&changed, "reset_every", "3");
     CHECK(after(changed) == 0);
     changed = base;
-    changed.storage = LGRECO_STORAGE_BF16;
+    set(&changed, "residual_dtype", "bfloat16");
     const double bf16 = after(changed);
-    changed.storage = LGRECO_STORAGE_INT8;
+    set(&changed, "residual_dtype", "int8");
     const double int8 = after(changed);
     CHECK(bf16 != classic && int8 != classic && int8 != bf16);
 
     const lgreco_layer one = layer();
     lgreco_compressor *compressor = NULL;
     changed = base;
-    changed.gain = 1.5f;
-    STATUS(LGRECO_PARAMETER, lgreco_compressor_create(context, &one, "dense", &changed, &compressor));
-    uint32_t *const codes[] = {&changed.feedback, &changed.storage};
+    set(&changed, "gain", "1.5");
+    STATUS(LGRECO_PARAMETER, lgreco_compressor_create(NULL, &one, "dense", listed(&changed), &compressor));
+    const char *const names[] = {"error_feedback", "residual_dtype"};
     for (int i = 0; i < 2; i++) {
         changed = base;
-        *codes[i] = 5;
-        STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_compressor_create(context, &one, "dense", &changed, &compressor));
+        set(&changed, names[i], "5");
+        STATUS(LGRECO_PARAMETER, lgreco_compressor_create(NULL, &one, "dense", listed(&changed), &compressor));
         CHECK(compressor == NULL);
     }
 }
@@ -286,16 +285,16 @@ static void every_option_of_feedback_counts(void) {
 static void sealed_payloads(void) {
     uint8_t payload[3 + LGRECO_SEAL_BYTES] = {1, 2, 3};
     size_t length = 0;
-    STATUS(LGRECO_LENGTH, lgreco_payload_seal(context, payload, 3, sizeof payload - 1, &length));
+    STATUS(LGRECO_LENGTH, lgreco_payload_seal(payload, 3, sizeof payload - 1, &length));
     CHECK(length == 0 && payload[3] == 0);
-    OK(lgreco_payload_seal(context, payload, 3, sizeof payload, &length));
+    OK(lgreco_payload_seal(payload, 3, sizeof payload, &length));
     CHECK(length == sizeof payload);
-    OK(lgreco_payload_unseal(context, payload, sizeof payload, &length));
+    OK(lgreco_payload_unseal(payload, sizeof payload, &length));
     CHECK(length == 3);
-    STATUS(LGRECO_CHECKSUM, lgreco_payload_unseal(context, payload, sizeof payload - 1, &length));
-    STATUS(LGRECO_LENGTH, lgreco_payload_unseal(context, payload, LGRECO_SEAL_BYTES - 1, &length));
+    STATUS(LGRECO_CHECKSUM, lgreco_payload_unseal(payload, sizeof payload - 1, &length));
+    STATUS(LGRECO_LENGTH, lgreco_payload_unseal(payload, LGRECO_SEAL_BYTES - 1, &length));
     payload[1] ^= 4;
-    STATUS(LGRECO_CHECKSUM, lgreco_payload_unseal(context, payload, sizeof payload, &length));
+    STATUS(LGRECO_CHECKSUM, lgreco_payload_unseal(payload, sizeof payload, &length));
 }
 
 // With few bits QSGD adds more error than it is given, and what is remembered would grow until it overflows.
@@ -303,38 +302,38 @@ static void feedback_that_diverges_is_refused(void) {
     lgreco_layer wide = layer();
     const size_t dims[] = {32, 32};
     wide.dims = dims;
-    lgreco_compressor_options options = LGRECO_COMPRESSOR_OPTIONS_INIT;
+    Options options = OPTIONS;
     lgreco_compressor *compressor = NULL;
-    options.feedback = LGRECO_FEEDBACK_RESIDUAL;
+    set(&options, "error_feedback", "true");
     for (int bits = 1; bits <= 8; bits++) {
-        char setting[LGRECO_SETTING_TEXT_BYTES];
+        char setting[20];
         snprintf(setting, sizeof setting, "qsgd %d", bits);
         const lgreco_status expected = bits < 4 ? LGRECO_NOT_CONTRACTIVE : LGRECO_OK;
-        STATUS(expected, lgreco_compressor_create(context, &wide, setting, &options, &compressor));
-        STATUS(expected, lgreco_feedback_check(context, &wide, setting, &options));
+        STATUS(expected, lgreco_compressor_create(NULL, &wide, setting, listed(&options), &compressor));
+        STATUS(expected, lgreco_feedback_check(&wide, setting, listed(&options)));
         CHECK((compressor == NULL) == (expected != LGRECO_OK));
         if (compressor) {
             STATUS(LGRECO_NOT_CONTRACTIVE, lgreco_compressor_set_setting(compressor, "qsgd 2"));
             OK(lgreco_compressor_destroy(&compressor));
         }
     }
-    STATUS(LGRECO_NOT_CONTRACTIVE, lgreco_feedback_check(context, &wide, "qsgd 2", &options));
-    TEXT("layer `fc1.weight`: the compressor's squared error is ", lgreco_context_message(context));
-    OK(lgreco_feedback_check(context, &wide, "qsgd 2", NULL));
+    STATUS(LGRECO_NOT_CONTRACTIVE, lgreco_feedback_check(&wide, "qsgd 2", listed(&options)));
+    TEXT("layer `fc1.weight`: the compressor's squared error is ", lgreco_message());
+    OK(lgreco_feedback_check(&wide, "qsgd 2", NULL));
     // Of values, what they say: equal ones are sent exactly, one among small ones is not.
     float flat[32 * 32];
     for (int i = 0; i < 32 * 32; i++) flat[i] = 0.1f;
     wide.values = flat;
-    OK(lgreco_feedback_check(context, &wide, "qsgd 2", &options));
+    OK(lgreco_feedback_check(&wide, "qsgd 2", listed(&options)));
     flat[0] = flat[600] = 1.0f;
-    STATUS(LGRECO_NOT_CONTRACTIVE, lgreco_feedback_check(context, &wide, "qsgd 2", &options));
+    STATUS(LGRECO_NOT_CONTRACTIVE, lgreco_feedback_check(&wide, "qsgd 2", listed(&options)));
 }
 
 static void saved_state(void) {
     const char *const setting = "qsgd 4";
-    lgreco_compressor_options options = LGRECO_COMPRESSOR_OPTIONS_INIT;
-    options.feedback = LGRECO_FEEDBACK_RESIDUAL;
-    options.storage = LGRECO_STORAGE_INT8;
+    Options options = OPTIONS;
+    set(&options, "error_feedback", "true");
+    set(&options, "residual_dtype", "int8");
     lgreco_compressor *straight = create(setting, options), *stopped = create(setting, options);
     Payload one, two;
     for (uint32_t step = 0; step < 3; step++) {
@@ -369,16 +368,16 @@ static void saved_state(void) {
     CHECK(memory_norm(stopped, &steps) == norm && steps == 6);
 
     // Nor does the state of another layer or other options fit.
-    options.gain = 0.5f;
+    set(&options, "gain", "0.5");
     lgreco_compressor *other = create(setting, options);
     STATUS(LGRECO_SAVED_STATE, lgreco_compressor_load(other, saved, length));
-    TEXT("layer `fc1.weight`: the saved state is that of other feedback options", lgreco_compressor_message(other));
+    TEXT("layer `fc1.weight`: the saved state is that of other feedback options", lgreco_message());
     lgreco_compressor_destroy(&other);
     const size_t turned[] = {COLS, ROWS};
     lgreco_layer layer_of = layer();
     layer_of.dims = turned;
-    options.gain = 1.0f;
-    OK(lgreco_compressor_create(context, &layer_of, setting, &options, &other));
+    set(&options, "gain", "1.0");
+    OK(lgreco_compressor_create(NULL, &layer_of, setting, listed(&options), &other));
     STATUS(LGRECO_SAVED_STATE, lgreco_compressor_load(other, saved, length));
     lgreco_compressor_destroy(&other);
     lgreco_compressor_destroy(&straight);
@@ -388,7 +387,7 @@ static void saved_state(void) {
 
 static void hostile_payloads(void) {
     static float decoded[ELEMENTS];
-    const lgreco_compressor_options none = LGRECO_COMPRESSOR_OPTIONS_INIT;
+    const Options none = OPTIONS;
     const char *const settings[] = {"dense",    "qsgd 4",   "topk 37",             "powersgd 4", "adacomp 500", "eden 4",
                                     "loco 512", "clt-k 37", "hard-threshold 0.75", "sidco 0.01"};
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
@@ -411,7 +410,7 @@ static void hostile_payloads(void) {
         payload.bytes[0] = 'M';
         STATUS(LGRECO_PAYLOAD_HEADER,
                lgreco_compressor_decode(compressor, payload.bytes, payload.length, decoded, ELEMENTS));
-        TEXT("layer `fc1.weight`: payload: magic is 0x4d, expected 0x4c", lgreco_compressor_message(compressor));
+        TEXT("layer `fc1.weight`: payload: magic is 0x4d, expected 0x4c", lgreco_message());
         payload.bytes[0] = 'L';
         const uint8_t method = payload.bytes[2];
         payload.bytes[2] = 99;
@@ -433,7 +432,6 @@ static void hostile_payloads(void) {
 }
 
 int main(void) {
-    context = new_context();
     fill(values, ELEMENTS, 1);
     golden();
     every_word_of_a_setting_counts();
@@ -446,6 +444,5 @@ int main(void) {
     feedback_that_diverges_is_refused();
     saved_state();
     hostile_payloads();
-    lgreco_context_destroy(&context);
     return report("compress");
 }

@@ -12,7 +12,6 @@ enum { LAYERS = 4, SEED = 7, RANK = 2 };
 static const size_t MATRIX[] = {ROWS, COLS}, CONVOLUTION[] = {COLS, 4, 4, 4}, VECTOR[] = {ELEMENTS};
 static const char *const NAMES[LAYERS] = {"bias", "fc1", "fc2", "conv"};
 
-static lgreco_context *context;
 static lgreco_cuda *cuda;
 static float f32[ELEMENTS];
 static uint16_t f16[ELEMENTS], bf16[ELEMENTS];
@@ -26,19 +25,15 @@ static size_t length;
 
 static void missing(void) {
     if (has_driver()) return;
-    lgreco_context_options options = LGRECO_CONTEXT_OPTIONS_INIT;
-    lgreco_context *gpu = context;
-    options.device = LGRECO_DEVICE_CUDA;
-    cuda = (lgreco_cuda *)(void *)context;
-    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_create(context, 0, &cuda));
-    TEXT("no NVIDIA driver: the library libcuda", lgreco_context_message(context));
+    int any;
+    lgreco_context *gpu = (lgreco_context *)(void *)&any;
+    cuda = (lgreco_cuda *)(void *)&any;
+    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_create(0, &cuda));
+    TEXT("no NVIDIA driver: the library libcuda", lgreco_message());
     CHECK(cuda == NULL);
-    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_create_on_stream(context, &cuda, NULL));
-    char reason[512];
-    options.message = reason;
-    options.message_capacity = sizeof reason;
-    STATUS(LGRECO_UNAVAILABLE, lgreco_context_create(&options, &gpu));
-    TEXT("no NVIDIA driver: the library libcuda", reason);
+    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_create_on_stream(NULL, &cuda));
+    STATUS(LGRECO_UNAVAILABLE, lgreco_context_create("cuda", &gpu));
+    TEXT("no NVIDIA driver: the library libcuda", lgreco_message());
     CHECK(gpu == NULL);
 }
 
@@ -77,12 +72,12 @@ static lgreco_rng_stream words(int layer, uint32_t step) {
 }
 
 static lgreco_compressor *compressor_of(int layer, const char *setting) {
-    lgreco_compressor_options options = LGRECO_COMPRESSOR_OPTIONS_INIT;
+    Options options = OPTIONS;
     lgreco_compressor *made = NULL;
-    options.seed = SEED;
-    options.layer_index = (uint32_t)layer;
-    options.rank = RANK;
-    OK(lgreco_compressor_create(context, &on_host[layer], setting, &options, &made));
+    set_number(&options, "random_seed", SEED);
+    set_number(&options, "layer_index", (uint32_t)layer);
+    set_number(&options, "rank", RANK);
+    OK(lgreco_compressor_create(NULL, &on_host[layer], setting, listed(&options), &made));
     return made;
 }
 
@@ -125,26 +120,26 @@ static const lgreco_cuda_calls ALL = LGRECO_CUDA_MEASURE | LGRECO_CUDA_ENCODE | 
 
 // Measures, plans on what was measured, and compresses by the plan.
 static void tables(const char *methods) {
-    lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
+    Options search = OPTIONS;
     lgreco_table *expected = NULL, *found = NULL;
     lgreco_table_view a = LGRECO_TABLE_VIEW_INIT, b = LGRECO_TABLE_VIEW_INIT;
     lgreco_plan *plan = NULL;
     lgreco_plan_view chosen = LGRECO_PLAN_VIEW_INIT;
     uint64_t needed = 0, held = 0;
-    search.methods = methods;
-    search.seed = SEED;
+    set(&search, "method", methods);
+    set_number(&search, "random_seed", SEED);
     // Calls need less than all of them together, and a reservation is enough for what follows.
     for (lgreco_cuda_calls calls = LGRECO_CUDA_MEASURE; calls < ALL; calls <<= 1) {
-        OK(lgreco_cuda_workspace_bytes(cuda, model, LAYERS, &search, calls, &held));
-        OK(lgreco_cuda_workspace_bytes(cuda, model, LAYERS, &search, ALL, &needed));
+        OK(lgreco_cuda_workspace_bytes(cuda, model, LAYERS, listed(&search), calls, &held));
+        OK(lgreco_cuda_workspace_bytes(cuda, model, LAYERS, listed(&search), ALL, &needed));
         CHECK(held > 0 && held < needed);
     }
-    OK(lgreco_cuda_reserve(cuda, model, LAYERS, &search, ALL));
+    OK(lgreco_cuda_reserve(cuda, model, LAYERS, listed(&search), ALL));
     OK(lgreco_cuda_held_bytes(cuda, &held));
     CHECK(held >= needed);
-    OK(lgreco_cuda_measure(cuda, model, LAYERS, &search, &found));
-    if (strcmp(methods, "hybrid") == 0) search.methods = "qsgd,topk,powersgd";  // on devices
-    OK(lgreco_table_measure(context, on_host, LAYERS, &search, &expected));
+    OK(lgreco_cuda_measure(cuda, model, LAYERS, listed(&search), &found));
+    if (strcmp(methods, "hybrid") == 0) set(&search, "method", "qsgd,topk,powersgd");  // on devices
+    OK(lgreco_table_measure(NULL, on_host, LAYERS, listed(&search), &expected));
     OK(lgreco_table_get(expected, &a));
     OK(lgreco_table_get(found, &b));
     CHECK(a.layers == LAYERS - 1 && b.layers == a.layers);
@@ -154,7 +149,7 @@ static void tables(const char *methods) {
         CHECK(a.choices[o].size == b.choices[o].size);
         CHECK(fabs(a.choices[o].error - b.choices[o].error) <= 1e-4 * a.choices[o].error);
     }
-    OK(lgreco_plan_solve(context, &b, NULL, &plan));
+    OK(lgreco_plan_solve(&b, NULL, &plan));
     OK(lgreco_plan_get(plan, &chosen));
     for (size_t l = 0; l < b.layers; l++) {
         lgreco_setting setting;
@@ -198,10 +193,10 @@ typedef struct {
 
 enum { BEHIND = 256 };
 
-static rows_memory memory_for_rows(const lgreco_search_options *search) {
+static rows_memory memory_for_rows(const Options *search) {
     static const uint8_t behind[BEHIND];
     rows_memory memory = {0, 0, NULL, NULL};
-    OK(lgreco_cuda_rows_bytes(cuda, model, LAYERS, search, &memory.workspace_bytes, &memory.results_bytes));
+    OK(lgreco_cuda_rows_bytes(cuda, model, LAYERS, listed(search), &memory.workspace_bytes, &memory.results_bytes));
     CHECK(memory.results_bytes > 0 && memory.results_bytes % 8 == 0);
     memory.workspace = on_device(NULL, memory.workspace_bytes + BEHIND);
     memory.results = on_device(NULL, memory.results_bytes + BEHIND);
@@ -219,20 +214,20 @@ static void let_go_of_rows(const rows_memory *memory) {
     give_back(memory->results);
 }
 
-static lgreco_status enqueue_rows(const rows_memory *memory, const lgreco_search_options *search) {
-    return lgreco_cuda_enqueue_rows(cuda, model, LAYERS, search, memory->workspace, memory->workspace_bytes,
+static lgreco_status enqueue_rows(const rows_memory *memory, const Options *search) {
+    return lgreco_cuda_enqueue_rows(cuda, model, LAYERS, listed(search), memory->workspace, memory->workspace_bytes,
                                     memory->results, memory->results_bytes);
 }
 
 // What lgreco_cuda_measure makes, without its wait, in the caller's memory.
 static void rows_later(const char *methods) {
-    lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
+    Options search = OPTIONS;
     lgreco_table *expected = NULL, *found = NULL;
     uint64_t held = 0, still_held = 0;
     int before[NUMBERS] = {0};
-    search.methods = methods;
-    search.seed = SEED;
-    OK(lgreco_cuda_measure(cuda, model, LAYERS, &search, &expected));
+    set(&search, "method", methods);
+    set_number(&search, "random_seed", SEED);
+    OK(lgreco_cuda_measure(cuda, model, LAYERS, listed(&search), &expected));
     const rows_memory memory = memory_for_rows(&search);
     // Makes room for tables on the host, if there is not enough.
     OK(enqueue_rows(&memory, &search));
@@ -246,13 +241,13 @@ static void rows_later(const char *methods) {
     const copied copy = enqueue_copy(memory.results, memory.results_bytes);
     CHECK(only_launched(before) && is_on_its_way(&copy));
     wait_for(&copy);
-    OK(lgreco_cuda_read_rows(cuda, model, LAYERS, &search, copy.bytes, copy.length, &found));
+    OK(lgreco_cuda_read_rows(cuda, model, LAYERS, listed(&search), copy.bytes, copy.length, &found));
     CHECK(only_launched(before));
     same_table(expected, found);
     OK(lgreco_table_destroy(&found));
     // At no address that suits a number.
     memcpy(again + 1, copy.bytes, copy.length);
-    OK(lgreco_cuda_read_rows(cuda, model, LAYERS, &search, again + 1, copy.length, &found));
+    OK(lgreco_cuda_read_rows(cuda, model, LAYERS, listed(&search), again + 1, copy.length, &found));
     same_table(expected, found);
     OK(lgreco_table_destroy(&found));
     OK(lgreco_cuda_held_bytes(cuda, &still_held));
@@ -261,7 +256,7 @@ static void rows_later(const char *methods) {
     for (uint32_t seed = 1; seed <= 100; seed++) {
         for (size_t i = 0; i < copy.length; i++) copy.bytes[i] = (uint8_t)((seed * (uint32_t)(i + 1) * 2654435761u) >> 24);
         const lgreco_status status =
-            lgreco_cuda_read_rows(cuda, model, LAYERS, &search, copy.bytes, copy.length, &found);
+            lgreco_cuda_read_rows(cuda, model, LAYERS, listed(&search), copy.bytes, copy.length, &found);
         CHECK(status == LGRECO_OK || status == LGRECO_OPTION_ERROR || status == LGRECO_DEVICE ||
               status == LGRECO_OVERFLOW);
         CHECK((status == LGRECO_OK) == (found != NULL));
@@ -275,7 +270,7 @@ static void rows_later(const char *methods) {
 
 // What can be wrong with arguments of rows that are read later.
 static void arguments_of_rows(void) {
-    lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
+    Options search = OPTIONS;
     lgreco_table *table = NULL;
     uint64_t bytes = 5, more = 6;
     const rows_memory memory = memory_for_rows(NULL);
@@ -285,53 +280,53 @@ static void arguments_of_rows(void) {
     memcpy(broken, model, sizeof broken);
     NULL_(lgreco_cuda_rows_bytes(cuda, NULL, 1, NULL, &bytes, &more));
     NULL_(lgreco_cuda_rows_bytes(cuda, model, LAYERS, NULL, NULL, &more));
-    TEXT("workspace_bytes is NULL", lgreco_cuda_message(cuda));
+    TEXT("workspace_bytes is NULL", lgreco_message());
     NULL_(lgreco_cuda_rows_bytes(cuda, model, LAYERS, NULL, &bytes, NULL));
-    TEXT("results_bytes is NULL", lgreco_cuda_message(cuda));
+    TEXT("results_bytes is NULL", lgreco_message());
     STATUS(LGRECO_OVERLAP, lgreco_cuda_rows_bytes(cuda, model, LAYERS, NULL, &bytes, &bytes));
     CHECK(bytes == 5 && more == 6);
     NULL_(lgreco_cuda_enqueue_rows(cuda, NULL, 1, NULL, workspace, room, results, results_room));
     NULL_(lgreco_cuda_enqueue_rows(cuda, model, LAYERS, NULL, NULL, room, results, results_room));
-    TEXT("workspace is NULL", lgreco_cuda_message(cuda));
+    TEXT("workspace is NULL", lgreco_message());
     NULL_(lgreco_cuda_enqueue_rows(cuda, model, LAYERS, NULL, workspace, room, NULL, results_room));
-    TEXT("results is NULL", lgreco_cuda_message(cuda));
+    TEXT("results is NULL", lgreco_message());
     STATUS(LGRECO_LENGTH, lgreco_cuda_enqueue_rows(cuda, model, LAYERS, NULL, workspace, room - 1, results, results_room));
-    TEXT("bytes of the rows' workspace", lgreco_cuda_message(cuda));
+    TEXT("bytes of the rows' workspace", lgreco_message());
     STATUS(LGRECO_LENGTH, lgreco_cuda_enqueue_rows(cuda, model, LAYERS, NULL, workspace, room, results, results_room - 1));
-    TEXT("bytes of the rows' results", lgreco_cuda_message(cuda));
+    TEXT("bytes of the rows' results", lgreco_message());
     STATUS(LGRECO_ALIGNMENT,
            lgreco_cuda_enqueue_rows(cuda, model, LAYERS, NULL, workspace + 128, room, results, results_room));
-    TEXT("workspace is not aligned", lgreco_cuda_message(cuda));
+    TEXT("workspace is not aligned", lgreco_message());
     STATUS(LGRECO_ALIGNMENT,
            lgreco_cuda_enqueue_rows(cuda, model, LAYERS, NULL, workspace, room, results + 4, results_room));
-    TEXT("results is not aligned", lgreco_cuda_message(cuda));
+    TEXT("results is not aligned", lgreco_message());
     STATUS(LGRECO_OVERLAP,
            lgreco_cuda_enqueue_rows(cuda, model, LAYERS, NULL, workspace, room, workspace + room - 8, results_room));
     STATUS(LGRECO_OVERLAP, lgreco_cuda_enqueue_rows(cuda, model, LAYERS, NULL, workspace, room,
                                                     (char *)(uintptr_t)model[1].values + BYTES - 8, results_room));
-    TEXT("layer `fc1`: results overlaps values", lgreco_cuda_message(cuda));
+    TEXT("layer `fc1`: results overlaps values", lgreco_message());
     broken[2].values = workspace;
     STATUS(LGRECO_OVERLAP,
            lgreco_cuda_enqueue_rows(cuda, broken, LAYERS, NULL, workspace, room, results, results_room));
-    TEXT("layer `fc2`: workspace overlaps values", lgreco_cuda_message(cuda));
+    TEXT("layer `fc2`: workspace overlaps values", lgreco_message());
     // Of a layer that is left out it is not looked at; others need values.
     broken[0].values = workspace;
     broken[2] = model[2];
     OK(lgreco_cuda_enqueue_rows(cuda, broken, LAYERS, NULL, workspace, room, results, results_room));
     broken[2].values = NULL;
     NULL_(lgreco_cuda_enqueue_rows(cuda, broken, LAYERS, NULL, workspace, room, results, results_room));
-    TEXT("layer `fc2`: values is NULL", lgreco_cuda_message(cuda));
+    TEXT("layer `fc2`: values is NULL", lgreco_message());
     NULL_(lgreco_cuda_read_rows(cuda, broken, LAYERS, NULL, copy, results_room, &table));
-    TEXT("layer `fc2`: values is NULL", lgreco_cuda_message(cuda));
+    TEXT("layer `fc2`: values is NULL", lgreco_message());
     OK(lgreco_cuda_rows_bytes(cuda, broken, LAYERS, NULL, &bytes, &more));
     CHECK(bytes == room && more == results_room);
     NULL_(lgreco_cuda_read_rows(cuda, NULL, 1, NULL, copy, results_room, &table));
     NULL_(lgreco_cuda_read_rows(cuda, model, LAYERS, NULL, NULL, results_room, &table));
-    TEXT("copy is NULL", lgreco_cuda_message(cuda));
+    TEXT("copy is NULL", lgreco_message());
     NULL_(lgreco_cuda_read_rows(cuda, model, LAYERS, NULL, copy, results_room, NULL));
     const size_t lengths[] = {0, 1, 8, results_room - 8, results_room - 1, results_room + 1, results_room + 8};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
-        table = (lgreco_table *)(void *)context;
+        table = (lgreco_table *)(void *)copy;
         STATUS(LGRECO_LENGTH, lgreco_cuda_read_rows(cuda, model, LAYERS, NULL, copy, lengths[i], &table));
         CHECK(table == NULL);
     }
@@ -341,16 +336,16 @@ static void arguments_of_rows(void) {
     // What the options can be refused for is refused in the same way by all.
     const char *methods[] = {"qsgd", "loco", "qsgd", "qsgd", "no method"};
     for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
-        search = (lgreco_search_options)LGRECO_SEARCH_OPTIONS_INIT;
-        search.methods = methods[i];
-        if (i == 2) search.reduce_dtype = LGRECO_DTYPE_F16;
-        if (i == 3) search.metric = 99;
+        search = (Options)OPTIONS;
+        set(&search, "method", methods[i]);
+        if (i == 2) set(&search, "reduce_dtype", "float16");
+        if (i == 3) set(&search, "metric", "99");
         const size_t layers = i == 0 ? 1 : LAYERS;  // a bias alone
-        const lgreco_status expected = lgreco_cuda_measure(cuda, model, layers, &search, &table);
+        const lgreco_status expected = lgreco_cuda_measure(cuda, model, layers, listed(&search), &table);
         CHECK(expected != LGRECO_OK && (i > 0 || expected == LGRECO_EMPTY_TABLE));
-        STATUS(expected, lgreco_cuda_rows_bytes(cuda, model, layers, &search, &bytes, &more));
-        STATUS(expected, lgreco_cuda_enqueue_rows(cuda, model, layers, &search, workspace, room, results, results_room));
-        STATUS(expected, lgreco_cuda_read_rows(cuda, model, layers, &search, copy, results_room, &table));
+        STATUS(expected, lgreco_cuda_rows_bytes(cuda, model, layers, listed(&search), &bytes, &more));
+        STATUS(expected, lgreco_cuda_enqueue_rows(cuda, model, layers, listed(&search), workspace, room, results, results_room));
+        STATUS(expected, lgreco_cuda_read_rows(cuda, model, layers, listed(&search), copy, results_room, &table));
         CHECK(table == NULL);
     }
     OK(lgreco_cuda_synchronize(cuda));
@@ -397,9 +392,9 @@ static void arguments(void) {
 
     broken.values = NULL;
     NULL_(lgreco_cuda_encode(cuda, &broken, setting, &stream_of, one, ROOM, &length));
-    TEXT("layer `fc1`: values is NULL", lgreco_cuda_message(cuda));
+    TEXT("layer `fc1`: values is NULL", lgreco_message());
     NULL_(lgreco_cuda_measure(cuda, &broken, 1, NULL, &table));
-    TEXT("layer `fc1`: values is NULL", lgreco_cuda_message(cuda));
+    TEXT("layer `fc1`: values is NULL", lgreco_message());
     OK(lgreco_cuda_payload_len(cuda, &broken, setting, &length));  // needs no values
     broken.values = (const char *)fc1->values + 2;
     STATUS(LGRECO_ALIGNMENT, lgreco_cuda_encode(cuda, &broken, setting, &stream_of, one, ROOM, &length));
@@ -415,10 +410,11 @@ static void arguments(void) {
     STATUS(LGRECO_LENGTH, lgreco_cuda_decode_on_device(cuda, fc1, setting, payload, length - 1, values, ELEMENTS));
     STATUS(LGRECO_LENGTH, lgreco_cuda_decode_on_device(cuda, fc1, setting, payload, length, values, ELEMENTS - 1));
     STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_encode(cuda, fc1, "loco 512", &stream_of, one, ROOM, &length));
-    TEXT("layer `fc1`: this setting does not run on CUDA devices", lgreco_cuda_message(cuda));
+    TEXT("layer `fc1`: this setting does not run on CUDA devices", lgreco_message());
     STATUS(LGRECO_PARAMETER, lgreco_cuda_payload_len(cuda, fc1, "qsgd 9", &length));
     STATUS(LGRECO_EMPTY_TABLE, lgreco_cuda_measure(cuda, model, 1, NULL, &table));
-    STATUS(LGRECO_HANDLE, lgreco_cuda_synchronize((lgreco_cuda *)(void *)context));
+    uint64_t not_one[4] = {0, 0, 0, 0};
+    STATUS(LGRECO_HANDLE, lgreco_cuda_synchronize((lgreco_cuda *)(void *)not_one));
     CHECK(table == NULL);
 }
 
@@ -430,20 +426,20 @@ static void not_finite(void) {
     f32[5] = NAN;
     CHECK(driver.to_device((uint64_t)(uintptr_t)model[1].values, f32, sizeof f32, stream) == 0);
     STATUS(LGRECO_NON_FINITE, lgreco_cuda_encode(cuda, &model[1], setting, &stream_of, one, ROOM, &length));
-    TEXT("layer `fc1`: element 5 is NaN", lgreco_cuda_message(cuda));
+    TEXT("layer `fc1`: element 5 is NaN", lgreco_message());
     STATUS(LGRECO_NON_FINITE, lgreco_cuda_measure(cuda, model, LAYERS, NULL, &table));
-    TEXT("layer `fc1`: element 5 is NaN", lgreco_cuda_message(cuda));
+    TEXT("layer `fc1`: element 5 is NaN", lgreco_message());
     // What is enqueued says nothing of it; what is read does, as long as the gradient is there.
     const rows_memory memory = memory_for_rows(NULL);
     OK(enqueue_rows(&memory, NULL));
     const copied copy = enqueue_copy(memory.results, memory.results_bytes);
     wait_for(&copy);
     STATUS(LGRECO_NON_FINITE, lgreco_cuda_read_rows(cuda, model, LAYERS, NULL, copy.bytes, copy.length, &table));
-    TEXT("layer `fc1`: element 5 is NaN", lgreco_cuda_message(cuda));
+    TEXT("layer `fc1`: element 5 is NaN", lgreco_message());
     f32[5] = 0.5f;
     to_device((void *)(uintptr_t)model[1].values, f32, sizeof f32);
     STATUS(LGRECO_DEVICE, lgreco_cuda_read_rows(cuda, model, LAYERS, NULL, copy.bytes, copy.length, &table));
-    TEXT("layer `fc1`: the device memory of a gradient was written while it was in use", lgreco_cuda_message(cuda));
+    TEXT("layer `fc1`: the device memory of a gradient was written while it was in use", lgreco_message());
     f32[5] = NAN;
     to_device((void *)(uintptr_t)model[1].values, f32, sizeof f32);
     let_go(&copy);
@@ -455,42 +451,40 @@ static void not_finite(void) {
     STATUS(LGRECO_LENGTH, lgreco_cuda_decode_on_device(cuda, &model[2], qsgd, payload, 5, values, ELEMENTS));
     OK(lgreco_cuda_encode_to_device(cuda, &model[1], setting, &stream_of, payload, ROOM, &length));
     STATUS(LGRECO_NON_FINITE, lgreco_cuda_check(cuda));
-    TEXT("call 2 since the last check: element 5 is NaN", lgreco_cuda_message(cuda));
+    TEXT("call 2 since the last check: element 5 is NaN", lgreco_message());
     OK(lgreco_cuda_check(cuda));
 }
 
 // What the fake driver refuses names no layer, and contexts of the device say it in the same words.
 static void failures_of_the_device(void) {
     if (driver.state == NULL) return;
-    lgreco_context_options options = LGRECO_CONTEXT_OPTIONS_INIT;
     lgreco_context *gpu = NULL;
     const lgreco_setting qsgd = {"qsgd 4"};
     lgreco_compressor *compressor = NULL;
     lgreco_table *table = NULL;
     double error = 0;
     const lgreco_rng_stream stream_of = words(1, 0);
-    options.device = LGRECO_DEVICE_CUDA;
-    OK(lgreco_context_create(&options, &gpu));
+    OK(lgreco_context_create("cuda", &gpu));
     OK(lgreco_compressor_create(gpu, &on_host[2], qsgd.text, NULL, &compressor));
     CHECK(setenv("FAKE_CUDA_FAIL", "cuMemAllocAsync=2", 1) == 0);
     STATUS(LGRECO_OUT_OF_MEMORY, lgreco_cuda_measure(cuda, model, LAYERS, NULL, &table));
-    TEXT("the device is out of memory: ", lgreco_cuda_message(cuda));
+    TEXT("the device is out of memory: ", lgreco_message());
     STATUS(LGRECO_OUT_OF_MEMORY, lgreco_cuda_reserve(cuda, model, LAYERS, NULL, ALL));
-    TEXT("the device is out of memory: ", lgreco_cuda_message(cuda));
+    TEXT("the device is out of memory: ", lgreco_message());
     STATUS(LGRECO_OUT_OF_MEMORY, lgreco_cuda_encode(cuda, &model[2], qsgd.text, &stream_of, one, ROOM, &length));
-    TEXT("the device is out of memory: ", lgreco_cuda_message(cuda));
+    TEXT("the device is out of memory: ", lgreco_message());
     STATUS(LGRECO_OUT_OF_MEMORY, lgreco_measure(gpu, &on_host[2], &qsgd, 1, 0, 0, &error, NULL));
-    TEXT("the device is out of memory: ", lgreco_context_message(gpu));
+    TEXT("the device is out of memory: ", lgreco_message());
     STATUS(LGRECO_OUT_OF_MEMORY, lgreco_table_measure(gpu, &on_host[2], 1, NULL, &table));
-    TEXT("the device is out of memory: ", lgreco_context_message(gpu));
+    TEXT("the device is out of memory: ", lgreco_message());
     STATUS(LGRECO_OUT_OF_MEMORY, lgreco_compressor_encode(compressor, 0, bf16, one, ROOM, &length));
-    TEXT("the device is out of memory: ", lgreco_compressor_message(compressor));
+    TEXT("the device is out of memory: ", lgreco_message());
     CHECK(setenv("FAKE_CUDA_FAIL", "cuStreamSynchronize=700", 1) == 0);
     STATUS(LGRECO_DEVICE, lgreco_compressor_encode(compressor, 0, bf16, one, ROOM, &length));
-    TEXT("the driver failed in cuStreamSynchronize: ", lgreco_compressor_message(compressor));
+    TEXT("the driver failed in cuStreamSynchronize: ", lgreco_message());
     CHECK(setenv("FAKE_CUDA_FAIL", "cuStreamCreate=2", 1) == 0);
     lgreco_cuda *other_cuda = NULL;
-    STATUS(LGRECO_DEVICE, lgreco_cuda_create(context, 0, &other_cuda));
+    STATUS(LGRECO_DEVICE, lgreco_cuda_create(0, &other_cuda));
     CHECK(unsetenv("FAKE_CUDA_FAIL") == 0 && other_cuda == NULL);
     OK(lgreco_compressor_encode(compressor, 0, bf16, one, ROOM, &length));
     OK(lgreco_compressor_destroy(&compressor));
@@ -499,12 +493,11 @@ static void failures_of_the_device(void) {
 
 // Ranks that the kernels are not made for: refused on device pointers, the CPU's in contexts. The NaN is found first.
 static void large_ranks(void) {
-    enum { SIDE = 2100, LARGE = 1025 };
+    enum { SIDE = 2100 };
     static float square[SIDE * SIDE];
     static uint8_t room[4 * SIDE * SIDE];
     static const size_t dims[] = {SIDE, SIDE};
     const lgreco_rng_stream stream_of = words(1, 0);
-    lgreco_context_options options = LGRECO_CONTEXT_OPTIONS_INIT;
     lgreco_context *gpu = NULL;
     const lgreco_setting power = {"powersgd 1025"};
     lgreco_compressor *compressor = NULL;
@@ -515,30 +508,28 @@ static void large_ranks(void) {
     wide.dims = dims;
     wide.dims_len = 2;
     wide.values = square;
-    options.device = LGRECO_DEVICE_CUDA;
-    OK(lgreco_context_create(&options, &gpu));
+    OK(lgreco_context_create("cuda", &gpu));
     OK(lgreco_compressor_create(gpu, &wide, power.text, NULL, &compressor));
     STATUS(LGRECO_NON_FINITE, lgreco_compressor_encode(compressor, 0, square, room, sizeof room, &length));
-    TEXT("layer `wide`: element 7 is NaN", lgreco_compressor_message(compressor));
+    TEXT("layer `wide`: element 7 is NaN", lgreco_message());
     STATUS(LGRECO_NON_FINITE, lgreco_measure(gpu, &wide, &power, 1, 0, 0, &error, NULL));
-    TEXT("layer `wide`: element 7 is NaN", lgreco_context_message(gpu));
-    lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
+    TEXT("layer `wide`: element 7 is NaN", lgreco_message());
+    Options search = OPTIONS;
     lgreco_table *table = NULL;
-    search.methods = "powersgd";
-    search.parameter = search.first = 1;
-    search.last = LARGE;
-    search.step = LARGE - 1;
-    STATUS(LGRECO_NON_FINITE, lgreco_table_measure(gpu, &wide, 1, &search, &table));
-    TEXT("layer `wide`: element 7 is NaN", lgreco_context_message(gpu));
+    set(&search, "method", "powersgd");
+    set(&search, "default", "1");
+    set(&search, "candidates", "1,1025,1024");
+    STATUS(LGRECO_NON_FINITE, lgreco_table_measure(gpu, &wide, 1, listed(&search), &table));
+    TEXT("layer `wide`: element 7 is NaN", lgreco_message());
     wide.values = on_device(square, sizeof square);
     STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_encode(cuda, &wide, power.text, &stream_of, room, sizeof room, &length));
-    TEXT("layer `wide`: PowerSGD with a rank above 1024 does not run", lgreco_cuda_message(cuda));
+    TEXT("layer `wide`: PowerSGD with a rank above 1024 does not run", lgreco_message());
     uint64_t bytes = 0, more = 0;
-    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_measure(cuda, &wide, 1, &search, &table));
-    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_rows_bytes(cuda, &wide, 1, &search, &bytes, &more));
-    TEXT("layer `wide`: PowerSGD with a rank above 1024 does not run", lgreco_cuda_message(cuda));
-    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_enqueue_rows(cuda, &wide, 1, &search, room, 1 << 30, room, 1 << 30));
-    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_read_rows(cuda, &wide, 1, &search, room, sizeof room, &table));
+    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_measure(cuda, &wide, 1, listed(&search), &table));
+    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_rows_bytes(cuda, &wide, 1, listed(&search), &bytes, &more));
+    TEXT("layer `wide`: PowerSGD with a rank above 1024 does not run", lgreco_message());
+    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_enqueue_rows(cuda, &wide, 1, listed(&search), room, 1 << 30, room, 1 << 30));
+    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_read_rows(cuda, &wide, 1, listed(&search), room, sizeof room, &table));
     OK(lgreco_compressor_destroy(&compressor));
     OK(lgreco_context_destroy(&gpu));
 }
@@ -548,55 +539,52 @@ static void buckets(void) {
     const size_t dims[] = {BIAS};
     lgreco_layer layers[2] = {model[1], LGRECO_LAYER_INIT};
     lgreco_setting settings[2] = {{"qsgd 4"}, {"qsgd 4 bucket 64"}};
-    lgreco_cuda_bucket_options options = LGRECO_CUDA_BUCKET_OPTIONS_INIT;
+    Options options = OPTIONS;
     lgreco_cuda_bucket *bucket = NULL, *other = NULL;
     lgreco_cuda_outcome outcome = LGRECO_CUDA_OUTCOME_INIT;
     lgreco_request asked = LGRECO_REQUEST_INIT;
-    const uint32_t indices[2] = {1, 4};
     uint64_t bytes = 0;
     float *found_inf = NULL;
     static float gradient[BUCKET], rest[BUCKET], mean[BUCKET], saved[BUCKET];
     layers[1].name = "bias";
     layers[1].dims = dims;
     layers[1].dims_len = 1;
-    options.seed = SEED;
-    options.indices = indices;
-    options.step = 3;
-    options.on_fault = LGRECO_ON_FAULT_NAN;
-    OK(lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &bytes));
+    set_number(&options, "random_seed", SEED);
+    set(&options, "indices", "1,4");
+    set(&options, "step", "3");
+    set(&options, "on_fault", "nan");
+    OK(lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, listed(&options), &bytes));
     CHECK(bytes > 8 * sizeof gradient / 4 && bytes < 16 * sizeof gradient / 4);
     CHECK(bytes <= BUCKET_ROOM);
     void *const memory = bucket_memory[0], *const more = bucket_memory[1];
     STATUS(LGRECO_LENGTH,
-           lgreco_cuda_bucket_create(cuda, layers, settings, 2, &options, memory, bytes - 1, &bucket));
-    TEXT("bytes of the bucket's memory", lgreco_cuda_message(cuda));
+           lgreco_cuda_bucket_create(cuda, layers, settings, 2, listed(&options), memory, bytes - 1, &bucket));
+    TEXT("bytes of the bucket's memory", lgreco_message());
     CHECK(bucket == NULL);
     const lgreco_setting second = settings[1];
     settings[1] = (lgreco_setting){"loco 512"};
-    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &bytes));
+    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, listed(&options), &bytes));
     settings[1] = (lgreco_setting){"qsdg 4"};
-    STATUS(LGRECO_SETTING_WORD, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &bytes));
-    TEXT("layer `bias`: setting: `qsdg` is unknown: is `qsgd` meant?", lgreco_cuda_message(cuda));
+    STATUS(LGRECO_SETTING_WORD, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, listed(&options), &bytes));
+    TEXT("layer `bias`: setting: `qsdg` is unknown: is `qsgd` meant?", lgreco_message());
     settings[1] = second;
     layers[1].dtype = LGRECO_DTYPE_F16;
-    STATUS(LGRECO_PARAMETER, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &bytes));
-    TEXT("layer `bias`: code of the element type", lgreco_cuda_message(cuda));
+    STATUS(LGRECO_PARAMETER, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, listed(&options), &bytes));
+    TEXT("layer `bias`: code of the element type", lgreco_message());
     layers[1].dtype = LGRECO_DTYPE_F32;
-    options.on_fault = 2;
-    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &bytes));
-    options.on_fault = LGRECO_ON_FAULT_NAN;
-    options.reduce_dtype = 3;
-    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &bytes));
-    options.reduce_dtype = LGRECO_DTYPE_F16;
-    STATUS(LGRECO_PARAMETER, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &bytes));
-    options.reduce_dtype = LGRECO_DTYPE_F32;
-    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, NULL));
-    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, NULL, &bytes));
-    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_bytes(cuda, NULL, settings, 2, &options, &bytes));
-    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_bytes(cuda, layers, NULL, 2, &options, &bytes));
-    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_create(cuda, layers, settings, 2, &options, NULL, bytes, &bucket));
-    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_create(cuda, layers, settings, 2, &options, memory, bytes, NULL));
-    OK(lgreco_cuda_bucket_create(cuda, layers, settings, 2, &options, memory, bytes, &bucket));
+    set(&options, "on_fault", "2");
+    STATUS(LGRECO_PARAMETER, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, listed(&options), &bytes));
+    set(&options, "on_fault", "nan");
+    set(&options, "reduce_dtype", "float16");
+    STATUS(LGRECO_PARAMETER, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, listed(&options), &bytes));
+    set(&options, "reduce_dtype", "float32");
+    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, listed(&options), NULL));
+    OK(lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, NULL, &bytes));
+    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_bytes(cuda, NULL, settings, 2, listed(&options), &bytes));
+    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_bytes(cuda, layers, NULL, 2, listed(&options), &bytes));
+    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_create(cuda, layers, settings, 2, listed(&options), NULL, bytes, &bucket));
+    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_create(cuda, layers, settings, 2, listed(&options), memory, bytes, NULL));
+    OK(lgreco_cuda_bucket_create(cuda, layers, settings, 2, listed(&options), memory, bytes, &bucket));
 
     fill(gradient, BUCKET, 9);
     to_device(bucket_values, gradient, sizeof gradient);
@@ -622,7 +610,7 @@ static void buckets(void) {
 
     // Four bits become two, and go on from there; or from a saved state.
     settings[0] = (lgreco_setting){"qsgd 2"};
-    OK(lgreco_cuda_bucket_create(cuda, layers, settings, 2, &options, more, bytes, &other));
+    OK(lgreco_cuda_bucket_create(cuda, layers, settings, 2, listed(&options), more, bytes, &other));
     STATUS(LGRECO_BUSY, lgreco_cuda_bucket_take_over(cuda, other, other));
     STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_take_over(cuda, other, NULL));
     STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_take_over(cuda, NULL, bucket));
@@ -658,10 +646,10 @@ static void buckets(void) {
 
     // Uncompressed but for bf16, which the worker's own rounding errors outlive.
     settings[0] = settings[1] = (lgreco_setting){"dense"};
-    options.reduce_dtype = LGRECO_DTYPE_BF16;
-    OK(lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &bytes));
+    set(&options, "reduce_dtype", "bfloat16");
+    OK(lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, listed(&options), &bytes));
     CHECK(bytes <= BUCKET_ROOM);
-    OK(lgreco_cuda_bucket_create(cuda, layers, settings, 2, &options, memory, bytes, &bucket));
+    OK(lgreco_cuda_bucket_create(cuda, layers, settings, 2, listed(&options), memory, bytes, &bucket));
     fill(gradient, BUCKET, 9);
     to_device(bucket_values, gradient, sizeof gradient);
     OK(lgreco_cuda_bucket_submit(cuda, bucket, bucket_values));
@@ -686,7 +674,7 @@ static void outcomes_later(void) {
     const size_t dims[] = {BIAS};
     lgreco_layer layers[2] = {model[1], LGRECO_LAYER_INIT};
     const lgreco_setting settings[2] = {{"qsgd 4"}, {"topk 9"}};
-    lgreco_cuda_bucket_options options = LGRECO_CUDA_BUCKET_OPTIONS_INIT;
+    Options options = OPTIONS;
     lgreco_cuda_bucket *bucket = NULL;
     lgreco_cuda_outcome outcome = LGRECO_CUDA_OUTCOME_INIT, untouched = LGRECO_CUDA_OUTCOME_INIT;
     lgreco_request asked = LGRECO_REQUEST_INIT;
@@ -696,11 +684,11 @@ static void outcomes_later(void) {
     layers[1].name = "bias";
     layers[1].dims = dims;
     layers[1].dims_len = 1;
-    options.seed = SEED;
-    options.step = 3;
-    OK(lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &needed));
+    set_number(&options, "random_seed", SEED);
+    set(&options, "step", "3");
+    OK(lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, listed(&options), &needed));
     CHECK(needed <= BUCKET_ROOM);
-    OK(lgreco_cuda_bucket_create(cuda, layers, settings, 2, &options, bucket_memory[0], needed, &bucket));
+    OK(lgreco_cuda_bucket_create(cuda, layers, settings, 2, listed(&options), bucket_memory[0], needed, &bucket));
     // Of the first and the last of three steps, a value each is not finite.
     void *steps[3] = {bucket_values, on_device(NULL, 4 * BUCKET), on_device(NULL, 4 * BUCKET)};
     for (int s = 0; s < 3; s++) {
@@ -752,20 +740,20 @@ static void outcomes_later(void) {
     untouched.step = 77;
     NULL_(lgreco_cuda_bucket_outcome_place(cuda, NULL, &place, &bytes));
     NULL_(lgreco_cuda_bucket_outcome_place(cuda, bucket, NULL, &bytes));
-    TEXT("address is NULL", lgreco_cuda_message(cuda));
+    TEXT("address is NULL", lgreco_message());
     NULL_(lgreco_cuda_bucket_outcome_place(cuda, bucket, &place, NULL));
-    TEXT("bytes is NULL", lgreco_cuda_message(cuda));
+    TEXT("bytes is NULL", lgreco_message());
     STATUS(LGRECO_OVERLAP, lgreco_cuda_bucket_outcome_place(cuda, bucket, (const void **)(void *)&bytes, &bytes));
     STATUS(LGRECO_HANDLE, lgreco_cuda_bucket_outcome_place(cuda, (lgreco_cuda_bucket *)(void *)cuda, &place, &bytes));
     NULL_(lgreco_cuda_bucket_read_outcome(cuda, NULL, copies[0].bytes, bytes, &untouched));
     NULL_(lgreco_cuda_bucket_read_outcome(cuda, bucket, NULL, bytes, &untouched));
-    TEXT("copy is NULL", lgreco_cuda_message(cuda));
+    TEXT("copy is NULL", lgreco_message());
     NULL_(lgreco_cuda_bucket_read_outcome(cuda, bucket, copies[0].bytes, bytes, NULL));
     STATUS(LGRECO_OVERLAP, lgreco_cuda_bucket_read_outcome(cuda, bucket, &untouched, bytes, &untouched));
     const size_t lengths[] = {0, 1, bytes - 1, bytes + 1, 2 * bytes};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         STATUS(LGRECO_LENGTH, lgreco_cuda_bucket_read_outcome(cuda, bucket, copies[0].bytes, lengths[i], &untouched));
-        TEXT("bytes of an exchange's outcome", lgreco_cuda_message(cuda));
+        TEXT("bytes of an exchange's outcome", lgreco_message());
     }
     untouched.struct_size = 8;
     STATUS(LGRECO_STRUCT_SIZE, lgreco_cuda_bucket_read_outcome(cuda, bucket, copies[0].bytes, bytes, &untouched));
@@ -783,9 +771,9 @@ static void outcomes_later(void) {
 }
 
 static void in_the_primary_context(void) {
-    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_create(context, 1000, &cuda));
-    TEXT("no CUDA device 1000: ", lgreco_context_message(context));
-    OK(lgreco_cuda_create(context, 0, &cuda));
+    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_create(1000, &cuda));
+    TEXT("no CUDA device 1000: ", lgreco_message());
+    OK(lgreco_cuda_create(0, &cuda));
     payloads(2, "qsgd 4");
     OK(lgreco_cuda_synchronize(cuda));
     OK(lgreco_cuda_destroy(&cuda));
@@ -793,24 +781,22 @@ static void in_the_primary_context(void) {
 }
 
 int main(int argc, char **argv) {
-    context = new_context();
     if (argc > 1 && strcmp(argv[1], "missing") == 0) {
         missing();
-        OK(lgreco_context_destroy(&context));
         return report("cuda missing");
     }
     void *const cuda_context = primary_context();
-    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_create_on_stream(context, &cuda, NULL));
-    TEXT("no CUDA device 0: no context is current on this thread", lgreco_context_message(context));
+    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_create_on_stream(NULL, &cuda));
+    TEXT("no CUDA device 0: no context is current on this thread", lgreco_message());
     CHECK(driver.push(cuda_context) == 0 && driver.stream(&stream, 0) == 0);
     prepare();
     int before[NUMBERS] = {0}, after[NUMBERS] = {0};
-    OK(lgreco_cuda_create_on_stream(context, &cuda, stream));
+    OK(lgreco_cuda_create_on_stream(stream, &cuda));
     failures_of_the_device();
     large_ranks();
     OK(lgreco_cuda_destroy(&cuda));
     if (driver.state != NULL) driver.state(before);
-    OK(lgreco_cuda_create_on_stream(context, &cuda, stream));
+    OK(lgreco_cuda_create_on_stream(stream, &cuda));
     const char *methods[] = {"qsgd", "eden", "topk", "powersgd", "hybrid"};
     for (size_t m = 0; m < sizeof methods / sizeof *methods; m++) {
         tables(methods[m]);
@@ -828,6 +814,5 @@ int main(int argc, char **argv) {
     if (driver.state != NULL) driver.state(after);
     // Allocations, contexts, streams, modules, the stack, page-locked memory.
     CHECK(memcmp(before, after, 6 * sizeof *before) == 0);
-    OK(lgreco_context_destroy(&context));
     return report("cuda");
 }

@@ -50,7 +50,7 @@ static void later(lgreco::Cuda &cuda, const std::vector<lgreco_layer> &model, co
     fill(good.data(), elements, 5);
     spoilt[17] = INFINITY;
     const std::vector<lgreco_setting> settings{setting};
-    const lgreco_cuda_bucket_options options = lgreco::cuda_bucket_options();
+    const lgreco::Options options;
     const std::uint64_t bytes = cuda.bucket_bytes(model, settings, options);
     lgreco::CudaBucket bucket = cuda.bucket(model, settings, options, on_device(nullptr, bytes), bytes);
     void *const steps[] = {on_device(spoilt.data(), 4 * elements), on_device(good.data(), 4 * elements)};
@@ -78,7 +78,7 @@ static void later(lgreco::Cuda &cuda, const std::vector<lgreco_layer> &model, co
     for (const copied &copy : copies) let_go(&copy);
 }
 
-static void works(const lgreco::Context &context) {
+static void works() {
     constexpr std::size_t elements = 64 * 48;
     std::vector<float> host(elements), decoded(elements), expected(elements);
     fill(host.data(), elements, 3);
@@ -88,22 +88,20 @@ static void works(const lgreco::Context &context) {
     std::uint8_t *const sent = static_cast<std::uint8_t *>(on_device(nullptr, 4 * elements));
     const std::vector<lgreco_layer> model{lgreco::layer("fc1", dims, gradient)};
 
-    lgreco::Cuda cuda = lgreco::Cuda::on_stream(context, stream);
+    lgreco::Cuda cuda = lgreco::Cuda::on_stream(stream);
     const lgreco_cuda_calls calls = LGRECO_CUDA_MEASURE | LGRECO_CUDA_ENCODE | LGRECO_CUDA_DECODE;
     cuda.reserve(model, calls);
     CHECK(cuda.held_bytes() == cuda.workspace_bytes(model, calls));
     const lgreco::Table table = cuda.measure(model);
-    const lgreco::Plan plan = lgreco::Plan::solve(context, table.view());
+    const lgreco::Plan plan = lgreco::Plan::solve(table.view());
     const lgreco_setting chosen = table.setting(0, plan.view().options[0]);
     const std::string setting = chosen.text;
     const lgreco_rng_stream words{1, 2, 0, 3};
 
     std::vector<std::uint8_t> payload, same;
     cuda.encode(model[0], setting, words, payload);
-    lgreco_compressor_options options = lgreco::compressor_options();
-    options.seed = 1;
-    options.rank = 3;
-    lgreco::Compressor compressor(context, lgreco::layer("fc1", dims), setting, options);
+    const lgreco_layer described = lgreco::layer("fc1", dims);
+    lgreco::Compressor compressor(described, setting, {{"random_seed", 1}, {"rank", 3}});
     compressor.encode(2, host.data(), same);
     CHECK(payload == same && payload.size() == cuda.payload_len(model[0], setting));
     compressor.decode(payload, expected);
@@ -120,20 +118,19 @@ static void works(const lgreco::Context &context) {
     throws(LGRECO_LENGTH, "LGRECO_LENGTH: layer `fc1`: ",
            [&] { cuda.decode_on_device(model[0], setting, sent, length, values, 5); });
     later(cuda, model, table, chosen);
-    lgreco::Cuda of_its_own(context);
+    lgreco::Cuda of_its_own;
     of_its_own = std::move(cuda);
     of_its_own.decode(payload, values, elements);
 }
 
 int main(int argc, char **argv) {
-    const lgreco::Context context;
     if (argc > 1 && strcmp(argv[1], "missing") == 0) {
         if (!has_driver())
-            throws(LGRECO_UNAVAILABLE, "LGRECO_UNAVAILABLE: no NVIDIA driver", [&] { lgreco::Cuda cuda(context); });
+            throws(LGRECO_UNAVAILABLE, "LGRECO_UNAVAILABLE: no NVIDIA driver", [&] { lgreco::Cuda cuda; });
         return report("cuda, C++, missing");
     }
     void *const cuda_context = primary_context();
     CHECK(driver.push(cuda_context) == 0 && driver.stream(&stream, 0) == 0);
-    works(context);
+    works();
     return report("cuda, C++");
 }

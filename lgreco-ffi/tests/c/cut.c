@@ -1,4 +1,4 @@
-// Both ends of a pipeline cut: what one sends the other receives, every field of a link makes a difference, lost and
+// Both ends of a pipeline cut: what one sends the other receives, every word of a codec and a memory makes a difference, lost and
 // repeated messages are found, a saved end continues bit for bit.
 #include "check.h"
 
@@ -6,7 +6,6 @@
 
 enum { BATCH = 3, FEATURES = 96, VALUES = BATCH * FEATURES, STEPS = 4 };
 
-static lgreco_context *context;
 static float activations[VALUES], gradients[VALUES], received[VALUES];
 static uint8_t message[4096], back[4096];
 static const uint64_t IDS[BATCH] = {7, 8, 9};
@@ -15,19 +14,33 @@ typedef struct {
     lgreco_cut *above, *below;
 } Ends;
 
-static lgreco_cut_setting setting_of(const lgreco_link *forward, const lgreco_link *backward) {
-    lgreco_cut_setting setting = LGRECO_CUT_SETTING_INIT;
-    setting.forward = forward;
-    setting.backward = backward;
-    setting.batch = BATCH;
-    setting.features = FEATURES;
+// Options of a cut; NULL for the default of a codec or memory.
+static Options options_of(const char *forward, const char *memory, const char *backward) {
+    Options options = OPTIONS;
+    set_number(&options, "batch", BATCH);
+    set_number(&options, "features", FEATURES);
+    set(&options, "forward", forward);
+    set(&options, "forward_memory", memory);
+    set(&options, "backward", backward);
+    return options;
+}
+
+static lgreco_cut_setting made_of(const Options *options) {
+    lgreco_cut_setting setting;
+    memset(&setting, 0, sizeof setting);
+    OK(lgreco_cut_setting_make(listed(options), &setting));
     return setting;
+}
+
+static lgreco_cut_setting setting_of(const char *forward, const char *memory, const char *backward) {
+    const Options options = options_of(forward, memory, backward);
+    return made_of(&options);
 }
 
 static Ends ends_of(const lgreco_cut_setting *setting) {
     Ends ends = {NULL, NULL};
-    OK(lgreco_cut_create(context, setting, LGRECO_END_UPSTREAM, 1, &ends.above));
-    OK(lgreco_cut_create(context, setting, LGRECO_END_DOWNSTREAM, 1, &ends.below));
+    OK(lgreco_cut_create(setting, LGRECO_END_UPSTREAM, 1, &ends.above));
+    OK(lgreco_cut_create(setting, LGRECO_END_DOWNSTREAM, 1, &ends.below));
     return ends;
 }
 
@@ -75,91 +88,55 @@ static Trace steps(Ends ends, uint32_t first, uint32_t count, float change) {
     return trace;
 }
 
-static Trace run(const lgreco_link *forward, const lgreco_link *backward) {
-    const lgreco_cut_setting setting = setting_of(forward, backward);
+static Trace run(const char *forward, const char *memory, const char *backward) {
+    const lgreco_cut_setting setting = setting_of(forward, memory, backward);
     Ends ends = ends_of(&setting);
     const Trace trace = steps(ends, 0, STEPS, 0.01f);
     destroy(&ends);
     return trace;
 }
 
-static void every_field_counts(void) {
-    const lgreco_link base = LGRECO_LINK_INIT;
-    const Trace plain = run(NULL, NULL), same = run(&base, NULL);
+static void every_word_counts(void) {
+    const Trace plain = run(NULL, NULL, NULL), same = run("min-max 4 tile 128", "none", "min-max 8");
     CHECK(memcmp(&plain, &same, sizeof plain) == 0);
     CHECK(plain.forward_error > 0 && plain.backward_error > 0 && plain.backward_bytes > plain.forward_bytes);
-    CHECK(run(NULL, &base).backward_bytes == plain.forward_bytes);
-    lgreco_link link = base;
-    link.bits = 5;
-    CHECK(run(&link, NULL).forward_bytes > plain.forward_bytes);
-    link = base;
-    link.tile = 32;
-    CHECK(run(&link, NULL).forward_bytes == plain.forward_bytes + 2 * 3 * 8);
-    link.tile = 0;
-    CHECK(run(&link, NULL).forward_bytes == plain.forward_bytes - 2 * 8);
+    CHECK(run(NULL, NULL, "min-max 4").backward_bytes == plain.forward_bytes);
+    CHECK(run("min-max 5", NULL, NULL).forward_bytes > plain.forward_bytes);
+    CHECK(run("min-max 4 tile 32", NULL, NULL).forward_bytes == plain.forward_bytes + 2 * 3 * 8);
+    CHECK(run("min-max 4 tile batch", NULL, NULL).forward_bytes == plain.forward_bytes - 2 * 8);
 
-    link = base;
-    link.codec = LGRECO_CODEC_SYMMETRIC;
-    const Trace symmetric = run(&link, NULL);
+    const Trace symmetric = run("symmetric 4", NULL, NULL);
     CHECK(symmetric.forward_bytes == plain.forward_bytes - 3 * 4);
-    link.channels = 4;
-    CHECK(run(&link, NULL).forward_bytes == symmetric.forward_bytes + 4);
-    link.scale = LGRECO_DTYPE_BF16;
-    CHECK(run(&link, NULL).forward_bytes == symmetric.forward_bytes + 4 - 4 * 2);
+    CHECK(run("symmetric 4 channels 4", NULL, NULL).forward_bytes == symmetric.forward_bytes + 4);
+    CHECK(run("symmetric 4 channels 4 scale bf16", NULL, NULL).forward_bytes == symmetric.forward_bytes + 4 - 4 * 2);
 
-    link = base;
-    link.codec = LGRECO_CODEC_DENSE;
-    const Trace dense = run(&link, NULL);
+    const Trace dense = run("dense", NULL, NULL);
     CHECK(dense.forward_error == 0 && dense.forward_bytes == 64 + 4 * VALUES);
-    link.values = LGRECO_DTYPE_BF16;
-    CHECK(run(&link, NULL).forward_bytes == 64 + 2 * VALUES);
-    link = base;
-    link.codec = LGRECO_CODEC_TOPK;
-    link.keep = 10;
-    const Trace topk = run(&link, NULL);
-    link.keep = 20;
-    CHECK(run(&link, NULL).forward_bytes > topk.forward_bytes);
-    lgreco_link shared = base;
-    shared.codec = LGRECO_CODEC_SHARED_INDEX;
-    shared.keep = 20;
-    CHECK(run(&link, &shared).backward_bytes == 64 + BATCH * 20 * 4);
+    CHECK(run("dense bf16", NULL, NULL).forward_bytes == 64 + 2 * VALUES);
+    CHECK(run("eden 4", NULL, NULL).forward_error > 0);
+    const Trace topk = run("topk 10", NULL, NULL);
+    CHECK(run("topk 20", NULL, NULL).forward_bytes > topk.forward_bytes);
+    CHECK(run("topk 20", NULL, "shared-index 20").backward_bytes == 64 + BATCH * 20 * 4);
 
-    link.memory = LGRECO_LINK_MEMORY_RESIDUAL;
-    const Trace residual = run(&link, NULL);
-    CHECK(residual.forward_error != run(&(lgreco_link){LGRECO_SIZE_OF(lgreco_link), LGRECO_CODEC_TOPK, 4, 128, 0, 0, 20, 0, 0, 1, 0, 0,
-                                                       1024, 1, 8}, NULL).forward_error);
-    link.gain = 0.5f;
-    CHECK(run(&link, NULL).forward_error != residual.forward_error);
-    link.gain = 1;
-    link.reset_every = 1;
-    CHECK(run(&link, NULL).forward_error != residual.forward_error);
-    link.reset_every = 0;
-    link.storage = LGRECO_STORAGE_INT8;
-    CHECK(run(&link, NULL).forward_error != residual.forward_error);
-    link.storage = LGRECO_STORAGE_F32;
-    link.memory = LGRECO_LINK_MEMORY_MIXED;
-    CHECK(run(&link, NULL).forward_error != residual.forward_error);
-    link.memory = LGRECO_LINK_MEMORY_EF21;
-    CHECK(run(&link, NULL).forward_error < residual.forward_error);
+    const Trace residual = run("topk 20", "residual", NULL);
+    CHECK(residual.forward_error != run("topk 20", NULL, NULL).forward_error);
+    CHECK(run("topk 20", "residual gain 0.5", NULL).forward_error != residual.forward_error);
+    CHECK(run("topk 20", "residual reset 1", NULL).forward_error != residual.forward_error);
+    CHECK(run("topk 20", "residual int8", NULL).forward_error != residual.forward_error);
+    CHECK(run("topk 20", "mixed", NULL).forward_error != residual.forward_error);
+    CHECK(run("topk 20", "ef21", NULL).forward_error < residual.forward_error);
 
-    link = base;
-    link.memory = LGRECO_LINK_MEMORY_SAMPLES;
-    const Trace aq = run(&link, NULL);
+    const Trace aq = run(NULL, "samples 1024", NULL);
     CHECK(aq.forward_error < 0.1 * plain.forward_error);  // only changes are compressed
-    link.rows = LGRECO_ROWS_F32;
-    CHECK(run(&link, NULL).forward_error != aq.forward_error);
-    link.rows = LGRECO_ROWS_QUANTISED;
-    const Trace quantised = run(&link, NULL);
-    link.row_bits = 4;
-    CHECK(run(&link, NULL).forward_error > quantised.forward_error && quantised.forward_error > aq.forward_error);
-    link.capacity = 1;
-    CHECK(run(&link, NULL).forward_bytes > aq.forward_bytes);  // most first visits again
+    CHECK(run(NULL, "samples 1024 f32", NULL).forward_error != aq.forward_error);
+    const Trace quantised = run(NULL, "samples 1024 bits 8", NULL);
+    CHECK(run(NULL, "samples 1024 bits 4", NULL).forward_error > quantised.forward_error);
+    CHECK(quantised.forward_error > aq.forward_error);
+    CHECK(run(NULL, "samples 1 bits 4", NULL).forward_bytes > aq.forward_bytes);  // most first visits again
 }
 
 static void identified(void) {
-    lgreco_link link = LGRECO_LINK_INIT;
-    link.memory = LGRECO_LINK_MEMORY_SAMPLES;
-    const lgreco_cut_setting setting = setting_of(&link, NULL);
+    const lgreco_cut_setting setting = setting_of(NULL, "samples 1024", NULL);
     Ends ends = ends_of(&setting);
     steps(ends, 0, STEPS, 0.01f);
     const uint64_t no_id[BATCH] = {7, LGRECO_UNREMEMBERED, LGRECO_UNREMEMBERED}, twice[BATCH] = {7, 7, 8};
@@ -169,15 +146,16 @@ static void identified(void) {
                                    &length, &ticket));
     STATUS(LGRECO_DUPLICATE_SAMPLE, lgreco_cut_send_activations(ends.above, activations, LGRECO_DTYPE_F32, BATCH, twice,
                                                                 message, sizeof message, &length, &ticket));
-    TEXT("sample 7 is in the batch twice", lgreco_cut_message(ends.above));
+    TEXT("sample 7 is in the batch twice", lgreco_message());
     STATUS(LGRECO_LENGTH, lgreco_cut_send_activations(ends.above, activations, LGRECO_DTYPE_F32, BATCH, NULL, message,
                                                       sizeof message, &length, &ticket));
     destroy(&ends);
 }
 
 static void lost_and_repeated_messages(void) {
-    lgreco_cut_setting setting = setting_of(NULL, NULL);
-    setting.in_flight = 2;
+    Options options = options_of(NULL, NULL, NULL);
+    set(&options, "in_flight", "2");
+    const lgreco_cut_setting setting = made_of(&options);
     Ends ends = ends_of(&setting);
     size_t length = 0, again = 0, other = 0;
     uint64_t first = 0, second = 0, ticket = 0;
@@ -237,11 +215,7 @@ static void lost_and_repeated_messages(void) {
 }
 
 static void evaluation(void) {
-    lgreco_link link = LGRECO_LINK_INIT;
-    link.codec = LGRECO_CODEC_TOPK;
-    link.keep = 12;
-    link.memory = LGRECO_LINK_MEMORY_EF21;
-    const lgreco_cut_setting setting = setting_of(&link, NULL);
+    const lgreco_cut_setting setting = setting_of("topk 12", "ef21", NULL);
     Ends ends = ends_of(&setting);
     steps(ends, 0, 1, 0);
     size_t plain = 0, compressed = 0, saved_len = 0, again_len = 0;
@@ -259,9 +233,8 @@ static void evaluation(void) {
 }
 
 static void saved_ends(void) {
-    lgreco_link link = LGRECO_LINK_INIT;
-    link.memory = LGRECO_LINK_MEMORY_SAMPLES;
-    lgreco_cut_setting setting = setting_of(&link, NULL);
+    Options options = options_of(NULL, "samples 1024", NULL);
+    const lgreco_cut_setting setting = made_of(&options);
     Ends ends = ends_of(&setting), restored = {NULL, NULL};
     steps(ends, 0, STEPS, 0.01f);
     lgreco_cut *const each[] = {ends.above, ends.below};
@@ -272,22 +245,22 @@ static void saved_ends(void) {
         uint8_t *saved = malloc(length);
         STATUS(LGRECO_LENGTH, lgreco_cut_save(each[end], saved, length - 1, &length));
         OK(lgreco_cut_save(each[end], saved, length, &length));
-        OK(lgreco_cut_restore(context, &setting, end, saved, length, place[end]));
+        OK(lgreco_cut_restore(&setting, end, saved, length, place[end]));
         lgreco_cut *none = NULL;
         for (size_t shorter = 0; shorter < length; shorter += 3)
-            CHECK(lgreco_cut_restore(context, &setting, end, saved, shorter, &none) != LGRECO_OK && none == NULL);
+            CHECK(lgreco_cut_restore(&setting, end, saved, shorter, &none) != LGRECO_OK && none == NULL);
         for (size_t bit = 0; bit < 8 * length; bit++) {
             saved[bit / 8] ^= (uint8_t)(1 << bit % 8);
             STATUS(bit < 32 ? LGRECO_SAVED_STATE : LGRECO_CHECKSUM,
-                   lgreco_cut_restore(context, &setting, end, saved, length, &none));
+                   lgreco_cut_restore(&setting, end, saved, length, &none));
             CHECK(none == NULL);
             saved[bit / 8] ^= (uint8_t)(1 << bit % 8);
         }
-        CHECK(lgreco_cut_restore(context, &setting, 1 - end, saved, length, &none) != LGRECO_OK);
-        lgreco_cut_setting other = setting;
-        other.cut = 5;
-        STATUS(LGRECO_OTHER_SETTING, lgreco_cut_restore(context, &other, end, saved, length, &none));
-        TEXT("the cut was saved under another setting: ", lgreco_context_message(context));
+        CHECK(lgreco_cut_restore(&setting, 1 - end, saved, length, &none) != LGRECO_OK);
+        set(&options, "cut", "5");
+        const lgreco_cut_setting other = made_of(&options);
+        STATUS(LGRECO_OTHER_SETTING, lgreco_cut_restore(&other, end, saved, length, &none));
+        TEXT("the cut was saved under another setting: ", lgreco_message());
         free(saved);
     }
     const Trace one = steps(ends, STEPS, 2, 0.01f), two = steps(restored, STEPS, 2, 0.01f);
@@ -298,70 +271,34 @@ static void saved_ends(void) {
 
 // A setting saved with the model says before evaluation whether this is the model that was trained.
 static void saved_settings(void) {
-    lgreco_link link = LGRECO_LINK_INIT;
-    link.codec = LGRECO_CODEC_TOPK;
-    link.keep = 12;
-    link.memory = LGRECO_LINK_MEMORY_RESIDUAL;
-    link.gain = 0.5f;
-    link.reset_every = 7;
-    link.storage = LGRECO_STORAGE_INT8;
-    const lgreco_cut_setting setting = setting_of(&link, NULL);
-    uint8_t saved[LGRECO_CUT_SETTING_BYTES], again[LGRECO_CUT_SETTING_BYTES + 1];
-    STATUS(LGRECO_LENGTH, lgreco_cut_setting_to_bytes(context, &setting, saved, sizeof saved - 1));
-    OK(lgreco_cut_setting_to_bytes(context, &setting, saved, sizeof saved));
-    lgreco_cut_setting read = LGRECO_CUT_SETTING_INIT;
-    lgreco_link forward = LGRECO_LINK_INIT, backward = LGRECO_LINK_INIT;
-    OK(lgreco_cut_setting_from_bytes(context, saved, sizeof saved, &read, &forward, &backward));
-    CHECK(read.forward == &forward && read.backward == &backward && read.batch == BATCH && read.features == FEATURES);
-    CHECK(forward.codec == LGRECO_CODEC_TOPK && forward.keep == 12 && forward.memory == LGRECO_LINK_MEMORY_RESIDUAL);
-    CHECK(forward.gain == 0.5f && forward.reset_every == 7 && forward.storage == LGRECO_STORAGE_INT8);
-    CHECK(backward.codec == LGRECO_CODEC_MIN_MAX && backward.bits == 8 && backward.tile == 128);
-    OK(lgreco_cut_setting_to_bytes(context, &read, again, sizeof again));
-    CHECK(memcmp(saved, again, sizeof saved) == 0);
-
-    // Ends made of what was read are ends of the same cut.
-    Ends ends = ends_of(&read);
-    steps(ends, 0, 1, 0);
-    destroy(&ends);
-
+    const lgreco_cut_setting trained = setting_of("topk 12", "residual gain 0.5 reset 7 int8", NULL);
     lgreco_compatibility found = 99;
     const char *what = NULL;
-    OK(lgreco_cut_setting_compare(context, &read, &setting, &found, &what));
+    lgreco_cut_setting other = setting_of("topk 12", "residual gain 0.5 reset 7 int8", "min-max 8 tile 128");
+    CHECK(memcmp(&other, &trained, sizeof other) == 0);
+    OK(lgreco_cut_setting_compare(&other, &trained, &found, &what));
     CHECK(found == LGRECO_COMPATIBILITY_SAME && strcmp(what, "") == 0);
-    backward.bits = 6;
-    OK(lgreco_cut_setting_compare(context, &read, &setting, &found, &what));
+    other = setting_of("topk 12", "residual gain 0.5 reset 7 int8", "min-max 6");
+    OK(lgreco_cut_setting_compare(&other, &trained, &found, &what));
     CHECK(found == LGRECO_COMPATIBILITY_TRAINS_DIFFERENTLY && strcmp(what, "backward codec") == 0);
-    forward.keep = 13;
-    OK(lgreco_cut_setting_compare(context, &read, &setting, &found, &what));
+    other = setting_of("topk 13", NULL, NULL);
+    OK(lgreco_cut_setting_compare(&other, &trained, &found, &what));
     CHECK(found == LGRECO_COMPATIBILITY_EVALUATES_DIFFERENTLY && strcmp(what, "forward codec") == 0);
 
-    // Any bytes may be given.
-    for (size_t length = 0; length <= sizeof again; length++)
-        if (length != sizeof saved)
-            STATUS(LGRECO_LENGTH, lgreco_cut_setting_from_bytes(context, again, length, &read, &forward, &backward));
-    for (size_t at = 0; at < sizeof saved; at++) {
+    // Every flipped bit is found.
+    for (size_t at = 0; at < sizeof other.bytes; at++) {
         for (int bit = 0; bit < 8; bit++) {
-            memcpy(again, saved, sizeof saved);
-            again[at] ^= (uint8_t)(1 << bit);
-            lgreco_cut_setting other = LGRECO_CUT_SETTING_INIT;
-            const lgreco_status status =
-                lgreco_cut_setting_from_bytes(context, again, sizeof saved, &other, &forward, &backward);
-            STATUS(at < 4 ? LGRECO_SAVED_STATE : LGRECO_CHECKSUM, status);
-            CHECK(other.forward == NULL && other.batch == 0);
+            lgreco_cut *none = (lgreco_cut *)&none;
+            other = trained;
+            other.bytes[at] ^= (uint8_t)(1 << bit);
+            STATUS(at < 4 ? LGRECO_SAVED_STATE : LGRECO_CHECKSUM, lgreco_cut_create(&other, LGRECO_END_UPSTREAM, 0, &none));
+            CHECK(none == NULL);
         }
     }
-    saved[0] ^= 1;
-    STATUS(LGRECO_SAVED_STATE, lgreco_cut_setting_from_bytes(context, saved, sizeof saved, &read, &forward, &backward));
-    lgreco_cut_setting senseless = setting;
-    senseless.in_flight = 0;
-    STATUS(LGRECO_PARAMETER, lgreco_cut_setting_to_bytes(context, &senseless, saved, sizeof saved));
 }
 
 static void remembered(void) {
-    lgreco_link link = LGRECO_LINK_INIT;
-    link.memory = LGRECO_LINK_MEMORY_SAMPLES;
-    link.rows = LGRECO_ROWS_F32;
-    const lgreco_cut_setting setting = setting_of(&link, NULL);
+    const lgreco_cut_setting setting = setting_of(NULL, "samples 1024 f32", NULL);
     Ends ends = ends_of(&setting);
     uint64_t ids[BATCH + 1] = {99, 99, 99, 99};
     size_t count = 99;
@@ -394,38 +331,34 @@ static void remembered(void) {
 
 static void settings_refused(void) {
     lgreco_cut *none = (lgreco_cut *)&none;
-    lgreco_link link = LGRECO_LINK_INIT;
-    lgreco_cut_setting setting = setting_of(&link, NULL);
-    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_cut_create(context, &setting, 2, 0, &none));
+    lgreco_cut_setting setting = setting_of(NULL, NULL, NULL), unchanged = setting;
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_cut_create(&setting, 2, 0, &none));
     CHECK(none == NULL);
-    setting.features = 0;
-    STATUS(LGRECO_PARAMETER, lgreco_cut_create(context, &setting, LGRECO_END_UPSTREAM, 0, &none));
-    setting = setting_of(&link, NULL);
-    setting.in_flight = 0;
-    STATUS(LGRECO_PARAMETER, lgreco_cut_create(context, &setting, LGRECO_END_UPSTREAM, 0, &none));
-    setting = setting_of(&link, NULL);
-    link.bits = 264;
-    STATUS(LGRECO_PARAMETER, lgreco_cut_create(context, &setting, LGRECO_END_UPSTREAM, 0, &none));
-    TEXT("bits is 264", lgreco_context_message(context));
-    link = (lgreco_link)LGRECO_LINK_INIT;
-    link.memory = LGRECO_LINK_MEMORY_MIXED;
-    STATUS(LGRECO_FEEDBACK_RULE, lgreco_cut_create(context, &setting, LGRECO_END_UPSTREAM, 0, &none));
-    uint32_t *const codes[] = {&link.codec, &link.memory, &link.storage, &link.rows, &link.values, &link.scale};
-    const uint32_t codecs[] = {99, 1, 1, 1, 0, 2}, memories[] = {0, 99, 1, 4, 0, 0};
-    for (int i = 0; i < 6; i++) {
-        link = (lgreco_link)LGRECO_LINK_INIT;
-        link.codec = codecs[i];
-        link.memory = memories[i];
-        *codes[i] = 99;
-        STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_cut_create(context, &setting, LGRECO_END_UPSTREAM, 0, &none));
+    const struct {
+        lgreco_status status;
+        const char *name, *value;
+    } wrong[] = {
+        {LGRECO_PARAMETER, "features", "0"},         {LGRECO_PARAMETER, "batch", "-1"},
+        {LGRECO_PARAMETER, "in_flight", "0"},        {LGRECO_PARAMETER, "forward", "min-max 9"},
+        {LGRECO_UNKNOWN_NAME, "forward", "min-max"}, {LGRECO_UNKNOWN_NAME, "forward", "min-max 264"},
+        {LGRECO_UNKNOWN_NAME, "forward", "topk 3 f64"}, {LGRECO_UNKNOWN_NAME, "backward", "tile 3"},
+        {LGRECO_UNKNOWN_NAME, "forward_memory", "residual gain"}, {LGRECO_UNKNOWN_NAME, "forward_memory", "samples"},
+        {LGRECO_FEEDBACK_RULE, "forward_memory", "mixed"}, {LGRECO_FEEDBACK_RULE, "backward_memory", "samples 3"},
+        {LGRECO_UNKNOWN_OPTION, "bits", "4"},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        Options options = options_of(NULL, NULL, NULL);
+        set(&options, wrong[i].name, wrong[i].value);
+        STATUS(wrong[i].status, lgreco_cut_setting_make(listed(&options), &setting));
+        CHECK(memcmp(&setting, &unchanged, sizeof setting) == 0);
     }
+    TEXT("a cut has no option `bits`; there are batch, features, forward, ", lgreco_message());
     // Ends of different generations do not understand each other.
-    setting = setting_of(NULL, NULL);
     Ends ends = ends_of(&setting);
     lgreco_cut *later = NULL;
     size_t length = 0;
     uint64_t ticket = 0;
-    OK(lgreco_cut_create(context, &setting, LGRECO_END_DOWNSTREAM, 2, &later));
+    OK(lgreco_cut_create(&setting, LGRECO_END_DOWNSTREAM, 2, &later));
     OK(lgreco_cut_send_activations(ends.above, activations, LGRECO_DTYPE_F32, BATCH, NULL, message, sizeof message, &length,
                                    &ticket));
     STATUS(LGRECO_OUT_OF_STEP, lgreco_cut_receive(later, message, length, received, VALUES, &ticket));
@@ -434,8 +367,7 @@ static void settings_refused(void) {
 }
 
 int main(void) {
-    context = new_context();
-    every_field_counts();
+    every_word_counts();
     identified();
     fill(activations, VALUES, 3);
     lost_and_repeated_messages();
@@ -444,6 +376,5 @@ int main(void) {
     saved_settings();
     remembered();
     settings_refused();
-    lgreco_context_destroy(&context);
     return report("cut");
 }

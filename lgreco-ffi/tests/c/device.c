@@ -22,12 +22,12 @@ static const lgreco_setting list[COUNT] = {{"dense"}, {"qsgd 4"}, {"topk 50"}, {
 static void payloads(lgreco_context *cpu, lgreco_context *gpu) {
     static uint8_t one[20000], two[20000];
     for (int i = 0; i < COUNT; i++) {
-        lgreco_compressor_options options = LGRECO_COMPRESSOR_OPTIONS_INIT;
-        options.feedback = LGRECO_FEEDBACK_RESIDUAL;
+        Options options = OPTIONS;
+        set(&options, "error_feedback", "true");
         const lgreco_layer fc1 = layer();
         lgreco_compressor *a = NULL, *b = NULL;
-        OK(lgreco_compressor_create(cpu, &fc1, list[i].text, &options, &a));
-        OK(lgreco_compressor_create(gpu, &fc1, list[i].text, &options, &b));
+        OK(lgreco_compressor_create(cpu, &fc1, list[i].text, listed(&options), &a));
+        OK(lgreco_compressor_create(gpu, &fc1, list[i].text, listed(&options), &b));
         for (uint32_t step = 0; step < STEPS; step++) {
             size_t length = 0, same = 1;
             fill(values, ELEMENTS, step);
@@ -38,7 +38,7 @@ static void payloads(lgreco_context *cpu, lgreco_context *gpu) {
         values[5] = NAN;
         size_t length = 0;
         STATUS(LGRECO_NON_FINITE, lgreco_compressor_encode(b, STEPS, values, two, sizeof two, &length));
-        TEXT("layer `fc1`: element 5 is NaN", lgreco_compressor_message(b));
+        TEXT("layer `fc1`: element 5 is NaN", lgreco_message());
         values[5] = 0;
         lgreco_compressor_destroy(&a);
         lgreco_compressor_destroy(&b);
@@ -54,15 +54,14 @@ static void rows(lgreco_context *cpu, lgreco_context *gpu) {
     for (int i = 0; i < COUNT; i++) CHECK(sizes[i] == same[i] && fabs(one[i] - two[i]) <= 1e-4 * one[i]);
     values[9] = INFINITY;
     STATUS(LGRECO_NON_FINITE, lgreco_measure(gpu, &fc1, list, COUNT, 0, 0, two, same));
-    TEXT("layer `fc1`: element 9 is inf", lgreco_context_message(gpu));
+    TEXT("layer `fc1`: element 9 is inf", lgreco_message());
     values[9] = 0;
 }
 
 int main(int argc, char **argv) {
-    lgreco_context *cpu = new_context(), *gpu = NULL;
-    lgreco_context_options options = LGRECO_CONTEXT_OPTIONS_INIT;
-    options.device = argc > 1 && strcmp(argv[1], "cuda") == 0 ? LGRECO_DEVICE_CUDA : LGRECO_DEVICE_WGPU;
-    OK(lgreco_context_create(&options, &gpu));
+    lgreco_context *cpu = NULL, *gpu = NULL;
+    OK(lgreco_context_create("cpu", &cpu));
+    OK(lgreco_context_create(argc > 1 && strcmp(argv[1], "cuda") == 0 ? "cuda:0" : "wgpu", &gpu));
     fill(values, ELEMENTS, 7);
     payloads(cpu, gpu);
     rows(cpu, gpu);

@@ -12,14 +12,12 @@ static float decoded[ELEMENTS];
 
 static lgreco_compressor *new_compressor(void) {
     static const size_t dims[] = {ELEMENTS};
-    lgreco_context *context = new_context();
     lgreco_compressor *compressor = NULL;
     lgreco_layer layer = LGRECO_LAYER_INIT;
     layer.name = "fc1";
     layer.dims = dims;
     layer.dims_len = 1;
-    OK(lgreco_compressor_create(context, &layer, "qsgd 4", NULL, &compressor));
-    OK(lgreco_context_destroy(&context));
+    OK(lgreco_compressor_create(NULL, &layer, "qsgd 4", NULL, &compressor));
     return compressor;
 }
 

@@ -69,18 +69,16 @@ static void step(lgreco_controller *controller, uint32_t seed) {
 }
 
 // How many times the gradients' memory a run takes after its decision, and what it may.
-static void takes(lgreco_context *context, const char *methods, lgreco_storage storage, double allowed) {
-    lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
-    lgreco_controller_options options = LGRECO_CONTROLLER_OPTIONS_INIT;
+static void takes(const char *methods, const char *storage, double allowed) {
+    Options options = OPTIONS;
     lgreco_layer layers[LAYERS];
     size_t dims[LAYERS][2];
     char names[LAYERS][8];
-    search.methods = methods;
-    options.search = &search;
-    options.policy = LGRECO_POLICY_UNIFORM;
-    options.storage = storage;
-    options.warmup = 3;
-    options.window = 1;
+    set(&options, "method", methods);
+    set(&options, "policy", "uniform");
+    set(&options, "residual_dtype", storage);
+    set(&options, "start_iter", "3");
+    set(&options, "window", "1");
     for (size_t l = 0; l < LAYERS; l++) {
         dims[l][0] = rows[l];
         dims[l][1] = COLUMNS;
@@ -96,7 +94,7 @@ static void takes(lgreco_context *context, const char *methods, lgreco_storage s
     most = before;
     lgreco_controller *controller = NULL;
     lgreco_memory_use use = LGRECO_MEMORY_USE_INIT;
-    OK(lgreco_controller_create(context, &collective, layers, LAYERS, &options, &controller));
+    OK(lgreco_controller_create(NULL, &collective, layers, LAYERS, NULL, listed(&options), &controller));
     OK(lgreco_controller_memory(controller, 1, SIZE_MAX, &use));
     size_t until_plan = 0;
     for (uint32_t s = 0; s < STEPS; s++) {
@@ -110,7 +108,7 @@ static void takes(lgreco_context *context, const char *methods, lgreco_storage s
     // The gradients that a decision is made of, on the measuring rank, which this one is, are freed with it.
     CHECK((double)(until_plan - before) / gradient_bytes <= allowed + 1 && use.window == 4 * elements);
     const double foretold = (double)(use.residuals + use.undo + use.factors + use.exchange) / gradient_bytes;
-    printf("%s, storage %d: %.2f times the gradients, %.2f foretold, %.2f allowed\n", methods, (int)storage, taken,
+    printf("%s, storage %s: %.2f times the gradients, %.2f foretold, %.2f allowed\n", methods, storage, taken,
            foretold, allowed);
     CHECK(taken <= allowed);
     CHECK(0.9 * taken <= foretold && foretold <= 1.1 * taken);
@@ -125,12 +123,10 @@ int main(int arguments, char **argument) {
         elements += rows[l] * COLUMNS;
         gradients[l] = malloc(rows[l] * COLUMNS * sizeof(float));
     }
-    lgreco_context *context = new_context();
-    takes(context, "qsgd", LGRECO_STORAGE_F32, 0.5);
-    takes(context, "topk", LGRECO_STORAGE_F32, 1.5);
-    takes(context, "topk", LGRECO_STORAGE_INT8, 0.8);
-    takes(context, "powersgd", LGRECO_STORAGE_F32, 1.5);
-    OK(lgreco_context_destroy(&context));
+    takes("qsgd", "float32", 0.5);
+    takes("topk", "float32", 1.5);
+    takes("topk", "int8", 0.8);
+    takes("powersgd", "float32", 1.5);
     for (size_t l = 0; l < LAYERS; l++) free(gradients[l]);
     return report("memory");
 }

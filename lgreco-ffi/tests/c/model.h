@@ -31,17 +31,19 @@ static inline void gradients(Model *model, uint32_t rank, uint32_t step) {
     }
 }
 
-static inline lgreco_controller *controller_of(Member *member, const lgreco_controller_options *options) {
-    lgreco_context *context = NULL;
+static inline lgreco_controller *controller_of(Member *member, const Options *options) {
     lgreco_controller *controller = NULL;
     lgreco_layer layers[LAYERS];
     const lgreco_collective collective = collective_of(member);
+    const char *const *list = listed(options);
     describe(layers);
-    OK(lgreco_context_create(NULL, &context));
-    const lgreco_status status = lgreco_controller_create(context, &collective, layers, LAYERS, options, &controller);
-    if (status != LGRECO_OK) fprintf(stderr, "%s\n", lgreco_context_message(context));
+    const lgreco_status status =
+        options->shards == NULL
+            ? lgreco_controller_create(NULL, &collective, layers, LAYERS, options->fixed, list, &controller)
+            : lgreco_controller_create_sharded(NULL, &collective, layers, LAYERS, options->shards, options->fixed, list,
+                                               &controller);
+    if (status != LGRECO_OK) fprintf(stderr, "%s\n", lgreco_message());
     OK(status);
-    OK(lgreco_context_destroy(&context));
     return controller;
 }
 

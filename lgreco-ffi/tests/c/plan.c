@@ -20,31 +20,31 @@ static lgreco_table_view table(void) {
 }
 
 // The plan's size, or 0 if there is none.
-static uint64_t size(lgreco_context *context, const lgreco_table_view *table, const lgreco_plan_options *options) {
+static uint64_t size(const lgreco_table_view *table, const Options *options) {
     lgreco_plan *plan = NULL;
     lgreco_plan_view view = LGRECO_PLAN_VIEW_INIT;
-    if (lgreco_plan_solve(context, table, options, &plan) != LGRECO_OK) return 0;
+    if (lgreco_plan_solve(table, listed(options), &plan) != LGRECO_OK) return 0;
     OK(lgreco_plan_get(plan, &view));
-    OK(lgreco_plan_check(context, table, &view));
+    OK(lgreco_plan_check(table, &view));
     OK(lgreco_plan_destroy(&plan));
     return view.size;
 }
 
-static void solving(lgreco_context *context) {
+static void solving(void) {
     const lgreco_table_view given = table();
     lgreco_plan *plan = NULL;
     lgreco_plan_view view = LGRECO_PLAN_VIEW_INIT;
-    OK(lgreco_plan_solve(context, &given, NULL, &plan));
+    OK(lgreco_plan_solve(&given, NULL, &plan));
     OK(lgreco_plan_get(plan, &view));
     CHECK(view.layers == 2 && view.options[0] == 1 && view.options[1] == 1);
     CHECK(view.size == 70 && view.limit == LGRECO_LIMIT_SIZE && view.size_limit == 70 && view.proven == 1);
     CHECK(view.error == 3.0 && view.error_lower_bound == 3.0 && view.budget == 0);
     TEXT("exact", view.solver);
-    lgreco_plan_options error = LGRECO_PLAN_OPTIONS_INIT;
-    error.limit = LGRECO_LIMIT_ERROR;
+    Options error = OPTIONS;
+    set(&error, "budget", "error");
     lgreco_plan *smallest = NULL;
     lgreco_plan_view least = LGRECO_PLAN_VIEW_INIT;
-    OK(lgreco_plan_solve(context, &given, &error, &smallest));
+    OK(lgreco_plan_solve(&given, listed(&error), &smallest));
     OK(lgreco_plan_get(smallest, &least));
     CHECK(least.size == 70 && least.lower_bound == 70 && least.proven == 1 && least.error == 3.0 && least.budget == 3.0);
     OK(lgreco_plan_destroy(&smallest));
@@ -54,24 +54,24 @@ static void solving(lgreco_context *context) {
     CHECK(plan == NULL);
 }
 
-static void every_option_counts(lgreco_context *context) {
+static void every_option_counts(void) {
     lgreco_table_view given = table();
-    lgreco_plan_options options = LGRECO_PLAN_OPTIONS_INIT;
-    options.limit = LGRECO_LIMIT_ERROR;
-    CHECK(size(context, &given, &options) == 70);
-    options.alpha = 0.5;  // budget 1.5
-    CHECK(size(context, &given, &options) == 100);
-    options.alpha = 2.0;
-    CHECK(size(context, &given, &options) == 50);
+    Options options = OPTIONS;
+    set(&options, "budget", "error");
+    CHECK(size(&given, &options) == 70);
+    set(&options, "alpha", "0.5");  // budget 1.5
+    CHECK(size(&given, &options) == 100);
+    set(&options, "alpha", "2.0");
+    CHECK(size(&given, &options) == 50);
     const double budget = 1.5;
-    options.alpha = 1.0;
+    set(&options, "alpha", "1.0");
     given.budget = &budget;
-    CHECK(size(context, &given, &options) == 100);
-    options.limit = LGRECO_LIMIT_DEFAULT;  // of a table with a budget: that
-    CHECK(size(context, &given, &options) == 100);
-    options.limit = LGRECO_LIMIT_ERROR;
-    options.alpha = 2.0;
-    CHECK(size(context, &given, &options) == 70);
+    CHECK(size(&given, &options) == 100);
+    set(&options, "budget", NULL);  // of a table with a budget: that
+    CHECK(size(&given, &options) == 100);
+    set(&options, "budget", "error");
+    set(&options, "alpha", "2.0");
+    CHECK(size(&given, &options) == 70);
 
     // Ten thirds do not fit a grid of ten cells exactly: Algorithm 1 pays for rounding up, the defaults bound it.
     lgreco_choice thirds[6];
@@ -84,16 +84,16 @@ static void every_option_counts(lgreco_context *context) {
     coarse.ends = ends;
     coarse.choices = thirds;
     coarse.budget = &three;
-    lgreco_plan_options dp = LGRECO_PLAN_OPTIONS_INIT;
-    dp.levels = 10;
-    CHECK(size(context, &coarse, &dp) == 150);  // exact: levels do not matter
-    dp.solver = LGRECO_SOLVER_DP;
-    CHECK(size(context, &coarse, &dp) == 200);
-    dp.levels = 9;
-    CHECK(size(context, &coarse, &dp) == 150);
-    dp.levels = 10;
+    Options dp = OPTIONS;
+    set(&dp, "levels", "10");
+    CHECK(size(&coarse, &dp) == 150);  // exact: levels do not matter
+    set(&dp, "solver", "dp");
+    CHECK(size(&coarse, &dp) == 200);
+    set(&dp, "levels", "9");
+    CHECK(size(&coarse, &dp) == 150);
+    set(&dp, "levels", "10");
     coarse.defaults = smallest;
-    CHECK(size(context, &coarse, &dp) == 150);
+    CHECK(size(&coarse, &dp) == 150);
 
     // Without states there is no search, and the plan stays unproved where the relaxation does not prove it.
     lgreco_choice hard[60];
@@ -111,66 +111,66 @@ static void every_option_counts(lgreco_context *context) {
     knapsack.ends = thirty;
     knapsack.choices = hard;
     knapsack.budget = &half;
-    lgreco_plan_options states = LGRECO_PLAN_OPTIONS_INIT;
-    const uint64_t best = size(context, &knapsack, &states);
-    states.states = 0;
-    const uint64_t rounded = size(context, &knapsack, &states);
+    Options states = OPTIONS;
+    const uint64_t best = size(&knapsack, &states);
+    set(&states, "states", "0");
+    const uint64_t rounded = size(&knapsack, &states);
     CHECK(best > 0 && rounded > best);
 }
 
-static void size_limits(lgreco_context *context) {
+static void size_limits(void) {
     lgreco_table_view given = table();
-    lgreco_plan_options options = LGRECO_PLAN_OPTIONS_INIT;
+    Options options = OPTIONS;
     lgreco_plan *plan = NULL;
     lgreco_plan_view view = LGRECO_PLAN_VIEW_INIT;
-    options.limit = LGRECO_LIMIT_SIZE;
-    options.size_limit = 115;
+    set(&options, "budget", "115");
     const double ignored = 0.001;
     given.budget = &ignored;
-    for (options.solver = LGRECO_SOLVER_EXACT; options.solver <= LGRECO_SOLVER_DP; options.solver++) {
-        OK(lgreco_plan_solve(context, &given, &options, &plan));
+    for (int exact = 1; exact >= 0; exact--) {
+        set(&options, "solver", exact ? "exact" : "dp");
+        OK(lgreco_plan_solve(&given, listed(&options), &plan));
         OK(lgreco_plan_get(plan, &view));
         CHECK(view.size == 100 && view.error == 1.5 && view.options[0] == 1 && view.options[1] == 0);
         CHECK(view.limit == LGRECO_LIMIT_SIZE && view.size_limit == 115 && view.lower_bound == 0 && view.budget == 0);
         CHECK(view.error_lower_bound > 0 && view.error_lower_bound <= 1.5);
-        CHECK(options.solver == LGRECO_SOLVER_DP || (view.proven == 1 && view.error_lower_bound == 1.5));
-        OK(lgreco_plan_check(context, &given, &view));
+        CHECK(!exact || (view.proven == 1 && view.error_lower_bound == 1.5));
+        OK(lgreco_plan_check(&given, &view));
         view.size_limit = 99;
-        STATUS(LGRECO_OVER_SIZE, lgreco_plan_check(context, &given, &view));
-        TEXT("the plan's size is 100 bits, its limit 99 bits", lgreco_context_message(context));
+        STATUS(LGRECO_OVER_SIZE, lgreco_plan_check(&given, &view));
+        TEXT("the plan's size is 100 bits, its limit 99 bits", lgreco_message());
         view.size_limit = 115;
         view.error_lower_bound = 1.6;
-        STATUS(LGRECO_PLAN_MISMATCH, lgreco_plan_check(context, &given, &view));
+        STATUS(LGRECO_PLAN_MISMATCH, lgreco_plan_check(&given, &view));
         OK(lgreco_plan_destroy(&plan));
     }
-    options.solver = LGRECO_SOLVER_EXACT;
-    options.size_limit = 49;
-    STATUS(LGRECO_SIZE_INFEASIBLE, lgreco_plan_solve(context, &given, &options, &plan));
+    set(&options, "solver", "exact");
+    set(&options, "budget", "49");
+    STATUS(LGRECO_SIZE_INFEASIBLE, lgreco_plan_solve(&given, listed(&options), &plan));
     TEXT("infeasible: the size limit is 49 bits, the smallest achievable size is 50 bits, with an error of 5",
-         lgreco_context_message(context));
+         lgreco_message());
 
     // The defaults have 70 bits.
-    options.limit = LGRECO_LIMIT_DEFAULT_SIZE;
-    CHECK(size(context, &given, &options) == 70);
-    options.alpha = 2.0;
-    CHECK(size(context, &given, &options) == 140);
-    options.alpha = 1.5;
-    OK(lgreco_plan_solve(context, &given, &options, &plan));
+    set(&options, "budget", "size");
+    CHECK(size(&given, &options) == 70);
+    set(&options, "alpha", "2.0");
+    CHECK(size(&given, &options) == 140);
+    set(&options, "alpha", "1.5");
+    OK(lgreco_plan_solve(&given, listed(&options), &plan));
     OK(lgreco_plan_get(plan, &view));
     CHECK(view.size_limit == 105 && view.size == 100 && view.options[0] == 1 && view.options[1] == 0);
     OK(lgreco_plan_destroy(&plan));
-    options.alpha = -1.0;
-    STATUS(LGRECO_PARAMETER, lgreco_plan_solve(context, &given, &options, &plan));
+    set(&options, "alpha", "-1.0");
+    STATUS(LGRECO_PARAMETER, lgreco_plan_solve(&given, listed(&options), &plan));
     given.defaults = NULL;
-    STATUS(LGRECO_NULL_POINTER, lgreco_plan_solve(context, &given, &options, &plan));
-    options.limit = 4;
-    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_plan_solve(context, &given, &options, &plan));
-    TEXT("limit of a plan is 4", lgreco_context_message(context));
+    STATUS(LGRECO_NULL_POINTER, lgreco_plan_solve(&given, listed(&options), &plan));
+    set(&options, "budget", "all");
+    STATUS(LGRECO_PARAMETER, lgreco_plan_solve(&given, listed(&options), &plan));
+    TEXT("the option `budget` is `all`, expected size, error or a number", lgreco_message());
     CHECK(plan == NULL);
 }
 
 // Groups and fixed options, of a view and of a file.
-static void constraints(lgreco_context *context) {
+static void constraints(void) {
     lgreco_choice choices[6];
     const size_t ends[] = {2, 4, 6};
     const double budget = 5.0;
@@ -187,22 +187,22 @@ static void constraints(lgreco_context *context) {
     free_view.budget = &budget;
     lgreco_plan *plan = NULL;
     lgreco_plan_view chosen = LGRECO_PLAN_VIEW_INIT;
-    CHECK(size(context, &free_view, NULL) == 250);  // the first two: half of 100 and of 200
+    CHECK(size(&free_view, NULL) == 250);  // the first two: half of 100 and of 200
 
     const char *tied[] = {"tied", NULL, "tied"};
     lgreco_table_view view = free_view;
     view.groups = tied;
-    CHECK(size(context, &view, NULL) == 300);  // the second, or the others: error 5
-    OK(lgreco_plan_solve(context, &view, NULL, &plan));
+    CHECK(size(&view, NULL) == 300);  // the second, or the others: error 5
+    OK(lgreco_plan_solve(&view, NULL, &plan));
     OK(lgreco_plan_get(plan, &chosen));
     CHECK(chosen.options[0] == chosen.options[2] && chosen.proven == 1);
-    OK(lgreco_plan_check(context, &view, &chosen));
+    OK(lgreco_plan_check(&view, &chosen));
     lgreco_plan_destroy(&plan);
 
     const uint32_t fixed[] = {LGRECO_NO_OPTION, 0, 1};
     view.groups = NULL;
     view.fixed = fixed;
-    OK(lgreco_plan_solve(context, &view, NULL, &plan));
+    OK(lgreco_plan_solve(&view, NULL, &plan));
     OK(lgreco_plan_get(plan, &chosen));
     CHECK(chosen.options[0] == 1 && chosen.options[1] == 0 && chosen.options[2] == 1 && chosen.size == 300);
     lgreco_plan_destroy(&plan);
@@ -213,13 +213,13 @@ static void constraints(lgreco_context *context) {
     lgreco_table *table = NULL, *read = NULL;
     lgreco_table_view kept = LGRECO_TABLE_VIEW_INIT;
     view.groups = tied;
-    OK(lgreco_table_create(context, &view, &table));
+    OK(lgreco_table_create(&view, &table));
     OK(lgreco_table_to_json(table, json, sizeof json, &length));
-    OK(lgreco_table_from_json(context, json, length, &read));
+    OK(lgreco_table_from_json(json, length, &read));
     OK(lgreco_table_get(read, &kept));
     CHECK(strcmp(kept.groups[0], "tied") == 0 && kept.groups[1] == NULL && strcmp(kept.groups[2], "tied") == 0);
     CHECK(kept.fixed[0] == LGRECO_NO_OPTION && kept.fixed[1] == 0 && kept.fixed[2] == 1);
-    OK(lgreco_plan_solve(context, &kept, NULL, &plan));
+    OK(lgreco_plan_solve(&kept, NULL, &plan));
     OK(lgreco_plan_get(plan, &chosen));
     CHECK(chosen.options[0] == 1 && chosen.options[1] == 0 && chosen.options[2] == 1);
     lgreco_plan_destroy(&plan);
@@ -230,12 +230,12 @@ static void constraints(lgreco_context *context) {
     const uint32_t unknown[] = {LGRECO_NO_OPTION, 2, LGRECO_NO_OPTION}, both[] = {0, LGRECO_NO_OPTION, 1};
     view.groups = NULL;
     view.fixed = unknown;
-    STATUS(LGRECO_NO_SUCH_OPTION, lgreco_plan_solve(context, &view, NULL, &plan));
-    STATUS(LGRECO_NO_SUCH_OPTION, lgreco_table_create(context, &view, &table));
+    STATUS(LGRECO_NO_SUCH_OPTION, lgreco_plan_solve(&view, NULL, &plan));
+    STATUS(LGRECO_NO_SUCH_OPTION, lgreco_table_create(&view, &table));
     view.groups = tied;
     view.fixed = both;
-    STATUS(LGRECO_NO_SHARED_OPTION, lgreco_plan_solve(context, &view, NULL, &plan));
-    STATUS(LGRECO_NO_SHARED_OPTION, lgreco_table_create(context, &view, &table));
+    STATUS(LGRECO_NO_SHARED_OPTION, lgreco_plan_solve(&view, NULL, &plan));
+    STATUS(LGRECO_NO_SHARED_OPTION, lgreco_table_create(&view, &table));
     // Plans of elsewhere that do not keep them.
     const uint32_t other[] = {0, 0, 1};
     lgreco_plan_view broken = LGRECO_PLAN_VIEW_INIT;
@@ -244,53 +244,53 @@ static void constraints(lgreco_context *context) {
     broken.size = broken.lower_bound = 350;
     broken.error = 4;
     broken.budget = budget;
-    OK(lgreco_plan_check(context, &free_view, &broken));
+    OK(lgreco_plan_check(&free_view, &broken));
     view.fixed = NULL;
-    STATUS(LGRECO_RULED_OUT, lgreco_plan_check(context, &view, &broken));
+    STATUS(LGRECO_RULED_OUT, lgreco_plan_check(&view, &broken));
     TEXT("layer `2`, option 1 (`1`): the table's groups and fixed options rule this option out; they allow option 0, for one",
-         lgreco_context_message(context));
+         lgreco_message());
     view.groups = NULL;
     view.fixed = fixed;
-    OK(lgreco_plan_check(context, &view, &broken));
+    OK(lgreco_plan_check(&view, &broken));
 }
 
 // The settings of the paper: Algorithm 1 and the error of the defaults, where the defaults of this library are their size.
-static void paper(lgreco_context *context) {
-    const lgreco_plan_options algorithm = LGRECO_PLAN_OPTIONS_PAPER;
-    const lgreco_search_options search = LGRECO_SEARCH_OPTIONS_PAPER;
+static void paper(void) {
+    Options algorithm = OPTIONS;
+    set(&algorithm, "solver", "paper");
     lgreco_table_view given = table();
     lgreco_plan *plan = NULL;
     lgreco_plan_view chosen = LGRECO_PLAN_VIEW_INIT;
-    CHECK(search.metric == LGRECO_METRIC_L2 && algorithm.levels == 10000);
-    OK(lgreco_plan_solve(context, &given, &algorithm, &plan));
+    OK(lgreco_plan_solve(&given, listed(&algorithm), &plan));
     OK(lgreco_plan_get(plan, &chosen));
     CHECK(strcmp(chosen.solver, "dp") == 0 && chosen.limit == LGRECO_LIMIT_ERROR);
     lgreco_plan_destroy(&plan);
-    OK(lgreco_plan_solve(context, &given, NULL, &plan));
+    OK(lgreco_plan_solve(&given, NULL, &plan));
     OK(lgreco_plan_get(plan, &chosen));
     CHECK(strcmp(chosen.solver, "exact") == 0 && chosen.limit == LGRECO_LIMIT_SIZE);
     lgreco_plan_destroy(&plan);
 }
 
-static void solvers(lgreco_context *context) {
+static void solvers(void) {
     const lgreco_table_view given = table();
-    for (uint32_t solver = LGRECO_SOLVER_EXACT; solver <= LGRECO_SOLVER_DP; solver++) {
-        lgreco_plan_options options = LGRECO_PLAN_OPTIONS_INIT;
-        options.solver = solver;
-        options.states = 1000;
+    const char *const names[] = {"exact", "dp"};
+    for (int solver = 0; solver < 2; solver++) {
+        Options options = OPTIONS;
+        set(&options, "solver", names[solver]);
+        set(&options, "states", "1000");
         lgreco_plan *plan = NULL;
         lgreco_plan_view view = LGRECO_PLAN_VIEW_INIT;
-        OK(lgreco_plan_solve(context, &given, &options, &plan));
+        OK(lgreco_plan_solve(&given, listed(&options), &plan));
         OK(lgreco_plan_get(plan, &view));
         // Dynamic programming alone finds 100 bits; no plan is larger than defaults that fit.
         CHECK(view.size == 70 && view.options[0] < 3 && view.options[1] < 2);
-        CHECK(strcmp(view.solver, solver == LGRECO_SOLVER_DP ? "dp" : "exact") == 0);
-        OK(lgreco_plan_check(context, &given, &view));
+        CHECK(strcmp(view.solver, names[solver]) == 0);
+        OK(lgreco_plan_check(&given, &view));
         OK(lgreco_plan_destroy(&plan));
     }
 }
 
-static void checking(lgreco_context *context) {
+static void checking(void) {
     const lgreco_table_view given = table();
     const uint32_t options[] = {1, 1}, missing[] = {1, 2};
     lgreco_plan_view plan = LGRECO_PLAN_VIEW_INIT;
@@ -300,83 +300,83 @@ static void checking(lgreco_context *context) {
     plan.lower_bound = 60;
     plan.error = 3.0;
     plan.budget = 3.0;
-    OK(lgreco_plan_check(context, &given, &plan));
+    OK(lgreco_plan_check(&given, &plan));
     plan.size = 69;
-    STATUS(LGRECO_PLAN_MISMATCH, lgreco_plan_check(context, &given, &plan));
-    TEXT("the plan states size 69, the verifier finds 70", lgreco_context_message(context));
+    STATUS(LGRECO_PLAN_MISMATCH, lgreco_plan_check(&given, &plan));
+    TEXT("the plan states size 69, the verifier finds 70", lgreco_message());
     plan.size = 70;
     plan.lower_bound = 71;
-    STATUS(LGRECO_PLAN_MISMATCH, lgreco_plan_check(context, &given, &plan));
+    STATUS(LGRECO_PLAN_MISMATCH, lgreco_plan_check(&given, &plan));
     plan.lower_bound = 70;
     plan.error = 2.9;
-    STATUS(LGRECO_PLAN_MISMATCH, lgreco_plan_check(context, &given, &plan));
+    STATUS(LGRECO_PLAN_MISMATCH, lgreco_plan_check(&given, &plan));
     plan.error = 3.0;
     plan.budget = 2.9;
-    STATUS(LGRECO_OVER_BUDGET, lgreco_plan_check(context, &given, &plan));
+    STATUS(LGRECO_OVER_BUDGET, lgreco_plan_check(&given, &plan));
     plan.budget = 3.0;
     plan.layers = 1;
-    STATUS(LGRECO_LENGTH, lgreco_plan_check(context, &given, &plan));
+    STATUS(LGRECO_LENGTH, lgreco_plan_check(&given, &plan));
     plan.layers = 2;
     plan.options = missing;
-    STATUS(LGRECO_NO_SUCH_OPTION, lgreco_plan_check(context, &given, &plan));
-    TEXT("layer `fc2`: there is no option 2 of 2", lgreco_context_message(context));
+    STATUS(LGRECO_NO_SUCH_OPTION, lgreco_plan_check(&given, &plan));
+    TEXT("layer `fc2`: there is no option 2 of 2", lgreco_message());
 }
 
-static void refusals(lgreco_context *context) {
+static void refusals(void) {
     lgreco_plan *plan = (lgreco_plan *)&plan;
     const double tiny = 0.5, nan = 0.0 / (tiny - 0.5);
     lgreco_table_view given = table();
     given.budget = &tiny;
-    STATUS(LGRECO_INFEASIBLE, lgreco_plan_solve(context, &given, NULL, &plan));
+    STATUS(LGRECO_INFEASIBLE, lgreco_plan_solve(&given, NULL, &plan));
     CHECK(plan == NULL);
     TEXT("infeasible: the error budget is 0.5, the smallest achievable error is 1, with a size of 140 bits",
-         lgreco_context_message(context));
+         lgreco_message());
     given.budget = &nan;
-    STATUS(LGRECO_BUDGET, lgreco_plan_solve(context, &given, NULL, &plan));
+    STATUS(LGRECO_BUDGET, lgreco_plan_solve(&given, NULL, &plan));
 
     lgreco_choice broken[5];
     memcpy(broken, CHOICES, sizeof broken);
     broken[4].error = nan;
     given = table();
     given.choices = broken;
-    STATUS(LGRECO_OPTION_ERROR, lgreco_plan_solve(context, &given, NULL, &plan));
-    TEXT("layer `fc2`, option 1 (`4 bits`): error is NaN", lgreco_context_message(context));
+    STATUS(LGRECO_OPTION_ERROR, lgreco_plan_solve(&given, NULL, &plan));
+    TEXT("layer `fc2`, option 1 (`4 bits`): error is NaN", lgreco_message());
     given.names = given.labels = NULL;
-    STATUS(LGRECO_OPTION_ERROR, lgreco_plan_solve(context, &given, NULL, &plan));
-    TEXT("layer 1, option 1: error is NaN", lgreco_context_message(context));
+    STATUS(LGRECO_OPTION_ERROR, lgreco_plan_solve(&given, NULL, &plan));
+    TEXT("layer 1, option 1: error is NaN", lgreco_message());
     broken[4] = (lgreco_choice){UINT64_MAX, 0.0};
-    STATUS(LGRECO_SIZE_OVERFLOW, lgreco_plan_solve(context, &given, NULL, &plan));
+    STATUS(LGRECO_SIZE_OVERFLOW, lgreco_plan_solve(&given, NULL, &plan));
 
     const size_t empty[] = {5, 5}, falling[] = {5, 4};
     given = table();
     given.ends = empty;
-    STATUS(LGRECO_EMPTY_LAYER, lgreco_plan_solve(context, &given, NULL, &plan));
+    STATUS(LGRECO_EMPTY_LAYER, lgreco_plan_solve(&given, NULL, &plan));
     given.ends = falling;
-    STATUS(LGRECO_LENGTH, lgreco_plan_solve(context, &given, NULL, &plan));
+    STATUS(LGRECO_LENGTH, lgreco_plan_solve(&given, NULL, &plan));
     given.layers = 0;
-    STATUS(LGRECO_EMPTY_TABLE, lgreco_plan_solve(context, &given, NULL, &plan));
+    STATUS(LGRECO_EMPTY_TABLE, lgreco_plan_solve(&given, NULL, &plan));
     given = table();
     given.defaults = NULL;
-    STATUS(LGRECO_NULL_POINTER, lgreco_plan_solve(context, &given, NULL, &plan));
-    TEXT("the array of defaults of the table is NULL", lgreco_context_message(context));
+    STATUS(LGRECO_NULL_POINTER, lgreco_plan_solve(&given, NULL, &plan));
+    TEXT("the array of defaults of the table is NULL", lgreco_message());
     const uint32_t beyond[] = {1, 9};
     given.defaults = beyond;
-    STATUS(LGRECO_NO_SUCH_OPTION, lgreco_plan_solve(context, &given, NULL, &plan));
+    STATUS(LGRECO_NO_SUCH_OPTION, lgreco_plan_solve(&given, NULL, &plan));
 
     given = table();
-    lgreco_plan_options options = LGRECO_PLAN_OPTIONS_INIT;
-    options.alpha = -1;
-    STATUS(LGRECO_PARAMETER, lgreco_plan_solve(context, &given, &options, &plan));
+    Options options = OPTIONS;
+    set(&options, "alpha", "-1");
+    STATUS(LGRECO_PARAMETER, lgreco_plan_solve(&given, listed(&options), &plan));
     given.budget = &tiny;
-    STATUS(LGRECO_PARAMETER, lgreco_plan_solve(context, &given, &options, &plan));
-    options.alpha = 1;
-    options.solver = 2;
-    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_plan_solve(context, &given, &options, &plan));
-    TEXT("solver is 2", lgreco_context_message(context));
-    options.solver = LGRECO_SOLVER_DP;
-    options.levels = 0;
+    STATUS(LGRECO_PARAMETER, lgreco_plan_solve(&given, listed(&options), &plan));
+    set(&options, "alpha", "1");
+    set(&options, "solver", "best");
+    STATUS(LGRECO_PARAMETER, lgreco_plan_solve(&given, listed(&options), &plan));
+    TEXT("the option `solver` is `best`, expected exact, dp or paper", lgreco_message());
+    set(&options, "solver", "dp");
+    set(&options, "levels", "0");
     given.budget = NULL;
-    STATUS(LGRECO_PARAMETER, lgreco_plan_solve(context, &given, &options, &plan));
+    STATUS(LGRECO_PARAMETER, lgreco_plan_solve(&given, listed(&options), &plan));
 }
 
 static char *plan_json(const lgreco_plan *plan, const lgreco_table *table) {
@@ -398,7 +398,7 @@ static char *table_json(const lgreco_table *table) {
     return json;
 }
 
-static void tables_and_files(lgreco_context *context) {
+static void tables_and_files(void) {
     const uint64_t elements[] = {10, 20}, sizes[] = {160, 320};
     const double budget = 3.0;
     lgreco_table_view given = table();
@@ -406,9 +406,9 @@ static void tables_and_files(lgreco_context *context) {
     given.uncompressed_sizes = sizes;
     given.budget = &budget;
     lgreco_table *own = NULL, *read = NULL;
-    OK(lgreco_table_create(context, &given, &own));
+    OK(lgreco_table_create(&given, &own));
     char *json = table_json(own);
-    OK(lgreco_table_from_json(context, json, strlen(json), &read));
+    OK(lgreco_table_from_json(json, strlen(json), &read));
     char *again = table_json(read);
     CHECK(strcmp(json, again) == 0);
     CHECK(strstr(json, "\"metric\":\"l2\",\"budget\":3.0") != NULL && strstr(json, "\"uncompressed_size\":320") != NULL);
@@ -429,7 +429,7 @@ static void tables_and_files(lgreco_context *context) {
     bare.layers = 2;
     bare.ends = ENDS;
     bare.choices = CHOICES;
-    OK(lgreco_table_create(context, &bare, &unnamed));
+    OK(lgreco_table_create(&bare, &unnamed));
     OK(lgreco_table_get(unnamed, &bare));
     CHECK(strcmp(bare.names[1], "1") == 0 && strcmp(bare.labels[4], "1") == 0 && strcmp(bare.metric, "") == 0);
     CHECK(bare.defaults == NULL && bare.budget == NULL && bare.elements[0] == 0 && bare.uncompressed_sizes[0] == 0);
@@ -437,9 +437,9 @@ static void tables_and_files(lgreco_context *context) {
     // A plan written and read is the same plan; the file is tied to the table.
     lgreco_plan *plan = NULL, *loaded = NULL;
     lgreco_plan_view one = LGRECO_PLAN_VIEW_INIT, two = LGRECO_PLAN_VIEW_INIT;
-    OK(lgreco_plan_solve(context, &view, NULL, &plan));
+    OK(lgreco_plan_solve(&view, NULL, &plan));
     char *file = plan_json(plan, read);
-    OK(lgreco_plan_from_json(context, own, file, strlen(file), &loaded));
+    OK(lgreco_plan_from_json(own, file, strlen(file), &loaded));
     OK(lgreco_plan_get(plan, &one));
     OK(lgreco_plan_get(loaded, &two));
     CHECK(one.size == two.size && one.lower_bound == two.lower_bound && one.error == two.error);
@@ -448,38 +448,38 @@ static void tables_and_files(lgreco_context *context) {
     char *file_again = plan_json(loaded, own);
     CHECK(strcmp(file, file_again) == 0);
     lgreco_plan *refused = NULL;
-    STATUS(LGRECO_UNKNOWN_NAME, lgreco_plan_from_json(context, unnamed, file, strlen(file), &refused));
-    TEXT("layer `fc1`", lgreco_context_message(context));
+    STATUS(LGRECO_UNKNOWN_NAME, lgreco_plan_from_json(unnamed, file, strlen(file), &refused));
+    TEXT("layer `fc1`", lgreco_message());
     char *at = strstr(file, "70");
     *at = '8';
-    STATUS(LGRECO_PLAN_MISMATCH, lgreco_plan_from_json(context, own, file, strlen(file), &refused));
+    STATUS(LGRECO_PLAN_MISMATCH, lgreco_plan_from_json(own, file, strlen(file), &refused));
     *at = '7';
     at = strstr(file, "4 bits");
     *at = '5';
-    STATUS(LGRECO_UNKNOWN_NAME, lgreco_plan_from_json(context, own, file, strlen(file), &refused));
+    STATUS(LGRECO_UNKNOWN_NAME, lgreco_plan_from_json(own, file, strlen(file), &refused));
     *at = '4';
     at = strstr(file, "fc2");
     at[2] = '1';
-    STATUS(LGRECO_DUPLICATE_NAME, lgreco_plan_from_json(context, own, file, strlen(file), &refused));
-    STATUS(LGRECO_JSON, lgreco_plan_from_json(context, own, "{}", 2, &refused));
+    STATUS(LGRECO_DUPLICATE_NAME, lgreco_plan_from_json(own, file, strlen(file), &refused));
+    STATUS(LGRECO_JSON, lgreco_plan_from_json(own, "{}", 2, &refused));
     CHECK(refused == NULL);
     lgreco_table_destroy(&read);
-    STATUS(LGRECO_JSON, lgreco_table_from_json(context, json, strlen(json) / 2, &read));
+    STATUS(LGRECO_JSON, lgreco_table_from_json(json, strlen(json) / 2, &read));
     CHECK(read == NULL);
 
     const char future[] = "{\"version\":2}", no_size[] = "{\"version\":1,\"metric\":\"l2\",\"layers\":[{\"name\":\"fc1\","
                                                        "\"elements\":1,\"options\":[{\"label\":\"a\",\"error\":1}]}]}";
-    STATUS(LGRECO_JSON_VERSION, lgreco_table_from_json(context, future, strlen(future), &read));
-    STATUS(LGRECO_JSON, lgreco_table_from_json(context, no_size, strlen(no_size), &read));
-    TEXT("layer 0 (`fc1`), option 0: size is missing", lgreco_context_message(context));
+    STATUS(LGRECO_JSON_VERSION, lgreco_table_from_json(future, strlen(future), &read));
+    STATUS(LGRECO_JSON, lgreco_table_from_json(no_size, strlen(no_size), &read));
+    TEXT("layer 0 (`fc1`), option 0: size is missing", lgreco_message());
     const char *const same[] = {"fc1", "fc1"}, *const wrong[] = {"fc1", "fc\xff"};
     given.names = same;
-    STATUS(LGRECO_DUPLICATE_NAME, lgreco_table_create(context, &given, &read));
+    STATUS(LGRECO_DUPLICATE_NAME, lgreco_table_create(&given, &read));
     given.names = wrong;
-    STATUS(LGRECO_TEXT, lgreco_table_create(context, &given, &read));
+    STATUS(LGRECO_TEXT, lgreco_table_create(&given, &read));
     const char nul[] = "{\"version\":1,\"metric\":\"l2\",\"layers\":[{\"name\":\"f\\u0000c\",\"elements\":1,\"options\":["
                        "{\"label\":\"a\",\"size\":1,\"error\":1}]}]}";
-    STATUS(LGRECO_TEXT, lgreco_table_from_json(context, nul, strlen(nul), &read));
+    STATUS(LGRECO_TEXT, lgreco_table_from_json(nul, strlen(nul), &read));
 
     lgreco_setting setting;
     STATUS(LGRECO_NO_SETTINGS, lgreco_table_setting(own, 0, 0, &setting));
@@ -494,16 +494,14 @@ static void tables_and_files(lgreco_context *context) {
 }
 
 int main(void) {
-    lgreco_context *context = new_context();
-    solving(context);
-    every_option_counts(context);
-    size_limits(context);
-    constraints(context);
-    paper(context);
-    solvers(context);
-    checking(context);
-    refusals(context);
-    tables_and_files(context);
-    lgreco_context_destroy(&context);
+    solving();
+    every_option_counts();
+    size_limits();
+    constraints();
+    paper();
+    solvers();
+    checking();
+    refusals();
+    tables_and_files();
     return report("plan");
 }

@@ -4,16 +4,14 @@
 
 enum { STEPS = 12 };
 
-static lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
-static lgreco_plan_options plan = LGRECO_PLAN_OPTIONS_INIT;
-static lgreco_controller_options options = LGRECO_CONTROLLER_OPTIONS_INIT;
+static Options options = OPTIONS;
 static int late;  // steps that the hand-in comes after the decision was due
 
 static void *run_task(void *argument) {
     lgreco_plan_task *const task = argument;
     OK(lgreco_plan_task_run(task));
     STATUS(LGRECO_STEP_ORDER, lgreco_plan_task_run(task));
-    TEXT("the plan task has been run", lgreco_plan_task_message(task));
+    TEXT("the plan task has been run", lgreco_message());
     return NULL;
 }
 
@@ -62,7 +60,7 @@ static void *planning(void *argument) {
         if (task != NULL && (s == 4 + (uint32_t)late || s == 9 + (uint32_t)late)) {
             CHECK(pthread_join(thread, NULL) == 0);
             STATUS(LGRECO_STEP_ORDER, lgreco_controller_hand_in(blocking, &task));
-            TEXT("the plan task is another controller's", lgreco_controller_message(blocking));
+            TEXT("the plan task is another controller's", lgreco_message());
             OK(lgreco_controller_hand_in(controller, &task));
             CHECK(task == NULL);
         }
@@ -79,18 +77,18 @@ static void *planning(void *argument) {
         if (task == NULL) OK(lgreco_controller_take_plan_task(controller, &task));
         const uint32_t end = 4 + (uint32_t)late;
         const int out = (s >= 1 && s < end) || (s >= 6 && s < end + 5) || s == 11;
-        CHECK((task != NULL) == (out && member->rank == options.measuring_rank));
+        CHECK((task != NULL) == (out && member->rank == (uint32_t)atoi(value_of(&options, "measuring_rank"))));
         if (task != NULL && (s == 1 || s == 6)) {
             OK(lgreco_controller_take_plan_task(controller, &none));
             CHECK(none == NULL);
             STATUS(LGRECO_STEP_ORDER, lgreco_controller_hand_in(controller, &task));
-            TEXT("the plan task has not been run", lgreco_controller_message(controller));
+            TEXT("the plan task has not been run", lgreco_message());
             CHECK(pthread_create(&thread, NULL, run_task, task) == 0);
         }
     }
     OK(lgreco_plan_task_destroy(&task));
     OK(lgreco_plan_task_destroy(&task));
-    in_parts(controller, blocking, member->rank == options.measuring_rank);
+    in_parts(controller, blocking, member->rank == (uint32_t)atoi(value_of(&options, "measuring_rank")));
     OK(lgreco_controller_destroy(&blocking));
     OK(lgreco_controller_destroy(&controller));
     free(expected);
@@ -106,7 +104,7 @@ static void *infeasible(void *argument) {
     lgreco_controller *controller = controller_of(member, &options);
     lgreco_plan_task *task = NULL;
     void *const pointers[LAYERS] = {model->values[0], model->values[1], model->values[2]};
-    const int measures = member->rank == options.measuring_rank;
+    const int measures = member->rank == (uint32_t)atoi(value_of(&options, "measuring_rank"));
     for (uint32_t s = 0; s < 4; s++) {
         gradients(model, member->rank, s);
         take_step(controller, member, model);
@@ -148,7 +146,7 @@ static void *given(void *argument) {
     STATUS(LGRECO_LENGTH, lgreco_controller_set_settings(controller, settings, LAYERS - 1));
     OK(lgreco_controller_set_settings(controller, settings, LAYERS));
     STATUS(LGRECO_PEER_PLAN, lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, NULL));
-    TEXT("settings of the fixed policy: checksum ", lgreco_controller_message(controller));
+    TEXT("settings of the fixed policy: checksum ", lgreco_message());
     settings[0] = settings[2] = (lgreco_setting){"topk 7"};
     OK(lgreco_controller_set_settings(controller, settings, LAYERS));
     CHECK(take_step(controller, member, model).switched == 1);
@@ -170,31 +168,27 @@ static void run(uint32_t workers, void *(*work)(void *)) {
 }
 
 static void base(const char *methods) {
-    search = (lgreco_search_options)LGRECO_SEARCH_OPTIONS_INIT;
-    search.methods = methods;
-    options = (lgreco_controller_options)LGRECO_CONTROLLER_OPTIONS_INIT;
-    options.search = &search;
-    options.warmup = 4;
-    options.period = 5;
-    options.window = 2;
-    options.lead = 2;
+    options = (Options)OPTIONS;
+    set(&options, "method", methods);
+    set(&options, "start_iter", "4");
+    set(&options, "period", "5");
+    set(&options, "window", "2");
+    set(&options, "lead", "2");
 }
 
 int main(void) {
     const char *methods[] = {"topk", "powersgd", "hybrid"};
     for (int i = 0; i < 3; i++) {
         base(methods[i]);
-        options.measuring_rank = i > 0;
+        set_number(&options, "measuring_rank", i > 0);
         for (late = 0; late < 2; late++) run(2, planning);
     }
     base("topk");
-    plan.limit = LGRECO_LIMIT_ERROR;
-    plan.alpha = 0;
-    options.plan = &plan;
+    set(&options, "budget", "error");
+    set(&options, "alpha", "0");
     run(3, infeasible);
     base("qsgd");
     const lgreco_setting fixed[LAYERS] = {{"dense"}, {"dense"}, {"dense"}};
-    options.policy = LGRECO_POLICY_FIXED;
     options.fixed = fixed;
     run(3, given);
     return report("planning");

@@ -22,18 +22,16 @@ static void *work(void *argument) {
     static const size_t dims[] = {ROWS, COLS};
     float values[ELEMENTS], decoded[ELEMENTS];
     uint8_t payload[16 + 4 * ELEMENTS];
-    lgreco_context *context = NULL;
     lgreco_compressor *compressor = NULL;
     lgreco_layer layer = LGRECO_LAYER_INIT;
-    lgreco_compressor_options options = LGRECO_COMPRESSOR_OPTIONS_INIT;
+    Options options = OPTIONS;
     layer.name = "fc1";
     layer.dims = dims;
     layer.dims_len = 2;
-    options.feedback = LGRECO_FEEDBACK_RESIDUAL;
-    options.rank = worker->rank;
+    set(&options, "error_feedback", "true");
+    set_number(&options, "rank", worker->rank);
     worker->hash = 1469598103934665603u;
-    if (lgreco_context_create(NULL, &context) != LGRECO_OK) return NULL;
-    if (lgreco_compressor_create(context, &layer, "qsgd 4", &options, &compressor) != LGRECO_OK) return NULL;
+    if (lgreco_compressor_create(NULL, &layer, "qsgd 4", listed(&options), &compressor) != LGRECO_OK) return NULL;
     for (uint32_t step = 0; step < STEPS; step++) {
         size_t length = 0, bytes = 0;
         fill(values, ELEMENTS, step + 100 * worker->rank);
@@ -52,24 +50,22 @@ static void *work(void *argument) {
         }
     }
     lgreco_compressor_destroy(&compressor);
-    lgreco_context_destroy(&context);
     return worker;
 }
 
 int main(void) {
-    lgreco_context *context = new_context();
     lgreco_table_view table = LGRECO_TABLE_VIEW_INIT;
     table.layers = 2;
     table.ends = ENDS;
     table.choices = CHOICES;
     table.defaults = DEFAULTS;
-    OK(lgreco_plan_solve(context, &table, NULL, &shared_plan));
+    OK(lgreco_plan_solve(&table, NULL, &shared_plan));
     const size_t dims[] = {ROWS, COLS};
     lgreco_layer layer = LGRECO_LAYER_INIT;
     layer.name = "shared";
     layer.dims = dims;
     layer.dims_len = 2;
-    OK(lgreco_compressor_create(context, &layer, "dense", NULL, &shared_compressor));
+    OK(lgreco_compressor_create(NULL, &layer, "dense", NULL, &shared_compressor));
 
     Worker together[THREADS], alone[THREADS];
     pthread_t threads[THREADS];
@@ -88,6 +84,5 @@ int main(void) {
     }
     lgreco_compressor_destroy(&shared_compressor);
     lgreco_plan_destroy(&shared_plan);
-    lgreco_context_destroy(&context);
     return report("threads");
 }

@@ -8,7 +8,7 @@ enum { STEPS = 12 };
 
 // What a run leaves behind, and what it is to do.
 typedef struct {
-    lgreco_controller_options options;
+    Options options;
     uint64_t bytes_out, switches;
     uint64_t hash[WORKERS_MAX];
     lgreco_decision decision[WORKERS_MAX];
@@ -60,7 +60,7 @@ static void *train(void *argument) {
         if (report.outcome != LGRECO_OUTCOME_EXCHANGED) run->outcome[rank] = report.outcome;
         CHECK(report.bytes_in == 4 * (2 * ELEMENTS + BIAS) && report.exchange_seconds >= 0);
     }
-    snprintf(run->message[rank], sizeof run->message[rank], "%s", lgreco_controller_message(controller));
+    snprintf(run->message[rank], sizeof run->message[rank], "%s", lgreco_message());
     run->hash[rank] = hash;
     run->decision[rank] = (lgreco_decision)LGRECO_DECISION_INIT;
     OK(lgreco_controller_decision(controller, &run->decision[rank]));
@@ -86,7 +86,7 @@ static void *train(void *argument) {
 }
 
 // Runs with these options; all ranks must end alike.
-static Run with(lgreco_controller_options options, uint32_t workers) {
+static Run with(Options options, uint32_t workers) {
     Run run;
     Member members[WORKERS_MAX];
     memset(&run, 0, sizeof run);
@@ -102,23 +102,20 @@ static Run with(lgreco_controller_options options, uint32_t workers) {
     return run;
 }
 
-// main sets them, all threads read them
-static lgreco_search_options topk = LGRECO_SEARCH_OPTIONS_INIT;
-static lgreco_plan_options within_error = LGRECO_PLAN_OPTIONS_INIT;
-
-static lgreco_controller_options base(void) {
-    lgreco_controller_options options = LGRECO_CONTROLLER_OPTIONS_INIT;
-    options.search = &topk;
-    options.plan = &within_error;
-    options.warmup = 3;
-    options.period = 4;
-    options.window = 2;
-    options.metrics_every = 1;
+static Options base(void) {
+    Options options = OPTIONS;
+    set(&options, "method", "topk");
+    set(&options, "default", "0.1");
+    set(&options, "budget", "error");
+    set(&options, "start_iter", "3");
+    set(&options, "period", "4");
+    set(&options, "window", "2");
+    set(&options, "metrics_every", "1");
     return options;
 }
 
 static void policies(void) {
-    lgreco_controller_options options = base();
+    Options options = base();
     const Run l_greco = with(options, 3);
     CHECK(l_greco.switches == 3 && l_greco.decision[0].step == 11 && l_greco.decision[0].cause == LGRECO_CAUSE_SCHEDULE);
     CHECK(l_greco.decision[0].planned == 1 && l_greco.decision[0].proven == 1);
@@ -135,47 +132,40 @@ static void policies(void) {
     CHECK(l_greco.metrics[1][0].bucket_seconds > 0);
     CHECK(l_greco.residual[0] > 0 && l_greco.residual[0] != l_greco.residual[1]);
 
-    options.policy = LGRECO_POLICY_UNCOMPRESSED;
+    set(&options, "policy", "uncompressed");
     const Run uncompressed = with(options, 3);
     CHECK(uncompressed.switches == 0 && uncompressed.decision[0].cause == LGRECO_CAUSE_NONE);
     CHECK(uncompressed.bytes_out == STEPS * 4 * (2 * ELEMENTS + BIAS) && uncompressed.bytes_out > l_greco.bytes_out);
     CHECK(uncompressed.metrics[0][0].uncompressed == LGRECO_UNCOMPRESSED_CHOSEN && uncompressed.residual[0] == 0);
-    options.policy = LGRECO_POLICY_UNIFORM;
+    set(&options, "policy", "uniform");
     const Run uniform = with(options, 3);
     CHECK(uniform.switches == 1 && uniform.decision[0].planned == 0);
     CHECK(says(&uniform.settings[0], "topk 205") && says(&uniform.settings[2], "topk 205"));
     CHECK(uniform.hash[0] != l_greco.hash[0]);
-    options.ramp_up_first = 0.2;
-    options.ramp_up_steps = 8;  // 20 %, 10 % and 5 % at the decisions, of which the last is seen
+    set(&options, "ramp_up", "0.2,8");  // 20 %, 10 % and 5 % at the decisions, of which the last is seen
     const Run ramped = with(options, 3);
     CHECK(ramped.switches == 3 && says(&ramped.settings[0], "topk 205") && ramped.bytes_out > uniform.bytes_out);
-    options.ramp_up_first = 0;
-    options.policy = LGRECO_POLICY_K_MEANS;
-    options.clusters = 1;
+    set(&options, "ramp_up", NULL);
+    set(&options, "policy", "kmeans");
+    set(&options, "clusters", "1");
     const Run one = with(options, 2);
     CHECK(says(&one.settings[0], one.settings[2].text) && one.decision[0].planned == 1);
-    options.clusters = 2;
+    set(&options, "clusters", "2");
     const Run two = with(options, 2);
     TEXT("topk ", two.settings[0].text);
 
     // Bounds and phases: layers 0 and 2 are of the last class of three, steps 10 to 14 of the second phase of two.
-    const double levels[6] = {0.5, 0.4, 0.3, 0.2, 0.1, 0.02};
-    const uint64_t sizes[2] = {BIAS, BIAS + 1};
-    options.policy = LGRECO_POLICY_LEGACY;
-    options.legacy_levels = levels;
-    options.legacy_sizes = sizes;
-    options.legacy_classes = 3;
-    options.legacy_phases = 2;
-    options.legacy_steps = 2 * STEPS;
+    set(&options, "policy", "legacy");
+    set(&options, "legacy", "16,17; 0.5,0.4,0.3; 0.2,0.1,0.02; 24");
     const Run first = with(options, 2);
     CHECK(says(&first.settings[0], "topk 614") && says(&first.settings[1], "dense"));  // 30 %
     CHECK(first.decision[0].planned == 0);
-    options.legacy_steps = 2;
+    set(&options, "legacy", "16,17; 0.5,0.4,0.3; 0.2,0.1,0.02; 2");
     const Run second = with(options, 2);
     CHECK(says(&second.settings[2], "topk 41"));  // 2 %
 
     lgreco_setting fixed[LAYERS] = {{"powersgd 3"}, {"dense"}, {"qsgd 6"}};
-    options.policy = LGRECO_POLICY_FIXED;
+    set(&options, "policy", NULL);
     options.fixed = fixed;
     const Run chosen = with(options, 2);
     CHECK(says(&chosen.settings[0], "powersgd 3") && says(&chosen.settings[2], "qsgd 6"));
@@ -192,129 +182,131 @@ static void policies(void) {
     }
 
     options = base();
-    options.policy = LGRECO_POLICY_ACCORDION;
-    options.accordion_low = 0.3;
-    options.accordion_high = 0.02;
-    options.accordion_eta = 1e9;
+    set(&options, "policy", "accordion");
+    set(&options, "accordion", "0.3,0.02,1e9,1.5");
     const Run high = with(options, 2);
     CHECK(says(&high.settings[0], "topk 41"));  // 2 %
-    options.accordion_eta = 1e-9;
+    set(&options, "accordion", "0.3,0.02,1e-9,1.5");
     const Run low = with(options, 2);
     CHECK(says(&low.settings[0], "topk 614"));  // 30 %
-    options.accordion_eta = 1e9;
+    set(&options, "accordion", "0.3,0.02,1e9,1.5");
+    set(&options, "period", "100");
     Run dropped = {.options = options, .nan_rank = -1, .drop_rate_at = 9};
     Member members[WORKERS_MAX] = {{0}};
     now = &dropped;
-    options.period = dropped.options.period = 100;
     run_group(2, members, train);
     CHECK(says(&dropped.settings[0], "topk 614") && dropped.decision[0].cause == LGRECO_CAUSE_LEARNING_RATE);
-    dropped.options.accordion_drop = 20;  // it only falls by 10
+    set(&dropped.options, "accordion", "0.3,0.02,1e9,20");  // it only falls by 10
     run_group(2, members, train);
     CHECK(dropped.decision[0].cause == LGRECO_CAUSE_SCHEDULE);
     options = base();
-    options.accordion_low = 0.2;
-    options.accordion_high = 0.05;
-    options.accordion_eta = 1e9;
+    set(&options, "accordion", "0.2,0.05,1e9,1.5");
     CHECK(with(options, 2).decision[0].budget != l_greco.decision[0].budget);  // its levels are the budget's
 }
 
 static void options_count(void) {
-    lgreco_controller_options options = base();
+    Options options = base();
     const Run plain = with(options, 2);
-    options.search = NULL;  // hybrid, which is EDEN here
+    set(&options, "method", NULL);  // hybrid, which is EDEN here
+    set(&options, "default", NULL);
     const Run eden = with(options, 2);
     TEXT("eden ", eden.settings[0].text);
     CHECK(eden.metrics[0][0].residual_norm == -1);
-    lgreco_search_options seeded = LGRECO_SEARCH_OPTIONS_INIT;
-    seeded.seed = 9;
-    options.search = &seeded;
+    set(&options, "random_seed", "9");
     CHECK(with(options, 2).hash[0] != eden.hash[0]);
     options = base();
-    lgreco_plan_options plan = LGRECO_PLAN_OPTIONS_INIT;
-    plan.limit = LGRECO_LIMIT_ERROR;
-    plan.alpha = 0.5;
-    options.plan = &plan;
+    set(&options, "alpha", "0.5");
     CHECK(with(options, 2).decision[0].size > plain.decision[0].size);
-    plan.alpha = 1;
-    plan.limit = LGRECO_LIMIT_DEFAULT_SIZE;
+    set(&options, "alpha", NULL);
+    set(&options, "budget", "size");
     const Run sized = with(options, 2);
     CHECK(sized.decision[0].limit == LGRECO_LIMIT_SIZE && sized.decision[0].size_limit == plain.decision[0].default_size);
     CHECK(sized.decision[0].size <= sized.decision[0].size_limit && sized.decision[0].size > plain.decision[0].size);
     CHECK(sized.decision[0].error <= plain.decision[0].error && sized.decision[0].proven == 1);
     CHECK(sized.decision[0].error_lower_bound > 0 && sized.decision[0].error_lower_bound <= sized.decision[0].error);
     CHECK(sized.decision[0].lower_bound == 0 && sized.decision[0].budget == 0);
-    plan.limit = LGRECO_LIMIT_DEFAULT;
+    set(&options, "budget", NULL);
     CHECK(with(options, 2).hash[0] == sized.hash[0]);
-    plan.limit = LGRECO_LIMIT_SIZE;
-    plan.size_limit = plain.decision[0].default_size;
+    set_number(&options, "budget", (double)plain.decision[0].default_size);
     CHECK(with(options, 2).decision[0].error == sized.decision[0].error);
-    plan.limit = LGRECO_LIMIT_ERROR;
-    plan.solver = LGRECO_SOLVER_DP;
-    plan.levels = 4;
+    set(&options, "budget", "error");
+    set(&options, "solver", "dp");
+    set(&options, "levels", "4");
     CHECK(with(options, 2).decision[0].size > plain.decision[0].size);
+    // The paper's solver, metric and budget in one word.
     options = base();
-    options.warmup = 5;
+    set(&options, "metric", "l2");
+    set(&options, "solver", "dp");
+    const Run algorithm = with(options, 2);
+    options = base();
+    set(&options, "policy", "paper");
+    set(&options, "budget", NULL);
+    const Run paper = with(options, 2);
+    CHECK(paper.hash[0] == algorithm.hash[0] && paper.decision[0].error == algorithm.decision[0].error);
+    options = base();
+    set(&options, "start_iter", "5");
     CHECK(with(options, 2).decision[0].step == 9);
     options = base();
-    options.period = 100;
+    set(&options, "period", "100");
     CHECK(with(options, 2).switches == 1);
     options = base();
-    options.window = 4;
+    set(&options, "window", "4");
     CHECK(with(options, 2).decision[0].error != plain.decision[0].error);
     options = base();
-    options.measuring_rank = 1;
+    set(&options, "measuring_rank", "1");
     CHECK(with(options, 2).decision[0].error != plain.decision[0].error);
     options = base();
-    options.metrics_every = 0;
+    set(&options, "metrics_every", "0");
     CHECK(with(options, 2).metrics[0][0].relative_error == -1);
     options = base();
-    options.feedback = LGRECO_FEEDBACK_NONE;
+    set(&options, "error_feedback", "false");
     const Run without = with(options, 2);
     CHECK(without.residual[0] == 0 && without.hash[0] != plain.hash[0]);
     options = base();
-    options.storage = LGRECO_STORAGE_BF16;
+    set(&options, "residual_dtype", "bfloat16");
     const Run bf16 = with(options, 2);
-    options.storage = LGRECO_STORAGE_INT8;
+    set(&options, "residual_dtype", "int8");
     const Run int8 = with(options, 2);
     CHECK(bf16.hash[0] != plain.hash[0] && int8.hash[0] != plain.hash[0] && int8.hash[0] != bf16.hash[0]);
     options = base();
-    options.gain = 0.5f;
+    set(&options, "gain", "0.5");
     const Run half = with(options, 2);
     CHECK(half.hash[0] != plain.hash[0] && half.residual[0] > 0 && half.residual[0] < plain.residual[0]);
     options = base();
-    options.reset_every = 2;
+    set(&options, "reset_every", "2");
     CHECK(with(options, 2).residual[0] < plain.residual[0]);
     // LoCo has fields of its own, which are nobody else's.
     options = base();
-    options.loco_gain = 0.9f;
-    options.loco_reset_every = 3;
-    options.loco_storage = LGRECO_STORAGE_F32;
+    set(&options, "loco_gain", "0.9");
+    set(&options, "loco_reset_every", "3");
+    set(&options, "loco_residual_dtype", "float32");
     CHECK(with(options, 2).hash[0] == plain.hash[0]);
     const lgreco_setting loco[LAYERS] = {{"loco 512"}, {"dense"}, {"dense"}};
     options = base();
-    options.policy = LGRECO_POLICY_FIXED;
+    set(&options, "policy", NULL);
     options.fixed = loco;
     const Run average = with(options, 2);
-    options.gain = 0.5f;
-    options.reset_every = 1;
-    options.storage = LGRECO_STORAGE_BF16;
+    set(&options, "gain", "0.5");
+    set(&options, "reset_every", "1");
+    set(&options, "residual_dtype", "bfloat16");
     CHECK(with(options, 2).hash[0] == average.hash[0]);
-    options.loco_gain = 1;
+    set(&options, "loco_gain", "1");
     const Run whole = with(options, 2);
     CHECK(whole.hash[0] != average.hash[0]);
-    options.loco_storage = LGRECO_STORAGE_F32;
+    set(&options, "loco_residual_dtype", "float32");
     const Run exact = with(options, 2);
     CHECK(exact.hash[0] != whole.hash[0]);
-    options.loco_reset_every = 1;
+    set(&options, "loco_reset_every", "1");
     CHECK(with(options, 2).hash[0] != exact.hash[0]);
     options = base();
-    options.route = LGRECO_ROUTE_SCATTER_REDUCE;
+    set(&options, "route", "scatter_reduce");
     CHECK(with(options, 3).hash[0] != with(base(), 3).hash[0]);
 
     // Threads send at once what small layers take long to compress, by the library's own clock.
     options = base();
-    options.search = NULL;
-    options.objective = LGRECO_OBJECTIVE_MEASURED_SECONDS;
+    set(&options, "method", NULL);
+    set(&options, "default", NULL);
+    set(&options, "objective", "seconds");
     Run measured = {.options = options, .nan_rank = -1};
     Member members[WORKERS_MAX] = {{0}};
     now = &measured;
@@ -331,11 +323,11 @@ static void non_finite_gradients(void) {
     CHECK(run.failed[1] == LGRECO_NON_FINITE_GRADIENT && run.failed[0] == LGRECO_PEER && run.failed[2] == LGRECO_PEER);
     TEXT("layer `fc1.weight`", run.message[1]);
     TEXT("rank 1 failed with error code 101", run.message[0]);
-    run.options.non_finite = LGRECO_NON_FINITE_STEP_SKIP;
+    set(&run.options, "non_finite", "skip");
     run_group(3, members, train);
     CHECK(run.failed[0] == LGRECO_OK && run.outcome[0] == LGRECO_OUTCOME_SKIPPED && run.hash[0] == run.hash[1]);
     CHECK(run.metrics[0][0].steps == STEPS - 1);
-    run.options.non_finite = LGRECO_NON_FINITE_STEP_PASS_THROUGH;
+    set(&run.options, "non_finite", "pass_through");
     run_group(3, members, train);
     CHECK(run.failed[0] == LGRECO_OK && run.outcome[0] == LGRECO_OUTCOME_PASSED_THROUGH);
 }
@@ -362,7 +354,6 @@ static void callbacks_that_fail(void) {
 static void a_factor_that_overflows(void) {
     const lgreco_setting fixed[LAYERS] = {{"powersgd 1"}, {"dense"}, {"dense"}};
     Run run = {.options = base(), .nan_rank = -1, .huge_step = 3};
-    run.options.policy = LGRECO_POLICY_FIXED;
     run.options.fixed = fixed;
     Member members[WORKERS_MAX] = {{0}};
     now = &run;
@@ -374,7 +365,7 @@ static void a_factor_that_overflows(void) {
 }
 
 // The status of six steps, or of the first that fails, of a worker alone. Some kinds of collectives are missing unless asked for.
-static lgreco_status alone_with(lgreco_controller_options options, int all_gather_each_too, int all_to_all_too) {
+static lgreco_status alone_with(Options options, int all_gather_each_too, int all_to_all_too) {
     Group group;
     Model *const model = malloc(sizeof *model);
     begin_group(&group, 1);
@@ -383,7 +374,7 @@ static lgreco_status alone_with(lgreco_controller_options options, int all_gathe
     const lgreco_collective collective = collective_of(&member);
     if (!all_gather_each_too) member.missing |= 1u << LGRECO_REQUEST_ALL_GATHER_EACH;
     if (!all_to_all_too) member.missing |= 1u << LGRECO_REQUEST_ALL_TO_ALL | 1u << LGRECO_REQUEST_ALL_REDUCE_SUM_BF16;
-    const int halves = options.search != NULL && options.search->reduce_dtype == LGRECO_DTYPE_BF16;
+    const int halves = strcmp(value_of(&options, "reduce_dtype"), "bfloat16") == 0;
     void *pointers[LAYERS];
     for (int l = 0; l < LAYERS; l++) pointers[l] = model->values[l];
     lgreco_status status = LGRECO_OK;
@@ -393,7 +384,7 @@ static lgreco_status alone_with(lgreco_controller_options options, int all_gathe
         CHECK(status == LGRECO_OK || s == (halves ? 0 : 3));  // the first that compresses
     }
     if (status == LGRECO_COLLECTIVE)
-        TEXT("a collective call failed: the embedder has not got it", lgreco_controller_message(controller));
+        TEXT("a collective call failed: the embedder has not got it", lgreco_message());
     OK(lgreco_controller_destroy(&controller));
     end_group(&group);
     free(model);
@@ -402,26 +393,23 @@ static lgreco_status alone_with(lgreco_controller_options options, int all_gathe
 
 static void optional_collectives(void) {
     STATUS(LGRECO_OK, alone_with(base(), 0, 0));
-    lgreco_controller_options options = base();
-    options.route = LGRECO_ROUTE_SCATTER_REDUCE;
+    Options options = base();
+    set(&options, "route", "scatter_reduce");
     STATUS(LGRECO_OK, alone_with(options, 1, 1));
     STATUS(LGRECO_COLLECTIVE, alone_with(options, 0, 1));
     STATUS(LGRECO_COLLECTIVE, alone_with(options, 1, 0));
-    lgreco_search_options halved = topk;
-    halved.reduce_dtype = LGRECO_DTYPE_BF16;
     options = base();
-    options.search = &halved;
+    set(&options, "reduce_dtype", "bfloat16");
     STATUS(LGRECO_OK, alone_with(options, 0, 1));
     STATUS(LGRECO_COLLECTIVE, alone_with(options, 0, 0));
     const uint64_t shards[] = {ELEMENTS, BIAS, ELEMENTS};
-    options.search = &topk;
-    options.route = LGRECO_ROUTE_SHARDED;
+    options = base();
     options.shards = shards;
     STATUS(LGRECO_OK, alone_with(options, 0, 1));
     STATUS(LGRECO_COLLECTIVE, alone_with(options, 0, 0));
     lgreco_setting fixed[LAYERS] = {{"dense"}, {"dense"}, {"dense"}};
     options = base();
-    options.policy = LGRECO_POLICY_FIXED;
+    set(&options, "policy", NULL);
     options.fixed = fixed;
     const lgreco_setting methods[] = {{"qsgd 4"},     {"powersgd 4"},  {"clt-k 1"},           {"loco 512"},
                                       {"sidco 0.01"}, {"adacomp 500"}, {"hard-threshold 0.5"}};
@@ -439,7 +427,7 @@ static uint64_t straight[WORKERS_MAX], resumed[WORKERS_MAX];
 static void *stop_half_way(void *argument) {
     Member *const member = argument;
     const uint32_t rank = member->rank;
-    const lgreco_controller_options options = base();
+    const Options options = base();
     Model *const model = malloc(sizeof *model);
     lgreco_controller *controller = controller_of(member, &options);
     straight[rank] = 1;
@@ -463,7 +451,7 @@ static void *stop_half_way(void *argument) {
 static void *resume(void *argument) {
     Member *const member = argument;
     const uint32_t rank = member->rank;
-    const lgreco_controller_options options = base();
+    const Options options = base();
     Model *const model = malloc(sizeof *model);
     lgreco_controller *controller = controller_of(member, &options);
     lgreco_loaded loaded = LGRECO_LOADED_INIT;
@@ -511,7 +499,6 @@ static void saved_states(void) {
     CHECK(straight[0] == resumed[0] && straight[1] == resumed[1] && straight[0] == straight[1] && straight[0] != 1);
 
     // Another model: what is missing, too much and in another shape is named.
-    lgreco_context *context = new_context();
     lgreco_controller *controller = NULL;
     lgreco_layer layers[LAYERS];
     describe(layers);
@@ -521,14 +508,13 @@ static void saved_states(void) {
     Member member = {.group = &alone};
     const lgreco_collective collective = collective_of(&member);
     lgreco_loaded loaded = LGRECO_LOADED_INIT;
-    OK(lgreco_controller_create(context, &collective, layers, LAYERS, NULL, &controller));
+    OK(lgreco_controller_create(NULL, &collective, layers, LAYERS, NULL, NULL, &controller));
     OK(lgreco_controller_load(controller, saved[1], saved_len[1], NULL, NULL, 0, &loaded));
     CHECK(loaded.missing_len == 1 && strcmp(loaded.missing[0], "other") == 0);
     CHECK(loaded.extra_len == 1 && strcmp(loaded.extra[0], "fc1.weight") == 0);
     CHECK(loaded.misshaped_len == 1 && strcmp(loaded.misshaped[0], "fc2.weight") == 0);
     CHECK(loaded.rank == 1 && loaded.world_size == 2);
     OK(lgreco_controller_destroy(&controller));
-    OK(lgreco_context_destroy(&context));
     free(saved[0]);
     free(saved[1]);
 }
@@ -545,7 +531,6 @@ static int32_t reenter(void *user, const lgreco_request *request) {
 }
 
 static void misuse(void) {
-    lgreco_context *context = new_context();
     lgreco_controller *made = NULL;
     lgreco_layer layers[LAYERS];
     describe(layers);
@@ -553,51 +538,56 @@ static void misuse(void) {
     begin_group(&alone, 1);
     Member member = {.group = &alone};
     lgreco_collective collective = collective_of(&member);
-    lgreco_controller_options options = base();
+    Options options = base();
 
     collective.rank = 1;
-    STATUS(LGRECO_PARAMETER, lgreco_controller_create(context, &collective, layers, LAYERS, NULL, &made));
+    STATUS(LGRECO_PARAMETER, lgreco_controller_create(NULL, &collective, layers, LAYERS, NULL, NULL, &made));
     collective = collective_of(&member);
     collective.perform = NULL;
-    STATUS(LGRECO_NULL_POINTER, lgreco_controller_create(context, &collective, layers, LAYERS, NULL, &made));
-    TEXT("perform is NULL", lgreco_context_message(context));
+    STATUS(LGRECO_NULL_POINTER, lgreco_controller_create(NULL, &collective, layers, LAYERS, NULL, NULL, &made));
+    TEXT("perform is NULL", lgreco_message());
     collective = collective_of(&member);
     layers[2].name = "fc1.bias";
-    STATUS(LGRECO_DUPLICATE_NAME, lgreco_controller_create(context, &collective, layers, LAYERS, NULL, &made));
+    STATUS(LGRECO_DUPLICATE_NAME, lgreco_controller_create(NULL, &collective, layers, LAYERS, NULL, NULL, &made));
     describe(layers);
-    options.warmup = 1;
-    STATUS(LGRECO_PARAMETER, lgreco_controller_create(context, &collective, layers, LAYERS, &options, &made));
+    set(&options, "start_iter", "1");
+    STATUS(LGRECO_PARAMETER, lgreco_controller_create(NULL, &collective, layers, LAYERS, NULL, listed(&options), &made));
     options = base();
-    options.measuring_rank = 1;
-    STATUS(LGRECO_PARAMETER, lgreco_controller_create(context, &collective, layers, LAYERS, &options, &made));
+    set(&options, "measuring_rank", "1");
+    STATUS(LGRECO_PARAMETER, lgreco_controller_create(NULL, &collective, layers, LAYERS, NULL, listed(&options), &made));
     options = base();
-    options.policy = LGRECO_POLICY_FIXED;
-    STATUS(LGRECO_NULL_POINTER, lgreco_controller_create(context, &collective, layers, LAYERS, &options, &made));
-    TEXT("fixed is NULL", lgreco_context_message(context));
+    set(&options, "policy", "accordion");
+    STATUS(LGRECO_PARAMETER, lgreco_controller_create(NULL, &collective, layers, LAYERS, NULL, listed(&options), &made));
+    TEXT("the option `policy` is `accordion`, expected its levels as the option `accordion`", lgreco_message());
     const lgreco_setting wrong[LAYERS] = {{"dense"}, {"dense"}, {"qsdg 4"}};
-    options.fixed = wrong;
-    STATUS(LGRECO_SETTING_WORD, lgreco_controller_create(context, &collective, layers, LAYERS, &options, &made));
-    TEXT("layer `fc2.weight`: setting: `qsdg` is unknown: is `qsgd` meant?", lgreco_context_message(context));
-    options = base();
-    float *const gains[] = {&options.gain, &options.loco_gain};
+    const lgreco_setting sound[LAYERS] = {{"dense"}, {"dense"}, {"dense"}};
+    STATUS(LGRECO_PARAMETER, lgreco_controller_create(NULL, &collective, layers, LAYERS, sound, listed(&options), &made));
+    TEXT("the option `policy` is `accordion`, expected none beside settings", lgreco_message());
+    STATUS(LGRECO_SETTING_WORD, lgreco_controller_create(NULL, &collective, layers, LAYERS, wrong, NULL, &made));
+    TEXT("layer `fc2.weight`: setting: `qsdg` is unknown: is `qsgd` meant?", lgreco_message());
+    const char *const gains[] = {"gain", "loco_gain"};
     for (int i = 0; i < 2; i++) {
         options = base();
-        *gains[i] = 1.5f;
-        STATUS(LGRECO_PARAMETER, lgreco_controller_create(context, &collective, layers, LAYERS, &options, &made));
-        TEXT("residual gain is 1.5, expected in (0, 1]", lgreco_context_message(context));
+        set(&options, gains[i], "1.5");
+        STATUS(LGRECO_PARAMETER, lgreco_controller_create(NULL, &collective, layers, LAYERS, NULL, listed(&options), &made));
+        TEXT("residual gain is 1.5, expected in (0, 1]", lgreco_message());
     }
-    uint32_t *const codes[] = {&options.policy,     &options.feedback, &options.storage, &options.loco_storage,
-                               &options.non_finite, &options.route,    &options.objective};
-    for (int i = 0; i < 7; i++) {
+    const char *const words[] = {"policy",     "error_feedback", "residual_dtype", "loco_residual_dtype",
+                                 "non_finite", "route",          "objective",      "undo"};
+    for (int i = 0; i < 8; i++) {
         options = base();
-        *codes[i] = 17;
-        STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_controller_create(context, &collective, layers, LAYERS, &options, &made));
+        set(&options, words[i], "17");
+        STATUS(LGRECO_PARAMETER, lgreco_controller_create(NULL, &collective, layers, LAYERS, NULL, listed(&options), &made));
     }
+    const uint64_t beyond[] = {ELEMENTS, BIAS, ELEMENTS + 1};
+    STATUS(LGRECO_NULL_POINTER, lgreco_controller_create_sharded(NULL, &collective, layers, LAYERS, NULL, NULL, NULL, &made));
+    TEXT("shards is NULL", lgreco_message());
+    CHECK(lgreco_controller_create_sharded(NULL, &collective, layers, LAYERS, beyond, NULL, NULL, &made) != LGRECO_OK);
     CHECK(made == NULL);
 
     // Too few elements for anybody to look at the other buffers.
     options = base();
-    OK(lgreco_controller_create(context, &collective, layers, LAYERS, &options, &made));
+    OK(lgreco_controller_create(NULL, &collective, layers, LAYERS, NULL, listed(&options), &made));
     inner = made;
     static Model model;
     void *pointers[LAYERS] = {model.values[0], model.values[1], model.values[2]};
@@ -606,8 +596,8 @@ static void misuse(void) {
     STATUS(LGRECO_PARAMETER, lgreco_controller_step(made, &collective, pointers, LAYERS, NAN, NULL));
     pointers[1] = model.values[0] + ELEMENTS - 1;
     STATUS(LGRECO_OVERLAP, lgreco_controller_step(made, &collective, pointers, LAYERS, 0.1, NULL));
-    TEXT("layer `", lgreco_controller_message(made));
-    CHECK(strstr(lgreco_controller_message(made), "share memory with values of layer 0, counted from 0") != NULL);
+    TEXT("layer `", lgreco_message());
+    CHECK(strstr(lgreco_message(), "share memory with values of layer 0, counted from 0") != NULL);
     pointers[1] = NULL;
     STATUS(LGRECO_NULL_POINTER, lgreco_controller_step(made, &collective, pointers, LAYERS, 0.1, NULL));
     pointers[1] = model.values[1];
@@ -618,17 +608,16 @@ static void misuse(void) {
     CHECK(member.calls > 0);
     collective.world_size = 2;
     STATUS(LGRECO_PARAMETER, lgreco_controller_step(made, &collective, pointers, LAYERS, 0.1, NULL));
-    TEXT("the collective reports rank 0 of 2, but this controller was created as rank 0 of 1", lgreco_controller_message(made));
+    TEXT("the collective reports rank 0 of 2, but this controller was created as rank 0 of 1", lgreco_message());
     lgreco_setting setting;
     lgreco_metrics metrics = LGRECO_METRICS_INIT;
     float value;
     STATUS(LGRECO_LAYER_MISMATCH, lgreco_controller_setting(made, LAYERS, &setting));
-    TEXT("there is no layer 3: layers are counted from 0, and the model has 3", lgreco_controller_message(made));
+    TEXT("there is no layer 3: layers are counted from 0, and the model has 3", lgreco_message());
     STATUS(LGRECO_LAYER_MISMATCH, lgreco_controller_metrics(made, LAYERS, &metrics));
     STATUS(LGRECO_LAYER_MISMATCH, lgreco_controller_residual(made, LAYERS, &value, 1));
     STATUS(LGRECO_LENGTH, lgreco_controller_residual(made, 0, &value, 1));
     OK(lgreco_controller_destroy(&made));
-    OK(lgreco_context_destroy(&context));
     end_group(&alone);
 }
 
@@ -636,7 +625,7 @@ static void misuse(void) {
 static void *wrong_on_one_rank(void *argument) {
     Member *const member = argument;
     Model *const model = malloc(sizeof *model);
-    lgreco_controller_options options = base();
+    Options options = base();
     lgreco_controller *controller = controller_of(member, &options);
     lgreco_report report = LGRECO_REPORT_INIT, uninitialised;
     memset(&uninitialised, 0, sizeof uninitialised);
@@ -663,7 +652,7 @@ static void *wrong_on_one_rank(void *argument) {
             continue;
         }
         CHECK(status == (member->rank == 1 ? expected[s / 2] : LGRECO_PEER));
-        if (member->rank == 0) TEXT("rank 1 failed with error code ", lgreco_controller_message(controller));
+        if (member->rank == 0) TEXT("rank 1 failed with error code ", lgreco_message());
         if (wrong == 9) OK(lgreco_controller_abandon_step(controller));
     }
     OK(lgreco_controller_destroy(&controller));
@@ -672,9 +661,6 @@ static void *wrong_on_one_rank(void *argument) {
 }
 
 int main(void) {
-    within_error.limit = LGRECO_LIMIT_ERROR;
-    topk.methods = "topk";
-    topk.parameter = 0.1;
     policies();
     options_count();
     non_finite_gradients();

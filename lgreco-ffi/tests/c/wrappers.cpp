@@ -1,5 +1,6 @@
-// lgreco.hpp: handles move and free themselves, failures are exceptions with code and message.
-#include <lgreco.hpp>
+// lgreco.hpp, lgreco_train.hpp, lgreco_pipeline.hpp: handles move and free themselves, failures are exceptions with code and message.
+#include <lgreco_pipeline.hpp>
+#include <lgreco_train.hpp>
 
 #include "check.h"
 
@@ -47,14 +48,12 @@ public:
     }
 };
 
-static void controllers(const lgreco::Context &context) {
+static void controllers() {
     Alone alone;
     const std::vector<std::size_t> dims{64, 48};
     const std::vector<lgreco_layer> model{lgreco::layer("fc1", dims), lgreco::layer("fc2", dims)};
-    lgreco_controller_options options = lgreco::controller_options();
-    options.warmup = 2;
-    options.period = 2;
-    lgreco::Controller controller(context, alone, model, options);
+    lgreco::Options options{{"start_iter", 2}, {"period", 2}};
+    lgreco::Controller controller(alone, model, options);
     std::vector<float> fc1(64 * 48), fc2(64 * 48);
     const std::vector<void *> gradients{fc1.data(), fc2.data()};
     const auto step = [&](lgreco::Controller &of, std::uint32_t number) {
@@ -69,7 +68,7 @@ static void controllers(const lgreco::Context &context) {
     CHECK(controller.decision().planned == 1 && strncmp(planned.text, "eden ", 5) == 0);
     CHECK(controller.metrics(1).steps == 3 && controller.metrics_json().front() == '{');
 
-    lgreco::Controller resumed(context, alone, model, options);
+    lgreco::Controller resumed(alone, model, options);
     CHECK(resumed.resume(controller.save()).missing_len == 0);
     std::vector<std::vector<std::uint8_t>> parts;
     for (std::size_t part = 0; part < 3; part++) {
@@ -100,17 +99,17 @@ static void controllers(const lgreco::Context &context) {
         saved[0] ^= 1;
         controller.resume(saved);
     });
-    options.route = LGRECO_ROUTE_SCATTER_REDUCE;
-    lgreco::Controller scatter(context, alone, model, options);
+    options.set("route", "scatter_reduce");
+    lgreco::Controller scatter(alone, model, options);
     step(scatter, 0);
     step(scatter, 1);
     throws(LGRECO_UNAVAILABLE, "not on this network", [&] { step(scatter, 2); });
     const std::vector<lgreco_setting> fixed{lgreco::setting("sidco 0.01"), lgreco::setting("dense")};
-    options = lgreco::controller_options();
-    options.policy = LGRECO_POLICY_FIXED;
-    options.fixed = fixed.data();
-    options.warmup = 2;
-    lgreco::Controller variable(context, alone, model, options);
+    lgreco::Controller variable(alone, model, {{"start_iter", 2}}, fixed);
+    throws(LGRECO_LENGTH, "LGRECO_LENGTH: settings, one per layer",
+           [&] { lgreco::Controller(alone, model, {}, {lgreco::setting("dense")}); });
+    const lgreco::Controller shard = lgreco::Controller::sharded(alone, model, {64 * 48, 64 * 48}, {{"start_iter", 2}});
+    CHECK(shard.setting(0).text[0] != '\0');
     step(variable, 0);
     throws(LGRECO_UNAVAILABLE, "not on this network", [&] {
         for (std::uint32_t number = 1; number < 4; number++) step(variable, number);
@@ -118,19 +117,13 @@ static void controllers(const lgreco::Context &context) {
 }
 
 // Buckets end as step does, are given back wherever they are, and may outlive their controller.
-static void buckets(const lgreco::Context &context) {
+static void buckets() {
     Alone alone;
     const std::vector<std::size_t> dims{64, 48};
     const std::vector<lgreco_layer> model{lgreco::layer("fc1", dims), lgreco::layer("fc2", dims)};
-    lgreco_search_options search = lgreco::search_options();
-    search.methods = "topk";
-    lgreco_controller_options options = lgreco::controller_options();
-    options.search = &search;
-    options.warmup = 2;
-    options.bucket_bytes = 0;
-    options.undo = 1;
-    lgreco::Controller blocking(context, alone, model, options);
-    std::unique_ptr<lgreco::Controller> controller(new lgreco::Controller(context, alone, model, options));
+    const lgreco::Options options{{"method", "topk"}, {"start_iter", 2}, {"bucket_bytes", 0}, {"undo", true}};
+    lgreco::Controller blocking(alone, model, options);
+    std::unique_ptr<lgreco::Controller> controller(new lgreco::Controller(alone, model, options));
     const auto begin = [&] {
         controller->begin_step(0.1);
         for (lgreco_request asked = controller->control(); asked.kind != LGRECO_REQUEST_NONE; asked = controller->control())
@@ -172,7 +165,12 @@ static void buckets(const lgreco::Context &context) {
         throws(LGRECO_IN_FLIGHT, "LGRECO_IN_FLIGHT: layer `fc1`: ", [&] { controller->finish_step(); });
         throws(LGRECO_STEP_ORDER, "LGRECO_STEP_ORDER: ", [&] { blocking.close(bucket); });
         lgreco::Bucket moved = std::move(bucket);
-        throws(LGRECO_NULL_POINTER, "LGRECO_NULL_POINTER: ", [&] { bucket.withhold(0); });
+        throws(LGRECO_NULL_POINTER, "LGRECO_NULL_POINTER: bucket is NULL", [&] { bucket.withhold(0); });
+        moved.submit_failure();
+        throws(LGRECO_TRAINER, "LGRECO_TRAINER: the trainer of this rank has failed", [&] {
+            for (lgreco_request asked = moved.next(); asked.kind != LGRECO_REQUEST_NONE; asked = moved.next())
+                alone.perform(asked);
+        });
     }
     controller->finish_step();
     begin();
@@ -181,14 +179,12 @@ static void buckets(const lgreco::Context &context) {
 }
 
 // A task that runs on a thread while steps are taken decides as the step itself does; given settings come next.
-static void plan_tasks(const lgreco::Context &context) {
+static void plan_tasks() {
     Alone alone;
     const std::vector<std::size_t> dims{64, 48};
     const std::vector<lgreco_layer> model{lgreco::layer("fc1", dims), lgreco::layer("fc2", dims)};
-    lgreco_controller_options options = lgreco::controller_options();
-    options.warmup = 4;
-    options.lead = 2;
-    lgreco::Controller blocking(context, alone, model, options), other(context, alone, model, options);
+    const lgreco::Options options{{"start_iter", 4}, {"lead", 2}};
+    lgreco::Controller blocking(alone, model, options), other(alone, model, options);
     lgreco::PlanTask task = other.take_plan_task();
     CHECK(!task);
     std::thread thread;
@@ -214,7 +210,7 @@ static void plan_tasks(const lgreco::Context &context) {
             thread = std::thread([&task] { task.run(); });
         }
     }
-    CHECK(other.replan() == 6 + options.window + options.lead);
+    CHECK(other.replan() == 6 + 10 + 2);
     throws(LGRECO_NOT_FIXED, "LGRECO_NOT_FIXED: ", [&] { other.set_settings({{"dense"}, {"dense"}}); });
     throws(LGRECO_TEXT, "LGRECO_TEXT: setting `dense ", [&] { lgreco::setting("dense" + std::string(80, ' ')); });
     lgreco_setting endless;
@@ -222,14 +218,10 @@ static void plan_tasks(const lgreco::Context &context) {
     throws(LGRECO_TEXT, "LGRECO_TEXT: layer `fc2`: setting has no NUL", [&] { other.set_settings({{"dense"}, endless}); });
 }
 
-static void cuts(const lgreco::Context &context) {
-    lgreco_link forward = lgreco::link();
-    forward.memory = LGRECO_LINK_MEMORY_SAMPLES;
-    lgreco_cut_setting setting = lgreco::cut_setting();
-    setting.forward = &forward;
-    setting.batch = 2;
-    setting.features = 64;
-    lgreco::Cut above(context, setting, LGRECO_END_UPSTREAM, 1), below(context, setting, LGRECO_END_DOWNSTREAM, 1);
+static void cuts() {
+    lgreco::Options options{{"batch", 2}, {"features", 64}, {"forward_memory", "samples 1024"}};
+    const lgreco_cut_setting setting = lgreco::cut_setting(options);
+    lgreco::Cut above(setting, LGRECO_END_UPSTREAM, 1), below(setting, LGRECO_END_DOWNSTREAM, 1);
     std::vector<float> activations(128), received(128);
     std::vector<std::uint8_t> message;
     fill(activations.data(), activations.size(), 1);
@@ -245,16 +237,14 @@ static void cuts(const lgreco::Context &context) {
     std::vector<float> row(64);
     CHECK(below.remembered(8, row) && !below.remembered(9, row));
 
-    const std::vector<std::uint8_t> bytes = lgreco::to_bytes(context, setting);
-    const lgreco::CutSetting read(context, bytes);
     std::string what;
-    CHECK(lgreco::compare(context, read.get(), setting, &what) == LGRECO_COMPATIBILITY_SAME && what.empty());
-    forward.bits = 5;
-    CHECK(lgreco::compare(context, read.get(), setting, &what) == LGRECO_COMPATIBILITY_EVALUATES_DIFFERENTLY);
+    CHECK(lgreco::compare(lgreco::cut_setting(options), setting, &what) == LGRECO_COMPATIBILITY_SAME && what.empty());
+    options.set("forward", "min-max 5");
+    CHECK(lgreco::compare(lgreco::cut_setting(options), setting, &what) == LGRECO_COMPATIBILITY_EVALUATES_DIFFERENTLY);
     CHECK(what == "forward codec");
-    forward.bits = 4;
-    throws(LGRECO_LENGTH, "LGRECO_LENGTH: ", [&] { lgreco::CutSetting(context, {1, 2, 3}); });
-    lgreco::Cut restored = lgreco::Cut::restore(context, setting, LGRECO_END_UPSTREAM, above.save());
+    throws(LGRECO_UNKNOWN_OPTION, "LGRECO_UNKNOWN_OPTION: a cut has no option `bits`; there are batch, features, ",
+           [] { lgreco::cut_setting({{"bits", 3}}); });
+    lgreco::Cut restored = lgreco::Cut::restore(setting, LGRECO_END_UPSTREAM, above.save());
     std::vector<std::uint8_t> one, two;
     above.send_activations(activations.data(), 2, ids, one);
     restored.send_activations(activations.data(), 2, ids, two);
@@ -265,11 +255,10 @@ static void cuts(const lgreco::Context &context) {
 }
 
 int main() {
-    const lgreco::Context context;
-    controllers(context);
-    buckets(context);
-    plan_tasks(context);
-    cuts(context);
+    controllers();
+    buckets();
+    plan_tasks();
+    cuts();
     std::vector<float> fc1(64 * 48), fc2(64 * 48);
     fill(fc1.data(), fc1.size(), 1);
     fill(fc2.data(), fc2.size(), 2);
@@ -277,32 +266,31 @@ int main() {
     const std::vector<std::size_t> dims{64, 48};
     const std::vector<lgreco_layer> model{lgreco::layer("fc1", dims, fc1.data()), lgreco::layer("fc2", dims, fc2.data())};
 
-    const lgreco::Table table = lgreco::Table::measure(context, model);
-    const lgreco::Plan plan = lgreco::Plan::solve(context, table.view());
+    const lgreco::Table table = lgreco::Table::measure(model);
+    const lgreco::Plan plan = lgreco::Plan::solve(table.view());
     CHECK(plan.view().proven == 1 && plan.view().layers == 2);
-    const lgreco::Table copy = lgreco::Table::from_json(context, table.to_json());
+    const lgreco::Table copy = lgreco::Table::from_json(table.to_json());
     CHECK(copy.to_json() == table.to_json());
-    const lgreco::Table bare(context, table.view());
+    const lgreco::Table bare(table.view());
     CHECK(bare.view().layers == 2);
     const lgreco_setting third = table.setting(1, 2), copied = copy.setting(1, 2);
     CHECK(third.text[0] != '\0' && says(&third, copied.text));
     CHECK(plan.to_json(table).find("\"setting\": \"") != std::string::npos);
     CHECK(plan.to_json(bare).find("\"setting\"") == std::string::npos);
     throws(LGRECO_SETTING_WORD, "LGRECO_SETTING_WORD: setting: `qsdg` is unknown: is `qsgd` meant?",
-           [&] { lgreco::Compressor(context, model[0], "qsdg 4"); });
-    const lgreco::Plan again = lgreco::Plan::from_json(context, copy, plan.to_json(table));
+           [&] { lgreco::Compressor(model[0], "qsdg 4"); });
+    const lgreco::Plan again = lgreco::Plan::from_json(copy, plan.to_json(table));
     CHECK(again.view().size == plan.view().size);
 
-    lgreco_compressor_options options = lgreco::compressor_options();
-    options.feedback = LGRECO_FEEDBACK_RESIDUAL;
+    const lgreco::Options options{{"error_feedback", true}};
     std::vector<lgreco::Compressor> compressors;
     for (std::size_t layer = 0; layer < model.size(); layer++) {
         std::string setting = table.setting(layer, plan.view().options[layer]).text;
         lgreco_layer any = model[layer];
         any.values = nullptr;
         // Fewer bits suit no feedback, whatever these values are.
-        if (lgreco_feedback_check(context.get(), &any, setting.c_str(), &options) != LGRECO_OK) setting = "qsgd 4";
-        compressors.emplace_back(context, model[layer], setting, options);
+        if (lgreco_feedback_check(&any, setting.c_str(), options.list().data()) != LGRECO_OK) setting = "qsgd 4";
+        compressors.emplace_back(model[layer], setting, options);
     }
     std::vector<std::uint8_t> payload;
     std::vector<float> decoded(fc1.size());
@@ -318,7 +306,7 @@ int main() {
 
     lgreco::Compressor moved = std::move(compressors[0]);
     CHECK(compressors[0].get() == nullptr);
-    lgreco::Compressor restored(context, model[0], table.setting(0, plan.view().options[0]).text, options);
+    lgreco::Compressor restored(model[0], table.setting(0, plan.view().options[0]).text, options);
     restored.load(moved.save());
     std::vector<std::uint8_t> one, two;
     moved.encode(1, fc1.data(), one);
@@ -331,13 +319,23 @@ int main() {
     throws(LGRECO_NON_FINITE, "LGRECO_NON_FINITE: layer `fc1`: element 5 is -inf",
            [&] { moved.encode(2, fc1.data(), payload); });
     throws(LGRECO_NON_FINITE, "LGRECO_NON_FINITE: layer `fc1`: element 5 is -inf",
-           [&] { lgreco::Table::measure(context, model); });
+           [&] { lgreco::Table::measure(model); });
     throws(LGRECO_NO_SETTINGS, "LGRECO_NO_SETTINGS", [&] { bare.setting(0, 0); });
-    throws(LGRECO_JSON, "LGRECO_JSON: ", [&] { lgreco::Table::from_json(context, "{"); });
-    throws(LGRECO_UNAVAILABLE, "LGRECO_UNAVAILABLE: the device is not available", [] {
-        lgreco_context_options second = lgreco::context_options();
-        second.device_index = 1;
-        lgreco::Context none(second);
-    });
+    throws(LGRECO_JSON, "LGRECO_JSON: ", [&] { lgreco::Table::from_json("{"); });
+    throws(LGRECO_UNAVAILABLE, "LGRECO_UNAVAILABLE: the device is not available", [] { lgreco::Context("cpu:1"); });
+    const lgreco::Context cpu("cpu");
+    fc1[5] = 0;
+    CHECK(lgreco::Table::measure(model, {}, cpu).view().layers == 2);
+
+    // Numbers arrive as they are, whatever their type.
+    lgreco::Options all{{"half", 0.5}, {"third", 1.0 / 3}, {"small", 1e-9f}, {"many", std::uint64_t{1} << 63}, {"yes", true},
+                        {"byte", std::uint8_t{7}}, {"list", std::vector<double>{8, 2.5}}, {"less", -1}, {"text", std::string("size")}};
+    all.set("less", -2).set("last", "one");
+    const std::vector<const char *> list = all.list();
+    const char *const expected[] = {"half", "0.5", "third", "0.33333333333333331", "small", nullptr, "many", "9223372036854775808",
+                                    "yes", "true", "byte", "7", "list", "8,2.5", "less", "-2", "text", "size", "last", "one"};
+    CHECK(list.size() == sizeof expected / sizeof *expected + 1 && list.back() == nullptr);
+    for (std::size_t at = 0; at < sizeof expected / sizeof *expected; at++)
+        if (expected[at] != nullptr) CHECK(strcmp(list[at], expected[at]) == 0);
     return report("wrappers");
 }

@@ -4,6 +4,8 @@ use lgreco_c::lgreco_setting;
 use lgreco_train::compress::Setting;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::ffi::{CString, c_char};
+use std::ptr::null;
 
 /// The system's allocator, with a count of this thread's calls.
 struct Counting;
@@ -53,7 +55,29 @@ pub fn setting(text: &str) -> lgreco_setting {
     text.parse::<Setting>().unwrap().into()
 }
 
+/// Options by name, as a C program writes them.
+pub struct List {
+    _texts: Vec<CString>,
+    pointers: Vec<*const c_char>,
+}
+
+impl List {
+    #[allow(dead_code, reason = "not every test needs it")]
+    pub fn new<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> List {
+        let texts = pairs.into_iter().flat_map(|(name, value)| [name, value]).map(|text| CString::new(text).unwrap());
+        let texts: Vec<CString> = texts.collect();
+        let pointers = texts.iter().map(|text| text.as_ptr()).chain([null()]).collect();
+        List { _texts: texts, pointers }
+    }
+
+    #[allow(dead_code, reason = "not every test needs it")]
+    pub fn pointer(&self) -> *const *const c_char {
+        self.pointers.as_ptr()
+    }
+}
+
 /// Numbers without much of a pattern.
+#[allow(dead_code, reason = "not every test needs it")]
 pub fn gradient(step: u32, count: usize) -> Vec<f32> {
     (0..count).map(|i| (i as f32 * 0.37 + step as f32).sin()).collect()
 }

@@ -57,6 +57,7 @@ const fn words(code: u32) -> Option<&'static str> {
         201 => "a pointer that is not aligned",
         202 => "gradients that share memory",
         203 => "a struct of another header",
+        215 => "its own backward pass",
         _ => return None,
     })
 }

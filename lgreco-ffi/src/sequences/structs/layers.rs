@@ -2,11 +2,13 @@
 
 use super::memory::{Buffer, CallerStructs, Values, caller_structs};
 use super::{Bytes, expect};
-use crate::sequences::{search, setting};
+use crate::sequences::cut::{codec, memory};
+use crate::sequences::{DTYPES, List, METHODS, TRUTHS, pick, search, setting};
 use crate::*;
 use core::ffi::c_void;
+use core::fmt::Display;
 use core::mem::offset_of;
-use core::ptr::{null, null_mut};
+use core::ptr::null_mut;
 
 const HUGE: usize = 1 << 32;
 
@@ -100,7 +102,6 @@ pub(super) fn measure(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco
         }
         let mut table = core::ptr::dangling_mut();
         let (layers, options) = (layers(bytes, &views[..count]), search(bytes));
-        let options = caller_structs(bytes, &[options], &[offset_of!(lgreco_search_options, methods)]);
         let status = expect(lgreco_table_measure(context, layers.pointer(), count, options.pointer(), &mut table));
         assert_eq!(status == LGRECO_OK, !table.is_null(), "a failed call leaves NULL");
         if status == LGRECO_OK {
@@ -120,17 +121,13 @@ pub(super) fn measure(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco
 pub(super) fn compressor(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco_status {
     let mut owned = Owned::new(bytes);
     let view = owned.view(bytes);
-    let options = lgreco_compressor_options {
-        feedback: bytes.below(3).into(),
-        storage: bytes.below(4).into(),
-        gain: 1.0,
-        ..Default::default()
-    };
+    let (feedback, storage) = (pick(bytes, &TRUTHS), pick(bytes, &DTYPES));
+    let options = List::new(bytes, &[("error_feedback", &feedback), ("residual_dtype", &storage)]);
     let mut compressor = core::ptr::dangling_mut();
     // SAFETY: structs are as large as they say, buffers as long; handles are live or NULL.
     unsafe {
         let layer = layers(bytes, &[view]);
-        let (mut setting, options) = (Buffer::of(vec![setting(bytes)]), caller_structs(bytes, &[options], &[]));
+        let mut setting = Buffer::of(vec![setting(bytes)]);
         let (setting, options) = (setting.place(bytes).cast_const().cast(), options.pointer());
         let mut status = expect(lgreco_compressor_create(context, layer.pointer(), setting, options, &mut compressor));
         assert_eq!(status == LGRECO_OK, !compressor.is_null(), "a failed call leaves NULL");
@@ -189,34 +186,24 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
         offset_of!(lgreco_collective, perform),
     ];
     let mut fixed = Buffer::of((0..count).map(|_| setting(bytes)).collect());
-    let search = search(bytes);
-    let search = caller_structs(bytes, &[search], &[offset_of!(lgreco_search_options, methods)]);
+    let fixed = if bytes.below(3) == 0 { fixed.place(bytes) } else { null_mut() };
+    let method = METHODS[usize::from(bytes.below(METHODS.len() as u8))];
+    let policy = pick(bytes, &["lgreco", "uniform", "uncompressed", "kmeans", "paper"]);
     // Room for few states, which three layers do not need more of: clearing that of the default takes most of a run.
-    let plan = lgreco_plan_options { states: 1 << 8, ..Default::default() };
-    let options = lgreco_controller_options {
-        search: search.pointer(),
-        plan: &plan,
-        fixed: fixed.place(bytes),
-        policy: bytes.below(8).into(),
-        warmup: 2,
-        period: 1,
-        ..Default::default()
-    };
-    let options_kept = [
-        offset_of!(lgreco_controller_options, search),
-        offset_of!(lgreco_controller_options, plan),
-        offset_of!(lgreco_controller_options, fixed),
-        offset_of!(lgreco_controller_options, shards),
-        offset_of!(lgreco_controller_options, legacy_levels),
-        offset_of!(lgreco_controller_options, legacy_sizes),
-    ];
+    let mut pairs: Vec<(&str, &dyn Display)> =
+        vec![("method", &method), ("start_iter", &2), ("period", &1), ("states", &256), ("min_elements", &4)];
+    if fixed.is_null() {
+        pairs.push(("policy", &policy));
+    }
+    let options = List::new(bytes, &pairs);
     let mut controller = core::ptr::dangling_mut();
     // SAFETY: structs are as large as they say, buffers as long; handles are live or NULL.
     unsafe {
-        let (layers, options) = (layers(bytes, &views[..count]), caller_structs(bytes, &[options], &options_kept));
+        let layers = layers(bytes, &views[..count]);
         let functions = caller_structs(bytes, &[functions], &functions_kept);
         let (collective, layers, options) = (functions.pointer(), layers.pointer(), options.pointer());
-        let mut status = expect(lgreco_controller_create(context, collective, layers, count, options, &mut controller));
+        let created = lgreco_controller_create(context, collective, layers, count, fixed, options, &mut controller);
+        let mut status = expect(created);
         assert_eq!(status == LGRECO_OK, !controller.is_null(), "a failed call leaves NULL");
         for _ in 0..2 + bytes.below(3) {
             if status != LGRECO_OK {
@@ -270,44 +257,28 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
 }
 
 /// Both ends of a cut of any small setting: a micro-batch there and back, in any element type.
-pub(super) fn cut(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco_status {
-    let link = |bytes: &mut Bytes| lgreco_link {
-        codec: bytes.below(7).into(),
-        bits: bytes.below(10).into(),
-        tile: bytes.below(9).into(),
-        channels: bytes.below(3).into(),
-        keep: bytes.below(10).into(),
-        memory: bytes.below(6).into(),
-        capacity: bytes.below(4).into(),
-        rows: bytes.below(4).into(),
-        ..Default::default()
-    };
-    let (forward, backward) = (link(bytes), link(bytes));
-    // The capacity of a memory is what its owner wants to spend.
-    let kept = [offset_of!(lgreco_link, capacity) & !7];
-    let (forward, backward) = (caller_structs(bytes, &[forward], &kept), caller_structs(bytes, &[backward], &kept));
+pub(super) fn cut(bytes: &mut Bytes) -> lgreco_status {
     let (batch, features) = (1 + usize::from(bytes.below(3)), 1 + usize::from(bytes.below(12)));
-    let setting = lgreco_cut_setting {
-        forward: forward.pointer(),
-        backward: if bytes.below(2) == 0 { backward.pointer() } else { null() },
-        batch: batch as u32,
-        features: features as u32,
-        ..Default::default()
-    };
-    let kept = [
-        offset_of!(lgreco_cut_setting, forward),
-        offset_of!(lgreco_cut_setting, backward),
-        offset_of!(lgreco_cut_setting, cut),
-        offset_of!(lgreco_cut_setting, batch) & !7,
-        offset_of!(lgreco_cut_setting, features) & !7,
-    ];
-    let setting = caller_structs(bytes, &[setting], &kept);
+    let (forward, backward, memory) = (codec(bytes), codec(bytes), memory(bytes));
+    let mut pairs: Vec<(&str, &dyn Display)> =
+        vec![("batch", &batch), ("features", &features), ("forward", &forward), ("forward_memory", &memory)];
+    if bytes.below(2) == 0 {
+        pairs.push(("backward", &backward));
+    }
+    let options = List::new(bytes, &pairs);
+    let mut setting = Buffer::<lgreco_cut_setting>::new(1);
+    let setting = setting.place(bytes);
+    // SAFETY: a list, and NULL or a place.
+    let made = expect(unsafe { lgreco_cut_setting_make(options.pointer(), setting) });
+    if made != LGRECO_OK {
+        return made;
+    }
     let mut ends = [core::ptr::dangling_mut(); 2];
     // SAFETY: structs are as large as they say, buffers as long; handles are live or NULL.
     unsafe {
         let mut status = LGRECO_OK;
         for (end, to) in [LGRECO_END_UPSTREAM, LGRECO_END_DOWNSTREAM].into_iter().zip(&mut ends) {
-            status = expect(lgreco_cut_create(context, setting.pointer(), end, 1, to));
+            status = expect(lgreco_cut_create(setting, end, 1, to));
             assert_eq!(status == LGRECO_OK, !to.is_null(), "a failed call leaves NULL");
         }
         let [above, below] = ends;

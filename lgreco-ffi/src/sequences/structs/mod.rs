@@ -9,7 +9,6 @@ mod plans;
 use super::Bytes;
 use crate::*;
 use core::ffi::CStr;
-use core::mem::offset_of;
 use core::ptr::null_mut;
 
 /// Makes the calls that `bytes` say on structs whose size may be wrong and whose numbers are any. Returns how many calls succeed on layers alone, on compressors, on controllers, on cuts, and on
@@ -21,30 +20,19 @@ use core::ptr::null_mut;
 pub fn check(bytes: &[u8]) -> [usize; 5] {
     let (mut bytes, mut done) = (Bytes(bytes), [0; 5]);
     let mut context = null_mut();
-    // SAFETY: the struct is as large as it says; the handle is live or NULL.
+    // SAFETY: the handle is live or NULL.
     unsafe {
-        let device = if bytes.below(64) == 63 { u32::from(bytes.next()) } else { LGRECO_DEVICE_CPU };
-        let options = {
-            let kept =
-                [offset_of!(lgreco_context_options, message), offset_of!(lgreco_context_options, message_capacity)];
-            memory::caller_structs(&mut bytes, &[lgreco_context_options { device, ..Default::default() }], &kept)
-        };
-        let mut created = expect(lgreco_context_create(options.pointer(), &mut context));
-        assert_eq!(created == LGRECO_OK, !context.is_null(), "a failed call leaves NULL");
-        if created != LGRECO_OK {
-            created = expect(lgreco_context_create(core::ptr::null(), &mut context));
-        }
-        assert_eq!(created, LGRECO_OK);
+        assert_eq!(expect(lgreco_context_create(c"cpu".as_ptr(), &mut context)), LGRECO_OK);
         for _ in 0..4 {
             let (noun, status) = match bytes.below(8) {
                 0 | 1 => (0, layers::measure(&mut bytes, context)),
                 2 | 3 => (1, layers::compressor(&mut bytes, context)),
                 4 | 5 => (2, layers::controller(&mut bytes, context)),
-                6 => (3, layers::cut(&mut bytes, context)),
-                _ => (4, plans::table_and_plan(&mut bytes, context)),
+                6 => (3, layers::cut(&mut bytes)),
+                _ => (4, plans::table_and_plan(&mut bytes)),
             };
             done[noun] += usize::from(status == LGRECO_OK);
-            assert!(CStr::from_ptr(lgreco_context_message(context)).to_str().is_ok());
+            super::check_message();
             if bytes.0.is_empty() {
                 break;
             }

@@ -2,14 +2,16 @@
 
 use super::memory::{Buffer, caller_structs};
 use super::{Bytes, expect};
+use crate::sequences::{List, pick};
 use crate::*;
 use core::ffi::c_char;
+use core::fmt::Display;
 use core::mem::offset_of;
 use core::ptr::{null, null_mut};
 
 /// A table of up to three layers, as a view and as a handle; its plan, as a handle and in the caller's buffers; and the
 /// check of a plan of any numbers.
-pub(super) fn table_and_plan(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco_status {
+pub(super) fn table_and_plan(bytes: &mut Bytes) -> lgreco_status {
     let layers = usize::from(bytes.below(4));
     let mut ends = Buffer::<usize>::new(layers);
     let mut end = 0;
@@ -45,21 +47,17 @@ pub(super) fn table_and_plan(bytes: &mut Bytes, context: *mut lgreco_context) ->
     // All of a view are pointers, and the number of what they point to.
     let kept: Vec<usize> = (1..size_of::<lgreco_table_view>() / 8).map(|word| 8 * word).collect();
     let view = caller_structs(bytes, &[view], &kept);
-    let options = lgreco_plan_options {
-        solver: bytes.below(3).into(),
-        levels: bytes.next().into(),
-        states: bytes.next().into(),
-        limit: bytes.below(4).into(),
-        size_limit: bytes.next().into(),
-        ..Default::default()
-    };
     // Levels and states are what the caller has memory and time for.
-    let kept = [offset_of!(lgreco_plan_options, levels) & !7, offset_of!(lgreco_plan_options, states)];
-    let options = caller_structs(bytes, &[options], &kept);
+    let solver = pick(bytes, &["exact", "dp", "paper"]);
+    let (levels, states, bits) = (bytes.next(), bytes.next(), bytes.next().to_string());
+    let budget = [bits.as_str(), "size", "error"][usize::from(bytes.below(3))];
+    let pairs: [(&str, &dyn Display); 4] =
+        [("solver", &solver), ("levels", &levels), ("states", &states), ("budget", &budget)];
+    let options = List::new(bytes, &pairs);
     let (mut table, mut plan) = (core::ptr::dangling_mut(), core::ptr::dangling_mut());
     // SAFETY: structs are as large as they say, buffers as long; handles are live or NULL.
     unsafe {
-        let created = expect(lgreco_table_create(context, view.pointer(), &mut table));
+        let created = expect(lgreco_table_create(view.pointer(), &mut table));
         assert_eq!(created == LGRECO_OK, !table.is_null(), "a failed call leaves NULL");
         let mut got = caller_structs(bytes, &[lgreco_table_view::default()], &[]);
         if created == LGRECO_OK {
@@ -68,18 +66,18 @@ pub(super) fn table_and_plan(bytes: &mut Bytes, context: *mut lgreco_context) ->
         }
         assert_eq!(lgreco_table_destroy(&mut table), LGRECO_OK);
 
-        let solved = expect(lgreco_plan_solve(context, view.pointer(), options.pointer(), &mut plan));
+        let solved = expect(lgreco_plan_solve(view.pointer(), options.pointer(), &mut plan));
         assert_eq!(solved == LGRECO_OK, !plan.is_null(), "a failed call leaves NULL");
         if solved == LGRECO_OK {
             let mut found = lgreco_plan_view::default();
             assert_eq!(lgreco_plan_get(plan, &mut found), LGRECO_OK);
-            assert_eq!(lgreco_plan_check(context, view.pointer(), &found), LGRECO_OK, "a plan fails its own check");
+            assert_eq!(lgreco_plan_check(view.pointer(), &found), LGRECO_OK, "a plan fails its own check");
             let kept = [offset_of!(lgreco_plan_view, layers), offset_of!(lgreco_plan_view, options)];
             let any = caller_structs(bytes, &[found], &[kept[0], kept[1], offset_of!(lgreco_plan_view, solver)]);
-            expect(lgreco_plan_check(context, view.pointer(), any.pointer()));
+            expect(lgreco_plan_check(view.pointer(), any.pointer()));
         }
         assert_eq!(lgreco_plan_destroy(&mut plan), LGRECO_OK);
-        assert_eq!(expect(lgreco_plan_solve(context, null(), null(), null_mut())), LGRECO_NULL_POINTER);
+        assert_eq!(expect(lgreco_plan_solve(null(), null(), null_mut())), LGRECO_NULL_POINTER);
         solved
     }
 }

@@ -1,0 +1,275 @@
+/*
+ * lgreco for the cuts between pipeline stages: activations forward, gradients back. The stage above a cut and the one below it
+ * have an end each, in two processes.
+ *
+ *     above                                           below
+ *     lgreco_cut_send_activations  ── message ──>     lgreco_cut_receive
+ *     lgreco_cut_receive           <── message ──     lgreco_cut_send_gradients
+ *     lgreco_cut_commit_step                          lgreco_cut_commit_step
+ *
+ * A codec is text:
+ *     dense [f32|f16|bf16]                            the values
+ *     min-max BITS [tile ELEMENTS|tile batch]         codes from the smallest to the largest value, 1 to 8 bits; so many values of
+ *                                                     a sample (128), or the whole batch, share a grid
+ *     symmetric BITS [channels NUMBER] [scale f32|bf16]  codes on a grid symmetric about zero, 2 to 8 bits; a scale per sample, or
+ *                                                     per channel
+ *     topk KEEP [f32|f16|bf16]                        the largest magnitudes of each sample
+ *     shared-index KEEP [f32|f16|bf16]                gradients where the forward topk of the same micro-batch kept activations
+ *     eden BITS                                       codes after a random rotation of blocks of 4096 values, 1 to 8 bits
+ *
+ * A memory is text:
+ *     none
+ *     residual [gain NUMBER] [reset MESSAGES] [f32|bf16|int8]   error feedback by position in the batch
+ *     mixed [gain NUMBER] [reset MESSAGES] [f32|bf16|int8]      EF-mixed by position, for topk
+ *     ef21                                                      EF21 by position
+ *     samples CAPACITY [bf16|f32|bits NUMBER]         AQ-SGD: what was last made of so many samples, by their ids; forward only
+ *
+ * Made from headers/lgreco_pipeline.h.in and the Rust source: LGRECO_BLESS=1 cargo test -p lgreco-ffi --test header
+ */
+#ifndef LGRECO_PIPELINE_H
+#define LGRECO_PIPELINE_H
+
+#include "lgreco.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- 1. What both ends agree on ---- */
+
+// Bytes of a cut setting.
+#define LGRECO_CUT_SETTING_BYTES 76
+
+// Everything about a cut that both ends must agree on, in bytes that are the same on every machine, with a checksum.
+// Compression at a cut becomes part of the model: save this with it. This struct never changes.
+typedef struct lgreco_cut_setting {
+    // Written by lgreco_cut_setting_make.
+    uint8_t bytes[LGRECO_CUT_SETTING_BYTES];
+} lgreco_cut_setting;
+
+// Makes a setting of options, of which `batch` and `features` must be given.
+//
+// LGRECO_UNKNOWN_OPTION, LGRECO_UNKNOWN_NAME for a word of a codec or memory that is not known there, LGRECO_PARAMETER,
+// LGRECO_FEEDBACK_RULE for what makes no sense together.
+lgreco_status lgreco_cut_setting_make(const char *const *options,
+                                      struct lgreco_cut_setting *setting);
+//
+// Options:
+//   batch                 samples per message: in training with a memory by position exactly so many, else at most. Must be
+//                         given.
+//   features              values per sample. Must be given.
+//   forward               the codec of activations, as text (above). Default: min-max 4.
+//   forward_memory        what is remembered of activations, as text (above). Default: none.
+//   backward              the codec of gradients, which need milder compression. Default: min-max 8.
+//   backward_memory       what is remembered of gradients. Default: none.
+//   cut                   which cut of the model. Default: 0.
+//   in_flight             micro-batches that may be on their way forward and back at a time. Default: 8.
+
+// Whether a model trained with one setting of a cut may be run with another.
+LGRECO_ENUM(lgreco_compatibility) {
+    LGRECO_COMPATIBILITY_SAME = 0,  // The settings are the same.
+    LGRECO_COMPATIBILITY_TRAINS_DIFFERENTLY = 1,  // Evaluation gives the same numbers, training goes on differently.
+    LGRECO_COMPATIBILITY_EVALUATES_DIFFERENTLY = 2,  // Evaluation is of another model than was trained.
+};
+
+// Tells what running with `setting` means for a model trained with `trained`, and in `what`, unless it is NULL, the first
+// field that differs: static text, such as "forward codec"; "" when none does.
+//
+// LGRECO_CHECKSUM, LGRECO_SAVED_STATE for bytes that are no setting.
+lgreco_status lgreco_cut_setting_compare(const struct lgreco_cut_setting *setting,
+                                         const struct lgreco_cut_setting *trained,
+                                         lgreco_compatibility *compatibility,
+                                         const char **what);
+
+/* ---- 2. An end ---- */
+
+// One end of a cut between two pipeline stages. The other is in another process; between them messages travel, which
+// must neither be lost nor change their order.
+typedef struct lgreco_cut lgreco_cut;
+
+// Which end of a cut.
+LGRECO_ENUM(lgreco_end) {
+    LGRECO_END_UPSTREAM = 0,  // The stage above: sends activations, receives gradients.
+    LGRECO_END_DOWNSTREAM = 1,  // The stage below: receives activations, sends gradients.
+};
+
+// Makes an end without a past. Both ends need the same setting and generation; a run that resumes without saved ends
+// takes a generation it has not used, so that an old end is noticed.
+//
+// LGRECO_CHECKSUM, LGRECO_SAVED_STATE for bytes that are no setting.
+lgreco_status lgreco_cut_create(const struct lgreco_cut_setting *setting,
+                                lgreco_end end,
+                                uint32_t generation,
+                                struct lgreco_cut **cut);
+
+// Tells the most bytes of a message that this end writes.
+lgreco_status lgreco_cut_bound(struct lgreco_cut *cut, size_t *bytes);
+
+// Frees an end and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+lgreco_status lgreco_cut_destroy(struct lgreco_cut **cut);
+
+/* ---- 3. A training step ---- */
+
+// The id of samples that are not to be remembered.
+#define LGRECO_UNREMEMBERED UINT64_MAX
+
+// Upstream: compresses the activations of a micro-batch, `samples` rows of the features, into `message`. `length`
+// receives its bytes, `ticket` the number under which its gradients come back. `ids`, one per sample, name the samples to
+// AQ-SGD (LGRECO_UNREMEMBERED: not this one); NULL otherwise. Allocates only while a memory of samples grows.
+//
+// LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, LGRECO_DUPLICATE_SAMPLE,
+// LGRECO_TOO_MANY_IN_FLIGHT; LGRECO_OTHER_END downstream.
+lgreco_status lgreco_cut_send_activations(struct lgreco_cut *cut,
+                                          const void *values,
+                                          lgreco_dtype dtype,
+                                          size_t samples,
+                                          const uint64_t *ids,
+                                          uint8_t *message,
+                                          size_t capacity,
+                                          size_t *length,
+                                          uint64_t *ticket);
+
+// Tells of how many samples a message for this end is, at most a batch: the values that it gets are as many times the
+// features.
+//
+// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_LENGTH for bytes that are no message of the other end's;
+// LGRECO_OUT_OF_STEP for those of another generation.
+lgreco_status lgreco_cut_samples(struct lgreco_cut *cut,
+                                 const uint8_t *message,
+                                 size_t length,
+                                 size_t *samples);
+
+// Decompresses the other end's message into `values`, `values_len` = its samples times the features: downstream activations,
+// upstream gradients. `ticket` receives the micro-batch's number, which the upstream end gives back.
+//
+// LGRECO_OUT_OF_STEP when it is not the next message, LGRECO_SAMPLE_OUT_OF_STEP when the ends remember different things;
+// LGRECO_PAYLOAD_HEADER when it is another cut's or not for this end; LGRECO_TOO_MANY_IN_FLIGHT, LGRECO_NOT_IN_FLIGHT,
+// LGRECO_PAYLOAD_BODY, LGRECO_LENGTH.
+lgreco_status lgreco_cut_receive(struct lgreco_cut *cut,
+                                 const uint8_t *message,
+                                 size_t length,
+                                 float *values,
+                                 size_t values_len,
+                                 uint64_t *ticket);
+
+// Downstream: compresses the gradients of a micro-batch, as many as its activations, into `message`, and gives its ticket
+// back. The micro-batches' gradients may go back in any order.
+//
+// LGRECO_NOT_IN_FLIGHT, LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH; LGRECO_OTHER_END
+// upstream.
+lgreco_status lgreco_cut_send_gradients(struct lgreco_cut *cut,
+                                        uint64_t ticket,
+                                        const void *values,
+                                        lgreco_dtype dtype,
+                                        size_t samples,
+                                        uint8_t *message,
+                                        size_t capacity,
+                                        size_t *length);
+
+// Ends an optimiser step: what its messages made of the samples is remembered from now on. Both ends must commit between
+// the same two activation messages.
+//
+// LGRECO_PARAMETER when no activations went through the cut in this step.
+lgreco_status lgreco_cut_commit_step(struct lgreco_cut *cut);
+
+/* ---- 4. Lost messages ---- */
+
+// Upstream: writes the message of a micro-batch in flight once more, when it was lost or for another forward pass of the
+// same step over the same values. Changes nothing.
+//
+// As lgreco_cut_send_activations; LGRECO_NOT_IN_FLIGHT; LGRECO_OUT_OF_STEP when the step has been committed since;
+// LGRECO_FEEDBACK_RULE under a memory by position.
+lgreco_status lgreco_cut_repeat_activations(struct lgreco_cut *cut,
+                                            uint64_t ticket,
+                                            const void *values,
+                                            lgreco_dtype dtype,
+                                            size_t samples,
+                                            const uint64_t *ids,
+                                            uint8_t *message,
+                                            size_t capacity,
+                                            size_t *length);
+
+// Downstream: decompresses a message that lgreco_cut_repeat_activations wrote, or the first one again. Changes nothing.
+//
+// As lgreco_cut_receive; LGRECO_NOT_IN_FLIGHT; LGRECO_FEEDBACK_RULE under a memory by position.
+lgreco_status lgreco_cut_receive_repeated(struct lgreco_cut *cut,
+                                          const uint8_t *message,
+                                          size_t length,
+                                          float *values,
+                                          size_t values_len);
+
+// Gives back the ticket of a micro-batch whose gradients will never travel. The other end must do the same.
+//
+// LGRECO_NOT_IN_FLIGHT.
+lgreco_status lgreco_cut_forget(struct lgreco_cut *cut, uint64_t ticket);
+
+/* ---- 5. Evaluation ---- */
+
+// Upstream: writes a message of evaluation, by the forward codec without memory if `compressed` is not 0, else
+// uncompressed. Changes nothing.
+//
+// As lgreco_cut_send_activations on values and buffers.
+lgreco_status lgreco_cut_evaluate(struct lgreco_cut *cut,
+                                  uint32_t compressed,
+                                  const void *values,
+                                  lgreco_dtype dtype,
+                                  size_t samples,
+                                  uint8_t *message,
+                                  size_t capacity,
+                                  size_t *length);
+
+// Downstream: decompresses a message of evaluation. Changes nothing.
+//
+// As lgreco_cut_receive on messages and buffers.
+lgreco_status lgreco_cut_receive_evaluation(struct lgreco_cut *cut,
+                                            const uint8_t *message,
+                                            size_t length,
+                                            float *values,
+                                            size_t values_len);
+
+/* ---- 6. What is remembered, and saved ends ---- */
+
+// AQ-SGD: writes what is remembered of a sample to `values`, `values_len` = the features, and 1 to `found`; when nothing is,
+// `found` receives 0, and `values` are as they were.
+//
+// LGRECO_LENGTH when `values_len` is another.
+lgreco_status lgreco_cut_remembered(struct lgreco_cut *cut,
+                                    uint64_t sample,
+                                    float *values,
+                                    size_t values_len,
+                                    uint32_t *found);
+
+// AQ-SGD: writes the ids of all samples remembered to samples[0 .. length], least recently updated first; `length`, which
+// must not be NULL, receives their number.
+//
+// LGRECO_LENGTH when `capacity` is less: `length` is then set all the same, and `samples` may be NULL.
+lgreco_status lgreco_cut_remembered_samples(struct lgreco_cut *cut,
+                                            uint64_t *samples,
+                                            size_t capacity,
+                                            size_t *length);
+
+// Writes the whole end. Both ends must be saved after the same step. `length`, which must not be NULL, receives the number of
+// bytes.
+//
+// LGRECO_MID_STEP while updates wait for lgreco_cut_commit_step or tickets are in flight; LGRECO_LENGTH when `capacity` is
+// less: `length` is then set all the same, and `saved` may be NULL.
+lgreco_status lgreco_cut_save(struct lgreco_cut *cut,
+                              uint8_t *saved,
+                              size_t capacity,
+                              size_t *length);
+
+// Makes the end that was saved, which continues bit for bit. Any bytes may be given.
+//
+// LGRECO_OTHER_SETTING when it was saved under another setting; LGRECO_CHECKSUM when it is damaged; LGRECO_SAVED_STATE and
+// others for bytes that no such end writes.
+lgreco_status lgreco_cut_restore(const struct lgreco_cut_setting *setting,
+                                 lgreco_end end,
+                                 const uint8_t *saved,
+                                 size_t length,
+                                 struct lgreco_cut **cut);
+
+#ifdef __cplusplus
+} // extern "C"
+#endif
+
+#endif // LGRECO_PIPELINE_H

@@ -1,0 +1,334 @@
+// Controllers of lgreco.h and lgreco_train.h for C++17: a whole training step in one call, or in buckets whose exchange goes on
+// during the backward pass.
+#ifndef LGRECO_TRAIN_HPP
+#define LGRECO_TRAIN_HPP
+
+#include "lgreco.hpp"
+
+#include <exception>
+
+namespace lgreco {
+
+// The network, to be derived from.
+class Collective {
+public:
+    virtual ~Collective() = default;
+
+    virtual std::uint32_t rank() const = 0;
+    virtual std::uint32_t world_size() const = 0;
+    // Performs what a controller or a bucket asks for, and waits until it is done. An exception comes out of the Controller's call
+    // that made it.
+    virtual void perform(const lgreco_request &request) = 0;
+
+protected:
+    Collective() = default;
+    Collective(const Collective &) = default;
+    Collective &operator=(const Collective &) = default;
+};
+
+namespace detail {
+
+// A collective during one call, and what it threw.
+struct Calls {
+    Collective &collective;
+    std::exception_ptr thrown = nullptr;
+
+    lgreco_collective callback() {
+        lgreco_collective callback = LGRECO_COLLECTIVE_INIT;
+        callback.rank = collective.rank();
+        callback.world_size = collective.world_size();
+        callback.user = this;
+        callback.perform = [](void *user, const lgreco_request *request) -> std::int32_t {
+            Calls &calls = *static_cast<Calls *>(user);
+            try {
+                calls.collective.perform(*request);
+                return 0;
+            } catch (...) {
+                calls.thrown = std::current_exception();
+                return 1;
+            }
+        };
+        return callback;
+    }
+};
+
+} // namespace detail
+
+// Layers on loan from a controller for one exchange. Destroying it gives them back, unless another thread is using the
+// controller at that moment (Controller::close throws then): the layers are in flight for ever.
+class Bucket {
+public:
+    Bucket(Bucket &&other) noexcept
+        : controller_(std::move(other.controller_)), handle_(std::exchange(other.handle_, nullptr)) {}
+
+    Bucket &operator=(Bucket &&other) noexcept {
+        std::swap(controller_, other.controller_);
+        std::swap(handle_, other.handle_);
+        return *this;
+    }
+
+    ~Bucket() { lgreco_bucket_close(controller_.lock().get(), &handle_); }
+
+    // The layer has no gradient on this rank in this step.
+    void withhold(std::size_t layer) { check(lgreco_bucket_withhold(get(), layer)); }
+    // The collective number `index`, from 0, that next() will ask for, without its memory.
+    lgreco_request round(std::size_t index) const {
+        lgreco_request announced = LGRECO_REQUEST_INIT;
+        check(lgreco_bucket_round(get(), index, &announced));
+        return announced;
+    }
+
+    // Takes the gradients, one pointer per layer, and keeps the pointers until they are means.
+    void submit(const std::vector<void *> &gradients) {
+        check(lgreco_bucket_submit(get(), gradients.data(), gradients.size()));
+    }
+
+    // This rank has no gradients, because its own backward pass has failed: next() then throws on every rank.
+    void submit_failure() { check(lgreco_bucket_submit_failure(get())); }
+
+    // The next collective to perform, once the one before is done; LGRECO_REQUEST_NONE when the gradients are means.
+    lgreco_request next() {
+        lgreco_request asked = LGRECO_REQUEST_INIT;
+        check(lgreco_bucket_next(get(), &asked));
+        return asked;
+    }
+
+    lgreco_bucket *get() const noexcept { return handle_; }
+
+private:
+    friend class Controller;
+
+    Bucket(const std::shared_ptr<lgreco_controller> &controller, lgreco_bucket *lent)
+        : controller_(controller), handle_(lent) {}
+
+    std::weak_ptr<lgreco_controller> controller_;  // which may go first
+    lgreco_bucket *handle_;
+};
+
+// The work of a controller's next decision, which any thread may run once; dropped, it is there to be taken again.
+class PlanTask {
+public:
+    // Measures and plans. What fails is told to all ranks when the task is handed in all the same.
+    void run() { check(lgreco_plan_task_run(get())); }
+
+    // Whether there is work, or none is wanted.
+    explicit operator bool() const noexcept { return handle_ != nullptr; }
+
+    lgreco_plan_task *get() const noexcept { return handle_.get(); }
+
+private:
+    friend class Controller;
+
+    explicit PlanTask(lgreco_plan_task *taken) : handle_(taken) {}
+
+    detail::Handle<lgreco_plan_task, lgreco_plan_task_destroy> handle_;
+};
+
+// One worker's end of the training loop.
+class Controller {
+public:
+    Controller(Controller &&) noexcept = default;
+    Controller &operator=(Controller &&) noexcept = default;
+
+    // With `settings`, one per layer, nothing is decided.
+    Controller(Collective &collective, const std::vector<lgreco_layer> &layers, const Options &options = {},
+               const std::vector<lgreco_setting> &settings = {}, const lgreco_context *context = nullptr) {
+        const lgreco_setting *const fixed = one_each(layers, settings);
+        make(collective, [&](const lgreco_collective *callback, lgreco_controller **made) {
+            return lgreco_controller_create(context, callback, layers.data(), layers.size(), fixed, options.list().data(),
+                                            made);
+        });
+    }
+
+    // Of a rank that keeps a shard of each layer; `shards` has world_size ends per layer.
+    static Controller sharded(Collective &collective, const std::vector<lgreco_layer> &layers,
+                              const std::vector<std::uint64_t> &shards, const Options &options = {},
+                              const std::vector<lgreco_setting> &settings = {},
+                              const lgreco_context *context = nullptr) {
+        if (shards.size() != layers.size() * collective.world_size())
+            lgreco::check(LGRECO_LENGTH, "shards, as many per layer as there are workers");
+        const lgreco_setting *const fixed = one_each(layers, settings);
+        Controller controller;
+        controller.make(collective, [&](const lgreco_collective *callback, lgreco_controller **made) {
+            return lgreco_controller_create_sharded(context, callback, layers.data(), layers.size(), shards.data(), fixed,
+                                                    options.list().data(), made);
+        });
+        return controller;
+    }
+
+    // Replaces gradients, one pointer per layer, by their means.
+    lgreco_report step(Collective &collective, const std::vector<void *> &gradients, double learning_rate) {
+        detail::Calls calls{collective};
+        const lgreco_collective callback = calls.callback();
+        lgreco_report report = LGRECO_REPORT_INIT;
+        const lgreco_status status = lgreco_controller_step(get(), &callback, gradients.data(), gradients.size(),
+                                                            learning_rate, &report);
+        if (calls.thrown) std::rethrow_exception(calls.thrown);
+        check(status);
+        return report;
+    }
+
+    // Begins a step of which the caller performs the collectives.
+    void begin_step(double learning_rate) {
+        check(lgreco_controller_begin_step(get(), learning_rate));
+    }
+
+    // The next collective to perform before buckets are opened; LGRECO_REQUEST_NONE when there is none left.
+    lgreco_request control() {
+        lgreco_request asked = LGRECO_REQUEST_INIT;
+        check(lgreco_controller_control(get(), &asked));
+        return asked;
+    }
+
+    // Lends layers, by their index, for one exchange.
+    Bucket open(const std::vector<std::size_t> &layers) {
+        lgreco_bucket *lent = nullptr;
+        check(lgreco_bucket_open(get(), layers.data(), layers.size(), &lent));
+        return Bucket(handle_, lent);
+    }
+
+    // Takes a bucket back, wherever it is.
+    void close(Bucket &bucket) { check(lgreco_bucket_close(get(), &bucket.handle_)); }
+
+    // Ends the step, of which all buckets have been closed.
+    lgreco_report finish_step() {
+        lgreco_report report = LGRECO_REPORT_INIT;
+        check(lgreco_controller_finish_step(get(), &report));
+        return report;
+    }
+
+    // The work of the next decision, for any thread, between the step before its `lead` and its own; else an empty one.
+    PlanTask take_plan_task() {
+        lgreco_plan_task *taken = nullptr;
+        check(lgreco_controller_take_plan_task(get(), &taken));
+        return PlanTask(taken);
+    }
+
+    // Takes what became of a task that has been run.
+    void hand_in(PlanTask &task) {
+        lgreco_plan_task *run = task.handle_.release();
+        const lgreco_status status = lgreco_controller_hand_in(get(), &run);
+        task.handle_.reset(run);
+        check(status);
+    }
+
+    // Asks for a decision before the schedule's next; the step at which it is due, UINT64_MAX for none. All ranks ask.
+    std::uint64_t replan() {
+        std::uint64_t due = 0;
+        check(lgreco_controller_replan(get(), &due));
+        return due;
+    }
+
+    // Other settings for a controller that was made with some, from the next step on, or from the end of the warm-up. All ranks give them.
+    void set_settings(const std::vector<lgreco_setting> &settings) {
+        check(lgreco_controller_set_settings(get(), settings.data(), settings.size()));
+    }
+
+    // The last step's means have not been applied: residuals are again what they were before it.
+    void roll_back() { check(lgreco_controller_roll_back(get())); }
+
+    // The network has failed in the middle of a step, whose buckets are closed: residuals are again what they were before it.
+    void abandon_step() { check(lgreco_controller_abandon_step(get())); }
+
+    // Gradients are from now on so many times what they were.
+    void rescale_residuals(float factor) { check(lgreco_controller_rescale_residuals(get(), factor)); }
+
+    lgreco_setting setting(std::size_t layer) const {
+        lgreco_setting setting = {};
+        check(lgreco_controller_setting(get(), layer, &setting));
+        return setting;
+    }
+
+    lgreco_metrics metrics(std::size_t layer) const {
+        lgreco_metrics metrics = LGRECO_METRICS_INIT;
+        check(lgreco_controller_metrics(get(), layer, &metrics));
+        return metrics;
+    }
+
+    lgreco_decision decision() const {
+        lgreco_decision decision = LGRECO_DECISION_INIT;
+        check(lgreco_controller_decision(get(), &decision));
+        return decision;
+    }
+
+    std::string metrics_json() const {
+        return detail::text([this](char *json, std::size_t capacity, std::size_t *length) {
+            return lgreco_controller_metrics_json(get(), json, capacity, length);
+        });
+    }
+
+    std::vector<std::uint8_t> save(lgreco_save_contents contents = LGRECO_SAVE_EVERYTHING) const {
+        return detail::written([this, contents](std::uint8_t *saved, std::size_t capacity, std::size_t *length) {
+            return lgreco_controller_save(get(), contents, saved, capacity, length);
+        });
+    }
+
+    // Part 0, without a name, is what belongs to no layer; part 1 + l is layer l.
+    std::pair<std::string, std::vector<std::uint8_t>>
+    save_part(std::size_t part, lgreco_save_contents contents = LGRECO_SAVE_EVERYTHING) const {
+        const char *name = nullptr;
+        const auto call = [this, part, contents, &name](std::uint8_t *saved, std::size_t capacity, std::size_t *length) {
+            return lgreco_controller_save_part(get(), part, contents, &name, saved, capacity, length);
+        };
+        std::vector<std::uint8_t> saved = detail::written(call);
+        return {name == nullptr ? "" : name, std::move(saved)};
+    }
+
+    // The names in the result are valid until the next load.
+    lgreco_loaded load(const std::vector<std::uint8_t> &plan, const std::vector<std::vector<std::uint8_t>> &residuals) {
+        const Parts parts(residuals);
+        lgreco_loaded loaded = LGRECO_LOADED_INIT;
+        check(lgreco_controller_load(get(), plan.data(), plan.size(), parts.pointers.data(), parts.lens.data(),
+                                     parts.lens.size(), &loaded));
+        return loaded;
+    }
+
+    // Likewise, from parts in any order.
+    lgreco_loaded load_parts(const std::vector<std::vector<std::uint8_t>> &plan,
+                             const std::vector<std::vector<std::uint8_t>> &residuals) {
+        const Parts of_plan(plan), parts(residuals);
+        lgreco_loaded loaded = LGRECO_LOADED_INIT;
+        check(lgreco_controller_load_parts(get(), of_plan.pointers.data(), of_plan.lens.data(), of_plan.lens.size(),
+                                           parts.pointers.data(), parts.lens.data(), parts.lens.size(), &loaded));
+        return loaded;
+    }
+
+    // Continues where this rank's state was saved.
+    lgreco_loaded resume(const std::vector<std::uint8_t> &saved) { return load(saved, {saved}); }
+
+    lgreco_controller *get() const noexcept { return handle_.get(); }
+
+private:
+    struct Parts {
+        explicit Parts(const std::vector<std::vector<std::uint8_t>> &parts) {
+            for (const auto &part : parts) {
+                pointers.push_back(part.data());
+                lens.push_back(part.size());
+            }
+        }
+        std::vector<const std::uint8_t *> pointers;
+        std::vector<std::size_t> lens;
+    };
+
+    Controller() = default;
+
+    static const lgreco_setting *one_each(const std::vector<lgreco_layer> &layers,
+                                          const std::vector<lgreco_setting> &settings) {
+        if (!settings.empty() && settings.size() != layers.size()) lgreco::check(LGRECO_LENGTH, "settings, one per layer");
+        return settings.empty() ? nullptr : settings.data();
+    }
+
+    template <typename Make> void make(Collective &collective, Make call) {
+        detail::Calls calls{collective};
+        const lgreco_collective callback = calls.callback();
+        lgreco_controller *made = nullptr;
+        check(call(&callback, &made));
+        handle_.reset(made, detail::Destroy<lgreco_controller, lgreco_controller_destroy>());
+    }
+
+    std::shared_ptr<lgreco_controller> handle_;
+};
+
+} // namespace lgreco
+
+#endif // LGRECO_TRAIN_HPP

@@ -1,0 +1,77 @@
+//! What ranks have in common in a bucket on a device, and which one this is.
+
+use super::{Known, options_of, put};
+use lgreco_train::gradient::Dtype;
+use lgreco_train::rng::Stream;
+
+pub(crate) struct BucketOptions {
+    /// Of the first step.
+    pub(crate) stream: Stream,
+    pub(crate) world_size: u32,
+    /// Of each layer in the model; `None` for 0, 1, 2 and so on.
+    pub(crate) indices: Option<Vec<u32>>,
+    pub(crate) gain: f32,
+    pub(crate) nan_on_fault: bool,
+    pub(crate) reduce_dtype: Dtype,
+}
+
+impl Default for BucketOptions {
+    fn default() -> BucketOptions {
+        let (stream, reduce_dtype) = (Stream::default(), Dtype::F32);
+        BucketOptions { stream, world_size: 1, indices: None, gain: 1.0, nan_on_fault: false, reduce_dtype }
+    }
+}
+
+const BUCKET: &[Known<BucketOptions>] = &[
+    Known {
+        name: "world_size",
+        expected: "a number of workers of at least 1",
+        means: "the number of workers. Default: 1.",
+        read: |to, value| put(&mut to.world_size, value.number()),
+    },
+    Known {
+        name: "rank",
+        expected: "the number of a worker, from 0",
+        means: "the number of this worker, below `world_size`. Default: 0.",
+        read: |to, value| put(&mut to.stream.rank, value.number()),
+    },
+    Known {
+        name: "step",
+        expected: "the number of a step, from 0",
+        means: "the number of the first step. Default: 0.",
+        read: |to, value| put(&mut to.stream.step, value.number()),
+    },
+    Known {
+        name: "indices",
+        expected: "the layers' numbers in the model, with commas between",
+        means: "each layer's number in the model, with commas between; it names the layer's random words. Default: 0,1,2 and so on.",
+        read: |to, value| put(&mut to.indices, value.numbers().map(Some)),
+    },
+    Known {
+        name: "gain",
+        expected: "a number above 0, at most 1",
+        means: "how much of an error is remembered, above 0, at most 1. Default: 1.",
+        read: |to, value| put(&mut to.gain, value.number()),
+    },
+    Known {
+        name: "on_fault",
+        expected: "zeros or nan",
+        means: "what means become where a rank has failed: zeros, the default, or nan, for a loss scaler to find.",
+        read: |to, value| put(&mut to.nan_on_fault, value.word(&[("zeros", false), ("nan", true)])),
+    },
+    Known {
+        name: "reduce_dtype",
+        expected: "float32 or bfloat16",
+        means: "the type in which uncompressed layers and powersgd's factors are summed: float32, the default, or bfloat16. What a \
+                worker's own values lose by it is remembered.",
+        read: |to, value| put(&mut to.reduce_dtype, value.reduce_dtype()),
+    },
+    Known {
+        name: "random_seed",
+        expected: "a whole number of at least 0",
+        means: "the seed of all random bits, the same on every rank. Default: 0.",
+        read: |to, value| put(&mut to.stream.seed, value.number()),
+    },
+];
+
+options_of!(BucketOptions, "a bucket on a device", BUCKET);

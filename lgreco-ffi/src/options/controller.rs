@@ -1,0 +1,333 @@
+//! What a controller is told once, the same on every rank.
+
+use super::plan::{self, Limit, PLAN};
+use super::search::SEARCH;
+use super::{Documented, Known, Options, PlanOptions, SearchOptions, Value, documented_of, put, set};
+use crate::failure::{Failure, Result};
+use lgreco_train::compress::Setting;
+use lgreco_train::controller::{Accordion, Budget, Config, Feedback, Legacy, NonFinite, Objective, Policy, RampUp};
+use lgreco_train::exchange::Route;
+use lgreco_train::feedback::Residual;
+use lgreco_train::search::{Method, Metric, Search};
+use std::sync::OnceLock;
+use std::time::Instant;
+
+/// Who decides, before what the policy needs is known.
+#[derive(Clone, Copy, PartialEq)]
+enum Decides {
+    LGreco,
+    Paper,
+    Uniform,
+    Uncompressed,
+    KMeans,
+    Accordion,
+    Legacy,
+}
+
+const POLICIES: [(&str, Decides); 7] = [
+    ("lgreco", Decides::LGreco),
+    ("paper", Decides::Paper),
+    ("uniform", Decides::Uniform),
+    ("uncompressed", Decides::Uncompressed),
+    ("kmeans", Decides::KMeans),
+    ("accordion", Decides::Accordion),
+    ("legacy", Decides::Legacy),
+];
+
+pub(crate) struct ControllerOptions {
+    search: SearchOptions,
+    plan: PlanOptions,
+    policy: Option<Decides>,
+    accordion: Option<Accordion>,
+    legacy: Option<Legacy>,
+    clusters: usize,
+    error_feedback: bool,
+    residual: Residual,
+    loco: Residual,
+    /// Schedule and all that stands for itself.
+    config: Config,
+}
+
+impl Default for ControllerOptions {
+    fn default() -> ControllerOptions {
+        ControllerOptions {
+            search: SearchOptions::default(),
+            plan: PlanOptions::default(),
+            policy: None,
+            accordion: None,
+            legacy: None,
+            clusters: 6,
+            error_feedback: true,
+            residual: Residual::CLASSIC,
+            loco: Residual::LOCO,
+            config: Config { clock: Some(clock), ..Config::new(Search::new(Method::Hybrid)) },
+        }
+    }
+}
+
+/// Seconds since the first call.
+fn clock() -> f64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_secs_f64()
+}
+
+impl ControllerOptions {
+    fn policy(&self, fixed: Option<Vec<Setting>>) -> Result<Policy> {
+        let wrong = |expected| {
+            let found = POLICIES.iter().find(|(_, policy)| Some(*policy) == self.policy).map_or("", |(name, _)| *name);
+            Failure::OptionValue { name: "policy", found: found.into(), expected }
+        };
+        match (fixed, self.policy) {
+            (Some(settings), None) => Ok(Policy::Fixed(settings)),
+            (Some(_), Some(_)) => Err(wrong("none beside settings, which are instead of it")),
+            (None, None | Some(Decides::LGreco)) => {
+                Ok(Policy::LGreco { solver: self.plan.solver(), accordion: self.accordion })
+            }
+            (None, Some(Decides::Paper)) => Ok(Policy::LGreco { solver: self.plan.dp(), accordion: self.accordion }),
+            (None, Some(Decides::Uniform)) => Ok(Policy::Uniform),
+            (None, Some(Decides::Uncompressed)) => Ok(Policy::Uncompressed),
+            (None, Some(Decides::KMeans)) => Ok(Policy::KMeans { clusters: self.clusters }),
+            (None, Some(Decides::Accordion)) => {
+                self.accordion.map(Policy::Accordion).ok_or_else(|| wrong("its levels as the option `accordion`"))
+            }
+            (None, Some(Decides::Legacy)) => {
+                let legacy = self.legacy.clone();
+                legacy.map(Policy::Legacy).ok_or_else(|| wrong("its levels as the option `legacy`"))
+            }
+        }
+    }
+
+    fn budget(&self) -> Result<Budget> {
+        Ok(match self.plan.limit {
+            None if self.policy == Some(Decides::Paper) => Budget::Error,
+            None | Some(Limit::Size) => Budget::Size,
+            Some(Limit::Error) => Budget::Error,
+            Some(Limit::Number(seconds)) if self.config.objective == Objective::MeasuredSeconds => {
+                Budget::Seconds(seconds)
+            }
+            Some(Limit::Number(bits)) => Budget::Bits(plan::bits(bits)?),
+        })
+    }
+
+    /// With the fixed settings that the caller gives, one per layer, and by this route instead of the one that is told.
+    pub(crate) fn config(self, fixed: Option<Vec<Setting>>, route: Option<Route>) -> Result<Config> {
+        let (policy, budget) = (self.policy(fixed)?, self.budget()?);
+        let mut search = self.search.search()?;
+        if self.policy == Some(Decides::Paper) && self.search.metric.is_none() {
+            search.metric = Metric::L2;
+        }
+        let feedback = match self.error_feedback {
+            true => Feedback { qsgd: None, loco: Some(self.loco), others: Some(self.residual) },
+            false => Feedback::NONE,
+        };
+        let route = route.unwrap_or(self.config.route);
+        Ok(Config { search, policy, budget, alpha: self.plan.alpha, feedback, route, ..self.config })
+    }
+}
+
+/// Bounds between sizes, a parameter per size for each phase, and steps, such as "4096,65536; 8,6,4; 6,4,2; 900".
+fn legacy(value: &Value<'_>) -> Result<Legacy> {
+    let parts: Vec<&str> = value.found.split(';').map(str::trim).collect();
+    let [sizes, levels @ .., steps] = &parts[..] else { return Err(value.wrong()) };
+    Ok(Legacy {
+        sizes: if sizes.is_empty() { Vec::new() } else { value.numbers_of(sizes)? },
+        levels: levels.iter().map(|phase| value.numbers_of(phase)).collect::<Result<_>>()?,
+        steps: steps.parse().map_err(|_| value.wrong())?,
+    })
+}
+
+const CONTROLLER: &[Known<ControllerOptions>] = &[
+    Known {
+        name: "policy",
+        expected: "lgreco, paper, uniform, uncompressed, kmeans, accordion or legacy",
+        means: "who decides: lgreco, the default, plans within the budget; paper does as the L-GreCo paper (l2 errors, at most \
+                those of the uniform setting, by the dynamic program); uniform: the uniform setting everywhere; uncompressed; \
+                kmeans: layers in `clusters` by size and error, as CGX; accordion: two levels, by how gradients' norms change; \
+                legacy: by the size of a layer and the phase of training.",
+        read: |to, value| put(&mut to.policy, value.word(&POLICIES).map(Some)),
+    },
+    Known {
+        name: "objective",
+        expected: "bits or seconds",
+        means: "bits, the default; or seconds: what sending and what compressing costs on the slowest rank is measured while \
+                training, and layers whose compression does not pay are sent uncompressed.",
+        read: |to, value| {
+            let words = [("bits", Objective::Bits), ("seconds", Objective::MeasuredSeconds)];
+            put(&mut to.config.objective, value.word(&words))
+        },
+    },
+    Known {
+        name: "start_iter",
+        expected: "a number of steps of at least 2",
+        means: "steps before the first decision, which are uncompressed; at least 2. Default: 100.",
+        read: |to, value| put(&mut to.config.schedule.warmup, value.number()),
+    },
+    Known {
+        name: "period",
+        expected: "a number of steps of at least 1",
+        means: "steps from one decision to the next, at least 1. Default: 1000.",
+        read: |to, value| put(&mut to.config.schedule.period, value.number()),
+    },
+    Known {
+        name: "window",
+        expected: "a number of steps of at least 1",
+        means: "a decision sees the mean gradient of so many steps before it, at least 1. Default: 10.",
+        read: |to, value| put(&mut to.config.schedule.window, value.number()),
+    },
+    Known {
+        name: "lead",
+        expected: "a number of steps, fewer than start_iter and period",
+        means: "steps from the last gradient that a decision sees to the first step under it, in which another thread may plan \
+                (lgreco_controller_take_plan_task); fewer than start_iter and period. Default: 0.",
+        read: |to, value| put(&mut to.config.schedule.lead, value.number()),
+    },
+    Known {
+        name: "ramp_up",
+        expected: "the first default and a number of steps, with a comma between",
+        means: "compression that begins mild, \"first,steps\": `default` is `first` after start_iter steps, and comes to its own \
+                by a like factor in like times, in so many steps.",
+        read: |to, value| match value.numbers::<f64>()?[..] {
+            [first, steps] if steps >= 0.0 && steps.fract() == 0.0 => {
+                put(&mut to.config.ramp_up, Ok(Some(RampUp { first, steps: steps as u64 })))
+            }
+            _ => Err(value.wrong()),
+        },
+    },
+    Known {
+        name: "clusters",
+        expected: "a number of at least 1",
+        means: "kmeans: the number of clusters, at least 1. Default: 6.",
+        read: |to, value| put(&mut to.clusters, value.number()),
+    },
+    Known {
+        name: "accordion",
+        expected: "two numbers, or four, with commas between",
+        means: "\"low,high\": the parameters of critical layers and of the others; then, unless they are 0.5 and 1.5, the relative \
+                change of a norm, and the factor by which the learning rate falls, that make layers critical. With the policy \
+                lgreco, budgets come from these levels.",
+        read: |to, value| {
+            to.accordion = Some(match value.numbers()?[..] {
+                [low, high] => Accordion::new(low, high),
+                [low, high, eta, drop] => Accordion { low, high, eta, drop },
+                _ => return Err(value.wrong()),
+            });
+            Ok(())
+        },
+    },
+    Known {
+        name: "legacy",
+        expected: "bounds between sizes; a parameter per size for each phase; steps",
+        means: "\"1000,100000; 8,6,4; 6,4,2; 900\": ascending numbers of elements from which on a layer is of the next class (none: \
+                one class); for each phase the parameters of the classes; steps of training, which the phases divide.",
+        read: |to, value| put(&mut to.legacy, legacy(value).map(Some)),
+    },
+    Known {
+        name: "error_feedback",
+        expected: "true or false",
+        means: "whether what lossy methods but qsgd and eden do not send is remembered, and sent later. Default: true.",
+        read: |to, value| put(&mut to.error_feedback, value.truth()),
+    },
+    Known {
+        name: "residual_dtype",
+        expected: "float32, bfloat16 or int8",
+        means: "what is remembered is kept in float32, the default, bfloat16 or int8.",
+        read: |to, value| put(&mut to.residual.storage, value.storage()),
+    },
+    Known {
+        name: "gain",
+        expected: "a number above 0, at most 1",
+        means: "how much of an error is remembered, above 0, at most 1. Default: 1.",
+        read: |to, value| put(&mut to.residual.gain, value.number()),
+    },
+    Known {
+        name: "reset_every",
+        expected: "a number of steps",
+        means: "what is remembered becomes zeros after every so many steps, with 0 never. Default: 0.",
+        read: |to, value| put(&mut to.residual.reset_every, value.number()),
+    },
+    Known {
+        name: "loco_residual_dtype",
+        expected: "float32, bfloat16 or int8",
+        means: "residual_dtype for loco. Default: int8.",
+        read: |to, value| put(&mut to.loco.storage, value.storage()),
+    },
+    Known {
+        name: "loco_gain",
+        expected: "a number above 0, at most 1",
+        means: "gain for loco. Default: 0.2.",
+        read: |to, value| put(&mut to.loco.gain, value.number()),
+    },
+    Known {
+        name: "loco_reset_every",
+        expected: "a number of steps",
+        means: "reset_every for loco. Default: 512.",
+        read: |to, value| put(&mut to.loco.reset_every, value.number()),
+    },
+    Known {
+        name: "non_finite",
+        expected: "error, skip or pass_through",
+        means: "a step in which some rank's gradient holds NaN or infinity: error, the default, fails on every rank before \
+                anything is exchanged, and may be repeated with other gradients; skip: its outcome is LGRECO_OUTCOME_SKIPPED, \
+                gradients become zeros, residuals stay; pass_through: it is exchanged uncompressed, with NaN and infinity.",
+        read: |to, value| {
+            let words =
+                [("error", NonFinite::Error), ("skip", NonFinite::Skip), ("pass_through", NonFinite::PassThrough)];
+            put(&mut to.config.non_finite, value.word(&words))
+        },
+    },
+    Known {
+        name: "route",
+        expected: "all_gather or scatter_reduce",
+        means: "how payloads that cannot be summed on the wire travel: all_gather, the default: every rank gets every rank's; \
+                scatter_reduce: each rank averages a part and sends its mean, compressed again \
+                (LGRECO_REQUEST_ALL_GATHER_EACH and ALL_TO_ALL).",
+        read: |to, value| {
+            let words = [("all_gather", Route::AllGather), ("scatter_reduce", Route::ScatterReduce)];
+            put(&mut to.config.route, value.word(&words))
+        },
+    },
+    Known {
+        name: "bucket_bytes",
+        expected: "a number of bytes",
+        means: "layers are exchanged together until their uncompressed gradients exceed so many bytes. Default: 4194304.",
+        read: |to, value| put(&mut to.config.bucket_bytes, value.number()),
+    },
+    Known {
+        name: "measuring_rank",
+        expected: "the number of a worker, from 0",
+        means: "the rank that measures and plans for all. Default: 0.",
+        read: |to, value| put(&mut to.config.measuring_rank, value.number()),
+    },
+    Known {
+        name: "metrics_every",
+        expected: "a number of steps",
+        means: "relative errors are measured every so many steps, with 0 never. Default: 10.",
+        read: |to, value| put(&mut to.config.metrics_every, value.number()),
+    },
+    Known {
+        name: "undo",
+        expected: "true or false",
+        means: "true: the residuals of the step before are kept, in as much memory again, for lgreco_controller_roll_back and \
+                lgreco_controller_abandon_step. Default: false; they are always kept where `non_finite` is not error.",
+        read: |to, value| put(&mut to.config.undo, value.truth()),
+    },
+];
+
+/// Those that a controller has beside those of searches and plans.
+pub(super) fn own() -> impl Iterator<Item = Documented> {
+    documented_of(CONTROLLER)
+}
+
+impl Options for ControllerOptions {
+    const OF: &'static str = "a controller";
+
+    fn set(&mut self, name: &str, found: &str) -> Option<Result<&'static str>> {
+        set(CONTROLLER, self, name, found)
+            .or_else(|| set(SEARCH, &mut self.search, name, found))
+            .or_else(|| set(PLAN, &mut self.plan, name, found))
+    }
+
+    fn documented() -> Vec<Documented> {
+        own().chain(documented_of(SEARCH)).chain(documented_of(PLAN)).collect()
+    }
+}

@@ -1,0 +1,70 @@
+//! What both ends of a pipeline cut must agree on.
+
+use super::{Known, options_of, put};
+use lgreco_pipeline::CutSetting;
+
+pub(crate) struct CutOptions {
+    pub(crate) setting: CutSetting,
+}
+
+impl Default for CutOptions {
+    fn default() -> CutOptions {
+        CutOptions { setting: CutSetting::new(0, 0, 0) }
+    }
+}
+
+const CODEC: &str = "a codec, such as min-max 4 or topk 10 bf16";
+const MEMORY: &str = "a memory, such as none, residual or samples 1024";
+
+const CUT: &[Known<CutOptions>] = &[
+    Known {
+        name: "batch",
+        expected: "a number of samples of at least 1",
+        means: "samples per message: in training with a memory by position exactly so many, else at most. Must be given.",
+        read: |to, value| put(&mut to.setting.batch, value.number()),
+    },
+    Known {
+        name: "features",
+        expected: "a number of values of at least 1",
+        means: "values per sample. Must be given.",
+        read: |to, value| put(&mut to.setting.features, value.number()),
+    },
+    Known {
+        name: "forward",
+        expected: CODEC,
+        means: "the codec of activations, as text (above). Default: min-max 4.",
+        read: |to, value| put(&mut to.setting.forward.codec, value.made(value.found.parse())),
+    },
+    Known {
+        name: "forward_memory",
+        expected: MEMORY,
+        means: "what is remembered of activations, as text (above). Default: none.",
+        read: |to, value| put(&mut to.setting.forward.memory, value.made(value.found.parse())),
+    },
+    Known {
+        name: "backward",
+        expected: CODEC,
+        means: "the codec of gradients, which need milder compression. Default: min-max 8.",
+        read: |to, value| put(&mut to.setting.backward.codec, value.made(value.found.parse())),
+    },
+    Known {
+        name: "backward_memory",
+        expected: MEMORY,
+        means: "what is remembered of gradients. Default: none.",
+        read: |to, value| put(&mut to.setting.backward.memory, value.made(value.found.parse())),
+    },
+    Known {
+        name: "cut",
+        expected: "the number of a cut, from 0",
+        means: "which cut of the model. Default: 0.",
+        read: |to, value| put(&mut to.setting.cut, value.number()),
+    },
+    Known {
+        name: "in_flight",
+        expected: "a number of micro-batches of at least 1",
+        means: "micro-batches that may be on their way forward and back at a time. Default: 8.",
+        read: |to, value| put(&mut to.setting.in_flight, value.number()),
+    },
+];
+
+options_of!(CutOptions, "a cut", CUT);

@@ -1,0 +1,132 @@
+//! How to plan, and what plans keep within.
+
+use super::{Known, options_of, put};
+use crate::failure::{Failure, Result};
+use lgreco_train::CoreError;
+use lgreco_train::plan::{Solver, budget, dp, exact};
+
+/// Whose dynamic program it is.
+#[derive(Clone, Copy, PartialEq)]
+enum Planner {
+    Exact,
+    Dp,
+    Paper,
+}
+
+/// What plans keep within.
+#[derive(Clone, Copy)]
+pub(super) enum Limit {
+    Size,
+    Error,
+    /// Bits, or seconds.
+    Number(f64),
+}
+
+pub(crate) struct PlanOptions {
+    planner: Planner,
+    levels: u32,
+    states: usize,
+    pub(super) limit: Option<Limit>,
+    pub(super) alpha: f64,
+}
+
+impl Default for PlanOptions {
+    fn default() -> PlanOptions {
+        let (levels, states) = (dp::LEVELS, exact::Limits::default().states);
+        PlanOptions { planner: Planner::Exact, levels, states, limit: None, alpha: 1.0 }
+    }
+}
+
+/// A whole number of bits, as a budget.
+pub(super) fn bits(number: f64) -> Result<u64> {
+    let wrong =
+        || Failure::OptionValue { name: "budget", found: number.to_string(), expected: "a whole number of bits" };
+    if number >= 0.0 && number < 2f64.powi(63) && number.fract() == 0.0 { Ok(number as u64) } else { Err(wrong()) }
+}
+
+impl PlanOptions {
+    /// Algorithm 1.
+    pub(super) fn dp(&self) -> Solver {
+        Solver::Dp { levels: self.levels }
+    }
+
+    pub(crate) fn solver(&self) -> Solver {
+        match self.planner {
+            Planner::Exact => Solver::Exact(exact::Limits { states: self.states }),
+            Planner::Dp | Planner::Paper => self.dp(),
+        }
+    }
+
+    /// As told, or else by the table's own budget, or else by the uniform setting's size or, for the paper, its error.
+    pub(crate) fn budget<'a>(&self, own: Option<f64>, defaults: Option<&'a [u32]>) -> Result<budget::Budget<'a>> {
+        let alpha = self.alpha;
+        let limit = match (self.limit, own) {
+            (Some(limit), _) => limit,
+            (None, Some(_)) => Limit::Error,
+            (None, None) if self.planner == Planner::Paper => Limit::Error,
+            (None, None) => Limit::Size,
+        };
+        match (limit, own, defaults) {
+            (Limit::Number(size), ..) => Ok(budget::Budget::Size(bits(size)?)),
+            (Limit::Size, _, Some(options)) => Ok(budget::Budget::DefaultSize { alpha, options }),
+            (Limit::Size, _, None) => Err(Failure::Null("the array of defaults of the table")),
+            (Limit::Error, Some(value), _) if alpha.is_finite() && alpha >= 0.0 => {
+                Ok(budget::Budget::Absolute(alpha * value))
+            }
+            (Limit::Error, Some(_), _) => {
+                Err(CoreError::Parameter { what: "alpha", value: alpha, expected: "a finite number >= 0" }.into())
+            }
+            (Limit::Error, None, Some(options)) => Ok(budget::Budget::Defaults { alpha, options }),
+            (Limit::Error, None, None) => Err(Failure::Null("the array of defaults of a table without budget")),
+        }
+    }
+}
+
+pub(super) const PLAN: &[Known<PlanOptions>] = &[
+    Known {
+        name: "solver",
+        expected: "exact, dp or paper",
+        means: "exact, the default: the proved optimum, or the best plan and an honest bound where `states` end the search; dp: \
+                Algorithm 1 of the L-GreCo paper; paper: the same, within the error of the uniform setting unless `budget` says \
+                otherwise.",
+        read: |to, value| {
+            let words = [("exact", Planner::Exact), ("dp", Planner::Dp), ("paper", Planner::Paper)];
+            put(&mut to.planner, value.word(&words))
+        },
+    },
+    Known {
+        name: "levels",
+        expected: "a number of cells of at least 1",
+        means: "dp: cells of the grid, at least 1. Default: 10000.",
+        read: |to, value| put(&mut to.levels, value.number()),
+    },
+    Known {
+        name: "states",
+        expected: "a number of partial plans",
+        means: "exact: partial plans kept at once, 32 bytes each; with 0 the relaxation is rounded. Default: 524288.",
+        read: |to, value| put(&mut to.states, value.number()),
+    },
+    Known {
+        name: "budget",
+        expected: "size, error or a number",
+        means: "size: plans have at most the uniform setting's size, and the least error; error: at most its error, or that of \
+                the table's own budget, and the least size; or so many bits (of a controller with the objective seconds, \
+                seconds). Default: error for a table that has a budget, else size.",
+        read: |to, value| {
+            to.limit = Some(match value.found {
+                "size" => Limit::Size,
+                "error" => Limit::Error,
+                _ => Limit::Number(value.number()?),
+            });
+            Ok(())
+        },
+    },
+    Known {
+        name: "alpha",
+        expected: "a number of at least 0",
+        means: "the budget of `size` or `error` is multiplied by this. Default: 1.",
+        read: |to, value| put(&mut to.alpha, value.number()),
+    },
+];
+
+options_of!(PlanOptions, "a plan", PLAN);
