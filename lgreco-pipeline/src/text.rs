@@ -110,7 +110,7 @@ fn memory(text: &str) -> Option<LinkMemory> {
 }
 
 /// ```
-/// use lgreco_train::pipeline::{Codec, Tile};
+/// use lgreco_pipeline::{Codec, Tile};
 /// let codec = Codec::MinMax { bits: 4, tile: Tile::Elements(128) };
 /// assert_eq!("min-max 4".parse(), Ok(codec));
 /// assert_eq!(codec.to_string(), "min-max 4 tile 128");
@@ -125,7 +125,7 @@ impl FromStr for Codec {
 }
 
 /// ```
-/// use lgreco_train::pipeline::{LinkMemory, RowStorage};
+/// use lgreco_pipeline::{LinkMemory, RowStorage};
 /// let memory = LinkMemory::Samples { capacity: 1024, storage: RowStorage::Quantised { bits: 4 } };
 /// assert_eq!("samples 1024 bits 4".parse(), Ok(memory));
 /// assert_eq!(memory.to_string(), "samples 1024 bits 4");

@@ -10,7 +10,7 @@ use lgreco::rng::Stream;
 use lgreco::search::{Layer, Measured, Search};
 use lgreco::{Error, Result, search};
 use lgreco_train::controller::{Config, Controller, Feedback, Objective, Policy, Tensor};
-use lgreco_train::exchange::{Collective, Route, threads};
+use lgreco_train::exchange::{Route, threads};
 use lgreco_train::gradient::ValuesMut;
 use own_compressor::{Sign, methods, setting};
 
@@ -230,8 +230,11 @@ fn each_is_tried_out_before_plans_by_measured_seconds() {
     let mut config = config(&["sign", "natural"]);
     (config.objective, config.clock) = (Objective::MeasuredSeconds, Some(clock as fn() -> f64));
     let worker = threads::ThreadCollective::group(1).remove(0);
-    let trials =
-        Controller::new(config, layers(), worker.rank(), worker.world_size()).unwrap().trials(&[0, 1]).unwrap();
+    let trials = Controller::new(config, layers(), worker.rank(), worker.world_size())
+        .unwrap()
+        .elsewhere()
+        .trials(&[0, 1])
+        .unwrap();
     let tried = |text| trials.contains(&vec![own(text); 2]);
     assert!(tried("sign") && tried("natural") && trials.len() == 3, "{trials:?}");
 }
