@@ -56,7 +56,7 @@ mod worker;
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use lgreco_train::exchange::{Collective, threads};
+use lgreco_train::exchange::threads;
 use optimiser::Kind;
 use report::{Point, Row};
 use results::Results;

@@ -138,7 +138,6 @@ static void tables(const char *methods) {
     OK(lgreco_cuda_held_bytes(cuda, &held));
     CHECK(held >= needed);
     OK(lgreco_cuda_measure(cuda, model, LAYERS, listed(&search), &found));
-    if (strcmp(methods, "hybrid") == 0) set(&search, "method", "qsgd,topk,powersgd");  // on devices
     OK(lgreco_table_measure(NULL, on_host, LAYERS, listed(&search), &expected));
     OK(lgreco_table_get(expected, &a));
     OK(lgreco_table_get(found, &b));
