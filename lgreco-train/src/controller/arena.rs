@@ -5,26 +5,20 @@
 
 use super::buffers::grow;
 use super::layer::LayerState;
-use super::lens::{Facts, Left};
-use super::needs::{Known, Needs};
+use super::layer_plan::{LayerPlan, Needs};
 use crate::Error;
-use crate::exchange::{Layer, Route, Spec};
+use crate::exchange::{Layer, Spec};
 use crate::feedback::Memory;
-use crate::gradient::{Dtype, Shape};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 /// A layer on loan from the controller.
 pub(super) struct Kept {
-    pub index: usize,
-    pub shape: Shape,
-    pub dtype: Dtype,
+    pub plan: LayerPlan,
     pub shards: Arc<[u64]>,
     pub state: LayerState,
     /// The measuring rank's mean gradient; empty on others.
     pub window: Vec<f32>,
-    /// Whether it has no gradient in this step: zeros are sent, and the residual stays.
-    pub withheld: bool,
     /// Squared norm of what is offered to the compressor, and of what that leaves, where errors are measured.
     pub norms: [f64; 2],
 }
@@ -32,42 +26,12 @@ pub(super) struct Kept {
 impl Kept {
     /// What an exchange knows of it.
     pub(super) fn spec(&self) -> Spec<'_> {
-        // With a residual, f32 is compressed.
-        let dtype = if self.memory().is_some() { Dtype::F32 } else { self.dtype };
-        let spec = Spec::from((self.state.choice.setting, self.shape, dtype));
-        Spec { index: self.index as u32, shards: &self.shards, in_place: self.dtype == Dtype::F32, ..spec }
+        self.plan.spec(&self.shards)
     }
 
     /// The residual that goes out with the gradient.
     pub(super) fn memory(&self) -> Option<&Memory<Vec<u64>>> {
-        self.state.memory.as_ref().filter(|_| !self.withheld)
-    }
-
-    /// What its exchange does.
-    pub(super) fn facts(&self, route: Route, measured: bool) -> Facts {
-        let LayerState { choice, memory, feedback, .. } = &self.state;
-        Facts::new(choice, self.dtype, [memory.is_some(), *feedback, measured, self.withheld], route)
-    }
-
-    /// Whether what is left is made where the next residual will be.
-    pub(super) fn is_left_in_place(&self) -> bool {
-        self.memory().is_some_and(Memory::is_plain)
-    }
-
-    /// What is known of it before its exchange.
-    pub(super) fn known(&self, route: Route, measured: bool) -> Known<'_> {
-        (self.spec(), self.facts(route, measured), self.is_left_in_place())
-    }
-
-    /// Values that it takes beside the trainer's, from beginning to end.
-    pub(super) fn offered(&self, route: Route, measured: bool) -> usize {
-        if self.facts(route, measured).left == Left::Instead { self.shape.elements() } else { 0 }
-    }
-
-    /// The same while means take the place of values.
-    pub(super) fn rest(&self, route: Route, measured: bool) -> usize {
-        let beside = self.facts(route, measured).left == Left::Beside && !self.is_left_in_place();
-        if beside { self.shape.elements() } else { 0 }
+        self.state.memory.as_ref().filter(|_| self.plan.compensates)
     }
 }
 
@@ -88,8 +52,8 @@ pub(super) struct Arena {
 
 impl Arena {
     /// Values that are left of all layers, while means take the place of values.
-    pub(super) fn rest(&self, route: Route, measured: bool) -> usize {
-        self.kept.iter().map(|kept| kept.rest(route, measured)).sum()
+    pub(super) fn rest(&self) -> usize {
+        self.kept.iter().map(|kept| kept.plan.rest()).sum()
     }
 
     /// Has room for so much, without making room that is there already.

@@ -8,8 +8,7 @@ use super::NonFinite;
 use super::arena::{Arena, Kept, recycled, split_rest};
 use super::buffers::grow;
 use super::check::{check, first_non_finite, non_finite};
-use super::lens::Left;
-use super::needs::Needs;
+use super::layer_plan::{LayerPlan, Left, Needs};
 use super::spread;
 use super::view::{Places, list_of, unless_failed};
 use super::window;
@@ -113,7 +112,7 @@ pub struct Bucket {
 impl Bucket {
     /// The layers, in the order in which their gradients are given.
     pub fn layers(&self) -> impl ExactSizeIterator<Item = usize> {
-        self.arena.kept.iter().map(|kept| kept.index)
+        self.arena.kept.iter().map(|kept| kept.plan.index)
     }
 
     /// The collectives that [`next`](Bucket::next) will ask for, in order, with their sizes, so that memory can be reserved or
@@ -141,8 +140,11 @@ impl Bucket {
     /// [`Error::StepOrder`] when there are gradients already; [`Error::NotInBucket`].
     pub fn withhold(&mut self, layer: usize) -> Result<(), Error> {
         self.expect_open()?;
-        let place = self.arena.kept.iter_mut().find(|kept| kept.index == layer);
-        place.map(|kept| kept.withheld = true).ok_or(Error::NotInBucket { layer })
+        let kept = self.arena.kept.iter_mut().find(|kept| kept.plan.index == layer);
+        let kept = kept.ok_or(Error::NotInBucket { layer })?;
+        let form = (kept.plan.shape, kept.plan.dtype);
+        kept.plan = LayerPlan::of(layer, form, &kept.state, [self.measured, true], self.moment.route);
+        Ok(())
     }
 
     fn expect_open(&self) -> Result<(), Error> {
@@ -197,7 +199,7 @@ impl Bucket {
         let (moment, agreement, failure) = (self.moment, self.agreement, self.failure);
         let room = Places { offered, rest: &mut [] };
         let present = unless_failed(failure, gradients);
-        let mut layers = list_of(kept, room, present, &moment, self.measured, self.late, core::mem::take(list));
+        let mut layers = list_of(kept, room, present, self.late, core::mem::take(list));
         let flight = Flight::begin(
             &mut Host { layers: &mut layers, workspace, scratch: Some(scratch) },
             moment,
@@ -270,12 +272,12 @@ impl Bucket {
     /// [`next`](Bucket::next), but for the request itself: the part that it is about.
     fn advance(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<Option<Part>, Error> {
         let Some(flight) = &mut self.flight else { return Ok(None) };
-        let (failure, moment, measured) = (self.failure, &self.moment, self.measured);
+        let failure = self.failure;
         if failure.is_none() {
             check(&self.arena.kept, gradients)?;
         }
         let averaging = flight.is_averaging();
-        let rest = if averaging { self.arena.rest(moment.route, measured) } else { 0 };
+        let rest = if averaging { self.arena.rest() } else { 0 };
         let words = if averaging { self.needs.averaging + rest.div_ceil(2) } else { self.needs.compressing };
         let Arena { kept, offered, workspace, scratch, list, .. } = &mut self.arena;
         if let Err(error) = grow(scratch, words) {
@@ -287,7 +289,7 @@ impl Bucket {
         let (rest, scratch) = split_rest(scratch, rest);
         let present = unless_failed(failure, gradients);
         let room = Places { offered, rest };
-        let mut layers = list_of(kept, room, present, moment, measured, self.late, core::mem::take(list));
+        let mut layers = list_of(kept, room, present, self.late, core::mem::take(list));
         let advanced = flight.advance(&mut Host { layers: &mut layers, workspace, scratch: Some(scratch) });
         let mut late = None;
         for layer in &layers {
@@ -334,42 +336,42 @@ impl Bucket {
 
     /// Adds gradients to the window's means and residuals to gradients: what is offered to compressors.
     fn offer(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
-        let (route, measured, steps) = (self.moment.route, self.measured, self.window_steps);
+        let steps = self.window_steps;
         let Arena { kept, offered, .. } = &mut self.arena;
-        let len = |kept: &Kept| kept.offered(route, measured);
+        let len = |kept: &Kept| kept.plan.offered();
         spread::for_each(kept, gradients, offered, &len, &|kept, gradient, offered| {
-            let facts = kept.facts(route, measured);
-            if kept.withheld {
+            let LayerPlan { index, shape, left, measured, withheld, .. } = kept.plan;
+            if withheld {
                 gradient.write(core::iter::repeat(0.0));
                 offered.fill(0.0);
             }
             if steps > 0 {
                 window::add(&mut kept.window, gradient.values(), steps);
             }
-            if kept.withheld {
+            if withheld {
                 return Ok(());
             }
             let values = match gradient {
-                ValuesMut::F32(values) if facts.left != Left::Instead => {
+                ValuesMut::F32(values) if left != Left::Instead => {
                     let finite = kept.memory().is_none_or(|memory| memory.compensate_in_place(values));
-                    let found = if finite { None } else { non_finite(kept.index, Values::F32(values)) };
+                    let found = if finite { None } else { non_finite(index, Values::F32(values)) };
                     found.map_or(Ok(()), Err)?;
                     &**values
                 }
                 _ => {
-                    let gradient = Gradient::new(gradient.values(), kept.shape)?;
+                    let gradient = Gradient::new(gradient.values(), shape)?;
                     match kept.memory() {
                         Some(memory) if memory.compensate(&gradient, offered).is_err() => {
-                            non_finite(kept.index, Values::F32(offered)).map_or(Ok(()), Err)?;
+                            non_finite(index, Values::F32(offered)).map_or(Ok(()), Err)?;
                         }
                         // What is not finite the compressor finds.
-                        None if facts.left == Left::Instead => drop(widen_part(&gradient, 0, 1.0, offered)),
+                        None if left == Left::Instead => drop(widen_part(&gradient, 0, 1.0, offered)),
                         _ => {}
                     }
                     offered
                 }
             };
-            if facts.measured {
+            if measured {
                 kept.norms[0] = squared_norm(values);
             }
             Ok(())
@@ -378,46 +380,45 @@ impl Bucket {
 
     /// Gradients have become means, and residuals take note of what is left.
     fn remember(&mut self) -> Result<(), Error> {
-        let Moment { seed, step, rank, route, reduce_dtype, .. } = self.moment;
-        let rest = self.arena.rest(route, self.measured);
+        let Moment { seed, step, rank, reduce_dtype, .. } = self.moment;
+        let rest = self.arena.rest();
         let Arena { kept, offered, scratch, sent, .. } = &mut self.arena;
         let mut places = Places { offered, rest: split_rest(scratch, rest).0 };
         for (kept, &sent) in kept.iter_mut().zip(&*sent) {
-            let stream = Stream { seed, step, layer: kept.index as u32, rank };
-            let (facts, in_place) = (kept.facts(route, self.measured), kept.is_left_in_place());
-            let Places { offered, rest } = places.take(kept, &self.moment, self.measured);
-            let rest = match facts.left {
+            let LayerPlan { index, setting, shape, dtype, left, measured, withheld, repays, .. } = kept.plan;
+            let stream = Stream { seed, step, layer: index as u32, rank };
+            let Places { offered, rest } = places.take(&kept.plan);
+            let rest = match left {
                 Left::Instead => Some(&*offered),
-                Left::Beside if !in_place => Some(&*rest),
-                _ => None,
+                Left::Beside => Some(&*rest),
+                Left::Nowhere | Left::Norm | Left::InPlace => None,
             };
-            let Kept { state, shape, norms: [all, left], .. } = kept;
-            if facts.measured {
-                match (facts.left, rest) {
+            let Kept { state, norms: [all, lost], .. } = kept;
+            if measured {
+                match (left, rest) {
                     (Left::Norm, _) => {}
-                    (_, Some(rest)) => *left = squared_norm(rest),
-                    (_, None) => *left = squared_norm(state.left(*shape)),
+                    (_, Some(rest)) => *lost = squared_norm(rest),
+                    (_, None) => *lost = squared_norm(state.left(shape)),
                 }
-                state.relative_error = Some(if *all > 0.0 { *left / *all } else { 0.0 });
+                state.relative_error = Some(if *all > 0.0 { *lost / *all } else { 0.0 });
             }
-            let remembered = match (facts.repays, kept.withheld) {
+            let remembered = match (repays, withheld) {
                 (true, _) => state.repay(rest.unwrap_or_default(), stream),
                 (false, false) => state.remember(rest, self.late, stream),
                 (false, true) => Ok(()),
             };
             self.late = self.late.or(remembered.err());
-            let (shape, setting) = (*shape, state.choice.setting);
             let sent = match setting {
                 // Without a header.
-                Setting::Dense => (shape.elements() * kept.dtype.bytes().min(reduce_dtype.bytes())) as u64,
+                Setting::Dense => (shape.elements() * dtype.bytes().min(reduce_dtype.bytes())) as u64,
                 _ if setting.traits().aggregation != Aggregation::WholePayloads => {
-                    setting.exchanged_len(shape, kept.dtype, reduce_dtype)? as u64
+                    setting.exchanged_len(shape, dtype, reduce_dtype)? as u64
                 }
                 _ => sent,
             };
             let counts = &mut state.counts;
             counts.steps += 1;
-            counts.bytes_in += (shape.elements() * kept.dtype.bytes()) as u64;
+            counts.bytes_in += (shape.elements() * dtype.bytes()) as u64;
             counts.bytes_out += sent;
             self.bytes += sent;
         }

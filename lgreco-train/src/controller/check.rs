@@ -10,7 +10,7 @@ use crate::{CoreError, Error};
 pub(super) fn check(kept: &[Kept], gradients: &[ValuesMut<'_>]) -> Result<(), Error> {
     expect_len("gradients, one per layer", kept.len(), gradients.len())?;
     for (kept, gradient) in kept.iter().zip(gradients) {
-        check_layer(kept.index, kept.shape, kept.dtype, gradient.values())?;
+        check_layer(kept.plan.index, kept.plan.shape, kept.plan.dtype, gradient.values())?;
     }
     Ok(())
 }
@@ -37,5 +37,5 @@ pub(super) fn non_finite(layer: usize, values: Values<'_>) -> Option<Error> {
 }
 
 pub(super) fn first_non_finite(kept: &[Kept], gradients: &[ValuesMut<'_>]) -> Option<Error> {
-    kept.iter().zip(gradients).find_map(|(kept, gradient)| non_finite(kept.index, gradient.values()))
+    kept.iter().zip(gradients).find_map(|(kept, gradient)| non_finite(kept.plan.index, gradient.values()))
 }

@@ -3,7 +3,7 @@
 use super::arena::{Arena, Kept};
 use super::bucket::{Bucket, Progress};
 use super::layer::Fate;
-use super::needs::Needs;
+use super::layer_plan::{LayerPlan, Needs};
 use super::{Controller, Tensor};
 use crate::Error;
 use crate::checksum::Hash;
@@ -56,9 +56,9 @@ impl Controller {
         self.lendings += 1;
         let ticket = Hash(self.planner.identity).add(self.lendings).0.max(1);
         let mut kept = self.arenas.list(layers.len())?;
-        let lent = self.lend_layers(layers, ticket, &mut kept);
-        let known = kept.iter().map(|kept| kept.known(moment.route, measured));
-        let found = lent.and_then(|()| Needs::of(known, &moment));
+        let lent = self.lend_layers(layers, ticket, measured, &mut kept);
+        let plans = kept.iter().map(|kept| (kept.plan, &*kept.shards));
+        let found = lent.and_then(|()| Needs::of(plans, &moment));
         let found = found.and_then(|needs| Ok((self.arenas.take(kept.len(), &needs, alone)?, needs)));
         let (mut arena, needs) = match found {
             Ok(found) => found,
@@ -91,7 +91,7 @@ impl Controller {
             progress: Progress::Open,
         };
         // A bucket without elements has nobody to tell.
-        if bucket.arena.kept.iter().any(|kept| kept.shape.elements() > 0) {
+        if bucket.arena.kept.iter().any(|kept| kept.plan.shape.elements() > 0) {
             bucket.failure = self.late.take();
         }
         bucket.began = self.now();
@@ -117,20 +117,20 @@ impl Controller {
         &mut self,
         layers: impl Iterator<Item = usize>,
         ticket: u64,
+        measured: bool,
         kept: &mut Vec<Kept>,
     ) -> Result<(), Error> {
         for index in layers {
             self.expect_lendable(index)?;
             self.states[index].reserve()?;
             let tensor = &self.planner.tensors[index];
+            let (form, shards) = ((tensor.shape, tensor.dtype), tensor.shards.clone());
+            let state = self.states[index].lend(ticket);
             kept.push(Kept {
-                index,
-                shape: tensor.shape,
-                dtype: tensor.dtype,
-                shards: tensor.shards.clone(),
-                state: self.states[index].lend(ticket),
+                plan: LayerPlan::of(index, form, &state, [measured, false], self.planner.config.route),
+                shards,
+                state,
                 window: self.planner.lend_mean(index),
-                withheld: false,
                 norms: [0.0; 2],
             });
         }
@@ -171,7 +171,7 @@ impl Controller {
         if (exchanged || alone) && bucket.agreement == Agreement::Needed {
             self.agreed.insert(bucket.layers().collect(), self.planner.step);
         }
-        self.taken.told |= (exchanged || alone) && bucket.arena.kept.iter().any(|kept| kept.shape.elements() > 0);
+        self.taken.told |= (exchanged || alone) && bucket.arena.kept.iter().any(|kept| kept.plan.shape.elements() > 0);
         // All ranks have found it, and compare their options before the next step.
         self.control.met &= !bucket.differs;
         self.taken.bytes_out += bucket.bytes;
@@ -204,9 +204,9 @@ impl Controller {
     }
 
     fn take_layers_back(&mut self, mut kept: Vec<Kept>) {
-        for Kept { index, state, window, .. } in kept.drain(..) {
-            self.states[index] = state;
-            self.planner.take_mean_back(index, window);
+        for Kept { plan, state, window, .. } in kept.drain(..) {
+            self.states[plan.index] = state;
+            self.planner.take_mean_back(plan.index, window);
         }
         self.arenas.put_list(kept);
     }

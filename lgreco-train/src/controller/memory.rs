@@ -3,14 +3,11 @@
 use super::Controller;
 use super::codes::Choice;
 use super::groups::Groups;
-use super::lens::Facts;
-use super::needs::Needs;
+use super::layer_plan::{Known, LayerPlan, Needs};
 use super::planner::Planner;
 use super::{Policy, Uncompressed};
 use crate::Error;
-use crate::exchange::{Spec, factor_rank};
-use crate::feedback::Residual;
-use crate::gradient::Dtype;
+use crate::exchange::factor_rank;
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -118,13 +115,13 @@ impl Controller {
     /// What these layers take together under these settings.
     fn needs_of(&self, choices: &[Choice], layers: Range<usize>) -> Result<Needs, Error> {
         let Planner { config, tensors, .. } = &self.planner;
-        let known = tensors[layers.clone()].iter().zip(&choices[layers]).map(|(tensor, choice)| {
-            let residual = config.feedback.of(&choice.setting);
-            let facts = Facts::new(choice, tensor.dtype, [residual.is_some(), true, false, false], config.route);
-            let spec = Spec { in_place: tensor.dtype == Dtype::F32, ..tensor.spec(choice.setting) };
-            (spec, facts, residual.is_some_and(Residual::is_plain))
+        let known = Known { residual: None, feedback: true, measured: false, withheld: false };
+        let plans = tensors[layers.clone()].iter().zip(&choices[layers]).map(|(tensor, choice)| {
+            let known = Known { residual: config.feedback.of(&choice.setting), ..known };
+            let form = (tensor.shape, tensor.dtype);
+            (LayerPlan::new(0, form, choice, known, config.route), &*tensor.shards)
         });
-        Needs::of(known, &self.moment())
+        Needs::of(plans, &self.moment())
     }
 
     /// Makes room for blocking steps under these settings, so that they fail for want of memory before ranks agree. Buckets in

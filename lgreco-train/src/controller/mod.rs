@@ -123,9 +123,9 @@ mod groups;
 mod identity;
 mod inspect;
 mod layer;
+mod layer_plan;
 mod legacy;
 mod lend;
-mod lens;
 #[cfg(feature = "json")]
 mod line;
 mod link;
@@ -134,7 +134,6 @@ mod message;
 mod meter;
 mod metered;
 mod metrics;
-mod needs;
 mod observed;
 mod offers;
 #[cfg(feature = "json")]

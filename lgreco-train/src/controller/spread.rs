@@ -35,10 +35,10 @@ pub(super) fn for_each(
 
 /// Where to divide layers of enough elements, neither first nor last.
 fn middle(kept: &[Kept]) -> Option<usize> {
-    let elements: usize = kept.iter().map(|kept| kept.shape.elements()).sum();
+    let elements: usize = kept.iter().map(|kept| kept.plan.shape.elements()).sum();
     let mut before = 0;
     let at = kept.iter().take_while(|kept| {
-        before += kept.shape.elements();
+        before += kept.plan.shape.elements();
         2 * before <= elements
     });
     let at = at.count().max(1);

@@ -2,14 +2,14 @@
 
 use super::arena::{Kept, recycled};
 use super::layer::LayerState;
-use super::lens::Left;
+use super::layer_plan::{LayerPlan, Left};
 use crate::Error;
-use crate::exchange::{Layer, Moment, Rest};
+use crate::exchange::{Layer, Rest};
 use crate::feedback::plain_values;
 use crate::gradient::{Dtype, ValuesMut};
 use alloc::vec::Vec;
 
-/// Buffers with a place per element of the layers that need one: see [`Kept::offered`] and [`Kept::rest`].
+/// Buffers with a place per element of the layers that need one: see [`LayerPlan::offered`] and [`LayerPlan::rest`].
 pub(super) struct Places<'a> {
     pub offered: &'a mut [f32],
     /// Empty until means take the place of values.
@@ -18,12 +18,11 @@ pub(super) struct Places<'a> {
 
 impl<'a> Places<'a> {
     /// Cuts off the places of the next layer.
-    pub(super) fn take(&mut self, kept: &Kept, moment: &Moment, measured: bool) -> Places<'a> {
+    pub(super) fn take(&mut self, plan: &LayerPlan) -> Places<'a> {
         fn take<'a>(room: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
             room.split_off_mut(..len).unwrap_or_default()
         }
-        let offered = take(&mut self.offered, kept.offered(moment.route, measured));
-        Places { offered, rest: take(&mut self.rest, kept.rest(moment.route, measured)) }
+        Places { offered: take(&mut self.offered, plan.offered()), rest: take(&mut self.rest, plan.rest()) }
     }
 }
 
@@ -33,22 +32,19 @@ pub(super) fn list_of<'a>(
     kept: &'a mut [Kept],
     mut places: Places<'a>,
     gradients: &'a mut [ValuesMut<'_>],
-    moment: &Moment,
-    measured: bool,
     late: Option<Error>,
     list: Vec<Layer<'static>>,
 ) -> Vec<Layer<'a>> {
     let mut list = recycled(list);
     let mut gradients = gradients.iter_mut();
     for kept in kept {
-        let Places { offered, rest } = places.take(kept, moment, measured);
-        let (left, in_place) = (kept.facts(moment.route, measured).left, kept.is_left_in_place());
-        let (shape, dtype) = (kept.shape, kept.dtype);
-        let LayerState { choice, memory, keeps_undo, pending, factor, .. } = &mut kept.state;
+        let Places { offered, rest } = places.take(&kept.plan);
+        let LayerPlan { index, setting, shape, dtype, left, .. } = kept.plan;
+        let LayerState { memory, keeps_undo, pending, factor, .. } = &mut kept.state;
         let rest = match left {
             Left::Nowhere => Rest::Dropped,
             Left::Norm => Rest::Measured(&mut kept.norms[1]),
-            Left::Beside if in_place => match memory {
+            Left::InPlace => match memory {
                 Some(memory) if !*keeps_undo => Rest::Replacing(memory.plain_mut()),
                 _ => Rest::Beside(plain_values(pending, shape)),
             },
@@ -61,7 +57,7 @@ pub(super) fn list_of<'a>(
             (None, Dtype::F16) => ValuesMut::F16(&mut []),
             (None, Dtype::Bf16) => ValuesMut::Bf16(&mut []),
         };
-        let layer = Layer::new(kept.index as u32, choice.setting, shape, values, rest);
+        let layer = Layer::new(index as u32, setting, shape, values, rest);
         list.push(Layer { shards: &kept.shards, factor, late, ..layer });
     }
     list
