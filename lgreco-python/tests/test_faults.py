@@ -48,7 +48,6 @@ def test_others_hear_of_it_and_go_on(case: Case) -> None:
     assert heard.keys() == set(range(case.world)) - ({VICTIM} if case.kind == "killed" else set())
     for rank, one in heard.items():
         assert one["step"] == case.at and f"rank {rank}, step {case.at}: a collective has failed" in one["error"]
-        assert rank == VICTIM or one["seconds"] < 2 * case.timeout, one
     assert found["kept"]
     if case.kind == "killed":
         assert found["replaced"] and found["lost"] == [8, 10]
