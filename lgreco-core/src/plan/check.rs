@@ -126,14 +126,14 @@ impl ExactSum {
         }
     }
 
-    /// The sum in f64, for messages.
+    /// The sum as an f64, for messages.
     fn approximate(&self) -> f64 {
-        // Twice 2^32, because 2^64 · 2^1074 has no f64.
+        // Multiplies by 2^32 twice.
         let fold = |value: f64, &word: &u64| value * 4_294_967_296.0 * 4_294_967_296.0 + word as f64;
         let lead = self.0.iter().position(|&word| word > 0).unwrap_or(WORDS - 1);
         let kept = (lead + 3).min(WORDS);
         let value = self.0[lead..kept].iter().fold(0.0, fold);
-        // value · 2^(64·dropped words − 1074), in steps that neither overflow nor lose bits early.
+        // Multiplies by 2^(64·dropped words − 1074), in steps that neither overflow nor lose bits early.
         let mut exponent = 64 * (WORDS - kept) as i32 - 1074;
         let mut value = value;
         while exponent != 0 {
