@@ -19,8 +19,9 @@ use clap::error::ErrorKind;
 use std::ffi::OsString;
 use std::io::{self, Write};
 
-/// Prepares a table for planning with constraints in the text form of `--group` and `--fix`: groups of layers that share a
-/// setting, and fixed settings (`LAYER=SETTING`).
+/// Prepares a table for planning with constraints in the text form of `--group` and `--fix`.
+///
+/// `groups` are layers that share a setting; `fixed` has entries `LAYER=SETTING`.
 ///
 /// # Errors
 /// [`failure::Failure`], with the layer or setting that the table lacks.

@@ -85,8 +85,8 @@ pub struct Scheme {
 pub struct Solved {
     /// The plan.
     pub plan: Plan,
-    /// Summary of a second plan, limited by the other quantity of the uniform setting: the least error in its size, or the
-    /// smallest size with its error. `None` if the budget is not uniform.
+    /// Summary of a second plan, which is limited by the other quantity of the uniform setting. It has the least error in
+    /// that size, or the smallest size with that error. `None` if the budget is not uniform.
     pub other: Option<Summary>,
     /// Description of the limit's origin.
     pub origin: String,

@@ -57,8 +57,7 @@ impl Codec {
         self.setting.encode_workspace_len(self.shape, self.dtype)
     }
 
-    /// Encodes a gradient into a new payload. Random bits come from `stream`, whose `layer` is replaced by the layer's
-    /// index.
+    /// Encodes a gradient into a new payload. Random bits come from `stream`; the layer's index replaces its field `layer`.
     ///
     /// # Errors
     /// Those of [`Compressor::encode`], such as [`Error::NonFinite`](crate::Error::NonFinite) with the first NaN or

@@ -1,4 +1,4 @@
-//! A check of what every compressor must guarantee. Authors of outside methods call it from a test.
+//! A check of the guarantees that every compressor must give. Authors of outside methods call it from a test.
 
 use crate::Error;
 use crate::compress::method::Methods;

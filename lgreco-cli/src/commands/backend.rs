@@ -1,7 +1,7 @@
 //! The backends of this build.
 //!
-//! Default builds leave out wgpu: wgpu and naga took two thirds of the time of a first build, and most users first try plans
-//! on the CPU. Default builds include CUDA, whose libraries are found at run time.
+//! Default builds leave out wgpu, because wgpu and naga took two thirds of the time of a first build. Most users first try
+//! plans on the CPU. Default builds include CUDA: its libraries are loaded at run time.
 
 use crate::args::BackendArg;
 use crate::failure::Failure;

@@ -157,7 +157,7 @@ impl Model {
 }
 
 impl Pass<'_> {
-    /// Measures the rows of `layers`, the first of which has index `first` in the model.
+    /// Measures the rows of `layers`. `first` is the model's index of the first layer.
     fn measure(
         &mut self,
         layers: &[Layer<'_>],

@@ -54,7 +54,7 @@ pub fn read(path: &Path, json: Option<&Target>, plot: Option<&Path>) -> Result<(
     Ok((name, file))
 }
 
-/// Solves `table`, whose constraints are in `merged`. `name` is the table's name for messages.
+/// Solves `table` within the constraints in `merged`. `name` is the table's name for messages.
 ///
 /// The limit is that of `solving`, or else the budget `own`, or else the size of the default options.
 pub fn solve(
@@ -170,7 +170,7 @@ fn solver(solving: Solving) -> Result<Solver, Failure> {
     }
 }
 
-/// The heading of a picture: the file's name without its folder, and what was done to it.
+/// The heading of a picture: the file's name without its folder, and the text `what`.
 pub fn title(name: &str, what: &str) -> String {
     let file = Path::new(name).file_name().map_or(name.into(), |file| file.to_string_lossy());
     crate::failure::printable(&format!("{file} · {what}"))

@@ -70,8 +70,8 @@ fn create_beside(place: &Path) -> io::Result<(PathBuf, File)> {
         let end = format!("{}-{}.tmp", std::process::id(), CREATED.fetch_add(1, Ordering::Relaxed));
         let path = place.with_file_name(with_ends(place.file_name().unwrap_or_default(), OsStr::new(&end)));
         let file = File::create_new(&path)?;
-        // Before the lock, another process could lock the file and then remove it; it holds the lock until then. On file
-        // systems without locks, no abandoned files are removed either.
+        // Another process may lock the new file first, in order to remove it. Then this waits, and tries another name. On
+        // file systems without locks, no process removes files.
         if file.lock().is_err() || path.try_exists()? {
             return Ok((path, file));
         }

@@ -38,7 +38,7 @@ static SAMPLE: &[u8] = include_bytes!("../../data/sample.safetensors");
 /// Least size limit of a batch in bytes. Smaller batches are not worth separate reads.
 const SMALL_BATCH: usize = 64 << 20;
 
-/// Gradients in files, of which only the headers were read.
+/// Gradients in files. Only the headers have been read.
 #[derive(Debug)]
 pub struct Stored {
     /// The index file that names the shards, if there is one.
@@ -247,7 +247,7 @@ fn words(tensor: &Tensor) -> usize {
     tensor.bytes.div_ceil(8)
 }
 
-/// The layers whose values are one after another in `buffer`.
+/// The layers of a buffer that holds their values one after another.
 fn laid_out<'a>(tensors: &'a [Tensor], mut buffer: &'a [u64]) -> Vec<Layer<'a>> {
     let layer = |tensor: &'a Tensor| {
         let (words, rest) = buffer.split_at(words(tensor));

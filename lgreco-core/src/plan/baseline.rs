@@ -1,8 +1,8 @@
 //! Baselines from other work on the same table: uniform settings, k-means (CGX), global top-k.
 //!
 //! Each function writes one option per layer, and keeps an error budget or a size limit. `Plan::from_options` (feature
-//! `alloc`) makes a verified plan of the options. For the uniform baseline, pass it the reference plan from which the budget
-//! was taken.
+//! `alloc`) makes a verified plan of the options. For the uniform baseline, pass the budget's reference plan to that
+//! function.
 
 mod global;
 mod kmeans;

@@ -29,8 +29,8 @@ impl Merged<'_> {
     /// values within the constraints.
     ///
     /// # Complexity
-    /// That of the solver on the merged table. Twice that if a group's sum of errors was rounded and the budget is that
-    /// close.
+    /// That of the solver on the merged table. Twice that if the rounding of a group's errors decides whether a plan fits
+    /// the budget.
     pub fn solve(&self, budget: Budget, reference: Option<&[u32]>, solver: Solver) -> Result<Plan> {
         let limit = budget.limit(&self.table)?;
         let kept = match reference.map(|options| self.check(options)).transpose() {

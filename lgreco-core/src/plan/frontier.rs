@@ -35,8 +35,8 @@ pub struct Point {
 }
 
 impl Point {
-    /// Whether two facts are proved: no plan with at most this error is smaller, and no plan of at most this size has less
-    /// error (to [`Proof::RESOLUTION`]).
+    /// Whether the point is proved to be on the frontier. No plan with at most this error is smaller, and no plan of at most
+    /// this size has less error (to [`Proof::RESOLUTION`]).
     pub fn proven(&self) -> bool {
         let summary = self.plan.summary();
         summary.proven() && summary.error <= self.error_bound + self.error_bound * Proof::RESOLUTION

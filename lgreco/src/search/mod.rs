@@ -6,8 +6,8 @@
 //! Layers with fewer than two dimensions, or with fewer than `min_elements` elements, stay uncompressed. They are not in the
 //! table.
 //!
-//! Candidates whose payload is not smaller than the uncompressed tensor are replaced by one option `dense` with error 0. So
-//! no plan pays for compression that saves nothing.
+//! One option `dense` with error 0 replaces all candidates that are not smaller than the uncompressed tensor. So no plan
+//! pays for compression that saves nothing.
 
 mod layer;
 mod offer;
@@ -85,7 +85,7 @@ impl<'a> Layer<'a> {
     }
 }
 
-/// What to measure: the candidates for every layer, the error metric, and the layers to leave uncompressed.
+/// Parameters of a measurement: the candidates for every layer, the error metric, and the layers to leave uncompressed.
 ///
 /// ```
 /// use lgreco::backend::Portable;
@@ -113,8 +113,8 @@ impl<'a> Layer<'a> {
 pub struct Search {
     /// The outside methods that the program knows. Controllers use them to read other ranks' plans and saved states.
     pub methods: Methods,
-    /// Additional settings for every layer, of lgreco's methods or of [`methods`](Search::methods). A setting is not offered
-    /// to layers whose shape it does not fit, such as a `topk` of more elements than the layer has.
+    /// Additional settings for every layer, of lgreco's methods or of [`methods`](Search::methods). A setting is left out
+    /// for layers that it does not fit, such as a `topk` of more elements than the layer has.
     pub beside: Vec<Setting>,
     /// The methods with their ranges, at least one. The first one's default is the reference of the budget.
     families: Vec<Family>,
@@ -392,7 +392,7 @@ impl Search {
         Ok(self)
     }
 
-    /// This search with the first method's default part of the way from `first` to its own default.
+    /// A copy of this search with an intermediate default of the first method, between `first` and the final default.
     ///
     /// `done`, from 0 to 1, is the completed part of the way. The way is exponential, as for DGC's densities; bits and ranks
     /// are rounded. L-GreCo's range moves with the default. A range set by [`with_range`](Search::with_range) stays.
@@ -531,8 +531,8 @@ impl Search {
     /// Measures every layer with every candidate.
     ///
     /// Several parameters may give the same setting on a layer: densities that keep equally many elements, or ranks above
-    /// its smaller side. Such a setting is offered once, with the first label. One `dense` option with error 0 replaces all
-    /// candidates whose payload would not be smaller than the uncompressed one.
+    /// its smaller side. Such a setting is offered once, with the first label. One option `dense` with error 0 replaces all
+    /// candidates that are not smaller than the uncompressed tensor.
     ///
     /// ```
     /// # use lgreco::{backend::Portable, gradient::Values};

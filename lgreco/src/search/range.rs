@@ -26,8 +26,8 @@ fn tidy(x: f64) -> f64 {
 /// rotation are independent between workers. So the mean of W payloads has a W-th of the squared error of one.
 /// [`Search::workers`](super::Search::workers) is W; controllers set it.
 ///
-/// BENCHMARKS.md, "Which error tells the loss", has the measurement: 48 random plans, used throughout the training of two
-/// models, and how well each metric ranks their losses. The division by W matters there. The root changes nothing beyond the
+/// BENCHMARKS.md, "Which error tells the loss", has the measurement. It trained two models with 48 random plans, and
+/// compared how well each metric ranks the losses. The division by W matters there. The root changes nothing beyond the
 /// scatter between seeds. Nor does a weight of bias by error feedback's delay, 1/(1−r) or 1/(1−r)² for a relative squared
 /// error r (Stich et al., NeurIPS 2018).
 ///

@@ -57,7 +57,7 @@ impl Line {
         self.multiplier.value(objective, units) <= self.ceiling
     }
 
-    /// Height of this line at `units`, up to a constant that all lines share. Only for comparing lines.
+    /// Strictness of the bound at `units`. The line with the larger value admits fewer objectives.
     #[inline(always)]
     fn height(&self, units: u128) -> i128 {
         self.multiplier.value(0, units) as i128 - self.ceiling as i128
@@ -244,8 +244,8 @@ struct Source<'a, B> {
 }
 
 impl<B: Bound> Source<'_, B> {
-    /// Extends states from `at` on by `option`, and returns the first extension that is admitted and whose objective is
-    /// below `below`.
+    /// Extends states from `at` on by `option`. Returns the first extension that the bound may admit and that has an
+    /// objective below `below`.
     #[inline(always)]
     fn next(&self, at: usize, option: usize, below: u64) -> Option<State> {
         let (item, item_units) = (&self.options[option], self.options[option].units());

@@ -4,7 +4,7 @@
 //! is the size. Under a size limit it is the error.
 //!
 //! 1. The limited quantity is converted to integers, with 120 bits for the limit. So all later sums and comparisons are
-//!    exact. Sizes are integer objectives already. Errors as objectives become integers whose largest sum has 63 bits.
+//!    exact. Sizes are integer objectives already. Errors as objectives become integers; their largest sum has 63 bits.
 //! 2. Each layer's undominated options and their lower convex hull are found. Taking hull edges by falling slope until the
 //!    limit is reached solves the linear relaxation. The slope of the last edge is the Lagrange multiplier of its bound.
 //! 3. The relaxation is rounded in two ways. Single changes improve each rounding to a first plan.
@@ -19,9 +19,9 @@
 //! # What is proved
 //! The lower bound is computed in integers.
 //!
-//! Under an error budget, no plan whose errors sum to at most the budget is smaller than the bound. The solver returns a
-//! plan only if its errors, summed with 106 bits in layer order, are at most the budget. Errors below 2^-67 of the budget
-//! may have bits below the 120. If such bits decide whether a plan fits, the plan found may stay unproved.
+//! Under an error budget, no plan within the budget is smaller than the bound. The solver returns a plan only if its errors,
+//! summed with 106 bits in layer order, are at most the budget. Errors below 2^-67 of the budget may have bits below the
+//! 120. If such bits decide whether a plan fits, the plan found may stay unproved.
 //!
 //! Under a size limit, sizes are exact. The bound adds errors that are rounded down to multiples of a unit. The unit is a
 //! power of two, about 2^-62 of the sum of the layers' largest errors. If the rounded error of a plan equals the bound, its
@@ -32,9 +32,10 @@
 //! If the remaining errors still span more than 63 bits, the plan found may stay unproved.
 //!
 //! # Ties
-//! Of a layer's options with equal size, the solver takes the one with less error; of those with equal error, the smaller.
-//! Remaining ties take the lower index. Of plans with equal objective, it takes the first one that the steps above find.
-//! Under a size limit it takes the plan with less error before rounding. The same input gives the same plan, bit for bit.
+//! If two options of a layer have equal size, the solver takes the one with less error. If they have equal error, it takes
+//! the smaller one. Remaining ties take the lower index. Of plans with equal objective, it takes the first one that the
+//! steps above find. Under a size limit it takes the plan with less error before rounding. The same input gives the same
+//! plan, bit for bit.
 //!
 //! # Source
 //! Relaxation: Dyer (1984), Zemel (1984), in expected linear time after the hulls. Core and reduced-cost bounds: Pisinger,
@@ -96,8 +97,8 @@ impl Default for Limits {
 /// 8-byte words of workspace that [`solve`] needs.
 ///
 /// # Complexity
-/// O(options) time. The result is 9 words per option, 3 for each of the first 2^10 options, 2 1/2 per layer and 4 per state,
-/// or what [`dp`] needs if that is more.
+/// O(options) time. The result is 9 words per option, 3 for each of the first 2^10 options, 2 1/2 per layer and 4 per state.
+/// It is at least what [`dp`] needs.
 pub fn workspace_len(table: &Table<'_>, limits: Limits) -> usize {
     let dp = if limits.states > 0 { dp::workspace_len(table, dp::LEVELS) } else { 0 };
     attempt_workspace_len(table, limits).max(dp.saturating_add(words::<u32>(table.layers())))

@@ -155,7 +155,7 @@ impl<'w> Relaxed<'w> {
     ///
     /// Fixing drops only options that no better plan contains. Algorithm 1 rounds the limited quantity up to cells. So this
     /// computes the Lagrangian bound of the remaining options with their units in cells. Algorithm 1 finds no better plan
-    /// below that bound.
+    /// with an objective below that bound.
     ///
     /// # Complexity
     /// O(n) time for n remaining options.

@@ -152,7 +152,7 @@ impl<'w> Tail<'w> {
         (objective - taken.saved).saturating_sub(share(next, left - taken.coarse))
     }
 
-    /// Completes `plan`, whose layers outside the tail are set, by steps that fit. Returns the layer that the relaxation
+    /// Completes `plan` by steps that fit. The layers outside the tail must be set. Returns the layer that the relaxation
     /// cuts, if the steps reach that far. `plan` may exceed the capacity.
     pub(super) fn complete(&self, units: u128, plan: &mut [u32]) -> Option<usize> {
         let used = repair::total_units(self.items, plan);

@@ -1,4 +1,4 @@
-//! The limited quantity as exact integers: fixed-point units, of which the limit has 120 bits.
+//! Converts the limited quantity to exact integers: fixed-point units in which the limit has 120 bits.
 
 use crate::plan::{Limit, goal::parts};
 use crate::table::Choice;
