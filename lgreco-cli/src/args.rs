@@ -73,8 +73,8 @@ pub enum Command {
         #[command(flatten)]
         output: Output,
     },
-    /// Compare uniform settings, k-means, Algorithm 1 and the proved optimum, for the smallest size at uniform's error and
-    /// for the smallest error at uniform's size.
+    /// Compare uniform settings, k-means, Algorithm 1 and the proved optimum. Without a limit, compare the sizes at
+    /// uniform's error and the errors at uniform's size.
     ///
     /// Accordion's two levels are left out. It finds critical layers by how gradients change between two moments of
     /// training, and a file of gradients holds one moment.
@@ -121,15 +121,15 @@ pub struct Candidates {
     /// which ranks plans best by the loss they lead to]
     #[arg(long, value_parser = metric())]
     pub metric: Option<Metric>,
-    /// Number of workers whose payloads will be averaged. It matters when methods mix: errors of `qsgd` and `eden` are
+    /// Number of workers whose payloads will be averaged. It matters when methods mix. Errors of `qsgd` and `eden` are
     /// independent between workers, so their squares are divided by this number.
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = workers, default_value_t = 1)]
     pub workers: u32,
     /// Leave tensors with fewer elements uncompressed. Tensors with one dimension always are.
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = count, default_value_t = 1024)]
     pub min_elements: usize,
-    /// The device that measures: `cpu` (all cores of this machine), `cuda` (its first NVIDIA GPU) or `wgpu` (its fastest
-    /// GPU, in builds with `--features wgpu`). `lgreco devices` lists them.
+    /// The device that measures: `cpu` (all cores), `cuda` (the first NVIDIA GPU) or `wgpu` (the fastest GPU, in builds with
+    /// `--features wgpu`). `lgreco devices` lists them.
     #[arg(long, value_name = "BACKEND", value_parser = backend, default_value = "cpu")]
     pub backend: BackendArg,
 }

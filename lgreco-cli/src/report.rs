@@ -257,7 +257,7 @@ pub fn limit_use(summary: &Summary, metric: &str) -> (&'static str, String) {
     }
 }
 
-/// How many times smaller or more exact a plan is than `uniform`. `None` if the plan's size or error is 0.
+/// How many times smaller or more exact a plan is than `uniform`. `None` if the plan's minimised quantity is 0.
 pub fn gain(uniform: Point, summary: &Summary) -> Option<String> {
     match summary.limit() {
         Limit::Error(_) => (summary.size > 0).then(|| format!("{} smaller", ratio(uniform.size, summary.size))),

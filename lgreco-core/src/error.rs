@@ -59,7 +59,7 @@ pub enum Error {
         /// The words that are allowed at this place.
         known: &'static [&'static str],
     },
-    /// The text of a setting has a wrong word, or an end, after words that are correct.
+    /// The text of a setting begins correctly, but has a wrong word or ends too early.
     #[error("setting: found {}, expected {expected}", Found(.word))]
     SettingSyntax {
         /// The word found; empty at the end of the text.
@@ -298,7 +298,7 @@ pub enum Error {
         /// The value found.
         found: u64,
     },
-    /// A saved state or a sealed payload was changed after it was written.
+    /// A saved state or a sealed payload is damaged or cut short.
     #[error("the bytes are damaged or cut short: their checksum is {expected:#x}, the one that they carry {found:#x}")]
     Checksum {
         /// The checksum computed from the bytes.

@@ -62,12 +62,12 @@ pub const MAX_NAME: usize = 32;
 /// # Ok::<(), Error>(())
 /// ```
 pub trait Method: Sync + RefUnwindSafe + fmt::Debug {
-    /// The permanent number of the method in payloads, plans and states, at least [`FIRST_ID`]. It is unique within a
-    /// program.
+    /// The permanent number of the method in payloads, plans and states, at least [`FIRST_ID`]. Each method of a program
+    /// needs a different one.
     fn id(&self) -> u8;
 
-    /// The permanent name: the first word of the method's settings as text. Lowercase letters, digits and `-`, first a
-    /// letter.
+    /// The permanent name: the first word of the method's settings as text. It begins with a lowercase letter; lowercase
+    /// letters, digits and `-` follow.
     fn name(&self) -> &'static str;
 
     /// Checks the ranges of the parameters that do not depend on the tensor. Accepts all by default.
@@ -79,7 +79,7 @@ pub trait Method: Sync + RefUnwindSafe + fmt::Debug {
         Ok(())
     }
 
-    /// How many of the four parameters the method has, and texts write. The others are 0. Defaults to one.
+    /// Number of parameters that the method has, at most 4. Texts contain these; the others are 0. Defaults to one.
     fn parameters(&self) -> usize {
         1
     }

@@ -50,8 +50,8 @@ impl<'a> Table<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::EmptyTable`]. [`Error::EmptyLayer`], [`Error::OptionError`] and [`Error::SizeOverflow`], with the faulty
-    /// layer and option. [`Error::Length`] when `ends` does not increase up to `choices.len()`.
+    /// [`Error::EmptyTable`] without layers. [`Error::EmptyLayer`], [`Error::OptionError`] and [`Error::SizeOverflow`] name
+    /// the faulty layer and option. [`Error::Length`] when `ends` does not increase up to `choices.len()`.
     ///
     /// # Complexity
     /// O(choices).

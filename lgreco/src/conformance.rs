@@ -15,8 +15,7 @@ use alloc::vec::Vec;
 ///   workspace or payload.
 /// * Payloads decode to finite values, which do not depend on old content either. The measured error equals the error of the
 ///   decoded values.
-/// * A cut payload is an error. A damaged one gives an error or a result, but no panic. An error names gradient elements
-///   that are not finite.
+/// * A cut payload is an error. A damaged one gives an error or a result, but no panic.
 /// * Text and numbers convert back to the same setting.
 /// * An unbiased method decodes to the gradient on average.
 ///

@@ -99,7 +99,7 @@ pub struct Planning<'m, 'a> {
 }
 
 impl Planning<'_, '_> {
-    /// Minimises the size, with at most the error of this setting on every layer.
+    /// Minimises the plan's size. The plan's error is at most that of a uniform plan with this setting.
     ///
     /// The setting is a method with its parameter, such as `qsgd 4`, `topk 1%` or `powersgd 4`. The search includes this
     /// method, with its range around the parameter.
@@ -109,8 +109,8 @@ impl Planning<'_, '_> {
         self
     }
 
-    /// Minimises the error, with at most the size of this setting on every layer. The setting is written as for
-    /// [`within_uniform`](Planning::within_uniform).
+    /// Minimises the plan's error. The plan's size is at most that of a uniform plan with this setting. The setting is
+    /// written as for [`within_uniform`](Planning::within_uniform).
     pub fn as_small_as_uniform(mut self, setting: &str) -> Self {
         self.search = self.search.and_then(|search| search.with_reference(setting));
         self.goal = Goal::Error;

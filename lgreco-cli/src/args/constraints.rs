@@ -5,8 +5,8 @@ use clap::Args;
 /// Constraints on single layers.
 #[derive(Args, Clone, Debug)]
 pub struct ConstraintArgs {
-    /// Layers that must share a setting, such as tied weights. A `*` stands for any text, the same in all names of the
-    /// option: "h.*.q,h.*.k" ties q and k in each block. Repeat the option for each group. A table file may have groups too.
+    /// Layers that must share a setting, such as tied weights. A `*` stands for any text, the same in all names of a group:
+    /// "h.*.q,h.*.k" ties q and k in each block. Repeat the option for each group. A table file may have groups too.
     #[arg(long, value_name = "LAYER,LAYER,...", value_parser = group)]
     pub group: Vec<Group>,
     /// The setting of a layer, by its label in the table or as in a plan file. A `*` stands for any text. The planner

@@ -35,7 +35,7 @@ use std::sync::{Mutex, PoisonError};
 /// The gradients of a small transformer after 300 steps of training, in bf16.
 static SAMPLE: &[u8] = include_bytes!("../../data/sample.safetensors");
 
-/// Least size limit of a batch in bytes. Smaller batches are not worth separate reads.
+/// A batch may always have this many bytes, because smaller reads are slow.
 const SMALL_BATCH: usize = 64 << 20;
 
 /// Gradients in files. Only the headers have been read.

@@ -23,9 +23,9 @@ use crate::{Error, Result, table::Table};
 /// ```
 ///
 /// # Errors
-/// [`Error::Length`] unless there is one choice per layer. [`Error::NoSuchOption`]. [`Error::Budget`] when the budget is
-/// NaN, infinite or negative. [`Error::PlanMismatch`] when size, lower bound or error are wrong. [`Error::OverBudget`].
-/// [`Error::OverSize`].
+/// [`Error::Length`] unless there is one choice per layer. [`Error::NoSuchOption`] for a choice that its layer lacks.
+/// [`Error::Budget`] when the budget is NaN, infinite or negative. [`Error::PlanMismatch`] when size, lower bound or error
+/// are wrong. [`Error::OverBudget`] or [`Error::OverSize`] when the plan exceeds its limit.
 ///
 /// # Complexity
 /// O(layers), without an allocator.

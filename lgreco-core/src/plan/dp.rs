@@ -116,8 +116,9 @@ pub fn workspace_len(table: &Table, levels: u32) -> usize {
 
 /// Chooses one option per layer by Algorithm 1 on a grid of `levels` cells, at least 1.
 ///
-/// Finds the smallest size within an error budget, or the smallest error within a size limit. The lower bound adds each
-/// layer's smallest option that alone is within the budget. Under a size limit it adds the most exact such options.
+/// Finds the smallest size within an error budget, or the smallest error within a size limit. The lower bound adds the sizes
+/// of each layer's smallest option, and ignores options that alone exceed the budget. Under a size limit it adds the
+/// smallest errors in the same way.
 ///
 /// ```
 /// use lgreco_core::{plan::{Limit, dp}, table::{Choice, Table}};

@@ -53,7 +53,8 @@ impl Merged<'_> {
     /// missing.
     ///
     /// # Errors
-    /// [`Error::Parameter`] when `most` is below 2, or when the error of every plan overflows f64. [`Error::OutOfMemory`].
+    /// [`Error::Parameter`] when `most` is below 2, or when the error of every plan overflows f64. [`Error::OutOfMemory`]
+    /// when a workspace cannot be allocated.
     ///
     /// # Complexity
     /// Two runs of the exact solver for each point. Four if the frontier has more than `most` points.

@@ -225,7 +225,8 @@ impl<'a> Merged<'a> {
     ///
     /// # Errors
     /// [`Error::Length`] and [`Error::NoSuchOption`], as from [`Table::chosen`]. [`Error::RuledOut`] for the first layer of
-    /// a group with a forbidden choice: no merged option has it together with the choices of the earlier layers.
+    /// a group with a forbidden choice. A choice is forbidden if no merged option combines it with the choices of the
+    /// group's earlier layers.
     ///
     /// # Complexity
     /// O(options).

@@ -79,8 +79,8 @@ impl Summary {
     ///
     /// # Errors
     /// [`Error::OverBudget`] when the errors sum to more than the budget. [`Error::OverSize`] when the sizes sum to more
-    /// than the size limit. [`Error::Length`] unless `options` has one entry per layer. [`Error::NoSuchOption`].
-    /// [`Error::Parameter`] when the sum of the errors overflows f64.
+    /// than the size limit. [`Error::Length`] unless `options` has one entry per layer. [`Error::NoSuchOption`] for an
+    /// option that its layer lacks. [`Error::Parameter`] when the sum of the errors overflows f64.
     ///
     /// # Complexity
     /// O(layers), without an allocator.

@@ -191,7 +191,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::OverBudget`] and [`Error::OverSize`], with the plan's error or size, when the options exceed the budget.
-    /// Those of [`Budget::limit`] and [`Summary::of`]. [`Error::OutOfMemory`].
+    /// Those of [`Budget::limit`] and [`Summary::of`]. [`Error::OutOfMemory`] when the workspace cannot be allocated.
     ///
     /// # Complexity
     /// That of [`exact::lower_bound`].

@@ -215,10 +215,10 @@ impl PlanFile {
     /// Reads a plan file. It is not verified against any table.
     ///
     /// # Errors
-    /// [`Error::Version`]. [`Error::Kind`] for a table file. [`Error::Field`] when there is no readable version, no layer, a
-    /// number below 0, or not exactly one of budget and size limit. [`Error::Setting`] for a setting that is wrong or out of
-    /// range; [`settings`](PlanFile::settings) checks whether it fits its layer. [`Error::Key`]. Otherwise [`Error::Json`]
-    /// with line and column.
+    /// [`Error::Version`] for another version. [`Error::Kind`] for a table file. [`Error::Field`] when there is no readable
+    /// version, no layer, a number below 0, or not exactly one of budget and size limit. [`Error::Setting`] for a setting
+    /// that is wrong or out of range; [`settings`](PlanFile::settings) checks whether it fits its layer. [`Error::Key`] for
+    /// an unknown key. Otherwise [`Error::Json`] with line and column.
     ///
     /// # Complexity
     /// O(bytes).

@@ -366,7 +366,7 @@ impl Search {
 
     /// Replaces the widths of TopK's kept values; by default they are sent in full. Each density is offered with each width.
     ///
-    /// The default keeps its full values. If TopK is the first method, it is always a candidate.
+    /// The default keeps its full values. It is always a candidate if TopK is the first method.
     ///
     /// ```
     /// # use lgreco::search::{Method, Range, Search, Width};
@@ -547,8 +547,8 @@ impl Search {
     ///
     /// # Errors
     /// The first layer that holds NaN or infinity, by name. [`Error::EmptyTable`] when no layer is left to compress.
-    /// [`Error::Length`] without methods. [`Error::DuplicateName`]. Errors of the backend, with the layer's name if they
-    /// concern one. Those of [`NamedTable`]'s [`build`](crate::table::Builder::build).
+    /// [`Error::Length`] without methods. [`Error::DuplicateName`] when layers share a name. Errors of the backend, with the
+    /// layer's name if they concern one. Those of [`NamedTable`]'s [`build`](crate::table::Builder::build).
     ///
     /// # Complexity
     /// Per method and layer, that of [`Candidates::measure`](crate::compress::Candidates::measure), with 5 power iterations

@@ -1,4 +1,4 @@
-//! Branching with one list of partial plans. Each step adds the layer in which the relaxation takes a fraction of an edge.
+//! Branching with one list of partial plans. Each step adds the layer that the relaxation cuts.
 
 use super::best::Best;
 use super::lists::{Arena, State};

@@ -244,8 +244,8 @@ struct Source<'a, B> {
 }
 
 impl<B: Bound> Source<'_, B> {
-    /// Extends states from `at` on by `option`. Returns the first extension that the bound may admit and that has an
-    /// objective below `below`.
+    /// Extends states from `at` on by `option`. Returns the first extension with an objective below `below` that the bound
+    /// may admit.
     #[inline(always)]
     fn next(&self, at: usize, option: usize, below: u64) -> Option<State> {
         let (item, item_units) = (&self.options[option], self.options[option].units());

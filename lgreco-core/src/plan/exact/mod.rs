@@ -6,12 +6,13 @@
 //! 1. The limited quantity is converted to integers, with 120 bits for the limit. So all later sums and comparisons are
 //!    exact. Sizes are integer objectives already. Errors as objectives become integers; their largest sum has 63 bits.
 //! 2. Each layer's undominated options and their lower convex hull are found. Taking hull edges by falling slope until the
-//!    limit is reached solves the linear relaxation. The slope of the last edge is the Lagrange multiplier of its bound.
+//!    limit is reached solves the linear relaxation. The limit *cuts* the edge of which only a part fits. The slope of that
+//!    edge is the Lagrange multiplier of the bound.
 //! 3. The relaxation is rounded in two ways. Single changes improve each rounding to a first plan.
 //! 4. A list of partial plans starts with the empty one. The relaxation completes the most promising partial plan, which
-//!    gives a plan. The layer in which the relaxation takes a fraction of an edge is then added to all partial plans. A
-//!    partial plan is dropped if its relaxation is not better than the best plan. The smallest remaining relaxation is a
-//!    lower bound. If no partial plan remains, the best plan is optimal, as it is for most tables.
+//!    gives a plan. The layer whose edge is cut in that relaxation is then added to all partial plans. A partial plan is
+//!    dropped if its relaxation is not better than the best plan. The smallest remaining relaxation is a lower bound. If no
+//!    partial plan remains, the best plan is optimal, as it is for most tables.
 //! 5. An option is dropped if its Lagrangian bound is not below the best plan's objective.
 //! 6. A search looks for plans of at most a target objective, by matching two Pareto lists. It finds the optimum or proves
 //!    that no plan reaches the target. Targets rise from the bound to the best known plan.

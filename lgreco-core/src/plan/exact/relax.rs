@@ -95,7 +95,7 @@ pub(super) struct Solution<'w> {
 }
 
 impl Solution<'_> {
-    /// The edge of which the relaxation takes a fraction, if any.
+    /// The edge that the limit cuts, if there is one. The relaxation takes a fraction of it.
     pub(super) fn cut(&self) -> Option<&Edge> {
         self.edges.get(self.taken)
     }

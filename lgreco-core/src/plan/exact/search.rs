@@ -147,7 +147,7 @@ impl Core<'_> {
         open
     }
 
-    /// Raises the limits of a list by the least values and units of a layer that it now contains.
+    /// Raises the limits of a list when it takes in a layer, by the layer's least values and units.
     fn widen(&self, limit: &mut Envelope, options: core::ops::Range<usize>) {
         let options = &self.items[options];
         for line in &mut limit.lines {

@@ -9,7 +9,7 @@ use super::search::Core;
 
 /// Twice the binary logarithm of 2^20. A target that leaves at most 2^20 plans is tried without trying smaller ones first.
 const EASY: u32 = 40;
-/// The first target lies 2^-10 of the gap above the bound. Each further one lies 4 times as far.
+/// The first target lies 2^-10 of the gap above the bound. Each further target takes a part 4 times as large.
 const FINEST: u32 = 10;
 /// Number of retries after a search that outgrew the limits but found a better plan.
 const RETRIES: u32 = 3;

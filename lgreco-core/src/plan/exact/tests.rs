@@ -109,7 +109,7 @@ fn algorithm_1_is_asked_where_its_plan_may_be_smaller() {
     assert!(asked > 0 && won > 0 && excluded > 5, "{asked}, {won}, {excluded}");
 }
 
-/// Branching proves most tables. This runs the search without it.
+/// Branching alone proves most tables. So this test runs the search without branching.
 #[test]
 fn the_search_proves_what_branching_proves() {
     let mut searched = 0;
