@@ -21,8 +21,8 @@
 //! The lower bound is computed in integers.
 //!
 //! Under an error budget, no plan within the budget is smaller than the bound. The solver returns a plan only if its errors,
-//! summed with 106 bits in layer order, are at most the budget. Errors below 2^-67 of the budget may have bits below the
-//! 120. If such bits decide whether a plan fits, the plan found may stay unproved.
+//! summed with 106 bits in layer order, are at most the budget. Errors below 2^-67 of the budget may have lower bits than
+//! these 120. If such bits decide whether a plan fits, the plan found may stay unproved.
 //!
 //! Under a size limit, sizes are exact. The bound adds errors that are rounded down to multiples of a unit. The unit is a
 //! power of two, about 2^-62 of the sum of the layers' largest errors. If the rounded error of a plan equals the bound, its
