@@ -1,4 +1,4 @@
-//! The command line's grammar.
+//! The command line: commands, options and their help texts.
 
 mod constraints;
 
@@ -11,11 +11,11 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Chooses, layer by layer, how hard to compress each gradient, and proves the choice optimal.
+/// Chooses, layer by layer, how strongly to compress each gradient, and proves the choice optimal.
 #[derive(Debug, Parser)]
 #[command(name = "lgreco", version, after_help = EXAMPLES)]
 pub struct Cli {
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -49,15 +49,15 @@ pub enum Command {
         #[command(flatten)]
         output: Output,
     },
-    /// Measure the gradients: the table of sizes and errors of every option of every layer.
+    /// Measure the gradients: the table with size and error of every option of every layer.
     Measure {
         #[command(flatten)]
         source: Source,
-        /// Write the table as JSON to FILE, or to standard output (and nothing else there) with `-`.
+        /// Write the table as JSON to FILE. With `-`, write only JSON to standard output.
         #[arg(long, value_name = "FILE")]
         json: Option<Target>,
     },
-    /// Choose an option per layer of anybody's table, whatever its metric.
+    /// Choose an option per layer of any table, in any metric.
     Solve {
         /// A table file, version 1, or `-` for standard input; `measure --json` writes one.
         table: PathBuf,
@@ -65,110 +65,111 @@ pub enum Command {
         solving: Solving,
         #[command(flatten)]
         constraints: ConstraintArgs,
-        /// Instead of one plan, the size-error frontier: the plans that no other beats in both size and error. All of them if
-        /// there are at most POINTS, else about as many, whose sizes are spread by equal factors. [default of POINTS: 50]
+        /// Compute the size-error frontier instead of one plan: the plans that no other beats in both size and error. At
+        /// most POINTS are computed; if there are more, their sizes grow by a constant factor. [default of POINTS: 50]
         #[arg(long, value_name = "POINTS", num_args = 0..=1, require_equals = true, default_missing_value = "50", value_parser = points,
             conflicts_with_all = ["budget", "size", "alpha", "levels", "plot"])]
         frontier: Option<usize>,
         #[command(flatten)]
         output: Output,
     },
-    /// Every way of choosing, side by side: uniform, k-means, Algorithm 1, proved optimum; the smallest size for uniform's
-    /// error, and the smallest error for uniform's size.
+    /// Compare uniform settings, k-means, Algorithm 1 and the proved optimum. Without a limit, compare the sizes at
+    /// uniform's error and the errors at uniform's size.
     ///
-    /// Accordion's two levels are not among them: which layers are critical it learns from how gradients change between
-    /// two moments of training, and a file of gradients holds one.
+    /// Accordion's two levels are left out. It finds critical layers by how gradients change between two moments of
+    /// training, and a file of gradients holds one moment.
     Compare(Compare),
-    /// The backends of this build and of this machine.
+    /// List the backends of this build and the devices of this machine.
     Devices,
 }
 
-/// Where gradients come from and what each layer is offered.
+/// The gradients, and the candidates for each layer.
 #[derive(Args, Debug)]
 pub struct Source {
-    /// Gradients, one tensor per layer: F32, F16 or BF16 in a safetensors file, or in several: their index (`*.json`) or
-    /// their folder. Without it a small sample compiled into the command is used: a transformer's bf16 gradients.
+    /// Gradients, one tensor per layer, as F32, F16 or BF16: a safetensors file, the index (`*.json`) of several files, or
+    /// their folder. Without it, the command uses a small built-in sample: a transformer's bf16 gradients.
     pub gradients: Option<PathBuf>,
-    /// How to compress.
+    /// The compression method.
     #[arg(long, value_parser = method(), default_value = "hybrid")]
     pub method: Method,
-    /// Several methods, chosen per layer, each over its own range: `qsgd,topk,sidco`. The budget is that of the first one's
-    /// default.
+    /// Several methods, each with its range; the planner chooses among them for each layer: `qsgd,topk,sidco`. The default
+    /// of the first one sets the budget.
     #[arg(long, value_name = "METHOD,...", value_delimiter = ',', value_parser = method(), conflicts_with = "method")]
     pub methods: Vec<Method>,
     #[command(flatten)]
     pub candidates: Candidates,
-    /// The uniform setting, whose size is the budget unless `--budget` is given: bits, density (`1%` or `0.01`) or rank. [default: qsgd 4, eden 3, topk 1%,
-    /// powersgd 4; hybrid takes bits, those of uniform EDEN; clt-k 1%, sidco 1%, hard-threshold 0.01, adacomp
-    /// 500, loco 512]
+    /// The uniform setting: bits, density (`1%` or `0.01`) or rank. Its size is the budget unless `--budget` is given.
+    /// [default: qsgd 4, eden 3, topk 1%, powersgd 4; hybrid takes bits, those of uniform EDEN; clt-k 1%, sidco 1%,
+    /// hard-threshold 0.01, adacomp 500, loco 512]
     #[arg(long, value_name = "PARAMETER", allow_hyphen_values = true, value_parser = parameter)]
     pub default: Option<f64>,
-    /// The settings offered: FIRST..LAST or FIRST..LAST:STEP, and always the default. Without a step bits and ranks go by
-    /// 1, densities by FIRST.
-    /// [default: for bits and ranks half to twice the default, for densities a tenth to ten times; EDEN's 1..8]
+    /// The candidate parameters: FIRST..LAST or FIRST..LAST:STEP. The default is always one of them. Without a step, bits
+    /// and ranks advance by 1, densities by FIRST. [default: for bits and ranks half to twice the default, for densities a
+    /// tenth to ten times; EDEN's 1..8]
     #[arg(long, value_name = "RANGE", allow_hyphen_values = true, value_parser = range)]
     pub range: Option<RangeArg>,
-    /// How TopK may send the values it keeps: `full`, in the gradient's own type, or in 1 to 8 bits each, as in
-    /// `full,8,6,4,3,2`. The default's are full. [default: full]
+    /// The widths in which TopK may send its kept values: `full` (the gradient's own type) or 1 to 8 bits each, such as
+    /// `full,8,6,4,3,2`. The default always has full values. [default: full]
     #[arg(long, value_name = "full|BITS,...", value_delimiter = ',', value_parser = width)]
     pub widths: Vec<Width>,
 }
 
-/// What holds for every method alike.
+/// Options that apply to every method.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Candidates {
-    /// What is summed over the layers, and kept within the budget or made as small as `--size` allows.
-    /// [default: squared-l2, which ranks plans best by the loss they lead to]
+    /// The error metric. Its sum over the layers is kept within the budget, or minimised for `--size`. [default: squared-l2,
+    /// which ranks plans best by the loss they lead to]
     #[arg(long, value_parser = metric())]
     pub metric: Option<Metric>,
-    /// How many workers' payloads will be averaged. It matters where methods mix: errors of `qsgd` and `eden` are independent from worker
-    /// to worker, so that their squares are divided by it.
+    /// Number of workers whose payloads will be averaged. It matters when methods mix. Errors of `qsgd` and `eden` are
+    /// independent between workers, so their squares are divided by this number.
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = workers, default_value_t = 1)]
     pub workers: u32,
-    /// Leave tensors with fewer elements uncompressed (those with one dimension always are).
+    /// Leave tensors with fewer elements uncompressed. Tensors with one dimension always are.
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = count, default_value_t = 1024)]
     pub min_elements: usize,
-    /// Where to measure: `cpu`, all cores of this machine; `cuda`, its first NVIDIA GPU; or `wgpu`, its fastest GPU, in
-    /// builds with `--features wgpu`. `lgreco devices` lists them.
+    /// The device that measures: `cpu` (all cores), `cuda` (the first NVIDIA GPU) or `wgpu` (the fastest GPU, in builds with
+    /// `--features wgpu`). `lgreco devices` lists them.
     #[arg(long, value_name = "BACKEND", value_parser = backend, default_value = "cpu")]
     pub backend: BackendArg,
 }
 
-/// How to choose.
+/// How to solve.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Solving {
-    /// `exact` proves its plan optimal, or states how far off it can be; `dp` is Algorithm 1 of the L-GreCo paper.
+    /// The solver. `exact` proves its plan optimal or states the largest possible gap; `dp` is Algorithm 1 of the L-GreCo
+    /// paper.
     #[arg(long, value_enum, default_value_t = SolverArg::Exact)]
     pub solver: SolverArg,
     /// Plan as the L-GreCo paper does: `--metric l2 --budget uniform --solver dp`.
     #[arg(long, conflicts_with_all = ["solver", "levels", "budget", "size"])]
     pub paper: bool,
-    /// Cells the budget or the size is cut into; for `--solver dp` only. [default: 10000]
+    /// Number of cells into which the budget or size is divided; only for `--solver dp`. [default: 10000]
     #[arg(long, value_name = "CELLS", allow_hyphen_values = true, value_parser = levels)]
     pub levels: Option<u32>,
     #[command(flatten)]
     pub limits: Limits,
 }
 
-/// What a plan keeps within.
+/// The limit of a plan.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Limits {
-    /// The smallest size for an error: how much error a plan may have, `uniform` for what the default setting costs, or a
-    /// number in the metric's unit. [default: a table file's own budget if it has one, else `--size uniform`]
+    /// Minimise the size within this error: `uniform` for the error of the default setting, or a number in the metric's
+    /// unit. [default: a table file's own budget if it has one, else `--size uniform`]
     #[arg(long, value_name = "uniform|NUMBER", allow_hyphen_values = true, value_parser = budget)]
     pub budget: Option<BudgetArg>,
-    /// The smallest error for a size: how many bits a plan may have, `uniform` for as many as the default setting.
+    /// Minimise the error within this size: `uniform` for the size of the default setting, or a number of bits.
     #[arg(long, value_name = "uniform|BITS", allow_hyphen_values = true, value_parser = size, conflicts_with = "budget")]
     pub size: Option<SizeArg>,
-    /// Multiplies the uniform budget or size. [default: 1]
+    /// Multiply the uniform budget or size by this factor. [default: 1]
     #[arg(long, value_name = "FACTOR", allow_hyphen_values = true, value_parser = not_negative)]
     pub alpha: Option<f64>,
 }
 
-/// Where results go, besides the report on standard output.
+/// Where to write results, besides the report on standard output.
 #[derive(Args, Clone, Debug)]
 pub struct Output {
-    /// Write the plan as JSON to FILE, or to standard output (and nothing else there) with `-`.
+    /// Write the plan as JSON to FILE. With `-`, write only JSON to standard output.
     #[arg(long, value_name = "FILE")]
     pub json: Option<Target>,
     /// Draw the plan into an SVG file: settings per layer, size before and after, size against error budget.
@@ -176,12 +177,13 @@ pub struct Output {
     pub plot: Option<PathBuf>,
 }
 
-/// What to compare.
+/// Arguments of `compare`.
 #[derive(Args, Debug)]
 pub struct Compare {
-    /// Gradients as for `plan`; without them the sample compiled into the command.
+    /// Gradients, as for `plan`. Without them, the built-in sample.
     pub gradients: Option<PathBuf>,
-    /// Only this method. Without it all four, each against the budget of its own default.
+    /// Compare only this method. Without it, compare qsgd, eden, topk, powersgd and hybrid, each against the budget of its
+    /// own default.
     #[arg(long, value_parser = method())]
     pub method: Option<Method>,
     #[command(flatten)]
@@ -189,18 +191,18 @@ pub struct Compare {
     /// The method's default, as for `plan`.
     #[arg(long, value_name = "PARAMETER", allow_hyphen_values = true, value_parser = parameter, requires = "method")]
     pub default: Option<f64>,
-    /// The settings offered besides the default, as for `plan`.
+    /// The candidate parameters besides the default, as for `plan`.
     #[arg(long, value_name = "RANGE", allow_hyphen_values = true, value_parser = range, requires = "method")]
     pub range: Option<RangeArg>,
-    /// How TopK may send the values it keeps, as for `plan`.
+    /// The widths of TopK's kept values, as for `plan`.
     #[arg(long, value_name = "full|BITS,...", value_delimiter = ',', value_parser = width, requires = "method")]
     pub widths: Vec<Width>,
     #[command(flatten)]
     pub limits: Limits,
-    /// Cells of Algorithm 1.
+    /// Number of cells of Algorithm 1.
     #[arg(long, value_name = "CELLS", allow_hyphen_values = true, value_parser = levels, default_value_t = 10_000)]
     pub levels: u32,
-    /// Write the comparison as JSON to FILE, or to standard output (and nothing else there) with `-`.
+    /// Write the comparison as JSON to FILE. With `-`, write only JSON to standard output.
     #[arg(long, value_name = "FILE")]
     pub json: Option<Target>,
 }
@@ -208,9 +210,9 @@ pub struct Compare {
 /// A file, or standard output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// `-`.
+    /// Standard output, written `-`.
     Stdout,
-    /// A path.
+    /// A file at this path.
     File(PathBuf),
 }
 
@@ -220,12 +222,12 @@ impl From<std::ffi::OsString> for Target {
     }
 }
 
-/// Solvers, as words.
+/// Names of the solvers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SolverArg {
-    /// Relaxation, fixing and search, with a certificate.
+    /// The exact solver: relaxation, fixing and search, with a certificate.
     Exact,
-    /// Algorithm 1.
+    /// Algorithm 1 of the L-GreCo paper.
     Dp,
 }
 
@@ -237,41 +239,41 @@ pub enum BackendArg {
     /// The first CUDA device.
     #[cfg(feature = "cuda")]
     Cuda,
-    /// The fastest adapter wgpu finds.
+    /// The fastest adapter that wgpu finds.
     #[cfg(feature = "wgpu")]
     Wgpu,
 }
 
-/// A budget as it is asked for.
+/// An error budget on the command line.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum BudgetArg {
-    /// What the default setting costs.
+    /// The error of the default setting.
     Uniform,
-    /// This much.
+    /// This error, in the metric's unit.
     Absolute(f64),
 }
 
-/// A size limit as it is asked for.
+/// A size limit on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SizeArg {
-    /// As many bits as the default setting.
+    /// The size of the default setting.
     Uniform,
-    /// So many bits.
+    /// This many bits.
     Bits(u64),
 }
 
-/// A range as it is asked for, in the method's unit.
+/// A range on the command line, in the method's unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RangeArg {
     /// The smallest parameter.
     pub first: f64,
-    /// The largest.
+    /// The largest parameter.
     pub last: f64,
-    /// The step, when given.
+    /// The step, if it was given.
     pub step: Option<f64>,
 }
 
-/// Methods, as words.
+/// Parses a method's name.
 fn method() -> impl TypedValueParser<Value = Method> {
     words(Method::ALL.map(|method| match method {
         Method::Hybrid => ("hybrid", "eden, topk and powersgd, chosen per layer; uniform is eden with 3 bits"),
@@ -279,7 +281,7 @@ fn method() -> impl TypedValueParser<Value = Method> {
     }))
 }
 
-/// Metrics, as words.
+/// Parses a metric's name.
 fn metric() -> impl TypedValueParser<Value = Metric> {
     words([
         ("l2", "L2 norms of the layers' compression errors, as in the paper"),
@@ -287,7 +289,7 @@ fn metric() -> impl TypedValueParser<Value = Metric> {
     ])
 }
 
-/// The names of values of the core's, each with a text for the help.
+/// Parses names of a type of the core. Each name has a help text.
 fn words<T, const N: usize>(words: [(&'static str, &'static str); N]) -> impl TypedValueParser<Value = T>
 where
     T: FromStr<Err = lgreco::Error> + Clone + Send + Sync + 'static,
@@ -296,7 +298,7 @@ where
     PossibleValuesParser::new(values).try_map(|word| word.parse::<T>())
 }
 
-/// Cells of Algorithm 1. Time and memory are proportional to them; the paper has 10,000.
+/// Parses the number of cells of Algorithm 1. Time and memory are proportional to it. The paper has 10,000.
 fn levels(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(levels @ 1..=10_000_000) => Ok(levels),
@@ -304,7 +306,7 @@ fn levels(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Points of a frontier. Each takes two runs of the solver.
+/// Parses the number of points of a frontier. Each takes two runs of the solver.
 fn points(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(points @ 2..=10_000) => Ok(points),
@@ -321,7 +323,7 @@ fn count(text: &str) -> Result<usize, String> {
     text.parse().map_err(|_| format!("expected an integer from 0 to {}", usize::MAX))
 }
 
-/// A file to draw into.
+/// Parses the path of a picture.
 fn plot() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| {
         let ending = path.extension().unwrap_or(OsStr::new("svg"));
@@ -369,7 +371,7 @@ fn size(text: &str) -> Result<SizeArg, String> {
     Ok(SizeArg::Bits(bits))
 }
 
-/// What a build without `backend` says when it is asked for.
+/// Error message for a backend that this build lacks.
 #[cfg(not(all(feature = "cuda", feature = "wgpu")))]
 pub fn not_in_build(backend: &str) -> String {
     let command = format!("cargo run --release --features {backend} -- devices");

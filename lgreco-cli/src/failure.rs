@@ -1,41 +1,41 @@
-//! Why a command ends early: one line and an exit code.
+//! Failures of commands: a message of one line and an exit code.
 
 use lgreco::Error;
 use std::fmt;
 use std::io;
 
-/// The kinds of failure, by exit code.
+/// The kinds of failure, with their exit codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// Nothing is wrong with the input, but there is no result: infeasible, memory ran out, or it could not be written.
+    /// The input is correct but there is no result: the limit is infeasible, memory ran out, or output could not be written.
     NoResult = 1,
     /// The input or the request is wrong.
     BadInput = 2,
 }
 
-/// A failure of a command.
+/// A command's failure.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Failure {
-    /// What kind.
+    /// The kind of failure.
     pub kind: Kind,
-    /// What went wrong and where, without control characters.
+    /// What is wrong and where, without control characters.
     pub message: String,
 }
 
 impl Failure {
-    /// A failure to be blamed on the input.
+    /// A failure caused by the input.
     pub fn bad_input(message: impl fmt::Display) -> Self {
         Failure { kind: Kind::BadInput, message: printable(&message.to_string()) }
     }
 
-    /// A failure to get a result from good input.
+    /// A failure despite correct input.
     pub fn no_result(message: impl fmt::Display) -> Self {
         Failure { kind: Kind::NoResult, message: printable(&message.to_string()) }
     }
 
-    /// A failure that `error` describes, in the words of `message`.
+    /// A failure of the kind that `error` implies, with the text `message`.
     pub fn from_core(error: &Error, message: impl fmt::Display) -> Self {
         match error {
             Error::Infeasible { .. }
@@ -57,14 +57,14 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// `text` with what does not print escaped (a layer's name may hold anything): control characters, so that it stays on
-/// its line, and those that reorder or hide text.
+/// Escapes characters of `text` that do not print; a layer's name may contain any. These are control characters, so that the
+/// text stays on one line, and characters that reorder or hide text.
 pub fn printable(text: &str) -> String {
     text.chars().fold(String::with_capacity(text.len()), |mut line, c| {
         if matches!(c, '\'' | '"' | '\\') {
             line.push(c);
         } else {
-            // After another character combining ones stay as they are.
+            // The `a` in front keeps combining characters from being escaped.
             line.extend(format!("a{c}").escape_debug().skip(1));
         }
         line

@@ -1,6 +1,6 @@
-//! The `lgreco` command: gradients in, plans, tables and pictures out.
+//! The `lgreco` command: it reads gradients, and writes plans, tables and pictures.
 //!
-//! [`gradients`] is public for other programs that read them from safetensors files.
+//! [`gradients`] is public, so that other programs can read safetensors files with it.
 
 mod args;
 mod commands;
@@ -19,11 +19,12 @@ use clap::error::ErrorKind;
 use std::ffi::OsString;
 use std::io::{self, Write};
 
-/// A table with groups of layers that share a setting and with fixed settings (`LAYER=SETTING`), as `--group` and `--fix` state
-/// them.
+/// Prepares a table for planning with constraints in the text form of `--group` and `--fix`.
+///
+/// `groups` are layers that share a setting; `fixed` has entries `LAYER=SETTING`.
 ///
 /// # Errors
-/// [`failure::Failure`] with the layer or the setting that the table does not have.
+/// [`failure::Failure`], with the layer or setting that the table lacks.
 pub fn constrained<'a>(
     table: &'a lgreco::table::NamedTable,
     groups: &[Vec<String>],
@@ -33,7 +34,7 @@ pub fn constrained<'a>(
     commands::constraints::merged("plan", table, &asked)
 }
 
-/// Runs the command with `args`, the program's name first, and gives its exit code.
+/// Runs the command with `args`, which begin with the program's name. Returns the exit code.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let cli = match args::Cli::try_parse_from(args) {
         Ok(cli) => cli,
@@ -41,7 +42,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
             return match error.kind() {
                 ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => done(commands::printed(error.print())),
                 kind => {
-                    // Nobody is left to tell when the terminal is gone.
+                    // A failed write means that the terminal is gone, so nothing can be reported.
                     let _ = match kind {
                         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => error.print(),
                         _ => writeln!(io::stderr(), "lgreco: {}", usage(&error)),
@@ -54,7 +55,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     done(commands::run(&cli.command, &mut io::stdout().lock()))
 }
 
-/// Tells of a failure, if there is one, and says so with the exit code.
+/// Reports a failure, if there is one, and returns the exit code.
 fn done(result: Result<(), failure::Failure>) -> u8 {
     match result {
         Ok(()) => 0,
@@ -65,7 +66,7 @@ fn done(result: Result<(), failure::Failure>) -> u8 {
     }
 }
 
-/// What is wrong with the usage, on one line.
+/// Describes a usage error on one line.
 fn usage(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let lines =

@@ -1,4 +1,4 @@
-//! Plans and tables as text.
+//! Formats plans and tables as text.
 
 use crate::failure::printable;
 use crate::plot::Point;
@@ -10,13 +10,13 @@ use lgreco::search::Metric;
 use lgreco::table::NamedTable;
 use std::cmp::Ordering;
 
-/// What a budget shared by biased and unbiased compressors promises, and what not.
+/// A note on errors of unbiased and biased methods that share a budget.
 pub const HYBRID_NOTE: &str = "
 Note: these are errors of one compression. EDEN's and QSGD's are unbiased and average out over workers and steps; those
 of TopK and PowerSGD are biased and need error feedback.
 ";
 
-/// What is known about the layers of a table that was measured here.
+/// Facts about the layers of a table that this command measured.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// Dimensions per layer.
@@ -25,76 +25,76 @@ pub struct Facts {
     pub norms: Vec<f64>,
     /// Uncompressed bits per layer.
     pub sizes: Vec<u64>,
-    /// The tensors that are not in the table.
+    /// The tensors outside the table.
     pub left_alone: LeftAlone,
-    /// Bytes that a GPU's tables, workspace and uploads took.
+    /// Bytes that tables, workspace and uploads took on the GPU.
     pub device_memory: Option<u64>,
 }
 
 /// The tensors of a model that stay uncompressed.
 #[derive(Clone, Copy, Debug)]
 pub struct LeftAlone {
-    /// How many.
+    /// Number of tensors.
     pub layers: usize,
-    /// Their elements.
+    /// Their elements in all.
     pub elements: u64,
-    /// Their bits.
+    /// Their size in bits.
     pub size: u64,
 }
 
-/// The plans of one method's table within one limit.
+/// The plans for one method's table within one limit.
 #[derive(Clone, Debug)]
 pub struct Comparison {
-    /// The method.
+    /// Name of the method.
     pub method: &'static str,
     /// The metric of the errors.
     pub metric: &'static str,
     /// The error budget or the size limit.
     pub limit: Limit,
-    /// Bits of the layers uncompressed.
+    /// Size of the uncompressed layers in bits.
     pub uncompressed: u64,
-    /// Error and bits of the default's plan.
+    /// Error and size of the default options.
     pub uniform: Point,
-    /// Seconds of measuring.
+    /// Seconds of measurement.
     pub measure: f64,
-    /// The plans; that of the default alone where nothing is within the limit.
+    /// The plans. If the limit is infeasible, only that of the default options.
     pub schemes: Vec<Scheme>,
-    /// The smallest error or size there is, where that is over the limit.
+    /// The smallest possible error or size, if the limit is infeasible.
     pub smallest: Option<Limit>,
 }
 
-/// One way of choosing, and what came of it.
+/// A solver or baseline, and its plan.
 #[derive(Clone, Copy, Debug)]
 pub struct Scheme {
     /// Its name.
     pub name: &'static str,
-    /// Bits of its plan.
+    /// Size of its plan in bits.
     pub size: u64,
     /// Error of its plan.
     pub error: f64,
-    /// Whether it is within the limit.
+    /// Whether its plan is within the limit.
     pub within_budget: bool,
-    /// For those who prove anything.
+    /// The proof, for solvers that give one.
     pub proof: Option<Proof>,
-    /// Seconds it took, where there was anything to choose.
+    /// Seconds that it took. `None` for the default options, which need no choice.
     pub seconds: Option<f64>,
 }
 
-/// A plan and how it came about.
+/// A plan and its origin.
 #[derive(Clone, Debug)]
 pub struct Solved {
     /// The plan.
     pub plan: Plan,
-    /// Size and error of the plan that the uniform setting's other quantity allows, where it has one: the least error in its size,
-    /// or the smallest size with its error.
+    /// Summary of a second plan, which is limited by the other quantity of the uniform setting. It has the least error in
+    /// that size, or the smallest size with that error. `None` if the budget is not uniform.
     pub other: Option<Summary>,
-    /// Where its limit is from.
+    /// Description of the limit's origin.
     pub origin: String,
     /// Seconds of solving.
     pub seconds: f64,
 }
 
-/// A plan, layer by layer, with a summary.
+/// Formats a plan layer by layer, with a summary.
 pub fn plan(table: &NamedTable, solved: &Solved, facts: Option<&Facts>, times: &[(&str, f64)]) -> String {
     let plan = &solved.plan;
     let mut rows = Rows::new(&["layer", "shape", "elements", "setting", "error", "relative", "bits", "ratio"]);
@@ -164,7 +164,7 @@ pub fn plan(table: &NamedTable, solved: &Solved, facts: Option<&Facts>, times: &
     format!("{}\n{}", rows.render(), aligned(&lines))
 }
 
-/// A table, layer by layer, with its options' ranges.
+/// Formats a table layer by layer, with the ranges of its options.
 pub fn measured(table: &NamedTable, facts: &Facts, times: &[(&str, f64)]) -> String {
     let mut rows = Rows::new(&["layer", "shape", "elements", "options", "bits", "error", "default"]);
     let view = table.view();
@@ -204,7 +204,7 @@ pub fn measured(table: &NamedTable, facts: &Facts, times: &[(&str, f64)]) -> Str
     format!("{}\n{}", rows.render(), aligned(&lines))
 }
 
-/// The tensors that stay uncompressed.
+/// Describes the tensors that stay uncompressed.
 fn left_alone(layers: usize, elements: u64, size: u64) -> String {
     format!("{}, {}, {}", counted(layers as u64, "tensor"), counted(elements, "element"), bits(size))
 }
@@ -217,14 +217,15 @@ pub fn default_setting(table: &NamedTable) -> Option<String> {
     labels.windows(2).all(|pair| pair[0] == pair[1]).then(|| printable(labels[0]))
 }
 
-/// Error and bits of the default options, if every layer has one.
+/// Error and size of the default options, if every layer has one.
 pub fn default_point(table: &NamedTable) -> Option<Point> {
     let (view, options) = (table.view(), table.defaults()?);
     let Ok(Limit::Error(budget)) = Budget::Defaults { alpha: 1.0, options: &options }.limit(&view) else { return None };
     Some(Point { budget, size: view.chosen(&options).ok()?.map(|choice| choice.size).sum() })
 }
 
-/// `99.98 %`, rounded down and never up to 100 unless it is but for float rounding; `over` where it is more.
+/// The used part of the budget, such as `99.98 %`. It is rounded down, so that 100 % means all of it, up to float rounding.
+/// More than the budget is marked `over`.
 pub fn share(error: f64, budget: f64) -> String {
     let percent = |round: fn(f64) -> f64| round(1e4 * (error / budget)) / 100.0;
     match error {
@@ -234,7 +235,7 @@ pub fn share(error: f64, budget: f64) -> String {
     }
 }
 
-/// What its lower bound says about a plan.
+/// Describes what the lower bound proves about a plan.
 pub fn certificate(summary: &Summary) -> String {
     match summary.gap() {
         _ if summary.proven() => "proven optimal".into(),
@@ -243,7 +244,7 @@ pub fn certificate(summary: &Summary) -> String {
     }
 }
 
-/// What a plan has of what it is limited by, and the name of that.
+/// The name of a plan's limit, and how much of it the plan uses.
 pub fn limit_use(summary: &Summary, metric: &str) -> (&'static str, String) {
     match summary.limit() {
         Limit::Error(budget) => {
@@ -256,7 +257,7 @@ pub fn limit_use(summary: &Summary, metric: &str) -> (&'static str, String) {
     }
 }
 
-/// How much less a plan has of what was minimised than `uniform`; `None` where that cannot be divided.
+/// How many times smaller or more exact a plan is than `uniform`. `None` if the plan's minimised quantity is 0.
 pub fn gain(uniform: Point, summary: &Summary) -> Option<String> {
     match summary.limit() {
         Limit::Error(_) => (summary.size > 0).then(|| format!("{} smaller", ratio(uniform.size, summary.size))),
@@ -264,12 +265,12 @@ pub fn gain(uniform: Point, summary: &Summary) -> Option<String> {
     }
 }
 
-/// `1.23×`.
+/// A ratio as text: `1.23×`.
 fn times(whole: f64, part: f64) -> String {
     format!("{}×", significant(whole / part))
 }
 
-/// As [`share`], of bits.
+/// The used part of a size limit, written as [`share`] does.
 fn size_share(size: u64, limit: u64) -> String {
     match (size, limit) {
         (0, _) => "0 %".into(),
@@ -279,7 +280,7 @@ fn size_share(size: u64, limit: u64) -> String {
     }
 }
 
-/// The error of a layer relative to its gradient's norm, for the metrics that say what it is.
+/// The l2 error of a layer relative to its gradient's norm.
 fn relative(metric: &str, error: f64, norm: f64) -> String {
     let l2 = if metric.starts_with(Metric::L2.name()) { error } else { error.sqrt() };
     if norm == 0.0 { "0 %".into() } else { format!("{} %", significant(100.0 * l2 / norm)) }
@@ -294,19 +295,19 @@ fn times_taken(times: &[(&str, f64)]) -> String {
     times.iter().map(|(what, s)| format!("{what} {}", seconds(*s))).collect::<Vec<_>>().join(", ")
 }
 
-/// Names and values in two columns.
+/// Formats names and values in two columns.
 fn aligned(lines: &[(&str, String)]) -> String {
     lines.iter().map(|(name, value)| format!("{name:14}{value}\n")).collect()
 }
 
-/// A table of text whose first column is aligned left and the others right; empty columns are not shown.
+/// A text table. The first column is aligned left, the others right. Empty columns are left out.
 pub struct Rows {
     head: Vec<&'static str>,
     rows: Vec<Vec<String>>,
 }
 
 impl Rows {
-    /// A table with these column names.
+    /// Starts a table with these column names.
     pub fn new(head: &[&'static str]) -> Self {
         Rows { head: head.to_vec(), rows: Vec::new() }
     }
@@ -317,7 +318,7 @@ impl Rows {
         self.rows.push(cells.into());
     }
 
-    /// The text, each line ended.
+    /// The table as text. Every line ends with a newline.
     pub fn render(&self) -> String {
         let shown: Vec<usize> =
             (0..self.head.len()).filter(|&column| self.rows.iter().any(|row| !row[column].is_empty())).collect();
@@ -338,7 +339,7 @@ impl Rows {
     }
 }
 
-/// Schemes side by side, method after method.
+/// Formats the plans of solvers and baselines, method after method.
 pub fn compared(comparisons: &[Comparison]) -> String {
     let head = ["method", "limit", "scheme", "bits", "ratio", "error", "gain", "limit used", "above optimum", "time"];
     let mut rows = Rows::new(&head);
@@ -382,7 +383,7 @@ pub fn compared(comparisons: &[Comparison]) -> String {
 }
 
 impl Comparison {
-    /// How much above the best plan within the limit a scheme's is: known where that was proved, bounded otherwise.
+    /// How far a plan is above the optimum within the limit. An upper bound if the optimum is not proved.
     fn above_optimum(&self, scheme: &Scheme) -> String {
         if !scheme.within_budget {
             return "-".into();

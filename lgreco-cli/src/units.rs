@@ -1,4 +1,4 @@
-//! Numbers as people read them.
+//! Formats numbers for people.
 
 /// `bits` with a decimal prefix and three significant digits: `1.07 Mbit`.
 pub fn bits(bits: u64) -> String {
@@ -13,22 +13,22 @@ pub fn bits(bits: u64) -> String {
     format!("{} {}", significant(scaled), UNITS[unit])
 }
 
-/// All digits: `1,070,112 bits`.
+/// A number of bits with all digits: `1,070,112 bits`.
 pub fn exact_bits(bits: u64) -> String {
     counted(bits, "bit")
 }
 
-/// How many of what: `1 tensor`, `3,936 elements`.
+/// A number with its noun in the singular or plural: `1 tensor`, `3,936 elements`.
 pub fn counted(number: u64, what: &str) -> String {
     format!("{} {what}{}", grouped(number), if number == 1 { "" } else { "s" })
 }
 
-/// All digits, and with a prefix where that is shorter: `1,070,112 bits (1.07 Mbit)`.
+/// A number of bits with all digits, and from 1,000 on also with a prefix: `1,070,112 bits (1.07 Mbit)`.
 pub fn bits_both(number: u64) -> String {
     if number < 1_000 { exact_bits(number) } else { format!("{} ({})", exact_bits(number), bits(number)) }
 }
 
-/// Digits in groups of three: `1,070,112`.
+/// A number with digits in groups of three: `1,070,112`.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut grouped = String::with_capacity(digits.len() * 4 / 3);
@@ -41,7 +41,7 @@ pub fn grouped(number: u64) -> String {
     grouped
 }
 
-/// Three significant digits, without an exponent between 0.001 and a million.
+/// A number with three significant digits, without an exponent between 0.001 and a million.
 pub fn significant(x: f64) -> String {
     let magnitude = x.abs();
     match magnitude {
@@ -56,7 +56,7 @@ pub fn significant(x: f64) -> String {
     }
 }
 
-/// `whole / part` as a compression ratio: `7.76×`, or a dash without a part.
+/// The compression ratio `whole / part`: `7.76×`, or a dash if `part` is 0.
 pub fn ratio(whole: u64, part: u64) -> String {
     if part == 0 { "-".into() } else { format!("{}×", significant(whole as f64 / part as f64)) }
 }
@@ -70,7 +70,7 @@ pub fn seconds(seconds: f64) -> String {
     }
 }
 
-/// Dimensions: `64×3×3×3`, or `scalar`.
+/// Dimensions as text: `64×3×3×3`, or `scalar`.
 pub fn shape(dims: &[usize]) -> String {
     if dims.is_empty() {
         return "scalar".into();

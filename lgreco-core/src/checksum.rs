@@ -1,23 +1,26 @@
-//! Checksums of what is saved, sent and agreed upon. Each is a chain of invertible steps, a word at a time, so a change of
-//! any one word always changes the result; several changes together escape with a probability of 2^-64 (or 2^-32).
+//! Checksums of saved states, messages and agreements between ranks.
 //!
-//! Saved states end with the [`struct@Hash`] of all their bytes before it. Parts saved inside another state have none of their own.
+//! A checksum is a chain of invertible steps, one per word. So a change of any single word always changes it. Changes of
+//! several words go unnoticed with a probability of 2^-64, or 2^-32 where a checksum has 32 bits.
 //!
-//! One checksum closes a saved state, and is looked at before anything but magic and version: most flips of a single
-//! bit would otherwise load, among them those in the step of the next decision. As parts (a memory in a controller, a
-//! setting in an end of a cut) have none, but for the layers of a controller that is saved by layer, `lgreco_testing::reseal` repairs any state by its last eight bytes.
+//! A saved state ends with the [`struct@Hash`] of all bytes before it. Readers check it right after magic and version.
+//! Without it, most flips of a single bit would load, for example in the step of the next decision.
+//!
+//! A part inside another state has no checksum, such as a memory in a controller or a setting in an end of a cut. Only
+//! layers of a controller that is saved by layer have one each. `lgreco_testing::reseal` corrects the last eight bytes of a
+//! changed state.
 
 use crate::{Error, Result};
 
-/// 64-bit FNV-1a, a word at a time, with a shift that brings high bits down.
+/// A variant of 64-bit FNV-1a. It takes a word at a time, and a shift mixes high bits into low ones.
 #[derive(Clone, Copy, Debug)]
 pub struct Hash(pub u64);
 
 impl Hash {
-    /// Of nothing.
+    /// The hash of no words.
     pub const START: Hash = Hash(0xcbf2_9ce4_8422_2325);
 
-    /// Takes a word more.
+    /// Adds a word to the hash.
     #[allow(clippy::should_implement_trait, reason = "a hash is no number")]
     #[inline]
     pub fn add(mut self, word: u64) -> Self {
@@ -26,7 +29,7 @@ impl Hash {
         self
     }
 
-    /// Of the length and all words, little-endian, the last one filled up with zeros.
+    /// The hash of the length and of all little-endian words. Zeros fill up the last word.
     fn of_bytes(bytes: &[u8]) -> Self {
         let (words, rest) = bytes.as_chunks::<8>();
         let hash =
@@ -37,20 +40,20 @@ impl Hash {
     }
 }
 
-/// Bytes of the checksum at the end of a saved state.
+/// Length in bytes of the checksum at the end of a saved state.
 pub const LEN: usize = 8;
 
-/// Writes the checksum of what is before it to the last bytes. Of fewer bytes than a checksum has, none is changed.
+/// Overwrites the last [`LEN`] bytes with the checksum of the bytes before them. Changes nothing if there are fewer bytes.
 pub fn seal(bytes: &mut [u8]) {
     if let Some((bytes, sum)) = bytes.split_last_chunk_mut::<LEN>() {
         *sum = Hash::of_bytes(bytes).0.to_le_bytes();
     }
 }
 
-/// The bytes before the checksum.
+/// Checks the checksum at the end, and returns the bytes before it.
 ///
 /// # Errors
-/// [`Error::Length`] when there is no room for a checksum; [`Error::Checksum`] when it is another.
+/// [`Error::Length`] when `bytes` is shorter than a checksum; [`Error::Checksum`] when the checksum does not match.
 pub fn open(bytes: &[u8]) -> Result<&[u8]> {
     let short = Error::Length { what: "saved state bytes", expected: LEN, found: bytes.len() };
     let (bytes, sum) = bytes.split_last_chunk::<LEN>().ok_or(short)?;
@@ -81,14 +84,14 @@ mod tests {
         }
     }
 
-    /// Zeros at the end, which fill the last word up, are not the same as none.
+    /// Zero bytes at the end change the hash, although zeros also fill up the last word.
     #[test]
     fn the_length_counts() {
         let sums: Vec<_> = (0..20).map(|len| Hash::of_bytes(&vec![0; len]).0).collect();
         assert!((0..20).all(|i| (0..i).all(|j| sums[i] != sums[j])));
     }
 
-    /// By its definition, a step written out.
+    /// Compares with the definition of the hash, written out.
     #[test]
     fn the_bits_are_fixed() {
         let step = |hash: u64, word: u64| {

@@ -1,4 +1,4 @@
-//! What can go wrong, and the checks that crates share.
+//! The error type of this crate, and checks that other crates use too.
 
 mod word;
 
@@ -9,9 +9,9 @@ use crate::num::Sum;
 use core::fmt;
 use word::{Found, Meant};
 
-/// Everything that can go wrong, with the place and the numbers; no strings are built.
+/// Any failure of this crate, with its place and numbers. It holds no allocated strings.
 ///
-/// Layers and options are named by index, counted from 0; callers that know names add them.
+/// Layers and options are named by index, counted from 0. Callers that know names add them.
 /// [`Error::code`] is permanent and shared with the C API.
 ///
 /// ```
@@ -23,98 +23,98 @@ use word::{Found, Meant};
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A slice does not have the length the call needs.
+    /// A slice does not have the length that the call needs.
     #[error("{what}: expected {expected}, found {found}")]
     Length {
-        /// Which argument.
+        /// The argument's name.
         what: &'static str,
-        /// The length it must have (for buffers and workspaces: at least).
+        /// The length that it must have. For buffers and workspaces, the least length.
         expected: usize,
-        /// The length it has.
+        /// The length that it has.
         found: usize,
     },
     /// A parameter is outside its range.
     #[error("{what} is {}, expected {expected}", Number(.value))]
     Parameter {
-        /// Which parameter.
+        /// The parameter's name.
         what: &'static str,
         /// The value given.
         value: f64,
-        /// The range it must be in.
+        /// The allowed range.
         expected: &'static str,
     },
-    /// A word that names nothing.
+    /// A name is unknown.
     #[error("unknown {what}, expected {expected}")]
     UnknownName {
-        /// What it should name.
+        /// The kind of thing that the name should denote.
         what: &'static str,
-        /// The names there are.
+        /// The known names.
         expected: &'static str,
     },
-    /// A word that no setting has there.
+    /// A word is unknown at its place in the text of a setting.
     #[error("setting: `{word}` is unknown{}", Meant(.word, .known))]
     SettingWord {
         /// The word found.
         word: Word,
-        /// The words that may stand there.
+        /// The words that are allowed at this place.
         known: &'static [&'static str],
     },
-    /// A text that is not a setting, although all words before are known.
+    /// The text of a setting begins correctly, but has a wrong word or ends too early.
     #[error("setting: found {}, expected {expected}", Found(.word))]
     SettingSyntax {
         /// The word found; empty at the end of the text.
         word: Word,
-        /// What may stand there.
+        /// The words that are allowed at this place.
         expected: &'static str,
     },
-    /// A tensor with 2^32 rows, columns or elements, or more.
+    /// A tensor has 2^32 or more rows, columns or elements.
     #[error("a {rows} x {cols} tensor: rows, columns and elements must be below 2^32")]
     TooManyElements {
         /// First dimension.
         rows: usize,
-        /// Product of the others.
+        /// Product of the other dimensions.
         cols: usize,
     },
     /// A gradient holds NaN or infinity.
     #[error("element {index} is {value}: gradients must be finite")]
     NonFinite {
-        /// Position of the first such element.
+        /// Index of the first element that is not finite.
         index: usize,
-        /// The element.
+        /// The element's value.
         value: f32,
     },
-    /// The allocator has no room for a workspace.
+    /// A workspace could not be allocated.
     #[error("a workspace of {words} words of 8 bytes cannot be allocated")]
     OutOfMemory {
-        /// Its length.
+        /// The workspace's length in 8-byte words.
         words: usize,
     },
-    /// A result does not fit the number format it is sent in.
+    /// A result is too large for the number format in which it is sent.
     #[error("{what} overflows f32")]
     Overflow {
-        /// Which quantity.
+        /// The quantity that overflows.
         what: &'static str,
     },
-    /// An element is too large for the format it is to be sent in.
+    /// An element is too large for the number format in which it is sent.
     #[error("element {index} is {}: its magnitude does not fit the format it is sent in", Number(.value))]
     ElementOverflow {
-        /// Position of the element.
+        /// Index of the element.
         index: usize,
-        /// The element.
+        /// The element's value.
         value: f32,
     },
 
-    /// A backend's device failed; the backend's own error says more.
+    /// A backend's device failed. The backend's error type has the details.
     #[error("the device failed: {what}")]
     Device {
-        /// In what way.
+        /// The kind of failure.
         what: &'static str,
     },
 
-    /// A table without layers.
+    /// The table has no layers.
     #[error("the table has no layers")]
     EmptyTable,
-    /// A layer without options.
+    /// A layer has no options.
     #[error("layer {layer} has no options")]
     EmptyLayer {
         /// Index of the layer.
@@ -127,44 +127,44 @@ pub enum Error {
         layer: usize,
         /// Index of the option in its layer.
         option: usize,
-        /// The error given.
+        /// The option's error.
         value: f64,
     },
-    /// The sizes of the largest options, summed over the layers, do not fit 64 bits.
+    /// The sum over layers of each layer's largest size does not fit 64 bits.
     #[error("layer {layer}, option {option}: size {size} makes the total overflow 64 bits")]
     SizeOverflow {
         /// Index of the layer.
         layer: usize,
         /// Index of the option in its layer.
         option: usize,
-        /// Its size in bits.
+        /// The option's size in bits.
         size: u64,
     },
-    /// A choice names an option its layer does not have.
+    /// A plan names an option that its layer does not have.
     #[error("layer {layer}: option {option} chosen, but there are {options}")]
     NoSuchOption {
         /// Index of the layer.
         layer: usize,
-        /// The option named.
+        /// Index of the option that the plan names.
         option: usize,
         /// Number of options of the layer.
         options: usize,
     },
-    /// Two layers have one name; state and plans are keyed by name.
+    /// Two layers have the same name. Saved states and plans find layers by name.
     #[error("layers {first} and {layer} have the same name")]
     DuplicateName {
-        /// Index of the second layer.
+        /// Index of the later layer.
         layer: usize,
-        /// Index of the first layer.
+        /// Index of the earlier layer.
         first: usize,
     },
-    /// A budget that is NaN, infinite or negative.
+    /// The error budget is NaN, infinite or negative.
     #[error("the error budget is {}, expected a finite number >= 0", Number(.value))]
     Budget {
-        /// The budget given.
+        /// The budget.
         value: f64,
     },
-    /// No plan meets the budget.
+    /// No plan meets the error budget.
     #[error(
         "infeasible: the error budget is {}, the smallest achievable error is {}, with a size of {}",
         Number(.budget),
@@ -174,20 +174,20 @@ pub enum Error {
     Infeasible {
         /// The budget.
         budget: f64,
-        /// The error of the plan with every layer's most exact option, rounded up: as a budget it is enough.
+        /// The smallest error of any plan, rounded up. It suffices as a budget.
         smallest: f64,
-        /// The size of that plan in bits. Ties take the smaller option.
+        /// The size in bits of the plan with that error. Of equally exact options it has the smaller.
         size: u64,
     },
-    /// The plan's choices cost more error than its budget.
+    /// The plan's error exceeds its budget.
     #[error("the plan's error is {}, its budget {}", Number(.error), Number(.budget))]
     OverBudget {
-        /// The error of the choices, summed by the verifier.
+        /// The error of the chosen options, summed by the verifier.
         error: f64,
-        /// The budget the plan was made for.
+        /// The plan's error budget.
         budget: f64,
     },
-    /// No plan is within the size limit.
+    /// No plan meets the size limit.
     #[error(
         "infeasible: the size limit is {}, the smallest achievable size is {}, with an error of {}",
         Bits(*.limit),
@@ -197,41 +197,41 @@ pub enum Error {
     SizeInfeasible {
         /// The size limit in bits.
         limit: u64,
-        /// The size of the plan with every layer's smallest option: as a limit it is enough.
+        /// The smallest size of any plan, in bits. It suffices as a limit.
         smallest: u64,
-        /// The error of that plan, rounded up. Of equally small options it has the most exact.
+        /// The error of the plan with that size, rounded up. Of equally small options it has the most exact.
         error: f64,
     },
-    /// The plan's choices have more bits than its size limit.
+    /// The plan's size exceeds its limit.
     #[error("the plan's size is {}, its limit {}", Bits(*.size), Bits(*.limit))]
     OverSize {
-        /// The bits of the choices.
+        /// The size of the chosen options in bits.
         size: u64,
-        /// The size limit that the plan was made for.
+        /// The plan's size limit in bits.
         limit: u64,
     },
-    /// A plan's statement about itself does not hold.
+    /// The plan states a number that the verifier contradicts.
     #[error("the plan states {what} {}, the verifier finds {}", Number(.stated), Number(.found))]
     PlanMismatch {
-        /// Which statement.
+        /// The stated quantity.
         what: &'static str,
-        /// What the plan says.
+        /// The plan's number.
         stated: f64,
-        /// What the verifier finds.
+        /// The verifier's number.
         found: f64,
     },
 
-    /// Layers of one group have no option left that all of them can have.
+    /// The layers of a group have no allowed option in common.
     #[error(
         "layer {layer}: none of its options is shared by all layers of its group, the first of which is layer {first}; compare their labels and fixed options"
     )]
     NoSharedOption {
-        /// Index of the layer that has none of the options that the group's layers before it share.
+        /// Index of the layer without any option that the earlier layers of its group share.
         layer: usize,
         /// Index of the group's first layer.
         first: usize,
     },
-    /// Layers of one group in a table without labels, where options are matched by their index, differ in their number.
+    /// Layers of one group differ in their number of options. Without labels, options are matched by index.
     #[error(
         "layer {layer} has {options} options, but layer {first} of its group has {expected}: they must have as many"
     )]
@@ -242,10 +242,10 @@ pub enum Error {
         options: usize,
         /// Index of the first layer of the group.
         first: usize,
-        /// Number of that layer's options.
+        /// Number of options of the first layer.
         expected: usize,
     },
-    /// A plan's choice that the table's groups or fixed options rule out.
+    /// The plan chooses an option that the table's groups or fixed options forbid.
     #[error(
         "layer {layer}: the table's groups and fixed options rule option {option} out; they allow option {allowed}, for one"
     )]
@@ -254,90 +254,90 @@ pub enum Error {
         layer: usize,
         /// Index of the option that the plan chooses.
         option: usize,
-        /// Index of one that goes with the choices of the layers before it in its group.
+        /// Index of an allowed option: one that agrees with the choices of the group's earlier layers.
         allowed: usize,
     },
 
-    /// Bytes that are not a payload of this version.
+    /// The bytes are not a payload of this version.
     #[error("payload: {what} is {found:#x}, expected {expected:#x}")]
     PayloadHeader {
-        /// Which header field.
+        /// The header field.
         what: &'static str,
         /// The value expected.
         expected: u64,
         /// The value found.
         found: u64,
     },
-    /// A header field of a payload that is beyond what this version defines.
+    /// A header field of a payload exceeds the largest value that this version defines.
     #[error("payload: {what} is {found:#x}, expected at most {largest:#x}")]
     PayloadField {
-        /// Which header field.
+        /// The header field.
         what: &'static str,
-        /// The largest value there is.
+        /// The largest defined value.
         largest: u64,
         /// The value found.
         found: u64,
     },
-    /// A payload whose body contradicts its header.
+    /// A payload's body contradicts its header.
     #[error("payload: {what}")]
     PayloadBody {
-        /// What is wrong.
+        /// The contradiction.
         what: &'static str,
     },
-    /// A method that is neither lgreco's own nor among those that the program knows.
+    /// The method is neither one of lgreco's nor registered by the program.
     #[error("method {id:#x} is unknown: register it in `Search::methods`, or pass it to `parse_with` or `decode_with`")]
     UnknownMethod {
         /// The method's id.
         id: u8,
     },
-    /// Bytes that are not a saved state of this version.
+    /// The bytes are not a saved state of this version.
     #[error("saved state: {what} is {found:#x}")]
     SavedState {
-        /// Which field.
+        /// The field.
         what: &'static str,
         /// The value found.
         found: u64,
     },
-    /// A saved state or a sealed payload that is not as it was written.
+    /// A saved state or a sealed payload is damaged or cut short.
     #[error("the bytes are damaged or cut short: their checksum is {expected:#x}, the one that they carry {found:#x}")]
     Checksum {
-        /// The checksum of the bytes.
+        /// The checksum computed from the bytes.
         expected: u64,
-        /// The checksum they carry.
+        /// The checksum stored with the bytes.
         found: u64,
     },
 }
 
-/// What a call of this crate gives: a `T`, or an [`Error`] unless another type is named.
+/// Result of a call of this crate: a `T` or an [`Error`]. Other crates may name another error type.
 pub type Result<T, E = Error> = core::result::Result<T, E>;
 
 impl Error {
-    /// [`Error::Parameter`] unless `holds`.
+    /// Returns [`Error::Parameter`] unless `holds`.
     pub fn require(holds: bool, what: &'static str, value: f64, expected: &'static str) -> Result<(), Error> {
         if holds { Ok(()) } else { Err(Error::Parameter { what, value, expected }) }
     }
 
-    /// [`Error::Overflow`] unless `finite`.
+    /// Returns [`Error::Overflow`] unless `finite`.
     pub fn require_finite(finite: bool, what: &'static str) -> Result<(), Error> {
         if finite { Ok(()) } else { Err(Error::Overflow { what }) }
     }
 
-    /// [`Error::PayloadBody`] with what is wrong, unless `sound`.
+    /// Returns [`Error::PayloadBody`] with the contradiction `what`, unless `sound`.
     pub fn require_body(sound: bool, what: &'static str) -> Result<(), Error> {
         if sound { Ok(()) } else { Err(Error::PayloadBody { what }) }
     }
 
-    /// No plan meets `budget`, since the most exact one has the error `smallest` and `size` bits.
+    /// The error for a `budget` that no plan meets. The most exact plan has the error `smallest` and `size` bits.
     pub(crate) fn infeasible(budget: f64, smallest: Sum, size: u64) -> Error {
         Error::Infeasible { budget, smallest: finite_or_infinite(smallest), size }
     }
 
-    /// No plan is within `limit`, since the smallest one has `smallest` bits and the error `error`.
+    /// The error for a size `limit` that no plan meets. The smallest plan has `smallest` bits and the error `error`.
     pub(crate) fn size_infeasible(limit: u64, smallest: u64, error: Sum) -> Error {
         Error::SizeInfeasible { limit, smallest, error: finite_or_infinite(error) }
     }
 
-    /// The permanent numeric code of this kind of error; never 0, never reused.
+    /// The permanent number of this kind of error. It is never 0, and numbers are never reused.
     pub const fn code(&self) -> u32 {
         match self {
             Error::Length { .. } => 1,
@@ -375,7 +375,7 @@ impl Error {
         }
     }
 
-    /// The layer at fault, for errors that have one.
+    /// Index of the faulty layer, for errors that concern one.
     pub const fn layer(&self) -> Option<usize> {
         match *self {
             Error::EmptyLayer { layer }
@@ -390,7 +390,7 @@ impl Error {
         }
     }
 
-    /// The option at fault, in the layer at fault, for errors that have one.
+    /// Index of the faulty option within its layer, for errors that concern one.
     pub const fn option(&self) -> Option<usize> {
         match *self {
             Error::OptionError { option, .. } | Error::SizeOverflow { option, .. } | Error::RuledOut { option, .. } => {
@@ -401,13 +401,13 @@ impl Error {
     }
 }
 
-/// A sum of errors, rounded up; infinity beyond f64::MAX, where the sum is not a number.
+/// Rounds a sum of errors up. Returns infinity where the sum overflows to NaN.
 fn finite_or_infinite(sum: Sum) -> f64 {
     let sum = sum.rounded_up();
     if sum.is_nan() { f64::INFINITY } else { sum }
 }
 
-/// A size for people.
+/// Writes a size with its unit.
 struct Bits(u64);
 
 impl fmt::Display for Bits {
@@ -416,7 +416,7 @@ impl fmt::Display for Bits {
     }
 }
 
-/// A number for people: with an exponent where it would otherwise be a row of zeros.
+/// Writes a number for messages: very large and very small ones with an exponent.
 pub struct Number<'a, T>(pub &'a T);
 
 impl<T: Copy + Into<f64> + fmt::Display + fmt::LowerExp> fmt::Display for Number<'_, T> {
@@ -427,7 +427,7 @@ impl<T: Copy + Into<f64> + fmt::Display + fmt::LowerExp> fmt::Display for Number
     }
 }
 
-/// `Err` with the first layer that has the name of an earlier one. O(n log n).
+/// Fails if two names are equal, with the indices of the first such pair. O(n log n).
 #[cfg(feature = "alloc")]
 pub fn expect_distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
     let mut seen = alloc::collections::BTreeMap::new();
@@ -439,12 +439,12 @@ pub fn expect_distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(
     Ok(())
 }
 
-/// `Err` unless `found == expected`.
+/// Fails unless `found == expected`.
 pub fn expect_len(what: &'static str, expected: usize, found: usize) -> Result<(), Error> {
     if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
 }
 
-/// `Err` unless `found >= expected`.
+/// Fails unless `found >= expected`.
 pub fn expect_room(what: &'static str, expected: usize, found: usize) -> Result<(), Error> {
     if expected <= found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
 }

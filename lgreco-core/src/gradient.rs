@@ -24,7 +24,7 @@ pub enum Values<'a> {
     Bf16(&'a [Bf16]),
 }
 
-/// Runs generic code on the slice inside a [`Values`], whatever its element type: `with_elements!(values, slice => code)`.
+/// Runs generic code on the slice inside a [`Values`], for any element type: `with_elements!(values, slice => code)`.
 ///
 /// ```
 /// use lgreco_core::gradient::{Bf16, Element, Values, with_elements};
@@ -91,7 +91,7 @@ impl Values<'_> {
     }
 }
 
-/// The matrix view of a tensor: `rows` = first dimension, `cols` = product of the others (1 for a vector).
+/// The matrix view of a tensor. `rows` is the first dimension; `cols` is the product of the others, 1 for a vector.
 ///
 /// ```
 /// use lgreco_core::gradient::Shape;
@@ -106,7 +106,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// A `rows` × `cols` matrix.
+    /// The shape of a `rows` × `cols` matrix.
     ///
     /// # Errors
     /// [`Error::TooManyElements`] unless `rows`, `cols` and `rows · cols` are below 2^32.
@@ -119,7 +119,7 @@ impl Shape {
         }
     }
 
-    /// The matrix view of a tensor with dimensions `dims` (a scalar, `[]`, is 1 × 1).
+    /// The matrix view of a tensor with dimensions `dims`. A scalar, `[]`, is 1 × 1.
     ///
     /// # Errors
     /// [`Error::TooManyElements`] unless rows, columns and their product are below 2^32.

@@ -1,8 +1,8 @@
-//! Error tables and the planners that choose from them: the algorithm of lgreco, without its compressors.
+//! Error tables, and the planners that choose settings from them: the algorithm of lgreco without its compressors.
 //!
-//! A [`table`] holds, for each layer of a model, what it may be sent as: options with a size in bits and an error. A [`plan`]
-//! chooses one option per layer, such that the model is as small as it can be within an error, or as exact as it can be
-//! within a size. Whoever has measured options brings them: `lgreco-compress` has compressors, `lgreco` measures them.
+//! A [`table`] lists the options of each layer of a model. Each option has a size in bits and an error.
+//! A [`plan`] chooses one option per layer. It minimises the size within an error budget, or the error within a size limit.
+//! The caller measures the options: `lgreco-compress` has compressors, and `lgreco` measures them.
 //!
 //! ```
 //! use lgreco_core::plan::{Limit, check, dp};
@@ -21,19 +21,19 @@
 //! # Ok::<(), lgreco_core::Error>(())
 //! ```
 //!
-//! What all crates share is here too: [`gradient`]s as borrowed slices, the random [streams](rng), [`Error`].
+//! The crate also holds what all crates share: [`gradient`]s as borrowed slices, random [streams](rng) and [`Error`].
 //!
 //! # Units
 //! * `size`: bits that one worker puts on the wire for one layer, header included; `u64`.
-//! * `error`: what the chosen metric makes of the squared L2 norm of `gradient − decode(encode(gradient))`; `f64`.
-//! * workspaces: counted in 8-byte words (`&mut [u64]`), one type for every call, of which parts are carved out as f32, f64 or
-//!   u32; stale content never changes a result (tests fill them with garbage).
+//! * `error`: the squared L2 norm of `gradient − decode(encode(gradient))`, turned into the chosen metric; `f64`.
+//! * workspaces: counted in 8-byte words. All calls take `&mut [u64]`, and use parts of it as f32, f64 or u32. Old content
+//!   never changes a result; tests fill workspaces with garbage.
 //!
 //! # Features
-//! The crate is `no_std`. With no feature it needs no allocator: every planner works on the caller's buffers.
-//! * `std`: run-time choice of vector instructions; without it, loops use those the target is compiled for. Results are the same
-//!   bits.
-//! * `alloc`: owned plans, and the planner that allocates its workspace.
+//! The crate is `no_std`. Without features it needs no allocator: every planner works on the caller's buffers.
+//! * `std`: chooses vector instructions at run time. Without it, loops use the instructions of the compilation target.
+//!   Results have the same bits either way.
+//! * `alloc`: plans that own their choices, and a planner that allocates its workspace.
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]

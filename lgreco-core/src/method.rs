@@ -1,5 +1,4 @@
-//! What a compressor of one's own implements: the trait [`Method`], settings of it, and the list of methods that a program
-//! knows.
+//! Compressors from outside lgreco: the trait [`Method`] that they implement, their settings, and a program's list of them.
 
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
@@ -7,29 +6,29 @@ use crate::{Error, Result, Word};
 use core::fmt;
 use core::panic::RefUnwindSafe;
 
-/// Up to four numbers of a setting, such as bits. The method defines them; unused ones are 0. A float travels as its bits
+/// Up to four numbers of a setting, such as bits. The method defines them; unused ones are 0. A float is stored as its bits
 /// (`f32::to_bits`).
 pub type Parameters = [u32; 4];
 
-/// The least [`id`](Method::id) of methods that are not lgreco's own.
+/// The smallest [`id`](Method::id) that an outside method may have. Smaller ones are lgreco's.
 pub const FIRST_ID: u8 = 0x80;
 
-/// Names of lgreco's own methods, which others cannot have.
+/// Names of lgreco's own methods. Outside methods cannot use them.
 pub const RESERVED: [&str; 10] =
     ["dense", "qsgd", "eden", "topk", "powersgd", "clt-k", "hard-threshold", "adacomp", "loco", "sidco"];
 
-/// Most bytes of a method's name.
+/// Largest length of a method's name in bytes.
 pub const MAX_NAME: usize = 32;
 
 /// A compression method from outside lgreco, without its parameters.
 ///
-/// A setting of it ([`OwnSetting`]) takes part in everything that lgreco's own methods do: measured rows, plans and their files,
-/// exchanges with error feedback, agreement between ranks, saved states. Where bytes or text must be turned into settings, the
-/// program says which methods it knows ([`Methods`]).
+/// lgreco treats settings of the method ([`OwnSetting`]) like those of lgreco's methods. That covers measurement, plans and
+/// their files, exchanges with error feedback, agreement between ranks, and saved states. Where lgreco turns bytes or text
+/// into settings, the program passes the methods that it knows ([`Methods`]).
 ///
-/// The bytes that [`encode`](Method::encode) writes are the payload's body; lgreco writes and checks the header before it, in
-/// which the parameters are. Bodies of every rank are decoded by every rank, so [`decode`](Method::decode) must give the same
-/// bits on all of them, and must refuse bytes that `encode` does not write without a panic.
+/// [`encode`](Method::encode) writes the body of a payload. lgreco writes and checks the header, which holds the parameters.
+/// Every rank decodes the bodies of all ranks, so [`decode`](Method::decode) must give the same bits on each.
+/// On bytes that `encode` never writes, it must return an error and not panic.
 ///
 /// ```
 /// use lgreco_core::method::{Method, Methods, OwnSetting, Parameters};
@@ -63,58 +62,62 @@ pub const MAX_NAME: usize = 32;
 /// # Ok::<(), Error>(())
 /// ```
 pub trait Method: Sync + RefUnwindSafe + fmt::Debug {
-    /// The permanent number of the method in payloads, plans and states, from [`FIRST_ID`] on. Methods of one program differ
-    /// in it.
+    /// The permanent number of the method in payloads, plans and states, at least [`FIRST_ID`]. Each method of a program
+    /// needs a different one.
     fn id(&self) -> u8;
 
-    /// The first word of its settings as text: lowercase letters, digits and `-`, a letter first. Permanent, too.
+    /// The permanent name: the first word of the method's settings as text. It begins with a lowercase letter; lowercase
+    /// letters, digits and `-` follow.
     fn name(&self) -> &'static str;
 
-    /// `Err` unless the parameters are in range for any tensor.
+    /// Checks the ranges of the parameters that do not depend on the tensor. Accepts all by default.
     ///
     /// # Errors
-    /// [`Error::Parameter`].
+    /// [`Error::Parameter`] for a parameter out of range.
     fn check(&self, parameters: &Parameters) -> Result<()> {
         let _ = parameters;
         Ok(())
     }
 
-    /// How many of the parameters are written in texts, all others being 0. Defaults to one.
+    /// Number of parameters that the method has, at most 4. Texts contain these; the others are 0. Defaults to one.
     fn parameters(&self) -> usize {
         1
     }
 
-    /// Bytes that [`encode`](Method::encode) writes for a gradient of this element type (f32 where error feedback is kept): exactly, if [`has_fixed_len`](Method::has_fixed_len), else at most.
+    /// Bytes that [`encode`](Method::encode) writes for a gradient of this shape and element type. The number is exact if
+    /// [`has_fixed_len`](Method::has_fixed_len), else an upper bound. With error feedback the element type is f32.
     ///
     /// # Errors
     /// [`Error::Parameter`] when the parameters do not fit the shape.
     fn body_len(&self, parameters: &Parameters, shape: Shape, dtype: Dtype) -> Result<usize>;
 
-    /// Whether shape and element type alone decide the length of a payload. Defaults to true.
+    /// Whether shape and element type alone determine the length of a payload. Defaults to true.
     fn has_fixed_len(&self, parameters: &Parameters) -> bool {
         let _ = parameters;
         true
     }
 
-    /// Whether payloads decode to the gradient in expectation, with errors that are independent from worker to worker. Defaults
+    /// Whether a payload decodes to the gradient in expectation, with errors that are independent between workers. Defaults
     /// to false.
     fn is_unbiased(&self, parameters: &Parameters) -> bool {
         let _ = parameters;
         false
     }
 
-    /// Words of workspace that [`encode`](Method::encode) needs. Defaults to none.
+    /// 8-byte words of workspace that [`encode`](Method::encode) needs. Defaults to none.
     fn workspace_len(&self, parameters: &Parameters, shape: Shape, dtype: Dtype) -> usize {
         let _ = (parameters, shape, dtype);
         0
     }
 
-    /// Compresses into the front of `body`, which has room for [`body_len`](Method::body_len) bytes, and returns the number of
-    /// bytes written. Gradients are finite and have elements; random bits are those of `stream`. What `workspace` and `body` hold
-    /// before is of earlier calls, not zeros. A panic ends the program.
+    /// Compresses `gradient` into the front of `body`, and returns the number of bytes written.
+    ///
+    /// `body` has room for [`body_len`](Method::body_len) bytes. Gradients are finite and not empty. Random bits come from
+    /// `stream`.
+    /// `workspace` and `body` hold arbitrary old content, not zeros. A panic ends the program.
     ///
     /// # Errors
-    /// Such as [`Error::ElementOverflow`] when a number is too large for the type it is sent in.
+    /// For example [`Error::ElementOverflow`], when a number is too large for the type in which it is sent.
     fn encode(
         &self,
         parameters: &Parameters,
@@ -124,10 +127,10 @@ pub trait Method: Sync + RefUnwindSafe + fmt::Debug {
         body: &mut [u8],
     ) -> Result<usize>;
 
-    /// Decodes `body` into all of `values`, one per element of the shape; finite values.
+    /// Decodes `body` and writes all of `values`, one finite value per element of the shape.
     ///
     /// # Errors
-    /// [`Error::PayloadBody`] or [`Error::Length`] on bytes that `encode` does not write.
+    /// [`Error::PayloadBody`] or [`Error::Length`] on bytes that `encode` never writes.
     fn decode(&self, parameters: &Parameters, shape: Shape, body: &[u8], values: &mut [f32]) -> Result<()>;
 }
 
@@ -148,10 +151,11 @@ pub struct OwnSetting {
 }
 
 impl OwnSetting {
-    /// A setting whose parameters are in range.
+    /// Pairs a method with parameters, after checking their ranges.
     ///
     /// # Errors
-    /// [`Error::Parameter`] as [`Method::check`], and for an id below [`FIRST_ID`].
+    /// [`Error::Parameter`] as from [`Method::check`], for an id below [`FIRST_ID`], and for an unused parameter that is not
+    /// 0.
     pub fn new(method: &'static dyn Method, parameters: Parameters) -> Result<OwnSetting> {
         let id = method.id();
         Error::require(id >= FIRST_ID, "id of a method", id.into(), "128 to 255: others are lgreco's")?;
@@ -172,7 +176,7 @@ impl OwnSetting {
         self.method
     }
 
-    /// Its parameters.
+    /// The parameters.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
     }
@@ -184,7 +188,7 @@ impl PartialEq for OwnSetting {
     }
 }
 
-/// The name and the parameters that the method has.
+/// Writes the name and the parameters that the method uses, such as `mean` or `other 3`.
 impl fmt::Display for OwnSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.method.name())?;
@@ -198,14 +202,14 @@ impl fmt::Debug for OwnSetting {
     }
 }
 
-/// The methods that a program knows beside lgreco's own. Defaults to none.
+/// The outside methods that a program knows. Defaults to none.
 ///
-/// Whatever reads settings takes one: plan files, controllers that hear of another rank's plan or restore a state, decoders of
-/// payloads whose setting is not known.
+/// Everything that reads settings takes one: readers of plan files, and decoders of payloads with unknown settings.
+/// Controllers need it for plans from other ranks and for saved states.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Methods(&'static [&'static dyn Method]);
 
-/// The same ids and names.
+/// Equal if ids and names are the same.
 impl PartialEq for Methods {
     fn eq(&self, other: &Methods) -> bool {
         let name = |method: &&'static dyn Method| (method.id(), method.name());
@@ -214,14 +218,14 @@ impl PartialEq for Methods {
 }
 
 impl Methods {
-    /// None.
+    /// The empty list.
     pub const NONE: Methods = Methods(&[]);
 
-    /// These. [`Method`] has an example.
+    /// Checks a list of methods. [`Method`] has an example.
     ///
     /// # Errors
-    /// [`Error::Parameter`] with an id that two have or that is lgreco's own; [`Error::UnknownName`] for a name that two have or
-    /// that cannot be one.
+    /// [`Error::Parameter`] for an id that two methods share or that is below [`FIRST_ID`], and for more than 4 parameters.
+    /// [`Error::UnknownName`] for a name that two methods share or that is not allowed.
     ///
     /// # Complexity
     /// O(methods²).
@@ -229,7 +233,7 @@ impl Methods {
         for (index, method) in methods.iter().enumerate() {
             OwnSetting::new(*method, [0; 4]).map(drop).or_else(|error| match error {
                 Error::Parameter { what: "id of a method", .. } => Err(error),
-                _ => Ok(()), // zeros need not be in range
+                _ => Ok(()), // only the id matters here: zeros may be out of range
             })?;
             let (id, name) = (method.id(), method.name());
             let count = method.parameters();
@@ -248,21 +252,21 @@ impl Methods {
         Ok(Methods(methods))
     }
 
-    /// All of them.
+    /// All methods in the given order.
     pub fn iter(&self) -> impl Iterator<Item = &'static dyn Method> + '_ {
         self.0.iter().copied()
     }
 
-    /// The one with this id.
+    /// The method with this id.
     pub fn find(&self, id: u8) -> Option<&'static dyn Method> {
         self.iter().find(|method| method.id() == id)
     }
 
-    /// The setting of one of them that a text states; `None` where the first word is no name of theirs.
+    /// Parses the text of a setting. Returns `None` when the first word is not the name of a method in the list.
     ///
     /// # Errors
-    /// [`Error::SettingSyntax`] on words that are not as many numbers as the method has parameters; [`Error::Parameter`] on
-    /// one out of range.
+    /// [`Error::SettingSyntax`] unless exactly one whole number per parameter follows the name. [`Error::Parameter`] for a
+    /// number out of range.
     pub fn parse(&self, text: &str) -> Result<Option<OwnSetting>> {
         let mut words = text.split_ascii_whitespace();
         let name = words.next().unwrap_or_default();

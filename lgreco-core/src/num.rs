@@ -1,28 +1,28 @@
-//! The one door to float functions, and sums that do not lose what they add.
+//! Float functions that work without std, and sums with 106 bits.
 //!
-//! Whether a plan fits its budget is decided on 106 bits ([`Sum`]), and a budget that is taken from defaults is
-//! rounded up, so that the default plan always fits its own budget. `plan::check` decides the same question with
-//! exact arithmetic of its own.
+//! Solvers compare the error of a plan with its budget on 106 bits ([`Sum`]). Budgets that come from default options are
+//! rounded up. So the default plan always fits its own budget. `plan::check` repeats the comparison with separate, exact
+//! arithmetic.
 
-/// Square root, the same bits with and without std.
+/// Square root. Its bits are the same with and without std.
 pub fn sqrt(x: f64) -> f64 {
     num_traits::Float::sqrt(x)
 }
 
-/// Natural logarithm; the last bits may differ with and without std.
+/// Natural logarithm. Its last bits may differ with and without std.
 pub fn ln(x: f64) -> f64 {
     num_traits::Float::ln(x)
 }
 
-/// Exponential function; the last bits may differ with and without std.
+/// Exponential function. Its last bits may differ with and without std.
 pub fn exp(x: f64) -> f64 {
     num_traits::Float::exp(x)
 }
 
-/// A sum carried in two f64 (106 bits) and never below the true sum: each addition exceeds it by at most 2^-104 of the
-/// sum of magnitudes, and is exact while 106 bits hold the sum.
+/// A sum held in two f64 (106 bits), never below the true sum.
 ///
-/// Knuth's TwoSum at each step, the one inexact step rounded up; addends must be finite.
+/// Each addition exceeds the true result by at most 2^-104 of the sum of magnitudes. It is exact while 106 bits suffice.
+/// Each step is Knuth's TwoSum, and rounds its only inexact operation up. Addends must be finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub struct Sum {
     high: f64,
@@ -55,7 +55,7 @@ impl Sum {
         if self.low > 0.0 { self.high.next_up() } else { self.high }
     }
 
-    /// Whether the sum is at most `limit`, decided on all 106 bits; true only if the exact sum is.
+    /// Whether the sum is at most `limit`, compared on all 106 bits. True implies that the exact sum is at most `limit`.
     pub fn at_most(self, limit: f64) -> bool {
         self.high < limit || (self.high == limit && self.low <= 0.0)
     }
@@ -69,7 +69,7 @@ impl FromIterator<f64> for Sum {
     }
 }
 
-/// The greatest common divisor; of 0 and a number, that number.
+/// The greatest common divisor. That of 0 and a number is the number.
 pub fn gcd(mut a: u64, mut b: u64) -> u64 {
     while b > 0 {
         (a, b) = (b, a % b);
@@ -77,19 +77,19 @@ pub fn gcd(mut a: u64, mut b: u64) -> u64 {
     a
 }
 
-/// A u128 that is aligned like a u64.
+/// A u128 with the alignment of a u64.
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(transparent)]
 pub struct Wide([u64; 2]);
 
 impl Wide {
-    /// Of this number.
+    /// Stores `value`.
     #[inline(always)]
     pub const fn new(value: u128) -> Wide {
         Wide([value as u64, (value >> 64) as u64])
     }
 
-    /// The number.
+    /// The stored number.
     #[inline(always)]
     pub const fn value(self) -> u128 {
         (self.0[1] as u128) << 64 | self.0[0] as u128

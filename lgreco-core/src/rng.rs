@@ -1,11 +1,11 @@
 //! Counter-based random bits: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 //!
-//! The draw for an element depends on (seed, step, layer, rank, element) alone, never on scheduling, block size or
-//! instruction set, and is the same on every backend.
+//! A random word depends only on seed, step, layer, rank and element. Scheduling, block size, instruction set and backend do
+//! not change it.
 
 pub mod block;
 
-/// Names one sequence of random words: one layer on one rank at one step of one run.
+/// A sequence of random words, named by seed, step, layer and rank.
 ///
 /// ```
 /// use lgreco_core::rng::Stream;
@@ -20,7 +20,7 @@ pub struct Stream {
     pub step: u32,
     /// Index of the layer in the model.
     pub layer: u32,
-    /// Rank of the worker. Workers must differ here, or their rounding errors correlate and do not average out.
+    /// Rank of the worker. It must differ between workers; otherwise their rounding errors correlate and do not average out.
     pub rank: u32,
 }
 
@@ -40,7 +40,7 @@ impl Stream {
         philox([index, self.step, self.layer, self.rank], [self.seed as u32, (self.seed >> 32) as u32])
     }
 
-    /// Word `index` of the sequence, which has 2^34 words and then repeats.
+    /// Word `index` of the sequence. The sequence repeats after 2^34 words.
     ///
     /// ```
     /// # use lgreco_core::rng::Stream;

@@ -1,16 +1,15 @@
 //! Run-time choice of vector instructions: the same code, compiled for SSE2, AVX2 and AVX-512.
 //!
-//! Kernels fix their own lane structure (arrays of partial sums), and Rust neither reassociates nor contracts float
-//! operations, so every choice gives the same bits.
+//! Loops are plain Rust over fixed arrays of partial sums. Rust neither reorders nor fuses float operations. So every
+//! instruction set gives the same bits.
 //!
-//! Loops are plain Rust over fixed arrays of partial sums. [`dispatch`] compiles each of them for three instruction
-//! sets through `pulp`, which owns the unsafe code, so this crate has none; builds without `std` compile them for
-//! one, and give the same bits too.
+//! [`dispatch`] compiles each loop for three instruction sets through `pulp`. `pulp` contains the unsafe code; this crate
+//! has none. Builds without `std` compile each loop once.
 //!
-//! Hot loops do not convert floats to integers: they add 2²³ (to an f32) or 2⁵² (to an f64), which puts the rounded
-//! integer into the mantissa. That vectorises on every target, is exact, and GPUs can repeat it bit for bit.
+//! Hot loops do not convert floats to integers. They add 2²³ to an f32, or 2⁵² to an f64, which puts the rounded integer
+//! into the mantissa. The addition vectorises on every target, is exact, and gives the same bits on GPUs.
 
-/// A loop worth compiling once per instruction set.
+/// A loop that is compiled once per instruction set.
 ///
 /// ```
 /// use lgreco_core::simd::{Kernel, dispatch};
@@ -27,15 +26,14 @@
 /// assert_eq!(values, [2.0, 4.0]);
 /// ```
 pub trait Kernel {
-    /// What the loop finds out.
+    /// The result of the loop.
     type Output;
-    /// The loop. Must be `#[inline(always)]`, and so must what it calls: only what is inlined is compiled for the
+    /// Runs the loop. It and the functions that it calls must be `#[inline(always)]`: only inlined code is compiled for the
     /// instruction set.
     fn run(self) -> Self::Output;
 }
 
-/// Runs `kernel`, compiled for the best instructions this processor has; without the feature `std`, for the target's
-/// baseline.
+/// Runs `kernel` with the best instructions of this processor. Without the feature `std` it uses the target's baseline.
 pub fn dispatch<K: Kernel>(kernel: K) -> K::Output {
     #[cfg(feature = "std")]
     {
@@ -53,8 +51,10 @@ pub fn dispatch<K: Kernel>(kernel: K) -> K::Output {
     kernel.run()
 }
 
-/// [`dispatch`] for a function of one value, which is `#[inline(always)]`: what is not inlined is compiled for the baseline
-/// instructions alone, and may take twice as long. A macro, because a function that is passed on as a value is not inlined.
+/// Runs a function of one argument as [`dispatch`] runs a kernel.
+///
+/// The function must be `#[inline(always)]`. Otherwise it is compiled for the baseline instructions alone, and may take
+/// twice as long. This is a macro because Rust does not inline a function that is passed as a value.
 ///
 /// ```
 /// use lgreco_core::simd::dispatch_with;
@@ -76,7 +76,7 @@ macro_rules! dispatch_with {
 }
 pub use dispatch_with;
 
-/// What [`dispatch_with!`] expands to.
+/// The expansion of [`dispatch_with!`].
 #[doc(hidden)]
 pub fn dispatch_inlined<A, R>(arguments: A, run: impl FnOnce(A) -> R) -> R {
     struct Call<A, F>(A, F);

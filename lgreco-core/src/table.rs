@@ -1,4 +1,4 @@
-//! What there is to choose from: per layer, a ragged list of options with their size and error.
+//! Error tables: for each layer a list of options with size and error. Lists may differ in length.
 
 use crate::{Error, Result};
 
@@ -12,15 +12,15 @@ use crate::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 pub struct Choice {
-    /// Bits one worker puts on the wire for this layer under this option.
+    /// Bits that one worker puts on the wire for this layer with this option.
     pub size: u64,
-    /// How much the option hurts: finite and not negative, in the caller's metric.
+    /// Error of the option in the caller's metric: finite and not negative.
     pub error: f64,
 }
 
-/// A validated error table, borrowed: layers in order, each with at least one option.
+/// A validated error table that borrows its options. Layers are in order, each with at least one option.
 ///
-/// Invariants: every error is finite and not negative; the largest sizes of all layers sum below 2^64.
+/// Invariants: every error is finite and not negative. The sum over layers of each layer's largest size is below 2^64.
 ///
 /// ```
 /// use lgreco_core::table::{Choice, Table};
@@ -40,7 +40,7 @@ pub struct Table<'a> {
 }
 
 impl<'a> Table<'a> {
-    /// Validates a table: layer `l` owns `choices[ends[l - 1]..ends[l]]` (from 0 for the first layer).
+    /// Validates a table. Layer `l` owns `choices[ends[l - 1]..ends[l]]`; the first layer starts at 0.
     ///
     /// ```
     /// use lgreco_core::{Error, table::{Choice, Table}};
@@ -50,8 +50,8 @@ impl<'a> Table<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::EmptyTable`], [`Error::EmptyLayer`], [`Error::OptionError`], [`Error::SizeOverflow`] name the layer and
-    /// option at fault; [`Error::Length`] when `ends` is not increasing to `choices.len()`.
+    /// [`Error::EmptyTable`] without layers. [`Error::EmptyLayer`], [`Error::OptionError`] and [`Error::SizeOverflow`] name
+    /// the faulty layer and option. [`Error::Length`] when `ends` does not increase up to `choices.len()`.
     ///
     /// # Complexity
     /// O(choices).
@@ -85,7 +85,8 @@ impl<'a> Table<'a> {
         Ok(Table { choices, ends })
     }
 
-    /// The table of slices that [`new`](Table::new) has accepted before, for owners of them; planners may panic on others. O(1).
+    /// Builds the table again from slices that [`new`](Table::new) accepted before. Planners may panic on other slices.
+    /// O(1).
     pub fn of_checked(choices: &'a [Choice], ends: &'a [usize]) -> Self {
         debug_assert!(Table::new(choices, ends).is_ok());
         Table { choices, ends }
@@ -116,7 +117,7 @@ impl<'a> Table<'a> {
         (0..table.layers()).map(move |layer| table.layer(layer))
     }
 
-    /// The option each layer was given.
+    /// The options that `options` chooses, one per layer.
     ///
     /// ```
     /// # use lgreco_core::table::{Choice, Table};
@@ -128,8 +129,8 @@ impl<'a> Table<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`] when there is not one choice per layer; [`Error::NoSuchOption`] for the first layer that does not
-    /// have the option.
+    /// [`Error::Length`] when there is not one choice per layer. [`Error::NoSuchOption`] for the first layer that lacks the
+    /// chosen option.
     pub fn chosen<'b>(
         &self,
         options: &'b [u32],

@@ -1,4 +1,4 @@
-//! The compressor of one layer of a plan.
+//! Encoder and decoder of one layer of a plan.
 
 use crate::compress::{Compressor, Setting, wire::Payload};
 use crate::gradient::{Dtype, Gradient, Shape};
@@ -7,7 +7,8 @@ use crate::{Result, error::expect_len};
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Encodes and decodes one layer of a model as a [plan](crate::ModelPlan) says. Cheap to copy; has no memory of its own.
+/// Encodes and decodes one layer of a model with its setting in a [plan](crate::ModelPlan). It is cheap to copy and owns no
+/// buffers.
 ///
 /// ```
 /// use lgreco::{Model, rng::Stream};
@@ -29,7 +30,7 @@ pub struct Codec {
     pub(crate) setting: Setting,
     pub(crate) shape: Shape,
     pub(crate) dtype: Dtype,
-    /// Of the layer in its model.
+    /// Index of the layer in its model.
     pub(crate) index: u32,
     pub(crate) payload_len: usize,
 }
@@ -45,21 +46,22 @@ impl Codec {
         self.shape
     }
 
-    /// Bytes of room that a payload needs, which is its length unless the [values decide](Compressor::has_fixed_len) it.
+    /// Bytes of room that a payload needs. This is its exact length unless that [depends on the
+    /// values](Compressor::has_fixed_len).
     pub fn payload_len(&self) -> usize {
         self.payload_len
     }
 
-    /// Words of 8 bytes that [`encode_into`](Codec::encode_into) needs as workspace.
+    /// 8-byte words of workspace that [`encode_into`](Codec::encode_into) needs.
     pub fn workspace_len(&self) -> usize {
         self.setting.encode_workspace_len(self.shape, self.dtype)
     }
 
-    /// The payload of a gradient. Random bits are those of `stream`, in which the layer's index stands in for `layer`.
+    /// Encodes a gradient into a new payload. Random bits come from `stream`; the layer's index replaces its field `layer`.
     ///
     /// # Errors
-    /// As [`Compressor::encode`]: [`Error::NonFinite`](crate::Error::NonFinite) with the first NaN or infinity, for one. `Length`
-    /// for a gradient of another shape.
+    /// Those of [`Compressor::encode`], such as [`Error::NonFinite`](crate::Error::NonFinite) with the first NaN or
+    /// infinity. `Length` for a gradient of another shape.
     pub fn encode(&self, gradient: &Gradient<'_>, stream: Stream) -> Result<Vec<u8>> {
         let (mut workspace, mut payload) = (vec![0; self.workspace_len()], vec![0; self.payload_len]);
         let len = self.encode_into(gradient, stream, &mut workspace, &mut payload)?;
@@ -67,7 +69,7 @@ impl Codec {
         Ok(payload)
     }
 
-    /// Writes the payload of a gradient to the front of `payload` and returns its length in bytes; allocates nothing.
+    /// Encodes a gradient into the front of `payload`, and returns the payload's length in bytes. Allocates nothing.
     ///
     /// # Errors
     /// As [`encode`](Codec::encode).
@@ -83,17 +85,17 @@ impl Codec {
         self.setting.encode(gradient, Stream { layer: self.index, ..stream }, workspace, payload)
     }
 
-    /// What a payload decodes to. Any bytes may be given.
+    /// Decodes a payload into a new vector. It accepts arbitrary bytes without panic.
     ///
     /// # Errors
-    /// As [`decode`](crate::compress::decode), and `PayloadHeader` for a payload of another method.
+    /// Those of [`decode`](crate::compress::decode). `PayloadHeader` for a payload of another method.
     pub fn decode(&self, payload: &[u8]) -> Result<Vec<f32>> {
         let mut values = vec![0.0; self.shape.elements()];
         self.decode_into(payload, &mut values)?;
         Ok(values)
     }
 
-    /// Writes what a payload decodes to; allocates nothing.
+    /// Decodes a payload into `values`. Allocates nothing.
     ///
     /// # Errors
     /// As [`decode`](Codec::decode).

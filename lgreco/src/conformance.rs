@@ -1,4 +1,4 @@
-//! What every compressor promises, as one check that the author of an outside method calls from a test.
+//! A check of the guarantees that every compressor must give. Authors of outside methods call it from a test.
 
 use crate::Error;
 use crate::compress::method::Methods;
@@ -9,14 +9,15 @@ use alloc::string::ToString;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Checks that a setting keeps what searches, exchanges and saved states rely on:
+/// Checks the properties of a setting that searches, exchanges and saved states rely on:
 ///
-/// * payloads are as long as promised, say so themselves, and depend on gradient and stream alone, not on what workspace and
-///   payload held before;
-/// * they decode to finite values, the same ones whatever was there before, and the measured error is that of decoding;
-/// * cut payloads are errors, damaged ones an error or a result, and gradients that are not finite are named;
-/// * text and numbers give the same setting;
-/// * an unbiased method decodes to the gradient on average.
+/// * Payloads have the promised length and state it. They depend only on gradient and stream, not on old content of
+///   workspace or payload.
+/// * Payloads decode to finite values, which do not depend on old content either. The measured error equals the error of the
+///   decoded values.
+/// * A cut payload is an error. A damaged one gives an error or a result, but no panic.
+/// * Text and numbers convert back to the same setting.
+/// * An unbiased method decodes to the gradient on average.
 ///
 /// ```
 /// use lgreco::compress::method::Methods;
@@ -25,7 +26,7 @@ use alloc::vec::Vec;
 /// ```
 ///
 /// # Panics
-/// When a promise is broken; the message says which one, under which setting and for which gradient.
+/// When a property is violated. The message names property, setting and gradient.
 pub fn check(setting: &Setting, methods: &Methods) {
     assert_eq!(Setting::parse(&setting.to_string(), methods), Ok(*setting), "{setting}: its text is another setting");
     let (id, parameters) = setting.data();
@@ -37,7 +38,7 @@ pub fn check(setting: &Setting, methods: &Methods) {
             for values in [Values::F32(&values), Values::F16(&f16), Values::Bf16(&bf16)] {
                 let Ok(shape) = Shape::new(rows, cols) else { continue };
                 let Ok(gradient) = Gradient::new(values, shape) else { continue };
-                // Settings that name a number of elements are not for all shapes.
+                // A setting that names a number of elements does not fit all shapes.
                 if setting.payload_len(shape, values.dtype()).is_ok() {
                     Case { setting, methods, gradient, kind }.check();
                 }
@@ -49,7 +50,7 @@ pub fn check(setting: &Setting, methods: &Methods) {
     }
 }
 
-/// Gradients of as many elements, with what they are.
+/// Test gradients with `elements` elements each, and their descriptions.
 fn gradients(elements: usize) -> [(&'static str, Vec<f32>); 5] {
     let stream = Stream { seed: 11, ..Stream::default() };
     let uniform = |index: usize| (stream.word(index as u64) >> 8) as f32 / (1 << 23) as f32 - 1.0;
@@ -80,7 +81,7 @@ impl Case<'_> {
         alloc::format!("{}: {what} ({} of {rows} x {cols} in {dtype})", self.setting, self.kind)
     }
 
-    /// A payload made where everything was filled with `garbage`.
+    /// Encodes a payload with workspace and payload filled with `garbage` before.
     fn encoded(&self, garbage: u8) -> Vec<u8> {
         let (shape, dtype) = (self.gradient.shape(), self.gradient.values().dtype());
         let words = self.setting.encode_workspace_len(shape, dtype);
@@ -130,7 +131,7 @@ impl Case<'_> {
             let cut = decode_with(self.methods, &payload[..len], &mut values);
             assert!(cut.is_err(), "{}", self.told("a payload that is cut short decodes"));
         }
-        // Whatever comes of it, it must not panic.
+        // Decoding may fail or succeed, but must not panic.
         for at in (0..payload.len()).step_by((payload.len() / 64).max(1)) {
             let mut damaged = payload.to_vec();
             damaged[at] ^= 0x55;
@@ -138,7 +139,8 @@ impl Case<'_> {
         }
     }
 
-    /// The measured error is about what decoding shows; of methods that draw random bits it is an expectation.
+    /// Compares the measured error with that of the decoded values. Skips unbiased methods, whose measured error is an
+    /// expectation.
     fn check_row(&self, decoded: &[f32]) {
         let Some(row) = self.setting.row() else { return };
         let (shape, dtype) = (self.gradient.shape(), self.gradient.values().dtype());
@@ -160,7 +162,7 @@ impl Case<'_> {
     }
 }
 
-/// The mean of many decoded payloads is near the gradient.
+/// Checks that the mean of many decoded payloads is close to the gradient.
 fn is_right_on_average(setting: &Setting, methods: &Methods) {
     const DRAWS: u32 = 2000;
     let [(_, values), ..] = gradients(64);

@@ -1,8 +1,8 @@
 //! Table and plan files: JSON, version 1, with schemas in `schemas/` of the repository.
 //!
-//! Readers are total: any bytes give a value or an [`Error`] that says where. Keys that begin with `x-` are the writers'
-//! own and ignored; other keys that version 1 does not know are errors, as are keys that an object has twice. Floats are
-//! written with the digits that read back to the same bits.
+//! Readers accept any bytes, and return a value or an [`Error`] with its place. Keys that begin with `x-` are private to the
+//! writer, and ignored. Other unknown keys, and keys that occur twice in an object, are errors. Floats are written with
+//! enough digits to read back the same bits.
 
 mod model;
 mod plan;
@@ -15,10 +15,10 @@ pub use table::TableFile;
 use crate::table::NamedError;
 use alloc::string::String;
 
-/// The version of both formats.
+/// The version of both file formats.
 pub const VERSION: u64 = 1;
 
-/// Why bytes are not a table or plan file.
+/// An error in a table or plan file.
 ///
 /// ```
 /// use lgreco::file::{Error, TableFile};
@@ -29,59 +29,59 @@ pub const VERSION: u64 = 1;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Not JSON, or not the JSON expected there.
+    /// The bytes are not JSON, or not the JSON that is expected there.
     #[error("{}{what}", Prefix(place))]
     Json {
-        /// Layer and option, as far as they are known; empty at the top.
+        /// Layer and option, as far as they are known. Empty at the top level.
         place: String,
-        /// What the parser says, with line and column from the start of that place.
+        /// The parser's message. Line and column count from the start of the place.
         what: String,
     },
-    /// A version this library does not read.
+    /// This library does not read the file's version.
     #[error("version is {found}, expected 1")]
     Version {
-        /// The version found.
+        /// The version in the file.
         found: u64,
     },
-    /// A field that is missing or not what it should be.
+    /// A field is missing or has a wrong value.
     #[error("{}{field} is {found}, expected {expected}", Prefix(place))]
     Field {
-        /// Layer and option; empty at the top.
+        /// Layer and option. Empty at the top level.
         place: String,
-        /// The field.
+        /// Name of the field.
         field: &'static str,
-        /// What it should be.
+        /// The allowed values.
         expected: &'static str,
-        /// The JSON found, shortened, or `missing`.
+        /// The JSON in the file, shortened, or `missing`.
         found: String,
     },
-    /// A file of the other kind: a plan instead of a table, or a table instead of a plan.
+    /// The file is of the other kind: a plan instead of a table, or a table instead of a plan.
     #[error("this is {found}, expected {expected}")]
     Kind {
-        /// What it is.
+        /// The kind of the file.
         found: &'static str,
-        /// What it should be.
+        /// The expected kind.
         expected: &'static str,
     },
-    /// A key that version 1 does not know.
+    /// Version 1 does not know a key.
     #[error("{}key `{key}` is unknown: is `{nearest}` meant? (keys of your own begin with `x-`)", Prefix(place))]
     Key {
-        /// Layer and option; empty at the top.
+        /// Layer and option. Empty at the top level.
         place: String,
-        /// The key, shortened.
+        /// The unknown key, shortened.
         key: String,
-        /// The known key with the fewest letters to change.
+        /// The known key at the smallest edit distance.
         nearest: &'static str,
     },
-    /// A setting that is not understood, or whose parameters are out of range.
+    /// The text of a setting is wrong, or its parameters are out of range.
     #[error("{}{error}", Prefix(place))]
     Setting {
         /// Layer and option.
         place: String,
-        /// What is wrong with it.
+        /// The error in the setting.
         error: crate::Error,
     },
-    /// A plan has a layer by its label alone: it was made for a table without settings.
+    /// The plan has a label but no setting for a layer. It was made for a table without settings.
     #[error("layer `{layer}`: the plan has no setting for its option `{label}`")]
     NoSetting {
         /// Name of the layer.
@@ -89,7 +89,7 @@ pub enum Error {
         /// Label of its option.
         label: String,
     },
-    /// The file is well formed; the table in it is not valid, or the plan does not fit the model.
+    /// The file is well formed, but its table is invalid or its plan does not fit the model.
     #[error(transparent)]
     Table(#[from] NamedError),
 }

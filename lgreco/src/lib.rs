@@ -1,9 +1,9 @@
-//! Decides, layer by layer, how hard to compress each gradient, and compresses it. What a training loop needs besides is
-//! `lgreco-train`.
+//! Decides, layer by layer, how strongly to compress each gradient, and compresses it. For training, `lgreco-train` adds
+//! error feedback and exchange.
 //!
-//! Data goes one way: gradients → measured rows → [`table`] → [`plan`](mod@plan) → [`compress`] → payloads. Tables and planners are
-//! `lgreco-core`'s, compressors `lgreco-compress`'s; their modules stand here under the same names, with what measures a
-//! model ([`search`], by a [`backend`]) and reads and writes files.
+//! Data flows one way: gradients → measured rows → [`table`] → [`plan`](mod@plan) → [`compress`] → payloads. This crate
+//! measures a model ([`search`] on a [`backend`]), and reads and writes files. It re-exports tables and planners of
+//! `lgreco-core` and compressors of `lgreco-compress`, under the same module names.
 //!
 //! ```
 //! use lgreco::{Model, rng::Stream};
@@ -27,26 +27,26 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`Codec`] also has calls that allocate nothing; [`search`] and [`plan`](mod@plan) are the same steps one by one, with all
-//! options.
+//! [`Codec`] also has calls that do not allocate. [`search`] and [`plan`](mod@plan) offer the same steps one by one, with
+//! all options.
 //!
 //! # Units
 //! * `size`: bits that one worker puts on the wire for one layer, header included; `u64`.
-//! * `squared error`: squared L2 norm of `gradient − decode(encode(gradient))`, in `f64`; `error` is what the chosen
-//!   metric makes of it.
-//! * workspaces: counted in 8-byte words (`&mut [u64]`), one type for every call, of which parts are carved out as f32, f64 or
-//!   u32; stale content never changes a result (tests fill them with garbage).
+//! * `squared error`: squared L2 norm of `gradient − decode(encode(gradient))`, in `f64`. `error` is the squared error
+//!   turned into the chosen metric.
+//! * workspaces: counted in 8-byte words. All calls take `&mut [u64]`, and use parts of it as f32, f64 or u32. Old content
+//!   never changes a result; tests fill workspaces with garbage.
 //!
 //! # Features
-//! With none the crate is `no_std` without an allocator.
-//! * `std` (default): run-time choice of vector instructions; without it, loops use those the target is compiled for.
-//!   Results are the same bits. Implies `alloc`.
-//! * `alloc`: named tables, owned plans, the planner that allocates its workspace, and the module `search`.
-//! * `gemm`: a faster matrix product for [PowerSGD](compress::powersgd) at high ranks, which gives up its equality of bits
-//!   between processors. Implies `std`.
-//! * `rayon`: `backend::Parallel`, which measures layers in parallel; long layers are compressed and decoded on all cores
-//!   of rayon's current thread pool, with the same bits. A thread of that pool that waits for such a layer may do another
-//!   task of the pool meanwhile, so tasks of the same pool must not block in collectives. Implies `std`.
+//! Without features the crate is `no_std` and needs no allocator.
+//! * `std` (default): chooses vector instructions at run time. Without it, loops use the instructions of the compilation
+//!   target. Results have the same bits either way. Implies `alloc`.
+//! * `alloc`: named tables, plans that own their choices, the planner that allocates its workspace, and the module `search`.
+//! * `gemm`: a faster matrix product for [PowerSGD](compress::powersgd) at high ranks. Its results may differ between
+//!   processors. Implies `std`.
+//! * `rayon`: `backend::Parallel`, which measures layers in parallel. Long layers are also compressed and decoded on all
+//!   cores of rayon's current thread pool, with the same bits. A thread that waits for such a layer may run another task of
+//!   the pool. So tasks of the same pool must not block in collectives. Implies `std`.
 //! * `json`: the module `file`, which reads and writes table and plan files. Implies `alloc`.
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]

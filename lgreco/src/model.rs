@@ -1,4 +1,4 @@
-//! The short way from gradients to a plan and its compressors.
+//! The shortest way from gradients to a plan and its codecs.
 
 use crate::Result;
 use crate::backend::Backend;
@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::num::NonZero;
 
-/// A model's gradients with the names and dimensions of their tensors.
+/// A model's gradients, with the names and dimensions of their tensors.
 ///
 /// ```
 /// let (weight, bias): (Vec<f32>, _) = ((0..4096).map(|i| (i as f32).sin()).collect(), [0.5; 64]);
@@ -27,12 +27,12 @@ pub struct Model<'a> {
 }
 
 impl<'a> Model<'a> {
-    /// Layers in the order of the model: name, dimensions, and values in row-major order, which are slices of `f32`,
+    /// Takes the layers in the model's order: name, dimensions, and values in row-major order. Values are slices of `f32`,
     /// [`F16`](crate::gradient::F16) or [`Bf16`](crate::gradient::Bf16), or [`Values`].
     ///
     /// # Errors
-    /// [`Length`](crate::Error::Length) by name, where the number of values is not the product of the dimensions; [`TooManyElements`](crate::Error::TooManyElements)
-    /// from 2^32 elements on.
+    /// [`Length`](crate::Error::Length), with the layer's name, when the number of values is not the product of the
+    /// dimensions. [`TooManyElements`](crate::Error::TooManyElements) from 2^32 elements on.
     pub fn new<D: AsRef<[usize]>, V: Into<Values<'a>>>(
         layers: impl IntoIterator<Item = (&'a str, D, V)>,
     ) -> Result<Model<'a>, NamedError> {
@@ -45,7 +45,7 @@ impl<'a> Model<'a> {
         Ok(model)
     }
 
-    /// The layers.
+    /// The layers in the model's order.
     pub fn layers(&self) -> impl Iterator<Item = Layer<'_>> {
         self.layers.iter().map(|(name, dims, gradient)| Layer::of_gradient(name, dims, *gradient))
     }
@@ -53,14 +53,14 @@ impl<'a> Model<'a> {
     /// The gradient of a layer.
     ///
     /// # Panics
-    /// When there is no such layer.
+    /// When the model has no such layer.
     pub fn gradient(&self, layer: usize) -> Gradient<'a> {
         self.layers[layer].2
     }
 }
 
-/// Begins a plan for a model. Unless told otherwise it offers EDEN, TopK and PowerSGD, and looks for the least error in as many
-/// bits as 3-bit EDEN takes everywhere.
+/// Begins a plan for a model. By default it offers EDEN, TopK and PowerSGD, and minimises the error within the size of
+/// uniform 3-bit EDEN.
 ///
 /// ```
 /// use lgreco::{Model, rng::Stream};
@@ -82,13 +82,13 @@ pub fn plan<'m, 'a>(model: &'m Model<'a>) -> Planning<'m, 'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Goal {
-    /// As few bits as possible, with the uniform setting's error.
+    /// The smallest size within the uniform setting's error.
     Size,
-    /// The least error, in the uniform setting's bits.
+    /// The smallest error within the uniform setting's size.
     Error,
 }
 
-/// A plan in the making; [`plan()`] begins it.
+/// A plan in preparation, begun by [`plan()`].
 #[derive(Clone, Debug)]
 #[must_use = "solve makes the plan"]
 pub struct Planning<'m, 'a> {
@@ -99,30 +99,32 @@ pub struct Planning<'m, 'a> {
 }
 
 impl Planning<'_, '_> {
-    /// As few bits as possible, with no more error than this setting has everywhere: a method with its parameter, as `qsgd 4`,
-    /// `topk 1%` or `powersgd 4`. The method is searched too, with its range around the parameter.
+    /// Minimises the plan's size. The plan's error is at most that of a uniform plan with this setting.
+    ///
+    /// The setting is a method with its parameter, such as `qsgd 4`, `topk 1%` or `powersgd 4`. The search includes this
+    /// method, with its range around the parameter.
     pub fn within_uniform(mut self, setting: &str) -> Self {
         self.search = self.search.and_then(|search| search.with_reference(setting));
         self.goal = Goal::Size;
         self
     }
 
-    /// The least error, in no more bits than this setting takes everywhere; written as for
-    /// [`within_uniform`](Planning::within_uniform).
+    /// Minimises the plan's error. The plan's size is at most that of a uniform plan with this setting. The setting is
+    /// written as for [`within_uniform`](Planning::within_uniform).
     pub fn as_small_as_uniform(mut self, setting: &str) -> Self {
         self.search = self.search.and_then(|search| search.with_reference(setting));
         self.goal = Goal::Error;
         self
     }
 
-    /// What is offered, in all detail: methods, ranges, metric, outside methods. The first method's default is the uniform
+    /// Replaces the whole search: methods, ranges, metric, outside methods. The first method's default becomes the uniform
     /// setting.
     pub fn search(mut self, search: Search) -> Self {
         self.search = Ok(search);
         self
     }
 
-    /// How many workers' payloads are averaged: the noise of unbiased methods averages out between them.
+    /// Sets the number of workers whose payloads are averaged. The noise of unbiased methods averages out between them.
     pub fn workers(mut self, workers: u32) -> Self {
         if let Ok(search) = &mut self.search {
             search.workers = NonZero::new(workers);
@@ -130,8 +132,8 @@ impl Planning<'_, '_> {
         self
     }
 
-    /// As the L-GreCo paper plans: l2 errors, no more of them than the uniform setting has, by its dynamic program with 10,000
-    /// cells. The plan then comes without proof.
+    /// Plans like the L-GreCo paper: l2 errors, at most the uniform setting's error, and its dynamic program with 10,000
+    /// cells. Such a plan comes without proof.
     pub fn paper(mut self) -> Self {
         if let Ok(search) = &mut self.search {
             search.metric = Metric::L2;
@@ -143,8 +145,8 @@ impl Planning<'_, '_> {
     /// Measures the model on the CPU and solves.
     ///
     /// # Errors
-    /// As [`Search::measure`] and [`plan::solve`](crate::plan::solve()); [`SettingWord`](crate::Error::SettingWord) or another error of the uniform
-    /// setting's text.
+    /// Those of [`Search::measure`] and [`plan::solve`](crate::plan::solve()). [`SettingWord`](crate::Error::SettingWord) or
+    /// another error for the text of the uniform setting.
     ///
     /// # Complexity
     /// About a pass over the gradients per method; see [`Search::measure`].
@@ -155,10 +157,10 @@ impl Planning<'_, '_> {
         self.solve_on(&mut crate::backend::Portable)
     }
 
-    /// As [`solve`](Planning::solve), measured by a backend, such as a GPU's.
+    /// Works as [`solve`](Planning::solve), but measures on a given backend, such as a GPU's.
     ///
     /// # Errors
-    /// As [`solve`](Planning::solve), and the backend's.
+    /// Those of [`solve`](Planning::solve) and of the backend.
     pub fn solve_on(self, backend: &mut dyn Backend) -> Result<ModelPlan, NamedError> {
         let search = self.search?;
         let layers: Vec<Layer<'_>> = self.model.layers().collect();
@@ -201,27 +203,27 @@ pub struct ModelPlan {
 }
 
 impl ModelPlan {
-    /// A codec per layer of the model, uncompressed ones for those that are left alone: of one dimension, or small.
+    /// One codec per layer of the model. Layers with one dimension and small layers have uncompressed ones.
     pub fn codecs(&self) -> &[Codec] {
         &self.codecs
     }
 
-    /// Size and error of what is compressed, and the proof.
+    /// Size, error and proof for the layers of the table.
     pub fn summary(&self) -> &Summary {
         self.plan.summary()
     }
 
-    /// Size and error of the uniform setting, of the same layers.
+    /// Size and error of the uniform setting, on the same layers.
     pub fn uniform(&self) -> Choice {
         self.uniform
     }
 
-    /// The table that was measured: what other settings would have cost.
+    /// The measured table, with size and error of all candidates.
     pub fn table(&self) -> &NamedTable {
         &self.measured.table
     }
 
-    /// The plan as options of the table.
+    /// The plan, as options of the table.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }

@@ -1,5 +1,5 @@
-//! What there is to choose from: per layer, a ragged list of options with their size and error; with names and settings where
-//! people or files have them.
+//! Error tables: for each layer a list of options with size and error. Named tables add names and settings for people and
+//! files.
 
 #[cfg(feature = "alloc")]
 mod named;

@@ -2,15 +2,15 @@
 
 use clap::Args;
 
-/// What a plan must do for single layers.
+/// Constraints on single layers.
 #[derive(Args, Clone, Debug)]
 pub struct ConstraintArgs {
-    /// Layers that must get the same setting, such as tied weights. A `*` stands for any text, the same in all names of a
-    /// group: "h.*.q,h.*.k" ties q and k in each block. Repeat it for each group. A table file may have groups, too.
+    /// Layers that must share a setting, such as tied weights. A `*` stands for any text, the same in all names of a group:
+    /// "h.*.q,h.*.k" ties q and k in each block. Repeat the option for each group. A table file may have groups too.
     #[arg(long, value_name = "LAYER,LAYER,...", value_parser = group)]
     pub group: Vec<Group>,
-    /// A layer's setting, by the label that the table has for it or as in a plan file; `*` stands for any text. The planner
-    /// decides the other layers, within a budget for all. Repeat it for each layer.
+    /// The setting of a layer, by its label in the table or as in a plan file. A `*` stands for any text. The planner
+    /// chooses the other layers' settings within the budget for all. Repeat the option for each layer.
     #[arg(long, value_name = "LAYER=SETTING", value_parser = fixed)]
     pub fix: Vec<String>,
 }

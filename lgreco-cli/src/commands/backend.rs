@@ -1,13 +1,13 @@
 //! The backends of this build.
 //!
-//! wgpu is left out by default, because wgpu and naga took two thirds of the time of a first build, and most who try
-//! a plan do it on the processor. CUDA is in: its libraries are looked for at run time.
+//! Default builds leave out wgpu, because wgpu and naga took two thirds of the time of a first build. Most users first try
+//! plans on the CPU. Default builds include CUDA: its libraries are loaded at run time.
 
 use crate::args::BackendArg;
 use crate::failure::Failure;
 use lgreco::backend::{Backend, Parallel};
 
-/// A backend ready for work.
+/// An opened backend.
 pub enum Opened {
     Cpu(Parallel),
     #[cfg(feature = "cuda")]
@@ -43,7 +43,7 @@ impl Opened {
         }
     }
 
-    /// Bytes of the device's memory that the backend holds.
+    /// Bytes of device memory that the backend holds. `None` for the CPU.
     pub fn device_memory(&self) -> Option<u64> {
         match self {
             Opened::Cpu(_) => None,
@@ -54,7 +54,7 @@ impl Opened {
         }
     }
 
-    /// What the device said of its last failure.
+    /// The device's message about its last failure. `None` for the CPU.
     pub fn failure(&self) -> Option<String> {
         match self {
             Opened::Cpu(_) => None,

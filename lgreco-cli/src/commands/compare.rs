@@ -1,4 +1,4 @@
-//! `lgreco compare`: every way of choosing, on the same tables.
+//! `lgreco compare`: runs all solvers and baselines on the same tables.
 
 use super::{emit, model, solve, timed, write};
 use crate::args::{BudgetArg, Compare, Limits, SizeArg};
@@ -72,7 +72,7 @@ pub fn run(compare: &Compare, out: &mut dyn Write) -> Result<(), Failure> {
     emit(out, report, || json(&comparisons), compare.json.as_ref())
 }
 
-/// What is asked for, or else both directions.
+/// The budget that the user gave, or else both directions: the uniform setting's error and its size.
 fn budgets(limits: Limits, options: &[u32]) -> Vec<Budget<'_>> {
     let alpha = limits.alpha.unwrap_or(1.0);
     let (error, size) = (Budget::Defaults { alpha, options }, Budget::DefaultSize { alpha, options });
@@ -85,7 +85,7 @@ fn budgets(limits: Limits, options: &[u32]) -> Vec<Budget<'_>> {
     }
 }
 
-/// What everything but the uniform setting makes of a limit.
+/// Plans of all solvers and baselines within a limit, except the uniform setting.
 fn choosers(
     method: Method,
     metric: Metric,
@@ -126,10 +126,10 @@ fn choosers(
     Ok(schemes)
 }
 
-/// CGX and the L-GreCo paper cluster layers into no more groups than there are bit widths.
+/// Largest number of k-means clusters. CGX and the L-GreCo paper have at most one per bit width.
 const MOST_CLUSTERS: usize = 8;
 
-/// The plan that `choose` makes, which need not be within `limit`.
+/// The plan of the options that `choose` returns. It may exceed `limit`.
 fn chosen(
     table: &Table<'_>,
     limit: Limit,

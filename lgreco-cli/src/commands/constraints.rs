@@ -1,4 +1,4 @@
-//! Groups and fixed settings: a table's own, and those of the command line.
+//! Groups and fixed settings, from the table and from the command line.
 
 use crate::args::{ConstraintArgs, Group};
 use crate::failure::Failure;
@@ -6,8 +6,10 @@ use lgreco::plan::Merged;
 use lgreco::table::NamedTable;
 use std::collections::BTreeMap;
 
-/// `table`, which is called `name`, with the constraints of its plans. The command line fixes layers that the table fixes
-/// otherwise.
+/// Prepares `table` for planning within the constraints of the table and the command line. `name` is the table's name for
+/// messages.
+///
+/// If both fix a layer, the command line wins.
 pub fn merged<'a>(name: &str, table: &'a NamedTable, asked: &ConstraintArgs) -> Result<Merged<'a>, Failure> {
     let refused = |flag: &str, what: String| Failure::bad_input(format_args!("{name}: {flag}: {what}"));
     let find = |flag: &str, pattern: &str| {
@@ -17,7 +19,7 @@ pub fn merged<'a>(name: &str, table: &'a NamedTable, asked: &ConstraintArgs) -> 
     };
     let mut constraints = table.constraints();
     for Group(patterns) in &asked.group {
-        // Layers whose `*` stands for the same text are one group.
+        // Layers for which `*` stands for the same text form one group.
         let mut groups: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for pattern in patterns {
             for (layer, star) in find("--group", pattern)? {
@@ -54,7 +56,7 @@ pub fn merged<'a>(name: &str, table: &'a NamedTable, asked: &ConstraintArgs) -> 
     table.merged(&constraints).map_err(|error| Failure::from_core(&error.error, format_args!("{name}: {error}")))
 }
 
-/// The layers of this name, or whose names the pattern's `*` makes of it, and what it stands for.
+/// The layer with this name, or the layers that match a pattern with `*`, each with the text for which `*` stands.
 fn matches<'a>(table: &'a NamedTable, pattern: &str) -> Vec<(usize, &'a str)> {
     if let Some(layer) = table.find(pattern) {
         return vec![(layer, "")];
@@ -64,7 +66,7 @@ fn matches<'a>(table: &'a NamedTable, pattern: &str) -> Vec<(usize, &'a str)> {
     (0..table.layers()).filter_map(star).collect()
 }
 
-/// What is before the first `=` that names layers, and what is after it: names and labels may have one, too.
+/// Splits a text at the first `=` after which the part before names layers. Names and labels may contain `=` too.
 fn split<'a, 'b>(table: &'a NamedTable, text: &'b str) -> Option<(Vec<(usize, &'a str)>, &'b str)> {
     text.match_indices('=').find_map(|(at, _)| {
         let layers = matches(table, &text[..at]);
@@ -72,7 +74,7 @@ fn split<'a, 'b>(table: &'a NamedTable, text: &'b str) -> Option<(Vec<(usize, &'
     })
 }
 
-/// All of a few, and the ends of many.
+/// Lists labels for a message: all of up to 12, or the first two and the last.
 fn listed(labels: &[String]) -> String {
     match labels {
         [first, second, .., last] if labels.len() > 12 => format!("{first}, {second} to {last}"),

@@ -1,4 +1,4 @@
-//! `lgreco devices`: what can measure and compress here.
+//! `lgreco devices`: lists the backends that work on this machine.
 
 use std::thread::available_parallelism;
 
@@ -25,7 +25,7 @@ fn wgpu() -> String {
     format!("wgpu   not available: {}\n", crate::args::not_in_build("wgpu"))
 }
 
-/// A line per adapter.
+/// Describes each wgpu adapter on one line.
 #[cfg(feature = "wgpu")]
 fn wgpu() -> String {
     let line = |adapter: lgreco_wgpu::Adapter| {
@@ -60,7 +60,7 @@ fn cuda() -> String {
     format!("cuda   not available: {}\n", crate::args::not_in_build("cuda"))
 }
 
-/// A line per device, or what is missing.
+/// Describes each CUDA device on one line, or says what is missing.
 #[cfg(feature = "cuda")]
 fn cuda() -> String {
     let devices = match lgreco_cuda::devices() {

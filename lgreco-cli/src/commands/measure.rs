@@ -1,4 +1,4 @@
-//! `lgreco measure`: the table alone.
+//! `lgreco measure`: measures the error table without planning.
 
 use super::{emit, model, write};
 use crate::args::{Source, Target};

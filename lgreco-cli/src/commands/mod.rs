@@ -1,4 +1,4 @@
-//! One file per command.
+//! The commands, one per file.
 
 mod backend;
 mod compare;
@@ -17,7 +17,7 @@ use indicatif::ProgressBar;
 use std::io::{self, ErrorKind, Write};
 use std::time::{Duration, Instant};
 
-/// Runs a command whose result goes to `out`.
+/// Runs a command, and writes its result to `out`.
 pub fn run(command: &Command, out: &mut dyn Write) -> Result<(), Failure> {
     match command {
         Command::Plan { source, solving, constraints, output } => plan::run(source, *solving, constraints, output, out),
@@ -33,7 +33,7 @@ pub fn run(command: &Command, out: &mut dyn Write) -> Result<(), Failure> {
     }
 }
 
-/// Writes the report to `out` and the JSON to its target; JSON on standard output replaces the report.
+/// Writes the report to `out` and the JSON to its target. JSON on standard output replaces the report.
 fn emit(
     out: &mut dyn Write,
     report: impl FnOnce() -> String,
@@ -54,7 +54,7 @@ fn print(out: &mut dyn Write, text: &str) -> Result<(), Failure> {
     printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
-/// What came of writing to standard output; a reader that has seen enough and closed its end is no failure.
+/// Converts the result of writing to standard output. A reader that closed its end early is no failure.
 pub fn printed(written: io::Result<()>) -> Result<(), Failure> {
     match written {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
@@ -62,7 +62,7 @@ pub fn printed(written: io::Result<()>) -> Result<(), Failure> {
     }
 }
 
-/// Does `work` and counts its seconds, with a spinner when standard error is a terminal.
+/// Runs `work` and measures its seconds. Shows a spinner if standard error is a terminal.
 fn timed<T>(doing: String, work: impl FnOnce() -> T) -> (T, f64) {
     let spinner = ProgressBar::new_spinner().with_message(doing);
     spinner.enable_steady_tick(Duration::from_millis(100));

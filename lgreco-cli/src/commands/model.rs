@@ -1,4 +1,4 @@
-//! From gradients to a measured model.
+//! Measures a model's gradients.
 
 use super::backend::Opened;
 use super::timed;
@@ -18,25 +18,25 @@ use std::num::NonZero;
 use std::path::Path;
 use std::time::Instant;
 
-/// Gradients and where they came from.
+/// Gradients and their origin.
 pub struct Model {
     gradients: Stored,
-    /// The path, or what stands for it.
+    /// The path, or a name for gradients without one.
     pub name: String,
 }
 
-/// What came of one search.
+/// Result of one search.
 pub struct Outcome {
     pub measured: Measured,
     pub facts: Facts,
-    /// Seconds of measuring, without those of reading.
+    /// Seconds of measurement, without reading.
     pub seconds: f64,
 }
 
-/// A search on its way through the batches of a model.
+/// A search that is in progress over the batches of a model.
 struct Pass<'a> {
     offer: Offer<'a>,
-    /// Squared errors of the rows measured so far, which are as many as `rows`.
+    /// Squared errors of the first `rows` rows, which are measured.
     errors: Vec<f64>,
     rows: usize,
     seconds: f64,
@@ -50,15 +50,16 @@ impl Model {
         Ok(Model { gradients: Stored::open(path)?, name: path.display().to_string() })
     }
 
-    /// The files it is in, which nothing may be written over.
+    /// The model's files. No result may overwrite them.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.gradients.files()
     }
 
-    /// Measures the model's layers under each of `searches`, reading it once, and returns what came of them and the
+    /// Measures the model's layers with each of `searches`, and reads the gradients only once. Returns the outcomes and the
     /// seconds of reading.
     ///
-    /// Tensors that stay uncompressed must be finite too: a gradient with NaN anywhere is not one to plan for.
+    /// Tensors that stay uncompressed must be finite too, because NaN anywhere makes the whole gradient useless for
+    /// planning.
     pub fn measure(&self, searches: &[Search], on: BackendArg) -> Result<(Vec<Outcome>, f64), Failure> {
         let mut opened = Opened::new(on)?;
         let layers = self.gradients.layers().len();
@@ -68,7 +69,7 @@ impl Model {
         outcomes
     }
 
-    /// [`measure`](Model::measure) for a single search.
+    /// Runs [`measure`](Model::measure) for a single search.
     pub fn measure_one(&self, search: Search, on: BackendArg) -> Result<(Outcome, f64), Failure> {
         let (mut outcomes, reading) = self.measure(&[search], on)?;
         Ok((outcomes.remove(0), reading))
@@ -92,7 +93,7 @@ impl Model {
             let layers = gradients.read(batch.clone(), &mut buffer)?;
             reading += start.elapsed().as_secs_f64();
             norms.par_extend(layers.par_iter().map(norm));
-            // The norm of finite gradients is finite, in f64.
+            // The norm of finite gradients is finite in f64.
             if let Some(bad) = norms[batch.start..].iter().position(|norm| !norm.is_finite())
                 && let Err(error) = check_finite(&layers[bad].gradient())
             {
@@ -118,7 +119,7 @@ impl Model {
         Ok((outcomes, reading))
     }
 
-    /// What `failed` means to the user, with what the device said of it.
+    /// Converts an error for the user. `told` is the device's message, if it has one.
     fn failed(&self, search: &Search, failed: NamedError, told: Option<String>) -> Failure {
         match failed.error {
             Error::EmptyTable => Failure::bad_input(format_args!(
@@ -156,7 +157,7 @@ impl Model {
 }
 
 impl Pass<'_> {
-    /// Measures the rows of `layers`, which begin with the model's layer `first`.
+    /// Measures the rows of `layers`. `first` is the model's index of the first layer.
     fn measure(
         &mut self,
         layers: &[Layer<'_>],
@@ -175,7 +176,7 @@ impl Pass<'_> {
     }
 }
 
-/// What `source` asks to be searched.
+/// Builds the search that the command line describes.
 pub fn search(source: &Source) -> Result<Search, Failure> {
     let methods = if source.methods.is_empty() { &[source.method][..] } else { &source.methods };
     build_search(methods, &source.candidates, source.default, source.range, &source.widths)
@@ -208,7 +209,7 @@ pub fn build_search(
     Ok(search)
 }
 
-/// The l2 norm, in eight sums, which vector instructions add side by side.
+/// The l2 norm. Eight partial sums let vector instructions add in parallel.
 fn norm(layer: &Layer<'_>) -> f64 {
     fn squared<T: Element>(values: &[T]) -> f64 {
         let mut sums = [0.0; 8];

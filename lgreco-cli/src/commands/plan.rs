@@ -1,4 +1,4 @@
-//! `lgreco plan`: measure, choose, show.
+//! `lgreco plan`: measures gradients, chooses a plan and shows it.
 
 use super::{constraints, emit, model, solve, write};
 use crate::args::{ConstraintArgs, Output, Solving, Source};

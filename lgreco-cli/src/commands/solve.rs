@@ -1,4 +1,4 @@
-//! `lgreco solve`: a plan for anybody's table; and solving as `plan` does it.
+//! `lgreco solve`: plans for a given table. The command `plan` uses its solving step too.
 
 use super::{constraints, emit, timed, write};
 use crate::args::{BudgetArg, ConstraintArgs, Limits, Output, SizeArg, SolverArg, Solving, Target};
@@ -36,7 +36,8 @@ pub fn run(
     emit(out, || report::plan(&table, &solved, None, &times), json, output.json.as_ref())
 }
 
-/// Reads a table file, or standard input for `-`, and says what it is called. Results must not be written over it.
+/// Reads a table file, or standard input for `-`, and returns its name for messages. Fails if a result would overwrite the
+/// file.
 pub fn read(path: &Path, json: Option<&Target>, plot: Option<&Path>) -> Result<(String, TableFile), Failure> {
     let from_stdin = path == Path::new("-");
     let name = if from_stdin { "standard input".to_owned() } else { path.display().to_string() };
@@ -53,8 +54,9 @@ pub fn read(path: &Path, json: Option<&Target>, plot: Option<&Path>) -> Result<(
     Ok((name, file))
 }
 
-/// Solves `table`, with its constraints in `merged`, within the limit that `solving` asks for, or else the budget `own`, or
-/// else the defaults' size; `name` is for messages.
+/// Solves `table` within the constraints in `merged`. `name` is the table's name for messages.
+///
+/// The limit is that of `solving`, or else the budget `own`, or else the size of the default options.
 pub fn solve(
     name: &str,
     table: &NamedTable,
@@ -68,7 +70,7 @@ pub fn solve(
     let (plan, seconds) = timed(format!("solving {}", counted(table.layers() as u64, "layer")), || {
         merged.solve(budget, defaults.as_deref(), solver)
     });
-    // What the same uniform setting's other quantity allows.
+    // Also solves within the other quantity of the same uniform setting.
     let other = match budget {
         Budget::Defaults { alpha, options } => Some(Budget::DefaultSize { alpha, options }),
         Budget::DefaultSize { alpha, options } => Some(Budget::Defaults { alpha, options }),
@@ -83,7 +85,7 @@ pub fn solve(
     Ok(Solved { plan: plan.map_err(named)?, other, origin, seconds })
 }
 
-/// Where no plan exists: the other end of what plans can have, of which the error tells one.
+/// For an infeasible limit, describes the plan at the other end of the feasible range. The error itself describes one end.
 fn feasible(table: &NamedTable, merged: &Merged<'_>, error: &Error) -> String {
     let end = |budget| merged.solve(budget, None, Solver::default());
     let told = match error {
@@ -107,7 +109,7 @@ fn feasible(table: &NamedTable, merged: &Merged<'_>, error: &Error) -> String {
     told + if bound { " (within the groups and fixed options)" } else { "" }
 }
 
-/// What a plan keeps within, and where that is from.
+/// The budget, and a description of its origin.
 fn budget<'a>(
     name: &str,
     own: Option<f64>,
@@ -139,7 +141,7 @@ fn budget<'a>(
     })
 }
 
-/// Refuses a factor of what is not uniform.
+/// Rejects `--alpha` with a limit that is not uniform.
 pub fn expect_multiple(limits: Limits) -> Result<(), Failure> {
     match limits {
         Limits { budget: Some(BudgetArg::Absolute(_)), alpha: Some(_), .. } => {
@@ -152,7 +154,7 @@ pub fn expect_multiple(limits: Limits) -> Result<(), Failure> {
     }
 }
 
-/// What `--paper` keeps within, or what is asked for.
+/// The limits on the command line. `--paper` means the uniform error.
 fn limits(solving: Solving) -> Limits {
     if solving.paper { Limits { budget: Some(BudgetArg::Uniform), ..solving.limits } } else { solving.limits }
 }
@@ -168,7 +170,7 @@ fn solver(solving: Solving) -> Result<Solver, Failure> {
     }
 }
 
-/// The heading of a picture: the file's name without its folder, and what was done to it.
+/// The heading of a picture: the file's name without its folder, and the text `what`.
 pub fn title(name: &str, what: &str) -> String {
     let file = Path::new(name).file_name().map_or(name.into(), |file| file.to_string_lossy());
     crate::failure::printable(&format!("{file} · {what}"))

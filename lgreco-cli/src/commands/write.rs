@@ -1,4 +1,4 @@
-//! Files: whole or not at all, and never the input.
+//! Writes files as a whole or not at all, and never over an input.
 
 use crate::args::Target;
 use crate::failure::Failure;
@@ -8,10 +8,10 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How often a new file is created, while other processes remove it.
+/// Number of attempts to create a temporary file while other processes remove it.
 const TRIES: usize = 100;
 
-/// Refuses to write over `inputs`, and to write two results to one file.
+/// Fails if a result would overwrite one of `inputs` or another result.
 pub fn distinct<'a>(
     inputs: impl Iterator<Item = &'a Path>,
     json: Option<&'a Target>,
@@ -32,8 +32,8 @@ pub fn distinct<'a>(
     Ok(())
 }
 
-/// Writes `text` to the file at `path`: to a new file beside it, which then takes its place, so that a failure leaves
-/// what was there. Devices and pipes are written to directly.
+/// Writes `text` to the file at `path`. It writes a temporary file beside it, which then replaces the old file. So a failure
+/// keeps the old content. Devices and pipes are written directly.
 pub fn file(path: &Path, text: &str) -> Result<(), Failure> {
     let place = place(path);
     let written = if is_special(&place) { fs::write(&place, text) } else { replace(&place, text.as_bytes()) };
@@ -41,7 +41,7 @@ pub fn file(path: &Path, text: &str) -> Result<(), Failure> {
 }
 
 fn replace(place: &Path, bytes: &[u8]) -> io::Result<()> {
-    // What may not be written to may not be replaced either.
+    // A file without write permission must not be replaced either.
     let permissions = match OpenOptions::new().write(true).open(place) {
         Ok(file) => Some(file.metadata()?.permissions()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -54,24 +54,24 @@ fn replace(place: &Path, bytes: &[u8]) -> io::Result<()> {
         .and_then(|()| permissions.map_or(Ok(()), |these| file.set_permissions(these)))
         .and_then(|()| file.sync_all());
     filled.and_then(|()| fs::rename(&beside, place)).inspect_err(|_| {
-        // The first error is the one to tell.
+        // The first error is the one to report.
         let _ = fs::remove_file(&beside);
     })?;
-    // The file is there; after a power cut it is so for certain if its folder can be synchronised too.
+    // The file exists. Synchronising its folder, where that works, makes it survive a power cut.
     let _ = File::open(place.with_file_name("")).and_then(|folder| folder.sync_all());
     Ok(())
 }
 
-/// A new file beside `place`, locked, so that no other process takes it for abandoned.
+/// Creates a temporary file beside `place`, and locks it so that no other process considers it abandoned.
 fn create_beside(place: &Path) -> io::Result<(PathBuf, File)> {
-    // Every name comes once: who removes an earlier file must not meet this one in its place.
+    // Each name is used once, so that a process that removes an earlier file cannot remove this one.
     static CREATED: AtomicU64 = AtomicU64::new(0);
     for _ in 0..TRIES {
         let end = format!("{}-{}.tmp", std::process::id(), CREATED.fetch_add(1, Ordering::Relaxed));
         let path = place.with_file_name(with_ends(place.file_name().unwrap_or_default(), OsStr::new(&end)));
         let file = File::create_new(&path)?;
-        // Until then another process could lock it, and holds the lock until it has removed the file. Where nothing can
-        // be locked nothing that is abandoned is removed either.
+        // Another process may lock the new file first, in order to remove it. Then this waits, and tries another name. On
+        // file systems without locks, no process removes files.
         if file.lock().is_err() || path.try_exists()? {
             return Ok((path, file));
         }
@@ -79,12 +79,12 @@ fn create_beside(place: &Path) -> io::Result<(PathBuf, File)> {
     Err(io::Error::other("other processes keep removing what is being written"))
 }
 
-/// The name of a file beside the one called `name`, hidden and different from all that are not made here.
+/// A hidden name beside `name`. Only this module makes names of this form.
 fn with_ends(name: &OsStr, end: &OsStr) -> OsString {
     [OsStr::new("."), name, OsStr::new("."), end].into_iter().collect()
 }
 
-/// Removes what was written beside `place` by processes that were killed: those that live lock what they write.
+/// Removes temporary files beside `place` that killed processes left. Running processes lock theirs.
 fn remove_abandoned(place: &Path) {
     let start = with_ends(place.file_name().unwrap_or_default(), OsStr::new(""));
     let ours = |name: &OsStr| {
@@ -93,11 +93,12 @@ fn remove_abandoned(place: &Path) {
     };
     let entries = place.with_file_name("").read_dir().into_iter().flatten().flatten();
     for entry in entries.filter(|entry| ours(&entry.file_name()).is_some()) {
-        // What is no file is not made here, and a pipe would be waited for.
+        // This module creates only regular files. Opening a pipe could block.
         if !entry.file_type().is_ok_and(|kind| kind.is_file()) {
             continue;
         }
-        // Locked until it is removed: who has just created it waits for the lock, and then sees that it is gone.
+        // The lock is held until the file is removed. A process that has just created the file waits for the lock, and then
+        // notices that the file is gone.
         if let Ok(file) = File::open(entry.path())
             && file.try_lock().is_ok()
         {
@@ -106,7 +107,7 @@ fn remove_abandoned(place: &Path) {
     }
 }
 
-/// The file that `path` leads to, through links; where there is none yet, the place it would have.
+/// The file to which `path` leads through links, or the place where it would be created.
 fn place(path: &Path) -> PathBuf {
     let there = |path: &Path| path.canonicalize().ok();
     let new = || {
@@ -116,7 +117,7 @@ fn place(path: &Path) -> PathBuf {
     there(path).or_else(new).unwrap_or_else(|| path.into())
 }
 
-/// Whether there is something at `place` that is no file.
+/// Whether something other than a regular file is at `place`.
 fn is_special(place: &Path) -> bool {
     fs::metadata(place).is_ok_and(|there| !there.is_file())
 }
@@ -126,7 +127,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;
 
-    /// Whoever looks for abandoned files between creation and lock finds one that nobody has locked.
+    /// Between creation and lock, a search for abandoned files can find a file that no process has locked yet.
     #[test]
     fn what_is_written_is_not_taken_for_abandoned() {
         let folder = tempfile::tempdir().unwrap();

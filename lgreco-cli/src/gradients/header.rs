@@ -1,4 +1,4 @@
-//! What a safetensors file's header says, checked against the length of the file.
+//! Reads the header of a safetensors file, and checks it against the file's length.
 
 use super::Bytes;
 use crate::failure::{Failure, printable};
@@ -9,24 +9,24 @@ use std::collections::HashSet;
 use std::fmt;
 use std::marker::PhantomData;
 
-/// The longest header that the format allows.
+/// Longest header that the format allows, in bytes.
 const LONGEST: u64 = 100_000_000;
 
-/// A tensor and where its values lie.
+/// A tensor, and the position of its values.
 #[derive(Debug)]
 pub(super) struct Tensor {
     pub(super) name: String,
     pub(super) dims: Vec<usize>,
     pub(super) dtype: Dtype,
-    /// The file it is in.
+    /// Index of its file.
     pub(super) shard: usize,
-    /// The place of its first byte.
+    /// Position of its first byte in the file.
     pub(super) at: u64,
-    /// Bytes of its values.
+    /// Length of its values in bytes.
     pub(super) bytes: usize,
 }
 
-/// The tensors of the file `shard`, in the order of their data.
+/// Reads the tensors of the file with index `shard`, in the order of their data.
 pub(super) fn read(bytes: &Bytes, shard: usize) -> Result<Vec<Tensor>, Failure> {
     let wrong = |what: &dyn fmt::Display| Failure::bad_input(what);
     let whole = bytes.len().map_err(|error| wrong(&error))?;
@@ -82,11 +82,11 @@ pub(super) fn read(bytes: &Bytes, shard: usize) -> Result<Vec<Tensor>, Failure> 
     Ok(tensors)
 }
 
-/// The entries of a JSON object as they are written, also where a key is there twice.
+/// The entries of a JSON object in written order, including repeated keys.
 pub(super) struct Entries<T>(pub(super) Vec<(String, T)>);
 
 impl<T> Entries<T> {
-    /// The first key that is there twice.
+    /// The first key that occurs twice.
     pub(super) fn twice(&self) -> Option<&str> {
         let mut seen = HashSet::new();
         self.0.iter().map(|(name, _)| name.as_str()).find(|name| !seen.insert(*name))

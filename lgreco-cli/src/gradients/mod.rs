@@ -1,17 +1,20 @@
-//! Gradients out of safetensors files.
+//! Reads gradients from safetensors files.
 //!
-//! A model is one file, or several: those that an index (`model.safetensors.index.json`) names, or else all of a folder
-//! (but for hidden ones), by name. Tensors must be F32, F16 or BF16; any other type is an error that names the tensor, so
-//! that nothing is left out unnoticed. Layers keep the order of their data in the file, and of the files' names, which is
-//! the same on every run; empty tensors at the same place are ordered by name.
+//! A model is one file or several: the files that an index (`model.safetensors.index.json`) names, or else all files of a
+//! folder except hidden ones. Tensors must be F32, F16 or BF16. Any other type is an error that names the tensor, so that no
+//! tensor is left out unnoticed.
 //!
-//! [`Stored`] knows the headers and reads layers when they are asked for; [`Gradients`] has them all in memory.
+//! Files are ordered by name, and layers by their data within a file. So the order is the same on every run. Empty tensors
+//! at the same position are ordered by name.
 //!
-//! Files are read, not mapped. A mapped file that somebody truncates kills the process, and mapping is unsafe code.
-//! Reading a batch of layers into one buffer that stays costs a copy (0.2 s of a core for 0.7 GB, BENCHMARKS.md), has
-//! values aligned whatever the file's offsets are, and names the file and the layer where it ends early. A batch has
-//! no more bytes than four of the largest layer (or 64 MiB), so a model of any size takes that and what its largest
-//! layers need as workspace.
+//! [`Stored`] holds the headers, and reads layers on request. [`Gradients`] holds all layers in memory.
+//!
+//! Files are read, not mapped: truncating a mapped file kills the process, and mapping needs unsafe code. Reading a batch of
+//! layers into a reused buffer costs a copy (0.2 s of a core for 0.7 GB, BENCHMARKS.md). The copy aligns values whatever the
+//! file's offsets are. If a file ends early, the error names file and layer.
+//!
+//! A batch is at most as large as four of the largest layer, or 64 MiB. So a model of any size needs only that much memory,
+//! and the workspace of its largest layers.
 
 mod header;
 mod shards;
@@ -32,13 +35,13 @@ use std::sync::{Mutex, PoisonError};
 /// The gradients of a small transformer after 300 steps of training, in bf16.
 static SAMPLE: &[u8] = include_bytes!("../../data/sample.safetensors");
 
-/// What a batch may hold in any case: fewer bytes are not worth reading by themselves.
+/// A batch may always have this many bytes, because smaller reads are slow.
 const SMALL_BATCH: usize = 64 << 20;
 
-/// Gradients in files: their headers are read, their values not yet.
+/// Gradients in files. Only the headers have been read.
 #[derive(Debug)]
 pub struct Stored {
-    /// The file that names the shards, if there is one.
+    /// The index file that names the shards, if there is one.
     index: Option<PathBuf>,
     shards: Vec<Shard>,
     tensors: Vec<Tensor>,
@@ -46,15 +49,15 @@ pub struct Stored {
 
 #[derive(Debug)]
 struct Shard {
-    /// None for bytes that came without a file.
+    /// Path of the file. None for bytes in memory.
     path: Option<PathBuf>,
     bytes: Bytes,
 }
 
-/// The bytes of a file, in it or in memory.
+/// The bytes of a file, either in the file or in memory.
 #[derive(Debug)]
 enum Bytes {
-    /// Locked from the seek to the end of the read: all threads share the place in it.
+    /// A file. A lock covers seek and read, because all threads share the file's position.
     File(Mutex<File>),
     Memory(Cow<'static, [u8]>),
 }
@@ -65,7 +68,7 @@ impl Bytes {
         if file.metadata()?.is_file() {
             return Ok(Bytes::File(file.into()));
         }
-        // A pipe is read once, from its beginning to its end.
+        // A pipe can be read only once, from start to end.
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
         Ok(Bytes::Memory(bytes.into()))
@@ -78,7 +81,7 @@ impl Bytes {
         }
     }
 
-    /// Fills `out` with what lies at `place` and behind it.
+    /// Fills `out` with the bytes from `place` on.
     fn read_at(&self, place: u64, out: &mut [u8]) -> io::Result<()> {
         match self {
             Bytes::File(file) => {
@@ -96,13 +99,12 @@ impl Bytes {
 }
 
 impl Stored {
-    /// Reads the headers of the model at `path`: a safetensors file, an index of several (`*.json`), or a folder with
-    /// either.
+    /// Reads the headers of the model at `path`: a safetensors file, an index (`*.json`) of several files, or a folder.
     ///
     /// # Errors
-    /// By path: files that cannot be read; what [`parse`](Stored::parse) refuses; folders without safetensors files, or
-    /// with several indices. A layer in two files. An index that is none, lists a layer twice or one that the file it
-    /// names does not hold, names files outside its folder, or does not list a layer of a file.
+    /// By path: files that cannot be read; bytes that [`parse`](Stored::parse) rejects; a folder without safetensors files
+    /// or with several indices; a layer in two files. Also an index that is malformed, that lists a layer twice, or that
+    /// names files outside its folder. Also an index and a file that disagree about the file's layers.
     pub fn open(path: &Path) -> Result<Self, Failure> {
         let files = Files::of(path)?;
         let mut stored = Stored { index: None, shards: Vec::new(), tensors: Vec::new() };
@@ -137,11 +139,11 @@ impl Stored {
         Stored::parse(SAMPLE).expect("the sample is valid")
     }
 
-    /// Reads the header in a safetensors file's bytes. Total: any bytes give gradients or an error.
+    /// Reads the header of a safetensors file in memory. Any bytes give gradients or an error.
     ///
     /// # Errors
-    /// Bytes that are not a safetensors file, or none without tensors; two tensors of one name; tensors of other types,
-    /// or with 2^32 elements or more, by name.
+    /// Bytes that are not a safetensors file; a file without tensors; two tensors with the same name. By name: a tensor of
+    /// another type, or with 2^32 or more elements.
     pub fn parse(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self, Failure> {
         let bytes = Bytes::Memory(bytes.into());
         let tensors = header::read(&bytes, 0)?;
@@ -151,7 +153,7 @@ impl Stored {
         Ok(Stored { index: None, shards: vec![Shard { path: None, bytes }], tensors })
     }
 
-    /// Whether there are layers, each in one file.
+    /// Checks that there are layers, and that no layer is in two files.
     fn check(&self, path: &Path) -> Result<(), Failure> {
         if self.tensors.is_empty() {
             return Err(wrong(path, NO_TENSORS));
@@ -167,26 +169,26 @@ impl Stored {
         Ok(())
     }
 
-    /// The files there are, and the index that names them.
+    /// The model's files, and the index that names them.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.shards.iter().filter_map(|shard| shard.path.as_deref()).chain(self.index.as_deref())
     }
 
-    /// The file that layer `index` is in, if there are files.
+    /// The file that holds layer `index`. `None` for gradients in memory.
     ///
     /// # Panics
-    /// When there is no such layer.
+    /// When the model has no such layer.
     pub fn file_of(&self, index: usize) -> Option<&Path> {
         self.shards[self.tensors[index].shard].path.as_deref()
     }
 
-    /// Names, dimensions and types of all layers in order.
+    /// Names, dimensions and element types of all layers, in order.
     pub fn layers(&self) -> impl ExactSizeIterator<Item = (&str, &[usize], Dtype)> {
         self.tensors.iter().map(|tensor| (tensor.name.as_str(), &tensor.dims[..], tensor.dtype))
     }
 
-    /// All layers in order, cut into parts to be read one after another: none has more bytes than four of the largest
-    /// layer, or than 64 MiB where that is more.
+    /// Splits the layers, in order, into batches to read one after another. A batch is at most as large as four of the
+    /// largest layer, or 64 MiB if that is more.
     pub fn batches(&self) -> Vec<Range<usize>> {
         let sizes = || self.tensors.iter().map(|tensor| words(tensor) * 8);
         let most = sizes().max().unwrap_or(0).saturating_mul(4).max(SMALL_BATCH);
@@ -202,13 +204,13 @@ impl Stored {
         batches
     }
 
-    /// Reads the values of the layers `range` into `buffer`, which grows as they need it.
+    /// Reads the values of the layers `range` into `buffer`, which grows as needed.
     ///
     /// # Errors
-    /// Files that cannot be read, or have become shorter, by path and layer; memory that runs out.
+    /// A file that cannot be read or has become shorter, with path and layer. A buffer that cannot be allocated.
     ///
     /// # Panics
-    /// When there are no such layers.
+    /// When the model has no such layers.
     pub fn read<'a>(&'a self, range: Range<usize>, buffer: &'a mut Vec<u64>) -> Result<Vec<Layer<'a>>, Failure> {
         let tensors = &self.tensors[range.clone()];
         let needed = tensors.iter().map(words).sum::<usize>();
@@ -240,12 +242,12 @@ impl Stored {
 
 const NO_TENSORS: &str = "the file holds no tensors";
 
-/// Words that a tensor takes in a buffer, where every tensor begins with a word.
+/// 8-byte words that a tensor takes in a buffer. Every tensor begins at a word.
 fn words(tensor: &Tensor) -> usize {
     tensor.bytes.div_ceil(8)
 }
 
-/// The layers that lie one after another in `buffer`.
+/// The layers of a buffer that holds their values one after another.
 fn laid_out<'a>(tensors: &'a [Tensor], mut buffer: &'a [u64]) -> Vec<Layer<'a>> {
     let layer = |tensor: &'a Tensor| {
         let (words, rest) = buffer.split_at(words(tensor));
@@ -282,7 +284,7 @@ impl Gradients {
         Stored::sample().try_into().expect("the sample is valid")
     }
 
-    /// Reads a safetensors file's bytes. Total: any bytes give gradients or an error.
+    /// Reads a safetensors file in memory. Any bytes give gradients or an error.
     ///
     /// ```
     /// use lgreco_cli::gradients::Gradients;
@@ -317,7 +319,7 @@ mod tests {
     use super::*;
     use lgreco::gradient::Element;
 
-    /// A safetensors file with the given header and data.
+    /// Makes a safetensors file of a header and data.
     fn file(header: &str, data: &[u8]) -> Vec<u8> {
         [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
     }

@@ -1,4 +1,4 @@
-//! The files that a path stands for: one file, the files of a folder, or those that an index names.
+//! Finds the files of a model: one file, the files of a folder, or the files that an index names.
 
 use super::header::Entries;
 use crate::failure::Failure;
@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::fmt::Display;
 use std::path::{Component, Path, PathBuf};
 
-/// The ending of an index's name in a folder.
+/// Ending of the name of an index file in a folder.
 const INDEX: &str = ".safetensors.index.json";
 
 /// The files of a model, ordered by name, and the index that lists them.
@@ -18,11 +18,11 @@ pub(super) struct Files {
     pub(super) index: Option<Index>,
 }
 
-/// Which file each layer is in.
+/// An index: it tells the file of each layer.
 #[derive(Debug, PartialEq)]
 pub(super) struct Index {
     pub(super) path: PathBuf,
-    /// By name of the layer; the files with the index's folder before them.
+    /// For each layer's name, the path of its file, including the index's folder.
     pub(super) layers: BTreeMap<String, PathBuf>,
 }
 
@@ -42,7 +42,7 @@ impl Files {
         }
     }
 
-    /// The index of a folder says what its model is; without one its safetensors files together are the model.
+    /// If a folder has an index, the index defines the model. Otherwise all safetensors files of the folder do.
     fn of_folder(folder: &Path) -> Result<Files, Failure> {
         let (mut indices, mut shards) = (Vec::new(), Vec::new());
         for entry in folder.read_dir().map_err(|error| wrong(folder, error))? {
@@ -97,7 +97,7 @@ impl Files {
 }
 
 impl Index {
-    /// Whether the index says that layer `name` is in `file`.
+    /// Checks that the index names `file` for the layer `name`.
     pub(super) fn check(&self, name: &str, file: &Path) -> Result<(), Failure> {
         match self.layers.get(name) {
             Some(listed) if listed == file => Ok(()),
@@ -110,7 +110,7 @@ impl Index {
     }
 }
 
-/// `file` as a path that stays in the folder it starts from, links aside.
+/// Converts `file` to a path that stays within its starting folder, if links do not lead out. `None` otherwise.
 fn inside(file: &str) -> Option<PathBuf> {
     let mut path = PathBuf::new();
     for component in Path::new(file).components() {

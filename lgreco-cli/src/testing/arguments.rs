@@ -1,4 +1,4 @@
-//! What any words on the command line must do, for tests and fuzzing.
+//! Checks that any command line is handled properly, for tests and fuzzing.
 
 use crate::args::{Cli, Command, Output, Solving, Target};
 use crate::failure::printable;
@@ -11,20 +11,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// What became of a command line.
+/// Outcome of a command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It is none, and was told why, or asked for help.
+    /// It could not be parsed and was rejected with a reason, or it asked for help.
     Refused,
-    /// It names files or work that a check must not touch or has no time for.
+    /// It was not run: it names files that the check must not touch, or would take too long.
     Left,
-    /// It ran and was told why it has no result.
+    /// It ran, and reported why it has no result.
     Failed,
-    /// It ran to its end.
+    /// It ran successfully.
     Done,
 }
 
-/// The words that options and commands are made of; `{}` is the folder of [`folder`].
+/// Known words of commands and options. `{}` stands for the folder of [`folder`].
 const WORDS: [&str; 102] = [
     "plan",
     "measure",
@@ -130,12 +130,12 @@ const WORDS: [&str; 102] = [
     "fc1=qsgd 8",
 ];
 
-/// A safetensors file.
+/// Makes a safetensors file of a header and data.
 fn safetensors(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
 }
 
-/// A folder with small inputs, of this process alone: what another one reads and writes is elsewhere.
+/// A folder with small inputs. Each process has a separate one.
 fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -167,13 +167,13 @@ fn folder() -> &'static Path {
     })
 }
 
-/// The command line that `bytes` make: mostly known words, some glued together, some of any bytes.
+/// Makes a command line of `bytes`: mostly known words, some joined by `=`, some of arbitrary bytes.
 pub fn words(bytes: &[u8]) -> Vec<OsString> {
     let (mut rest, mut words) = (bytes, vec![OsString::from("lgreco")]);
     while let Some((&byte, after)) = rest.split_first() {
         rest = after;
         match byte {
-            // The next word belongs to this one: `--json=` and the like.
+            // Joins the next word to the last one by `=`, as in `--json=FILE`.
             254 => {
                 if let Some((&next, after)) = rest.split_first()
                     && let Some(word) = words.last_mut().filter(|word| *word != "lgreco")
@@ -209,7 +209,7 @@ fn any(bytes: &[u8]) -> OsString {
     String::from_utf8_lossy(bytes).into_owned().into()
 }
 
-/// Any bytes as a command line; see `run`.
+/// Runs the command line that `bytes` encode; see [`run`].
 ///
 /// # Panics
 /// When a property does not hold.
@@ -217,8 +217,9 @@ pub fn check_arguments(bytes: &[u8]) {
     run(words(bytes));
 }
 
-/// Parses a command line and, where it stays within the temporary folder and takes little time, runs it. It is refused
-/// or fails in one line of text, or runs to its end, with the JSON that was asked for.
+/// Parses a command line. Runs it if it stays within the temporary folder and takes little time.
+///
+/// It must be rejected or fail with one line of text, or succeed with the JSON that was requested.
 ///
 /// # Panics
 /// When a property does not hold.
@@ -237,7 +238,7 @@ pub fn run(words: Vec<OsString>) -> End {
     if !is_small(&cli.command) {
         return End::Left;
     }
-    // Threads write the same files.
+    // Threads share the files of the folder.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let mut out = vec![];
@@ -255,16 +256,16 @@ pub fn run(words: Vec<OsString>) -> End {
     }
 }
 
-/// Asserts that a message is one line that can be printed, and says something.
+/// Asserts that a message is one printable line that is not empty.
 fn check_line(message: &str, words: &[OsString]) {
     assert!(!message.trim().is_empty(), "{words:?}: refused without a reason");
     assert!(!message.contains('\n') && printable(message) == message, "{words:?}: {message:?}");
 }
 
-/// Whether a command reads and writes in the folder alone, and takes little time.
+/// Whether a command uses only files of the folder, and takes little time.
 fn is_small(command: &Command) -> bool {
     let small = |solving: &Solving| solving.levels.is_none_or(|levels| levels <= 10_000);
-    // Not what is measured without a file: the sample takes too long.
+    // Measuring without a file uses the sample, which takes too long.
     let read = |path: Option<&Path>| path.is_some_and(is_inside);
     let written =
         |output: &Output| is_written_inside(output.json.as_ref()) && output.plot.as_deref().is_none_or(is_inside);
@@ -298,7 +299,7 @@ fn is_inside(path: &Path) -> bool {
     })
 }
 
-/// Asserts that JSON on standard output is what it should be.
+/// Asserts that JSON on standard output can be parsed as the right kind of file.
 fn check_json(command: &Command, text: &str) {
     match command {
         Command::Solve { output, frontier: Some(_), .. } if output.json == Some(Target::Stdout) => {
@@ -366,7 +367,7 @@ mod tests {
             (state >> 56) as u8
         };
         for _ in 0..2000 {
-            // A command and its file, so that most lines get further than that.
+            // Starts with a command and its file, so that most lines are run.
             let mut bytes = vec![next() % 4, 39 + next() % 6];
             for _ in 0..next() % 4 {
                 bytes.extend([13 + next() % 13, 26 + next() % 76]);

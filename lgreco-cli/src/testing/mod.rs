@@ -1,4 +1,4 @@
-//! What fuzz targets check.
+//! Checks that fuzz targets and tests share.
 
 mod arguments;
 mod safetensors;

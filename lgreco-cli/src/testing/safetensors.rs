@@ -1,12 +1,13 @@
-//! What any bytes as a file of gradients must do, for tests and fuzzing.
+//! Checks that any bytes are handled properly as a file of gradients, for tests and fuzzing.
 
 use crate::gradients::Gradients;
 use lgreco::backend::Portable;
 use lgreco::plan::{self, Solver, budget::Budget, exact::Limits};
 use lgreco::search::{Method, Search};
 
-/// Reads `bytes` as a safetensors file. What can be read has gradients as long as their shapes say, under names that
-/// differ; of small models the table is measured and planned, and the plan verified, or an error says why not.
+/// Reads `bytes` as a safetensors file. If it is valid, checks that values match their shapes and that names differ.
+///
+/// For small models it also measures a table and makes a verified plan with each method, unless measuring returns an error.
 ///
 /// # Panics
 /// When a property does not hold.

@@ -1,8 +1,8 @@
-//! Words of a text, for messages about it.
+//! Words of a text, as error messages show them.
 
 use core::fmt;
 
-/// The beginning of a word that was found in a text, as far as a message shows it; no allocator is needed.
+/// A word that was found in a text, cut to a length that messages show. It needs no allocator.
 ///
 /// ```
 /// use lgreco_core::Word;
@@ -19,7 +19,7 @@ pub struct Word {
 impl Word {
     const LONGEST: usize = 22;
 
-    /// Takes as many characters of `word` as fit 22 bytes.
+    /// Copies the characters of `word` that fit 22 bytes.
     pub fn new(word: &str) -> Word {
         let mut bytes = [0; Word::LONGEST];
         let ends = word.char_indices().map(|(start, c)| start + c.len_utf8());
@@ -46,7 +46,7 @@ impl fmt::Debug for Word {
     }
 }
 
-/// A word in backticks, or, of an empty one, that there is none.
+/// Writes a word in backticks, or "nothing" for an empty one.
 pub(super) struct Found<'a>(pub(super) &'a Word);
 
 impl fmt::Display for Found<'_> {
@@ -55,7 +55,7 @@ impl fmt::Display for Found<'_> {
     }
 }
 
-/// What may stand in place of a word: the nearest one, if it is near, else all.
+/// Suggests a replacement for an unknown word: the nearest known word if it is near, else all known words.
 pub(super) struct Meant<'a>(pub(super) &'a Word, pub(super) &'a [&'static str]);
 
 impl fmt::Display for Meant<'_> {
@@ -72,8 +72,8 @@ impl fmt::Display for Meant<'_> {
     }
 }
 
-/// Whether one word is likely to be meant by the other: a part of it, its letters in another order, or one in three of them
-/// changed.
+/// Whether `found` is probably a misspelling of `known`. That holds if `found` is a part of `known`, has the same letters in
+/// another order, or differs in at most one of three letters.
 fn is_near(found: &str, known: &str) -> bool {
     let count = |word: &str, letter: char| word.chars().filter(|&c| c == letter).count();
     let is_part = found.len() > 3 && known.contains(found);
@@ -81,12 +81,12 @@ fn is_near(found: &str, known: &str) -> bool {
     is_part || is_reordered || 3 * distance(found, known) <= known.len()
 }
 
-/// The known word with the fewest characters to change: the first of those, or none of none.
+/// The known word at the smallest edit distance. Ties take the first; without known words the result is empty.
 pub fn nearest(found: &str, known: &[&'static str]) -> &'static str {
     known.iter().copied().min_by_key(|known| distance(found, known)).unwrap_or_default()
 }
 
-/// Characters to insert, remove or replace (Levenshtein's distance) of the first characters of both, in whatever case.
+/// Levenshtein distance between the first 40 characters of both words. It ignores the case of ASCII letters.
 fn distance(found: &str, known: &str) -> usize {
     const LONGEST: usize = 40;
     let mut row: [usize; LONGEST + 1] = core::array::from_fn(|column| column);

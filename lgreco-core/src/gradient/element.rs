@@ -1,12 +1,12 @@
-//! Element types: f32, f16 and bf16 by their bits.
+//! Element types of gradients: f32, f16 and bf16.
 //!
-//! The set is closed and the 16-bit types are their bits, so that this crate does not need `half`; tests compare
-//! every conversion with it.
+//! The 16-bit types only hold bits, and no other crate can add element types. So this crate does not need `half`. Tests
+//! compare every conversion with it.
 
 use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
 
-/// An IEEE half-precision number by its bits.
+/// An IEEE half-precision number, held as its bits.
 ///
 /// ```
 /// use lgreco_core::gradient::{Element, F16};
@@ -17,7 +17,7 @@ use bytemuck::{Pod, Zeroable};
 #[repr(transparent)]
 pub struct F16(pub u16);
 
-/// A bfloat16 number (the upper half of an f32) by its bits.
+/// A bfloat16 number (the upper half of an f32), held as its bits.
 ///
 /// ```
 /// use lgreco_core::gradient::{Bf16, Element};
@@ -35,7 +35,7 @@ mod sealed {
     impl Sealed for super::Bf16 {}
 }
 
-/// An element type gradients come in. All arithmetic is done on its exact f32 value.
+/// An element type of gradients. All arithmetic is done in f32, to which each element converts exactly.
 ///
 /// ```
 /// use lgreco_core::gradient::{Bf16, Element, F16};
@@ -46,11 +46,11 @@ mod sealed {
 /// assert_eq!(energy(&[3.0, 4.0].map(F16::from_f32)), energy(&[3.0, 4.0].map(Bf16::from_f32)));
 /// ```
 pub trait Element: Copy + Pod + Send + Sync + sealed::Sealed {
-    /// The type's name.
+    /// The run-time name of this type.
     const DTYPE: Dtype;
     /// The exact value.
     fn to_f32(self) -> f32;
-    /// The nearest representable value, ties to even; overflow becomes infinity.
+    /// The nearest representable value. Ties go to even; overflow becomes infinity.
     fn from_f32(value: f32) -> Self;
 
     /// Writes the value's 2 or 4 bytes, little-endian, to the start of `bytes`.
@@ -113,7 +113,7 @@ impl Element for Bf16 {
 
 impl Element for F16 {
     const DTYPE: Dtype = Dtype::F16;
-    /// Shifts exponent and mantissa into place and rescales by 2^112, which also makes subnormals exact.
+    /// Shifts exponent and mantissa into place, then multiplies by 2^112. The product is exact for subnormals too.
     #[inline(always)]
     fn to_f32(self) -> f32 {
         let sign = ((self.0 & 0x8000) as u32) << 16;
@@ -132,7 +132,7 @@ impl Element for F16 {
         } else if magnitude >= 0x4780_0000 {
             0x7c00
         } else if magnitude < 0x3880_0000 {
-            // Subnormal: adding 0.5 leaves the value, rounded to a multiple of 2^-24, in the low mantissa bits.
+            // Subnormal: adding 0.5 leaves the value in the low mantissa bits, rounded to a multiple of 2^-24.
             (f32::from_bits(magnitude) + 0.5).to_bits() as u16
         } else {
             let rounded = magnitude + 0x0fff + ((magnitude >> 13) & 1);
@@ -142,7 +142,7 @@ impl Element for F16 {
     }
 }
 
-/// The name of an element type. The discriminants are used in payload headers and never change.
+/// The name of an element type. Its discriminants appear in payload headers and never change.
 ///
 /// ```
 /// use lgreco_core::gradient::{Dtype, Element, F16};
@@ -163,7 +163,7 @@ impl Dtype {
     /// The element type whose discriminant is `code`.
     ///
     /// # Errors
-    /// [`Error::PayloadField`] when there is none.
+    /// [`Error::PayloadField`] when no element type has this code.
     pub const fn from_code(code: u8) -> Result<Self> {
         match code {
             0 => Ok(Dtype::F32),
@@ -173,7 +173,7 @@ impl Dtype {
         }
     }
 
-    /// `f32`, `f16` or `bf16`.
+    /// The name as text: `f32`, `f16` or `bf16`.
     ///
     /// ```
     /// assert_eq!(lgreco_core::gradient::Dtype::Bf16.name(), "bf16");

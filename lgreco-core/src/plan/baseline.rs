@@ -1,8 +1,8 @@
-//! What others do, as plans for the same table: uniform, k-means (CGX), global top-k.
+//! Baselines from other work on the same table: uniform settings, k-means (CGX), global top-k.
 //!
-//! Each call writes one option per layer; `Plan::from_options` (feature `alloc`) makes a verified plan of
-//! them, the uniform setting's included: that is the reference plan a budget is taken from, unchanged. Each keeps an error
-//! budget or a size limit.
+//! Each function writes one option per layer, and keeps an error budget or a size limit. `Plan::from_options` (feature
+//! `alloc`) makes a verified plan of the options. For the uniform baseline, pass the budget's reference plan to that
+//! function.
 
 mod global;
 mod kmeans;
@@ -14,8 +14,10 @@ use super::Limit;
 use crate::table::{Choice, Table};
 use crate::{Result, num::Sum};
 
-/// Writes the layer's options that no other beats in both size and error into `front`, smallest size (and so largest
-/// error) first, and returns their number; of equals the lowest index stays.
+/// Finds a layer's efficient options: those that no other option beats in both size and error.
+///
+/// Writes them to `front` by increasing size, and so by decreasing error. Returns their number. Of equal options it keeps
+/// the lowest index.
 fn efficient(choices: &[Choice], front: &mut [u32]) -> usize {
     let front = &mut front[..choices.len()];
     for (index, option) in front.iter_mut().enumerate() {
@@ -36,14 +38,16 @@ fn efficient(choices: &[Choice], front: &mut [u32]) -> usize {
     count
 }
 
-/// Error and size of `options`.
+/// Sums the errors and the sizes of `options`.
 fn sums(table: &Table, options: &[u32]) -> Result<(Sum, u64)> {
     let chosen = table.chosen(options)?;
     Ok((chosen.clone().map(|choice| choice.error).collect(), chosen.map(|choice| choice.size).sum()))
 }
 
-/// Of places from small to exact, each with the error and the size that `at` tells: under an error budget the first that is
-/// within it, or else the last; under a size limit the last that is within it, or else the first.
+/// Finds a place by bisection. Places are ordered by increasing size and decreasing error, which `at` returns.
+///
+/// Under an error budget it is the first place within the budget, or the last place if none is. Under a size limit it is the
+/// last place within the limit, or the first place if none is.
 fn place(
     limit: Limit,
     places: core::ops::RangeInclusive<usize>,

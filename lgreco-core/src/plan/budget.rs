@@ -1,9 +1,9 @@
-//! Budgets: how much error a plan may have, or how many bits; absolute, or a multiple of what the default options have.
+//! Budgets: a largest error or a largest size, absolute or as a multiple of a reference plan's.
 
 use super::{Limit, goal::parts};
 use crate::{Error, Result, num::Sum, table::Table};
 
-/// How much a plan may have of one quantity, so that it has as little as possible of the other.
+/// A limit on a plan's error or size. Solvers minimise the other quantity.
 ///
 /// ```
 /// use lgreco_core::{plan::{Limit, budget::Budget}, table::{Choice, Table}};
@@ -18,20 +18,21 @@ use crate::{Error, Result, num::Sum, table::Table};
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Budget<'a> {
-    /// This much error, in the table's metric.
+    /// The largest error, in the table's metric.
     Absolute(f64),
-    /// `alpha` times the error of a reference plan known to keep accuracy, usually the same setting everywhere.
+    /// A multiple of a reference plan's error. The reference plan is known to keep accuracy; usually it has one setting
+    /// everywhere.
     Defaults {
-        /// The factor, finite and at least 0. From 1 on the reference plan itself is feasible.
+        /// The factor, finite and at least 0. From 1 on, the reference plan is within the budget.
         alpha: f64,
         /// The reference plan: one option per layer.
         options: &'a [u32],
     },
-    /// So many bits.
+    /// The largest size in bits.
     Size(u64),
-    /// `alpha` times the bits of a reference plan: at 1, a plan as small with the least error.
+    /// A multiple of a reference plan's size. With 1, the plan has at most the same size and the least error.
     DefaultSize {
-        /// The factor, finite and at least 0. From 1 on the reference plan itself is feasible.
+        /// The factor, finite and at least 0. From 1 on, the reference plan is within the budget.
         alpha: f64,
         /// The reference plan: one option per layer.
         options: &'a [u32],
@@ -48,7 +49,7 @@ impl From<Limit> for Budget<'_> {
 }
 
 impl<'a> Budget<'a> {
-    /// The reference plan, where the budget is a multiple of what one has.
+    /// The reference plan, if the budget names one.
     pub const fn reference(&self) -> Option<&'a [u32]> {
         match *self {
             Budget::Defaults { options, .. } | Budget::DefaultSize { options, .. } => Some(options),
@@ -56,7 +57,7 @@ impl<'a> Budget<'a> {
         }
     }
 
-    /// The most error that a plan for `table` may have, finite, at least 0 and rounded up, or the most bits, rounded down.
+    /// The limit for plans of `table`: a finite error of at least 0, rounded up, or a number of bits, rounded down.
     ///
     /// ```
     /// # use lgreco_core::{Error, plan::{Limit, budget::Budget}, table::{Choice, Table}};
@@ -70,9 +71,9 @@ impl<'a> Budget<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Parameter`] when `alpha` is NaN, infinite or negative, or when `alpha` times the error of the defaults is
-    /// beyond f64 or `alpha` times their bits beyond 64 bits; [`Error::Budget`] when a budget that was given is NaN, infinite or negative;
-    /// [`Error::Length`] and [`Error::NoSuchOption`] when the reference plan does not fit the table.
+    /// [`Error::Parameter`] when `alpha` is NaN, infinite or negative, or when the product overflows f64 or 64 bits.
+    /// [`Error::Budget`] when an absolute budget is NaN, infinite or negative. [`Error::Length`] and [`Error::NoSuchOption`]
+    /// when the reference plan does not fit the table.
     ///
     /// # Complexity
     /// O(layers).
@@ -106,13 +107,13 @@ fn expect_factor(alpha: f64) -> Result<()> {
     Error::require(alpha.is_finite() && alpha >= 0.0, "alpha", alpha, "a finite number >= 0")
 }
 
-/// `alpha` times `size`, rounded down; `None` from 2^64 on.
+/// `alpha` times `size`, rounded down. `None` if the product is 2^64 or more.
 fn times(alpha: f64, size: u64) -> Option<u64> {
     let (mantissa, exponent) = parts(alpha);
     let product = u128::from(mantissa) * u128::from(size);
     let whole = match exponent - 1075 {
         _ if product == 0 => 0,
-        // Shifted further, a product of at least 1 would be beyond 2^64.
+        // A nonzero product that is shifted by 64 bits or more reaches 2^64.
         left @ 0..64 => product.checked_mul(1 << left)?,
         64.. => return None,
         right @ -127..0 => product >> -right,

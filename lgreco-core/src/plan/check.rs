@@ -1,18 +1,16 @@
-//! The independent verifier of plans: shares no code with the solvers.
+//! The independent verifier of plans. It shares no code with the solvers.
 //!
-//! What it decides is decided in exact arithmetic: every finite f64 is an integer multiple of 2^-1074, so the errors
-//! are added, and compared with the budget or the lower bound, as integers of 2176 bits. A plan passes only if the true sum
-//! of its errors, not a rounded one, is within the budget. The solvers' 106-bit sums are never below the true sum, so what
-//! they accept passes here.
+//! Its comparisons are exact. Every finite f64 is an integer multiple of 2^-1074. So the verifier adds errors, and compares
+//! them with budgets and bounds, as integers of 2176 bits. A plan passes only if the true sum of its errors is within the
+//! budget. The solvers' 106-bit sums are never below the true sum, so a plan that they accept passes here.
 
 use super::{Proof, Summary};
 use crate::{Error, Result, table::Table};
 
-/// Verifies that `choices` names one option of every layer, that `summary` states their size and error, and that they
-/// keep the budget or the size limit it states.
+/// Verifies a plan: one option for every layer, the stated size and error, and the stated budget or size limit.
 ///
-/// The stated error may be off by the rounding of its last bit; the size must be right; the lower bound must not exceed
-/// what it is a bound of.
+/// The stated error may differ in its last bit. The size must be exact. The lower bound must not exceed the quantity that it
+/// bounds.
 ///
 /// ```
 /// use lgreco_core::{Error, plan::{Proof, Summary, check}, table::{Choice, Table}};
@@ -25,9 +23,9 @@ use crate::{Error, Result, table::Table};
 /// ```
 ///
 /// # Errors
-/// [`Error::Length`] unless there is one choice per layer; [`Error::NoSuchOption`]; [`Error::Budget`] when the budget
-/// is NaN, infinite or negative; [`Error::PlanMismatch`] when size, lower bound or error are not as stated;
-/// [`Error::OverBudget`]; [`Error::OverSize`].
+/// [`Error::Length`] unless there is one choice per layer. [`Error::NoSuchOption`] for a choice that its layer lacks.
+/// [`Error::Budget`] when the budget is NaN, infinite or negative. [`Error::PlanMismatch`] when size, lower bound or error
+/// are wrong. [`Error::OverBudget`] or [`Error::OverSize`] when the plan exceeds its limit.
 ///
 /// # Complexity
 /// O(layers), without an allocator.
@@ -64,7 +62,7 @@ pub fn verify(table: &Table, choices: &[u32], summary: &Summary) -> Result<()> {
     }
     let near = error.is_finite() && error >= 0.0 && {
         let below = error.next_down().max(0.0);
-        // The largest f64 has none above it, but sums beyond it are near it all the same.
+        // No f64 lies above the largest one. Sums beyond it still count as near.
         let step = if error < f64::MAX { error.next_up() - error } else { error - below };
         let mut above = ExactSum::from(error);
         above.add(step);
@@ -88,8 +86,10 @@ pub fn verify(table: &Table, choices: &[u32], summary: &Summary) -> Result<()> {
 
 const WORDS: usize = 34;
 
-/// A sum of finite f64 that are not negative, as an integer in units of 2^-1074, most significant word first so that
-/// the derived order is the order of the numbers. 2176 bits hold 2^78 addends of any magnitude.
+/// An exact sum of finite f64 of at least 0, as an integer in units of 2^-1074.
+///
+/// The most significant word is first, so that the derived order is the numeric order. 2176 bits hold 2^78 addends of any
+/// magnitude.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct ExactSum([u64; WORDS]);
 
@@ -126,14 +126,14 @@ impl ExactSum {
         }
     }
 
-    /// The sum in f64, for messages.
+    /// The sum as an f64, for messages.
     fn approximate(&self) -> f64 {
-        // Twice 2^32, because 2^64 · 2^1074 has no f64.
+        // Multiplies by 2^32 twice.
         let fold = |value: f64, &word: &u64| value * 4_294_967_296.0 * 4_294_967_296.0 + word as f64;
         let lead = self.0.iter().position(|&word| word > 0).unwrap_or(WORDS - 1);
         let kept = (lead + 3).min(WORDS);
         let value = self.0[lead..kept].iter().fold(0.0, fold);
-        // value · 2^(64·dropped words − 1074), in steps that neither overflow nor lose bits early.
+        // Multiplies by 2^(64·dropped words − 1074), in steps that neither overflow nor lose bits early.
         let mut exponent = 64 * (WORDS - kept) as i32 - 1074;
         let mut value = value;
         while exponent != 0 {
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(verify(&table, &[1, 1], &right), Err(no_such));
     }
 
-    /// A sum between the largest f64 and the next power of two is over every budget, not misstated.
+    /// A sum beyond the largest f64 exceeds every budget, and does not count as misstated.
     #[test]
     fn sums_beyond_the_largest_number_are_over_the_budget() {
         let choices = [f64::MAX, 1e290, 5e291].map(|error| Choice { size: 1, error });
@@ -211,7 +211,7 @@ mod tests {
     }
 
     proptest! {
-        /// The solvers' sums never accept what the exact sum refuses, and differ only in the last of 106 bits.
+        /// The solvers' sums accept nothing that the exact sum refuses. They differ only in the last of 106 bits.
         #[test]
         fn solver_sums_are_never_below(
             values in prop::collection::vec((0u64..1 << 53, -80i32..80), 1..20), nudge in -3i32..3,

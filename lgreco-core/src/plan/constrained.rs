@@ -6,11 +6,11 @@ use crate::{Error, Result};
 use alloc::vec::Vec;
 
 impl Merged<'_> {
-    /// Chooses one option per layer within the constraints, as [`solve_against`](super::solve_against) does without.
+    /// Chooses one option per layer within the constraints. Otherwise it works as [`solve_against`](super::solve_against).
     ///
-    /// The budget, the plan's size and its error are those of the whole table, fixed layers included. The plan is
-    /// verified by [`check`](super::check) on the table itself. The lower bound is one of all plans that keep the
-    /// constraints. A `reference` that does not keep them does not count.
+    /// Budget, size and error cover the whole table, fixed layers included. [`check`](super::check) verifies the plan on
+    /// that table. The lower bound holds for all plans that keep the constraints. A `reference` that breaks the constraints
+    /// is ignored.
     ///
     /// ```
     /// use lgreco_core::{Error, plan::{Constraints, Merged, Solver, budget::Budget}, table::{Choice, Table}};
@@ -25,11 +25,12 @@ impl Merged<'_> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`solve_against`](super::solve_against); what [`Error::Infeasible`] and [`Error::SizeInfeasible`] tell is
-    /// achievable within the constraints.
+    /// Those of [`solve_against`](super::solve_against). [`Error::Infeasible`] and [`Error::SizeInfeasible`] state the best
+    /// values within the constraints.
     ///
     /// # Complexity
-    /// That of the solver on the merged table, twice where sums of a group's errors are rounded and the budget is that close.
+    /// That of the solver on the merged table. Twice that if the rounding of a group's errors decides whether a plan fits
+    /// the budget.
     pub fn solve(&self, budget: Budget, reference: Option<&[u32]>, solver: Solver) -> Result<Plan> {
         let limit = budget.limit(&self.table)?;
         let kept = match reference.map(|options| self.check(options)).transpose() {
@@ -43,26 +44,26 @@ impl Merged<'_> {
     fn choose(&self, limit: Limit, solver: Solver) -> Result<(Vec<u32>, Summary)> {
         let most_exact = self.most_exact();
         if self.is_rounded() && matches!(limit, Limit::Error(_)) {
-            // The solvers see rounded sums: whether there is a plan is decided here.
+            // The solvers see rounded sums. So this compares the exact smallest error with the budget.
             let options = self.expand(&most_exact)?;
             let chosen = self.table.chosen(&options)?;
             let error = chosen.clone().map(|choice| choice.error).collect();
             limit.expect_met(error, chosen.map(|choice| choice.size).sum())?;
         }
-        // With errors rounded down no plan is lost: what is proved of the merged table is proved of this one.
+        // Errors rounded down lose no plan. So a lower bound for this merged table holds for the original one.
         let (options, Summary { proof, .. }) = choose(&self.low(), limit, solver)?;
         match self.summary(&options, proof) {
             Err(Error::OverBudget { .. }) => {}
             found => return found,
         }
-        // The plan is over the budget by the rounding alone. With errors rounded up none is.
+        // Only the rounding puts the plan over the budget. With errors rounded up, no plan is.
         match choose(&self.view(), limit, solver).and_then(|(options, _)| self.summary(&options, proof)) {
             Err(Error::Infeasible { .. } | Error::OverBudget { .. }) => self.summary(&most_exact, proof),
             found => found,
         }
     }
 
-    /// Choices for the merged table as choices for this one.
+    /// Expands options of the merged table to the original table, and sums their size and error.
     fn summary(&self, options: &[u32], proof: Proof) -> Result<(Vec<u32>, Summary)> {
         let options = self.expand(options)?;
         let summary = Summary::of(&self.table, &options, proof)?;

@@ -1,12 +1,12 @@
-//! What a plan must do besides keeping its limit.
+//! Constraints of a plan besides its limit: groups of layers and fixed options.
 
 use crate::table::Table;
 use crate::{Error, Result};
 use alloc::{collections::BTreeMap, vec::Vec};
 
-/// Layers that must share an option, and layers whose option is fixed; [`Merged`](super::Merged) plans within them.
+/// Layers that must share an option, and layers whose option is fixed. [`Merged`](super::Merged) plans within them.
 ///
-/// Tied weights and fused projections are such groups. Groups that have a layer in common are one group.
+/// Tied weights and fused projections form such groups. Groups with a common layer are one group.
 ///
 /// ```
 /// use lgreco_core::plan::Constraints;
@@ -21,19 +21,19 @@ pub struct Constraints {
 }
 
 impl Constraints {
-    /// Demands that these layers share an option.
+    /// Requires that these layers share an option.
     pub fn group(&mut self, layers: impl Into<Vec<usize>>) -> &mut Self {
         self.groups.push(layers.into());
         self
     }
 
-    /// Fixes the option of a layer, in place of one that was fixed before.
+    /// Fixes the option of a layer, and replaces an earlier fixed option.
     pub fn fix(&mut self, layer: usize, option: u32) -> &mut Self {
         self.fixed.insert(layer, option);
         self
     }
 
-    /// Whether nothing is demanded.
+    /// Whether there are no constraints.
     pub fn is_empty(&self) -> bool {
         self.groups.is_empty() && self.fixed.is_empty()
     }
@@ -42,10 +42,10 @@ impl Constraints {
         self.fixed.get(&layer).copied()
     }
 
-    /// Per layer the first layer of its group, itself where it has none.
+    /// For each layer, the first layer of its group. A layer without a group is its own first layer.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for a layer, [`Error::NoSuchOption`] for an option that the table does not have.
+    /// [`Error::Parameter`] for a layer that the table lacks; [`Error::NoSuchOption`] for an option that it lacks.
     pub(super) fn first_of_group(&self, table: &Table) -> Result<Vec<usize>> {
         let layers = table.layers();
         for layer in self.groups.iter().flatten().chain(self.fixed.keys()) {
@@ -67,7 +67,7 @@ impl Constraints {
     }
 }
 
-/// The smallest layer of the group so far; halves the way to it.
+/// The smallest layer of the group found so far (union-find). Halves the path to it.
 fn root(parent: &mut [usize], mut layer: usize) -> usize {
     while parent[layer] != layer {
         parent[layer] = parent[parent[layer]];

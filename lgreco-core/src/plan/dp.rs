@@ -1,37 +1,38 @@
 //! Algorithm 1 of the L-GreCo paper: dynamic programming over a discretised limit.
 //!
-//! The error budget is cut into `levels` cells. An option costs its error in cells, rounded up, so a plan that fits the
-//! grid fits the budget, exactly and whatever the rounding of floats. Row `l` holds, for each number of cells, the smallest
-//! size of the first `l` layers that costs exactly so many; the answer is the smallest entry of the last row.
+//! The error budget is divided into `levels` cells. The cost of an option is its error in cells, rounded up in exact
+//! arithmetic. So a plan that fits the grid also fits the budget. Row `l` holds, for each number of cells, the smallest size
+//! of the first `l` layers at exactly that cost. The answer is the smallest entry of the last row.
 //!
-//! Under a size limit the two change places: cells are those of the limit, and rows hold errors, as integers of about 44
-//! bits. Sizes and errors are then both rounded.
+//! Under a size limit the roles are exchanged: cells divide the limit, and rows hold errors as integers of about 44 bits.
+//! Sizes and errors are then both rounded.
 //!
-//! **Ties** go to the plan with the fewest cells, then, from the last layer to the first, to the lowest option index.
+//! **Ties** take the plan with the fewest cells. Remaining ties take the lowest option index, compared from the last layer
+//! to the first.
 //!
 //! # Where this differs from the released NumPy code, and why
-//! * Layer 0 there accepts an option only when `cell > error`, later layers when `cell >= error`; here every layer uses
-//!   `>=`, as Algorithm 1 does: otherwise a plan that uses up the budget exactly is lost.
-//! * There every option costs at least one cell; here an error of zero costs none, so that "do not compress" is free
-//!   and a budget of zero has plans.
-//! * There a last row without a finite entry is traced back from cell 0, and yields a plan over budget; here it is
-//!   [`Error::Infeasible`], with the smallest error there is.
-//! * There NaN flows through (the guard's result is discarded) and a zero reference error divides by zero; here both
-//!   are settled before the grid is built.
-//! * **Deviation from Algorithm 1:** rounding up can make every plan miss the grid although some meet the budget. Then
-//!   the plan of smallest error (smallest size, then lowest index, among equals) is returned if it meets the budget.
+//! * For layer 0, their code accepts an option only when `cell > error`, for later layers when `cell >= error`. Here every
+//!   layer uses `>=`, as Algorithm 1 does. Otherwise a plan that uses the exact budget is lost.
+//! * In their code every option costs at least one cell. Here an error of zero costs none. So "do not compress" is free, and
+//!   a budget of zero has plans.
+//! * If the last row has no finite entry, their code traces back from cell 0, and returns a plan over budget. Here this is
+//!   [`Error::Infeasible`], with the smallest possible error.
+//! * Their code lets NaN through, because it discards the result of its check. It divides by a reference error of zero. Here
+//!   both cases are excluded before the grid is built.
+//! * **Deviation from Algorithm 1:** rounding up can make every plan miss the grid although some meet the budget. Then the
+//!   plan of smallest error is returned if it meets the budget. Ties take the smallest size, then the lowest index.
 //!
 //! # How it is made fast
-//! * A cell holds one number, `objective · 2^k + option`, so that relaxing it is one addition and one minimum, and the
-//!   minimum breaks ties by itself. Sizes are counted in their greatest common divisor. The number is kept in an f64,
-//!   exactly, while the largest is below 2^52, and in 128 bits otherwise, by the same code.
-//! * A tile of cells stays in the first-level cache over all options of a layer; four options are relaxed per pass.
-//! * Options that cost no fewer cells and no less of the objective than another are dropped: neither the optimum nor the tie rule
-//!   can choose them.
-//! * Each layer's cheapest option is paid for in advance, which leaves fewer cells to fill, and cells beyond what the
-//!   layers so far can reach are not visited.
-//! * The trace takes one byte per layer and cell (two or four where a layer has more than 256 or 65536 options). It is
-//!   what takes memory; bit-packing it would save little and cost time in the inner loop.
+//! * A cell holds one number, `objective · 2^k + option`. So relaxing a cell takes one addition and one minimum, and the
+//!   minimum also breaks ties. Sizes are divided by their greatest common divisor. While all numbers are below 2^52, an f64
+//!   holds them exactly; otherwise they have 128 bits. Both use the same code.
+//! * A block of cells stays in the first-level cache over all options of a layer. Four options are relaxed per pass.
+//! * Dominated options are dropped: those that need no fewer cells and no less of the objective than another. Neither the
+//!   optimum nor the tie rule can choose them.
+//! * The cells of each layer's cheapest option are deducted in advance, which leaves fewer cells to fill. Cells that the
+//!   layers so far cannot reach are skipped.
+//! * The trace takes one byte per layer and cell. It takes two bytes if a layer has more than 256 options, and four if more
+//!   than 65536. It is most of the memory; bit-packing would save little and slow the inner loop.
 
 mod cell;
 mod grid;
@@ -47,7 +48,7 @@ use grid::{Kept, keep_layer};
 /// The paper's number of cells.
 pub const LEVELS: u32 = 10_000;
 
-/// The number formats.
+/// The number format of cells and trace.
 struct Layout {
     /// Greatest common divisor of all objectives.
     unit: u64,
@@ -58,7 +59,7 @@ struct Layout {
 }
 
 impl Layout {
-    /// For an error budget.
+    /// The layout for an error budget.
     fn of(table: &Table) -> Layout {
         let unit = table.choices().iter().fold(0, |unit, choice| gcd(choice.size, unit)).max(1);
         let index_bits = index_bits(table);
@@ -67,7 +68,7 @@ impl Layout {
         Layout { unit, index_bits, narrow }
     }
 
-    /// For a size limit: narrow wherever it is for a budget. Its objectives sum below 2^([`bits`](Layout::bits)).
+    /// The layout for a size limit. It is narrow if [`of`](Layout::of) is. Objectives sum below 2^([`bits`](Layout::bits)).
     fn of_errors(table: &Table) -> Layout {
         let index_bits = index_bits(table);
         Layout { unit: 1, index_bits, narrow: index_bits <= NARROW }
@@ -93,19 +94,19 @@ impl Layout {
     }
 }
 
-/// Of indices beside which an f64 has room for objectives.
+/// Most index bits that leave room for objectives in an f64.
 const NARROW: u32 = 16;
 
 fn index_bits(table: &Table) -> u32 {
     table.iter().map(<[_]>::len).max().unwrap_or(1).next_power_of_two().trailing_zeros()
 }
 
-/// Cells of a row or trace, in whole blocks.
+/// Cells of a row or a trace, rounded up to whole blocks.
 fn stride(levels: u32) -> usize {
     (levels as usize).saturating_add(1).div_ceil(LANES).saturating_mul(LANES)
 }
 
-/// Words of workspace that [`solve`] needs; `usize::MAX` when they cannot be counted.
+/// 8-byte words of workspace that [`solve`] needs, or `usize::MAX` if the number overflows.
 ///
 /// # Complexity
 /// O(options) time. The result is about 2·options + 2·levels words and layers·levels bytes.
@@ -113,10 +114,11 @@ pub fn workspace_len(table: &Table, levels: u32) -> usize {
     Layout::of(table).workspace_len(table, levels)
 }
 
-/// Chooses one option per layer by Algorithm 1 on a grid of `levels` cells, at least 1: the smallest size within an
-/// error budget, or the smallest error within a size limit.
+/// Chooses one option per layer by Algorithm 1 on a grid of `levels` cells, at least 1.
 ///
-/// The lower bound is the sum of each layer's smallest option, or most exact one, that is by itself within the limit.
+/// Finds the smallest size within an error budget, or the smallest error within a size limit. The lower bound adds the sizes
+/// of each layer's smallest option, and ignores options that alone exceed the budget. Under a size limit it adds the
+/// smallest errors in the same way.
 ///
 /// ```
 /// use lgreco_core::{plan::{Limit, dp}, table::{Choice, Table}};
@@ -137,13 +139,13 @@ pub fn workspace_len(table: &Table, levels: u32) -> usize {
 /// ```
 ///
 /// # Errors
-/// [`Error::Budget`] when the budget is NaN, infinite or negative; [`Error::Parameter`] for `levels == 0`;
-/// [`Error::Length`] when `options` has not one entry per layer or `workspace` is too short;
-/// [`Error::Infeasible`], with the smallest error there is, when no plan meets the budget;
-/// [`Error::SizeInfeasible`], with the smallest size, when none meets the size limit.
+/// [`Error::Budget`] when the budget is NaN, infinite or negative. [`Error::Parameter`] for `levels == 0`. [`Error::Length`]
+/// when `options` has not one entry per layer or `workspace` is too short. [`Error::Infeasible`], with the smallest possible
+/// error, when no plan meets the budget. [`Error::SizeInfeasible`], with the smallest possible size, when none meets the
+/// size limit.
 ///
 /// # Complexity
-/// O(options·levels) time, [`workspace_len`] words; no allocator.
+/// O(options·levels) time; [`workspace_len`] words; no allocator.
 ///
 /// # Source
 /// L-GreCo (MLSys 2024), Algorithm 1; deviations in the [module](self).
@@ -188,8 +190,7 @@ pub fn solve(
     Summary::of(table, options, goal.proof(lower_bound))
 }
 
-/// Chooses each layer's option that needs least of the limit, and returns the least objective that single options within
-/// the limit allow.
+/// Chooses for each layer the option that needs least of the limit, and returns a lower bound of the objective.
 fn least(table: &Table, goal: &Goal, options: &mut [u32]) -> Result<u64> {
     let (mut error, mut size, mut lower_bound) = (Sum::default(), 0, 0u64);
     for (option, choices) in options.iter_mut().zip(table.iter()) {
@@ -204,7 +205,7 @@ fn least(table: &Table, goal: &Goal, options: &mut [u32]) -> Result<u64> {
     Ok(lower_bound)
 }
 
-/// The discretised problem: every layer has an option that costs nothing, and there are `cells` to spend.
+/// The discretised problem. Every layer has an option that costs no cells, and a plan may use `cells` in all.
 struct Grid<'a> {
     kept: &'a [Kept],
     ends: &'a [u64],

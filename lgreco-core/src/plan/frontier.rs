@@ -4,7 +4,7 @@ use super::{Merged, Plan, Proof, Solver, budget::Budget, exact};
 use crate::{Error, Result};
 use alloc::vec::Vec;
 
-/// The size–error frontier of a table, smallest size first.
+/// The size–error frontier of a table.
 ///
 /// ```
 /// use lgreco_core::plan::{Constraints, Merged, exact::Limits};
@@ -19,24 +19,24 @@ use alloc::vec::Vec;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Frontier {
-    /// The points, from the smallest size to the smallest error.
+    /// The points, in order of increasing size.
     pub points: Vec<Point>,
-    /// Whether it is proved that these are all points there are.
+    /// Whether these are proved to be all points of the frontier.
     pub complete: bool,
 }
 
-/// A plan on the frontier, with its certificate.
+/// A plan on the frontier, with its bounds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
-    /// The plan, within its own error: its lower bound is one of the size of plans with no more error.
+    /// The plan, with its own error as its budget. So its lower bound holds for all plans with at most that error.
     pub plan: Plan,
-    /// No plan of its size has less error than this.
+    /// Lower bound of the error of all plans with at most this plan's size.
     pub error_bound: f64,
 }
 
 impl Point {
-    /// Whether it is proved that no plan with as little error is smaller, and that none as small has less error (to
-    /// [`Proof::RESOLUTION`]).
+    /// Whether the point is proved to be on the frontier. No plan with at most this error is smaller, and no plan of at most
+    /// this size has less error (to [`Proof::RESOLUTION`]).
     pub fn proven(&self) -> bool {
         let summary = self.plan.summary();
         summary.proven() && summary.error <= self.error_bound + self.error_bound * Proof::RESOLUTION
@@ -44,17 +44,20 @@ impl Point {
 }
 
 impl Merged<'_> {
-    /// The plans within the constraints that no other plan beats in both size and error, by the exact solver: all of them
-    /// if there are at most `most`, else up to `most`, whose sizes are spread by equal factors.
+    /// Finds the plans within the constraints that no other plan beats in both size and error.
     ///
-    /// Errors that differ by less than [`Proof::RESOLUTION`] count as equal. A point that is not proved, because the solver
-    /// ended at its `limits`, says so; it may hide others.
+    /// It returns all of them if there are at most `most`. Otherwise it returns up to `most`, at sizes that grow by a
+    /// constant factor. Errors that differ by less than [`Proof::RESOLUTION`] count as equal.
+    ///
+    /// The exact solver may reach its `limits`. Then [`Point::proven`] is false for that point, and points near it may be
+    /// missing.
     ///
     /// # Errors
-    /// [`Error::Parameter`] when `most` is below 2, or when no plan has an error that is a number; [`Error::OutOfMemory`].
+    /// [`Error::Parameter`] when `most` is below 2, or when the error of every plan overflows f64. [`Error::OutOfMemory`]
+    /// when a workspace cannot be allocated.
     ///
     /// # Complexity
-    /// Two runs of the exact solver for each point, four where there are more than `most`.
+    /// Two runs of the exact solver for each point. Four if the frontier has more than `most` points.
     pub fn frontier(&self, most: usize, limits: exact::Limits) -> Result<Frontier> {
         Error::require(most >= 2, "points of the frontier", most as f64, "at least 2")?;
         let solver = Solver::Exact(limits);
@@ -73,7 +76,7 @@ impl Merged<'_> {
             }
         }
         let ended = size(&points) == smallest || points.len() < most;
-        // Decided before dominated points go: one that is not proved may hide others even where it is dominated.
+        // This comes before dominated points are removed: an unproved point may hide others, even if it is dominated.
         let complete = ended && points.iter().all(Point::proven);
         if !ended {
             points.truncate(1);
@@ -89,7 +92,7 @@ impl Merged<'_> {
         Ok(Frontier { points: undominated(points), complete })
     }
 
-    /// The least error within `size` bits, and the smallest plan with that error.
+    /// Finds the least error within `size` bits, then the smallest plan with that error.
     fn point(&self, size: u64, solver: Solver) -> Result<Point> {
         let within = self.solve(Budget::Size(size), None, solver)?;
         let error_bound = match within.summary().proof {
@@ -102,19 +105,20 @@ impl Merged<'_> {
     }
 }
 
-/// Whether no plan within a size has an error that is a number.
+/// Whether the errors of all plans within the size overflow f64.
 fn is_beyond(error: &Error) -> bool {
     matches!(error, Error::Parameter { .. })
 }
 
-/// Step `step` of `steps` from `smallest` to `largest` by equal factors; 0 counts as 1 bit. `smallest` itself for step 0.
+/// Size number `step` of `steps`, on a geometric scale from `smallest` to `largest`. A `smallest` of 0 counts as 1 bit, but
+/// step 0 returns it unchanged.
 fn between(smallest: u64, largest: u64, step: usize, steps: usize) -> u64 {
     let from = smallest.max(1) as f64;
     let factor = num_traits::Float::powf(largest as f64 / from, step as f64 / steps as f64);
     if step == 0 { smallest } else { (num_traits::Float::round(from * factor) as u64).clamp(smallest, largest) }
 }
 
-/// The points that no other one beats, smallest size first.
+/// Removes the points that another one beats, and sorts the rest by increasing size.
 fn undominated(mut points: Vec<Point>) -> Vec<Point> {
     points.sort_by(|a, b| {
         let (a, b) = (a.plan.summary(), b.plan.summary());

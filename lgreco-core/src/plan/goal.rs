@@ -1,33 +1,33 @@
-//! Both problems as one: an integer to minimise, the objective, while another quantity is limited.
+//! One form for both problems: minimise an integer, the objective, while the other quantity is limited.
 //!
-//! Under an error budget the objective is the size in bits. Under a size limit it is the error in units of a power of
-//! two, rounded down: sums of it are exact, and none of a plan's exceeds the plan's error.
+//! Under an error budget the objective is the size in bits. Under a size limit it is the error, rounded down to a multiple
+//! of a power of two. Sums of such integers are exact, and never exceed the plan's error.
 
 use super::{Limit, Proof};
 use crate::num::Sum;
 use crate::table::{Choice, Table};
 use core::cmp::Ordering;
 
-/// Largest and smallest options' errors within this factor need no plan to tell them apart.
+/// If a table's largest errors are within this factor of its smallest, `Goal::new` needs no known plan as a ceiling.
 const NEAR: f64 = (1u32 << 16) as f64;
 
-/// A limit, and what is minimised within it.
+/// A limit, and the integer objective within it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Goal {
     pub(super) limit: Limit,
-    /// Under a size limit: the unit of errors is `2^exponent`.
+    /// Under a size limit, errors are counted in units of `2^exponent`.
     exponent: i32,
-    /// Options with more error are in no plan worth finding.
+    /// Largest error of an option that an optimal plan can contain.
     ceiling: f64,
 }
 
-/// `x = mantissa · 2^(exponent − 1075)`, for finite `x`, without its sign.
+/// Mantissa and exponent of a finite `x` without its sign: `|x| = mantissa · 2^(exponent − 1075)`.
 pub(super) fn parts(x: f64) -> (u64, i32) {
     let (fraction, exponent) = (x.to_bits() & ((1 << 52) - 1), (x.to_bits() >> 52 & 0x7ff) as i32);
     if exponent == 0 { (fraction, 1) } else { (fraction | 1 << 52, exponent) }
 }
 
-/// `2^exponent`, from 2^-1074 to 2^1023.
+/// `2^exponent`, for exponents from −1074 to 1023.
 fn power(exponent: i32) -> f64 {
     if exponent < -1022 {
         f64::from_bits(1 << (exponent + 1074))
@@ -36,14 +36,15 @@ fn power(exponent: i32) -> f64 {
     }
 }
 
-/// The least exponent of a power of two that is above `x`, at least −1074.
+/// The smallest exponent, at least −1074, for which `2^exponent` exceeds `x`.
 fn exponent_above(x: f64) -> i32 {
     let (mantissa, exponent) = parts(x);
     exponent - 1075 + (64 - mantissa.leading_zeros()) as i32
 }
 
 impl Goal {
-    /// Under a size limit, objectives of any plan worth finding sum below `2^bits`.
+    /// Chooses the unit of errors. Under a size limit, the objective of every plan that can be optimal is then below
+    /// `2^bits`.
     ///
     /// # Complexity
     /// O(options) under a size limit.
@@ -63,11 +64,11 @@ impl Goal {
             total = sum(f64::max, 0.0, ceiling);
         }
         let above = if total.is_finite() { exponent_above(total) } else { 1024 + table.layers().ilog2() as i32 + 1 };
-        // One bit for the rounding of the sum.
+        // One bit more, because `total` is rounded.
         Goal { limit, exponent: (above + 1 - bits as i32).max(-1074), ceiling }
     }
 
-    /// What an option adds to the objective; `None` where no plan worth finding has it.
+    /// The objective of an option. `None` if no optimal plan can contain it.
     #[inline]
     pub(super) fn objective(&self, choice: &Choice) -> Option<u64> {
         match self.limit {
@@ -85,7 +86,7 @@ impl Goal {
         }
     }
 
-    /// Which of two options needs less of the limit, or, where they need as much, has less of what is minimised.
+    /// Compares how much two options need of the limit, and at a tie their other quantity.
     pub(super) fn need_less(&self, a: &Choice, b: &Choice) -> Ordering {
         let (size, error) = (a.size.cmp(&b.size), a.error.partial_cmp(&b.error).unwrap_or(Ordering::Equal));
         match self.limit {
@@ -94,12 +95,12 @@ impl Goal {
         }
     }
 
-    /// The option of a layer that needs least of the limit.
+    /// Index of the option in a row that needs least of the limit.
     pub(super) fn least(&self, row: &[Choice]) -> usize {
         (0..row.len()).min_by(|&a, &b| self.need_less(&row[a], &row[b])).unwrap_or(0)
     }
 
-    /// Whether an option by itself is within the limit.
+    /// Whether the option alone is within the limit.
     #[inline]
     pub(super) fn allows(&self, choice: &Choice) -> bool {
         match self.limit {
@@ -108,7 +109,8 @@ impl Goal {
         }
     }
 
-    /// The smallest `k` with `limited quantity <= k · limit / levels`, for options that the limit allows.
+    /// Cells that an option needs: the smallest `k` with `limited quantity <= k · limit / levels`. The option must be within
+    /// the limit.
     pub(super) fn cells(&self, choice: &Choice, levels: u32) -> u32 {
         match self.limit {
             Limit::Error(budget) => cells(choice.error, budget, levels),
@@ -118,12 +120,12 @@ impl Goal {
         }
     }
 
-    /// That no plan within the limit has an objective below `bound`.
+    /// The proof that no plan within the limit has an objective below `bound`.
     pub(super) fn proof(&self, bound: u64) -> Proof {
         match self.limit {
             Limit::Error(budget) => Proof::Size { lower_bound: bound, budget },
             Limit::Size(size_limit) => {
-                // Its upper 53 bits, so that nothing is rounded up.
+                // Only the upper 53 bits are kept, so that the conversion rounds nothing up.
                 let spare = 11u32.saturating_sub(bound.leading_zeros());
                 Proof::Error { lower_bound: (bound >> spare << spare) as f64 * power(self.exponent), size_limit }
             }
@@ -131,13 +133,14 @@ impl Goal {
     }
 }
 
-/// The error of a plan of at most `size` bits, at most about twice as many times the least one as there are layers;
-/// infinity where there is none.
+/// The error of one plan within `size` bits, or infinity if there is none.
 ///
-/// Of the thresholds that are powers of two, the least that leaves every layer an option and so a plan: its smallest.
+/// It is at most about 2·layers times the smallest error. The search bisects over thresholds that are powers of two. For a
+/// threshold, each layer takes its smallest option with at most that error. The result is the plan of the smallest threshold
+/// that fits.
 ///
 /// # Complexity
-/// O(options), in 12 passes.
+/// O(options), in about 12 passes.
 fn known_plan(table: &Table, size: u64) -> f64 {
     let smallest = |threshold: f64| {
         table.iter().try_fold((0u64, Sum::default()), |(size, mut error), row| {
@@ -165,7 +168,7 @@ fn known_plan(table: &Table, size: u64) -> f64 {
     found.map(|(_, error)| error.rounded_up()).filter(|error| error.is_finite()).unwrap_or(f64::INFINITY)
 }
 
-/// The smallest `k` with `error <= k · budget / levels`, in exact arithmetic; needs `0 <= error <= budget`.
+/// The smallest `k` with `error <= k · budget / levels`, in exact arithmetic. Requires `0 <= error <= budget`.
 fn cells(error: f64, budget: f64, levels: u32) -> u32 {
     if error == 0.0 {
         return 0;
@@ -173,7 +176,7 @@ fn cells(error: f64, budget: f64, levels: u32) -> u32 {
     let ((error_mantissa, error_exponent), (budget_mantissa, budget_exponent)) = (parts(error), parts(budget));
     let shift = (budget_exponent - error_exponent) as u32;
     let needed = u128::from(error_mantissa) * u128::from(levels);
-    // Mantissa times levels stays below 2^85; one cell of a budget 2^43 times larger is worth more than that.
+    // `needed` is below 2^85. If the budget's exponent is larger by 43 or more, one cell exceeds it.
     let covers = |k: u32| k > 0 && (shift >= 43 || (u128::from(budget_mantissa) * u128::from(k)) << shift >= needed);
     let guess = num_traits::Float::ceil(error / budget * f64::from(levels));
     let mut k = (guess as u32).clamp(1, levels);

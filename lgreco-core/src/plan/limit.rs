@@ -1,13 +1,12 @@
-//! What a plan keeps within, and what is proved about what it minimises.
+//! The limit of a plan, and the proved bound of the quantity that it minimises.
 
 #[cfg(doc)]
 use super::Summary;
 use crate::{Error, Result, num::Sum};
 
-/// What a plan must keep within, all layers together; of the plans that do, solvers look for the one with least of the
-/// other quantity.
+/// The limit that a plan must keep, summed over all layers. Solvers minimise the other quantity within it.
 ///
-/// A plain number converts into an error budget.
+/// An `f64` converts into an error budget.
 ///
 /// ```
 /// use lgreco_core::{plan::{Limit, exact}, table::{Choice, Table}};
@@ -23,9 +22,9 @@ use crate::{Error, Result, num::Sum};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Limit {
-    /// An error budget: at most this much error, finite and at least 0. The size is minimised.
+    /// An error budget: the largest allowed error, finite and at least 0. The size is minimised.
     Error(f64),
-    /// A size limit: at most so many bits. The error is minimised.
+    /// A size limit: the largest allowed number of bits. The error is minimised.
     Size(u64),
 }
 
@@ -36,7 +35,7 @@ impl From<f64> for Limit {
 }
 
 impl Limit {
-    /// The limit, unless it is a budget that is NaN, infinite or negative.
+    /// Returns the limit, or an error for a budget that is NaN, infinite or negative.
     pub(super) fn checked(self) -> Result<Limit> {
         match self {
             Limit::Error(value) if value.is_finite() && value >= 0.0 => Ok(Limit::Error(value.abs())),
@@ -45,7 +44,7 @@ impl Limit {
         }
     }
 
-    /// `Err` unless the plan that needs least of what is limited, of this error and size, is within the limit.
+    /// Fails if no plan is within the limit. `error` and `size` belong to the plan that needs least of the limit.
     pub(super) fn expect_met(self, error: Sum, size: u64) -> Result<()> {
         match self {
             Limit::Error(budget) if !error.at_most(budget) => Err(Error::infeasible(budget, error, size)),
@@ -54,7 +53,7 @@ impl Limit {
         }
     }
 
-    /// Nothing is proved yet.
+    /// The proof with the trivial lower bound 0.
     #[cfg(any(feature = "alloc", test))]
     pub(super) const fn unproved(self) -> Proof {
         match self {
@@ -64,7 +63,7 @@ impl Limit {
     }
 }
 
-/// What was minimised, within what, and what no plan within that is below.
+/// The minimised quantity, the limit on the other one, and a lower bound for all plans within it.
 ///
 /// ```
 /// use lgreco_core::plan::{Limit, Proof};
@@ -73,29 +72,30 @@ impl Limit {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Proof {
-    /// The size, within an error budget.
+    /// The size was minimised within an error budget.
     Size {
         /// No plan within the budget is smaller than this many bits.
         lower_bound: u64,
-        /// The most error that the plan may have.
+        /// The largest error that the plan may have.
         budget: f64,
     },
-    /// The error, within a size limit.
+    /// The error was minimised within a size limit.
     Error {
         /// No plan within the limit has less error than this.
         lower_bound: f64,
-        /// The most bits that the plan may have.
+        /// The largest number of bits that the plan may have.
         size_limit: u64,
     },
 }
 
 impl Proof {
-    /// Errors that differ by less than this part count as equal: a plan whose error is so close to its lower bound is
-    /// [proven](Summary::proven) optimal. The solvers add errors as integers of 63 bits, rounded down, so that an exact
-    /// proof leaves up to one such unit per layer open.
+    /// Relative difference below which errors count as equal.
+    ///
+    /// A plan is [proven](Summary::proven) optimal if its error is that close to its lower bound. The solvers add errors as
+    /// integers of 63 bits, rounded down. So an exact proof can leave a gap of one such unit per layer.
     pub const RESOLUTION: f64 = 1.0 / (1u64 << 40) as f64;
 
-    /// What the plan was made for.
+    /// The limit for which the plan was made.
     pub const fn limit(&self) -> Limit {
         match *self {
             Proof::Size { budget, .. } => Limit::Error(budget),

@@ -1,18 +1,18 @@
-//! Replaces each group of layers by one layer, so that every solver keeps groups and fixed options.
+//! Replaces each group of layers by one merged layer, so that every solver keeps groups and fixed options.
 //!
-//! The merged layer has the options that all layers of the group have, without those that a fixed option rules out. An
-//! option's size is the sum of the layers' sizes and its error the sum of their errors, as every plan's are. Sums of errors
-//! are rounded up to find plans, and rounded down to prove lower bounds.
+//! A merged layer has the options that all layers of its group share and that no fixed option forbids. Size and error of a
+//! merged option are sums over the group. Sums of errors are rounded up to find plans, and rounded down to prove lower
+//! bounds.
 
 use super::Constraints;
 use crate::table::{Choice, Table};
 use crate::{Error, Result, num::Sum};
 use alloc::{collections::BTreeMap, vec::Vec};
 
-/// A table and its constraints, as a table without constraints that any solver takes.
+/// A table with constraints, presented as a table without constraints.
 ///
-/// [`solve`](Merged::solve) and [`frontier`](Merged::frontier) do all of it. Other choosers, such as a
-/// [`baseline`](super::baseline), choose for [`view`](Merged::view) and [`expand`](Merged::expand) their choices.
+/// [`solve`](Merged::solve) and [`frontier`](Merged::frontier) do everything. To use another planner, such as a
+/// [`baseline`](super::baseline), pass it [`view`](Merged::view), then [`expand`](Merged::expand) its options.
 ///
 /// ```
 /// use lgreco_core::plan::{Constraints, Merged, Plan, Solver, budget::Budget};
@@ -34,17 +34,17 @@ pub struct Merged<'a> {
     pub(super) table: Table<'a>,
     rows: Vec<Row>,
     ends: Vec<usize>,
-    /// With errors rounded down.
+    /// The merged options, with errors rounded down.
     low: Vec<Choice>,
-    /// With errors rounded up, where that differs.
+    /// The merged options with errors rounded up, unless equal to `low`.
     high: Option<Vec<Choice>>,
 }
 
-/// The layers that are one, and the options of each option.
+/// A merged layer: its original layers, and their options for each merged option.
 #[derive(Clone, Debug)]
 struct Row {
     layers: Vec<usize>,
-    /// Option after option, for each of the layers.
+    /// For each merged option, one original option per layer.
     options: Vec<u32>,
 }
 
@@ -55,12 +55,12 @@ impl Row {
 }
 
 impl<'a> Merged<'a> {
-    /// Merges the groups of a table without labels: options are matched by their index.
+    /// Merges the groups of a table without labels. Options match by index.
     ///
     /// # Errors
-    /// [`Error::Parameter`] and [`Error::NoSuchOption`] for layers and options that the table does not have;
-    /// [`Error::UnequalOptions`] where layers of a group differ in their number of options; [`Error::NoSharedOption`] where
-    /// fixed options leave a group none.
+    /// [`Error::Parameter`] and [`Error::NoSuchOption`] for layers and options that the table lacks.
+    /// [`Error::UnequalOptions`] when layers of a group differ in their number of options. [`Error::NoSharedOption`] when
+    /// fixed options leave a group without options.
     ///
     /// # Complexity
     /// O(options·log(options)).
@@ -74,9 +74,10 @@ impl<'a> Merged<'a> {
         Merged::by_key(table, constraints, |layer| (0..table.layer(layer).len()).collect())
     }
 
-    /// Merges the groups of a table whose options have keys: the options of a group are those whose keys all its layers have.
+    /// Merges the groups of a table whose options have keys. Options with equal keys match.
     ///
-    /// `keys` gives the keys of a layer's options, which must differ within the layer; equal keys match.
+    /// A group has the keys that all its layers have. `keys` returns the keys of a layer's options; they must differ within
+    /// the layer.
     ///
     /// ```
     /// # use lgreco_core::{plan::{Constraints, Merged}, table::{Choice, Table}};
@@ -89,7 +90,7 @@ impl<'a> Merged<'a> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`new`](Merged::new); [`Error::NoSharedOption`] also where layers of a group have no key in common.
+    /// Those of [`new`](Merged::new). [`Error::NoSharedOption`] also when layers of a group have no common key.
     ///
     /// # Complexity
     /// As [`new`](Merged::new).
@@ -151,8 +152,8 @@ impl<'a> Merged<'a> {
         Merged { table, rows, ends, low, high }
     }
 
-    /// The merged table: a layer for each group, and for each layer without one, in the order of their first layers. Errors
-    /// are sums, rounded up.
+    /// The merged table, with errors rounded up. It has one layer per group and per ungrouped layer, in the order of their
+    /// first layers.
     pub fn view(&self) -> Table<'_> {
         self.table_of(self.high.as_ref().unwrap_or(&self.low))
     }
@@ -171,7 +172,7 @@ impl<'a> Merged<'a> {
         Table::new(choices, &self.ends).expect("sums of a valid table's options, which fit where the table's do")
     }
 
-    /// The layers that a layer of the merged table stands for.
+    /// The original layers of a merged layer.
     ///
     /// # Panics
     /// When the merged table has no such layer.
@@ -179,7 +180,7 @@ impl<'a> Merged<'a> {
         &self.rows[layer].layers
     }
 
-    /// Every merged layer's option of the least error, before any rounding; of equals the smallest.
+    /// For each merged layer, its option of least error, compared without rounding. Ties take the smaller option.
     pub(super) fn most_exact(&self) -> Vec<u32> {
         let least = self.rows.iter().map(|row| {
             let error = |options: &[u32]| -> Sum {
@@ -191,7 +192,7 @@ impl<'a> Merged<'a> {
                 layers.map(|(&layer, &option)| self.table.layer(layer)[option as usize].size).sum()
             };
             let options = row.options().map(|options| (error(options), size(options))).zip(0..);
-            // Beyond f64::MAX a sum is not a number: more than any other.
+            // A sum that overflows f64 is NaN. It counts as larger than any number.
             let order = |((a, a_size), _): &((Sum, u64), u32), ((b, b_size), _): &((Sum, u64), u32)| {
                 let overflow = || a.value().is_nan().cmp(&b.value().is_nan());
                 a.partial_cmp(b).unwrap_or_else(overflow).then(a_size.cmp(b_size))
@@ -201,10 +202,10 @@ impl<'a> Merged<'a> {
         least.collect()
     }
 
-    /// What choices for the merged table are for the table itself.
+    /// Converts options of the merged table into options of the original table.
     ///
     /// # Errors
-    /// [`Error::Length`] and [`Error::NoSuchOption`] as [`Table::chosen`] of the merged table.
+    /// [`Error::Length`] and [`Error::NoSuchOption`], as from [`Table::chosen`] on the merged table.
     ///
     /// # Complexity
     /// O(options).
@@ -220,11 +221,12 @@ impl<'a> Merged<'a> {
         Ok(expanded)
     }
 
-    /// `Ok` when a plan for the table keeps the constraints.
+    /// Checks that a plan for the original table keeps the constraints.
     ///
     /// # Errors
-    /// [`Error::Length`] and [`Error::NoSuchOption`] as [`Table::chosen`]; [`Error::RuledOut`] for the first layer of a group
-    /// whose choice is in no allowed one of the group's that has the choices of the layers before it.
+    /// [`Error::Length`] and [`Error::NoSuchOption`], as from [`Table::chosen`]. [`Error::RuledOut`] for the first layer of
+    /// a group with a forbidden choice. A choice is forbidden if no merged option combines it with the choices of the
+    /// group's earlier layers.
     ///
     /// # Complexity
     /// O(options).
@@ -245,13 +247,13 @@ impl<'a> Merged<'a> {
     }
 }
 
-/// `a + b`, rounded up or down; at most the largest f64.
+/// `a + b`, rounded up or down, and at most the largest f64.
 fn add(a: f64, b: f64, up: bool) -> f64 {
     let sum = a + b;
     if sum == f64::INFINITY {
         return f64::MAX;
     }
-    // Knuth's TwoSum: what the rounding to nearest has lost.
+    // Knuth's TwoSum computes the part that rounding lost.
     let b_part = sum - a;
     let lost = (a - (sum - b_part)) + (b - b_part);
     match up {

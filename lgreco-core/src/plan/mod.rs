@@ -1,8 +1,11 @@
-//! From an error table and a limit to one option per layer.
+//! Planners: they take an error table and a limit, and choose one option per layer.
 //!
-//! All solvers minimise `Σ size` subject to `Σ error ≤ budget`, or `Σ error` subject to `Σ size ≤ limit`, over the same
-//! [`Table`]: [`exact`] proves its answer, [`dp`] is the published Algorithm 1, [`baseline`] holds what others do, and [`check`]
-//! verifies any of them without sharing their code.
+//! All solvers work on the same [`Table`]. They minimise `Σ size` subject to `Σ error ≤ budget`, or `Σ error` subject to
+//! `Σ size ≤ limit`.
+//! * [`exact`] proves that its plan is optimal.
+//! * [`dp`] is Algorithm 1 of the L-GreCo paper.
+//! * [`baseline`] has methods of other papers.
+//! * [`check`] verifies any plan, and shares no code with the solvers.
 
 pub mod baseline;
 pub mod budget;
@@ -38,7 +41,7 @@ pub use solve::{Solver, solve, solve_against};
 
 use crate::{Error, Result, num::Sum, table::Table};
 
-/// What a solver states about the choices it made; [`check`] verifies it.
+/// Size, error and proof of a plan, as its solver states them. [`check`] verifies them.
 ///
 /// ```
 /// use lgreco_core::plan::{Proof, Summary};
@@ -49,18 +52,18 @@ use crate::{Error, Result, num::Sum, table::Table};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
-    /// Bits of the chosen options, summed.
+    /// Sum of the chosen options' sizes in bits.
     pub size: u64,
-    /// Error of the chosen options, summed in 106 bits and rounded to nearest.
+    /// Sum of the chosen options' errors, computed with 106 bits and rounded to nearest.
     pub error: f64,
-    /// What was minimised, within what, and what no plan within that is below.
+    /// The minimised quantity, the limit on the other one, and the proved lower bound.
     pub proof: Proof,
 }
 
 impl Summary {
-    /// What `options`, one per layer, cost and achieve.
+    /// Sums size and error of `options`, one per layer, and checks the limit.
     ///
-    /// The `proof` is the caller's: no plan within its limit may be below its lower bound.
+    /// The caller vouches for the `proof`: no plan within its limit may be below its lower bound.
     ///
     /// ```
     /// # use lgreco_core::{Error, plan::{Proof, Summary}, table::{Choice, Table}};
@@ -75,9 +78,9 @@ impl Summary {
     /// ```
     ///
     /// # Errors
-    /// [`Error::OverBudget`] when the errors sum to more than the budget, [`Error::OverSize`] when the sizes sum to more than
-    /// the size limit; [`Error::Length`] unless `options` has one entry per layer; [`Error::NoSuchOption`];
-    /// [`Error::Parameter`] when the sum of the errors is beyond f64.
+    /// [`Error::OverBudget`] when the errors sum to more than the budget. [`Error::OverSize`] when the sizes sum to more
+    /// than the size limit. [`Error::Length`] unless `options` has one entry per layer. [`Error::NoSuchOption`] for an
+    /// option that its layer lacks. [`Error::Parameter`] when the sum of the errors overflows f64.
     ///
     /// # Complexity
     /// O(layers), without an allocator.
@@ -92,19 +95,19 @@ impl Summary {
         }
     }
 
-    /// Itself, unless the sum of errors is beyond f64.
+    /// Returns `self`, or an error when the sum of errors overflows f64.
     fn finite(self) -> Result<Summary> {
         let what = "the plan's error";
         let beyond = Error::Parameter { what, value: f64::INFINITY, expected: "a finite number" };
         if self.error.is_finite() { Ok(self) } else { Err(beyond) }
     }
 
-    /// What the plan was made for.
+    /// The limit for which the plan was made.
     pub const fn limit(&self) -> Limit {
         self.proof.limit()
     }
 
-    /// Whether the plan is proved optimal: a size exactly, an error to [`Proof::RESOLUTION`].
+    /// Whether the plan is proved optimal. A minimal size is proved exactly, a minimal error to [`Proof::RESOLUTION`].
     pub const fn proven(&self) -> bool {
         match self.proof {
             Proof::Size { lower_bound, .. } => self.size <= lower_bound,
@@ -112,8 +115,9 @@ impl Summary {
         }
     }
 
-    /// How much more than the optimum the plan can have at most of what was minimised, relative to the lower bound: 0 when
-    /// proved, infinity where the lower bound of an error is 0 and the error is not.
+    /// Upper bound of the minimised quantity's excess over the optimum, relative to the lower bound.
+    ///
+    /// It is 0 when the plan is proved optimal. It is infinite when the error is positive and its lower bound is 0.
     pub fn gap(&self) -> f64 {
         match self.proof {
             _ if self.proven() => 0.0,
@@ -122,7 +126,7 @@ impl Summary {
         }
     }
 
-    /// Whether this plan for the same limit has less of what is minimised.
+    /// Whether this plan is better than another one for the same limit.
     fn better_than(&self, other: &Summary) -> bool {
         match self.limit() {
             Limit::Error(_) => self.size < other.size,

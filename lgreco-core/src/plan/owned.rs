@@ -4,7 +4,7 @@ use super::{Summary, check};
 use crate::{Result, table::Table};
 use alloc::vec::Vec;
 
-/// One option per layer, with what it was solved for; exists only if [`check::verify`] accepts it.
+/// A verified plan: one option per layer, with its summary. [`check::verify`] has accepted every `Plan`.
 ///
 /// ```
 /// use lgreco_core::plan::{self, Plan, Solver, budget::Budget};
@@ -23,7 +23,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Takes over choices that `solver`, a name for people, made for `table`.
+    /// Verifies options chosen for `table`, and makes a plan of them. `solver` is a name for display.
     ///
     /// ```
     /// # use lgreco_core::{Error, plan::{Plan, Proof, Summary}, table::{Choice, Table}};
@@ -56,7 +56,7 @@ impl Plan {
         &self.summary
     }
 
-    /// Who made the plan: `exact`, `dp`, `uniform`, …
+    /// Name of the solver: `exact`, `dp`, `uniform`, …
     pub fn solver(&self) -> &'static str {
         self.solver
     }

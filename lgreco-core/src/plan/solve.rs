@@ -1,10 +1,10 @@
-//! The planner for callers with an allocator.
+//! Solvers that allocate their workspace.
 
 use super::{Limit, Plan, Proof, Summary, budget::Budget, dp, exact, exact::Attempt};
 use crate::{Error, Result, table::Table};
 use alloc::{vec, vec::Vec};
 
-/// How to choose.
+/// A solver with its parameters.
 ///
 /// ```
 /// use lgreco_core::plan::{self, Solver, budget::Budget, dp};
@@ -19,11 +19,11 @@ use alloc::{vec, vec::Vec};
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Solver {
-    /// The proved optimum, or the best plan and an honest gap where the limits end the search.
+    /// The exact solver. If it reaches its limits, it returns the best plan found and the proved gap.
     Exact(exact::Limits),
     /// Algorithm 1 of the paper.
     Dp {
-        /// Number of cells of its grid, at least 1; [`dp::LEVELS`] in the paper.
+        /// Number of grid cells, at least 1. The paper uses [`dp::LEVELS`].
         levels: u32,
     },
 }
@@ -35,7 +35,7 @@ impl Default for Solver {
 }
 
 impl Solver {
-    /// `exact` or `dp`.
+    /// The name as text: `exact` or `dp`.
     pub const fn name(&self) -> &'static str {
         match self {
             Solver::Exact(_) => "exact",
@@ -44,12 +44,12 @@ impl Solver {
     }
 }
 
-/// States of the exact solver's first attempt. Tables from real gradients need fewer; clearing the workspace of the full
+/// States of the exact solver's first attempt. Tables from real gradients need fewer. Clearing the workspace for the full
 /// limit would take many times longer than solving them.
 const FIRST_STATES: usize = 1 << 14;
 
-/// Tries with few states, then lets Algorithm 1 compete where it might win, then tries with all states; keeps the
-/// best plan and the largest bound of the three.
+/// Solves exactly in up to three attempts: with few states, by Algorithm 1 where it might win, and with all states. Keeps
+/// the best plan and the largest lower bound.
 fn solve_exactly(table: &Table, limit: Limit, limits: exact::Limits, best: &mut [u32]) -> Result<Summary> {
     let attempt = |states, options: &mut [u32]| {
         let limits = exact::Limits { states };
@@ -80,10 +80,10 @@ fn solve_exactly(table: &Table, limit: Limit, limits: exact::Limits, best: &mut 
     Ok(summary)
 }
 
-/// Chooses one option per layer; the reference plan is the budget's, if it names one.
+/// Chooses one option per layer. The reference plan is the budget's, if it names one.
 ///
-/// As [`solve_against`]. The plan is within the budget, has as little as possible of the other quantity, is verified by [`check`](super::check), and is the same for the
-/// same input bit for bit. The lower bound is at least the relaxation's, for every solver.
+/// The plan is within the budget, and [`check`](super::check) verifies it. The solver makes the other quantity as small as
+/// it can. Equal inputs give equal plans, bit for bit. For every solver, the lower bound is at least that of the relaxation.
 ///
 /// ```
 /// use lgreco_core::plan::{self, Solver, budget::Budget};
@@ -108,11 +108,11 @@ pub fn solve(table: &Table, budget: Budget, solver: Solver) -> Result<Plan> {
     solve_against(table, budget, budget.reference(), solver)
 }
 
-/// Chooses one option per layer: under an error budget never more bits than the `reference` plan, and under a size limit
-/// never more error, where the reference plan is within the budget.
+/// Chooses one option per layer, and never a worse plan than `reference`.
 ///
-/// Algorithm 1 rounds what is limited up, and its plan can be worse than the reference plan; then the reference plan is
-/// returned.
+/// If the reference plan is within the budget, the result has at most its size, or under a size limit at most its error.
+/// Algorithm 1 rounds the limited quantity up, so its plan can be worse than the reference plan. Then this returns the
+/// reference plan.
 ///
 /// ```
 /// use lgreco_core::plan::{self, Solver, budget::Budget};
@@ -128,19 +128,18 @@ pub fn solve(table: &Table, budget: Budget, solver: Solver) -> Result<Plan> {
 /// ```
 ///
 /// # Errors
-/// Those of [`Budget::limit`] and of the solver; [`Error::Infeasible`] tells the smallest achievable error,
-/// [`Error::SizeInfeasible`] the smallest achievable size;
-/// [`Error::Length`] and [`Error::NoSuchOption`] when the reference does not fit the table; [`Error::OutOfMemory`] when
-/// the solver's workspace cannot be had.
+/// Those of [`Budget::limit`] and of the solver. [`Error::Infeasible`] states the smallest achievable error,
+/// [`Error::SizeInfeasible`] the smallest achievable size. [`Error::Length`] and [`Error::NoSuchOption`] when the reference
+/// does not fit the table. [`Error::OutOfMemory`] when the solver's workspace cannot be allocated.
 ///
 /// # Complexity
-/// That of the solver; allocates its workspace and two words per layer.
+/// That of the solver. It allocates the solver's workspace and two words per layer.
 pub fn solve_against(table: &Table, budget: Budget, reference: Option<&[u32]>, solver: Solver) -> Result<Plan> {
     let found = choose(table, budget.limit(table)?, solver)?;
     verified_against(table, found, reference, solver)
 }
 
-/// The solver's choices, not verified yet.
+/// Runs the solver. The result is not verified yet.
 pub(super) fn choose(table: &Table, limit: Limit, solver: Solver) -> Result<(Vec<u32>, Summary)> {
     let mut options = vec![0; table.layers()];
     let summary = match solver {
@@ -154,7 +153,7 @@ pub(super) fn choose(table: &Table, limit: Limit, solver: Solver) -> Result<(Vec
     Ok((options, summary))
 }
 
-/// A plan of the choices found, or of the reference plan where that is better.
+/// Verifies the options found, or those of the reference plan if they are better.
 pub(super) fn verified_against(
     table: &Table,
     (mut options, mut summary): (Vec<u32>, Summary),
@@ -175,8 +174,9 @@ pub(super) fn verified_against(
 }
 
 impl Plan {
-    /// Makes a plan of given options, such as a [`baseline`](super::baseline)'s or the reference plan itself, with the
-    /// relaxation's lower bound; `solver` is a name for people.
+    /// Makes a plan of given options, such as a [`baseline`](super::baseline)'s or the reference plan's.
+    ///
+    /// Its lower bound is that of the relaxation. `solver` is a name for display.
     ///
     /// ```
     /// # use lgreco_core::{plan::{Limit, Plan, budget::Budget}, table::{Choice, Table}};
@@ -190,8 +190,8 @@ impl Plan {
     /// ```
     ///
     /// # Errors
-    /// [`Error::OverBudget`] and [`Error::OverSize`], with their error or size, when the options cost more than the budget;
-    /// those of [`Budget::limit`] and [`Summary::of`]; [`Error::OutOfMemory`].
+    /// [`Error::OverBudget`] and [`Error::OverSize`], with the plan's error or size, when the options exceed the budget.
+    /// Those of [`Budget::limit`] and [`Summary::of`]. [`Error::OutOfMemory`] when the workspace cannot be allocated.
     ///
     /// # Complexity
     /// That of [`exact::lower_bound`].
@@ -207,8 +207,8 @@ fn relaxed(table: &Table, limit: Limit) -> Result<Proof> {
     exact::lower_bound(table, limit, &mut workspace)
 }
 
-/// Zeroed memory that is not touched: a solver that needs little of it pays for little. `vec!` aborts where there is none,
-/// so the room is asked for first.
+/// Allocates zeroed memory. The system maps its pages at their first use, so a large workspace that is little used is cheap.
+/// `vec!` aborts without memory; so this first asks for the room.
 fn workspace(words: usize) -> Result<Vec<u64>> {
     Vec::<u64>::new().try_reserve_exact(words).map_err(|_| Error::OutOfMemory { words })?;
     Ok(vec![0; words])

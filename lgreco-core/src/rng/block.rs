@@ -1,12 +1,13 @@
-//! Random words for one block of elements, many Philox counters at a time.
+//! Random words for one block of elements, computed from many Philox counters together.
 
 use super::Stream;
 
-/// Elements per block: what loops work on while it lies in the first-level cache. A multiple of 8, so that blocks start
-/// on byte boundaries of packed codes, and of the words one counter makes.
+/// Elements per block. A block fits the first-level cache. The size is a multiple of 8, so that blocks of packed codes start
+/// on byte boundaries. It is also a multiple of 4, the words of one counter.
 pub const BLOCK: usize = 512;
 
-/// Words `first .. first + BLOCK` of the stream, shifted right by 9 to 23 bits. `first` is a multiple of 4.
+/// Writes words `first .. first + BLOCK` of the stream, each shifted right by 9, which leaves 23 bits. `first` is a multiple
+/// of 4.
 #[inline(always)]
 pub fn fill_block(stream: &Stream, first: usize, words: &mut [u32; BLOCK]) {
     let first_counter = (first / 4) as u32;
@@ -15,7 +16,7 @@ pub fn fill_block(stream: &Stream, first: usize, words: &mut [u32; BLOCK]) {
     }
 }
 
-/// Words `first .. first + N` of the stream. `first` and `N` are multiples of 4.
+/// Writes words `first .. first + N` of the stream. `first` and `N` are multiples of 4.
 #[inline(always)]
 pub fn fill_words<const N: usize>(stream: &Stream, first: usize, words: &mut [u32; N]) {
     let first_counter = (first / 4) as u32;
@@ -24,8 +25,8 @@ pub fn fill_words<const N: usize>(stream: &Stream, first: usize, words: &mut [u3
     }
 }
 
-/// What one counter gives, each word in the low half of a 64-bit lane, whose upper half is never read: a round then needs one
-/// widening multiplication per product and no shuffles.
+/// The four words of one counter, each in the low half of a 64-bit lane. Callers ignore the upper halves. So each product of
+/// a round takes one widening multiplication and no shuffles.
 #[inline(always)]
 fn lanes(stream: &Stream, counter: u32) -> [u64; 4] {
     const LOW: u64 = 0xffff_ffff;

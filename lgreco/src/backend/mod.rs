@@ -1,4 +1,4 @@
-//! Where rows are measured and payloads made: the interface every backend has, and the CPU as its reference.
+//! Backends measure rows and make payloads. The trait [`Backend`] is their interface; the CPU is the reference.
 
 #[cfg(feature = "rayon")]
 mod parallel;
@@ -13,7 +13,8 @@ use crate::rng::Stream;
 use crate::{Error, Result};
 use core::fmt;
 
-/// One row to measure, of a gradient in host memory, or, for a backend's own calls, of one elsewhere.
+/// One row to measure: a gradient, candidates and a random stream. The gradient is in host memory, or, for a backend's own
+/// calls, elsewhere.
 ///
 /// ```
 /// use lgreco::backend::Job;
@@ -30,13 +31,13 @@ use core::fmt;
 pub struct Job<'a, G = Gradient<'a>> {
     /// The layer's gradient.
     pub gradient: G,
-    /// What it is to be measured under.
+    /// The candidate settings.
     pub candidates: Candidates<'a>,
-    /// Source of start matrices.
+    /// The random stream, from which start matrices are drawn.
     pub stream: Stream,
 }
 
-/// An error, a backend's own or the core's, and the job of the batch that it is about.
+/// An error of the core or a backend, with the job of the batch that failed.
 ///
 /// ```
 /// use lgreco::{Error, backend::JobError};
@@ -47,9 +48,9 @@ pub struct Job<'a, G = Gradient<'a>> {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct JobError<E = Error> {
-    /// Index of the job in its batch; `None` when the batch as a whole failed.
+    /// Index of the failed job in its batch. `None` when the batch as a whole failed.
     pub job: Option<usize>,
-    /// What went wrong.
+    /// The error.
     pub error: E,
 }
 
@@ -64,15 +65,17 @@ impl<E: fmt::Display> fmt::Display for JobError<E> {
 
 impl<E: fmt::Debug + fmt::Display> core::error::Error for JobError<E> {}
 
-/// An error of the batch as a whole.
+/// Makes an error of the batch as a whole.
 impl<E> From<E> for JobError<E> {
     fn from(error: E) -> Self {
         JobError { job: None, error }
     }
 }
 
-/// Something that measures rows, encodes and decodes. Integer results (codes, indices, payload bytes of QSGD and TopK)
-/// are equal bit for bit on every backend; measured errors agree within the bound each backend documents.
+/// A device that measures rows, encodes and decodes.
+///
+/// Integer results (codes, indices, payload bytes of QSGD and TopK) are equal bit for bit on every backend. Measured errors
+/// agree within the bound that each backend documents.
 ///
 /// ```
 /// use lgreco::backend::{Backend, Job, JobError, Portable};
@@ -86,19 +89,18 @@ impl<E> From<E> for JobError<E> {
 /// assert_eq!(rows(&mut Portable, &[]), Ok(vec![]));
 /// ```
 pub trait Backend {
-    /// Words of workspace that [`measure`](Backend::measure) needs for `jobs`.
+    /// 8-byte words of workspace that [`measure`](Backend::measure) needs for `jobs`.
     fn workspace_len(&self, jobs: &[Job<'_>]) -> usize;
 
-    /// Measures all `jobs` as one batch and writes their rows one after another into `rows` (see
-    /// [`Candidates::measure`]).
+    /// Measures all `jobs` as one batch, and writes their rows to `rows` one after another (see [`Candidates::measure`]).
     ///
     /// # Errors
-    /// The first job that fails, with its reason. Of no job in particular: [`Error::Length`] when `rows` has not one place
-    /// per candidate or `workspace` is shorter than [`workspace_len`](Backend::workspace_len), and what goes wrong with a
-    /// device while it works on all.
+    /// That of the first job that fails, with its index. Without an index: failures of the whole device, and
+    /// [`Error::Length`] when `rows` has not one place per candidate or `workspace` is shorter than
+    /// [`workspace_len`](Backend::workspace_len).
     fn measure(&mut self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError>;
 
-    /// Compresses `gradient` under `setting`, on the CPU unless the backend does so itself; see [`Compressor::encode`].
+    /// Compresses `gradient` with `setting`. By default it runs on the CPU; see [`Compressor::encode`].
     ///
     /// # Errors
     /// As [`Compressor::encode`].
@@ -113,7 +115,7 @@ pub trait Backend {
         setting.encode(gradient, stream, workspace, payload)
     }
 
-    /// Decodes any payload into `values`, on the CPU unless the backend does so itself; see [`decode`].
+    /// Decodes any payload into `values`. By default it runs on the CPU; see [`decode`].
     ///
     /// # Errors
     /// As [`decode`].
@@ -122,7 +124,7 @@ pub trait Backend {
     }
 }
 
-/// The CPU, one core: the reference the other backends are compared with.
+/// The CPU on one core. It is the reference with which tests compare other backends.
 ///
 /// ```
 /// use lgreco::backend::{Backend, Job, Portable};
@@ -141,12 +143,12 @@ pub trait Backend {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Portable;
 
-/// Whether a row is one of those of a search for which no GPU has kernels.
+/// Whether a row must be measured on the CPU, because no GPU has kernels for its candidates.
 pub fn on_the_core(job: &Job<'_>) -> bool {
     matches!(job.candidates, Candidates::Each(_) | Candidates::CltK { .. })
 }
 
-/// Measures job after job: those [on the core](on_the_core) on the CPU, the others by `backend`.
+/// Measures one job after another. Those for which [`on_the_core`] is true run on the CPU, the others on `backend`.
 ///
 /// # Errors
 /// As [`Backend::measure`].

@@ -1,13 +1,14 @@
-//! The CPU, all cores: layers in parallel.
+//! The CPU on all cores: measures layers in parallel.
 
 use super::{Backend, Job, JobError};
 use crate::error::expect_len;
 use alloc::vec::Vec;
 use rayon::prelude::*;
 
-/// [`Portable`](super::Portable) over rayon's current thread pool, one job per thread at a time; same results bit for bit.
+/// [`Portable`](super::Portable) on rayon's current thread pool. Each thread takes one job at a time. Results are the same
+/// bits.
 ///
-/// Each thread allocates the workspace of its largest job; the caller's workspace is not used.
+/// Each thread allocates the workspace of its largest job. The caller's workspace is not used.
 ///
 /// ```
 /// use lgreco::backend::{Backend, Job, Parallel, Portable};

@@ -1,4 +1,4 @@
-//! A plan for the layers of a model.
+//! Finds the settings of a model's layers in a plan file.
 
 use super::{Error, PlanFile, PlanLayer};
 use crate::compress::{Compressor, Setting};
@@ -7,9 +7,10 @@ use crate::table::NamedError;
 use alloc::{borrow::ToOwned, collections::BTreeMap, vec::Vec};
 
 impl PlanFile {
-    /// The settings of a model's layers, given by name, shape and element type in the model's order, which need not be
-    /// the plan's. A layer that the plan does not have is sent uncompressed, as plans leave out what is not worth
-    /// compressing.
+    /// The settings of a model's layers. The caller gives name, shape and element type of each layer in the model's order.
+    ///
+    /// The plan may list layers in another order. A layer that the plan lacks is sent uncompressed, because plans leave out
+    /// layers that are not worth compressing.
     ///
     /// ```
     /// use lgreco::{file::PlanFile, gradient::{Dtype, Shape}};
@@ -27,10 +28,12 @@ impl PlanFile {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NoSetting`] for the first layer of the plan without one; else [`Error::Table`] with the name of the layer
-    /// and [`DuplicateName`](crate::Error::DuplicateName) when the plan or the model has it twice,
-    /// [`UnknownName`](crate::Error::UnknownName) when the model has not, [`Parameter`](crate::Error::Parameter) when
-    /// its setting does not fit its shape, as when more elements are to be kept than there are.
+    /// [`Error::NoSetting`] for the first layer of the plan without a setting. Otherwise [`Error::Table`] with the layer's
+    /// name and one of these:
+    /// * [`DuplicateName`](crate::Error::DuplicateName) when the plan or the model has the layer twice;
+    /// * [`UnknownName`](crate::Error::UnknownName) when the model lacks the layer;
+    /// * [`Parameter`](crate::Error::Parameter) when the setting does not fit the shape, such as a `topk` of more elements
+    ///   than the layer has.
     ///
     /// # Complexity
     /// O(layers · log(layers)).

@@ -43,36 +43,34 @@ const LAYER_KEYS: [&str; 6] = ["name", "option", "label", "setting", "size", "er
 pub struct PlanFile {
     #[serde(deserialize_with = "read::count")]
     version: u64,
-    /// Who made the plan: `exact`, `dp`, `uniform`, …
+    /// Name of the solver: `exact`, `dp`, `uniform`, …
     pub solver: String,
-    /// Bits of the chosen options, summed.
+    /// Sum of the chosen options' sizes in bits.
     #[serde(deserialize_with = "read::count")]
     pub size: u64,
-    /// No plan within the budget is smaller than this many bits, rounded down where f64 cannot hold it; or no plan within
-    /// the size limit has less error than this.
+    /// Lower bound of the minimised quantity. With a budget, no plan within it has fewer bits; the bound is rounded down
+    /// where f64 cannot hold it. With a size limit, no plan within it has less error.
     pub lower_bound: f64,
-    /// Whether no plan within the budget is smaller than this one, or none within the size limit has less error, as
-    /// [`Summary::proven`] says.
+    /// Whether the plan is proved optimal within its limit, as defined by [`Summary::proven`].
     pub proven: bool,
-    /// Error of the chosen options, summed.
+    /// Sum of the chosen options' errors.
     pub error: f64,
-    /// The error budget that the plan was made for, so that `lower_bound` is one of its size; `None` where there is a size
-    /// limit instead.
+    /// The error budget. With it, `lower_bound` bounds the size. `None` if the plan has a size limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<f64>,
-    /// The most bits that the plan was allowed, so that `lower_bound` is one of its error; `None` where there is a budget
-    /// instead.
+    /// The size limit in bits. With it, `lower_bound` bounds the error. `None` if the plan has an error budget.
     #[serde(default, deserialize_with = "read::optional_count", skip_serializing_if = "Option::is_none")]
     pub size_limit: Option<u64>,
-    /// Bits of the gradients as they are; [`PlanFile::new`] counts 32 per element where the table does not say.
+    /// Size of the uncompressed gradients in bits. Where the table does not state it, [`PlanFile::new`] counts 32 bits per
+    /// element.
     #[serde(deserialize_with = "read::count")]
     pub uncompressed_size: u64,
-    /// Bits of the default options, if every layer has one.
+    /// Sum of the default options' sizes in bits, if every layer has a default.
     #[serde(default, deserialize_with = "read::optional_count", skip_serializing_if = "Option::is_none")]
     pub default_size: Option<u64>,
     /// The layers in the order of the table.
     pub layers: Vec<PlanLayer>,
-    /// How long it took.
+    /// The times taken.
     #[serde(default, skip_serializing_if = "Seconds::is_empty")]
     pub seconds: Seconds,
 }
@@ -96,9 +94,9 @@ pub struct PlanLayer {
     /// Index of the chosen option.
     #[serde(deserialize_with = "read::count")]
     pub option: u32,
-    /// Its label.
+    /// The option's label.
     pub label: String,
-    /// Its compressor, in the file as text; missing where the plan is for a table without settings.
+    /// The option's setting, which files hold as text. `None` in plans for a table without settings.
     #[serde(
         default,
         deserialize_with = "read::optional_setting",
@@ -106,10 +104,10 @@ pub struct PlanLayer {
         skip_serializing_if = "Option::is_none"
     )]
     pub setting: Option<Setting>,
-    /// Its size in bits.
+    /// The option's size in bits.
     #[serde(deserialize_with = "read::count")]
     pub size: u64,
-    /// Its error.
+    /// The option's error.
     pub error: f64,
 }
 
@@ -122,10 +120,10 @@ pub struct PlanLayer {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Seconds {
-    /// Measuring the error table.
+    /// Time to measure the error table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measure: Option<f64>,
-    /// Choosing the plan.
+    /// Time to choose the plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub solve: Option<f64>,
 }
@@ -137,7 +135,7 @@ impl Seconds {
 }
 
 impl PlanFile {
-    /// The file form of a plan for `table`, with the settings that the table has.
+    /// Makes the file of a plan for `table`, with the table's settings.
     ///
     /// ```
     /// # use lgreco::{file::PlanFile, plan::{Plan, budget::Budget}, table::{Choice, NamedTable}};
@@ -154,7 +152,7 @@ impl PlanFile {
     /// ```
     ///
     /// # Panics
-    /// When the plan was made for another table and names layers or options that this one does not have.
+    /// When the plan was made for another table, and names layers or options that this one lacks.
     pub fn new(table: &NamedTable, plan: &Plan) -> PlanFile {
         let (view, summary) = (table.view(), plan.summary());
         let layer = |(layer, &option): (usize, &u32)| {
@@ -187,9 +185,11 @@ impl PlanFile {
         }
     }
 
-    /// What the file states about the plan; its lower bound is the size where that is proven, as f64 may have rounded the
-    /// bound. A file with both a budget and a size limit counts as one with a budget, and without either as one with a
-    /// budget of 0.
+    /// The plan's size, error and proof, as the file states them.
+    ///
+    /// If the file says that the size is proved optimal, the lower bound is the size, because f64 may have rounded the
+    /// stated bound. A file with both a budget and a size limit counts as one with a budget. A file without either counts as
+    /// one with a budget of 0.
     ///
     /// ```
     /// use lgreco::{file::PlanFile, plan::Limit};
@@ -215,10 +215,10 @@ impl PlanFile {
     /// Reads a plan file. It is not verified against any table.
     ///
     /// # Errors
-    /// [`Error::Version`]; [`Error::Kind`] for a table; [`Error::Field`] when there is no readable version, no layer, a number below 0, or not one of
-    /// budget and size limit;
-    /// [`Error::Setting`] for a setting that is not one or out of range (whether it fits its layer,
-    /// [`settings`](PlanFile::settings) says); [`Error::Key`]; else [`Error::Json`] with line and column.
+    /// [`Error::Version`] for another version. [`Error::Kind`] for a table file. [`Error::Field`] when there is no readable
+    /// version, no layer, a number below 0, or not exactly one of budget and size limit. [`Error::Setting`] for a setting
+    /// that is wrong or out of range; [`settings`](PlanFile::settings) checks whether it fits its layer. [`Error::Key`] for
+    /// an unknown key. Otherwise [`Error::Json`] with line and column.
     ///
     /// # Complexity
     /// O(bytes).
@@ -226,7 +226,7 @@ impl PlanFile {
         PlanFile::parse_with(json, &Methods::NONE)
     }
 
-    /// [`parse`](PlanFile::parse), with settings of methods from outside lgreco, too.
+    /// Works as [`parse`](PlanFile::parse), and also reads settings of outside `methods`.
     ///
     /// # Errors
     /// As [`parse`](PlanFile::parse).
@@ -286,7 +286,8 @@ impl PlanFile {
     }
 }
 
-/// The file; where there are `methods` without its layers' settings, which may be of those.
+/// Parses the file. If there are outside `methods`, it leaves out the layers' settings, which serde reads only for lgreco's
+/// methods.
 fn without_settings(json: &str, methods: &Methods) -> serde_json::Result<PlanFile> {
     if *methods == Methods::NONE {
         return serde_json::from_str(json);
@@ -298,7 +299,7 @@ fn without_settings(json: &str, methods: &Methods) -> serde_json::Result<PlanFil
     serde_json::from_value(value)
 }
 
-/// The largest f64 that is not above `x`.
+/// The largest f64 that does not exceed `x`.
 fn floor(x: u64) -> f64 {
     let near = x as f64;
     if near as u128 > u128::from(x) { near.next_down() } else { near }

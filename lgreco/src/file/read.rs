@@ -1,4 +1,4 @@
-//! Objects read field by field, so that errors name the place.
+//! Reads JSON objects field by field, so that errors name the place.
 
 use super::{Error, VERSION};
 use crate::compress::Setting;
@@ -16,10 +16,10 @@ use serde::Serializer;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// What a [`Count`] is, for messages.
+/// Description of a [`Count`] for error messages.
 pub(super) const COUNT: &str = "an integer from 0 to 2^64 - 1";
 
-/// The text of a file.
+/// Checks that the bytes of a file are UTF-8 text without a byte order mark.
 pub(super) fn text(json: &[u8]) -> Result<&str, Error> {
     let wrong = |what| Error::Json { place: String::new(), what };
     let text = core::str::from_utf8(json).map_err(|error| wrong(format!("not UTF-8: {error}")))?;
@@ -29,8 +29,8 @@ pub(super) fn text(json: &[u8]) -> Result<&str, Error> {
     }
 }
 
-/// An integer that is not negative. As in JSON Schema `3.0` and `1e3` are integers too; written so, up to 2^53, beyond
-/// which f64 no longer tells neighbours apart.
+/// An integer of at least 0. As in JSON Schema, `3.0` and `1e3` are integers too. In this form they go up to 2^53, above
+/// which f64 cannot hold every integer.
 pub(super) struct Count<T>(pub(super) T);
 
 impl<'de, T: TryFrom<u64>> Deserialize<'de> for Count<T> {
@@ -39,22 +39,22 @@ impl<'de, T: TryFrom<u64>> Deserialize<'de> for Count<T> {
     }
 }
 
-/// The two kinds of files, each with a field that it must have and the other must not.
+/// The two kinds of files. Each has a field that it must have and the other kind must not have.
 pub(super) const TABLE: (&str, &str) = ("a table", "metric");
 pub(super) const PLAN: (&str, &str) = ("a plan", "solver");
 
-/// Reads the value of a [`Count`].
+/// Reads an integer as [`Count`] defines it.
 pub(super) fn count<'de, D: Deserializer<'de>, T: TryFrom<u64>>(deserializer: D) -> Result<T, D::Error> {
     let count = deserializer.deserialize_u64(Integer)?;
     T::try_from(count).map_err(|_| D::Error::custom(format_args!("integer {count} is too large")))
 }
 
-/// Reads the value of a [`Count`] or null.
+/// Reads an integer as [`Count`] defines it, or null.
 pub(super) fn optional_count<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     Ok(Option::<Count<u64>>::deserialize(deserializer)?.map(|Count(count)| count))
 }
 
-/// A setting of lgreco's own methods as text, or null.
+/// Reads the text of a setting of lgreco's own methods, or null.
 pub(super) fn optional_setting<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Setting>, D::Error> {
     let text = Option::<String>::deserialize(deserializer)?;
     text.map(|text| text.parse().map_err(D::Error::custom)).transpose()
@@ -92,13 +92,13 @@ impl Visitor<'_> for Integer {
     }
 }
 
-/// A JSON object whose values are read one by one.
+/// A JSON object, whose fields are read one by one.
 pub(super) struct Object<'a> {
     place: String,
     fields: BTreeMap<String, &'a RawValue>,
 }
 
-/// The fields of an object, each key once.
+/// The fields of an object. Each key occurs once.
 struct Fields<'a>(BTreeMap<String, &'a RawValue>);
 
 impl<'de> Deserialize<'de> for Fields<'de> {
@@ -134,7 +134,7 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// Checks the version.
+    /// Checks that the version is [`VERSION`].
     pub(super) fn version(&self) -> Result<(), Error> {
         match self.required("version", "1")? {
             Count(VERSION) => Ok(()),
@@ -142,7 +142,7 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// Refuses a file that has the other kind's `mark` and not this kind's `own`, fields that each kind must have.
+    /// Rejects a file that has the other kind's mandatory field `mark` but not the mandatory field `own` of this kind.
     pub(super) fn expect_kind(
         &self,
         (expected, own): (&'static str, &str),
@@ -152,25 +152,25 @@ impl<'a> Object<'a> {
         if is_other { Err(Error::Kind { found, expected }) } else { Ok(()) }
     }
 
-    /// Refuses keys that are neither `known` nor begin with `x-`.
+    /// Rejects keys that are not `known` and do not begin with `x-`.
     pub(super) fn only(&self, known: &[&'static str]) -> Result<(), Error> {
         let unknown = |key: &&String| !known.contains(&key.as_str()) && !key.starts_with("x-");
         let Some(key) = self.fields.keys().find(unknown) else { return Ok(()) };
         Err(Error::Key { place: self.place.clone(), key: shortened(key), nearest: nearest(key, known) })
     }
 
-    /// A count that must be there.
+    /// Reads a mandatory [`Count`].
     pub(super) fn count(&self, field: &'static str) -> Result<u64, Error> {
         self.required(field, COUNT).map(|Count(count)| count)
     }
 
-    /// A field that must be there.
+    /// Reads a mandatory field.
     pub(super) fn required<T: Deserialize<'a>>(&self, field: &'static str, expected: &'static str) -> Result<T, Error> {
         let json = self.fields.get(field).map(|value| value.get());
         json.and_then(|json| serde_json::from_str(json).ok()).ok_or_else(|| self.wrong(field, expected))
     }
 
-    /// A field that may be missing or null.
+    /// Reads a field that may be missing or null.
     pub(super) fn optional<T: Deserialize<'a>>(
         &self,
         field: &'static str,
@@ -182,14 +182,14 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// A setting as text that may be missing or null.
+    /// Reads the text of a setting. It may be missing or null.
     pub(super) fn setting(&self, field: &'static str, methods: &Methods) -> Result<Option<Setting>, Error> {
         let text: Option<String> = self.optional(field, "a setting as text")?;
         let setting = text.map(|text| Setting::parse(&text, methods)).transpose();
         setting.map_err(|error| Error::Setting { place: self.place.clone(), error })
     }
 
-    /// The elements of an array field.
+    /// Reads a mandatory array, and returns the JSON of its elements.
     pub(super) fn array(&self, field: &'static str) -> Result<Vec<&'a str>, Error> {
         let elements: Vec<&RawValue> = self.required(field, "an array")?;
         Ok(elements.into_iter().map(RawValue::get).collect())
@@ -201,7 +201,7 @@ impl<'a> Object<'a> {
     }
 }
 
-/// `text` as far as a message shows it.
+/// Cuts a text to the length that messages show.
 fn shortened(text: &str) -> String {
     const LONGEST: usize = 40;
     match text.char_indices().nth(LONGEST) {

@@ -5,8 +5,9 @@ use crate::plan::{Limit, budget::Budget};
 use crate::table::{Choice, NamedError, NamedTable};
 use alloc::{format, string::String, vec::Vec};
 
-/// A table file: a table with an optional error budget. Layers may name a `group`, whose layers share an option, and a `fixed`
-/// option.
+/// A table file: a table with an optional error budget.
+///
+/// A layer may name a `group`, whose layers share an option, and a `fixed` option.
 ///
 /// ```
 /// use lgreco::{file::TableFile, plan::Limit};
@@ -28,7 +29,7 @@ use alloc::{format, string::String, vec::Vec};
 pub struct TableFile {
     /// The table.
     pub table: NamedTable,
-    /// The error budget, finite and at least 0; absent, the default options' error is meant.
+    /// The error budget, finite and at least 0. Without it, the default options' error is the budget.
     pub budget: Option<f64>,
 }
 
@@ -36,8 +37,8 @@ impl TableFile {
     /// Reads a table file.
     ///
     /// # Errors
-    /// [`Error`] names the layer, the option and the field, what was found there and what was expected; of an unknown key
-    /// the one that may be meant.
+    /// [`Error`], with layer, option and field, the value found and the values allowed. For an unknown key, it suggests a
+    /// known one.
     ///
     /// # Complexity
     /// O(bytes).
@@ -45,7 +46,7 @@ impl TableFile {
         TableFile::parse_with(json, &Methods::NONE)
     }
 
-    /// [`parse`](TableFile::parse), with settings of methods from outside lgreco, too.
+    /// Works as [`parse`](TableFile::parse), and also reads settings of outside `methods`.
     ///
     /// # Errors
     /// As [`parse`](TableFile::parse).
@@ -108,7 +109,7 @@ impl TableFile {
         Ok(TableFile { table, budget })
     }
 
-    /// The budget in the file, or else the error of the default options, or `None` when the file has neither.
+    /// The file's budget, or else the error of the default options. `None` when the file has neither.
     ///
     /// ```
     /// # use lgreco::{file::TableFile, plan::Limit};
@@ -173,7 +174,7 @@ impl TableFile {
     }
 }
 
-/// Refuses groups whose layers have no option in common.
+/// Rejects groups whose layers have no common option.
 fn expect_solvable(table: &NamedTable) -> Result<(), NamedError> {
     let constraints = table.constraints();
     if constraints.is_empty() { Ok(()) } else { table.merged(&constraints).map(drop) }

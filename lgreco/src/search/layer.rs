@@ -1,4 +1,4 @@
-//! The options of one layer: candidates to measure, duplicates and hopeless ones removed.
+//! The options of one layer: lists its candidates, and removes duplicates and candidates that save nothing.
 
 use super::range::{Family, Weighing};
 use crate::compress::quantised_topk::QuantisedTopK;
@@ -16,7 +16,7 @@ pub(super) struct LayerOptions {
     default: usize,
 }
 
-/// The options of a layer after measuring: choices with labels, their settings, and the default.
+/// The options of a layer after measurement: labelled choices, their settings and the default.
 pub(super) struct Assembled {
     pub labelled: Vec<(String, Choice)>,
     pub settings: Vec<Setting>,
@@ -27,7 +27,7 @@ impl LayerOptions {
     pub(super) fn new(families: &[Family], beside: &[Setting], shape: Shape, dtype: Dtype) -> Result<Self> {
         let (mut settings, mut labels, mut default) = (Vec::new(), Vec::new(), None);
         for (index, family) in families.iter().enumerate() {
-            // Several parameters may mean the same setting of a small layer: the first one names it.
+            // On a small layer, several parameters may give the same setting. The first one names it.
             let (mut full, mut names): (Vec<Setting>, Vec<String>) = (Vec::new(), Vec::new());
             for parameter in family.parameters() {
                 let setting = (family.method.planned().setting)(parameter, shape, dtype)?;
@@ -43,7 +43,7 @@ impl LayerOptions {
             let few: Vec<_> =
                 full.iter().zip(&names).flat_map(|(setting, name)| in_few_bits(setting, name, &bits)).collect();
             if !family.widths.full() {
-                // What the budget is taken from stays, as the one option in full.
+                // The default stays as the only option with full values, because the budget is taken from it.
                 let at = default.filter(|_| index == 0);
                 (full, names) = (at.map(|at| (full[at], names.swap_remove(at)))).into_iter().unzip();
                 default = default.map(|default| if index == 0 { 0 } else { default });
@@ -71,7 +71,7 @@ impl LayerOptions {
         self.rows.iter()
     }
 
-    /// Places of all rows.
+    /// Total length of all rows.
     pub(super) fn measured(&self) -> usize {
         self.rows.places()
     }
@@ -111,7 +111,7 @@ impl LayerOptions {
     }
 }
 
-/// TopK's setting with its values in each of `bits`, and their names; none of other methods.
+/// A TopK setting with its values in each number of `bits`, and the names of these settings. Empty for other methods.
 fn in_few_bits(setting: &Setting, name: &str, bits: &[u8]) -> Vec<(Setting, String)> {
     let Setting::TopK(top) = setting else { return Vec::new() };
     let few =

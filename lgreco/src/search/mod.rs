@@ -1,13 +1,13 @@
-//! What to offer each layer of a model, and the model's error table under it.
+//! Chooses the candidates of each layer of a model, and measures them into an error table.
 //!
-//! A [`Search`] turns a method, its default and its range into candidates per layer; [`Search::measure`] measures them
-//! on real gradients and returns the named table the planner works on, with the [`Setting`] behind every option.
+//! A [`Search`] turns methods, defaults and ranges into candidates per layer. [`Search::measure`] measures them on real
+//! gradients. It returns the named table for the planner, with the [`Setting`] of every option.
 //!
-//! Layers with one dimension or fewer, or with fewer than `min_elements` elements, stay uncompressed: they are not in
-//! the table.
+//! Layers with fewer than two dimensions, or with fewer than `min_elements` elements, stay uncompressed. They are not in the
+//! table.
 //!
-//! Where a candidate's payload would not be smaller than the uncompressed tensor, one option `dense` with error 0
-//! takes its place, so that no plan pays for compression that does not compress.
+//! One option `dense` with error 0 replaces all candidates that are not smaller than the uncompressed tensor. So no plan
+//! pays for compression that saves nothing.
 
 mod layer;
 mod offer;
@@ -55,8 +55,8 @@ impl<'a> Layer<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::TooManyElements`] from 2^32 elements on; [`Error::Length`] when the number of values is not the product
-    /// of `dims`.
+    /// [`Error::TooManyElements`] from 2^32 elements on. [`Error::Length`] when the number of values is not the product of
+    /// `dims`.
     pub fn new(name: &'a str, dims: &'a [usize], values: Values<'a>) -> Result<Self> {
         Ok(Layer { name, dims, gradient: Gradient::new(values, Shape::from_dims(dims)?)? })
     }
@@ -85,7 +85,7 @@ impl<'a> Layer<'a> {
     }
 }
 
-/// Candidates for every layer, the error metric, and which layers are left alone.
+/// Parameters of a measurement: the candidates for every layer, the error metric, and the layers to leave uncompressed.
 ///
 /// ```
 /// use lgreco::backend::Portable;
@@ -111,33 +111,36 @@ impl<'a> Layer<'a> {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Search {
-    /// The methods that the program knows beside lgreco's own. A controller reads other ranks' plans and saved states by them.
+    /// The outside methods that the program knows. Controllers use them to read other ranks' plans and saved states.
     pub methods: Methods,
-    /// Settings that every layer is offered as well: of lgreco's methods or of [`methods`](Search::methods). Those that do not
-    /// fit a layer's shape, as a `topk` of more elements than it has, are not offered there.
+    /// Additional settings for every layer, of lgreco's methods or of [`methods`](Search::methods). A setting is left out
+    /// for layers that it does not fit, such as a `topk` of more elements than the layer has.
     pub beside: Vec<Setting>,
-    /// Never empty; the first one's default is the reference of the error budget.
+    /// The methods with their ranges, at least one. The first one's default is the reference of the budget.
     families: Vec<Family>,
-    /// What makes an error out of a squared error.
+    /// The metric that turns squared errors into errors.
     pub metric: Metric,
-    /// How many workers' payloads are averaged. Where methods mix, it decides between them: errors of unbiased methods
-    /// ([`Setting::is_unbiased`]) are independent from worker to worker, so that the mean over the workers has that many
-    /// times less of their energy, and their squared errors are divided by it; what biased methods leave out, they leave
-    /// out on all workers, as far as these have the same gradients. Unless set, 1, in a controller its own world's.
+    /// Number of workers whose payloads are averaged. It matters when the search mixes biased and unbiased methods.
+    ///
+    /// Errors of unbiased methods ([`Setting::is_unbiased`]) are independent between workers. So the mean over W workers has
+    /// a W-th of their energy, and the table divides their squared errors by W. Biased methods lose the same part on all
+    /// workers that have the same gradient. `None` means 1; in a controller it means the number of its workers.
     pub workers: Option<NonZeroU32>,
-    /// Layers with fewer elements stay uncompressed; 1024 unless set.
+    /// Layers with fewer elements stay uncompressed. Defaults to 1024.
     pub min_elements: usize,
-    /// The type in which values that are summed on the wire travel, [`Dtype::F32`] unless set or [`Dtype::Bf16`]: sizes are
-    /// [`Setting::exchanged_len`]'s. What rounding them costs is not in the errors: each time `2^-16` of their energy at most
-    /// (subnormal values lose more) and, as PowerSGD's `P` spans another space when it has been rounded, up to about `2^-8`
-    /// of the gradient's energy, more or less.
+    /// Element type of values that are summed on the wire: [`Dtype::F32`], the default, or [`Dtype::Bf16`]. It enters the
+    /// sizes by [`Setting::exchanged_len`].
+    ///
+    /// The table's errors do not include the rounding to this type. Each rounding loses at most `2^-16` of the values'
+    /// energy; subnormal values lose more. For PowerSGD, a rounded `P` spans another space. This raises or lowers the error
+    /// by up to about `2^-8` of the gradient's energy.
     pub reduce_dtype: Dtype,
-    /// Seed of random start matrices: rows are measured with the stream of this seed and of the layer's index in the
-    /// model (see [`Measured::stream`]).
+    /// Seed of random start matrices. The stream of a row has this seed and the layer's index in the model (see
+    /// [`Measured::stream`]).
     pub seed: u64,
 }
 
-/// A model's table with the compressors behind it.
+/// The measured table of a model, with the settings of its options.
 ///
 /// ```
 /// use lgreco::{backend::Portable, gradient::Values};
@@ -152,19 +155,19 @@ pub struct Search {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// The error table; option labels read like the command line's parameters (`topk 1%`, `qsgd 4`, `dense`).
+    /// The error table. Labels of options look like parameters of the command line (`topk 1%`, `qsgd 4`, `dense`).
     pub table: NamedTable,
-    /// Index of each table layer's default option.
+    /// The default option of each layer of the table.
     pub defaults: Vec<u32>,
-    /// Which of the model's layers each table layer is.
+    /// For each layer of the table, its index in the model.
     pub layers: Vec<usize>,
-    /// The model's layers that are not in the table and stay uncompressed.
+    /// Indices of the model's layers that stay uncompressed and are not in the table.
     pub uncompressed: Vec<usize>,
     seed: u64,
 }
 
 impl Measured {
-    /// The compressor behind an option.
+    /// The setting of an option.
     ///
     /// ```
     /// # use lgreco::{backend::Portable, compress::Setting, gradient::Values};
@@ -179,7 +182,7 @@ impl Measured {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NoSuchOption`] when the table has no such layer or option, or has been replaced by one without settings.
+    /// [`Error::NoSuchOption`] when the table lacks the layer or option, or was replaced by a table without settings.
     pub fn setting(&self, layer: usize, option: usize) -> Result<Setting, Error> {
         let table = self.table.view();
         let options = if layer < table.layers() { table.layer(layer).len() } else { 0 };
@@ -187,9 +190,10 @@ impl Measured {
         setting.ok_or(Error::NoSuchOption { layer, option, options })
     }
 
-    /// The stream a table layer's row was measured with: the search's seed, the layer's index in the model, step and rank
-    /// 0. An encoder with this seed and layer, at any step and on any rank, starts PowerSGD from the same matrix, so that
-    /// the table's errors are those of its payloads.
+    /// The random stream with which a layer of the table was measured.
+    ///
+    /// It has the search's seed, the layer's index in the model, and step and rank 0. An encoder with this seed and layer
+    /// starts PowerSGD from the same matrix at any step and on any rank. So its payloads have the errors of the table.
     ///
     /// ```
     /// # use lgreco::{backend::Portable, gradient::Values};
@@ -212,9 +216,13 @@ impl Measured {
 }
 
 impl Search {
-    /// A method with its defaults: QSGD 4 bits in 2..8, TopK 1 % in 0.1 %..10 %, PowerSGD rank 4 in 2..8 (L-GreCo §4);
-    /// EDEN 3 bits in 1..8. Hybrid offers EDEN, TopK and PowerSGD (there rank 8 in 4..16) against the budget of uniform 3-bit EDEN;
-    /// QSGD is left out, because on the gradients measured (BENCHMARKS.md) EDEN has less error in as many bits.
+    /// A search of one method with its defaults.
+    ///
+    /// QSGD: 4 bits in 2..8. TopK: 1 % in 0.1 %..10 %. PowerSGD: rank 4 in 2..8. These are the ranges of L-GreCo §4. EDEN: 3
+    /// bits in 1..8.
+    ///
+    /// Hybrid offers EDEN, TopK and PowerSGD (there rank 8 in 4..16), with uniform 3-bit EDEN as the reference. It leaves
+    /// out QSGD, because EDEN has less error at equal size on the gradients of BENCHMARKS.md.
     ///
     /// ```
     /// # use lgreco::search::{Method, Search};
@@ -222,7 +230,7 @@ impl Search {
     /// ```
     pub fn new(method: Method) -> Self {
         let families = match method {
-            // The reference comes first. Rank 8 takes about as many bits as EDEN's 3 in the middle of usual shapes.
+            // The reference comes first. For usual shapes, rank 8 has about the size of 3-bit EDEN.
             Method::Hybrid => {
                 let power = Family::new(Method::PowerSgd, 8.0);
                 vec![Family::of(Method::Eden), Family::of(Method::TopK), power]
@@ -232,8 +240,8 @@ impl Search {
         Search::over(families)
     }
 
-    /// Several methods, chosen per layer, each over its own default range. The first one's default is the reference of the
-    /// budget.
+    /// A search of several methods, each over its default range. The planner chooses among them for each layer. The first
+    /// method's default is the reference of the budget.
     ///
     /// ```
     /// use lgreco::search::{Method, Search};
@@ -244,7 +252,8 @@ impl Search {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`] for none; [`Error::UnknownName`] when a method is there twice, or is [`Method::Hybrid`] among others.
+    /// [`Error::Length`] without methods. [`Error::UnknownName`] when a method occurs twice, or [`Method::Hybrid`] occurs
+    /// among others.
     pub fn of(methods: &[Method]) -> Result<Self> {
         if let [method] = methods {
             return Ok(Search::new(*method));
@@ -260,8 +269,10 @@ impl Search {
         Ok(Search::over(methods.iter().map(|&method| Family::of(method)).collect()))
     }
 
-    /// The budget's reference: a method with its parameter, as `qsgd 4`, `topk 1%` (or `topk 0.01`) or `powersgd 4`. The method is
-    /// searched too, with its range around the parameter.
+    /// Sets the reference of the budget: a method with its parameter, such as `qsgd 4`, `topk 1%` (or `topk 0.01`) or
+    /// `powersgd 4`.
+    ///
+    /// The method is searched too, with its range around the parameter.
     ///
     /// ```
     /// use lgreco::search::{Method, Search};
@@ -272,8 +283,8 @@ impl Search {
     /// ```
     ///
     /// # Errors
-    /// [`Error::UnknownName`] for a method; [`Error::SettingSyntax`] where the number is missing or something follows;
-    /// [`Error::Parameter`] for a number out of range.
+    /// [`Error::UnknownName`] for an unknown method. [`Error::SettingSyntax`] when the number is missing or followed by
+    /// something. [`Error::Parameter`] for a number out of range.
     pub fn with_reference(mut self, setting: &str) -> Result<Self> {
         let mut words = setting.split_ascii_whitespace();
         let method: Method = words.next().unwrap_or_default().parse()?;
@@ -308,9 +319,10 @@ impl Search {
         }
     }
 
-    /// Replaces the default of the first method (bits, density or rank) and with it the range, L-GreCo's for that
-    /// default: bits and ranks from half of it, rounded up, to twice it, densities from a tenth of it to ten times it, as
-    /// far as the method goes. EDEN's is always 1 to 8 bits.
+    /// Replaces the default of the first method (bits, density or rank), and its range by L-GreCo's for that default.
+    ///
+    /// Bits and ranks range from half the default, rounded up, to twice the default. Densities range from a tenth to ten
+    /// times the default. Ranges end at the method's bounds. EDEN's range is always 1 to 8 bits.
     ///
     /// ```
     /// # use lgreco::search::{Method, Search};
@@ -324,14 +336,14 @@ impl Search {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Parameter`] when outside what the method can do.
+    /// [`Error::Parameter`] when the default is outside the method's bounds.
     pub fn with_default(mut self, default: f64) -> Result<Self> {
         let Family { method, widths, .. } = self.families[0];
         self.families[0] = Family { widths, ..Family::checked(method, default, None)? };
         Ok(self)
     }
 
-    /// Replaces the range of the first method; its default stays and is always among the candidates.
+    /// Replaces the range of the first method. Its default stays, and is always a candidate.
     ///
     /// ```
     /// # use lgreco::search::{Method, Range, Search};
@@ -345,15 +357,16 @@ impl Search {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Parameter`] when outside what the method can do.
+    /// [`Error::Parameter`] when the range is outside the method's bounds.
     pub fn with_range(mut self, range: Range) -> Result<Self> {
         let Family { method, default, widths, .. } = self.families[0];
         self.families[0] = Family { widths, ..Family::checked(method, default, Some(range))? };
         Ok(self)
     }
 
-    /// Replaces how TopK's kept values may be sent, in full unless set: every density is offered in each of `widths`. The
-    /// default stays what it is in full, and is always among the candidates where TopK is the first method.
+    /// Replaces the widths of TopK's kept values; by default they are sent in full. Each density is offered with each width.
+    ///
+    /// The default keeps its full values. It is always a candidate if TopK is the first method.
     ///
     /// ```
     /// # use lgreco::search::{Method, Range, Search, Width};
@@ -368,8 +381,8 @@ impl Search {
     /// ```
     ///
     /// # Errors
-    /// [`Error::UnknownName`] when TopK is not searched; [`Error::Parameter`] when bits are not 1 to 8; [`Error::Length`]
-    /// without any width.
+    /// [`Error::UnknownName`] when TopK is not searched. [`Error::Parameter`] when bits are not 1 to 8. [`Error::Length`]
+    /// without widths.
     pub fn with_widths(mut self, widths: &[Width]) -> Result<Self> {
         let widths = Widths::new(widths)?;
         let mut families = self.families.iter_mut();
@@ -379,9 +392,10 @@ impl Search {
         Ok(self)
     }
 
-    /// This search on its way from another default of the first method, `first`, to its own: `done`, from 0 to 1, is the part
-    /// of the way, which is exponential, as DGC's densities are; bits and ranks are rounded. L-GreCo's range goes along, one
-    /// that was [given](Search::with_range) stays.
+    /// A copy of this search with an intermediate default of the first method, between `first` and the final default.
+    ///
+    /// `done`, from 0 to 1, is the completed part of the way. The way is exponential, as for DGC's densities; bits and ranks
+    /// are rounded. L-GreCo's range moves with the default. A range set by [`with_range`](Search::with_range) stays.
     ///
     /// ```
     /// use lgreco::search::{Method, Search};
@@ -392,7 +406,7 @@ impl Search {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Parameter`] when `first` is outside what the method can do, or `done` not from 0 to 1.
+    /// [`Error::Parameter`] when `first` is outside the method's bounds, or `done` is not from 0 to 1.
     pub fn ramped(&self, first: f64, done: f64) -> Result<Self> {
         Error::require((0.0..=1.0).contains(&done), "done part of a ramp-up", done, "from 0 to 1")?;
         let mut search = self.clone();
@@ -400,7 +414,7 @@ impl Search {
         Ok(search)
     }
 
-    /// The method that is searched.
+    /// The method that is searched, or [`Method::Hybrid`] for several.
     ///
     /// ```
     /// use lgreco::search::{Method, Search};
@@ -424,7 +438,8 @@ impl Search {
         self.families[0].default
     }
 
-    /// A checksum of all methods with their defaults, ranges and widths, by which ranks find out whether they search the same.
+    /// A checksum of all methods with their defaults, ranges and widths. Ranks compare it to check that their searches
+    /// agree.
     ///
     /// ```
     /// use lgreco::search::{Method, Range, Search};
@@ -442,10 +457,10 @@ impl Search {
         words.fold(Hash::START, Hash::add).0
     }
 
-    /// `Err` unless the setting is of one of lgreco's methods or of [`methods`](Search::methods).
+    /// Fails unless the setting belongs to one of lgreco's methods or of [`methods`](Search::methods).
     ///
     /// # Errors
-    /// [`Error::UnknownMethod`].
+    /// [`Error::UnknownMethod`] for a setting of another method.
     pub fn knows(&self, setting: &Setting) -> Result<()> {
         match setting {
             Setting::Own(own) => match self.methods.find(own.id()) {
@@ -456,14 +471,16 @@ impl Search {
         }
     }
 
-    /// Whether a tensor of these dimensions is compressed at all.
+    /// Whether the search compresses a tensor of these dimensions.
     pub fn takes(&self, dims: &[usize]) -> bool {
         let elements = if dims.contains(&0) { 0 } else { dims.iter().fold(1usize, |n, &dim| n.saturating_mul(dim)) };
         dims.len() > 1 && elements > 0 && elements >= self.min_elements
     }
 
-    /// What the default of the first method comes to on one tensor, without measuring it: the uniform setting.
-    /// Uncompressed where the search [leaves a tensor alone](Search::takes) or compressing it would save nothing.
+    /// The first method's default as a setting for one tensor: the uniform setting. Nothing is measured.
+    ///
+    /// It is uncompressed for a tensor that the search [leaves alone](Search::takes), and where compression would save
+    /// nothing.
     ///
     /// ```
     /// # use lgreco::search::{Method, Search};
@@ -475,7 +492,7 @@ impl Search {
     /// ```
     ///
     /// # Errors
-    /// [`Error::TooManyElements`].
+    /// [`Error::TooManyElements`] from 2^32 elements on.
     pub fn uniform(&self, dims: &[usize], dtype: Dtype) -> Result<Setting> {
         let shape = Shape::from_dims(dims)?;
         if !self.takes(dims) {
@@ -492,7 +509,7 @@ impl Search {
         Weighing { metric: self.metric, workers: self.workers.map_or(1.0, |workers| workers.get().into()) }
     }
 
-    /// The squared l2 error of one worker's payload of `setting` where the table of this search has `error`.
+    /// Converts an `error` in this search's table back to the squared l2 error of one worker's payload of `setting`.
     ///
     /// ```
     /// # use core::num::NonZero;
@@ -505,17 +522,17 @@ impl Search {
         self.weighing().squared(setting, error)
     }
 
-    /// Whether `parameter` (bits, density or rank) is one of those searched for the first method.
+    /// Whether `parameter` (bits, density or rank) is a candidate of the first method.
     pub fn offers(&self, parameter: f64) -> bool {
         let close = |offered: f64| (offered - parameter).abs() <= 1e-9 * parameter;
         self.families[0].parameters().into_iter().any(close)
     }
 
-    /// Measures every layer under every candidate.
+    /// Measures every layer with every candidate.
     ///
-    /// Parameters that come to the same on a layer (densities that keep equally many elements, ranks above its smaller
-    /// side) are offered once, under the first label; one `dense` option with error 0 replaces all whose payload would
-    /// not be smaller than the uncompressed one.
+    /// Several parameters may give the same setting on a layer: densities that keep equally many elements, or ranks above
+    /// its smaller side. Such a setting is offered once, with the first label. One option `dense` with error 0 replaces all
+    /// candidates that are not smaller than the uncompressed tensor.
     ///
     /// ```
     /// # use lgreco::{backend::Portable, gradient::Values};
@@ -529,13 +546,13 @@ impl Search {
     /// ```
     ///
     /// # Errors
-    /// The first layer that holds NaN or infinity, by name; [`Error::EmptyTable`] when no layer is left to compress;
-    /// [`Error::Length`] without families; [`Error::DuplicateName`]; errors of the backend, by name where they are about
-    /// one layer, and of [`NamedTable`]'s [`build`](crate::table::Builder::build).
+    /// The first layer that holds NaN or infinity, by name. [`Error::EmptyTable`] when no layer is left to compress.
+    /// [`Error::Length`] without methods. [`Error::DuplicateName`] when layers share a name. Errors of the backend, with the
+    /// layer's name if they concern one. Those of [`NamedTable`]'s [`build`](crate::table::Builder::build).
     ///
     /// # Complexity
-    /// Per method and layer that of [`Candidates::measure`](crate::compress::Candidates::measure), with 5 power iterations
-    /// for PowerSGD; allocates the rows and the backend's workspace.
+    /// Per method and layer, that of [`Candidates::measure`](crate::compress::Candidates::measure), with 5 power iterations
+    /// for PowerSGD. Allocates the rows and the backend's workspace.
     pub fn measure(&self, model: &[Layer<'_>], backend: &mut dyn Backend) -> Result<Measured, NamedError> {
         let offer = self.offer(model.iter().map(|layer| (layer.name, layer.dims, layer.dtype())))?;
         let mut rows = Vec::new();
@@ -550,7 +567,7 @@ impl Search {
     }
 }
 
-/// The stream of layer `index` of the model.
+/// The random stream of the layer with this index in the model.
 fn stream(seed: u64, index: usize) -> Stream {
     Stream { seed, layer: index as u32, ..Stream::default() }
 }

@@ -1,4 +1,4 @@
-//! Candidates of a whole model, to be measured by whoever has the values.
+//! The candidates of a whole model. The owner of the gradients measures them.
 
 use super::layer::LayerOptions;
 use super::range::Weighing;
@@ -12,8 +12,9 @@ use crate::rng::Stream;
 use crate::table::{NamedError, NamedTable};
 use alloc::vec::Vec;
 
-/// What a [`Search`] offers each layer of a model: rows to measure wherever the gradients are, and the table that is made
-/// of them. [`Search::measure`] is the same for gradients in host memory.
+/// The candidates that a [`Search`] offers each layer of a model: rows to measure, from which it makes the table.
+///
+/// The gradients may be anywhere. [`Search::measure`] does all steps for gradients in host memory.
 ///
 /// ```
 /// use lgreco::backend::{Backend, Job, Portable};
@@ -60,16 +61,16 @@ struct OfferedLayer<'a> {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct OfferedRow<'a> {
-    /// Index of its layer in the model.
+    /// Index of the row's layer in the model.
     pub layer: usize,
-    /// What to measure the layer's gradient under.
+    /// The candidate settings for the layer's gradient.
     pub candidates: Candidates<'a>,
-    /// Source of start matrices.
+    /// The random stream, from which start matrices are drawn.
     pub stream: Stream,
 }
 
 impl Search {
-    /// What it offers the layers of a model: names, dimensions and types of their gradients, in the model's order.
+    /// Lists the candidates for a model, from name, dimensions and element type of each gradient in the model's order.
     ///
     /// ```
     /// # use lgreco::{gradient::Dtype, search::{Method, Search}};
@@ -79,11 +80,10 @@ impl Search {
     /// ```
     ///
     /// # Errors
-    /// As [`measure`](Search::measure), but for the values and duplicate names; an empty table is found only when it is
-    /// made.
+    /// Those of [`measure`](Search::measure), except those about values, duplicate names and an empty table.
     ///
     /// # Complexity
-    /// The number of options.
+    /// O(options).
     pub fn offer<'a>(
         &self,
         model: impl IntoIterator<Item = (&'a str, &'a [usize], Dtype)>,
@@ -126,11 +126,13 @@ impl Offer<'_> {
         })
     }
 
-    /// Measures `rows` of this offer and appends their squared errors to `squared_errors`. `gradient` tells a layer's gradient by
-    /// its index in the model. The workspace grows as the backend needs it.
+    /// Measures `rows` of this offer, and appends their squared errors to `squared_errors`.
+    ///
+    /// `gradient` returns the gradient of the layer with a given index in the model. The workspace grows to the length that
+    /// the backend needs.
     ///
     /// # Errors
-    /// Those of the backend, with the name of the layer at fault.
+    /// Those of the backend, with the name of the faulty layer.
     pub fn measure<'g>(
         &self,
         rows: &[OfferedRow<'g>],
@@ -155,7 +157,7 @@ impl Offer<'_> {
         })
     }
 
-    /// The table, out of the squared errors of all [`rows`](Offer::rows), one after another.
+    /// Makes the table from the squared errors of all [`rows`](Offer::rows), one after another.
     ///
     /// ```
     /// # use lgreco::{gradient::Dtype, search::{Method, Metric, Search}};
@@ -167,11 +169,11 @@ impl Offer<'_> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`] unless there is one squared error per candidate; [`Error::EmptyTable`] when the search left no
-    /// layer to compress; errors of [`NamedTable`]'s [`build`](crate::table::Builder::build).
+    /// [`Error::Length`] unless there is one squared error per candidate. [`Error::EmptyTable`] when the search leaves all
+    /// layers uncompressed. Those of [`NamedTable`]'s [`build`](crate::table::Builder::build).
     ///
     /// # Complexity
-    /// The number of options.
+    /// O(options).
     pub fn into_measured(self, mut squared_errors: &[f64]) -> Result<Measured, NamedError> {
         let expected = self.layers.iter().map(|layer| layer.options.measured()).sum();
         let nameless = |error: Error| NamedError { error, layer: None, option: None };

@@ -1,4 +1,4 @@
-//! The ranges searched, metrics and widths.
+//! Ranges of parameters, error metrics, and widths of TopK's values.
 
 pub use crate::compress::SearchMethod as Method;
 use crate::compress::{Planned, Setting, Unit};
@@ -9,27 +9,27 @@ use alloc::vec::Vec;
 use core::str::FromStr;
 use num_traits::Float;
 
-/// Rounds away what binary fractions add to decimal ones (0.1 · 3 · 100 = 30.000000000000004).
+/// Rounds off the errors of binary fractions (0.1 · 3 · 100 = 30.000000000000004).
 fn tidy(x: f64) -> f64 {
     Float::round(x * 1e9) / 1e9
 }
 
-/// What makes an error out of a squared error.
+/// The metric that turns a squared error into an error of the table.
 ///
-/// The errors of a plan's layers are added up, and the sum is to tell what the plan costs in loss. SGD's expected loss rises
-/// with the squared norm of what the step is off by, and squared norms of layers add up to that of the whole gradient, which
-/// speaks for [`SquaredL2`](Metric::SquaredL2), what searches use unless told otherwise. The L-GreCo paper sums
-/// [norms](Metric::L2); a root flattens large errors, so that one large layer can be starved for many small ones.
+/// Planners add the errors of layers, and the sum should predict the effect on the loss. SGD's expected loss rises with the
+/// squared norm of the step's error. Squared norms of layers add up to that of the whole gradient. So
+/// [`SquaredL2`](Metric::SquaredL2) is the default. The L-GreCo paper adds [norms](Metric::L2). The root flattens large
+/// errors, so plans may sacrifice one large layer for many small ones.
 ///
-/// Where methods mix, bias and noise must be told apart. What TopK or PowerSGD leave out of a gradient they leave out on every
-/// worker alike, and the mean over the workers has all of it; error feedback sends it later. QSGD's stochastic rounding and EDEN's rotation are
-/// independent from worker to worker: the mean of W payloads has a W-th of the squared error of one.
-/// [`Search::workers`](super::Search::workers) is that W, which controllers know.
+/// When methods mix, bias and noise must be treated differently. TopK and PowerSGD drop the same part of a gradient on every
+/// worker. The mean over the workers lacks all of it; error feedback sends it later. QSGD's stochastic rounding and EDEN's
+/// rotation are independent between workers. So the mean of W payloads has a W-th of the squared error of one.
+/// [`Search::workers`](super::Search::workers) is W; controllers set it.
 ///
-/// BENCHMARKS.md, "Which error tells the loss", has the measurement behind this: 48 plans drawn at random, held through the
-/// training of two models, and how well each metric ranks their losses. The division by W is what matters there; the root, or
-/// a weight of bias by error feedback's delay, 1/(1−r) or 1/(1−r)² for a relative squared error r (Stich et al., NeurIPS 2018),
-/// make no difference that the seeds' scatter would not hide.
+/// BENCHMARKS.md, "Which error tells the loss", has the measurement. It trained two models with 48 random plans, and
+/// compared how well each metric ranks the losses. The division by W matters there. The root changes nothing beyond the
+/// scatter between seeds. Nor does a weight of bias by error feedback's delay, 1/(1−r) or 1/(1−r)² for a relative squared
+/// error r (Stich et al., NeurIPS 2018).
 ///
 /// ```
 /// use lgreco::search::Metric;
@@ -53,7 +53,7 @@ impl Metric {
         }
     }
 
-    /// The error of a squared L2 error.
+    /// Converts a squared L2 error to this metric.
     pub fn error(self, squared: f64) -> f64 {
         match self {
             Metric::L2 => crate::num::sqrt(squared),
@@ -62,21 +62,21 @@ impl Metric {
     }
 }
 
-/// How the squared error of one worker's payload becomes the error of a table.
+/// Conversion of the squared error of one worker's payload into the error of a table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Weighing {
     pub metric: Metric,
-    /// How many payloads are averaged, at least 1.
+    /// Number of averaged payloads, at least 1.
     pub workers: f64,
 }
 
 impl Weighing {
-    /// What independent errors leave of their energy in the mean of all workers, as a divisor.
+    /// The divisor of the squared error in the mean of all workers: `workers` for unbiased methods, else 1.
     fn averaged(self, setting: &Setting) -> f64 {
         if setting.is_unbiased() { self.workers } else { 1.0 }
     }
 
-    /// What tables are told that their errors are.
+    /// The metric's name in tables.
     pub fn name(self) -> String {
         let metric = self.metric.name();
         if self.workers > 1.0 { format!("{metric} (mean of {} workers)", self.workers) } else { metric.into() }
@@ -86,7 +86,7 @@ impl Weighing {
         self.metric.error(squared / self.averaged(setting))
     }
 
-    /// The inverse.
+    /// The inverse of [`error`](Weighing::error).
     pub fn squared(self, setting: &Setting, error: f64) -> f64 {
         let squared = match self.metric {
             Metric::L2 => error * error,
@@ -104,7 +104,7 @@ impl FromStr for Metric {
     }
 }
 
-/// How TopK's kept values are sent.
+/// The number format of TopK's kept values.
 ///
 /// ```
 /// use lgreco::search::Width;
@@ -113,9 +113,9 @@ impl FromStr for Metric {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Width {
-    /// In the gradient's own type.
+    /// The gradient's element type.
     Full,
-    /// In 1 to 8 bits, the sign among them.
+    /// 1 to 8 bits, including the sign.
     Bits(u8),
 }
 
@@ -132,18 +132,18 @@ impl FromStr for Width {
     }
 }
 
-/// Which widths TopK offers, besides the default's full one.
+/// The widths in which TopK offers its densities. The default with full values comes in addition.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Widths {
     full: bool,
-    /// Bit i: i bits.
+    /// Bit i is set for a width of i bits.
     bits: u16,
 }
 
 impl Widths {
     pub(super) const FULL: Widths = Widths { full: true, bits: 0 };
 
-    /// A bit per width, the lowest of full values.
+    /// One bit per width. Bit 0 stands for full values.
     pub(super) fn word(self) -> u64 {
         u64::from(self.full) | u64::from(self.bits)
     }
@@ -166,12 +166,12 @@ impl Widths {
         Ok(found)
     }
 
-    /// Whether every density is offered with full values, not the default alone.
+    /// Whether every density is offered with full values. Otherwise only the default is.
     pub(super) fn full(self) -> bool {
         self.full
     }
 
-    /// The numbers of bits, descending.
+    /// The widths in bits, in descending order.
     pub(super) fn bits(self) -> Vec<u8> {
         (1..=8).rev().filter(|&bits| self.bits >> bits & 1 == 1).collect()
     }
@@ -199,17 +199,17 @@ pub struct Range {
     pub step: f64,
 }
 
-/// One method, not [`Method::Hybrid`], with its default parameter and the range searched around it.
+/// One method with its default parameter and the range around it. Never [`Method::Hybrid`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Family {
     pub method: Method,
     pub default: f64,
     pub range: Range,
-    /// Of kept values; full for other methods than TopK.
+    /// The widths of TopK's values. Other methods have the full width.
     pub widths: Widths,
 }
 
-/// Most parameters one method may offer per layer.
+/// Largest number of parameters that one method may offer per layer.
 pub const MAX_OPTIONS: usize = 10_000;
 
 impl Family {
@@ -217,9 +217,11 @@ impl Family {
         Family::new(method, method.planned().default)
     }
 
-    /// The method's range around `default`: for QSGD, TopK and PowerSGD that of L-GreCo (§4), bits and rank [D/2, 2D] step 1,
-    /// density [D/10, 10 D] step D/10; EDEN's bits 1 to 8. Within what the method can do; beyond [`MAX_OPTIONS`] whole parameters the smallest step
-    /// that offers no more.
+    /// The method with its range around `default`.
+    ///
+    /// QSGD, TopK and PowerSGD have the ranges of L-GreCo §4: bits and ranks [D/2, 2D] with step 1, densities [D/10, 10 D]
+    /// with step D/10. EDEN's range is 1 to 8 bits. Ranges end at the method's bounds. For more than [`MAX_OPTIONS`] whole
+    /// parameters, the step is the smallest that gives no more.
     pub(super) fn new(method: Method, default: f64) -> Self {
         let planned = method.planned();
         let [below, above, steps] = planned.around;
@@ -250,7 +252,7 @@ impl Family {
         Ok(family)
     }
 
-    /// Between the default `first` and this one, with its range.
+    /// The method with a default between `first` and this default, at the part `done` of the way, and the range around it.
     pub(super) fn ramped(&self, first: f64, done: f64) -> Result<Self> {
         check_parameter(self.method, "first default", first)?;
         let at = Float::powf(first, 1.0 - done) * Float::powf(self.default, done);
@@ -260,7 +262,7 @@ impl Family {
         Family::checked(self.method, at, (!own).then_some(self.range))
     }
 
-    /// The parameters offered, ascending, the default among them.
+    /// The candidate parameters in ascending order, including the default.
     pub(super) fn parameters(&self) -> Vec<f64> {
         let Range { first, last, step } = self.range;
         let steps = Float::floor((last - first) / step + 1e-9) as usize;

@@ -44,7 +44,7 @@ struct NamedLayer {
 }
 
 impl NamedTable {
-    /// Starts a table whose errors are measured in `metric`, which is a name for people.
+    /// Starts a table. `metric` names the metric of its errors for display.
     pub fn builder(metric: impl Into<String>) -> Builder {
         Builder(NamedTable {
             metric: metric.into(),
@@ -56,12 +56,12 @@ impl NamedTable {
         })
     }
 
-    /// The table without names, for the planner.
+    /// The table without names, as planners take it.
     pub fn view(&self) -> Table<'_> {
         Table::of_checked(&self.choices, &self.ends)
     }
 
-    /// The metric of the errors.
+    /// The name of the errors' metric.
     pub fn metric(&self) -> &str {
         &self.metric
     }
@@ -74,7 +74,7 @@ impl NamedTable {
     /// The name of a layer.
     ///
     /// # Panics
-    /// When `layer >= self.layers()`, as do all calls that take a layer or option.
+    /// When `layer >= self.layers()`. So do all calls that take a layer or an option.
     pub fn name(&self, layer: usize) -> &str {
         &self.layers[layer].name
     }
@@ -84,12 +84,12 @@ impl NamedTable {
         self.layers[layer].elements
     }
 
-    /// Bits of a layer's gradient as it is, if they were stated.
+    /// Size of a layer's uncompressed gradient in bits, if it was set.
     pub fn uncompressed_size(&self, layer: usize) -> Option<u64> {
         self.layers[layer].uncompressed_size
     }
 
-    /// States the bits of a layer's gradient as it is; without, 32 bits per element are meant.
+    /// Sets the size of a layer's uncompressed gradient in bits. By default, readers assume 32 bits per element.
     pub fn set_uncompressed_size(&mut self, layer: usize, bits: u64) {
         self.layers[layer].uncompressed_size = Some(bits);
     }
@@ -99,7 +99,7 @@ impl NamedTable {
         self.layers[layer].default
     }
 
-    /// The default plan: one option per layer, if every layer has a default.
+    /// The default options of all layers, if every layer has one.
     pub fn defaults(&self) -> Option<Vec<u32>> {
         self.layers.iter().map(|layer| layer.default).collect()
     }
@@ -109,7 +109,7 @@ impl NamedTable {
         &self.labels[self.options(layer)]
     }
 
-    /// Where the options of a layer are among all.
+    /// The range of a layer's options in the list of all options.
     fn options(&self, layer: usize) -> Range<usize> {
         let start = if layer == 0 { 0 } else { self.ends[layer - 1] };
         start..self.ends[layer]
@@ -120,7 +120,7 @@ impl NamedTable {
         &self.labels(layer)[option]
     }
 
-    /// The compressor behind an option, if it is known: measured tables have it, others where they were told.
+    /// The setting of an option, if it is known. Measured tables have all settings; other tables have those that were set.
     ///
     /// # Panics
     /// When the table has no such layer or option.
@@ -128,7 +128,7 @@ impl NamedTable {
         self.settings[self.options(layer)][option]
     }
 
-    /// Tells the compressor behind an option, so that plans for this table can be trained with.
+    /// Sets the setting of an option, so that plans for this table can be used in training.
     ///
     /// # Panics
     /// As [`setting`](NamedTable::setting).
@@ -137,7 +137,7 @@ impl NamedTable {
         self.settings[options][option] = Some(setting);
     }
 
-    /// Adds an option behind those that a layer has, as of a compressor of one's own, and returns its index.
+    /// Appends an option to a layer, for example one of an outside compressor, and returns its index.
     ///
     /// ```
     /// use lgreco::table::{Choice, NamedTable};
@@ -152,7 +152,7 @@ impl NamedTable {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Table::new`], with names; the table is then as before.
+    /// Those of [`Table::new`], with names. The table is then unchanged.
     ///
     /// # Panics
     /// When the table has no such layer.
@@ -216,7 +216,7 @@ impl NamedTable {
 pub struct Builder(NamedTable);
 
 impl Builder {
-    /// Adds a layer: its name, number of elements, default option (an index into `options`), labelled options.
+    /// Adds a layer: name, number of elements, default option (an index into `options`) and labelled options.
     ///
     /// ```
     /// # use lgreco::table::{Choice, NamedTable};
@@ -263,8 +263,8 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Table::new`]; [`Error::NoSuchOption`] for a default that its layer does not have;
-    /// [`Error::DuplicateName`] when two layers share a name. All name the layer, and the option if one is at fault.
+    /// Those of [`Table::new`]. [`Error::NoSuchOption`] for a default that its layer lacks. [`Error::DuplicateName`] when
+    /// two layers share a name. All name the layer, and the option if one is at fault.
     ///
     /// # Complexity
     /// O(options + layers·log(layers)).
@@ -300,11 +300,11 @@ impl NamedTable {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedError {
-    /// What went wrong.
+    /// The error without names.
     pub error: Error,
-    /// Name of the layer at fault, if one is.
+    /// Name of the faulty layer, for errors that concern one.
     pub layer: Option<String>,
-    /// Label of the option at fault, if one is.
+    /// Label of the faulty option, for errors that concern one.
     pub option: Option<String>,
 }
 

@@ -3,7 +3,7 @@ use crate::error::{expect_len, expect_room};
 use crate::plan::Limit;
 use crate::{Error, table::Table};
 
-/// From one hull point of a layer to the next, or, with infinite gain, into its smallest option.
+/// A step from one hull point of a layer to the next. The step to a layer's smallest option has infinite gain.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 struct Step {
@@ -13,19 +13,23 @@ struct Step {
     option: u32,
 }
 
-/// Words of workspace that [`global_topk`] needs.
+/// 8-byte words of workspace that [`global_topk`] needs.
 pub fn global_topk_workspace_len(table: &Table) -> usize {
     2 * table.choices().len() + table.choices().len().div_ceil(2)
 }
 
 /// Global top-k: one magnitude threshold over the whole model instead of one density per layer.
 ///
-/// Keeping a layer's elements above a threshold τ is where one more element saves τ² of squared error. On a table that
-/// is the option which minimises `squared error + λ·size` with one λ for all layers: a point of the lower convex hull of
-/// each layer's (size, squared error). λ falls from infinity until the sum of errors, in the table's metric, is within
-/// the budget, or as long as the sum of sizes is within the size limit; steps of equal λ are taken one by one in the order
-/// of layers. `squared` tells whether the table's errors
-/// are squared norms already. It is made for TopK tables, but any table will do.
+/// A threshold τ keeps a layer's elements until one more element saves less than τ² of squared error. For a table, the
+/// corresponding option minimises `squared error + λ·size`, with one λ for all layers. It is a point of the lower convex
+/// hull of the layer's (size, squared error).
+///
+/// λ falls from infinity. Under an error budget it stops when the sum of errors, in the table's metric, is within the
+/// budget. Under a size limit it falls while the sum of sizes stays within the limit. Steps of equal λ are taken one by one
+/// in the order of layers.
+///
+/// `squared` states whether the table's errors are squared norms. The baseline is meant for TopK tables, but takes any
+/// table.
 ///
 /// ```
 /// use lgreco_core::{plan::{Limit, baseline}, table::{Choice, Table}};
@@ -40,16 +44,16 @@ pub fn global_topk_workspace_len(table: &Table) -> usize {
 /// ```
 ///
 /// # Errors
-/// [`Error::Budget`] when the budget is NaN, infinite or negative; [`Error::Length`] when `options` has not one entry
-/// per layer or `workspace` is too short; [`Error::Infeasible`] when the smallest errors exceed the budget,
+/// [`Error::Budget`] when the budget is NaN, infinite or negative. [`Error::Length`] when `options` has not one entry per
+/// layer or `workspace` is too short. [`Error::Infeasible`] when the smallest errors exceed the budget,
 /// [`Error::SizeInfeasible`] when the smallest sizes exceed the size limit.
 ///
 /// # Complexity
 /// O(options·log(options)) time; [`global_topk_workspace_len`] words; no allocator.
 ///
 /// # Source
-/// One threshold for the whole model: Sahu et al., "Rethinking gradient sparsification as total error minimization"
-/// (NeurIPS 2021). Deviation: the threshold follows from the budget, and steps between the densities of a table.
+/// One threshold for the whole model: Sahu et al., "Rethinking gradient sparsification as total error minimization" (NeurIPS
+/// 2021). Deviations: the threshold follows from the budget, and densities are limited to those of the table.
 pub fn global_topk(
     table: &Table,
     limit: impl Into<Limit>,
@@ -63,7 +67,7 @@ pub fn global_topk(
     let (steps, front) = workspace.split_at_mut(2 * table.choices().len());
     let (steps, front): (&mut [Step], &mut [u32]) = (bytemuck::cast_slice_mut(steps), bytemuck::cast_slice_mut(front));
 
-    // Relative errors, so that squares neither overflow nor make infinities.
+    // Errors relative to the largest one, so that squares cannot overflow.
     let largest = table.choices().iter().fold(0f64, |largest, choice| largest.max(choice.error));
     let squared_error = |error: f64| {
         let relative = if error > 0.0 { error / largest } else { 0.0 };
@@ -91,7 +95,7 @@ pub fn global_topk(
     let steps = &mut steps[..count];
     steps.sort_unstable_by(|a, b| b.gain.total_cmp(&a.gain).then(a.layer.cmp(&b.layer)));
 
-    // The first steps enter every layer's smallest option; each later one lowers the error.
+    // The first steps lead to every layer's smallest option. Each later step lowers the error.
     let mut take = |taken: usize| {
         steps[..taken].iter().for_each(|step| options[step.layer as usize] = step.option);
         sums(table, options)

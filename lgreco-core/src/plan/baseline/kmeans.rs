@@ -8,28 +8,29 @@ const ITERATIONS: usize = 100;
 
 type Point = [f64; 2];
 
-/// Words of workspace that [`kmeans`] needs.
+/// 8-byte words of workspace that [`kmeans`] needs.
 pub fn kmeans_workspace_len(table: &Table, clusters: usize) -> usize {
     let (layers, clusters) = (table.layers(), clusters.min(table.layers()));
     2 * (layers + clusters) + 3 * layers + clusters + table.choices().len().div_ceil(2)
 }
 
-/// CGX's adaptive setting: layers clustered by size and metric, one compression level per cluster, made to keep an error
-/// budget or a size limit.
+/// CGX's adaptive setting: it clusters layers by size and metric, and gives each cluster one compression level.
 ///
-/// A layer is the point (log `elements`, `metric`), each axis divided by its standard deviation over the layers. The
-/// clusters, in order of their centre's metric, get the levels from the smallest option to the finest one, spread evenly
-/// over each layer's efficient options (those no other beats in size and error). The finest level, which CGX fixes by
-/// hand, is the coarsest that keeps the budget, or the finest that keeps the size limit. If none keeps the budget, the layer
-/// with the largest error per bit gets its next larger efficient option until the budget is kept.
+/// A layer is the point (log `elements`, `metric`). Each axis is divided by its standard deviation over the layers. Clusters
+/// are ordered by the metric of their centres. Their levels run from each layer's smallest option to a finest one, evenly
+/// over its efficient options. An option is efficient if no other beats it in both size and error.
 ///
-/// `metric` is the layer's sensitivity: CGX uses the norm of the gradient's 100 largest elements, the L-GreCo paper the
-/// error of the default option. `clusters` is the number of levels: CGX has one per bit width, the L-GreCo paper 6 for
-/// ranks 8 to 64. With fewer distinct points than clusters, the levels at the exact end are used.
+/// CGX fixes the finest level by hand. Here it is the coarsest one that keeps the budget, or the finest one that keeps the
+/// size limit. If none keeps the budget, the layer with the largest error per bit takes its next larger efficient option.
+/// This repeats until the budget is kept.
 ///
-/// The result is deterministic: Lloyd's iteration starts from up to 8 farthest-first sets of centres, each from another
-/// layer, and the clustering of lowest inertia counts; among equals the first. An empty cluster restarts at the point
-/// farthest from its centre.
+/// `metric` is the layer's sensitivity. CGX uses the norm of the gradient's 100 largest elements; the L-GreCo paper uses the
+/// error of the default option. `clusters` is the number of levels. CGX has one per bit width; the L-GreCo paper has 6 for
+/// ranks 8 to 64. If there are fewer distinct points than clusters, the coarsest levels are not used.
+///
+/// The result is deterministic. Lloyd's iteration starts from up to 8 farthest-first sets of centres, each from another
+/// layer. The clustering of lowest inertia wins; ties take the first. An empty cluster restarts at the point farthest from
+/// its centre.
 ///
 /// ```
 /// use lgreco_core::{plan::baseline, table::{Choice, Table}};
@@ -42,18 +43,18 @@ pub fn kmeans_workspace_len(table: &Table, clusters: usize) -> usize {
 /// ```
 ///
 /// # Errors
-/// [`Error::Budget`] when the budget is NaN, infinite or negative; [`Error::Length`] when a slice has not one entry per
-/// layer or `workspace` is too short; [`Error::Parameter`] for `clusters == 0` and a metric that is NaN, infinite or
-/// negative; [`Error::Infeasible`] when the smallest errors exceed the budget, [`Error::SizeInfeasible`] when the
-/// smallest sizes exceed the size limit.
+/// [`Error::Budget`] when the budget is NaN, infinite or negative. [`Error::Length`] when a slice has not one entry per
+/// layer or `workspace` is too short. [`Error::Parameter`] for `clusters == 0` and a metric that is NaN, infinite or
+/// negative. [`Error::Infeasible`] when the smallest errors exceed the budget, [`Error::SizeInfeasible`] when the smallest
+/// sizes exceed the size limit.
 ///
 /// # Complexity
 /// O(8·100·layers·clusters + options·(log(options) + layers)) time at most; [`kmeans_workspace_len`] words; no
 /// allocator.
 ///
 /// # Source
-/// CGX (Middleware 2022), the authors' development code. Deviations: sizes on a log scale, deterministic starts, and
-/// the budget, which CGX's k-means does not have.
+/// CGX (Middleware 2022), the authors' development code. Deviations: sizes on a log scale, deterministic starts, and a
+/// budget, which CGX's k-means lacks.
 pub fn kmeans(
     table: &Table,
     limit: impl Into<Limit>,
@@ -89,7 +90,8 @@ pub fn kmeans(
     }
     whiten(points);
     let used = cluster(points, bytemuck::cast_slice_mut(centre_words), assigned, best, rank);
-    // From here on `assigned` is each layer's last place on its front, and unused entries of the front repeat its end.
+    // From here on, `assigned` holds the index of each layer's last efficient option. Unused entries of `front` repeat that
+    // option.
     let (mut start, mut widest) = (0, 0);
     for (choices, last) in table.iter().zip(assigned.iter_mut()) {
         let row = &mut front[start..start + choices.len()];
@@ -123,13 +125,13 @@ pub fn kmeans(
     raise(table, budget, front, places, options)
 }
 
-/// Base-2 logarithm, linear between powers of two: the same bits everywhere.
+/// Base-2 logarithm, interpolated linearly between powers of two. Its bits are the same on every platform.
 fn log2(x: u64) -> f64 {
     let whole = x.ilog2();
     f64::from(whole) + (x as f64 / (1u64 << whole) as f64 - 1.0)
 }
 
-/// Divides each axis by its standard deviation, or by its largest value first where squares could overflow.
+/// Divides each axis by its largest value, so that squares cannot overflow, and then by its standard deviation.
 fn whiten(points: &mut [Point]) {
     for axis in 0..2 {
         let largest = points.iter().fold(0f64, |largest, point| largest.max(point[axis]));
@@ -151,7 +153,7 @@ fn distance(a: Point, b: Point) -> f64 {
     (a[0] - b[0]) * (a[0] - b[0]) + (a[1] - b[1]) * (a[1] - b[1])
 }
 
-/// The nearest centre, the first among equals, and its squared distance.
+/// Index of the nearest centre and its squared distance. Ties take the first centre.
 fn nearest(point: Point, centres: &[Point]) -> (usize, f64) {
     let mut nearest = (0, f64::INFINITY);
     for (index, &centre) in centres.iter().enumerate() {
@@ -163,7 +165,7 @@ fn nearest(point: Point, centres: &[Point]) -> (usize, f64) {
     nearest
 }
 
-/// The point farthest from its nearest centre, the first among equals, if any is not a centre itself.
+/// The point farthest from its nearest centre. Ties take the first. `None` if all points are centres.
 fn farthest(points: &[Point], centres: &[Point]) -> Option<usize> {
     let mut farthest = (None, 0.0);
     for (index, &point) in points.iter().enumerate() {
@@ -175,8 +177,9 @@ fn farthest(points: &[Point], centres: &[Point]) -> Option<usize> {
     farthest.0
 }
 
-/// Writes each point's cluster into `best` and each cluster's place in the order of metric into `rank`; returns the
-/// number of clusters, at most the number of `centres`.
+/// Clusters the points, and returns the number of clusters, at most that of `centres`.
+///
+/// Writes each point's cluster to `best`, and each cluster's position in the order of metrics to `rank`.
 fn cluster(points: &[Point], centres: &mut [Point], assigned: &mut [u64], best: &mut [u64], rank: &mut [u64]) -> usize {
     let (mut used, mut lowest) = (0, f64::INFINITY);
     let restarts = RESTARTS.min(points.len());
@@ -205,7 +208,8 @@ fn cluster(points: &[Point], centres: &mut [Point], assigned: &mut [u64], best: 
     used
 }
 
-/// Moves centres to the means of their points until nothing changes; returns the sum of squared distances.
+/// Lloyd's iteration: moves centres to the means of their points until nothing changes. Returns the sum of squared
+/// distances.
 fn lloyd(points: &[Point], centres: &mut [Point], assigned: &mut [u64]) -> f64 {
     assigned.fill(u64::MAX);
     let mut inertia = f64::INFINITY;
@@ -237,7 +241,7 @@ fn lloyd(points: &[Point], centres: &mut [Point], assigned: &mut [u64]) -> f64 {
     inertia
 }
 
-/// Raises the layer with the largest error per bit along its front until the budget is kept.
+/// Repeatedly raises the layer with the largest error per bit to its next efficient option, until the budget is kept.
 fn raise(table: &Table, budget: f64, front: &[u32], place: &mut [u64], options: &mut [u32]) -> Result<()> {
     loop {
         let sum: Sum = table.chosen(options)?.map(|choice| choice.error).collect();

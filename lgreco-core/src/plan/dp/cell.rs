@@ -1,19 +1,19 @@
-//! The inner loop: one number per cell, relaxed by an addition and a minimum.
+//! The inner loop of the DP. Each cell holds one number, and is relaxed by one addition and one minimum.
 
 use super::grid::Kept;
 use crate::num::Wide;
 
-/// Cells computed together, held in the first-level cache over all options of a layer.
+/// Cells of one block. A block stays in the first-level cache over all options of a layer.
 pub(super) const LANES: usize = 256;
 
-/// Options relaxed in one pass over these cells.
+/// Number of options that one pass over a block relaxes.
 const GROUP: usize = 4;
 
-/// `objective · 2^k + option` in one number, ordered.
+/// The number format of a cell. Its value is `objective · 2^k + option`, so that comparing numbers also compares options.
 pub(super) trait Cell: bytemuck::Pod {
-    /// More than any plan.
+    /// A value larger than that of any plan.
     const UNREACHABLE: Self;
-    /// Cell 0 before the first layer.
+    /// The value of cell 0 before the first layer.
     const ZERO: Self;
 
     fn option(objective: u64, option: usize, index_bits: u32) -> Self;
@@ -23,7 +23,7 @@ pub(super) trait Cell: bytemuck::Pod {
 
     fn less(self, other: Self) -> bool;
 
-    /// The number with its option cleared, and the option.
+    /// Splits the number into its value with option 0 and the option.
     fn split(self, mask: u64) -> (Self, u64);
 }
 
@@ -49,7 +49,7 @@ impl Cell for f64 {
 
     #[inline(always)]
     fn split(self, mask: u64) -> (f64, u64) {
-        // Adding 2^52 puts the integer into the mantissa; the mantissa of infinity is 0.
+        // Adding 2^52 puts the integer into the mantissa. The mantissa of infinity is 0.
         const MAGIC: f64 = (1u64 << 52) as f64;
         let bits = (self + MAGIC).to_bits();
         (f64::from_bits(bits & !mask) - MAGIC, bits & mask)
@@ -81,7 +81,7 @@ impl Cell for Wide {
     }
 }
 
-/// An entry of the trace: the chosen option's place among those kept.
+/// An entry of the trace: index of the chosen option among the layer's kept ones.
 pub(super) trait Trace: bytemuck::Pod {
     fn new(option: u64) -> Self;
     fn index(self) -> usize;
@@ -112,16 +112,16 @@ fn relax_group<C: Cell>(best: &mut [C; LANES], previous: &[C], starts: [usize; G
     }
 }
 
-/// Fills all rows and the trace; returns the cell of the smallest plan.
+/// Fills all rows and the trace. Running it returns the cell of the best plan.
 pub(super) struct Fill<'a, C, T> {
     pub kept: &'a [Kept],
     pub ends: &'a [u64],
-    /// Cells that may be spent.
+    /// Largest number of cells that a plan may use.
     pub cells: u32,
     pub index_bits: u32,
-    /// Two rows of `stride` cells with [`LANES`] more on either side.
+    /// Two rows of `stride` cells each, with [`LANES`] cells of padding on either side.
     pub rows: [&'a mut [C]; 2],
-    /// `stride` entries per layer.
+    /// The trace: `stride` entries per layer.
     pub trace: &'a mut [T],
 }
 
@@ -135,7 +135,7 @@ impl<C: Cell, T: Trace> Fill<'_, C, T> {
         previous[..3 * LANES].fill(C::UNREACHABLE);
         previous[LANES] = C::ZERO;
         next[..LANES].fill(C::UNREACHABLE);
-        // Cells the layers so far can spend, and the blocks that hold them.
+        // `reach`: most cells that the layers so far can use. `filled`: cells of the blocks that hold them.
         let (mut reach, mut filled, mut start) = (0, LANES, 0);
         for (&end, trace) in ends.iter().zip(trace.chunks_exact_mut(stride)) {
             let options = &kept[start..end as usize];
@@ -146,7 +146,7 @@ impl<C: Cell, T: Trace> Fill<'_, C, T> {
             for base in (0..fill).step_by(LANES) {
                 let mut best = [C::UNREACHABLE; LANES];
                 for (group, options) in options.chunks(GROUP).enumerate() {
-                    // The row's left padding stands in for options that reach none of these cells.
+                    // Options that reach none of these cells read the padding left of the row.
                     let (mut starts, mut keys) = ([0; GROUP], [C::ZERO; GROUP]);
                     for (place, option) in options.iter().enumerate() {
                         let shift = option.cells as usize;

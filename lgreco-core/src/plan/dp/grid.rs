@@ -1,4 +1,4 @@
-//! The options worth keeping on the grid.
+//! Selection of the options that can appear in an optimal plan on the grid.
 
 use crate::plan::goal::Goal;
 use crate::table::Choice;
@@ -7,16 +7,18 @@ use crate::table::Choice;
 #[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(super) struct Kept {
-    /// In units of the objectives' greatest common divisor.
+    /// The objective, in units of the objectives' greatest common divisor.
     pub objective: u64,
-    /// Cells beyond those of the layer's cheapest option.
+    /// Cells that this option needs beyond the layer's cheapest option.
     pub cells: u32,
-    /// Index among the layer's options.
+    /// Index in the layer's list of options.
     pub option: u32,
 }
 
-/// Writes the options of one layer that are within the limit and not dominated into `kept`, in order of index, and
-/// returns their number and the cells of the cheapest; if none is within the limit, no option and one cell too many.
+/// Selects the options of one layer that are within the limit and not dominated, in order of index.
+///
+/// Writes them to `kept`, and returns their number and the cells of the cheapest one. If no option is within the limit,
+/// returns 0 and `levels`.
 pub(super) fn keep_layer(choices: &[Choice], goal: &Goal, levels: u32, unit: u64, kept: &mut [Kept]) -> (usize, u32) {
     let mut count = 0;
     for (option, choice) in choices.iter().enumerate().filter(|(_, choice)| goal.allows(choice)) {
@@ -60,7 +62,7 @@ mod tests {
         assert_eq!(keep_layer(&choices, &goal, 10, 1, &mut kept), (2, 1));
         assert_eq!(kept[0], Kept { objective: 9, cells: 0, option: 1 });
         assert_eq!(kept[1], Kept { objective: 4, cells: 2, option: 2 });
-        // Of sizes 1 to 9 two fit 4 bits, and neither dominates the other.
+        // Two of these options fit 4 bits, and neither dominates the other.
         let goal = Goal::new(&table, Limit::Size(4), 63);
         assert_eq!(keep_layer(&choices, &goal, 4, 1, &mut kept), (2, 1));
         let objective = |option: usize| goal.objective(&choices[option]).unwrap();

@@ -7,29 +7,29 @@ use crate::plan::{Limit, Summary};
 use crate::table::Table;
 use core::cmp::Ordering;
 
-/// The best plan so far, in the caller's terms.
+/// The best plan so far, as options of the table.
 pub(super) struct Best<'a> {
     pub(super) table: &'a Table<'a>,
     pub(super) goal: Goal,
     pub(super) choices: &'a mut [u32],
-    /// 2^64 - 1 until there is a plan.
+    /// The plan's objective, or 2^64 - 1 before the first plan.
     pub(super) objective: u64,
     size: u64,
     error: f64,
-    /// Whether there is a plan.
+    /// Whether any plan was found.
     found: bool,
-    /// Whether a plan was over the limit after all.
+    /// Whether an offered plan exceeded the limit.
     pub(super) rejected: bool,
 }
 
 impl<'a> Best<'a> {
-    /// No plan.
+    /// Starts without a plan.
     pub(super) fn new(table: &'a Table<'a>, goal: Goal, choices: &'a mut [u32]) -> Self {
         Best { table, goal, choices, objective: u64::MAX, size: 0, error: 0.0, found: false, rejected: false }
     }
 
-    /// Takes the plan when its objective is smaller and it is truly within the limit; under a size limit also when only
-    /// its error is smaller.
+    /// Takes a plan that is within the limit and has a smaller objective. Under a size limit it also takes one with equal
+    /// objective and less error.
     pub(super) fn offer(&mut self, options: impl Iterator<Item = u32> + Clone) {
         let chosen = self.table.iter().zip(options.clone()).map(|(row, option)| row[option as usize]);
         let error: Sum = chosen.clone().map(|choice| choice.error).collect();
@@ -42,7 +42,7 @@ impl<'a> Best<'a> {
             self.rejected = true;
             return;
         }
-        // A plan with an option above the goal's ceiling is not worth having.
+        // An option above the goal's ceiling: the plan cannot be optimal.
         let Some(objective) = objective else { return };
         let better = !self.found
             || match objective.cmp(&self.objective) {
@@ -56,12 +56,12 @@ impl<'a> Best<'a> {
         }
     }
 
-    /// Whether the plan, of these items, has a smaller objective.
+    /// Whether the plan of these items has a smaller objective.
     pub(super) fn beaten_by(&self, items: &[Item], plan: &[u32]) -> bool {
         plan.iter().map(|&item| items[item as usize].objective).sum::<u64>() < self.objective
     }
 
-    /// Takes the plan of the options that need least of the limit when it is better.
+    /// Offers the plan whose options need least of the limit.
     pub(super) fn offer_least(&mut self) {
         let (table, goal) = (self.table, self.goal);
         self.offer(table.iter().map(|row| {
@@ -70,7 +70,7 @@ impl<'a> Best<'a> {
         }));
     }
 
-    /// The plan, with what is proved when no plan's objective is below `bound`.
+    /// The plan's summary. No plan has an objective below `bound`.
     pub(super) fn summary(&self, bound: u64) -> Summary {
         Summary { size: self.size, error: self.error, proof: self.goal.proof(bound.min(self.objective)) }
     }

@@ -1,4 +1,4 @@
-//! Branching on the layers that the relaxation cuts, one after another, with one list of partial plans.
+//! Branching with one list of partial plans. Each step adds the layer that the relaxation cuts.
 
 use super::best::Best;
 use super::lists::{Arena, State};
@@ -6,14 +6,14 @@ use super::repair;
 use super::rows::{Item, Span};
 use super::tail::Tail;
 
-/// Extensions merged per state of the arena before the branching ends.
+/// Number of merged extensions per state of the arena after which branching ends.
 const EFFORT: usize = 8;
 
-/// Improves `best`, and returns the bound that is then proved.
+/// Branches, improves `best`, and returns the proved bound.
 ///
-/// The list starts with the empty plan. The state whose completion is smallest by the relaxation is completed, which
-/// gives a plan, and the layer that its relaxation cuts is added to the list: until no state is left that could beat the
-/// best plan, or the list outgrows the arena.
+/// The list starts with the empty partial plan. Each step picks the state whose relaxation is smallest, and completes it to
+/// a plan. Then it extends the list by the layer that this relaxation cuts. Branching ends when no remaining state can beat
+/// the best plan, or when the list outgrows the arena.
 ///
 /// # Complexity
 /// At most 8 extensions per state of the arena, and O(options) for each layer added.
@@ -27,8 +27,8 @@ pub(super) fn branch(
     best: &mut Best<'_>,
 ) -> u64 {
     arena.clear(EFFORT);
-    // No plan of these items has a larger objective, and the multiplier knows none: options may have been left out for a better
-    // one, of whose error too little was seen, and the best plan have them.
+    // The target is at most `largest`, because the multiplier has no room for more. The best plan's objective can be larger:
+    // it may contain options that `rows` dropped as dominated, since units round small differences away.
     let largest: u64 = spans.iter().map(|span| items[span.start()].objective).sum();
     tail.aim(largest.min(best.objective - 1));
     let mut list = arena.start(State::root(0, 0), &tail);

@@ -1,17 +1,17 @@
-//! Reduced-cost fixing: drops every option that no plan better than the best known can use.
+//! Reduced-cost fixing: drops the options that no plan better than the best known one can contain.
 
 use super::relax::Multiplier;
 use super::rows::{Item, Span};
 use crate::num::gcd;
 
-/// The least value of the layer's items.
+/// The least Lagrangian value among the layer's items.
 pub(super) fn least_value(items: &[Item], multiplier: Multiplier) -> u128 {
     items.iter().map(|item| multiplier.value(item.objective, item.units())).min().unwrap_or(0)
 }
 
-/// Keeps, in place, the items that a plan of at most the objective `target` may use.
+/// Keeps, in place, the items that a plan with an objective of at most `target` can contain.
 ///
-/// `least` is the sum of the layers' least values.
+/// `least` is the sum over layers of the least value.
 ///
 /// # Complexity
 /// O(n) time for n items.
@@ -38,7 +38,7 @@ pub(super) fn fix(
     }
 }
 
-/// Sorts each layer's items by rising value, then option.
+/// Sorts each layer's items by increasing value, then by option.
 pub(super) fn sort_by_value(items: &mut [Item], spans: &[Span], multiplier: Multiplier) {
     for span in spans {
         let key = |item: &Item| (multiplier.value(item.objective, item.units()), item.option);
@@ -46,7 +46,8 @@ pub(super) fn sort_by_value(items: &mut [Item], spans: &[Span], multiplier: Mult
     }
 }
 
-/// The objectives that plans of the items left can have: `residue` modulo `step`; a step of 0 means a single one.
+/// The possible objectives of plans of the remaining items: those equal to `residue` modulo `step`. With a step of 0 there
+/// is only one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Lattice {
     step: u64,
@@ -66,7 +67,7 @@ impl Lattice {
         Lattice { step, residue: if step == 0 { base } else { base % step } }
     }
 
-    /// The smallest member not below `objective`, or `objective` itself where there is none below 2^64.
+    /// The smallest possible objective that is at least `objective`. Returns `objective` itself if none is below 2^64.
     pub(super) fn at_least(self, objective: u64) -> u64 {
         if self.step == 0 {
             return objective.max(self.residue);

@@ -1,4 +1,4 @@
-//! Pareto lists of partial plans, grown one layer at a time in one arena.
+//! Pareto lists of partial plans. One arena holds them, and each step extends a list by one layer.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -6,7 +6,7 @@ use super::relax::Multiplier;
 use super::rows::Item;
 use crate::num::Wide;
 
-/// A partial plan: its objective, the units it needs, the state it extends and the item it adds.
+/// A partial plan: its objective, the units that it needs, its parent state and the item that it adds.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct State {
@@ -16,7 +16,7 @@ pub(super) struct State {
     item: u32,
 }
 
-/// The parent of a list's first state.
+/// The parent of a list's initial state.
 const ROOT: u32 = u32::MAX;
 
 impl State {
@@ -29,22 +29,22 @@ impl State {
         self.units.value()
     }
 
-    /// The order of merging: by units, then objective, then item.
+    /// The merge order: by units, then objective, then item.
     #[inline(always)]
     fn key(&self) -> (u128, u64, u32) {
         (self.units(), self.objective, self.item)
     }
 }
 
-/// Lagrangian bounds per limit, with prices from half the relaxation's to twice it.
+/// Number of Lagrangian bounds per envelope.
 pub(super) const LINES: usize = 17;
-/// The bound at the relaxation's own price.
+/// Index of the bound at the relaxation's price.
 pub(super) const CENTRE: usize = LINES / 2;
-/// The prices, relative to the relaxation's.
+/// The prices as multiples of the relaxation's, from 0.1 to 10.
 pub(super) const PRICES: [f64; LINES] =
     [0.1, 0.3, 0.5, 0.7, 0.84, 0.92, 0.96, 0.985, 1.0, 1.015, 1.04, 1.09, 1.2, 1.4, 2.0, 3.5, 10.0];
 
-/// A Lagrangian bound: partial plans whose value exceeds `ceiling` have no completion within the target.
+/// A Lagrangian bound. A partial plan whose value exceeds `ceiling` has no completion within the target.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Line {
     pub(super) multiplier: Multiplier,
@@ -57,32 +57,32 @@ impl Line {
         self.multiplier.value(objective, units) <= self.ceiling
     }
 
-    /// How far the line is above another line of the same objective, for comparison only.
+    /// Strictness of the bound at `units`. The line with the larger value admits fewer objectives.
     #[inline(always)]
     fn height(&self, units: u128) -> i128 {
         self.multiplier.value(0, units) as i128 - self.ceiling as i128
     }
 }
 
-/// Which partial plans can be part of a plan worth finding.
+/// A test of partial plans: those that fail have no completion within the target.
 pub(super) trait Bound {
-    /// The most units of one.
+    /// Largest number of units of an admitted partial plan.
     fn most_units(&self) -> u128;
 
-    /// False only for partial plans that are not admitted; a quick test.
+    /// A quick test. False only for partial plans that are not admitted.
     fn may_admit(&self, objective: u64, units: u128) -> bool;
 
-    /// Whether one is admitted, of at most [`most_units`](Bound::most_units). `cursor` is 0 at first; with the same
-    /// cursor, units may only rise and objectives only fall.
+    /// The full test, for partial plans of at most [`most_units`](Bound::most_units) units. `cursor` starts at 0. Between
+    /// calls with the same cursor, units may only rise and objectives only fall.
     fn admits_next(&self, cursor: &mut usize, objective: u64, units: u128) -> bool;
 }
 
-/// What a partial plan must not exceed to be part of a plan worth finding: a bound by Lagrange multipliers.
+/// A test of partial plans by several Lagrange multipliers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Envelope {
-    /// By rising price; together the upper envelope of the bounds.
+    /// The lines by rising price. Their upper envelope is the bound.
     pub(super) lines: [Line; LINES],
-    /// On its units.
+    /// Largest number of units of a partial plan.
     pub(super) units: u128,
 }
 
@@ -104,22 +104,22 @@ impl Bound for Envelope {
     }
 }
 
-/// Sorted lists, one after another: units strictly rise, objectives strictly fall.
+/// Storage for sorted lists, one after another. Within a list, units strictly rise and objectives strictly fall.
 pub(super) struct Arena<'w> {
     states: &'w mut [State],
     heads: &'w mut [State],
     used: usize,
-    /// Extensions that may still be merged.
+    /// Number of extensions that may still be merged.
     effort: usize,
 }
 
 impl<'w> Arena<'w> {
-    /// `heads` has room for the options of the largest layer.
+    /// Wraps two buffers. `heads` needs room for the options of the largest layer.
     pub(super) fn new(states: &'w mut [State], heads: &'w mut [State]) -> Self {
         Arena { states, heads, used: 0, effort: 0 }
     }
 
-    /// Forgets all lists; merges may then take `effort` extensions per state of the arena.
+    /// Drops all lists. Allows `effort` merged extensions per state of the arena from now on.
     pub(super) fn clear(&mut self, effort: usize) {
         (self.used, self.effort) = (0, self.states.len().saturating_mul(effort));
     }
@@ -136,7 +136,7 @@ impl<'w> Arena<'w> {
         &self.states[list]
     }
 
-    /// A list of one state, or of none where the bound does not admit it. The arena must have room for it.
+    /// Starts a list with `root`, or an empty list if the bound does not admit it. The arena must have room for one state.
     pub(super) fn start(&mut self, root: State, bound: &impl Bound) -> core::ops::Range<usize> {
         let start = self.used;
         if root.units() <= bound.most_units() && bound.admits_next(&mut 0, root.objective, root.units()) {
@@ -146,10 +146,11 @@ impl<'w> Arena<'w> {
         start..self.used
     }
 
-    /// Extends every state of `list` by each of `options` (whose first is item `first`) and keeps what is admitted and
-    /// undominated. With more than `cap` states, `thinning` drops those nearest to others.
+    /// Extends every state of `list` by each of `options`, and keeps the states that are admitted and undominated.
     ///
-    /// Returns the new list and whether nothing was dropped; `None` where there is no room or the effort is spent.
+    /// The first option is item `first`. If the result exceeds `cap` states and `thinning` is set, states close to others
+    /// are dropped. Returns the new list, and whether no state was dropped. Returns `None` when the arena has no room or the
+    /// effort is used up.
     ///
     /// # Complexity
     /// O(s k log k) time for s states and k options.
@@ -186,7 +187,7 @@ impl<'w> Arena<'w> {
                 smallest = state.objective;
                 let units = state.units();
                 if !bound.admits_next(&mut cursor, state.objective, units) {
-                    // No completion within the target.
+                    // This state has no completion within the target.
                 } else if units >= next {
                     if len == cap {
                         if cap < 2 || !thinning {
@@ -215,14 +216,14 @@ impl<'w> Arena<'w> {
         Some((start..self.used, spacing == 0))
     }
 
-    /// The items that state `at` is made of, last added first.
+    /// The items of the partial plan `at`, from the last added to the first.
     pub(super) fn trace(&self, at: usize) -> impl Iterator<Item = u32> + '_ {
         let step = move |at: u32| Some(&self.states[at as usize]).filter(|state| state.parent != ROOT);
         core::iter::successors(step(at as u32), move |state| step(state.parent)).map(|state| state.item)
     }
 }
 
-/// Keeps states that are `spacing` units apart, the first included; returns their number.
+/// Keeps the first state and later ones at least `spacing` units apart. Returns their number.
 fn thin(states: &mut [State], spacing: u128) -> usize {
     let mut kept = 1;
     for at in 1..states.len() {
@@ -243,7 +244,8 @@ struct Source<'a, B> {
 }
 
 impl<B: Bound> Source<'_, B> {
-    /// The first admitted extension, from state `at` on, by `option` whose objective is below `below`.
+    /// Extends states from `at` on by `option`. Returns the first extension with an objective below `below` that the bound
+    /// may admit.
     #[inline(always)]
     fn next(&self, at: usize, option: usize, below: u64) -> Option<State> {
         let (item, item_units) = (&self.options[option], self.options[option].units());
@@ -302,7 +304,7 @@ mod tests {
     const EVERYTHING: Envelope =
         Envelope { lines: [Line { multiplier: Multiplier::FREE, ceiling: u128::MAX >> 1 }; LINES], units: 1 << 100 };
 
-    /// Size and units of every undominated sum, by trying all.
+    /// Size and units of every undominated sum, by brute force.
     fn undominated(layers: &[Vec<(u64, u128)>]) -> Vec<(u64, u128)> {
         let mut sums = vec![(0, 0)];
         for layer in layers {

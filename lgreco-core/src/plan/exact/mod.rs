@@ -1,48 +1,52 @@
-//! The proved optimum: relaxation bound, branching where it cuts, reduced-cost fixing, and a bounded search of the core
-//! that is left.
+//! The exact solver. It combines a relaxation bound, branching, reduced-cost fixing and a bounded search of the rest.
 //!
-//! Under an error budget the *objective*, which is minimised, is the size, and errors are *limited*; under a size limit it
-//! is the other way round.
+//! The *objective* is the quantity that is minimised; the other quantity is *limited*. Under an error budget the objective
+//! is the size. Under a size limit it is the error.
 //!
-//! 1. What is limited becomes integers, 120 bits for the limit, so that every later sum and comparison is exact. An
-//!    objective is an integer already if it is a size; errors become integers of 63 bits for their largest sum.
-//! 2. Per layer the undominated options and their lower convex hull are found; buying hull edges by falling slope until
-//!    the limit is reached solves the linear relaxation and gives the Lagrange multiplier of its bound.
-//! 3. Two roundings of the relaxation, each improved by single changes, give a first plan.
-//! 4. A list of partial plans grows by the layer in which the relaxation cuts the most promising of them, which is
-//!    completed to a plan. Partial plans whose completion by the relaxation is not better than the best plan go. The
-//!    least completion left is a bound; when none is left, the best plan is optimal, as it is for most tables.
-//! 5. An option whose Lagrangian bound is not below the best plan's objective is dropped for good.
-//! 6. A search for plans of at most a target, two Pareto lists matched at the end, either finds the optimum or
-//!    proves that there is none up to the target; targets rise from the bound to the best known plan.
+//! 1. The limited quantity is converted to integers, with 120 bits for the limit. So all later sums and comparisons are
+//!    exact. Sizes are integer objectives already. Errors as objectives become integers; their largest sum has 63 bits.
+//! 2. Each layer's undominated options and their lower convex hull are found. Taking hull edges by falling slope until the
+//!    limit is reached solves the linear relaxation. The limit *cuts* the edge of which only a part fits. The slope of that
+//!    edge is the Lagrange multiplier of the bound.
+//! 3. The relaxation is rounded in two ways. Single changes improve each rounding to a first plan.
+//! 4. A list of partial plans starts with the empty one. The relaxation completes the most promising partial plan, which
+//!    gives a plan. The layer whose edge is cut in that relaxation is then added to all partial plans. A partial plan is
+//!    dropped if its relaxation is not better than the best plan. The smallest remaining relaxation is a lower bound. If no
+//!    partial plan remains, the best plan is optimal, as it is for most tables.
+//! 5. An option is dropped if its Lagrangian bound is not below the best plan's objective.
+//! 6. A search looks for plans of at most a target objective, by matching two Pareto lists. It finds the optimum or proves
+//!    that no plan reaches the target. Targets rise from the bound to the best known plan.
 //!
 //! # What is proved
 //! The lower bound is computed in integers.
 //!
-//! Under an error budget no plan whose errors sum to at most the budget is smaller. A plan is returned only when its
-//! errors, summed in 106 bits in layer order, are at most the budget. Errors below 2^-67 of the budget may have bits below
-//! the 120: where such bits decide whether a plan fits, the plan found may stay unproved.
+//! Under an error budget, no plan within the budget is smaller than the bound. The solver returns a plan only if its errors,
+//! summed with 106 bits in layer order, are at most the budget. Errors below 2^-67 of the budget may have lower bits than
+//! these 120. If such bits decide whether a plan fits, the plan found may stay unproved.
 //!
-//! Under a size limit, sizes are exact, and the bound is one of errors rounded down to multiples of a power of two, about
-//! 2^-62 of the largest options' errors together. A plan whose error in these units equals the bound has, as a number,
-//! up to one unit per layer more: so far the proof goes, and [`Summary::proven`] allows for
-//! [`Proof::RESOLUTION`](super::Proof). Of options
-//! with more error than a plan that is known no plan worth finding is made, so they do not count; where what is left
-//! still spans more than the 63 bits resolve, the plan found may stay unproved.
+//! Under a size limit, sizes are exact. The bound adds errors that are rounded down to multiples of a unit. The unit is a
+//! power of two, about 2^-62 of the sum of the layers' largest errors. If the rounded error of a plan equals the bound, its
+//! true error is larger by at most one unit per layer. [`Summary::proven`] allows for this difference with
+//! [`Proof::RESOLUTION`](super::Proof).
+//!
+//! An option with more error than a whole known plan cannot be in an optimal plan. Such options do not count for the unit.
+//! If the remaining errors still span more than 63 bits, the plan found may stay unproved.
 //!
 //! # Ties
-//! Among options of one layer with equal size the smaller error is taken, and the other way round, then the lower index;
-//! among plans of equal objective, the one found first by the fixed order of the steps above (under a size limit, the one
-//! of less error before rounding). The same input gives the same plan, bit for bit.
+//! If two options of a layer have equal size, the solver takes the one with less error. If they have equal error, it takes
+//! the smaller one. Remaining ties take the lower index. Of plans with equal objective, it takes the first one that the
+//! steps above find. Under a size limit it takes the plan with less error before rounding. The same input gives the same
+//! plan, bit for bit.
 //!
 //! # Source
-//! Relaxation: Dyer (1984), Zemel (1984), in expected linear time after the hulls. Core and reduced-cost bounds:
-//! Pisinger, "A minimal algorithm for the multiple-choice knapsack problem" (1995). Our deviations: the core expands by
-//! the layer that the relaxation of the best partial plan cuts, not by reduced costs, and completions are bounded by the
-//! whole relaxation, not by one multiplier; where that outgrows 2^10 partial plans, two lists matched at the end
-//! (Horowitz and Sahni, 1974) and a rising target; integer arithmetic for the certificate.
+//! Relaxation: Dyer (1984), Zemel (1984), in expected linear time after the hulls. Core and reduced-cost bounds: Pisinger,
+//! "A minimal algorithm for the multiple-choice knapsack problem" (1995).
 //!
-//! [`Limits`] count states, never seconds, so that a plan is a function of its input.
+//! Our deviations: the core grows by the layer that the relaxation of the best partial plan cuts, not by reduced costs. The
+//! whole relaxation bounds completions, not one multiplier. Beyond 2^10 partial plans, two lists are matched (Horowitz and
+//! Sahni, 1974) with a rising target. The certificate uses integer arithmetic.
+//!
+//! [`Limits`] count states, not seconds, so that a plan depends only on its input.
 
 mod best;
 mod branch;
@@ -71,7 +75,7 @@ use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::table::Table;
 
-/// How far the search goes before it settles for an honest gap; counted, never timed.
+/// Limits of the search. If it reaches them, it returns the best plan and the proved gap. They count states, not time.
 ///
 /// ```
 /// use lgreco_core::plan::exact::Limits;
@@ -79,29 +83,29 @@ use crate::table::Table;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Partial plans kept at once, 32 bytes of workspace each. With 0 the rounded relaxation is returned with its bound;
-    /// up to 2^10 there is branching alone, beyond that branching and search.
+    /// Largest number of partial plans held at once; each takes 32 bytes of workspace. With 0, the solver returns the
+    /// rounded relaxation and its bound. Up to 2^10 it only branches; with more it also searches.
     pub states: usize,
 }
 
 impl Default for Limits {
-    /// 2^19 states, 16 MiB.
+    /// 2^19 states, which take 16 MiB.
     fn default() -> Self {
         Limits { states: 1 << 19 }
     }
 }
 
-/// Words of workspace that [`solve`] needs.
+/// 8-byte words of workspace that [`solve`] needs.
 ///
 /// # Complexity
-/// O(options) time. 9 words per option, 3 for each of the first 2^10, 2 1/2 per layer, 4 per state; at least what [`dp`]
-/// needs.
+/// O(options) time. The result is 9 words per option, 3 for each of the first 2^10 options, 2 1/2 per layer and 4 per state.
+/// It is at least what [`dp`] needs.
 pub fn workspace_len(table: &Table<'_>, limits: Limits) -> usize {
     let dp = if limits.states > 0 { dp::workspace_len(table, dp::LEVELS) } else { 0 };
     attempt_workspace_len(table, limits).max(dp.saturating_add(words::<u32>(table.layers())))
 }
 
-/// Words of workspace that [`attempt`] needs.
+/// 8-byte words of workspace that [`attempt`] needs.
 pub(super) fn attempt_workspace_len(table: &Table<'_>, limits: Limits) -> usize {
     let widest = table.iter().map(<[_]>::len).max().unwrap_or(0);
     relaxed::workspace_len(table.layers(), table.choices().len(), widest, states(limits))
@@ -111,11 +115,11 @@ fn states(limits: Limits) -> usize {
     limits.states.min(u32::MAX as usize - 1)
 }
 
-/// The smallest plan within an error budget, or the one of least error within a size limit, with its proof.
+/// Finds the smallest plan within an error budget, or the plan of least error within a size limit, with its proof.
 ///
-/// Writes one option index per layer to `choices`. [`Summary::proven`] holds unless the steps outgrew `limits`; then
-/// the best plan found comes with the largest proved lower bound, and is no worse than Algorithm 1's ([`dp`] at its
-/// default levels) unless `limits.states` is 0.
+/// Writes one option index per layer to `choices`. [`Summary::proven`] holds unless the solver reached its `limits`. Then
+/// the result is the best plan found, with the largest proved lower bound. Unless `limits.states` is 0, it is no worse than
+/// the plan of Algorithm 1 ([`dp`] with its default levels).
 ///
 /// ```
 /// use lgreco_core::plan::Limit;
@@ -139,15 +143,16 @@ fn states(limits: Limits) -> usize {
 /// ```
 ///
 /// # Errors
-/// [`Error::Budget`] for a budget that is NaN, infinite or negative; [`Error::Infeasible`] with the smallest budget that
-/// would do, or [`Error::SizeInfeasible`] with the smallest limit; [`Error::Parameter`] when the least error within a size
-/// limit is beyond f64; [`Error::Length`] when `workspace` is shorter than [`workspace_len`] or `choices` not one per layer.
+/// [`Error::Budget`] for a budget that is NaN, infinite or negative. [`Error::Infeasible`] with the smallest feasible
+/// budget, or [`Error::SizeInfeasible`] with the smallest feasible limit. [`Error::Parameter`] when the least error within a
+/// size limit overflows f64. [`Error::Length`] when `workspace` is shorter than [`workspace_len`] or `choices` has not one
+/// entry per layer.
 ///
 /// # Complexity
-/// O(n log n) time for n options (O(n) when rows are monotone); then, for branching, O(n) and O(options of the largest
-/// layer) for each of at most 2^10 states; then O(states * options of the largest layer) for each of at most 34 searches,
-/// which few tables need. Where nothing is proved and the bound does not exclude that Algorithm 1's plan is smaller, also
-/// that of [`dp`]. [`workspace_len`] words.
+/// The relaxation takes O(n log n) time for n options, O(n) when rows are monotone. Branching takes O(n) and O(options of
+/// the largest layer) for each of at most 2^10 states. Few tables need searches. There are at most 34, each O(states *
+/// options of the largest layer). Where the bound proves neither the plan nor that Algorithm 1 is no better, the time of
+/// [`dp`] is added. [`workspace_len`] words.
 pub fn solve(
     table: &Table<'_>,
     limit: impl Into<Limit>,
@@ -172,14 +177,14 @@ pub fn solve(
     }
 }
 
-/// What the steps before Algorithm 1 give.
+/// Result of the steps before Algorithm 1.
 pub(super) struct Attempt {
     pub(super) summary: Summary,
-    /// Whether the plan of Algorithm 1 may be better, and is asked for.
+    /// Whether Algorithm 1 may find a better plan, so that the caller should run it.
     pub(super) rival: bool,
 }
 
-/// [`solve`] without the plan of Algorithm 1, and without its workspace.
+/// Runs [`solve`] without Algorithm 1 and without its workspace.
 pub(super) fn attempt(
     table: &Table<'_>,
     limit: Limit,
@@ -199,11 +204,12 @@ pub(super) fn attempt(
     Ok(Attempt { summary, rival: rival && !summary.proven() })
 }
 
-/// Errors that are minimised sum below 2^63.
+/// Under a size limit, the integer errors of a plan sum below 2^63.
 const BITS: u32 = 63;
 
-/// All steps, with `states` states. Returns the bound that is then proved and whether Algorithm 1 might do better; both
-/// hold for the table only when units are rounded down.
+/// Runs all steps with `states` states. Returns the proved bound, and whether Algorithm 1 might find a better plan.
+///
+/// Both hold for the table only when units are rounded down.
 fn improve(
     rounding: Rounding,
     states: usize,
@@ -223,10 +229,9 @@ fn improve(
     Ok((relaxed.bound, relaxed.has_rival(best)))
 }
 
-/// What the linear relaxation proves: a size that no plan within an error budget is below, or an error that no plan within a
-/// size limit is below.
+/// Computes the linear relaxation's lower bound: of the size within an error budget, or of the error within a size limit.
 ///
-/// `workspace` has the length that [`workspace_len`] gives for `Limits { states: 0 }`.
+/// `workspace` needs the length that [`workspace_len`] returns for `Limits { states: 0 }`.
 ///
 /// ```
 /// # use lgreco_core::{plan::{Proof, exact::{Limits, lower_bound, workspace_len}}, table::{Choice, Table}};
@@ -240,7 +245,7 @@ fn improve(
 /// ```
 ///
 /// # Errors
-/// [`Error::Budget`], [`Error::Infeasible`], [`Error::SizeInfeasible`] and [`Error::Length`] as [`solve`].
+/// [`Error::Budget`], [`Error::Infeasible`], [`Error::SizeInfeasible`] and [`Error::Length`], as from [`solve`].
 ///
 /// # Complexity
 /// O(n log n) time for n options, O(n) when rows are monotone.

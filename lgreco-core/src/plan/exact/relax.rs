@@ -1,4 +1,4 @@
-//! The linear relaxation: which hull edges the limit buys, and the multiplier that proves a bound.
+//! The linear relaxation: the hull edges that fit the limit, and the multiplier that proves a bound.
 
 use core::cmp::Ordering;
 
@@ -7,16 +7,16 @@ use bytemuck::{Pod, Zeroable};
 use super::rows::{Item, Span};
 use crate::num::Wide;
 
-/// Units are cut to 63 bits where they meet a multiplier.
+/// Number of low bits of units that multipliers ignore. 63 of the 120 bits remain.
 const COARSE: u32 = 57;
 
-/// A step along one layer's lower convex hull: from the hull point before to item `to`.
+/// An edge of one layer's lower convex hull, from the previous hull point to item `to`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Edge {
-    /// Of the objective.
+    /// Objective that the edge saves.
     pub(super) saved: u64,
-    /// Coarse units that it costs.
+    /// Coarse units that the edge costs.
     pub(super) coarse: u64,
     units: Wide,
     pub(super) layer: u32,
@@ -39,31 +39,31 @@ impl Edge {
         self.units.value()
     }
 
-    /// Objective saved per coarse unit.
+    /// Saved objective per coarse unit.
     pub(super) fn slope(&self) -> f64 {
         self.saved as f64 / self.coarse as f64
     }
 
-    /// The steeper edge first, then the earlier layer: exact, and never equal for two edges of one layer.
+    /// Orders steeper edges first, then earlier layers. The comparison is exact, and never equal for two edges of one layer.
     pub(super) fn order(&self, other: &Self) -> Ordering {
         let [left, right] = [(self, other), (other, self)].map(|(a, b)| u128::from(a.saved) * u128::from(b.coarse));
         right.cmp(&left).then(self.layer.cmp(&other.layer))
     }
 }
 
-/// The units that a multiplier sees.
+/// Converts units to the coarse units of multipliers, rounded down.
 pub(super) fn coarse(units: u128) -> u64 {
     (units >> COARSE) as u64
 }
 
-/// The units that `coarse` ones stand for.
+/// Converts coarse units to units.
 pub(super) fn fine(coarse: u128) -> u128 {
     coarse << COARSE
 }
 
-/// Fills `edges` with all layers' hull edges, each layer's by strictly falling slope; returns their number.
+/// Fills `edges` with the hull edges of all layers, each layer's by strictly falling slope. Returns their number.
 ///
-/// The hulls are exact in coarse units: no item lies below them.
+/// The hulls are exact in coarse units: no item lies below its layer's hull.
 fn hull_edges(items: &[Item], spans: &[Span], edges: &mut [Edge]) -> usize {
     let mut len = 0;
     for (layer, span) in spans.iter().enumerate() {
@@ -87,15 +87,15 @@ fn hull_edges(items: &[Item], spans: &[Span], edges: &mut [Edge]) -> usize {
     len
 }
 
-/// The solution of the linear relaxation: hull edges, of which those before `taken` fit the limit whole.
+/// The solution of the linear relaxation. The edges before `taken` fit the limit as a whole.
 pub(super) struct Solution<'w> {
-    /// Every edge before `taken` precedes, in [`Edge::order`], every edge from there on.
+    /// All hull edges. Those before `taken` precede the others in [`Edge::order`].
     pub(super) edges: &'w mut [Edge],
     pub(super) taken: usize,
 }
 
 impl Solution<'_> {
-    /// The edge that the limit cuts, if any.
+    /// The edge that the limit cuts, if there is one. The relaxation takes a fraction of it.
     pub(super) fn cut(&self) -> Option<&Edge> {
         self.edges.get(self.taken)
     }
@@ -104,7 +104,7 @@ impl Solution<'_> {
 /// Solves the relaxation and sets `plan` to its integral part, one item per layer.
 ///
 /// # Source
-/// Dyer (1984) and Zemel (1984): the hull edges taken are those above the weighted median of slopes at the capacity.
+/// Dyer (1984) and Zemel (1984): the taken hull edges are those above the weighted median of slopes at the capacity.
 ///
 /// # Complexity
 /// O(n) expected time for n items.
@@ -137,7 +137,7 @@ pub(super) fn solve<'w>(
     Solution { edges, taken }
 }
 
-/// Sets `plan` to the items that the edges lead to.
+/// Sets `plan` to the items at the end of the edges.
 pub(super) fn take(spans: &[Span], edges: &[Edge], plan: &mut [u32]) {
     for (span, item) in spans.iter().zip(plan.iter_mut()) {
         *item = span.start() as u32;
@@ -148,9 +148,9 @@ pub(super) fn take(spans: &[Span], edges: &[Edge], plan: &mut [u32]) {
     }
 }
 
-/// A Lagrange multiplier: `price / 2^shift` of the objective per coarse unit.
+/// A Lagrange multiplier: it prices a coarse unit at `price / 2^shift` of the objective.
 ///
-/// All arithmetic on it is exact: `value` is an integer that counts `2^-shift` parts of the objective.
+/// Its arithmetic is exact: `value` is an integer in units of `2^-shift` of the objective.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Multiplier {
     price: u64,
@@ -158,11 +158,11 @@ pub(super) struct Multiplier {
 }
 
 impl Multiplier {
-    /// Units cost nothing.
+    /// The multiplier that prices units at 0.
     #[cfg(test)]
     pub(super) const FREE: Multiplier = Multiplier { price: 0, shift: 0 };
 
-    /// The multiplier nearest to `slope` for plans whose objective is at most `largest`.
+    /// The multiplier closest to `slope`, for plans whose objective is at most `largest`.
     pub(super) fn new(slope: f64, largest: u64) -> Self {
         let room = 125 - (64 - largest.leading_zeros());
         if slope >= (1u64 << 62) as f64 {
@@ -173,24 +173,25 @@ impl Multiplier {
         Multiplier { price: (slope * f64::from_bits(u64::from(1023 + shift) << 52)) as u64, shift }
     }
 
-    /// This multiplier with its price times `factor`, as far as the word holds it.
+    /// This multiplier with its price times `factor`, at most 2^63.
     pub(super) fn scaled(self, factor: f64) -> Self {
         Multiplier { price: (self.price as f64 * factor).min((1u64 << 63) as f64) as u64, ..self }
     }
 
-    /// Objective plus priced units.
+    /// The Lagrangian value: objective plus price times units.
     #[inline(always)]
     pub(super) fn value(self, objective: u64, units: u128) -> u128 {
         (u128::from(objective) << self.shift) + u128::from(self.price) * u128::from(coarse(units))
     }
 
-    /// The largest value a plan of this objective within `capacity` can have: one whose value must exceed this has a larger one.
+    /// The largest value that a plan with this objective within `capacity` can have. A partial plan is hopeless if its value
+    /// must exceed this.
     #[inline(always)]
     pub(super) fn ceiling(self, objective: u64, capacity: u128) -> u128 {
         self.value(objective, capacity)
     }
 
-    /// The least objective a plan within `capacity` can have when the least values of its layers sum to `least`.
+    /// The smallest possible objective of a plan within `capacity`. `least` is the sum over layers of the least value.
     pub(super) fn bound(self, least: u128, capacity: u128) -> u64 {
         let excess = least.saturating_sub(self.value(0, capacity));
         u64::try_from(excess.div_ceil(1 << self.shift)).unwrap_or(u64::MAX)

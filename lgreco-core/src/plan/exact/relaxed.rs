@@ -1,4 +1,4 @@
-//! One pass over a table: relaxation, its roundings, branching and search.
+//! One run over a table: relaxation, rounding, branching and search.
 
 use super::best::Best;
 use super::branch::branch;
@@ -17,21 +17,21 @@ use crate::plan::dp;
 use crate::plan::goal::Goal;
 use crate::table::Table;
 
-/// The most states that branching uses.
+/// Largest number of states that branching uses.
 pub(super) const BRANCHING: usize = 1 << 10;
 
-/// The relaxation of a table under a limit.
+/// The relaxation of a table under a limit, and the buffers of the later steps.
 pub(super) struct Relaxed<'w> {
     items: &'w mut [Item],
     spans: &'w mut [Span],
     capacity: u128,
     solution: Solution<'w>,
-    /// The integral part of the relaxation's plan, as items.
+    /// The integral part of the relaxed plan, as items.
     plan: &'w mut [u32],
     trial: &'w mut [u32],
     order: &'w mut [u32],
     multiplier: Multiplier,
-    /// The largest objective of a plan of the items.
+    /// The largest objective of a plan of these items.
     largest: u64,
     least: u128,
     pub(super) bound: u64,
@@ -40,7 +40,7 @@ pub(super) struct Relaxed<'w> {
     states: &'w mut [State],
 }
 
-/// Words of workspace for `layers` layers with `options` options, of which the largest layer has `widest`.
+/// 8-byte words of workspace for `layers` layers with `options` options in all and at most `widest` per layer.
 pub(super) fn workspace_len(layers: usize, options: usize, widest: usize, states: usize) -> usize {
     words::<Item>(options)
         + words::<Edge>(options)
@@ -96,7 +96,8 @@ impl<'w> Relaxed<'w> {
         })
     }
 
-    /// Offers two roundings of the relaxation: the cut edge left out, and taken with another layer giving way.
+    /// Offers two roundings of the relaxation: one without the cut edge, and one with it, for which another layer steps
+    /// back.
     pub(super) fn round(&mut self, best: &mut Best<'_>) {
         let (items, spans) = (&*self.items, &*self.spans);
         self.trial.copy_from_slice(self.plan);
@@ -111,7 +112,7 @@ impl<'w> Relaxed<'w> {
         }
     }
 
-    /// Branches on the layers that the relaxation cuts, which improves the bound and the best plan.
+    /// Branches on the layers that the relaxation cuts. Improves the bound and the best plan.
     pub(super) fn branch(&mut self, best: &mut Best<'_>) {
         if self.bound >= best.objective {
             return;
@@ -125,13 +126,13 @@ impl<'w> Relaxed<'w> {
         self.bound = bound.max(self.bound);
     }
 
-    /// Drops the options that no plan better than the best one can use.
+    /// Drops the options that no plan better than the best one can contain.
     fn fix(&mut self, best: &Best<'_>) {
         let target = self.largest.min(best.objective - 1);
         fix::fix(self.items, self.spans, self.multiplier, self.least, self.capacity, target);
     }
 
-    /// Searches targets from the bound up to the best plan, which improves both.
+    /// Searches targets from the bound up to the best plan. Improves both.
     pub(super) fn search(&mut self, best: &mut Best<'_>) {
         if self.bound >= best.objective {
             return;
@@ -150,15 +151,14 @@ impl<'w> Relaxed<'w> {
         self.bound = targets::search(&core, range, &mut arena, self.order, self.plan, best);
     }
 
-    /// Whether the plan of Algorithm 1 can be better than the best plan, decided without making it.
+    /// Whether Algorithm 1 may find a better plan than the best one. This does not run it.
     ///
-    /// It finds no plan with an objective below both this bound and the best plan's.
-    ///
-    /// It rounds what is limited up to cells, and fixing dropped only options of plans that are not better than the best: so
-    /// this is the Lagrangian bound of the options left, with their units in cells.
+    /// Fixing drops only options that no better plan contains. Algorithm 1 rounds the limited quantity up to cells. So this
+    /// computes the Lagrangian bound of the remaining options with their units in cells. Algorithm 1 finds no better plan
+    /// with an objective below that bound.
     ///
     /// # Complexity
-    /// O(n) for n options left.
+    /// O(n) time for n remaining options.
     pub(super) fn has_rival(&mut self, best: &Best<'_>) -> bool {
         if self.bound >= best.objective {
             return false;

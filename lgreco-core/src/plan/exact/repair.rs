@@ -1,22 +1,23 @@
-//! Feasible plans near the relaxation's, by changing one layer at a time.
+//! Feasible plans near the relaxed one, by changes of single layers.
 
 use super::rows::{Item, Span};
 
-/// Improvement rounds: each takes the single change that saves most; the search does what is left better.
+/// Most changes that `spend` makes. Each takes the single change that saves most. The search finds further improvements
+/// better.
 const ROUNDS: usize = 64;
 
-/// The last item of the layer, hence that of the least objective, with at most `units`.
+/// The last item of the layer with at most `units`. Of these it has the least objective.
 fn within(items: &[Item], span: Span, units: u128) -> Option<usize> {
     let fitting = items[span.range()].partition_point(|item| item.units() <= units);
     (fitting > 0).then(|| span.start() + fitting - 1)
 }
 
-/// Units of the plan's items, summed.
+/// Sum of units of the plan's items.
 pub(super) fn total_units(items: &[Item], plan: &[u32]) -> u128 {
     plan.iter().map(|&item| items[item as usize].units()).sum()
 }
 
-/// Spends what `plan` leaves of the capacity: while a single change fits, makes the one that saves most.
+/// Uses the capacity that `plan` leaves: makes the single change that saves most, as long as one fits.
 ///
 /// # Complexity
 /// O(layers * log options) per change, at most 64 changes.
@@ -38,7 +39,7 @@ pub(super) fn spend(items: &[Item], spans: &[Span], capacity: u128, plan: &mut [
     }
 }
 
-/// Brings an over-full plan within the capacity by the single change that costs least; whether one exists.
+/// Brings a plan back within the capacity by the single change that costs least. Returns whether one exists.
 pub(super) fn retreat(items: &[Item], spans: &[Span], capacity: u128, plan: &mut [u32]) -> bool {
     let used = total_units(items, plan);
     let best = spans.iter().enumerate().filter_map(|(layer, &span)| {

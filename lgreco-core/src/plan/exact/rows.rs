@@ -1,5 +1,5 @@
-//! Each layer's options worth choosing, as integers: sorted by what is limited, more of which always means less of what is
-//! minimised.
+//! Each layer's undominated options as integers. They are sorted by units of the limit; more units always mean a smaller
+//! objective.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -8,7 +8,7 @@ use crate::num::Wide;
 use crate::plan::goal::Goal;
 use crate::table::{Choice, Table};
 
-/// One option: what is minimised, the units it needs of the limit, and its index in the layer.
+/// One option: its objective, the units of the limit that it needs, and its index in the layer.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Item {
@@ -50,10 +50,10 @@ impl Span {
     }
 }
 
-/// Fills `items` and one span per layer with the undominated options that can be part of a plan within `capacity`.
+/// Finds the undominated options that a plan within `capacity` can contain. Writes them to `items`, with one span per layer.
 ///
-/// Of equal objectives the one that needs less stays, then the lower index. Every layer keeps at least the option that
-/// needs least; the caller has seen that these fit the limit.
+/// Of options with equal objectives, the one that needs less stays, then the lower index. Every layer keeps at least the
+/// option that needs least. The caller has checked that those options fit the limit together.
 ///
 /// # Complexity
 /// O(n log n) time for n options, O(n) when rows are monotone.
@@ -74,7 +74,7 @@ pub(super) fn prepare(table: &Table<'_>, goal: &Goal, scale: Scale, items: &mut 
     }
 }
 
-/// Writes the undominated options of one row to the front of `out`, by increasing units; returns their number.
+/// Writes the undominated options of one row to the front of `out`, by increasing units. Returns their number.
 fn keep_undominated(row: &[Choice], goal: &Goal, scale: Scale, out: &mut [Item]) -> usize {
     let mut len = 0;
     let mut push = |option: usize| {

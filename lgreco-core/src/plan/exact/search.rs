@@ -1,32 +1,32 @@
-//! The search of the core: which combination of the options that are left has the least objective.
+//! The search of the core: it finds the combination of the remaining options with the least objective.
 
 use super::fix;
 use super::lists::{Arena, Envelope, LINES, Line, PRICES, State};
 use super::relax::Multiplier;
 use super::rows::{Item, Span};
 
-/// Extensions merged per state of the arena before a search without thinning gives up.
+/// Number of merged extensions per state of the arena after which a search without thinning gives up.
 const EFFORT: usize = 8;
-/// Steps of the final matching per state of the arena before a search without thinning gives up.
+/// Number of matching steps per state of the arena after which a search without thinning gives up.
 const PAIRS: usize = 128;
-/// Extensions merged per layer where lists are thinned out.
+/// Number of extensions merged per layer when lists are thinned.
 const THIN: usize = 1 << 14;
 
-/// What is left after fixing: per layer the surviving items; a search needs them by rising value.
+/// The items that remain after fixing. A search needs each layer's items by increasing value.
 pub(super) struct Core<'w> {
     pub(super) items: &'w [Item],
     pub(super) spans: &'w [Span],
     pub(super) multiplier: Multiplier,
     pub(super) capacity: u128,
-    /// Least values of all layers, summed.
+    /// Sum over layers of the least value.
     pub(super) least: u128,
 }
 
-/// What one search found.
+/// Result of one search.
 pub(super) struct Outcome {
     /// Whether `plan` now holds a plan within the target.
     pub(super) found: bool,
-    /// Whether nothing within the target was overlooked.
+    /// Whether the search was exhaustive.
     pub(super) complete: bool,
 }
 
@@ -35,12 +35,12 @@ impl Core<'_> {
         self.multiplier.value(self.items[item].objective, self.items[item].units())
     }
 
-    /// How far above the layer's least value an option of a plan within `target` can be.
+    /// Largest excess over a layer's least value that an option of a plan within `target` can have.
     fn room(&self, target: u64) -> u128 {
         self.multiplier.ceiling(target, self.capacity).saturating_sub(self.least)
     }
 
-    /// The items of `layer` that a plan of at most the objective `target` may use.
+    /// The items of `layer` whose value is at most `room` above the layer's least.
     fn options(&self, layer: usize, room: u128) -> core::ops::Range<usize> {
         let range = self.spans[layer].range();
         let ceiling = self.value(range.start) + room;
@@ -49,18 +49,19 @@ impl Core<'_> {
         range.start..range.start + kept
     }
 
-    /// Twice the binary logarithm, rounded down per layer, of the number of plans that `target` leaves.
+    /// Twice the binary logarithm of the number of plans that `target` leaves, rounded down per layer.
     pub(super) fn log_plans(&self, target: u64) -> u32 {
         let room = self.room(target);
         (0..self.spans.len()).map(|layer| (self.options(layer, room).len() as u64).pow(2).ilog2()).sum()
     }
 
-    /// Finds the least objective of at most `target`, if a plan has one, and writes its items to `plan`.
+    /// Finds the plan of least objective, if that is at most `target`, and writes its items to `plan`.
     ///
-    /// Two Pareto lists grow side by side, each over half of the layers that still have a choice; the layer with most
-    /// options is left to the end, when every option of it is matched against all pairs from the two lists. Partial
-    /// plans go when the least values of the layers they lack prove them too large. `thin` says to thin the lists out
-    /// where they outgrow the arena, which then finds a good plan without proving anything.
+    /// Two Pareto lists grow side by side, each over half of the layers that still have a choice. The layer with most
+    /// options comes last. Each of its options is matched with all pairs from the two lists. A partial plan is dropped when
+    /// the least values of its missing layers prove it too large.
+    ///
+    /// With `thin`, lists that outgrow the arena are thinned. The search then finds a good plan but proves nothing.
     ///
     /// # Source
     /// Two lists: Horowitz and Sahni (1974); states bounded by reduced costs: Pisinger's core search (1995).
@@ -129,7 +130,7 @@ impl Core<'_> {
         Outcome { found: found.is_some(), complete }
     }
 
-    /// Writes the layers that have a choice to `order`, those whose choice weighs most first; returns their number.
+    /// Writes the layers that have a choice to `order`, by decreasing difference of units. Returns their number.
     fn open_layers(&self, room: u128, order: &mut [u32]) -> usize {
         let mut open = 0;
         for layer in 0..self.spans.len() {
@@ -146,7 +147,7 @@ impl Core<'_> {
         open
     }
 
-    /// Takes the least values and units of `options`, no longer among the layers lacking, back into the limit.
+    /// Raises the limits of a list when it takes in a layer, by the layer's least values and units.
     fn widen(&self, limit: &mut Envelope, options: core::ops::Range<usize>) {
         let options = &self.items[options];
         for line in &mut limit.lines {
@@ -155,8 +156,8 @@ impl Core<'_> {
         limit.units += options.iter().map(Item::units).min().unwrap_or(0);
     }
 
-    /// The limits of the two lists before they hold any open layer, and the state of the layers without choice, whose
-    /// items are written to `plan`. `None` when nothing fits.
+    /// The limits of the two lists before they contain open layers, and the state of the layers without a choice. Writes the
+    /// items of those layers to `plan`. Returns `None` when nothing fits.
     fn limits(&self, target: u64, room: u128, plan: &mut [u32]) -> Option<([Envelope; 2], State)> {
         let (mut objective, mut units) = (0, 0);
         let (mut least, mut least_units) = ([0; LINES], 0);
@@ -194,8 +195,8 @@ impl Core<'_> {
         self.items[options].iter().map(Item::units).min().unwrap_or(0)
     }
 
-    /// The best plan made of `item` and one state of each list, where its (objective, units) are below `bar` in that
-    /// order (an objective of the bar's is allowed with fewer units).
+    /// The best plan made of `item` and one state of each list. Its objective must be below that of `bar`, or equal with
+    /// fewer units.
     fn best_pair(
         &self,
         arena: &Arena<'_>,

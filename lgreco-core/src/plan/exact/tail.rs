@@ -1,4 +1,4 @@
-//! The linear relaxation of the layers that a list lacks, as a function of what is left to them of the limit.
+//! The linear relaxation of the layers that a list lacks, as a function of the limit that remains for them.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -8,10 +8,10 @@ use super::relax::{self, Edge, Solution, coarse};
 use super::repair;
 use super::rows::{Item, Span};
 
-/// Most edges kept around the one that the limit cuts.
+/// Largest number of edges that are kept around the cut one.
 const STEPS: usize = 1 << 10;
 
-/// An edge of the tail: what it and the steps before it save and cost together.
+/// An edge of the tail, with the objective saved and the units used by it and all steps before it.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Step {
@@ -21,15 +21,15 @@ pub(super) struct Step {
     to: u32,
 }
 
-/// Steps to make room for in a table of `options` options.
+/// Number of steps to allocate for a table of `options` options.
 pub(super) fn steps(options: usize) -> usize {
     options.min(STEPS)
 }
 
-/// Objective per coarse unit, as a fraction.
+/// Saved objective and coarse units of an edge: its slope as a fraction.
 type Slope = (u64, u64);
 
-/// Layers that a list lacks: each at its base item, from which the steps lead on.
+/// The layers that a list lacks. Each is at its base item; the steps lead on from there.
 pub(super) struct Tail<'w> {
     items: &'w [Item],
     spans: &'w [Span],
@@ -37,23 +37,23 @@ pub(super) struct Tail<'w> {
     /// One item per layer of the table.
     base: &'w mut [u32],
     steps: &'w mut [Step],
-    /// No edge before the steps is flatter.
+    /// Slope of the flattest edge before the steps.
     steep: Slope,
-    /// No edge behind the steps is steeper.
+    /// Slope of the steepest edge after the steps.
     flat: Slope,
-    /// Objective and coarse units of the base items.
+    /// Sums of objective and coarse units of the base items.
     objective: u64,
     coarse: u64,
-    /// Units that the tail needs at least.
+    /// Least units that the tail needs.
     least_units: u128,
-    /// The tail's least values, summed, at the price of `line`.
+    /// Sum over the tail's layers of the least value, at the price of `line`.
     least: u128,
     target: u64,
     line: Line,
 }
 
 impl<'w> Tail<'w> {
-    /// All layers; as many edges become steps as `steps` has room for, half of them on either side of the cut.
+    /// Starts with all layers. As many edges become steps as `steps` has room for, half of them on either side of the cut.
     pub(super) fn new(
         (items, spans, capacity): (&'w [Item], &'w [Span], u128),
         solution: &mut Solution<'_>,
@@ -97,13 +97,13 @@ impl<'w> Tail<'w> {
         }
     }
 
-    /// Admits from now on only partial plans that may have a completion of at most the objective `target`.
+    /// Sets the target. From now on, only partial plans that may have a completion of at most `target` are admitted.
     pub(super) fn aim(&mut self, target: u64) {
         self.target = target;
         self.line.ceiling = self.line.multiplier.ceiling(target, self.capacity).saturating_sub(self.least);
     }
 
-    /// Takes `layer` out.
+    /// Removes `layer` from the tail.
     pub(super) fn remove(&mut self, layer: usize) {
         let (row, base) = (&self.items[self.spans[layer].range()], &self.items[self.base[layer] as usize]);
         self.objective -= base.objective;
@@ -126,14 +126,14 @@ impl<'w> Tail<'w> {
         self.steps = &mut steps[..kept];
     }
 
-    /// The first step that a partial plan of `units` leaves no room for, counted from the last; at least `cursor`.
+    /// Number of steps at the end that do not fit beside a partial plan of `units`; at least `cursor`.
     fn cut(&self, units: u128, cursor: usize) -> usize {
         let room = coarse(self.capacity - units).saturating_sub(self.coarse);
         let over = self.steps.iter().rev().skip(cursor).take_while(|step| step.coarse > room).count();
         cursor + over
     }
 
-    /// The least objective of a plan that completes a partial one, by the relaxation; `cursor` as in [`Bound::admits_next`].
+    /// The relaxation's lower bound of all completions of a partial plan. `cursor` works as in [`Bound::admits_next`].
     pub(super) fn lower_bound(&self, cursor: &mut usize, objective: u64, units: u128) -> u64 {
         let share = |(saved, cost): Slope, part: u64| {
             let part = (u128::from(saved) * u128::from(part)).checked_div(u128::from(cost));
@@ -152,8 +152,8 @@ impl<'w> Tail<'w> {
         (objective - taken.saved).saturating_sub(share(next, left - taken.coarse))
     }
 
-    /// Completes `plan`, whose layers outside the tail are set, by steps while they fit; returns the layer that the
-    /// relaxation cuts, if the steps reach so far. `plan` may be over the capacity.
+    /// Completes `plan` by steps that fit. The layers outside the tail must be set. Returns the layer that the relaxation
+    /// cuts, if the steps reach that far. `plan` may exceed the capacity.
     pub(super) fn complete(&self, units: u128, plan: &mut [u32]) -> Option<usize> {
         let used = repair::total_units(self.items, plan);
         let mut left = self.capacity.checked_sub(used)?;
@@ -203,7 +203,7 @@ mod tests {
     const OPTIONS: usize = 5;
     const CAPACITY: u64 = 240;
 
-    /// Layers of undominated options whose objectives and coarse units are small integers.
+    /// Makes layers of undominated options whose objectives and coarse units are small integers.
     fn layers(seed: u64) -> (Vec<Item>, Vec<Span>) {
         let mut at = 0;
         let mut draw = |below: u32| {
@@ -221,8 +221,8 @@ mod tests {
         (items, (0..4).map(|layer| Span::new(OPTIONS * layer, OPTIONS * (layer + 1))).collect())
     }
 
-    /// The relaxation of some layers with `room` coarse units, rounded up: the least mean of two sums of
-    /// options that together fit.
+    /// The relaxation of some layers with `room` coarse units, rounded up. It is the least weighted mean of two sums of
+    /// options that fits.
     fn relaxation(layers: &[&[Item]], room: u64) -> Option<u64> {
         let mut sums = vec![(0, 0)];
         for layer in layers {

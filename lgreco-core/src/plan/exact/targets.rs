@@ -1,4 +1,4 @@
-//! Which targets are searched: rising from the bound to the best plan.
+//! The sequence of targets that the search tries, from the proved bound up to the best plan.
 
 use core::ops::RangeInclusive;
 
@@ -7,15 +7,15 @@ use super::fix::Lattice;
 use super::lists::Arena;
 use super::search::Core;
 
-/// A target is tried without trying smaller ones first while it leaves at most 2^20 plans.
+/// Twice the binary logarithm of 2^20. A target that leaves at most 2^20 plans is tried without trying smaller ones first.
 const EASY: u32 = 40;
-/// The first target lies 2^-10 of the gap above the bound, the next ones 4 times further.
+/// The first target lies 2^-10 of the gap above the bound. Each further target takes a part 4 times as large.
 const FINEST: u32 = 10;
-/// How often a search that outgrew the limits is tried again below the better plan it found.
+/// Number of retries after a search that outgrew the limits but found a better plan.
 const RETRIES: u32 = 3;
 
-/// Searches targets in `range`, from the bound to below the best plan; improves that plan and returns the bound that is
-/// then proved.
+/// Searches targets in `range`, from the bound to just below the best plan. Improves that plan, and returns the proved
+/// bound.
 pub(super) fn search(
     core: &Core<'_>,
     range: RangeInclusive<u64>,

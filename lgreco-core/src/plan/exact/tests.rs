@@ -1,4 +1,4 @@
-//! What is seen of the steps from inside alone.
+//! Tests of the solver's steps that need private functions.
 
 use super::*;
 use crate::plan::Summary;
@@ -6,16 +6,16 @@ use crate::rng::Stream;
 use crate::table::Choice;
 use std::{vec, vec::Vec};
 
-/// What the errors of a row are like.
+/// The kind of errors in a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Rows {
-    /// They fall smoothly as the size grows, from scales of many magnitudes.
+    /// Errors fall smoothly as sizes grow. Their scales differ by many magnitudes.
     Smooth,
-    /// Log-uniform: few options are on the hull.
+    /// Errors are log-uniform, so that few options are on the hull.
     Scattered,
-    /// Nearly on one line with the sizes, which is the same for all layers.
+    /// Errors and sizes lie nearly on one line, the same for all layers.
     Correlated,
-    /// Exactly on it: a subset-sum problem.
+    /// Errors and sizes lie exactly on the line, which makes a subset-sum problem.
     SubsetSum,
 }
 
@@ -35,7 +35,7 @@ impl Model {
     }
 }
 
-/// The budget is the error of an option in the middle of each row.
+/// Makes a table. Its budget adds the error of the option at one third of each row.
 fn model(rows: Rows, layers: usize, options: usize, seed: u64) -> Model {
     let mut words = (0..).map(|i| Stream { seed, ..Stream::default() }.word(i));
     let mut draw = move || f64::from(words.next().unwrap()) / 4_294_967_296.0;
@@ -81,7 +81,7 @@ fn solved(table: &Table<'_>, budget: f64, states: usize) -> Summary {
     solve(table, budget, Limits { states }, &mut workspace, &mut choices).unwrap()
 }
 
-/// Of the size.
+/// The lower bound of the size.
 fn bound(summary: &Summary) -> u64 {
     let Proof::Size { lower_bound, .. } = summary.proof else { panic!("{summary:?}") };
     lower_bound
@@ -109,7 +109,7 @@ fn algorithm_1_is_asked_where_its_plan_may_be_smaller() {
     assert!(asked > 0 && won > 0 && excluded > 5, "{asked}, {won}, {excluded}");
 }
 
-/// Branching proves most tables: here the search must do it alone.
+/// Branching alone proves most tables. So this test runs the search without branching.
 #[test]
 fn the_search_proves_what_branching_proves() {
     let mut searched = 0;

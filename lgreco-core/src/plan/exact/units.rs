@@ -1,17 +1,17 @@
-//! What is limited as exact integers: fixed-point units in which the limit fills 120 bits.
+//! Converts the limited quantity to exact integers: fixed-point units in which the limit has 120 bits.
 
 use crate::plan::{Limit, goal::parts};
 use crate::table::Choice;
 
-/// Bits of the limit in units.
+/// Number of bits of the limit in units.
 const BITS: i32 = 120;
 
-/// Which way bits below 2^-120 of the budget go; sums of ordinary errors have none, and sizes never have.
+/// Rounding of bits below 2^-120 of the budget. Ordinary errors have no such bits, and sizes never do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rounding {
-    /// Every plan within the budget is within it in units: right for bounds.
+    /// Every plan within the budget is within it in units, as lower bounds need.
     Down,
-    /// Every plan within the budget in units is within it: right for plans.
+    /// Every plan within the budget in units is within the budget, as plans need.
     Up,
 }
 
@@ -33,7 +33,7 @@ impl Scale {
         Scale { limit, shift: BITS - bits - exponent, rounding }
     }
 
-    /// What an option needs of the limit; `None` when that alone exceeds it.
+    /// Units of the limit that an option needs. `None` if the option alone exceeds the limit.
     pub(super) fn units(self, choice: &Choice) -> Option<u128> {
         match self.limit {
             Limit::Error(budget) => (choice.error <= budget).then(|| self.error(choice.error)),

@@ -11,7 +11,7 @@ impl<'w> Carver<'w> {
     }
 }
 
-/// Words that `count` values take.
+/// Number of 8-byte words that hold `count` values.
 pub(super) const fn words<T>(count: usize) -> usize {
     (count * size_of::<T>()).div_ceil(8)
 }

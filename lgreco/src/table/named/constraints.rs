@@ -1,4 +1,4 @@
-//! What a table says about layers that share an option and layers whose option is fixed.
+//! Groups of layers that share an option, and fixed options, as named tables state them.
 
 use super::{NamedError, NamedTable};
 use crate::compress::Setting;
@@ -23,32 +23,32 @@ use alloc::{collections::BTreeMap, string::String, vec::Vec};
 /// # Ok::<(), lgreco::table::NamedError>(())
 /// ```
 impl NamedTable {
-    /// The group of a layer, if it is in one: all layers of a group get options of the same label.
+    /// The name of a layer's group, if it has one. All layers of a group get options with the same label.
     pub fn group(&self, layer: usize) -> Option<&str> {
         self.layers[layer].group.as_deref()
     }
 
-    /// Puts a layer into a group, which exists because layers name it, or into none.
+    /// Sets or removes the group of a layer. A group consists of the layers that name it.
     pub fn set_group(&mut self, layer: usize, group: Option<String>) {
         self.layers[layer].group = group;
     }
 
-    /// The option that every plan has for a layer, if one is fixed.
+    /// The fixed option of a layer, if it has one. Every plan then uses it.
     pub fn fixed_option(&self, layer: usize) -> Option<u32> {
         self.layers[layer].fixed
     }
 
-    /// Fixes a layer's option, or leaves it to the planner.
+    /// Fixes a layer's option, or leaves the choice to the planner.
     ///
     /// # Panics
-    /// When the layer does not have the option.
+    /// When the layer lacks the option.
     pub fn set_fixed_option(&mut self, layer: usize, option: Option<u32>) {
         let options = self.labels(layer).len();
         assert!(option.is_none_or(|option| (option as usize) < options), "there is no option {option:?} of {options}");
         self.layers[layer].fixed = option;
     }
 
-    /// The groups and fixed options that the table states itself. O(layers·log(groups)).
+    /// The groups and fixed options that the table states. O(layers·log(groups)).
     pub fn constraints(&self) -> Constraints {
         let mut groups: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         let mut constraints = Constraints::default();
@@ -66,9 +66,9 @@ impl NamedTable {
         constraints
     }
 
-    /// The table to plan within `constraints`, in which layers share an option when they have its label.
+    /// Prepares the table for planning within `constraints`. Layers of a group share options with the same label.
     ///
-    /// Where a layer has a label twice, the first is matched with the first and the second with the second. `constraints`
+    /// If a layer has a label twice, the first occurrences match each other, and so do the second ones. `constraints`
     /// replace those that the table states.
     ///
     /// ```
@@ -104,12 +104,12 @@ impl NamedTable {
         Merged::by_key(&self.view(), constraints, keys).map_err(|error| self.name_error(error))
     }
 
-    /// The layer of a name. O(layers).
+    /// Index of the layer with this name. O(layers).
     pub fn find(&self, name: &str) -> Option<usize> {
         self.layers.iter().position(|layer| layer.name == name)
     }
 
-    /// The first option of a layer with this label, or else with this setting as text. O(options).
+    /// The first option of a layer with this label, or else the first with this setting as text. O(options).
     pub fn find_option(&self, layer: usize, text: &str) -> Option<u32> {
         let labelled = self.labels(layer).iter().position(|label| label == text);
         let option = labelled.or_else(|| {
