@@ -68,7 +68,7 @@ pub enum Candidates<'a> {
         ranks: &'a [u32],
     },
     /// CLT-k with each number of kept elements in `keeps`, as the leader selects them. Measured on the mean gradient,
-    /// this is a lower bound of the error of the mean, because a leader selects from its own gradient only.
+    /// this is a lower bound of the error of the mean. A real leader selects from one worker's gradient.
     CltK {
         /// Numbers of kept elements, 1 to the number of elements.
         keeps: &'a [u32],
@@ -175,7 +175,7 @@ impl Candidates<'_> {
     /// values.
     ///
     /// # Errors
-    /// As [`payload_len`](Compressor::payload_len) of the first candidate that does not fit.
+    /// The error of [`payload_len`](Compressor::payload_len) for the first candidate that does not fit.
     pub fn check(&self, shape: Shape, dtype: Dtype) -> Result<(), Error> {
         let mut settings = (0..self.len()).filter_map(|index| self.setting(index));
         settings.try_for_each(|setting| setting.payload_len(shape, dtype).map(drop))
@@ -262,7 +262,7 @@ impl Candidates<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`measure`](Candidates::measure).
+    /// The errors of [`measure`](Candidates::measure).
     pub fn measure_with_lens(
         &self,
         gradient: &Gradient<'_>,

@@ -31,7 +31,7 @@ use lgreco_core::method::Parameters;
 /// bytes per value, and no rank sends a header.
 ///
 /// # Complexity
-/// As [`TopK`]. In an exchange only the leader selects.
+/// The complexity of [`TopK`]. In an exchange only the leader selects.
 ///
 /// ```
 /// use lgreco_compress::{Compressor, clt::CltK};

@@ -5,9 +5,9 @@ use crate::spread::spread_parts;
 /// How decoded values are combined with existing ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Combine {
-    /// They are added.
+    /// Adds the decoded values.
     Add,
-    /// They are subtracted.
+    /// Subtracts the decoded values.
     Subtract,
 }
 

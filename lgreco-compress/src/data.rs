@@ -6,8 +6,8 @@ use crate::{Error, Result};
 use lgreco_core::method::{FIRST_ID, Methods, OwnSetting, Parameters};
 
 impl Setting {
-    /// Id of the method and its parameters. The id is the one in payload headers. Methods that send TopK's payloads
-    /// have ids of their own: 7 (CLT-k), 8 (hard threshold) and 9 (SIDCo).
+    /// Id of the method and its parameters. The id is the one in payload headers, with three exceptions. CLT-k (7),
+    /// hard threshold (8) and SIDCo (9) send TopK's payloads, but have separate ids.
     ///
     /// ```
     /// use lgreco_compress::{Setting, qsgd::Qsgd};

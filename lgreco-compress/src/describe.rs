@@ -85,8 +85,8 @@ pub struct Planned {
     pub expected: &'static str,
     /// Unit of the parameter.
     pub unit: Unit,
-    /// Three divisors and factors `[a, b, c]` of the range that is searched around a default D: from D / a to D · b, in
-    /// steps of D / c. Whole parameters are rounded up, and their steps are at least 1.
+    /// The range that is searched around a default D, as three numbers `[a, b, c]`. The search goes from D / a to D ·
+    /// b, in steps of D / c. Whole parameters are rounded up, and their steps are at least 1.
     pub around: [f64; 3],
     /// Makes the setting of a layer from the parameter, the layer's shape and its element type.
     pub setting: fn(f64, Shape, Dtype) -> Result<Setting>,

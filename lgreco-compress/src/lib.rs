@@ -152,7 +152,7 @@ pub trait Compressor {
     /// for (rank, payload) in payloads.iter_mut().enumerate() {
     ///     assert_eq!(Qsgd::default().encode(&gradient, worker(rank as u32), &mut [], payload)?, 22);
     /// }
-    /// assert_eq!(payloads[0][..20], payloads[1][..20]); // header and scale; the random bits are each worker's own
+    /// assert_eq!(payloads[0][..20], payloads[1][..20]); // equal header and scale; the random bits differ
     /// # Ok::<(), lgreco_core::Error>(())
     /// ```
     ///
@@ -172,7 +172,7 @@ pub trait Compressor {
     /// ([`Traits::sees_gradient`]). The others do the same as [`encode`](Compressor::encode).
     ///
     /// # Errors
-    /// As [`encode`](Compressor::encode), and [`Error::Length`] when the two tensors differ in shape.
+    /// The errors of [`encode`](Compressor::encode), and [`Error::Length`] when the two tensors differ in shape.
     fn encode_with_gradient(
         &self,
         compensated: &Gradient<'_>,

@@ -164,7 +164,7 @@ pub(super) fn measure_workspace_len(setting: &OwnSetting, shape: Shape, dtype: D
     setting.encode_workspace_len(shape, dtype) + payload.div_ceil(8) + shape.elements().div_ceil(2)
 }
 
-/// Encodes once and returns the squared error and the bytes of the payload.
+/// Encodes once, and returns the squared error and the length of the payload in bytes.
 pub(super) fn measure(
     setting: &OwnSetting,
     gradient: &Gradient<'_>,

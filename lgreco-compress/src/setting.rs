@@ -18,7 +18,8 @@ use lgreco_core::method::Methods;
 
 impl Setting {
     /// Whether payloads decode to the gradient in expectation, with errors that are independent between workers. True
-    /// for uncompressed values, QSGD under stochastic rounding, and outside methods that declare it.
+    /// for uncompressed values, QSGD under stochastic rounding, EDEN with the unbiased scale, and outside methods that
+    /// declare it.
     ///
     /// ```
     /// # use lgreco_compress::{Setting, qsgd::{Qsgd, Rounding}};
@@ -44,7 +45,7 @@ impl Setting {
     /// ```
     ///
     /// # Errors
-    /// As [`payload_len`](Compressor::payload_len).
+    /// The errors of [`payload_len`](Compressor::payload_len).
     pub fn exchanged_len(&self, shape: Shape, dtype: Dtype, reduce_dtype: Dtype) -> Result<usize, Error> {
         let len = self.payload_len(shape, dtype)?;
         let values = match self {
@@ -92,7 +93,7 @@ impl Setting {
     /// Decodes a payload of this setting.
     ///
     /// # Errors
-    /// As [`decode`]. [`Error::PayloadHeader`] for a payload of another method.
+    /// The errors of [`decode`]. [`Error::PayloadHeader`] for a payload of another method.
     pub fn decode(&self, payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
         match self {
             Setting::Own(own) => own::decode_as(payload, own, values),
@@ -183,10 +184,10 @@ pub fn decode(payload: &[u8], values: &mut [f32]) -> Result<Header, Error> {
 /// Decodes any payload, including payloads of the outside `methods`, like [`decode`].
 ///
 /// # Errors
-/// As [`decode`], the errors of the methods' own decoders, and [`Error::UnknownMethod`].
+/// The errors of [`decode`], the errors of the methods' own decoders, and [`Error::UnknownMethod`].
 ///
 /// # Complexity
-/// As [`decode`].
+/// The complexity of [`decode`].
 pub fn decode_with(methods: &Methods, payload: &[u8], values: &mut [f32]) -> Result<Header, Error> {
     let payload = Payload::parse(payload)?;
     match payload.header.method {
@@ -207,8 +208,8 @@ pub fn decode_parsed(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Er
 }
 
 /// Adds a payload's values to `values`, or subtracts them. Most methods do so in blocks or element by element. The
-/// others decode into `scratch` first, which must be at least as long as `values`. Errors as [`decode`]; `values` must
-/// not be used after one.
+/// others decode into `scratch` first, which must be at least as long as `values`. Returns the errors of [`decode`].
+/// After an error, `values` must not be used.
 pub fn combine(
     setting: &Setting,
     payload: &Payload<'_>,
@@ -226,7 +227,7 @@ pub fn combine(
     Ok(())
 }
 
-/// Length in bytes of the payload at the start of `bytes`, read from its header. Payloads can therefore be
+/// Length in bytes of the payload at the start of `bytes`, as its first bytes state it. Payloads can therefore be
 /// concatenated. Of the body, only the length is checked. [`decode`] requires exactly this many bytes.
 ///
 /// ```

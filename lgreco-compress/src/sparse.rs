@@ -43,7 +43,8 @@ pub(super) fn decode_body<'a>(body: impl Sparse<'a>, values: &mut [f32]) -> Resu
     scatter_all(body, values, 0.0, |place, value| *place = value)
 }
 
-/// Adds or subtracts a payload's values. Takes time in proportion to the number of kept values. Errors as [`decode`].
+/// Adds or subtracts a payload's values. Takes time in proportion to the number of kept values. Returns the errors of
+/// [`decode`].
 pub(super) fn combine<'a, S: Sparse<'a>>(payload: &Payload<'a>, how: Combine, values: &mut [f32]) -> Result<()> {
     let body = S::of(payload)?;
     expect_len("values", payload.header.shape.elements(), values.len())?;

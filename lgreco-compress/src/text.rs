@@ -26,7 +26,7 @@ impl Setting {
     /// Parses a setting of one of lgreco's methods or of the outside `methods`.
     ///
     /// # Errors
-    /// Those listed at [`Setting`], and those of [`Methods::parse`].
+    /// The errors listed at [`Setting`], and the errors of [`Methods::parse`].
     pub fn parse(text: &str, methods: &Methods) -> Result<Setting> {
         if let Some(own) = methods.parse(text)? {
             return Ok(Setting::Own(own));

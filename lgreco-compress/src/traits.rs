@@ -33,7 +33,7 @@ pub enum Aggregation {
 pub enum ResidualKind {
     /// No residual, because nothing is lost.
     Lossless,
-    /// No residual by default, but one is possible: QSGD, and outside methods that are unbiased.
+    /// No residual by default, but one is possible: QSGD, EDEN with the unbiased scale, and unbiased outside methods.
     Optional,
     /// A moving average of the compression error.
     Average,

@@ -11,8 +11,9 @@
 //! | 12..16 | columns of the tensor |
 //!
 //! [`Payload::parse`] checks the header. Each method checks that the body has exactly the length that the header
-//! implies, and that no position in it is outside the tensor. Because the header implies the length, payloads can be
-//! concatenated ([`stated_len`](super::stated_len)).
+//! implies, and that no position in it is outside the tensor. Payloads of outside methods also state the length of
+//! their body. So a payload's length can be read from its first bytes, and payloads can be concatenated
+//! ([`stated_len`](super::stated_len)).
 //!
 //! Most methods have one length per shape and element type (`has_fixed_len`), known before encoding. For hard
 //! thresholds, SIDCo and AdaComp the values decide the length. `payload_len` is then an upper bound, for which buffers

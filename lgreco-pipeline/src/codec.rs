@@ -41,7 +41,7 @@ pub enum Tile {
 /// let codec = Codec::MinMax { bits: 2, tile: Tile::Elements(4) };
 /// let mut body = vec![0; codec.body_len(samples, features)?];
 /// codec.encode(&batch, features, &[], &mut [], &mut body)?;
-/// assert_eq!(body.len(), 2 * (8 + 1)); // per sample minimum and maximum, and four codes of two bits
+/// assert_eq!(body.len(), 2 * (8 + 1)); // per sample: minimum, maximum and four codes of two bits
 /// let mut decoded = [f32::NAN; 8];
 /// codec.decode(&body, features, &[], &mut decoded)?;
 /// assert_eq!(decoded, batch);
@@ -159,7 +159,7 @@ impl Codec {
     /// Exact number of bytes of a body for `samples` samples of `features` values. It does not depend on the values.
     ///
     /// # Errors
-    /// As [`check`](Codec::check), and [`CoreError::TooManyElements`] for 2^32 elements or more.
+    /// The errors of [`check`](Codec::check), and [`CoreError::TooManyElements`] for 2^32 elements or more.
     pub fn body_len(&self, samples: usize, features: usize) -> Result<usize, Error> {
         self.check(features)?;
         let elements = Shape::new(samples, features)?.elements();
@@ -184,7 +184,7 @@ impl Codec {
     /// Bytes of the indices that TopK gives to shared-index; 0 for other codecs.
     ///
     /// # Errors
-    /// As [`body_len`](Codec::body_len).
+    /// The errors of [`body_len`](Codec::body_len).
     pub fn indices_len(&self, samples: usize, features: usize) -> Result<usize, Error> {
         self.body_len(samples, features)?;
         Ok(match *self {
@@ -196,7 +196,8 @@ impl Codec {
     /// Copies the indices out of a TopK body, for shared-index. Does nothing for other codecs.
     ///
     /// # Errors
-    /// [`CoreError::Length`] when `body` or `indices` has the wrong length. Otherwise as [`body_len`](Codec::body_len).
+    /// [`CoreError::Length`] when `body` or `indices` has the wrong length. Also the errors of
+    /// [`body_len`](Codec::body_len).
     ///
     /// ```
     /// use lgreco_pipeline::{Codec, gradient::Dtype};
@@ -242,7 +243,7 @@ impl Codec {
     /// # Errors
     /// [`CoreError::NonFinite`] with the first NaN or infinity. [`CoreError::ElementOverflow`] when a value does not
     /// fit the type in which it is sent. [`CoreError::Overflow`] when EDEN's values are above 2^94.
-    /// [`CoreError::Length`] when a buffer has the wrong length. Otherwise as [`body_len`](Codec::body_len).
+    /// [`CoreError::Length`] when a buffer has the wrong length. Also the errors of [`body_len`](Codec::body_len).
     pub fn encode(
         &self,
         values: &[f32],
@@ -282,7 +283,7 @@ impl Codec {
     ///
     /// # Errors
     /// [`CoreError::PayloadBody`] on a body that no encoder writes. [`CoreError::Overflow`] when a value of EDEN does
-    /// not fit f32. [`CoreError::Length`] when a buffer has the wrong length. Otherwise as
+    /// not fit f32. [`CoreError::Length`] when a buffer has the wrong length. Also the errors of
     /// [`body_len`](Codec::body_len).
     pub fn decode(&self, body: &[u8], features: usize, indices: &[u8], values: &mut [f32]) -> Result<(), Error> {
         self.check_lens(values.len(), features, indices, body)?;

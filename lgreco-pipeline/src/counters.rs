@@ -44,7 +44,7 @@ pub struct Counters {
     pub hit_energy: f64,
 }
 
-/// Upper limit of saved counts, so that counting on never overflows.
+/// Upper limit of saved counts, so that later counts never overflow.
 pub(super) const COUNT_LIMIT: u64 = 1 << 63;
 
 impl Counters {

@@ -17,11 +17,11 @@ use crate::gradient::Values;
 /// let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
 /// let (mut workspace, mut message) = (vec![0; above.workspace_len()], vec![0; above.message_len()]);
 /// let mut values = [0.0; 2];
-/// above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut message)?; // and is lost
+/// above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut message)?; // this message is lost
 /// let sent = above.send(Values::F32(&[3.0, 4.0]), &[], &mut workspace, &mut message)?;
 /// let found = below.receive(&message[..sent.len], &mut workspace, &mut values);
 /// assert_eq!(found, Err(Error::OutOfStep { what: "sequence number", expected: 0, found: 1 }));
-/// // The first can be made again.
+/// // The first message can be made again.
 /// let len = above.repeat(0, Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut message)?;
 /// assert_eq!(below.receive(&message[..len], &mut workspace, &mut values), Ok(0));
 /// assert_eq!(values, [1.0, 2.0]);
@@ -34,11 +34,12 @@ impl End<Below> {
     /// message's ticket. [`values_len`](Downstream::values_len) tells the number of values.
     ///
     /// # Errors
-    /// As [`Message::parse`]. [`CoreError::PayloadHeader`](crate::CoreError::PayloadHeader) when the message belongs to
-    /// another cut or another setting. [`Error::OutOfStep`] when it is not the next message of this generation and
-    /// step, or when EF21's ends differ. [`Error::SampleOutOfStep`] and [`Error::DuplicateSample`] under AQ-SGD.
-    /// [`Error::TooManyInFlight`] when no ticket is free. [`CoreError::PayloadBody`](crate::CoreError::PayloadBody) on
-    /// a body that no cut writes. [`CoreError::Length`](crate::CoreError::Length) on a buffer of the wrong length.
+    /// The errors of [`Message::parse`]. [`CoreError::PayloadHeader`](crate::CoreError::PayloadHeader) when the message
+    /// belongs to another cut or another setting. [`Error::OutOfStep`] when it is not the next message of this
+    /// generation and step, or when EF21's ends differ. [`Error::SampleOutOfStep`] and [`Error::DuplicateSample`] under
+    /// AQ-SGD. [`Error::TooManyInFlight`] when no ticket is free.
+    /// [`CoreError::PayloadBody`](crate::CoreError::PayloadBody) on a body that no cut writes.
+    /// [`CoreError::Length`](crate::CoreError::Length) on a buffer of the wrong length.
     /// [`CoreError::Overflow`](crate::CoreError::Overflow) when values leave the range of f32.
     /// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory) when memory cannot be allocated. After an error, the
     /// end is unchanged, and `activations` must not be used.
@@ -60,8 +61,8 @@ impl End<Below> {
     /// Gives the same activations every time, and changes nothing.
     ///
     /// # Errors
-    /// As [`receive`](Downstream::receive). [`Error::NotInFlight`] when the ticket is unknown. [`Error::FeedbackRule`]
-    /// under a memory by position.
+    /// The errors of [`receive`](Downstream::receive). [`Error::NotInFlight`] when the ticket is unknown.
+    /// [`Error::FeedbackRule`] under a memory by position.
     pub fn repeat(&self, message: &[u8], workspace: &mut [u64], activations: &mut [f32]) -> Result<(), Error> {
         let message = Message::parse(message)?;
         let ticket = message.header.sequence;
@@ -73,7 +74,7 @@ impl End<Below> {
     /// Decompresses a message of evaluation and returns its kind. Changes nothing.
     ///
     /// # Errors
-    /// As [`receive`](Downstream::receive), for errors in messages and buffers.
+    /// The errors of [`receive`](Downstream::receive) that concern messages and buffers.
     pub fn evaluate(&self, message: &[u8], activations: &mut [f32]) -> Result<Evaluation, Error> {
         let message = Message::parse(message)?;
         self.forward.read_evaluation(self.clock, &message, activations)?;

@@ -69,7 +69,7 @@ impl<S: Side> End<S> {
     /// [saved](End::save) ends must use a new generation, so that messages of an old end are refused.
     ///
     /// # Errors
-    /// As [`CutSetting::check`], and [`CoreError::OutOfMemory`].
+    /// The errors of [`CutSetting::check`], and [`CoreError::OutOfMemory`].
     pub fn new(setting: CutSetting, generation: u32) -> Result<End<S>, Error> {
         setting.check()?;
         let half = |direction| Half::new(setting, direction, direction == S::SENDS);
@@ -106,8 +106,8 @@ impl<S: Side> End<S> {
     /// allocate memory before receiving, because a damaged header may state any number.
     ///
     /// # Errors
-    /// As [`Message::parse`](super::Message::parse). [`CoreError::PayloadHeader`] when the message belongs to another
-    /// cut or another setting. [`Error::OutOfStep`] when it belongs to another generation.
+    /// The errors of [`Message::parse`](super::Message::parse). [`CoreError::PayloadHeader`] when the message belongs
+    /// to another cut or another setting. [`Error::OutOfStep`] when it belongs to another generation.
     pub fn values_len(&self, message: &[u8]) -> Result<usize, Error> {
         match S::SENDS {
             Direction::Forward => self.backward.values_len(self.clock, message),

@@ -11,7 +11,7 @@
 //! use lgreco_pipeline::{CutSetting, Downstream, Evaluation, RowStorage, LinkMemory, Upstream};
 //! use lgreco_pipeline::gradient::Values;
 //!
-//! // Two samples of 64 features per micro-batch. Forward, the change of what is remembered of each sample; back, 8 bits.
+//! // Two samples of 64 features per micro-batch. Forward sends changes of samples, backward sends 8 bits per value.
 //! let mut setting = CutSetting::new(0, 2, 64);
 //! setting.forward.memory = LinkMemory::Samples { capacity: 1000, storage: RowStorage::Bf16 };
 //! let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
@@ -24,16 +24,16 @@
 //!     let activations: Vec<f32> = (0..128).map(|i| (i as f32 + 0.1 * epoch as f32).sin()).collect();
 //!     let sent = above.send(Values::F32(&activations), &[Some(7), Some(8)], &mut workspace, &mut forward)?;
 //!     *bytes = sent.len;
-//!     // Stage 1 goes on with what arrives, and sends back the loss's derivative by it.
+//!     // Stage 1 continues with the received values, and sends back the loss's derivative by them.
 //!     let mut received = vec![0.0; 128];
 //!     let ticket = below.receive(&forward[..sent.len], &mut workspace, &mut received)?;
 //!     assert!(received.iter().zip(&activations).all(|(y, x)| (y - x).abs() < 0.02));
 //!     let gradients = received;
 //!     let len = below.send(ticket, Values::F32(&gradients), &mut workspace, &mut backward)?;
-//!     // Stage 0 backpropagates what comes back as if it had not been compressed.
+//!     // Stage 0 backpropagates the received derivative as if it were uncompressed.
 //!     let mut derivative = vec![0.0; 128];
 //!     assert_eq!(above.receive(&backward[..len], &mut workspace, &mut derivative)?, sent.ticket);
-//!     // After the optimiser's step.
+//!     // Both ends commit after the optimiser's step.
 //!     above.commit_step()?;
 //!     below.commit_step()?;
 //! }
@@ -54,7 +54,7 @@
 //! | [`Residual`](LinkMemory::Residual) | `x + e` as `c` | `c` | sender: `e + x − c`, by position in the batch |
 //! | [`Mixed`](LinkMemory::Mixed) | `x + e` at entries chosen half by abs x, half by abs e | `c` | as `Residual` |
 //! | [`Ef21`](LinkMemory::Ef21) | `x − A` as `c` | `A + c` | both ends: `A + c`, by position in the batch |
-//! | [`Samples`](LinkMemory::Samples) | `x − m` as `c`; first visit: `x` uncompressed | `m + c`, or `x` | both ends: the same, rounded to the storage, by sample |
+//! | [`Samples`](LinkMemory::Samples) | `x − m` as `c`; first visit: `x` uncompressed | `m + c`, or `x` | both ends: the same, rounded, by sample |
 //!
 //! Every training message updates memories by position. All training batches must then have the same size. The error of
 //! one position is added to the next sample at that position.
@@ -65,7 +65,7 @@
 //! little between visits. It does not pay off with random crops or dropout above the cut, or in the first epoch.
 //! [`Counters::change_ratio`] measures it.
 //!
-//! # Guarantees
+//! # What is promised
 //! * Both ends of EF21 and AQ-SGD hold the same bits. A message carries generation, sequence number, number of
 //!   committed steps, and a checksum of the sender's memory. A mismatch is an error with both numbers.
 //! * A failed call changes nothing. Evaluation and repetition take `&self`.

@@ -1,6 +1,6 @@
-//! Saves an end as bytes and restores it. The bytes are: `LSE`, version 3, the side, three zeros, the generation, the
-//! number of steps, the first sequence number of this step, the setting, the two halves, and a checksum of everything
-//! before it.
+//! Saves an end as bytes and restores it. The bytes begin with `LSE`, version 3, the side, three zeros, the generation,
+//! the number of steps, and the first sequence number of this step. Then come the setting, the two halves, and a
+//! checksum of everything before it.
 
 use super::counters::COUNT_LIMIT;
 use super::end::{End, Side};

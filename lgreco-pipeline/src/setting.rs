@@ -22,7 +22,7 @@ use lgreco::checksum;
 ///     upstream.send(Values::F32(&[0.5; 1024]), &[Some(1)], &mut workspace, &mut message)?;
 ///     Ok::<u64, lgreco_pipeline::Error>(upstream.memory_bytes())
 /// };
-/// assert_eq!(bytes(RowStorage::F32)?, 4096); // for each sample seen, at both ends
+/// assert_eq!(bytes(RowStorage::F32)?, 4096); // per sample in memory, at both ends
 /// assert_eq!(bytes(RowStorage::Bf16)?, 2048);
 /// assert_eq!(bytes(RowStorage::Quantised { bits: 4 })?, 512 + 8 * 4);
 /// # Ok::<(), lgreco_pipeline::Error>(())
@@ -31,7 +31,7 @@ use lgreco::checksum;
 pub enum RowStorage {
     /// Exact f32; 4 bytes per value.
     F32,
-    /// bfloat16; 2 bytes per value. It has the range of f32. f16 would overflow at 65504.
+    /// bfloat16; 2 bytes per value. It has the range of f32, whereas f16 would overflow at 65504.
     #[default]
     Bf16,
     /// Codes of 2 to 8 bits on a grid symmetric about zero, and one f32 per 128 values. Rows are quantised again at
@@ -61,9 +61,9 @@ pub enum LinkMemory {
     /// Error feedback: the sender adds its earlier compression errors to each batch, by position in the batch.
     Residual(Residual),
     /// EF-mixed on each sample, for TopK only: error feedback where abs x and abs e each choose half of the `k`
-    /// entries. Half (rounded up) are those with the largest abs x, and half those with the largest abs e. An entry
-    /// chosen twice frees a place for the largest abs p among the others, where p = x + e. Every chosen entry sends
-    /// `p`. So neither large fresh values nor old residuals can suppress the other.
+    /// entries. The largest abs x choose ⌈k/2⌉ entries, and the largest abs e choose ⌊k/2⌋. An entry chosen twice frees
+    /// a place for the largest abs p among the others, where p = x + e. Every chosen entry sends `p`. So neither large
+    /// fresh values nor old residuals can suppress the other.
     Mixed(Residual),
     /// EF21: both ends hold an estimate of the batch, by position. Messages correct it.
     Ef21,

@@ -1,8 +1,9 @@
 //! Q-sym: codes on a grid that contains zero and is symmetric about it, except for its last point.
 //!
 //! The body has the scales, little-endian, then each sample's codes, packed little-endian and padded with zero bits to
-//! whole bytes. Let `h = 2^(bits − 1)` and let `s` be a scale. The code of `x` is `clamp(round(x / s · h), −h, h − 1) +
-//! h`, with ties to even. A code `u` decodes to `(u − h) / h · s`. So −s is exact, and s decodes to `s (h − 1) / h`.
+//! whole bytes. Let `h = 2^(bits − 1)` and let `s` be a scale. The code of `x` is
+//! `clamp(round(x / s · h), −h, h − 1) + h`, with ties to even. A code `u` decodes to `(u − h) / h · s`. So −s is
+//! exact, and s decodes to `s (h − 1) / h`.
 //!
 //! # Source
 //! Wang et al., "AQ-SGD", NeurIPS 2022, the authors' code. Deviations: (1) Scales are f32 or bf16 instead of f16, which

@@ -47,7 +47,7 @@ impl Evaluation {
 /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
 /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
 /// let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
-/// let message = &forward[..sent.len]; // goes to the other end
+/// let message = &forward[..sent.len]; // send this to the other end
 /// assert_eq!(sent.ticket, 0);
 /// # Ok::<(), lgreco_pipeline::Error>(())
 /// ```
@@ -77,7 +77,7 @@ pub struct Sent {
 /// assert_eq!(upstream.repeat(sent.ticket, activations, &[Some(9)], &mut workspace, &mut again)?, sent.len);
 /// assert_eq!(again, message);
 ///
-/// // Saved after the step, when no gradients are outstanding.
+/// // Saving is possible after the step, when no gradients are outstanding.
 /// let mut saved = vec![0; upstream.saved_len()];
 /// assert_eq!(upstream.save(&mut saved), Err(Error::MidStep { what: "saving", pending: 2 }));
 /// upstream.forget(sent.ticket)?;
@@ -125,12 +125,13 @@ impl End<Above> {
         Ok(Sent { ticket, len: written.len })
     }
 
-    /// Writes the message of a micro-batch in flight again: because it was lost, or for another forward pass of the
-    /// same step with the same values. Gives the same bytes every time, and changes nothing.
+    /// Writes the message of a micro-batch in flight again. Use it when the message was lost, or for another forward
+    /// pass of the same step with the same values. Gives the same bytes every time, and changes nothing.
     ///
     /// # Errors
-    /// As [`send`](Upstream::send). [`Error::NotInFlight`] when the ticket is unknown. [`Error::OutOfStep`] when the
-    /// step has been committed since. [`Error::FeedbackRule`] under a memory by position, which has changed since.
+    /// The errors of [`send`](Upstream::send). [`Error::NotInFlight`] when the ticket is unknown. [`Error::OutOfStep`]
+    /// when the step has been committed since. [`Error::FeedbackRule`] under a memory by position, which has changed
+    /// since.
     pub fn repeat(
         &self,
         ticket: u64,
@@ -147,7 +148,7 @@ impl End<Above> {
     /// Writes a message of evaluation and returns its length in bytes. Changes nothing.
     ///
     /// # Errors
-    /// As [`send`](Upstream::send), for errors in values and buffers.
+    /// The errors of [`send`](Upstream::send) that concern values and buffers.
     pub fn evaluate(
         &self,
         evaluation: Evaluation,
@@ -169,9 +170,9 @@ impl End<Above> {
     /// Decompresses a message of gradients into `gradients`. Closes its ticket and returns it.
     ///
     /// # Errors
-    /// As [`Message::parse`]. [`CoreError::PayloadHeader`](crate::CoreError::PayloadHeader) when the message belongs to
-    /// another cut or another setting. [`Error::OutOfStep`] when it is not the next message of this generation, or when
-    /// EF21's ends differ. [`Error::NotInFlight`] when its ticket is unknown.
+    /// The errors of [`Message::parse`]. [`CoreError::PayloadHeader`](crate::CoreError::PayloadHeader) when the message
+    /// belongs to another cut or another setting. [`Error::OutOfStep`] when it is not the next message of this
+    /// generation, or when EF21's ends differ. [`Error::NotInFlight`] when its ticket is unknown.
     /// [`CoreError::PayloadBody`](crate::CoreError::PayloadBody) on a body that no cut writes.
     /// [`CoreError::Length`](crate::CoreError::Length) on a buffer of the wrong length.
     /// [`CoreError::Overflow`](crate::CoreError::Overflow) when values leave the range of f32. After an error, the end

@@ -21,7 +21,7 @@ use crate::{Error, Result};
 /// [`Error::Length`] when `values` does not have the tensor's length, or the body does not have the header's.
 /// [`Error::PayloadHeader`] when the payload is not AdaComp's. [`Error::Parameter`] when it has more elements than the
 /// tensor. [`Error::PayloadBody`] when positions do not ascend, are outside the tensor or differ in number from the
-/// header; when the magnitude is not positive and finite (0 without elements); or when padding is not zero.
+/// header. Also when the magnitude is not positive and finite (0 without elements), or padding is not zero.
 ///
 /// # Complexity
 /// O(n) for n elements. Needs no workspace.
@@ -33,7 +33,8 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     scatter(payload.header.parameter, layout, body, Combine::Add, values)
 }
 
-/// Adds or subtracts a payload's values. Takes time in proportion to the number of sent elements. Errors as [`decode`].
+/// Adds or subtracts a payload's values. Takes time in proportion to the number of sent elements. Returns the errors of
+/// [`decode`].
 pub(crate) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<()> {
     let (len, layout) = stated(&payload.header)?;
     expect_len("values", payload.header.shape.elements(), values.len())?;

@@ -5,7 +5,7 @@
 //! 1. `G = p`, and `H = p + w`, which counts this step's gradient twice.
 //! 2. The threshold of a bin of `bin` elements is its largest `|G|`. The mean of all thresholds is the magnitude `s`.
 //! 3. Where `|H|` reaches the threshold of its bin, `s` is sent with the sign of `G`. Zeros are never sent, and neither
-//!   are bins of zeros. Nothing is sent if `s` underflows to 0.
+//!    are bins of zeros. Nothing is sent if `s` underflows to 0.
 //!
 //! The number of sent elements adapts: a few per bin, about five on white noise. `s` may exceed the element it
 //! replaces; the residual then changes sign. Without a residual, `p = w`, and elements that reach half of their bin's
@@ -93,7 +93,7 @@ impl AdaComp {
     /// ```
     ///
     /// # Errors
-    /// As [`encode`](Compressor::encode), and [`Error::Length`] when the shapes differ.
+    /// The errors of [`encode`](Compressor::encode), and [`Error::Length`] when the shapes differ.
     pub fn encode_compensated(
         &self,
         compensated: &Gradient<'_>,

@@ -17,7 +17,7 @@ use crate::{Error, Result};
 /// use lgreco_compress::{eden, wire::Payload};
 /// let bytes = [
 ///     b'L', 1, 10, 0, 1, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, // 1 bit for each of 1 × 2 values
-///     0, 0, 0, 0, 0, 0, 0, 0, // the seed, of which the signs come
+///     0, 0, 0, 0, 0, 0, 0, 0, // the seed of the random signs
 ///     0, 0, 0x80, 0x3f, // scale 1
 ///     0b10, // a positive and a negative code
 /// ];
@@ -27,6 +27,7 @@ use crate::{Error, Result};
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 ///
+/// # Errors
 /// [`Error::Length`] when `values` or the payload's body has the wrong length. [`Error::PayloadHeader`] when the
 /// payload is not EDEN's. [`Error::Parameter`] when it does not have 1 to 8 bits. [`Error::PayloadBody`] when a scale
 /// is negative or not finite, or when padding is not zero. [`Error::Overflow`] when a value is too large for f32. If no
@@ -56,13 +57,13 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
 /// ```
 ///
 /// # Errors
-/// As [`decode`], except for errors in scales and decoded values, which are not checked.
+/// The errors of [`decode`], except those in scales and decoded values, which are not checked.
 pub fn of_payload(payload: &Payload<'_>) -> Result<Eden> {
     let body = Body::open(payload)?;
     Ok(Eden { bits: body.bits, ..Eden::default() })
 }
 
-/// Adds or subtracts a payload's values. Errors as [`decode`].
+/// Adds or subtracts a payload's values. Returns the errors of [`decode`].
 pub(crate) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<()> {
     let body = Body::open(payload)?;
     expect_len("decoded values", payload.header.shape.elements(), values.len())?;

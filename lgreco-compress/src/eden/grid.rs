@@ -164,7 +164,7 @@ mod tests {
         (0..=2 * panels).map(|i| weight(i) * density(a + i as f64 * step)).sum::<f64>() * step / 3.0
     }
 
-    /// The value x with this probability between 0 and x.
+    /// The x for which a value lies between 0 and x with the probability `wanted`.
     fn quantile(wanted: f64) -> f64 {
         let (mut low, mut high) = (0.0, 12.0);
         for _ in 0..50 {

@@ -20,9 +20,9 @@
 //! These errors hold for blocks of many values, none of which dominates. With the unbiased scale, `⟨x̂, x⟩ = ‖x‖²`
 //! holds for every seed and every block. The other components of a decoded block average to zero over the seeds if z is
 //! normal. This is nearly so for long blocks, but not for short blocks or blocks with a few dominating values. A block
-//! with one value other than 0 decodes to itself, up to rounding. Examples of the squared bias of 1 bit, for blocks
-//! with all other values 0: 25 % of ‖x‖² for the values 1 and 0.5, .3 % for 16 normal values, and .01 % for 64 (4000
-//! seeds).
+//! with one value other than 0 decodes to itself, up to rounding. Examples of the squared bias of 1 bit follow, for
+//! blocks where all other values are 0. It is 25 % of ‖x‖² for the values 1 and 0.5, .3 % for 16 normal values, and .01
+//! % for 64 (4000 seeds).
 //!
 //! # Numerics
 //! Norms and scales are computed in f64. Coordinates are computed in f32 from values divided by the norm, so blocks of
@@ -41,8 +41,8 @@
 //!
 //! `n` elements have `⌊n / 4096⌋ + popcount(n mod 4096)` blocks and `⌈n · bits / 8⌉` bytes of codes. The top bit of a
 //! code is the sign; the bits below are the number of the level, counted from zero outwards. `D` changes the sign of
-//! element `4096 j + 128 k + l` of the tensor (`k < 32`, `l < 128`) if bit `k` of word `128 j + l` of `Stream { seed,
-//! step: 0, layer: 0, rank: 0 }` is set.
+//! element `4096 j + 128 k + l` of the tensor (`k < 32`, `l < 128`) if bit `k` of word `128 j + l` of
+//! `Stream { seed, step: 0, layer: 0, rank: 0 }` is set.
 //!
 //! # Source
 //! Vargaftik et al., "EDEN: Communication-efficient and robust distributed mean estimation for federated learning",

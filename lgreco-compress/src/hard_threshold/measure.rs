@@ -8,7 +8,7 @@ use crate::topk;
 use crate::value::{WireValue, with_wire_type};
 use crate::{Error, Result};
 
-/// Words of workspace that [`measure`] needs for a row of `lambdas` entries.
+/// Words of workspace that measuring a row of `lambdas` entries needs.
 pub const fn measure_workspace_len(lambdas: usize) -> usize {
     lambdas + 3 * (lambdas + 1)
 }

@@ -1,8 +1,8 @@
 //! Hard threshold: sends every element of magnitude at least λ, with its position.
 //!
-//! One λ serves all layers and the whole run. Under error feedback, this minimises the total error of a run for the
-//! number of elements sent, because it sends the largest elements over all layers and steps. λ has the unit of the
-//! gradient. It must be scaled with a loss scale, or when gradients are sums instead of means over the batch.
+//! One λ serves all layers and the whole run. It sends the largest elements over all layers and steps. Under error
+//! feedback, this minimises the total error of a run for the number of elements sent. The unit of λ is that of the
+//! gradient. So λ must be scaled with a loss scale, or for sums instead of means over the batch.
 //!
 //! Payloads have [`topk`]'s format, where k is the number of elements found and may be 0. If the positions would take
 //! more bytes than they save, all elements are sent, including those below λ. So a payload is never longer than the
@@ -92,7 +92,7 @@ impl Compressor for HardThreshold {
     /// Encodes as described at [`Compressor::encode`]. Uses no random bits.
     ///
     /// # Errors
-    /// As [`Compressor::encode`], and [`Error::ElementOverflow`] when a sent element is too large for
+    /// The errors of [`Compressor::encode`], and [`Error::ElementOverflow`] when a sent element is too large for
     /// [`values`](HardThreshold::values).
     fn encode(&self, gradient: &Gradient<'_>, _: Stream, workspace: &mut [u64], payload: &mut [u8]) -> Result<usize> {
         self.check()?;

@@ -7,7 +7,7 @@ use crate::{Error, Result};
 /// Words of the bitmap whose values are fetched together.
 const TOGETHER: usize = 4;
 
-/// Buffer for the values of these words. One more word's room lets the loop read 64 values from any of them on.
+/// Buffer for the values of these words. The last 64 places allow reading 64 values from any fetched value on.
 pub(crate) type Fetched = [u32; 64 * (TOGETHER + 1)];
 
 /// Combines the kept values of the elements from `start` on, a multiple of 64, with `values`. Returns the number of

@@ -14,7 +14,7 @@ use core::ops::Range;
 pub(crate) const BLOCK: usize = 128;
 
 /// Calls `visit` with each position in `bytes`, which has the length of `layout`. Checks that positions ascend and are
-/// below the number of elements, that Elias–Fano has no more than `keep` of them, and that the padding is 0.
+/// below the number of elements. Also checks that Elias–Fano has at most `keep` positions, and that the padding is 0.
 pub(crate) fn for_each(layout: Layout, bytes: &[u8], mut visit: impl FnMut(u32) -> Result<()>) -> Result<()> {
     for_each_block(layout, bytes, &mut [0; 2], 0..layout.elements as u64, |block| {
         block.iter().try_for_each(|&position| visit(position))

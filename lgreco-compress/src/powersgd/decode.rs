@@ -37,7 +37,7 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     with_factors(payload, values, linalg::reconstruct)
 }
 
-/// Adds or subtracts a payload's values. Errors as [`decode`]; [`Error::Overflow`] concerns the sums.
+/// Adds or subtracts a payload's values. Returns the errors of [`decode`], where [`Error::Overflow`] concerns the sums.
 pub(crate) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<()> {
     match how {
         Combine::Add => with_factors(payload, values, linalg::add_product),
@@ -86,7 +86,7 @@ pub struct Factors<'a> {
 /// ```
 ///
 /// # Errors
-/// As [`decode`], except for errors in the values of the factors and their product.
+/// The errors of [`decode`], except those in the values of the factors and their product.
 ///
 /// # Complexity
 /// O(1).

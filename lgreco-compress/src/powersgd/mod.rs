@@ -2,8 +2,8 @@
 //!
 //! A gradient `M` (rows × cols) is sent as `P̂` (rows × r, orthonormal columns) and `Q = Mᵀ P̂` (cols × r). The
 //! receiver computes `P̂ Qᵀ`, the projection of `M` on the columns of `P̂`. `P̂` comes from power iteration, `P = M Q`,
-//! and starts from a matrix that every worker draws equally. Ranks above `min(rows, cols)` are reduced to `min(rows,
-//! cols)`.
+//! and starts from a matrix that every worker draws equally. Ranks above `min(rows, cols)` are reduced to
+//! `min(rows, cols)`.
 //!
 //! In the header, `variant` is 0 and `parameter` is the effective rank. The body has the columns of `P̂`, then the
 //! columns of `Q`. All numbers are f32 little-endian for every element type of the gradient.
@@ -59,8 +59,8 @@ use crate::{Aggregation, Compressor, Cost, Traits};
 use crate::{Error, Result};
 use encode::Work;
 
-/// Maximum number of power iterations. It separates all singular values that f32 can distinguish, and keeps calls
-/// finite.
+/// Maximum number of power iterations. It suffices to separate all singular values that f32 can distinguish, and bounds
+/// the time of a call.
 ///
 /// ```
 /// use lgreco_compress::powersgd::{MOST_ITERATIONS, PowerSgd};
@@ -120,7 +120,8 @@ impl Compressor for PowerSgd {
     /// Encodes from the start matrix [`start_matrix`] of `stream`, which is equal for all steps and ranks of a run.
     ///
     /// # Errors
-    /// As [`Compressor::encode`], and [`Error::Overflow`] when `Mᵀ P̂` or the decoded product leaves the range of f32.
+    /// The errors of [`Compressor::encode`], and [`Error::Overflow`] when `Mᵀ P̂` or the decoded product leaves the
+    /// range of f32.
     fn encode(
         &self,
         gradient: &Gradient<'_>,

@@ -199,8 +199,8 @@ pub fn reconstruct_rows(
     Error::require_finite(linalg::reconstruct(p, q, rank, shape.cols(), values), "the product of the factors")
 }
 
-/// Computes `values −= P Qᵀ`: the compression error of a worker that has sent the factors. Otherwise as
-/// [`reconstruct`].
+/// Computes `values −= P Qᵀ`: the compression error of a worker that has sent the factors. Lengths, complexity and
+/// source are those of [`reconstruct`].
 ///
 /// ```
 /// use lgreco_compress::powersgd::take_off;

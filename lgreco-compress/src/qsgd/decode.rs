@@ -65,7 +65,7 @@ fn open<'a>(payload: &Payload<'a>) -> Result<(Qsgd, &'a [u8], &'a [u8])> {
     Ok((qsgd, scales, codes))
 }
 
-/// Adds or subtracts a payload's values. Errors as [`decode`].
+/// Adds or subtracts a payload's values. Returns the errors of [`decode`].
 pub(crate) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<()> {
     let (qsgd, scales, codes) = open(payload)?;
     expect_len("decoded values", payload.header.shape.elements(), values.len())?;
@@ -132,7 +132,7 @@ impl Qsgd {
 /// ```
 ///
 /// # Errors
-/// As [`decode`].
+/// The errors of [`decode`].
 ///
 /// # Complexity
 /// O(buckets).

@@ -13,8 +13,8 @@ use crate::{Error, Result};
 ///
 /// ```
 /// use lgreco_compress::{quantised_topk, wire::Payload};
-/// let bytes = [&[b'L', 1, 6, 2 | 1 << 4, 1, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0][..], // 2 bits, a bitmap; 1 of 3
-///     &1f32.to_le_bytes(), &4f32.to_le_bytes(), &[0b11, 0b010]].concat(); // the upper bin, negative; the second
+/// let bytes = [&[b'L', 1, 6, 2 | 1 << 4, 1, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0][..], // 2 bits, a bitmap, 1 of 3 kept
+///     &1f32.to_le_bytes(), &4f32.to_le_bytes(), &[0b11, 0b010]].concat(); // upper bin and negative; second element
 /// let mut values = [f32::NAN; 3];
 /// quantised_topk::decode(&Payload::parse(&bytes)?, &mut values)?;
 /// assert_eq!(values, [0.0, -4.0, 0.0]);
@@ -25,8 +25,8 @@ use crate::{Error, Result};
 /// [`Error::Length`] when `values` does not have the tensor's length, or the body does not have the header's.
 /// [`Error::PayloadHeader`] when the payload is of another method, or its variant does not fit its other numbers.
 /// [`Error::Parameter`] when the bits are not 1 to 8, or when it keeps no elements or more than the tensor has.
-/// [`Error::PayloadBody`] when a mean is negative or not finite; when positions do not ascend, are outside the tensor
-/// or differ in number from the codes; or when padding is not zero.
+/// [`Error::PayloadBody`] when positions do not ascend, are outside the tensor or differ in number from the codes. Also
+/// when a mean is negative or not finite, or padding is not zero.
 ///
 /// # Complexity
 /// O(n) for n elements. Needs no workspace.

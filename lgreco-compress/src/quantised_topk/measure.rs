@@ -10,8 +10,8 @@ use crate::positions::{Layout, Writer};
 use crate::select;
 use crate::topk::{self, write_positions};
 
-/// Words of workspace that [`measure`] needs: half a word per element, a little more than half a word per element kept
-/// by the largest of `keeps`, two words per entry of `keeps`, and at most 24,833 more.
+/// Words of workspace that [`measure`] needs. This is half a word per element, and two words per entry of `keeps`. It
+/// needs a little more than half a word per element kept by the largest of `keeps`, and at most 24,833 words more.
 pub fn measure_workspace_len(shape: Shape, keeps: &[u32]) -> usize {
     let elements = shape.elements();
     let most = keeps.iter().copied().max().unwrap_or(0).min(elements as u32) as usize;
@@ -19,8 +19,8 @@ pub fn measure_workspace_len(shape: Shape, keeps: &[u32]) -> usize {
     keeps.len() + kept.max(topk::measure_workspace_len(shape, keeps.len()))
 }
 
-/// Measures the squared error of keeping each of `keeps` elements with values in each of `bits` bits. `squared_errors[i
-/// * bits.len() + j]` belongs to `keeps[i]` and `bits[j]`; both lists may be in any order.
+/// Measures the squared error of keeping each of `keeps` elements with values in each of `bits` bits. Both lists may be in
+/// any order. The error for `keeps[i]` and `bits[j]` goes to `squared_errors[i * bits.len() + j]`.
 ///
 /// The result is within 1e-5 of the error of decoded values.
 ///

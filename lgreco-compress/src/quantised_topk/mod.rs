@@ -19,10 +19,10 @@
 //! Padding bits are 0.
 //!
 //! # Encoding
-//! Let `low` and `high` be the bits of the smallest and the largest magnitude. A magnitude `m` is in bin `⌊(m − low) ·
-//! bins / (high − low + 1)⌋`. The mean of a bin is computed in units of 2^-31 of the largest power of two that the
-//! bin's largest magnitude reaches. Each magnitude is rounded down to this unit, and the mean is ⌊sum / count⌋. It is
-//! rounded down again to f32. Equal magnitudes therefore decode exactly.
+//! Let `low` and `high` be the bits of the smallest and the largest magnitude. A magnitude `m` is in bin
+//! `⌊(m − low) · bins / (high − low + 1)⌋`. The mean of a bin is computed in units of 2^-31 of the largest power of two
+//! that the bin's largest magnitude reaches. Each magnitude is rounded down to this unit, and the mean is ⌊sum /
+//! count⌋. It is rounded down again to f32. Equal magnitudes therefore decode exactly.
 
 mod bins;
 mod decode;

@@ -54,7 +54,7 @@ pub fn header(top: &QuantisedTopK, shape: Shape) -> Result<Header, Error> {
 /// position.
 ///
 /// # Errors
-/// As [`decode`](super::decode), except for errors in positions.
+/// The errors of [`decode`](super::decode), except those in positions.
 pub fn of_payload<'a>(payload: &Payload<'a>) -> Result<Body<'a>, Error> {
     Sparse::of(payload)
 }

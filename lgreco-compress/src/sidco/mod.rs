@@ -158,7 +158,7 @@ impl Compressor for Sidco {
     /// Encodes as described at [`Compressor::encode`]. Uses no random bits.
     ///
     /// # Errors
-    /// As [`Compressor::encode`], and [`Error::ElementOverflow`] when a sent element is too large for
+    /// The errors of [`Compressor::encode`], and [`Error::ElementOverflow`] when a sent element is too large for
     /// [`values`](Sidco::values).
     fn encode(
         &self,
@@ -178,7 +178,7 @@ impl Compressor for Sidco {
     }
 }
 
-/// Words of workspace that [`measure`] needs for a row.
+/// Words of workspace that measuring a row needs.
 pub const fn measure_workspace_len(shape: Shape) -> usize {
     topk::measure_workspace_len(shape, 1)
 }

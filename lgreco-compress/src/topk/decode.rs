@@ -20,7 +20,7 @@ use crate::{Error, Result};
 /// TopK { keep: 2, values: Dtype::F32 }.encode(&gradient, Stream::default(), &mut [0; 2], &mut payload)?;
 /// let mut values = [f32::NAN; 3];
 /// topk::decode(&Payload::parse(&payload)?, &mut values)?;
-/// assert_eq!(values, [1.0, -1.0, 0.0]); // of equal magnitudes the first are kept
+/// assert_eq!(values, [1.0, -1.0, 0.0]); // ties go to the first
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 ///
@@ -28,7 +28,7 @@ use crate::{Error, Result};
 /// [`Error::Length`] when `values` does not have the tensor's length, or the body does not have the header's.
 /// [`Error::PayloadHeader`] when the payload is not TopK's, or its variant does not fit its other numbers.
 /// [`Error::Parameter`] when it keeps more elements than the tensor has. [`Error::PayloadBody`] when positions do not
-/// ascend, are outside the tensor or differ in number from the values; when a value is not finite; or when padding is
+/// ascend, are outside the tensor or differ in number from the values. Also when a value is not finite or padding is
 /// not zero.
 ///
 /// # Complexity
@@ -56,7 +56,7 @@ pub fn decode_body(top: &TopK, body: &[u8], values: &mut [f32]) -> Result<()> {
 /// ```
 ///
 /// # Errors
-/// As [`decode`], except for errors in values and positions.
+/// The errors of [`decode`], except those in values and positions.
 ///
 /// # Complexity
 /// O(1).

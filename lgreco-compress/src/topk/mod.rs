@@ -113,7 +113,7 @@ impl TopK {
     /// The header of a payload.
     ///
     /// # Errors
-    /// As [`layout`](TopK::layout).
+    /// The errors of [`layout`](TopK::layout).
     pub fn header(&self, shape: Shape) -> Result<Header> {
         Ok(header(self.keep, self.values, shape, self.layout(shape.elements() as u32)?))
     }
@@ -147,7 +147,7 @@ impl Compressor for TopK {
     /// Encodes as described at [`Compressor::encode`]. Uses no random bits.
     ///
     /// # Errors
-    /// As [`Compressor::encode`], and [`Error::ElementOverflow`] when a kept element is too large for
+    /// The errors of [`Compressor::encode`], and [`Error::ElementOverflow`] when a kept element is too large for
     /// [`values`](TopK::values).
     fn encode(&self, gradient: &Gradient<'_>, _: Stream, workspace: &mut [u64], payload: &mut [u8]) -> Result<usize> {
         let shape = gradient.shape();

@@ -33,7 +33,7 @@ fn relative_errors_are_those_of_the_grids() {
 fn rows_are_what_decoding_gives() {
     let mut all_kinds: Vec<_> = kinds(3 * BLOCK + 2048 + 300).into_iter().collect();
     all_kinds.extend(kinds(300));
-    // In these kinds, rounding behaves differently from normal values.
+    // Also tests constant values, a sparse tensor, and magnitudes near the ends of f32.
     all_kinds.push(("constant", vec![0.3; 2 * BLOCK]));
     all_kinds.push(("one row", (0..BLOCK + 64).map(|i| if i < 64 { 1.0 } else { 0.0 }).collect()));
     all_kinds.push(("large", gaussian(5000, 3).iter().map(|x| x * 1e37).collect()));

@@ -5,9 +5,9 @@
 //! element type.
 //!
 //! Plain loops without fused multiply-add reach half the speed of `matrixmultiply` at rank 64. So the feature `gemm`,
-//! which the command turns on, uses `matrixmultiply` through `ndarray`. That needs no unsafe code here, and the columns
-//! still do not depend on the rank. But the last bits differ between processors, and products allocate packing buffers.
-//! Code outside this module does not depend on the choice.
+//! which the command turns on, uses `matrixmultiply` through `ndarray`. That needs no unsafe code here, and a column of
+//! the result still does not depend on the rank. But the last bits differ between processors, and products allocate
+//! packing buffers. Code outside this module does not depend on the choice.
 
 #[cfg(feature = "gemm")]
 mod gemm;

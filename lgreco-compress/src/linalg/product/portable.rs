@@ -2,8 +2,8 @@
 //!
 //! `M` is read in tiles. Each tile is widened to f32 and copied to contiguous memory, so that no stride of the tensor
 //! makes cache lines collide. An element of the result is summed in f32 over one tile edge (at most [`TILE_COLS`] or
-//! [`TILE_ROWS`] terms), then in f64 over the tiles, and rounded once. So rounding errors do not grow with the length
-//! of the matrix.
+//! [`TILE_ROWS`] terms). These sums are added in f64 over the tiles, and rounded once. So rounding errors do not grow
+//! with the length of the matrix.
 
 use super::{BLOCK, Matrix, inner_sums, outer_sums};
 use crate::gradient::Element;
