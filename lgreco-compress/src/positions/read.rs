@@ -54,7 +54,7 @@ struct Reader<'a> {
     high: &'a [u8],
     /// Index of the next bit in `high`. If every position is kept, the next position.
     bit: u64,
-    /// Number of positions already read.
+    /// Number of positions before the next one.
     index: u64,
     /// Smallest valid next position.
     least: u64,
