@@ -1,14 +1,14 @@
 //! Codes of a fixed width, packed little-endian: code `i` fills bits `i * width .. (i + 1) * width` of the stream.
 //!
-//! Eight codes make exactly `width` bytes, so groups of eight are packed apart from each other: three rounds of
-//! masked shifts close the gaps inside one 64-bit word.
+//! Eight codes take exactly `width` bytes, so each group of eight is packed separately. Three rounds of masked shifts
+//! close the gaps inside one 64-bit word.
 
-/// Bytes that `count` codes of `width` bits take.
+/// Bytes that `count` codes of `width` bits occupy.
 pub const fn packed_len(count: u64, width: u8) -> u64 {
     (count * width as u64).div_ceil(8)
 }
 
-/// Masks of the fields that hold 1, 2 and 4 codes: the lower of each pair.
+/// Masks that select the lower half of each pair of fields. The fields hold 1, 2 and 4 codes.
 const fn lower_of_pairs<const WIDTH: usize>() -> [u64; 3] {
     let code = (1u64 << WIDTH) - 1;
     let two = code | code << WIDTH;
@@ -16,7 +16,7 @@ const fn lower_of_pairs<const WIDTH: usize>() -> [u64; 3] {
     [code * 0x0001_0001_0001_0001, two * 0x0000_0001_0000_0001, four]
 }
 
-/// Eight codes, one per byte, moved together.
+/// Packs eight codes, one per byte, into the low `8 * WIDTH` bits.
 #[inline(always)]
 fn squeeze<const WIDTH: usize>(spread: u64) -> u64 {
     let [m1, m2, m4] = const { lower_of_pairs::<WIDTH>() };
@@ -26,7 +26,7 @@ fn squeeze<const WIDTH: usize>(spread: u64) -> u64 {
     (w & m4) | ((w >> (4 * gap)) & (m4 << (4 * WIDTH)))
 }
 
-/// The inverse of [`squeeze`]; bits above the eight codes are ignored.
+/// The inverse of [`squeeze`]. Ignores bits above the eight codes.
 #[inline(always)]
 fn spread<const WIDTH: usize>(squeezed: u64) -> u64 {
     let [m1, m2, m4] = const { lower_of_pairs::<WIDTH>() };
@@ -84,27 +84,27 @@ macro_rules! with_width {
 }
 pub(super) use with_width;
 
-/// Fills `packed` with the codes, each below `2^width` (1 to 8) and in its own byte. `codes` has a multiple of 8
-/// entries, at least those that `packed` has room for.
+/// Packs codes into `packed`. Each code has a byte of `codes` and is below `2^width` (`width` 1 to 8). `codes` has a
+/// multiple of 8 entries, at least as many as `packed` has room for.
 #[inline(always)]
 pub fn pack(width: u8, codes: &[u8], packed: &mut [u8]) {
     with_width!(width, pack_as(codes, packed))
 }
 
-/// The inverse of [`pack`]: one code per byte of `codes`, which has a multiple of 8 entries, at least those that
-/// `packed` holds in part.
+/// The inverse of [`pack`]: writes one code per byte of `codes`. `codes` has a multiple of 8 entries, at least as many
+/// as `packed` holds, counting a partial one.
 #[inline(always)]
 pub fn unpack(width: u8, packed: &[u8], codes: &mut [u8]) {
     with_width!(width, unpack_as(packed, codes))
 }
 
-/// Entries for [`unpack_some`] of so many codes.
+/// Entries that [`unpack_some`] needs in its buffer for `count` codes.
 pub const fn some_room(count: usize) -> usize {
     count.next_multiple_of(8) + 8
 }
 
-/// The `count` codes from code `first` on, which `packed` has, among those around them, for which `codes` has
-/// [`some_room`].
+/// Unpacks the `count` codes from code `first` on, and returns them. They must be in `packed`. The buffer `codes` has
+/// [`some_room`] entries, because whole groups of eight are unpacked.
 #[inline(always)]
 pub fn unpack_some<'c>(width: u8, packed: &[u8], first: u64, count: usize, codes: &'c mut [u8]) -> &'c [u8] {
     let groups = first / 8..(first + count as u64).div_ceil(8);
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
     use crate::rng::Stream;
 
-    /// Bit by bit, as the module's first sentence says it.
+    /// Compares with the definition in the module's first sentence, bit by bit.
     #[test]
     fn bit_i_of_code_j_is_bit_i_plus_width_j_of_the_stream() {
         for width in 1..=8u8 {

@@ -1,7 +1,7 @@
-//! Any row of candidates as a plain value.
+//! One row of the error table as a value: candidates that are measured together.
 //!
-//! Rows are measured, not options: [`Candidates`] is one method with one parameter that varies, because one pass can
-//! measure just that. A hybrid table has several rows side by side.
+//! [`Candidates`] is one method with one parameter that varies, because one pass can measure exactly that. A hybrid
+//! table has several rows side by side.
 
 use super::adacomp::{self, AdaComp};
 use super::clt::CltK;
@@ -20,7 +20,8 @@ use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
 use core::slice::from_ref;
 
-/// Candidates of one method that share everything but one parameter: one row of the error table, measured together.
+/// Candidates of one method that differ in one parameter. They form one row of the error table and are measured
+/// together.
 ///
 /// ```
 /// use lgreco_compress::Candidates;
@@ -37,79 +38,79 @@ use core::slice::from_ref;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Candidates<'a> {
-    /// `base` with each of `bits`.
+    /// `base` with each bit width in `bits`.
     Qsgd {
-        /// Bucket size, scale and rounding; its own bit width is not used.
+        /// Bucket size, scale and rounding; the bit width of `base` is ignored.
         base: Qsgd,
         /// Bit widths, 1 to 8.
         bits: &'a [u8],
     },
-    /// TopK keeping each of `keeps` elements.
+    /// TopK with each number of kept elements in `keeps`.
     TopK {
         /// Type of the kept values in the payload.
         values: Dtype,
         /// Numbers of kept elements, 1 to the number of elements.
         keeps: &'a [u32],
     },
-    /// TopK keeping each of `keeps` elements, the values in each of `bits` bits: all bits of the first `keep`, then those
-    /// of the next. One pass finds them all.
+    /// TopK with each number of kept elements in `keeps`, and values in each of `bits` bits. The row first has all bits
+    /// of the first `keep`, then all bits of the next. One pass measures the whole row.
     QuantisedTopK {
         /// Numbers of kept elements, 1 to the number of elements.
         keeps: &'a [u32],
         /// Bits per value, 1 to 8.
         bits: &'a [u8],
     },
-    /// PowerSGD at each of `ranks`.
+    /// PowerSGD at each rank in `ranks`.
     PowerSgd {
         /// Power iterations, 1 to [`MOST_ITERATIONS`](powersgd::MOST_ITERATIONS).
         iterations: u32,
         /// Ranks, at least 1.
         ranks: &'a [u32],
     },
-    /// CLT-k keeping each of `keeps` elements, as a leader selects them. Measured on the mean gradient this is the least
-    /// possible error of the mean: a leader selects by what it has itself.
+    /// CLT-k with each number of kept elements in `keeps`, as the leader selects them. Measured on the mean gradient,
+    /// this is a lower bound of the error of the mean. A real leader selects from one worker's gradient.
     CltK {
         /// Numbers of kept elements, 1 to the number of elements.
         keeps: &'a [u32],
     },
-    /// All elements of each of these magnitudes at least.
+    /// Hard threshold with each of `lambdas`: sends every magnitude that is at least λ.
     HardThreshold {
         /// Type of the values in the payload.
         values: Dtype,
         /// Least magnitudes, positive and finite.
         lambdas: &'a [f32],
     },
-    /// AdaComp with each of `bins`, as without a residue.
+    /// AdaComp with each bin size in `bins`, without a residual.
     AdaComp {
         /// Elements per bin, at least 1.
         bins: &'a [u32],
     },
-    /// LoCo with each of `groups`.
+    /// LoCo with each group size in `groups`.
     LoCo {
         /// Elements per group, at least 1.
         groups: &'a [u32],
     },
     /// `base` at each of `densities`.
     Sidco {
-        /// Fit, stages and value type; its own density is not used.
+        /// Fit, stages and value type; the density of `base` is ignored.
         base: Sidco,
-        /// Wanted shares of elements, in (0, 1].
+        /// Wanted fractions of the elements, in (0, 1].
         densities: &'a [f64],
     },
-    /// `base` with each of `bits`.
+    /// `base` with each bit width in `bits`.
     Eden {
-        /// Scale; its own bit width is not used.
+        /// Scale; the bit width of `base` is ignored.
         base: Eden,
         /// Bit widths, 1 to 8.
         bits: &'a [u8],
     },
-    /// Settings of any methods, each measured by itself; those of outside methods are encoded and decoded once. If any of them
-    /// varies in length, the row has two halves: squared errors, then payload lengths in bytes.
+    /// Settings of any methods, each measured separately. Outside methods are measured by one encoding and decoding. If
+    /// the payload length of any setting varies, the row has two halves: squared errors, then payload lengths in bytes.
     Each(&'a [Setting]),
 }
 
 impl Candidates<'_> {
-    /// Number of candidates, and so of the row's places; see [`Each`](Candidates::Each).
+    /// Number of places in the row: one per candidate, or two in some cases of [`Each`](Candidates::Each).
     pub fn len(&self) -> usize {
         match self {
             Candidates::Qsgd { bits, .. } | Candidates::Eden { bits, .. } => bits.len(),
@@ -127,12 +128,12 @@ impl Candidates<'_> {
         }
     }
 
-    /// The method's name, that of the first candidate; empty where there is none.
+    /// Name of the first candidate's method; empty if there are no candidates.
     pub fn name(&self) -> &'static str {
         self.setting(0).map_or("", |setting| setting.name())
     }
 
-    /// Whether there are none.
+    /// Whether there are no candidates.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -170,16 +171,17 @@ impl Candidates<'_> {
         }
     }
 
-    /// `Err` unless every candidate fits its method and the shape, whatever the values are.
+    /// Returns an error unless all parameters are valid for their method and for the shape. Does not depend on the
+    /// values.
     ///
     /// # Errors
-    /// As [`payload_len`](Compressor::payload_len) of the first that does not.
+    /// The error of [`payload_len`](Compressor::payload_len) for the first candidate that does not fit.
     pub fn check(&self, shape: Shape, dtype: Dtype) -> Result<(), Error> {
         let mut settings = (0..self.len()).filter_map(|index| self.setting(index));
         settings.try_for_each(|setting| setting.payload_len(shape, dtype).map(drop))
     }
 
-    /// Words of workspace that [`measure`](Candidates::measure) needs.
+    /// Words (of 64 bits) of workspace that [`measure`](Candidates::measure) needs.
     pub fn measure_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
         match *self {
             Candidates::Qsgd { .. }
@@ -205,10 +207,10 @@ impl Candidates<'_> {
         }
     }
 
-    /// Measures every candidate: `squared_errors[i]` is ‖gradient − decode(encode(gradient))‖² under candidate `i`; for
-    /// stochastic rounding its expectation over the random bits. All but QSGD are within 1e-5 of it; the bound of
-    /// QSGD, which is wider for tensors of a few values and for stochastic rounding, stands at
-    /// [`qsgd::measure`](crate::qsgd::measure).
+    /// Measures every candidate: `squared_errors[i]` is ‖gradient − decode(encode(gradient))‖² under candidate `i`. For
+    /// stochastic rounding it is the expectation over the random bits. The relative deviation is below 1e-5 for all
+    /// methods but QSGD. [`qsgd::measure`](crate::qsgd::measure) states QSGD's bound, which is wider for tensors of a
+    /// few values and for stochastic rounding.
     ///
     /// ```
     /// # use lgreco_compress::{Candidates, qsgd::Qsgd};
@@ -222,16 +224,15 @@ impl Candidates<'_> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NonFinite`] with the first offender; [`Error::Parameter`] when a candidate does not fit the method or
-    /// the shape; [`Error::Length`] when `workspace` is too short or `squared_errors` has not one place per candidate;
-    /// [`Error::ElementOverflow`] (sparsifiers) and [`Error::Overflow`] (PowerSGD, EDEN) when a number is too large for the type it
-    /// is sent in.
+    /// [`Error::NonFinite`] with the first NaN or infinity. [`Error::Parameter`] when a candidate does not fit its
+    /// method or the shape. [`Error::Length`] when `workspace` is too short or the length of `squared_errors` is not
+    /// [`len`](Candidates::len). [`Error::ElementOverflow`] (sparsifiers) and [`Error::Overflow`] (PowerSGD, EDEN) when
+    /// a number is too large for the type in which it is sent.
     ///
     /// # Complexity
-    /// For QSGD and EDEN O(elements · candidates) in one pass; for TopK about one pass whatever the number of candidates, in few bits
-    /// three and a sort of what is kept; for
-    /// PowerSGD one encode and decode at the largest rank; for SIDCo, AdaComp and LoCo a few passes per candidate. See each
-    /// method's `measure`.
+    /// QSGD and EDEN: O(elements · candidates), one pass. TopK: about one pass for any number of candidates. TopK in
+    /// few bits: three passes and a sort of the kept elements. PowerSGD: one encoding and decoding at the largest rank.
+    /// SIDCo, AdaComp and LoCo: a few passes per candidate. The documentation of each method's `measure` says more.
     pub fn measure(
         &self,
         gradient: &Gradient<'_>,
@@ -243,8 +244,9 @@ impl Candidates<'_> {
         self.each(gradient, stream, workspace, squared_errors, |_, _| {})
     }
 
-    /// As [`measure`](Candidates::measure), and the length of each candidate's payload in bytes: `payload_lens[i]` is what
-    /// [`encode`](Compressor::encode) writes for this gradient. Tables need it of methods without a fixed length.
+    /// Measures like [`measure`](Candidates::measure), and also returns the payload lengths. `payload_lens[i]` is the
+    /// number of bytes that [`encode`](Compressor::encode) writes for this gradient. Tables need it for methods without
+    /// a fixed length.
     ///
     /// ```
     /// # use lgreco_compress::Candidates;
@@ -260,7 +262,7 @@ impl Candidates<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`measure`](Candidates::measure).
+    /// The errors of [`measure`](Candidates::measure).
     pub fn measure_with_lens(
         &self,
         gradient: &Gradient<'_>,
@@ -278,7 +280,7 @@ impl Candidates<'_> {
         self.each(gradient, stream, workspace, squared_errors, |index, len| payload_lens[index] = len)
     }
 
-    /// Measures; hands `found` the lengths of payloads whose values decide them.
+    /// Measures, and calls `found` with the length of each payload whose length depends on the values.
     fn each(
         &self,
         gradient: &Gradient<'_>,
@@ -337,7 +339,7 @@ impl Candidates<'_> {
         }
     }
 
-    /// Measures a row of one.
+    /// Measures a row of one candidate.
     fn each_alone(
         &self,
         gradient: &Gradient<'_>,
@@ -351,7 +353,7 @@ impl Candidates<'_> {
 }
 
 impl Setting {
-    /// The row of the error table with this setting alone; none of an uncompressed layer.
+    /// The row of the error table that consists of this setting; `None` for an uncompressed layer.
     pub fn row(&self) -> Option<Candidates<'_>> {
         Some(match self {
             Setting::Dense => return None,

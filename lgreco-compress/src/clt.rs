@@ -1,15 +1,17 @@
-//! CLT-k, the cyclic local top-k of ScaleCom: every worker sends its values at the positions of one leader's largest.
+//! CLT-k, the cyclic local top-k of ScaleCom: all workers send their values at the positions of one leader's k largest.
 //!
-//! At step `t` rank `t mod W` leads: it selects the `keep` largest magnitudes of its own compensated gradient and
-//! broadcasts their positions; all workers sum their values there in one all-reduce. The set being shared, selecting
-//! commutes with averaging, and the traffic of a worker does not grow with their number.
-//! The exchange of `lgreco-train` does this for layers set to [`CltK`]; ScaleCom's low-pass filter is the gain of its
-//! residuals, the paper's beta.
+//! At step `t`, rank `t mod W` leads. It selects the `keep` largest magnitudes of its compensated gradient and
+//! broadcasts their positions. One all-reduce then sums all workers' values at these positions. Because all workers
+//! share the positions, selecting commutes with averaging, and the traffic of a worker does not grow with the number of
+//! workers.
+//!
+//! The exchange of `lgreco-train` does this for layers with the setting [`CltK`]. ScaleCom's low-pass filter
+//! corresponds to the gain of the residuals (β in the paper).
 //!
 //! # Source
 //! Chen et al., "ScaleCom: Scalable sparsified gradient compression for communication-efficient distributed training",
-//! NeurIPS 2020. Deviations: (1) the selection is exact, of equal magnitudes the lowest positions, where the paper takes
-//! the largest of each chunk; (2) positions are coded as in [`topk`], not as 32-bit indices.
+//! NeurIPS 2020. Deviations: (1) The selection is exact, and ties go to the lowest positions. The paper takes the
+//! largest element of each chunk. (2) Positions are coded as in [`topk`], not as 32-bit indices.
 
 use super::describe::{Described, Known, Planned, Unit};
 use super::positions::{self, Layout, Writer};
@@ -24,12 +26,12 @@ use lgreco_core::method::Parameters;
 
 /// Keeps the values at the positions of the leader's `keep` largest magnitudes.
 ///
-/// A payload is that of a leader, or of a single worker: [`TopK`]'s, with f32 values. Its length is what a leader sends
-/// for a layer, header, positions and values, and what tables count; the other ranks send 4 bytes per value, and in an
-/// exchange nobody sends headers.
+/// A payload has the format of [`TopK`] with f32 values, as a leader or a single worker would send it. Tables count its
+/// length: header, positions and values. In an exchange the leader sends positions and values, the other ranks send 4
+/// bytes per value, and no rank sends a header.
 ///
 /// # Complexity
-/// That of [`TopK`]; in an exchange only the leader selects.
+/// The complexity of [`TopK`]. In an exchange only the leader selects.
 ///
 /// ```
 /// use lgreco_compress::{Compressor, clt::CltK};
@@ -40,7 +42,7 @@ use lgreco_core::method::Parameters;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CltK {
-    /// Number of elements kept: between 1 and the number of elements, or 0 of a tensor without elements.
+    /// Number of elements kept: between 1 and the number of elements, or 0 for a tensor without elements.
     pub keep: u32,
 }
 
@@ -53,13 +55,13 @@ impl CltK {
         Layout::new(elements as u32, self.keep)
     }
 
-    /// Bytes that the positions take which the leader broadcasts.
+    /// Bytes of the positions that the leader broadcasts.
     #[doc(hidden)]
     pub fn positions_len(&self, shape: Shape) -> usize {
         self.layout(shape.elements()).bytes() as usize
     }
 
-    /// Writes the positions of the largest magnitudes, as many bytes as [`positions_len`](CltK::positions_len).
+    /// Writes the positions of the largest magnitudes, exactly [`positions_len`](CltK::positions_len) bytes.
     #[doc(hidden)]
     pub fn lead(&self, gradient: &Gradient<'_>, workspace: &mut [u64], positions: &mut [u8]) -> Result<()> {
         let shape = gradient.shape();
@@ -76,8 +78,8 @@ impl CltK {
         })
     }
 
-    /// Calls `visit` with each of the leader's positions, ascending; `Err` when they are not `keep` below the number of
-    /// elements.
+    /// Calls `visit` with each of the leader's positions in ascending order. Returns an error unless there are exactly
+    /// `keep` positions, all below the number of elements.
     #[doc(hidden)]
     pub fn for_each(&self, shape: Shape, positions: &[u8], mut visit: impl FnMut(usize)) -> Result<()> {
         let mut count = 0;

@@ -1,18 +1,18 @@
-//! Decoded values added to others, or taken off them, without a copy of their own in memory.
+//! Adds decoded values to others, or subtracts them, without storing the decoded values in memory.
 
 use crate::spread::spread_parts;
 
-/// How decoded values meet those that are there.
+/// How decoded values are combined with existing ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Combine {
-    /// They are added.
+    /// Adds the decoded values.
     Add,
-    /// They are subtracted.
+    /// Subtracts the decoded values.
     Subtract,
 }
 
 impl Combine {
-    /// The zero that changes nothing.
+    /// The identity: −0.0 for addition, +0.0 for subtraction.
     pub(super) fn unkept(self) -> f32 {
         match self {
             Combine::Add => -0.0,
@@ -20,7 +20,7 @@ impl Combine {
         }
     }
 
-    /// `place`, combined with a decoded value.
+    /// Combines one decoded value into `place`.
     #[inline(always)]
     pub(super) fn put(self, place: &mut f32, value: f32) {
         match self {
@@ -30,7 +30,7 @@ impl Combine {
     }
 }
 
-/// Combines two slices, element by element.
+/// Adds `others` to `values`, or subtracts them, element by element.
 pub fn combine_values(values: &mut [f32], how: Combine, others: &[f32]) {
     #[inline(always)]
     fn add((values, others): (&mut [f32], &[f32]), (): ()) {

@@ -6,8 +6,8 @@ use crate::{Error, Result};
 use lgreco_core::method::{FIRST_ID, Methods, OwnSetting, Parameters};
 
 impl Setting {
-    /// The method's id and its parameters: as in a payload's header, and for methods whose payloads are TopK's, 7 (CLT-k),
-    /// 8 (hard thresholds) and 9 (SIDCo).
+    /// Id of the method and its parameters. The id is the one in payload headers, with three exceptions. CLT-k (7),
+    /// hard threshold (8) and SIDCo (9) send TopK's payloads, but have separate ids.
     ///
     /// ```
     /// use lgreco_compress::{Setting, qsgd::Qsgd};
@@ -18,11 +18,11 @@ impl Setting {
         (self.described().id(), self.described().parameters())
     }
 
-    /// The setting that has exactly this [`data`](Setting::data).
+    /// Makes the setting with exactly this [`data`](Setting::data).
     ///
     /// # Errors
-    /// [`Error::UnknownMethod`] for an id that neither lgreco nor `methods` have; [`Error::Parameter`] for numbers that are
-    /// not a setting's.
+    /// [`Error::UnknownMethod`] for an id that is neither lgreco's nor one of `methods`. [`Error::Parameter`] for
+    /// numbers that no setting has.
     pub fn from_data(id: u8, parameters: Parameters, methods: &Methods) -> Result<Setting> {
         let unknown = Error::UnknownMethod { id };
         let setting = if id >= FIRST_ID {
@@ -32,7 +32,7 @@ impl Setting {
             (known.from_parameters)(parameters)?
         };
         setting.check()?;
-        // Whatever else is in the numbers was written by nobody.
+        // Refuses numbers that no setting writes, such as values in unused places.
         let (_, expected) = setting.data();
         let same = expected == parameters;
         let odd = expected.iter().zip(&parameters).find(|(expected, found)| expected != found);
@@ -40,8 +40,8 @@ impl Setting {
         Error::require(same, "parameter of a setting", value, "one that the method has").map(|()| setting)
     }
 
-    /// What of [`data`](Setting::data) all ranks must have alike to decode each other's payloads: not PowerSGD's iterations,
-    /// nor SIDCo's stages, of which each rank has its own number.
+    /// The part of [`data`](Setting::data) that must be equal on all ranks so that they can decode each other's
+    /// payloads. It leaves out PowerSGD's iterations and SIDCo's stages, which each rank chooses for itself.
     pub fn agreed(&self) -> (u8, Parameters) {
         (self.described().id(), self.described().agreed())
     }

@@ -1,4 +1,4 @@
-//! No compression: the values as they are, behind the payload header.
+//! No compression: the payload header, then the uncompressed values.
 
 use super::describe::{Described, Known, Reader};
 use super::wire::{HEADER_LEN, Header, Method, Payload};
@@ -10,10 +10,11 @@ use crate::{Error, Result};
 use core::fmt;
 use lgreco_core::method::Parameters;
 
-/// Sends every value in the gradient's own type: error 0, the option where compression does not pay.
+/// Sends every value in the gradient's element type, without error. This is the setting of layers that do not benefit
+/// from compression.
 ///
 /// # Complexity
-/// One pass each way, no workspace.
+/// O(elements): one pass to encode, one to decode. Needs no workspace.
 ///
 /// ```
 /// use lgreco_compress::{Compressor, dense::Dense};
@@ -102,9 +103,9 @@ fn write_values<T: Element>(values: &[T], body: &mut [u8]) {
 /// ```
 ///
 /// # Errors
-/// [`Error::Length`] when body or `values` do not fit the shape, [`Error::PayloadHeader`] when another method made the
-/// payload and on a parameter, [`Error::PayloadField`] on an unknown element type; [`Error::PayloadBody`] on a value that
-/// is not finite.
+/// [`Error::Length`] when the length of the body or of `values` does not fit the shape. [`Error::PayloadHeader`] for a
+/// payload of another method, or for a parameter other than 0. [`Error::PayloadField`] on an unknown element type.
+/// [`Error::PayloadBody`] on a value that is not finite.
 ///
 /// # Complexity
 /// O(elements), no workspace.
@@ -119,7 +120,7 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     }
 }
 
-/// Bytes of the body that a header implies, and the type of its values.
+/// Bytes of the body that a header implies, and the type of the values in it.
 pub(super) fn stated(header: &Header) -> Result<(usize, Dtype)> {
     header.expect_method(Method::Dense)?;
     header.expect_parameter(0)?;

@@ -1,4 +1,4 @@
-//! What the folder of each method says of it.
+//! Descriptions that each method's folder supplies: of its settings, its payloads and its parameter in a search.
 
 use super::words::Words;
 use super::{Compressor, wire};
@@ -9,20 +9,20 @@ use crate::{Result, Setting};
 use core::fmt;
 use lgreco_core::method::Parameters;
 
-/// What a method's settings tell of themselves, beside what any [`Compressor`] does.
+/// Description of a method's setting: its text, its numbers and its payload format.
 pub(crate) trait Described: Compressor {
-    /// The method's number in settings as data.
+    /// Number of the method in settings as data ([`Setting::data`]).
     fn id(&self) -> u8;
 
-    /// The parameters of the setting as data.
+    /// Parameters of the setting as data.
     fn parameters(&self) -> Parameters;
 
-    /// Those of them that all ranks must have alike.
+    /// The parameters that must be equal on all ranks.
     fn agreed(&self) -> Parameters {
         self.parameters()
     }
 
-    /// `Err` unless they are in the ranges that they have for any tensor.
+    /// Returns an error unless the parameters are in the ranges that hold for any tensor.
     fn check(&self) -> Result<()> {
         Ok(())
     }
@@ -30,84 +30,84 @@ pub(crate) trait Described: Compressor {
     /// Writes the setting as text.
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
 
-    /// What payloads say that they are.
+    /// The method in the header of the payloads.
     fn method(&self) -> wire::Method;
 }
 
-/// How settings of a method are read.
+/// Reader of a method's settings.
 pub(crate) struct Known {
     /// [`Described::id`].
     pub id: u8,
-    /// The first word of the text.
+    /// First word of the text.
     pub name: &'static str,
-    /// Reads the text behind it. `None`: the other method with this name reads it.
+    /// Parses the text after the name. `None` where another method with the same name parses it.
     pub read: Option<fn(&mut Words<'_>) -> Result<Setting>>,
-    /// Reads the parameters.
+    /// Makes a setting from its parameters as data.
     pub from_parameters: fn(Parameters) -> Result<Setting>,
 }
 
-/// Adds a payload's values to others, or subtracts them.
+/// Function that adds a payload's values to a slice or subtracts them from it.
 pub(crate) type Combined = fn(&Payload<'_>, Combine, &mut [f32]) -> Result<()>;
-/// Reads a stretch of a payload's values; [`combine_stretch`](crate::payload::combine_stretch).
+/// Function that reads a stretch of a payload's values; see [`combine_stretch`](crate::payload::combine_stretch).
 pub(crate) type Stretch = fn(&Payload<'_>, bool, usize, &mut [u64; 2], &mut [f32]) -> Result<()>;
-/// Where to begin in the middle; [`place_of`](crate::payload::place_of).
+/// Function that finds where a stretch begins in the payload; see [`place_of`](crate::payload::place_of).
 pub(crate) type PlaceOf = fn(&Payload<'_>, usize) -> Result<Option<[u64; 2]>>;
 
-/// How payloads of a kind are read.
+/// Reader of one payload format.
 pub(crate) struct Reader {
-    /// What they say that they are.
+    /// The method in the headers of these payloads.
     pub method: wire::Method,
-    /// Writes all values.
+    /// Decodes all values.
     pub decode: fn(&Payload<'_>, &mut [f32]) -> Result<()>,
-    /// The bytes after the header.
+    /// Returns the number of bytes after the header.
     pub stated: fn(&wire::Header) -> Result<usize>,
-    /// Adds or subtracts without memory of its own; `None`: by way of decoding.
+    /// Adds or subtracts the values without scratch memory. `None` where the payload is decoded first.
     pub combine: Option<Combined>,
-    /// Reads a stretch, and tells where to begin there; `None`: not in stretches.
+    /// Reads a stretch, and finds where it begins. `None` where payloads cannot be read in stretches.
     pub stretch: Option<(Stretch, PlaceOf)>,
 }
 
-/// The element type that a parameter says.
+/// The element type with this code.
 pub(crate) fn dtype_of(code: u32) -> Result<Dtype> {
     Dtype::from_code(code.try_into().unwrap_or(u8::MAX))
 }
 
-/// What a search varies of a method: one parameter.
+/// The one parameter of a method that a search varies.
 #[derive(Clone, Copy, Debug)]
 pub struct Planned {
-    /// What the method does, and whether it is biased.
+    /// What the method does, and whether it is biased. This is text for users.
     pub about: &'static str,
-    /// The parameter of the paper, or of the method's authors.
+    /// Default, taken from the paper or from the method's authors.
     pub default: f64,
-    /// Least and largest parameter.
+    /// Smallest and largest value.
     pub bounds: [f64; 2],
-    /// What is said where it is none of them.
+    /// The allowed values as text, for error messages.
     pub expected: &'static str,
-    /// Its unit.
+    /// Unit of the parameter.
     pub unit: Unit,
-    /// The range searched around a default D: from D over the first to D times the second, in steps of D over the third; whole
-    /// parameters are rounded up, steps to at least 1.
+    /// The range that is searched around a default D, as three numbers `[a, b, c]`. The search goes from D / a to D ·
+    /// b, in steps of D / c. Whole parameters are rounded up, and their steps are at least 1.
     pub around: [f64; 3],
-    /// The setting of a layer.
+    /// Makes the setting of a layer from the parameter, the layer's shape and its element type.
     pub setting: fn(f64, Shape, Dtype) -> Result<Setting>,
 }
 
-/// What a [`Planned`] parameter counts.
+/// Unit of a [`Planned`] parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// A share of the elements.
+    /// Fraction of the elements.
     Density,
-    /// Whole numbers.
+    /// A whole number.
     Whole,
-    /// Any numbers.
+    /// A real number.
     Real,
 }
 
 impl Unit {
-    /// From 2^-32, below which no tensor keeps an element.
+    /// Range of densities. Below 2^-32 no tensor keeps an element.
     pub(crate) const DENSITIES: [f64; 2] = [1.0 / (1u64 << 32) as f64, 1.0];
     pub(crate) const A_DENSITY: &'static str = "a density of at least 2^-32 and at most 1 (100%)";
-    /// Elements of a group or bin.
+    /// Range of elements per group or bin.
     pub(crate) const GROUPS: [f64; 2] = [1.0, (1u32 << 24) as f64];
     pub(crate) const A_GROUP: &'static str = "a whole number of elements, 1 to 2^24";
 }

@@ -1,27 +1,29 @@
-//! What instruction sets do with lanes of 32 bits that no loop is compiled to: masks from lanes, lanes moved together or apart.
+//! Operations on 32-bit lanes for which compilers emit no vector code: making masks, and moving lanes together or
+//! apart.
 //!
-//! AVX-512 has an instruction for each; elsewhere they are loops, with the same results.
+//! AVX-512 has an instruction for each operation. Other instruction sets use loops with the same results.
 
-/// Lanes whose mask is made at a time.
+/// Number of lanes per call of `mask`.
 pub(crate) const LANES: usize = 16;
 
-/// Lanes that are moved at a time, those of a word.
+/// The 64 lanes of one mask word, which `squeeze` and `expand` move.
 pub(crate) type Block = [u32; 64];
 
-/// The instructions.
+/// The operations of one instruction set.
 pub(crate) trait Lanes: Copy {
-    /// Bit i says whether lane i is not 0.
+    /// Returns a mask: bit i is set if lane i is not 0.
     fn mask(self, lanes: [u32; LANES]) -> u16;
 
-    /// Moves the lanes whose bits are set to the front of `places`, in order, and returns their number. What is behind them
-    /// is of no use.
+    /// Moves the lanes with set bits to the front of `places`, in order, and returns their number. The content of
+    /// `places` after them is unspecified.
     fn squeeze(self, lanes: &Block, mask: u64, places: &mut Block) -> usize;
 
-    /// The inverse: moves the lanes at the front to those whose bits are set, in order; zeros elsewhere.
+    /// The inverse of `squeeze`: moves the first lanes to the places with set bits, in order. All other places become
+    /// 0.
     fn expand(self, lanes: &Block, mask: u64) -> Block;
 }
 
-/// Loops.
+/// Portable implementation by loops.
 #[derive(Clone, Copy)]
 struct Portable;
 
@@ -38,7 +40,7 @@ impl Lanes for Portable {
     #[inline(always)]
     fn squeeze(self, lanes: &Block, mut mask: u64, places: &mut Block) -> usize {
         let count = mask.count_ones() as usize;
-        // In fours: the processor then seldom guesses wrongly how many rounds there are.
+        // Rounds of four lanes: the branch predictor mispredicts the number of rounds less often.
         for four in places.as_chunks_mut::<4>().0.iter_mut().take(count.div_ceil(4)) {
             for place in four {
                 *place = lanes[mask.trailing_zeros() as usize % lanes.len()];
@@ -94,15 +96,15 @@ impl Lanes for pulp::x86::V4 {
     }
 }
 
-/// As [`Kernel`](crate::simd::Kernel), with these instructions.
+/// A loop that needs [`Lanes`], like [`Kernel`](crate::simd::Kernel).
 pub(crate) trait LaneKernel {
-    /// What the loop finds out.
+    /// Result of the loop.
     type Output;
-    /// The loop, `#[inline(always)]` with what it calls.
+    /// The loop. It and the functions it calls must be `#[inline(always)]`.
     fn run<L: Lanes>(self, lanes: L) -> Self::Output;
 }
 
-/// As [`dispatch`](super::dispatch).
+/// Runs a kernel with the best instructions of this processor, like [`dispatch`](crate::simd::dispatch).
 pub(crate) fn dispatch_lanes<K: LaneKernel>(kernel: K) -> K::Output {
     struct Loops<K>(K);
     impl<K: LaneKernel> crate::simd::Kernel for Loops<K> {
@@ -131,7 +133,7 @@ pub(crate) fn dispatch_lanes<K: LaneKernel>(kernel: K) -> K::Output {
 mod tests {
     use super::*;
 
-    /// All three, of masks with any part of all ones.
+    /// Checks all three operations: every mask of 16 lanes, and random and one-sided masks of 64 lanes.
     struct All;
 
     impl LaneKernel for All {

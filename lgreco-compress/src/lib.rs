@@ -1,31 +1,33 @@
-//! Compressors: each file holds one method's encode, decode, payload size and its row of the error table.
+//! Compressors. Each method's folder or file holds its encoder, decoder, payload size and measurement of the error
+//! table.
 //!
-//! Every payload starts with the header of [`wire`], so it can be decoded without knowing what made it.
-//! Gradients must be finite: encode and measure answer [`Error::NonFinite`] with the first offender.
+//! Every payload starts with the header of [`wire`]. A decoder needs no other information about the payload. Gradients
+//! must be finite. Encoding and measuring return [`Error::NonFinite`] with the index of the first NaN or infinity.
 //!
-//! | method | sends | payload | length decided by |
+//! | method | sends | payload format | payload length depends on |
 //! |---|---|---|---|
-//! | [`dense`] | everything | its own | shape and element type |
-//! | [`qsgd`] (also CGX) | 1 to 8 bits per element | its own | shape |
-//! | [`loco`] | 4 bits per element | its own | shape |
-//! | [`eden`] | 1 to 8 bits per element, after a rotation | its own | shape |
-//! | [`powersgd`] | two thin matrices | its own | shape |
-//! | [`topk`] | the k largest | its own | shape |
-//! | [`quantised_topk`] | the k largest, each in 1 to 8 bits | its own | shape |
-//! | [`clt`] | what stands where one worker's k largest do | TopK's | shape |
-//! | [`hard_threshold`] | what reaches λ | TopK's | the values |
-//! | [`sidco`] | what reaches an estimate of the k-th largest | TopK's | the values |
-//! | [`adacomp`] | what stands out of its bin, as one magnitude | its own | the values |
+//! | [`dense`] | every element | dense | shape and element type |
+//! | [`qsgd`] (also CGX) | 1 to 8 bits per element | QSGD | shape |
+//! | [`loco`] | 4 bits per element | LoCo | shape |
+//! | [`eden`] | 1 to 8 bits per element, after a rotation | EDEN | shape |
+//! | [`powersgd`] | two thin matrices | PowerSGD | shape |
+//! | [`topk`] | the k largest magnitudes | TopK | shape |
+//! | [`quantised_topk`] | the k largest magnitudes, each in 1 to 8 bits | quantised TopK | shape |
+//! | [`clt`] | the values at the positions of one worker's k largest | TopK | shape |
+//! | [`hard_threshold`] | magnitudes that reach λ | TopK | the values |
+//! | [`sidco`] | magnitudes that reach an estimate of the k-th largest | TopK | the values |
+//! | [`adacomp`] | elements that stand out of their bin, as one magnitude with signs | AdaComp | the values |
 //!
 //! # Features
-//! With none the crate is `no_std` without an allocator: every compressor and measurement works on caller buffers.
-//! * `std` (default): run-time choice of vector instructions; without it, loops use those the target is compiled for.
-//!   Results are the same bits. Implies `alloc`.
-//! * `gemm`: a faster matrix product for [PowerSGD](powersgd) at high ranks, which gives up its equality of bits
-//!   between processors. Implies `std`.
-//! * `rayon`: long layers are compressed and decoded on all cores of rayon's current thread pool, with the same bits. A thread of
-//!   that pool that waits for such a layer may do another task of the pool meanwhile, so tasks of the same pool must not block
-//!   in collectives. Implies `std`.
+//! Without features the crate is `no_std` and needs no allocator. Every compressor and measurement works on caller
+//! buffers.
+//! * `std` (default): chooses vector instructions at run time. Without it, loops use the instructions that the target
+//!   is compiled for. The results have the same bits either way. Implies `alloc`.
+//! * `gemm`: a faster matrix product for [PowerSGD](powersgd) at high ranks. Results then may differ in bits between
+//!   processors. Implies `std`.
+//! * `rayon`: compresses and decodes long layers on all cores of rayon's current thread pool, with the same bits. A
+//!   pool thread that waits for such a layer may run another task of the pool meanwhile. Tasks of the same pool must
+//!   therefore not block in collectives. Implies `std`.
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
@@ -102,27 +104,28 @@ use rng::Stream;
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 pub trait Compressor {
-    /// Number of bytes [`encode`](Compressor::encode) writes for any gradient of this shape and element type, header
-    /// included: exactly, if [`has_fixed_len`](Compressor::has_fixed_len); else at most.
+    /// Number of bytes that [`encode`](Compressor::encode) writes for a gradient of this shape and element type, header
+    /// included. The number is exact if [`has_fixed_len`](Compressor::has_fixed_len), else an upper bound.
     ///
     /// # Errors
     /// [`Error::Parameter`] when the compressor's parameters do not fit the shape.
     fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize, Error>;
 
-    /// Whether shape and element type alone decide the length of a payload. Where the values do too, tables hold measured
-    /// lengths ([`Candidates::measure_with_lens`]), and payloads travel by all-gather with lengths of their own.
+    /// Whether shape and element type alone decide the length of a payload. Otherwise the values decide too. Tables
+    /// then hold measured lengths ([`Candidates::measure_with_lens`]), and payloads travel by an all-gather of varying
+    /// lengths.
     fn has_fixed_len(&self) -> bool {
         true
     }
 
-    /// How it is aggregated, what its error is like, what it costs.
+    /// How the setting is aggregated, which properties its error has, and what it costs.
     ///
     /// # Complexity
     /// O(1).
     fn traits(&self) -> Traits;
 
-    /// The relative squared error on values with a heavy tail (the quantiles of Student's t with two degrees of freedom), where it
-    /// may be 1 or more; 0 for compressors whose error is below the gradient whatever it is.
+    /// Relative squared error on heavy-tailed values: the quantiles of Student's t with two degrees of freedom. It may
+    /// be 1 or more. It is 0 for compressors whose error is below the gradient for all values.
     ///
     /// # Errors
     /// [`Error::Parameter`] on parameters out of range.
@@ -130,14 +133,14 @@ pub trait Compressor {
         Ok(0.0)
     }
 
-    /// Words of workspace that [`encode`](Compressor::encode) needs for this shape and element type.
+    /// Words (of 64 bits) of workspace that [`encode`](Compressor::encode) needs for this shape and element type.
     fn encode_workspace_len(&self, _shape: Shape, _dtype: Dtype) -> usize {
         0
     }
 
-    /// Compresses `gradient` into the front of `payload`, which has room for [`payload_len`](Compressor::payload_len)
-    /// bytes, and returns the number of bytes written. Random bits, where the method uses any, are those of `stream`.
-    /// Nothing of `payload` may be used when an error is returned.
+    /// Compresses `gradient` into the front of `payload` and returns the number of bytes written. `payload` must have
+    /// room for [`payload_len`](Compressor::payload_len) bytes. Methods that use random bits take them from `stream`.
+    /// After an error, the content of `payload` must not be used.
     ///
     /// ```
     /// # use lgreco_compress::{Compressor, qsgd::Qsgd};
@@ -149,14 +152,14 @@ pub trait Compressor {
     /// for (rank, payload) in payloads.iter_mut().enumerate() {
     ///     assert_eq!(Qsgd::default().encode(&gradient, worker(rank as u32), &mut [], payload)?, 22);
     /// }
-    /// assert_eq!(payloads[0][..20], payloads[1][..20]); // header and scale; the random bits are each worker's own
+    /// assert_eq!(payloads[0][..20], payloads[1][..20]); // equal header and scale; the random bits differ
     /// # Ok::<(), lgreco_core::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::NonFinite`] on NaN or infinity; [`Error::Length`] when `payload` or `workspace` is too short;
-    /// [`Error::Parameter`] as for [`payload_len`](Compressor::payload_len); [`Error::ElementOverflow`] (sparsifiers)
-    /// and [`Error::Overflow`] (PowerSGD, EDEN) when a number is too large for the type it is sent in.
+    /// [`Error::NonFinite`] on NaN or infinity. [`Error::Length`] when `payload` or `workspace` is too short.
+    /// [`Error::Parameter`] as for [`payload_len`](Compressor::payload_len). [`Error::ElementOverflow`] (sparsifiers)
+    /// and [`Error::Overflow`] (PowerSGD, EDEN) when a number is too large for the type in which it is sent.
     fn encode(
         &self,
         gradient: &Gradient<'_>,
@@ -165,11 +168,11 @@ pub trait Compressor {
         payload: &mut [u8],
     ) -> Result<usize, Error>;
 
-    /// [`encode`](Compressor::encode) of a gradient to which a residual has been added, `compensated`, by compressors that look at
-    /// the gradient alone, too ([`Traits::sees_gradient`]).
+    /// Encodes `compensated`, a gradient plus its residual. Some compressors read the gradient without residual as well
+    /// ([`Traits::sees_gradient`]). The others do the same as [`encode`](Compressor::encode).
     ///
     /// # Errors
-    /// As [`encode`](Compressor::encode), and [`Error::Length`] where the two differ in shape.
+    /// The errors of [`encode`](Compressor::encode), and [`Error::Length`] when the two tensors differ in shape.
     fn encode_with_gradient(
         &self,
         compensated: &Gradient<'_>,
@@ -182,7 +185,7 @@ pub trait Compressor {
     }
 }
 
-/// `Err` with the first NaN or infinity of a gradient, which every compressor refuses.
+/// Returns an error with the first NaN or infinity of a gradient. Every compressor refuses such gradients.
 ///
 /// ```
 /// # use lgreco_compress::check_finite;
@@ -193,10 +196,10 @@ pub trait Compressor {
 /// ```
 ///
 /// # Errors
-/// [`Error::NonFinite`].
+/// [`Error::NonFinite`] with the index and the value.
 ///
 /// # Complexity
-/// O(elements), a pass.
+/// O(elements), one pass.
 pub fn check_finite(gradient: &Gradient<'_>) -> Result<(), Error> {
     with_elements!(gradient.values(), values => crate::select::check_finite(values))
 }

@@ -1,13 +1,13 @@
 //! Payloads of methods from outside lgreco.
 //!
-//! After the header, whose `method` is the method's id, whose `variant` is how many more parameters follow, and whose
-//! `parameter` is the first of them:
+//! In the header, `method` is the method's id, `parameter` is the first parameter, and `variant` is the number of
+//! further parameters. After the header:
 //!
 //! | bytes | content |
 //! |---|---|
-//! | 4 × `variant` | the other parameters up to the last that is not 0, little-endian |
+//! | 4 × `variant` | the further parameters up to the last that is not 0, little-endian |
 //! | 4 | length of the body |
-//! | the rest | the body, which is the method's own |
+//! | the rest | the body, in the method's format |
 
 use super::describe::Described;
 use super::wire::{HEADER_LEN, Header, Method, Payload, payload_len};
@@ -19,7 +19,7 @@ use crate::{Error, Result};
 use core::fmt;
 use lgreco_core::method::{FIRST_ID, Methods, OwnSetting, Parameters};
 
-/// How many parameters follow the header.
+/// Number of parameters after the header.
 fn more(parameters: &Parameters) -> usize {
     parameters.iter().rposition(|&number| number > 0).unwrap_or(0)
 }
@@ -39,7 +39,7 @@ impl Compressor for OwnSetting {
 
     fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize> {
         let body = self.method().body_len(self.parameters(), shape, dtype)?;
-        // Nothing is encoded of a tensor without elements.
+        // The body of an empty tensor is empty: the method is not called.
         let body = if shape.elements() == 0 { 0 } else { body as u64 };
         Error::require(body <= u32::MAX.into(), "bytes of a body", body as f64, "below 2^32")?;
         payload_len((before_body(more(self.parameters())) - HEADER_LEN) as u64 + body, shape)
@@ -76,7 +76,7 @@ impl Compressor for OwnSetting {
             0 => 0,
             _ => self.method().encode(parameters, gradient, stream, &mut workspace[..words], body)?,
         };
-        // What a method promises is checked: buffers of all ranks are made for it.
+        // Checks the promised length, because all ranks' buffers are allocated for it.
         match self.has_fixed_len() {
             true => expect_len("bytes of a body, as the method promises", body.len(), len)?,
             false => expect_room("bytes of a body, as the method promises at most", len, body.len())?,
@@ -109,7 +109,7 @@ impl Described for OwnSetting {
     }
 }
 
-/// The parameters and the body of a payload.
+/// Splits a payload into its parameters and its body.
 fn parts<'a>(payload: &Payload<'a>) -> Result<(Parameters, &'a [u8])> {
     let more = usize::from(payload.header.variant);
     if more > 3 {
@@ -127,13 +127,13 @@ fn parts<'a>(payload: &Payload<'a>) -> Result<(Parameters, &'a [u8])> {
     Ok((parameters, &body[..len]))
 }
 
-/// Bytes after the header that a payload states to have.
+/// Number of bytes after the header, as the payload states it.
 pub(super) fn stated(payload: &Payload<'_>) -> Result<usize> {
     let (_, body) = parts(payload)?;
     Ok(before_body(usize::from(payload.header.variant)) - HEADER_LEN + body.len())
 }
 
-/// Decodes a payload under the setting that it states.
+/// Decodes a payload with the method and parameters that it states.
 pub(super) fn decode(payload: &Payload<'_>, methods: &Methods, values: &mut [f32]) -> Result<()> {
     let Method::Own(id) = payload.header.method else {
         return Err(Error::PayloadBody { what: "its method is lgreco's own" });
@@ -143,7 +143,7 @@ pub(super) fn decode(payload: &Payload<'_>, methods: &Methods, values: &mut [f32
     decode_as(payload, &OwnSetting::new(method, parameters)?, values)
 }
 
-/// Decodes a payload of this setting.
+/// Decodes a payload that must be of this setting.
 pub(super) fn decode_as(payload: &Payload<'_>, setting: &OwnSetting, values: &mut [f32]) -> Result<()> {
     let shape = payload.header.shape;
     let (parameters, body) = parts(payload)?;
@@ -164,7 +164,7 @@ pub(super) fn measure_workspace_len(setting: &OwnSetting, shape: Shape, dtype: D
     setting.encode_workspace_len(shape, dtype) + payload.div_ceil(8) + shape.elements().div_ceil(2)
 }
 
-/// The squared error of one encoding, and the bytes of its payload.
+/// Encodes once, and returns the squared error and the length of the payload in bytes.
 pub(super) fn measure(
     setting: &OwnSetting,
     gradient: &Gradient<'_>,

@@ -1,4 +1,4 @@
-//! What is done with payloads of any method, beside [decoding](crate::decode) them: added up, taken off, a stretch at a time.
+//! Operations on payloads of any method besides [decoding](crate::decode): adding, subtracting, reading in stretches.
 
 pub use crate::combine::{Combine, combine_values};
 pub use crate::setting::{combine, decode_parsed};

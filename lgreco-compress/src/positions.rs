@@ -1,8 +1,8 @@
-//! Sorted positions in few bits: a bitmap or Elias–Fano.
+//! Codes sorted positions in few bits: as a bitmap or by Elias–Fano.
 //!
-//! TopK, CLT-k, hard thresholds and SIDCo differ in what they select, not in what they send, so they share TopK's
-//! payload, and with it this coder of positions and one parser; AdaComp adds only signs. Decoded elements are added
-//! straight into the mean.
+//! TopK, CLT-k, hard thresholds and SIDCo differ in the elements they select, but they share TopK's payload format. So
+//! they share this coder and one parser. AdaComp's format adds only signs. Decoded elements are added directly to the
+//! mean.
 
 mod expand;
 mod read;
@@ -16,11 +16,11 @@ pub(super) use write::Writer;
 
 use crate::{Error, Result};
 
-/// How sorted positions are coded; the number stands in bits 2–3 of a TopK header's variant.
+/// How sorted positions are coded. The number is in bits 2–3 of the `variant` in a TopK header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Coding {
-    /// Not at all: every position is taken.
+    /// No bytes at all, because every position is kept.
     All = 0,
     /// One bit for each element.
     Bitmap = 1,
@@ -28,10 +28,9 @@ pub enum Coding {
     EliasFano = 2,
 }
 
-/// Where k sorted positions below n lie among the bytes that end a TopK payload, as a function of k and n: what
-/// [`topk`](crate::topk) says of the format, in numbers, for encoders and decoders elsewhere, on a GPU for
-/// instance. Made by [`TopK::layout`](crate::topk::TopK::layout) and
-/// [`of_payload`](crate::topk::of_payload).
+/// Layout of k sorted positions below n, in the bytes at the end of a TopK payload. It is a function of k and n.
+/// [`topk`](crate::topk) describes the format. Encoders and decoders elsewhere, such as on a GPU, use these numbers.
+/// [`TopK::layout`](crate::topk::TopK::layout) and [`of_payload`](crate::topk::of_payload) make it.
 ///
 /// ```
 /// use lgreco_compress::topk::{Coding, TopK};
@@ -43,26 +42,26 @@ pub enum Coding {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// How they are coded.
+    /// How the positions are coded.
     pub coding: Coding,
-    /// Of each position, the bits that are packed: 0 to 31, 0 but for Elias–Fano.
+    /// Number of packed low bits per position: 0 to 31, and 0 except for Elias–Fano.
     pub low_bits: u32,
-    /// Bytes of the packed bits, which come first.
+    /// Bytes of the packed low bits, which come first.
     pub low_bytes: u64,
-    /// Bytes of the bitmap or of the high bits in unary.
+    /// Bytes of the bitmap, or of the high bits in unary.
     pub high_bytes: u64,
     elements: u32,
     keep: u32,
 }
 
 impl Layout {
-    /// The layout of `keep` positions below `elements`, of which there are no fewer.
+    /// The layout of `keep` positions below `elements`; `keep` must not exceed `elements`.
     pub(super) fn new(elements: u32, keep: u32) -> Layout {
         let all = Layout { coding: Coding::All, low_bits: 0, low_bytes: 0, high_bytes: 0, elements, keep };
         if keep == elements {
             return all;
         }
-        // Of those that take the fewest bytes, the first.
+        // Takes the smallest layout; ties go to the earlier one: the bitmap, then fewer low bits.
         let mut best = Layout { coding: Coding::Bitmap, high_bytes: (elements as u64).div_ceil(8), ..all };
         for low_bits in 0..32 {
             let low_bytes = (keep as u64 * low_bits as u64).div_ceil(8);
@@ -78,12 +77,12 @@ impl Layout {
         best
     }
 
-    /// Bytes it takes.
+    /// Total bytes.
     pub const fn bytes(self) -> u64 {
         self.low_bytes + self.high_bytes
     }
 
-    /// How many positions there could be.
+    /// The largest number of positions.
     pub(super) fn keep(self) -> u32 {
         self.keep
     }
@@ -92,7 +91,7 @@ impl Layout {
         self.elements as usize
     }
 
-    /// `Err` when a bit of the low bits' last byte is set that belongs to no position.
+    /// Returns an error when a bit after the last position's low bits is set.
     pub(super) fn check_padding(self, bytes: &[u8]) -> Result<()> {
         let low = &bytes[..self.low_bytes as usize];
         let padding = self.low_bytes * 8 - self.keep as u64 * self.low_bits as u64;
@@ -100,8 +99,9 @@ impl Layout {
     }
 }
 
-/// Where [`for_each_block`] is when it comes to `start`, a multiple of 64: how many positions are before, and where the
-/// next begins. They are counted, not looked at. `None` where that is not enough.
+/// Finds where [`for_each_block`] continues at `start`, a multiple of 64. Returns the number of positions before
+/// `start` and the bit where the next one begins. Counts the earlier positions without checking them. `None` where
+/// counting does not suffice.
 pub(super) fn find(layout: Layout, bytes: &[u8], start: u64) -> Option<[u64; 2]> {
     let Layout { coding, low_bits, low_bytes, .. } = layout;
     match coding {
@@ -114,7 +114,7 @@ pub(super) fn find(layout: Layout, bytes: &[u8], start: u64) -> Option<[u64; 2]>
             if !start.is_multiple_of(1 << low_bits) {
                 return None;
             }
-            // High bits count up by zeros, each of which ends those of one number.
+            // In the high bits, each zero ends the run of positions with one value of the high part.
             let (wanted, high) = (start >> low_bits, bytes.get(low_bytes as usize..)?);
             let (mut before, mut zeros) = (0, 0);
             for (i, chunk) in (0..).zip(high.chunks(8)) {
@@ -137,7 +137,7 @@ pub(super) fn find(layout: Layout, bytes: &[u8], start: u64) -> Option<[u64; 2]>
     }
 }
 
-/// Up to eight bytes as a number.
+/// Reads up to eight bytes as a little-endian number.
 #[inline(always)]
 fn word(bytes: &[u8]) -> u64 {
     let mut word = [0; 8];

@@ -1,7 +1,8 @@
-//! lgreco's own methods: the one list of them. All that is particular to a method is in its folder.
+//! The list of lgreco's own methods. Everything specific to a method is in its folder.
 //!
-//! `Setting` is an enum of the methods' structs, not `(id, parameters)` with an object behind it: code that selects a GPU kernel or
-//! PowerSGD's factors has the fields by name, and a copy needs no lookup. `Setting::data` is the same as an id and four numbers.
+//! `Setting` is an enum of the methods' structs, not an id with parameters and an object. Code that selects a GPU
+//! kernel or PowerSGD's factors reads the fields by name, and a copy needs no lookup. `Setting::data` returns an id and
+//! four numbers.
 
 use super::adacomp::AdaComp;
 use super::clt::CltK;
@@ -41,26 +42,26 @@ macro_rules! methods {
             }
         }
 
-        /// How settings are read.
+        /// Readers of settings, one per method.
         pub(super) static METHODS: &[Known] = &[dense::KNOWN, $($module::KNOWN,)*];
     };
 }
 
 methods! {
-    /// One compressor with its parameters: what a plan gives each layer.
+    /// A compressor with all its parameters. A plan gives each layer one.
     ///
     /// # As text
-    /// A setting is written as one line of text ([`Display`](core::fmt::Display)) and read from it
-    /// ([`FromStr`](core::str::FromStr)), neither of which allocates. A text that is read gives the setting that was
-    /// written, bit for bit. The method and its first number come first; the words after it may stand in any order, are
-    /// written only where they are not the default, and may be read all the same:
+    /// A setting is written as one line of text ([`Display`](core::fmt::Display)) and parsed from it
+    /// ([`FromStr`](core::str::FromStr)). Neither allocates. Parsing returns exactly the setting that was written, bit
+    /// for bit. The method and its first number come first. Options follow in any order. Options with default values
+    /// are not written, but may be given:
     ///
-    /// | text | may go on with | default |
+    /// | text | options | defaults |
     /// |---|---|---|
     /// | `dense` | | |
     /// | `qsgd BITS` | `bucket ELEMENTS`, `max-norm` or `min-max`, `stochastic` or `nearest` | `bucket 512 max-norm stochastic` |
     /// | `eden BITS` | `unbiased` or `least-squares` | `unbiased` |
-    /// | `topk ELEMENTS` | `f32`, `f16` or `bf16`: the type of the values sent; or `bits NUMBER`, 1 to 8: a sign and a bin | `f32` |
+    /// | `topk ELEMENTS` | `f32`, `f16` or `bf16`: type of the sent values; or `bits NUMBER`, 1 to 8: sign and bin | `f32` |
     /// | `powersgd RANK` | `iterations NUMBER` | `iterations 1` |
     /// | `clt-k ELEMENTS` | | |
     /// | `hard-threshold MAGNITUDE` | `f32`, `f16` or `bf16` | `f32` |
@@ -68,10 +69,11 @@ methods! {
     /// | `loco ELEMENTS` (per group) | | |
     /// | `sidco DENSITY` | `exponential`, `gamma-pareto` or `pareto`, `stages NUMBER`, `f32`, `f16` or `bf16` | `exponential stages 1 f32` |
     ///
-    /// Reading fails with [`SettingWord`](crate::Error::SettingWord) on a word that is not known there, [`SettingSyntax`](crate::Error::SettingSyntax) where another
-    /// word or a number is expected or a parameter is there twice, and [`Parameter`](crate::Error::Parameter) outside of a parameter's range.
-    /// Whether as many elements can be kept as `topk` and `clt-k` say, the layer decides
-    /// ([`payload_len`](crate::Compressor::payload_len)).
+    /// Parsing fails with [`SettingWord`](crate::Error::SettingWord) on an unknown word. It fails with
+    /// [`SettingSyntax`](crate::Error::SettingSyntax) when another word or a number is expected, or when a parameter is
+    /// repeated. It fails with [`Parameter`](crate::Error::Parameter) when a parameter is out of range. Whether `topk`
+    /// and `clt-k` can keep that many elements depends on the layer; [`payload_len`](crate::Compressor::payload_len)
+    /// checks it.
     ///
     /// ```
     /// use lgreco_compress::{Setting, qsgd::{Qsgd, Scale}};
@@ -99,30 +101,30 @@ methods! {
     /// # Ok::<(), lgreco_core::Error>(())
     /// ```
     Setting {
-        /// Quantised.
+        /// Quantised (QSGD).
         Qsgd(Qsgd) qsgd;
-        /// Quantised after a rotation.
+        /// Quantised after a rotation (EDEN).
         Eden(Eden) eden;
-        /// Sparsified.
+        /// Sparsified to the k largest magnitudes.
         TopK(TopK) topk;
-        /// Sparsified, the values in a few bits.
+        /// Sparsified to the k largest magnitudes, with values in a few bits.
         QuantisedTopK(QuantisedTopK) quantised_topk;
-        /// Low rank.
+        /// Low rank (PowerSGD).
         PowerSgd(PowerSgd) powersgd;
-        /// Sparsified at positions that all workers share.
+        /// Sparsified at positions that all workers share (CLT-k).
         CltK(CltK) clt;
-        /// Sparsified by magnitude, as many elements as there are.
+        /// Sparsified: sends every element whose magnitude reaches a threshold.
         HardThreshold(HardThreshold) hard_threshold;
-        /// What stands out of its bin, as plus or minus one magnitude.
+        /// Sparsified: sends elements that stand out of their bin, as plus or minus one magnitude (AdaComp).
         AdaComp(AdaComp) adacomp;
-        /// Quantised to 4 bits, to nearest.
+        /// Quantised to 4 bits, rounded to nearest (LoCo).
         LoCo(LoCo) loco;
-        /// Sparsified by an estimated magnitude.
+        /// Sparsified by an estimated threshold (SIDCo).
         Sidco(Sidco) sidco;
     }
 }
 
-/// How payloads are read.
+/// Readers of payloads, one per payload format.
 pub(super) static READERS: &[Reader] = &[
     dense::READER,
     qsgd::READER,

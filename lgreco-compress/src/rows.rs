@@ -1,10 +1,11 @@
-//! Settings as rows of the error table, each of which is measured in as few passes as its method can.
+//! Groups settings into rows of the error table. Each row is measured in as few passes as its method allows.
 
 use super::quantised_topk::QuantisedTopK;
 use super::{Candidates, Compressor, Setting};
 use alloc::vec::Vec;
 
-/// A list of settings, cut into [`Candidates`]: neighbours of a method that differ in one parameter are measured together.
+/// A list of settings, grouped into [`Candidates`]. Neighbours of one method that differ in one parameter are measured
+/// together.
 ///
 /// ```
 /// use lgreco_compress::{Candidates, Rows, Setting};
@@ -19,13 +20,13 @@ pub struct Rows(Vec<Row>);
 #[derive(Clone, Debug)]
 struct Row {
     settings: Vec<Setting>,
-    /// What differs: bits, or numbers of values or columns.
+    /// The parameter that differs: bits per value here; numbers of values or ranks in `counts`.
     bits: Vec<u8>,
     counts: Vec<u32>,
 }
 
 impl Rows {
-    /// Rows of these settings, in their order.
+    /// Groups these settings into rows, keeping their order.
     ///
     /// # Complexity
     /// O(settings). Allocates.
@@ -40,18 +41,18 @@ impl Rows {
         Rows(rows)
     }
 
-    /// All rows.
+    /// The rows, in order.
     pub fn iter(&self) -> impl Iterator<Item = Candidates<'_>> {
         self.0.iter().map(Row::candidates)
     }
 
-    /// The places of all rows, one after the other.
+    /// Total number of places of all rows ([`Candidates::len`]).
     pub fn places(&self) -> usize {
         self.iter().map(|row| row.len()).sum()
     }
 
-    /// Each setting with the squared error measured of it and, where the values decide it, its payload's length in bytes.
-    /// `squared_errors` has all [`places`](Rows::places).
+    /// Each setting with its measured squared error, and its payload's length in bytes if the values decide it.
+    /// `squared_errors` holds all [`places`](Rows::places), row after row.
     pub fn measured(&self, squared_errors: &[f64]) -> impl Iterator<Item = (Setting, f64, Option<usize>)> {
         let mut rest = squared_errors;
         self.0.iter().flat_map(move |row| {
@@ -95,7 +96,8 @@ impl Row {
     }
 }
 
-/// The setting without what may differ within a row. Those that are measured one by one are all in one.
+/// The setting without the parameter that may differ within a row. All settings that are measured separately map to
+/// `Dense`, so that neighbours share a row.
 fn base(setting: &Setting) -> Setting {
     let mut base = *setting;
     match &mut base {
@@ -110,7 +112,8 @@ fn base(setting: &Setting) -> Setting {
     base
 }
 
-/// Rows of TopK in few bits: each has every number of bits that its first number of values has, as one pass measures them.
+/// Makes rows of TopK in few bits. Every number of kept values in a row has the same list of bits, so one pass measures
+/// all.
 fn grids(run: &[Setting], rows: &mut Vec<Row>) {
     let of = |setting: &Setting| match *setting {
         Setting::QuantisedTopK(top) => top,

@@ -4,17 +4,17 @@ use crate::Error;
 use crate::checksum;
 use crate::error::expect_room;
 
-/// Bytes that [`seal`] adds to a payload. Sizes in tables and plans are those of payloads without it.
+/// Bytes that [`seal`] adds to a payload. Sizes in tables and plans do not include them.
 pub const SEAL_LEN: usize = checksum::LEN;
 
-/// Writes a checksum of `payload[..len]` to the [`SEAL_LEN`] bytes after it and returns the length of both, in bytes.
-/// [`unseal`] refuses what has changed since. Without it a changed bit is found only if it makes the payload unreadable:
-/// most changes of a code or a value decode to other numbers.
+/// Writes a checksum of `payload[..len]` to the [`SEAL_LEN`] bytes after it. Returns the length of both, in bytes.
+/// [`unseal`] refuses a payload that has changed since. Without a checksum, a changed bit is found only if it makes the
+/// payload unreadable. Most changes of a code or a value decode to other numbers.
 ///
 /// ```
 /// use lgreco_core::Error;
 /// use lgreco_compress::{SEAL_LEN, seal, unseal};
-/// let mut message = [1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0]; // a payload of 3 bytes, and room
+/// let mut message = [1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0]; // a payload of 3 bytes, and room for the checksum
 /// assert_eq!(seal(&mut message, 3)?, 3 + SEAL_LEN);
 /// assert_eq!(unseal(&message)?, [1, 2, 3]);
 /// message[1] ^= 4;
@@ -23,7 +23,7 @@ pub const SEAL_LEN: usize = checksum::LEN;
 /// ```
 ///
 /// # Errors
-/// [`Error::Length`] when `payload` is shorter than `len` and the checksum; nothing is written.
+/// [`Error::Length`] when `payload` has no room for `len` bytes and the checksum. Nothing is written then.
 ///
 /// # Complexity
 /// One pass over `len` bytes.
@@ -34,14 +34,14 @@ pub fn seal(payload: &mut [u8], len: usize) -> Result<usize, Error> {
     Ok(sealed)
 }
 
-/// The payload that [`seal`] closed. Any bytes may be given.
+/// Returns the payload that [`seal`] closed. Any bytes may be given.
 ///
 /// # Errors
-/// [`Error::Checksum`] when a bit of payload or checksum has changed, or the end is missing; [`Error::Length`] when there
-/// are fewer bytes than a checksum has.
+/// [`Error::Checksum`] when a bit of the payload or the checksum has changed, or when the end is missing.
+/// [`Error::Length`] when there are fewer bytes than a checksum has.
 ///
 /// # Complexity
-/// One pass.
+/// O(bytes), one pass.
 pub fn unseal(sealed: &[u8]) -> Result<&[u8], Error> {
     expect_room("payload bytes", SEAL_LEN, sealed.len())?;
     checksum::open(sealed)

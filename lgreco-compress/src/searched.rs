@@ -1,4 +1,4 @@
-//! Methods as they are asked for, with one parameter.
+//! Methods that a search can vary, each by one parameter.
 
 use super::describe::{Planned, Unit};
 use super::{adacomp, clt, eden, hard_threshold, loco, powersgd, qsgd, sidco, topk};
@@ -14,7 +14,7 @@ macro_rules! searched {
         #[non_exhaustive]
         pub enum Method {
             $($(#[$doc])* $name,)*
-            /// Several methods, chosen per layer: EDEN, TopK and PowerSGD unless others are named.
+            /// Chooses among several methods per layer: EDEN, TopK and PowerSGD by default.
             Hybrid,
         }
 
@@ -30,7 +30,7 @@ macro_rules! searched {
                 }
             }
 
-            /// What a search varies of it; of [`Hybrid`](Method::Hybrid), EDEN's.
+            /// The parameter that a search varies. For [`Hybrid`](Method::Hybrid) it is EDEN's.
             pub const fn planned(self) -> &'static Planned {
                 match self {
                     $(Method::$name => &$module::PLANNED,)*
@@ -42,7 +42,7 @@ macro_rules! searched {
 }
 
 searched! {
-    /// A compression method as it is asked for.
+    /// A compression method that a user can ask a search for.
     ///
     /// ```
     /// use lgreco_compress::SearchMethod as Method;
@@ -62,23 +62,23 @@ searched! {
         CltK clt;
         /// Sparsification by an estimated magnitude; the parameter is the density.
         Sidco sidco;
-        /// What reaches a magnitude; the parameter is the magnitude, above 0.
+        /// Sparsification by magnitude; the parameter is the least magnitude sent, above 0.
         HardThreshold hard_threshold;
-        /// What stands out of its bin; the parameter is elements per bin, 1 to 2^24.
+        /// Sparsification to elements that stand out of their bin; the parameter is elements per bin, 1 to 2^24.
         AdaComp adacomp;
-        /// 4 bits, rounded to nearest; the parameter is elements per group, 1 to 2^24.
+        /// Quantisation to 4 bits, rounded to nearest; the parameter is elements per group, 1 to 2^24.
         LoCo loco;
     }
 }
 
-/// All names, for messages.
+/// All names, for error messages.
 const NAMES: &str = "qsgd, eden, topk, powersgd, hybrid, clt-k, sidco, hard-threshold, adacomp or loco";
 
 impl Method {
-    /// Those to compare first: the L-GreCo paper's, EDEN, and the default.
+    /// The methods to compare first: those of the L-GreCo paper, EDEN, and the default (hybrid).
     pub const COMPARED: [Method; 5] = [Method::Qsgd, Method::Eden, Method::TopK, Method::PowerSgd, Method::Hybrid];
 
-    /// A setting of this method as labels name it: `qsgd 4`, `topk 0.1%`, `powersgd 32`.
+    /// Label of a setting of this method: `qsgd 4`, `topk 0.1%`, `powersgd 32`.
     pub fn label(self, parameter: f64) -> impl fmt::Display {
         Label(self, parameter)
     }
@@ -90,7 +90,7 @@ impl fmt::Display for Label {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let &Label(method, parameter) = self;
         match method.planned().unit {
-            // What binary fractions add to decimal ones is rounded away: 0.1 · 3 · 100 = 30.000000000000004.
+            // Rounds away the error of binary fractions: 0.1 · 3 · 100 = 30.000000000000004.
             Unit::Density => write!(f, "{} {}%", method.name(), Float::round(parameter * 100.0 * 1e9) / 1e9),
             _ => write!(f, "{} {parameter}", method.name()),
         }

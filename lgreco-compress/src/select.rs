@@ -1,9 +1,9 @@
-//! Selection by magnitude: the k-th largest |x| of a slice, and what lies above and below a magnitude.
+//! Selects by magnitude: finds the k-th largest |x| of a slice, and counts elements above and below a magnitude.
 //!
-//! Magnitudes are compared by the bits of |x| as an f32 without its sign, which order as the magnitudes do. A sample
-//! brackets the answer, one vectorised pass collects the few magnitudes inside the bracket and counts those outside,
-//! and a selection among the collected ones, of many in the same way again, is exact. A bracket that turns out wrong costs
-//! a second pass with everything inside; the result never depends on the sample.
+//! The code compares magnitudes by the bits of |x| as f32 without the sign. These integers have the same order as the
+//! magnitudes. A sample gives a bracket for the answer. One vectorised pass collects the few magnitudes inside the
+//! bracket and counts those outside. An exact selection among the collected ones follows; if they are many, it
+//! recurses. A bracket that misses costs a second pass with everything inside. The result never depends on the sample.
 
 pub mod mark;
 
@@ -13,38 +13,38 @@ use crate::lanes::{Block, LANES, LaneKernel, Lanes, dispatch_lanes};
 use crate::spread::{Per, spread_parts};
 use crate::{Error, Result};
 
-/// Below this many elements a sample is not worth its while.
+/// Below this many elements, a sample costs more than it saves.
 const SAMPLED_FROM: usize = 1 << 10;
-/// Largest sample: it brackets 1 % of 16 M elements within a tenth.
+/// Largest sample. For k = 1 % of 16 M elements, its bracket spans about ±30 % of k.
 const SAMPLE_MAX: usize = 1 << 15;
 /// Bits of f32 infinity; the magnitude bits of finite numbers are smaller.
 const INFINITY: u32 = 0x7f80_0000;
 
-/// The bits of |x|.
+/// Bits of |x| as f32.
 #[inline(always)]
 pub fn magnitude_bits<T: Element>(x: T) -> u32 {
     x.to_f32().to_bits() & 0x7fff_ffff
 }
 
-/// Where the k largest magnitudes end.
+/// Boundary of the k largest magnitudes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     /// Bits of the k-th largest magnitude.
     pub magnitude: u32,
-    /// How many elements of exactly this magnitude are among the k largest; at least 1.
+    /// Number of elements with exactly this magnitude among the k largest; at least 1.
     pub ties: u32,
 }
 
-/// A bracket of magnitudes, by their bits.
+/// A bracket of magnitudes, given by their bits.
 #[derive(Clone, Copy, Debug)]
 pub struct Bracket {
-    /// Magnitudes inside are above this one,
+    /// Magnitudes inside the bracket are above this one.
     pub low: u32,
-    /// and not above this one.
+    /// Magnitudes inside the bracket are not above this one.
     pub high: u32,
-    /// Nearly all magnitudes lie from here on,
+    /// Smallest magnitude in the sample; nearly all magnitudes are at least this.
     pub bottom: u32,
-    /// and up to here.
+    /// Largest magnitude in the sample; nearly all magnitudes are at most this.
     pub top: u32,
 }
 
@@ -52,7 +52,7 @@ impl Bracket {
     /// All finite magnitudes except 0.
     pub const ALL: Bracket = Bracket { low: 0, high: INFINITY - 1, bottom: 0, top: INFINITY - 1 };
 
-    /// A bracket that almost surely holds the `k`-th largest magnitude, from a sample of fixed positions.
+    /// A bracket that almost surely contains the `k`-th largest magnitude, from a sample at fixed positions.
     ///
     /// `scratch` needs room for 32,768 numbers or one per element, whichever is less.
     pub fn sampled<T: Element>(values: &[T], k: u32, scratch: &mut [u32]) -> Bracket {
@@ -66,7 +66,7 @@ impl Bracket {
             *slot = magnitude_bits(values[sampled_position(i, stride)]);
         }
         let rank = (k as u64 * count as u64 / values.len() as u64) as usize;
-        // Five standard deviations of the number of sampled elements among the k largest.
+        // Five standard deviations of the number of sampled elements that are among the k largest.
         let margin = (25 * rank as u64 * (count - rank.min(count)) as u64 / count as u64).isqrt() as usize + 8;
         let mut bracket = Bracket::ALL;
         (bracket.bottom, bracket.top) = sample.iter().fold((INFINITY - 1, 0), |(a, b), &x| (a.min(x), b.max(x)));
@@ -81,28 +81,29 @@ impl Bracket {
     }
 }
 
-/// The position the sample takes from the `i`-th `stride` elements: scattered, so that periodic data cannot hide from it.
+/// Position of sample `i`, among the `i`-th run of `stride` elements. Positions are scattered, so that periodic data
+/// does not bias the sample.
 pub fn sampled_position(i: usize, stride: usize) -> usize {
     let scatter = (i as u32).wrapping_mul(0x9E37_79B9) as u64 * stride as u64;
     i * stride + (scatter >> 32) as usize
 }
 
-/// What a pass over all elements finds out about a [`Bracket`].
+/// Result of a pass over all elements with a [`Bracket`].
 #[derive(Clone, Copy, Debug)]
 pub struct Split {
-    /// Elements above the bracket.
+    /// Number of elements above the bracket.
     pub above: u32,
-    /// Elements inside; their magnitude bits are in the caller's buffer, in order.
+    /// Number of elements inside; their magnitude bits are in the caller's buffer, in order.
     pub inside: usize,
-    /// Elements of magnitude `low`.
+    /// Number of elements with magnitude `low`.
     pub tied: u32,
-    /// Sum of squares of the elements below `low`; 0 unless asked for.
+    /// Sum of squares of the elements below `low`; 0 unless requested.
     pub energy_below: f64,
-    /// The largest magnitude's bits.
+    /// Bits of the largest magnitude.
     pub max: u32,
 }
 
-/// One pass: counts what lies outside `bracket` and collects what lies inside.
+/// One pass that counts elements outside `bracket` and collects those inside.
 struct SplitKernel<'a, T, const ENERGY: bool> {
     values: &'a [T],
     bracket: Bracket,
@@ -170,8 +171,8 @@ fn split_block<T: Element, L: Lanes, const ENERGY: bool>(
     put(lanes, &all, mask, inside)
 }
 
-/// Moves the lanes whose bits are set to the front of `places`, and returns their number. There may be room for just as
-/// many, or for too few, which then get nothing.
+/// Moves the lanes with set bits to the front of `places`, and returns their number. Writes nothing if `places` has too
+/// little room.
 #[inline(always)]
 fn put<L: Lanes>(lanes: L, block: &Block, mask: u64, places: &mut [u32]) -> usize {
     if let Some(places) = places.first_chunk_mut() {
@@ -185,10 +186,10 @@ fn put<L: Lanes>(lanes: L, block: &Block, mask: u64, places: &mut [u32]) -> usiz
     count
 }
 
-/// Splits `values` at `bracket`; the magnitude bits inside it go to the front of `inside`.
+/// Splits `values` at `bracket`, and writes the magnitude bits inside it to the front of `inside`.
 ///
 /// # Errors
-/// [`Error::NonFinite`] with the first offender.
+/// [`Error::NonFinite`] with the first NaN or infinity.
 pub fn split<T: Element, const ENERGY: bool>(values: &[T], bracket: Bracket, inside: &mut [u32]) -> Result<Split> {
     let split = dispatch_lanes(SplitKernel::<T, ENERGY> { values, bracket, inside });
     if split.max >= INFINITY {
@@ -197,11 +198,11 @@ pub fn split<T: Element, const ENERGY: bool>(values: &[T], bracket: Bracket, ins
     Ok(split)
 }
 
-/// Most parts of a pass that is divided.
+/// Maximum number of parts of a divided pass.
 const PARTS: usize = 64;
 
-/// One pass in parts of `part` elements, each with its own part of `inside`, where that is not empty. Without energies,
-/// whose sum would depend on the division.
+/// One pass in parts of `part` elements. Each part has a separate part of `inside`, unless `inside` is empty. Energies
+/// are left out, because their floating-point sum would depend on the division.
 struct Parts<'a, T> {
     values: &'a [T],
     part: usize,
@@ -232,8 +233,8 @@ fn parts<T: Element>(
     dispatch_lanes(Parts { values, part, bracket, inside, splits });
 }
 
-/// As [`split`] without energies, spread over cores. `inside` has room for one per element, or none where the bracket is
-/// empty.
+/// Like [`split`], but without energies and divided between cores. `inside` has room for one number per element, or
+/// none if the bracket is empty.
 fn split_parts<T: Element>(values: &[T], bracket: Bracket, inside: &mut [u32]) -> Result<Split> {
     let part = values.len().div_ceil(PARTS).next_multiple_of(LANES).max(1 << 12);
     let mut splits = [Split { above: 0, inside: 0, tied: 0, energy_below: 0.0, max: 0 }; PARTS];
@@ -255,7 +256,7 @@ fn split_parts<T: Element>(values: &[T], bracket: Bracket, inside: &mut [u32]) -
     Ok(all)
 }
 
-/// `Err` with the first NaN or infinity.
+/// Returns an error with the first NaN or infinity.
 pub fn check_finite<T: Element>(values: &[T]) -> Result<()> {
     let nothing = Bracket { low: Bracket::ALL.high, ..Bracket::ALL };
     split_parts(values, nothing, &mut []).map(|_| ())
@@ -266,26 +267,26 @@ fn first_non_finite<T: Element>(values: &[T]) -> Error {
     Error::NonFinite { index, value: values[index].to_f32() }
 }
 
-/// Words of workspace for [`kth_largest_magnitude`].
+/// Words of workspace that [`kth_largest_magnitude`] needs.
 pub const fn workspace_len(elements: usize) -> usize {
     elements.div_ceil(2)
 }
 
-/// The `k`-th largest magnitude of `values`, 1 ≤ k ≤ their number, and how its ties divide.
+/// The `k`-th largest magnitude of `values` and its number of ties among the k largest; 1 ≤ k ≤ number of values.
 ///
 /// # Errors
-/// [`Error::NonFinite`] with the first offender; [`Error::Length`] when `workspace` is shorter than
+/// [`Error::NonFinite`] with the first NaN or infinity. [`Error::Length`] when `workspace` is shorter than
 /// [`workspace_len`].
 ///
 /// # Complexity
-/// O(n): one pass over the values, and one more when the sampled bracket misses.
+/// O(n): one pass over the values, and a second one when the sampled bracket misses.
 pub fn kth_largest_magnitude<T: Element>(values: &[T], k: u32, workspace: &mut [u64]) -> Result<Cut> {
     expect_room("workspace words", workspace_len(values.len()), workspace.len())?;
     debug_assert!(k >= 1 && k as usize <= values.len());
     cut(values, k, bytemuck::cast_slice_mut(workspace))
 }
 
-/// The same; `buffer` has room for one number per element.
+/// Finds the cut; `buffer` has room for one number per element.
 fn cut<T: Element>(values: &[T], k: u32, buffer: &mut [u32]) -> Result<Cut> {
     let mut bracket = Bracket::sampled(values, k, buffer);
     let mut found = split_parts(values, bracket, buffer)?;
@@ -298,14 +299,14 @@ fn cut<T: Element>(values: &[T], k: u32, buffer: &mut [u32]) -> Result<Cut> {
         Some(ties @ 1..) => Ok(Cut { magnitude: bracket.low, ties }),
         _ => {
             let (inside, rest) = buffer.split_at_mut(found.inside);
-            // Where a sample has told next to nothing, the next one may tell no more.
+            // Does not sample again if the sample excluded less than half: the next sample may exclude no more.
             let rest = if found.inside <= values.len() / 2 { rest } else { &mut [] };
             Ok(cut_of(inside, rank, rest))
         }
     }
 }
 
-/// The same of magnitudes, by their bits, in the same way where there are many and `scratch` has room.
+/// Finds the cut among magnitudes given by their bits. Samples again if there are many and `scratch` has room.
 fn cut_of(magnitudes: &mut [u32], k: u32, scratch: &mut [u32]) -> Cut {
     if magnitudes.len() >= SAMPLED_FROM
         && scratch.len() >= magnitudes.len()
@@ -318,21 +319,21 @@ fn cut_of(magnitudes: &mut [u32], k: u32, scratch: &mut [u32]) -> Cut {
     Cut { magnitude, ties: k - above as u32 }
 }
 
-/// The number of elements whose magnitude has at least the bits `magnitude`, which is not 0.
+/// Number of elements whose magnitude bits are at least `magnitude`, which must not be 0.
 ///
 /// # Errors
-/// [`Error::NonFinite`] with the first offender.
+/// [`Error::NonFinite`] with the first NaN or infinity.
 pub fn count_at_least<T: Element>(values: &[T], magnitude: u32) -> Result<u32> {
     let bracket = Bracket { low: magnitude - 1, high: magnitude - 1, ..Bracket::ALL };
     split_parts(values, bracket, &mut []).map(|split| split.above)
 }
 
-/// Writes the numbers of the one bits of `word`, counted from `first` on, and returns how many they are. What is behind them
-/// is of no use.
+/// Writes the indices of the set bits of `word`, plus `first`, and returns their number. The content of `places` after
+/// them is unspecified.
 #[inline(always)]
 pub fn ones(mut word: u64, first: u32, places: &mut [u32; 64]) -> usize {
     let count = word.count_ones() as usize;
-    // In fours: the processor then seldom guesses wrongly how many rounds there are.
+    // Rounds of four bits: the branch predictor mispredicts the number of rounds less often.
     for four in places.as_chunks_mut::<4>().0.iter_mut().take(count.div_ceil(4)) {
         for place in four {
             *place = first.wrapping_add(word.trailing_zeros());
@@ -374,7 +375,7 @@ mod tests {
         (0..N / 8).for_each(|i| values[sampled_position(i, 8)] = 1.0);
         let mut sorted = values.clone();
         sorted.sort_unstable_by(|a, b| b.total_cmp(a));
-        // As much room as a buffer of many layers has, and a stack for some samples of samples.
+        // Uses a buffer as large as for many layers, and a stack too small for deep recursion.
         let (mut buffer, k) = (vec![0; 4000 * N], N / 2);
         let small = std::thread::Builder::new().stack_size(1 << 17);
         let found = small.spawn(move || cut(&values, k as u32, &mut buffer).unwrap()).unwrap().join().unwrap();

@@ -1,4 +1,4 @@
-//! What settings do, whichever method they are of, and the decoder of all payloads.
+//! Operations on settings of any method, and the decoder of all payloads.
 
 use super::clt::CltK;
 use super::combine::{Combine, combine_values};
@@ -17,8 +17,9 @@ use crate::rng::Stream;
 use lgreco_core::method::Methods;
 
 impl Setting {
-    /// Whether payloads decode to the gradient in expectation, with errors that are independent from worker to worker: QSGD
-    /// under stochastic rounding, and uncompressed.
+    /// Whether payloads decode to the gradient in expectation, with errors that are independent between workers. True
+    /// for uncompressed values, QSGD under stochastic rounding, EDEN with the unbiased scale, and outside methods that
+    /// declare it.
     ///
     /// ```
     /// # use lgreco_compress::{Setting, qsgd::{Qsgd, Rounding}};
@@ -29,9 +30,9 @@ impl Setting {
         self.traits().unbiased
     }
 
-    /// Bytes that a worker brings to an exchange of one tensor, the header included, where what is summed on the wire
-    /// travels as `reduce_dtype`: uncompressed values, PowerSGD's factors, and values at shared positions. Payloads are as
-    /// long as they are.
+    /// Bytes that one worker contributes to the exchange of one tensor, header included. Values that the network sums
+    /// travel as `reduce_dtype`: uncompressed values, PowerSGD's factors, and CLT-k's values at shared positions. For
+    /// all other settings this is [`payload_len`](Compressor::payload_len).
     ///
     /// ```
     /// # use lgreco_compress::{Setting, powersgd::PowerSgd};
@@ -44,7 +45,7 @@ impl Setting {
     /// ```
     ///
     /// # Errors
-    /// As [`payload_len`](Compressor::payload_len).
+    /// The errors of [`payload_len`](Compressor::payload_len).
     pub fn exchanged_len(&self, shape: Shape, dtype: Dtype, reduce_dtype: Dtype) -> Result<usize, Error> {
         let len = self.payload_len(shape, dtype)?;
         let values = match self {
@@ -57,7 +58,8 @@ impl Setting {
         Ok(len - values * of_payload.saturating_sub(reduce_dtype.bytes()))
     }
 
-    /// The setting of a piece of a tensor that has `elements`: TopK keeps its share of them, at least one.
+    /// The setting for one piece of a tensor with `elements` elements. TopK keeps a proportional share of its values in
+    /// the piece, at least one.
     pub fn of_piece(mut self, range: core::ops::Range<usize>, elements: usize) -> Setting {
         if let Setting::TopK(TopK { keep, .. }) | Setting::QuantisedTopK(QuantisedTopK { keep, .. }) = &mut self {
             let before = |end: usize| (*keep as u64 * end as u64 / elements.max(1) as u64) as u32;
@@ -66,7 +68,8 @@ impl Setting {
         self
     }
 
-    /// What selects the positions, where all workers share a leader's ([`Aggregation::SharedPositions`](crate::Aggregation)).
+    /// The CLT-k setting, if this is one. All its workers share a leader's positions
+    /// ([`Aggregation::SharedPositions`](crate::Aggregation)).
     pub fn shared_positions(&self) -> Option<&CltK> {
         match self {
             Setting::CltK(clt) => Some(clt),
@@ -74,7 +77,7 @@ impl Setting {
         }
     }
 
-    /// The method's name, the first word of the setting as text.
+    /// Name of the method: the first word of the setting as text.
     pub fn name(&self) -> &'static str {
         match self {
             Setting::Own(own) => own.method().name(),
@@ -82,7 +85,7 @@ impl Setting {
         }
     }
 
-    /// What payloads of this setting say that they are.
+    /// The method in the header of this setting's payloads.
     pub fn method(&self) -> Method {
         self.described().method()
     }
@@ -90,7 +93,7 @@ impl Setting {
     /// Decodes a payload of this setting.
     ///
     /// # Errors
-    /// As [`decode`]; [`Error::PayloadHeader`] for another method's payload.
+    /// The errors of [`decode`]. [`Error::PayloadHeader`] for a payload of another method.
     pub fn decode(&self, payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
         match self {
             Setting::Own(own) => own::decode_as(payload, own, values),
@@ -101,7 +104,7 @@ impl Setting {
         }
     }
 
-    /// `Err` unless the parameters are in the ranges that they have for any tensor.
+    /// Returns an error unless the parameters are in the ranges that hold for any tensor.
     pub(super) fn check(&self) -> Result<(), Error> {
         self.described().check()
     }
@@ -150,8 +153,8 @@ impl Compressor for Setting {
     }
 }
 
-/// Decodes any payload into `values` (row-major) and returns its header. The parser is total: truncated, hostile or
-/// wrong-version bytes are an error, and `values` then holds nothing to be used.
+/// Decodes any payload into `values` (row-major) and returns its header. The parser accepts any bytes: truncated,
+/// hostile or wrong-version payloads return an error. After an error, `values` must not be used.
 ///
 /// ```
 /// use lgreco_compress::{Compressor, Setting, decode, wire::Method};
@@ -168,23 +171,23 @@ impl Compressor for Setting {
 ///
 /// # Errors
 /// [`Error::PayloadHeader`], [`Error::PayloadField`], [`Error::TooManyElements`] and [`Error::Parameter`] on a header
-/// that no encoder writes; [`Error::PayloadBody`] on a body that none writes; [`Error::Overflow`] when PowerSGD's
-/// factors multiply to what is not finite; [`Error::Length`] when the body or `values` has not the length the header
-/// implies.
+/// that no encoder writes. [`Error::PayloadBody`] on a body that no encoder writes. [`Error::Overflow`] when the
+/// product of PowerSGD's factors is not finite. [`Error::Length`] when the length of the body or of `values` differs
+/// from the header.
 ///
 /// # Complexity
-/// O(elements), for PowerSGD O(elements · rank); no workspace.
+/// O(elements); O(elements · rank) for PowerSGD. Needs no workspace.
 pub fn decode(payload: &[u8], values: &mut [f32]) -> Result<Header, Error> {
     decode_with(&Methods::NONE, payload, values)
 }
 
-/// [`decode`] of any payload, those of `methods` among them.
+/// Decodes any payload, including payloads of the outside `methods`, like [`decode`].
 ///
 /// # Errors
-/// As [`decode`], those of the methods' own decoders, and [`Error::UnknownMethod`].
+/// The errors of [`decode`], the errors of the methods' own decoders, and [`Error::UnknownMethod`].
 ///
 /// # Complexity
-/// That of [`decode`].
+/// The complexity of [`decode`].
 pub fn decode_with(methods: &Methods, payload: &[u8], values: &mut [f32]) -> Result<Header, Error> {
     let payload = Payload::parse(payload)?;
     match payload.header.method {
@@ -194,18 +197,19 @@ pub fn decode_with(methods: &Methods, payload: &[u8], values: &mut [f32]) -> Res
     Ok(payload.header)
 }
 
-/// How payloads of lgreco's own methods are read.
+/// The reader of payloads of one of lgreco's own methods.
 pub(super) fn reader(method: Method) -> Result<&'static Reader, Error> {
     READERS.iter().find(|reader| reader.method == method).ok_or(Error::UnknownMethod { id: method.id() })
 }
 
-/// [`decode`] of what has been parsed already, of lgreco's own methods.
+/// Decodes a parsed payload of one of lgreco's own methods, like [`decode`].
 pub fn decode_parsed(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
     (reader(payload.header.method)?.decode)(payload, values)
 }
 
-/// Combines what a payload of `setting` holds with `values`; for most methods in blocks or element by element, for others by way of
-/// `scratch`, which has a place per element. Same errors as [`decode`]; `values` are then of no use.
+/// Adds a payload's values to `values`, or subtracts them. Most methods do so in blocks or element by element. The
+/// others decode into `scratch` first, which must be at least as long as `values`. Returns the errors of [`decode`].
+/// After an error, `values` must not be used.
 pub fn combine(
     setting: &Setting,
     payload: &Payload<'_>,
@@ -223,8 +227,8 @@ pub fn combine(
     Ok(())
 }
 
-/// Length of the payload that `bytes` begin with. Its header states it, so payloads may stand one after the other; of
-/// what follows the header only the length is looked at, and [`decode`] wants exactly that many bytes.
+/// Length in bytes of the payload at the start of `bytes`, as its first bytes state it. Payloads can therefore be
+/// concatenated. Of the body, only the length is checked. [`decode`] requires exactly this many bytes.
 ///
 /// ```
 /// use lgreco_compress::{Compressor, Setting, decode, stated_len};
@@ -239,7 +243,7 @@ pub fn combine(
 /// ```
 ///
 /// # Errors
-/// Those of [`decode`] that concern the header; [`Error::Length`] when there are fewer bytes.
+/// Errors of [`decode`] that concern the header. [`Error::Length`] when `bytes` is shorter than the payload.
 pub fn stated_len(bytes: &[u8]) -> Result<usize, Error> {
     let payload = Payload::parse(bytes)?;
     let header = payload.header;

@@ -1,4 +1,4 @@
-//! What decoding has in common for TopK and TopK in few bits: kept values go to their positions.
+//! Shared decoding of TopK and TopK in few bits: moves kept values to their positions.
 
 use super::combine::Combine;
 use super::positions::{self, Layout};
@@ -8,18 +8,19 @@ use crate::simd::Kernel;
 use crate::spread::{Divide, spread};
 use crate::{Error, Result};
 
-/// Elements of a stretch: as f32 they stay in a core's caches while several payloads are added up.
+/// Elements of a stretch. As f32 they stay in a core's caches while several payloads are added.
 pub const STRETCH: usize = 1 << 13;
 
-/// The parts of a payload's body.
+/// The body of a sparse payload.
 pub(super) trait Sparse<'a>: Copy + Send {
-    /// Of a payload, of which neither values nor positions are looked at.
+    /// Splits a payload's body. Checks neither values nor positions.
     fn of(payload: &Payload<'a>) -> Result<Self>;
 
     fn positions(&self) -> (Layout, &'a [u8]);
 
-    /// Puts what is kept of the elements from `start` on into `values`; `place` is how many are kept before, and what
-    /// [`positions::for_each_block`] says. What is not kept may be put too, as `unkept`, a zero with which nothing changes.
+    /// Combines the kept values of the elements from `start` on with `values`. `place` is the number of earlier kept
+    /// values and the place in [`positions::for_each_block`]. Elements that are not kept may be combined with `unkept`,
+    /// a zero that changes nothing.
     fn scatter(
         &self,
         start: usize,
@@ -30,7 +31,7 @@ pub(super) trait Sparse<'a>: Copy + Send {
     ) -> Result<()>;
 }
 
-/// Writes what a payload holds to `values`, zeros elsewhere.
+/// Writes the values of a payload to `values`, and zeros elsewhere.
 pub(super) fn decode<'a, S: Sparse<'a>>(payload: &Payload<'a>, values: &mut [f32]) -> Result<()> {
     let body = S::of(payload)?;
     expect_len("values", payload.header.shape.elements(), values.len())?;
@@ -42,22 +43,23 @@ pub(super) fn decode_body<'a>(body: impl Sparse<'a>, values: &mut [f32]) -> Resu
     scatter_all(body, values, 0.0, |place, value| *place = value)
 }
 
-/// Combines what a payload holds with `values`, in time that grows with what it holds. Same errors as [`decode`].
+/// Adds or subtracts a payload's values. Takes time in proportion to the number of kept values. Returns the errors of
+/// [`decode`].
 pub(super) fn combine<'a, S: Sparse<'a>>(payload: &Payload<'a>, how: Combine, values: &mut [f32]) -> Result<()> {
     let body = S::of(payload)?;
     expect_len("values", payload.header.shape.elements(), values.len())?;
     scatter_all(body, values, how.unkept(), move |place, value| how.put(place, value))
 }
 
-/// Where [`combine_stretch`] begins at `start`, a multiple of [`STRETCH`], without having read what comes before, of which
-/// it then finds no errors; `None` where it has to be read.
+/// Finds where [`combine_stretch`] begins at `start`, a multiple of [`STRETCH`], without reading the earlier positions.
+/// Their errors are then not found. `None` if the earlier positions must be read.
 pub(super) fn place_of<'a, S: Sparse<'a>>(payload: &Payload<'a>, start: usize) -> Result<Option<[u64; 2]>> {
     let (layout, positions) = S::of(payload)?.positions();
     Ok(positions::find(layout, positions, start as u64))
 }
 
-/// [`combine`] by addition, or with `replace` [`decode`], of the elements from `start` on, a multiple of 64; `place` is
-/// where the last stretch has ended.
+/// Adds the values of the elements from `start` on, a multiple of 64, or with `replace` writes them. `place` is the
+/// place where the last stretch ended.
 pub(super) fn combine_stretch<'a, S: Sparse<'a>>(
     payload: &Payload<'a>,
     replace: bool,
@@ -75,10 +77,10 @@ pub(super) fn combine_stretch<'a, S: Sparse<'a>>(
     if start + values.len() == elements { check_end(&body, place) } else { Ok(()) }
 }
 
-/// Kept values that are worth the while of several cores.
+/// Number of kept values from which several cores pay off.
 const WORTHWHILE: u32 = 1 << 13;
 
-/// What is kept of the elements from `start` on goes to its places.
+/// A loop that moves the kept values of the elements from `start` on to their positions.
 struct Scatter<'v, S, F> {
     body: S,
     start: usize,
@@ -118,7 +120,7 @@ impl<'a, S: Sparse<'a>, F: Fn(&mut f32, f32) + Copy + Send> Divide for Scatter<'
     }
 
     fn start(self) -> Self::Output {
-        self.run() // reading positions, it chooses instructions itself
+        self.run() // dispatches to the instruction set while it reads positions
     }
 }
 
@@ -133,7 +135,7 @@ fn scatter_all<'a>(
     check_end(&body, &place?)
 }
 
-/// `Err` unless all that is kept has found its place.
+/// Returns an error unless all kept values had a position.
 fn check_end<'a>(body: &impl Sparse<'a>, place: &[u64; 2]) -> Result<()> {
     let keep = body.positions().0.keep();
     Error::require_body(place[0] >= keep.into(), "fewer positions than kept values")

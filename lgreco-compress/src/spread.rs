@@ -1,31 +1,31 @@
-//! Long loops divided between cores, with the feature `rayon`: in rayon's current thread pool.
+//! Divides long loops between the cores of rayon's current thread pool, with the feature `rayon`.
 //!
-//! What is computed does not depend on it: loops are divided only where no sum of floats is, and what parts find out is
-//! joined in their order. Without the feature, and where a loop is short, [`spread`] is [`dispatch`]. [`join`] is for what is no
-//! loop.
+//! The results do not depend on the division. Loops with a sum of floats are not divided, and the results of parts are
+//! joined in order. Without the feature, and for short loops, [`spread`] is [`dispatch`]. [`join`] runs two functions
+//! in parallel.
 
 use crate::simd::{Kernel, dispatch};
 
-/// Elements for which a second core pays.
+/// Number of elements from which a second core pays off.
 pub const WORTHWHILE: usize = 1 << 16;
 
 /// A loop over many elements that can be divided.
 pub trait Divide: Kernel<Output: Join> + Send + Sized {
-    /// Elements that it goes through.
+    /// Number of elements in the loop.
     fn elements(&self) -> usize;
 
-    /// Two loops, the first over about `at` elements, or `Err` with this one where it cannot be divided.
+    /// Splits into two loops, the first over about `at` elements. Returns `Err` with this loop if it cannot be divided.
     fn divide(self, at: usize) -> Result<(Self, Self), Self>;
 
-    /// Runs on one core. Where a part needs memory of its own, it takes it here.
+    /// Runs on one core. A part that needs scratch memory allocates it here.
     fn start(self) -> Self::Output {
         dispatch(self)
     }
 }
 
-/// What a loop finds out.
+/// Result of a loop.
 pub trait Join: Send {
-    /// What the whole loop finds out, from what its parts have.
+    /// The result of the whole loop, from the results of its two parts.
     fn join(self, second: Self) -> Self;
 }
 
@@ -45,9 +45,9 @@ impl<T: Send, E: Send> Join for Result<T, E> {
     }
 }
 
-/// What a loop goes through: slices, and where it is.
+/// The data of a loop: slices, and the index of the first element.
 pub trait Cut: Send + Sized {
-    /// What belongs to the first `at` elements, and the rest.
+    /// Splits the data into that of the first `at` elements and the rest.
     fn cut(self, at: usize) -> (Self, Self);
 }
 
@@ -63,7 +63,7 @@ impl<T: Send> Cut for &mut [T] {
     }
 }
 
-/// The number of the first element.
+/// Index of the first element.
 #[derive(Clone, Copy)]
 pub struct Start(pub usize);
 
@@ -73,7 +73,7 @@ impl Cut for Start {
     }
 }
 
-/// A slice with `.1` places for every `.2` elements. It may be shorter.
+/// A slice with `.1` entries for every `.2` elements. It may be shorter.
 pub struct Per<S>(pub S, pub usize, pub usize);
 
 impl<T: Sync> Cut for Per<&[T]> {
@@ -106,7 +106,7 @@ impl<A: Cut, B: Cut, C: Cut> Cut for (A, B, C) {
     }
 }
 
-/// A loop that is a function of what it goes through and of what is the same for all parts.
+/// A loop as a function of its data and of arguments that all parts share.
 struct Loop<P, A, F> {
     elements: usize,
     unit: usize,
@@ -141,9 +141,10 @@ impl<P: Cut, A: Copy + Send, R: Join, F: Fn(P, A) -> R + Copy + Send> Divide for
     }
 }
 
-/// Runs a loop over `elements` elements on as many cores as there are: `run`, a function that is `#[inline(always)]`, gets the
-/// `parts` of some of them, a multiple of `unit` but for the last, and `with`. A macro as [`dispatch_with!`](crate::simd) is: a
-/// function that is passed on as a value is not inlined, and so is compiled for the baseline instructions alone.
+/// Runs a loop over `elements` elements on all cores of the pool. `run` is an `#[inline(always)]` function. It is
+/// called with the `parts` of some elements, a multiple of `unit` except at the end, and with `with`. Like
+/// [`dispatch_with!`](crate::simd), this is a macro: a function passed as a value would not be inlined, and would be
+/// compiled for the baseline instructions only.
 #[macro_export]
 macro_rules! spread_parts {
     ($elements:expr, $unit:expr, $parts:expr, $with:expr, $run:expr $(,)?) => {
@@ -159,7 +160,7 @@ macro_rules! spread_parts {
 }
 pub use spread_parts;
 
-/// What [`spread_parts!`] expands to.
+/// The function that [`spread_parts!`] expands to.
 #[doc(hidden)]
 pub fn spread_inlined<P: Cut, A: Copy + Send, R: Join>(
     elements: usize,
@@ -171,7 +172,7 @@ pub fn spread_inlined<P: Cut, A: Copy + Send, R: Join>(
     spread(Loop { elements, unit, parts, with, run })
 }
 
-/// Runs a loop on as many cores as there are in the current pool.
+/// Runs a loop on the cores of the current thread pool.
 #[cfg(feature = "rayon")]
 pub fn spread<D: Divide>(work: D) -> D::Output {
     fn divided<D: Divide>(work: D, cores: usize) -> D::Output {
@@ -188,7 +189,7 @@ pub fn spread<D: Divide>(work: D) -> D::Output {
             Err(whole) => whole.start(),
         }
     }
-    // Rayon starts its threads when it is first asked about them.
+    // Short loops do not ask rayon for its threads, because rayon starts them when first asked.
     if work.elements() < WORTHWHILE { work.start() } else { divided(work, rayon::current_num_threads()) }
 }
 
@@ -198,13 +199,13 @@ pub fn spread<D: Divide>(work: D) -> D::Output {
     work.start()
 }
 
-/// Does both, on two cores if the current pool has them.
+/// Runs both functions, on two cores if the current pool has them.
 #[cfg(feature = "rayon")]
 pub fn join<A: Send, B: Send>(first: impl FnOnce() -> A + Send, second: impl FnOnce() -> B + Send) -> (A, B) {
     if rayon::current_num_threads() < 2 { (first(), second()) } else { rayon::join(first, second) }
 }
 
-/// Does both on this core.
+/// Runs both functions on this core.
 #[cfg(not(feature = "rayon"))]
 pub fn join<A: Send, B: Send>(first: impl FnOnce() -> A + Send, second: impl FnOnce() -> B + Send) -> (A, B) {
     (first(), second())
@@ -253,7 +254,7 @@ mod tests {
         ]
     }
 
-    /// What encoding and combining give in a pool of so many threads.
+    /// Encodes and combines in a pool of `threads` threads.
     fn in_pool(threads: usize, setting: Setting, values: &[f32]) -> Result<(Vec<u8>, Vec<u32>), Error> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
         pool.install(|| {

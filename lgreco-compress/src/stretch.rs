@@ -1,19 +1,22 @@
-//! Payloads added up a stretch at a time, so that the sum stays in a core's caches.
+//! Adds payloads a stretch at a time, so that the sum stays in a core's caches. A stretch is a run of consecutive
+//! elements.
 
 use super::setting::reader;
 pub use super::sparse::STRETCH;
 use super::wire::{Method, Payload};
 use crate::{Error, Result};
 
-/// Whether payloads of a method can be read by [`combine_stretch`].
+/// Whether [`combine_stretch`] can read payloads of this method.
 pub fn reads_stretches(method: Method) -> bool {
     reader(method).is_ok_and(|reader| reader.stretch.is_some())
 }
 
-/// Adds a stretch of what a payload holds to `values`, or with `replace` puts it there, zeros where it holds nothing. `values`
-/// are the elements from `start` on, which is a multiple of [`STRETCH`]: as many, or at the tensor's end fewer. Stretches are
-/// read in order; `place` is two zeros before the first, and says where the next begins. As [`combine`](super::setting::combine) of all of it, the same
-/// errors among them, some of which only the last stretch finds.
+/// Adds a stretch of a payload to `values`. With `replace`, writes it instead, and zeros where no value is kept.
+///
+/// `values` are the elements from `start` on, a multiple of [`STRETCH`]. A stretch has [`STRETCH`] elements, or fewer
+/// at the end of the tensor. Stretches are read in order: `place` is two zeros before the first one, and is updated for
+/// the next one. Reading all stretches gives the result and the errors of [`combine`](super::setting::combine). Only
+/// the last stretch finds some of these errors.
 pub fn combine_stretch(
     payload: &Payload<'_>,
     replace: bool,
@@ -27,8 +30,8 @@ pub fn combine_stretch(
     }
 }
 
-/// The `place` of [`combine_stretch`] at `start` without the stretches before, whose errors it then does not find;
-/// `None` where they have to be read.
+/// The `place` for [`combine_stretch`] at `start` without reading the earlier stretches. Their errors are then not
+/// found. `None` if the earlier stretches must be read.
 pub fn place_of(payload: &Payload<'_>, start: usize) -> Result<Option<[u64; 2]>> {
     reader(payload.header.method)?.stretch.map_or(Ok(None), |(_, place_of)| place_of(payload, start))
 }
@@ -59,7 +62,7 @@ mod tests {
             qsgd(8, 1 << 20, Scale::MaxNorm),
             Setting::Eden(Eden { bits: 1, ..Eden::default() }),
             Setting::Eden(Eden { bits: 4, ..Eden::default() }),
-            // A bitmap, Elias–Fano with many low bits and with few, everything.
+            // Position codings: a bitmap, Elias–Fano with many and with few low bits, and all positions.
             topk(keep(3)),
             topk(keep(1000)),
             topk(keep(20)),
@@ -71,7 +74,7 @@ mod tests {
         ]
     }
 
-    /// In stretches, as far as they can be read.
+    /// Combines in stretches, up to the first error.
     fn in_stretches(payload: &[u8], replace: bool, values: &mut [f32]) -> Result<(), Error> {
         let payload = Payload::parse(payload)?;
         let (mut place, mut start) = ([0; 2], 0);
@@ -82,12 +85,12 @@ mod tests {
         Ok(())
     }
 
-    /// Each stretch without those before; the error of the first that has one.
+    /// Combines each stretch independently, in reverse order. Returns the error of the first stretch that has one.
     fn in_any_order(payload: &[u8], values: &mut [f32]) -> Result<(), Error> {
         let payload = Payload::parse(payload)?;
         let mut result = Ok(());
         for (i, stretch) in values.chunks_mut(STRETCH).enumerate().rev() {
-            // At less than one value in 2^13 they would be read in order.
+            // Below one value in 2^13, stretches would have to be read in order.
             let mut place = place_of(&payload, i * STRETCH)?.expect("a place");
             result = combine_stretch(&payload, false, i * STRETCH, &mut place, stretch).and(result);
         }
@@ -137,7 +140,7 @@ mod tests {
                 let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
                 let mut workspace = vec![0; setting.encode_workspace_len(shape, Dtype::F32)];
                 setting.encode(&gradient, stream, &mut workspace, &mut payload).unwrap();
-                // Headers stay, so that there are as many values.
+                // Only bodies are damaged, so that the number of values stays the same.
                 for (at, with) in &damage {
                     let body = payload.len() - 16;
                     payload[16 + at.index(body)] ^= with;

@@ -1,4 +1,4 @@
-//! Settings as text, written and read; [`Setting`] says how it reads.
+//! Writes settings as text and parses them. [`Setting`] documents the syntax.
 
 use super::Setting;
 use super::registry::METHODS;
@@ -23,10 +23,10 @@ impl FromStr for Setting {
 }
 
 impl Setting {
-    /// The setting that a text states, of lgreco's methods or of `methods`.
+    /// Parses a setting of one of lgreco's methods or of the outside `methods`.
     ///
     /// # Errors
-    /// As the type says, and as [`Methods::parse`].
+    /// The errors listed at [`Setting`], and the errors of [`Methods::parse`].
     pub fn parse(text: &str, methods: &Methods) -> Result<Setting> {
         if let Some(own) = methods.parse(text)? {
             return Ok(Setting::Own(own));

@@ -1,4 +1,4 @@
-//! What exchanges, error feedback and cost estimates ask of a setting instead of which method it is.
+//! Traits of a setting. Exchanges, error feedback and cost estimates read these instead of matching on the method.
 
 use lgreco_core::method::FIRST_ID;
 
@@ -14,88 +14,91 @@ use lgreco_core::method::FIRST_ID;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Aggregation {
-    /// Values are summed on the wire.
+    /// The network sums the values.
     AllReduce,
-    /// Two all-reduces, one per factor, the second of which needs the result of the first.
+    /// Two all-reduces, one per factor. The second needs the result of the first.
     FactorAllReduce,
-    /// The positions of one leader's largest values by broadcast; everybody's values there are summed on the wire.
+    /// A leader broadcasts the positions of its largest values. The network sums all workers' values at these
+    /// positions.
     SharedPositions,
-    /// Payloads travel whole or in pieces and are summed where they arrive.
+    /// Payloads travel whole or in pieces. The receiver decodes and sums them.
     Payloads,
-    /// Payloads travel whole, by all-gather on every route, and are summed where they arrive: their lengths depend on the
-    /// values, or the method is from outside lgreco.
+    /// Payloads travel whole, by all-gather on every route. The receiver decodes and sums them. This applies when the
+    /// values decide the payload length, and to outside methods.
     WholePayloads,
 }
 
-/// Which residual a setting has unless the trainer asks for another.
+/// The kind of residual that a setting has by default. The trainer may ask for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResidualKind {
-    /// None: nothing is lost.
+    /// No residual, because nothing is lost.
     Lossless,
-    /// None: QSGD, and outside methods that are unbiased.
+    /// No residual by default, but one is possible: QSGD, EDEN with the unbiased scale, and unbiased outside methods.
     Optional,
-    /// A moving average of what is lost.
+    /// A moving average of the compression error.
     Average,
-    /// All that is lost, sent later.
+    /// The whole compression error, added to the next gradient.
     Classic,
 }
 
-/// What a setting costs, for estimates: nanoseconds on a slow core.
+/// Cost of a setting in nanoseconds on a slow core, for estimates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
-    /// Settings of one family cost alike: measured seconds correct all of them. Below [`FAMILIES`](Cost::FAMILIES).
+    /// Index of the cost family, below [`FAMILIES`](Cost::FAMILIES). Measured times correct the estimates of a whole
+    /// family.
     pub family: usize,
-    /// Per element of the layer: to encode, and to decode one payload.
+    /// Nanoseconds per element of the layer: to encode, and to decode one payload.
     pub element: [f64; 2],
-    /// How many values are kept, where the setting says it.
+    /// Number of values kept, where the setting fixes it; else 0.
     pub kept: u32,
-    /// Per value kept: to encode, and to decode one payload.
+    /// Nanoseconds per value kept: to encode, and to decode one payload.
     pub value: [f64; 2],
 }
 
 impl Cost {
-    /// How many families there are: lgreco's, and one for each id of outside methods.
+    /// Number of families: lgreco's families, and one for each possible id of an outside method.
     pub const FAMILIES: usize = Cost::FIRST_OUTSIDE + 1 + (u8::MAX - FIRST_ID) as usize;
-    /// The family of the outside method whose id is [`FIRST_ID`].
+    /// Family of the outside method with the id [`FIRST_ID`].
     pub(crate) const FIRST_OUTSIDE: usize = 6;
 
-    /// Of settings whose cost is that of their elements.
+    /// Cost of a setting that depends only on the number of elements.
     pub const fn of_elements(family: usize, encode: f64, decode: f64) -> Cost {
         Cost { family, element: [encode, decode], kept: 0, value: [0.0; 2] }
     }
 
-    /// Of encoding a layer and decoding `payloads` of it, in nanoseconds.
+    /// Nanoseconds to encode a layer of `elements` elements and to decode `payloads` payloads of it.
     pub fn nanoseconds(&self, elements: usize, payloads: f64) -> f64 {
         let of = |[encode, decode]: [f64; 2]| encode + decode * payloads;
         elements as f64 * of(self.element) + f64::from(self.kept) * of(self.value)
     }
 }
 
-/// What is said of a setting beside its payloads; [`Compressor::traits`](crate::Compressor::traits).
+/// Properties of a setting that do not depend on its payload format. [`Compressor::traits`](crate::Compressor::traits)
+/// returns them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Traits {
     /// How the outputs of all workers are combined.
     pub aggregation: Aggregation,
-    /// Whether payloads decode to the gradient in expectation, with errors that are independent from worker to worker.
+    /// Whether payloads decode to the gradient in expectation, with errors that are independent between workers.
     pub unbiased: bool,
-    /// Tensors can be cut at multiples of this many elements, each piece being compressed as a tensor of its own. At least 1;
-    /// `None` where the setting does not travel as pieces.
+    /// Tensors can be cut at multiples of this many elements. Each piece is then compressed as a separate tensor. At
+    /// least 1; `None` where the setting does not travel in pieces.
     pub piece: Option<usize>,
-    /// Which residual there is by default.
+    /// The kind of residual by default.
     pub residual: ResidualKind,
-    /// Whether a residual stays bounded although the error may be larger than the gradient.
+    /// Whether the residual stays bounded even when the error is larger than the gradient.
     pub bounded: bool,
-    /// Whether the encoder looks at the gradient beside the sum of gradient and residual
+    /// Whether the encoder reads the gradient as well as the sum of gradient and residual
     /// ([`encode_with_gradient`](crate::Compressor::encode_with_gradient)).
     pub sees_gradient: bool,
-    /// Whether what is left has at no position a larger magnitude than what was offered.
+    /// Whether the error is at no position larger in magnitude than the encoder's input there.
     pub shrinks: bool,
-    /// What it costs.
+    /// Estimated cost.
     pub cost: Cost,
 }
 
 impl Traits {
-    /// Of payloads that are summed where they arrive, with classic error feedback.
+    /// Traits of a method with payloads, classic error feedback and a biased error.
     pub(crate) const fn payloads(cost: Cost) -> Traits {
         Traits {
             aggregation: Aggregation::Payloads,
@@ -109,7 +112,7 @@ impl Traits {
         }
     }
 
-    /// Of payloads that cannot be cut.
+    /// Traits of a method whose payloads cannot be cut.
     pub(crate) const fn whole(cost: Cost) -> Traits {
         Traits { aggregation: Aggregation::WholePayloads, ..Traits::payloads(cost) }
     }

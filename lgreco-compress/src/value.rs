@@ -1,10 +1,10 @@
-//! Values in the bytes of a payload.
+//! Reads and writes values in the bytes of a payload.
 
 use crate::gradient::Element;
 
-/// An element type as it is written: little-endian.
+/// An element type in payloads, little-endian.
 pub(super) trait WireValue: Element {
-    /// Writes the nearest representable value's bytes; whether it is finite.
+    /// Writes the bytes of the nearest representable value. Returns whether that value is finite.
     #[inline(always)]
     fn put(value: f32, at: &mut [u8]) -> bool {
         let sent = Self::from_f32(value);
@@ -12,13 +12,13 @@ pub(super) trait WireValue: Element {
         sent.to_f32().is_finite()
     }
 
-    /// The value in these bytes.
+    /// Reads the value in these bytes.
     #[inline(always)]
     fn get(at: &[u8]) -> f32 {
         Self::read_le(at).to_f32()
     }
 
-    /// The nearest representable value.
+    /// Rounds to the nearest representable value.
     #[inline(always)]
     fn rounded(value: f32) -> f32 {
         Self::from_f32(value).to_f32()

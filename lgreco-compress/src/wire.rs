@@ -1,4 +1,4 @@
-//! The 16-byte header every payload starts with, all fields little-endian:
+//! The 16-byte header at the start of every payload. All fields are little-endian:
 //!
 //! | bytes | field |
 //! |---|---|
@@ -10,16 +10,18 @@
 //! | 8..12 | rows of the tensor |
 //! | 12..16 | columns of the tensor |
 //!
-//! [`Payload::parse`] checks the header; each method checks that the body has exactly the length the header implies
-//! and that nothing in it can lead outside the tensor. The header alone implies the length, so payloads can stand one after
-//! the other ([`stated_len`](super::stated_len)).
+//! [`Payload::parse`] checks the header. Each method checks that the body has exactly the length that the header
+//! implies, and that no position in it is outside the tensor. Payloads of outside methods also state the length of
+//! their body. So a payload's length can be read from its first bytes, and payloads can be concatenated
+//! ([`stated_len`](super::stated_len)).
 //!
-//! A header implies the payload's length. Most methods have one length per shape (`has_fixed_len`), which is known
-//! before anything is encoded. Where the values decide (hard thresholds, SIDCo, AdaComp), `payload_len` is a bound
-//! that buffers are made for, tables hold measured lengths, and messages of an exchange are as long as they need to
-//! be: an all-gather of 24 bytes tells everybody's length, and receivers believe it only up to the bound. Sizes
-//! everywhere include all that a worker sends for the layer, these 16 bytes too; tests hold each of them against the
-//! real encoder.
+//! Most methods have one length per shape and element type (`has_fixed_len`), known before encoding. For hard
+//! thresholds, SIDCo and AdaComp the values decide the length. `payload_len` is then an upper bound, for which buffers
+//! are allocated. Tables hold measured lengths. In an exchange, an all-gather of 24 bytes announces every worker's
+//! length, and each message is only as long as needed. Receivers refuse lengths above the bound.
+//!
+//! All sizes include every byte that a worker sends for the layer, these 16 bytes too. Tests compare them with the
+//! encoder.
 
 use crate::gradient::Shape;
 use crate::{Error, Result};
@@ -32,7 +34,7 @@ pub const MAGIC: u8 = b'L';
 /// Second byte of every payload.
 pub const VERSION: u8 = 1;
 
-/// The compression method, as it stands in the header.
+/// The compression method in the header.
 ///
 /// ```
 /// # use lgreco_compress::wire::Method;
@@ -45,19 +47,19 @@ pub const VERSION: u8 = 1;
 pub enum Method {
     /// Uncompressed values.
     Dense,
-    /// Bucketed quantisation.
+    /// Values quantised in buckets.
     Qsgd,
-    /// The largest magnitudes with their positions.
+    /// The largest magnitudes, with their positions.
     TopK,
     /// A product of two thin matrices.
     PowerSgd,
-    /// One magnitude with signs at positions.
+    /// One magnitude, with signs and positions.
     AdaComp,
     /// 4-bit codes in groups.
     LoCo,
     /// The largest magnitudes, each as a sign and a bin, with their positions.
     QuantisedTopK,
-    /// Codes of rotated blocks.
+    /// Codes of rotated blocks of values.
     Eden,
     /// A method from outside lgreco, with this id.
     Own(u8),
@@ -75,7 +77,7 @@ const METHODS: [Method; 8] = [
 ];
 
 impl Method {
-    /// The number in the header.
+    /// Number of the method in the header.
     pub const fn id(self) -> u8 {
         match self {
             Method::Dense => 0,
@@ -85,13 +87,13 @@ impl Method {
             Method::AdaComp => 4,
             Method::LoCo => 5,
             Method::QuantisedTopK => 6,
-            // Settings that are sent as TopK have 7 to 9.
+            // Ids 7 to 9 belong to settings whose payloads are TopK's.
             Method::Eden => 10,
             Method::Own(id) => id,
         }
     }
 
-    /// The method that a header's number means.
+    /// The method with this number, if there is one.
     pub(super) fn from_id(id: u8) -> Option<Method> {
         if id >= FIRST_ID { Some(Method::Own(id)) } else { METHODS.into_iter().find(|method| method.id() == id) }
     }
@@ -110,7 +112,7 @@ impl Method {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What compressed it.
+    /// The method that compressed the tensor.
     pub method: Method,
     /// The method's small parameters.
     pub variant: u8,
@@ -134,23 +136,23 @@ impl Header {
         Ok(())
     }
 
-    /// `Err` unless it is of this method.
+    /// Returns an error unless the header has this method.
     pub(super) fn expect_method(&self, method: Method) -> Result<()> {
         expect("method", method.id().into(), self.method.id().into())
     }
 
-    /// `Err` unless it has this variant.
+    /// Returns an error unless the header has this variant.
     pub(super) fn expect_variant(&self, variant: u8) -> Result<()> {
         expect("variant", variant.into(), self.variant.into())
     }
 
-    /// `Err` unless it has this parameter.
+    /// Returns an error unless the header has this parameter.
     pub(super) fn expect_parameter(&self, parameter: u32) -> Result<()> {
         expect("parameter", parameter.into(), self.parameter.into())
     }
 }
 
-/// Bytes of a payload with as long a body.
+/// Bytes of a payload whose body has `body` bytes.
 pub(super) fn payload_len(body: u64, shape: Shape) -> Result<usize> {
     let len = usize::try_from(HEADER_LEN as u64 + body);
     len.map_err(|_| Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })
@@ -173,7 +175,7 @@ fn expect(what: &'static str, expected: u64, found: u64) -> Result<()> {
 pub struct Payload<'a> {
     /// The header.
     pub header: Header,
-    /// What follows it.
+    /// The bytes after the header.
     pub body: &'a [u8],
 }
 
@@ -181,9 +183,9 @@ impl<'a> Payload<'a> {
     /// Splits bytes into header and body.
     ///
     /// # Errors
-    /// [`Error::Length`] when shorter than a header; [`Error::PayloadHeader`] on a wrong magic or version;
-    /// [`Error::PayloadField`] on an unknown method;
-    /// [`Error::TooManyElements`] on a shape of 2^32 elements or more.
+    /// [`Error::Length`] when there are fewer bytes than a header. [`Error::PayloadHeader`] on a wrong magic number or
+    /// version. [`Error::PayloadField`] on an unknown method. [`Error::TooManyElements`] on a shape of 2^32 elements or
+    /// more.
     pub fn parse(bytes: &'a [u8]) -> Result<Self> {
         crate::error::expect_room("payload bytes", HEADER_LEN, bytes.len())?;
         let (header, body) = bytes.split_at(HEADER_LEN);
@@ -199,7 +201,7 @@ impl<'a> Payload<'a> {
         Ok(Payload { header: Header { method, variant: header[3], parameter: word(4), shape }, body })
     }
 
-    /// The body, when it has exactly `expected` bytes.
+    /// The body, if it has exactly `expected` bytes.
     ///
     /// # Errors
     /// [`Error::Length`] when it has more or fewer.

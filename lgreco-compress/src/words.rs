@@ -1,33 +1,33 @@
-//! Words of a setting as text, read from left to right.
+//! Reads the words of a setting's text from left to right.
 
 use crate::error::Word;
 use crate::gradient::Dtype;
 use crate::{Error, Result};
 use core::str::{FromStr, SplitAsciiWhitespace};
 
-/// What has not been read yet.
+/// The words that have not been read yet.
 pub(crate) struct Words<'a>(pub SplitAsciiWhitespace<'a>);
 
 impl Words<'_> {
-    /// The next word as a number.
+    /// Reads the next word as a number.
     pub fn number<T: FromStr>(&mut self, expected: &'static str) -> Result<T> {
         let word = self.0.next().unwrap_or_default();
         word.parse().map_err(|_| wrong(word, expected))
     }
 
-    /// `Err` where there are more words.
+    /// Returns an error if words are left.
     pub fn end(&mut self) -> Result<()> {
         self.0.next().map_or(Ok(()), |word| Err(wrong(word, "the end")))
     }
 
-    /// The only number of a method.
+    /// Reads the only number of a method.
     pub fn last(&mut self, expected: &'static str) -> Result<u32> {
         let number = self.number(expected)?;
         self.end()?;
         Ok(number)
     }
 
-    /// All options that follow, each of which is one of `known`; `take` reads it.
+    /// Reads all remaining options. Each must be in `known`; `take` reads it.
     pub fn options(
         &mut self,
         known: &'static [&'static str],
@@ -42,7 +42,7 @@ impl Words<'_> {
         Ok(())
     }
 
-    /// The type of values, which is the only option.
+    /// Reads the type of the sent values, which is the only option.
     pub fn values(&mut self) -> Result<Dtype> {
         let mut values = None;
         self.options(&["f32", "f16", "bf16"], |word, _| once(word, &mut values, dtype(word)))?;
@@ -50,7 +50,7 @@ impl Words<'_> {
     }
 }
 
-/// The type that one of `f32`, `f16` and `bf16` names.
+/// The type with the name `f32`, `f16` or `bf16`.
 pub(crate) fn dtype(word: &str) -> Dtype {
     match word {
         "f16" => Dtype::F16,
@@ -59,7 +59,7 @@ pub(crate) fn dtype(word: &str) -> Dtype {
     }
 }
 
-/// What is written of the type of the values sent.
+/// Text of the type of the sent values; empty for f32, the default.
 pub(crate) const fn sent_as(values: Dtype) -> &'static str {
     match values {
         Dtype::F32 => "",
@@ -68,7 +68,7 @@ pub(crate) const fn sent_as(values: Dtype) -> &'static str {
     }
 }
 
-/// Sets a parameter that has not been set yet.
+/// Sets a parameter. It is an error if the parameter is already set.
 pub(crate) fn once<T>(word: &str, place: &mut Option<T>, value: T) -> Result<()> {
     match place.replace(value) {
         None => Ok(()),
@@ -76,12 +76,12 @@ pub(crate) fn once<T>(word: &str, place: &mut Option<T>, value: T) -> Result<()>
     }
 }
 
-/// Another word was expected.
+/// The error for a word where another one was expected.
 pub(crate) fn wrong(word: &str, expected: &'static str) -> Error {
     Error::SettingSyntax { word: Word::new(word), expected }
 }
 
-/// A number where there should be none is near to no word.
+/// The error for an unknown word. A number is reported as one too many, because no known word resembles it.
 pub(crate) fn unknown(word: &str, known: &'static [&'static str]) -> Error {
     if word.starts_with(|c: char| c.is_ascii_digit()) {
         return wrong(word, "no further number");

@@ -1,4 +1,4 @@
-//! The compressor of one direction, without memory: a batch of samples to the body of a message and back.
+//! The compressor of one direction, without memory: encodes a batch of samples as a message body, and decodes it.
 
 use super::rotated;
 use super::sparse::Sparse;
@@ -22,18 +22,17 @@ use lgreco::compress::topk;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tile {
-    /// The whole batch: one outlier coarsens everything.
+    /// The whole batch. One outlier then makes the grid coarse for all values.
     Batch,
-    /// So many consecutive values of one sample (at least 1; a sample's last tile may be shorter). What a sample decodes
-    /// to does not depend on the others.
+    /// This number of consecutive values of one sample, at least 1. A sample's last tile may be shorter. The decoded
+    /// values of a sample do not depend on other samples.
     Elements(u32),
 }
 
-/// How a batch (samples × features) is compressed. Every codec is deterministic and sends zeros
-/// for a batch of zeros.
+/// How a batch (samples × features) is compressed. Every codec is deterministic, and decodes a batch of zeros to zeros.
 ///
 /// # Complexity
-/// Encoding and decoding take O(samples · features).
+/// O(samples · features) to encode or decode.
 ///
 /// ```
 /// use lgreco_pipeline::{Codec, Tile};
@@ -42,7 +41,7 @@ pub enum Tile {
 /// let codec = Codec::MinMax { bits: 2, tile: Tile::Elements(4) };
 /// let mut body = vec![0; codec.body_len(samples, features)?];
 /// codec.encode(&batch, features, &[], &mut [], &mut body)?;
-/// assert_eq!(body.len(), 2 * (8 + 1)); // per sample minimum and maximum, and four codes of two bits
+/// assert_eq!(body.len(), 2 * (8 + 1)); // per sample: minimum, maximum and four codes of two bits
 /// let mut decoded = [f32::NAN; 8];
 /// codec.decode(&body, features, &[], &mut decoded)?;
 /// assert_eq!(decoded, batch);
@@ -50,66 +49,67 @@ pub enum Tile {
 /// ```
 ///
 /// # Source
-/// Rudakov et al., arXiv 2401.07788, §2 (min–max, TopK per sample, shared indices); Wang et al., "AQ-SGD", NeurIPS 2022
-/// (symmetric); Vargaftik et al., "EDEN", ICML 2022. Deviations: min–max rounds halves to the larger level instead of to even, and sends constant tiles
-/// exactly; TopK keeps exactly `keep` values, of equal magnitudes the first, where the paper's drops all that are tied.
+/// Rudakov et al., arXiv 2401.07788, §2 (min–max, TopK per sample, shared indices). Wang et al., "AQ-SGD", NeurIPS 2022
+/// (symmetric). Vargaftik et al., "EDEN", ICML 2022. Deviations: Min–max rounds ties to the larger level instead of to
+/// even, and sends constant tiles exactly. TopK keeps exactly `keep` values, with ties going to the first. The paper's
+/// TopK drops all tied values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Codec {
-    /// The values themselves.
+    /// The values without compression.
     Dense {
-        /// The type they are sent in, rounded to nearest.
+        /// Type in which they are sent, rounded to nearest.
         values: Dtype,
     },
-    /// Codes on an even grid from a tile's smallest to its largest value, both exact; two f32 per tile. Zero is exact
-    /// only where it is one of them, as in the output of a ReLU.
+    /// Codes on an even grid from a tile's smallest to its largest value, which are both exact. Sends two f32 per tile.
+    /// Zero is exact only if it is the smallest or the largest value, as in the output of a ReLU.
     MinMax {
         /// Bits per value, 1 to 8.
         bits: u8,
-        /// What shares a grid.
+        /// The values that share a grid.
         tile: Tile,
     },
-    /// Codes on a grid symmetric about zero, which is exact.
+    /// Codes on a grid that is symmetric about zero. Zero is exact.
     Symmetric {
-        /// Bits per value, 2 to 8: one bit would leave only −scale and 0.
+        /// Bits per value, 2 to 8. One bit would leave only −scale and 0.
         bits: u8,
-        /// What shares a scale.
+        /// The values that share a scale.
         scope: Scope,
-        /// The type of the scales, [`Dtype::F32`] or [`Dtype::Bf16`].
+        /// Type of the scales, [`Dtype::F32`] or [`Dtype::Bf16`].
         scale: Dtype,
     },
-    /// [EDEN](crate::compress::eden), unbiased, of the batch as one tensor. A checksum of the batch is the seed of its signs, so
-    /// that what a sample decodes to depends on the whole batch, also when that is evaluated.
+    /// [EDEN](crate::compress::eden), unbiased, on the batch as one tensor. A checksum of the batch is the seed of the
+    /// random signs. So the decoded values of a sample depend on the whole batch, also in evaluation.
     Eden {
         /// Bits per value, 1 to 8.
         bits: u8,
     },
-    /// The largest magnitudes of each sample with their positions; of equal ones, the first.
+    /// The largest magnitudes of each sample, with their positions. Ties go to the first.
     TopK {
-        /// How many of each sample, 1 to the number of features; [`Codec::top_k`] takes a fraction.
+        /// Number of values kept per sample, 1 to the number of features. [`Codec::top_k`] takes a fraction.
         keep: u32,
-        /// The type they are sent in, rounded to nearest.
+        /// Type in which they are sent, rounded to nearest.
         values: Dtype,
     },
-    /// For gradients: the values where the forward [`TopK`](Codec::TopK) of the same micro-batch kept activations. The
-    /// exact derivative of that selection, and no positions are sent.
+    /// For gradients: the values where the forward [`TopK`](Codec::TopK) of the same micro-batch kept activations. This
+    /// is the exact derivative of that selection. No positions are sent.
     SharedIndex {
-        /// The forward codec's `keep`.
+        /// The `keep` of the forward codec.
         keep: u32,
-        /// The type they are sent in, rounded to nearest.
+        /// Type in which they are sent, rounded to nearest.
         values: Dtype,
     },
 }
 
 impl Codec {
-    /// Bytes of [`to_bytes`](Codec::to_bytes).
+    /// Number of bytes that [`to_bytes`](Codec::to_bytes) returns.
     pub const BYTES: usize = 8;
 
-    /// TopK that keeps the fraction `density` in (0, 1] of each sample: `max(1, N − ⌊N (1 − density)⌋)` of `N` features,
-    /// computed in f64.
+    /// TopK that keeps the fraction `density` in (0, 1] of each sample: `max(1, N − ⌊N (1 − density)⌋)` of `N`
+    /// features, computed in f64.
     ///
     /// # Errors
-    /// [`CoreError::Parameter`] when `density` is outside (0, 1] or there are no features;
-    /// [`CoreError::TooManyElements`].
+    /// [`CoreError::Parameter`] when `density` is outside (0, 1] or there are no features.
+    /// [`CoreError::TooManyElements`] for 2^32 features or more.
     ///
     /// ```
     /// use lgreco_pipeline::{Codec, gradient::Dtype};
@@ -129,10 +129,11 @@ impl Codec {
         Sparse { keep, values, features }
     }
 
-    /// `Err` unless the parameters are in range for samples of `features` values.
+    /// Returns an error unless the parameters are in range for samples of `features` values.
     ///
     /// # Errors
-    /// [`CoreError::Parameter`], naming the one that is not; [`CoreError::TooManyElements`] from 2^32 features on.
+    /// [`CoreError::Parameter`], with the name of the parameter out of range. [`CoreError::TooManyElements`] for 2^32
+    /// features or more.
     pub fn check(&self, features: usize) -> Result<(), Error> {
         Shape::new(1, features)?;
         Error::require(features > 0, "features", 0.0, "at least 1")?;
@@ -155,10 +156,10 @@ impl Codec {
         }
     }
 
-    /// Exact number of bytes of a body for `samples` of `features` values; it does not depend on the values.
+    /// Exact number of bytes of a body for `samples` samples of `features` values. It does not depend on the values.
     ///
     /// # Errors
-    /// Those of [`check`](Codec::check); [`CoreError::TooManyElements`] from 2^32 elements on.
+    /// The errors of [`check`](Codec::check), and [`CoreError::TooManyElements`] for 2^32 elements or more.
     pub fn body_len(&self, samples: usize, features: usize) -> Result<usize, Error> {
         self.check(features)?;
         let elements = Shape::new(samples, features)?.elements();
@@ -180,10 +181,10 @@ impl Codec {
         }
     }
 
-    /// Bytes of the indices that TopK keeps for shared-index to use; 0 for the other codecs.
+    /// Bytes of the indices that TopK gives to shared-index; 0 for other codecs.
     ///
     /// # Errors
-    /// Those of [`body_len`](Codec::body_len).
+    /// The errors of [`body_len`](Codec::body_len).
     pub fn indices_len(&self, samples: usize, features: usize) -> Result<usize, Error> {
         self.body_len(samples, features)?;
         Ok(match *self {
@@ -192,10 +193,11 @@ impl Codec {
         })
     }
 
-    /// Copies the indices out of the body of a TopK, for shared-index; nothing for the other codecs.
+    /// Copies the indices out of a TopK body, for shared-index. Does nothing for other codecs.
     ///
     /// # Errors
-    /// [`CoreError::Length`] when body or `indices` have not their lengths; those of [`body_len`](Codec::body_len).
+    /// [`CoreError::Length`] when `body` or `indices` has the wrong length. Also the errors of
+    /// [`body_len`](Codec::body_len).
     ///
     /// ```
     /// use lgreco_pipeline::{Codec, gradient::Dtype};
@@ -225,7 +227,7 @@ impl Codec {
         Ok(())
     }
 
-    /// Words of workspace that [`encode`](Codec::encode) needs, for any number of samples.
+    /// Words (of 64 bits) of workspace that [`encode`](Codec::encode) needs, for any number of samples.
     pub fn workspace_len(&self, features: usize) -> usize {
         match *self {
             Codec::TopK { .. } => select::workspace_len(features),
@@ -234,14 +236,14 @@ impl Codec {
         }
     }
 
-    /// Compresses `values`, samples of `features` each, into `body`, of exactly [`body_len`](Codec::body_len) bytes.
-    /// `indices` are those of the forward body for shared-index, and empty for other codecs. Nothing of `body` may be
-    /// used when an error is returned.
+    /// Compresses `values`, samples of `features` values each, into `body`, which has exactly
+    /// [`body_len`](Codec::body_len) bytes. `indices` are those of the forward body for shared-index, and empty for
+    /// other codecs. After an error, `body` must not be used.
     ///
     /// # Errors
-    /// [`CoreError::NonFinite`] with the first NaN or infinity; [`CoreError::ElementOverflow`] when a value does not
-    /// fit the type it is sent in, [`CoreError::Overflow`] when EDEN's values are above 2^94; [`CoreError::Length`]; those of
-    /// [`body_len`](Codec::body_len).
+    /// [`CoreError::NonFinite`] with the first NaN or infinity. [`CoreError::ElementOverflow`] when a value does not
+    /// fit the type in which it is sent. [`CoreError::Overflow`] when EDEN's values are above 2^94.
+    /// [`CoreError::Length`] when a buffer has the wrong length. Also the errors of [`body_len`](Codec::body_len).
     pub fn encode(
         &self,
         values: &[f32],
@@ -276,12 +278,13 @@ impl Codec {
         Ok(encoded?)
     }
 
-    /// Writes what a body stands for to `values`. Any bytes may be given: what no encoder writes is an error, and
-    /// `values` then holds nothing to be used.
+    /// Decodes a body into `values`. Any bytes may be given: a body that no encoder writes is an error. After an error,
+    /// `values` must not be used.
     ///
     /// # Errors
-    /// [`CoreError::PayloadBody`]; [`CoreError::Overflow`] when a value of EDEN's does not fit f32; [`CoreError::Length`]; those
-    /// of [`body_len`](Codec::body_len).
+    /// [`CoreError::PayloadBody`] on a body that no encoder writes. [`CoreError::Overflow`] when a value of EDEN does
+    /// not fit f32. [`CoreError::Length`] when a buffer has the wrong length. Also the errors of
+    /// [`body_len`](Codec::body_len).
     pub fn decode(&self, body: &[u8], features: usize, indices: &[u8], values: &mut [f32]) -> Result<(), Error> {
         self.check_lens(values.len(), features, indices, body)?;
         let decoded = match *self {
@@ -314,7 +317,8 @@ impl Codec {
         expect_len("indices", shared, indices.len())
     }
 
-    /// The codec and its parameters in 8 bytes: kind, bits, element type, scope; then a 32-bit parameter, little-endian.
+    /// The codec and its parameters in 8 bytes: kind, bits, element type and scope, then a little-endian 32-bit
+    /// parameter.
     pub fn to_bytes(&self) -> [u8; Codec::BYTES] {
         let (head, parameter) = match *self {
             Codec::Dense { values } => ([0, 0, values as u8, 0], 0),
@@ -334,7 +338,7 @@ impl Codec {
         bytes
     }
 
-    /// The codec that [`to_bytes`](Codec::to_bytes) wrote as `bytes`, if any; its parameters are not checked yet.
+    /// The codec that [`to_bytes`](Codec::to_bytes) wrote as `bytes`, or `None`. Does not check the parameters.
     pub fn from_bytes(bytes: [u8; Codec::BYTES]) -> Option<Codec> {
         let [kind, bits, dtype, scope, parameter @ ..] = bytes;
         let parameter = u32::from_le_bytes(parameter);
@@ -350,12 +354,12 @@ impl Codec {
             (5, 0) => Codec::Eden { bits },
             _ => return None,
         };
-        // Fields that the codec does not use are zero.
+        // Fields that the codec does not use must be zero.
         (codec.to_bytes() == bytes).then_some(codec)
     }
 }
 
-/// What is quantised at a time: a sample, or the whole batch.
+/// Number of values that are quantised together: a sample, or the whole batch.
 fn span(tile: Tile, elements: usize, features: usize) -> usize {
     match tile {
         Tile::Batch => elements.max(1),
@@ -363,7 +367,7 @@ fn span(tile: Tile, elements: usize, features: usize) -> usize {
     }
 }
 
-/// Min–max quantisation of `span` values.
+/// The min–max quantiser of `span` values.
 fn quantiser(bits: u8, tile: Tile, span: usize) -> Qsgd {
     let bucket = match tile {
         Tile::Batch => span as u32,

@@ -1,6 +1,6 @@
-//! What one direction of a cut has done, for telemetry.
+//! Counters of one direction of a cut, for telemetry.
 
-/// Counts of one end for one direction, in training; evaluation leaves no trace.
+/// Counters of one end for one direction, in training. Evaluation is not counted.
 ///
 /// ```
 /// use lgreco_pipeline::{CutSetting, Direction, LinkMemory, RowStorage, Upstream};
@@ -21,21 +21,22 @@
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counters {
-    /// Messages compressed or decompressed. Zero after a step means that the cut is configured but not in use.
+    /// Messages compressed or decompressed. Zero after a step means that the cut is configured but not used.
     pub messages: u64,
     /// Bytes of these messages.
     pub bytes: u64,
-    /// Bytes of their values uncompressed, in the sender's element type.
+    /// Bytes of their values without compression, in the sender's element type.
     pub uncompressed_bytes: u64,
-    /// AQ-SGD: samples sent as a change.
+    /// AQ-SGD: number of samples sent as a change.
     pub hits: u64,
-    /// AQ-SGD: samples sent uncompressed, as they were not remembered.
+    /// AQ-SGD: number of samples sent uncompressed because they were not in memory.
     pub misses: u64,
-    /// AQ-SGD: samples without id.
+    /// AQ-SGD: number of samples without an id.
     pub unremembered: u64,
-    /// AQ-SGD: samples forgotten for want of capacity.
+    /// AQ-SGD: number of samples evicted for lack of capacity.
     pub evictions: u64,
-    /// AQ-SGD: samples forgotten because their values do not fit the storage; they count as misses when they return.
+    /// AQ-SGD: number of samples dropped because their values do not fit the storage type. On their next visit they are
+    /// misses.
     pub non_finite: u64,
     /// AQ-SGD, sending end: sum over hits of ‖a − m‖², the squared norm of the change.
     pub change_energy: f64,
@@ -43,15 +44,15 @@ pub struct Counters {
     pub hit_energy: f64,
 }
 
-/// Counts of a saved cut are below this, so that adding to them never overflows.
+/// Upper limit of saved counts, so that later counts never overflow.
 pub(super) const COUNT_LIMIT: u64 = 1 << 63;
 
 impl Counters {
     /// Bytes of the saved form.
     pub(super) const BYTES: usize = 80;
 
-    /// Σ‖a − m‖² / Σ‖a‖² over the hits; 0 before the first. Near 0 the memory pays; at 1 it is as good as none, and 2
-    /// is what unrelated activations give.
+    /// The ratio Σ‖a − m‖² / Σ‖a‖² over the hits; 0 before the first hit. Near 0 the memory of samples pays off. At 1
+    /// it is as good as no memory. Unrelated activations give 2.
     pub fn change_ratio(&self) -> f64 {
         if self.hit_energy > 0.0 { self.change_energy / self.hit_energy } else { 0.0 }
     }
@@ -74,7 +75,7 @@ impl Counters {
         bytes
     }
 
-    /// `None` on counts and sums that no cut arrives at.
+    /// Reads saved counters. `None` if no cut can have such counts or sums.
     pub(super) fn from_bytes(bytes: &[u8; Counters::BYTES]) -> Option<Counters> {
         let mut words = [0; Counters::BYTES / 8];
         words.iter_mut().zip(bytes.as_chunks().0).for_each(|(word, &bytes)| *word = u64::from_le_bytes(bytes));

@@ -1,4 +1,4 @@
-//! The 32-bit checksum that messages across a cut carry of what their sender remembers.
+//! The 32-bit checksum of the sender's memory, which messages across a cut carry.
 
 const LANES: usize = 8;
 const PRIME: u32 = 0x9e37_79b1;
@@ -7,7 +7,7 @@ fn mix(hash: u32, word: u32) -> u32 {
     (hash ^ word).wrapping_mul(PRIME).rotate_left(13)
 }
 
-/// Eight interleaved sequences, each a chain of invertible steps, and a chain over their results.
+/// Hashes eight interleaved sequences, each by a chain of invertible steps, then chains their results.
 fn checksum<T: Copy>(words: &[T], bits: impl Fn(T) -> u32) -> u32 {
     let mut lanes = [PRIME; LANES];
     let (blocks, rest) = words.as_chunks::<LANES>();
@@ -20,12 +20,12 @@ fn checksum<T: Copy>(words: &[T], bits: impl Fn(T) -> u32) -> u32 {
     lanes.into_iter().fold(words.len() as u32, mix)
 }
 
-/// Of numbers, by their bits.
+/// Checksum of numbers, by their bits.
 pub(super) fn of_values(values: &[f32]) -> u32 {
     checksum(values, f32::to_bits)
 }
 
-/// Of a multiple of four bytes.
+/// Checksum of bytes; their number is a multiple of four.
 pub(super) fn of_bytes(bytes: &[u8]) -> u32 {
     checksum(bytes.as_chunks::<4>().0, u32::from_le_bytes)
 }

@@ -7,7 +7,7 @@ use crate::Error;
 use crate::error::expect_len;
 use crate::gradient::Values;
 
-/// The stage below a cut. How it works together with the one above stands at the [module](super).
+/// The stage below a cut. The [crate documentation](super) describes how the two ends work together.
 ///
 /// ```
 /// use lgreco_pipeline::Error;
@@ -17,11 +17,11 @@ use crate::gradient::Values;
 /// let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
 /// let (mut workspace, mut message) = (vec![0; above.workspace_len()], vec![0; above.message_len()]);
 /// let mut values = [0.0; 2];
-/// above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut message)?; // and is lost
+/// above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut message)?; // this message is lost
 /// let sent = above.send(Values::F32(&[3.0, 4.0]), &[], &mut workspace, &mut message)?;
 /// let found = below.receive(&message[..sent.len], &mut workspace, &mut values);
 /// assert_eq!(found, Err(Error::OutOfStep { what: "sequence number", expected: 0, found: 1 }));
-/// // The first can be made again.
+/// // The first message can be made again.
 /// let len = above.repeat(0, Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut message)?;
 /// assert_eq!(below.receive(&message[..len], &mut workspace, &mut values), Ok(0));
 /// assert_eq!(values, [1.0, 2.0]);
@@ -30,20 +30,22 @@ use crate::gradient::Values;
 pub type Downstream = End<Below>;
 
 impl End<Below> {
-    /// Decompresses a message of activations into `activations`, which the stage is to compute with, and returns its
-    /// ticket. [`values_len`](Downstream::values_len) tells how many there are.
+    /// Decompresses a message of activations into `activations`, with which the stage then computes. Returns the
+    /// message's ticket. [`values_len`](Downstream::values_len) tells the number of values.
     ///
     /// # Errors
-    /// Those of [`Message::parse`]; [`CoreError::PayloadHeader`](crate::CoreError::PayloadHeader) when the message is
-    /// another cut's or made under another setting; [`Error::OutOfStep`] when it is not the next one of this generation
-    /// and step, or EF21's ends differ; [`Error::SampleOutOfStep`] and [`Error::DuplicateSample`] under AQ-SGD;
-    /// [`Error::TooManyInFlight`]; [`CoreError::PayloadBody`](crate::CoreError::PayloadBody) on a body that no cut
-    /// writes; [`CoreError::Length`](crate::CoreError::Length); [`CoreError::Overflow`](crate::CoreError::Overflow);
-    /// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). Nothing has changed then, and `activations` holds
-    /// nothing of use.
+    /// The errors of [`Message::parse`]. [`CoreError::PayloadHeader`](crate::CoreError::PayloadHeader) when the message
+    /// belongs to another cut or another setting. [`Error::OutOfStep`] when it is not the next message of this
+    /// generation and step, or when EF21's ends differ. [`Error::SampleOutOfStep`] and [`Error::DuplicateSample`] under
+    /// AQ-SGD. [`Error::TooManyInFlight`] when no ticket is free.
+    /// [`CoreError::PayloadBody`](crate::CoreError::PayloadBody) on a body that no cut writes.
+    /// [`CoreError::Length`](crate::CoreError::Length) on a buffer of the wrong length.
+    /// [`CoreError::Overflow`](crate::CoreError::Overflow) when values leave the range of f32.
+    /// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory) when memory cannot be allocated. After an error, the
+    /// end is unchanged, and `activations` must not be used.
     ///
     /// # Complexity
-    /// Decode; with a memory about two passes. Allocates only while a memory of samples grows.
+    /// Time of one decoding, and about two passes more with a memory. Allocates only while a memory of samples grows.
     pub fn receive(&mut self, message: &[u8], workspace: &mut [u64], activations: &mut [f32]) -> Result<u64, Error> {
         let message = Message::parse(message)?;
         let ticket = self.forward.sequence;
@@ -55,12 +57,12 @@ impl End<Below> {
         Ok(ticket)
     }
 
-    /// Decompresses a message that [`Upstream::repeat`](super::Upstream::repeat) wrote, or the first one again: the same
-    /// activations, however many passes there are. Nothing changes.
+    /// Decompresses a message that [`Upstream::repeat`](super::Upstream::repeat) wrote, or the first message again.
+    /// Gives the same activations every time, and changes nothing.
     ///
     /// # Errors
-    /// Those of [`receive`](Downstream::receive); [`Error::NotInFlight`]; [`Error::FeedbackRule`] under a memory by
-    /// position.
+    /// The errors of [`receive`](Downstream::receive). [`Error::NotInFlight`] when the ticket is unknown.
+    /// [`Error::FeedbackRule`] under a memory by position.
     pub fn repeat(&self, message: &[u8], workspace: &mut [u64], activations: &mut [f32]) -> Result<(), Error> {
         let message = Message::parse(message)?;
         let ticket = message.header.sequence;
@@ -69,10 +71,10 @@ impl End<Below> {
         self.forward.read(&message, &[], workspace, activations)
     }
 
-    /// Decompresses a message of evaluation and returns which it is. Nothing changes.
+    /// Decompresses a message of evaluation and returns its kind. Changes nothing.
     ///
     /// # Errors
-    /// Those of [`receive`](Downstream::receive) on messages and buffers.
+    /// The errors of [`receive`](Downstream::receive) that concern messages and buffers.
     pub fn evaluate(&self, message: &[u8], activations: &mut [f32]) -> Result<Evaluation, Error> {
         let message = Message::parse(message)?;
         self.forward.read_evaluation(self.clock, &message, activations)?;
@@ -82,18 +84,19 @@ impl End<Below> {
         })
     }
 
-    /// Compresses the gradients of a micro-batch (as many as its activations) into `message`, of at least
-    /// [`message_len`](Downstream::message_len) bytes, returns the message's length and gives the ticket back. The
-    /// micro-batches' gradients may go back in any order.
+    /// Compresses the gradients of a micro-batch into `message`, closes the ticket, and returns the message's length in
+    /// bytes. There are as many gradients as activations. `message` has at least
+    /// [`message_len`](Downstream::message_len) bytes. Micro-batches' gradients may be sent in any order.
     ///
     /// # Errors
-    /// [`Error::NotInFlight`]; [`CoreError::NonFinite`](crate::CoreError::NonFinite) with the first NaN or infinity;
-    /// [`CoreError::Overflow`](crate::CoreError::Overflow) and
-    /// [`CoreError::ElementOverflow`](crate::CoreError::ElementOverflow) when values leave the range of a format;
-    /// [`CoreError::Length`](crate::CoreError::Length). Nothing has changed then.
+    /// [`Error::NotInFlight`] when the ticket is unknown. [`CoreError::NonFinite`](crate::CoreError::NonFinite) with
+    /// the first NaN or infinity. [`CoreError::Overflow`](crate::CoreError::Overflow) and
+    /// [`CoreError::ElementOverflow`](crate::CoreError::ElementOverflow) when values leave the range of a format.
+    /// [`CoreError::Length`](crate::CoreError::Length) on a buffer of the wrong length. After an error, the end is
+    /// unchanged.
     ///
     /// # Complexity
-    /// Encode; with a memory also decode and about four passes.
+    /// Time of one encoding. With a memory also a decoding and about four passes.
     pub fn send(
         &mut self,
         ticket: u64,

@@ -1,9 +1,9 @@
-//! What both ends of a cut have in common.
+//! Code that both ends of a cut share.
 //!
-//! The two ends of a cut share nothing but messages, because they live in two processes; so they are two objects.
-//! Every message says which it is (generation, sequence number, step, checksum of what its sender remembers), so ends
-//! that have parted are told at the next message instead of training on noise. To read or write a message takes
-//! `&self`; only then is anything remembered, so a failure changes nothing and evaluation cannot.
+//! The two ends live in two processes and share nothing but messages, so they are two objects. Every message carries
+//! its generation, sequence number and step, and a checksum of the sender's memory. So ends that differ notice it at
+//! the next message, instead of training on noise. Reading or writing a message takes `&self`, and memory is updated
+//! only afterwards. So a failure changes nothing, and evaluation cannot change anything.
 
 use super::counters::Counters;
 use super::half::{Clock, Half, State};
@@ -15,7 +15,7 @@ use crate::CoreError;
 use crate::Error;
 use core::marker::PhantomData;
 
-/// Which end of a cut, as a type: [`Above`] or [`Below`].
+/// The two ends of a cut as types: [`Above`] and [`Below`].
 pub trait Side: sealed::Side {}
 
 /// The [`Side`] of [`Upstream`](super::Upstream).
@@ -33,9 +33,9 @@ pub(super) mod sealed {
     use super::{Above, Below, Direction};
 
     pub trait Side: Clone + core::fmt::Debug {
-        /// The direction in which this end sends.
+        /// Direction in which this end sends.
         const SENDS: Direction;
-        /// What saved ends call this one.
+        /// Code of this end in saved ends.
         const CODE: u8;
     }
 
@@ -50,8 +50,8 @@ pub(super) mod sealed {
     }
 }
 
-/// One end of a cut: [`Upstream`](super::Upstream), which sends activations and receives gradients, or
-/// [`Downstream`](super::Downstream), which does the reverse. Here is what both can do; their examples stand with them.
+/// One end of a cut. [`Upstream`](super::Upstream) sends activations and receives gradients.
+/// [`Downstream`](super::Downstream) does the reverse. Methods of both ends are here; the two types have examples.
 #[derive(Clone, Debug)]
 pub struct End<S: Side> {
     pub(super) setting: CutSetting,
@@ -59,17 +59,17 @@ pub struct End<S: Side> {
     pub(super) forward: Half,
     pub(super) backward: Half,
     pub(super) tickets: Tickets,
-    /// The first ticket of this step.
+    /// First ticket of this step.
     pub(super) first_of_step: u64,
     side: PhantomData<S>,
 }
 
 impl<S: Side> End<S> {
-    /// An end without a past. Both ends must be made with the same setting and `generation`; a run that resumes without
-    /// [saved](End::save) ends takes a generation it has not used, so that an old end is noticed.
+    /// Makes an end without history. Both ends must have the same setting and `generation`. A run that resumes without
+    /// [saved](End::save) ends must use a new generation, so that messages of an old end are refused.
     ///
     /// # Errors
-    /// Those of [`CutSetting::check`]; [`CoreError::OutOfMemory`].
+    /// The errors of [`CutSetting::check`], and [`CoreError::OutOfMemory`].
     pub fn new(setting: CutSetting, generation: u32) -> Result<End<S>, Error> {
         setting.check()?;
         let half = |direction| Half::new(setting, direction, direction == S::SENDS);
@@ -84,12 +84,12 @@ impl<S: Side> End<S> {
         })
     }
 
-    /// The setting.
+    /// The setting of the cut.
     pub const fn setting(&self) -> &CutSetting {
         &self.setting
     }
 
-    /// Words of workspace that any call needs.
+    /// Words (of 64 bits) of workspace that any call needs.
     pub fn workspace_len(&self) -> usize {
         self.forward.workspace_len().max(self.backward.workspace_len())
     }
@@ -102,12 +102,12 @@ impl<S: Side> End<S> {
         }
     }
 
-    /// How many values a message for this end holds, whatever its mode: at most `batch` × `features` of the setting.
-    /// What to make room for before a message is received, since a damaged header may state any number.
+    /// Number of values in a message for this end, in any mode: at most `batch` × `features` of the setting. Use it to
+    /// allocate memory before receiving, because a damaged header may state any number.
     ///
     /// # Errors
-    /// Those of [`Message::parse`](super::Message::parse); [`CoreError::PayloadHeader`] when the message is another cut's
-    /// or made under another setting; [`Error::OutOfStep`] when it is of another generation.
+    /// The errors of [`Message::parse`](super::Message::parse). [`CoreError::PayloadHeader`] when the message belongs
+    /// to another cut or another setting. [`Error::OutOfStep`] when it belongs to another generation.
     pub fn values_len(&self, message: &[u8]) -> Result<usize, Error> {
         match S::SENDS {
             Direction::Forward => self.backward.values_len(self.clock, message),
@@ -115,19 +115,20 @@ impl<S: Side> End<S> {
         }
     }
 
-    /// Gives back the ticket of a micro-batch whose gradients will never travel. The other end must do the same.
+    /// Closes the ticket of a micro-batch whose gradients will never be sent. The other end must do the same.
     ///
     /// # Errors
-    /// [`Error::NotInFlight`].
+    /// [`Error::NotInFlight`] when the ticket is unknown.
     pub fn forget(&mut self, ticket: u64) -> Result<(), Error> {
         self.tickets.close(ticket)
     }
 
-    /// Ends an optimiser step: what the step's messages made of the samples is remembered from now on. Both ends must
-    /// commit between the same two activation messages.
+    /// Ends an optimiser step: the step's updates of the memory of samples take effect. Both ends must commit between
+    /// the same two activation messages.
     ///
     /// # Errors
-    /// [`CoreError::Parameter`] when no activations went through the cut in this step: it is configured, but not in use.
+    /// [`CoreError::Parameter`] when no activations passed the cut in this step. The cut is then configured, but not
+    /// used.
     pub fn commit_step(&mut self) -> Result<(), Error> {
         let sent = self.forward.sequence > self.first_of_step;
         Error::require(sent, "messages forward in this step", 0.0, "at least 1: is the cut in use?")?;
@@ -137,7 +138,7 @@ impl<S: Side> End<S> {
         Ok(())
     }
 
-    /// `Err` unless a forward message may be made again.
+    /// Returns an error unless the forward message with this ticket may be made again.
     pub(super) fn check_repeat(&self, ticket: u64) -> Result<(), Error> {
         self.tickets.get(ticket, self.forward.features())?;
         if self.setting.forward.memory.by_position() {
@@ -154,10 +155,11 @@ impl<S: Side> End<S> {
         Ok(())
     }
 
-    /// Reads what is remembered of a sample into `values`; false, and `values` untouched, when nothing is.
+    /// Reads a sample's row in memory into `values`. Returns false, and leaves `values` unchanged, if the sample is not
+    /// in memory.
     ///
     /// # Errors
-    /// [`CoreError::Length`] when `values` has not one place per feature.
+    /// [`CoreError::Length`] when `values` does not have one place per feature.
     pub fn remembered(&self, sample: u64, values: &mut [f32]) -> Result<bool, Error> {
         match &self.forward.state {
             State::Samples(store) => store.read(sample, values),
@@ -165,7 +167,7 @@ impl<S: Side> End<S> {
         }
     }
 
-    /// Ids of the samples remembered, least recently updated first.
+    /// Ids of the samples in memory, least recently updated first.
     pub fn remembered_samples(&self) -> impl Iterator<Item = u64> {
         let store = match &self.forward.state {
             State::Samples(store) => Some(store),
@@ -174,7 +176,7 @@ impl<S: Side> End<S> {
         store.into_iter().flat_map(|store| store.ids())
     }
 
-    /// What this end has done in one direction.
+    /// Counters of this end for one direction.
     pub fn counters(&self, direction: Direction) -> &Counters {
         match direction {
             Direction::Forward => &self.forward.counters,
@@ -182,7 +184,7 @@ impl<S: Side> End<S> {
         }
     }
 
-    /// Bytes of what this end remembers, without tickets.
+    /// Bytes of this end's memory, without tickets.
     pub fn memory_bytes(&self) -> u64 {
         let bytes = |half: &Half| match &half.state {
             State::Nothing => 0,

@@ -1,8 +1,8 @@
-//! What can go wrong at a cut.
+//! Errors at a cut.
 
 use crate::CoreError;
 
-/// Everything that can go wrong at a cut, with the place and the numbers; no strings are built.
+/// All errors at a cut, with place and numbers. Making one builds no strings.
 ///
 /// [`Error::code`] is permanent and shared with the C API.
 ///
@@ -14,31 +14,32 @@ use crate::CoreError;
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// What the core refuses.
+    /// An error of the core.
     #[error(transparent)]
     Core(#[from] CoreError),
-    /// What error feedback refuses.
+    /// An error of error feedback.
     #[error(transparent)]
     Train(lgreco_train::Error),
-    /// A memory used where it does not work.
+    /// A feedback rule is used where it does not work.
     #[error("feedback by {rule} needs {needs}")]
     FeedbackRule {
         /// The rule.
         rule: &'static str,
-        /// What it needs.
+        /// What the rule requires.
         needs: &'static str,
     },
-    /// The two ends of a cut have not seen the same messages: one was lost, repeated, reordered or is another run's.
+    /// The two ends of a cut have not seen the same messages. One was lost, repeated, reordered, or belongs to another
+    /// run.
     #[error("the ends of the cut are out of step: {what} is {found}, expected {expected}")]
     OutOfStep {
-        /// Which number.
+        /// Name of the number that differs.
         what: &'static str,
-        /// The number this end is at.
+        /// This end's number.
         expected: u64,
-        /// The number in the message.
+        /// The message's number.
         found: u64,
     },
-    /// The two ends of a cut remember different things of one sample.
+    /// The two ends of a cut differ in their memory of one sample.
     #[error("the ends of the cut differ in sample {id}: {what}")]
     SampleOutOfStep {
         /// The sample's id.
@@ -46,42 +47,42 @@ pub enum Error {
         /// What differs.
         what: &'static str,
     },
-    /// A batch holds a sample twice.
+    /// A sample occurs twice in a batch.
     #[error("sample {id} is in the batch twice")]
     DuplicateSample {
         /// The sample's id.
         id: u64,
     },
-    /// More micro-batches on their way than a cut keeps tickets for.
+    /// There are more micro-batches in flight than the cut has tickets.
     #[error("{limit} micro-batches are in flight already, as many as the setting of the cut allows")]
     TooManyInFlight {
-        /// The setting's limit.
+        /// Limit of the setting.
         limit: u32,
     },
-    /// A ticket that no micro-batch in flight has.
+    /// No micro-batch in flight has this ticket.
     #[error("no micro-batch with ticket {ticket} is in flight")]
     NotInFlight {
         /// The ticket.
         ticket: u64,
     },
-    /// A saved cut that was set otherwise.
+    /// A saved cut has another setting.
     #[error("the cut was saved under another setting: {what} differs")]
     OtherSetting {
-        /// The first field that differs.
+        /// Name of the first field that differs.
         what: &'static str,
     },
-    /// A call that has to wait for the end of the step.
+    /// A call is not allowed before the end of the step.
     #[error("{what} in the middle of a step: {pending} updates or tickets are pending")]
     MidStep {
-        /// The call.
+        /// Name of the call.
         what: &'static str,
-        /// Staged updates and tickets in flight.
+        /// Number of pending updates and tickets in flight.
         pending: usize,
     },
 }
 
 impl Error {
-    /// The permanent numeric code of this kind of error; never 0, never reused.
+    /// Permanent numeric code of this kind of error. It is never 0 and never reused.
     pub const fn code(&self) -> u32 {
         match self {
             Error::Core(error) => error.code(),
@@ -97,12 +98,12 @@ impl Error {
         }
     }
 
-    /// [`CoreError::Parameter`] unless `holds`.
+    /// Returns [`CoreError::Parameter`] unless `holds`.
     pub(crate) fn require(holds: bool, what: &'static str, value: f64, expected: &'static str) -> Result<(), Error> {
         if holds { Ok(()) } else { Err(CoreError::Parameter { what, value, expected }.into()) }
     }
 
-    /// [`CoreError::SavedState`] unless `holds`.
+    /// Returns [`CoreError::SavedState`] unless `holds`.
     pub(crate) fn require_saved(holds: bool, what: &'static str, found: u64) -> Result<(), Error> {
         if holds { Ok(()) } else { Err(Error::saved(what, found)) }
     }
@@ -111,7 +112,7 @@ impl Error {
         CoreError::SavedState { what, found }.into()
     }
 
-    /// [`CoreError::Overflow`] unless `finite`.
+    /// Returns [`CoreError::Overflow`] unless `finite`.
     pub(crate) fn require_finite(finite: bool, what: &'static str) -> Result<(), Error> {
         if finite { Ok(()) } else { Err(CoreError::Overflow { what }.into()) }
     }
@@ -130,12 +131,12 @@ impl From<lgreco_train::Error> for Error {
     }
 }
 
-/// `Err` unless a length is the expected one.
+/// Returns an error unless a length is the expected one.
 pub(crate) fn expect_len(what: &'static str, expected: usize, found: usize) -> Result<(), Error> {
     Ok(lgreco::error::expect_len(what, expected, found)?)
 }
 
-/// `Err` unless there is enough room.
+/// Returns an error unless there is enough room.
 pub(crate) fn expect_room(what: &'static str, expected: usize, found: usize) -> Result<(), Error> {
     Ok(lgreco::error::expect_room(what, expected, found)?)
 }

@@ -1,4 +1,4 @@
-//! EF21: what both ends hold for the values of the other's batch, by position; messages correct it.
+//! EF21: an estimate of the sender's batch, by position, which both ends hold and messages correct.
 
 use crate::Error;
 use crate::compress::check_finite;
@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 pub(super) struct Estimate(Vec<f32>);
 
 impl Estimate {
-    /// Zeros.
+    /// Makes an estimate of zeros.
     pub(super) fn new(shape: Shape) -> Result<Estimate, Error> {
         let mut values = Vec::new();
         let out_of_memory = Error::out_of_memory(shape.elements().div_ceil(2));
@@ -24,7 +24,7 @@ impl Estimate {
         &self.0
     }
 
-    /// Writes what is to be compressed, `x − e`.
+    /// Writes the input of the compressor, `x − e`.
     pub(super) fn offer(&self, values: &Gradient<'_>, offered: &mut [f32]) -> Result<(), Error> {
         with_elements!(values.values(), v => {
             offered.iter_mut().zip(&self.0).zip(v).for_each(|((to, e), x)| *to = x.to_f32() - e);
@@ -36,7 +36,7 @@ impl Estimate {
         Error::require_finite(finite, "the gradient with what is remembered")
     }
 
-    /// Adds a correction `c`; on an error nothing changes.
+    /// Adds a correction `c`. On an error nothing changes.
     pub(super) fn correct(&mut self, correction: &[f32]) -> Result<(), Error> {
         let finite = self.0.iter().zip(correction).all(|(e, c)| (e + c).is_finite());
         Error::require_finite(finite, "what is to be remembered")?;
@@ -44,17 +44,17 @@ impl Estimate {
         Ok(())
     }
 
-    /// Bytes of [`save`](Estimate::save).
+    /// Bytes that [`save`](Estimate::save) writes.
     pub(super) fn saved_len(&self) -> usize {
         4 * self.0.len()
     }
 
-    /// Writes all values, little-endian.
+    /// Saves all values, little-endian.
     pub(super) fn save(&self, bytes: &mut [u8]) {
         bytes.as_chunks_mut().0.iter_mut().zip(&self.0).for_each(|(to, e)| *to = e.to_le_bytes());
     }
 
-    /// Takes over what [`save`](Estimate::save) wrote.
+    /// Loads the bytes that [`save`](Estimate::save) wrote.
     pub(super) fn restore(&mut self, bytes: &[u8]) -> Result<(), Error> {
         expect_len("bytes of a saved memory", self.saved_len(), bytes.len())?;
         for (e, &bytes) in self.0.iter_mut().zip(bytes.as_chunks().0) {

@@ -1,4 +1,4 @@
-//! One direction at one end: what it remembers, how far it is, what it has done.
+//! State of one direction at one end: its memory, its sequence number and its counters.
 
 use super::codec::Codec;
 use super::counters::{COUNT_LIMIT, Counters};
@@ -15,33 +15,33 @@ use alloc::vec;
 use alloc::vec::Vec;
 use lgreco::compress::select;
 
-/// What an end remembers of one direction.
+/// The memory of one direction at an end.
 #[derive(Clone, Debug)]
 pub(super) enum State {
     Nothing,
-    /// What was not sent, of each position in the batch.
+    /// The residual of each position in the batch.
     Residual(Memory<Vec<u64>>),
-    /// What the other end has, of each position in the batch.
+    /// The estimate at the other end, of each position in the batch.
     Estimate(Estimate),
-    /// Of each sample.
+    /// The row of each sample.
     Samples(Store),
 }
 
-/// Where an end is.
+/// Generation and step of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Clock {
     pub(super) generation: u32,
-    /// Steps committed.
+    /// Number of committed steps.
     pub(super) step: u64,
 }
 
 /// The parts of a workspace.
 pub(super) struct Scratch<'a> {
-    /// What is compressed.
+    /// Input of the compressor.
     pub(super) offered: &'a mut [f32],
-    /// What that decodes to.
+    /// Decoded values.
     pub(super) decoded: &'a mut [f32],
-    /// For codecs, selections and ids.
+    /// Scratch memory for codecs, selections and ids.
     pub(super) rest: &'a mut [u64],
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Half {
     pub(super) direction: Direction,
     pub(super) link: Link,
     pub(super) state: State,
-    /// Messages so far.
+    /// Number of messages so far.
     pub(super) sequence: u64,
     pub(super) counters: Counters,
     message_len: usize,
@@ -88,14 +88,14 @@ impl Half {
         self.message_len
     }
 
-    /// Words of workspace for sending or receiving: two batches, and what codecs, selections and ids take.
+    /// Words of workspace for sending or receiving: two batches, and scratch memory for codecs, selections and ids.
     pub(super) fn workspace_len(&self) -> usize {
         let batch = self.setting.batch as usize;
         let codec = self.link.codec.workspace_len(self.features()).max(select::workspace_len(self.features()));
         2 * (batch * self.features()).div_ceil(2) + codec.max(batch)
     }
 
-    /// The workspace of a message of `elements` values.
+    /// Splits the workspace for a message of `elements` values.
     pub(super) fn scratch<'a>(&self, workspace: &'a mut [u64], elements: usize) -> Result<Scratch<'a>, Error> {
         expect_room("workspace words", self.workspace_len(), workspace.len())?;
         let words = elements.div_ceil(2);
@@ -105,10 +105,11 @@ impl Half {
         Ok(Scratch { offered: values(first), decoded: values(second), rest })
     }
 
-    /// The samples in so many values.
+    /// The shape of `values` values: samples × features.
     ///
     /// # Errors
-    /// [`CoreError::Length`](crate::CoreError::Length) unless they are whole samples, and as many as the setting allows.
+    /// [`CoreError::Length`](crate::CoreError::Length) unless they are whole samples, in a number that the setting
+    /// allows.
     pub(super) fn shape_of(&self, values: usize, training: bool) -> Result<Shape, Error> {
         let samples = values / self.features();
         expect_len("values, whole samples", samples * self.features(), values)?;
@@ -129,7 +130,7 @@ impl Half {
         expect_room("samples that a message may have, against those there are", samples, batch)
     }
 
-    /// The header of a message with these numbers.
+    /// A header for a message with this mode, shape and element type. Its other numbers are 0.
     pub(super) fn header(&self, mode: Mode, shape: Shape, values: Dtype, clock: Clock) -> Header {
         Header {
             direction: self.direction,
@@ -163,12 +164,12 @@ impl Half {
         Header { sequence, ticket, step, ..self.header(Mode::Train, shape, values, clock) }
     }
 
-    /// The random bits that round what is remembered.
+    /// Random bits for rounding the memory to its storage type.
     pub(super) fn stream(&self) -> Stream {
         Stream { seed: 0, step: self.sequence as u32, layer: self.setting.cut, rank: self.direction as u32 }
     }
 
-    /// Updates that wait for the end of the step.
+    /// Number of updates that wait for the end of the step.
     pub(super) fn pending(&self) -> usize {
         match &self.state {
             State::Samples(store) => store.pending(),
@@ -176,7 +177,7 @@ impl Half {
         }
     }
 
-    /// Counts a training message and goes on to the next.
+    /// Counts a training message and advances the sequence number.
     pub(super) fn count(&mut self, len: usize, header: &Header) {
         self.sequence += 1;
         self.counters.messages += 1;
@@ -184,7 +185,7 @@ impl Half {
         self.counters.uncompressed_bytes += header.shape.elements() as u64 * header.values.bytes() as u64;
     }
 
-    /// Puts the step's updates in force.
+    /// Makes the step's updates take effect.
     pub(super) fn publish(&mut self) {
         if let State::Samples(store) = &mut self.state {
             let published = store.publish();
@@ -193,7 +194,7 @@ impl Half {
         }
     }
 
-    /// Bytes of [`save`](Half::save).
+    /// Bytes that [`save`](Half::save) writes.
     pub(super) fn saved_len(&self) -> usize {
         let memory = match &self.state {
             State::Nothing => 0,
@@ -204,7 +205,7 @@ impl Half {
         8 + Counters::BYTES + 8 + memory
     }
 
-    /// Writes sequence number, counters, the memory's length and the memory.
+    /// Saves sequence number, counters, length of the memory, and memory.
     pub(super) fn save(&self, bytes: &mut [u8]) -> Result<(), Error> {
         let (head, memory) = bytes.split_at_mut(16 + Counters::BYTES);
         head[..8].copy_from_slice(&self.sequence.to_le_bytes());
@@ -219,8 +220,8 @@ impl Half {
         Ok(())
     }
 
-    /// Takes over what [`save`](Half::save) wrote, and returns the bytes that follow. On an error the half holds
-    /// nothing of use.
+    /// Loads the bytes that [`save`](Half::save) wrote, and returns the bytes after them. After an error, the half must
+    /// not be used.
     pub(super) fn restore<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], Error> {
         expect_room("bytes of a saved cut", 16 + Counters::BYTES, bytes.len())?;
         let (head, rest) = bytes.split_at(16 + Counters::BYTES);
@@ -246,7 +247,7 @@ impl Half {
         Ok(rest)
     }
 
-    /// `Err` unless a message is this direction's, for this cut, in this mode, of this generation.
+    /// Returns an error unless a message has this direction, cut, setting, generation and kind of mode.
     pub(super) fn check_message(&self, message: &Message<'_>, training: bool, clock: Clock) -> Result<(), Error> {
         let header = &message.header;
         let codec = |codec: &Codec| u64::from_be_bytes(codec.to_bytes());
@@ -261,7 +262,7 @@ impl Half {
     }
 }
 
-/// `Err` unless both ends are at the same number.
+/// Returns an error unless both ends have the same number.
 pub(super) fn in_step(what: &'static str, expected: u64, found: u64) -> Result<(), Error> {
     if expected == found { Ok(()) } else { Err(Error::OutOfStep { what, expected, found }) }
 }
@@ -276,7 +277,7 @@ fn longest_message(setting: &CutSetting, direction: Direction, link: &Link) -> R
     }
     if let LinkMemory::Samples { .. } = link.memory {
         let entries = batch.saturating_mul(SAMPLE_ENTRY_LEN);
-        // Lengths grow evenly with the number of first visits, but for the codec's last sample.
+        // Lengths grow evenly with the number of first visits, except for the last sample that the codec compresses.
         for first in [0, batch - 1, batch] {
             let values = plain(first)?.saturating_add(link.codec.body_len(batch - first, features)?);
             longest = longest.max(entries.saturating_add(values));

@@ -1,16 +1,17 @@
-//! Compression where a model is cut into pipeline stages: activations forward, gradients back.
+//! Compression between pipeline stages of a model: activations forward, gradients backward.
 //!
-//! A cut has two ends, in two processes: [`Upstream`] sends activations and receives gradients, [`Downstream`] the
-//! reverse. They exchange self-contained messages ([`Message`]) over any transport that neither loses nor reorders them;
-//! if it does, the next call says so before anything has changed, and [`Upstream::repeat`] can make a lost message again
-//! (not under a memory by position: keep it until it has arrived). Both directions have a [`Codec`] and a
-//! [`LinkMemory`] of their own; together with batch and features they make the [`CutSetting`].
+//! A cut has two ends, in two processes. [`Upstream`] sends activations and receives gradients; [`Downstream`] does the
+//! reverse. They exchange self-contained messages ([`Message`]) over any transport that neither loses nor reorders
+//! them. If a message is lost or reordered, the next call returns an error before anything has changed.
+//! [`Upstream::repeat`] can then make a lost message again. Under a memory by position it cannot, so keep each message
+//! until it has arrived. Each direction has its own [`Codec`] and [`LinkMemory`]. With batch and features they form the
+//! [`CutSetting`].
 //!
 //! ```
 //! use lgreco_pipeline::{CutSetting, Downstream, Evaluation, RowStorage, LinkMemory, Upstream};
 //! use lgreco_pipeline::gradient::Values;
 //!
-//! // Two samples of 64 features per micro-batch. Forward, the change of what is remembered of each sample; back, 8 bits.
+//! // Two samples of 64 features per micro-batch. Forward sends changes of samples, backward sends 8 bits per value.
 //! let mut setting = CutSetting::new(0, 2, 64);
 //! setting.forward.memory = LinkMemory::Samples { capacity: 1000, storage: RowStorage::Bf16 };
 //! let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
@@ -23,16 +24,16 @@
 //!     let activations: Vec<f32> = (0..128).map(|i| (i as f32 + 0.1 * epoch as f32).sin()).collect();
 //!     let sent = above.send(Values::F32(&activations), &[Some(7), Some(8)], &mut workspace, &mut forward)?;
 //!     *bytes = sent.len;
-//!     // Stage 1 goes on with what arrives, and sends back the loss's derivative by it.
+//!     // Stage 1 continues with the received values, and sends back the loss's derivative by them.
 //!     let mut received = vec![0.0; 128];
 //!     let ticket = below.receive(&forward[..sent.len], &mut workspace, &mut received)?;
 //!     assert!(received.iter().zip(&activations).all(|(y, x)| (y - x).abs() < 0.02));
 //!     let gradients = received;
 //!     let len = below.send(ticket, Values::F32(&gradients), &mut workspace, &mut backward)?;
-//!     // Stage 0 backpropagates what comes back as if it had not been compressed.
+//!     // Stage 0 backpropagates the received derivative as if it were uncompressed.
 //!     let mut derivative = vec![0.0; 128];
 //!     assert_eq!(above.receive(&backward[..len], &mut workspace, &mut derivative)?, sent.ticket);
-//!     // After the optimiser's step.
+//!     // Both ends commit after the optimiser's step.
 //!     above.commit_step()?;
 //!     below.commit_step()?;
 //! }
@@ -47,35 +48,38 @@
 //! ```
 //!
 //! # Memories
-//! | [`LinkMemory`] | compressed, of activations or gradients `x` | the receiver uses | remembered |
+//! | [`LinkMemory`] | compressed, for activations or gradients `x` | the receiver uses | in memory |
 //! |---|---|---|---|
 //! | [`None`](LinkMemory::None) | `x` as `c` | `c` | |
 //! | [`Residual`](LinkMemory::Residual) | `x + e` as `c` | `c` | sender: `e + x − c`, by position in the batch |
-//! | [`Mixed`](LinkMemory::Mixed) | `x + e` at entries chosen half by abs x, half by abs e | `c` | the same |
+//! | [`Mixed`](LinkMemory::Mixed) | `x + e` at entries chosen half by abs x, half by abs e | `c` | as `Residual` |
 //! | [`Ef21`](LinkMemory::Ef21) | `x − A` as `c` | `A + c` | both ends: `A + c`, by position in the batch |
-//! | [`Samples`](LinkMemory::Samples) | `x − m` as `c`, the first visit uncompressed | `m + c`, or `x` | both ends: the same, rounded to the storage, by sample |
+//! | [`Samples`](LinkMemory::Samples) | `x − m` as `c`; first visit: `x` uncompressed | `m + c`, or `x` | both ends: the same, rounded, by sample |
 //!
-//! Memories by position are updated by every message of training; all of its batches must have the same size, and one
-//! position's error is paid to whatever sample comes next there. The memory of samples is updated by
-//! [`commit_step`](Upstream::commit_step) alone, so that all forward passes of a step see the same rows; both ends must
-//! commit at the same point of the sequence of activation messages. The first visit is the one of a sample that is not
-//! remembered, whatever the epoch. It pays when activations of a sample change little between its visits: not with
-//! random crops or dropout above the cut, and not in the first epoch. [`Counters::change_ratio`] tells.
+//! Every training message updates memories by position. All training batches must then have the same size. The error of
+//! one position is added to the next sample at that position.
+//!
+//! Only [`commit_step`](Upstream::commit_step) updates the memory of samples, so that all forward passes of a step use
+//! the same rows. Both ends must commit at the same point of the sequence of activation messages. A first visit is a
+//! visit of a sample that is not in memory, in any epoch. This memory pays off when a sample's activations change
+//! little between visits. It does not pay off with random crops or dropout above the cut, or in the first epoch.
+//! [`Counters::change_ratio`] measures it.
 //!
 //! # What is promised
-//! * Both ends of EF21 and AQ-SGD hold the same bits. A message carries generation, sequence number, steps committed and a
-//!   checksum of what its sender remembers; what does not fit is an error that says both numbers.
-//! * Whatever fails, nothing has changed. Evaluation and repetition take `&self`.
-//! * What is remembered exactly is reconstructed exactly: every codec sends a batch without changes as no change.
+//! * Both ends of EF21 and AQ-SGD hold the same bits. A message carries generation, sequence number, number of
+//!   committed steps, and a checksum of the sender's memory. A mismatch is an error with both numbers.
+//! * A failed call changes nothing. Evaluation and repetition take `&self`.
+//! * Values that equal their row in memory are reconstructed exactly, because every codec sends zeros exactly.
 //! * A saved end continues bit for bit, on any machine.
-//! * Codecs and [`Message`] allocate nothing; ends allocate when they are made, and while a memory of samples grows.
+//! * Codecs and [`Message`] do not allocate. Ends allocate when they are made, and while a memory of samples grows.
 //!
 //! # Source
 //! Rudakov, Beznosikov, Kholodov, Gasnikov, "Activations and Gradients Compression for Model-Parallel Training", arXiv
-//! 2401.07788 (codecs per direction, EF and EF21 (Richtárik, Sokolov, Fatkhullin, NeurIPS 2021) by position, shared indices, evaluation with compression); Wang et al.,
-//! "Fine-tuning Language Models over Slow Networks using Activation Quantization with Guarantees" (AQ-SGD), NeurIPS 2022.
-//! Deviations from AQ-SGD's code: first visits by presence instead of by epoch, least-recently-updated samples forgotten
-//! beyond the capacity, rows in bf16 instead of f16, which overflows.
+//! 2401.07788: codecs per direction, EF and EF21 by position, shared indices, evaluation with compression. EF21:
+//! Richtárik, Sokolov, Fatkhullin, NeurIPS 2021. AQ-SGD: Wang et al., "Fine-tuning Language Models over Slow Networks
+//! using Activation Quantization with Guarantees", NeurIPS 2022. Deviations from AQ-SGD's code: (1) A visit is the
+//! first if the sample is not in memory, not by epoch. (2) Beyond the capacity, the least recently updated samples are
+//! evicted. (3) Rows are bf16 instead of f16, which overflows.
 
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]

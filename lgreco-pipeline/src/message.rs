@@ -1,4 +1,4 @@
-//! Messages of a cut: bytes that say everything about themselves. All fields are little-endian.
+//! Self-contained messages of a cut. All fields are little-endian:
 //!
 //! | bytes | field |
 //! |---|---|
@@ -7,7 +7,7 @@
 //! | 3 | [`Direction`] |
 //! | 4 | [`Mode`] |
 //! | 5 | memory: 0 none, 1 error feedback, 2 EF-mixed, 3 EF21, 4 AQ-SGD |
-//! | 6 | the sender's element type: that of uncompressed values |
+//! | 6 | the sender's element type, in which uncompressed values are sent |
 //! | 7 | 0 |
 //! | 8..16 | codec, as [`Codec::to_bytes`] |
 //! | 16..20 | cut |
@@ -16,23 +16,23 @@
 //! | 28..32 | generation |
 //! | 32..40 | sequence number in this direction, 0 in evaluation |
 //! | 40..48 | ticket of the micro-batch, 0 in evaluation |
-//! | 48..56 | activations in training: steps committed; else 0 |
+//! | 48..56 | activations in training: number of committed steps; else 0 |
 //! | 56..60 | EF21: checksum of the estimate before this message, else 0 |
 //! | 60..64 | 0 |
 //!
-//! The body is that of the codec; in [`Mode::EvalPlain`] the values in the sender's element type; under AQ-SGD in
-//! training: for each sample 16 bytes (id; checksum of the row remembered, or 0; 0 first visit, 1 change, 2 not
-//! remembered; three zeros), then the first visits' rows in the sender's element type, then the codec's body for the
-//! others.
+//! The body usually is the codec's. In [`Mode::EvalPlain`] it is the values in the sender's element type. Under AQ-SGD
+//! in training it has three parts. First come 16 bytes per sample: its id, the checksum of its row in memory or 0, a
+//! kind, and three zeros. The kind is 0 for a first visit, 1 for a change and 2 for a sample without id. Then come the
+//! rows of first visits in the sender's element type, and then the codec's body for all other samples.
 
 use super::codec::Codec;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Shape};
 use crate::{CoreError, Error};
 
-/// Bytes before the body.
+/// Number of bytes before the body.
 pub const HEADER_LEN: usize = 64;
-/// Bytes that AQ-SGD's messages take per sample besides its values.
+/// Bytes per sample in AQ-SGD's messages, in addition to its values.
 ///
 /// ```
 /// use lgreco_pipeline::{CutSetting, LinkMemory, RowStorage, SAMPLE_ENTRY_LEN, Upstream};
@@ -46,7 +46,7 @@ pub const SAMPLE_ENTRY_LEN: usize = 16;
 const MAGIC: u16 = u16::from_le_bytes(*b"LC");
 const VERSION: u8 = 1;
 
-/// Which way a message goes. The discriminants stand in messages.
+/// The direction of a message. The discriminants are part of messages.
 ///
 /// ```
 /// use lgreco_pipeline::Direction;
@@ -61,7 +61,7 @@ pub enum Direction {
     Backward = 1,
 }
 
-/// What a message is for. The discriminants stand in messages.
+/// The purpose of a message. The discriminants are part of messages.
 ///
 /// ```
 /// use lgreco_pipeline::Mode;
@@ -70,9 +70,10 @@ pub enum Direction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Mode {
-    /// Training: memories take part.
+    /// Training: memories are used and updated.
     Train = 0,
-    /// Evaluation of the model with its compression, without memory: the model that TopK has trained.
+    /// Evaluation of the model with compression, but without memory. This is the model that training with TopK
+    /// produces.
     EvalCompressed = 1,
     /// Evaluation without compression.
     EvalPlain = 2,
@@ -81,11 +82,11 @@ pub enum Mode {
 /// How a sample is sent under AQ-SGD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Visit {
-    /// Uncompressed, to be remembered.
+    /// Uncompressed, and added to the memory.
     First,
-    /// As the change of what is remembered, whose checksum this is.
+    /// As a change of its row in memory, which has this checksum.
     Change { checksum: u32 },
-    /// By the codec alone.
+    /// By the codec only, without memory.
     Unremembered,
 }
 
@@ -105,40 +106,40 @@ pub(super) enum Visit {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Header {
-    /// Which way it goes.
+    /// Direction of the message.
     pub direction: Direction,
-    /// What it is for.
+    /// Purpose of the message.
     pub mode: Mode,
-    /// The kind of memory, 0 to 4 as in the table above.
+    /// Kind of memory, 0 to 4 as in the table above.
     pub memory: u8,
     /// The sender's element type.
     pub values: Dtype,
-    /// What compressed it.
+    /// Codec that compressed the values.
     pub codec: Codec,
-    /// Which cut.
+    /// Number of the cut.
     pub cut: u32,
     /// Samples × features.
     pub shape: Shape,
-    /// Which life of the cut: changes at every restart without memory.
+    /// Generation of the cut. It changes at every restart without saved memory.
     pub generation: u32,
-    /// Number of messages in this direction before it.
+    /// Number of earlier messages in this direction.
     pub sequence: u64,
-    /// The micro-batch: the forward message's sequence number.
+    /// Ticket of the micro-batch: the sequence number of its forward message.
     pub ticket: u64,
-    /// Steps committed before it; 0 for gradients.
+    /// Number of steps committed before this message; 0 for gradients.
     pub step: u64,
-    /// Checksum of EF21's estimate, else 0.
+    /// Checksum of EF21's estimate; else 0.
     pub checksum: u32,
 }
 
 impl Header {
-    /// Whether samples' entries come before the values.
+    /// Whether entries of samples come before the values.
     pub(super) fn has_samples(&self) -> bool {
         self.memory == 4 && self.mode == Mode::Train
     }
 
-    /// Writes the header to the first [`HEADER_LEN`] bytes of `message`. With a [`Codec`], which fills the rest, it makes
-    /// messages of a cut without memory where there is no allocator; the ends write it themselves.
+    /// Writes the header to the first [`HEADER_LEN`] bytes of `message`. With a [`Codec`] for the rest, this makes
+    /// messages of a cut without memory where there is no allocator. The ends of a cut write headers themselves.
     ///
     /// ```
     /// use lgreco_pipeline::{CutSetting, Direction, Evaluation, HEADER_LEN, Header, Message, Mode, Upstream};
@@ -172,7 +173,7 @@ impl Header {
     /// ```
     ///
     /// # Errors
-    /// [`CoreError::Length`] when `message` is shorter.
+    /// [`CoreError::Length`] when `message` is shorter than a header.
     pub fn write(&self, message: &mut [u8]) -> Result<(), Error> {
         expect_room("message bytes", HEADER_LEN, message.len())?;
         let header = &mut message[..HEADER_LEN];
@@ -193,7 +194,7 @@ impl Header {
     }
 }
 
-/// A message whose header has been checked, and that its body has the length the header implies.
+/// A message with a checked header. Its body has the length that the header implies.
 ///
 /// ```
 /// use lgreco_pipeline::{CoreError, Error};
@@ -213,19 +214,19 @@ impl Header {
 pub struct Message<'a> {
     /// The header.
     pub header: Header,
-    /// What follows it.
+    /// The bytes after the header.
     pub body: &'a [u8],
 }
 
 impl<'a> Message<'a> {
-    /// Splits bytes into header and body. Total: any bytes may be given. A damaged header may state 2^32 − 1 elements in a
-    /// short message; how much room a message needs, the ends' `values_len` says, which know the setting.
+    /// Splits bytes into header and body. Any bytes may be given. A damaged header may state 2^32 − 1 elements in a
+    /// short message. To allocate memory for a message, use `values_len` of an end, which knows the setting.
     ///
     /// # Errors
-    /// [`CoreError::Length`] on too few or too many bytes; [`CoreError::PayloadHeader`] and [`CoreError::PayloadField`]
-    /// on a header of another version or that no cut writes; [`CoreError::Parameter`] and
-    /// [`CoreError::TooManyElements`] on parameters out of range; [`CoreError::PayloadBody`] on a sample's entry that
-    /// no cut writes.
+    /// [`CoreError::Length`] on too few or too many bytes. [`CoreError::PayloadHeader`] and [`CoreError::PayloadField`]
+    /// on a header of another version, or one that no cut writes. [`CoreError::Parameter`] and
+    /// [`CoreError::TooManyElements`] on parameters out of range. [`CoreError::PayloadBody`] on an entry of a sample
+    /// that no cut writes.
     pub fn parse(bytes: &'a [u8]) -> Result<Message<'a>, Error> {
         expect_room("message bytes", HEADER_LEN, bytes.len())?;
         let (head, body) = bytes.split_at(HEADER_LEN);
@@ -292,7 +293,7 @@ impl<'a> Message<'a> {
         expect_len("message body bytes", expected.unwrap_or(usize::MAX), self.body.len())
     }
 
-    /// The samples' ids and how each is sent, if the message has them.
+    /// Ids and kinds of the samples; empty if the message has no entries of samples.
     pub(super) fn visits(&self) -> impl Iterator<Item = Result<(u64, Visit), Error>> + use<'a> {
         let count = if self.header.has_samples() { self.header.shape.rows() } else { 0 };
         self.body.chunks_exact(SAMPLE_ENTRY_LEN).take(count).map(|entry| {
@@ -307,7 +308,7 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// The bytes of uncompressed rows and those of the codec.
+    /// Splits the body into the bytes of uncompressed rows and those of the codec.
     pub(super) fn parts(&self) -> (&'a [u8], &'a [u8]) {
         let shape = self.header.shape;
         let row = shape.cols() * self.header.values.bytes();
@@ -322,12 +323,12 @@ impl<'a> Message<'a> {
     }
 }
 
-/// `Err` unless a header's field is as it must be.
+/// Returns an error unless a header's field has the expected value.
 pub(super) fn expect(what: &'static str, expected: u64, found: u64) -> Result<(), Error> {
     if expected == found { Ok(()) } else { Err(CoreError::PayloadHeader { what, expected, found }.into()) }
 }
 
-/// Writes a sample's entry.
+/// Writes the entry of a sample.
 pub(super) fn write_entry(id: u64, visit: Visit, entry: &mut [u8]) {
     let (kind, checksum) = match visit {
         Visit::First => (0, 0),

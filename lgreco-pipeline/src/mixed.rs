@@ -1,13 +1,14 @@
-//! EF-mixed: which entries are sent.
+//! EF-mixed: chooses the entries that are sent.
 //!
-//! This is our definition: that of the paper which names the method (arXiv 2401.07788) was not available.
+//! This definition is ours. The paper that names the method (arXiv 2401.07788) was not available.
 
 use crate::Error;
 use crate::gradient::Element;
 use lgreco::compress::select::{kth_largest_magnitude, magnitude_bits};
 
-/// Zeroes in `compensated` (`m + g`) what is not among ⌈keep/2⌉ entries by abs g, ⌊keep/2⌋ by abs m (`remembered`, which is
-/// overwritten), and for each entry that is among both, the largest of the others. The workspace is that of a selection.
+/// Sets all entries of `compensated` (`m + g`) to zero, except `keep` chosen ones. The chosen ones are the ⌈keep/2⌉
+/// largest by abs g and the ⌊keep/2⌋ largest by abs m. Each entry chosen twice is replaced by the largest of the
+/// others. `remembered` holds m and is overwritten. The workspace is that of a selection.
 pub(super) fn restrict<T: Element>(
     keep: u32,
     gradient: &[T],
@@ -34,10 +35,10 @@ pub(super) fn restrict<T: Element>(
     Ok(())
 }
 
-/// Marks a chosen entry among the values of the others, which `+ 0.0` keeps from being −0.
+/// Marks chosen entries among the values of the others. Adding 0.0 keeps those from being −0.
 const CHOSEN: f32 = -0.0;
 
-/// The `k` largest magnitudes of a sequence, asked about element by element.
+/// The `k` largest magnitudes of a sequence, tested element by element.
 struct Top {
     magnitude: u32,
     ties: u32,
@@ -67,7 +68,7 @@ mod tests {
     use lgreco_testing::topk::order;
     use std::{vec, vec::Vec};
 
-    /// EF-mixed by full sorts.
+    /// Computes EF-mixed by full sorts.
     fn support(g: &[f32], m: &[f32], keep: usize) -> Vec<usize> {
         let p: Vec<f32> = g.iter().zip(m).map(|(g, m)| g + m).collect();
         let mut support: Vec<usize> = order(g)[..keep.div_ceil(2)].to_vec();
@@ -81,7 +82,7 @@ mod tests {
         support
     }
 
-    /// Several steps, in which what is not sent is remembered.
+    /// Tests several steps, where the error is added to the memory.
     fn check(gradients: &[Vec<f32>], keep: u32) {
         let n = gradients[0].len();
         let mut memory = vec![0.0; n];

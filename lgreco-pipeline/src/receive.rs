@@ -1,4 +1,4 @@
-//! The receiving half: a message to the batch that the stage computes with.
+//! The receiving half: decodes a message to the batch that the stage computes with.
 
 use super::codec::Codec;
 use super::digest;
@@ -12,7 +12,7 @@ use crate::{CoreError, Error};
 use lgreco::compress::select::check_finite;
 
 impl Half {
-    /// How many values a message holds, whatever its mode.
+    /// Number of values in a message, in any mode.
     pub(super) fn values_len(&self, clock: Clock, message: &[u8]) -> Result<usize, Error> {
         let message = Message::parse(message)?;
         self.check_message(&message, message.header.mode == Mode::Train, clock)?;
@@ -30,7 +30,8 @@ impl Half {
         codec.decode(message.body, self.features(), &[], values)
     }
 
-    /// `Err` unless a training message is number `sequence` of this direction, sent in the step that this end is in.
+    /// Returns an error unless a training message has number `sequence` in this direction and was sent in this end's
+    /// step.
     pub(super) fn check_numbers(&self, clock: Clock, sequence: u64, message: &Message<'_>) -> Result<(), Error> {
         self.check_message(message, true, clock)?;
         in_step("sequence number", sequence, message.header.sequence)?;
@@ -38,8 +39,8 @@ impl Half {
         in_step("step", expected.step, message.header.step)
     }
 
-    /// Decodes a training message whose numbers have been checked, and changes nothing. For EF21 `values` receives the
-    /// correction, else what the stage computes with.
+    /// Decodes a training message whose numbers have been checked. Changes nothing. Under EF21, `values` receives the
+    /// correction; otherwise the values that the stage computes with.
     pub(super) fn read(
         &self,
         message: &Message<'_>,
@@ -104,7 +105,7 @@ impl Half {
         Ok(())
     }
 
-    /// Takes note of a message just [read](Half::read) into `values`, which becomes what the stage computes with. On an
+    /// Updates the memory after [`read`](Half::read). `values` becomes the values that the stage computes with. On an
     /// error nothing changes.
     pub(super) fn take_note(&mut self, message: &Message<'_>, values: &mut [f32]) -> Result<(), Error> {
         let features = self.features();

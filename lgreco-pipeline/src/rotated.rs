@@ -1,4 +1,4 @@
-//! EDEN at a cut: a batch is one tensor, and the body of its message is that tensor's payload.
+//! EDEN at a cut. A batch is one tensor, and the body of its message is that tensor's payload.
 
 use super::digest;
 use crate::CoreError;
@@ -9,15 +9,15 @@ use crate::compress::wire::Payload;
 use crate::gradient::{Dtype, Gradient, Shape, Values};
 use crate::rng::Stream;
 
-/// Bytes of a body: none for no samples.
+/// Bytes of a body; 0 without samples.
 pub(super) fn body_len(bits: u8, samples: usize, features: usize) -> Result<usize, Error> {
     let shape = Shape::new(samples, features)?;
     let len = Eden { bits, ..Eden::default() }.payload_len(shape, Dtype::F32)?;
     Ok(if samples == 0 { 0 } else { len })
 }
 
-/// Writes the payload of a batch. Its seed is a checksum of the values: two ends need not count, and batches that differ have
-/// other signs.
+/// Writes the payload of a batch. Its seed is a checksum of the values. So the two ends need no counter, and different
+/// batches have different random signs.
 pub(super) fn encode(bits: u8, values: &[f32], features: usize, body: &mut [u8]) -> Result<(), CoreError> {
     if values.is_empty() {
         return Ok(());
@@ -27,10 +27,11 @@ pub(super) fn encode(bits: u8, values: &[f32], features: usize, body: &mut [u8])
     Eden { bits, ..Eden::default() }.encode(&gradient, stream, &mut [], body).map(drop)
 }
 
-/// Reads the payload of a batch.
+/// Decodes the payload of a batch.
 ///
 /// # Errors
-/// [`CoreError::PayloadBody`] also for what is no payload of EDEN with these bits and of this shape; [`CoreError::Overflow`].
+/// [`CoreError::PayloadBody`] also on a payload that is not EDEN's with these bits and this shape.
+/// [`CoreError::Overflow`] when a value is too large for f32.
 pub(super) fn decode(bits: u8, body: &[u8], features: usize, values: &mut [f32]) -> Result<(), CoreError> {
     if values.is_empty() {
         return Ok(());

@@ -1,5 +1,6 @@
-//! A whole end as bytes: `LSE`, version 3; the side, three zeros; generation; steps; the first sequence number of this
-//! step; the setting; the two halves; the checksum of all before it.
+//! Saves an end as bytes and restores it. The bytes begin with `LSE`, version 3, the side, three zeros, the generation,
+//! the number of steps, and the first sequence number of this step. Then come the setting, the two halves, and a
+//! checksum of everything before it.
 
 use super::counters::COUNT_LIMIT;
 use super::end::{End, Side};
@@ -11,22 +12,21 @@ use crate::error::{expect_len, expect_room};
 use lgreco::checksum;
 
 const MAGIC: [u8; 4] = *b"LSE\x03";
-/// Bytes before the halves, and of what precedes the setting.
+/// Number of bytes before the two halves. `SETTING_AT` is the number of bytes before the setting.
 const HEAD_LEN: usize = SETTING_AT + CutSetting::PART_BYTES;
 const SETTING_AT: usize = 28;
 
 impl<S: Side> End<S> {
-    /// Exact number of bytes that [`save`](End::save) writes now.
+    /// Exact number of bytes that [`save`](End::save) writes in the current state.
     pub fn saved_len(&self) -> usize {
         HEAD_LEN + self.forward.saved_len() + self.backward.saved_len() + checksum::LEN
     }
 
-    /// Writes the whole end to `bytes[..saved_len]` and returns that length. Both ends must be saved after the same
-    /// step.
+    /// Saves the end to `bytes[..saved_len]` and returns that length. Both ends must be saved after the same step.
     ///
     /// # Errors
-    /// [`Error::MidStep`] when updates wait for [`commit_step`](End::commit_step) or tickets are in flight;
-    /// [`CoreError::Length`].
+    /// [`Error::MidStep`] when updates wait for [`commit_step`](End::commit_step) or tickets are in flight.
+    /// [`CoreError::Length`] when `bytes` is too short.
     pub fn save(&self, bytes: &mut [u8]) -> Result<usize, Error> {
         let pending = self.forward.pending() + self.tickets.pending();
         if pending > 0 {
@@ -49,13 +49,13 @@ impl<S: Side> End<S> {
         Ok(len)
     }
 
-    /// The end that [`save`](End::save) wrote, continuing bit for bit; any bytes may be given.
+    /// Restores the end that [`save`](End::save) wrote. It continues bit for bit. Any bytes may be given.
     ///
     /// # Errors
-    /// [`Error::OtherSetting`] when it was saved under another setting; [`CoreError::Checksum`] when an end was saved but
-    /// is not as it was; [`CoreError::SavedState`], [`CoreError::Length`], [`CoreError::Parameter`],
-    /// [`Error::FeedbackRule`] and [`CoreError::TooManyElements`] on bytes that no end writes;
-    /// [`CoreError::OutOfMemory`].
+    /// [`Error::OtherSetting`] when the end was saved under another setting. [`CoreError::Checksum`] when the bytes of
+    /// a saved end have changed. [`CoreError::SavedState`], [`CoreError::Length`], [`CoreError::Parameter`],
+    /// [`Error::FeedbackRule`] and [`CoreError::TooManyElements`] on bytes that no end writes.
+    /// [`CoreError::OutOfMemory`] when memory cannot be allocated.
     pub fn restore(setting: CutSetting, bytes: &[u8]) -> Result<End<S>, Error> {
         expect_room("bytes of a saved cut", HEAD_LEN + checksum::LEN, bytes.len())?;
         let long = |at: usize| bytes[at..].first_chunk().map_or(0, |&bytes| u64::from_le_bytes(bytes));

@@ -1,4 +1,4 @@
-//! The sending half: a batch to a message.
+//! The sending half: encodes a batch as a message.
 
 use super::codec::Codec;
 use super::digest;
@@ -13,7 +13,7 @@ use crate::error::{expect_len, expect_room};
 use crate::gradient::{Element, Gradient, Values, with_elements};
 use lgreco::compress::select::check_finite;
 
-/// A message that has been written, and what it says.
+/// Length, header and energies of a written message.
 pub(super) struct Written {
     pub(super) len: usize,
     pub(super) header: Header,
@@ -21,7 +21,7 @@ pub(super) struct Written {
     hit_energy: f64,
 }
 
-/// The exact f32 values of elements from `start` on.
+/// Copies elements from `start` on as exact f32 values.
 fn widen(values: Values<'_>, start: usize, wide: &mut [f32]) {
     with_elements!(values, v => wide.iter_mut().zip(&v[start..]).for_each(|(wide, x)| *wide = x.to_f32()));
 }
@@ -47,8 +47,8 @@ impl Half {
         Ok(len)
     }
 
-    /// Writes training message `sequence` and changes nothing. What [`remember`](Half::remember) needs is left in the
-    /// workspace.
+    /// Writes training message `sequence`. Changes nothing. Leaves the data that [`remember`](Half::remember) needs in
+    /// the workspace.
     #[expect(clippy::too_many_arguments, reason = "numbers, inputs, buffers")]
     pub(super) fn write(
         &self,
@@ -116,7 +116,7 @@ impl Half {
         let mut at = HEADER_LEN + samples.len() * SAMPLE_ENTRY_LEN;
         let mut coded = 0;
         for (i, &sample) in samples.iter().enumerate() {
-            // The samples that the codec gets come first.
+            // Samples for the codec are packed at the front.
             let row = &mut offered[coded * features..][..features];
             widen(values, i * features, row);
             let visit = match sample.map(|id| (id, store.checksum(id))) {
@@ -145,7 +145,7 @@ impl Half {
         let (offered, decoded) = (&mut offered[..coded * features], &mut decoded[..coded * features]);
         codec.encode(offered, features, &[], rest, &mut message[at..len])?;
         codec.decode(&message[at..len], features, &[], decoded)?;
-        // What both ends make of them.
+        // Computes the new rows of memory, which are equal at both ends.
         let mut rows = offered.chunks_exact_mut(features).zip(decoded.chunks_exact(features));
         for &sample in samples {
             if sample.is_some_and(|id| !store.holds(id)) {
@@ -162,7 +162,7 @@ impl Half {
         Ok(Written { len, header, change_energy, hit_energy })
     }
 
-    /// Takes note of a message just [written](Half::write), from the workspace it left. On an error nothing changes.
+    /// Updates the memory after [`write`](Half::write), from the workspace that it left. On an error nothing changes.
     pub(super) fn remember(
         &mut self,
         written: &Written,
@@ -210,7 +210,7 @@ fn energy(values: &[f32]) -> f64 {
     values.iter().map(|&x| x as f64 * x as f64).sum()
 }
 
-/// `Err` with the first id, in ascending order, that comes twice; the workspace has a word per id.
+/// Returns an error with the smallest id that occurs twice. The workspace has one word per id.
 pub(super) fn check_unique(ids: impl Iterator<Item = u64>, words: &mut [u64]) -> Result<(), Error> {
     let mut count = 0;
     for (word, id) in words.iter_mut().zip(ids) {

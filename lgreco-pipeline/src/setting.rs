@@ -1,4 +1,4 @@
-//! How a cut compresses, as a value that is saved with the model.
+//! The setting of a cut, as a value that is saved with the model.
 
 use super::codec::{Codec, Tile};
 #[cfg(doc)]
@@ -9,7 +9,7 @@ use crate::feedback::{Residual, Storage};
 use crate::gradient::Shape;
 use lgreco::checksum;
 
-/// How the rows that AQ-SGD remembers are kept. Rounding is to nearest, so that both ends keep the same bits.
+/// How AQ-SGD's rows in memory are stored. Rounding is to nearest, so that both ends hold the same bits.
 ///
 /// ```
 /// use lgreco_pipeline::{CutSetting, LinkMemory, RowStorage, Upstream};
@@ -22,28 +22,29 @@ use lgreco::checksum;
 ///     upstream.send(Values::F32(&[0.5; 1024]), &[Some(1)], &mut workspace, &mut message)?;
 ///     Ok::<u64, lgreco_pipeline::Error>(upstream.memory_bytes())
 /// };
-/// assert_eq!(bytes(RowStorage::F32)?, 4096); // for each sample seen, at both ends
+/// assert_eq!(bytes(RowStorage::F32)?, 4096); // per sample in memory, at both ends
 /// assert_eq!(bytes(RowStorage::Bf16)?, 2048);
 /// assert_eq!(bytes(RowStorage::Quantised { bits: 4 })?, 512 + 8 * 4);
 /// # Ok::<(), lgreco_pipeline::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RowStorage {
-    /// Exact; 4 bytes per value.
+    /// Exact f32; 4 bytes per value.
     F32,
-    /// bfloat16; 2 bytes per value. It has the range of f32, unlike f16, which overflows at 65504.
+    /// bfloat16; 2 bytes per value. It has the range of f32, whereas f16 would overflow at 65504.
     #[default]
     Bf16,
-    /// Codes of 2 to 8 bits on a grid symmetric about zero, quantised anew at every visit; one f32 more per 128 values.
+    /// Codes of 2 to 8 bits on a grid symmetric about zero, and one f32 per 128 values. Rows are quantised again at
+    /// every visit.
     Quantised {
         /// Bits per value.
         bits: u8,
     },
 }
 
-/// What the two ends of one direction remember between messages. By
-/// [Rudakov et al.](https://arxiv.org/abs/2401.07788), error feedback and EF21 do not train better than plain
-/// compression at a cut, but bring evaluation with and without compression together.
+/// The memory of the two ends of one direction between messages. According to [Rudakov et
+/// al.](https://arxiv.org/abs/2401.07788), error feedback and EF21 do not train better than plain compression at a cut.
+/// But they reduce the difference between evaluation with and without compression.
 ///
 /// ```
 /// use lgreco_pipeline::{CutSetting, LinkMemory};
@@ -55,22 +56,23 @@ pub enum RowStorage {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LinkMemory {
-    /// Nothing: every message stands for itself.
+    /// No memory: every message is independent.
     None,
-    /// Error feedback: the sender adds to each batch what it could not send before, by position in the batch.
+    /// Error feedback: the sender adds its earlier compression errors to each batch, by position in the batch.
     Residual(Residual),
-    /// EF-mixed on each sample: error feedback through TopK, where half of the `k` entries (rounded up) are those of the
-    /// largest abs x and half those of the largest abs e; places freed by overlap go to the largest abs p outside. Every
-    /// entry sends `p`. The memory cannot be starved by large fresh values, nor these by an old memory. For TopK only.
+    /// EF-mixed on each sample, for TopK only: error feedback where abs x and abs e each choose half of the `k`
+    /// entries. The largest abs x choose ⌈k/2⌉ entries, and the largest abs e choose ⌊k/2⌋. An entry chosen twice frees
+    /// a place for the largest abs p among the others, where p = x + e. Every chosen entry sends `p`. So neither large
+    /// fresh values nor old residuals can suppress the other.
     Mixed(Residual),
-    /// EF21: both ends hold an estimate of the batch, by position, and messages correct it.
+    /// EF21: both ends hold an estimate of the batch, by position. Messages correct it.
     Ef21,
-    /// AQ-SGD: both ends hold what they last made of each *sample*, by its id. The first visit of a sample is sent
-    /// uncompressed, later ones compress the change. Forward only.
+    /// AQ-SGD: both ends hold the last reconstruction of each *sample*, by its id. The first visit of a sample is sent
+    /// uncompressed; later visits send the compressed change. Forward only.
     Samples {
-        /// Samples remembered at most, at least 1; beyond, the least recently updated one is forgotten.
+        /// Maximum number of samples in memory, at least 1. Beyond it, the least recently updated sample is evicted.
         capacity: u32,
-        /// How they are kept.
+        /// How the rows are stored.
         storage: RowStorage,
     },
 }
@@ -89,14 +91,14 @@ pub enum LinkMemory {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// What compresses.
+    /// The compressor.
     pub codec: Codec,
-    /// What is remembered.
+    /// The memory.
     pub memory: LinkMemory,
 }
 
-/// Everything about a cut that both ends must agree on. Compression at a cut becomes part of the model: save
-/// [`to_bytes`](CutSetting::to_bytes) with it, and ask [`compare`](CutSetting::compare) before evaluating.
+/// Everything about a cut on which both ends must agree. Compression at a cut becomes part of the model. So save
+/// [`to_bytes`](CutSetting::to_bytes) with the model, and call [`compare`](CutSetting::compare) before evaluating.
 ///
 /// ```
 /// use lgreco_pipeline::{Codec, Compatibility, CutSetting, Link, LinkMemory};
@@ -112,22 +114,22 @@ pub struct Link {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CutSetting {
-    /// Which cut of the model: number of the stage above it, from 0.
+    /// Number of the cut in the model: that of the stage above it, from 0.
     pub cut: u32,
-    /// Samples per message: in training exactly, with a memory by position ([`LinkMemory::Residual`],
-    /// [`LinkMemory::Mixed`], [`LinkMemory::Ef21`]) in either direction; at most, otherwise. At least 1.
+    /// Samples per message, at least 1. It is exact in training if either direction has a memory by position
+    /// ([`LinkMemory::Residual`], [`LinkMemory::Mixed`], [`LinkMemory::Ef21`]). Otherwise it is a maximum.
     pub batch: u32,
     /// Values per sample, at least 1.
     pub features: u32,
-    /// Micro-batches that may be on their way forward and back at a time, at least 1.
+    /// Maximum number of micro-batches in flight, at least 1: sent forward, but without gradients yet.
     pub in_flight: u32,
-    /// Activations.
+    /// Compression of activations.
     pub forward: Link,
-    /// Gradients. They need milder compression than activations (arXiv 2401.07788).
+    /// Compression of gradients, which need milder compression than activations (arXiv 2401.07788).
     pub backward: Link,
 }
 
-/// Whether a model trained with one setting of a cut may be run with another.
+/// Whether a model trained with one setting of a cut may run with another.
 ///
 /// ```
 /// use lgreco_pipeline::{Compatibility, CutSetting};
@@ -137,16 +139,16 @@ pub struct CutSetting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Compatibility {
-    /// The settings are the same.
+    /// The settings are equal.
     Same,
-    /// Evaluation gives the same numbers, training goes on differently.
+    /// Evaluation gives the same numbers, but training continues differently.
     TrainsDifferently {
-        /// The first field that differs.
+        /// Name of the first field that differs.
         what: &'static str,
     },
-    /// Evaluation is of another model than was trained.
+    /// Evaluation is that of another model than the trained one.
     EvaluatesDifferently {
-        /// The first field that differs.
+        /// Name of the first field that differs.
         what: &'static str,
     },
 }
@@ -155,14 +157,14 @@ const MAGIC: [u8; 4] = *b"LSC\x02";
 const LINK_BYTES: usize = Codec::BYTES + 16;
 
 impl CutSetting {
-    /// Bytes of [`to_bytes`](CutSetting::to_bytes).
+    /// Number of bytes that [`to_bytes`](CutSetting::to_bytes) returns.
     pub const BYTES: usize = CutSetting::PART_BYTES + checksum::LEN;
 
-    /// Without the checksum, as it stands in a saved end.
+    /// Number of bytes without the checksum, as in a saved end.
     pub(crate) const PART_BYTES: usize = 20 + 2 * LINK_BYTES;
 
-    /// Memoryless tiles of 128 values with 4 bits forward and 8 bits backward, the widths of AQ-SGD's experiments; up to
-    /// 8 micro-batches in flight.
+    /// The default setting: no memory, and tiles of 128 values with 4 bits forward and 8 bits backward, the widths of
+    /// AQ-SGD's experiments. Up to 8 micro-batches are in flight.
     pub const fn new(cut: u32, batch: u32, features: u32) -> CutSetting {
         const fn tiles(bits: u8) -> Link {
             Link { codec: Codec::MinMax { bits, tile: Tile::Elements(128) }, memory: LinkMemory::None }
@@ -170,11 +172,12 @@ impl CutSetting {
         CutSetting { cut, batch, features, in_flight: 8, forward: tiles(4), backward: tiles(8) }
     }
 
-    /// `Err` unless every parameter is in range and fits the others. All constructors that take a setting ask this.
+    /// Returns an error unless every parameter is in range and fits the others. All constructors that take a setting
+    /// call this.
     ///
     /// # Errors
-    /// [`CoreError::Parameter`] and [`CoreError::TooManyElements`]; [`Error::FeedbackRule`] when a memory does not fit
-    /// its codec or its direction.
+    /// [`CoreError::Parameter`] and [`CoreError::TooManyElements`] on parameters out of range. [`Error::FeedbackRule`]
+    /// when a memory does not fit its codec or its direction.
     pub fn check(&self) -> Result<(), Error> {
         Shape::new(self.batch as usize, self.features as usize)?;
         Error::require(self.batch > 0, "batch", 0.0, "at least 1")?;
@@ -202,8 +205,8 @@ impl CutSetting {
         Ok(())
     }
 
-    /// What running with this setting means for a model trained with `trained`. Only cut, features and forward codec
-    /// matter for evaluation, which is memoryless.
+    /// Whether a model trained with `trained` may run with this setting. Evaluation depends only on cut, features and
+    /// forward codec, because it uses no memory.
     ///
     /// ```
     /// # use lgreco_pipeline::{Compatibility, CutSetting};
@@ -233,13 +236,13 @@ impl CutSetting {
         }
     }
 
-    /// Whether a memory by batch position asks for batches of equal size.
+    /// Whether a memory by position requires batches of equal size.
     pub(super) fn by_position(&self) -> bool {
         self.forward.memory.by_position() || self.backward.memory.by_position()
     }
 
     /// The setting in bytes, little-endian: `LSC`, version 2, cut, batch, features, micro-batches in flight, codec and
-    /// memory of the two directions, a checksum.
+    /// memory of both directions, and a checksum.
     pub fn to_bytes(&self) -> [u8; CutSetting::BYTES] {
         let mut bytes = [0; CutSetting::BYTES];
         bytes[..CutSetting::PART_BYTES].copy_from_slice(&self.to_part());
@@ -261,18 +264,18 @@ impl CutSetting {
         bytes
     }
 
-    /// The setting that [`to_bytes`](CutSetting::to_bytes) wrote; any bytes may be given.
+    /// Reads the setting that [`to_bytes`](CutSetting::to_bytes) wrote. Any bytes may be given.
     ///
     /// # Errors
-    /// [`CoreError::Length`]; [`CoreError::Checksum`] when a setting was saved but is not as it was; for other bytes
-    /// [`CoreError::SavedState`] and those of [`check`](CutSetting::check).
+    /// [`CoreError::Length`] on a wrong number of bytes. [`CoreError::Checksum`] when the bytes of a saved setting have
+    /// changed. On other bytes, [`CoreError::SavedState`] and the errors of [`check`](CutSetting::check).
     pub fn from_bytes(bytes: &[u8]) -> Result<CutSetting, Error> {
         expect_len("bytes of a cut's setting", CutSetting::BYTES, bytes.len())?;
         check_version(bytes)?;
         CutSetting::from_part(checksum::open(bytes)?)
     }
 
-    /// What [`to_part`](CutSetting::to_part) wrote.
+    /// Reads the bytes that [`to_part`](CutSetting::to_part) wrote.
     pub(crate) fn from_part(bytes: &[u8]) -> Result<CutSetting, Error> {
         expect_len("bytes of a cut's setting", CutSetting::PART_BYTES, bytes.len())?;
         check_version(bytes)?;
@@ -304,7 +307,7 @@ fn check_version(bytes: &[u8]) -> Result<(), Error> {
 }
 
 impl LinkMemory {
-    /// The number that stands in messages and saved settings.
+    /// The number of this memory in messages and saved settings.
     pub(super) const fn code(&self) -> u8 {
         match self {
             LinkMemory::None => 0,
@@ -334,7 +337,7 @@ impl LinkMemory {
         }
     }
 
-    /// Kind, storage, bits, 0; gain; reset period; capacity.
+    /// The memory in bytes: kind, storage, bits, 0, gain, reset period, capacity.
     fn to_bytes(self) -> [u8; 16] {
         let (storage, bits, gain, reset_every, capacity) = match self {
             LinkMemory::None | LinkMemory::Ef21 => (0, 0, 0.0, 0, 0),
@@ -367,7 +370,7 @@ impl LinkMemory {
             (4, 2) => LinkMemory::Samples { capacity: word(12), storage: RowStorage::Quantised { bits: bytes[2] } },
             _ => return None,
         };
-        // Fields that the memory does not use are zero.
+        // Fields that the memory does not use must be zero.
         (memory.to_bytes() == bytes).then_some(memory)
     }
 }

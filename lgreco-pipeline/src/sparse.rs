@@ -1,7 +1,7 @@
-//! TopK sample by sample, and values at indices that both ends know.
+//! TopK per sample, and values at indices that both ends know.
 //!
-//! Body of TopK: for each sample the kept values and their positions, as in a payload of [`topk`]. Body of shared-index:
-//! for each sample the values at the indices, in order of position.
+//! The body of TopK has the kept values and their positions for each sample, as in a payload of [`topk`]. The body of
+//! shared-index has the values at the indices for each sample, in order of position.
 
 use super::values::{get, put};
 use crate::CoreError as Error;
@@ -9,7 +9,7 @@ use crate::compress::topk::TopK;
 use crate::gradient::Dtype;
 use lgreco::compress::topk;
 
-/// What is kept of each sample of `features` values.
+/// Codec that keeps `keep` of the `features` values of each sample.
 pub(super) struct Sparse {
     pub(super) keep: u32,
     pub(super) values: Dtype,
@@ -54,7 +54,7 @@ impl Sparse {
         samples.try_for_each(|(sample, body)| topk::decode_body(&self.top(), body, sample))
     }
 
-    /// Copies the indices out of TopK's body.
+    /// Copies the indices out of a TopK body.
     pub(super) fn copy_indices(&self, body: &[u8], indices: &mut [u8]) {
         let (len, from) = (self.indices_len() as usize, self.gathered_len() as usize);
         if len > 0 {

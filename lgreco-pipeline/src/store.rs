@@ -1,7 +1,7 @@
-//! What one end of a cut remembers of each sample (AQ-SGD).
+//! AQ-SGD's memory at one end of a cut: one row per sample.
 //!
-//! Rows change at `commit_step` alone. Updates wait in rows of their own, so every pass of a step reads the same
-//! rows; publishing swaps rows, and evicts alike at both ends, because both publish in the order of the messages.
+//! Only `commit_step` changes rows. Until then, updates wait in separate rows, so every pass of a step reads the same
+//! rows. Publishing swaps rows. Both ends evict the same rows, because both publish in the order of the messages.
 
 use super::digest;
 use super::setting::RowStorage;
@@ -15,10 +15,10 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Values that share a scale in quantised rows.
+/// Number of values that share a scale in quantised rows.
 const BUCKET: u32 = 128;
 
-/// How a row becomes bytes.
+/// The byte format of a row.
 #[derive(Clone, Copy, Debug)]
 struct Form {
     storage: RowStorage,
@@ -30,7 +30,7 @@ impl Form {
         Qsgd { bits, bucket: BUCKET, scale: Scale::MaxNorm, rounding: Rounding::Nearest }
     }
 
-    /// Bytes without padding.
+    /// Number of bytes without padding.
     fn content_len(&self) -> Result<usize, CoreError> {
         match self.storage {
             RowStorage::F32 => Ok(4 * self.features),
@@ -39,7 +39,7 @@ impl Form {
         }
     }
 
-    /// Writes the row; false when a number is not finite, or not any more.
+    /// Writes the row. Returns false when a value is not finite, or does not fit the storage type.
     fn pack(&self, values: &[f32], row: &mut [u8]) -> Result<bool, CoreError> {
         let content = &mut row[..self.content_len()?];
         let packed = match self.storage {
@@ -67,19 +67,19 @@ impl Form {
 #[derive(Clone, Copy, Debug)]
 struct Row {
     slot: usize,
-    /// When it was last updated.
+    /// Time of the last update, as the value of the store's clock.
     used: u64,
 }
 
-/// What happened when a step's updates were published.
+/// Counts of published updates: evicted rows, and rows that could not be stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Published {
     pub(super) evictions: u64,
     pub(super) non_finite: u64,
 }
 
-/// Rows by sample id. Updates are staged and change nothing before they are published, so that every pass of a step
-/// sees the same rows.
+/// Rows by sample id. Staged updates change nothing before they are published, so that every pass of a step reads the
+/// same rows.
 #[derive(Clone, Debug)]
 pub(super) struct Store {
     form: Form,
@@ -88,17 +88,17 @@ pub(super) struct Store {
     slots: Vec<Vec<u8>>,
     free: Vec<usize>,
     rows: BTreeMap<u64, Row>,
-    /// Ids by when they were last updated.
+    /// Ids by time of the last update.
     order: BTreeMap<u64, u64>,
     clock: u64,
-    /// Ids and their new rows, or `None` for one that could not be stored.
+    /// Ids with their new rows; `None` for a row that could not be stored.
     staged: Vec<(u64, Option<usize>)>,
 }
 
 impl Store {
     pub(super) fn new(capacity: u32, storage: RowStorage, features: usize) -> Result<Store, Error> {
         let form = Form { storage, features };
-        // Whole words, for the checksum.
+        // Rows have whole 32-bit words, as the checksum requires.
         let row_len = form.content_len()?.next_multiple_of(4);
         Ok(Store {
             form,
@@ -113,12 +113,12 @@ impl Store {
         })
     }
 
-    /// Bytes of all rows, staged and free ones among them.
+    /// Bytes of all rows, including staged and free ones.
     pub(super) fn bytes(&self) -> u64 {
         self.slots.len() as u64 * self.row_len as u64
     }
 
-    /// Updates that have not been published.
+    /// Number of updates that have not been published.
     pub(super) fn pending(&self) -> usize {
         self.staged.len()
     }
@@ -128,17 +128,17 @@ impl Store {
         self.order.values().copied()
     }
 
-    /// Whether a sample is remembered.
+    /// Whether a sample is in memory.
     pub(super) fn holds(&self, id: u64) -> bool {
         self.rows.contains_key(&id)
     }
 
-    /// The checksum of a sample's row, if it is remembered.
+    /// Checksum of a sample's row, if it is in memory.
     pub(super) fn checksum(&self, id: u64) -> Option<u32> {
         self.rows.get(&id).map(|row| digest::of_bytes(&self.slots[row.slot]))
     }
 
-    /// Reads a sample's row; false when it is not remembered.
+    /// Reads a sample's row. Returns false when the sample is not in memory.
     pub(super) fn read(&self, id: u64, values: &mut [f32]) -> Result<bool, Error> {
         expect_len("remembered values", self.form.features, values.len())?;
         match self.rows.get(&id) {
@@ -147,7 +147,7 @@ impl Store {
         }
     }
 
-    /// Makes room for so many updates. Allocates while the store grows, never once it is full.
+    /// Reserves rows for `updates` updates. Allocates while the store grows, and never once it is full.
     pub(super) fn reserve(&mut self, updates: usize) -> Result<(), Error> {
         let out_of_memory = Error::out_of_memory(self.row_len.div_ceil(8));
         self.staged.try_reserve(updates).map_err(|_| out_of_memory)?;
@@ -163,7 +163,7 @@ impl Store {
         Ok(())
     }
 
-    /// Stages an update, for which room has been [reserved](Store::reserve). Of several for one sample the last counts.
+    /// Stages an update, for which room must be [reserved](Store::reserve). The last update of a sample counts.
     pub(super) fn stage(&mut self, id: u64, values: &[f32]) -> Result<(), Error> {
         let slot = self.free.pop().ok_or(Error::out_of_memory(self.row_len.div_ceil(8)))?;
         if self.form.pack(values, &mut self.slots[slot])? {
@@ -175,7 +175,7 @@ impl Store {
         Ok(())
     }
 
-    /// Puts the staged updates in force, in order, and forgets the least recently updated samples beyond capacity.
+    /// Makes the staged updates take effect, in order. Evicts the least recently updated samples beyond the capacity.
     pub(super) fn publish(&mut self) -> Published {
         let mut published = Published::default();
         let mut staged = core::mem::take(&mut self.staged);
@@ -209,12 +209,12 @@ impl Store {
         }
     }
 
-    /// Bytes of [`save`](Store::save).
+    /// Bytes that [`save`](Store::save) writes.
     pub(super) fn saved_len(&self) -> usize {
         8 + self.rows.len() * (8 + self.row_len)
     }
 
-    /// Writes the number of rows, then ids and rows, least recently updated first.
+    /// Saves the number of rows, then ids and rows, least recently updated first.
     pub(super) fn save(&self, bytes: &mut [u8]) {
         let (count, mut rest) = bytes.split_at_mut(8);
         count.copy_from_slice(&(self.rows.len() as u64).to_le_bytes());
@@ -226,8 +226,8 @@ impl Store {
         }
     }
 
-    /// Replaces what is remembered by what [`save`](Store::save) wrote; any bytes may be given. On an error the store
-    /// holds nothing of use.
+    /// Replaces all rows by those that [`save`](Store::save) wrote. Any bytes may be given. After an error, the store
+    /// must not be used.
     pub(super) fn restore(&mut self, bytes: &[u8]) -> Result<(), Error> {
         expect_room("saved samples, bytes", 8, bytes.len())?;
         let (count, rows) = bytes.split_at(8);

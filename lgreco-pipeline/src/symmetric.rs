@@ -1,21 +1,22 @@
-//! Q-sym: codes on a grid that is symmetric about zero but for its last point, so that zero is sent exactly.
+//! Q-sym: codes on a grid that contains zero and is symmetric about it, except for its last point.
 //!
-//! Body: the scales, little-endian; then each sample's codes, packed little-endian and padded with zero bits to whole
-//! bytes. With `h = 2^(bits − 1)` and a scale `s`, the code of `x` is `clamp(round(x / s · h), −h, h − 1) + h`, halves
-//! rounded to even, and a code `u` decodes to `(u − h) / h · s`: −s is exact and s becomes `s (h − 1) / h`.
+//! The body has the scales, little-endian, then each sample's codes, packed little-endian and padded with zero bits to
+//! whole bytes. Let `h = 2^(bits − 1)` and let `s` be a scale. The code of `x` is
+//! `clamp(round(x / s · h), −h, h − 1) + h`, with ties to even. A code `u` decodes to `(u − h) / h · s`. So −s is
+//! exact, and s decodes to `s (h − 1) / h`.
 //!
 //! # Source
-//! Wang et al., "AQ-SGD", NeurIPS 2022, the authors' code. Deviations: scales in f32 or bf16 instead of f16, which
-//! overflows at 65504; nothing is added to the scale before dividing, since that distorts small tensors.
+//! Wang et al., "AQ-SGD", NeurIPS 2022, the authors' code. Deviations: (1) Scales are f32 or bf16 instead of f16, which
+//! overflows at 65504. (2) Nothing is added to the scale before dividing, because that distorts small tensors.
 
 use crate::CoreError as Error;
 use crate::gradient::{Bf16, Dtype, Element};
 use core::iter::repeat;
 use lgreco::compress::bits;
 
-/// Codes worked on together: a multiple of 8, so that blocks start on byte boundaries.
+/// Number of codes per block: a multiple of 8, so that blocks start on byte boundaries.
 const BLOCK: usize = 512;
-/// 1.5 · 2^23: added to a small number, leaves it rounded to even in the low bits.
+/// The number 1.5 · 2^23. Adding it to a small number leaves that, rounded to even, in the low bits.
 const ROUND: f32 = 12_582_912.0;
 
 /// Which values share a scale.
@@ -39,11 +40,11 @@ const ROUND: f32 = 12_582_912.0;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
-    /// Those of a sample.
+    /// The values of a sample.
     Sample,
-    /// Those of a channel, over all samples of a message: feature `j` belongs to channel `j mod channels`.
+    /// The values of a channel, over all samples of a message. Feature `j` belongs to channel `j mod channels`.
     Channel {
-        /// Number of channels, a divisor of the number of features; as many as features for a scale per feature.
+        /// Number of channels, a divisor of the number of features. Equal numbers give one scale per feature.
         channels: u32,
     },
 }
@@ -57,7 +58,7 @@ pub(super) struct Symmetric {
 }
 
 impl Symmetric {
-    /// Bytes of the scales for a batch of `samples`.
+    /// Bytes of the scales for a batch of `samples` samples.
     fn scales_len(&self, samples: usize) -> usize {
         let count = match self.scope {
             Scope::Sample => samples,
@@ -77,7 +78,7 @@ impl Symmetric {
         self.scales_len(samples) + samples * self.codes_len()
     }
 
-    /// Words of workspace: the channels' scales.
+    /// Words of workspace, which holds the channels' scales.
     pub(super) fn workspace_len(&self) -> usize {
         match self.scope {
             Scope::Sample => 0,
@@ -85,7 +86,7 @@ impl Symmetric {
         }
     }
 
-    /// Fills `body`; the values are finite.
+    /// Writes `body`. The values must be finite.
     pub(super) fn encode(&self, values: &[f32], workspace: &mut [u64], body: &mut [u8]) {
         let (scales, codes) = body.split_at_mut(self.scales_len(values.len() / self.features));
         let scales = scales.chunks_exact_mut(self.scale.bytes());
@@ -111,7 +112,8 @@ impl Symmetric {
         }
     }
 
-    /// Writes a scale and returns what it decodes to. What would round to infinity becomes the largest bf16 number.
+    /// Writes a scale and returns its decoded value. A scale that would round to infinity becomes the largest bf16
+    /// number.
     fn write_scale(&self, largest: f32, slot: &mut [u8]) -> f32 {
         match self.scale {
             Dtype::F32 => {
@@ -140,10 +142,10 @@ impl Symmetric {
         }
     }
 
-    /// Writes what `body`, of exactly the length for these values, stands for.
+    /// Decodes `body` into `values`. `body` must have exactly the length for these values.
     ///
     /// # Errors
-    /// [`Error::PayloadBody`] on a scale that is not finite or below zero, and on padding.
+    /// [`Error::PayloadBody`] on a scale that is negative or not finite, and on padding that is not zero.
     pub(super) fn decode(&self, body: &[u8], values: &mut [f32]) -> Result<(), Error> {
         let (scales, codes) = body.split_at(self.scales_len(values.len() / self.features));
         let scales = scales.chunks_exact(self.scale.bytes()).map(|bytes| match self.scale {

@@ -1,5 +1,5 @@
-//! Codecs and memories of a cut as text, such as `min-max 4 tile 128` and `samples 1024 bits 4`: the C API takes them so, and
-//! `Display` writes what `FromStr` reads.
+//! Codecs and memories of a cut as text, such as `min-max 4 tile 128` and `samples 1024 bits 4`. The C API takes these
+//! texts. `Display` writes texts that `FromStr` reads.
 
 use super::codec::{Codec, Tile};
 use super::setting::{LinkMemory, RowStorage};
@@ -18,12 +18,12 @@ const MEMORIES: &str = "none, residual, mixed, ef21 or samples CAPACITY, and wha
 const DTYPES: [(&str, Dtype); 3] = [("f32", Dtype::F32), ("f16", Dtype::F16), ("bf16", Dtype::Bf16)];
 const STORAGES: [(&str, Storage); 3] = [("f32", Storage::F32), ("bf16", Storage::Bf16), ("int8", Storage::Int8)];
 
-/// The name of one of a list's values.
+/// Name of a value in a list.
 fn name_of<T: PartialEq>(list: &[(&'static str, T)], value: &T) -> &'static str {
     list.iter().find(|(_, known)| known == value).map_or("", |(name, _)| name)
 }
 
-/// The words of a text. `None` stands for what is wrong with them.
+/// The words of a text. Methods return `None` when a word is wrong.
 struct Words<'a>(core::iter::Peekable<SplitAsciiWhitespace<'a>>);
 
 impl<'a> Words<'a> {
@@ -35,22 +35,22 @@ impl<'a> Words<'a> {
         self.0.next()?.parse().ok()
     }
 
-    /// Whether this word comes next, which is then used up.
+    /// Consumes the next word if it is `word`. Returns whether it was.
     fn is(&mut self, word: &str) -> bool {
         self.0.next_if(|next| *next == word).is_some()
     }
 
-    /// The number behind a word, or else this one.
+    /// The number after `word`, or `default` if `word` does not come next.
     fn number_after<T: FromStr>(&mut self, word: &str, default: T) -> Option<T> {
         if self.is(word) { self.number() } else { Some(default) }
     }
 
-    /// One of a list's values, or the first one where none of their names comes next.
+    /// The list's value whose name comes next, or the first value of the list.
     fn one_of<T: Copy>(&mut self, list: &[(&str, T)]) -> T {
         list.iter().find(|(name, _)| self.is(name)).unwrap_or(&list[0]).1
     }
 
-    /// `value` if no word is left.
+    /// Returns `value` if no word is left.
     fn end<T>(mut self, value: T) -> Option<T> {
         self.0.next().is_none().then_some(value)
     }

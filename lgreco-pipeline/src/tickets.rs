@@ -1,21 +1,21 @@
-//! The micro-batches whose gradients have not come back.
+//! Tickets of micro-batches whose gradients have not been exchanged yet.
 
 use super::setting::CutSetting;
 use crate::Error;
 use crate::gradient::Shape;
 use alloc::vec::Vec;
 
-/// One micro-batch: its number, its samples, and with shared-index the indices that TopK kept of its activations.
+/// The ticket of a micro-batch: its number, its samples, and with shared-index the indices that TopK kept.
 #[derive(Clone, Debug)]
 struct Ticket {
-    /// `None` when the place is free.
+    /// Number of the ticket; `None` when the place is free.
     number: Option<u64>,
     samples: usize,
     indices: Vec<u8>,
     indices_len: usize,
 }
 
-/// A fixed number of places for tickets, with all their memory.
+/// A fixed number of places for tickets, with preallocated memory.
 #[derive(Clone, Debug)]
 pub(super) struct Tickets {
     places: Vec<Ticket>,
@@ -38,12 +38,12 @@ impl Tickets {
         Ok(Tickets { places })
     }
 
-    /// Micro-batches in flight.
+    /// Number of micro-batches in flight.
     pub(super) fn pending(&self) -> usize {
         self.places.iter().filter(|place| place.number.is_some()).count()
     }
 
-    /// `Err` when no place is free.
+    /// Returns an error when no place is free.
     pub(super) fn check_room(&self) -> Result<(), Error> {
         match self.pending() < self.places.len() {
             true => Ok(()),
@@ -51,7 +51,7 @@ impl Tickets {
         }
     }
 
-    /// Keeps a ticket, and the indices in `body` if gradients will need them.
+    /// Stores a ticket, and the indices in `body` if the gradients will need them.
     pub(super) fn open(&mut self, number: u64, setting: &CutSetting, samples: usize, body: &[u8]) -> Result<(), Error> {
         self.check_room()?;
         let (codec, features) = (setting.forward.codec, setting.features as usize);
@@ -75,7 +75,7 @@ impl Tickets {
         Ok((Shape::new(place.samples, features)?, &place.indices[..place.indices_len]))
     }
 
-    /// Gives a ticket back.
+    /// Frees the place of a ticket.
     pub(super) fn close(&mut self, number: u64) -> Result<(), Error> {
         let place = self.places.iter_mut().find(|place| place.number == Some(number));
         place.ok_or(Error::NotInFlight { ticket: number })?.number = None;

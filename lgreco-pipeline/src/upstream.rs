@@ -6,7 +6,7 @@ use super::message::{HEADER_LEN, Message, Mode};
 use crate::Error;
 use crate::gradient::Values;
 
-/// How activations are sent when nothing is to be learnt from them. Neither way reads or changes a memory.
+/// How activations are sent in evaluation. Neither way reads or changes a memory.
 ///
 /// ```
 /// # use lgreco_pipeline::{CutSetting, Direction, Downstream, Evaluation, Upstream};
@@ -21,10 +21,10 @@ use crate::gradient::Values;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Evaluation {
-    /// By the forward codec, without memory. A model trained with TopK only works like this: the codec has become part
-    /// of it.
+    /// By the forward codec, without memory. A model trained with TopK works only with it, because the codec has become
+    /// part of the model.
     Compressed,
-    /// Uncompressed.
+    /// Without compression.
     Plain,
 }
 
@@ -37,7 +37,7 @@ impl Evaluation {
     }
 }
 
-/// An activation message that has been written.
+/// Ticket and length of a written activation message.
 ///
 /// ```
 /// # use lgreco_pipeline::{CutSetting, Direction, Downstream, Evaluation, Upstream};
@@ -47,19 +47,19 @@ impl Evaluation {
 /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
 /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
 /// let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
-/// let message = &forward[..sent.len]; // goes to the other end
+/// let message = &forward[..sent.len]; // send this to the other end
 /// assert_eq!(sent.ticket, 0);
 /// # Ok::<(), lgreco_pipeline::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
-    /// The micro-batch's number; its gradients come back under it.
+    /// Ticket of the micro-batch. Its gradients come back under this number.
     pub ticket: u64,
     /// Bytes of the message.
     pub len: usize,
 }
 
-/// The stage above a cut. How it works together with the one below stands at the [module](super).
+/// The stage above a cut. The [crate documentation](super) describes how the two ends work together.
 ///
 /// ```
 /// use lgreco_pipeline::Error;
@@ -77,7 +77,7 @@ pub struct Sent {
 /// assert_eq!(upstream.repeat(sent.ticket, activations, &[Some(9)], &mut workspace, &mut again)?, sent.len);
 /// assert_eq!(again, message);
 ///
-/// // Saved after the step, when no gradients are outstanding.
+/// // Saving is possible after the step, when no gradients are outstanding.
 /// let mut saved = vec![0; upstream.saved_len()];
 /// assert_eq!(upstream.save(&mut saved), Err(Error::MidStep { what: "saving", pending: 2 }));
 /// upstream.forget(sent.ticket)?;
@@ -91,20 +91,24 @@ pub struct Sent {
 pub type Upstream = End<Above>;
 
 impl End<Above> {
-    /// Compresses the activations of a micro-batch (whole samples, row-major) into `message`, of at least
-    /// [`message_len`](Upstream::message_len) bytes. Under [`LinkMemory::Samples`](super::LinkMemory::Samples) every
-    /// sample has an id, or `None` if it is deliberately not remembered; otherwise `samples` is not used.
+    /// Compresses the activations of a micro-batch into `message`. Activations are whole samples, row-major. `message`
+    /// has at least [`message_len`](Upstream::message_len) bytes. Under
+    /// [`LinkMemory::Samples`](super::LinkMemory::Samples), `samples` has an id for every sample, or `None` to keep the
+    /// sample out of the memory. Otherwise `samples` is not used.
     ///
     /// # Errors
-    /// [`CoreError::NonFinite`](crate::CoreError::NonFinite) with the first NaN or infinity;
+    /// [`CoreError::NonFinite`](crate::CoreError::NonFinite) with the first NaN or infinity.
     /// [`CoreError::Overflow`](crate::CoreError::Overflow) and
-    /// [`CoreError::ElementOverflow`](crate::CoreError::ElementOverflow) when values leave the range of a format;
-    /// [`CoreError::Length`](crate::CoreError::Length) on activations that are not whole samples or not as many as the
-    /// setting says, on missing ids and short buffers; [`Error::DuplicateSample`]; [`Error::TooManyInFlight`];
-    /// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). Nothing has changed then.
+    /// [`CoreError::ElementOverflow`](crate::CoreError::ElementOverflow) when values leave the range of a format.
+    /// [`CoreError::Length`](crate::CoreError::Length) when activations are not whole samples or differ in number from
+    /// the setting, when ids are missing, or when buffers are too short. [`Error::DuplicateSample`] when an id occurs
+    /// twice. [`Error::TooManyInFlight`] when no ticket is free.
+    /// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory) when memory cannot be allocated. After an error, the
+    /// end is unchanged.
     ///
     /// # Complexity
-    /// Encode; with a memory also decode and about four passes. Allocates only while a memory of samples grows.
+    /// Time of one encoding. With a memory also a decoding and about four passes. Allocates only while a memory of
+    /// samples grows.
     pub fn send(
         &mut self,
         activations: Values<'_>,
@@ -121,12 +125,13 @@ impl End<Above> {
         Ok(Sent { ticket, len: written.len })
     }
 
-    /// Writes the message of a micro-batch in flight once more, when it was lost or for another forward pass
-    /// of the same step over the same values: the same bytes, however many passes there are. Nothing changes.
+    /// Writes the message of a micro-batch in flight again. Use it when the message was lost, or for another forward
+    /// pass of the same step with the same values. Gives the same bytes every time, and changes nothing.
     ///
     /// # Errors
-    /// Those of [`send`](Upstream::send); [`Error::NotInFlight`]; [`Error::OutOfStep`] when the step has been committed
-    /// since; [`Error::FeedbackRule`] under a memory by position, which does not keep what it was.
+    /// The errors of [`send`](Upstream::send). [`Error::NotInFlight`] when the ticket is unknown. [`Error::OutOfStep`]
+    /// when the step has been committed since. [`Error::FeedbackRule`] under a memory by position, which has changed
+    /// since.
     pub fn repeat(
         &self,
         ticket: u64,
@@ -140,10 +145,10 @@ impl End<Above> {
         Ok(written.len)
     }
 
-    /// Writes a message of evaluation and returns its length. Nothing changes.
+    /// Writes a message of evaluation and returns its length in bytes. Changes nothing.
     ///
     /// # Errors
-    /// Those of [`send`](Upstream::send) on values and buffers.
+    /// The errors of [`send`](Upstream::send) that concern values and buffers.
     pub fn evaluate(
         &self,
         evaluation: Evaluation,
@@ -154,23 +159,24 @@ impl End<Above> {
         self.forward.evaluate(self.clock, evaluation.mode(), activations, workspace, message)
     }
 
-    /// Number of samples of a micro-batch in flight: its gradients are as many times the features.
+    /// Number of samples of a micro-batch in flight. It has samples × features gradients.
     ///
     /// # Errors
-    /// [`Error::NotInFlight`].
+    /// [`Error::NotInFlight`] when the ticket is unknown.
     pub fn samples(&self, ticket: u64) -> Result<usize, Error> {
         self.tickets.get(ticket, self.forward.features()).map(|(shape, _)| shape.rows())
     }
 
-    /// Decompresses a message of gradients into `gradients`, and returns its ticket, which is then given back.
+    /// Decompresses a message of gradients into `gradients`. Closes its ticket and returns it.
     ///
     /// # Errors
-    /// Those of [`Message::parse`]; [`CoreError::PayloadHeader`](crate::CoreError::PayloadHeader) when the message is
-    /// another cut's or made under another setting; [`Error::OutOfStep`] when it is not the next one of this
-    /// generation, or EF21's ends differ; [`Error::NotInFlight`];
-    /// [`CoreError::PayloadBody`](crate::CoreError::PayloadBody) on a body that no cut writes;
-    /// [`CoreError::Length`](crate::CoreError::Length); [`CoreError::Overflow`](crate::CoreError::Overflow). Nothing
-    /// has changed then, and `gradients` holds nothing of use.
+    /// The errors of [`Message::parse`]. [`CoreError::PayloadHeader`](crate::CoreError::PayloadHeader) when the message
+    /// belongs to another cut or another setting. [`Error::OutOfStep`] when it is not the next message of this
+    /// generation, or when EF21's ends differ. [`Error::NotInFlight`] when its ticket is unknown.
+    /// [`CoreError::PayloadBody`](crate::CoreError::PayloadBody) on a body that no cut writes.
+    /// [`CoreError::Length`](crate::CoreError::Length) on a buffer of the wrong length.
+    /// [`CoreError::Overflow`](crate::CoreError::Overflow) when values leave the range of f32. After an error, the end
+    /// is unchanged, and `gradients` must not be used.
     pub fn receive(&mut self, message: &[u8], workspace: &mut [u64], gradients: &mut [f32]) -> Result<u64, Error> {
         let message = Message::parse(message)?;
         self.backward.check_numbers(self.clock, self.backward.sequence, &message)?;

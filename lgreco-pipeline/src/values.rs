@@ -1,4 +1,4 @@
-//! Values in a message, in the type they are sent in.
+//! Reads and writes values in a message, in the type in which they are sent.
 
 use crate::CoreError as Error;
 use crate::gradient::{Bf16, Dtype, Element, F16};
@@ -12,7 +12,7 @@ fn put_as<T: Element>(value: f32, slot: &mut [u8]) -> bool {
 /// Writes `value`, element `index` of its tensor, rounded to nearest.
 ///
 /// # Errors
-/// [`Error::ElementOverflow`] when it is too large.
+/// [`Error::ElementOverflow`] when `value` is too large for the type.
 #[inline(always)]
 pub(super) fn put(dtype: Dtype, index: usize, value: f32, slot: &mut [u8]) -> Result<(), Error> {
     let fits = match dtype {
@@ -37,13 +37,13 @@ pub(super) fn get(dtype: Dtype, slot: &[u8]) -> Result<f32, Error> {
     if value.is_finite() { Ok(value) } else { Err(Error::PayloadBody { what: "a value is not finite" }) }
 }
 
-/// [`put`] for consecutive values.
+/// Writes consecutive values, like [`put`].
 pub(super) fn put_all(dtype: Dtype, values: &[f32], bytes: &mut [u8]) -> Result<(), Error> {
     let slots = bytes.chunks_exact_mut(dtype.bytes());
     values.iter().zip(slots).enumerate().try_for_each(|(index, (&value, slot))| put(dtype, index, value, slot))
 }
 
-/// [`get`] for consecutive values.
+/// Reads consecutive values, like [`get`].
 pub(super) fn get_all(dtype: Dtype, bytes: &[u8], values: &mut [f32]) -> Result<(), Error> {
     let slots = bytes.chunks_exact(dtype.bytes());
     values.iter_mut().zip(slots).try_for_each(|(value, slot)| get(dtype, slot).map(|read| *value = read))

@@ -1,30 +1,30 @@
-//! Which elements are sent, and as what.
+//! Chooses the elements that AdaComp sends, and their magnitude.
 
 use crate::gradient::{Element, Values, with_elements};
 use crate::select::magnitude_bits;
 use core::ops::Range;
 
-/// Elements looked at together.
+/// Number of elements that are widened together.
 const BLOCK: usize = 256;
 
-/// What AdaComp sends of a gradient.
+/// The elements that AdaComp sends of a gradient.
 pub(super) struct Choice<'a> {
     bin: usize,
     compensated: Values<'a>,
     fresh: Values<'a>,
-    /// The magnitude that all elements are sent as; 0 when none is.
+    /// The magnitude of all sent elements; 0 if none is sent.
     pub(super) magnitude: f32,
     /// Number of elements sent.
     pub(super) count: u32,
 }
 
-/// Widens at most a block of values.
+/// Converts the values in `range` to f32; at most a block.
 fn read(values: Values<'_>, range: &Range<usize>, block: &mut [f32; BLOCK]) {
     with_elements!(values, v => v[range.clone()].iter().zip(block).for_each(|(x, to)| *to = x.to_f32()));
 }
 
 impl<'a> Choice<'a> {
-    /// Looks at finite values, `bin` at least 1.
+    /// Chooses among finite values; `bin` is at least 1.
     pub(super) fn new(bin: usize, compensated: Values<'a>, fresh: Values<'a>) -> Self {
         let mut choice = Choice { bin, compensated, fresh, magnitude: 0.0, count: 0 };
         let (mut largest, mut bins, mut count) = (0.0, 0u32, 0);
@@ -60,7 +60,7 @@ impl<'a> Choice<'a> {
         Self::blocks(range).map(of_block).fold(0, u32::max)
     }
 
-    /// Calls `visit` with position and value of each element sent of a bin.
+    /// Calls `visit` with position and value of each sent element of a bin.
     fn for_each_in(&self, range: Range<usize>, threshold: u32, mut visit: impl FnMut(usize, f32)) {
         if threshold == 0 {
             return;
@@ -77,14 +77,14 @@ impl<'a> Choice<'a> {
         }
     }
 
-    /// Calls `visit` with position and value of each element sent, ascending.
+    /// Calls `visit` with position and value of each sent element, in ascending order.
     pub(super) fn for_each(&self, mut visit: impl FnMut(usize, f32)) {
         if self.count > 0 {
             self.bins().for_each(|range| self.for_each_in(range.clone(), self.largest(range), &mut visit));
         }
     }
 
-    /// ‖compensated − what is sent‖².
+    /// Squared error ‖compensated − decoded‖².
     pub(super) fn squared_error(&self) -> f64 {
         let square = |x: f64| x * x;
         with_elements!(self.compensated, v => {

@@ -1,4 +1,4 @@
-//! Decoding: one magnitude, with signs, among zeros.
+//! Decodes AdaComp: one magnitude with signs, among zeros.
 
 use crate::combine::Combine;
 use crate::error::expect_len;
@@ -6,7 +6,7 @@ use crate::positions::{self, Layout};
 use crate::wire::{HEADER_LEN, Header, Method, Payload};
 use crate::{Error, Result};
 
-/// Writes what an AdaComp payload holds to `values`, zeros elsewhere. On an error `values` holds nothing of use.
+/// Writes the values of an AdaComp payload to `values`, and zeros elsewhere. After an error, `values` must not be used.
 ///
 /// ```
 /// use lgreco_compress::{adacomp, wire::Payload};
@@ -18,13 +18,13 @@ use crate::{Error, Result};
 /// ```
 ///
 /// # Errors
-/// [`Error::Length`] when `values` has not the tensor's length or the body not the header's; [`Error::PayloadHeader`] when
-/// the payload is not AdaComp's; [`Error::Parameter`] when it holds more elements than there are; [`Error::PayloadBody`]
-/// when positions do not ascend, leave the tensor or are not as many as stated, the magnitude is not positive and finite
-/// (0 without elements), or padding is not zero.
+/// [`Error::Length`] when `values` does not have the tensor's length, or the body does not have the header's.
+/// [`Error::PayloadHeader`] when the payload is not AdaComp's. [`Error::Parameter`] when it has more elements than the
+/// tensor. [`Error::PayloadBody`] when positions do not ascend, are outside the tensor or differ in number from the
+/// header. Also when the magnitude is not positive and finite (0 without elements), or padding is not zero.
 ///
 /// # Complexity
-/// O(n) time, no workspace.
+/// O(n) for n elements. Needs no workspace.
 pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     let (len, layout) = stated(&payload.header)?;
     expect_len("values", payload.header.shape.elements(), values.len())?;
@@ -33,14 +33,15 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     scatter(payload.header.parameter, layout, body, Combine::Add, values)
 }
 
-/// Combines what an AdaComp payload holds with `values`, in time that grows with what it holds. Same errors as [`decode`].
+/// Adds or subtracts a payload's values. Takes time in proportion to the number of sent elements. Returns the errors of
+/// [`decode`].
 pub(crate) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<()> {
     let (len, layout) = stated(&payload.header)?;
     expect_len("values", payload.header.shape.elements(), values.len())?;
     scatter(payload.header.parameter, layout, payload.body_of_len(len)?, how, values)
 }
 
-/// Bytes of the body that a header implies, and its layout of positions.
+/// Bytes of the body that a header implies, and the layout of its positions.
 pub(crate) fn stated(header: &Header) -> Result<(usize, Layout)> {
     header.expect_method(Method::AdaComp)?;
     header.expect_variant(0)?;
@@ -50,7 +51,7 @@ pub(crate) fn stated(header: &Header) -> Result<(usize, Layout)> {
     Ok((super::payload_len(count, header.shape)? - HEADER_LEN, Layout::new(elements as u32, count)))
 }
 
-/// Combines the elements of a body, which has its stated length, with `values`.
+/// Adds or subtracts the elements of a body, whose length has been checked.
 fn scatter(count: u32, layout: Layout, body: &[u8], how: Combine, values: &mut [f32]) -> Result<()> {
     let (magnitude, rest) = body.split_at(4);
     let (positions, signs) = rest.split_at(layout.bytes() as usize);

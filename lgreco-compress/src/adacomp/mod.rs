@@ -1,32 +1,33 @@
-//! AdaComp: in every bin of consecutive elements those that stand out, all sent as plus or minus one magnitude.
+//! AdaComp: sends the elements that stand out in their bin of consecutive elements, all as plus or minus one magnitude.
 //!
-//! With `p` the gradient with the residue of earlier steps and `w` the gradient of this step alone:
+//! Let `p` be the gradient plus the residual of earlier steps, and `w` the gradient of this step:
 //!
-//! 1. `G = p`, and `H = p + w`, so that what has just been added counts twice.
-//! 2. Of each bin of `bin` elements the largest `|G|` is its threshold; the mean of all bins' is the magnitude `s`.
-//! 3. Where `|H|` reaches the threshold of its bin, `s` is sent with the sign of `G`. Zeros are never sent, so neither is a
-//!    bin of zeros; nor is anything, when `s` underflows to 0.
+//! 1. `G = p`, and `H = p + w`, which counts this step's gradient twice.
+//! 2. The threshold of a bin of `bin` elements is its largest `|G|`. The mean of all thresholds is the magnitude `s`.
+//! 3. Where `|H|` reaches the threshold of its bin, `s` is sent with the sign of `G`. Zeros are never sent, and neither
+//!    are bins of zeros. Nothing is sent if `s` underflows to 0.
 //!
-//! How much is sent adjusts itself: a few elements per bin, about five on white noise. `s` may exceed what it stands for;
-//! the residue then changes sign. Without a residue `p = w`, and what reaches half of its bin's largest is sent.
+//! The number of sent elements adapts: a few per bin, about five on white noise. `s` may exceed the element it
+//! replaces; the residual then changes sign. Without a residual, `p = w`, and elements that reach half of their bin's
+//! largest are sent.
 //!
 //! # Payload body
-//! `parameter` is k, the number of elements sent; `variant` is 0.
+//! `parameter` is k, the number of sent elements; `variant` is 0.
 //!
 //! | bytes | content |
 //! |---|---|
 //! | 4 | `s`, f32 little-endian, positive; 0 when k = 0 |
-//! | by (n, k) | the positions, as in [`topk`](super::topk) |
-//! | ⌈k / 8⌉ | signs, 1 for negative, that of the i-th position in bit i mod 8 of byte i div 8; unused bits are 0 |
+//! | from n and k | the positions, as in [`topk`](super::topk) |
+//! | ⌈k / 8⌉ | signs, 1 for negative: the i-th position's sign is bit i mod 8 of byte i div 8; unused bits are 0 |
 //!
 //! # Source
-//! Chen et al., "AdaComp: Adaptive residual gradient compression for data-parallel distributed training", AAAI 2018;
-//! bins of 50 for convolutions and 500 for other layers. Deviation: positions in the whole tensor by Elias–Fano, instead
-//! of 8 or 16 bits for the offset in a bin with the sign: 6.3 instead of 8 bits at one element in ten, 9.6 instead of 16
-//! at one in a hundred, and no largest bin.
+//! Chen et al., "AdaComp: Adaptive residual gradient compression for data-parallel distributed training", AAAI 2018,
+//! with bins of 50 for convolutions and 500 for other layers. Deviation: positions are coded in the whole tensor by
+//! Elias–Fano. The paper uses 8 or 16 bits for the offset in a bin with the sign. Ours takes 6.3 bits instead of 8 when
+//! one element in ten is sent, and 9.6 instead of 16 when one in a hundred is sent. It has no largest bin.
 //!
-//! AdaComp is the only method that sees two gradients, what is compensated and what is fresh, so a layer of an
-//! exchange has a place for the second, which nobody else reads.
+//! AdaComp is the only method that reads two gradients: with and without the residual. So layers of an exchange have a
+//! place for the second one, which only AdaComp reads.
 
 mod choose;
 pub(crate) mod decode;
@@ -45,10 +46,10 @@ use crate::rng::Stream;
 use crate::{Error, Result};
 use choose::Choice;
 
-/// Sends a few elements of each bin as plus or minus one magnitude.
+/// Sends a few elements of each bin, as plus or minus one magnitude.
 ///
 /// # Complexity
-/// Encoding reads the gradient five times and needs no workspace.
+/// Encoding reads the gradient five times. It needs no workspace.
 ///
 /// ```
 /// use lgreco_compress::{Compressor, adacomp::AdaComp, decode};
@@ -75,8 +76,8 @@ impl AdaComp {
         Error::require(self.bin > 0, "bin size", 0.0, "at least 1")
     }
 
-    /// Encodes `compensated` (`p`, the gradient with what is remembered), of which `fresh` (`w`) was added at this step;
-    /// without a memory both are the gradient, which is what [`encode`](Compressor::encode) does.
+    /// Encodes `compensated` (`p`, gradient plus residual), where `fresh` (`w`) is the gradient of this step. Without a
+    /// residual, both are the gradient, as in [`encode`](Compressor::encode).
     ///
     /// ```
     /// use lgreco_compress::{Compressor, adacomp::AdaComp, wire::Payload};
@@ -92,7 +93,7 @@ impl AdaComp {
     /// ```
     ///
     /// # Errors
-    /// Those of [`encode`](Compressor::encode); [`Error::Length`] when the shapes differ.
+    /// The errors of [`encode`](Compressor::encode), and [`Error::Length`] when the shapes differ.
     pub fn encode_compensated(
         &self,
         compensated: &Gradient<'_>,
@@ -126,7 +127,7 @@ impl AdaComp {
     }
 }
 
-/// Bytes of a payload with `count` of the elements.
+/// Bytes of a payload with `count` elements.
 fn payload_len(count: u32, shape: Shape) -> Result<usize> {
     let body = 4 + Layout::new(shape.elements() as u32, count).bytes() + (count as u64).div_ceil(8);
     wire::payload_len(body, shape)
@@ -148,7 +149,7 @@ impl Compressor for AdaComp {
         self.encode_compensated(compensated, gradient, payload)
     }
 
-    /// A bit for the position and a bit for the sign of every element: a payload is never longer.
+    /// An upper bound: one bit for the position and one bit for the sign of every element.
     fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
         self.check()?;
         wire::payload_len(4 + 2 * (shape.elements() as u64).div_ceil(8), shape)
@@ -163,13 +164,13 @@ impl Compressor for AdaComp {
     }
 }
 
-/// The squared error of compressing `gradient`, as it is without a residue, in each of the bin sizes `bins`. Hands `found`
-/// the index and the length in bytes of each payload.
+/// Measures the squared error of compressing `gradient` without a residual, with each of the bin sizes `bins`. Calls
+/// `found` with the index and the length in bytes of each payload.
 ///
-/// Of a run with error feedback this says little: residues are large by design, and what they make of it differs.
+/// The result predicts little for a run with error feedback. Its residuals are large by design, and change the error.
 ///
 /// # Complexity
-/// Five passes per bin size, no workspace.
+/// Five passes per bin size. Needs no workspace.
 pub(super) fn measure(
     gradient: &Gradient<'_>,
     bins: &[u32],

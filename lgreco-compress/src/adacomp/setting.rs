@@ -1,4 +1,4 @@
-//! AdaComp's settings as text and as data, and what a search varies of them.
+//! AdaComp's settings as text and as data, and the parameter that a search varies.
 
 use super::AdaComp;
 use crate::describe::{Described, Known, Planned, Reader, Unit};

@@ -1,4 +1,4 @@
-//! Codes to values.
+//! Decodes EDEN: codes to values.
 
 use super::grid::{LARGEST, point};
 use super::rotate::{Signs, blocks, inverse_root};
@@ -11,13 +11,13 @@ use crate::spread::{Per, Start, spread_parts};
 use crate::wire::{Header, Method, Payload};
 use crate::{Error, Result};
 
-/// Writes the values that `payload`, made by [`Eden`], stands for; `values` has one entry per element.
+/// Decodes a payload of [`Eden`]. `values` has one entry per element.
 ///
 /// ```
 /// use lgreco_compress::{eden, wire::Payload};
 /// let bytes = [
 ///     b'L', 1, 10, 0, 1, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, // 1 bit for each of 1 × 2 values
-///     0, 0, 0, 0, 0, 0, 0, 0, // the seed, of which the signs come
+///     0, 0, 0, 0, 0, 0, 0, 0, // the seed of the random signs
 ///     0, 0, 0x80, 0x3f, // scale 1
 ///     0b10, // a positive and a negative code
 /// ];
@@ -28,20 +28,21 @@ use crate::{Error, Result};
 /// ```
 ///
 /// # Errors
-/// [`Error::Length`] when `values` or the payload's body has the wrong length; [`Error::PayloadHeader`] when the payload is not
-/// EDEN's; [`Error::Parameter`] when it does not have 1 to 8 bits; [`Error::PayloadBody`] when a scale is not finite and at
-/// least 0 or when padding is not zero; [`Error::Overflow`] when a value is too large for f32. Every payload for which no error
-/// is returned decodes to finite values. Nothing of `values` may be used when an error is returned.
+/// [`Error::Length`] when `values` or the payload's body has the wrong length. [`Error::PayloadHeader`] when the
+/// payload is not EDEN's. [`Error::Parameter`] when it does not have 1 to 8 bits. [`Error::PayloadBody`] when a scale
+/// is negative or not finite, or when padding is not zero. [`Error::Overflow`] when a value is too large for f32. If no
+/// error is returned, all decoded values are finite. After an error, `values` must not be used.
 ///
 /// # Complexity
-/// O(elements · log 4096), no workspace.
+/// O(elements · log 4096). Needs no workspace.
 pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     let body = Body::open(payload)?;
     expect_len("decoded values", payload.header.shape.elements(), values.len())?;
     body.put(0, values, None)
 }
 
-/// The compressor whose payloads are decoded as this one, for decoders on other devices; its scale is the default.
+/// The compressor of a payload, for decoders on other devices. Its scale is the default, because decoding does not need
+/// it.
 ///
 /// ```
 /// use lgreco_compress::{eden, wire::Payload};
@@ -56,20 +57,21 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
 /// ```
 ///
 /// # Errors
-/// As [`decode`], but for scales and decoded values, at which it does not look.
+/// The errors of [`decode`], except those in scales and decoded values, which are not checked.
 pub fn of_payload(payload: &Payload<'_>) -> Result<Eden> {
     let body = Body::open(payload)?;
     Ok(Eden { bits: body.bits, ..Eden::default() })
 }
 
-/// Combines what a payload stands for with `values`. Same errors as [`decode`].
+/// Adds or subtracts a payload's values. Returns the errors of [`decode`].
 pub(crate) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<()> {
     let body = Body::open(payload)?;
     expect_len("decoded values", payload.header.shape.elements(), values.len())?;
     body.put(0, values, Some(how))
 }
 
-/// The same of the elements from `start` on, a multiple of [`BLOCK`]. `values` end with a block.
+/// Adds the values of the elements from `start` on, or with `replace` writes them. `start` is a multiple of [`BLOCK`],
+/// and `values` end with a block.
 pub(crate) fn combine_stretch(payload: &Payload<'_>, replace: bool, start: usize, values: &mut [f32]) -> Result<()> {
     let body = Body::open(payload)?;
     expect_room("elements", start.saturating_add(values.len()), payload.header.shape.elements())?;
@@ -83,7 +85,7 @@ pub(crate) fn stated(header: &Header) -> Result<usize> {
 }
 
 impl Eden {
-    /// The compressor that a header describes, but for the scale, which only encoding needs.
+    /// The compressor that a header describes. Its scale is the default, because only encoding needs it.
     fn from_header(header: &Header) -> Result<Self> {
         header.expect_method(Method::Eden)?;
         header.expect_variant(0)?;
@@ -114,7 +116,7 @@ impl<'a> Body<'a> {
         Ok(Body { bits: eden.bits, seed: u64::from_le_bytes(*seed), scales, codes })
     }
 
-    /// Combines what the payload stands for with the values from element `start` on, or replaces them by it.
+    /// Decodes the values from element `start` on. Adds or subtracts them, or replaces `values` if `how` is `None`.
     fn put(&self, start: usize, values: &mut [f32], how: Option<Combine>) -> Result<()> {
         let block_bytes = BLOCK / 8 * self.bits as usize;
         let (scales, codes) = (&self.scales[start / BLOCK * 4..], &self.codes[start / BLOCK * block_bytes..]);
@@ -124,14 +126,14 @@ impl<'a> Body<'a> {
     }
 }
 
-/// [`decode`] by the target's baseline instructions.
+/// [`decode`] with the target's baseline instructions.
 #[cfg(test)]
 pub(super) fn decode_baseline(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     let Body { bits, seed, scales, codes } = Body::open(payload)?;
     decode_part(((Start(0), values), Per(scales, 0, 1), Per(codes, 0, 1)), (bits, seed, None))
 }
 
-/// The first value's number in the tensor, values, and their scales and codes.
+/// Index of the first value in the tensor, values, and their scales and codes.
 type Part<'a> = ((Start, &'a mut [f32]), Per<&'a [u8]>, Per<&'a [u8]>);
 
 #[inline(always)]
@@ -150,7 +152,7 @@ fn decode_part(
         let decoded = if how.is_none() { &mut *values } else { &mut room[..values.len()] };
         for ((at, len), &scale) in blocks(decoded.len()).zip(&mut scales) {
             let scale = f32::from_le_bytes(scale);
-            // Anything above the bits of the largest finite number is infinite, NaN or negative.
+            // Bits above those of the largest finite number mean infinite, NaN or negative.
             Error::require_body(scale.to_bits() <= f32::MAX.to_bits(), "a scale is not finite and at least 0")?;
             let (coordinates, decoded) = (&mut coordinates[..len], &mut decoded[at..at + len]);
             if scale == 0.0 {
@@ -173,10 +175,10 @@ fn decode_part(
     Ok(())
 }
 
-/// Fills `coordinates` with the transform of what codes stand for.
+/// Fills `coordinates` with the transformed grid points of `codes`.
 #[inline(always)]
 pub(super) fn unquantise(bits: u8, codes: &[u8], coordinates: &mut [f32]) {
-    // Of each width, nothing more is compiled than what depends on it.
+    // Only the code inside `points` is compiled once per bit width.
     with_width!(bits, points(codes, coordinates));
     transform(coordinates);
 }
@@ -188,14 +190,14 @@ fn points<const BITS: usize>(codes: &[u8], coordinates: &mut [f32]) {
     }
 }
 
-/// Fills `values` with what transformed grid points stand for.
+/// Fills `values` with the decoded values of transformed grid points.
 #[inline(always)]
 pub(super) fn put_back(coordinates: &[f32], scale: f32, signs: &Signs, at: usize, values: &mut [f32]) {
     let inverse_root = inverse_root(coordinates.len());
     signs.apply(at, coordinates, values, |z| z * inverse_root * scale);
 }
 
-/// The largest magnitude among the values that [`put_back`] puts.
+/// Largest magnitude of the values that [`put_back`] writes.
 #[inline(always)]
 pub(super) fn largest_decoded(coordinates: &[f32], scale: f32) -> f32 {
     let inverse_root = inverse_root(coordinates.len());

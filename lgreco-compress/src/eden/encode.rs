@@ -1,4 +1,4 @@
-//! Values to codes.
+//! Encodes EDEN: values to codes.
 
 use super::decode::{largest_decoded, unquantise};
 use super::grid::nearest;
@@ -9,10 +9,10 @@ use crate::gradient::Element;
 use crate::spread::{Per, Start};
 use crate::{Error, Result};
 
-/// The first value's number in the tensor, values, and room for their scales and codes.
+/// Index of the first value in the tensor, values, and room for scales and codes.
 pub(super) type Part<'a, E> = ((Start, &'a [E]), Per<&'a mut [u8]>, Per<&'a mut [u8]>);
 
-/// Up to [`BLOCK`] values, the first one's number, and room for exactly their scales and codes, and to work in.
+/// Up to [`BLOCK`] values, the index of the first one, room for exactly their scales and codes, and scratch memory.
 pub(super) struct Chunk<'a> {
     coordinates: &'a mut [f32; BLOCK],
     unpacked: &'a mut [u8; BLOCK],
@@ -24,8 +24,8 @@ pub(super) struct Chunk<'a> {
     codes: &'a mut [u8],
 }
 
-/// Fills `scales` and `codes`, which have exactly the lengths needed. `chunk` is [`encode_chunk`], which is so compiled once for
-/// all element types.
+/// Writes `scales` and `codes`, which must have exactly the required lengths. `chunk` is [`encode_chunk`]. Passing it
+/// as an argument compiles it only once for all element types.
 #[inline(always)]
 pub(super) fn encode<E: Element>(
     ((Start(start), values), Per(mut scales, ..), Per(codes, ..)): Part<'_, E>,
@@ -59,7 +59,7 @@ pub(super) fn encode_chunk(chunk: Chunk<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Fills the codes of a block and returns its scale.
+/// Writes the codes of a block and returns its scale.
 #[inline(always)]
 pub(super) fn encode_block(
     bits: u8,
@@ -78,14 +78,14 @@ pub(super) fn encode_block(
     let sums = with_width!(bits, quantise(coordinates, codes));
     let sent = sums.scale(norm, scale, values.len());
     if !norm.is_moderate() {
-        // Decoded values may be larger than those that were encoded.
+        // Decoded values may be larger than encoded ones, and may overflow.
         unquantise(bits, codes, coordinates);
         Error::require_finite(largest_decoded(coordinates, sent).is_finite(), "a decoded value")?;
     }
     Ok(sent)
 }
 
-/// What scales are made of, with coordinates z and grid points q.
+/// Sums for the scale, over coordinates z and grid points q.
 pub(super) struct Sums {
     /// Σ z·q.
     pub(super) product: f64,
@@ -94,7 +94,7 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    /// What brings grid points back to the length of the coordinates.
+    /// Scale of the grid points, relative to the root mean square of the block's values.
     #[inline(always)]
     pub(super) fn relative_scale(&self, scale: Scale, len: usize) -> f64 {
         match scale {
@@ -106,13 +106,13 @@ impl Sums {
     /// The scale that is sent.
     #[inline(always)]
     fn scale(&self, norm: &Norm, scale: Scale, len: usize) -> f32 {
-        // ‖x‖ / √d, with the root with which decoding multiplies.
+        // ‖x‖ / √d, computed with the rounded 1 / √d that decoding uses.
         let root_mean_square = norm.norm / (len as f64 * inverse_root(len) as f64);
         (root_mean_square * self.relative_scale(scale, len)) as f32
     }
 }
 
-/// The code of each coordinate.
+/// Writes the code of each coordinate, and returns the sums for the scale.
 #[inline(always)]
 fn quantise<const BITS: usize>(coordinates: &[f32], codes: &mut [u8]) -> Sums {
     let (mut products, mut squares) = ([0.0f32; LANES], [0.0f32; LANES]);
@@ -126,7 +126,7 @@ fn quantise<const BITS: usize>(coordinates: &[f32], codes: &mut [u8]) -> Sums {
             squares[lane] += level * level;
         }
     }
-    // Only blocks of fewer values have a rest.
+    // Only blocks with fewer than `LANES` values have a rest.
     for (lane, (&z, to)) in rest.iter().zip(rest_to).enumerate() {
         let level;
         (*to, level) = code::<BITS>(z);

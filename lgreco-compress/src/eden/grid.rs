@@ -1,11 +1,11 @@
-//! The nearest grid point of a value, and the grid point of a code.
+//! Finds the nearest grid point of a value, and the grid point of a code.
 //!
-//! A grid is symmetric. A code has the sign in its top bit, and below it the number of the level of the magnitude, counted from
-//! zero outwards. Thresholds lie halfway between levels; a magnitude on a threshold takes the upper level.
+//! A grid is symmetric. The top bit of a code is the sign. The bits below are the number of the level, counted from
+//! zero outwards. Thresholds lie halfway between levels. A magnitude on a threshold takes the upper level.
 
 use super::levels::*;
 
-/// The positive grid points of 1 to 8 bits, each in ascending order: for compressors on other devices.
+/// The positive grid points of 1 to 8 bits, each list in ascending order. Compressors on other devices use them.
 ///
 /// ```
 /// use lgreco_compress::eden::LEVELS;
@@ -14,29 +14,29 @@ use super::levels::*;
 pub const LEVELS: [&[f32]; 8] =
     [&LEVELS_1, &LEVELS_2, &LEVELS_3, &LEVELS_4, &LEVELS_5, &LEVELS_6, &LEVELS_7, &LEVELS_8];
 
-/// Most magnitudes for which a comparison with every threshold is faster than a table.
+/// Up to this number of levels, comparing with every threshold is faster than a table.
 const FEW: usize = 8;
 
-/// The magnitudes of a grid, and what is between them.
+/// The levels of a grid, and its thresholds.
 struct Grid<const N: usize> {
     levels: [f32; N],
-    /// Threshold `k` is between levels `k` and `k + 1`; there is none above the last level.
+    /// Threshold `k` is between levels `k` and `k + 1`. There is none above the last level.
     thresholds: [f32; N],
     cells: [Cell; CELLS],
 }
 
-/// Cells of equal width, in which there is at most one threshold. The last one holds all larger magnitudes.
+/// Number of table cells. Cells have equal width and at most one threshold; the last one holds all larger magnitudes.
 const CELLS: usize = 512;
-/// Cells per unit.
+/// Number of cells per unit of magnitude.
 const CELLS_PER_UNIT: f32 = 64.0;
-/// Added to a number from 0 to 511, it brings that, rounded, into the low bits.
+/// Adding this to a number from 0 to 511 rounds it to an integer in the low bits.
 const ROUND: f32 = 8_388_608.0;
 
 #[derive(Clone, Copy)]
 struct Cell {
-    /// Thresholds below the cell.
+    /// Number of thresholds below the cell.
     below: u32,
-    /// The next threshold.
+    /// The next threshold, in or above the cell.
     next: f32,
 }
 
@@ -51,7 +51,7 @@ impl<const N: usize> Grid<N> {
         let mut cells = [Cell { below: 0, next: f32::INFINITY }; CELLS];
         let (mut c, mut below) = (0, 0);
         while c < CELLS {
-            // Halves may be rounded either way.
+            // A magnitude halfway between two cells may be rounded to either.
             let start = (c as f32 - 0.5) / CELLS_PER_UNIT;
             while thresholds[below] < start {
                 below += 1;
@@ -62,7 +62,7 @@ impl<const N: usize> Grid<N> {
         Grid { levels, thresholds, cells }
     }
 
-    /// The number of the level nearest to a magnitude, and the level.
+    /// Number and value of the level that is nearest to a magnitude.
     #[inline(always)]
     fn nearest(&self, magnitude: f32) -> (u32, f32) {
         if N <= FEW {
@@ -87,7 +87,7 @@ impl<const N: usize> Grid<N> {
     #[inline(always)]
     fn level(&self, index: u32) -> f32 {
         if N <= FEW {
-            // Halves the choice with each bit.
+            // Each bit of the index halves the choice.
             let mut choice = self.levels;
             let (mut left, mut bit) = (N, 1);
             while left > 1 {
@@ -113,7 +113,7 @@ static GRID_6: Grid<32> = Grid::new(LEVELS_6);
 static GRID_7: Grid<64> = Grid::new(LEVELS_7);
 static GRID_8: Grid<128> = Grid::new(LEVELS_8);
 
-/// Calls a method of the grid with `BITS` bits.
+/// Calls a method of the grid with `$bits` bits.
 macro_rules! of_grid {
     ($bits:expr, $method:ident($argument:expr)) => {
         match $bits {
@@ -129,20 +129,20 @@ macro_rules! of_grid {
     };
 }
 
-/// The number of the level nearest to `magnitude`, which is at least 0, and the level.
+/// Number and value of the level that is nearest to `magnitude`, which is at least 0.
 #[inline(always)]
 pub(super) fn nearest<const BITS: usize>(magnitude: f32) -> (u32, f32) {
     of_grid!(BITS, nearest(magnitude))
 }
 
-/// What a code of `BITS` bits stands for.
+/// The grid point of a code of `BITS` bits.
 #[inline(always)]
 pub(super) fn point<const BITS: usize>(code: u8) -> f32 {
     let (sign, index) = (code as u32 >> (BITS - 1), code as u32 & ((1 << (BITS - 1)) - 1));
     f32::from_bits(of_grid!(BITS, level(index)).to_bits() | sign << 31)
 }
 
-/// No level of any grid is above.
+/// Upper bound of all levels of all grids.
 pub(super) const LARGEST: f32 = 4.7;
 
 #[cfg(test)]
@@ -156,7 +156,7 @@ mod tests {
         (-x * x / 2.0).exp() / (2.0 * PI).sqrt()
     }
 
-    /// The probability of a value between `a` and `b`, by Simpson's rule. No value is beyond 12.
+    /// The probability of a value between `a` and `b`, by Simpson's rule. Values beyond 12 are neglected.
     fn probability(a: f64, b: f64) -> f64 {
         let (b, panels) = if b > 12.0 { (12.0, 5000) } else { (b, 100) };
         let step = (b - a) / (2 * panels) as f64;
@@ -164,7 +164,7 @@ mod tests {
         (0..=2 * panels).map(|i| weight(i) * density(a + i as f64 * step)).sum::<f64>() * step / 3.0
     }
 
-    /// The value between which and 0 this probability lies.
+    /// The x for which a value lies between 0 and x with the probability `wanted`.
     fn quantile(wanted: f64) -> f64 {
         let (mut low, mut high) = (0.0, 12.0);
         for _ in 0..50 {
@@ -179,9 +179,9 @@ mod tests {
         [0.0].into_iter().chain(between).chain([f64::INFINITY]).collect()
     }
 
-    /// Each level is the mean of its cell: solved by Newton's method, whose matrix has three diagonals.
+    /// Levels that are the means of their cells, by Newton's method with a tridiagonal matrix.
     fn derived(n: usize) -> Vec<f64> {
-        // Levels of a fine grid are as dense as the cube root of the density, which is that of N(0, 3).
+        // In a fine grid, the density of levels is the cube root of the values' density, which is that of N(0, 3).
         let mut levels: Vec<f64> = (0..n).map(|k| 3f64.sqrt() * quantile((k as f64 + 0.5) / (2 * n) as f64)).collect();
         for _ in 0..20 {
             let ends = thresholds(&levels);
@@ -259,7 +259,7 @@ mod tests {
         }
     }
 
-    /// Two thresholds in one cell would be one comparison too few.
+    /// A cell with two thresholds would need a second comparison.
     #[test]
     fn a_cell_has_at_most_one_threshold() {
         let spacing = |levels: &[f32]| levels.windows(2).map(|pair| pair[1] - pair[0]).fold(f32::INFINITY, f32::min);

@@ -1,7 +1,7 @@
 //! Lloyd–Max levels of N(0, 1) for 1 to 8 bits: the positive halves, in ascending order, rounded to f32.
 //!
-//! Each level is the mean of the values that are nearest to it. Max, "Quantizing for minimum distortion", IRE Transactions on
-//! Information Theory, 1960. The tests of [`grid`](super::grid) derive them.
+//! Each level is the mean of the values that are nearest to it. Source: Max, "Quantizing for minimum distortion", IRE
+//! Transactions on Information Theory, 1960. The tests of [`grid`](super::grid) derive the levels.
 
 pub(super) const LEVELS_1: [f32; 1] = [
     0.7978846,

@@ -1,4 +1,4 @@
-//! A whole row of the error table: the squared error of every width, from one rotation of each block.
+//! Measures EDEN's row of the error table: the squared error of every bit width, from one rotation of each block.
 
 use super::decode::{put_back, unquantise};
 use super::encode::{Sums, encode_block};
@@ -13,16 +13,17 @@ use crate::select::check_finite;
 use crate::simd::dispatch_with;
 use crate::{Error, Result};
 
-/// The squared error of compressing `gradient` with each width of `bits`, with the signs that `stream` gives: what encoding with
-/// this stream and decoding give, up to 1e-5 of it. Other streams give other errors: for blocks of 4096 values that are not all
-/// in a few of them about the same, for short blocks not.
+/// Measures the squared error of compressing `gradient` with each bit width in `bits`, with the random signs of
+/// `stream`. The result is within 1e-5 of the error of encoding with this stream and decoding. Other streams give other
+/// errors. They are about equal for blocks of 4096 values without a few dominating ones, but not for short blocks.
 ///
 /// # Errors
-/// [`Error::Length`] when `squared_errors` is not as long as `bits`; [`Error::Parameter`]; [`Error::NonFinite`] with the first
-/// offender; [`Error::Overflow`] as encoding. Nothing of `squared_errors` may be used when an error is returned.
+/// [`Error::Length`] when `squared_errors` is not as long as `bits`. [`Error::Parameter`] when bits are not 1 to 8.
+/// [`Error::NonFinite`] with the first NaN or infinity. [`Error::Overflow`] as for encoding. After an error,
+/// `squared_errors` must not be used.
 ///
 /// # Complexity
-/// O(elements · (log 4096 + widths)), one pass over the gradient, no workspace.
+/// O(elements · (log 4096 + widths)), one pass over the gradient. Needs no workspace.
 ///
 /// ```
 /// use lgreco_compress::eden::{self, Scale};
@@ -55,7 +56,7 @@ pub fn measure(
     })
 }
 
-/// Up to [`BLOCK`] values, the first one's number, the sums to which their squared errors are added, and room to work in.
+/// Up to [`BLOCK`] values, the index of the first one, the sums of squared errors, and scratch memory.
 pub(super) struct Chunk<'a> {
     coordinates: &'a mut [f32; BLOCK],
     scale: Scale,
@@ -66,7 +67,8 @@ pub(super) struct Chunk<'a> {
     squared_errors: &'a mut [f64],
 }
 
-/// Adds to `squared_errors`. `chunk` is [`measure_chunk`], which is so compiled once for all element types.
+/// Adds the errors to `squared_errors`. `chunk` is [`measure_chunk`]. Passing it as an argument compiles it only once
+/// for all element types.
 pub(super) fn measure_all<E: Element>(
     (scale, bits, seed): (Scale, &[u8], u64),
     values: &[E],
@@ -105,12 +107,13 @@ pub(super) fn measure_chunk(chunk: Chunk<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Blocks of fewer values are measured by decoding: rounding to f32 does not average out.
+/// Blocks with fewer values are measured by decoding, because their f32 rounding errors do not average out.
 const FEW: usize = 256;
 
-/// The squared error of rounding coordinates; `None` where it is too small to be told from the rounding of f32.
+/// Squared error of rounding the coordinates. `None` if it is too small to distinguish from f32 rounding.
 ///
-/// With t = z − q it is Σ (t + (1 − s)·q)², so that nearly equal sums are not subtracted; Σ z² is the number of coordinates.
+/// With t = z − q, the error is Σ (t + (1 − s)·q)². This form avoids subtracting nearly equal sums. Σ z² is the number
+/// of coordinates.
 #[inline(always)]
 fn relative_error<const BITS: usize>(coordinates: &[f32], scale: Scale) -> Option<f64> {
     if coordinates.len() < FEW {
@@ -134,7 +137,7 @@ fn relative_error<const BITS: usize>(coordinates: &[f32], scale: Scale) -> Optio
     (error > square / 8.0 && error > len as f64 * 1e-6).then_some(error)
 }
 
-/// The same by encoding and decoding the block.
+/// Squared error of a block, measured by encoding and decoding it.
 #[cold]
 #[inline(never)]
 fn by_decoding(eden: Eden, norm: &Norm, values: &[f32], signs: &Signs, at: usize) -> Result<f64> {

@@ -1,10 +1,10 @@
 //! EDEN: rotated quantisation to 1–8 bits per element.
 //!
-//! A randomly rotated vector has coordinates that are close to normally distributed, whatever the vector was. They are rounded
-//! to the nearest points of the grid that is best for a normal distribution. The receiver rotates back.
+//! The coordinates of a randomly rotated vector are close to normally distributed, for any vector. They are rounded to
+//! the nearest points of the optimal grid for a normal distribution. The receiver rotates back.
 //!
-//! A tensor is cut into blocks of 4096 elements. The rest is cut into powers of two, in descending order. For each block x of d
-//! values:
+//! A tensor is cut into blocks of 4096 elements. The remaining elements are cut into powers of two, in descending
+//! order. For each block x of d values:
 //!
 //! 1. `r = H D x / √d`. `D` changes random signs; `H` is the Walsh–Hadamard matrix of d rows, in natural order.
 //! 2. `z = √d r / ‖x‖`.
@@ -17,19 +17,21 @@
 //! | squared error ÷ ‖x‖², unbiased | .571 | .133 | .0358 | .00959 | .00251 | .000645 | .000163 | .0000412 |
 //! | least squares | .363 | .1175 | .0345 | .0095 | .0025 | .000644 | .000163 | .0000412 |
 //!
-//! These errors hold for blocks of many values, none of which dominates. With the unbiased scale, `⟨x̂, x⟩ = ‖x‖²` holds for every
-//! draw and every block. What a decoded block has besides x averages to zero over the seeds as far as z is normal: nearly so
-//! for long blocks, but not for blocks of a few values, nor where a few values dominate a block. A block with one value other
-//! than 0 decodes to itself up to rounding. In a block whose other values are 0, the squared bias of 1 bit is 25 % of ‖x‖² for
-//! the values 1 and 0.5, .3 % for 16 normal values and .01 % for 64 (4000 seeds).
+//! These errors hold for blocks of many values, none of which dominates. With the unbiased scale, `⟨x̂, x⟩ = ‖x‖²`
+//! holds for every seed and every block. The other components of a decoded block average to zero over the seeds if z is
+//! normal. This is nearly so for long blocks, but not for short blocks or blocks with a few dominating values. A block
+//! with one value other than 0 decodes to itself, up to rounding. Examples of the squared bias of 1 bit follow, for
+//! blocks where all other values are 0. It is 25 % of ‖x‖² for the values 1 and 0.5, .3 % for 16 normal values, and .01
+//! % for 64 (4000 seeds).
 //!
 //! # Numerics
-//! Norms and scales are computed in f64, coordinates in f32 of values that have been divided by the norm, so no block is too
-//! small or too large. Every sum has one fixed order: all instruction sets and numbers of threads give the same bits.
-//! A block of zeros has scale 0 and codes 0.
+//! Norms and scales are computed in f64. Coordinates are computed in f32 from values divided by the norm, so blocks of
+//! any magnitude work. Every sum has one fixed order, so all instruction sets and numbers of threads give the same
+//! bits. A block of zeros has scale 0 and codes 0.
 //!
 //! # Payload body
-//! `parameter` is the number of bits, `variant` 0. The scale does not matter to the receiver and is not in the header.
+//! `parameter` is the number of bits, `variant` is 0. The header does not contain the kind of scale, which the receiver
+//! does not need.
 //!
 //! | bytes | content |
 //! |---|---|
@@ -37,14 +39,15 @@
 //! | 4 per block | `S`, f32 little-endian |
 //! | the rest | codes of all elements, packed little-endian without gaps; unused bits of the last byte are 0 |
 //!
-//! `n` elements have `⌊n / 4096⌋ + popcount(n mod 4096)` blocks and `⌈n · bits / 8⌉` bytes of codes. A code has the sign in its
-//! top bit and below it the number of the level, counted from zero outwards. `D` changes the sign of element
-//! `4096 j + 128 k + l` of the tensor (`k < 32`, `l < 128`) if bit `k` of word `128 j + l` of
+//! `n` elements have `⌊n / 4096⌋ + popcount(n mod 4096)` blocks and `⌈n · bits / 8⌉` bytes of codes. The top bit of a
+//! code is the sign; the bits below are the number of the level, counted from zero outwards. `D` changes the sign of
+//! element `4096 j + 128 k + l` of the tensor (`k < 32`, `l < 128`) if bit `k` of word `128 j + l` of
 //! `Stream { seed, step: 0, layer: 0, rank: 0 }` is set.
 //!
 //! # Source
-//! Vargaftik et al., "EDEN: Communication-efficient and robust distributed mean estimation for federated learning", ICML 2022;
-//! 1 bit: "DRIVE", NeurIPS 2021. Deviations: blocks of 4096 elements instead of padded vectors; whole bits per element.
+//! Vargaftik et al., "EDEN: Communication-efficient and robust distributed mean estimation for federated learning",
+//! ICML 2022. For 1 bit: "DRIVE", NeurIPS 2021. Deviations: blocks of 4096 elements instead of padded vectors, and
+//! whole bits per element.
 
 mod decode;
 mod encode;
@@ -75,13 +78,13 @@ use crate::simd::dispatch_with;
 use crate::spread::{Per, Start, spread_parts};
 use crate::{Error, Result};
 
-/// Elements of a block.
+/// Number of elements in a block.
 pub const BLOCK: usize = 4096;
 
 /// Bytes of the seed.
 const SEED_LEN: usize = 8;
 
-/// How long the decoded vector is.
+/// How the length of the decoded vector is chosen.
 ///
 /// ```
 /// use lgreco_compress::eden::{self, Scale};
@@ -97,14 +100,14 @@ const SEED_LEN: usize = 8;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Scale {
-    /// As long as makes `⟨x̂, x⟩ = ‖x‖²`: means over many draws or workers have a smaller error.
+    /// Makes `⟨x̂, x⟩ = ‖x‖²`. Means over many seeds or workers then have a smaller error.
     #[default]
     Unbiased,
-    /// As long as makes the squared error least.
+    /// Minimises the squared error.
     LeastSquares,
 }
 
-/// Rotated quantisation with all parameters fixed. The parameters are checked when it is used.
+/// EDEN with all parameters fixed. Every use checks the parameters.
 ///
 /// ```
 /// use lgreco_compress::{Compressor, decode, eden::Eden};
@@ -130,12 +133,12 @@ pub enum Scale {
 pub struct Eden {
     /// Bits per element, 1 to 8.
     pub bits: u8,
-    /// How long the decoded vector is.
+    /// How the length of the decoded vector is chosen.
     pub scale: Scale,
 }
 
 impl Default for Eden {
-    /// 3 bits, unbiased.
+    /// Default: 3 bits, unbiased.
     fn default() -> Self {
         Eden { bits: 3, scale: Scale::default() }
     }
@@ -155,7 +158,7 @@ impl Eden {
         Ok(Header { method: Method::Eden, variant: 0, parameter: self.bits.into(), shape })
     }
 
-    /// Bytes of the scales and of the codes of `elements` elements.
+    /// Bytes of the scales and bytes of the codes of `elements` elements.
     fn body_lens(&self, elements: usize) -> Result<(usize, usize)> {
         self.check()?;
         let blocks = elements / BLOCK + (elements % BLOCK).count_ones() as usize;
@@ -166,7 +169,8 @@ impl Eden {
     }
 }
 
-/// A payload's seed: the first two words of its encoder's stream, the first one low. For compressors on other devices.
+/// The seed in a payload: the first two words of the encoder's stream, the first one low. Compressors on other devices
+/// use it.
 ///
 /// ```
 /// use lgreco_compress::eden::seed;
@@ -179,11 +183,11 @@ pub fn seed(stream: Stream) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-/// Sizes do not depend on the element type. No workspace is needed.
+/// EDEN's payload size does not depend on the element type. It needs no workspace.
 ///
 /// # Errors
-/// Besides those of the trait [`Error::Overflow`], when a scale or a decoded value is too large for f32. The latter needs
-/// values above 2^94.
+/// The errors of [`Compressor`], and [`Error::Overflow`] when a scale or a decoded value is too large for f32. A
+/// decoded value can overflow only with values above 2^94.
 ///
 /// # Complexity
 /// O(elements · log 4096), two passes over each block.

@@ -1,4 +1,4 @@
-//! From values to coordinates that are close to N(0, 1), and back.
+//! Rotates values to coordinates that are close to N(0, 1).
 
 use super::BLOCK;
 use super::transform::transform;
@@ -10,10 +10,11 @@ use crate::{Error, Result};
 use core::f32::consts::FRAC_1_SQRT_2;
 use core::ops::Add;
 
-/// Partial sums. A loop over fewer of them is unrolled before it could be vectorised.
+/// Number of partial sums. A loop over fewer would be unrolled before it could be vectorised.
 pub(super) const LANES: usize = 64;
 
-/// The blocks of up to [`BLOCK`] values: one, or powers of two in descending order. As first values and lengths.
+/// Splits up to [`BLOCK`] values into blocks: one block, or powers of two in descending order. Yields first index and
+/// length.
 #[inline(always)]
 pub(super) fn blocks(values: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut at = 0;
@@ -24,7 +25,7 @@ pub(super) fn blocks(values: usize) -> impl Iterator<Item = (usize, usize)> {
     })
 }
 
-/// `1 / √len`, of a power of two, rounded.
+/// Computes `1 / √len` for a power of two, rounded once.
 #[inline(always)]
 pub(super) fn inverse_root(len: usize) -> f32 {
     let log = len.ilog2();
@@ -32,14 +33,14 @@ pub(super) fn inverse_root(len: usize) -> f32 {
     if log.is_multiple_of(2) { power } else { power * FRAC_1_SQRT_2 }
 }
 
-/// Words that hold the signs of [`BLOCK`] values, a bit for each.
+/// Number of words that hold the signs of [`BLOCK`] values, one bit each.
 const WORDS: usize = BLOCK / 32;
 
-/// Which of [`BLOCK`] values change their sign: value `i` if bit `i / WORDS` of word `i % WORDS` is set.
+/// Random signs of [`BLOCK`] values. Value `i` changes its sign if bit `i / WORDS` of word `i % WORDS` is set.
 pub(super) struct Signs([u32; WORDS]);
 
 impl Signs {
-    /// Those from element `start` on, a multiple of [`BLOCK`].
+    /// The signs from element `start` on, a multiple of [`BLOCK`].
     #[inline(always)]
     pub(super) fn new(seed: u64, start: usize) -> Self {
         let mut words = [0; WORDS];
@@ -47,10 +48,11 @@ impl Signs {
         Signs(words)
     }
 
-    /// Fills `to` with what `value` makes of each of `from`, with the sign that it gets. They are a block that begins at value `at`.
+    /// Applies `value` to each element of `from`, then the random signs, and writes the results to `to`. The elements
+    /// are a block that begins at value `at`.
     #[inline(always)]
     pub(super) fn apply(&self, at: usize, from: &[f32], to: &mut [f32], value: impl Fn(f32) -> f32) {
-        // A block of fewer values than there are words does not go beyond the last word.
+        // A block shorter than `WORDS` does not extend beyond the last word.
         let words = &self.0[at % WORDS..];
         for (i, (from, to)) in from.chunks(WORDS).zip(to.chunks_mut(WORDS)).enumerate() {
             let bit = (at / WORDS + i) as u32 % 32;
@@ -61,7 +63,7 @@ impl Signs {
     }
 }
 
-/// The values, in `room` unless they are f32.
+/// The values as f32: the same slice, or a copy in `room`.
 #[inline(always)]
 pub(super) fn as_f32<'a, E: Element>(values: &'a [E], room: &'a mut [f32; BLOCK]) -> &'a [f32] {
     if E::DTYPE == Dtype::F32 {
@@ -72,22 +74,22 @@ pub(super) fn as_f32<'a, E: Element>(values: &'a [E], room: &'a mut [f32; BLOCK]
     room
 }
 
-/// A block's length as a vector, and what brings it to 1.
+/// The l2 norm of a block, and the factors that normalise it.
 #[derive(Clone, Copy)]
 pub(super) struct Norm {
-    /// ‖x‖.
+    /// The l2 norm ‖x‖.
     pub(super) norm: f64,
-    /// A power of two with which neither products nor their inverse norm leave the range of f32; mostly 1.
+    /// Power of two that keeps products and their inverse norm in the range of f32; usually 1.
     power: f32,
-    /// The inverse norm of values times `power`.
+    /// Inverse norm of the values times `power`.
     inverse: f32,
 }
 
 impl Norm {
-    /// Of a block that begins at element `start` of the tensor.
+    /// Computes the norm of a block that begins at element `start` of the tensor.
     ///
     /// # Errors
-    /// [`Error::NonFinite`] with the first offender.
+    /// [`Error::NonFinite`] with the first NaN or infinity.
     #[inline(always)]
     pub(super) fn of(values: &[f32], start: usize) -> Result<Norm> {
         let mut sums = [0.0f64; LANES];
@@ -122,13 +124,14 @@ impl Norm {
         self.norm == 0.0
     }
 
-    /// Whether neither scales nor decoded values can leave the range of normal f32 numbers by much.
+    /// Whether scales and decoded values safely stay in the range of normal f32 numbers.
     #[inline(always)]
     pub(super) fn is_moderate(&self) -> bool {
         self.power == 1.0
     }
 
-    /// Fills `coordinates` with `H D x / ‖x‖`, whose squares sum to their number. The block begins at value `at` of `signs`.
+    /// Fills `coordinates` with `H D x / ‖x‖`. Their sum of squares is their number. The block begins at value `at` of
+    /// `signs`.
     #[inline(always)]
     pub(super) fn rotate(&self, values: &[f32], signs: &Signs, at: usize, coordinates: &mut [f32]) {
         let Norm { power, inverse, .. } = *self;
@@ -145,7 +148,7 @@ fn first_offender(values: &[f32], start: usize) -> Error {
     Error::NonFinite { index: start + index, value }
 }
 
-/// The sum of partial sums: halved until eight are left, which are added in f64.
+/// Adds partial sums: halves their number until eight are left, then adds these in f64.
 #[inline(always)]
 pub(super) fn total<T: Copy + Add<Output = T> + Into<f64>>(mut sums: [T; LANES]) -> f64 {
     let mut left = LANES;

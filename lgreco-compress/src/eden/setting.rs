@@ -1,4 +1,4 @@
-//! EDEN's settings as text and as data, and what a search varies of them.
+//! EDEN's settings as text and as data, and the parameter that a search varies.
 
 use super::{Eden, Scale};
 use crate::describe::{Described, Known, Planned, Reader, Unit};
@@ -16,7 +16,7 @@ impl Described for Eden {
         [self.bits.into(), self.scale as u32, 0, 0]
     }
 
-    /// The scale is the encoder's choice.
+    /// Leaves out the scale, which only the encoder uses.
     fn agreed(&self) -> Parameters {
         [self.bits.into(), 0, 0, 0]
     }
@@ -65,7 +65,7 @@ pub(crate) const READER: Reader = Reader {
     )),
 };
 
-/// The unbiased scale.
+/// Searches use the unbiased scale.
 pub(crate) const PLANNED: Planned = Planned {
     about: "Rotated quantisation in blocks of 4096; unbiased",
     default: 3.0,

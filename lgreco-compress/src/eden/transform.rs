@@ -1,21 +1,22 @@
 //! The Walsh–Hadamard transform of a block, in place.
 //!
-//! Additions and subtractions are done in one fixed order per length, so every instruction set gives the same bits.
+//! Additions and subtractions have one fixed order per length, so every instruction set gives the same bits.
 
 use super::BLOCK;
 
-/// Values whose transform needs shuffles inside vector registers: they are transformed first, while the rest of the block waits.
+/// Number of values in a row. A row is transformed first, because its transform shuffles values inside vector
+/// registers.
 const INNER: usize = 256;
-/// Rows of so many values in a block.
+/// Number of rows in a block.
 const ROWS: usize = BLOCK / INNER;
 
-/// Replaces `values`, a power of two of at most [`BLOCK`], by `H · values`. `H` has the entries `(-1)^popcount(i & j)`. Doing
-/// it twice multiplies by the number of values.
+/// Replaces `values` by `H · values`; their number is a power of two, at most [`BLOCK`]. `H` has the entries
+/// `(-1)^popcount(i & j)`. Two transforms multiply the values by their number.
 #[inline(always)]
 pub(super) fn transform(values: &mut [f32]) {
     let (rows, rest) = values.as_chunks_mut::<INNER>();
     for row in rows.iter_mut() {
-        inner(row); // by a loop, since what is passed on as a value is not inlined
+        inner(row); // a loop, because a function passed as a value would not be inlined
     }
     match <&mut [[f32; INNER]; ROWS]>::try_from(rows) {
         Ok(rows) => across(rows),
@@ -24,7 +25,7 @@ pub(super) fn transform(values: &mut [f32]) {
     }
 }
 
-/// The levels from `stride` on.
+/// Runs the levels of the transform from `stride` on.
 #[inline(always)]
 fn levels(values: &mut [f32], mut stride: usize) {
     while stride < values.len() {
@@ -38,18 +39,18 @@ fn levels(values: &mut [f32], mut stride: usize) {
     }
 }
 
-/// The transform of a row.
+/// Transforms a row.
 #[inline(always)]
 fn inner(row: &mut [f32; INNER]) {
     let mut other = [0.0; INNER];
-    // Each stage does one level and rotates the index by one bit, so that eight restore the order.
+    // Each stage computes one level and rotates the index by one bit, so eight stages restore the order.
     for _ in 0..INNER.ilog2() / 2 {
         stage(row, &mut other);
         stage(&other, row);
     }
 }
 
-/// Sums and differences of the two halves, in turn.
+/// Writes sums and differences of the two halves alternately.
 #[inline(always)]
 fn stage(from: &[f32; INNER], to: &mut [f32; INNER]) {
     let (low, high) = from.split_at(INNER / 2);
@@ -58,7 +59,7 @@ fn stage(from: &[f32; INNER], to: &mut [f32; INNER]) {
     }
 }
 
-/// The levels between the rows of a block.
+/// Runs the levels of the transform between the rows of a block.
 #[inline(always)]
 fn across(rows: &mut [[f32; INNER]; ROWS]) {
     for i in 0..INNER {
@@ -90,7 +91,7 @@ mod tests {
         (0..=BLOCK.ilog2()).map(|log| 1 << log)
     }
 
-    /// Whole numbers, whose sums are exact.
+    /// Integers, so that sums are exact.
     fn numbers(len: usize) -> Vec<f32> {
         (0..len as u64).map(|i| (Stream::default().word(i) % 2001) as f32 - 1000.0).collect()
     }

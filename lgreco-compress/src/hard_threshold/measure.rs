@@ -1,4 +1,4 @@
-//! The row of the error table: error and size of every λ in one pass.
+//! Measures the hard threshold's row of the error table: error and size for every λ in one pass.
 
 use super::HardThreshold;
 use crate::error::expect_room;
@@ -8,19 +8,19 @@ use crate::topk;
 use crate::value::{WireValue, with_wire_type};
 use crate::{Error, Result};
 
-/// Words of workspace that a row of `lambdas` entries needs.
+/// Words of workspace that measuring a row of `lambdas` entries needs.
 pub const fn measure_workspace_len(lambdas: usize) -> usize {
     lambdas + 3 * (lambdas + 1)
 }
 
-/// The squared error of sending what reaches each of `lambdas` (in any order), values as `values`. Hands `found` the index
-/// and the length in bytes of each payload.
+/// Measures the squared error of sending all magnitudes that reach λ, for each of `lambdas` (in any order). Values are
+/// sent as `values`. Calls `found` with the index and the length in bytes of each payload.
 ///
-/// Under error feedback both are to be measured on what is compressed, the gradient with the memory: how much is sent in
-/// the long run is decided by how fast memories reach λ, not by one gradient.
+/// Under error feedback, both should be measured on the compressor's input: gradient plus residual. The long-run
+/// traffic depends on how fast residuals reach λ, not on one gradient.
 ///
 /// # Complexity
-/// O(n log m) time for m thresholds: two passes, one of which only looks for what is not finite.
+/// O(n log m) for n elements and m thresholds: two passes, one of which only searches for NaN and infinity.
 pub(crate) fn measure(
     gradient: &Gradient<'_>,
     values: Dtype,
@@ -53,7 +53,7 @@ fn row<T: Element, V: WireValue>(
     check_finite(values)?;
     let bits = |entry: &u64| (entry >> 32) as u32;
     bins.fill(0);
-    // Bin b: the elements that the b smallest thresholds send, and no other.
+    // Bin b holds the elements that are sent under exactly the b smallest thresholds.
     let (counts, bins) = bins.split_at_mut(order.len() + 1);
     let (energies, roundings) = bytemuck::cast_slice_mut::<u64, f64>(bins).split_at_mut(order.len() + 1);
     for (index, &x) in values.iter().enumerate() {

@@ -1,21 +1,21 @@
-//! Hard threshold: every element of at least a fixed magnitude λ, with its position.
+//! Hard threshold: sends every element of magnitude at least λ, with its position.
 //!
-//! One λ serves all layers and the whole run. Under error feedback that minimises the total error of a run for the number
-//! of elements it sends, since the largest over all layers and steps are sent. λ is in units of the gradient: a loss scale
-//! or a sum instead of a mean over the batch scales it too.
+//! One λ serves all layers and the whole run. It sends the largest elements over all layers and steps. Under error
+//! feedback, this minimises the total error of a run for the number of elements sent. The unit of λ is that of the
+//! gradient. So λ must be scaled with a loss scale, or for sums instead of means over the batch.
 //!
-//! Payloads are [`topk`]'s, with the k that was found, 0 included. Where the positions of so many elements
-//! would take more bytes than they save, all elements are sent, those below λ too; a payload is then never longer than
-//! the values of the tensor and a header.
+//! Payloads have [`topk`]'s format, where k is the number of elements found and may be 0. If the positions would take
+//! more bytes than they save, all elements are sent, including those below λ. So a payload is never longer than the
+//! tensor's values and a header.
 //!
-//! The squared error of what is left out is below n λ², whatever the gradient: with error feedback an element waits until
-//! its memory reaches λ, and the memory stays bounded although the method is not a contraction (a gradient all below λ
-//! is left out whole).
+//! The squared error is below n λ² for every gradient of n elements. Under error feedback, an element waits until its
+//! residual reaches λ. The residual stays bounded although the method is not a contraction: a gradient with all
+//! magnitudes below λ is dropped completely.
 //!
 //! # Source
-//! Sahu et al., "Rethinking gradient sparsification as total error minimization", NeurIPS 2021; the rule for λ is that of
-//! the authors' run script. Deviation: the whole tensor where that is shorter; the authors' buffers are padded to the
-//! largest number of elements of all workers.
+//! Sahu et al., "Rethinking gradient sparsification as total error minimization", NeurIPS 2021. The rule for λ is that
+//! of the authors' run script. Deviations: the whole tensor is sent where that is shorter. The authors pad their
+//! buffers to the largest number of elements of all workers.
 
 mod measure;
 mod setting;
@@ -31,10 +31,10 @@ use crate::rng::Stream;
 use crate::select;
 use crate::{Error, Result};
 
-/// Sends every element of magnitude `lambda` or more.
+/// Sends every element of magnitude at least `lambda`.
 ///
 /// # Complexity
-/// Encoding takes two passes and at most 4096 words of workspace.
+/// O(elements): two passes and at most 4096 words of workspace.
 ///
 /// ```
 /// use lgreco_compress::{Compressor, decode, hard_threshold::HardThreshold};
@@ -56,9 +56,9 @@ use crate::{Error, Result};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HardThreshold {
-    /// The least magnitude sent; positive and finite.
+    /// Smallest magnitude sent; positive and finite.
     pub lambda: f32,
-    /// The type the values are sent in, rounded to nearest.
+    /// Type in which the values are sent, rounded to nearest.
     pub values: Dtype,
 }
 
@@ -71,11 +71,11 @@ impl HardThreshold {
 
 impl Compressor for HardThreshold {
     fn traits(&self) -> Traits {
-        // What a residual keeps under a threshold stays below it.
+        // Residuals stay bounded, because every sum that reaches the threshold is sent.
         Traits { bounded: true, shrinks: true, ..Traits::whole(Cost::of_elements(2, 4.0, 0.0)) }
     }
 
-    /// The length when all elements are sent: a payload is never longer.
+    /// Length when all elements are sent. No payload is longer.
     fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
         self.check()?;
         topk::payload_len(shape.elements() as u32, shape, self.values)
@@ -89,10 +89,11 @@ impl Compressor for HardThreshold {
         topk::write_workspace_len(shape.elements())
     }
 
-    /// As [`Compressor::encode`]; uses no random bits.
+    /// Encodes as described at [`Compressor::encode`]. Uses no random bits.
     ///
     /// # Errors
-    /// Also [`Error::ElementOverflow`] when an element sent is too large for [`values`](HardThreshold::values).
+    /// The errors of [`Compressor::encode`], and [`Error::ElementOverflow`] when a sent element is too large for
+    /// [`values`](HardThreshold::values).
     fn encode(&self, gradient: &Gradient<'_>, _: Stream, workspace: &mut [u64], payload: &mut [u8]) -> Result<usize> {
         self.check()?;
         let magnitude = self.lambda.to_bits();

@@ -1,4 +1,4 @@
-//! Hard thresholds's settings as text and as data, and what a search varies of them.
+//! Hard threshold's settings as text and as data, and the parameter that a search varies.
 
 use super::HardThreshold;
 use crate::describe::{Described, Known, Planned, Unit, dtype_of};

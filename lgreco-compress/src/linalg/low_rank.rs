@@ -1,7 +1,7 @@
-//! `P Qᵀ` and how far it is from a matrix.
+//! Computes `P Qᵀ` and its distance from a matrix.
 //!
-//! Every element is summed in f32 over the columns in order, so the sum after `r` columns is, bit for bit, the element
-//! of the rank-`r` reconstruction.
+//! Every element is summed in f32 over the columns in order. So the sum after `r` columns equals the element of the
+//! rank-`r` reconstruction, bit for bit.
 
 use super::product::Matrix;
 use super::{LANES, Row, add_scaled};
@@ -21,7 +21,7 @@ impl Scalar for f32 {
     }
 }
 
-/// Little-endian, unaligned.
+/// Little-endian, without alignment.
 impl Scalar for [u8; 4] {
     #[inline(always)]
     fn value(self) -> f32 {
@@ -29,13 +29,13 @@ impl Scalar for [u8; 4] {
     }
 }
 
-/// Where a factor's columns come from.
+/// Source of a factor's columns.
 pub(crate) trait Factor: Copy + Send {
-    /// Rows `start .. start + out.len()` of column `c`.
+    /// Loads rows `start .. start + out.len()` of column `c`.
     fn load(self, c: usize, start: usize, out: &mut [f32]);
 }
 
-/// Columns of `len` numbers, one after the other.
+/// Columns of `len` numbers, stored one after the other.
 #[derive(Clone, Copy)]
 pub(crate) struct Columns<'a, S> {
     pub(crate) values: &'a [S],
@@ -50,7 +50,7 @@ impl<S: Scalar> Factor for Columns<'_, S> {
     }
 }
 
-/// Panels with `len` rows.
+/// A factor in panels with `len` rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Panels<'a> {
     pub(crate) rows: &'a [Row],
@@ -65,26 +65,26 @@ impl Factor for Panels<'_> {
     }
 }
 
-/// Tile of the product held at a time, and the columns of the factors it is summed over before the next ones are
-/// fetched: 32 KiB of stack in all.
+/// Size of the tile of the product that is held at a time, and the number of factor columns loaded at a time. Together
+/// they take 32 KiB of stack.
 const TILE_ROWS: usize = 32;
 const TILE_COLS: usize = 64;
 const DEPTH: usize = 64;
-/// Rows whose sums are held in registers.
+/// Number of rows whose sums are held in registers.
 const BLOCK: usize = 4;
 
-/// `values = P Qᵀ` (row-major, `cols` columns), summed over the first `rank` columns of both. Answers whether all of it
-/// is finite.
+/// Computes `values = P Qᵀ` (row-major, `cols` columns), summed over the first `rank` columns of both factors. Returns
+/// whether all values are finite.
 pub(crate) fn reconstruct<F: Factor>(p: F, q: F, rank: usize, cols: usize, values: &mut [f32]) -> bool {
     put_product(p, q, rank, cols, values, |place, sum| *place = sum)
 }
 
-/// `values += P Qᵀ`, of the same sums. Answers whether all of them then are finite.
+/// Computes `values += P Qᵀ` with the sums of [`reconstruct`]. Returns whether all results are finite.
 pub(crate) fn add_product<F: Factor>(p: F, q: F, rank: usize, cols: usize, values: &mut [f32]) -> bool {
     put_product(p, q, rank, cols, values, |place, sum| *place += sum)
 }
 
-/// `values −= P Qᵀ`, of the same sums. Answers whether all of them then are finite.
+/// Computes `values −= P Qᵀ` with the sums of [`reconstruct`]. Returns whether all results are finite.
 pub(crate) fn subtract_product<F: Factor>(p: F, q: F, rank: usize, cols: usize, values: &mut [f32]) -> bool {
     put_product(p, q, rank, cols, values, |place, sum| *place -= sum)
 }
@@ -100,13 +100,13 @@ fn put_product<F: Factor>(
     cols == 0 || spread_parts!(values.len(), cols, (Start(0), values), (p, q, rank, cols, put), product,)
 }
 
-/// `squares[c] = ‖M − P Qᵀ‖²` with the sum taken over columns `..=c`, for `c` in `from..squares.len()`.
+/// Computes `squares[c] = ‖M − P Qᵀ‖²`, summed over columns `..=c`, for each `c` in `from..squares.len()`.
 pub(crate) fn residuals<T: Element, F: Factor>(m: Matrix<'_, T>, p: F, q: F, from: usize, squares: &mut [f64]) {
     squares[from..].fill(0.0);
     dispatch_with!((m, p, q, from, squares), add_residuals);
 }
 
-/// `DEPTH` columns of both factors, the rows a tile needs.
+/// The rows of a tile in `DEPTH` columns of both factors.
 struct Slab {
     p: [[f32; TILE_ROWS]; DEPTH],
     q: [[f32; TILE_COLS]; DEPTH],
@@ -123,7 +123,7 @@ impl Slab {
         }
     }
 
-    /// The numbers that block row `b` and block column `k` are made of, column by column.
+    /// The factor entries for block row `b` and block column `k`, column by column.
     #[inline(always)]
     fn terms(&self, depth: usize, b: usize, k: usize) -> impl Iterator<Item = (&[f32; BLOCK], &Row)> {
         self.p[..depth].iter().zip(&self.q).map(move |(p, q)| (&p.as_chunks().0[b], &q.as_chunks().0[k]))
@@ -144,7 +144,7 @@ struct Tile {
 }
 
 impl Tile {
-    /// The tiles of a matrix.
+    /// All tiles of a matrix.
     #[inline(always)]
     fn all(rows: usize, cols: usize) -> impl Iterator<Item = Tile> {
         (0..cols).step_by(TILE_COLS).flat_map(move |col| {
@@ -157,7 +157,7 @@ impl Tile {
         })
     }
 
-    /// Numbers of the blocks a tile is made of: rows in steps of [`BLOCK`], columns in steps of [`LANES`].
+    /// Indices of a tile's blocks: rows in steps of [`BLOCK`], columns in steps of [`LANES`].
     #[inline(always)]
     fn blocks(self) -> impl Iterator<Item = (usize, usize)> {
         (0..self.cols.div_ceil(LANES)).flat_map(move |k| (0..self.rows.div_ceil(BLOCK)).map(move |b| (b, k)))
@@ -167,7 +167,7 @@ impl Tile {
 /// The sums of a tile, block by block.
 type Sums = [[[Row; BLOCK]; TILE_ROWS / BLOCK]; TILE_COLS / LANES];
 
-/// Puts some rows of the product; the number of their first value says which.
+/// Computes some rows of the product. `start` is the index of their first value.
 #[inline(always)]
 fn product<F: Factor>(
     (Start(start), values): (Start, &mut [f32]),
@@ -238,7 +238,7 @@ fn add_residuals<T: Element, F: Factor>((m, p, q, from, squares): (Matrix<'_, T>
 }
 
 impl Slab {
-    /// Zeros where the tile is not full, so that blocks may reach beyond it.
+    /// Sets entries outside the tile to zero, because blocks may extend beyond it.
     #[inline(always)]
     fn clear_beyond(&mut self, tile: Tile) {
         self.p.iter_mut().for_each(|p| p[tile.rows..].fill(0.0));

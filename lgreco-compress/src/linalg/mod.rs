@@ -1,9 +1,9 @@
-//! Small dense algebra: tall-skinny products and orthonormal columns.
+//! Small dense linear algebra: tall-skinny products and orthonormal columns.
 //!
-//! A factor (`len` × `rank`) is kept in *panels* of [`LANES`] columns: panel `p` holds, row after row, columns
-//! `LANES * p ..`, with zeros beyond the rank. Every loop runs over the lanes of a panel, and what happens in a lane
-//! depends on that column and the ones before it alone. So the first `r` columns of any result are, bit for bit, the
-//! result for rank `r`, on every instruction set (with the feature `gemm`, on one instruction set).
+//! A factor (`len` × `rank`) is stored in *panels* of [`LANES`] columns. Panel `p` holds columns `LANES * p ..`, row
+//! after row, and zeros beyond the rank. Every loop runs over the lanes of a panel. The result in a lane depends only
+//! on its column and earlier columns. So the first `r` columns of any result equal the result for rank `r`, bit for
+//! bit, on every instruction set. With the feature `gemm` this holds per instruction set.
 
 mod low_rank;
 mod orthonormal;
@@ -13,18 +13,18 @@ pub(crate) use low_rank::{Columns, Panels, add_product, reconstruct, residuals, 
 pub(crate) use orthonormal::{orthonormalise, squared_norms};
 pub(crate) use product::{Matrix, back_project, project, scratch_words};
 
-/// Columns of a panel.
+/// Number of columns in a panel.
 pub(crate) const LANES: usize = 16;
 
 /// One row of a panel.
 pub(crate) type Row = [f32; LANES];
 
-/// Panels that hold `rank` columns.
+/// Number of panels that hold `rank` columns.
 pub(crate) const fn panels(rank: usize) -> usize {
     rank.div_ceil(LANES)
 }
 
-/// Workspace words of a factor with `len` rows and `rank` columns; beyond `usize` the largest, which no workspace has.
+/// Workspace words of a factor with `len` rows and `rank` columns. Saturates at `usize::MAX`, which no workspace has.
 pub(crate) const fn factor_words(len: usize, rank: usize) -> usize {
     panels(rank).saturating_mul(len).saturating_mul(LANES / 2)
 }
@@ -34,7 +34,7 @@ pub(crate) fn rows_mut(words: &mut [u64]) -> &mut [Row] {
     bytemuck::cast_slice_mut::<u64, f32>(words).as_chunks_mut().0
 }
 
-/// Copies columns, one after the other, into panels.
+/// Copies consecutive columns into panels.
 pub(crate) fn pack(columns: &[f32], len: usize, factor: &mut [Row]) {
     factor.fill([0.0; LANES]);
     for (c, column) in columns.chunks_exact(len.max(1)).enumerate() {
@@ -43,7 +43,7 @@ pub(crate) fn pack(columns: &[f32], len: usize, factor: &mut [Row]) {
     }
 }
 
-/// Copies the columns out of panels, one after the other; `put` receives each position and value.
+/// Copies columns out of panels; `put` is called with each position and value.
 pub(crate) fn unpack(factor: &[Row], len: usize, rank: usize, mut put: impl FnMut(usize, f32)) {
     for c in 0..rank {
         let panel = &factor[c / LANES * len..][..len];
@@ -51,14 +51,14 @@ pub(crate) fn unpack(factor: &[Row], len: usize, rank: usize, mut put: impl FnMu
     }
 }
 
-/// The power of two that brings `largest` (a magnitude) into [1, 2); 1 for zero, the nearest f32 has at the ends.
+/// Power of two that scales the magnitude `largest` into [1, 2). It is 1 for zero, and limited to the range of f32.
 #[inline(always)]
 pub(crate) fn to_unit(largest: f32) -> f32 {
     let exponent = largest.to_bits() >> 23;
     if largest == 0.0 { 1.0 } else { f32::from_bits((254 - exponent.min(253)) << 23) }
 }
 
-/// `sum + a · x`, lane by lane.
+/// Computes `sum + a · x`, lane by lane.
 #[inline(always)]
 fn add_scaled(sum: Row, a: f32, x: Row) -> Row {
     core::array::from_fn(|l| sum[l] + a * x[l])

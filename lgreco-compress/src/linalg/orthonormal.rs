@@ -1,25 +1,25 @@
-//! Orthonormal columns that survive zero and dependent ones.
+//! Makes columns orthonormal, including zero and dependent columns.
 //!
-//! Panel by panel, twice ("twice is enough": Giraud, Langou, Rozložník, "The loss of orthogonality in the Gram–Schmidt
-//! orthogonalization process", 2005; blocks as in Barlow and Smoktunowicz, 2013): subtract the projection on all
-//! earlier panels, then modified Gram–Schmidt inside the panel. Columns are first scaled to magnitude 1 by exact powers
-//! of two, so that no square leaves the range of f32.
+//! For each panel it does the following twice. It subtracts the projection on all earlier panels, then runs modified
+//! Gram–Schmidt inside the panel. Twice is enough: Giraud, Langou, Rozložník, "The loss of orthogonality in the
+//! Gram–Schmidt orthogonalization process", 2005. Blocks are as in Barlow and Smoktunowicz, 2013. Exact powers of two
+//! first scale the columns to magnitude 1, so that no square leaves the range of f32.
 
 use super::product::{inner_sums, outer_sums};
 use super::{LANES, Row, add_scaled, largest, panels, scale, to_unit};
 use crate::num::sqrt;
 use crate::simd::dispatch_with;
 
-/// A column that loses all but this part of its norm to the columns before it is dependent on them: what is left is
-/// rounding (f32 keeps 6e-8 of each of the terms subtracted).
+/// A column is dependent on earlier columns if subtracting them leaves at most this fraction of its norm. The rest is
+/// then rounding error: f32 keeps a relative error of 6e-8 in each subtracted term.
 const DEPENDENT: f64 = 1.0 / (1 << 20) as f64;
-/// In the second pass a column that was orthogonal up to rounding keeps its norm; one that does not was rounding.
+/// In the second pass, an orthogonal column keeps its norm. A column that loses more than half was rounding error.
 const UNSTABLE: f64 = 0.5;
-/// Rows summed in f32 before the sum goes into f64.
+/// Number of rows summed in f32 before the sum is added in f64.
 const CHUNK: usize = 64;
 
-/// Replaces the columns of `factor` (`len` × `rank`, in panels) by orthonormal ones with the same spans: column `i`
-/// stands for columns `..=i`. Dependent and zero columns become exact zeros. Values must be finite.
+/// Replaces the columns of `factor` (`len` × `rank`, in panels) by orthonormal ones. The first `i` columns span the
+/// same space as before, for every `i`. Dependent and zero columns become exact zeros. Values must be finite.
 pub(crate) fn orthonormalise(factor: &mut [Row], len: usize, rank: usize) {
     debug_assert_eq!(factor.len(), panels(rank) * len);
     if len > 0 {
@@ -67,7 +67,7 @@ fn add_to(sums: &mut [f64; LANES], [a, b, c, d]: [Row; 4]) {
     }
 }
 
-/// Squared norm of each lane.
+/// Squared norm of each lane, summed in f32 in chunks.
 #[inline(always)]
 fn squares(panel: &[Row]) -> [f64; LANES] {
     let mut sums = [0.0; LANES];
@@ -89,7 +89,7 @@ fn squares(panel: &[Row]) -> [f64; LANES] {
     sums
 }
 
-/// `current -= earlier · (earlierᵀ current)`.
+/// Computes `current -= earlier · (earlierᵀ current)`.
 #[inline(always)]
 fn subtract_projection(current: &mut [Row], earlier: &[Row]) {
     let mut products = [[0.0f64; LANES]; LANES];
@@ -123,8 +123,8 @@ fn subtract(rows: &mut [Row], sums: &[Row; 8]) {
     }
 }
 
-/// Makes the lanes orthogonal, left to right, and returns their squared norms; a lane whose squared norm does not
-/// exceed `smallest` becomes zero, and so does its norm.
+/// Makes the lanes orthogonal, from left to right, and returns their squared norms. A lane becomes zero if its squared
+/// norm is at most `smallest`; then 0 is returned for it.
 #[inline(always)]
 fn gram_schmidt(panel: &mut [Row], smallest: &[f64; LANES]) -> [f64; LANES] {
     let mut norms = [0.0; LANES];
@@ -147,7 +147,7 @@ fn gram_schmidt(panel: &mut [Row], smallest: &[f64; LANES]) -> [f64; LANES] {
     norms
 }
 
-/// Subtracts `factors[l]` times lane `done` from every lane `l`, then returns the products of lane `next` with all.
+/// Subtracts `factors[l]` times lane `done` from every lane `l`. Returns the products of lane `next` with all lanes.
 #[inline(always)]
 fn subtract_lane(panel: &mut [Row], done: usize, factors: &Row, next: usize) -> [f64; LANES] {
     let mut sums = [0.0; LANES];

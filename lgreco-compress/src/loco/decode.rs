@@ -1,4 +1,4 @@
-//! Codes to values.
+//! Decodes LoCo: codes to values.
 
 use super::LoCo;
 use super::encode::value;
@@ -9,7 +9,7 @@ use crate::simd::dispatch_with;
 use crate::wire::{Header, Method, Payload};
 use crate::{Error, Result};
 
-/// Writes the values that `payload`, made by [`LoCo`], stands for; `values` has one entry per element.
+/// Decodes a payload of [`LoCo`]. `values` has one entry per element.
 ///
 /// ```
 /// use lgreco_compress::{loco, wire::Payload};
@@ -21,12 +21,12 @@ use crate::{Error, Result};
 /// ```
 ///
 /// # Errors
-/// [`Error::Length`] when `values` or the body do not have the length the header implies; [`Error::PayloadHeader`] when the
-/// payload is not LoCo's; [`Error::Parameter`] on a group size of 0; [`Error::PayloadBody`] when a scale is not finite and
-/// ≥ 0 or padding is not zero.
+/// [`Error::Length`] when the length of `values` or of the body differs from the header's. [`Error::PayloadHeader`]
+/// when the payload is not LoCo's. [`Error::Parameter`] on a group size of 0. [`Error::PayloadBody`] when a scale is
+/// negative or not finite, or when padding is not zero.
 ///
 /// # Complexity
-/// O(elements), no workspace.
+/// O(elements). Needs no workspace.
 pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     let header = payload.header;
     let len = stated(&header)?;
@@ -37,7 +37,7 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     let padded = elements % 2 == 1 && codes.last().is_some_and(|&last| last >> 4 != 0);
     Error::require_body(!padded, "padding is not zero")?;
     let scales = scales.as_chunks::<4>().0;
-    // Anything above the bits of the largest finite number is infinite, NaN or negative.
+    // Bits above those of the largest finite number mean infinite, NaN or negative.
     let sound = scales.iter().all(|&scale| u32::from_le_bytes(scale) <= f32::MAX.to_bits());
     Error::require_body(sound, "a scale is not finite and positive")?;
     dispatch_with!((loco.group as usize, scales, codes, values), put);

@@ -1,4 +1,4 @@
-//! Values to codes, and the errors that makes.
+//! Encodes LoCo: values to codes. Also measures the error.
 
 use crate::Result;
 use crate::bits;
@@ -9,27 +9,27 @@ use crate::rng::block::BLOCK;
 /// The code of a value, −8 to 7.
 #[inline(always)]
 fn code(grid: &Grid, value: f32) -> i32 {
-    // 1.5 · 2^23 brings the rounded number, halves to even, into the low bits.
+    // Adding 1.5 · 2^23 rounds to the nearest integer, ties to even, and leaves it in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let scaled = grid.fraction(value) * 8.0;
     let scaled = if scaled > 7.0 { 7.0 } else { scaled };
     ((scaled + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32)
 }
 
-/// What a code stands for.
+/// The value that a code decodes to.
 #[inline(always)]
 pub(super) fn value(code: i32, largest: f32) -> f32 {
     code as f32 * 0.125 * largest
 }
 
-/// The grid of the group that begins at element `start`; `Err` with the first that is not finite.
+/// The grid of the group that begins at element `start`, or an error with the first NaN or infinity.
 #[inline(always)]
 fn grid<E: Element>(values: &[E], start: usize, group: usize) -> Result<Grid> {
     let end = values.len().min(start.saturating_add(group));
     Grid::of(&values[start..end], start, Scale::MaxNorm, true)
 }
 
-/// Fills `scales` and `codes`, which have exactly the lengths needed.
+/// Writes `scales` and `codes`, which must have exactly the required lengths.
 #[inline(always)]
 pub(super) fn encode<E: Element>(
     (group, values, scales, codes): (usize, &[E], &mut [[u8; 4]], &mut [u8]),
@@ -59,7 +59,7 @@ pub(super) fn encode<E: Element>(
     Ok(())
 }
 
-/// The squared error.
+/// Squared error of encoding and decoding.
 #[inline(always)]
 pub(super) fn squared_error<E: Element>((group_len, values): (usize, &[E])) -> Result<f64> {
     const LANES: usize = 16;

@@ -1,22 +1,24 @@
 //! LoCo's quantiser: groups of 4-bit codes, rounded to nearest.
 //!
-//! A group of consecutive elements is scaled by its largest magnitude `M`; a code is `x · 8 / M`, rounded to the nearest
-//! whole number, halves to the even one, and no larger than 7: −8 to 7. It decodes to `code / 8 · M`: `−M` exactly, and
-//! `M` as 7/8 of it, one whole step off, which only a memory repairs. LoCo's memory, a moving average of errors in 8 bits
-//! with resets, is `feedback::Residual::LOCO` of `lgreco-train`.
+//! A group of consecutive elements is scaled by its largest magnitude `M`. A code is `x · 8 / M`, rounded to the
+//! nearest integer (ties to even) and limited to −8 to 7. It decodes to `code / 8 · M`. So `−M` is exact, but `M`
+//! decodes to 7/8 of `M`. Only error feedback corrects this error of a whole step. LoCo's residual is a moving average
+//! of errors in 8 bits, with resets: `feedback::Residual::LOCO` of `lgreco-train`.
 //!
-//! `x · 8 / M` is computed as `x·p·c·8` in f32, with `p` and `c` as in [`qsgd`](super::qsgd): exact but for one rounding of
-//! `c` and one of a product, so that only values within 2^-22 of halfway may go to the other side; the same bits on every
+//! `x · 8 / M` is computed as `x·p·c·8` in f32, with `p` and `c` as in [`qsgd`](super::qsgd). Only `c` and one product
+//! are rounded. So only values within 2^-22 of a tie may be rounded to the other side. The bits are the same on every
 //! instruction set.
 //!
 //! # Payload body
-//! `parameter` is the elements per group, `variant` 0. First the `M` of all groups, f32 little-endian, then the codes as
-//! two's complement, element 2i in the low half of byte i; an unused half is 0.
+//! `parameter` is the number of elements per group, `variant` is 0. The body has the `M` of all groups as f32
+//! little-endian. Then come the codes in two's complement, with element 2i in the low half of byte i. An unused half is
+//! 0.
 //!
 //! # Source
-//! Xie et al., "LoCo: Low-bit communication adaptor for large-scale model training", 2024; the quantiser is that of the
-//! authors' DeepSpeed code, with max-abs groups. Deviations: groups of any length, not as many as the matrix has rows or
-//! columns; scales are sent as `M`, not as `8 / M`, which makes `−M` exact and zeros ordinary.
+//! Xie et al., "LoCo: Low-bit communication adaptor for large-scale model training", 2024. The quantiser is that of the
+//! authors' DeepSpeed code, with max-abs groups. Deviations: (1) Groups have any length; the authors have one per row
+//! or column of the matrix. (2) Scales are sent as `M`, not as `8 / M`, so that `−M` is exact and zeros need no special
+//! case.
 
 mod decode;
 mod encode;
@@ -36,10 +38,10 @@ use crate::select::check_finite;
 use crate::simd::dispatch_with;
 use crate::{Error, Result};
 
-/// 4-bit codes in groups.
+/// LoCo's quantiser: 4-bit codes in groups.
 ///
 /// # Complexity
-/// Encoding is two passes over each group, no workspace.
+/// O(elements): two passes over each group. Needs no workspace.
 ///
 /// ```
 /// use lgreco_compress::{Compressor, decode, loco::LoCo};
@@ -60,7 +62,7 @@ pub struct LoCo {
 }
 
 impl Default for LoCo {
-    /// Groups of 512.
+    /// Default: groups of 512.
     fn default() -> Self {
         LoCo { group: 512 }
     }
@@ -71,7 +73,7 @@ impl LoCo {
         Error::require(self.group > 0, "group size", 0.0, "at least 1")
     }
 
-    /// Bytes of the scales and of the codes.
+    /// Bytes of the scales and bytes of the codes.
     fn body_lens(&self, elements: usize) -> Result<(usize, usize)> {
         self.check()?;
         let (n, group) = (elements as u64, self.group as u64);
@@ -106,8 +108,8 @@ impl Compressor for LoCo {
     }
 }
 
-/// The squared error of compressing `gradient` in groups of each of `groups` elements; `squared_errors[i]` belongs to
-/// `groups[i]`. What is measured is what decoding gives.
+/// Measures the squared error of compressing `gradient` with each group size in `groups`, on decoded values.
+/// `squared_errors[i]` belongs to `groups[i]`.
 ///
 /// ```
 /// use lgreco_compress::loco;
@@ -120,10 +122,11 @@ impl Compressor for LoCo {
 /// ```
 ///
 /// # Errors
-/// [`Error::NonFinite`] with the first offender; [`Error::Parameter`] on a group size of 0; [`Error::Length`].
+/// [`Error::NonFinite`] with the first NaN or infinity. [`Error::Parameter`] on a group size of 0. [`Error::Length`]
+/// when `squared_errors` is not as long as `groups`.
 ///
 /// # Complexity
-/// Two passes per group size, no workspace.
+/// Two passes per group size. Needs no workspace.
 pub fn measure(gradient: &Gradient<'_>, groups: &[u32], squared_errors: &mut [f64]) -> Result<()> {
     expect_len("squared errors", groups.len(), squared_errors.len())?;
     groups.iter().try_for_each(|&group| LoCo { group }.check())?;

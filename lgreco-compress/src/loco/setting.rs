@@ -1,4 +1,4 @@
-//! LoCo's settings as text and as data, and what a search varies of them.
+//! LoCo's settings as text and as data, and the parameter that a search varies.
 
 use super::LoCo;
 use crate::describe::{Described, Known, Planned, Reader, Unit};

@@ -1,31 +1,31 @@
-//! Values to the places that a bitmap marks, those of many elements at once.
+//! Moves values to the positions that a bitmap marks, many elements at a time.
 
 use super::word;
 use crate::lanes::{LaneKernel, Lanes};
 use crate::{Error, Result};
 
-/// Words whose values are fetched together.
+/// Words of the bitmap whose values are fetched together.
 const TOGETHER: usize = 4;
 
-/// Room for their values, and for looking behind them.
+/// Buffer for the values of these words. The last 64 places allow reading 64 values from any fetched value on.
 pub(crate) type Fetched = [u32; 64 * (TOGETHER + 1)];
 
-/// Puts what is kept of the elements from `start` on, a multiple of 64, into `values`. Finds out how many are kept up to
-/// their end.
+/// Combines the kept values of the elements from `start` on, a multiple of 64, with `values`. Returns the number of
+/// values kept before the end of these elements.
 pub(crate) struct Expand<'a, F, P> {
-    /// Of all elements.
+    /// Bitmap of all elements of the tensor.
     pub(crate) bitmap: &'a [u8],
     /// Whether the tensor ends with these elements.
     pub(crate) is_last: bool,
     pub(crate) start: usize,
     pub(crate) values: &'a mut [f32],
-    /// How many are kept before.
+    /// Number of values kept before `start`.
     pub(crate) index: u64,
-    /// How many are kept in all.
+    /// Number of values kept in the whole tensor.
     pub(crate) keep: u64,
-    /// Writes the bits of so many kept values from one on.
+    /// Fetches the bits of kept values: arguments are the first index, the count and the buffer.
     pub(crate) fetch: F,
-    /// What becomes of an element; `unkept`, a zero, leaves it as it is.
+    /// Combines a value with an element. The zero `unkept` leaves the element unchanged.
     pub(crate) put: P,
     pub(crate) unkept: f32,
 }
@@ -53,7 +53,8 @@ where
             fetch(index, there, &mut fetched)?;
             let mut at = 0;
             for (&word, places) in words.iter().zip(places.chunks_mut(64)) {
-                // What is unkept has the sign of `unkept`, and what is kept its own.
+                // Flips the sign of kept values here and again below. Elements that are not kept become ±0 with the
+                // sign of `unkept`.
                 let mut kept = [0; 64];
                 if let Some(fetched) = fetched[at..].first_chunk::<64>() {
                     for i in 0..64 {

@@ -1,7 +1,7 @@
-//! Positions from bytes, a block at a time.
+//! Reads positions from bytes, a block at a time.
 //!
-//! A block is the ones of a few words of a bitmap or of Elias–Fano's high bits. What is wrong is looked for in the whole
-//! block first, and one by one only where there is something, or where a range ends.
+//! A block holds the positions of the set bits in a few words of a bitmap, or of Elias–Fano's high bits. The reader
+//! checks a whole block at once. It checks positions one by one only where the block has an error or the range ends.
 
 use super::{Coding, Layout, word};
 use crate::bits;
@@ -10,20 +10,21 @@ use crate::simd::dispatch_with;
 use crate::{Error, Result};
 use core::ops::Range;
 
-/// Most positions of a block.
+/// Maximum number of positions in a block.
 pub(crate) const BLOCK: usize = 128;
 
-/// Calls `visit` with each position in `bytes` (as long as `layout`'s), checking that they ascend below the number of
-/// elements, that Elias–Fano has no more than its layout says, and that the padding is 0.
+/// Calls `visit` with each position in `bytes`, which has the length of `layout`. Checks that positions ascend and are
+/// below the number of elements. Also checks that Elias–Fano has at most `keep` positions, and that the padding is 0.
 pub(crate) fn for_each(layout: Layout, bytes: &[u8], mut visit: impl FnMut(u32) -> Result<()>) -> Result<()> {
     for_each_block(layout, bytes, &mut [0; 2], 0..layout.elements as u64, |block| {
         block.iter().try_for_each(|&position| visit(position))
     })
 }
 
-/// The same of the positions in `range`, which begins at a multiple of 64 and where the last one ended, in blocks of up to
-/// [`BLOCK`]. `place` is how many positions come before, and where their bits end: zeros before the first range; it then
-/// tells this of the next range. On an error `visit` has had what comes before it.
+/// Does the same for the positions in `range`, in blocks of up to [`BLOCK`]. The range begins at a multiple of 64,
+/// where the last range ended. `place` holds the number of earlier positions and the bit where they end: zeros before
+/// the first range, updated for the next range. On an error, `visit` has been called with all positions before the
+/// error.
 #[inline(always)]
 pub(crate) fn for_each_block(
     layout: Layout,
@@ -45,17 +46,17 @@ pub(crate) fn for_each_block(
     }
 }
 
-/// How far positions have been read.
+/// State of reading positions.
 struct Reader<'a> {
     layout: Layout,
     low: &'a [u8],
-    /// A bitmap up to the range's end, or high bits.
+    /// The bitmap up to the end of the range, or the high bits.
     high: &'a [u8],
-    /// Which bit of them is next; where there are none, which position.
+    /// Index of the next bit in `high`. If every position is kept, the next position.
     bit: u64,
-    /// How many positions come before.
+    /// Number of positions before the next one.
     index: u64,
-    /// Below which the next one may not be.
+    /// Smallest valid next position.
     least: u64,
     end: u64,
 }
@@ -66,7 +67,7 @@ impl<'a> Reader<'a> {
         let reader = Reader { layout, low, high, bit: range.start, index, least: range.start, end: range.end };
         Ok(match layout.coding {
             Coding::All => reader,
-            // Behind the last element there is padding, whose ones are positions outside.
+            // Reads the padding after the last element too, where a set bit is a position outside the tensor.
             Coding::Bitmap if reader.is_last() => reader,
             Coding::Bitmap => Reader { high: &high[..high.len().min((range.end / 8) as usize)], ..reader },
             Coding::EliasFano => {
@@ -85,8 +86,8 @@ impl<'a> Reader<'a> {
         [self.index, if self.layout.coding == Coding::EliasFano { self.bit } else { 0 }]
     }
 
-    /// Writes where the next ones are, those of a few words: as many as there is room for, or as the range may have. Returns
-    /// their number.
+    /// Writes the indices of the next set bits and returns their number. Stops when `found` has no room for another
+    /// word, or when the range may be complete.
     #[inline(always)]
     fn next_ones(&mut self, found: &mut [u32; BLOCK]) -> usize {
         let mut count = 0;
@@ -106,7 +107,7 @@ impl<'a> Reader<'a> {
         count
     }
 
-    /// The high bits of the position whose one is at this bit, the `nth` of a block.
+    /// The high part of the position whose set bit has the index `one`, the `nth` of a block.
     #[inline(always)]
     fn high_part(&self, one: u32, nth: usize) -> u64 {
         match self.layout.coding {
@@ -116,7 +117,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Reads the next block: how many positions, and whether and how the range ends behind them.
+/// Reads the next block. Returns the number of positions, and a result if the range ends after them.
 #[inline(always)]
 fn next((reader, block): (&mut Reader<'_>, &mut [u32; BLOCK])) -> (usize, Option<Result<()>>) {
     if reader.layout.coding == Coding::All {
@@ -162,7 +163,7 @@ fn next((reader, block): (&mut Reader<'_>, &mut [u32; BLOCK])) -> (usize, Option
 }
 
 impl Reader<'_> {
-    /// Elias–Fano: writes the positions of the next `count`, as far as they fit 32 bits.
+    /// Elias–Fano: joins the high and low parts of the next `count` positions, modulo 2^32.
     #[inline(always)]
     fn join(&self, ones: &[u32; BLOCK], count: usize, block: &mut [u32; BLOCK]) {
         let (low_bits, index) = (self.layout.low_bits, self.index);
@@ -189,7 +190,8 @@ impl Reader<'_> {
         }
     }
 
-    /// How many positions of a block come before what is wrong or behind the range, and what that is.
+    /// Returns the number of valid positions of a block before an error or the end of the range, and which of these
+    /// follows.
     #[inline(never)]
     fn one_by_one(&mut self, ones: &[u32; BLOCK], block: &[u32]) -> (usize, Option<Result<()>>) {
         let refused = |what| Some(Err(Error::PayloadBody { what }));

@@ -1,4 +1,4 @@
-//! Blocks against positions read bit by bit, one after the other.
+//! Compares reading in blocks with reading bit by bit.
 
 use super::*;
 use crate::rng::Stream;
@@ -11,7 +11,7 @@ fn bit(bytes: &[u8], at: u64) -> u64 {
     (bytes[(at / 8) as usize] >> (at % 8) & 1) as u64
 }
 
-/// The positions in a range, as the format says, up to the first that is wrong.
+/// Reads the positions in a range bit by bit, up to the first error.
 fn one_by_one(
     layout: Layout,
     bytes: &[u8],
@@ -114,7 +114,7 @@ proptest! {
         prop_assert!(!damage.is_empty() || found == positions);
     }
 
-    /// The fewest bytes of all, and of Elias–Fano's the first.
+    /// A layout takes the fewest bytes; ties go to the bitmap, then to fewer low bits.
     #[test]
     fn layouts_are_the_smallest(elements in 1u32.., keep in any::<prop::sample::Index>(), part in 0u32..32) {
         let keep = (keep.index((elements >> part).max(1) as usize) as u32 + 1).min(elements);

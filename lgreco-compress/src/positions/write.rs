@@ -1,11 +1,11 @@
-//! Positions to bytes.
+//! Writes positions as bytes.
 
 use super::read::BLOCK;
 use super::{Coding, Layout};
 use crate::select::ones;
 use crate::simd::dispatch_with;
 
-/// Writes positions, which come in ascending order.
+/// Writes positions that arrive in ascending order.
 pub(crate) enum Writer<'a> {
     All,
     Bitmap(Ones<'a>),
@@ -13,7 +13,7 @@ pub(crate) enum Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// A writer into `bytes`, whose length is that of `layout`.
+    /// Makes a writer into `bytes`, which must have the length of `layout`.
     pub(crate) fn new(layout: Layout, bytes: &'a mut [u8]) -> Self {
         bytes.fill(0);
         match layout.coding {
@@ -46,7 +46,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Appends the positions that are ones of `marks`, counted from `first`, a multiple of 64, on.
+    /// Appends the positions of the set bits in `marks`. Bit 0 is position `first`, a multiple of 64.
     pub(crate) fn extend_marked(&mut self, first: usize, marks: &[u64]) {
         match self {
             Writer::All => {}
@@ -60,7 +60,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Completes the last bytes.
+    /// Writes the last, incomplete bytes.
     pub(crate) fn finish(self) {
         match self {
             Writer::All => {}
@@ -73,7 +73,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Writes the positions of ones, a block at a time.
+/// Appends the positions of set bits, a block at a time.
 #[inline(always)]
 fn extend_by_blocks((writer, first, marks): (&mut Writer<'_>, usize, &[u64])) {
     let (mut block, mut count) = ([0; BLOCK], 0);
@@ -89,10 +89,10 @@ fn extend_by_blocks((writer, first, marks): (&mut Writer<'_>, usize, &[u64])) {
     writer.extend(&block[..count]);
 }
 
-/// Sets bits of zeros, in ascending order.
+/// Sets bits in ascending order.
 pub(crate) struct Ones<'a> {
     bytes: &'a mut [u8],
-    /// Which word is being filled.
+    /// Index of the word that is being filled.
     at: u64,
     word: u64,
 }
@@ -125,7 +125,7 @@ impl Ones<'_> {
     }
 }
 
-/// Appends numbers of a few bits, least significant bit first.
+/// Appends numbers of a few bits each, least significant bit first.
 pub(crate) struct PackedBits<'a> {
     bytes: &'a mut [u8],
     at: usize,

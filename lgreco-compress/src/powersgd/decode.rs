@@ -1,4 +1,4 @@
-//! From a payload back to a matrix.
+//! Decodes PowerSGD: a payload to a matrix.
 
 use super::{body_len, effective_rank};
 use crate::combine::Combine;
@@ -7,9 +7,9 @@ use crate::linalg::{self, Columns};
 use crate::wire::{Header, Method, Payload};
 use crate::{Error, Result};
 
-/// Writes `P̂ Qᵀ` into `values`, row-major, each element summed over the columns in order.
+/// Writes `P̂ Qᵀ` into `values`, row-major. Each element is summed over the columns in order.
 ///
-/// Any bytes may be given: what is not the payload of a finite matrix is an error.
+/// Any bytes may be given. A payload that does not decode to a finite matrix is an error.
 ///
 /// ```
 /// use lgreco_compress::{Compressor, powersgd::{PowerSgd, decode}, wire::Payload};
@@ -27,17 +27,17 @@ use crate::{Error, Result};
 /// ```
 ///
 /// # Errors
-/// [`Error::PayloadHeader`] when another method or variant made the payload, [`Error::PayloadBody`] when its rank does
-/// not fit its shape or a factor is not finite, [`Error::Length`] when the body or `values` do not have the length the
-/// header implies, [`Error::Overflow`] when the product leaves the range of f32 (`values` is then of no use).
+/// [`Error::PayloadHeader`] on another method or variant. [`Error::PayloadBody`] when the rank does not fit the shape
+/// or a factor is not finite. [`Error::Length`] when the length of the body or of `values` differs from the header's.
+/// [`Error::Overflow`] when the product leaves the range of f32; `values` must not be used then.
 ///
 /// # Complexity
-/// O(rows · cols · r), no workspace, 32 KiB of stack.
+/// O(rows · cols · r). Needs no workspace and 32 KiB of stack.
 pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     with_factors(payload, values, linalg::reconstruct)
 }
 
-/// Combines what a payload stands for with `values`. Errors as [`decode`], about what comes of it.
+/// Adds or subtracts a payload's values. Returns the errors of [`decode`], where [`Error::Overflow`] concerns the sums.
 pub(crate) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<()> {
     match how {
         Combine::Add => with_factors(payload, values, linalg::add_product),
@@ -45,7 +45,7 @@ pub(crate) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -
     }
 }
 
-/// Lets `multiply` do something with the factors and `values`, and answer whether these are finite.
+/// Calls `multiply` with the factors and `values`. It returns whether the new values are finite.
 fn with_factors<'a>(
     payload: &Payload<'a>,
     values: &mut [f32],
@@ -61,19 +61,19 @@ fn with_factors<'a>(
     Error::require_finite(multiply(p, q, rank as usize, shape.cols(), values), "the product of the factors")
 }
 
-/// A payload's factors, made by [`of_payload`]: f32 little-endian, one column after the other.
+/// The factors in a payload, made by [`of_payload`]: f32 little-endian, column after column.
 #[derive(Clone, Copy, Debug)]
 pub struct Factors<'a> {
-    /// Columns of each.
+    /// Number of columns of each factor.
     pub rank: u32,
-    /// `P̂`, rank · rows values.
+    /// `P̂`, with rank · rows values.
     pub p: &'a [[u8; 4]],
-    /// `Q`, rank · cols values.
+    /// `Q`, with rank · cols values.
     pub q: &'a [[u8; 4]],
 }
 
-/// The factors in `payload`, by its header, whose length has been checked; for decoders elsewhere, on a GPU for instance.
-/// Their values are not looked at, which [`decode`] may still refuse.
+/// Splits a payload into its factors and checks its length. Decoders elsewhere use this, such as on a GPU. Does not
+/// check the values of the factors, which [`decode`] may still refuse.
 ///
 /// ```
 /// use lgreco_compress::{powersgd, wire::Payload};
@@ -86,7 +86,7 @@ pub struct Factors<'a> {
 /// ```
 ///
 /// # Errors
-/// As [`decode`], but for the values of the factors and their product.
+/// The errors of [`decode`], except those in the values of the factors and their product.
 ///
 /// # Complexity
 /// O(1).

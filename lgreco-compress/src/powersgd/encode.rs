@@ -1,4 +1,4 @@
-//! Power iteration and the payload it ends in.
+//! Encodes PowerSGD: power iteration, and the resulting payload.
 
 use super::start::start;
 use crate::gradient::{Element, Shape};
@@ -7,19 +7,19 @@ use crate::rng::Stream;
 use crate::simd::dispatch_with;
 use crate::{Error, Result};
 
-/// Workspace cut into its parts.
+/// The workspace, split into its parts.
 pub(super) struct Work<'a> {
-    /// rows × rank, in panels.
+    /// Factor `P`, rows × rank, in panels.
     pub(super) p: &'a mut [Row],
-    /// cols × rank, in panels.
+    /// Factor `Q`, cols × rank, in panels.
     pub(super) q: &'a mut [Row],
-    /// What a product needs.
+    /// Scratch memory of a product.
     pub(super) scratch: &'a mut [u64],
-    /// What is beyond [`workspace_len`].
+    /// Workspace beyond [`workspace_len`].
     pub(super) rest: &'a mut [u64],
 }
 
-/// Words that are skipped at most, so that rows of panels do not straddle cache lines.
+/// Maximum number of words skipped, so that rows of panels do not straddle cache lines.
 const ALIGN: usize = 7;
 
 pub(super) fn workspace_len(shape: Shape, rank: usize) -> usize {
@@ -28,7 +28,7 @@ pub(super) fn workspace_len(shape: Shape, rank: usize) -> usize {
 }
 
 impl<'a> Work<'a> {
-    /// Needs [`workspace_len`] words.
+    /// Splits a workspace of at least [`workspace_len`] words.
     pub(super) fn split(shape: Shape, rank: usize, workspace: &'a mut [u64]) -> Self {
         let aligned = workspace.as_ptr().align_offset(8 * (ALIGN + 1)).min(ALIGN);
         let (scratch, rest) = workspace[aligned..].split_at_mut(linalg::scratch_words(rank));
@@ -38,16 +38,16 @@ impl<'a> Work<'a> {
     }
 }
 
-/// What one pass over a gradient tells.
+/// Result of one pass over a gradient.
 #[derive(Clone, Copy)]
 pub(super) struct Scan {
-    /// ‖M‖².
+    /// Squared norm ‖M‖².
     pub(super) squared_norm: f64,
     /// Largest magnitude.
     pub(super) largest: f32,
 }
 
-/// Finite or [`Error::NonFinite`].
+/// Scans the values. Returns [`Error::NonFinite`] with the first NaN or infinity.
 pub(super) fn scan<T: Element>(values: &[T]) -> Result<Scan> {
     let scan = dispatch_with!(values, scan_all);
     if scan.largest.is_finite() {
@@ -79,7 +79,7 @@ fn scan_all<T: Element>(values: &[T]) -> Scan {
 
 #[inline(always)]
 fn scale_panels((factor, len, largest): (&mut [Row], usize, f32)) {
-    /// Largest magnitudes in [2^-40, 2^40] need no help.
+    /// Largest magnitudes in [2^-40, 2^40] need no scaling.
     const SAFE: f32 = (1u64 << 40) as f32;
     let against = linalg::to_unit(largest);
     let against = if against < 1.0 / SAFE {
@@ -95,15 +95,15 @@ fn scale_panels((factor, len, largest): (&mut [Row], usize, f32)) {
     }
 }
 
-/// Scales every column by a power of two, which changes no direction, so that products with numbers up to `largest`
-/// stay in the middle of the range of f32. Values must be finite.
+/// Scales every column by a power of two, so that products with numbers up to `largest` stay in the middle of the range
+/// of f32. This does not change the columns' directions. Values must be finite.
 pub(super) fn scale_columns(factor: &mut [Row], len: usize, largest: f32) {
     if len > 0 {
         dispatch_with!((factor, len, largest), scale_panels);
     }
 }
 
-/// Fills `work.q` with the start matrix.
+/// Fills `q` with the start matrix.
 pub(super) fn cold_start(stream: Stream, cols: usize, rank: usize, q: &mut [Row]) {
     q.fill([0.0; LANES]);
     let (mut c, mut k) = (0, 0);
@@ -113,7 +113,7 @@ pub(super) fn cold_start(stream: Stream, cols: usize, rank: usize, q: &mut [Row]
     });
 }
 
-/// `iterations` power iterations from `work.q`: leaves `P̂` and `Q = Mᵀ P̂` in `work`.
+/// Runs `iterations` power iterations from `work.q`. Leaves `P̂` and `Q = Mᵀ P̂` in `work`.
 pub(super) fn iterate<T: Element>(
     m: Matrix<'_, T>,
     largest: f32,
@@ -131,9 +131,9 @@ pub(super) fn iterate<T: Element>(
     Ok(())
 }
 
-/// `Err` when decode would refuse the factors, because their product or a partial sum of it is not finite.
+/// Returns an error if decoding would refuse the factors, because their product or a partial sum is not finite.
 pub(super) fn check_product<T: Element>(m: Matrix<'_, T>, scan: Scan, rank: usize, work: &mut Work<'_>) -> Result<()> {
-    /// No sum exceeds `‖M‖` by more than rounding: `P̂` is orthonormal.
+    /// Below this, no sum overflows: `P̂` is orthonormal, so sums exceed `‖M‖` only by rounding.
     const SAFE: f64 = f32::MAX as f64 / 2.0;
     if rank == 0 || scan.squared_norm < SAFE * SAFE {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The error of every rank from one run.
+//! Measures PowerSGD's row of the error table: the error of every rank from one run.
 
 use super::encode::{Work, cold_start, iterate, scan, workspace_len};
 use super::{PowerSgd, effective_rank};
@@ -8,37 +8,39 @@ use crate::linalg::{self, LANES, Matrix, Panels, Row};
 use crate::rng::Stream;
 use crate::{Error, Result};
 
-/// Errors above this part of `‖M‖²` may be summed from columns of `Q`. Rounding shifts `‖qᵢ‖²` by about
-/// `1e-7 ‖M‖ ‖qᵢ‖`, and `‖qᵢ‖` is at most the error before column i; so an error of `‖M‖/32` is off by 3e-6 of its square.
+/// Errors above this fraction of `‖M‖²` may be computed from the columns of `Q`. Rounding changes `‖qᵢ‖²` by about
+/// `1e-7 ‖M‖ ‖qᵢ‖`, and `‖qᵢ‖` is at most the error before column i. So an error of `‖M‖/32` has a relative deviation
+/// of 3e-6 in its square.
 const SUMMED: f64 = 1.0 / 1024.0;
-/// Below this magnitude numbers of `Q` may be subnormal, and their relative precision is lost.
+/// Below this magnitude, numbers of `Q` may be subnormal and lose their relative precision.
 const SMALL: f32 = 1e-30;
 
-/// Words of workspace that [`measure`] needs when no rank exceeds `max_rank`.
+/// Words of workspace that [`measure`] needs for ranks up to `max_rank`.
 pub fn measure_workspace_len(shape: Shape, _dtype: Dtype, max_rank: u32) -> usize {
     let rank = effective_rank(shape, max_rank);
     workspace_len(shape, rank).saturating_add(rank)
 }
 
-/// Writes the squared error of encode→decode at each rank, with `iterations` power iterations and the same `stream`,
-/// all from one run at the largest rank.
+/// Writes the squared error of encoding and decoding at each rank, with `iterations` power iterations and the same
+/// `stream`. All errors come from one run at the largest rank.
 ///
 /// The first r columns of that run are the factors of rank r. The error of the largest rank R is summed element by
-/// element, with the very numbers that decode yields; smaller ranks add to it what the columns they lack would have
-/// taken away: `e²(r) = e²(R) + Σ_{r<i≤R} ‖qᵢ‖²`, for the columns of `P̂` are orthonormal. (`‖M‖² − Σ_{i≤r} ‖qᵢ‖²` is
-/// the same but cancels.) Ranks that leave less than 1/1024 of `‖M‖²` are all summed element by element.
+/// element, on the numbers that decoding yields. Smaller ranks lack some columns, and their errors are larger by those
+/// columns' squared norms: `e²(r) = e²(R) + Σ_{r<i≤R} ‖qᵢ‖²`, because the columns of `P̂` are orthonormal.
+/// (`‖M‖² − Σ_{i≤r} ‖qᵢ‖²` is equal, but suffers from cancellation.) Ranks with errors below 1/1024 of `‖M‖²` are all
+/// summed element by element.
 ///
 /// # Errors
-/// [`Error::NonFinite`]; [`Error::Parameter`] when a rank is 0 or `iterations` out of range; [`Error::Length`] when
-/// `squared_errors` is not as long as `ranks` or the workspace is too short; [`Error::Overflow`] as for encode at the
-/// largest rank.
+/// [`Error::NonFinite`] with the first NaN or infinity. [`Error::Parameter`] when a rank is 0 or `iterations` is out of
+/// range. [`Error::Length`] when `squared_errors` is not as long as `ranks`, or the workspace is too short.
+/// [`Error::Overflow`] as for encoding at the largest rank.
 ///
 /// # Complexity
-/// Time of one encode and decode at the largest rank R; where ranks beyond the 1/1024 are asked for, up to three decodes
-/// in place of one. Workspace: [`measure_workspace_len`].
+/// The time of one encoding and decoding at the largest rank R. With ranks whose errors are below the 1/1024, up to
+/// three decodings instead of one. Workspace: [`measure_workspace_len`].
 ///
 /// # Source
-/// The simulation of L-GreCo (Alimohammadi et al., MLSys 2024, §4), which runs encode and decode for each rank.
+/// The simulation of L-GreCo (Alimohammadi et al., MLSys 2024, §4), which encodes and decodes for each rank.
 ///
 /// ```
 /// use lgreco_compress::powersgd::{measure, measure_workspace_len};
@@ -87,7 +89,7 @@ pub fn measure(
             let first = first.unwrap_or(rank);
             let (p, q) = (Panels { rows: work.p, len: m.rows }, Panels { rows: work.q, len: m.cols });
             linalg::residuals(m, p, q, first - 1, errors);
-            // What is not finite at a rank is not at any larger one.
+            // If the sums are not finite at one rank, they are not finite at any larger rank either.
     Error::require_finite(errors[rank - 1].is_finite(), "the product of the factors")?;
             add_what_lacks(work.q, m.cols, &mut errors[..first]);
             for (error, &r) in squared_errors.iter_mut().zip(ranks) {
@@ -97,7 +99,7 @@ pub fn measure(
     Ok(())
 }
 
-/// `left[r - 1] = total − Σ_{i ≤ r} ‖qᵢ‖²`.
+/// Computes `left[r - 1] = total − Σ_{i ≤ r} ‖qᵢ‖²`.
 fn what_is_left(total: f64, q: &[Row], len: usize, left: &mut [f64]) {
     let mut rest = total;
     for (left, panel) in left.chunks_mut(LANES).zip(q.chunks_exact(len)) {
@@ -108,7 +110,7 @@ fn what_is_left(total: f64, q: &[Row], len: usize, left: &mut [f64]) {
     }
 }
 
-/// `errors[r - 1] = errors.last() + Σ_{r < i ≤ errors.len()} ‖qᵢ‖²`.
+/// Computes `errors[r - 1] = errors.last() + Σ_{r < i ≤ errors.len()} ‖qᵢ‖²`.
 fn add_what_lacks(q: &[Row], len: usize, errors: &mut [f64]) {
     let mut error = errors[errors.len() - 1];
     let panels = q.chunks_exact(len).take(linalg::panels(errors.len()));

@@ -1,26 +1,27 @@
 //! PowerSGD: a gradient matrix as the product of two thin ones.
 //!
-//! A gradient `M` (rows × cols) is sent as `P̂` (rows × r, orthonormal columns) and `Q = Mᵀ P̂` (cols × r); the receiver
-//! forms `P̂ Qᵀ`, the projection of `M` on the columns of `P̂`. `P̂` comes from power iteration, `P = M Q`, from a start
-//! matrix that every worker draws alike. Ranks above `min(rows, cols)` mean `min(rows, cols)`.
+//! A gradient `M` (rows × cols) is sent as `P̂` (rows × r, orthonormal columns) and `Q = Mᵀ P̂` (cols × r). The
+//! receiver computes `P̂ Qᵀ`, the projection of `M` on the columns of `P̂`. `P̂` comes from power iteration, `P = M Q`,
+//! and starts from a matrix that every worker draws equally. Ranks above `min(rows, cols)` are reduced to
+//! `min(rows, cols)`.
 //!
-//! The payload, after the header (`variant` 0, `parameter` = rank in effect): the columns of `P̂` one after the other,
-//! then the columns of `Q`, all f32 little-endian whatever the gradient's element type.
+//! In the header, `variant` is 0 and `parameter` is the effective rank. The body has the columns of `P̂`, then the
+//! columns of `Q`. All numbers are f32 little-endian for every element type of the gradient.
 //!
-//! Columns never depend on later ones: the rank-r factors are, bit for bit, the first r columns of any larger rank's.
-//! A dependent or zero column is sent as zeros; the rank falls, nothing else happens.
+//! Columns never depend on later columns. So the factors of rank r are the first r columns of any larger rank's
+//! factors, bit for bit. A dependent or zero column is sent as zeros, which reduces the rank and is no error.
 //!
-//! Factors are the same bits on every processor. Not so with the feature `gemm`, which leaves the products `M Q` and
-//! `Mᵀ P̂` to `matrixmultiply`: the last bits of factors, and so of payloads and rows, then depend on the processor's
-//! instructions, and differ from those without the feature; one processor repeats its own. All else above holds, rows
-//! are still the errors of that processor's payloads, and decode never differs. Products then allocate packing buffers of
-//! about 1 KiB per column, and workspaces are longer.
+//! The factors have the same bits on every processor. With the feature `gemm` this is different, because
+//! `matrixmultiply` computes the products `M Q` and `Mᵀ P̂`. The last bits of factors, payloads and rows then depend on
+//! the processor's instructions, and differ from those without the feature. Results on one processor stay reproducible.
+//! Rows are still the errors of that processor's payloads, and decoding always gives the same bits. Products then
+//! allocate packing buffers of about 1 KiB per column, and workspaces are larger.
 //!
 //! # Source
 //! Vogels, Karimireddy, Jaggi, "PowerSGD: Practical low-rank gradient compression for distributed optimization",
-//! NeurIPS 2019, Algorithm 1. Deviations: (1) orthonormalisation twice, without an epsilon in the norm; (2) the start
-//! matrix is uniform on (−1, 1), not normal: the same bits on every machine, and a sketch needs no more; (3) `iterations`
-//! power iterations per call instead of always one.
+//! NeurIPS 2019, Algorithm 1. Deviations: (1) Orthonormalisation runs twice, without an epsilon in the norm. (2) The
+//! start matrix is uniform on (−1, 1), not normal. That gives the same bits on every machine, and suffices for a
+//! sketch. (3) A call makes `iterations` power iterations instead of always one.
 
 mod decode;
 mod encode;
@@ -36,10 +37,10 @@ pub(crate) use setting::{KNOWN, PLANNED, READER};
 pub use start::start_matrix;
 pub use steps::{back_project, orthonormalise, project, reconstruct, reconstruct_rows, steps_workspace_len, take_off};
 
-/// The bits of the magnitude from which on products of factors may leave the range of f32.
+/// Bits of the magnitude from which products of factors may leave the range of f32.
 pub const NEAR_OVERFLOW: u32 = (127 + 90) << 23;
 
-/// The different ranks in effect, ascending.
+/// The distinct effective ranks, ascending.
 #[cfg(feature = "alloc")]
 pub fn distinct_ranks(shape: Shape, ranks: &[u32]) -> alloc::vec::Vec<u32> {
     let effective = |&rank: &u32| effective_rank(shape, rank) as u32;
@@ -58,8 +59,8 @@ use crate::{Aggregation, Compressor, Cost, Traits};
 use crate::{Error, Result};
 use encode::Work;
 
-/// The most power iterations: far more than any gap between singular values in f32 takes to be seen, and few enough that a
-/// call ends.
+/// Maximum number of power iterations. It suffices to separate all singular values that f32 can distinguish, and bounds
+/// the time of a call.
 ///
 /// ```
 /// use lgreco_compress::powersgd::{MOST_ITERATIONS, PowerSgd};
@@ -70,7 +71,7 @@ use encode::Work;
 /// ```
 pub const MOST_ITERATIONS: u32 = 1000;
 
-/// PowerSGD at one rank, started afresh at every call.
+/// PowerSGD at one rank. Every call starts from the start matrix.
 ///
 /// ```
 /// use lgreco_compress::{Compressor, powersgd::{PowerSgd, decode}, wire::Payload};
@@ -92,10 +93,11 @@ pub const MOST_ITERATIONS: u32 = 1000;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PowerSgd {
-    /// Rank, at least 1; `min(rows, cols)` where that is less.
+    /// Rank, at least 1. It is reduced to `min(rows, cols)` if that is smaller.
     pub rank: u32,
-    /// Power iterations, 1 to [`MOST_ITERATIONS`]. More of them bring the error closer to that of the best matrix of this
-    /// rank; the published method does one per step and relies on warm start: [`project`] from the last step's `Q`.
+    /// Power iterations, 1 to [`MOST_ITERATIONS`]. More iterations bring the error closer to that of the best matrix of
+    /// this rank. The published method makes one per step and relies on a warm start: [`project`] from the last step's
+    /// `Q`.
     pub iterations: u32,
 }
 
@@ -105,7 +107,7 @@ impl Compressor for PowerSgd {
         Traits { aggregation: Aggregation::FactorAllReduce, ..Traits::payloads(cost) }
     }
 
-    /// `16 + 4 r (rows + cols)` with `r = min(rank, rows, cols)`.
+    /// The length is `16 + 4 r (rows + cols)` with `r = min(rank, rows, cols)`.
     fn payload_len(&self, shape: Shape, _dtype: Dtype) -> Result<usize> {
         self.check()?;
         Ok(HEADER_LEN + body_len(shape, effective_rank(shape, self.rank))?)
@@ -115,10 +117,11 @@ impl Compressor for PowerSgd {
         encode::workspace_len(shape, effective_rank(shape, self.rank))
     }
 
-    /// The start matrix is [`start_matrix`] of `stream`: the same for every step and rank of a run.
+    /// Encodes from the start matrix [`start_matrix`] of `stream`, which is equal for all steps and ranks of a run.
     ///
     /// # Errors
-    /// Also [`Error::Overflow`] when `Mᵀ P̂`, or the product of the factors that decode forms, leaves the range of f32.
+    /// The errors of [`Compressor::encode`], and [`Error::Overflow`] when `Mᵀ P̂` or the decoded product leaves the
+    /// range of f32.
     fn encode(
         &self,
         gradient: &Gradient<'_>,
@@ -147,10 +150,10 @@ impl Compressor for PowerSgd {
 }
 
 impl PowerSgd {
-    /// The header of a payload, which has the rank in effect.
+    /// The header of a payload, with the effective rank.
     ///
     /// # Errors
-    /// [`Error::Parameter`] when the rank is 0 or the number of iterations out of range.
+    /// [`Error::Parameter`] when the rank is 0 or the number of iterations is out of range.
     pub fn header(&self, shape: Shape) -> Result<Header> {
         self.check()?;
         Ok(header(shape, effective_rank(shape, self.rank)))
@@ -163,7 +166,7 @@ impl PowerSgd {
     }
 }
 
-/// The rank in effect: no rank exceeds the smaller side.
+/// The effective rank, which is at most the smaller side of the matrix.
 ///
 /// ```
 /// use lgreco_compress::powersgd::effective_rank;
@@ -182,7 +185,7 @@ fn header(shape: Shape, rank: usize) -> Header {
 /// Bytes of both factors.
 fn body_len(shape: Shape, rank: usize) -> Result<usize> {
     let bytes = 4 * rank as u64 * (shape.rows() as u64 + shape.cols() as u64);
-    // Whatever room the header takes, a payload that fits memory does not reach beyond isize.
+    // The factors alone must fit in `isize::MAX` bytes, like any payload in memory.
     let fits = usize::try_from(bytes).ok().filter(|&bytes| bytes <= isize::MAX as usize);
     fits.ok_or(Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })
 }

@@ -1,4 +1,4 @@
-//! PowerSGD's settings as text and as data, and what a search varies of them.
+//! PowerSGD's settings as text and as data, and the parameter that a search varies.
 
 use super::{PowerSgd, effective_rank};
 use crate::describe::{Described, Known, Planned, Reader, Unit};
@@ -7,7 +7,7 @@ use crate::{Result, Setting, wire};
 use core::fmt;
 use lgreco_core::method::Parameters;
 
-/// Power iterations that are not written: those of the published method.
+/// Default number of power iterations, which is not written in texts: that of the published method.
 const ITERATIONS: u32 = 1;
 
 impl Described for PowerSgd {
@@ -19,7 +19,7 @@ impl Described for PowerSgd {
         [self.rank, self.iterations, 0, 0]
     }
 
-    /// Each rank may have its own number of iterations.
+    /// Leaves out the number of iterations, in which ranks may differ.
     fn agreed(&self) -> Parameters {
         [self.rank, 0, 0, 0]
     }
@@ -61,7 +61,7 @@ pub(crate) const READER: Reader = Reader {
     stretch: None,
 };
 
-/// Five power iterations, as in the L-GreCo authors' code.
+/// Searches use five power iterations, as the L-GreCo authors' code does.
 pub(crate) const PLANNED: Planned = Planned {
     about: "Low rank; biased",
     default: 4.0,

@@ -1,13 +1,13 @@
-//! The start matrix all workers draw alike.
+//! The start matrix, which all workers draw equally.
 
 use crate::Error;
 use crate::error::expect_len;
 use crate::rng::Stream;
 
-/// Fills `q` (cols × rank, column after column) with the start of the power iteration: uniform on (−1, 1), element `k`
-/// of column `c` from word `c · cols + k` of the sequence (seed, layer). Step and rank of `stream` do not matter, so
-/// all workers agree and a measured row stays true for later steps; and the first `r` columns do not depend on how many
-/// follow.
+/// Fills `q` (cols × rank, column after column) with the start matrix of the power iteration. It is uniform on (−1, 1).
+/// Element `k` of column `c` comes from word `c · cols + k` of the sequence (seed, layer). The step and rank of
+/// `stream` have no effect, so all workers agree, and measured rows stay valid for later steps. The first `r` columns
+/// do not depend on the number of columns.
 ///
 /// # Errors
 /// [`Error::Length`] when `q` is not cols · rank long.
@@ -16,7 +16,7 @@ use crate::rng::Stream;
 /// O(cols · rank).
 ///
 /// # Source
-/// Vogels et al. 2019, §3 (there normal, from a seed shared by all workers).
+/// Vogels et al. 2019, §3, where the matrix is normal, from a seed that all workers share.
 ///
 /// ```
 /// use lgreco_compress::powersgd::start_matrix;
@@ -33,13 +33,13 @@ pub fn start_matrix(stream: Stream, cols: usize, rank: u32, q: &mut [f32]) -> Re
     Ok(())
 }
 
-/// Calls `put` with each position below `count` and the element there.
+/// Calls `put` with each position below `count` and the element at that position.
 pub(super) fn start(stream: Stream, count: usize, mut put: impl FnMut(usize, f32)) {
-    // No worker has this rank: the words are never those of somebody's rounding.
+    // No worker has this rank, so the words differ from those of any worker's rounding.
     let stream = Stream { step: 0, rank: u32::MAX, ..stream };
     for block in 0..count.div_ceil(4) {
         for (j, word) in stream.block(block as u32).into_iter().enumerate().take(count - 4 * block) {
-            // An odd multiple of 2^-24, exact in f32.
+            // An odd multiple of 2^-24, which is exact in f32.
             let odd = (2 * (word >> 8) + 1) as i32 - (1 << 24);
             put(4 * block + j, odd as f32 / (1 << 24) as f32);
         }

@@ -1,7 +1,7 @@
-//! The steps between which an all-reduce goes: project, sum over workers, orthonormalise, back-project, average.
+//! The steps of PowerSGD around its all-reduces: project, sum over workers, orthonormalise, back-project, average.
 //!
-//! Factors are f32, column after column, of r = `min(rank, rows, cols)` columns; workspaces are those of
-//! [`steps_workspace_len`].
+//! Factors are f32, column after column, with r = `min(rank, rows, cols)` columns. Workspaces have
+//! [`steps_workspace_len`] words.
 
 use super::effective_rank;
 use super::encode::{Work, finite, scale_columns, scan, workspace_len};
@@ -32,12 +32,13 @@ fn prepare<'a>(
     Ok((r, Work::split(shape, r, workspace)))
 }
 
-/// `p = M Q D` (rows × r) from `q` (cols × r), where D scales each column of `q` by the power of two that brings its
-/// largest magnitude into [1, 2): no direction changes, and workers that share `q` share D, so their `p` may be summed.
+/// Computes `p = M Q D` (rows × r) from `q` (cols × r). D scales each column of `q` by the power of two that brings its
+/// largest magnitude into [1, 2). This does not change the columns' directions. Workers that share `q` have the same D,
+/// so their `p` may be summed.
 ///
 /// # Errors
-/// [`Error::NonFinite`], [`Error::Length`]; [`Error::Parameter`] when `q` is not finite; [`Error::Overflow`] when `p`
-/// is not.
+/// [`Error::NonFinite`] with the first NaN or infinity in the gradient. [`Error::Length`] on a slice of the wrong
+/// length. [`Error::Parameter`] when `q` is not finite. [`Error::Overflow`] when `p` is not finite.
 ///
 /// # Complexity
 /// O(rows · cols · r).
@@ -76,8 +77,8 @@ pub fn project(gradient: &Gradient<'_>, rank: u32, q: &[f32], workspace: &mut [u
     Ok(())
 }
 
-/// Replaces the columns of `p` (rows × r) by orthonormal ones: column `i` depends on columns `..=i` alone. Columns that
-/// are zero, or dependent on those before them up to 1e-6 of their norm, become exact zeros.
+/// Replaces the columns of `p` (rows × r) by orthonormal ones. Column `i` depends only on columns `..=i`. A column
+/// becomes exact zeros if it is zero, or if it depends on earlier columns up to 1e-6 of its norm.
 ///
 /// ```
 /// use lgreco_compress::powersgd::{orthonormalise, steps_workspace_len};
@@ -92,13 +93,13 @@ pub fn project(gradient: &Gradient<'_>, rank: u32, q: &[f32], workspace: &mut [u
 /// ```
 ///
 /// # Errors
-/// [`Error::Length`]; [`Error::Parameter`] when `p` is not finite.
+/// [`Error::Length`] on a slice of the wrong length. [`Error::Parameter`] when `p` is not finite.
 ///
 /// # Complexity
 /// O(rows · r²).
 ///
 /// # Source
-/// Vogels et al. 2019, Algorithm 1, line 5; blocks of 16 columns by Gram–Schmidt, everything twice.
+/// Vogels et al. 2019, Algorithm 1, line 5. Gram–Schmidt runs on blocks of 16 columns, everything twice.
 pub fn orthonormalise(shape: Shape, rank: u32, workspace: &mut [u64], p: &mut [f32]) -> Result<()> {
     let (rank, work) = prepare(shape, rank, p.len(), None, workspace)?;
     check_finite("factor P", p)?;
@@ -108,7 +109,7 @@ pub fn orthonormalise(shape: Shape, rank: u32, workspace: &mut [u64], p: &mut [f
     Ok(())
 }
 
-/// `q = Mᵀ P` (cols × r) from `p` (rows × r).
+/// Computes `q = Mᵀ P` (cols × r) from `p` (rows × r).
 ///
 /// ```
 /// use lgreco_compress::powersgd::{back_project, steps_workspace_len};
@@ -122,8 +123,8 @@ pub fn orthonormalise(shape: Shape, rank: u32, workspace: &mut [u64], p: &mut [f
 /// ```
 ///
 /// # Errors
-/// [`Error::NonFinite`], [`Error::Length`]; [`Error::Parameter`] when `p` is not finite; [`Error::Overflow`] when `q`
-/// is not.
+/// [`Error::NonFinite`] with the first NaN or infinity in the gradient. [`Error::Length`] on a slice of the wrong
+/// length. [`Error::Parameter`] when `p` is not finite. [`Error::Overflow`] when `q` is not finite.
 ///
 /// # Complexity
 /// O(rows · cols · r).
@@ -144,7 +145,8 @@ pub fn back_project(gradient: &Gradient<'_>, rank: u32, p: &[f32], workspace: &m
     Ok(())
 }
 
-/// `values = P Qᵀ`, row-major, each element summed over the columns in order: what decode makes of a payload.
+/// Computes `values = P Qᵀ`, row-major. Each element is summed over the columns in order. Decoding a payload gives the
+/// same.
 ///
 /// ```
 /// use lgreco_compress::powersgd::reconstruct;
@@ -156,10 +158,10 @@ pub fn back_project(gradient: &Gradient<'_>, rank: u32, p: &[f32], workspace: &m
 /// ```
 ///
 /// # Errors
-/// [`Error::Length`]; [`Error::Overflow`] when a value is not finite.
+/// [`Error::Length`] on a slice of the wrong length. [`Error::Overflow`] when a value is not finite.
 ///
 /// # Complexity
-/// O(rows · cols · r), no workspace, 32 KiB of stack.
+/// O(rows · cols · r). Needs no workspace and 32 KiB of stack.
 ///
 /// # Source
 /// Vogels et al. 2019, Algorithm 1, line 8.
@@ -167,7 +169,7 @@ pub fn reconstruct(shape: Shape, rank: u32, p: &[f32], q: &[f32], values: &mut [
     reconstruct_rows(shape, rank, p, q, 0..shape.rows(), values)
 }
 
-/// These rows of what [`reconstruct`] makes, the same bits.
+/// Computes some rows of the result of [`reconstruct`], with the same bits.
 ///
 /// ```
 /// use lgreco_compress::powersgd::reconstruct_rows;
@@ -179,7 +181,8 @@ pub fn reconstruct(shape: Shape, rank: u32, p: &[f32], q: &[f32], values: &mut [
 /// ```
 ///
 /// # Errors
-/// [`Error::Length`], also when there are not as many rows; [`Error::Overflow`] when a value is not finite.
+/// [`Error::Length`] on a slice of the wrong length, or when `rows` exceeds the shape. [`Error::Overflow`] when a value
+/// is not finite.
 pub fn reconstruct_rows(
     shape: Shape,
     rank: u32,
@@ -191,12 +194,13 @@ pub fn reconstruct_rows(
     let ([p, q], rank) = factors(shape, rank, [p, q])?;
     expect_room("rows", rows.end, shape.rows())?;
     expect_len("values", rows.len() * shape.cols(), values.len())?;
-    // Of each column from the first row on: columns are still as far apart.
+    // Starts each column at the first wanted row; columns stay `p.len` apart.
     let p = Columns { values: &p.values[rows.start.min(p.values.len())..], len: p.len };
     Error::require_finite(linalg::reconstruct(p, q, rank, shape.cols(), values), "the product of the factors")
 }
 
-/// `values −= P Qᵀ`: what a worker has left of `values` when it has sent the factors. Everything else as [`reconstruct`].
+/// Computes `values −= P Qᵀ`: the compression error of a worker that has sent the factors. Lengths, complexity and
+/// source are those of [`reconstruct`].
 ///
 /// ```
 /// use lgreco_compress::powersgd::take_off;
@@ -208,14 +212,14 @@ pub fn reconstruct_rows(
 /// ```
 ///
 /// # Errors
-/// [`Error::Length`]; [`Error::Overflow`] when what is left is not finite.
+/// [`Error::Length`] on a slice of the wrong length. [`Error::Overflow`] when a result is not finite.
 pub fn take_off(shape: Shape, rank: u32, p: &[f32], q: &[f32], values: &mut [f32]) -> Result<()> {
     let ([p, q], rank) = factors(shape, rank, [p, q])?;
     expect_len("values", shape.elements(), values.len())?;
     Error::require_finite(linalg::subtract_product(p, q, rank, shape.cols(), values), "what is to be remembered")
 }
 
-/// The factors as columns, and the rank in effect, when all have the lengths of this shape.
+/// Checks the factors' lengths, and returns them as columns with the effective rank.
 fn factors<'a>(shape: Shape, rank: u32, [p, q]: [&'a [f32]; 2]) -> Result<([Columns<'a, f32>; 2], usize)> {
     let rank = effective_rank(shape, rank);
     expect_len("factor P", shape.rows() * rank, p.len())?;
@@ -223,7 +227,8 @@ fn factors<'a>(shape: Shape, rank: u32, [p, q]: [&'a [f32]; 2]) -> Result<([Colu
     Ok(([Columns { values: p, len: shape.rows() }, Columns { values: q, len: shape.cols() }], rank))
 }
 
-/// NaN and infinity in a gradient always reach the product, be it by way of `infinity · 0`.
+/// Returns an error unless the product is finite. NaN and infinity in a gradient always reach the product: infinity · 0
+/// is NaN.
 fn check_product<T: Element>(what: &'static str, product: &[Row], values: &[T]) -> Result<()> {
     if finite(product) {
         return Ok(());

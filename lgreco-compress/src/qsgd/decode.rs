@@ -1,4 +1,4 @@
-//! Codes to values.
+//! Decodes QSGD: codes to values.
 
 use super::grid::{inverse_levels, point};
 use super::{Qsgd, Rounding, Scale};
@@ -11,7 +11,7 @@ use crate::wire::{Header, Method, Payload};
 use crate::{Error, Result};
 
 impl Qsgd {
-    /// The compressor a header describes, but for the rounding, which does not matter any more.
+    /// The compressor that a header describes. Its rounding is unknown and does not matter for decoding.
     fn from_header(header: &Header) -> Result<Self> {
         header.expect_method(Method::Qsgd)?;
         let scale = match header.variant >> 3 {
@@ -26,7 +26,7 @@ impl Qsgd {
     }
 }
 
-/// Writes the values that `payload`, made by [`Qsgd`], stands for; `values` has one entry per element.
+/// Decodes a payload of [`Qsgd`]. `values` has one entry per element.
 ///
 /// ```
 /// use lgreco_compress::{Compressor, qsgd::{self, Qsgd, Scale}, wire::Payload};
@@ -43,19 +43,19 @@ impl Qsgd {
 /// ```
 ///
 /// # Errors
-/// [`Error::Length`] when `values` or the payload's body has the wrong length; [`Error::PayloadHeader`],
-/// [`Error::Parameter`] or [`Error::PayloadBody`] when the payload was not made by [`Qsgd`]. Every payload for which no
-/// error is returned decodes to finite values. Nothing of `values` may be used when an error is returned.
+/// [`Error::Length`] when `values` or the payload's body has the wrong length. [`Error::PayloadHeader`],
+/// [`Error::Parameter`] or [`Error::PayloadBody`] when the payload was not made by [`Qsgd`]. If no error is returned,
+/// all decoded values are finite. After an error, `values` must not be used.
 ///
 /// # Complexity
-/// O(elements), no workspace.
+/// O(elements). Needs no workspace.
 pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     let (qsgd, scales, codes) = open(payload)?;
     expect_len("decoded values", payload.header.shape.elements(), values.len())?;
     qsgd.put(scales, codes, 0, values, |place, value| *place = value)
 }
 
-/// The compressor that made a payload, its scales and its codes.
+/// Splits a payload into its compressor, its scales and its codes.
 fn open<'a>(payload: &Payload<'a>) -> Result<(Qsgd, &'a [u8], &'a [u8])> {
     let qsgd = Qsgd::from_header(&payload.header)?;
     let elements = payload.header.shape.elements();
@@ -65,7 +65,7 @@ fn open<'a>(payload: &Payload<'a>) -> Result<(Qsgd, &'a [u8], &'a [u8])> {
     Ok((qsgd, scales, codes))
 }
 
-/// Combines what a payload stands for with `values`. Same errors as [`decode`].
+/// Adds or subtracts a payload's values. Returns the errors of [`decode`].
 pub(crate) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<()> {
     let (qsgd, scales, codes) = open(payload)?;
     expect_len("decoded values", payload.header.shape.elements(), values.len())?;
@@ -75,7 +75,7 @@ pub(crate) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -
     }
 }
 
-/// The same of the elements from `start` on, a multiple of [`BLOCK`].
+/// Adds the values of the elements from `start` on, or with `replace` writes them. `start` is a multiple of [`BLOCK`].
 pub(crate) fn combine_stretch(payload: &Payload<'_>, replace: bool, start: usize, values: &mut [f32]) -> Result<()> {
     let (qsgd, scales, codes) = open(payload)?;
     expect_room("elements", start.saturating_add(values.len()), payload.header.shape.elements())?;
@@ -87,7 +87,7 @@ pub(crate) fn combine_stretch(payload: &Payload<'_>, replace: bool, start: usize
 }
 
 impl Qsgd {
-    /// The inverse of [`encode_body`](Qsgd::encode_body); `body` has exactly the length it has for these values.
+    /// The inverse of [`encode_body`](Qsgd::encode_body). `body` must have exactly the length for these values.
     #[doc(hidden)]
     pub fn decode_body(&self, body: &[u8], values: &mut [f32]) -> Result<()> {
         let (scales, codes) = body.split_at(self.body_lens(values.len())?.0);
@@ -95,7 +95,7 @@ impl Qsgd {
         self.put(scales, codes, 0, values, |place, value| *place = value)
     }
 
-    /// `codes` and `values` are those of the elements from `start` on.
+    /// Decodes the elements from `start` on and passes each to `put`. `codes` and `values` begin at these elements.
     fn put(
         &self,
         scales: &[u8],
@@ -115,8 +115,8 @@ impl Qsgd {
     }
 }
 
-/// The compressor that made `payload`, which [`decode`] accepts whenever no error is returned here; for decoders
-/// elsewhere, on a GPU for instance. How it rounded is not known: [`Rounding::Nearest`] stands for any.
+/// The compressor that made `payload`, for decoders elsewhere, such as on a GPU. If this succeeds, [`decode`] accepts
+/// the payload. The payload does not tell the rounding, so the result always has [`Rounding::Nearest`].
 ///
 /// ```
 /// use lgreco_compress::{Compressor, qsgd::{self, Qsgd}, wire::Payload};
@@ -132,7 +132,7 @@ impl Qsgd {
 /// ```
 ///
 /// # Errors
-/// As [`decode`].
+/// The errors of [`decode`].
 ///
 /// # Complexity
 /// O(buckets).
@@ -151,10 +151,10 @@ pub(crate) fn stated(header: &Header) -> Result<usize> {
     Ok(scales + codes)
 }
 
-/// The first value's number in the tensor, codes, and the values they stand for.
+/// Index of the first value in the tensor, codes, and places for the decoded values.
 type Part<'a> = (Start, Per<&'a [u8]>, &'a mut [f32]);
 
-/// `put` says where a value goes.
+/// Decodes a part; `put` combines each decoded value with its place.
 #[inline(always)]
 fn decode_part<F: Fn(&mut f32, f32)>(part: Part<'_>, (qsgd, scales, put): (Qsgd, &[[u8; 4]], F)) -> Result<()> {
     if qsgd.sign_magnitude() {

@@ -1,4 +1,4 @@
-//! Values to codes.
+//! Encodes QSGD: values to codes.
 
 use super::grid::{FRACTION_BITS, Grid, HALF, in_levels};
 use super::{Qsgd, Rounding, Scale};
@@ -9,10 +9,10 @@ use crate::rng::block::{BLOCK, fill_block};
 use crate::spread::{Per, Start};
 use crate::{Error, Result};
 
-/// The first value's number in the tensor, values, and room for their scales and codes.
+/// Index of the first value in the tensor, values, and room for scales and codes.
 pub(super) type Part<'a, E> = ((Start, &'a [E]), Per<&'a mut [u8]>, Per<&'a mut [u8]>);
 
-/// Fills `scales` and `codes`, which have exactly the lengths needed.
+/// Writes `scales` and `codes`, which must have exactly the required lengths.
 #[inline(always)]
 pub(super) fn encode<E: Element>(part: Part<'_, E>, (qsgd, stream): (Qsgd, Stream)) -> Result<()> {
     if qsgd.sign_magnitude() {
@@ -46,7 +46,7 @@ fn encode_as<E: Element, const SIGN_MAGNITUDE: bool>(
                 write_scales(qsgd.scale, &grid, (first + at) / bucket_len, scales);
             }
             let end = block_values.len().min(at.saturating_add(bucket_len - within));
-            // Each addend turns rounding down into the rounding wanted.
+            // The addend makes the following truncation round to nearest or stochastically.
             let pairs = block_values[at..end].iter().zip(&addends[at..end]);
             for ((&value, &addend), code) in pairs.zip(&mut block_codes[at..end]) {
                 let value = value.to_f32();
@@ -67,14 +67,14 @@ fn encode_as<E: Element, const SIGN_MAGNITUDE: bool>(
 }
 
 impl Qsgd {
-    /// The least number of elements that ends a bucket and a block; more than there are if there is none.
+    /// Smallest number of elements that ends both a bucket and a block. It may exceed the number of elements.
     pub(super) fn unit(&self) -> usize {
         let bucket = self.bucket as usize;
         bucket.saturating_mul(BLOCK >> bucket.trailing_zeros().min(BLOCK.ilog2()))
     }
 }
 
-/// An error about a value, with its number in the tensor instead of that from `start` on.
+/// Converts the index in an error from this part to the whole tensor.
 #[inline(always)]
 fn in_tensor(error: Error, start: usize) -> Error {
     match error {

@@ -1,38 +1,38 @@
-//! One bucket's grid: found from its values, and the fixed-point position of a value on it.
+//! The grid of one bucket, computed from its values, and the fixed-point position of a value on it.
 
 use super::{Qsgd, Scale};
 use crate::gradient::Element;
 use crate::{Error, Result};
 
-/// Fraction bits of a fixed-point position.
+/// Number of fraction bits of a fixed-point position.
 pub(super) const FRACTION_BITS: u32 = 23;
-/// The fraction bits' mask.
+/// Mask of the fraction bits.
 pub(super) const FRACTION: u32 = (1 << FRACTION_BITS) - 1;
-/// Half of the distance between two levels.
+/// Half of the distance between two levels, in fixed point.
 pub(super) const HALF: u32 = 1 << (FRACTION_BITS - 1);
-/// The bits of 1.0.
+/// Bits of 1.0.
 pub(super) const ONE: u32 = 0x3f80_0000;
 
-/// Levels of a bucket of smaller magnitudes decode to numbers that are rounded as subnormal ones are.
+/// Below this magnitude, decoded levels of a bucket may be rounded to subnormal numbers.
 const FAINT: f32 = f32::from_bits((127 - 100) << FRACTION_BITS);
 
 const LANES: usize = 32;
 const INFINITY: u32 = 0x7f80_0000;
 const MAGNITUDE: u32 = 0x7fff_ffff;
 
-/// `1/s` for `s = 2^log_levels − 1`; `s` times it rounds to exactly 1.
+/// `1/s` for `s = 2^log_levels − 1`. The product of `s` and the result rounds to exactly 1.
 #[inline(always)]
 pub(super) fn inverse_levels(log_levels: u32) -> f32 {
     1.0 / ((1u32 << log_levels) - 1) as f32
 }
 
-/// A bucket's grid, and what brings values onto it. With sign and magnitude, the grid is that of magnitudes.
+/// The grid of a bucket, and the factors that map values onto it. With sign and magnitude, it is a grid of magnitudes.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Grid {
-    /// First and last point.
+    /// First and last level.
     pub(super) low: f32,
     pub(crate) high: f32,
-    /// The power of two that brings the largest magnitude near 1.
+    /// Power of two that scales the largest magnitude to about 1.
     pub(super) power: f32,
     /// `low` and `high` times `power`.
     pub(super) scaled_low: f32,
@@ -52,10 +52,10 @@ impl Grid {
         Grid { low, high, power, scaled_low, scaled_high, inverse }
     }
 
-    /// The grid of one bucket, whose first element is element `start` of the tensor.
+    /// Computes the grid of one bucket. Its first element is element `start` of the tensor.
     ///
     /// # Errors
-    /// [`Error::NonFinite`] with the first offender.
+    /// [`Error::NonFinite`] with the first NaN or infinity.
     #[inline(always)]
     pub(crate) fn of<E: Element>(values: &[E], start: usize, scale: Scale, sign_magnitude: bool) -> Result<Self> {
         let (largest, (low, high)) = match scale {
@@ -66,7 +66,7 @@ impl Grid {
             }
             Scale::MinMax => {
                 let (low, high) = extremes(values);
-                // Sends -0 as +0, so that the bits do not depend on which zero came first.
+                // Adding 0 turns −0 into +0, so that the bits do not depend on which zero comes first.
                 (largest_magnitude(values), (low + 0.0, high + 0.0))
             }
         };
@@ -76,34 +76,34 @@ impl Grid {
         Ok(Grid::new(low, high, largest))
     }
 
-    /// `value` as a fraction of the largest magnitude, of a grid of magnitudes: between −1 and 1, up to the rounding of a
-    /// product and a reciprocal; 0 where all values are.
+    /// `value` as a fraction of the largest magnitude, for a grid of magnitudes. It is between −1 and 1, up to the
+    /// rounding of a product and a reciprocal. It is 0 if all values are 0.
     #[inline(always)]
     pub(crate) fn fraction(&self, value: f32) -> f32 {
         value * self.power * self.inverse
     }
 
-    /// Whether zero lies in the interval, so that no magnitude on the grid exceeds the grid's length.
+    /// Whether the interval contains zero. Then no magnitude on the grid exceeds the grid's length.
     #[inline(always)]
     pub(super) fn holds_zero(&self) -> bool {
         self.low <= 0.0 && self.high >= 0.0
     }
 
-    /// Whether rounding to subnormal numbers may move decoded values by a share of the grid's length.
+    /// Whether rounding to subnormal numbers may change decoded values noticeably, relative to the grid's length.
     #[inline(always)]
     pub(super) fn is_faint(&self) -> bool {
         self.high.max(-self.low) < FAINT
     }
 
-    /// The ends between which levels are decoded, and what brings decoded values to the scale of `scaled_low` and
-    /// `scaled_high`: scaled ends, among which nothing overflows or is rounded as a subnormal number, unless decoding
-    /// does the latter.
+    /// The ends between which the measurement decodes levels, and the factor from decoded to scaled values. Usually
+    /// these are the scaled ends, where nothing overflows or becomes subnormal. For faint grids they are the real ends,
+    /// so that the measurement rounds as the decoder does.
     #[inline(always)]
     pub(super) fn ends(&self) -> (f32, f32, f32) {
         if self.is_faint() { (self.low, self.high, self.power) } else { (self.scaled_low, self.scaled_high, 1.0) }
     }
 
-    /// Where `value` (its magnitude, with sign and magnitude) lies between the ends: 0 to 2^23.
+    /// Position of a scaled value between the ends, from 0 to 2^23. With sign and magnitude, `scaled` is the magnitude.
     #[inline(always)]
     pub(super) fn position(&self, scaled: f32) -> u32 {
         let part = (scaled - self.scaled_low) * self.inverse;
@@ -111,13 +111,13 @@ impl Grid {
     }
 }
 
-/// `position · s`, in units of 2^-23 levels.
+/// `position · s`: the position in units of 2^-23 levels.
 #[inline(always)]
 pub(super) fn in_levels(position: u32, log_levels: u32) -> u32 {
     (position << log_levels).wrapping_sub(position)
 }
 
-/// The decoded value of `level` (negative for negative values with sign and magnitude).
+/// Decodes `level`. With sign and magnitude, negative values have negative levels.
 #[inline(always)]
 pub(super) fn point<const SIGN_MAGNITUDE: bool>(level: i32, inverse_levels: f32, low: f32, high: f32) -> f32 {
     let part = level as f32 * inverse_levels;
@@ -129,7 +129,7 @@ fn magnitude<E: Element>(value: E) -> u32 {
     value.to_f32().to_bits() & MAGNITUDE
 }
 
-/// The bits of the largest magnitude; those of NaN exceed those of infinity, which exceed all others.
+/// Bits of the largest magnitude. NaN counts as larger than infinity.
 #[inline(always)]
 fn largest_magnitude<E: Element>(values: &[E]) -> u32 {
     let mut largest = [0u32; LANES];
@@ -143,7 +143,7 @@ fn largest_magnitude<E: Element>(values: &[E]) -> u32 {
     rest.iter().fold(largest, |largest, &value| largest.max(magnitude(value)))
 }
 
-/// Smallest and largest value; meaningless with NaN among them.
+/// Smallest and largest value. The result is meaningless if there is a NaN.
 #[inline(always)]
 fn extremes<E: Element>(values: &[E]) -> (f32, f32) {
     let (mut low, mut high) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);

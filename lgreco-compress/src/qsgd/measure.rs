@@ -1,4 +1,5 @@
-//! A whole row of the error table: the squared error of every width, while a block of values lies in the cache.
+//! Measures QSGD's row of the error table: the squared error of every bit width, block by block, while a block is in
+//! the cache.
 
 use super::grid::{FRACTION, FRACTION_BITS, Grid, HALF, ONE, in_levels, inverse_levels, point};
 use super::{Qsgd, Rounding};
@@ -11,27 +12,29 @@ use crate::simd::dispatch_with;
 
 const LANES: usize = 32;
 
-/// The squared error of compressing `gradient` with each width of `bits`, everything else taken from `base`
-/// (`base.bits` is not read): exact for [`Rounding::Nearest`], the exact expectation over the random bits for
-/// [`Rounding::Stochastic`].
+/// Measures the squared error of compressing `gradient` with each bit width in `bits`. All other parameters come from
+/// `base`; `base.bits` is ignored. The result is exact for [`Rounding::Nearest`]. For [`Rounding::Stochastic`] it is
+/// the exact expectation over the random bits.
 ///
-/// For stochastic rounding this is Σ Δ²·f·(1 − f), with Δ the distance of two levels and `f` the fraction that the
-/// encoder itself rounds; nearest rounding, buckets all of whose values lie on one side of zero (where decoded values may
-/// be much larger than Δ) and those of magnitudes below 2^-100 (where they may be rounded to subnormal numbers) are
-/// computed from the values that would be decoded. Only rounding of f32 arithmetic separates the answer from the real
-/// error: below 1e-5 of it for more than a few values, and never more than `2e-6 + s·2^-21` of it for stochastic and 2e-6
-/// for nearest rounding, plus, per value, `2^-44` of the squared length of its bucket's interval. (GPUs leave rounding to
-/// subnormal numbers out: `Δ·2^-148 + 2^-298` more per value.)
+/// For stochastic rounding this is Σ Δ²·f·(1 − f), where Δ is the distance of two levels and `f` is the fraction that
+/// the encoder rounds. In three cases the error is computed from decoded values instead. The first is nearest rounding.
+/// The second is a bucket with all values on one side of zero, because decoded values may be much larger than Δ. The
+/// third is a bucket with magnitudes below 2^-100, because decoded values may be rounded to subnormal numbers.
+///
+/// The result differs from the real error only by rounding of f32 arithmetic. The relative difference is below 1e-5 for
+/// more than a few values. It never exceeds `2e-6 + s·2^-21` for stochastic and 2e-6 for nearest rounding, plus, per
+/// value, `2^-44` of the squared length of the bucket's interval. GPUs do not model rounding to subnormal numbers,
+/// which adds at most `Δ·2^-148 + 2^-298` per value.
 ///
 /// # Errors
-/// [`Error::Length`] when `squared_errors` is not as long as `bits`; [`Error::Parameter`]; [`Error::NonFinite`] with the
-/// first offender. Nothing of `squared_errors` may be used when an error is returned.
+/// [`Error::Length`] when `squared_errors` is not as long as `bits`. [`Error::Parameter`] when a parameter is out of
+/// range. [`Error::NonFinite`] with the first NaN or infinity. After an error, `squared_errors` must not be used.
 ///
 /// # Complexity
-/// O(elements · widths), one pass over the gradient, no workspace.
+/// O(elements · widths), one pass over the gradient. Needs no workspace.
 ///
 /// # Source
-/// The closed form: variance of stochastic rounding, Alistarh et al., NeurIPS 2017, Lemma 3.1's proof.
+/// The closed form is the variance of stochastic rounding: Alistarh et al., NeurIPS 2017, proof of Lemma 3.1.
 ///
 /// ```
 /// use lgreco_compress::qsgd::{self, Qsgd};
@@ -64,13 +67,13 @@ pub(super) fn measure_all<E: Element>(
     measure_as::<E, false>(base, bits, values, squared_errors)
 }
 
-/// One block, padded to whole lanes with values on the lowest level.
+/// One block of values, padded to whole lanes with values on the lowest level.
 struct Block {
     positions: [u32; BLOCK],
     scaled: [f32; BLOCK],
 }
 
-/// Adds the errors of the widths that code with a sign and a magnitude, or of those that do not.
+/// Adds the errors of all bit widths that code sign and magnitude, or of all that do not.
 #[inline(always)]
 fn measure_as<E: Element, const SIGN_MAGNITUDE: bool>(
     base: Qsgd,
@@ -115,7 +118,7 @@ fn measure_as<E: Element, const SIGN_MAGNITUDE: bool>(
 }
 
 impl Block {
-    /// Takes over at most `BLOCK` values and returns their number rounded up to whole lanes.
+    /// Loads at most `BLOCK` values. Returns their number, rounded up to whole lanes.
     #[inline(always)]
     fn fill<E: Element, const SIGN_MAGNITUDE: bool>(&mut self, grid: &Grid, values: &[E]) -> usize {
         for ((&value, position), scaled) in values.iter().zip(&mut self.positions).zip(&mut self.scaled) {
@@ -129,7 +132,7 @@ impl Block {
         len
     }
 
-    /// Σ f·(1 − f).
+    /// Σ f·(1 − f) over the block.
     #[inline(always)]
     fn variance(&self, len: usize, log_levels: u32) -> f64 {
         let mut sums = [0.0; LANES];
@@ -142,7 +145,7 @@ impl Block {
         total(sums)
     }
 
-    /// Σ (1 − f)·(lower level − value)² + f·(upper level − value)², in scaled units.
+    /// Expected squared error: Σ (1 − f)·(lower level − value)² + f·(upper level − value)², in scaled units.
     #[inline(always)]
     fn expected_residual<const SIGN_MAGNITUDE: bool>(&self, len: usize, log_levels: u32, grid: &Grid) -> f64 {
         let inverse = inverse_levels(log_levels);
@@ -162,7 +165,7 @@ impl Block {
         total(sums)
     }
 
-    /// Σ (nearest level − value)², in scaled units.
+    /// Squared error of nearest rounding: Σ (nearest level − value)², in scaled units.
     #[inline(always)]
     fn residual<const SIGN_MAGNITUDE: bool>(&self, len: usize, log_levels: u32, grid: &Grid) -> f64 {
         let inverse = inverse_levels(log_levels);
@@ -180,7 +183,7 @@ impl Block {
     }
 }
 
-/// The sum of lane sums: two halvings in f32, the rest in f64.
+/// Adds the lane sums: two halvings in f32, the rest in f64.
 #[inline(always)]
 fn total(sums: [f32; LANES]) -> f64 {
     let mut halves = [0.0f64; LANES / 4];

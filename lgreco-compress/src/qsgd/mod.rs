@@ -1,18 +1,18 @@
 //! QSGD and CGX: bucketed quantisation to 1–8 bits per element.
 //!
-//! A tensor is cut into buckets of consecutive elements; each bucket is mapped onto a grid of `s + 1` equally spaced
-//! levels that its own values span, and every element is sent as the number of a neighbouring level.
+//! A tensor is cut into buckets of consecutive elements. Each bucket has a grid of `s + 1` equally spaced levels, which
+//! its values span. Every element is sent as the number of a neighbouring level.
 //!
 //! # Numerics
-//! All decisions are taken on integers, so that every instruction set and every backend sends the same bits:
+//! The encoder decides on integers, so that every instruction set and every backend sends the same bits:
 //!
-//! 1. `p`, a power of two, brings the bucket's largest magnitude `M` into [1, 2): the exponent field of `p` is
-//!    `max(254 − exponent field of M, 1)`. (For `M ≥ 2^127` the range is [2, 4), for subnormal `M` below 1.) Products
-//!    with `p` are exact wherever they matter, so no bucket is too small or too large.
-//! 2. `y = (x·p − origin)·c`, where `c` is the correctly rounded reciprocal of the grid's length times `p`, or 0 when
-//!    that is 0; `Y`, the 23-bit fixed-point form of `y`, is `bits(y + 1.0) − bits(1.0)`. The two ends of the grid give
-//!    `Y = 0` and `Y = 2^23` exactly.
-//! 3. `level = (Y·s + r) >> 23`, `r = 2^22` for [`Rounding::Nearest`], `r = word >> 9` for [`Rounding::Stochastic`],
+//! 1. `p` is a power of two that scales the bucket's largest magnitude `M` into [1, 2). Its exponent field is
+//!    `max(254 − exponent field of M, 1)`. (For `M ≥ 2^127` the range is [2, 4); for subnormal `M` the result is below
+//!    1.) Products with `p` are exact wherever they matter, so buckets of any magnitude work.
+//! 2. `y = (x·p − origin)·c`, where `c` is the correctly rounded reciprocal of `p` times the grid's length. If that
+//!    product is 0, `c` is 0. `Y = bits(y + 1.0) − bits(1.0)` is `y` in 23-bit fixed point. The two ends of the grid give
+//!    exactly `Y = 0` and `Y = 2^23`.
+//! 3. `level = (Y·s + r) >> 23`. For [`Rounding::Nearest`], `r = 2^22`. For [`Rounding::Stochastic`], `r = word >> 9`,
 //!    with word `i` of the stream for element `i`.
 //!
 //! | scale | sent per bucket | code | `s` | level `l` decodes to |
@@ -21,15 +21,15 @@
 //! | [`Scale::MaxNorm`], 1 bit | `N` | level of x in [−N, N] | 1 | `−N` or `N` |
 //! | [`Scale::MinMax`] | `min`, `max` | level of x in [min, max] | `2^b − 1` | `min·(1 − a) + max·a`, `a = l·(1/s)` |
 //!
-//! The largest and the smallest element therefore decode exactly, all-zero buckets decode to zeros and (min–max)
-//! constant buckets to the constant. The body is the scales of all buckets as little-endian f32, then the codes of all
-//! elements packed little-endian without gaps; unused bits of the last byte are 0.
+//! The largest and the smallest element therefore decode exactly, and buckets of zeros decode to zeros. With min–max,
+//! constant buckets decode to the constant. The body has the scales of all buckets as little-endian f32. Then come the
+//! codes of all elements, packed little-endian without gaps. Unused bits of the last byte are 0.
 //!
 //! # Source
-//! Alistarh et al., "QSGD", NeurIPS 2017, §3 (stochastic rounding) and §5 (max norm, buckets); Markov et al., "CGX",
-//! Middleware 2022 (min–max). Deviations: codes have a fixed width instead of Elias codes, which makes the size
-//! independent of the values; the minimum and the maximum are sent instead of the minimum and the step, which makes
-//! both exact; a bucket counts as constant when its minimum equals its maximum, not below an absolute step of 1e-10.
+//! Alistarh et al., "QSGD", NeurIPS 2017, §3 (stochastic rounding) and §5 (max norm, buckets). Markov et al., "CGX",
+//! Middleware 2022 (min–max). Deviations: (1) Codes have a fixed width instead of Elias codes, so that the size does
+//! not depend on the values. (2) The minimum and the maximum are sent instead of the minimum and the step, so that both
+//! are exact. (3) A bucket is constant when its minimum equals its maximum, not below an absolute step of 1e-10.
 
 mod decode;
 mod encode;
@@ -51,7 +51,7 @@ use crate::rng::Stream;
 use crate::spread::{Per, Start, spread_parts};
 use crate::{Error, Result};
 
-/// Which interval a bucket's levels divide. The discriminants stand in payload headers and never change.
+/// The interval that a bucket's levels divide. The discriminants are part of payload headers and never change.
 ///
 /// ```
 /// use lgreco_compress::qsgd::{self, Qsgd, Rounding, Scale};
@@ -68,10 +68,10 @@ use crate::{Error, Result};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Scale {
-    /// Symmetric: plus and minus the largest magnitude (QSGD's experiments). Sends one f32 per bucket.
+    /// Symmetric: from minus to plus the largest magnitude (as in QSGD's experiments). Sends one f32 per bucket.
     #[default]
     MaxNorm = 0,
-    /// From the smallest to the largest value (CGX). Sends two f32 per bucket; zero is not a level.
+    /// From the smallest to the largest value (CGX). Sends two f32 per bucket. Zero is in general not a level.
     MinMax = 1,
 }
 
@@ -90,14 +90,15 @@ pub enum Scale {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Rounding {
-    /// To the nearer level, halves to the level with the larger number: smallest error, biased.
+    /// Rounds to the nearer level, and ties to the level with the larger number. This has the smallest error but is
+    /// biased.
     Nearest,
-    /// To one of the two levels at random, so that the decoded value is right on average.
+    /// Rounds to one of the two levels at random, so that the expected decoded value is the value.
     #[default]
     Stochastic,
 }
 
-/// Bucketed quantisation with all parameters fixed. The parameters are checked when it is used.
+/// QSGD with all parameters fixed. Every use checks the parameters.
 ///
 /// ```
 /// use lgreco_compress::{Compressor, qsgd::{self, Qsgd}, wire::Payload};
@@ -121,33 +122,34 @@ pub enum Rounding {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Qsgd {
-    /// Bits per element, 1 to 8. With [`Scale::MaxNorm`] one of them is the sign; a single bit then chooses between
+    /// Bits per element, 1 to 8. With [`Scale::MaxNorm`] one of them is the sign. A single bit then chooses between
     /// plus and minus the norm.
     pub bits: u8,
     /// Elements per bucket, at least 1; the last bucket may be shorter.
     pub bucket: u32,
-    /// Which interval the levels divide.
+    /// Interval that the levels divide.
     pub scale: Scale,
     /// How values between two levels are rounded.
     pub rounding: Rounding,
 }
 
 impl Default for Qsgd {
-    /// 4 bits, buckets of 512, max norm, stochastic: the uniform setting L-GreCo starts from.
+    /// Default: 4 bits, buckets of 512, max norm, stochastic rounding. This is the uniform setting from which L-GreCo
+    /// starts.
     fn default() -> Self {
         Qsgd { bits: 4, bucket: 512, scale: Scale::default(), rounding: Rounding::default() }
     }
 }
 
 impl Qsgd {
-    /// `Err` unless bits and bucket are in range.
+    /// Returns an error unless bits and bucket are in range.
     #[doc(hidden)]
     pub fn check(&self) -> Result<()> {
         Error::require((1..=8).contains(&self.bits), "bits", self.bits.into(), "1 to 8")?;
         Error::require(self.bucket > 0, "bucket size", 0.0, "at least 1")
     }
 
-    /// Whether codes are a sign and a level of the magnitude.
+    /// Whether codes are a sign and the level of the magnitude.
     #[doc(hidden)]
     pub const fn sign_magnitude(&self) -> bool {
         matches!(self.scale, Scale::MaxNorm) && self.bits > 1
@@ -169,14 +171,14 @@ impl Qsgd {
         Ok(Header { method: Method::Qsgd, variant, parameter: self.bucket, shape })
     }
 
-    /// Bytes of a payload's body, which a message may hold without its header.
+    /// Bytes of a payload's body. Messages may contain it without the header.
     #[doc(hidden)]
     pub fn body_len(&self, elements: usize) -> Result<usize> {
         self.check()?;
         self.body_lens(elements).map(|(scales, codes)| scales + codes)
     }
 
-    /// Fills a payload's body.
+    /// Writes a payload's body.
     #[doc(hidden)]
     pub fn encode_body<E: Element>(&self, values: &[E], stream: Stream, body: &mut [u8]) -> Result<()> {
         let (scales, codes) = body.split_at_mut(self.body_lens(values.len())?.0);
@@ -185,13 +187,13 @@ impl Qsgd {
         spread_parts!(values.len(), self.unit(), part, (*self, stream), encode::encode,)
     }
 
-    /// Bytes that the scale of a bucket takes.
+    /// Bytes of one bucket's scale.
     #[doc(hidden)]
     pub const fn scale_bytes(&self) -> usize {
         4 << self.scale as u32
     }
 
-    /// Bytes of the scales and of the codes of `elements` elements.
+    /// Bytes of the scales and bytes of the codes of `elements` elements.
     fn body_lens(&self, elements: usize) -> Result<(usize, usize)> {
         let scales = (elements as u64).div_ceil(self.bucket as u64) * self.scale_bytes() as u64;
         let codes = bits::packed_len(elements as u64, self.bits);
@@ -201,10 +203,11 @@ impl Qsgd {
     }
 }
 
-/// Sizes do not depend on the element type: scales are always f32. No workspace is needed.
+/// QSGD's payload size does not depend on the element type, because scales are always f32. It needs no workspace.
 ///
 /// # Complexity
-/// O(elements), one pass over the gradient; about 4 passes' worth of time for 4 bits, most of it for random bits.
+/// O(elements), one pass over the gradient. At 4 bits this takes as long as about four plain passes, mostly for random
+/// bits.
 impl Compressor for Qsgd {
     fn traits(&self) -> Traits {
         let piece = Some(self.bucket.max(1) as usize);
@@ -250,7 +253,7 @@ mod tests {
     #[test]
     fn the_baseline_instructions_give_the_same_bits() {
         let stream = Stream { seed: 0x1234_5678_9abc, step: 17, layer: 3, rank: 2 };
-        // Bell-shaped, with a different spread every 100.
+        // Bell-shaped values, with a different spread every 100.
         let bell = |i: usize| {
             let sum: f32 = stream.word(i as u64).to_le_bytes().map(|byte| byte as f32 - 127.5).iter().sum();
             sum * (1 + i / 100 % 7) as f32

@@ -1,4 +1,4 @@
-//! QSGD's settings as text and as data, and what a search varies of them.
+//! QSGD's settings as text and as data, and the parameter that a search varies.
 
 use super::{Qsgd, Rounding, Scale};
 use crate::describe::{Described, Known, Planned, Reader, Unit};
@@ -78,7 +78,7 @@ pub(crate) const READER: Reader = Reader {
     )),
 };
 
-/// Max-norm buckets of 512, stochastic rounding: QSGD §5, the setting that recovered accuracy.
+/// Searches use max-norm buckets of 512 and stochastic rounding: QSGD §5, the setting that recovered accuracy.
 pub(crate) const PLANNED: Planned = Planned {
     about: "Quantisation with max-norm buckets of 512 and stochastic rounding; unbiased",
     default: 4.0,

@@ -1,20 +1,21 @@
-//! QSGD's error on values with a heavy tail, before a gradient is seen.
+//! Estimates QSGD's error on heavy-tailed values, before any gradient is known.
 
 use super::{Qsgd, Rounding, Scale};
 use crate::num::sqrt;
 
-/// The most elements of a bucket that are looked at.
+/// Maximum number of a bucket's elements that are sampled.
 const LONGEST: usize = 1 << 16;
 
-/// The expected relative squared error on one bucket of a tensor: on the quantiles `(i + 1/4) / (n − 1/2)` of Student's t with
-/// two degrees of freedom, `n` the elements of a bucket, of which 65536 are looked at.
+/// Expected relative squared error on one bucket of a tensor. The values are the quantiles `(i + 1/4) / (n − 1/2)` of
+/// Student's t with two degrees of freedom, where `n` is the number of elements in a bucket. At most 65536 of them are
+/// used.
 pub(super) fn squared_error(qsgd: &Qsgd, elements: usize) -> f64 {
     let bucket = elements.min(qsgd.bucket as usize);
     let quantile = |i: usize, of: usize| {
         let below = (i as f64 + 0.25) / (of as f64 - 0.5);
         (2.0 * below - 1.0) / sqrt(2.0 * below * (1.0 - below))
     };
-    // The grid is as long as the whole bucket's, of which a part is looked at.
+    // The grid spans the whole bucket, even if only part of it is sampled.
     let largest = quantile(bucket.saturating_sub(1), bucket);
     let len = bucket.min(LONGEST);
     let intervals = (1u32 << qsgd.bits) - 1;
@@ -25,7 +26,7 @@ pub(super) fn squared_error(qsgd: &Qsgd, elements: usize) -> f64 {
     let (mut error, mut norm) = (0.0, 0.0);
     for x in (0..len).map(|i| quantile(i, len)) {
         let place = (x - lowest) / step;
-        // Truncated, which for places below 0 leaves the same two levels with their distances exchanged.
+        // Truncation below 0 exchanges the distances to the two levels, which does not change the error.
         let up = (place - place as i64 as f64).abs();
         error += match qsgd.rounding {
             Rounding::Nearest => up.min(1.0 - up) * up.min(1.0 - up),

@@ -1,9 +1,9 @@
-//! Bins of magnitudes.
+//! Divides the kept magnitudes into bins.
 
-/// Most bins: those of 8 bits.
+/// Maximum number of bins: that of 8 bits.
 pub(super) const BINS_MAX: usize = 128;
 
-/// The range of magnitudes that bins divide evenly, by the bits of an f32 without its sign.
+/// A range of magnitudes, divided evenly into bins by the bits of f32 without the sign.
 #[derive(Clone, Copy)]
 pub(super) struct Bins {
     low: u32,
@@ -12,7 +12,7 @@ pub(super) struct Bins {
 }
 
 impl Bins {
-    /// Those of `bits` bits per value for magnitudes from `low` to `high`, which is not less.
+    /// The bins of `bits` bits per value, for magnitudes from `low` to `high`; `high` is at least `low`.
     pub(super) fn new(bits: u8, low: u32, high: u32) -> Bins {
         Bins { low, span: high - low + 1, count: 1 << (bits - 1) }
     }
@@ -21,29 +21,30 @@ impl Bins {
         self.count as usize
     }
 
-    /// The bin of a magnitude that is not above the range, as it is defined; [`Edges`] finds those of many.
+    /// The bin of a magnitude up to the end of the range, by definition. [`Edges`] finds the bins of many magnitudes.
     #[cfg(test)]
     pub(super) fn of(&self, magnitude: u32) -> usize {
         (magnitude.saturating_sub(self.low) as u64 * self.count as u64 / self.span as u64) as usize
     }
 
-    /// The smallest magnitude of a bin other than the first; of the one after the last, what is just above the range.
+    /// Smallest magnitude of a bin other than the first. For the bin after the last, the magnitude just above the
+    /// range.
     pub(super) fn edge(&self, bin: usize) -> u32 {
         self.low + (bin as u64 * self.span as u64).div_ceil(self.count as u64) as u32
     }
 }
 
-/// Magnitudes whose bins are found together.
+/// Number of magnitudes whose bins are found together.
 pub(super) const BLOCK: usize = 64;
-/// So few bins that each magnitude is compared with all of them: those of 4 bits.
+/// Up to this number of bins (that of 4 bits), each magnitude is compared with the ends of all bins.
 pub(super) const FEW: usize = 8;
 
-/// Where the bins end, for finding those of many magnitudes.
+/// The ends of the bins, for finding the bins of many magnitudes.
 pub(super) struct Edges {
     bins: Bins,
-    /// Just above each bin.
+    /// The magnitude just above each bin.
     ends: [u32; BINS_MAX],
-    /// Bins per magnitude in units of 2^-32, rounded down.
+    /// Bins per unit of magnitude bits, in units of 2^-32, rounded down.
     inverse: u64,
 }
 
@@ -54,7 +55,7 @@ impl Edges {
         Edges { bins, ends, inverse: ((bins.count as u64) << 32) / bins.span as u64 }
     }
 
-    /// The bins of magnitudes that are not above the range.
+    /// The bins of magnitudes up to the end of the range.
     #[inline(always)]
     pub(super) fn bins_of(&self, magnitudes: &[u32; BLOCK]) -> [u32; BLOCK] {
         let mut bins = [0; BLOCK];
@@ -67,7 +68,7 @@ impl Edges {
             return bins;
         }
         for i in 0..BLOCK {
-            // That of the rounded inverse, or the next.
+            // The rounded inverse gives this bin or the one before it.
             let below = (magnitudes[i].saturating_sub(self.bins.low) as u64 * self.inverse) >> 32;
             bins[i] = below as u32 + (magnitudes[i] >= self.ends[below as usize % BINS_MAX]) as u32;
         }
@@ -90,7 +91,7 @@ mod tests {
             let edges = Edges::new(bins);
             let within = |magnitude: u32| magnitude.min(bins.edge(bins.count()) - 1);
             for first in 0..8 {
-                // At edges, beside them, and anywhere; zeros are below the range.
+                // Takes magnitudes at edges, just below edges, 0 (below the range), and random ones.
                 let magnitudes = core::array::from_fn(|i| match i % 4 {
                     0 => within(bins.edge((first * 16 + i / 4) % (bins.count() + 1))),
                     1 => within(bins.edge((first * 16 + i / 4) % (bins.count() + 1))).saturating_sub(1),
@@ -117,7 +118,7 @@ mod tests {
                         "{low} {high} {bits} {bin}"
                     );
                 }
-                // Bins of a bit less are pairs of these.
+                // Each bin with one bit less is a pair of these bins.
                 if bits > 1 {
                     let pairs = Bins::new(bits - 1, low, high);
                     assert!((1..pairs.count()).all(|bin| pairs.edge(bin) == bins.edge(2 * bin)));

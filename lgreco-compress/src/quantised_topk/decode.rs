@@ -1,4 +1,4 @@
-//! Decoding: scatter signed means into zeros.
+//! Decodes TopK in few bits: moves signed means to their positions among zeros.
 
 use super::{Parts, QuantisedTopK};
 use crate::bits;
@@ -8,13 +8,13 @@ use crate::sparse::{self, Sparse};
 use crate::wire::{Header, Method, Payload};
 use crate::{Error, Result};
 
-/// Writes what a payload of [`QuantisedTopK`] holds to `values`, zeros elsewhere. On an error `values` holds nothing of
-/// use.
+/// Writes the values of a payload of [`QuantisedTopK`] to `values`, and zeros elsewhere. After an error, `values` must
+/// not be used.
 ///
 /// ```
 /// use lgreco_compress::{quantised_topk, wire::Payload};
-/// let bytes = [&[b'L', 1, 6, 2 | 1 << 4, 1, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0][..], // 2 bits, a bitmap; 1 of 3
-///     &1f32.to_le_bytes(), &4f32.to_le_bytes(), &[0b11, 0b010]].concat(); // the upper bin, negative; the second
+/// let bytes = [&[b'L', 1, 6, 2 | 1 << 4, 1, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0][..], // 2 bits, a bitmap, 1 of 3 kept
+///     &1f32.to_le_bytes(), &4f32.to_le_bytes(), &[0b11, 0b010]].concat(); // upper bin and negative; second element
 /// let mut values = [f32::NAN; 3];
 /// quantised_topk::decode(&Payload::parse(&bytes)?, &mut values)?;
 /// assert_eq!(values, [0.0, -4.0, 0.0]);
@@ -22,14 +22,14 @@ use crate::{Error, Result};
 /// ```
 ///
 /// # Errors
-/// [`Error::Length`] when `values` has not the tensor's length or the body not the header's;
-/// [`Error::PayloadHeader`] when the payload is not of this method or its variant is not the one its numbers imply;
-/// [`Error::Parameter`] when the bits are not 1 to 8 or it keeps none of the elements or more than there are;
-/// [`Error::PayloadBody`] when a mean is not finite and ≥ 0, positions do not ascend, leave the tensor or are not as many
-/// as the codes, or padding is not zero.
+/// [`Error::Length`] when `values` does not have the tensor's length, or the body does not have the header's.
+/// [`Error::PayloadHeader`] when the payload is of another method, or its variant does not fit its other numbers.
+/// [`Error::Parameter`] when the bits are not 1 to 8, or when it keeps no elements or more than the tensor has.
+/// [`Error::PayloadBody`] when positions do not ascend, are outside the tensor or differ in number from the codes. Also
+/// when a mean is negative or not finite, or padding is not zero.
 ///
 /// # Complexity
-/// O(n) time, no workspace.
+/// O(n) for n elements. Needs no workspace.
 pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     sparse::decode::<Body<'_>>(payload, values)
 }
@@ -43,7 +43,7 @@ fn body_len(parts: &Parts) -> usize {
     usize::try_from(parts.body_len()).unwrap_or(usize::MAX)
 }
 
-/// What a header says.
+/// Reads the setting and the lengths of the body's parts from a header.
 fn read(header: &Header) -> Result<(QuantisedTopK, Parts)> {
     header.expect_method(Method::QuantisedTopK)?;
     let top = QuantisedTopK { keep: header.parameter, bits: header.variant & 15 };
@@ -55,15 +55,15 @@ fn read(header: &Header) -> Result<(QuantisedTopK, Parts)> {
 /// The parts of a payload's body.
 #[derive(Clone, Copy)]
 pub struct Body<'a> {
-    /// What it keeps.
+    /// Number of kept elements and bits per value.
     pub top: QuantisedTopK,
-    /// How positions are coded.
+    /// Layout of the positions.
     pub layout: Layout,
-    /// The bins' means, f32 little-endian, all finite and ≥ 0.
+    /// The bins' means, f32 little-endian, all finite and at least 0.
     pub means: &'a [[u8; 4]],
-    /// Codes in order of position.
+    /// Codes in order of their positions.
     pub codes: &'a [u8],
-    /// Their positions.
+    /// The positions.
     pub positions: &'a [u8],
 }
 
@@ -74,7 +74,7 @@ impl<'a> Sparse<'a> for Body<'a> {
         let (means, rest) = body.split_at(parts.means);
         let (codes, positions) = rest.split_at(parts.codes);
         let means = means.as_chunks::<4>().0;
-        // Anything above the bits of the largest finite number is infinite, NaN or negative.
+        // Bits above those of the largest finite number mean infinite, NaN or negative.
         let sound = means.iter().all(|&mean| u32::from_le_bytes(mean) <= f32::MAX.to_bits());
         Error::require_body(sound, "a mean is not finite and positive")?;
         let padding = 8 * codes.len() as u64 - top.keep as u64 * top.bits as u64;
@@ -119,7 +119,7 @@ impl<'a> Sparse<'a> for Body<'a> {
 }
 
 impl Body<'_> {
-    /// What each code stands for.
+    /// The decoded value of each code.
     fn meanings(&self) -> [f32; 256] {
         let mut meanings = [0.0; 256];
         for (sign, meanings) in meanings.chunks_mut(self.means.len()).take(2).enumerate() {
@@ -130,13 +130,13 @@ impl Body<'_> {
         meanings
     }
 
-    /// The `count` codes from code `first` on.
+    /// Unpacks the `count` codes from code `first` on.
     #[inline(always)]
     fn codes<'c>(&self, first: u64, count: usize, codes: &'c mut [u8]) -> &'c [u8] {
         bits::unpack_some(self.top.bits, self.codes, first, count, codes)
     }
 
-    /// [`Sparse::scatter`] from a bitmap; how many are kept up to the end of `values`.
+    /// [`Sparse::scatter`] for a bitmap. Returns the number of values kept up to the end of `values`.
     fn expand(
         &self,
         start: usize,

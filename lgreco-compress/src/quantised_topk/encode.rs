@@ -1,11 +1,11 @@
-//! Encoding: select as TopK does, then say of each kept value which bin it is in.
+//! Encodes TopK in few bits: selects as TopK does, then codes the sign and the bin of each kept value.
 
 use super::bins::{BLOCK, Bins};
 use super::sums::Sums;
 use crate::bits;
 use crate::simd::dispatch_with;
 
-/// The magnitudes of a block, zeros behind them.
+/// The magnitudes of a block, filled up with zeros.
 #[inline(always)]
 fn magnitudes(kept: &[u32]) -> [u32; BLOCK] {
     let mut magnitudes = [0; BLOCK];
@@ -15,7 +15,7 @@ fn magnitudes(kept: &[u32]) -> [u32; BLOCK] {
     magnitudes
 }
 
-/// Writes the means of the bins of `kept`, bits of f32 values, and the codes.
+/// Writes the means of the bins and the codes of `kept`, which holds the bits of f32 values.
 pub(super) fn quantise_kept(bits: u8, kept: &[u32], means: &mut [u8], codes: &mut [u8]) {
     dispatch_with!((bits, kept, means, codes), quantise);
 }

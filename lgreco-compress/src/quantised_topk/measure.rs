@@ -1,4 +1,4 @@
-//! The row of the error table: every k in every width from one sorted list of what is kept.
+//! Measures the row of the error table: every k at every bit width, from one sorted list of the kept magnitudes.
 
 use super::QuantisedTopK;
 use super::bins::{BINS_MAX, Bins};
@@ -10,8 +10,8 @@ use crate::positions::{Layout, Writer};
 use crate::select;
 use crate::topk::{self, write_positions};
 
-/// Words of workspace that [`measure`] needs: half a word per element, most of another per element kept at most, and at
-/// most 24 833 more beside two per entry of `keeps`.
+/// Words of workspace that [`measure`] needs. This is half a word per element, and two words per entry of `keeps`. It
+/// needs a little more than half a word per element kept by the largest of `keeps`, and at most 24,833 words more.
 pub fn measure_workspace_len(shape: Shape, keeps: &[u32]) -> usize {
     let elements = shape.elements();
     let most = keeps.iter().copied().max().unwrap_or(0).min(elements as u32) as usize;
@@ -19,19 +19,19 @@ pub fn measure_workspace_len(shape: Shape, keeps: &[u32]) -> usize {
     keeps.len() + kept.max(topk::measure_workspace_len(shape, keeps.len()))
 }
 
-/// The squared error of keeping each of `keeps` elements with values in each of `bits` bits, both in any order:
-/// `squared_errors[i * bits.len() + j]` belongs to `keeps[i]` and `bits[j]`.
+/// Measures the squared error of keeping each of `keeps` elements with values in each of `bits` bits. Both lists may be in
+/// any order. The error for `keeps[i]` and `bits[j]` goes to `squared_errors[i * bits.len() + j]`.
 ///
-/// Within 1e-5 of the error of what decoding gives.
+/// The result is within 1e-5 of the error of decoded values.
 ///
 /// # Errors
-/// [`Error::NonFinite`] with the first offender; [`Error::Parameter`] when a `keep` is not between 1 and the number of
-/// elements (0 if there are none) or bits are not 1 to 8; [`Error::Length`] when `squared_errors` has not a place per
-/// candidate or `workspace` is shorter than [`measure_workspace_len`].
+/// [`Error::NonFinite`] with the first NaN or infinity. [`Error::Parameter`] when a `keep` is not between 1 and the
+/// number of elements (0 if there are none), or bits are not 1 to 8. [`Error::Length`] when `squared_errors` does not
+/// have one place per candidate, or `workspace` is shorter than [`measure_workspace_len`].
 ///
 /// # Complexity
-/// That of [`topk::measure`], O(n + k log k) to sort the k largest that any candidate keeps, and for each of `keeps` one
-/// step per 64 elements kept and 64 per bin.
+/// The time of [`topk::measure`], plus O(n + k log k) to select and sort the k largest magnitudes, where k is the
+/// largest of `keeps`. Each of `keeps` then takes one step per 64 kept elements and 64 steps per bin.
 ///
 /// ```
 /// use lgreco_compress::quantised_topk::{measure, measure_workspace_len};
@@ -62,7 +62,7 @@ pub fn measure(
     Ok(())
 }
 
-/// The row, of the largest magnitudes that any candidate keeps and of the errors of leaving out the others.
+/// Computes the row from the sorted kept magnitudes, and from the errors of dropping all other elements.
 fn errors_of_sorted(kept: &Runs<'_>, keeps: &[u32], bits: &[u8], dropped: &[f64], squared_errors: &mut [f64]) {
     for ((&keep, &dropped), errors) in keeps.iter().zip(dropped).zip(squared_errors.chunks_mut(bits.len().max(1))) {
         let quantised = quantised(kept, keep as usize);
@@ -72,7 +72,7 @@ fn errors_of_sorted(kept: &Runs<'_>, keeps: &[u32], bits: &[u8], dropped: &[f64]
     }
 }
 
-/// The `most` largest magnitudes.
+/// Selects and sorts the `most` largest magnitudes.
 fn sorted<'a>(gradient: &Gradient<'_>, most: u32, workspace: &'a mut [u64]) -> Result<Runs<'a>, Error> {
     let (select, rest) = workspace.split_at_mut(select::workspace_len(gradient.shape().elements()));
     let (kept, room) = rest.split_at_mut((most as usize).div_ceil(2));
@@ -90,7 +90,7 @@ fn sorted<'a>(gradient: &Gradient<'_>, most: u32, workspace: &'a mut [u64]) -> R
     Ok(Runs::new(kept, room))
 }
 
-/// What rounding the `keep` largest costs, by the number of bits.
+/// Squared error of quantising the `keep` largest magnitudes, indexed by the number of bits.
 fn quantised(runs: &Runs<'_>, keep: usize) -> [f64; 9] {
     let sorted = runs.sorted();
     let first = sorted.len() - keep;

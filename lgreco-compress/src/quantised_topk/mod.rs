@@ -1,28 +1,28 @@
-//! TopK whose kept values travel in a few bits: a sign, and which of 1 to 128 bins the magnitude is in.
+//! TopK with kept values in a few bits: a sign, and the number of one of 1 to 128 bins of magnitudes.
 //!
-//! The bins divide the magnitudes from the smallest that is kept (zeros aside) to the largest evenly by their bits as
-//! f32, which is nearly geometrically: an f32's bits are a piecewise linear logarithm. What a bin decodes to is the mean
-//! of the magnitudes in it, and these means travel with the payload. Bins and means come of integers alone, so that the
-//! bytes are the same whatever adds them up, in whatever order. Zeros that are kept belong to the lowest bin. A bin's
-//! mean errs by less than zeros would, so that this is a contraction, as TopK is.
+//! The bins divide the range from the smallest kept magnitude (except zeros) to the largest, evenly by their bits as
+//! f32. This is nearly geometric, because the bits of an f32 are a piecewise linear logarithm. A bin decodes to the
+//! mean of its magnitudes, and the payload contains these means. Bins and means are computed with integers only. So the
+//! bytes do not depend on the processor or on the order of addition. Kept zeros belong to the lowest bin. The mean of a
+//! bin has a smaller error than zeros would have, so the method is a contraction, like TopK.
 //!
 //! # Payload body
-//! `parameter` is k. `variant` holds the bits per value, 1 to 8, in bits 0–3, and the position layout of
-//! [`topk`](super::topk) in bits 4–5; the others are 0.
+//! `parameter` is k. `variant` has the bits per value, 1 to 8, in bits 0–3, and the position layout of
+//! [`topk`](super::topk) in bits 4–5. Its other bits are 0.
 //!
 //! | bytes | content |
 //! |---|---|
-//! | 4 × 2^(bits − 1) | what each bin decodes to, f32 little-endian, 0 for empty ones |
-//! | ⌈k × bits / 8⌉ | codes in order of position, packed from bit 0 on: the bin, and in the highest bit the sign |
+//! | 4 × 2^(bits − 1) | mean of each bin, f32 little-endian, 0 for empty bins |
+//! | ⌈k × bits / 8⌉ | codes in order of their positions, packed from bit 0 on: the bin, and the sign in the highest bit |
 //! | the rest | positions, as in [`topk`](super::topk) |
 //!
 //! Padding bits are 0.
 //!
 //! # Encoding
-//! With `low` and `high` the bits of the smallest and the largest magnitude, a magnitude `m` is in bin
-//! `⌊(m − low) · bins / (high − low + 1)⌋`. A bin's mean is ⌊sum / count⌋ of its magnitudes in units of 2^-31 of the power
-//! of two that the largest of them reaches, each rounded down; as f32 it is rounded down again.
-//! Equal magnitudes therefore come back as they were.
+//! Let `low` and `high` be the bits of the smallest and the largest magnitude. A magnitude `m` is in bin
+//! `⌊(m − low) · bins / (high − low + 1)⌋`. The mean of a bin is computed in units of 2^-31 of the largest power of two
+//! that the bin's largest magnitude reaches. Each magnitude is rounded down to this unit, and the mean is ⌊sum /
+//! count⌋. It is rounded down again to f32. Equal magnitudes therefore decode exactly.
 
 mod bins;
 mod decode;
@@ -50,11 +50,11 @@ use crate::rng::Stream;
 use crate::select;
 use crate::{Error, Result};
 
-/// Keeps the `keep` elements of largest magnitude, as [`TopK`](super::topk::TopK) does, and sends each value in `bits`
+/// Keeps the `keep` elements of largest magnitude, as [`TopK`](super::topk::TopK) does. Sends each value in `bits`
 /// bits.
 ///
 /// # Complexity
-/// Encoding takes O(n) time, half a word of workspace per element and half a word per element kept.
+/// Encoding takes O(n) time, half a word of workspace per element and half a word per kept element, for n elements.
 ///
 /// ```
 /// use lgreco_compress::{Compressor, decode, quantised_topk::QuantisedTopK};
@@ -72,13 +72,13 @@ use crate::{Error, Result};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QuantisedTopK {
-    /// Number of elements kept: between 1 and the number of elements, or 0 of a tensor without elements.
+    /// Number of elements kept: between 1 and the number of elements, or 0 for a tensor without elements.
     pub keep: u32,
-    /// Bits per value, the sign among them: 1 to 8.
+    /// Bits per value, including the sign: 1 to 8.
     pub bits: u8,
 }
 
-/// Lengths of a payload's parts, in bytes.
+/// Lengths of a body's parts in bytes, and the layout of positions.
 struct Parts {
     means: usize,
     codes: usize,
@@ -124,7 +124,7 @@ impl Compressor for QuantisedTopK {
         select::workspace_len(elements) + (self.keep as usize).min(elements).div_ceil(2)
     }
 
-    /// As [`Compressor::encode`]; uses no random bits.
+    /// Encodes as described at [`Compressor::encode`]. Uses no random bits.
     fn encode(&self, gradient: &Gradient<'_>, _: Stream, workspace: &mut [u64], payload: &mut [u8]) -> Result<usize> {
         let shape = gradient.shape();
         let (parts, len) = (self.parts(shape.elements())?, self.payload_len(shape, Dtype::F32)?);

@@ -1,4 +1,4 @@
-//! TopK in few bits's settings as text and as data.
+//! Settings of TopK in few bits as text and as data.
 
 use super::{Body, QuantisedTopK};
 use crate::combine::Combine;
@@ -39,7 +39,7 @@ pub(crate) const KNOWN: Known = Known {
     from_parameters: |[keep, bits, ..]| Ok(Setting::QuantisedTopK(QuantisedTopK { keep, bits: bits as u8 })),
 };
 
-/// Reads TopK of values and of values in few bits.
+/// Parses both kinds of TopK: with full values, and with values in few bits.
 fn read(words: &mut Words<'_>) -> Result<Setting> {
     let keep = words.number("a number of elements")?;
     let (mut bits, mut values) = (None, None);

@@ -1,6 +1,6 @@
-//! Numbers that are replaced by their mean: how much that costs, for any run of sorted magnitudes.
+//! Computes the error of replacing numbers by their mean, for any run of sorted magnitudes.
 
-/// How many numbers, their mean, and the sum of squared distances from it.
+/// Statistics of a set of numbers: count, mean, and sum of squared distances from the mean.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Stat {
     count: f64,
@@ -9,7 +9,7 @@ pub(super) struct Stat {
 }
 
 impl Stat {
-    /// Of magnitudes by their bits.
+    /// Statistics of magnitudes given by their bits.
     fn of(magnitudes: &[u32]) -> Stat {
         let values = magnitudes.iter().map(|&bits| f32::from_bits(bits) as f64);
         let count = magnitudes.len() as f64;
@@ -17,7 +17,7 @@ impl Stat {
         Stat { count, mean, squares: values.map(|x| (x - mean) * (x - mean)).sum() }
     }
 
-    /// Of both (Chan, Golub and LeVeque, 1979).
+    /// Statistics of both sets together (Chan, Golub and LeVeque, 1979).
     pub(super) fn merged(self, other: Stat) -> Stat {
         if self.count == 0.0 || other.count == 0.0 {
             return if self.count == 0.0 { other } else { self };
@@ -28,7 +28,7 @@ impl Stat {
         Stat { count, mean: self.mean + apart * share, squares }
     }
 
-    /// The squared error of sending the mean, rounded down to an f32, for each.
+    /// Squared error of replacing every number by the mean, rounded down to f32.
     pub(super) fn squared_error(&self) -> f64 {
         let near = self.mean as f32;
         let sent = if near as f64 > self.mean { near.next_down() } else { near } as f64;
@@ -36,18 +36,18 @@ impl Stat {
     }
 }
 
-/// Magnitudes of a block, of which the statistics are kept.
+/// Number of magnitudes in a block whose statistics are stored.
 const BLOCK: usize = 64;
 
-/// Ascending magnitudes with the statistics of each whole block.
+/// Ascending magnitudes, with the statistics of each whole block.
 pub(super) struct Runs<'a> {
     sorted: &'a [u32],
-    /// Mean and squares of each.
+    /// Mean and sum of squares of each block.
     blocks: &'a [[f64; 2]],
 }
 
 impl<'a> Runs<'a> {
-    /// Words that `magnitudes` of them need.
+    /// Words of memory for the statistics of `magnitudes` magnitudes.
     pub(super) const fn room(magnitudes: usize) -> usize {
         2 * (magnitudes / BLOCK)
     }
@@ -61,7 +61,7 @@ impl<'a> Runs<'a> {
         Runs { sorted, blocks }
     }
 
-    /// Of the magnitudes from `start` up to `end`.
+    /// Statistics of the magnitudes from `start` up to `end`.
     pub(super) fn stat(&self, start: usize, end: usize) -> Stat {
         let (first, last) = (start.div_ceil(BLOCK), end / BLOCK);
         if first >= last {

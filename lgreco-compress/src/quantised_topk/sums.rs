@@ -1,15 +1,15 @@
-//! Means of the magnitudes in each bin, in integers.
+//! Computes the mean magnitude of each bin with integers.
 
 use super::bins::{BINS_MAX, BLOCK, Bins, Edges, FEW};
 
-/// The exponent's bits; those of numbers below the normal ones count as the least normal ones'.
+/// Exponent field of a magnitude. Subnormal numbers have the field of the smallest normal ones.
 #[inline(always)]
 fn exponent(magnitude: u32) -> u32 {
     (magnitude >> 23).max(1)
 }
 
-/// A magnitude in units of 2^-31 of the power of two of `exponent`, which is not less than its own, rounded down; with any
-/// other exponent 0.
+/// A magnitude in units of 2^-31 times the power of two of `exponent_of_unit`, rounded down. The result is 0 if the
+/// magnitude's exponent is larger.
 #[inline(always)]
 fn digits(magnitude: u32, exponent_of_unit: u32) -> u32 {
     let implied = if magnitude >> 23 > 0 { 1 << 23 } else { 0 };
@@ -17,7 +17,7 @@ fn digits(magnitude: u32, exponent_of_unit: u32) -> u32 {
     if shift < 32 { ((magnitude & 0x007f_ffff | implied) << 8) >> shift } else { 0 }
 }
 
-/// Sums of the magnitudes in each bin, in units of its largest one's. All magnitudes are looked at first, then added.
+/// Sums of the magnitudes in each bin, in units of the bin's largest one. `look` must see all magnitudes before `add`.
 pub(super) struct Sums {
     edges: Edges,
     bins: usize,
@@ -27,7 +27,7 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    /// Sums of nothing.
+    /// Empty sums.
     pub(super) fn new(bins: Bins) -> Sums {
         Sums {
             edges: Edges::new(bins),
@@ -38,7 +38,8 @@ impl Sums {
         }
     }
 
-    /// Looks at magnitudes, none of which is above the bins; zeros may be among them that are not added.
+    /// Records the largest magnitude of each bin. No magnitude may be above the bins. Zeros that are not added later
+    /// may be included.
     #[inline(always)]
     pub(super) fn look(&mut self, magnitudes: &[u32; BLOCK]) {
         let bins = self.edges.bins_of(magnitudes);
@@ -58,7 +59,7 @@ impl Sums {
         }
     }
 
-    /// Adds the first `count` of the magnitudes, which have been looked at, and returns all their bins.
+    /// Adds the first `count` magnitudes, which `look` has seen. Returns the bins of all magnitudes.
     #[inline(always)]
     pub(super) fn add(&mut self, magnitudes: &[u32; BLOCK], count: usize) -> [u32; BLOCK] {
         let bins = self.edges.bins_of(magnitudes);
@@ -76,7 +77,7 @@ impl Sums {
         bins
     }
 
-    /// Adds magnitudes whose bins these are; those of no bin are passed over.
+    /// Adds magnitudes to the given bins, and skips those with an invalid bin.
     #[inline(always)]
     fn add_to_few(&mut self, magnitudes: &[u32; BLOCK], bins: &[u32; BLOCK]) {
         let mut parts = [0; BLOCK];
@@ -99,7 +100,7 @@ impl Sums {
         }
     }
 
-    /// The means' bits as f32; 0 for empty bins.
+    /// Bits of the means as f32; 0 for empty bins.
     pub(super) fn means(&self) -> impl Iterator<Item = u32> {
         (0..self.bins).map(|bin| match self.counts[bin] {
             0 => 0,
@@ -108,7 +109,7 @@ impl Sums {
     }
 }
 
-/// The bits of `digits` · 2^(exponent − 158), rounded down.
+/// Bits of `digits` · 2^(exponent − 158) as f32, rounded down.
 fn float(digits: u32, exponent: u32) -> u32 {
     if digits == 0 {
         return 0;
@@ -153,7 +154,7 @@ mod tests {
             let blocks = magnitudes.as_chunks().0;
             blocks.iter().for_each(|block| sums.look(block));
             for block in blocks {
-                // The last ones are not added.
+                // The last three magnitudes of a block are not added.
                 for (&magnitude, bin) in block.iter().zip(sums.add(block, BLOCK - 3)).take(BLOCK - 3) {
                     let of = &mut exact[bin as usize];
                     *of = (of.0 + 1, of.1 + f32::from_bits(magnitude) as f64);

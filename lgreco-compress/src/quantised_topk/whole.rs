@@ -1,4 +1,4 @@
-//! For backends that make payloads on a device: what of a payload goes before its values.
+//! For backends that encode on a device: sizes and headers of both kinds of TopK payloads.
 
 use super::QuantisedTopK;
 pub use super::decode::Body;
@@ -8,23 +8,23 @@ use crate::sparse::Sparse;
 use crate::topk::TopK;
 use crate::wire::{Header, Payload};
 
-/// What TopK keeps: so many values, in full or in `bits`, which are then not 0.
+/// The elements that TopK keeps and how it sends values: in full, or in `bits` bits.
 #[derive(Clone, Copy, Debug)]
 pub struct Keep {
-    /// What selects the same elements; in few bits of f32 values.
+    /// The setting that selects the same elements. For values in few bits, its type is f32.
     pub top: TopK,
-    /// 0 where values are sent in full.
+    /// Bits per value; 0 if values are sent in full.
     pub bits: u8,
 }
 
 impl Keep {
-    /// Bytes of a payload before its positions: of its bins' means, and of its values or their codes.
+    /// Bytes of a payload's parts before the positions: of the means, and of the values or codes.
     pub fn bytes(self) -> [u64; 2] {
         let means = if self.bits == 0 { 0 } else { 4 << (self.bits - 1) };
         [means, (u64::from(self.top.keep) * self.width() as u64).div_ceil(8)]
     }
 
-    /// Bits of a value, or of its code.
+    /// Bits of a value or of its code.
     pub fn width(self) -> usize {
         if self.bits == 0 { 8 * self.top.values.bytes() } else { self.bits.into() }
     }
@@ -45,15 +45,16 @@ impl From<QuantisedTopK> for Keep {
 /// The header of a payload.
 ///
 /// # Errors
-/// [`Error::Parameter`] unless bits and elements kept are such as the shape allows.
+/// [`Error::Parameter`] unless the bits are 1 to 8 and the shape allows this number of kept elements.
 pub fn header(top: &QuantisedTopK, shape: Shape) -> Result<Header, Error> {
     Ok(top.header(shape, top.parts(shape.elements())?.layout))
 }
 
-/// The parts of a payload's body. Finds fault with it where [`decode`](super::decode) does without looking at each value.
+/// Splits a payload's body into its parts. Makes the checks of [`decode`](super::decode) that do not read each
+/// position.
 ///
 /// # Errors
-/// As there, but for the positions.
+/// The errors of [`decode`](super::decode), except those in positions.
 pub fn of_payload<'a>(payload: &Payload<'a>) -> Result<Body<'a>, Error> {
     Sparse::of(payload)
 }

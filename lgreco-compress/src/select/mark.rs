@@ -1,12 +1,12 @@
-//! Marks of the elements of at least a magnitude, and their values, by vectorised passes.
+//! Marks the elements whose magnitude reaches a threshold, and collects their values, by vectorised passes.
 
 use super::put;
 use crate::gradient::Element;
 use crate::lanes::{LANES, LaneKernel, Lanes, dispatch_lanes};
 use crate::spread::{Per, spread_parts};
 
-/// Marks the elements of at least `magnitude`, a bit each, and puts their values, by their bits as f32, to the front of
-/// `kept`, where there is room for all. Returns their number.
+/// Marks the elements with magnitude bits of at least `magnitude`, one bit each, and returns their number. Writes the
+/// bits of their values as f32 to the front of `kept` if there is room.
 #[inline(always)]
 fn mark<T: Element, L: Lanes>(lanes: L, values: &[T], magnitude: u32, marks: &mut [u64], kept: &mut [u32]) -> usize {
     let (blocks, rest) = values.as_chunks::<64>();
@@ -45,7 +45,7 @@ fn mark_block<T: Element, L: Lanes>(
     mask
 }
 
-/// One pass: marks elements.
+/// One pass that marks elements.
 struct AtLeast<'a, T> {
     values: &'a [T],
     magnitude: u32,
@@ -77,15 +77,15 @@ fn at_least<T: Element>(
     dispatch_lanes(AtLeast { values, magnitude, stretch, room, counts });
 }
 
-/// The part of a stretch's room for its marks, and the rest of it for values.
+/// Splits the room of a stretch into marks and values.
 pub fn marked(room: &mut [u64], elements: usize) -> (&mut [u64], &mut [u32]) {
     let (marks, kept) = room.split_at_mut(elements.div_ceil(64));
     (marks, bytemuck::cast_slice_mut(kept))
 }
 
-/// Marks the elements of at least `magnitude`. Of each stretch of so many elements, a multiple of 64, the part of `room`
-/// with half as many words gets [marks, and where they fit values](marked), so that no other core need fetch them; `counts`
-/// gets their number.
+/// Marks the elements with magnitude bits of at least `magnitude`. Each stretch of `stretch` elements, a multiple of
+/// 64, has `stretch / 2` words of `room`. They receive [the marks, and the values if they fit](marked). `counts`
+/// receives the number of marks per stretch. Each stretch has separate room, so that no core fetches data of another.
 pub fn mark_at_least<T: Element>(values: &[T], magnitude: u32, stretch: usize, room: &mut [u64], counts: &mut [usize]) {
     let parts = (values, Per(room, stretch / 2, stretch), Per(counts, 1, stretch));
     spread_parts!(values.len(), stretch, parts, (magnitude, stretch), at_least,);

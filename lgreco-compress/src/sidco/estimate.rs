@@ -1,4 +1,4 @@
-//! The threshold: fits in stages, each to what the last one leaves.
+//! Estimates the threshold in stages. Each stage fits a distribution to the elements above the last threshold.
 
 use super::gamma::inverse_upper_gamma;
 use super::{Fit, Sidco};
@@ -6,10 +6,10 @@ use crate::gradient::Element;
 use crate::num::{exp, ln, sqrt};
 use crate::simd::dispatch_with;
 
-/// Share of the elements that the first of several stages leaves.
+/// Fraction of the elements above the threshold of the first stage, if there are several stages.
 const FIRST_DENSITY: f64 = 0.25;
 
-/// Bits of the least magnitude above the threshold; `None` when the magnitudes fit no distribution.
+/// Bits of the smallest magnitude above the threshold. `None` when no distribution fits the magnitudes.
 pub(super) fn threshold<T: Element>(sidco: &Sidco, values: &[T]) -> Option<u32> {
     let density = sidco.density;
     let several = sidco.stages > 1 && density < FIRST_DENSITY;
@@ -29,18 +29,18 @@ pub(super) fn threshold<T: Element>(sidco: &Sidco, values: &[T]) -> Option<u32> 
                 Fit::Exponential => exponential(above.excess(threshold), ratio),
                 Fit::GammaPareto | Fit::Pareto => pareto(above.excess(threshold), above.variance(), ratio),
             };
-            // Too few are left, or all are equal: the threshold stays.
+            // Keeps the threshold if too few elements are left or all are equal.
             let Some(raised) = raised else { break };
             threshold = above.least + raised;
         }
     }
-    // What exceeds it is what reaches the next f32.
+    // Converts "above the threshold" to "at least the next larger f32".
     let nearest = threshold as f32;
     let least = if nearest as f64 <= threshold { nearest.next_up() } else { nearest };
     Some(least.to_bits())
 }
 
-/// `None` unless positive and finite.
+/// Returns `x` if it is positive and finite, else `None`.
 fn sound(x: f64) -> Option<f64> {
     if x > 0.0 && x.is_finite() { Some(x) } else { None }
 }
@@ -52,30 +52,30 @@ fn exponential(mean: f64, density: f64) -> Option<f64> {
 fn pareto(mean: f64, variance: f64, density: f64) -> Option<f64> {
     let q = sound(mean * mean / sound(variance)?)?;
     let (scale, shape) = (0.5 * mean * (q + 1.0), 0.5 * (q - 1.0));
-    // The limit of (1 − δ^κ) / κ, where the quotient loses its digits.
+    // For κ near 0, (1 − δ^κ) / κ loses its digits; its limit is −ln δ.
     let quotient = if shape.abs() < 1e-9 { -ln(density) } else { (1.0 - exp(shape * ln(density))) / shape };
     Some(scale * quotient)
 }
 
 fn gamma(mean: f64, mean_ln: f64, density: f64) -> Option<f64> {
-    // Beyond a shape of 10^6, magnitudes within about 0.1 % of each other, there is nothing to tell apart.
+    // Limits the shape to 10^6. Above that, magnitudes are within about 0.1 % of each other.
     let s = sound(ln(sound(mean)?) - mean_ln)?.max(0.5e-6);
     let shape = (3.0 - s + sqrt((s - 3.0) * (s - 3.0) + 24.0 * s)) / (12.0 * s);
     Some(mean / shape * inverse_upper_gamma(shape, density))
 }
 
-/// The mean logarithm of the magnitudes, each raised by 2^-52 of their L2 norm.
+/// Mean logarithm of the magnitudes. Each magnitude is first raised by 2^-52 of their l2 norm, so that none is 0.
 fn mean_ln<T: Element>(values: &[T], all: &Moments) -> f64 {
     let least = f64::EPSILON * sqrt(all.squares);
     values.iter().map(|x| ln(x.to_f32().abs() as f64 + least)).sum::<f64>() / all.count
 }
 
-/// Sums over the magnitudes above a floor, less a shift.
+/// Sums over the magnitudes above a floor, each reduced by a shift.
 struct Moments {
     count: f64,
     sum: f64,
     squares: f64,
-    /// The least magnitude itself, and the largest.
+    /// Smallest and largest magnitude, not reduced by the shift.
     least: f64,
     largest: f64,
 }
@@ -89,12 +89,12 @@ impl Moments {
         self.sum / self.count
     }
 
-    /// The mean over the least, of magnitudes less `shift`; exactly 0 when all are equal.
+    /// Mean of the magnitudes minus the smallest one; exactly 0 when all are equal. `shift` is the shift of the sums.
     fn excess(&self, shift: f64) -> f64 {
         if self.least < self.largest { self.mean() - (self.least - shift) } else { 0.0 }
     }
 
-    /// The unbiased estimate; exactly 0 when all are equal.
+    /// Unbiased estimate of the variance; exactly 0 when all magnitudes are equal.
     fn variance(&self) -> f64 {
         let squares = self.squares - self.sum * self.mean();
         if self.least < self.largest { squares / (self.count - 1.0) } else { 0.0 }

@@ -2,9 +2,9 @@
 
 use crate::num::{exp, ln};
 
-/// ln Γ(x) for x > 0, within 1e-14 of its magnitude or of 1.
+/// ln Γ(x) for x > 0, with an error within 1e-14 of its magnitude or of 1.
 fn ln_gamma(x: f64) -> f64 {
-    // Lanczos's approximation with g = 7 and nine coefficients.
+    // Lanczos approximation with g = 7 and nine coefficients.
     const COEFFICIENTS: [f64; 8] = [
         676.520_368_121_885_1,
         -1_259.139_216_722_402_8,
@@ -25,7 +25,7 @@ fn ln_gamma(x: f64) -> f64 {
     HALF_LN_TAU + (x + 0.5) * ln(t) - t + ln(series)
 }
 
-/// Q(a, x), the share of a gamma distribution of shape `a` > 0 above `x` ≥ 0.
+/// Q(a, x): the probability that a gamma distribution of shape `a` > 0 exceeds `x` ≥ 0.
 fn upper_gamma(a: f64, x: f64) -> f64 {
     const TERMS: usize = 100_000;
     if x <= 0.0 {
@@ -65,13 +65,13 @@ fn upper_gamma(a: f64, x: f64) -> f64 {
     front * fraction
 }
 
-/// The x with Q(a, x) = `density`, in (0, 1], by bisection.
+/// Finds the x with Q(a, x) = `density` by bisection; `density` is in (0, 1].
 pub(super) fn inverse_upper_gamma(a: f64, density: f64) -> f64 {
     let (mut low, mut high) = (0.0, 1.0);
     while upper_gamma(a, high) > density && high < 1e300 {
         (low, high) = (high, 2.0 * high);
     }
-    // Small shapes have quantiles of any order of magnitude; halving reaches the least f64 in 1100 steps.
+    // Small shapes have quantiles of any magnitude. Halving reaches the smallest f64 in 1100 steps.
     for _ in 0..1100 {
         let middle = 0.5 * (low + high);
         if middle <= low || middle >= high {
@@ -99,7 +99,7 @@ mod tests {
         assert!((ln_gamma(1e-8) - 1e8f64.ln()).abs() < 1e-7);
     }
 
-    /// Closed forms: shapes 1, 2 and 3.
+    /// Compares with the closed forms of shapes 1, 2 and 3.
     #[test]
     fn shares_of_whole_shapes() {
         for i in 1..400 {
@@ -112,7 +112,7 @@ mod tests {
         }
     }
 
-    /// The density integrated by Simpson's rule in t, where x = t^k with k large enough for a smooth integrand.
+    /// Compares with Simpson's rule on the density in t, where x = t^k. The integrand is smooth for large k.
     #[test]
     fn shares_of_any_shape() {
         for a in [0.05f64, 0.3, 0.5, 0.77, 1.4, 7.5] {

@@ -1,17 +1,20 @@
-//! SIDCo: a magnitude threshold for a wanted density, from a distribution fitted to the magnitudes instead of a selection.
+//! SIDCo: estimates the threshold for a wanted density by fitting a distribution to the magnitudes, instead of
+//! selecting.
 //!
-//! The first stage fits all magnitudes and takes the threshold that a quarter of them should exceed; every further stage
-//! fits what the elements above the threshold exceed it by, each raising it by the same ratio of densities until the
-//! density is reached. One stage fits everything at once. What exceeds the last threshold is sent, in
-//! [`topk`]'s payload; all elements are sent where that takes fewer bytes, for then no positions are.
+//! With several stages, the first one fits all magnitudes and takes the threshold that a quarter of them should exceed.
+//! Each further stage fits the excesses over the last threshold. All further stages reduce the density by the same
+//! ratio, until the wanted density is reached. A single stage fits all magnitudes at once. Elements above the last
+//! threshold are sent, in [`topk`]'s payload. All elements are sent if that takes fewer bytes, because then no
+//! positions are needed.
 //!
-//! How far the density comes out right depends on the tail and the number of stages: with heavy tails more
-//! stages send less, with light ones more. Whatever the fit says, between half and twice the wanted number of elements are sent (of a gradient that
-//! is not zero): outside that, exactly the half or the double, the largest; as many as wanted where nothing can be fitted
-//! (all magnitudes equal) or fewer than [`SMALLEST`] elements make a fit meaningless.
+//! The accuracy of the density depends on the tail and the number of stages. With heavy tails, more stages send fewer
+//! elements; with light tails, more. The number sent is always between half and twice the wanted number, unless the
+//! gradient is zero. If the fit gives a number outside this range, the largest elements are sent, exactly half or twice
+//! the wanted number. The wanted number of largest elements is sent if no distribution fits (all magnitudes are equal),
+//! or if the tensor has fewer than [`SMALLEST`] elements.
 //!
 //! # Fits
-//! With mean μ and variance σ² of what is fitted, for density δ:
+//! Thresholds for density δ, where μ and σ² are mean and variance of the fitted magnitudes:
 //!
 //! | fit | threshold |
 //! |---|---|
@@ -19,12 +22,13 @@
 //! | gamma, by maximum likelihood | `θ Q⁻¹(α, δ)`; `s = ln μ − mean ln`, `α = (3 − s + √((s − 3)² + 24 s)) / (12 s)`, `θ = μ / α` |
 //! | generalised Pareto, by moments | `β (1 − δ^κ) / κ`; `q = μ² / σ²`, `β = μ (q + 1) / 2`, `κ = (q − 1) / 2` |
 //!
-//! Excesses are taken over the least element above the threshold before.
+//! Excesses are measured from the smallest element above the last threshold.
 //!
 //! # Source
-//! Abdelmoniem et al., "An efficient statistical-based gradient compression technique for distributed training systems",
-//! MLSys 2021, as in the authors' code. Deviations: (1) further stages only where the density is below a quarter; (2)
-//! half and twice the wanted number as bounds; (3) the number of stages does not change by itself.
+//! Abdelmoniem et al., "An efficient statistical-based gradient compression technique for distributed training
+//! systems", MLSys 2021, as in the authors' code. Deviations: (1) Further stages are used only for densities below a
+//! quarter. (2) The number sent is between half and twice the wanted number. (3) The number of stages is fixed, not
+//! adapted.
 
 mod estimate;
 mod gamma;
@@ -40,29 +44,30 @@ use crate::select;
 use crate::{Error, Result};
 use core::slice::from_mut;
 
-/// Elements below which nothing is fitted.
+/// Number of elements below which no distribution is fitted.
 pub const SMALLEST: usize = 1000;
 
-/// Each is a pass over the elements; no density in f64 has as many halvings.
+/// Maximum number of stages. Each stage is a pass over the elements, and no f64 density can be halved more often.
 const MOST_STAGES: u32 = 1100;
 
-/// Which distributions are fitted to magnitudes.
+/// The distributions that are fitted to the magnitudes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Fit {
     /// Exponential in all stages (SIDCo-E), the cheapest.
     #[default]
     Exponential = 0,
-    /// Gamma first, then generalised Pareto (SIDCo-GP); takes a logarithm per element.
+    /// Gamma first, then generalised Pareto (SIDCo-GP). Computes one logarithm per element.
     GammaPareto = 1,
     /// Generalised Pareto in all stages (SIDCo-P).
     Pareto = 2,
 }
 
-/// Sends about `density` of the elements, those above an estimated threshold.
+/// Sends about a fraction `density` of the elements: those above an estimated threshold.
 ///
 /// # Complexity
-/// Encoding is two passes, one per stage and, when the estimate is off, a selection; half a word of workspace per element.
+/// Encoding takes two passes, one more per stage, and a selection when the estimate is outside its range. It needs half
+/// a word of workspace per element.
 ///
 /// ```
 /// use lgreco_compress::{Compressor, sidco::{Fit, Sidco}, wire::Payload};
@@ -81,21 +86,21 @@ pub enum Fit {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sidco {
-    /// The wanted share of elements, in (0, 1].
+    /// Wanted fraction of the elements, in (0, 1].
     pub density: f64,
-    /// What is fitted.
+    /// The distributions that are fitted.
     pub fit: Fit,
-    /// Number of stages, 1 to 1100. Workers may differ in it.
+    /// Number of stages, 1 to 1100. Workers may use different numbers.
     pub stages: u32,
-    /// The type the values are sent in, rounded to nearest.
+    /// Type in which the values are sent, rounded to nearest.
     pub values: Dtype,
 }
 
-/// What is sent of a gradient.
+/// The elements of a gradient that are sent.
 enum Selected {
-    /// What reaches a magnitude, given by its bits.
+    /// All elements with magnitude bits of at least `magnitude`.
     AtLeast { magnitude: u32, count: u32 },
-    /// So many of the largest.
+    /// This number of largest elements.
     Largest(u32),
 }
 
@@ -109,7 +114,7 @@ impl Sidco {
         TopK { keep, values: self.values }
     }
 
-    /// The wanted number of elements.
+    /// Wanted number of elements.
     fn target(&self, elements: usize) -> Result<u32> {
         self.check()?;
         Ok(TopK::with_density(self.density, elements, self.values)?.keep)
@@ -133,12 +138,12 @@ impl Compressor for Sidco {
         Traits { shrinks: true, ..Traits::whole(Cost::of_elements(2, 4.0, 0.0)) }
     }
 
-    /// The length with twice the wanted number of elements.
+    /// Length with twice the wanted number of elements, an upper bound.
     fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize> {
         let elements = shape.elements();
         let target = self.target(elements)?;
         let most = target.saturating_mul(2).min(elements as u32);
-        // A tensor sent whole needs no positions and may be shorter than most of it.
+        // A tensor sent completely needs no positions, so it may be shorter than one sent almost completely.
         Ok(topk::payload_len(most, shape, self.values)?.max(topk::payload_len(target, shape, self.values)?))
     }
 
@@ -150,10 +155,11 @@ impl Compressor for Sidco {
         self.top(1).encode_workspace_len(shape, dtype)
     }
 
-    /// As [`Compressor::encode`]; uses no random bits.
+    /// Encodes as described at [`Compressor::encode`]. Uses no random bits.
     ///
     /// # Errors
-    /// Also [`Error::ElementOverflow`] when an element sent is too large for [`values`](Sidco::values).
+    /// The errors of [`Compressor::encode`], and [`Error::ElementOverflow`] when a sent element is too large for
+    /// [`values`](Sidco::values).
     fn encode(
         &self,
         gradient: &Gradient<'_>,
@@ -172,16 +178,16 @@ impl Compressor for Sidco {
     }
 }
 
-/// Words of workspace that a row needs.
+/// Words of workspace that measuring a row needs.
 pub const fn measure_workspace_len(shape: Shape) -> usize {
     topk::measure_workspace_len(shape, 1)
 }
 
-/// The squared error of compressing `gradient` as `base`, at each of `densities` instead of its own. Hands `found` the index
+/// Measures the squared error of compressing `gradient` as `base`, at each of `densities`. Calls `found` with the index
 /// and the length in bytes of each payload.
 ///
 /// # Complexity
-/// About an encode per density, plus two passes.
+/// About one encoding per density, plus two passes.
 pub(super) fn measure(
     gradient: &Gradient<'_>,
     base: Sidco,

@@ -1,4 +1,4 @@
-//! SIDCo's settings as text and as data, and what a search varies of them.
+//! SIDCo's settings as text and as data, and the parameter that a search varies.
 
 use super::{Fit, Sidco};
 use crate::describe::{Described, Known, Planned, Unit, dtype_of};
@@ -9,7 +9,7 @@ use crate::{Error, Result, Setting, wire};
 use core::fmt;
 use lgreco_core::method::Parameters;
 
-/// Stages that are not written.
+/// Default number of stages, which is not written in texts.
 const STAGES: u32 = 1;
 
 impl Described for Sidco {
@@ -22,7 +22,7 @@ impl Described for Sidco {
         [density as u32, (density >> 32) as u32, self.fit as u32 | (self.values as u32) << 8, self.stages]
     }
 
-    /// Each rank may have its own number of stages.
+    /// Leaves out the number of stages, in which ranks may differ.
     fn agreed(&self) -> Parameters {
         let [low, high, fit, _] = self.parameters();
         [low, high, fit, 0]
@@ -77,7 +77,7 @@ fn from_parameters([low, high, fit, stages]: Parameters) -> Result<Setting> {
     Ok(Setting::Sidco(Sidco { density, fit, stages, values }))
 }
 
-/// One stage of the cheapest fit.
+/// Searches use one stage of the cheapest fit.
 pub(crate) const PLANNED: Planned = Planned {
     about: "Sparsification by an estimated magnitude; biased",
     default: 0.01,

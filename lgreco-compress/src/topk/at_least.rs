@@ -1,4 +1,4 @@
-//! Encoding what reaches a magnitude, however many that are.
+//! Encodes all elements whose magnitude reaches a threshold.
 
 use super::encode::{Body, write};
 use super::{STRETCH, body_len, payload_len};
@@ -8,30 +8,29 @@ use crate::gradient::{Dtype, Gradient, with_elements};
 use crate::select::Cut;
 use crate::value::with_wire_type;
 
-/// All elements whose magnitude has at least these bits; everything, where the positions of so many take more than they
-/// save.
+/// Encoder of all elements whose magnitude reaches a threshold. It sends every element if that makes a shorter payload.
 pub(crate) struct AtLeast {
-    /// Bits of the least magnitude, not 0.
+    /// Bits of the threshold; not 0.
     pub(crate) magnitude: u32,
-    /// The number of such elements.
+    /// Number of elements that reach the threshold.
     pub(crate) count: u32,
-    /// The type the values are sent in.
+    /// Type of the sent values.
     pub(crate) values: Dtype,
 }
 
-/// Words of workspace that writing elements needs, once it is known which.
+/// Words of workspace that writing needs once the threshold is known.
 pub(crate) const fn write_workspace_len(elements: usize) -> usize {
     if elements < STRETCH { elements.div_ceil(2) } else { STRETCH / 2 }
 }
 
-/// How many elements are sent when `count` of them reach the threshold.
+/// Number of elements sent when `count` elements reach the threshold.
 pub(crate) fn sent(count: u32, elements: u32, values: Dtype) -> u32 {
     let all = body_len(elements, elements as usize, values);
     if body_len(count, elements as usize, values) > all { elements } else { count }
 }
 
 impl AtLeast {
-    /// Writes the payload and returns its length. The gradient is known to be finite.
+    /// Writes the payload and returns its length. The gradient must be finite.
     pub(crate) fn encode(&self, gradient: &Gradient<'_>, workspace: &mut [u64], payload: &mut [u8]) -> Result<usize> {
         let shape = gradient.shape();
         let elements = shape.elements();

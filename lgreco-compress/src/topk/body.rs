@@ -1,10 +1,10 @@
-//! What a payload's body is made of, which a message may hold without the header.
+//! The body of a TopK payload. Messages may contain it without the header.
 
 use crate::gradient::Dtype;
 use crate::positions::{self, Layout};
 use crate::{Error, Result};
 
-/// `Err` unless `keep` elements of `elements` can be kept.
+/// Returns an error unless TopK can keep `keep` of `elements` elements.
 pub fn check_keep(keep: u32, elements: usize) -> Result<()> {
     let fits = keep as usize <= elements && (keep > 0 || elements == 0);
     let expected = "between 1 and the number of elements (0 if there are none)";
@@ -16,17 +16,17 @@ pub fn body_len(keep: u32, elements: usize, values: Dtype) -> u64 {
     keep as u64 * values.bytes() as u64 + positions_len(keep, elements)
 }
 
-/// Bytes of the positions, which end a payload's body.
+/// Bytes of the positions at the end of a payload's body.
 pub fn positions_len(keep: u32, elements: usize) -> u64 {
     Layout::new(elements as u32, keep).bytes()
 }
 
-/// Calls `visit` with each of the `keep` positions that end a payload's body.
+/// Calls `visit` with each of the `keep` positions at the end of a payload's body.
 pub fn for_each_position(keep: u32, elements: usize, bytes: &[u8], visit: impl FnMut(u32) -> Result<()>) -> Result<()> {
     positions::for_each(Layout::new(elements as u32, keep), bytes, visit)
 }
 
-/// The bits of the magnitude from which on values become infinite when sent as `dtype`.
+/// Bits of the smallest magnitude that becomes infinite when sent as `dtype`.
 pub const fn overflow(dtype: Dtype) -> u32 {
     match dtype {
         Dtype::F32 => 0x7f80_0000,

@@ -1,4 +1,4 @@
-//! Decoding: scatter the kept values into zeros.
+//! Decodes TopK: moves the kept values to their positions among zeros.
 
 use super::{TopK, body_len, header};
 use crate::gradient::Dtype;
@@ -9,7 +9,7 @@ use crate::value::{WireValue, with_wire_type};
 use crate::wire::{Header, Method, Payload};
 use crate::{Error, Result};
 
-/// Writes what a TopK payload holds to `values`, zeros elsewhere. On an error `values` holds nothing of use.
+/// Writes the values of a TopK payload to `values`, and zeros elsewhere. After an error, `values` must not be used.
 ///
 /// ```
 /// use lgreco_compress::{Compressor, topk::{self, TopK}, wire::Payload};
@@ -20,29 +20,30 @@ use crate::{Error, Result};
 /// TopK { keep: 2, values: Dtype::F32 }.encode(&gradient, Stream::default(), &mut [0; 2], &mut payload)?;
 /// let mut values = [f32::NAN; 3];
 /// topk::decode(&Payload::parse(&payload)?, &mut values)?;
-/// assert_eq!(values, [1.0, -1.0, 0.0]); // of equal magnitudes the first are kept
+/// assert_eq!(values, [1.0, -1.0, 0.0]); // ties go to the first
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 ///
 /// # Errors
-/// [`Error::Length`] when `values` has not the tensor's length or the body not the header's;
-/// [`Error::PayloadHeader`] when the payload is not TopK's or its variant is not the one its numbers imply;
-/// [`Error::Parameter`] when it keeps more elements than there are; [`Error::PayloadBody`] when positions do
-/// not ascend, leave the tensor or are not as many as the values, a value is not finite, or padding is not zero.
+/// [`Error::Length`] when `values` does not have the tensor's length, or the body does not have the header's.
+/// [`Error::PayloadHeader`] when the payload is not TopK's, or its variant does not fit its other numbers.
+/// [`Error::Parameter`] when it keeps more elements than the tensor has. [`Error::PayloadBody`] when positions do not
+/// ascend, are outside the tensor or differ in number from the values. Also when a value is not finite or padding is
+/// not zero.
 ///
 /// # Complexity
-/// O(n) time, no workspace.
+/// O(n) for n elements. Needs no workspace.
 pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     sparse::decode::<Body<'_>>(payload, values)
 }
 
-/// The inverse of [`encode_body`](super::encode::encode_body); `body` has exactly the length it has for these values.
+/// The inverse of [`encode_body`](super::encode::encode_body). `body` must have exactly the length for these values.
 pub fn decode_body(top: &TopK, body: &[u8], values: &mut [f32]) -> Result<()> {
     sparse::decode_body(Body::new(*top, Layout::new(values.len() as u32, top.keep), body), values)
 }
 
-/// The parts of a TopK payload's body, by its header, whose length has been checked; for decoders elsewhere, on a GPU for
-/// instance. Neither values nor positions are looked at, which [`decode`] may still refuse.
+/// Splits a TopK payload's body into its parts and checks its length. Decoders elsewhere use this, such as on a GPU.
+/// Does not check values and positions, which [`decode`] may still refuse.
 ///
 /// ```
 /// use lgreco_compress::{topk::{self, Coding}, wire::Payload};
@@ -55,7 +56,7 @@ pub fn decode_body(top: &TopK, body: &[u8], values: &mut [f32]) -> Result<()> {
 /// ```
 ///
 /// # Errors
-/// As [`decode`], but for values and positions.
+/// The errors of [`decode`], except those in values and positions.
 ///
 /// # Complexity
 /// O(1).
@@ -67,7 +68,7 @@ pub fn of_payload<'a>(payload: &Payload<'a>) -> Result<Body<'a>> {
     Ok(body)
 }
 
-/// Bytes of the body that a header implies, its layout of positions and the type of its values.
+/// Bytes of the body that a header implies, the layout of its positions and the type of its values.
 pub(crate) fn stated(found: &Header) -> Result<(usize, Layout, Dtype)> {
     found.expect_method(Method::TopK)?;
     let (keep, elements) = (found.parameter, found.shape.elements());
@@ -82,11 +83,11 @@ pub(crate) fn stated(found: &Header) -> Result<(usize, Layout, Dtype)> {
 /// The parts of a payload's body, made by [`of_payload`].
 #[derive(Clone, Copy, Debug)]
 pub struct Body<'a> {
-    /// How many elements are kept, which may be none, and the type of their values.
+    /// Number of kept elements, which may be 0, and the type of their values.
     pub top: TopK,
-    /// How their positions are written.
+    /// Layout of their positions.
     pub layout: Layout,
-    /// The kept values in order of position, little-endian.
+    /// The kept values in order of their positions, little-endian.
     pub values: &'a [u8],
     /// The positions: [`low_bytes`](Layout::low_bytes), then [`high_bytes`](Layout::high_bytes).
     pub positions: &'a [u8],
@@ -124,7 +125,7 @@ impl<'a> Body<'a> {
         Body { top, layout, values, positions }
     }
 
-    /// [`Sparse::scatter`] from a bitmap; how many are kept up to the end of `values`.
+    /// [`Sparse::scatter`] for a bitmap. Returns the number of values kept up to the end of `values`.
     fn expand_as<V: WireValue>(
         &self,
         start: usize,

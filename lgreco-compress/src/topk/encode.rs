@@ -1,4 +1,4 @@
-//! Encoding: find the k-th largest magnitude, then write what reaches it.
+//! Encodes TopK: finds the k-th largest magnitude, then writes the elements that reach it.
 
 use super::{STRETCH, TopK, header};
 use crate::gradient::{Dtype, Element, Shape};
@@ -9,10 +9,11 @@ use crate::value::{WireValue, with_wire_type};
 use crate::wire::HEADER_LEN;
 use crate::{Error, Result};
 
-/// Stretches that are looked at together; more by several cores, which wait for each other at the end.
+/// Number of stretches that one call marks. With several cores it is larger, because cores wait for each other after a
+/// call.
 const TOGETHER: usize = if cfg!(feature = "rayon") { 256 } else { 64 };
 
-/// Fills a payload's body, which a message may hold without its header; everything has the length it needs.
+/// Writes a payload's body without the header. `workspace` and `body` must have the required lengths.
 pub fn encode_body<T: Element>(top: &TopK, elements: &[T], workspace: &mut [u64], body: &mut [u8]) -> Result<()> {
     fill(top, elements, workspace, Body::of(top.keep, top.values, elements.len(), body))
 }
@@ -25,14 +26,14 @@ pub(super) fn fill<T: Element>(top: &TopK, elements: &[T], workspace: &mut [u64]
     with_wire_type!(top.values, V => write::<_, V>(elements, cut, workspace, body.values, body.positions))
 }
 
-/// Where values and positions of a payload go.
+/// The places for values and positions in a payload.
 pub(super) struct Body<'a> {
     pub(super) values: &'a mut [u8],
     pub(super) positions: Writer<'a>,
 }
 
 impl<'a> Body<'a> {
-    /// Writes the header of a payload with `keep` elements, which has exactly its length.
+    /// Writes the header of a payload with `keep` elements. `payload` must have exactly that payload's length.
     pub(super) fn begin(keep: u32, dtype: Dtype, shape: Shape, payload: &'a mut [u8]) -> Result<Self> {
         header(keep, dtype, shape, Layout::new(shape.elements() as u32, keep)).write(payload)?;
         Ok(Body::of(keep, dtype, shape.elements(), &mut payload[HEADER_LEN..]))
@@ -44,8 +45,8 @@ impl<'a> Body<'a> {
     }
 }
 
-/// Writes the positions of the `keep` largest magnitudes, `keep` at least 1, and hands the bits of their values as f32 to
-/// `take`, some at a time.
+/// Writes the positions of the `keep` largest magnitudes; `keep` is at least 1. Passes the bits of their values as f32
+/// to `take`, some at a time.
 pub(crate) fn write_positions<T: Element>(
     elements: &[T],
     layout: Layout,
@@ -61,7 +62,7 @@ pub(crate) fn write_positions<T: Element>(
     })
 }
 
-/// Where the kept elements end; `Err` with the first that is not finite.
+/// The boundary of the kept elements, or an error with the first NaN or infinity.
 fn cut<T: Element>(values: &[T], layout: Layout, keep: u32, workspace: &mut [u64]) -> Result<Cut> {
     match layout.coding {
         Coding::All => select::check_finite(values).map(|()| Cut { magnitude: 0, ties: u32::MAX }),
@@ -69,7 +70,8 @@ fn cut<T: Element>(values: &[T], layout: Layout, keep: u32, workspace: &mut [u64
     }
 }
 
-/// Writes the elements above `cut` and the first of its ties, and their positions; `workspace` as for [`choose`].
+/// Writes the elements above `cut` and the first `ties` elements at it, with their positions. `workspace` is as for
+/// [`choose`].
 pub(super) fn write<T: Element, V: WireValue>(
     elements: &[T],
     cut: Cut,
@@ -88,11 +90,11 @@ pub(super) fn write<T: Element, V: WireValue>(
     })
 }
 
-/// Writes the positions of the elements above `cut` and of the first of its ties, and hands the bits of their values to
-/// `take`, which says which of them is too large.
+/// Writes the positions of the elements above `cut` and of the first `ties` elements at it. Passes the bits of their
+/// values to `take`, which returns an error with the number of a value that is too large.
 ///
-/// `workspace` has room for a word per two elements, or for [`STRETCH`] elements at least; more is used to look at more
-/// stretches at a time.
+/// `workspace` has room for one word per two elements, or at least for [`STRETCH`] elements. With more, more stretches
+/// are marked at a time.
 #[inline(always)]
 fn choose<T: Element>(
     elements: &[T],
@@ -105,7 +107,7 @@ fn choose<T: Element>(
     let mut counts = [0; TOGETHER];
     let together = STRETCH * (workspace.len() / (STRETCH / 2)).clamp(1, TOGETHER);
     for (first, some) in (0..).step_by(together).zip(elements.chunks(together)) {
-        // When the ties are used up, only larger magnitudes remain to be found.
+        // After the last tie, only larger magnitudes are kept.
         mark_at_least(some, magnitude + (ties == 0) as u32, STRETCH, workspace, &mut counts);
         let mut keep = |at: usize, marks: &mut [u64], bits: &mut [u32]| {
             let kept = without_later_ties(marks, bits, magnitude, &mut ties);
@@ -124,7 +126,7 @@ fn choose<T: Element>(
                 keep(at, marks, bits)?;
                 continue;
             }
-            // Nearly all are kept, and there was no room for their values.
+            // Nearly all elements are kept, so their values had no room. Reads them again, one word of marks at a time.
             for (at, (marks, values)) in (at..).step_by(64).zip(marks.chunks_mut(1).zip(stretch.chunks(64))) {
                 let (mut places, mut bits) = ([0; 64], [0; 64]);
                 let found = select::ones(marks[0], 0, &mut places);
@@ -139,14 +141,14 @@ fn choose<T: Element>(
     Ok(())
 }
 
-/// Where the `nth` one of these words is, counted from 0.
+/// Index of the `nth` set bit of these words, counted from 0.
 fn nth_one(words: &[u64], nth: usize) -> usize {
     let mut ones = (0..64 * words.len()).filter(|at| words[at / 64] >> (at % 64) & 1 == 1);
     ones.nth(nth).unwrap_or(0)
 }
 
-/// Moves what has another magnitude, and the first `ties` that have not, to the front, and takes the marks off the others;
-/// returns how many remain.
+/// Keeps all values of larger magnitude and the first `ties` ties. Moves them to the front, clears the marks of the
+/// other ties, and returns the number kept.
 #[inline(always)]
 fn without_later_ties(marks: &mut [u64], bits: &mut [u32], magnitude: u32, ties: &mut u32) -> usize {
     let is_tied = |bits: u32| bits & 0x7fff_ffff == magnitude;

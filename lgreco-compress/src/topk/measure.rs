@@ -1,4 +1,4 @@
-//! The row of the error table: the squared error of every k in about one pass.
+//! Measures TopK's row of the error table: the squared error of every k in about one pass.
 
 use super::check_keep;
 use crate::error::{expect_len, expect_room};
@@ -8,10 +8,10 @@ use crate::value::{WireValue, with_wire_type};
 use crate::{Error, Result};
 use core::ops::RangeInclusive;
 
-/// Most bins that the candidates' magnitudes are divided into.
+/// Maximum number of bins for the candidates' magnitudes. Candidates here are elements that may be kept.
 const BINS_MAX: usize = 1 << 14;
 
-/// Bins for a tensor of `elements`: enough that few elements share one, no more than pays to clear.
+/// Number of bins for a tensor of `elements`: few elements share a bin, and clearing the bins stays cheap.
 const fn bins(elements: usize) -> usize {
     let wanted = (elements / 16).next_power_of_two();
     if wanted < 64 {
@@ -23,28 +23,29 @@ const fn bins(elements: usize) -> usize {
     }
 }
 
-/// Words of workspace that [`measure`] needs for a row of `keeps` entries: half a word per element and at most 24 833
-/// more beside one per entry.
+/// Words of workspace that [`measure`] needs for a row of `keeps` entries: half a word per element, one word per entry,
+/// and at most 24,833 more.
 pub const fn measure_workspace_len(shape: Shape, keeps: usize) -> usize {
     let bins = bins(shape.elements());
-    // Order of the keeps, candidates, energy of each bin, ranks at the bins' edges, marks.
+    // Sorted keeps, candidates, energy of each bin, ranks at the bins' edges, marks.
     keeps + shape.elements().div_ceil(2) + bins + bins.div_ceil(2) + 1 + bins / 64
 }
 
-/// The squared error of keeping each of `keeps` elements (in any order), values sent as `values`: the energy outside
-/// the k largest magnitudes plus the rounding error of those kept. `squared_errors[i]` belongs to `keeps[i]`.
+/// Squared error of keeping each of `keeps` elements, with values sent as `values`. `squared_errors[i]` belongs to
+/// `keeps[i]`; the keeps may be in any order. The error is the energy outside the k largest magnitudes, plus the
+/// rounding error of those kept.
 ///
-/// Sums are f64 of terms that are all ≥ 0, so small errors are as exact as large ones.
+/// Errors are f64 sums of non-negative terms, so small errors are as precise as large ones.
 ///
 /// # Errors
-/// [`Error::NonFinite`] with the first offender; [`Error::Parameter`] when a `keep` is not between 1 and the number of
-/// elements (0 if there are none); [`Error::ElementOverflow`] when the largest element is too large for `values`;
-/// [`Error::Length`] when `squared_errors` is not as long as `keeps` or `workspace` is shorter than
+/// [`Error::NonFinite`] with the first NaN or infinity. [`Error::Parameter`] when a `keep` is not between 1 and the
+/// number of elements (0 if there are none). [`Error::ElementOverflow`] when the largest element is too large for
+/// `values`. [`Error::Length`] when `squared_errors` is not as long as `keeps`, or `workspace` is shorter than
 /// [`measure_workspace_len`].
 ///
 /// # Complexity
-/// O(n + c log c + m log m) time for m keeps, where c is the number of candidates that share a narrow bin of
-/// magnitudes with one of the m thresholds; few unless magnitudes crowd.
+/// O(n + c log c + m log m) for n elements and m keeps. Here c is the number of candidates that share a bin with one of
+/// the m thresholds. It is small unless many magnitudes are nearly equal.
 ///
 /// ```
 /// use lgreco_compress::topk::{measure, measure_workspace_len};
@@ -73,7 +74,7 @@ pub fn measure(
     }))
 }
 
-/// What sending an element as `V` costs in squared error, when kept and beyond that when not.
+/// Squared error of one element sent as `V`: when kept, and the additional error when dropped.
 struct Cost {
     kept: f64,
     dropped: f64,
@@ -84,7 +85,7 @@ fn cost<V: WireValue>(bits: u32) -> Cost {
     let value = f32::from_bits(bits);
     let rounding = value as f64 - V::rounded(value) as f64;
     let kept = rounding * rounding;
-    // Not negative: rounding to nearest never errs by more than the value itself.
+    // Never negative: rounding to nearest changes a value by at most the value itself.
     Cost { kept, dropped: value as f64 * value as f64 - kept }
 }
 
@@ -133,20 +134,21 @@ fn row<T: Element, V: WireValue>(
     Ok(())
 }
 
-/// Candidates divided by magnitude.
+/// The candidates, counted in bins by magnitude.
 struct Bins<'a> {
     bottom: u32,
     shift: u32,
-    /// Number of candidates in this bin and all above; one more than there are bins.
+    /// Number of candidates in this bin and all higher ones; has one entry more than there are bins.
     from: &'a mut [u32],
-    /// Error saved by keeping the bin's candidates; only for bins that are not marked.
+    /// Squared error saved by keeping the bin's candidates; filled only for bins without a mark.
     energies: &'a mut [f64],
-    /// Bins that a threshold divides.
+    /// Marks of bins that a threshold divides.
     marks: &'a mut [u64],
 }
 
 impl<'a> Bins<'a> {
-    /// Counts `candidates` in bins that divide `scale` evenly; those outside go to the first and the last.
+    /// Counts `candidates` in bins that divide `scale` evenly. Candidates outside `scale` go to the first or the last
+    /// bin.
     fn new(candidates: &[u32], scale: RangeInclusive<u32>, bins: usize, room: &'a mut [u64]) -> Self {
         let (energies, room) = room.split_at_mut(bins);
         let (marks, from) = room.split_at_mut(bins / 64);
@@ -174,7 +176,7 @@ impl<'a> Bins<'a> {
         self.marks[bin / 64] >> (bin % 64) & 1 != 0
     }
 
-    /// Marks the bins that some k of `order` divides.
+    /// Marks the bins that some k in `order` divides.
     fn mark(&mut self, order: &[u64]) {
         for keep in order.iter().map(|entry| (entry >> 32) as u32) {
             let whole = self.from.partition_point(|&from| from > keep);
@@ -184,8 +186,8 @@ impl<'a> Bins<'a> {
         }
     }
 
-    /// Sums the bins that are not marked; sorts the candidates of those that are. Returns the error that all
-    /// candidates cost when kept, and those sorted.
+    /// Sums the energies of bins without a mark, and sorts the candidates of marked bins. Returns the total rounding
+    /// error if all candidates are kept, and the sorted candidates.
     fn sum_energies<'c, V: WireValue>(&mut self, candidates: &'c mut [u32]) -> (f64, &'c [u32]) {
         let mut kept = 0.0;
         let mut crowded = 0;
@@ -207,20 +209,20 @@ impl<'a> Bins<'a> {
     }
 }
 
-/// The smallest candidates, up to a growing number of them.
+/// The smallest candidates: a set of dropped ones that grows.
 struct Dropped<'a> {
-    /// First bin not wholly dropped.
+    /// First bin that is not completely dropped.
     bin: usize,
-    /// Number of candidates dropped.
+    /// Number of dropped candidates.
     count: usize,
-    /// What is left of the marked bins' candidates, ascending.
+    /// The remaining candidates of marked bins, ascending.
     crowded: &'a [u32],
-    /// Error that dropping them costs.
+    /// Squared error caused by dropping.
     energy: f64,
 }
 
 impl Dropped<'_> {
-    /// Goes on until `count` candidates are dropped.
+    /// Drops further candidates until `count` are dropped.
     fn advance<V: WireValue>(&mut self, bins: &Bins<'_>, count: usize) {
         while self.count < count {
             let end = (bins.from[0] - bins.from[self.bin + 1]) as usize;

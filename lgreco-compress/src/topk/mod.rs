@@ -1,21 +1,21 @@
 //! TopK: the k largest magnitudes of a tensor, with their positions.
 //!
 //! # Payload body
-//! `parameter` is k, 0 where nothing is sent ([`TopK`] itself sends at least one). `variant` holds the value type in
-//! bits 0–1 (a [`Dtype`] discriminant) and the position layout in bits 2–3; the others are 0.
+//! `parameter` is k. It is 0 if nothing is sent, but [`TopK`] sends at least one element. `variant` has the value type
+//! in bits 0–1 (a [`Dtype`] discriminant) and the position layout in bits 2–3. Its other bits are 0.
 //!
 //! | bytes | content |
 //! |---|---|
-//! | k × value bytes | the kept values in order of position, little-endian |
-//! | the rest | their positions |
+//! | k × value bytes | the kept values in order of their positions, little-endian |
+//! | the rest | the positions |
 //!
-//! Positions below n cost whichever is less, by n and k alone:
-//! * nothing when k = n (layout 0),
-//! * a bitmap of n bits, element i in bit i mod 8 of byte i div 8 (layout 1),
-//! * Elias–Fano (layout 2): of each position the low `l` bits, packed from bit 0 on and padded to whole bytes; then the
-//!   high bits in unary, a one at bit `(position >> l) + i` for the i-th position, in `k + ((n − 1) >> l)` bits padded
-//!   to whole bytes. `l` is the smallest of those that take the fewest bytes; about k · (2 + log2(n / k)) bits
-//!   in all.
+//! The layout of k positions below n is the smallest of three, which n and k determine:
+//! * layout 0, if k = n: no bytes.
+//! * layout 1, a bitmap of n bits: element i is bit i mod 8 of byte i div 8.
+//! * layout 2, Elias–Fano: first the low `l` bits of each position, packed from bit 0 on and padded to whole bytes.
+//!   Then the high bits in unary: bit `(position >> l) + i` is set for the i-th position, in `k + ((n − 1) >> l)` bits
+//!   padded to whole bytes. `l` minimises the number of bytes; ties go to the smallest `l`. The total is about k · (2 +
+//!   log2(n / k)) bits.
 //!
 //! Padding bits are 0.
 //!
@@ -49,10 +49,10 @@ use crate::rng::Stream;
 use crate::select;
 use crate::{Error, Result};
 
-/// Keeps the `keep` elements of largest magnitude; of equal magnitudes, those with the lowest positions.
+/// Keeps the `keep` elements of largest magnitude. Ties go to the lowest positions.
 ///
 /// # Complexity
-/// Encoding takes O(n) time and half a word of workspace per element.
+/// Encoding takes O(n) time and half a word of workspace per element, for n elements.
 ///
 /// ```
 /// use lgreco_compress::{Compressor, topk, topk::TopK, wire::Payload};
@@ -74,17 +74,18 @@ use crate::{Error, Result};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TopK {
-    /// Number of elements kept: between 1 and the number of elements, or 0 of a tensor without elements.
+    /// Number of elements kept: between 1 and the number of elements, or 0 for a tensor without elements.
     pub keep: u32,
-    /// The type the kept values are sent in, rounded to nearest.
+    /// Type in which the kept values are sent, rounded to nearest.
     pub values: Dtype,
 }
 
 impl TopK {
-    /// Keeps `density` (in (0, 1]) of `elements`, rounded to nearest, but at least one element of a tensor that has any.
+    /// Keeps a fraction `density` (in (0, 1]) of `elements`, rounded to nearest; at least one element of a tensor that
+    /// has any.
     ///
     /// # Errors
-    /// [`Error::Parameter`] when `density` is outside (0, 1]; [`Error::TooManyElements`] from 2^32 elements on.
+    /// [`Error::Parameter`] when `density` is outside (0, 1]. [`Error::TooManyElements`] for 2^32 elements or more.
     ///
     /// ```
     /// use lgreco_compress::topk::TopK;
@@ -100,7 +101,7 @@ impl TopK {
         Ok(TopK { keep: keep.clamp(elements.min(1), elements), values })
     }
 
-    /// How the positions of what is kept of `elements` are written.
+    /// Layout of the positions of the kept elements in a payload.
     ///
     /// # Errors
     /// [`Error::Parameter`] unless [`keep`](TopK::keep) is between 1 and `elements`, or both are 0.
@@ -112,18 +113,18 @@ impl TopK {
     /// The header of a payload.
     ///
     /// # Errors
-    /// As [`layout`](TopK::layout).
+    /// The errors of [`layout`](TopK::layout).
     pub fn header(&self, shape: Shape) -> Result<Header> {
         Ok(header(self.keep, self.values, shape, self.layout(shape.elements() as u32)?))
     }
 }
 
-/// The header of a payload with `keep` elements, which may be none.
+/// The header of a payload with `keep` elements, which may be 0.
 fn header(keep: u32, values: Dtype, shape: Shape, layout: Layout) -> Header {
     Header { method: Method::TopK, variant: values as u8 | (layout.coding as u8) << 2, parameter: keep, shape }
 }
 
-/// Bytes of a payload with `keep` of the elements.
+/// Bytes of a payload with `keep` elements.
 pub(super) fn payload_len(keep: u32, shape: Shape, values: Dtype) -> Result<usize> {
     wire::payload_len(body_len(keep, shape.elements(), values), shape)
 }
@@ -143,10 +144,11 @@ impl Compressor for TopK {
         select::workspace_len(shape.elements())
     }
 
-    /// As [`Compressor::encode`]; uses no random bits.
+    /// Encodes as described at [`Compressor::encode`]. Uses no random bits.
     ///
     /// # Errors
-    /// Also [`Error::ElementOverflow`] when a kept element is too large for [`values`](TopK::values).
+    /// The errors of [`Compressor::encode`], and [`Error::ElementOverflow`] when a kept element is too large for
+    /// [`values`](TopK::values).
     fn encode(&self, gradient: &Gradient<'_>, _: Stream, workspace: &mut [u64], payload: &mut [u8]) -> Result<usize> {
         let shape = gradient.shape();
         let len = self.payload_len(shape, Dtype::F32)?;

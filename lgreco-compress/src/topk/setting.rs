@@ -1,4 +1,4 @@
-//! TopK's settings as text and as data, and what a search varies of them.
+//! TopK's settings as text and as data, and the parameter that a search varies.
 
 use super::{Body, TopK};
 use crate::combine::Combine;
@@ -26,7 +26,7 @@ impl Described for TopK {
     }
 }
 
-/// Its text is read by [`QuantisedTopK`](crate::quantised_topk::QuantisedTopK), which has the same name.
+/// [`QuantisedTopK`](crate::quantised_topk::QuantisedTopK) parses the text, because both have the name `topk`.
 pub(crate) const KNOWN: Known = Known {
     id: 2,
     name: "topk",
@@ -51,7 +51,7 @@ pub(crate) const READER: Reader = Reader {
     )),
 };
 
-/// The values in the gradient's own type.
+/// Searches send the values in the gradient's element type.
 pub(crate) const PLANNED: Planned = Planned {
     about: "Sparsification: the largest magnitudes; biased",
     default: 0.01,

@@ -1,11 +1,11 @@
-//! How far decoded values are from the gradient, and that rows say so.
+//! Tests the error of decoded values, and that measured rows equal it.
 
 use super::*;
 
-/// Distortion of the grids on N(0, 1).
+/// Relative squared errors of the grids on N(0, 1).
 const DISTORTIONS: [f64; 8] = [0.3634, 0.1175, 0.03454, 0.009497, 0.002505, 0.0006442, 0.0001635, 0.00004119];
 
-/// Normal values, some of which are much larger: none, by a heavy tail, or one in 50 by a factor of 20.
+/// Three kinds of values: normal; heavy-tailed; and normal with every 50th value 20 times larger.
 fn kinds(elements: usize) -> [(&'static str, Vec<f32>); 3] {
     let normal = gaussian(elements, 0);
     let heavy = gaussian(elements, 1).iter().map(|x| x * x * x).collect();
@@ -33,7 +33,7 @@ fn relative_errors_are_those_of_the_grids() {
 fn rows_are_what_decoding_gives() {
     let mut all_kinds: Vec<_> = kinds(3 * BLOCK + 2048 + 300).into_iter().collect();
     all_kinds.extend(kinds(300));
-    // Rounding has no part in these.
+    // Also tests constant values, a sparse tensor, and magnitudes near the ends of f32.
     all_kinds.push(("constant", vec![0.3; 2 * BLOCK]));
     all_kinds.push(("one row", (0..BLOCK + 64).map(|i| if i < 64 { 1.0 } else { 0.0 }).collect()));
     all_kinds.push(("large", gaussian(5000, 3).iter().map(|x| x * 1e37).collect()));
@@ -76,7 +76,7 @@ fn a_single_value_in_a_block_comes_back() {
     }
 }
 
-/// For every draw, of any length.
+/// The unbiased scale holds for every seed and every length.
 #[test]
 fn the_unbiased_scale_keeps_the_gradients_own_direction() {
     for (values, bits) in [1, 2, 3, 7, 64, 1000, 9000].map(|n| gaussian(n, n as u32)).iter().zip([1, 2, 3, 4, 1, 2, 8])
@@ -87,7 +87,7 @@ fn the_unbiased_scale_keeps_the_gradients_own_direction() {
     }
 }
 
-/// Means over seeds come closer to the gradient as those of independent errors do, so there is no bias that they come to.
+/// The error of means over seeds decreases like that of independent errors, so the bias is negligible.
 #[test]
 fn means_over_seeds_tend_to_the_gradient() {
     const DRAWS: u32 = 1000;
@@ -100,7 +100,7 @@ fn means_over_seeds_tend_to_the_gradient() {
             errors += squared_distance(&values, &decoded);
         }
         let of_mean: f64 = sums.iter().zip(&values).map(|(sum, &x)| (sum / DRAWS as f64 - x as f64).powi(2)).sum();
-        // One mean error divided by the draws, within six times its standard deviation.
+        // Expects the mean error divided by the number of draws, within six standard deviations.
         let ratio = of_mean * DRAWS as f64 / (errors / DRAWS as f64);
         assert!((ratio - 1.0).abs() < 6.0 * (2.0 / BLOCK as f64).sqrt(), "{kind}: {ratio}");
     }

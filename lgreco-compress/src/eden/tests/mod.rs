@@ -13,14 +13,14 @@ fn stream(rank: u32) -> Stream {
     Stream { seed: 0x1234_5678_9abc, step: 17, layer: 3, rank }
 }
 
-/// Normally distributed.
+/// Normally distributed values.
 fn gaussian(elements: usize, rank: u32) -> Vec<f32> {
     let uniform = |i: usize, j: usize| (stream(rank).block(i as u32)[j] as f64 + 0.5) / (1u64 << 32) as f64;
     let normal = |i| (-2.0 * uniform(i, 0).ln()).sqrt() * (2.0 * PI * uniform(i, 1)).cos();
     (0..elements).map(|i| normal(i) as f32).collect()
 }
 
-/// One column.
+/// A gradient of one column.
 fn column(values: &[f32]) -> Gradient<'_> {
     Gradient::new(Values::F32(values), Shape::new(values.len(), 1).unwrap()).unwrap()
 }
@@ -38,7 +38,7 @@ fn decoded(payload: &[u8]) -> Result<Vec<f32>> {
     Ok(values)
 }
 
-/// What encoding and decoding give.
+/// Encodes and decodes.
 fn round_trip(values: &[f32], eden: Eden, rank: u32) -> Vec<f32> {
     decoded(&encoded(&column(values), eden, stream(rank)).unwrap()).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Zeros, magnitudes at the ends of f32, element types and values that are not finite.
+//! Tests zeros, magnitudes at the ends of f32, element types, NaN and infinity.
 
 use super::*;
 use crate::combine::Combine;
@@ -20,7 +20,7 @@ fn zero_blocks_decode_to_zeros() {
     assert_eq!(row, [0.0; 2]);
 }
 
-/// Multiplying by a power of two changes scales alone.
+/// Multiplying by a power of two changes only the scales.
 #[test]
 fn all_magnitudes_have_the_same_error() {
     let values = gaussian(BLOCK + 1000, 0);

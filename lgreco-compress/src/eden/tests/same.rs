@@ -1,4 +1,4 @@
-//! One result by all ways: combining, stretches, instruction sets, and what receivers agree upon.
+//! Tests that combining, stretches, instruction sets and receivers all give the same result.
 
 use super::super::encode::{encode, encode_chunk};
 use super::super::measure::{measure_all, measure_chunk};
@@ -79,7 +79,7 @@ fn settings_are_written_and_read() {
         assert_eq!((std::format!("{setting}").as_str(), text.parse()), (text, Ok(setting)));
         let (id, parameters) = setting.data();
         assert_eq!((id, Setting::from_data(id, parameters, &Methods::NONE)), (10, Ok(setting)));
-        // Receivers need not know the scale.
+        // Ranks may differ in the scale.
         let other = Setting::Eden(Eden { scale: Scale::LeastSquares, ..eden });
         assert_eq!(setting.agreed(), other.agreed());
     }

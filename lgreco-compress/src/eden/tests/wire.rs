@@ -1,4 +1,4 @@
-//! Payloads, byte by byte, and bytes that no encoder writes.
+//! Tests payloads byte by byte, and bytes that no encoder writes.
 
 use super::*;
 use proptest::prelude::*;
@@ -48,7 +48,7 @@ fn headers_and_scales_that_no_encoder_writes_are_refused() {
         assert!(matches!(found, Err(Error::Overflow { .. }) | Ok(_)), "{block}");
     }
     assert!(matches!(with(24, &f32::MAX.to_le_bytes()), Err(Error::Overflow { .. })));
-    // 37 codes of 3 bits leave a bit.
+    // 37 codes of 3 bits leave one bit unused.
     assert!(matches!(with(payload.len() - 1, &[0x80]), Err(Error::PayloadBody { .. })));
 }
 
@@ -69,7 +69,7 @@ proptest! {
         let mut damaged = payload.clone();
         let bit = flipped.index(8 * payload.len());
         damaged[bit / 8] ^= 1 << (bit % 8);
-        // A header may state a huge tensor.
+        // A damaged header may state a huge tensor.
         let len = Payload::parse(&damaged).map_or(0, |payload| payload.header.shape.elements());
         if len < 1 << 20 && let Ok(values) = decoded(&damaged) {
             prop_assert!(values.iter().all(|x| x.is_finite()));

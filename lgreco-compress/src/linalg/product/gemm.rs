@@ -1,9 +1,9 @@
-//! The products by `matrixmultiply`, through the safe interface of `ndarray`: with fused multiply-add where the
-//! processor has it, so last bits differ between processors.
+//! The products by `matrixmultiply`, through the safe interface of `ndarray`. It uses fused multiply-add where the
+//! processor has it, so the last bits differ between processors.
 //!
-//! `M` is read in tiles of at most [`EDGE`] × [`EDGE`], each multiplied with all columns of a factor at once. An element
-//! of a result is summed in f32 over at most 256 terms (the depth of a block of `matrixmultiply`), the blocks of a
-//! tile in f32 too, the tiles in f64; none of it depends on the rank, so neither do the bits.
+//! `M` is read in tiles of at most [`EDGE`] × [`EDGE`]. Each tile is multiplied with all columns of a factor at once.
+//! An element of the result is summed in f32 over at most 256 terms (the block depth of `matrixmultiply`). The blocks
+//! of a tile are summed in f32, and the tiles in f64. None of this depends on the rank, so the bits do not either.
 
 use super::Matrix;
 use crate::gradient::{Dtype, Element};
@@ -15,12 +15,12 @@ use ndarray::{ArrayView2, ArrayViewMut2, ShapeBuilder};
 
 const EDGE: usize = 512;
 
-/// Scratch words of a product: a widened tile, [`EDGE`] rows of both factors, and sums of as many.
+/// Scratch words of a product: a widened tile, [`EDGE`] rows of both factors, and the sums of [`EDGE`] rows.
 pub(crate) const fn scratch_words(rank: usize) -> usize {
     (EDGE + 4 * panels(rank) * LANES) * EDGE / 2
 }
 
-/// `P = M Q`: `p` (rows × rank) from `q` (cols × rank), both in panels; `scratch` of [`scratch_words`].
+/// Computes `P = M Q`: `p` (rows × rank) from `q` (cols × rank), both in panels. `scratch` has [`scratch_words`].
 pub(crate) fn project<T: Element>(m: Matrix<'_, T>, q: &[Row], p: &mut [Row], rank: usize, scratch: &mut [u64]) {
     debug_assert!(q.len() == panels(rank) * m.cols && p.len() == panels(rank) * m.rows);
     let mut scratch = Scratch::split(scratch, rank);
@@ -33,7 +33,7 @@ pub(crate) fn project<T: Element>(m: Matrix<'_, T>, q: &[Row], p: &mut [Row], ra
     }
 }
 
-/// `Q = Mᵀ P`: `q` (cols × rank) from `p` (rows × rank), both in panels; `scratch` of [`scratch_words`].
+/// Computes `Q = Mᵀ P`: `q` (cols × rank) from `p` (rows × rank), both in panels. `scratch` has [`scratch_words`].
 pub(crate) fn back_project<T: Element>(m: Matrix<'_, T>, p: &[Row], q: &mut [Row], rank: usize, scratch: &mut [u64]) {
     debug_assert!(q.len() == panels(rank) * m.cols && p.len() == panels(rank) * m.rows);
     let mut scratch = Scratch::split(scratch, rank);
@@ -46,13 +46,13 @@ pub(crate) fn back_project<T: Element>(m: Matrix<'_, T>, p: &[Row], q: &mut [Row
     }
 }
 
-/// `0 .. len` cut at the multiples of [`EDGE`].
+/// Splits `0 .. len` at the multiples of [`EDGE`].
 fn ranges(len: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len).step_by(EDGE).map(move |start| start..len.min(start + EDGE))
 }
 
 impl<T: Element> Matrix<'_, T> {
-    /// A tile as f32: where it lies, or widened into `wide`.
+    /// A tile as f32: a view into `M`, or a copy widened into `wide`.
     fn view<'a>(&'a self, rows: Range<usize>, cols: Range<usize>, wide: &'a mut [f32]) -> ArrayView2<'a, f32> {
         let place = rows.start * self.cols + cols.start;
         if T::DTYPE == Dtype::F32 {
@@ -69,7 +69,7 @@ fn widen<'a, T: Element>(rows: impl Iterator<Item = (&'a [T], &'a mut [f32])>) {
     rows.for_each(|(values, out)| out.iter_mut().zip(values).for_each(|(out, x)| *out = x.to_f32()));
 }
 
-/// What one product needs. Rows of both factors lie next to each other, as `matrixmultiply` wants them.
+/// Scratch memory of one product. Rows of both factors are contiguous, as `matrixmultiply` requires.
 struct Scratch<'a> {
     wide: &'a mut [f32],
     factor: &'a mut [Row],
@@ -93,7 +93,7 @@ impl<'a> Scratch<'a> {
         self.sums.fill([0.0; LANES]);
     }
 
-    /// Adds the product of a tile and the rows `range` of `factor`, which has `len` of them.
+    /// Adds the product of a tile and the rows `range` of `factor`, which has `len` rows.
     fn add_product<'b>(
         &'b mut self,
         factor: &[Row],
@@ -118,7 +118,7 @@ impl<'a> Scratch<'a> {
         }
     }
 
-    /// Rounds the sums into the rows `range` of `factor`, which has `len` of them.
+    /// Rounds the sums to f32 in the rows `range` of `factor`, which has `len` rows.
     fn store(&self, factor: &mut [Row], len: usize, range: Range<usize>) {
         let width = panels(self.rank);
         for (panel, rows) in factor.chunks_exact_mut(len).enumerate() {
@@ -128,7 +128,7 @@ impl<'a> Scratch<'a> {
     }
 }
 
-/// Rows of `cols` numbers, one every `stride` numbers.
+/// A view of `rows` rows of `cols` numbers, where rows are `stride` numbers apart.
 fn matrix(values: &[f32], rows: usize, cols: usize, stride: usize) -> ArrayView2<'_, f32> {
     ArrayView2::from_shape((rows, cols).strides((stride, 1)), values).expect("the tile lies within the matrix")
 }

@@ -1,13 +1,13 @@
 //! The two products of PowerSGD, `M Q` and `Mᵀ P`, without transposing `M`.
 //!
-//! [`portable`] or, with the feature `gemm`, [`gemm`]: the same functions, the same promises, the same tests. `M` is
-//! read once per product, and an element of a result is the same sum in the same order whatever the rank and the element
-//! type.
+//! There are two implementations with the same functions, guarantees and tests: `portable`, and `gemm` with the feature
+//! `gemm`. `M` is read once per product. An element of the result is the same sum in the same order for every rank and
+//! element type.
 //!
-//! Without fused multiply-add, plain loops reach half of what `matrixmultiply` does at rank 64, so the products have
-//! a twin. The feature `gemm` (the command turns it on) uses that crate through `ndarray`: it needs no unsafe code
-//! here, and ranks are still nested bit for bit, but the last bits differ between processors and products allocate
-//! packing buffers. Nothing outside this module knows which of the two is in use.
+//! Plain loops without fused multiply-add reach half the speed of `matrixmultiply` at rank 64. So the feature `gemm`,
+//! which the command turns on, uses `matrixmultiply` through `ndarray`. That needs no unsafe code here, and a column of
+//! the result still does not depend on the rank. But the last bits differ between processors, and products allocate
+//! packing buffers. Code outside this module does not depend on the choice.
 
 #[cfg(feature = "gemm")]
 mod gemm;
@@ -23,7 +23,7 @@ pub(crate) use portable::{back_project, project, scratch_words};
 
 use super::{LANES, Row, add_scaled};
 
-/// Rows (of a result) whose sums are held in registers.
+/// Number of rows of a result whose sums are held in registers.
 const BLOCK: usize = 8;
 
 /// A row-major matrix of any element type.
@@ -34,7 +34,7 @@ pub(crate) struct Matrix<'a, T> {
     pub(crate) cols: usize,
 }
 
-/// Σ over k of `a[b][k] · x[k]`, for each b. The sums have names because arrays of them do not stay in registers.
+/// Σ over k of `a[b][k] · x[k]`, for each b. The sums are separate variables, because arrays do not stay in registers.
 #[inline(always)]
 pub(super) fn inner_sums(a: [&[f32]; BLOCK], x: &[Row]) -> [Row; BLOCK] {
     let a = a.map(|row| &row[..x.len()]);
@@ -52,7 +52,8 @@ pub(super) fn inner_sums(a: [&[f32]; BLOCK], x: &[Row]) -> [Row; BLOCK] {
     [s0, s1, s2, s3, s4, s5, s6, s7]
 }
 
-/// Σ over i of `a[i][b] · x[i]`, for each b; `a` has one row every `stride` numbers, the first `BLOCK` of which count.
+/// Σ over i of `a[i][b] · x[i]`, for each b. Rows of `a` are `stride` numbers apart; only their first `BLOCK` numbers
+/// are used.
 #[inline(always)]
 pub(super) fn outer_sums(a: &[f32], stride: usize, x: &[Row]) -> [Row; BLOCK] {
     let [mut s0, mut s1, mut s2, mut s3, mut s4, mut s5, mut s6, mut s7] = [[0.0; LANES]; BLOCK];

@@ -1,9 +1,9 @@
-//! The products in plain loops: the same bits on every processor, without an allocator.
+//! The products by plain loops: the same bits on every processor, without an allocator.
 //!
-//! `M` is read in tiles that are widened to f32 and copied next to each other, so that no stride of the tensor makes
-//! cache lines collide. An element of the result is summed in f32 over one tile edge (at most [`TILE_COLS`] or
-//! [`TILE_ROWS`] terms), tile after tile in f64, and rounded once: however long a side is, rounding errors stay those of
-//! the short chains.
+//! `M` is read in tiles. Each tile is widened to f32 and copied to contiguous memory, so that no stride of the tensor
+//! makes cache lines collide. An element of the result is summed in f32 over one tile edge (at most [`TILE_COLS`] or
+//! [`TILE_ROWS`] terms). These sums are added in f64 over the tiles, and rounded once. So rounding errors do not grow
+//! with the length of the matrix.
 
 use super::{BLOCK, Matrix, inner_sums, outer_sums};
 use crate::gradient::Element;
@@ -13,7 +13,7 @@ use crate::spread::{Divide, spread};
 
 const TILE_ROWS: usize = 64;
 const TILE_COLS: usize = 256;
-/// Padded, so that rows of a tile fall into different cache sets.
+/// Distance between rows of a tile, padded so that rows fall into different cache sets.
 const STRIDE: usize = TILE_COLS + 16;
 
 /// Scratch words of a product: a tile, and sums for each of its columns or rows.
@@ -21,13 +21,13 @@ pub(crate) const fn scratch_words(rank: usize) -> usize {
     TILE_ROWS * STRIDE / 2 + panels(rank) * TILE_COLS * LANES
 }
 
-/// `P = M Q`: `p` (rows × rank) from `q` (cols × rank), both in panels; `scratch` of [`scratch_words`].
+/// Computes `P = M Q`: `p` (rows × rank) from `q` (cols × rank), both in panels. `scratch` has [`scratch_words`].
 pub(crate) fn project<T: Element>(m: Matrix<'_, T>, q: &[Row], p: &mut [Row], rank: usize, scratch: &mut [u64]) {
     debug_assert!(q.len() == panels(rank) * m.cols && p.len() == panels(rank) * m.rows);
     spread(Project { m, q, p, scratch: Scratch::split(scratch, rank) });
 }
 
-/// `Q = Mᵀ P`: `q` (cols × rank) from `p` (rows × rank), both in panels; `scratch` of [`scratch_words`].
+/// Computes `Q = Mᵀ P`: `q` (cols × rank) from `p` (rows × rank), both in panels. `scratch` has [`scratch_words`].
 pub(crate) fn back_project<T: Element>(m: Matrix<'_, T>, p: &[Row], q: &mut [Row], rank: usize, scratch: &mut [u64]) {
     debug_assert!(q.len() == panels(rank) * m.cols && p.len() == panels(rank) * m.rows);
     spread(BackProject { m, first: 0, cols: m.cols, p, q, scratch: Scratch::split(scratch, rank) });
@@ -42,7 +42,7 @@ struct Project<'a, T> {
 
 struct BackProject<'a, T> {
     m: Matrix<'a, T>,
-    /// The columns whose rows of the result `q` has.
+    /// First column of this part; `q` holds the rows of the result for columns `first .. first + cols`.
     first: usize,
     cols: usize,
     p: &'a [Row],
@@ -50,7 +50,7 @@ struct BackProject<'a, T> {
     scratch: Scratch<'a>,
 }
 
-/// A tile's place in the matrix.
+/// Position and size of a tile in the matrix.
 #[derive(Clone, Copy)]
 struct Place {
     row: usize,
@@ -76,19 +76,19 @@ impl<T: Element> Matrix<'_, T> {
     }
 }
 
-/// What one product needs: a tile of `M`, and the sums of `TILE_COLS` rows of a result, panel after panel.
+/// Scratch memory of one product: a tile of `M`, and the sums of `TILE_COLS` rows of a result, panel after panel.
 struct Scratch<'a> {
     tile: &'a mut [f32],
     sums: &'a mut [[f64; LANES]],
 }
 
 impl<'a> Scratch<'a> {
-    /// Of a part on another core, which takes its own.
+    /// No memory, for a part on another core. `with` provides its memory.
     fn none() -> Self {
         Scratch { tile: &mut [], sums: &mut [] }
     }
 
-    /// Runs `work` with this, or with memory of its own for factors of one panel.
+    /// Runs `work` with this memory. If there is none, it takes memory on the stack, for factors of one panel.
     fn with<R>(self, work: impl FnOnce(Scratch<'_>) -> R) -> R {
         if self.tile.is_empty() {
             let (mut tile, mut sums) = ([0.0; TILE_ROWS * STRIDE], [[0.0; LANES]; TILE_COLS]);
@@ -103,13 +103,13 @@ impl<'a> Scratch<'a> {
         Scratch { tile: bytemuck::cast_slice_mut(tile), sums: &mut sums[..panels(rank) * TILE_COLS] }
     }
 
-    /// Zeros for `rows` rows.
+    /// Sets the sums of `rows` rows to zero.
     #[inline(always)]
     fn clear(&mut self, rows: usize) {
         self.sums.chunks_exact_mut(TILE_COLS).for_each(|sums| sums[..rows].fill([0.0; LANES]));
     }
 
-    /// Rounds the sums into the rows `start .. start + rows` of `factor`, which has `len` of them.
+    /// Rounds the sums to f32 in the rows `start .. start + rows` of `factor`, which has `len` rows.
     #[inline(always)]
     fn store(&self, factor: &mut [Row], len: usize, start: usize, rows: usize) {
         for (panel, sums) in self.sums.chunks_exact(TILE_COLS).enumerate() {
@@ -160,7 +160,7 @@ impl<T: Element> Divide for Project<'_, T> {
         self.m.values.len()
     }
 
-    /// Between rows of tiles, where factors have one panel.
+    /// Divides between rows of tiles, only if the factors have one panel.
     fn divide(self, at: usize) -> Result<(Self, Self), Self> {
         let Matrix { values, rows, cols } = self.m;
         let above = at / cols.max(1) / TILE_ROWS * TILE_ROWS;
@@ -174,7 +174,7 @@ impl<T: Element> Divide for Project<'_, T> {
         Ok((Project { m: Matrix { values, rows: above, cols }, q, p, scratch }, second))
     }
 
-    #[inline(never)] // because of the memory on its stack
+    #[inline(never)] // its scratch memory is on the stack
     fn start(self) {
         let Project { m, q, p, scratch } = self;
         scratch.with(|scratch| dispatch(Project { m, q, p, scratch }));
@@ -186,7 +186,7 @@ impl<T: Element> Divide for BackProject<'_, T> {
         self.m.rows * self.cols
     }
 
-    /// Between columns of tiles, where factors have one panel.
+    /// Divides between columns of tiles, only if the factors have one panel.
     fn divide(self, at: usize) -> Result<(Self, Self), Self> {
         let left = at / self.m.rows.max(1) / TILE_COLS * TILE_COLS;
         if self.p.len() != self.m.rows || left == 0 {
@@ -198,7 +198,7 @@ impl<T: Element> Divide for BackProject<'_, T> {
         Ok((BackProject { m, first, cols: left, p, q, scratch }, second))
     }
 
-    #[inline(never)] // because of the memory on its stack
+    #[inline(never)] // its scratch memory is on the stack
     fn start(self) {
         let BackProject { m, first, cols, p, q, scratch } = self;
         scratch.with(|scratch| dispatch(BackProject { m, first, cols, p, q, scratch }));

@@ -13,14 +13,14 @@ fn uniform(n: usize, seed: u64) -> Vec<f32> {
 
 type Product<T> = fn(Matrix<'_, T>, &[Row], &mut [Row], usize, &mut [u64]);
 
-/// `scratch_words`, `project` and `back_project`.
+/// The functions `scratch_words`, `project` and `back_project` of one implementation.
 struct Products<T> {
     scratch_words: fn(usize) -> usize,
     project: Product<T>,
     back_project: Product<T>,
 }
 
-/// Those of every implementation that is compiled.
+/// All implementations that are compiled.
 fn all<T: Element>() -> impl Iterator<Item = Products<T>> {
     let portable = Products {
         scratch_words: portable::scratch_words,
@@ -38,7 +38,7 @@ fn all<T: Element>() -> impl Iterator<Item = Products<T>> {
     .into_iter()
 }
 
-/// `P = M Q` and `Q' = Mᵀ P'` of factors given column after column, from stale buffers.
+/// Computes `P = M Q` and `Q' = Mᵀ P'` for factors given column after column. All buffers start with stale content.
 fn products<T: Element>(by: &Products<T>, m: Matrix<'_, T>, q: &[f32], p: &[f32], rank: usize) -> [Vec<f32>; 2] {
     let mut scratch = vec![!0; (by.scratch_words)(rank)];
     let [mut q_in, mut q_out] = [0; 2].map(|_| vec![[f32::NAN; LANES]; panels(rank) * m.cols]);
@@ -58,7 +58,7 @@ fn products<T: Element>(by: &Products<T>, m: Matrix<'_, T>, q: &[f32], p: &[f32]
     })
 }
 
-/// Asserts that `out[c][i]` is `Σ_k a(i, k) b[c][k]` up to 1e-6 of the sum of magnitudes.
+/// Asserts that `out[c][i]` is `Σ_k a(i, k) b[c][k]`, up to 1e-6 of the sum of magnitudes.
 fn assert_product(a: impl Fn(usize, usize) -> f32, b: &[f32], out: &[f32], len: usize, rank: usize) {
     let depth = b.len() / rank;
     for (at, &x) in out.iter().enumerate() {
