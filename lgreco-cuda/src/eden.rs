@@ -14,7 +14,7 @@ use lgreco::compress::eden::{BLOCK, Eden, Scale};
 use lgreco::compress::wire::HEADER_LEN;
 use lgreco::rng::Stream;
 
-/// `Params` of `eden.cu`.
+/// The struct `Params` in `eden.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {

@@ -1,8 +1,8 @@
 //! EDEN's rows: launches of `eden_rows.cu`.
 //!
 //! A block is rotated once. Then 64 threads measure a width, four widths at a time, with sums in the order of the core.
-//! The core measures some blocks by decoding, and so do the kernels: blocks of fewer than 256 values, and blocks whose
-//! errors cannot be told from the rounding of f32.
+//! The core measures some blocks by decoding, and so do the kernels. These are blocks of fewer than 256 values, and
+//! blocks with errors near the rounding of f32.
 
 use crate::Result;
 use crate::device::Part;
@@ -42,7 +42,7 @@ impl Job {
     }
 }
 
-/// `Layer` of `eden_rows.cu`.
+/// The struct `Layer` in `eden_rows.cu`, with the same layout.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Layer {

@@ -188,17 +188,19 @@ impl CudaBackend {
     /// It may be captured into a graph.
     ///
     /// # Errors
-    /// [`Error::Memory`] if an address is 0, if that of the message is not a multiple of 16, or that of the gradients
-    /// not a multiple of their type's size. Errors of the device. The device finds bad values: see
+    /// [`Error::Memory`] if an address is 0. The same if the message's address is not a multiple of 16, or that of the
+    /// gradients not a multiple of their type's size. Errors of the device. The device finds bad values: see
     /// [`finish_exchange`](CudaBackend::finish_exchange).
     ///
     /// # Complexity
     /// It reads gradients and residuals once, under EDEN twice, and writes payloads and residuals once: 12.5 bytes per
     /// f32 value at 4 bits under QSGD. TopK also reads a sample: a sixteenth of a layer, at most 65,536 values. In
-    /// three cases TopK reads the next residuals three more times: layers of more than 32,768 values that keep more
-    /// than 7 of 32; layers with too many ties for the gathered values to fit; and a wrong sample, with a probability
-    /// below 1 in 10^8. A gain below 1 adds another read and write of the next residuals, and another read of the last
-    /// ones.
+    /// three cases TopK reads the next residuals three more times:
+    /// * A layer of more than 32,768 values keeps more than 7 of 32.
+    /// * A layer has too many ties for the gathered values to fit.
+    /// * The sample is wrong, with a probability below 1 in 10^8.
+    ///
+    /// A gain below 1 adds another read and write of the next residuals, and another read of the last ones.
     ///
     /// # Safety
     /// The gradients are valid memory of all layers' values, one after the other. The message is valid memory of

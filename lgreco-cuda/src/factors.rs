@@ -6,7 +6,7 @@ use crate::{Error, Result};
 use bytemuck::{Pod, Zeroable};
 use lgreco::gradient::Shape;
 
-/// `Factors` of `factors.cu`.
+/// The struct `Factors` in `factors.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Factors {

@@ -65,13 +65,13 @@
 //! plant faults of each kind.
 //!
 //! A method is a pair of files, `NAME.rs` and `kernels/NAME.cu`, and these entries:
-//! * `Module` in `kernels.rs`: its name, and the files that make up its source. Shared files are `device.cu` (block
-//!   sums and maxima), `values.cu` (the three element types), `philox.cu` (random words), `buckets.cu` (QSGD's grids),
-//!   `codes.cu` (QSGD's codes), `blocks.cu` (the last block of a launch), `program.cu` (common to exchanges),
-//!   `slips.cu` (how sums are sent), `tops.cu` (layers under TopK), `few_bits.cu` (codes of TopK in few bits),
-//!   `meanings.cu` (the values of these codes), `counts.cu` (magnitudes in bins), `strips.cu` (a block's values, and
-//!   where gathered ones go), `bins.cu` (bins of TopK's rows), `factors.cu` (products with PowerSGD's factors) and
-//!   `orthonormal.cu` (their orthonormal columns).
+//! * `Module` in `kernels.rs`: its name, and the files that make up its source. For several methods: `device.cu` (block
+//!   sums and maxima), `values.cu` (the three element types), `philox.cu` (random words), `blocks.cu` (the last block
+//!   of a launch). For exchanges: `program.cu` (common parts) and `slips.cu` (how sums are sent). For QSGD:
+//!   `buckets.cu` (grids) and `codes.cu` (codes). For TopK: `tops.cu` (layers), `counts.cu` (magnitudes in bins),
+//!   `strips.cu` (a block's values, and where gathered ones go) and `bins.cu` (bins of rows). For TopK in few bits:
+//!   `few_bits.cu` (codes) and `meanings.cu` (the values of codes). For PowerSGD: `factors.cu` (products with factors)
+//!   and `orthonormal.cu` (their orthonormal columns).
 //! * `NAME.rs`: a `#[repr(C)]` struct `Params` of 4-byte fields, in the order of the source, and their `FIELDS` for a
 //!   test. Its functions ask `Gpu` for parts of the workspace (`Scratch`: one purpose at a time, content undefined).
 //!   They launch `Kernel { module, entry }` with the parameters, followed by the addresses of parts of memory. Blocks

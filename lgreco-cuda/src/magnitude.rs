@@ -10,7 +10,7 @@ use bytemuck::{Pod, Zeroable};
 /// Bits of f32 infinity. Magnitudes of finite numbers have smaller bits.
 pub(crate) const INFINITY: u32 = 0x7f80_0000;
 
-/// `Params` of `magnitude.cu`.
+/// The struct `Params` in `magnitude.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {

@@ -11,7 +11,7 @@ use lgreco::compress::quantised_topk::Keep;
 use lgreco::compress::topk::{Coding, Layout};
 use lgreco::compress::wire::HEADER_LEN;
 
-/// `Params` of `positions.cu`.
+/// The struct `Params` in `positions.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {

@@ -27,7 +27,7 @@ use lgreco::compress::wire::HEADER_LEN;
 use lgreco::gradient::Shape;
 use lgreco::rng::Stream;
 
-/// `Params` of `powersgd.cu`.
+/// The struct `Params` in `powersgd.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
@@ -79,7 +79,7 @@ impl Params {
     ];
 }
 
-/// `Row` of `powersgd.cu`.
+/// The struct `Row` in `powersgd.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Row {

@@ -24,7 +24,7 @@ use lgreco::compress::wire::HEADER_LEN;
 use lgreco::gradient::Dtype;
 use lgreco::rng::Stream;
 
-/// `Params` of `buckets.cu`.
+/// The struct `Params` in `buckets.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
@@ -117,8 +117,8 @@ fn params(tensor: &Tensor, qsgd: Qsgd) -> Params {
     }
 }
 
-/// Result words of [`measure`]: the largest magnitude if it is not finite, then a record of sums for widths with a
-/// sign, and one for widths without.
+/// Result words of [`measure`]: the largest magnitude if it is not finite, and two records of sums. The first record is
+/// for widths with a sign, the second for widths without.
 pub(crate) const RESULT_WORDS: usize = 1 + 2 * WIDTHS as usize;
 
 const RESULTS: u64 = 8 * RESULT_WORDS as u64;
@@ -150,7 +150,7 @@ impl Kind {
     }
 }
 
-/// `Layer` of `qsgd.cu`.
+/// The struct `Layer` in `qsgd.cu`, with the same layout.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Layer {

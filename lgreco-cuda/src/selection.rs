@@ -16,9 +16,9 @@
 //! The bits do not depend on the sample. The fast path fails if the k-th largest value is below the bound, or if its
 //! bin is not a narrow one. Then one block finds the cut. If the bound was too high, or the gathered values did not
 //! fit, this block reads all values three times, without help from other multiprocessors. Otherwise it reads the
-//! gathered values, as for layers so small that the sample has hardly any of the k largest. In few bits, one block
-//! reads the kept values once more in one case: a bin spans seven powers of two or more, and the upper four have no
-//! values.
+//! gathered values. This happens for layers so small that the sample has hardly any of the k largest. In few bits, one
+//! block may read the kept values once more. It does so if a bin spans seven powers of two or more, and the upper four
+//! have no values.
 
 use crate::Result;
 use crate::device::Part;

@@ -57,7 +57,7 @@ pub(crate) struct Simt {
 /// The shim has one scheduler per library, so launches take turns.
 static RUNNING: Mutex<()> = Mutex::new(());
 
-/// `cuda_shim_launch` of the shim.
+/// The struct `cuda_shim_launch` of the shim, with the same layout.
 #[repr(C)]
 struct ShimLaunch {
     grid: [u32; 3],
@@ -76,9 +76,9 @@ struct ShimLaunch {
 pub(crate) type Chosen = fn(&Launch<'_>) -> Option<Vec<u64>>;
 
 impl Simt {
-    /// A device that runs threads and blocks in a given order: forwards (`order` 0), backwards (1), or at random,
-    /// several blocks at a time (2 and more). At random, block `order - 2` comes last. An edited module is compiled at
-    /// once, so that a test cannot mistake a failing edit for a found fault. Returns `None` if there is no g++, and
+    /// A device that runs threads and blocks in a given order: forwards (`order` 0), backwards (1) or at random (2 and
+    /// more). At random, several blocks run at a time, and block `order - 2` comes last. An edited module is compiled
+    /// at once, so that a test cannot mistake a failing edit for a found fault. Returns `None` if there is no g++, and
     /// reports it.
     pub(crate) fn new(flavour: Flavour, order: c_int, edit: Option<Edit>) -> Option<Self> {
         Simt::edited(flavour, order, edit.into_iter().collect())

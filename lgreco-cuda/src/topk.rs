@@ -9,7 +9,6 @@
 //! values are rounded before they are sent, and 1 KiB (3 KiB) for each k. Sums are of integers, and one block makes
 //! each row, so no bit depends on the number of layers. Bins are filled with zeros once. Kernels clear the bins that
 //! they have filled and touch no others: a small layer, such as a bias, has far more bins than values.
-//! that they have filled, and look at no others, of which a layer has far more than values, if it is a bias.
 
 use crate::Result;
 use crate::device::Part;
@@ -19,7 +18,7 @@ use crate::tensor::Tensor;
 use bytemuck::{Pod, Zeroable};
 use lgreco::gradient::Dtype;
 
-/// `Params` of `bins.cu`.
+/// The struct `Params` in `bins.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
@@ -33,7 +32,7 @@ impl Params {
     pub(crate) const FIELDS: &[&'static str] = &["sent", "rounds", "chunks"];
 }
 
-/// `Row` of `bins.cu`.
+/// The struct `Row` in `bins.cu`, with the same layout.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Row {

@@ -9,7 +9,7 @@ use lgreco::compress::topk::Coding;
 use lgreco::compress::wire::HEADER_LEN;
 use lgreco::gradient::Dtype;
 
-/// `Params` of `tops.cu`.
+/// The struct `Params` in `tops.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
@@ -42,7 +42,7 @@ impl Params {
     }
 }
 
-/// `Top` of `tops.cu`.
+/// The struct `Top` in `tops.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Top {
@@ -173,9 +173,9 @@ pub(crate) const FEW: u64 = 20 * 128;
 const ALIGN: u64 = 16;
 
 /// Number of entries that a layer has room for. A layer of up to eight spans has room for all its values. A larger
-/// layer has room for k, a 32nd of the layer, and nine standard deviations of the number of the k largest values in a
-/// sixteenth of the layer. It has no room if k and the 32nd are more than a quarter of the layer, because entries would
-/// take more memory than the values.
+/// layer has room for k, a 32nd of the layer, and a margin. The margin is nine standard deviations of the number of the
+/// k largest values in a sixteenth of the layer. A layer has no room if k and the 32nd are more than a quarter of it,
+/// because entries would take more memory than the values.
 fn room_of(keep: u32, count: u32) -> u32 {
     let wanted = u64::from(keep) + u64::from(count) / 32;
     if u64::from(count) <= 8 * SPAN {

@@ -13,7 +13,7 @@ use bytemuck::{Pod, Zeroable};
 use lgreco::error::expect_len;
 use lgreco::gradient::{Dtype, Shape};
 
-/// `Params` of `window.cu`.
+/// The struct `Params` in `window.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
@@ -26,7 +26,7 @@ impl Params {
     pub(crate) const FIELDS: &[&'static str] = &["old", "own"];
 }
 
-/// `Observed` of `window.cu`.
+/// The struct `Observed` in `window.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Observed {

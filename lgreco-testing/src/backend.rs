@@ -64,9 +64,9 @@ fn bell(seed: u64, index: usize) -> f32 {
     (0..4).map(|i| draw(seed, 4 * index + i) - 0.5).sum()
 }
 
-/// Tensors of many kinds: bell-shaped ones of many lengths; magnitudes from 1e-30 to 1e30; ties, zeros of both signs,
-/// one spike, constants, subnormal numbers, values of one sign, and the largest and smallest numbers. Some overflow in
-/// f16.
+/// Tensors of many kinds. Bell-shaped ones have many lengths, and magnitudes from 1e-30 to 1e30. Others have ties,
+/// zeros of both signs, one spike, constants, subnormal numbers, values of one sign, and the largest and smallest
+/// numbers. Some overflow in f16.
 pub fn tensors() -> Vec<Tensor> {
     let lengths = [
         (1, 1),

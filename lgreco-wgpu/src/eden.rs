@@ -16,7 +16,7 @@ use lgreco::rng::Stream;
 use wgpu::Buffer;
 
 params! {
-    /// `Params` of `eden.wgsl`.
+    /// The struct `Params` in `eden.wgsl`, with the same layout.
     offset, dtype, first, count, least_squares, widths, bits, step, layer, rank, seed_low, seed_high, record, result,
 }
 

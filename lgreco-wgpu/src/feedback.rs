@@ -15,7 +15,7 @@ use lgreco_train::feedback::{Storage, payload_stream};
 use wgpu::{Buffer, BufferUsages};
 
 params! {
-    /// `Params` of `feedback.wgsl`.
+    /// The struct `Params` in `feedback.wgsl`, with the same layout.
     offset, dtype, first, count, storage, gain, keep, step, layer, rank, seed_low, seed_high,
     shift,
 }

@@ -14,7 +14,7 @@ use wgpu::Buffer;
 pub(crate) const INFINITY: u32 = 0x7f80_0000;
 
 params! {
-    /// `Params` of `magnitude.wgsl`.
+    /// The struct `Params` in `magnitude.wgsl`, with the same layout.
     offset, dtype, first, count, least, result, record,
 }
 

@@ -15,7 +15,7 @@ use lgreco::rng::Stream;
 use wgpu::{Buffer, BufferUsages};
 
 params! {
-    /// `Params` of `powersgd.wgsl`.
+    /// The struct `Params` in `powersgd.wgsl`, with the same layout.
     offset, dtype, row, col, rows, cols, stride, transposed, factor, product, partial, inner,
     output, sought, all_rows, all_cols, columns, first_step, last_step, chunks, first_chunk,
     chunk_rows, largest_only, largest, tiles, ranks, record, exponent, layer, seed_low, seed_high,

@@ -17,7 +17,7 @@ use std::ops::Range;
 use wgpu::Buffer;
 
 params! {
-    /// `Params` of `qsgd.wgsl`.
+    /// The struct `Params` in `qsgd.wgsl`, with the same layout.
     offset, dtype, first, count, bucket, first_bucket, first_grid, buckets, sign_magnitude, min_max, nearest,
     widths, bits, log_levels, inverse_levels, step, layer, rank, seed_low, seed_high, record,
     result,

@@ -22,7 +22,7 @@ const PER_WORKGROUP: usize = 4096;
 const ADD: Kernel = Kernel { shader: Shader::Sums, entry: "add_records" };
 
 params! {
-    /// `Params` of `sums.wgsl`.
+    /// The struct `Params` in `sums.wgsl`, with the same layout.
     first, count, target_record,
 }
 

@@ -16,7 +16,7 @@ use lgreco::gradient::Dtype;
 use wgpu::Buffer;
 
 params! {
-    /// `Params` of `topk.wgsl`.
+    /// The struct `Params` in `topk.wgsl`, with the same layout.
     offset, dtype, first, count, sent, rounds, table, slots, first_keep, keep, stratum, most, least, block_sums, block_counts, first_entry, most_entries, settles, level, keeps, first_block, result, elements, placement, low_bits, values_word, bits, codes, code_bit, bins, first_sum, low_word, low_bit,
     high_word, high_bit, window, window_len, positions_window, positions_len,
 }

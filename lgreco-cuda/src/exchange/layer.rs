@@ -10,7 +10,7 @@ use lgreco::compress::quantised_topk;
 use lgreco::compress::wire::HEADER_LEN;
 use lgreco::gradient::Shape;
 
-/// `Program` of `program.cu`.
+/// The struct `Program` in `program.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Program {
@@ -74,7 +74,7 @@ impl Program {
     ];
 }
 
-/// `Layer` of `layers.cu`.
+/// The struct `Layer` in `layers.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Layer {

@@ -122,8 +122,8 @@ impl ExchangeProgram {
     ///
     /// # Errors
     /// * [`Error::Method`] for methods other than QSGD, EDEN, TopK in full or in few bits, PowerSGD and
-    ///   [`Setting::Dense`], for QSGD unless its buckets are a power of two from 64 to 4096, and for ranks and sides of
-    ///   PowerSGD beyond [`takes`](crate::CudaBackend::takes).
+    ///   [`Setting::Dense`]. The same for QSGD unless its buckets are a power of two from 64 to 4096, and for ranks and
+    ///   sides of PowerSGD beyond [`takes`](crate::CudaBackend::takes).
     /// * [`Parameter`](lgreco::Error::Parameter) unless the gain is in (0, 1], the rank is below the number of ranks,
     ///   and `reduce_dtype` is f32 or bf16.
     /// * [`TooManyElements`](lgreco::Error::TooManyElements) if a layer has 2^32 elements or more, or all layers
@@ -282,9 +282,9 @@ impl ExchangeProgram {
 
     /// Bytes of the memory for the program, which begins at a multiple of 16. It consists of:
     /// * For each layer under TopK: 32 KiB for counts, or 34.5 KiB in few bits.
-    /// * For selected values of a layer of up to 32,768 elements: 8 bytes per element. For a larger layer: 8 bytes per
-    ///   element kept, a quarter of a byte per element, 288 times the square root of the number kept, and 1,280. A
-    ///   larger layer that keeps more than 7 of 32 takes none of these.
+    /// * For selected values of a layer of up to 32,768 elements: 8 bytes per element. A larger layer takes 8 bytes per
+    ///   element kept and a quarter of a byte per element. It also takes 288 times the square root of the number kept,
+    ///   and 1,280. A larger layer that keeps more than 7 of 32 takes none of these.
     /// * For each span of 4096 elements: 24 bytes, and 16 per rank. For each chunk of 1 KiB of positions: 4 bytes, and
     ///   8 per rank.
     /// * For each layer under PowerSGD: its factors, the remembered factors twice, and its products.

@@ -8,7 +8,7 @@ use crate::kernels::{Kernel, Module};
 use bytemuck::{Pod, Zeroable};
 use lgreco::gradient::Dtype;
 
-/// `Params` of `exchange_eden.cu`.
+/// The struct `Params` in `exchange_eden.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {

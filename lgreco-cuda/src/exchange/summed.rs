@@ -7,7 +7,7 @@ use crate::factors::{Factors, Table, Totals};
 use bytemuck::{Pod, Zeroable};
 use lgreco::gradient::{Dtype, Shape};
 
-/// `Params` of `exchange_sums.cu`.
+/// The struct `Params` in `exchange_sums.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
@@ -55,7 +55,7 @@ impl Params {
     ];
 }
 
-/// `Dense` of `exchange_sums.cu`.
+/// The struct `Dense` in `exchange_sums.cu`, with the same layout.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Dense {

@@ -67,8 +67,9 @@ fn means_of_many_ranks_are_the_cores() {
     }
 }
 
-/// Makes values of any kind from a position and a value between -1 and 1: usual values; scales that round to 0;
-/// subnormal numbers; values that may overflow when decoded; blocks of zeros of both signs; and one value among zeros.
+/// Makes values of any kind from a position and a value between -1 and 1. The kinds are usual values, scales that round
+/// to 0, subnormal numbers, and values that may overflow when decoded. There are also blocks of zeros of both signs,
+/// and one value among zeros.
 fn kinds() -> [fn((usize, f32)) -> f32; 6] {
     [
         |(_, x)| x,

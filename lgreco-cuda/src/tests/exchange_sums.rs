@@ -32,8 +32,9 @@ pub(super) fn of(layers: &[(usize, usize, Setting)]) -> Layers {
     layers.iter().map(|&(rows, cols, setting)| (Shape::new(rows, cols).unwrap(), setting)).collect()
 }
 
-/// Layers of every kind: each width of a product, also with several panels; chunks of both products; a Gram matrix too
-/// large for shared memory; ranks that exceed the sides; odd ends; and no elements.
+/// Layers of every kind. They have each width of a product, also with several panels, and chunks of both products. One
+/// Gram matrix is too large for shared memory. Some ranks exceed the sides, some ends are odd, and one layer has no
+/// elements.
 pub(super) fn layers() -> Layers {
     of(&[
         (130, 97, power(3)),

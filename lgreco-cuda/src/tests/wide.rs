@@ -30,8 +30,8 @@ fn keeps(count: u32) -> [u32; 10] {
     [count / 100, count / 10, most - 1, most, most + 1, count / 2, count / 10 * 9, count - 2, count - 1, count]
 }
 
-/// The kinds of the sample tests, and more: two magnitudes; few different ones in 16 bits; magnitudes that a sample's
-/// bins cannot distinguish; and a lower bin without values in the powers of two at its end.
+/// The kinds of the sample tests, and four more: two magnitudes; few different ones in 16 bits; magnitudes that a
+/// sample's bins cannot distinguish. In the last kind a lower bin has no values in the powers of two at its end.
 fn kinds() -> impl Iterator<Item = fn(usize, f32) -> f32> {
     let more: [fn(usize, f32) -> f32; 4] = [
         |i, x| if i.is_multiple_of(3) { x.signum() } else { 0.5 },
@@ -69,7 +69,7 @@ fn payloads_are_the_cores_at_any_k() {
     }
 }
 
-/// Only one kind of layer needs a single block to find the cut: nearly as many values are kept as are nonzero, and the
+/// A single block finds the cut of only one kind of layer. It keeps nearly as many values as are nonzero, and the
 /// sample has hardly any of these.
 #[test]
 fn ties_take_no_slow_way() {

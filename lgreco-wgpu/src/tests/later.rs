@@ -162,8 +162,8 @@ fn what_cannot_be_enqueued_is_said_at_once() {
     }
 }
 
-/// Error bound of the sums, from their depth: 4 values of a lane, 64 lanes, 64 records of each of these and again 64
-/// lanes, twice for a layer of more than 2^23 values. Each square adds a rounding.
+/// Error bound of the sums, from their depth: 4 values of a lane, 64 lanes, 64 records of each of these, and again 64
+/// lanes. The last two count twice for a layer of more than 2^23 values. Each square adds a rounding.
 const NORMS: f64 = (4 + 6 + 2 * (64 + 6) + 1) as f64 / (1 << 23) as f64;
 
 #[test]
