@@ -1,6 +1,6 @@
-// TopK: parameters, tables, and the keys that magnitudes are compared by. `topk_select.wgsl` finds the k-th largest,
-// `topk_energy.wgsl` what is lost below them, `topk_encode.wgsl` and `topk_decode.wgsl` make and read payloads. The bins here are
-// those of selection, the ones of values in few bits are in `few_bits.wgsl`.
+// TopK: parameters, tables, and the keys by which magnitudes are compared. `topk_select.wgsl` finds the k-th largest.
+// `topk_energy.wgsl` finds the error of dropped values. `topk_encode.wgsl` and `topk_decode.wgsl` encode and decode
+// payloads. The bins here are those of selection; `few_bits.wgsl` has the bins of values in few bits.
 
 struct Params {
     offset: u32,
@@ -12,7 +12,7 @@ struct Params {
     table: u32, // the layer's number among those whose tables lie together
     slots: u32, // that each of these has, at most MOST_KEEPS
     first_keep: u32, // of this batch in `state`
-    // What a cut is found by, which is the only one: see `topk_cut.wgsl`.
+    // Parameters of the search for a single cut: see `topk_cut.wgsl`.
     keep: u32,
     stratum: u32,
     most: u32,
@@ -29,7 +29,7 @@ struct Params {
     elements: u32,
     placement: u32, // 0: no positions, 1: bitmap, 2: Elias-Fano
     low_bits: u32,
-    // First bit of each part of the payload, as word and bit; of positions apart from the others.
+    // First bit of each part of the payload, as word and bit. Positions have separate words.
     values_word: u32, // of values, or in few bits of means
     bits: u32, // of a code; 0 in full
     codes: u32,
@@ -46,33 +46,33 @@ struct Params {
     positions_len: u32,
 }
 
-// Per bin: count, sum of the keys' lower 17 bits in 64 bits, sum of the squared rounding errors of sending it, each less
-// than 2^48, in 96 bits.
+// Per bin: the count; the sum of the keys' lower 17 bits, in 64 bits; and the sum of the squared rounding errors of
+// sending the values, in 96 bits. Each squared error is below 2^48.
 @group(0) @binding(2) var<storage, read_write> bins: array<atomic<u32>>;
-// One more than the number of a bin that some k divides; 0 for the others. Level 1, then level 2.
+// The slot plus 1 of each bin that some k divides; 0 for the others. Level 1, then level 2.
 @group(0) @binding(3) var<storage, read_write> slots: array<u32>;
-// Level 2: per slot and bin count and sum of squared rounding errors. Level 3: counts.
+// Level 2: per slot and bin the count and the sum of squared rounding errors. Level 3: counts.
 @group(0) @binding(4) var<storage, read_write> fine: array<atomic<u32>>;
 // Per bin of level 1: elements above, energy below (2 words), rounding errors above (2 words).
 @group(0) @binding(5) var<storage, read_write> prefix: array<u32>;
 @group(0) @binding(6) var<storage, read_write> state: array<Keep>;
-// How many elements are above the cut, and how many at it: of 256 blocks of a layer each, then of each block of 2048.
+// Numbers of elements above the cut and at it: for each 256 blocks of a layer, then for each block of 2048.
 @group(0) @binding(7) var<storage, read_write> blocks: array<atomic<u32>>;
 @group(0) @binding(8) var<storage, read_write> payload: array<atomic<u32>>;
 @group(0) @binding(9) var<storage, read_write> results: array<atomic<u32>>;
-// The last position before the stretch's, then those.
+// The last position before the stretch, then the stretch's positions.
 @group(0) @binding(10) var<storage, read_write> positions: array<u32>;
 @group(0) @binding(11) var<storage, read_write> decoded: array<u32>;
-// Of a stretch: values as they were sent (in few bits means, then codes), lower bits of positions, blocks of 2048 bits whose ones are positions, and how
-// many ones there are before each.
+// A stretch of a payload: values as sent (in few bits means, then codes), lower bits of positions, blocks of 2048 bits
+// whose ones are positions, and the number of ones before each block.
 @group(0) @binding(12) var<storage, read> kept_part: array<u32>;
 @group(0) @binding(13) var<storage, read> low_part: array<u32>;
 @group(0) @binding(14) var<storage, read> high_part: array<u32>;
 @group(0) @binding(15) var<storage, read> starts: array<u32>;
 
-// Of the search for a cut.
+// Counters of the search for a cut.
 @group(0) @binding(19) var<storage, read_write> counters: array<atomic<u32>>;
-// Per block its record, then the magnitudes that are gathered.
+// The record of each block, then the gathered magnitudes.
 @group(0) @binding(20) var<storage, read_write> entries: array<u32>;
 // Positions of a payload that is written.
 @group(0) @binding(21) var<storage, read_write> position_words: array<atomic<u32>>;
@@ -84,7 +84,7 @@ const MIDDLES = 512u;
 const LASTS = 256u;
 const MOST_KEEPS = 224u; // so that `fine` fits a binding of 2 MiB
 
-// Where the layer's own tables begin.
+// Index of a bin in the layer's own tables.
 fn in_bins(bin: u32) -> u32 {
     return params.table * 6u * BINS + bin;
 }
@@ -97,17 +97,17 @@ fn in_slots(bin: u32) -> u32 {
     return params.table * (BINS + params.slots * MIDDLES) + bin;
 }
 
-// Of level 2.
+// Index of a bin of level 2.
 fn in_fine(bin: u32) -> u32 {
     return params.table * params.slots * (4u * MIDDLES + LASTS) + 4u * bin;
 }
 
-// Of level 3.
+// Index of a bin of level 3.
 fn in_last(slot: u32, bin: u32) -> u32 {
     return in_fine(params.slots * MIDDLES) + slot * LASTS + bin;
 }
 
-// Where the k largest end. First keep, then what is found level by level.
+// The cut for one k. `keep` comes first; the other fields are found level by level.
 struct Keep {
     keep: u32,
     bin: u32,
@@ -119,7 +119,7 @@ struct Keep {
     last: u32,
 }
 
-// Orders as magnitudes do, with an exponent for every binade, those of subnormal numbers too.
+// A key with the order of magnitudes. Every binade has an exponent, also those of subnormal numbers.
 fn key(magnitude: u32) -> u32 {
     if (magnitude == 0u) {
         return 0u;
@@ -139,7 +139,7 @@ fn magnitude_of(key: u32) -> u32 {
     return ((key & 0x007fffffu) | 0x00800000u) >> (24u - exponent);
 }
 
-// By how much sending the magnitude changes it, in units of the last place of its key.
+// The change of a magnitude by sending it, in units of the last place of its key.
 fn rounding(magnitude: u32) -> u32 {
     if (params.rounds == 0u || magnitude == 0u) {
         return 0u;
