@@ -74,7 +74,7 @@ fn double_square(magnitude: u32) -> Double {
 
 // The nearest f32.
 fn single(a: Double) -> u32 {
-    let lost = u32(clamp(-126 - a.e, 0, 26)); // of a subnormal result
+    let lost = u32(clamp(-126 - a.e, 0, 26)); // bits lost by a subnormal result
     let bits = (u32(max(a.e + 127, 1) - 1) << 23u) + shift_wide_rounded(a.m, 29u + lost);
     return select(min(bits, INFINITY), INFINITY, a.e > 127);
 }
@@ -134,7 +134,7 @@ fn double_quotient(a: Double, b: Double) -> Double {
         rest = shift_left(rest, 1u);
         e -= 1;
     }
-    var quotient = vec2<u32>(0u, 0u); // of 54 bits
+    var quotient = vec2<u32>(0u, 0u); // it gets 54 bits
     for (var i = 0u; i < 54u; i++) {
         quotient = shift_left(quotient, 1u);
         if (is_at_least(rest, b.m)) {

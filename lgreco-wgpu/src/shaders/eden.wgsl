@@ -8,14 +8,14 @@ struct Params {
     first: u32, // position of the piece's first value in the tensor, a multiple of 4096
     count: u32, // values in the piece
     least_squares: u32,
-    widths: u32, // of rows, bit b - 1: whether width b is measured
-    bits: u32, // of payloads
-    step: u32, // of the signs' stream these three are 0
+    widths: u32, // for rows, bit b - 1: whether width b is measured
+    bits: u32, // for payloads: bits of a code
+    step: u32, // 0 in the signs' stream, as are the next two
     layer: u32,
     rank: u32,
     seed_low: u32,
     seed_high: u32,
-    record: u32, // of `output`, where rows go
+    record: u32, // first record of `output` for rows
     result: u32,
 }
 

@@ -6,15 +6,15 @@ struct Params {
     dtype: u32,
     first: u32, // position of the piece's first value in the tensor, a multiple of 2048
     count: u32,
-    storage: u32, // of `memory`: 0 f32, 1 bf16, 2 int8
-    gain: u32, // bits of f32
-    keep: u32, // of 1 - gain
+    storage: u32, // format of `memory`: 0 f32, 1 bf16, 2 int8
+    gain: u32, // bits of an f32
+    keep: u32, // bits of the f32 1 - gain
     step: u32,
     layer: u32,
     rank: u32,
     seed_low: u32,
     seed_high: u32,
-    shift: u32, // of int8: values of the tensor behind the last whole word of codes
+    shift: u32, // for int8: number of values behind the last whole word of codes
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -6,11 +6,11 @@
 
 // Statistics of a layer's bins, filled step by step. All of it begins as zeros.
 struct Bins {
-    lowest: atomic<u32>, // complement of the smallest magnitude that is kept, zeros aside; of rows
+    lowest: atomic<u32>, // for rows: complement of the smallest nonzero kept magnitude
     highest: atomic<u32>,
-    exponents: array<vec2<u32>, 128>, // per bin both, the larger first
+    exponents: array<vec2<u32>, 128>, // both exponents per bin, the larger first
     counts: array<atomic<u32>, 128>,
-    with_larger: array<atomic<u32>, 128>, // how many have the larger exponent
+    with_larger: array<atomic<u32>, 128>, // number of magnitudes with the larger exponent
     // Sums of digits for the larger exponent, and for the other one, over magnitudes without the larger exponent.
     lower: array<atomic<u32>, 128>,
     upper: array<atomic<u32>, 128>,

@@ -65,7 +65,7 @@ fn multiply(a: u32, b: u32) -> u32 {
     let product = mul_wide(x.x, y.x);
     let wide = product.y >> 15u; // whether the product has 48 bits, not 47
     let exponent = i32(x.y) + i32(y.y) - 127 + i32(wide);
-    let lost = u32(max(1 - exponent, 0)); // of a subnormal result
+    let lost = u32(max(1 - exponent, 0)); // bits lost by a subnormal result
     if (lost > 25u) {
         return sign;
     }
@@ -126,7 +126,7 @@ fn reciprocal(x: u32) -> u32 {
         return (254u - exponent) << 23u;
     }
     var rest = 0x00800000u;
-    var quotient = 0u; // of 2^48 by the divisor
+    var quotient = 0u; // 2^48 divided by the divisor
     for (var i = 0u; i < 25u; i++) {
         rest <<= 1u;
         quotient <<= 1u;

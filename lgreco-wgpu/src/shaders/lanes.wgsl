@@ -9,7 +9,7 @@ var<workgroup> of_lanes: array<vec2<u32>, 256>;
 
 // Makes the x of every lane visible to all lanes.
 fn share(lane: Lane, x: vec2<u32>) {
-    workgroupBarrier(); // until nobody reads what was shared before
+    workgroupBarrier(); // waits until earlier shared values have been read
     of_lanes[lane.index] = x;
     workgroupBarrier();
 }

@@ -27,17 +27,17 @@ struct Params {
     all_rows: u32,
     all_cols: u32,
     columns: u32,
-    first_step: u32, // of orthonormalisation
-    last_step: u32, // the one after
-    chunks: u32, // of a product; of a factor's rows, when it is made orthonormal
-    first_chunk: u32, // of the band then
+    first_step: u32, // first step of orthonormalisation
+    last_step: u32, // the step after the last one
+    chunks: u32, // number of chunks: of a product, or of a factor's rows in orthonormalisation
+    first_chunk: u32, // first chunk of the band in orthonormalisation
     chunk_rows: u32, // rows that one workgroup orthonormalises
-    largest_only: u32, // whether only the largest magnitudes of a band's columns are found, and nothing is scaled
+    largest_only: u32, // whether to find only the largest magnitudes of a band's columns, without scaling
     largest: u32, // word of `results` with the largest magnitude of M
     tiles: u32,
-    ranks: u32, // of `sought`
+    ranks: u32, // number of ranks in `sought`
     record: u32,
-    exponent: u32, // field of the power of two that values are multiplied by at the end
+    exponent: u32, // exponent field of the final factor, a power of two
     layer: u32,
     seed_low: u32,
     seed_high: u32,

@@ -6,8 +6,8 @@ struct Params {
     first: u32, // position of the piece's first value in the tensor
     count: u32, // values in the piece
     bucket: u32,
-    first_bucket: u32, // wraps, so that buckets have their numbers in `grids`
-    first_grid: u32, // of the tensor's buckets there
+    first_bucket: u32, // offset between the numbers of buckets in the tensor and in `grids`; it wraps
+    first_grid: u32, // first of the tensor's buckets in `grids`
     buckets: u32,
     sign_magnitude: u32,
     min_max: u32,
@@ -21,7 +21,7 @@ struct Params {
     rank: u32,
     seed_low: u32,
     seed_high: u32,
-    record: u32, // of `output`
+    record: u32, // first record of `output`
     result: u32,
 }
 

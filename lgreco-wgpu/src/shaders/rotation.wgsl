@@ -3,7 +3,7 @@
 
 const BLOCK = 4096u;
 const HALF = 2048u;
-const LANES = 64u; // partial sums
+const LANES = 64u; // number of partial sums
 
 // Half of a block, spread so that 16 consecutive values, and every 16th value, are in different banks.
 var<workgroup> room: array<u32, 2176>;

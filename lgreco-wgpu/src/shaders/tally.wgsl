@@ -55,7 +55,7 @@ fn tally_error(place: u32, x: vec2<u32>) {
 // The content of a place.
 struct Tally {
     bin: u32,
-    count: u32, // 0: nothing
+    count: u32, // 0 if the place is empty
     keys: u32,
     errors: vec2<u32>,
 }

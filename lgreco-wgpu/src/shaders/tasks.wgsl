@@ -2,8 +2,8 @@
 // by its number.
 
 struct Task {
-    first: u32, // of its workgroups among the dispatch's
-    across: u32, // how many they are, in three dimensions
+    first: u32, // number of its first workgroup in the dispatch
+    across: u32, // number of its workgroups, in three dimensions
     down: u32,
     deep: u32,
     params: Params,

@@ -5,13 +5,13 @@
 struct Params {
     offset: u32,
     dtype: u32,
-    first: u32, // the piece's first value in the tensor; the stretch's first in the payload
+    first: u32, // first value of the piece in the tensor, or of the stretch in the payload
     count: u32, // values in the piece, or in the stretch
     sent: u32, // type of the values in the payload
     rounds: u32, // whether that type changes values
     table: u32, // the layer's number among those whose tables lie together
-    slots: u32, // that each of these has, at most MOST_KEEPS
-    first_keep: u32, // of this batch in `state`
+    slots: u32, // slots of each of these layers, at most MOST_KEEPS
+    first_keep: u32, // the batch's first k in `state`
     // Parameters of the search for a single cut: see `topk_cut.wgsl`.
     keep: u32,
     stratum: u32,
@@ -21,33 +21,33 @@ struct Params {
     block_counts: u32,
     first_entry: u32,
     most_entries: u32,
-    settles: u32, // whether the cut is lost
-    level: u32, // by which it is settled
-    keeps: u32, // in this batch, at most as many as slots
+    settles: u32, // whether the sample has missed the cut
+    level: u32, // level of the search after a missed cut
+    keeps: u32, // values of k in this batch, at most `slots`
     first_block: u32,
     result: u32,
     elements: u32,
     placement: u32, // 0: no positions, 1: bitmap, 2: Elias-Fano
     low_bits: u32,
     // First bit of each part of the payload, as word and bit. Positions have separate words.
-    values_word: u32, // of values, or in few bits of means
-    bits: u32, // of a code; 0 in full
+    values_word: u32, // first word of values, or in few bits of means
+    bits: u32, // bits of a code; 0 for values in full
     codes: u32,
-    code_bit: u32, // of the stretch's first code in its word
-    bins: u32, // of the layer, in few bits, among all layers'
-    first_sum: u32, // and of the sums of this batch's first k
+    code_bit: u32, // first bit of the stretch's first code in its word
+    bins: u32, // in few bits: the layer's place among all layers' bins
+    first_sum: u32, // and that of the sums of this batch's first k
     low_word: u32,
     low_bit: u32,
     high_word: u32,
     high_bit: u32,
-    window: u32, // first word, or first value, of the binding written to
+    window: u32, // first word, or first value, of the written binding
     window_len: u32,
-    positions_window: u32, // likewise
+    positions_window: u32, // the same for positions
     positions_len: u32,
 }
 
-// Per bin: the count; the sum of the keys' lower 17 bits, in 64 bits; and the sum of the squared rounding errors of
-// sending the values, in 96 bits. Each squared error is below 2^48.
+// Per bin: the count; the sum of the keys' lower 17 bits, in 64 bits; and the sum of squared rounding errors, in 96
+// bits. A rounding error comes from sending the value; its square is below 2^48.
 @group(0) @binding(2) var<storage, read_write> bins: array<atomic<u32>>;
 // The slot plus 1 of each bin that some k divides; 0 for the others. Level 1, then level 2.
 @group(0) @binding(3) var<storage, read_write> slots: array<u32>;
@@ -63,8 +63,8 @@ struct Params {
 // The last position before the stretch, then the stretch's positions.
 @group(0) @binding(10) var<storage, read_write> positions: array<u32>;
 @group(0) @binding(11) var<storage, read_write> decoded: array<u32>;
-// A stretch of a payload: values as sent (in few bits means, then codes), lower bits of positions, blocks of 2048 bits
-// whose ones are positions, and the number of ones before each block.
+// The parts of a stretch of a payload. First the values as sent, or in few bits means and then codes. Second the lower
+// bits of positions. Third blocks of 2048 bits, whose ones are positions. Last the number of ones before each block.
 @group(0) @binding(12) var<storage, read> kept_part: array<u32>;
 @group(0) @binding(13) var<storage, read> low_part: array<u32>;
 @group(0) @binding(14) var<storage, read> high_part: array<u32>;
@@ -79,10 +79,10 @@ struct Params {
 
 const BINS = 17792u; // 278 exponents of 64 bins
 const UPPER = 17u; // key bits below a bin of level 1
-const MIDDLE = 8u; // below one of level 2
+const MIDDLE = 8u; // key bits below a bin of level 2
 const MIDDLES = 512u;
 const LASTS = 256u;
-const MOST_KEEPS = 224u; // so that `fine` fits a binding of 2 MiB
+const MOST_KEEPS = 224u; // with this limit `fine` fits a binding of 2 MiB
 
 // Index of a bin in the layer's own tables.
 fn in_bins(bin: u32) -> u32 {
@@ -115,7 +115,7 @@ struct Keep {
     middle: u32,
     last_slot: u32,
     magnitude: u32, // bits of the k-th largest
-    ties: u32, // how many of this magnitude are kept; on the way, k's rank in its bin
+    ties: u32, // number of kept values of this magnitude; during the search k's rank in its bin
     last: u32,
 }
 

@@ -18,7 +18,7 @@ const OF_SHARES = 4096u;
 const SAMPLE = 0u;
 const COARSE = 1u;
 const FINE = 2u;
-const SETTLED = 3u; // and two more
+const SETTLED = 3u; // and the next two levels
 // A bit for each exponent of the layer's magnitudes, in few bits.
 const OCTAVES = 4480u;
 // The number of values above the interval, the number of gathered values, the complement of the smallest nonzero
@@ -34,8 +34,8 @@ const HIGHEST_SAMPLED = 4493u;
 const INTERVAL = 4494u;
 const BIN = 4498u;
 const BIN_RANK = 4499u;
-// If the sample has missed the cut, two words for each level: the cut's upper bits that are known before the level, and
-// k's rank among the values with these bits.
+// Two words for each level after a missed cut: the upper bits of the cut that are known before the level, and k's rank
+// among the values with these bits.
 const SETTLED_CUT = 4500u;
 
 // A bin and a rank in it, counted from the largest; NOWHERE if there are fewer values, or the rank is 0.

@@ -9,8 +9,8 @@
 //
 // If all bins span at most two octaves, a part has one magnitude. The number of magnitudes doubles with each doubling
 // of the span. Wide bins occur in small layers, of which too little is drawn to know both ends of the interval. If the
-// k-th largest lies between a part's largest and smallest, all workgroups look through the gathered values; this is
-// done for layers of up to 65,536 values.
+// k-th largest lies between a part's largest and smallest, all workgroups look through the gathered values. They do so
+// for layers of up to 65,536 values.
 //
 // The cut does not depend on the sample. The sample misses it in two cases. Either the k-th largest is not in the
 // interval, or it lies between these two magnitudes and the workgroups cannot look for it. They cannot in a larger
@@ -96,8 +96,8 @@ fn level_bins(level: u32) -> u32 {
     return select(1024u, 2048u, level == 0u);
 }
 
-// After a missed cut: the cut's upper bits that are known before a level, and k's rank among the values with these
-// bits; after the last level the cut. All 64 lanes must call it.
+// After a missed cut: the upper bits of the cut that are known before a level, and k's rank among the values with these
+// bits. After the last level it is the cut. All 64 lanes must call it.
 fn settled(level: u32, lane: Lane) -> Cut {
     if (level == 0u) {
         return Cut(0u, params.keep);

@@ -45,8 +45,8 @@ fn see(magnitude: u32) {
     }
 }
 
-// Where a block has its record: its place among entries or NOWHERE, the number of its entries, and the number of its
-// values above the interval, at the upper end and at the lower end.
+// Index of a block's record. The record has the block's place among entries or NOWHERE, and the number of its entries.
+// Then come the numbers of its values above the interval, at the upper end and at the lower end.
 fn record_of(block: u32) -> u32 {
     return 4u * block;
 }
