@@ -18,7 +18,7 @@ pub enum Error {
     /// The input is invalid.
     #[error(transparent)]
     Core(#[from] lgreco::Error),
-    /// The steps of a bucket are invalid.
+    /// An error of lgreco-train about a bucket or its steps.
     #[cfg(feature = "train")]
     #[error(transparent)]
     Train(lgreco_train::Error),

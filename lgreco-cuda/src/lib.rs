@@ -19,11 +19,11 @@
 //! those for layers that travel as sums.
 //!
 //! # Exactness
-//! Payloads of QSGD and TopK have the same bits as the core's. So have the decoded values of every method's payloads.
-//! To this end kernels are compiled without contraction, with subnormal numbers and with correctly rounded divisions.
-//! PowerSGD's payloads are the same on every device, and decode to nearly the core's matrix. Rows agree with the core's
-//! within 1e-4. They are f64 sums whose order depends on the number of elements alone, so the same input gives the same
-//! bits.
+//! Payloads of QSGD, TopK and EDEN have the same bits as the core's. A payload of any method decodes to the same bits as
+//! in the core. To this end kernels are compiled without contraction, with subnormal numbers and with correctly rounded
+//! divisions. PowerSGD's payloads are the same on every device, and decode to nearly the same matrix as the core's
+//! payloads. Rows agree with the core's within 1e-4. They are f64 sums whose order depends on the number of elements
+//! alone, so the same input gives the same bits.
 //!
 //! # Inside
 //! All host code is written once, over the internal trait `Device` (`device.rs`): allocate, upload, clear, copy,
